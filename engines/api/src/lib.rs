@@ -1,0 +1,23 @@
+//! The contract every solkv engine stands behind: fixed 32-byte keys and values, one writer, many snapshot
+//! readers, and a checkpoint committed inside the same transaction as the data it describes.
+//!
+//! Owns: the types and traits. Must not: do I/O, know tokio, tonic or Solana, or name a concrete engine.
+//! Threads: an [`Engine`] is shared between threads; a [`Reader`] and a [`WriteTxn`] stay on the thread that
+//! opened them (an LMDB transaction belongs to its thread).
+
+mod checkpoint;
+mod error;
+mod traits;
+
+pub use checkpoint::{Checkpoint, Durability, SourceId};
+pub use error::{Error, ErrorKind, Result};
+pub use traits::{BulkLoad, Engine, Reader, Stats, Visitor, WriteTxn, get_many_by_get};
+
+/// A Solana pubkey used as key. All-zero (the System program) is a legal key.
+pub type Key = [u8; 32];
+
+/// A Solana pubkey used as value. All-zero is a legal value and is not absence.
+pub type Value = [u8; 32];
+
+/// Bytes of user data in one pair: the denominator of space and write amplification.
+pub const PAIR_BYTES: u64 = 64;

@@ -1,0 +1,14 @@
+//! Seeded workloads: which keys exist, what their values are, which key an event touches, and the digest two
+//! tools compare maps by.
+//!
+//! Owns: every definition that `bootstrap`, `loadgen` and the tests must agree on to the bit. `--pairs N
+//! --seed S` names the same pairs in every tool. Must not: do I/O or depend on an engine.
+//! Threads: all types are plain values, used where they are.
+
+mod digest;
+mod pairs;
+mod skew;
+
+pub use digest::Digest;
+pub use pairs::{Key, Pairs, Value, source_id};
+pub use skew::{Picker, Rng, Skew};

@@ -1,0 +1,152 @@
+//! Which key an event touches: a small seeded generator, uniform and zipfian picks.
+
+use crate::pairs::mix;
+
+/// A seeded generator (splitmix64): deterministic over platforms and versions, which a library's is not.
+#[derive(Clone, Copy, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// The sequence of `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(mix(seed))
+    }
+
+    /// The next 64 uniform bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// Uniform in `0..bound`; `bound` must not be 0. Multiply-shift (Lemire 2019), bias below 2^-32 for bounds
+    /// under 2^32.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// Uniform in `[0, 1)`.
+    pub fn unit(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// True with probability `share`.
+    pub fn chance(&mut self, share: f64) -> bool {
+        self.unit() < share
+    }
+}
+
+/// How picks spread over the keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Skew {
+    /// Every key equally often.
+    Uniform,
+    /// The key of rank r with weight `r^-exponent`; 0.99 is YCSB's default. Must be over 0 and not 1.
+    Zipfian {
+        /// The exponent of the weights.
+        exponent: f64,
+    },
+}
+
+/// Picks indexes in `0..count`.
+#[derive(Clone, Copy, Debug)]
+pub struct Picker {
+    count: u64,
+    zipf: Option<Zipf>,
+}
+
+impl Picker {
+    /// Picks among `count` keys; `count` must not be 0.
+    pub fn new(count: u64, skew: Skew) -> Self {
+        let zipf = match skew {
+            Skew::Uniform => None,
+            Skew::Zipfian { exponent } => Some(Zipf::new(count, exponent)),
+        };
+        Self { count, zipf }
+    }
+
+    /// The next index. Rank 0 is the hottest; synthetic keys are unordered, so hot keys do not cluster on disk.
+    pub fn pick(&self, rng: &mut Rng) -> u64 {
+        match &self.zipf {
+            None => rng.below(self.count),
+            Some(zipf) => zipf.pick(rng) - 1,
+        }
+    }
+}
+
+/// Rejection-inversion sampling (Hörmann and Derflinger 1996, "Rejection-inversion to generate variates from
+/// monotone discrete distributions"): constant time and memory for any number of keys.
+#[derive(Clone, Copy, Debug)]
+struct Zipf {
+    count: f64,
+    exponent: f64,
+    h_x1: f64,
+    h_n: f64,
+    s: f64,
+}
+
+impl Zipf {
+    fn new(count: u64, exponent: f64) -> Self {
+        let mut zipf = Self { count: count as f64, exponent, h_x1: 0.0, h_n: 0.0, s: 0.0 };
+        zipf.h_x1 = zipf.h_integral(1.5) - 1.0;
+        zipf.h_n = zipf.h_integral(zipf.count + 0.5);
+        zipf.s = 2.0 - zipf.h_integral_inverse(zipf.h_integral(2.5) - zipf.h(2.0));
+        zipf
+    }
+
+    fn h(&self, x: f64) -> f64 {
+        x.powf(-self.exponent)
+    }
+
+    /// Integral of `h`, up to a constant: (x^(1-e) - 1) / (1-e).
+    fn h_integral(&self, x: f64) -> f64 {
+        let one_minus = 1.0 - self.exponent;
+        (x.powf(one_minus) - 1.0) / one_minus
+    }
+
+    fn h_integral_inverse(&self, y: f64) -> f64 {
+        let one_minus = 1.0 - self.exponent;
+        (1.0 + y * one_minus).max(0.0).powf(1.0 / one_minus)
+    }
+
+    fn pick(&self, rng: &mut Rng) -> u64 {
+        loop {
+            let u = self.h_n + rng.unit() * (self.h_x1 - self.h_n);
+            let x = self.h_integral_inverse(u);
+            let k = (x + 0.5).floor().clamp(1.0, self.count);
+            if k - x <= self.s || u >= self.h_integral(k + 0.5) - self.h(k) {
+                return k as u64;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(skew: Skew) -> [u32; 10] {
+        let picker = Picker::new(10, skew);
+        let mut rng = Rng::new(1);
+        let mut counts = [0u32; 10];
+        for _ in 0..200_000 {
+            counts[picker.pick(&mut rng) as usize] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn uniform_is_flat() {
+        assert!(counts(Skew::Uniform).iter().all(|&n| (19_000..21_000).contains(&n)));
+    }
+
+    #[test]
+    fn zipfian_follows_its_weights() {
+        let exponent = 0.99;
+        let weights: Vec<f64> = (1..=10).map(|rank| f64::from(rank).powf(-exponent)).collect();
+        let total: f64 = weights.iter().sum();
+        for (count, weight) in counts(Skew::Zipfian { exponent }).iter().zip(&weights) {
+            let expected = 200_000.0 * weight / total;
+            assert!((f64::from(*count) - expected).abs() < expected * 0.05, "count={count} expected={expected}");
+        }
+    }
+}

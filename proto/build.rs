@@ -1,0 +1,18 @@
+//! Generates the solkv.v1 types, client and server with the vendored protoc, and the descriptor set that
+//! reflection serves.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let descriptors = PathBuf::from(std::env::var("OUT_DIR")?).join("solkv.v1.bin");
+    let mut config = tonic_prost_build::Config::new();
+    config.protoc_executable(protoc_bin_vendored::protoc_bin_path()?);
+    config.bytes(["."]);
+    tonic_prost_build::configure().file_descriptor_set_path(descriptors).compile_with_config(
+        config,
+        &["proto/solkv/v1/kv.proto"],
+        &["proto"],
+    )?;
+    Ok(())
+}

@@ -1,0 +1,16 @@
+//! `solkv.v1`, the wire contract: message types, client and server, generated from `proto/solkv/v1/kv.proto`.
+//!
+//! Owns: the generated code and the descriptor set. Must not: hold logic.
+
+#![allow(missing_docs, unreachable_pub, clippy::pedantic, reason = "generated code")]
+
+/// Version 1 of the contract. Fields are only ever added.
+pub mod v1 {
+    tonic::include_proto!("solkv.v1");
+
+    /// The encoded descriptor set of this package, for gRPC reflection.
+    pub const FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("solkv.v1");
+
+    /// Most keys one GetMany may ask for: 10,000 keys are 340 KB of request, well under gRPC's default 4 MiB.
+    pub const GET_MANY_KEYS_MAX: usize = 10_000;
+}
