@@ -1,0 +1,197 @@
+//! How a [`Snapshot`] leaves the process: Prometheus text, an HdrHistogram interval log, JSON.
+//!
+//! Owns: metric names, bucket bounds, tags and the shape of the JSON. Must not: do I/O.
+
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hdrhistogram::Histogram;
+use hdrhistogram::serialization::V2DeflateSerializer;
+use hdrhistogram::serialization::interval_log::{IntervalLogWriterBuilder, Tag};
+use serde::{Deserialize, Serialize};
+
+use crate::{Op, Series, Snapshot, instrument_ns};
+
+/// Upper bounds of the Prometheus buckets as (`le` in seconds, ns): 1, 2, 5 per decade from 100 ns to 10 s.
+///
+/// A value counts as below a bound to the histogram's 3 digits, so one up to 0.1% above may be counted in.
+const BOUNDS: [(&str, u64); 25] = [
+    ("1e-07", 100),
+    ("2e-07", 200),
+    ("5e-07", 500),
+    ("1e-06", 1_000),
+    ("2e-06", 2_000),
+    ("5e-06", 5_000),
+    ("1e-05", 10_000),
+    ("2e-05", 20_000),
+    ("5e-05", 50_000),
+    ("0.0001", 100_000),
+    ("0.0002", 200_000),
+    ("0.0005", 500_000),
+    ("0.001", 1_000_000),
+    ("0.002", 2_000_000),
+    ("0.005", 5_000_000),
+    ("0.01", 10_000_000),
+    ("0.02", 20_000_000),
+    ("0.05", 50_000_000),
+    ("0.1", 100_000_000),
+    ("0.2", 200_000_000),
+    ("0.5", 500_000_000),
+    ("1", 1_000_000_000),
+    ("2", 2_000_000_000),
+    ("5", 5_000_000_000),
+    ("10", 10_000_000_000),
+];
+
+/// The `stat` label of the quantile gauge. Not `quantile`: Prometheus reserves that name for summaries.
+const STATS: [(&str, f64); 5] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)];
+
+/// The JSON form of a snapshot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The `engine` label.
+    pub engine: String,
+    /// What two clock reads cost in ns: the instrument's share of every figure below.
+    pub instrument_ns: u64,
+    /// When recording began, ms since the Unix epoch.
+    pub start_unix_ms: u64,
+    /// When the snapshot was taken, ms since the Unix epoch.
+    pub end_unix_ms: u64,
+    /// One entry per source and operation that recorded anything.
+    pub series: Vec<ReportSeries>,
+}
+
+/// One operation of one source in a [`Report`]. Percentiles to 3 significant digits, the mean exact.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields are their names, in the unit at their end")]
+pub struct ReportSeries {
+    pub source: String,
+    pub op: Op,
+    pub count: u64,
+    pub min_ns: u64,
+    pub mean_ns: f64,
+    pub p50_ns: u64,
+    pub p90_ns: u64,
+    pub p99_ns: u64,
+    pub p999_ns: u64,
+    pub max_ns: u64,
+    pub stdev_ns: f64,
+}
+
+/// Appends the snapshot in the Prometheus text format: a histogram, its quantiles as gauges (exact to 3 digits,
+/// where a bucket gives only its bounds) and the instrument's own cost.
+pub fn prometheus(snapshot: &Snapshot, out: &mut String) {
+    out.push_str("# HELP solkv_op_latency_seconds Latency of engine operations since start.\n");
+    out.push_str("# TYPE solkv_op_latency_seconds histogram\n");
+    for series in &snapshot.series {
+        prometheus_histogram(&labels(&snapshot.engine, series), series, out);
+    }
+    out.push_str("# HELP solkv_op_latency_quantile_seconds Quantiles and maximum of the same values.\n");
+    out.push_str("# TYPE solkv_op_latency_quantile_seconds gauge\n");
+    for series in &snapshot.series {
+        let labels = labels(&snapshot.engine, series);
+        for (stat, quantile) in STATS {
+            let value = seconds(series.histogram.value_at_quantile(quantile));
+            line(out, format_args!("solkv_op_latency_quantile_seconds{{{labels},stat=\"{stat}\"}} {value}"));
+        }
+    }
+    out.push_str("# HELP solkv_op_latency_instrument_seconds Cost of the two clock reads of one measurement.\n");
+    out.push_str("# TYPE solkv_op_latency_instrument_seconds gauge\n");
+    line(out, format_args!("solkv_op_latency_instrument_seconds {}", seconds(instrument_ns())));
+}
+
+/// The snapshot as an HdrHistogram V2 log with one interval per series, tagged `op.source`; values in ns, and the
+/// log's informative maximum in ms as in the Java original.
+pub fn hlog(snapshot: &Snapshot) -> Vec<u8> {
+    const REASON: &str = "a vector takes every write and the histograms are within their own bounds";
+    let mut out = Vec::new();
+    let mut serializer = V2DeflateSerializer::new();
+    let mut builder = IntervalLogWriterBuilder::new();
+    builder
+        .add_comment(&format!("solkv engine={} unit=ns instrument_ns={}", snapshot.engine, instrument_ns()))
+        .with_start_time(snapshot.start)
+        .with_base_time(snapshot.start)
+        .with_max_value_divisor(1e6);
+    let mut log = builder.begin_log_with(&mut out, &mut serializer).expect(REASON);
+    let length = snapshot.end.duration_since(snapshot.start).unwrap_or(Duration::ZERO);
+    for series in &snapshot.series {
+        let tag: String = format!("{}.{}", series.op.as_str(), series.source);
+        let tag = Tag::new(&tag).expect("an operation's and a source's name have no comma, space or line break");
+        log.write_histogram(&series.histogram, Duration::ZERO, length, Some(tag)).expect(REASON);
+    }
+    out
+}
+
+/// The snapshot as a [`Report`].
+pub fn report(snapshot: &Snapshot) -> Report {
+    let series = snapshot.series.iter().map(|series| {
+        let histogram: &Histogram<u64> = &series.histogram;
+        ReportSeries {
+            source: series.source.clone(),
+            op: series.op,
+            count: histogram.len(),
+            min_ns: histogram.min(),
+            mean_ns: series.mean_ns(),
+            p50_ns: histogram.value_at_quantile(0.5),
+            p90_ns: histogram.value_at_quantile(0.9),
+            p99_ns: histogram.value_at_quantile(0.99),
+            p999_ns: histogram.value_at_quantile(0.999),
+            max_ns: histogram.max(),
+            stdev_ns: histogram.stdev(),
+        }
+    });
+    Report {
+        engine: snapshot.engine.clone(),
+        instrument_ns: instrument_ns(),
+        start_unix_ms: unix_ms(snapshot.start),
+        end_unix_ms: unix_ms(snapshot.end),
+        series: series.collect(),
+    }
+}
+
+impl Report {
+    /// One operation of one source; `None` when nothing was recorded.
+    pub fn get(&self, source: &str, op: Op) -> Option<&ReportSeries> {
+        self.series.iter().find(|series| series.source == source && series.op == op)
+    }
+}
+
+fn prometheus_histogram(labels: &str, series: &Series, out: &mut String) {
+    let histogram = &series.histogram;
+    let mut counts = [0u64; BOUNDS.len()];
+    for bucket in histogram.iter_recorded() {
+        let value = histogram.lowest_equivalent(bucket.value_iterated_to());
+        let at = BOUNDS.partition_point(|&(_, bound)| bound < value);
+        if let Some(count) = counts.get_mut(at) {
+            *count += bucket.count_at_value();
+        }
+    }
+    let mut below = 0;
+    for ((le, _), count) in BOUNDS.iter().zip(counts) {
+        below += count;
+        line(out, format_args!("solkv_op_latency_seconds_bucket{{{labels},le=\"{le}\"}} {below}"));
+    }
+    let (total, sum) = (histogram.len(), seconds(series.sum_ns));
+    line(out, format_args!("solkv_op_latency_seconds_bucket{{{labels},le=\"+Inf\"}} {total}"));
+    line(out, format_args!("solkv_op_latency_seconds_sum{{{labels}}} {sum}"));
+    line(out, format_args!("solkv_op_latency_seconds_count{{{labels}}} {total}"));
+}
+
+fn labels(engine: &str, series: &Series) -> String {
+    format!("engine=\"{engine}\",op=\"{}\",source=\"{}\"", series.op.as_str(), series.source)
+}
+
+/// Exact in decimal, where a binary fraction would print digits that were never measured.
+fn seconds(nanos: u64) -> String {
+    format!("{}.{:09}", nanos / 1_000_000_000, nanos % 1_000_000_000)
+}
+
+fn line(out: &mut String, args: std::fmt::Arguments<'_>) {
+    out.write_fmt(args).expect("a string takes every write");
+    out.push('\n');
+}
+
+fn unix_ms(time: SystemTime) -> u64 {
+    let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
+}

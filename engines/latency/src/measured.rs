@@ -1,0 +1,170 @@
+//! [`Measured`]: any engine with its operations timed.
+//!
+//! Owns: which call counts as which [`Op`]. Must not: change what the engine answers.
+//! Threads: as the engine inside; every reader and transaction records on its own thread.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use engine_api::{BulkLoad, Checkpoint, Durability, Engine, Key, Reader, Result, Stats, Value, Visitor, WriteTxn};
+
+use crate::{Latency, Op, Recorder};
+
+/// An engine whose readers and transactions record their latencies.
+///
+/// A get is `read_positive` or `read_negative` by its result, inside a transaction too. A delete is a `write`.
+/// Opening, refreshing, bulk loading and administration are not operations and are passed through.
+pub struct Measured {
+    engine: Box<dyn Engine>,
+    latency: Arc<Latency>,
+    source: &'static str,
+}
+
+impl Measured {
+    /// Wraps `engine`; what it does is recorded in `latency` under `source`.
+    pub fn new(engine: Box<dyn Engine>, latency: Arc<Latency>, source: &'static str) -> Self {
+        Self { engine, latency, source }
+    }
+
+    /// A reader that records under another source.
+    ///
+    /// # Errors
+    /// Those of [`Engine::reader`].
+    pub fn reader_for(&self, source: &'static str) -> Result<Box<dyn Reader + '_>> {
+        let reader = self.engine.reader()?;
+        Ok(Box::new(MeasuredReader { reader, recorder: self.latency.recorder(source) }))
+    }
+
+    /// Where the latencies go.
+    pub fn latency(&self) -> &Arc<Latency> {
+        &self.latency
+    }
+
+    /// The engine inside, whose operations are not recorded.
+    pub fn inner(&self) -> &dyn Engine {
+        &*self.engine
+    }
+}
+
+impl Engine for Measured {
+    fn label(&self) -> &'static str {
+        self.engine.label()
+    }
+
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        self.reader_for(self.source)
+    }
+
+    fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
+        let txn = self.engine.begin()?;
+        Ok(Box::new(MeasuredTxn { txn, recorder: self.latency.recorder(self.source), items: 0 }))
+    }
+
+    fn checkpoint(&self) -> Result<Checkpoint> {
+        self.engine.checkpoint()
+    }
+
+    fn stats(&self) -> Result<Stats> {
+        self.engine.stats()
+    }
+
+    fn snapshot(&self, dir: &Path) -> Result<()> {
+        self.engine.snapshot(dir)
+    }
+
+    fn bulk(&self) -> Option<&dyn BulkLoad> {
+        self.engine.bulk()
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.engine.settle()
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        self.engine.close()
+    }
+}
+
+struct MeasuredReader<'e> {
+    reader: Box<dyn Reader + 'e>,
+    recorder: Recorder,
+}
+
+impl Reader for MeasuredReader<'_> {
+    fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+        let start = self.recorder.start();
+        let found = self.reader.get(key)?;
+        self.recorder.record_since(read_op(found.as_ref()), start);
+        Ok(found)
+    }
+
+    fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
+        let start = self.recorder.start();
+        self.reader.get_many(keys, values)?;
+        self.recorder.record_since(Op::GetMany, start);
+        Ok(())
+    }
+
+    fn scan(&mut self, visit: &mut Visitor<'_>) -> Result<()> {
+        let start = self.recorder.start();
+        self.reader.scan(visit)?;
+        self.recorder.record_since(Op::Scan, start);
+        Ok(())
+    }
+
+    fn checkpoint(&mut self) -> Result<Checkpoint> {
+        self.reader.checkpoint()
+    }
+
+    fn refresh(&mut self) -> Result<()> {
+        self.reader.refresh()
+    }
+}
+
+struct MeasuredTxn<'e> {
+    txn: Box<dyn WriteTxn + 'e>,
+    recorder: Recorder,
+    /// Puts and deletes so far: what a commit's time is divided by.
+    items: u64,
+}
+
+impl WriteTxn for MeasuredTxn<'_> {
+    fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+        let start = self.recorder.start();
+        let found = self.txn.get(key)?;
+        self.recorder.record_since(read_op(found.as_ref()), start);
+        Ok(found)
+    }
+
+    fn put(&mut self, key: &Key, value: &Value) -> Result<()> {
+        let start = self.recorder.start();
+        self.txn.put(key, value)?;
+        self.recorder.record_since(Op::Write, start);
+        self.items += 1;
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &Key) -> Result<()> {
+        let start = self.recorder.start();
+        self.txn.delete(key)?;
+        self.recorder.record_since(Op::Write, start);
+        self.items += 1;
+        Ok(())
+    }
+
+    fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
+        let Self { txn, mut recorder, items } = *self;
+        let start = recorder.start();
+        txn.commit(checkpoint, durability)?;
+        let nanos = recorder.elapsed_ns(start);
+        recorder.record(Op::Commit, nanos);
+        if items > 0 {
+            recorder.record(Op::CommitPerItem, nanos.div_ceil(items));
+        }
+        Ok(())
+    }
+}
+
+fn read_op(found: Option<&Value>) -> Op {
+    if found.is_some() { Op::ReadPositive } else { Op::ReadNegative }
+}

@@ -1,0 +1,263 @@
+//! [`Recorder`]: counters that one thread writes and any thread reads; [`Latency`]: all of them for one engine.
+//!
+//! Owns: the counters and their hand-over between threads. Must not: use a read-modify-write instruction or a lock
+//! on the recording path; a recorder's cost is an index computation and two plain stores.
+//! Threads: recording on the owner's thread; `recorder`, drop and `snapshot` on any, under one short lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::SystemTime;
+
+use quanta::Clock;
+
+use crate::buckets::{BUCKETS, HIGH_NS, LOW_NS, empty_histogram, index_for, value_for};
+use crate::{Op, Series, Snapshot};
+
+/// All recorders of one engine.
+///
+/// Counters are never freed: a dropped recorder's are kept, and handed on to the next recorder of the same source.
+/// So memory is bounded by the largest number of recorders alive at once (216 KiB for each operation that one
+/// has recorded), and no count is lost.
+#[derive(Debug)]
+pub struct Latency {
+    engine: &'static str,
+    clock: Clock,
+    start: SystemTime,
+    slots: Mutex<Vec<Slot>>,
+}
+
+/// The counters of one thread for one source, by operation. Send, and used by one thread at a time.
+#[derive(Debug)]
+pub struct Recorder {
+    latency: Arc<Latency>,
+    counters: Arc<Counters>,
+}
+
+/// What two reads of the clock cost in ns: the part of every recorded value that is the instrument's own (one read
+/// falls inside the timed span, the other beside it). Measured once per process, as the median of many runs.
+pub fn instrument_ns() -> u64 {
+    static COST: OnceLock<u64> = OnceLock::new();
+    *COST.get_or_init(|| {
+        const RUNS: usize = 101;
+        const PAIRS: u64 = 256;
+        let clock = Clock::new();
+        let mut runs: Vec<u64> = (0..RUNS)
+            .map(|_| {
+                let start = clock.raw();
+                for _ in 0..PAIRS {
+                    std::hint::black_box((clock.raw(), clock.raw()));
+                }
+                clock.delta_as_nanos(start, clock.raw()).div_ceil(PAIRS)
+            })
+            .collect();
+        runs.sort_unstable();
+        runs[RUNS / 2]
+    })
+}
+
+impl Latency {
+    /// Histograms for the engine with this label; the clock is calibrated here.
+    pub fn new(engine: &'static str) -> Arc<Self> {
+        Arc::new(Self { engine, clock: Clock::new(), start: SystemTime::now(), slots: Mutex::default() })
+    }
+
+    /// A recorder for the current thread; `source` says on whose behalf it measures (`ingest`, `rpc`, `bootstrap`).
+    pub fn recorder(self: &Arc<Self>, source: &'static str) -> Recorder {
+        let mut slots = self.lock();
+        let counters = match slots.iter_mut().find(|slot| !slot.in_use && slot.counters.source == source) {
+            Some(slot) => {
+                slot.in_use = true;
+                Arc::clone(&slot.counters)
+            }
+            None => {
+                let counters = Arc::new(Counters { source, by_op: Default::default() });
+                slots.push(Slot { in_use: true, counters: Arc::clone(&counters) });
+                counters
+            }
+        };
+        Recorder { latency: Arc::clone(self), counters }
+    }
+
+    /// Everything recorded since [`Latency::new`], merged by source and operation. Values being recorded at the
+    /// same time are in this snapshot or in the next.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut merged: Vec<(&'static str, Op, Vec<u64>, u64)> = Vec::new();
+        for slot in self.lock().iter() {
+            for op in Op::ALL {
+                let Some(counter) = slot.counters.by_op[op as usize].get() else { continue };
+                let source = slot.counters.source;
+                let at = merged.iter().position(|(s, o, ..)| (*s, *o) == (source, op)).unwrap_or_else(|| {
+                    merged.push((source, op, vec![0; BUCKETS], 0));
+                    merged.len() - 1
+                });
+                let (_, _, counts, sum_ns) = &mut merged[at];
+                // ORDERING: relaxed, pairs with the stores in `Counter::record`. Each counter only grows and is
+                // read on its own; nothing is inferred from one about another, so no edge between them is needed.
+                for (total, count) in counts.iter_mut().zip(counter.counts.iter()) {
+                    *total += count.load(Ordering::Relaxed);
+                }
+                *sum_ns = sum_ns.saturating_add(counter.sum_ns.load(Ordering::Relaxed));
+            }
+        }
+        merged.sort_by_key(|(source, op, ..)| (*source, *op));
+        let series = merged.into_iter().map(|(source, op, counts, sum_ns)| {
+            let mut histogram = empty_histogram();
+            for (index, &count) in counts.iter().enumerate().filter(|&(_, &count)| count > 0) {
+                histogram.saturating_record_n(value_for(index), count);
+            }
+            Series { source: source.to_owned(), op, histogram, sum_ns }
+        });
+        Snapshot { engine: self.engine.to_owned(), start: self.start, end: SystemTime::now(), series: series.collect() }
+    }
+
+    /// The `engine` label.
+    pub fn engine(&self) -> &'static str {
+        self.engine
+    }
+
+    /// The clock every recorder of this engine measures with.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// A poisoned lock is taken over: the list is consistent after each statement that changes it.
+    fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Recorder {
+    /// Records that `op` took `nanos`. Allocates on the first use of an operation and never again.
+    #[inline]
+    pub fn record(&mut self, op: Op, nanos: u64) {
+        self.counters.by_op[op as usize].get_or_init(Counter::new).record(nanos);
+    }
+
+    /// The clock's reading now, for [`Recorder::record_since`].
+    #[inline]
+    pub fn start(&self) -> u64 {
+        self.latency.clock.raw()
+    }
+
+    /// Nanoseconds since `start`, a reading of [`Recorder::start`].
+    #[inline]
+    pub fn elapsed_ns(&self, start: u64) -> u64 {
+        self.latency.clock.delta_as_nanos(start, self.latency.clock.raw())
+    }
+
+    /// Records the time since `start` for `op`.
+    #[inline]
+    pub fn record_since(&mut self, op: Op, start: u64) {
+        let nanos = self.elapsed_ns(start);
+        self.record(op, nanos);
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        // ORDERING: the lock is the edge from this thread's last store to the first load of whoever takes the
+        // counters over, so `Counter::record` may assume that it reads its own last store.
+        let mut slots = self.latency.lock();
+        if let Some(slot) = slots.iter_mut().find(|slot| Arc::ptr_eq(&slot.counters, &self.counters)) {
+            slot.in_use = false;
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    in_use: bool,
+    counters: Arc<Counters>,
+}
+
+/// Allocated per operation on first use: a recorder for lookups never commits.
+#[derive(Debug)]
+struct Counters {
+    source: &'static str,
+    by_op: [OnceLock<Counter>; Op::ALL.len()],
+}
+
+#[derive(Debug)]
+struct Counter {
+    counts: Box<[AtomicU64]>,
+    sum_ns: AtomicU64,
+}
+
+impl Counter {
+    fn new() -> Self {
+        Self { counts: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(), sum_ns: AtomicU64::new(0) }
+    }
+
+    #[inline]
+    fn record(&self, nanos: u64) {
+        let nanos = nanos.clamp(LOW_NS, HIGH_NS);
+        // ORDERING: relaxed load and store instead of an atomic add: only the thread that holds the recorder
+        // writes, so nothing can come between the two, and readers (`Latency::snapshot`) need each value alone.
+        let count = &self.counts[index_for(nanos)];
+        count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.sum_ns.store(self.sum_ns.load(Ordering::Relaxed).wrapping_add(nanos), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn recorded_values_equal_a_plain_histogram(values in prop::collection::vec(0u64..100_000_000_000, 1..200)) {
+            let latency = Latency::new("test");
+            let mut plain = empty_histogram();
+            let mut recorder = latency.recorder("unit");
+            for &value in &values {
+                recorder.record(Op::Write, value);
+                plain.saturating_record(value.max(LOW_NS));
+            }
+            let snapshot = latency.snapshot();
+            let series = &snapshot.series[0];
+            prop_assert_eq!(&series.histogram, &plain);
+            prop_assert_eq!(series.sum_ns, values.iter().map(|value| (*value).clamp(LOW_NS, HIGH_NS)).sum::<u64>());
+        }
+    }
+
+    #[test]
+    fn snapshots_grow_while_threads_record_and_lose_nothing() {
+        const THREADS: u64 = 3;
+        const VALUES: u64 = 100_000;
+        let latency = Latency::new("test");
+        let writers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let mut recorder = latency.recorder("unit");
+                std::thread::spawn(move || (0..VALUES).for_each(|i| recorder.record(Op::Write, thread * 1000 + i % 7)))
+            })
+            .collect();
+        let mut before = latency.snapshot();
+        while !writers.iter().all(std::thread::JoinHandle::is_finished) {
+            let now = latency.snapshot();
+            assert!(now.merged(Op::Write).len() >= before.merged(Op::Write).len());
+            before = now;
+        }
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        assert_eq!(latency.snapshot().merged(Op::Write).len(), THREADS * VALUES);
+    }
+
+    #[test]
+    fn a_dropped_recorder_is_kept_and_handed_on() {
+        let latency = Latency::new("test");
+        for value in 1..=50 {
+            latency.recorder("unit").record(Op::Commit, value);
+        }
+        let _other = latency.recorder("other");
+        assert_eq!(latency.lock().len(), 2, "one set of counters per source is enough");
+        assert_eq!(latency.snapshot().get("unit", Op::Commit).unwrap().len(), 50);
+    }
+
+    #[test]
+    fn the_instrument_has_a_cost() {
+        assert!(instrument_ns() > 0);
+        assert_eq!(instrument_ns(), instrument_ns());
+    }
+}

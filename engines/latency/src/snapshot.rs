@@ -1,0 +1,119 @@
+//! [`Snapshot`]: what was recorded over a span of time, merged over threads.
+//!
+//! Owns: merging and subtracting. A plain value, used where it is.
+
+use std::time::SystemTime;
+
+use hdrhistogram::Histogram;
+
+use crate::Op;
+use crate::buckets::empty_histogram;
+
+/// All series of one engine between two moments.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The `engine` label.
+    pub engine: String,
+    /// When recording began.
+    pub start: SystemTime,
+    /// When the snapshot was taken.
+    pub end: SystemTime,
+    /// By source, then by operation. Nothing recorded, no series.
+    pub series: Vec<Series>,
+}
+
+/// One operation of one source.
+#[derive(Clone, Debug)]
+pub struct Series {
+    /// On whose behalf: `ingest`, `rpc`, `bootstrap`.
+    pub source: String,
+    /// Which operation.
+    pub op: Op,
+    /// Nanoseconds, 1 ns to 60 s, 3 significant digits.
+    pub histogram: Histogram<u64>,
+    /// The exact sum of the values in ns: the mean owes nothing to the bucket widths.
+    pub sum_ns: u64,
+}
+
+impl Snapshot {
+    /// What was recorded after `earlier` and up to `self`; both of one [`crate::Latency`].
+    pub fn since(&self, earlier: &Self) -> Self {
+        let series = self.series.iter().map(|now| {
+            let before = earlier.series.iter().find(|series| (&series.source, series.op) == (&now.source, now.op));
+            before.map_or_else(|| now.clone(), |before| now.minus(before))
+        });
+        let series = series.filter(|series| !series.histogram.is_empty()).collect();
+        Self { engine: self.engine.clone(), start: earlier.end, end: self.end, series }
+    }
+
+    /// The histogram of one operation of one source; `None` when nothing was recorded.
+    pub fn get(&self, source: &str, op: Op) -> Option<&Histogram<u64>> {
+        self.series.iter().find(|series| series.source == source && series.op == op).map(|series| &series.histogram)
+    }
+
+    /// One operation over all sources; empty when nothing was recorded.
+    pub fn merged(&self, op: Op) -> Histogram<u64> {
+        let mut merged = empty_histogram();
+        for series in self.series.iter().filter(|series| series.op == op) {
+            merged.add(&series.histogram).expect("all series have the same bounds");
+        }
+        merged
+    }
+}
+
+impl Series {
+    /// The exact mean in ns; 0 when empty.
+    pub fn mean_ns(&self) -> f64 {
+        if self.histogram.is_empty() { 0.0 } else { self.sum_ns as f64 / self.histogram.len() as f64 }
+    }
+
+    /// Counters only grow, so saturation is reached only by mixing snapshots of two engines.
+    fn minus(&self, before: &Self) -> Self {
+        let mut histogram = empty_histogram();
+        for bucket in self.histogram.iter_recorded() {
+            let value = bucket.value_iterated_to();
+            let count = bucket.count_at_value().saturating_sub(before.histogram.count_at(value));
+            if count > 0 {
+                histogram.saturating_record_n(self.histogram.lowest_equivalent(value), count);
+            }
+        }
+        let sum_ns = self.sum_ns.saturating_sub(before.sum_ns);
+        Self { source: self.source.clone(), op: self.op, histogram, sum_ns }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Latency, Op};
+
+    #[test]
+    fn an_interval_is_what_came_after() {
+        let latency = Latency::new("test");
+        let mut recorder = latency.recorder("unit");
+        (1..=100).for_each(|value| recorder.record(Op::Write, value * 10));
+        let first = latency.snapshot();
+        recorder.record(Op::Write, 5_000_000);
+        recorder.record(Op::Write, 10);
+        recorder.record(Op::Commit, 7);
+        let interval = latency.snapshot().since(&first);
+        assert_eq!(interval.start, first.end);
+        let write = interval.get("unit", Op::Write).unwrap();
+        assert_eq!((write.len(), write.min(), interval.series[0].sum_ns), (2, 10, 5_000_010));
+        assert_eq!(write.max(), write.highest_equivalent(5_000_000));
+        assert_eq!(interval.get("unit", Op::Commit).unwrap().len(), 1);
+        let now = latency.snapshot();
+        assert!(now.since(&now).series.is_empty());
+    }
+
+    #[test]
+    fn merged_is_over_sources() {
+        let latency = Latency::new("test");
+        let (mut one, mut two) = (latency.recorder("one"), latency.recorder("two"));
+        one.record(Op::ReadPositive, 1);
+        two.record(Op::ReadPositive, 3);
+        let snapshot = latency.snapshot();
+        assert_eq!(snapshot.merged(Op::ReadPositive).len(), 2);
+        assert!(snapshot.merged(Op::Scan).is_empty());
+        assert!(snapshot.get("one", Op::Scan).is_none());
+    }
+}
