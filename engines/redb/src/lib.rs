@@ -1,1 +1,87 @@
-//! Placeholder.
+//! redb 4.4 behind [`engine_api`]: a copy-on-write B-tree in one file, read through redb's own page cache.
+//!
+//! Owns: the file `pairs.redb` in the directory it is given, with two tables: `pairs` (32 to 32 bytes, fixed
+//! width, so that a leaf needs no offset table and holds 63 pairs) and `meta` (the checkpoint). Must not: know
+//! the marker file, the directory lock or any other engine. Threads: none of its own; redb has none either.
+//!
+//! # What a commit survives
+//!
+//! | | process killed | OS crash or power loss |
+//! |---|---|---|
+//! | `Buffered` | kept | kept |
+//! | `Synced` | kept | kept, provided the device honours a flush |
+//!
+//! Both rows are the same commit, `redb::Durability::Immediate`. redb's other level, `Durability::None`, keeps
+//! the batch in the process's memory, and a killed process loses it: that is less than `Buffered` promises.
+//! Skipping redb's flushes beneath it would keep a batch over a kill, but after a power loss the root could be
+//! on disk without the pages it names, so it is not done. A benchmark row of redb is therefore always a synced one.
+//!
+//! # Settings, and why
+//!
+//! - **Quick repair on every commit.** Otherwise the first open after a crash walks the whole file to rebuild
+//!   the allocator's state (hours at a billion pairs). It costs a second flush per commit.
+//! - **Cache size** is the caller's ([`RedbOptions::cache_bytes`]). redb reads with `pread`, so under a memory
+//!   cap the kernel's page cache is charged beside it: give redb about half of the cap.
+//! - **One open table per transaction**, because opening a table costs several lookups and would be charged to
+//!   every put. The table borrows from its transaction; `self_cell` keeps the two together.
+//! - **A reserve of free disk space** ([`RedbOptions::disk_reserve_bytes`]), see below.
+//!
+//! # When the disk is full
+//!
+//! redb latches any failed write: from then on it refuses writes, and reads of pages that are not cached, until
+//! it is opened again. A commit that has met a full disk therefore reports [`ErrorKind::Reopen`], not
+//! `FreeSpace`: nothing committed before is lost, and after freeing space and opening again the checkpoint tells
+//! whether the batch is in. So that this stays rare, `begin` looks at the free space first and returns
+//! [`ErrorKind::FreeSpace`] while less than the reserve is left; then nothing was touched, reads go on, and the
+//! next `begin` after space was freed succeeds.
+//!
+//! [`ErrorKind::Reopen`]: engine_api::ErrorKind::Reopen
+//! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
+
+mod copy;
+mod engine;
+mod error;
+mod reader;
+mod write;
+
+pub use engine::RedbEngine;
+
+use engine_api::{Checkpoint, Error, ErrorKind};
+use redb::{ReadOnlyTable, TableDefinition};
+
+/// Name of the store's file inside its directory.
+pub const FILE_NAME: &str = "pairs.redb";
+
+/// How to open a redb store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RedbOptions {
+    /// Size of redb's page cache in bytes; reads may use all of it, unwritten pages up to half. Memory
+    /// beside it: the open transaction's page lists and the kernel's page cache.
+    pub cache_bytes: u64,
+    /// `begin` returns `FreeSpace` while the file system has less than this many bytes left.
+    pub disk_reserve_bytes: u64,
+}
+
+impl Default for RedbOptions {
+    /// redb's own default cache of 1 GiB, and a reserve of 64 MiB: a commit of 1000 random keys writes
+    /// 1000 leaves and their branches, 5 to 10 MiB.
+    fn default() -> Self {
+        Self { cache_bytes: 1 << 30, disk_reserve_bytes: 64 << 20 }
+    }
+}
+
+type Bytes32 = &'static [u8; 32];
+type PairsReadOnly = ReadOnlyTable<Bytes32, Bytes32>;
+
+const PAIRS: TableDefinition<'static, Bytes32, Bytes32> = TableDefinition::new("pairs");
+const META: TableDefinition<'static, &'static str, &'static [u8; Checkpoint::BYTES]> = TableDefinition::new("meta");
+/// The key of the encoded checkpoint in `meta`.
+const CHECKPOINT: &str = "checkpoint";
+
+/// The error of an engine that has failed a commit.
+fn poisoned() -> Error {
+    Error::new(
+        ErrorKind::Reopen,
+        "an earlier commit of this redb store failed, so what is on disk is not known: close the process and open again",
+    )
+}

@@ -1,0 +1,48 @@
+//! Copies a snapshot of one store into a new file, in key order, so that the copy's leaves are full.
+//!
+//! Reads from a snapshot only: the writer goes on meanwhile, though pages it frees are reused only afterwards.
+
+use std::path::Path;
+
+use engine_api::{Key, Result, Value};
+use redb::{Database, ReadableTable};
+
+use crate::engine::{RedbEngine, create_file};
+use crate::error;
+use crate::reader::{open_snapshot, read_checkpoint};
+use crate::write::{append, begin, put_checkpoint};
+
+/// Pairs per transaction of the copy: 64 MiB of pairs, so that its two flushes do not count, while the lists of
+/// pages a transaction has allocated stay small.
+const PAIRS_PER_COMMIT: usize = 1 << 20;
+
+/// Page cache of the copy in bytes: it is written once, front to back.
+const CACHE_BYTES: u64 = 64 << 20;
+
+/// Writes the newest commit of `engine` into a new store in `dir`, which exists and is empty.
+pub(crate) fn copy_to(engine: &RedbEngine, dir: &Path) -> Result<()> {
+    const WHAT: &str = "redb snapshot failed";
+    let (txn, source) = open_snapshot(engine)?;
+    let checkpoint = read_checkpoint(&txn)?;
+    let copy = create_file(dir, CACHE_BYTES)?;
+    let mut chunk: Vec<(Key, Value)> = Vec::with_capacity(PAIRS_PER_COMMIT);
+    for pair in source.iter().map_err(|e| error::storage(WHAT, e))? {
+        let (key, value) = pair.map_err(|e| error::storage(WHAT, e))?;
+        chunk.push((*key.value(), *value.value()));
+        if chunk.len() == PAIRS_PER_COMMIT {
+            commit_chunk(&copy, &chunk)?;
+            chunk.clear();
+        }
+    }
+    commit_chunk(&copy, &chunk)?;
+    // Last, so that a copy that was cut short says so by its checkpoint.
+    let last = begin(&copy)?;
+    put_checkpoint(&last, &checkpoint)?;
+    last.commit().map_err(error::commit)
+}
+
+fn commit_chunk(copy: &Database, chunk: &[(Key, Value)]) -> Result<()> {
+    let txn = begin(copy)?;
+    append(&txn, chunk.iter().map(|(key, value)| (key, value)))?;
+    txn.commit().map_err(error::commit)
+}

@@ -1,0 +1,206 @@
+//! The open store: its file, its one `redb::Database`, and whether a commit has failed.
+//!
+//! Shared between threads by reference.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
+use redb::{Database, ReadableDatabase, ReadableTableMetadata};
+
+use crate::reader::{RedbReader, open_snapshot, read_checkpoint};
+use crate::write::{RedbTxn, begin};
+use crate::{FILE_NAME, META, PAIRS, RedbOptions, copy, error, poisoned};
+
+/// A redb store.
+pub struct RedbEngine {
+    db: Database,
+    dir: PathBuf,
+    options: RedbOptions,
+    commits: AtomicU64,
+    poisoned: AtomicBool,
+}
+
+impl RedbEngine {
+    /// Opens the store in `dir`, creating directory and store when they are missing.
+    ///
+    /// # Errors
+    /// `FixInput` when the file is open elsewhere, is not redb's, has an older format or other tables.
+    pub fn open(dir: &Path, options: &RedbOptions) -> Result<Self> {
+        fs::create_dir_all(dir).map_err(|e| {
+            Error::io(format!("cannot create the store's directory: dir={} reason={e}", dir.display()), e)
+        })?;
+        let path = dir.join(FILE_NAME);
+        let db = if path.try_exists().map_err(|e| Error::io(format!("cannot look at file={}", path.display()), e))? {
+            open_file(&path, options.cache_bytes)?
+        } else {
+            create_file(dir, options.cache_bytes)?
+        };
+        let engine = Self {
+            db,
+            dir: dir.to_owned(),
+            options: *options,
+            commits: AtomicU64::new(0),
+            poisoned: AtomicBool::new(false),
+        };
+        // A file with other tables, or a checkpoint this build cannot read, is refused now and not at the first use.
+        engine.checkpoint()?;
+        open_snapshot(&engine)?;
+        Ok(engine)
+    }
+
+    pub(crate) fn db(&self) -> &Database {
+        &self.db
+    }
+
+    /// Number of commits since opening.
+    pub(crate) fn commits(&self) -> u64 {
+        // ORDERING: Acquire pairs with the Release in `count_commit`: whoever sees the count takes a snapshot
+        // that holds the commit.
+        self.commits.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn count_commit(&self) {
+        // ORDERING: Release, after redb's commit has returned; pairs with `commits`.
+        self.commits.fetch_add(1, Ordering::Release);
+    }
+
+    pub(crate) fn poison(&self) {
+        // ORDERING: Release pairs with the Acquire in `check_poisoned`. Set before the failed transaction's
+        // write slot is seen free by a waiting `begin` is not needed: redb latches the failure itself.
+        self.poisoned.store(true, Ordering::Release);
+    }
+
+    fn check_poisoned(&self) -> Result<()> {
+        // ORDERING: pairs with `poison`.
+        if self.poisoned.load(Ordering::Acquire) { Err(poisoned()) } else { Ok(()) }
+    }
+
+    /// Refuses a write on a poisoned engine or a nearly full disk.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        self.check_poisoned()?;
+        let at = || format!("dir={}", self.dir.display());
+        let space = rustix::fs::statvfs(&self.dir)
+            .map_err(|e| Error::io(format!("cannot ask for the free disk space: {}", at()), e.into()))?;
+        let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
+        if free_bytes < self.options.disk_reserve_bytes {
+            return Err(Error::new(
+                ErrorKind::FreeSpace,
+                format!(
+                    "disk is nearly full: {} free_bytes={free_bytes} reserve_bytes={}: free space, then go on",
+                    at(),
+                    self.options.disk_reserve_bytes
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Engine for RedbEngine {
+    fn label(&self) -> &'static str {
+        "redb"
+    }
+
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        Ok(Box::new(RedbReader::open(self)?))
+    }
+
+    fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
+        self.check_writable()?;
+        let txn = RedbTxn::begin(self);
+        // The writer this call waited for may have failed.
+        self.check_poisoned()?;
+        Ok(Box::new(txn?))
+    }
+
+    fn checkpoint(&self) -> Result<Checkpoint> {
+        let txn = self.db.begin_read().map_err(|e| error::transaction("redb cannot begin a read", e))?;
+        read_checkpoint(&txn)
+    }
+
+    fn stats(&self) -> Result<Stats> {
+        let (_txn, pairs) = open_snapshot(self)?;
+        let path = self.dir.join(FILE_NAME);
+        let file = fs::metadata(&path)
+            .map_err(|e| Error::io(format!("cannot look at file={} reason={e}", path.display()), e))?;
+        Ok(Stats {
+            pairs_estimate: pairs.len().map_err(|e| error::storage("redb cannot count the pairs", e))?,
+            // st_blocks counts 512 bytes whatever the file system's block size is.
+            disk_bytes: file.blocks() * 512,
+            // redb's own page statistics walk the whole tree, so they have no place here.
+            details: vec![
+                ("cache_capacity_bytes", self.options.cache_bytes),
+                ("file_len_bytes", file.len()),
+                ("commits_since_open", self.commits()),
+            ],
+        })
+    }
+
+    fn snapshot(&self, dir: &Path) -> Result<()> {
+        fs::create_dir(dir).map_err(|e| {
+            Error::io(
+                format!("snapshot needs a directory that does not exist yet: dir={} reason={e}", dir.display()),
+                e,
+            )
+        })?;
+        let copied = copy::copy_to(self, dir).and_then(|()| match dir.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent),
+            _ => sync_dir(Path::new(".")),
+        });
+        if copied.is_err() {
+            // Half a copy is of no use; the first error is the one to report.
+            let _ = fs::remove_dir_all(dir);
+        }
+        copied
+    }
+
+    fn bulk(&self) -> Option<&dyn BulkLoad> {
+        Some(self)
+    }
+
+    /// Every commit is already flushed; dropping the database records the allocator's state.
+    fn close(self: Box<Self>) -> Result<()> {
+        self.check_poisoned()
+    }
+}
+
+/// Creates the store's file in `dir` with its tables. The file gets its name only once it is whole, so that a
+/// crash in here leaves no store rather than half of one.
+pub(crate) fn create_file(dir: &Path, cache_bytes: u64) -> Result<Database> {
+    const WHAT: &str = "cannot create the redb store";
+    let path = dir.join(FILE_NAME);
+    let unfinished = dir.join(format!("{FILE_NAME}.new"));
+    let failed = |e: std::io::Error| Error::io(format!("{WHAT}: file={} reason={e}", path.display()), e);
+    match fs::remove_file(&unfinished) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(e)),
+        _ => {}
+    }
+    let shown = path.display().to_string();
+    let db = builder(cache_bytes).create(&unfinished).map_err(|e| error::open(&shown, e))?;
+    let txn = begin(&db)?;
+    txn.open_table(PAIRS).map(drop).map_err(|e| error::table(WHAT, e))?;
+    txn.open_table(META).map(drop).map_err(|e| error::table(WHAT, e))?;
+    txn.commit().map_err(error::commit)?;
+    fs::rename(&unfinished, &path).map_err(failed)?;
+    sync_dir(dir)?;
+    Ok(db)
+}
+
+fn open_file(path: &Path, cache_bytes: u64) -> Result<Database> {
+    builder(cache_bytes).open(path).map_err(|e| error::open(&path.display().to_string(), e))
+}
+
+fn builder(cache_bytes: u64) -> redb::Builder {
+    let mut builder = redb::Builder::new();
+    builder.set_cache_size(usize::try_from(cache_bytes).unwrap_or(usize::MAX));
+    builder
+}
+
+fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir)
+        .and_then(|opened| opened.sync_all())
+        .map_err(|e| Error::io(format!("cannot flush the directory: dir={} reason={e}", dir.display()), e))
+}

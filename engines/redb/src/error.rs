@@ -1,0 +1,115 @@
+//! Maps redb's errors to what the caller should do. Does no I/O.
+
+use engine_api::{Error, ErrorKind};
+use redb::{CommitError, CursorError, DatabaseError, StorageError, TableError, TransactionError};
+
+/// An error of opening `what` (a file, named for the message).
+pub(crate) fn open(what: &str, error: DatabaseError) -> Error {
+    match error {
+        DatabaseError::DatabaseAlreadyOpen => Error::with_source(
+            ErrorKind::FixInput,
+            format!("another process has this redb store open: file={what}"),
+            error,
+        ),
+        DatabaseError::UpgradeRequired(version) => Error::with_source(
+            ErrorKind::FixInput,
+            format!("file has an older redb format, bootstrap it anew: file={what} format={version}"),
+            error,
+        ),
+        DatabaseError::Storage(StorageError::Io(source)) if source.kind() == std::io::ErrorKind::InvalidData => {
+            Error::with_source(ErrorKind::FixInput, format!("not a redb file: file={what} reason={source}"), source)
+        }
+        DatabaseError::Storage(StorageError::Io(source)) => {
+            Error::io(format!("cannot open the redb store: file={what} reason={source}"), source)
+        }
+        DatabaseError::Storage(source) => storage(&format!("cannot open the redb store: file={what}"), source),
+        // RepairAborted and TransactionInProgress: nothing here aborts a repair or compacts.
+        other => Error::with_source(ErrorKind::Internal, format!("cannot open the redb store: file={what}"), other),
+    }
+}
+
+/// An error of redb's storage layer while doing `what`.
+///
+/// Every I/O error is `Reopen`, a full disk included: redb latches it and serves nothing more.
+pub(crate) fn storage(what: &str, error: StorageError) -> Error {
+    let kind = match &error {
+        StorageError::Corrupted(_) => ErrorKind::DataDamaged,
+        StorageError::Io(_) | StorageError::PreviousIo | StorageError::LockPoisoned(_) => ErrorKind::Reopen,
+        StorageError::Unsupported => ErrorKind::FixInput,
+        // ValueTooLarge cannot be with 32 bytes, DatabaseClosed not while the engine lives.
+        _ => ErrorKind::Internal,
+    };
+    let hint = match &error {
+        StorageError::Io(io) if io.kind() == std::io::ErrorKind::StorageFull => {
+            "; the disk is full: free space and open again, nothing committed is lost"
+        }
+        _ => "",
+    };
+    Error::with_source(kind, format!("{what}: reason={error}{hint}"), error)
+}
+
+/// An error of opening a table while doing `what`.
+pub(crate) fn table(what: &str, error: TableError) -> Error {
+    match error {
+        TableError::Storage(source) => storage(what, source),
+        TableError::TableAlreadyOpen(..) => Error::with_source(ErrorKind::Internal, what, error),
+        // A redb file whose tables are not ours: made by something else.
+        other => Error::with_source(
+            ErrorKind::FixInput,
+            format!("{what}: file holds other tables than this engine's: reason={other}"),
+            other,
+        ),
+    }
+}
+
+/// An error of beginning a transaction.
+pub(crate) fn transaction(what: &str, error: TransactionError) -> Error {
+    match error {
+        TransactionError::Storage(source) => storage(what, source),
+        other => Error::with_source(ErrorKind::Internal, format!("{what}: reason={other}"), other),
+    }
+}
+
+/// An error of inserting through a cursor in key order.
+pub(crate) fn cursor(what: &str, error: CursorError) -> Error {
+    match error {
+        CursorError::Storage(source) => storage(what, source),
+        other => Error::with_source(
+            ErrorKind::FixInput,
+            format!("{what}: keys must ascend strictly and be greater than every key in the store"),
+            other,
+        ),
+    }
+}
+
+/// An error of a commit. Everything but a refused (rolled back) transaction is `Reopen` or worse: redb says the
+/// batch may or may not have become durable.
+pub(crate) fn commit(error: CommitError) -> Error {
+    const WHAT: &str = "redb commit failed";
+    match error {
+        CommitError::Storage(source) => storage(WHAT, source),
+        other => Error::with_source(ErrorKind::Internal, format!("{WHAT}: rolled back: reason={other}"), other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn kinds_follow_what_redb_does_next() {
+        let kind = |error| storage("x", error).kind();
+        assert_eq!(kind(StorageError::Corrupted("page".into())), ErrorKind::DataDamaged);
+        assert_eq!(kind(StorageError::PreviousIo), ErrorKind::Reopen);
+        assert_eq!(kind(StorageError::Io(io::ErrorKind::StorageFull.into())), ErrorKind::Reopen);
+        assert_eq!(kind(StorageError::Io(io::Error::from_raw_os_error(5))), ErrorKind::Reopen);
+        assert_eq!(open("f", DatabaseError::DatabaseAlreadyOpen).kind(), ErrorKind::FixInput);
+        assert_eq!(open("f", DatabaseError::UpgradeRequired(2)).kind(), ErrorKind::FixInput);
+        let full = DatabaseError::Storage(StorageError::Io(io::ErrorKind::StorageFull.into()));
+        assert_eq!(open("f", full).kind(), ErrorKind::FreeSpace);
+        assert_eq!(cursor("x", CursorError::UnorderedKey).kind(), ErrorKind::FixInput);
+        assert_eq!(commit(CommitError::TransactionPoisoned).kind(), ErrorKind::Internal);
+        assert!(storage("x", StorageError::Io(io::ErrorKind::StorageFull.into())).to_string().contains("free space"));
+    }
+}

@@ -1,0 +1,81 @@
+//! The reader: one read transaction with its table kept open, moved on by `refresh`.
+//!
+//! Runs on the thread that opened it.
+
+use std::ops::ControlFlow;
+
+use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, get_many_by_get};
+use redb::{ReadTransaction, ReadableDatabase, ReadableTable};
+
+use crate::engine::RedbEngine;
+use crate::{CHECKPOINT, META, PAIRS, PairsReadOnly, error};
+
+pub(crate) struct RedbReader<'e> {
+    engine: &'e RedbEngine,
+    /// The engine's commit count before the snapshot was taken: the snapshot is at least that new.
+    commits_seen: u64,
+    txn: ReadTransaction,
+    pairs: PairsReadOnly,
+}
+
+impl<'e> RedbReader<'e> {
+    pub(crate) fn open(engine: &'e RedbEngine) -> Result<Self> {
+        let commits_seen = engine.commits();
+        let (txn, pairs) = open_snapshot(engine)?;
+        Ok(Self { engine, commits_seen, txn, pairs })
+    }
+}
+
+impl Reader for RedbReader<'_> {
+    fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+        let found = self.pairs.get(key).map_err(|e| error::storage("redb get failed", e))?;
+        Ok(found.map(|value| *value.value()))
+    }
+
+    fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
+        get_many_by_get(self, keys, values)
+    }
+
+    fn scan(&mut self, visit: &mut Visitor<'_>) -> Result<()> {
+        const WHAT: &str = "redb scan failed";
+        for pair in self.pairs.iter().map_err(|e| error::storage(WHAT, e))? {
+            let (key, value) = pair.map_err(|e| error::storage(WHAT, e))?;
+            if let ControlFlow::Break(()) = visit(key.value(), value.value()) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn checkpoint(&mut self) -> Result<Checkpoint> {
+        read_checkpoint(&self.txn)
+    }
+
+    fn refresh(&mut self) -> Result<()> {
+        // Taking a snapshot costs a lock and a walk of the table catalogue; between commits it would give the
+        // same one again.
+        let commits = self.engine.commits();
+        if commits != self.commits_seen {
+            (self.txn, self.pairs) = open_snapshot(self.engine)?;
+            self.commits_seen = commits;
+        }
+        Ok(())
+    }
+}
+
+/// The checkpoint of the state `txn` sees; the default value in a new store.
+pub(crate) fn read_checkpoint(txn: &ReadTransaction) -> Result<Checkpoint> {
+    const WHAT: &str = "cannot read the redb store's checkpoint";
+    let meta = txn.open_table(META).map_err(|e| error::table(WHAT, e))?;
+    match meta.get(CHECKPOINT).map_err(|e| error::storage(WHAT, e))? {
+        Some(bytes) => Checkpoint::decode(bytes.value()),
+        None => Ok(Checkpoint::default()),
+    }
+}
+
+/// A snapshot of the newest commit with its pairs table.
+pub(crate) fn open_snapshot(engine: &RedbEngine) -> Result<(ReadTransaction, PairsReadOnly)> {
+    let txn = engine.db().begin_read().map_err(|e| error::transaction("redb cannot begin a read", e))?;
+    let pairs = txn.open_table(PAIRS).map_err(|e| error::table("redb cannot open the pairs table", e))?;
+    Ok((txn, pairs))
+}

@@ -1,0 +1,119 @@
+//! The write transaction and the sorted bulk path: the only two ways pairs enter the store.
+//!
+//! Runs on the caller's thread; redb lets one write transaction exist at a time and makes the next wait.
+
+use std::ops::Bound;
+
+use engine_api::{BulkLoad, Checkpoint, Durability, Key, Result, Value, WriteTxn};
+use redb::{Database, ReadableTable, Table, WriteTransaction};
+use self_cell::self_cell;
+
+use crate::engine::RedbEngine;
+use crate::{Bytes32, CHECKPOINT, META, PAIRS, error};
+
+type PairsTable<'txn> = Table<'txn, Bytes32, Bytes32>;
+
+self_cell!(
+    /// A write transaction with its pairs table open: the table borrows from the transaction.
+    struct OpenTxn {
+        owner: WriteTransaction,
+        #[not_covariant]
+        dependent: PairsTable,
+    }
+);
+
+pub(crate) struct RedbTxn<'e> {
+    engine: &'e RedbEngine,
+    open: OpenTxn,
+}
+
+impl<'e> RedbTxn<'e> {
+    pub(crate) fn begin(engine: &'e RedbEngine) -> Result<Self> {
+        let txn = begin(engine.db())?;
+        let open = OpenTxn::try_new(txn, |txn| {
+            txn.open_table(PAIRS).map_err(|e| error::table("redb cannot open the pairs table", e))
+        })?;
+        Ok(Self { engine, open })
+    }
+}
+
+impl WriteTxn for RedbTxn<'_> {
+    fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+        self.open.with_dependent_mut(|_, pairs| {
+            let found = pairs.get(key).map_err(|e| error::storage("redb get failed", e))?;
+            Ok(found.map(|value| *value.value()))
+        })
+    }
+
+    fn put(&mut self, key: &Key, value: &Value) -> Result<()> {
+        self.open.with_dependent_mut(|_, pairs| {
+            pairs.insert(key, value).map(drop).map_err(|e| error::storage("redb put failed", e))
+        })
+    }
+
+    fn delete(&mut self, key: &Key) -> Result<()> {
+        self.open.with_dependent_mut(|_, pairs| {
+            pairs.remove(key).map(drop).map_err(|e| error::storage("redb delete failed", e))
+        })
+    }
+
+    /// `_durability` is ignored: both levels are redb's `Immediate`, see the crate's documentation.
+    fn commit(self: Box<Self>, checkpoint: &Checkpoint, _durability: Durability) -> Result<()> {
+        let Self { engine, open } = *self;
+        // Closes the table, which hands its root back to the transaction.
+        commit(engine, open.into_owner(), checkpoint)
+    }
+}
+
+impl BulkLoad for RedbEngine {
+    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        self.check_writable()?;
+        let txn = begin(self.db())?;
+        append(&txn, pairs.iter().map(|(key, value)| (key, value)))?;
+        commit(self, txn, checkpoint)
+    }
+}
+
+/// Begins a write transaction with this engine's settings, waiting for the one before it to end.
+pub(crate) fn begin(db: &Database) -> Result<WriteTransaction> {
+    let mut txn = db.begin_write().map_err(|e| error::transaction("redb cannot begin a write", e))?;
+    txn.set_quick_repair(true);
+    Ok(txn)
+}
+
+/// Appends pairs through a cursor at the table's end: about three times as fast as inserts, and leaves stay full.
+///
+/// # Errors
+/// `FixInput` when a key is not greater than the one before it, the store's last one included.
+pub(crate) fn append<'p>(txn: &WriteTransaction, pairs: impl IntoIterator<Item = (&'p Key, &'p Value)>) -> Result<()> {
+    const WHAT: &str = "redb sorted load failed";
+    let mut table = txn.open_table(PAIRS).map_err(|e| error::table(WHAT, e))?;
+    let mut cursor = table.upper_bound_mut(Bound::<Bytes32>::Unbounded).map_err(|e| error::storage(WHAT, e))?;
+    for (key, value) in pairs {
+        cursor.insert_before(key, value).map_err(|e| error::cursor(WHAT, e))?;
+    }
+    cursor.close().map_err(|e| error::storage(WHAT, e))
+}
+
+/// Writes `checkpoint` into `txn`.
+pub(crate) fn put_checkpoint(txn: &WriteTransaction, checkpoint: &Checkpoint) -> Result<()> {
+    const WHAT: &str = "redb cannot write the checkpoint";
+    let mut meta = txn.open_table(META).map_err(|e| error::table(WHAT, e))?;
+    meta.insert(CHECKPOINT, &checkpoint.encode()).map(drop).map_err(|e| error::storage(WHAT, e))
+}
+
+/// Commits `txn` with `checkpoint`; a failure past the point of no return poisons the engine.
+fn commit(engine: &RedbEngine, txn: WriteTransaction, checkpoint: &Checkpoint) -> Result<()> {
+    put_checkpoint(&txn, checkpoint)?;
+    match txn.commit() {
+        Ok(()) => {
+            engine.count_commit();
+            Ok(())
+        }
+        Err(rolled_back @ redb::CommitError::TransactionPoisoned) => Err(error::commit(rolled_back)),
+        Err(failed) => {
+            engine.poison();
+            Err(error::commit(failed))
+        }
+    }
+}
