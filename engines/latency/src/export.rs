@@ -195,3 +195,50 @@ fn unix_ms(time: SystemTime) -> u64 {
     let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Latency;
+
+    fn sample() -> Snapshot {
+        let latency = Latency::new("redb");
+        let mut recorder = latency.recorder("ingest");
+        (1..=1000).for_each(|value| recorder.record(Op::ReadNegative, value * 100));
+        recorder.record(Op::Commit, 20_000_000_000);
+        latency.snapshot()
+    }
+
+    #[test]
+    fn prometheus_buckets_are_cumulative_and_end_at_the_count() {
+        let mut text = String::new();
+        prometheus(&sample(), &mut text);
+        let has = |line: &str| assert!(text.lines().any(|l| l == line), "missing {line}\n{text}");
+        let labels = "engine=\"redb\",op=\"read_negative\",source=\"ingest\"";
+        has(&format!("solkv_op_latency_seconds_bucket{{{labels},le=\"1e-07\"}} 1"));
+        has(&format!("solkv_op_latency_seconds_bucket{{{labels},le=\"5e-05\"}} 500"));
+        has(&format!("solkv_op_latency_seconds_bucket{{{labels},le=\"10\"}} 1000"));
+        has(&format!("solkv_op_latency_seconds_sum{{{labels}}} 0.050050000"));
+        has(&format!("solkv_op_latency_quantile_seconds{{{labels},stat=\"max\"}} 0.000100031"));
+        let beyond = "solkv_op_latency_seconds_bucket{engine=\"redb\",op=\"commit\",source=\"ingest\"";
+        has(&format!("{beyond},le=\"10\"}} 0"));
+        has(&format!("{beyond},le=\"+Inf\"}} 1"));
+    }
+
+    #[test]
+    fn bounds_are_what_their_text_says() {
+        for (le, nanos) in BOUNDS {
+            assert_eq!((le.parse::<f64>().unwrap() * 1e9).round() as u64, nanos);
+        }
+    }
+
+    #[test]
+    fn the_report_survives_json() {
+        let report = report(&sample());
+        let json = serde_json::to_string(&report).unwrap();
+        assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
+        assert!(json.contains("\"op\":\"read_negative\""), "{json}");
+        let reads = report.get("ingest", Op::ReadNegative).unwrap();
+        assert_eq!((reads.count, reads.min_ns, reads.mean_ns), (1000, 100, 50_050.0));
+    }
+}

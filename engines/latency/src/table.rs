@@ -121,8 +121,8 @@ mod tests {
         latency.recorder("ingest").record(Op::ReadPositive, 1_500);
         let report = export::report(&latency.snapshot());
         let text = live_table(&[("redb".to_owned(), &report)]);
-        assert!(text.contains("Positive read\n  avg      1.50 µs\n"), "{text}");
-        assert!(text.contains("Negative read\n  avg            -\n"), "{text}");
+        assert!(text.contains("Positive read\n  avg          1.50 µs\n"), "{text}");
+        assert!(text.contains("Negative read\n  avg                -\n"), "{text}");
         assert!(text.contains("Commit / item\n"), "{text}");
     }
 }
