@@ -1,0 +1,353 @@
+//! The open store: its environment, its two tables, its map, and whether a commit has failed.
+//!
+//! Shared between threads by reference.
+
+use std::collections::BTreeSet;
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
+use lmdb::{Database, DatabaseFlags, Environment, EnvironmentFlags, RwTransaction, Transaction};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::map::Map;
+use crate::reader::{LmdbReader, read_checkpoint};
+use crate::write::LmdbTxn;
+use crate::{FILE_NAME, LmdbOptions, error};
+
+/// The key of the encoded checkpoint in the meta table.
+pub(crate) const CHECKPOINT: &[u8; 10] = b"checkpoint";
+
+/// Device and inode of the directories this process has open. LMDB must not be opened twice in one process: the
+/// second close would drop the first one's file locks.
+static OPEN_DIRS: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
+
+/// An LMDB store.
+pub struct LmdbEngine {
+    env: Environment,
+    pairs: Database,
+    meta: Database,
+    map: Map,
+    writer: Mutex<()>,
+    commits: AtomicU64,
+    poisoned: AtomicBool,
+    options: LmdbOptions,
+    dir: PathBuf,
+    // Last: released once the environment is closed.
+    _opened: OpenDir,
+}
+
+impl LmdbEngine {
+    /// Opens the store in `dir`, creating directory and store when they are missing.
+    ///
+    /// # Errors
+    /// `FixInput` when the process has it open already, the file is not LMDB's or has other tables, or the map
+    /// does not fit into the address space.
+    pub fn open(dir: &Path, options: &LmdbOptions) -> Result<Self> {
+        let shown = dir.display();
+        fs::create_dir_all(dir)
+            .map_err(|e| Error::io(format!("cannot create the store's directory: dir={shown} reason={e}"), e))?;
+        let opened = OpenDir::claim(dir)?;
+        let failed = |e| error::lmdb(&format!("cannot open the LMDB store: dir={shown}"), e);
+        let env = Environment::new()
+            .set_flags(EnvironmentFlags::NO_READAHEAD | EnvironmentFlags::NO_TLS)
+            .set_max_dbs(2)
+            .set_max_readers(options.readers_max)
+            .set_map_size(whole_pages(options.map_bytes))
+            .open(dir)
+            .map_err(failed)?;
+        let (pairs, meta) = open_tables(&env).map_err(failed)?;
+        sync_dir(dir)?;
+        let map = Map::new(&env, options)?;
+        let engine = Self {
+            env,
+            pairs,
+            meta,
+            map,
+            writer: Mutex::new(()),
+            commits: AtomicU64::new(0),
+            poisoned: AtomicBool::new(false),
+            options: *options,
+            dir: dir.to_owned(),
+            _opened: opened,
+        };
+        // A checkpoint this build cannot read is refused now and not at the first use.
+        engine.checkpoint()?;
+        Ok(engine)
+    }
+
+    pub(crate) fn env(&self) -> &Environment {
+        &self.env
+    }
+
+    pub(crate) fn map(&self) -> &Map {
+        &self.map
+    }
+
+    pub(crate) fn pairs(&self) -> Database {
+        self.pairs
+    }
+
+    pub(crate) fn meta(&self) -> Database {
+        self.meta
+    }
+
+    pub(crate) fn lock_writer(&self) -> MutexGuard<'_, ()> {
+        self.writer.lock()
+    }
+
+    /// Number of commits since opening.
+    pub(crate) fn commits(&self) -> u64 {
+        // ORDERING: Acquire pairs with the Release in `count_commit`: whoever sees the count takes a snapshot
+        // that holds the commit.
+        self.commits.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn count_commit(&self) {
+        // ORDERING: Release, after LMDB's commit has returned; pairs with `commits`.
+        self.commits.fetch_add(1, Ordering::Release);
+    }
+
+    /// Refuses a write on a poisoned engine or a nearly full disk.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        self.check_poisoned()?;
+        let dir = self.dir.display();
+        let space = rustix::fs::statvfs(&self.dir)
+            .map_err(|e| Error::io(format!("cannot ask for the free disk space: dir={dir}"), e.into()))?;
+        let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
+        let reserve_bytes = self.options.disk_reserve_bytes;
+        if free_bytes < reserve_bytes {
+            return Err(Error::new(
+                ErrorKind::FreeSpace,
+                format!(
+                    "disk is nearly full: dir={dir} free_bytes={free_bytes} reserve_bytes={reserve_bytes}: free space, then go on"
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether the next commit flushes its meta page. Takes the open write transaction as proof that no other
+    /// thread commits or sets flags.
+    pub(crate) fn set_meta_sync(&self, txn: &RwTransaction<'_>, sync: bool) -> Result<()> {
+        let _ = txn;
+        // SAFETY: the environment is open for as long as `self` lives. LMDB asks that no two threads change flags
+        // at once: the caller holds the writer's lock. Readers look only at flags this call leaves alone.
+        let rc = unsafe { lmdb_sys::mdb_env_set_flags(self.env.env(), lmdb_sys::MDB_NOMETASYNC, i32::from(!sync)) };
+        check(rc).map_err(|e| error::lmdb("LMDB cannot set the durability", e))
+    }
+
+    /// An error of the open write transaction, which can only be dropped now.
+    pub(crate) fn failed(&self, what: &str, e: lmdb::Error) -> Error {
+        if e == lmdb::Error::MapFull {
+            self.map.note_full();
+            return self.map_full(what, e);
+        }
+        let failed = error::lmdb(what, e);
+        if failed.kind() == ErrorKind::Reopen {
+            self.poison();
+        }
+        failed
+    }
+
+    /// An error of a commit. LMDB writes and flushes the data pages before it touches the meta page, so the batch
+    /// is not applied; what decides is whether LMDB, or a failed flush, leaves the file in a known state.
+    pub(crate) fn commit_failed(&self, e: lmdb::Error) -> Error {
+        let failed = self.failed("LMDB commit failed", e);
+        // A full disk that hit the meta page has made LMDB give up the environment: every transaction says so.
+        let given_up = matches!(self.env.begin_ro_txn(), Err(lmdb::Error::Panic));
+        if failed.kind() == ErrorKind::FreeSpace && given_up {
+            self.poison();
+            return Error::with_source(
+                ErrorKind::Reopen,
+                "LMDB could not write its meta page: free space, close the process and open again",
+                failed,
+            );
+        }
+        failed
+    }
+
+    fn map_full(&self, what: &str, e: lmdb::Error) -> Error {
+        let (bytes, max) = (self.map.bytes(), self.map.bytes_max());
+        let how = if bytes < max {
+            "begin again: the map grows once no reader is open or all are refreshed; or reopen with a larger --lmdb-map-size"
+        } else {
+            "reopen with a larger --lmdb-map-size"
+        };
+        Error::with_source(
+            ErrorKind::FreeSpace,
+            format!("{what}: the map is full: map_bytes={bytes} map_bytes_max={max}: {how}"),
+            e,
+        )
+    }
+
+    fn poison(&self) {
+        // ORDERING: Release pairs with the Acquire in `check_poisoned`; the writer's lock orders it anyway.
+        self.poisoned.store(true, Ordering::Release);
+    }
+
+    fn check_poisoned(&self) -> Result<()> {
+        // ORDERING: pairs with `poison`.
+        if !self.poisoned.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Reopen,
+            "an earlier write of this LMDB store failed, so what is on disk is not known: close the process and open again",
+        ))
+    }
+
+    /// Copies the newest commit into `dir`, which exists and is empty.
+    fn copy_into(&self, dir: &Path) -> Result<()> {
+        const WHAT: &str = "LMDB snapshot failed";
+        let path = CString::new(dir.as_os_str().as_bytes()).map_err(|e| {
+            Error::with_source(ErrorKind::FixInput, format!("{WHAT}: path holds a zero byte: dir={}", dir.display()), e)
+        })?;
+        let _map = self.map.hold();
+        // SAFETY: the environment is open, `path` is a C string that outlives the call, and the guard keeps the
+        // map in place for the read transaction inside.
+        let copy = |flags| check(unsafe { lmdb_sys::mdb_env_copy2(self.env.env(), path.as_ptr(), flags) });
+        let file = dir.join(FILE_NAME);
+        let io = |e: std::io::Error| Error::io(format!("{WHAT}: file={} reason={e}", file.display()), e);
+        match copy(lmdb_sys::MDB_CP_COMPACT) {
+            Ok(()) => {}
+            // The compacting copy refuses a file that has lost track of a page; the plain one takes it along.
+            Err(lmdb::Error::Incompatible) => {
+                fs::remove_file(&file).map_err(io)?;
+                copy(0).map_err(|e| error::lmdb(WHAT, e))?;
+            }
+            Err(e) => return Err(error::lmdb(WHAT, e)),
+        }
+        // LMDB closes the copy without flushing it.
+        File::open(&file).and_then(|copied| copied.sync_all()).map_err(io)?;
+        sync_dir(dir)
+    }
+}
+
+impl Engine for LmdbEngine {
+    fn label(&self) -> &'static str {
+        "lmdb"
+    }
+
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        Ok(Box::new(LmdbReader::open(self)?))
+    }
+
+    fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
+        Ok(Box::new(LmdbTxn::begin(self)?))
+    }
+
+    fn checkpoint(&self) -> Result<Checkpoint> {
+        let _map = self.map.hold();
+        let txn = self.env.begin_ro_txn().map_err(|e| error::lmdb("LMDB cannot begin a read", e))?;
+        read_checkpoint(&txn, self.meta)
+    }
+
+    fn stats(&self) -> Result<Stats> {
+        const WHAT: &str = "LMDB cannot tell its statistics";
+        let _map = self.map.hold();
+        let info = self.env.info().map_err(|e| error::lmdb(WHAT, e))?;
+        let txn = self.env.begin_ro_txn().map_err(|e| error::lmdb(WHAT, e))?;
+        let tree = txn.stat(self.pairs).map_err(|e| error::lmdb(WHAT, e))?;
+        let path = self.dir.join(FILE_NAME);
+        let file = fs::metadata(&path)
+            .map_err(|e| Error::io(format!("cannot look at file={} reason={e}", path.display()), e))?;
+        let page_bytes = u64::from(tree.page_size());
+        Ok(Stats {
+            pairs_estimate: tree.entries() as u64,
+            // st_blocks counts 512 bytes whatever the file system's block size is.
+            disk_bytes: file.blocks() * 512,
+            details: vec![
+                ("tree_depth", u64::from(tree.depth())),
+                ("branch_pages", tree.branch_pages() as u64),
+                ("leaf_pages", tree.leaf_pages() as u64),
+                ("overflow_pages", tree.overflow_pages() as u64),
+                ("page_bytes", page_bytes),
+                ("map_bytes", self.map.bytes()),
+                ("map_used_bytes", (info.last_pgno() as u64 + 1) * page_bytes),
+                ("readers_max", u64::from(info.max_readers())),
+                ("reader_slots_used", u64::from(info.num_readers())),
+                ("file_len_bytes", file.len()),
+                ("commits_since_open", self.commits()),
+            ],
+        })
+    }
+
+    fn snapshot(&self, dir: &Path) -> Result<()> {
+        fs::create_dir(dir).map_err(|e| {
+            Error::io(
+                format!("snapshot needs a directory that does not exist yet: dir={} reason={e}", dir.display()),
+                e,
+            )
+        })?;
+        let copied = self.copy_into(dir).and_then(|()| match dir.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent),
+            _ => sync_dir(Path::new(".")),
+        });
+        if copied.is_err() {
+            // Half a copy is of no use; the first error is the one to report.
+            let _ = fs::remove_dir_all(dir);
+        }
+        copied
+    }
+
+    fn bulk(&self) -> Option<&dyn BulkLoad> {
+        Some(self)
+    }
+
+    /// Flushes the meta page a buffered commit may have left in the page cache.
+    fn close(self: Box<Self>) -> Result<()> {
+        // A poisoned engine's flush has failed before, and is not tried again.
+        self.check_poisoned()?;
+        self.env.sync(true).map_err(|e| error::lmdb("LMDB cannot flush at closing", e))
+    }
+}
+
+/// A directory in [`OPEN_DIRS`], for as long as it lives.
+struct OpenDir((u64, u64));
+
+impl OpenDir {
+    fn claim(dir: &Path) -> Result<Self> {
+        let meta = fs::metadata(dir)
+            .map_err(|e| Error::io(format!("cannot look at the store's directory: dir={}", dir.display()), e))?;
+        let id = (meta.dev(), meta.ino());
+        if !OPEN_DIRS.lock().insert(id) {
+            return Err(Error::new(
+                ErrorKind::FixInput,
+                format!("this process has the LMDB store open already: dir={}", dir.display()),
+            ));
+        }
+        Ok(Self(id))
+    }
+}
+
+impl Drop for OpenDir {
+    fn drop(&mut self) {
+        OPEN_DIRS.lock().remove(&self.0);
+    }
+}
+
+fn open_tables(env: &Environment) -> lmdb::Result<(Database, Database)> {
+    let pairs = env.create_db(Some("pairs"), DatabaseFlags::empty())?;
+    let meta = env.create_db(Some("meta"), DatabaseFlags::empty())?;
+    Ok((pairs, meta))
+}
+
+/// LMDB asks for a map of whole pages of the operating system; 64 KiB is a multiple of every page size in use.
+fn whole_pages(bytes: u64) -> usize {
+    usize::try_from(bytes.max(1).next_multiple_of(64 << 10)).unwrap_or(usize::MAX)
+}
+
+fn check(rc: i32) -> lmdb::Result<()> {
+    if rc == lmdb_sys::MDB_SUCCESS { Ok(()) } else { Err(lmdb::Error::from_err_code(rc)) }
+}
+
+fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir)
+        .and_then(|opened| opened.sync_all())
+        .map_err(|e| Error::io(format!("cannot flush the directory: dir={} reason={e}", dir.display()), e))
+}

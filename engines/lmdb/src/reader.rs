@@ -1,0 +1,106 @@
+//! The reader: one read transaction, moved on by `reset` and `renew`.
+//!
+//! Runs on the thread that opened it.
+
+use std::ops::ControlFlow;
+
+use engine_api::{Checkpoint, Error, ErrorKind, Key, Reader, Result, Value, Visitor, get_many_by_get};
+use lmdb::{Cursor, Database, Iter, RoTransaction, Transaction};
+
+use crate::engine::{CHECKPOINT, LmdbEngine};
+use crate::error;
+use crate::map::{Map, MapGuard};
+
+pub(crate) struct LmdbReader<'e> {
+    engine: &'e LmdbEngine,
+    /// The engine's commit count before the snapshot was taken: the snapshot is at least that new.
+    commits_seen: u64,
+    /// `None` only after a refresh has failed. Before `guard`: the transaction must end before the map may move.
+    txn: Option<RoTransaction<'e>>,
+    guard: MapGuard<'e>,
+}
+
+impl<'e> LmdbReader<'e> {
+    pub(crate) fn open(engine: &'e LmdbEngine) -> Result<Self> {
+        let guard = engine.map().hold();
+        let commits_seen = engine.commits();
+        let txn = engine.env().begin_ro_txn().map_err(|e| error::lmdb("LMDB cannot begin a read", e))?;
+        Ok(Self { engine, commits_seen, txn: Some(txn), guard })
+    }
+
+    fn txn(&self) -> Result<&RoTransaction<'e>> {
+        self.txn.as_ref().ok_or_else(|| {
+            Error::new(ErrorKind::Reopen, "this LMDB reader failed to refresh: close the process and open again")
+        })
+    }
+}
+
+impl Reader for LmdbReader<'_> {
+    fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+        get(self.txn()?, self.engine.pairs(), key)
+    }
+
+    fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
+        get_many_by_get(self, keys, values)
+    }
+
+    fn scan(&mut self, visit: &mut Visitor<'_>) -> Result<()> {
+        const WHAT: &str = "LMDB scan failed";
+        let txn = self.txn()?;
+        let mut cursor = txn.open_ro_cursor(self.engine.pairs()).map_err(|e| error::lmdb(WHAT, e))?;
+        let pairs = match cursor.iter_start() {
+            Iter::Err(e) => return Err(error::lmdb(WHAT, e)),
+            pairs => pairs,
+        };
+        for pair in pairs {
+            let (key, value) = pair.map_err(|e| error::lmdb(WHAT, e))?;
+            let key: &Key = key.try_into().map_err(|_| error::wrong_length(WHAT, key.len()))?;
+            let value: &Value = value.try_into().map_err(|_| error::wrong_length(WHAT, value.len()))?;
+            if let ControlFlow::Break(()) = visit(key, value) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn checkpoint(&mut self) -> Result<Checkpoint> {
+        read_checkpoint(self.txn()?, self.engine.meta())
+    }
+
+    fn refresh(&mut self) -> Result<()> {
+        let commits = self.engine.commits();
+        if commits == self.commits_seen && self.txn.is_some() {
+            return Ok(());
+        }
+        // A transaction that could not be renewed is gone; a new one tells why.
+        let renewed = match self.txn.take().map(RoTransaction::reset) {
+            Some(inactive) => {
+                Map::yield_to_growth(&mut self.guard);
+                inactive.renew()
+            }
+            None => self.engine.env().begin_ro_txn(),
+        };
+        self.txn = Some(renewed.map_err(|e| error::lmdb("LMDB cannot renew a read", e))?);
+        self.commits_seen = commits;
+        Ok(())
+    }
+}
+
+/// The value of `key` in `pairs`, copied out of the map.
+pub(crate) fn get<T: Transaction>(txn: &T, pairs: Database, key: &Key) -> Result<Option<Value>> {
+    const WHAT: &str = "LMDB get failed";
+    match txn.get(pairs, key) {
+        Ok(value) => value.try_into().map(Some).map_err(|_| error::wrong_length(WHAT, value.len())),
+        Err(lmdb::Error::NotFound) => Ok(None),
+        Err(e) => Err(error::lmdb(WHAT, e)),
+    }
+}
+
+/// The checkpoint of the state `txn` sees; the default value in a new store.
+pub(crate) fn read_checkpoint<T: Transaction>(txn: &T, meta: Database) -> Result<Checkpoint> {
+    match txn.get(meta, CHECKPOINT) {
+        Ok(bytes) => Checkpoint::decode(bytes),
+        Err(lmdb::Error::NotFound) => Ok(Checkpoint::default()),
+        Err(e) => Err(error::lmdb("cannot read the LMDB store's checkpoint", e)),
+    }
+}

@@ -1,0 +1,88 @@
+//! The write transaction and the sorted bulk path: the only two ways pairs enter the store.
+//!
+//! Runs on the thread that began it: LMDB's writer lock is a mutex, which belongs to its thread.
+
+use engine_api::{BulkLoad, Checkpoint, Durability, Error, ErrorKind, Key, Result, Value, WriteTxn};
+use lmdb::{RwTransaction, Transaction, WriteFlags};
+use parking_lot::MutexGuard;
+
+use crate::engine::{CHECKPOINT, LmdbEngine};
+use crate::map::MapGuard;
+use crate::reader::get;
+
+pub(crate) struct LmdbTxn<'e> {
+    engine: &'e LmdbEngine,
+    txn: RwTransaction<'e>,
+    // Dropped after `txn`, in this order: the map may move, and the next writer begin, only once it has ended.
+    _map: MapGuard<'e>,
+    _writer: MutexGuard<'e, ()>,
+}
+
+impl<'e> LmdbTxn<'e> {
+    /// Waits for the writer before it, grows the map if it is short, and begins.
+    pub(crate) fn begin(engine: &'e LmdbEngine) -> Result<Self> {
+        let writer = engine.lock_writer();
+        engine.check_writable()?;
+        engine.map().grow_when_short(engine.env())?;
+        let map = engine.map().hold();
+        let txn = engine.env().begin_rw_txn().map_err(|e| engine.failed("LMDB cannot begin a write", e))?;
+        Ok(Self { engine, txn, _map: map, _writer: writer })
+    }
+
+    /// Writes `checkpoint` and commits.
+    fn finish(mut self, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
+        let engine = self.engine;
+        self.txn
+            .put(engine.meta(), CHECKPOINT, &checkpoint.encode(), WriteFlags::empty())
+            .map_err(|e| engine.failed("LMDB cannot write the checkpoint", e))?;
+        engine.set_meta_sync(&self.txn, durability == Durability::Synced)?;
+        let Self { txn, _map, _writer, .. } = self;
+        txn.commit().map_err(|e| engine.commit_failed(e))?;
+        engine.count_commit();
+        Ok(())
+    }
+}
+
+impl WriteTxn for LmdbTxn<'_> {
+    fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+        get(&self.txn, self.engine.pairs(), key)
+    }
+
+    fn put(&mut self, key: &Key, value: &Value) -> Result<()> {
+        self.txn
+            .put(self.engine.pairs(), key, value, WriteFlags::empty())
+            .map_err(|e| self.engine.failed("LMDB put failed", e))
+    }
+
+    fn delete(&mut self, key: &Key) -> Result<()> {
+        match self.txn.del(self.engine.pairs(), key, None) {
+            Ok(()) | Err(lmdb::Error::NotFound) => Ok(()),
+            Err(e) => Err(self.engine.failed("LMDB delete failed", e)),
+        }
+    }
+
+    fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
+        (*self).finish(checkpoint, durability)
+    }
+}
+
+impl BulkLoad for LmdbEngine {
+    /// Appends with `MDB_APPEND`: no search per key, and leaves are filled to the end.
+    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        let mut open = LmdbTxn::begin(self)?;
+        let mut cursor =
+            open.txn.open_rw_cursor(self.pairs()).map_err(|e| self.failed("LMDB cannot open a cursor", e))?;
+        for (key, value) in pairs {
+            cursor.put(key, value, WriteFlags::APPEND).map_err(|e| match e {
+                lmdb::Error::KeyExist => Error::with_source(
+                    ErrorKind::FixInput,
+                    "LMDB sorted load failed: keys must ascend strictly and be greater than every key in the store",
+                    e,
+                ),
+                e => self.failed("LMDB sorted load failed", e),
+            })?;
+        }
+        drop(cursor);
+        open.finish(checkpoint, Durability::Synced)
+    }
+}
