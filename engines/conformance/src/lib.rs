@@ -1,1 +1,64 @@
-//! Placeholder.
+//! What every engine must do, as functions over [`engine_api`]: each topic is one function that panics with the
+//! engine's label where the contract is broken, and [`suite!`] turns all of them into tests.
+//!
+//! Owns: the topics, the model, the crash harness. Must not: name a concrete engine; what differs between engines is
+//! behind [`Store`]. Everything is real: real files, real processes killed with SIGKILL, a real full disk.
+//! Threads: a test's own, unless a topic says otherwise.
+
+pub mod basic;
+pub mod bulk;
+pub mod child;
+pub mod copies;
+pub mod crash;
+pub mod full;
+pub mod identity;
+pub mod model;
+pub mod readers;
+mod support;
+
+use std::path::Path;
+
+use engine_api::{Engine, Result};
+
+/// How to open the engine under test.
+pub trait Store: Sync {
+    /// Names the store to a child process, which must find the same one by it.
+    fn name(&self) -> &'static str;
+
+    /// Opens the store in `dir`, creating it where the directory is missing or empty.
+    fn open(&self, dir: &Path) -> Result<Box<dyn Engine>>;
+
+    /// As [`Store::open`], with the smallest fixed sizes the engine can be told to keep to, so that a size configured
+    /// too small is met. The default is for engines without such a size.
+    fn open_small(&self, dir: &Path) -> Result<Box<dyn Engine>> {
+        self.open(dir)
+    }
+}
+
+/// One `#[test]` per topic for the store that the expression gives. The test binary also needs the child's entry:
+/// a test named [`child::ENTRY`] that calls [`child::enter`].
+#[macro_export]
+macro_rules! suite {
+    ($store:expr) => {
+        $crate::suite! { $store;
+            basic: empty_store put_get_overwrite_delete dropped_batch_leaves_no_trace last_write_wins_in_a_batch
+                own_writes_are_visible extreme_keys_and_values checkpoint_is_part_of_the_batch reopen_keeps_everything
+                scan_is_ordered_and_complete a_second_writer_waits;
+            readers: a_snapshot_stays_until_refresh readers_see_whole_batches get_many_equals_get;
+            copies: a_copy_opens_and_equals;
+            bulk: loaded_chunks_equal_puts unsorted_input_is_refused loading_a_chunk_again_converges;
+            full: full_disk_loses_nothing full_size_loses_nothing;
+            identity: a_second_process_is_refused closing_releases_the_directory;
+            model: random_operations_equal_the_model;
+            crash: killed_with_synced_commits killed_with_buffered_commits killed_while_bulk_loading;
+        }
+    };
+    ($store:expr; $($module:ident: $($topic:ident)+;)+) => {
+        $($(
+            #[test]
+            fn $topic() {
+                $crate::$module::$topic(&$store);
+            }
+        )+)+
+    };
+}

@@ -1,0 +1,139 @@
+//! Other processes: the test binary starts itself again, as an agent that holds, changes, or fills a store.
+//!
+//! Owns: how an agent is started, what it says, and that none outlives its test. An agent speaks in lines beginning
+//! with `@` on its standard output, and ends when its standard input does.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use crate::{Store, crash, full, identity};
+
+/// Name of the test that a test binary must have for its children to enter by.
+pub const ENTRY: &str = "conformance_child";
+
+/// How long a supervisor waits for the next line before it calls the agent stuck. Not a measure of speed: an fsync
+/// on a busy machine may take seconds.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const ROLE: &str = "SOLKV_CONFORMANCE_ROLE";
+const STORE: &str = "SOLKV_CONFORMANCE_STORE";
+const DIR: &str = "SOLKV_CONFORMANCE_DIR";
+const SEED: &str = "SOLKV_CONFORMANCE_SEED";
+
+/// Becomes an agent when this process was started as one; returns at once in an ordinary test run. `find` gives the
+/// store of a [`Store::name`].
+pub fn enter<S: Store>(find: impl Fn(&str) -> Option<S>) {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let name = std::env::var(STORE).expect("the supervisor sets it");
+    let dir = std::env::var_os(DIR).expect("the supervisor sets it");
+    let seed = std::env::var(SEED).expect("the supervisor sets it").parse().expect("the supervisor wrote a number");
+    let store = find(&name).unwrap_or_else(|| panic!("the test binary does not know the store name={name}"));
+    let dir = Path::new(&dir);
+    match role.as_str() {
+        "hold" => identity::hold(&store, dir),
+        "synced" | "buffered" | "bulk" => {
+            end_with_the_supervisor();
+            crash::agent(&store, dir, &role, seed);
+        }
+        "fill" => full::agent(&store, dir),
+        _ => panic!("no such role: {role}"),
+    }
+}
+
+/// Says one line to the supervisor.
+pub(crate) fn say(line: impl std::fmt::Display) {
+    // The line break before it ends whatever the test harness has begun to print.
+    let mut out = std::io::stdout().lock();
+    write!(out, "\n@{line}\n").and_then(|()| out.flush()).expect("the supervisor reads until the end");
+}
+
+/// A running agent. Killed when dropped.
+pub(crate) struct Agent {
+    process: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+impl Agent {
+    /// Starts an agent on `store` in `dir`. With `file_limit_kib` no file of it may grow beyond that size.
+    pub(crate) fn start(store: &dyn Store, role: &str, dir: &Path, seed: u64, file_limit_kib: Option<u64>) -> Self {
+        let binary = std::env::current_exe().expect("a running test has a binary");
+        let mut command = match file_limit_kib {
+            None => Command::new(binary),
+            Some(kib) => {
+                // The shell lowers the limit and turns the signal into an error code, without unsafe code here.
+                let mut shell = Command::new("bash");
+                shell.arg("-c").arg(format!("trap '' XFSZ; ulimit -f {kib}; exec \"$0\" \"$@\"")).arg(binary);
+                shell
+            }
+        };
+        command.args([ENTRY, "--nocapture", "--test-threads=1"]);
+        command.env(ROLE, role).env(STORE, store.name()).env(DIR, dir).env(SEED, seed.to_string());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().expect("the test binary can start itself");
+        let stdout = process.stdout.take().expect("standard output was asked for as a pipe");
+        let stdin = process.stdin.take();
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            let said = BufReader::new(stdout).lines().map_while(Result::ok);
+            for line in said.filter_map(|line| line.strip_prefix('@').map(str::to_owned)) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { process, stdin, lines }
+    }
+
+    /// The next line; `None` after the agent's end.
+    pub(crate) fn next_line(&self) -> Option<String> {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("the agent said nothing for {PATIENCE:?}"),
+        }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Ends the agent's standard input: the request to finish.
+    pub(crate) fn finish(&mut self) {
+        self.stdin = None;
+    }
+
+    /// SIGKILL, then everything it had said and was not yet read.
+    pub(crate) fn kill(mut self) -> Vec<String> {
+        self.end();
+        std::iter::from_fn(|| self.next_line()).collect()
+    }
+
+    fn end(&mut self) {
+        self.process.kill().expect("the agent is ours and not yet waited for");
+        self.process.wait().expect("the agent is ours");
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Blocks until the supervisor closes this process's standard input, or is gone.
+pub(crate) fn wait_for_the_end() {
+    let mut rest = Vec::new();
+    // An error ends the wait as well as the end of the input does.
+    let _ = std::io::stdin().read_to_end(&mut rest);
+}
+
+fn end_with_the_supervisor() {
+    std::thread::spawn(|| {
+        wait_for_the_end();
+        std::process::exit(0);
+    });
+}

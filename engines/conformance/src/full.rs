@@ -1,0 +1,192 @@
+//! No space left: on the device, and within the size an engine was told to keep to.
+//!
+//! The device is a small tmpfs, which takes the right to mount; without it, a child process whose files may not grow
+//! beyond a limit. The output says which was used.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind};
+
+use crate::Store;
+use crate::child::{Agent, say};
+use crate::support::{
+    Change, Map, apply, assert_holds, commit, describe, key, mark, must, temp_dir, try_commit, value,
+};
+
+const DEVICE_MIB: u64 = 40;
+const GROWN_MIB: u64 = 160;
+const FILE_LIMIT_KIB: u64 = 8 << 10;
+const CHANGES: u64 = 1000;
+/// Pairs of 64 bytes that exceed the device twice over: an engine that takes them all is not writing them there.
+const DEVICE_BATCHES: u64 = 2 * DEVICE_MIB * (1 << 20) / (64 * CHANGES);
+/// What a store with the smallest configured size is given before it is believed to have none.
+const SIZE_BATCHES: u64 = 400;
+
+/// A full device: a typed error, everything committed still readable, and writable again once there is space.
+pub fn full_disk_loses_nothing(store: &dyn Store) {
+    let dir = temp_dir();
+    match Tmpfs::mount(&dir.path().join("device")) {
+        Ok(device) => {
+            println!("full disk: tmpfs of {DEVICE_MIB} MiB");
+            on_a_full_device(store, &device);
+        }
+        Err(reason) => {
+            println!("full disk: files limited to {FILE_LIMIT_KIB} KiB, because {reason}");
+            with_limited_files(store, dir.path());
+        }
+    }
+}
+
+/// The smallest size the engine can be told to keep to. One that grows by itself takes everything.
+pub fn full_size_loses_nothing(store: &dyn Store) {
+    let dir = temp_dir();
+    let engine = must("create", store.open_small(dir.path()));
+    let mut map = Map::new();
+    let (acked, error) = fill(&*engine, SIZE_BATCHES, &mut map, |_| ());
+    if let Some(error) = error {
+        println!("size is full after {acked} batches: {}", describe(&error));
+        assert_eq!(error.kind(), ErrorKind::FreeSpace, "{}", describe(&error));
+    } else {
+        println!("no size was reached in {acked} batches");
+    }
+    assert_holds(&*engine, &map, &mark(acked));
+    must("close", engine.close());
+    let engine = must("reopen with the ordinary size", store.open(dir.path()));
+    assert_holds(&*engine, &map, &mark(acked));
+    write_more(&*engine, &mut map, acked + 1);
+}
+
+/// The agent whose files are limited: says `acked SEQ`, and how it ended.
+pub(crate) fn agent(store: &dyn Store, dir: &Path) {
+    let engine = must("create", store.open(dir));
+    let mut map = Map::new();
+    let (acked, error) = fill(&*engine, DEVICE_BATCHES, &mut map, |seq| say(format_args!("acked {seq}")));
+    let error = error.expect("more was written than the files may hold");
+    if error.kind() == ErrorKind::FreeSpace {
+        assert_holds(&*engine, &map, &mark(acked));
+    }
+    say(format_args!("ended {}", describe(&error)));
+    // No close: with the limit still on, it may fail, and the supervisor looks at what a lost process leaves.
+    std::process::exit(0);
+}
+
+fn on_a_full_device(store: &dyn Store, device: &Tmpfs) {
+    let dir = device.path.join("store");
+    let engine = must("create", store.open(&dir));
+    let mut map = Map::new();
+    let (acked, error) = fill(&*engine, DEVICE_BATCHES, &mut map, |_| ());
+    let error = error.unwrap_or_else(|| panic!("{acked} batches fitted on {DEVICE_MIB} MiB"));
+    println!("device is full after {acked} batches: {}", describe(&error));
+    assert!(acked > 0, "not even one batch fitted: {}", describe(&error));
+    match error.kind() {
+        ErrorKind::FreeSpace => {
+            assert_holds(&*engine, &map, &mark(acked));
+            device.grow();
+            write_more(&*engine, &mut map, acked + 1);
+            must("close", engine.close());
+            assert_holds(&*must("reopen", store.open(&dir)), &map, &mark(acked + 1));
+        }
+        ErrorKind::Reopen => {
+            let again = engine.begin().err().map(|error| error.kind());
+            assert_eq!(again, Some(ErrorKind::Reopen), "writes are refused until the store is opened again");
+            drop(engine);
+            device.grow();
+            reopened(store, &dir, map, acked, true);
+        }
+        _ => panic!("a full device must be FreeSpace or Reopen: {}", describe(&error)),
+    }
+}
+
+fn with_limited_files(store: &dyn Store, dir: &Path) {
+    let dir = dir.join("store");
+    let agent = Agent::start(store, "fill", &dir, 0, Some(FILE_LIMIT_KIB));
+    let (mut acked, mut ended) = (0, None);
+    while let Some(line) = agent.next_line() {
+        match line.split_once(' ') {
+            Some(("acked", seq)) => acked = seq.parse().expect("agents say numbers"),
+            Some(("ended", how)) => ended = Some(how.to_owned()),
+            _ => {}
+        }
+    }
+    let ended = ended.expect("the agent says how it ended, or has said on standard error why not");
+    println!("files are full after {acked} batches: {ended}");
+    let reopen = ended.starts_with("kind=Reopen");
+    assert!(reopen || ended.starts_with("kind=FreeSpace"), "a full device must be FreeSpace or Reopen: {ended}");
+    let map = (1..=acked).fold(Map::new(), |mut map, seq| {
+        apply(&mut map, &batch(seq));
+        map
+    });
+    reopened(store, &dir, map, acked, reopen);
+}
+
+/// Opens after the process or handle was given up; with `unknown`, the batch that failed may have become durable.
+fn reopened(store: &dyn Store, dir: &Path, mut map: Map, mut acked: u64, unknown: bool) {
+    let engine = must("open with space again", store.open(dir));
+    if unknown && must("checkpoint", engine.checkpoint()).seq == acked + 1 {
+        acked += 1;
+        apply(&mut map, &batch(acked));
+    }
+    let checkpoint = if acked == 0 { Checkpoint::default() } else { mark(acked) };
+    assert_holds(&*engine, &map, &checkpoint);
+    write_more(&*engine, &mut map, acked + 1);
+}
+
+/// Commits batches until one fails or the limit is reached; `map` holds what was acknowledged.
+fn fill(engine: &dyn Engine, batches: u64, map: &mut Map, mut acked: impl FnMut(u64)) -> (u64, Option<Error>) {
+    for seq in 1..=batches {
+        let changes = batch(seq);
+        if let Err(error) = try_commit(engine, &changes, seq, Durability::Synced) {
+            return (seq - 1, Some(error));
+        }
+        apply(map, &changes);
+        acked(seq);
+    }
+    (batches, None)
+}
+
+fn write_more(engine: &dyn Engine, map: &mut Map, seq: u64) {
+    let changes = [(key(u64::MAX), Some(value(seq)))];
+    commit(engine, &changes, seq, Durability::Synced);
+    apply(map, &changes);
+    assert_holds(engine, map, &mark(seq));
+}
+
+fn batch(seq: u64) -> Vec<Change> {
+    (seq * CHANGES..(seq + 1) * CHANGES).map(|i| (key(i), Some(value(i)))).collect()
+}
+
+/// A small filesystem of its own, unmounted when dropped.
+struct Tmpfs {
+    path: PathBuf,
+}
+
+impl Tmpfs {
+    fn mount(path: &Path) -> Result<Self, String> {
+        std::fs::create_dir(path).expect("the directory is below a temporary one");
+        run(Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={DEVICE_MIB}m"), "tmpfs"]).arg(path))?;
+        Ok(Self { path: path.to_owned() })
+    }
+
+    fn grow(&self) {
+        run(Command::new("mount").args(["-o", &format!("remount,size={GROWN_MIB}m")]).arg(&self.path))
+            .expect("what could be mounted can be remounted");
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        // Lazy, because a failing test may still have files open below.
+        if let Err(reason) = run(Command::new("umount").arg("--lazy").arg(&self.path)) {
+            eprintln!("a tmpfs is left mounted: path={} {reason}", self.path.display());
+        }
+    }
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| format!("{command:?} did not start: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}

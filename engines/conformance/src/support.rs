@@ -1,0 +1,169 @@
+//! Keys, values, checkpoints and the comparisons that the topics share.
+//!
+//! Owns: the naming of pairs by small numbers. Must not: hide an error; everything unexpected panics with the engine's
+//! own words.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::ops::ControlFlow;
+
+use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind, Key, Reader, Result, Value};
+
+/// The whole content of a store.
+pub(crate) type Map = BTreeMap<Key, Value>;
+
+/// One change: a put, or a delete for `None`.
+pub(crate) type Change = (Key, Option<Value>);
+
+/// A seeded generator (splitmix64: Steele, Lea, Flood 2014), so that a printed seed repeats a run.
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+/// Spread keys: consecutive numbers are unrelated in order.
+pub(crate) fn key(number: u64) -> Key {
+    words(number, 0x6b65_7900)
+}
+
+pub(crate) fn value(number: u64) -> Value {
+    words(number, 0x7661_6c75_6500)
+}
+
+/// Keys that ascend with their number, for sorted input.
+pub(crate) fn ascending_key(number: u64) -> Key {
+    let mut out = key(number);
+    out[..8].copy_from_slice(&number.to_be_bytes());
+    out
+}
+
+/// A checkpoint with every field dependent on `seq`.
+pub(crate) fn mark(seq: u64) -> Checkpoint {
+    Checkpoint { seq, slot: Some(seq * 3), blockhash: value(seq), source: 77 }
+}
+
+/// Unwraps, or panics with the error's kind, message and causes.
+#[track_caller]
+pub(crate) fn must<T>(what: impl Display, result: Result<T>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{what}: {}", describe(&error)),
+    }
+}
+
+/// The error that `what` must have ended in, with the kind it must have had.
+#[track_caller]
+pub(crate) fn must_fail<T>(what: impl Display, kind: ErrorKind, result: Result<T>) -> Error {
+    match result {
+        Ok(_) => panic!("{what}: succeeded, expected kind={kind:?}"),
+        Err(error) if error.kind() == kind => error,
+        Err(error) => panic!("{what}: expected kind={kind:?}, got {}", describe(&error)),
+    }
+}
+
+pub(crate) fn describe(error: &Error) -> String {
+    let mut text = format!("kind={:?} {error}", error.kind());
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
+/// Applies `changes` as one batch.
+#[track_caller]
+pub(crate) fn commit(engine: &dyn Engine, changes: &[Change], seq: u64, durability: Durability) {
+    must(format_args!("commit seq={seq}"), try_commit(engine, changes, seq, durability));
+}
+
+pub(crate) fn try_commit(engine: &dyn Engine, changes: &[Change], seq: u64, durability: Durability) -> Result<()> {
+    let mut txn = engine.begin()?;
+    for (key, value) in changes {
+        match value {
+            Some(value) => txn.put(key, value)?,
+            None => txn.delete(key)?,
+        }
+    }
+    txn.commit(&mark(seq), durability)
+}
+
+pub(crate) fn apply(map: &mut Map, changes: &[Change]) {
+    for (key, value) in changes {
+        match value {
+            Some(value) => map.insert(*key, *value),
+            None => map.remove(key),
+        };
+    }
+}
+
+#[track_caller]
+pub(crate) fn reader(engine: &dyn Engine) -> Box<dyn Reader + '_> {
+    must("open a reader", engine.reader())
+}
+
+/// Everything a reader sees, having checked that keys strictly ascend.
+#[track_caller]
+pub(crate) fn scan(reader: &mut dyn Reader) -> Map {
+    let mut map = Map::new();
+    let mut last = None;
+    let outcome = reader.scan(&mut |key, value| {
+        assert!(last < Some(*key), "scan does not ascend: last={last:?} next={key:?}");
+        last = Some(*key);
+        map.insert(*key, *value);
+        ControlFlow::Continue(())
+    });
+    must("scan", outcome);
+    map
+}
+
+/// Asserts content and checkpoint of the newest commit, read in every way there is.
+#[track_caller]
+pub(crate) fn assert_holds(engine: &dyn Engine, expected: &Map, checkpoint: &Checkpoint) {
+    let mut reader = reader(engine);
+    assert_eq!(must("engine checkpoint", engine.checkpoint()), *checkpoint, "{}", engine.label());
+    assert_eq!(must("reader checkpoint", reader.checkpoint()), *checkpoint, "{}", engine.label());
+    let found = scan(&mut *reader);
+    assert_equal_maps(engine.label(), &found, expected);
+    for (key, value) in expected.iter().step_by((expected.len() / 64).max(1)) {
+        assert_eq!(must("get", reader.get(key)), Some(*value), "{}", engine.label());
+    }
+}
+
+/// As `assert_eq`, without printing two maps of thousands.
+#[track_caller]
+pub(crate) fn assert_equal_maps(label: &str, found: &Map, expected: &Map) {
+    let missing = expected.iter().find(|(key, value)| found.get(*key) != Some(*value));
+    let extra = found.keys().find(|key| !expected.contains_key(*key));
+    assert!(
+        missing.is_none() && extra.is_none(),
+        "{label}: pairs={} expected={} first_missing_or_wrong={missing:?} first_extra={extra:?}",
+        found.len(),
+        expected.len()
+    );
+}
+
+pub(crate) fn temp_dir() -> tempfile::TempDir {
+    tempfile::tempdir().expect("the temporary directory is writable, or no test can run")
+}
+
+fn words(number: u64, salt: u64) -> [u8; 32] {
+    let mut rng = Rng::new(number.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ salt);
+    let mut out = [0u8; 32];
+    out.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&rng.next().to_be_bytes()));
+    out
+}
