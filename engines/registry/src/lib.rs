@@ -1,1 +1,28 @@
-//! Placeholder.
+//! The engines by name: their options, their directories, and [`open`].
+//!
+//! Owns: a store's directory (the marker `SOLKV`, the lock `LOCK`, and `data`, which is the engine's), the choice of
+//! an engine, the memory an engine is given by default. The only crate that names concrete engines. Must not: store
+//! pairs or measure. Threads: none of its own.
+//!
+//! # A store's directory
+//!
+//! | entry | what it is |
+//! |---|---|
+//! | `SOLKV` | TOML: format version, engine, who created it, the options that the files depend on |
+//! | `LOCK` | held by `flock` while the store is open; holds the pid of the last holder |
+//! | `data/` | the engine's own files |
+//!
+//! The marker is complete and synced before the engine creates its first file: a process killed in between leaves a
+//! directory that [`OpenMode::Create`] and [`OpenMode::CreateOrOpen`] take up again. The lock is taken before anything
+//! of the engine is touched.
+
+mod lock;
+mod marker;
+mod memory;
+mod options;
+mod store;
+
+pub use marker::{FORMAT_VERSION, Identity};
+pub use memory::{Division, MEMORY_MIN, MEMORY_SHARE, MemoryLimit, memory_limit};
+pub use options::{EngineKind, EngineOptions, Profile};
+pub use store::{OpenMode, compiled, inspect, open};

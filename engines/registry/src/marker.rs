@@ -1,0 +1,101 @@
+//! The marker `SOLKV`: what a directory holds, readable without opening the engine.
+//!
+//! Written via a temporary file, fsync, rename and an fsync of the directory, so it is whole or absent.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind as Io, Write};
+use std::path::Path;
+
+use engine_api::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::options::{EngineKind, Profile};
+
+pub(crate) const MARKER: &str = "SOLKV";
+pub(crate) const MARKER_TEMPORARY: &str = "SOLKV.tmp";
+
+/// The format this build writes, and the newest it reads.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// What a directory holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Version of the directory's layout and of how pairs and checkpoint are stored in the engine.
+    pub format: u32,
+    /// The engine that owns `data`.
+    pub engine: EngineKind,
+    /// Program and version that created the directory, such as `solkv 0.1.0`.
+    pub created_by: String,
+    /// Bits per key of RocksDB's Bloom filter as last opened; 0 is none.
+    #[serde(default)]
+    pub bloom: u32,
+    /// RocksDB's profile as last opened. Informative: both profiles read the same files.
+    #[serde(default)]
+    pub profile: Profile,
+}
+
+/// Only the version, so that a newer format is named even where its other fields have changed.
+#[derive(Deserialize)]
+struct Version {
+    format: u32,
+}
+
+impl Identity {
+    pub(crate) fn new(engine: EngineKind, bloom: u32, profile: Profile) -> Self {
+        let created_by = concat!("solkv ", env!("CARGO_PKG_VERSION")).to_owned();
+        Self { format: FORMAT_VERSION, engine, created_by, bloom, profile }
+    }
+}
+
+/// Reads the marker of `dir`; `None` where directory or marker is missing.
+pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
+    let path = dir.join(MARKER);
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == Io::NotFound => return Ok(None),
+        Err(e) if e.kind() == Io::InvalidData => return Err(damaged(&path, e)),
+        Err(e) => return Err(Error::io(format!("cannot read the marker: file={} reason={e}", path.display()), e)),
+    };
+    let version: Version = toml::from_str(&text).map_err(|e| damaged(&path, e))?;
+    if version.format > FORMAT_VERSION {
+        return Err(Error::new(
+            ErrorKind::FixInput,
+            format!(
+                "store was written by a newer solkv: file={} format={} known={FORMAT_VERSION}: use that version",
+                path.display(),
+                version.format
+            ),
+        ));
+    }
+    // An engine this build has never heard of comes with a newer format; anything else is damage.
+    toml::from_str(&text).map(Some).map_err(|e| damaged(&path, e))
+}
+
+/// Writes or replaces the marker of `dir`, durably.
+pub(crate) fn write(dir: &Path, identity: &Identity) -> Result<()> {
+    let text = toml::to_string(identity)
+        .map_err(|e| Error::with_source(ErrorKind::Internal, "cannot write the marker as toml", e))?;
+    let temporary = dir.join(MARKER_TEMPORARY);
+    let replace = || {
+        let mut file = File::create(&temporary)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&temporary, dir.join(MARKER))?;
+        sync_dir(dir)
+    };
+    replace().map_err(|e| Error::io(format!("cannot write the marker: dir={} reason={e}", dir.display()), e))
+}
+
+/// Makes the names in `dir` durable.
+pub(crate) fn sync_dir(dir: &Path) -> std::io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+fn damaged(path: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    let source = source.into();
+    Error::with_source(
+        ErrorKind::DataDamaged,
+        format!("marker is damaged: file={} reason={source}: restore it or the store", path.display()),
+        source,
+    )
+}

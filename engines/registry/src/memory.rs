@@ -1,0 +1,146 @@
+//! How much memory the process may use, and what of it an engine is given.
+//!
+//! Reads `/proc` and `/sys/fs/cgroup`; never fails: without a readable limit the machine's memory counts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bytesize::ByteSize;
+
+use crate::options::{EngineKind, EngineOptions};
+
+/// The share of the limit that the engine's cache gets where `memory` is not set: one part in four. The rest is for
+/// memtables, filters outside the cache, dirty pages, connections, and the page cache, which is charged too.
+pub const MEMORY_SHARE: u64 = 4;
+
+/// The least an engine is given, in bytes: below it every lookup re-reads index blocks.
+pub const MEMORY_MIN: u64 = 64 << 20;
+
+const CGROUP_V2: &str = "/sys/fs/cgroup";
+const CGROUP_V1: &str = "/sys/fs/cgroup/memory";
+
+/// The memory this process may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// Bytes.
+    pub bytes: u64,
+    /// Where the limit comes from: the file of the cgroup's limit, or `None` for the machine's memory.
+    pub cgroup_file: Option<PathBuf>,
+}
+
+/// What the engine gets, as `check-config` prints it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Division {
+    /// The memory the process may use.
+    pub limit: MemoryLimit,
+    /// The engine's own cache in bytes: RocksDB's block cache, redb's page cache. 0 for LMDB, which has none.
+    pub cache_bytes: u64,
+    /// Whether `memory` was set, or `cache_bytes` is the default share.
+    pub configured: bool,
+    /// What is left of the limit for everything else, the kernel's page cache included.
+    pub rest_bytes: u64,
+}
+
+impl EngineOptions {
+    /// What an engine with these options gets on this machine, now.
+    pub fn division(&self) -> Division {
+        let limit = memory_limit();
+        let cache_bytes = match self.engine {
+            EngineKind::Lmdb => 0,
+            EngineKind::Rocksdb | EngineKind::Redb => {
+                self.memory.map_or((limit.bytes / MEMORY_SHARE).max(MEMORY_MIN), |memory| memory.as_u64())
+            }
+        };
+        let rest_bytes = limit.bytes.saturating_sub(cache_bytes);
+        Division { limit, cache_bytes, configured: self.memory.is_some(), rest_bytes }
+    }
+}
+
+impl std::fmt::Display for Division {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let source = match &self.limit.cgroup_file {
+            Some(file) => file.display().to_string(),
+            None => "machine".to_owned(),
+        };
+        let by = if self.configured { "configured" } else { "default" };
+        write!(
+            f,
+            "memory_limit={} limit_from={source} engine_cache={} cache_by={by} rest={}",
+            ByteSize::b(self.limit.bytes),
+            ByteSize::b(self.cache_bytes),
+            ByteSize::b(self.rest_bytes)
+        )
+    }
+}
+
+/// The smallest memory limit of this process's cgroup and its ancestors (v2 or v1), or the machine's memory.
+pub fn memory_limit() -> MemoryLimit {
+    let info = rustix::system::sysinfo();
+    let machine_bytes = u64::from(info.mem_unit).saturating_mul(info.totalram);
+    let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    smallest(&cgroups, machine_bytes, |file| fs::read_to_string(file).ok())
+}
+
+fn smallest(cgroups: &str, machine_bytes: u64, read: impl Fn(&Path) -> Option<String>) -> MemoryLimit {
+    let mut limit = MemoryLimit { bytes: machine_bytes, cgroup_file: None };
+    for file in limit_files(cgroups) {
+        // "max" is no number; v1 says "no limit" by a number beyond any machine's memory.
+        let bytes = read(&file).and_then(|text| text.trim().parse::<u64>().ok());
+        if let Some(bytes) = bytes.filter(|bytes| *bytes < limit.bytes) {
+            limit = MemoryLimit { bytes, cgroup_file: Some(file) };
+        }
+    }
+    limit
+}
+
+/// The files with the limits that hold for a process of `/proc/self/cgroup`: its group's and those above.
+fn limit_files(cgroups: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for line in cgroups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else { continue };
+        let (root, name) = if controllers.is_empty() {
+            (CGROUP_V2, "memory.max")
+        } else if controllers.split(',').any(|controller| controller == "memory") {
+            (CGROUP_V1, "memory.limit_in_bytes")
+        } else {
+            continue;
+        };
+        // In a container the group may be named from outside it; the names that do not exist here are skipped, and
+        // the root, which is the container's own group, is among the ancestors.
+        let group = Path::new(group.trim_start_matches('/'));
+        files.extend(group.ancestors().map(|above| Path::new(root).join(above).join(name)));
+    }
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_limit_above_the_process_counts() {
+        let read = |file: &Path| match file.to_str().unwrap() {
+            "/sys/fs/cgroup/a/b/memory.max" => Some("max\n".to_owned()),
+            "/sys/fs/cgroup/a/memory.max" => Some("1000\n".to_owned()),
+            "/sys/fs/cgroup/memory.max" => Some("2000\n".to_owned()),
+            "/sys/fs/cgroup/memory/x/memory.limit_in_bytes" => Some("9223372036854771712\n".to_owned()),
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes" => Some("500\n".to_owned()),
+            _ => None,
+        };
+        let v2 = smallest("0::/a/b\n", 5000, read);
+        assert_eq!((v2.bytes, v2.cgroup_file), (1000, Some("/sys/fs/cgroup/a/memory.max".into())));
+        let v1 = smallest("3:cpu:/x\n2:memory:/x\n", 5000, read);
+        assert_eq!(v1.bytes, 500);
+        assert_eq!(smallest("", 5000, read), MemoryLimit { bytes: 5000, cgroup_file: None });
+        assert_eq!(smallest("garbage\n0::/gone\n", 1500, |_| None).bytes, 1500);
+    }
+
+    #[test]
+    fn a_set_memory_wins_and_lmdb_has_no_cache() {
+        let redb = EngineOptions { memory: Some(ByteSize::mib(100)), ..EngineOptions::new(EngineKind::Redb) };
+        assert_eq!((redb.division().cache_bytes, redb.division().configured), (100 << 20, true));
+        assert_eq!(EngineOptions::new(EngineKind::Lmdb).division().cache_bytes, 0);
+        assert!(EngineOptions::default().division().cache_bytes >= MEMORY_MIN);
+    }
+}

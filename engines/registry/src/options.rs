@@ -1,0 +1,195 @@
+//! Which engine, and how: the options every tool flattens into its command line and its configuration file.
+//!
+//! Must not: look at a directory or at the machine.
+
+use std::fmt;
+
+use bytesize::ByteSize;
+use engine_api::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+
+/// Bits per key of the tuned profile's filter where none are asked for: about one false positive in a hundred.
+pub(crate) const TUNED_BLOOM_BITS: u32 = 10;
+/// More bits than this buy nothing: a false positive costs one read, and 20 bits leave one in 6000.
+const BLOOM_BITS_MAX: u32 = 32;
+
+/// A storage engine. All of them can be named in every build; opening one that was not compiled in is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// Log-structured merge tree: the fastest writes, reads depend on filters and cache.
+    Rocksdb,
+    /// Memory-mapped B+tree: the fastest reads while the data fits in memory.
+    Lmdb,
+    /// B-tree in Rust with its own cache: no C or C++ to build.
+    Redb,
+}
+
+impl EngineKind {
+    /// Every engine, compiled in or not.
+    pub const ALL: [Self; 3] = [Self::Rocksdb, Self::Lmdb, Self::Redb];
+
+    /// The name used on the command line, in files and for the cargo feature.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Rocksdb => "rocksdb",
+            Self::Lmdb => "lmdb",
+            Self::Redb => "redb",
+        }
+    }
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// How RocksDB is set up. The files of one open in the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    /// As RocksDB comes, apart from a cache of --memory.
+    #[default]
+    Vanilla,
+    /// For uniform keys under a memory cap: filters and index inside the cache, larger files, direct reads.
+    Tuned,
+}
+
+impl Profile {
+    /// The name used on the command line and in files.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Vanilla => "vanilla",
+            Self::Tuned => "tuned",
+        }
+    }
+}
+
+/// Which engine, and how it is set up. An option of another engine is refused by [`open`](crate::open).
+#[derive(clap::Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EngineOptions {
+    /// Storage engine of the store.
+    ///
+    /// A directory keeps the engine it was created with; naming another one is refused.
+    #[arg(long, value_enum, value_name = "ENGINE", default_value_t = EngineKind::Rocksdb)]
+    pub engine: EngineKind,
+
+    /// Bits per key of RocksDB's Bloom filter; 0 is none.
+    ///
+    /// With it most lookups of absent keys need no disk read. 10 bits let 1 in 100 through and take 1.25 GB per
+    /// billion keys, 20 bits 1 in 6000 and 2.5 GB. Without this option a store keeps what it was created with; a
+    /// different number holds for files written from now on.
+    #[arg(long, value_name = "BITS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bloom: Option<u32>,
+
+    /// How RocksDB is set up: as it comes, or for uniform keys under a memory cap.
+    #[arg(long, value_enum, value_name = "PROFILE", default_value_t = Profile::Vanilla)]
+    pub profile: Profile,
+
+    /// Memory for the engine's cache, such as 512MB or 4GiB.
+    ///
+    /// RocksDB's block cache or redb's page cache; LMDB has none, it reads through the kernel's page cache. The
+    /// default is a quarter of this process's cgroup limit, or of the machine's memory where there is no limit, and
+    /// at least 64 MiB.
+    #[arg(long, value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<ByteSize>,
+
+    /// Fixed size of LMDB's map, such as 64GiB: the most that the store can grow to.
+    ///
+    /// Takes address space, not memory or disk. The default starts at 1 TiB and grows when full; set it only where
+    /// the address space is limited.
+    #[arg(long, value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lmdb_map_size: Option<ByteSize>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self::new(EngineKind::Rocksdb)
+    }
+}
+
+impl EngineOptions {
+    /// The engine with its defaults.
+    pub fn new(kind: EngineKind) -> Self {
+        Self { engine: kind, bloom: None, profile: Profile::Vanilla, memory: None, lmdb_map_size: None }
+    }
+
+    /// The label of every metric and table row: `rocksdb`, `rocksdb_bloom`, `rocksdb_tuned`, `lmdb`, `redb`.
+    ///
+    /// Of an existing store the open engine's own label counts: its filter may come from the directory.
+    pub fn label(&self) -> &'static str {
+        match (self.engine, self.profile, self.bloom.unwrap_or(0)) {
+            (EngineKind::Rocksdb, Profile::Tuned, _) => "rocksdb_tuned",
+            (EngineKind::Rocksdb, Profile::Vanilla, 0) => "rocksdb",
+            (EngineKind::Rocksdb, Profile::Vanilla, _) => "rocksdb_bloom",
+            (EngineKind::Lmdb, ..) => "lmdb",
+            (EngineKind::Redb, ..) => "redb",
+        }
+    }
+
+    /// Refuses options that mean nothing to the engine, and values no engine accepts.
+    ///
+    /// # Errors
+    /// [`ErrorKind::FixInput`] naming the option.
+    pub fn validate(&self) -> Result<()> {
+        let refuse = |message: String| Err(Error::new(ErrorKind::FixInput, message));
+        let engine = self.engine;
+        if engine != EngineKind::Rocksdb && self.bloom.is_some() {
+            return refuse(format!("option bloom is for engine=rocksdb, not engine={engine}: leave it out"));
+        }
+        if engine != EngineKind::Rocksdb && self.profile != Profile::Vanilla {
+            let profile = self.profile.as_str();
+            return refuse(format!("profile={profile} is for engine=rocksdb, not engine={engine}: leave it out"));
+        }
+        if engine != EngineKind::Lmdb && self.lmdb_map_size.is_some() {
+            return refuse(format!("option lmdb_map_size is for engine=lmdb, not engine={engine}: leave it out"));
+        }
+        if let Some(bits) = self.bloom.filter(|bits| *bits > BLOOM_BITS_MAX) {
+            return refuse(format!("bloom={bits} is more than {BLOOM_BITS_MAX} bits per key: 10 to 20 are useful"));
+        }
+        for (name, size) in [("memory", self.memory), ("lmdb_map_size", self.lmdb_map_size)] {
+            if size.is_some_and(|size| size.as_u64() < 1 << 20) {
+                let bytes = size.unwrap_or_default().as_u64();
+                return refuse(format!("{name} is too small: bytes={bytes} minimum_bytes={}", 1 << 20));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn toml_round_trips_and_has_defaults() {
+        assert_eq!(toml::from_str::<EngineOptions>("").unwrap(), EngineOptions::default());
+        let text = "engine = \"redb\"\nmemory = \"512MiB\"\n";
+        let options: EngineOptions = toml::from_str(text).unwrap();
+        assert_eq!(options.engine, EngineKind::Redb);
+        assert_eq!(options.memory, Some(ByteSize::mib(512)));
+        let again: EngineOptions = toml::from_str(&toml::to_string(&options).unwrap()).unwrap();
+        assert_eq!(again, options);
+    }
+
+    #[test]
+    fn options_of_another_engine_are_refused() {
+        let lmdb = EngineOptions::new(EngineKind::Lmdb);
+        let redb = EngineOptions::new(EngineKind::Redb);
+        let wrong = [
+            EngineOptions { bloom: Some(10), ..lmdb.clone() },
+            EngineOptions { profile: Profile::Tuned, ..redb.clone() },
+            EngineOptions { lmdb_map_size: Some(ByteSize::gib(1)), ..redb },
+            EngineOptions { lmdb_map_size: Some(ByteSize::b(1)), ..lmdb },
+            EngineOptions { bloom: Some(33), ..EngineOptions::default() },
+        ];
+        for options in wrong {
+            assert_eq!(options.validate().unwrap_err().kind(), ErrorKind::FixInput, "{options:?}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Opening a directory, and the open store: the engine together with its directory's lock.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::ErrorKind as Io;
+use std::path::{Path, PathBuf};
+
+use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
+
+use crate::lock::{DirLock, LOCK};
+use crate::marker::{self, Identity, MARKER, MARKER_TEMPORARY};
+use crate::options::{EngineKind, EngineOptions, Profile, TUNED_BLOOM_BITS};
+
+/// The engine's own directory within the store's.
+const DATA: &str = "data";
+
+/// What [`open`] expects of the directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenMode {
+    /// A new store: the directory is missing, empty, or left by a creation that was cut short.
+    Create,
+    /// A store that is there.
+    Existing,
+    /// Either.
+    CreateOrOpen,
+}
+
+/// The engines in this build.
+pub fn compiled() -> &'static [EngineKind] {
+    &[
+        #[cfg(feature = "rocksdb")]
+        EngineKind::Rocksdb,
+        #[cfg(feature = "lmdb")]
+        EngineKind::Lmdb,
+        #[cfg(feature = "redb")]
+        EngineKind::Redb,
+    ]
+}
+
+/// What `dir` holds, without opening or locking it; `None` where there is no store.
+///
+/// # Errors
+/// `FixInput` for a newer format, `DataDamaged` for a marker that cannot be read.
+pub fn inspect(dir: &Path) -> Result<Option<Identity>> {
+    marker::read(dir)
+}
+
+/// Opens the store in `dir`.
+///
+/// The engine is fixed when the store is created. A Bloom filter that is not given is the one the store was last
+/// opened with; a different one is written to the marker and holds for files written from then on.
+///
+/// # Errors
+/// `FixInput` naming the directory: it is not what `mode` expects, holds another engine or a newer format, is open
+/// elsewhere, or the options are not the engine's.
+pub fn open(dir: &Path, options: &EngineOptions, mode: OpenMode) -> Result<Box<dyn Engine>> {
+    options.validate()?;
+    refuse_unless_compiled(options.engine)?;
+    // Before anything is created: a wrong path must not turn into a directory with a lock in it.
+    check_mode(dir, options.engine, mode)?;
+    create_dir(dir)?;
+    let lock = DirLock::take(dir)?;
+    let known = check_mode(dir, options.engine, mode)?;
+    let options = effective(options, known.as_ref());
+    let bloom = options.bloom.unwrap_or(0);
+    let identity = match &known {
+        Some(known) => Identity { bloom, profile: options.profile, ..known.clone() },
+        None => Identity::new(options.engine, bloom, options.profile),
+    };
+    if known.as_ref() != Some(&identity) {
+        marker::write(dir, &identity)?;
+    }
+    let engine = open_engine(&dir.join(DATA), &options)?;
+    marker::sync_dir(dir)
+        .map_err(|e| Error::io(format!("cannot sync the store's directory: dir={} reason={e}", dir.display()), e))?;
+    Ok(Box::new(Store { engine, identity, dir: dir.to_owned(), _lock: lock }))
+}
+
+/// An open store. Hands everything to the engine, whose readers and transactions are used without going through here.
+struct Store {
+    // First: closed before the lock is released.
+    engine: Box<dyn Engine>,
+    identity: Identity,
+    dir: PathBuf,
+    _lock: DirLock,
+}
+
+impl Engine for Store {
+    fn label(&self) -> &'static str {
+        self.engine.label()
+    }
+
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        self.engine.reader()
+    }
+
+    fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
+        self.engine.begin()
+    }
+
+    fn checkpoint(&self) -> Result<Checkpoint> {
+        self.engine.checkpoint()
+    }
+
+    fn stats(&self) -> Result<Stats> {
+        self.engine.stats()
+    }
+
+    /// The marker comes last: a copy that was cut short is not taken for a store.
+    fn snapshot(&self, dir: &Path) -> Result<()> {
+        let failed = |e: std::io::Error| {
+            Error::io(format!("cannot make the snapshot's directory: dir={} reason={e}", dir.display()), e)
+        };
+        fs::create_dir(dir).map_err(failed)?;
+        self.engine.snapshot(&dir.join(DATA))?;
+        marker::write(dir, &self.identity)?;
+        sync_parent(dir)
+    }
+
+    fn bulk(&self) -> Option<&dyn BulkLoad> {
+        self.engine.bulk()
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.engine.settle()
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        let Self { engine, dir, _lock, .. } = *self;
+        engine.close()?;
+        marker::sync_dir(&dir)
+            .map_err(|e| Error::io(format!("cannot sync the store's directory: dir={} reason={e}", dir.display()), e))
+    }
+}
+
+/// Fills in what the store remembers and the profile implies.
+fn effective(options: &EngineOptions, known: Option<&Identity>) -> EngineOptions {
+    let mut options = options.clone();
+    if options.engine == EngineKind::Rocksdb && options.bloom.is_none() {
+        let tuned = options.profile == Profile::Tuned;
+        options.bloom = match known.map_or(0, |known| known.bloom) {
+            0 if tuned && known.is_none_or(|known| known.profile != Profile::Tuned) => Some(TUNED_BLOOM_BITS),
+            bits => Some(bits),
+        };
+    }
+    options
+}
+
+/// Whether `dir` is what `mode` expects; the marker where there is one.
+fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<Identity>> {
+    let refuse = |message: String| Err(Error::new(ErrorKind::FixInput, message));
+    let shown = dir.display();
+    let names = names(dir)?;
+    let Some(identity) = marker::read(dir)? else {
+        if mode == OpenMode::Existing {
+            return refuse(format!("there is no store: dir={shown}: create it with bootstrap, or correct the path"));
+        }
+        let foreign = names.iter().find(|name| ![LOCK, MARKER_TEMPORARY].contains(&name.as_str()));
+        return match foreign {
+            Some(name) => refuse(format!(
+                "directory is not empty and not a solkv store: dir={shown} entry={name}: name an empty directory"
+            )),
+            None => Ok(None),
+        };
+    };
+    let held = identity.engine;
+    if held != engine {
+        return refuse(format!(
+            "directory holds {held}, asked for {engine}: dir={shown}: use --engine {held} or another directory"
+        ));
+    }
+    let has_data = names.contains(DATA);
+    match mode {
+        OpenMode::Create if has_data => refuse(format!(
+            "directory already holds a {held} store: dir={shown}: name an empty directory, or open the store there"
+        )),
+        OpenMode::Existing if !has_data => refuse(format!(
+            "store has no data: dir={shown} marker={MARKER} missing={DATA}: its creation was cut short or its files \
+             were removed; create it again with bootstrap"
+        )),
+        _ => Ok(Some(identity)),
+    }
+}
+
+/// The entries of `dir`; none where it is missing.
+fn names(dir: &Path) -> Result<BTreeSet<String>> {
+    let failed = |e: std::io::Error| {
+        Error::io(format!("cannot list the store's directory: dir={} reason={e}", dir.display()), e)
+    };
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == Io::NotFound => return Ok(BTreeSet::new()),
+        Err(e) => return Err(failed(e)),
+    };
+    entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+fn create_dir(dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir)
+        .map_err(|e| Error::io(format!("cannot create the store's directory: dir={} reason={e}", dir.display()), e))?;
+    sync_parent(dir)
+}
+
+/// Makes the name of `dir` itself durable.
+fn sync_parent(dir: &Path) -> Result<()> {
+    let failed = |e: std::io::Error| {
+        Error::io(format!("cannot sync the directory above the store: dir={} reason={e}", dir.display()), e)
+    };
+    match dir.canonicalize().map_err(failed)?.parent() {
+        // A parent that may be entered but not read cannot be synced by us.
+        Some(parent) => match marker::sync_dir(parent) {
+            Err(e) if e.kind() != Io::PermissionDenied => Err(failed(e)),
+            _ => Ok(()),
+        },
+        None => Ok(()),
+    }
+}
+
+fn refuse_unless_compiled(engine: EngineKind) -> Result<()> {
+    if compiled().contains(&engine) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::FixInput,
+        format!(
+            "engine={engine} is not in this build: build with the cargo feature {engine}, or choose another engine"
+        ),
+    ))
+}
+
+fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> {
+    match options.engine {
+        #[cfg(feature = "rocksdb")]
+        EngineKind::Rocksdb => {
+            let division = options.division();
+            let profile = match options.profile {
+                Profile::Vanilla => engine_rocksdb::Profile::Vanilla,
+                Profile::Tuned => engine_rocksdb::Profile::Tuned,
+            };
+            let options = engine_rocksdb::RocksdbOptions {
+                profile,
+                bloom_bits: options.bloom.filter(|bits| *bits > 0),
+                cache_bytes: division.cache_bytes,
+                memory_limit_bytes: division.limit.bytes,
+                ..Default::default()
+            };
+            Ok(Box::new(engine_rocksdb::RocksdbEngine::open(data, &options)?))
+        }
+        #[cfg(feature = "lmdb")]
+        EngineKind::Lmdb => {
+            let mut lmdb = engine_lmdb::LmdbOptions::default();
+            if let Some(size) = options.lmdb_map_size {
+                lmdb.map_bytes = size.as_u64();
+                lmdb.map_bytes_max = size.as_u64();
+            }
+            Ok(Box::new(engine_lmdb::LmdbEngine::open(data, &lmdb)?))
+        }
+        #[cfg(feature = "redb")]
+        EngineKind::Redb => {
+            let options =
+                engine_redb::RedbOptions { cache_bytes: options.division().cache_bytes, ..Default::default() };
+            Ok(Box::new(engine_redb::RedbEngine::open(data, &options)?))
+        }
+        #[allow(unreachable_patterns, reason = "the arm for engines left out of the build")]
+        engine => refuse_unless_compiled(engine).and_then(|()| {
+            Err(Error::new(ErrorKind::Internal, format!("engine={engine} is compiled in but cannot be opened")))
+        }),
+    }
+}
