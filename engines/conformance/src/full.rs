@@ -14,9 +14,12 @@ use crate::support::{
     Change, Map, apply, assert_holds, commit, describe, key, mark, must, temp_dir, try_commit, value,
 };
 
-const DEVICE_MIB: u64 = 40;
-const GROWN_MIB: u64 = 160;
+/// Twice the free space that an engine may insist on before it begins a batch (64 MiB).
+const DEVICE_MIB: u64 = 128;
+const GROWN_MIB: u64 = 384;
 const FILE_LIMIT_KIB: u64 = 8 << 10;
+/// Changes of one batch that needs space which was there when it began.
+const LARGE_BATCH: u64 = 50_000;
 const CHANGES: u64 = 1000;
 /// Pairs of 64 bytes that exceed the device twice over: an engine that takes them all is not writing them there.
 const DEVICE_BATCHES: u64 = 2 * DEVICE_MIB * (1 << 20) / (64 * CHANGES);
@@ -35,6 +38,49 @@ pub fn full_disk_loses_nothing(store: &dyn Store) {
             println!("full disk: files limited to {FILE_LIMIT_KIB} KiB, because {reason}");
             with_limited_files(store, dir.path());
         }
+    }
+}
+
+/// Others take the space while a transaction is open, after every check an engine makes when it begins one.
+pub fn disk_filled_by_others_loses_nothing(store: &dyn Store) {
+    let dir = temp_dir();
+    let device = match Tmpfs::mount(&dir.path().join("device")) {
+        Ok(device) => device,
+        // Without a device of its own a test must not fill one; the limit on files stands in for the error.
+        Err(reason) => {
+            println!("full disk: files limited to {FILE_LIMIT_KIB} KiB, because {reason}");
+            return with_limited_files(store, dir.path());
+        }
+    };
+    let home = device.path.join("store");
+    let engine = must("create", store.open(&home));
+    commit(&*engine, &batch(1), 1, Durability::Synced);
+    let mut map: Map = batch(1).into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
+    let ballast = device.path.join("ballast");
+    let outcome = engine.begin().and_then(|mut txn| {
+        take_all_space(&ballast);
+        (0..LARGE_BATCH).try_for_each(|i| txn.put(&key(1 << 40 | i), &value(i)))?;
+        txn.commit(&mark(2), Durability::Synced)
+    });
+    let failed = outcome.as_ref().err().map(Error::kind);
+    println!("a batch on a device filled by others: {:?}", outcome.as_ref().map_err(describe));
+    std::fs::remove_file(&ballast).expect("it was just written");
+    let large: Vec<Change> = (0..LARGE_BATCH).map(|i| (key(1 << 40 | i), Some(value(i)))).collect();
+    match failed {
+        None => {
+            apply(&mut map, &large);
+            write_more(&*engine, &mut map, 3);
+        }
+        Some(ErrorKind::FreeSpace) => write_more(&*engine, &mut map, 3),
+        Some(ErrorKind::Reopen) => {
+            drop(engine);
+            let engine = must("open with space again", store.open(&home));
+            if must("checkpoint", engine.checkpoint()).seq == 2 {
+                apply(&mut map, &large);
+            }
+            write_more(&*engine, &mut map, 3);
+        }
+        Some(kind) => panic!("a full device must be FreeSpace or Reopen, not {kind:?}"),
     }
 }
 
@@ -154,6 +200,13 @@ fn write_more(engine: &dyn Engine, map: &mut Map, seq: u64) {
 
 fn batch(seq: u64) -> Vec<Change> {
     (seq * CHANGES..(seq + 1) * CHANGES).map(|i| (key(i), Some(value(i)))).collect()
+}
+
+fn take_all_space(ballast: &Path) {
+    use std::io::Write;
+    let mut file = std::fs::File::create(ballast).expect("there is space for an empty file");
+    let block = [0u8; 64 << 10];
+    while file.write_all(&block).is_ok() {}
 }
 
 /// A small filesystem of its own, unmounted when dropped.

@@ -47,7 +47,7 @@ macro_rules! suite {
             readers: a_snapshot_stays_until_refresh readers_see_whole_batches get_many_equals_get;
             copies: a_copy_opens_and_equals;
             bulk: loaded_chunks_equal_puts unsorted_input_is_refused loading_a_chunk_again_converges;
-            full: full_disk_loses_nothing full_size_loses_nothing;
+            full: full_disk_loses_nothing disk_filled_by_others_loses_nothing full_size_loses_nothing;
             identity: a_second_process_is_refused closing_releases_the_directory;
             model: random_operations_equal_the_model;
             crash: killed_with_synced_commits killed_with_buffered_commits killed_while_bulk_loading;
