@@ -22,6 +22,9 @@ use crate::{FILE_NAME, LmdbOptions, error};
 /// The key of the encoded checkpoint in the meta table.
 pub(crate) const CHECKPOINT: &[u8; 10] = b"checkpoint";
 
+const PAIRS_TABLE: &str = "pairs";
+const META_TABLE: &str = "meta";
+
 /// Device and inode of the directories this process has open. LMDB must not be opened twice in one process: the
 /// second close would drop the first one's file locks.
 static OPEN_DIRS: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
@@ -60,7 +63,7 @@ impl LmdbEngine {
             .set_map_size(whole_pages(options.map_bytes))
             .open(dir)
             .map_err(failed)?;
-        let (pairs, meta) = open_tables(&env).map_err(failed)?;
+        let (pairs, meta) = open_tables(&env, dir)?;
         sync_dir(dir)?;
         let map = Map::new(&env, options)?;
         let engine = Self {
@@ -331,10 +334,28 @@ impl Drop for OpenDir {
     }
 }
 
-fn open_tables(env: &Environment) -> lmdb::Result<(Database, Database)> {
-    let pairs = env.create_db(Some("pairs"), DatabaseFlags::empty())?;
-    let meta = env.create_db(Some("meta"), DatabaseFlags::empty())?;
-    Ok((pairs, meta))
+/// Opens the two tables, or creates both in one transaction when the file is new.
+fn open_tables(env: &Environment, dir: &Path) -> Result<(Database, Database)> {
+    let failed = |e| error::lmdb(&format!("cannot open the LMDB store's tables: dir={}", dir.display()), e);
+    if env.stat().map_err(failed)?.entries() == 0 {
+        let txn = env.begin_rw_txn().map_err(failed)?;
+        // SAFETY: no other transaction of this environment opens tables: it is not shared yet.
+        let tables = unsafe {
+            let pairs = txn.create_db(Some(PAIRS_TABLE), DatabaseFlags::empty()).map_err(failed)?;
+            (pairs, txn.create_db(Some(META_TABLE), DatabaseFlags::empty()).map_err(failed)?)
+        };
+        txn.commit().map_err(failed)?;
+        return Ok(tables);
+    }
+    let open = |name| match env.open_db(Some(name)) {
+        Err(e @ (lmdb::Error::NotFound | lmdb::Error::Incompatible)) => Err(Error::with_source(
+            ErrorKind::FixInput,
+            format!("the LMDB file is not a store of this engine: dir={} missing_table={name}", dir.display()),
+            e,
+        )),
+        opened => opened.map_err(failed),
+    };
+    Ok((open(PAIRS_TABLE)?, open(META_TABLE)?))
 }
 
 /// LMDB asks for a map of whole pages of the operating system; 64 KiB is a multiple of every page size in use.

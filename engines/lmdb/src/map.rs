@@ -12,10 +12,12 @@ use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::{LmdbOptions, error};
 
-/// Growth is tried once less than this share of the map is left, ...
+/// Growth is tried once less than this share of the map is left, within the two bounds below.
 const HEADROOM_SHARE: u64 = 8;
-/// ... or less than this many bytes: more than one transaction of any sensible size writes.
-const HEADROOM_BYTES: u64 = 1 << 30;
+/// Twice what a commit of 1000 random keys writes: each leaf on its path is copied.
+const HEADROOM_BYTES_MIN: u64 = 16 << 20;
+/// More than one transaction of any sensible size writes.
+const HEADROOM_BYTES_MAX: u64 = 1 << 30;
 /// How long growth waits for readers while there is still room, so that `begin` stays quick.
 const WAIT_LOW: Duration = Duration::from_millis(10);
 /// How long growth waits for readers once a transaction has failed for want of room.
@@ -30,6 +32,8 @@ pub(crate) struct Map {
     bytes_max: u64,
     /// A transaction has failed for want of room since the map last grew.
     full: AtomicBool,
+    /// Growth waits for the readers, so that a refresh that finds no new commit makes way nevertheless.
+    waiting: AtomicBool,
 }
 
 impl Map {
@@ -40,6 +44,7 @@ impl Map {
             bytes: AtomicU64::new(info.map_size() as u64),
             bytes_max: options.map_bytes_max,
             full: AtomicBool::new(false),
+            waiting: AtomicBool::new(false),
         })
     }
 
@@ -47,6 +52,11 @@ impl Map {
     /// checkpoint while growth is waiting: it would otherwise wait for itself.
     pub(crate) fn hold(&self) -> MapGuard<'_> {
         self.lock.read_recursive()
+    }
+
+    /// Whether growth waits for the readers to step aside.
+    pub(crate) fn growth_waits(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed)
     }
 
     /// Lets a waiting growth go first. The caller's transaction must not be active.
@@ -78,30 +88,42 @@ impl Map {
         const WHAT: &str = "cannot grow LMDB's map";
         let full = self.full.load(Ordering::Relaxed);
         let bytes = self.bytes();
-        if bytes >= self.bytes_max || !(full || self.is_short(env)?) {
+        if bytes >= self.bytes_max {
+            return Ok(());
+        }
+        let used = used_bytes(env)?;
+        let mut grown = if full { bytes.saturating_mul(2) } else { bytes };
+        while grown < self.bytes_max && is_short(grown, used) {
+            grown = grown.saturating_mul(2);
+        }
+        if grown == bytes {
             return Ok(());
         }
         let wait = if full { WAIT_FULL } else { WAIT_LOW };
-        let Some(_alone) = self.lock.try_write_for(wait) else {
+        self.waiting.store(true, Ordering::Relaxed);
+        let alone = self.lock.try_write_for(wait);
+        self.waiting.store(false, Ordering::Relaxed);
+        let Some(_alone) = alone else {
             return Ok(());
         };
-        let grown = bytes.saturating_mul(2).min(self.bytes_max);
         // A Linux host of 64 bits: usize holds a u64.
-        env.set_map_size(grown as usize).map_err(|e| error::lmdb(WHAT, e))?;
+        env.set_map_size(grown.min(self.bytes_max) as usize).map_err(|e| error::lmdb(WHAT, e))?;
         let info = env.info().map_err(|e| error::lmdb(WHAT, e))?;
         self.bytes.store(info.map_size() as u64, Ordering::Relaxed);
         self.full.store(false, Ordering::Relaxed);
         Ok(())
     }
+}
 
-    /// Whether little of the map lies beyond the last page ever used. Free pages before it are not counted: they
-    /// may be held by readers.
-    fn is_short(&self, env: &Environment) -> Result<bool> {
-        const WHAT: &str = "cannot ask for LMDB's map use";
-        let info = env.info().map_err(|e| error::lmdb(WHAT, e))?;
-        let page_bytes = u64::from(env.stat().map_err(|e| error::lmdb(WHAT, e))?.page_size());
-        let used = (info.last_pgno() as u64 + 1) * page_bytes;
-        let bytes = self.bytes();
-        Ok(bytes.saturating_sub(used) < HEADROOM_BYTES.min(bytes / HEADROOM_SHARE))
-    }
+/// Whether little of a map of `bytes` lies beyond the `used` ones.
+fn is_short(bytes: u64, used: u64) -> bool {
+    bytes.saturating_sub(used) < (bytes / HEADROOM_SHARE).clamp(HEADROOM_BYTES_MIN, HEADROOM_BYTES_MAX)
+}
+
+/// Bytes of the map up to the last page ever used. Free pages before it are not taken off: readers may hold them.
+pub(crate) fn used_bytes(env: &Environment) -> Result<u64> {
+    const WHAT: &str = "cannot ask for LMDB's map use";
+    let info = env.info().map_err(|e| error::lmdb(WHAT, e))?;
+    let page_bytes = u64::from(env.stat().map_err(|e| error::lmdb(WHAT, e))?.page_size());
+    Ok((info.last_pgno() as u64 + 1) * page_bytes)
 }

@@ -69,7 +69,7 @@ impl Reader for LmdbReader<'_> {
 
     fn refresh(&mut self) -> Result<()> {
         let commits = self.engine.commits();
-        if commits == self.commits_seen && self.txn.is_some() {
+        if commits == self.commits_seen && self.txn.is_some() && !self.engine.map().growth_waits() {
             return Ok(());
         }
         // A transaction that could not be renewed is gone; a new one tells why.

@@ -68,8 +68,8 @@ impl RedbEngine {
     }
 
     pub(crate) fn poison(&self) {
-        // ORDERING: Release pairs with the Acquire in `check_poisoned`. Set before the failed transaction's
-        // write slot is seen free by a waiting `begin` is not needed: redb latches the failure itself.
+        // ORDERING: Release pairs with the Acquire in `check_poisoned`. A `begin` that races past the check is
+        // refused by redb, which has latched the failure before this call.
         self.poisoned.store(true, Ordering::Release);
     }
 

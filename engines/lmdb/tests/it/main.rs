@@ -1,0 +1,273 @@
+//! What is particular to LMDB: the map and its growth, what a buffered commit leaves, refused input, the copy.
+//! The behaviour common to all engines is tested by the conformance suite.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind, Key, Value};
+use engine_lmdb::{FILE_NAME, LmdbEngine, LmdbOptions};
+
+const OPTIONS: LmdbOptions =
+    LmdbOptions { map_bytes: 64 << 20, map_bytes_max: 64 << 20, readers_max: 16, disk_reserve_bytes: 0 };
+
+fn open_with(dir: &Path, options: LmdbOptions) -> LmdbEngine {
+    LmdbEngine::open(dir, &options).unwrap()
+}
+
+fn open(dir: &Path) -> LmdbEngine {
+    open_with(dir, OPTIONS)
+}
+
+fn key(i: u64) -> Key {
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+    key[24..].copy_from_slice(&i.to_be_bytes());
+    key
+}
+
+fn value(i: u64) -> Value {
+    key(!i)
+}
+
+fn at(seq: u64) -> Checkpoint {
+    Checkpoint { seq, slot: Some(seq + 1), blockhash: [9; 32], source: 3 }
+}
+
+fn commit(engine: &dyn Engine, from: u64, to: u64, durability: Durability) {
+    let mut txn = engine.begin().unwrap();
+    for i in from..to {
+        txn.put(&key(i), &value(i)).unwrap();
+    }
+    txn.commit(&at(to), durability).unwrap();
+}
+
+fn sorted(from: u64, to: u64) -> Vec<(Key, Value)> {
+    let mut pairs: Vec<_> = (from..to).map(|i| (key(i), value(i))).collect();
+    pairs.sort_unstable();
+    pairs
+}
+
+fn all(engine: &dyn Engine) -> Vec<(Key, Value)> {
+    let mut pairs = Vec::new();
+    let visit = &mut |key: &Key, value: &Value| {
+        pairs.push((*key, *value));
+        ControlFlow::Continue(())
+    };
+    engine.reader().unwrap().scan(visit).unwrap();
+    pairs
+}
+
+fn map_bytes(engine: &LmdbEngine) -> u64 {
+    let details = engine.stats().unwrap().details;
+    details.into_iter().find(|(name, _)| *name == "map_bytes").unwrap().1
+}
+
+/// Commits `from..to` in batches of 500 until one fails; gives the failure and the last batch that is in.
+fn fill(engine: &dyn Engine, from: u64, to: u64) -> Result<(), (Error, u64)> {
+    for start in (from..to).step_by(500) {
+        let batch = || {
+            let mut txn = engine.begin()?;
+            for i in start..start + 500 {
+                txn.put(&key(i), &value(i))?;
+            }
+            txn.commit(&at(start + 500), Durability::Buffered)
+        };
+        batch().map_err(|error| (error, start))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_map_grows_up_to_its_limit_and_then_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open_with(dir.path(), LmdbOptions { map_bytes: 1 << 20, map_bytes_max: 8 << 20, ..OPTIONS });
+    let (error, kept) = fill(&engine, 0, 200_000).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FreeSpace);
+    assert!(error.to_string().contains("--lmdb-map-size"), "{error}");
+    assert_eq!(map_bytes(&engine), 8 << 20);
+    // More than the first map could ever hold; and nothing of the batch that failed.
+    assert!(kept * 64 > 1 << 20, "{kept}");
+    assert_eq!(all(&engine), sorted(0, kept));
+    assert_eq!(engine.checkpoint().unwrap(), at(kept));
+
+    // Deleting needs room too, since pages are copied; small batches find it in the pages freed before.
+    drop(engine);
+    let engine = open_with(dir.path(), LmdbOptions { map_bytes: 16 << 20, ..OPTIONS });
+    fill(&engine, kept, kept + 1000).unwrap();
+    assert_eq!(engine.checkpoint().unwrap(), at(kept + 1000));
+}
+
+#[test]
+fn an_open_reader_stops_growth_until_it_goes() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open_with(dir.path(), LmdbOptions { map_bytes: 1 << 20, map_bytes_max: 256 << 20, ..OPTIONS });
+    fill(&engine, 0, 500).unwrap();
+    let mut reader = engine.reader().unwrap();
+    let before = map_bytes(&engine);
+    let (error, kept) = fill(&engine, 500, 100_000).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FreeSpace);
+    assert!(error.to_string().contains("no reader is open"), "{error}");
+    assert_eq!(map_bytes(&engine), before);
+    // The reader's pages stay where they were, and the thread that holds it can ask for more.
+    assert_eq!(reader.get(&key(7)).unwrap(), Some(value(7)));
+    assert_eq!(engine.checkpoint().unwrap(), at(kept));
+    drop(reader);
+    fill(&engine, kept, 100_000).unwrap();
+    assert_eq!(all(&engine), sorted(0, 100_000));
+}
+
+#[test]
+fn readers_that_refresh_let_the_map_grow_under_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = &open_with(dir.path(), LmdbOptions { map_bytes: 1 << 20, map_bytes_max: 256 << 20, ..OPTIONS });
+    let done = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(move || {
+                let mut reader = engine.reader().unwrap();
+                let mut seen = 0;
+                // ORDERING: Relaxed: a stop flag; the scope joins the threads.
+                while !done.load(Ordering::Relaxed) {
+                    reader.refresh().unwrap();
+                    let seq = reader.checkpoint().unwrap().seq;
+                    assert!(seq >= seen);
+                    seen = seq;
+                    if seq > 0 {
+                        assert_eq!(reader.get(&key(seq - 1)).unwrap(), Some(value(seq - 1)));
+                        assert_eq!(reader.get(&key(seq)).unwrap(), None);
+                    }
+                }
+            });
+        }
+        let mut from = 0;
+        // A growth that found readers in the way fails one batch; the next begin waits for them.
+        while let Err((error, kept)) = fill(engine, from, 100_000) {
+            assert_eq!(error.kind(), ErrorKind::FreeSpace, "{error}");
+            from = kept;
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(map_bytes(engine) >= 16 << 20);
+    assert_eq!(all(engine), sorted(0, 100_000));
+}
+
+/// A copy of the file while the store is open is what a killed process leaves: every write is in the page cache.
+#[test]
+fn a_killed_process_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let killed = tempfile::tempdir().unwrap();
+    let engine = open(dir.path());
+    commit(&engine, 0, 1000, Durability::Synced);
+    commit(&engine, 1000, 2000, Durability::Buffered);
+    let mut cut = engine.begin().unwrap();
+    cut.put(&key(5000), &value(5000)).unwrap();
+    fs::copy(dir.path().join(FILE_NAME), killed.path().join(FILE_NAME)).unwrap();
+    drop(cut);
+    let recovered = open(killed.path());
+    assert_eq!(recovered.checkpoint().unwrap(), at(2000));
+    assert_eq!(all(&recovered), sorted(0, 2000));
+    assert_eq!(recovered.stats().unwrap().pairs_estimate, 2000);
+    Box::new(recovered).close().unwrap();
+}
+
+#[test]
+fn a_second_open_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = open(dir.path());
+    let Err(error) = LmdbEngine::open(dir.path(), &OPTIONS) else { panic!("opened twice") };
+    assert_eq!(error.kind(), ErrorKind::FixInput);
+    assert!(error.to_string().contains(dir.path().to_str().unwrap()), "{error}");
+    drop(first);
+    open(dir.path());
+}
+
+#[test]
+fn a_file_of_something_else_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join(FILE_NAME), vec![0x5a; 1 << 16]).unwrap();
+    let Err(error) = LmdbEngine::open(dir.path(), &OPTIONS) else { panic!("opened noise") };
+    assert_eq!(error.kind(), ErrorKind::FixInput, "{error}");
+
+    let other = tempfile::tempdir().unwrap();
+    let env = lmdb::Environment::new().set_max_dbs(1).open(other.path()).unwrap();
+    env.create_db(Some("foreign"), lmdb::DatabaseFlags::empty()).unwrap();
+    drop(env);
+    let Err(error) = LmdbEngine::open(other.path(), &OPTIONS) else { panic!("opened foreign tables") };
+    assert_eq!(error.kind(), ErrorKind::FixInput, "{error}");
+}
+
+#[test]
+fn too_many_readers_are_told_to_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open_with(dir.path(), LmdbOptions { readers_max: 3, ..OPTIONS });
+    commit(&engine, 0, 1, Durability::Synced);
+    let mut readers: Vec<_> = (0..3).map(|_| engine.reader().unwrap()).collect();
+    assert_eq!(engine.reader().err().unwrap().kind(), ErrorKind::Retry);
+    readers.pop();
+    assert_eq!(engine.reader().unwrap().get(&key(0)).unwrap(), Some(value(0)));
+}
+
+#[test]
+fn the_disk_reserve_refuses_writes_and_leaves_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    commit(&open(dir.path()), 0, 10, Durability::Synced);
+    let full = open_with(dir.path(), LmdbOptions { disk_reserve_bytes: u64::MAX, ..OPTIONS });
+    assert_eq!(full.begin().err().unwrap().kind(), ErrorKind::FreeSpace);
+    assert_eq!(full.reader().unwrap().get(&key(3)).unwrap(), Some(value(3)));
+}
+
+#[test]
+fn a_terabyte_of_map_costs_no_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open_with(dir.path(), LmdbOptions { disk_reserve_bytes: 0, ..LmdbOptions::default() });
+    commit(&engine, 0, 1000, Durability::Synced);
+    assert_eq!(map_bytes(&engine), 1 << 40);
+    assert!(engine.stats().unwrap().disk_bytes < 1 << 20);
+}
+
+#[test]
+fn sorted_load_refuses_disorder_and_leaves_no_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path());
+    let pairs = sorted(0, 10_000);
+    let bulk = engine.bulk().unwrap();
+    bulk.load_sorted(&pairs[..5000], &at(5000)).unwrap();
+    let swapped = [pairs[6000], pairs[5999]];
+    for wrong in [&swapped[..], &pairs[4999..6000], &[pairs[7000], pairs[7000]]] {
+        assert_eq!(bulk.load_sorted(wrong, &at(9)).unwrap_err().kind(), ErrorKind::FixInput);
+    }
+    assert_eq!(all(&engine), pairs[..5000]);
+    assert_eq!(engine.checkpoint().unwrap(), at(5000));
+    bulk.load_sorted(&pairs[5000..], &at(10_000)).unwrap();
+    assert_eq!(all(&engine), pairs);
+}
+
+#[test]
+fn a_snapshot_opens_as_a_store_and_stands_still() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("copy");
+    let engine = open(&dir.path().join("store"));
+    commit(&engine, 0, 3000, Durability::Synced);
+    engine.snapshot(&target).unwrap();
+    commit(&engine, 3000, 4000, Durability::Synced);
+    assert_eq!(engine.snapshot(&target).unwrap_err().kind(), ErrorKind::FixInput);
+    let copy = open(&target);
+    assert_eq!(copy.checkpoint().unwrap(), at(3000));
+    assert_eq!(all(&copy), sorted(0, 3000));
+}
+
+#[test]
+fn a_reader_moves_only_when_refreshed() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path());
+    commit(&engine, 0, 10, Durability::Synced);
+    let mut reader = engine.reader().unwrap();
+    commit(&engine, 10, 20, Durability::Buffered);
+    assert_eq!(reader.get(&key(15)).unwrap(), None);
+    assert_eq!(reader.checkpoint().unwrap(), at(10));
+    reader.refresh().unwrap();
+    assert_eq!(reader.get(&key(15)).unwrap(), Some(value(15)));
+    assert_eq!(reader.checkpoint().unwrap(), at(20));
+}

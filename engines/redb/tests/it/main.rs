@@ -1,0 +1,173 @@
+//! What is particular to redb: crash recovery without a walk, refused input, the disk reserve, the copy.
+//! The behaviour common to all engines is tested by the conformance suite.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
+use engine_redb::{FILE_NAME, RedbEngine, RedbOptions};
+
+const OPTIONS: RedbOptions = RedbOptions { cache_bytes: 8 << 20, disk_reserve_bytes: 0 };
+
+fn open(dir: &Path) -> RedbEngine {
+    RedbEngine::open(dir, &OPTIONS).unwrap()
+}
+
+fn key(i: u64) -> Key {
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+    key[24..].copy_from_slice(&i.to_be_bytes());
+    key
+}
+
+fn value(i: u64) -> Value {
+    key(!i)
+}
+
+fn at(seq: u64) -> Checkpoint {
+    Checkpoint { seq, slot: Some(seq + 1), blockhash: [9; 32], source: 3 }
+}
+
+fn commit(engine: &dyn Engine, from: u64, to: u64, durability: Durability) {
+    let mut txn = engine.begin().unwrap();
+    for i in from..to {
+        txn.put(&key(i), &value(i)).unwrap();
+    }
+    txn.commit(&at(to), durability).unwrap();
+}
+
+fn sorted(from: u64, to: u64) -> Vec<(Key, Value)> {
+    let mut pairs: Vec<_> = (from..to).map(|i| (key(i), value(i))).collect();
+    pairs.sort_unstable();
+    pairs
+}
+
+fn all(engine: &dyn Engine) -> Vec<(Key, Value)> {
+    let mut pairs = Vec::new();
+    let visit = &mut |key: &Key, value: &Value| {
+        pairs.push((*key, *value));
+        ControlFlow::Continue(())
+    };
+    engine.reader().unwrap().scan(visit).unwrap();
+    pairs
+}
+
+/// A copy of the file while the store is open is what a killed process leaves, since every write has reached the
+/// page cache. redb then opens it from the recorded allocator state.
+#[test]
+fn a_killed_process_loses_nothing_and_needs_no_walk() {
+    let dir = tempfile::tempdir().unwrap();
+    let killed = tempfile::tempdir().unwrap();
+    let engine = open(dir.path());
+    for (batch, durability) in [Durability::Synced, Durability::Buffered].into_iter().enumerate() {
+        let batch = batch as u64;
+        commit(&engine, batch * 1000, batch * 1000 + 1000, durability);
+    }
+    let mut cut = engine.begin().unwrap();
+    cut.put(&key(5000), &value(5000)).unwrap();
+    fs::copy(dir.path().join(FILE_NAME), killed.path().join(FILE_NAME)).unwrap();
+    drop(cut);
+
+    // redb calls this back at least once when it has to walk the file.
+    let mut builder = redb::Builder::new();
+    builder.set_repair_callback(|session| {
+        session.abort();
+        panic!("walks the file, although every commit has recorded the allocator state");
+    });
+    drop(builder.open(killed.path().join(FILE_NAME)).unwrap());
+
+    let recovered = open(killed.path());
+    assert_eq!(recovered.checkpoint().unwrap(), at(2000));
+    assert_eq!(all(&recovered), sorted(0, 2000));
+    assert_eq!(recovered.stats().unwrap().pairs_estimate, 2000);
+}
+
+#[test]
+fn a_second_open_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = open(dir.path());
+    let Err(error) = RedbEngine::open(dir.path(), &OPTIONS) else { panic!("opened twice") };
+    assert_eq!(error.kind(), ErrorKind::FixInput);
+    assert!(error.to_string().contains(FILE_NAME), "{error}");
+    drop(first);
+    open(dir.path());
+}
+
+#[test]
+fn a_file_of_something_else_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join(FILE_NAME), vec![0x5a; 1 << 16]).unwrap();
+    let Err(error) = RedbEngine::open(dir.path(), &OPTIONS) else { panic!("opened noise") };
+    assert_eq!(error.kind(), ErrorKind::FixInput, "{error}");
+
+    let other = tempfile::tempdir().unwrap();
+    drop(redb::Database::create(other.path().join(FILE_NAME)).unwrap());
+    let Err(error) = RedbEngine::open(other.path(), &OPTIONS) else { panic!("opened foreign tables") };
+    assert_eq!(error.kind(), ErrorKind::FixInput, "{error}");
+}
+
+#[test]
+fn an_interrupted_creation_leaves_no_store() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join(format!("{FILE_NAME}.new")), b"half a file").unwrap();
+    let engine = open(dir.path());
+    assert_eq!(engine.checkpoint().unwrap(), Checkpoint::default());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn the_disk_reserve_refuses_writes_and_leaves_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    commit(&open(dir.path()), 0, 10, Durability::Synced);
+    let full = RedbEngine::open(dir.path(), &RedbOptions { disk_reserve_bytes: u64::MAX, ..OPTIONS }).unwrap();
+    assert_eq!(full.begin().err().unwrap().kind(), ErrorKind::FreeSpace);
+    let bulk = full.bulk().unwrap().load_sorted(&[([0xff; 32], [1; 32])], &at(11));
+    assert_eq!(bulk.unwrap_err().kind(), ErrorKind::FreeSpace);
+    assert_eq!(full.reader().unwrap().get(&key(3)).unwrap(), Some(value(3)));
+}
+
+#[test]
+fn sorted_load_refuses_disorder_and_leaves_no_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path());
+    let pairs = sorted(0, 10_000);
+    let bulk = engine.bulk().unwrap();
+    bulk.load_sorted(&pairs[..5000], &at(5000)).unwrap();
+    let swapped = [pairs[6000], pairs[5999]];
+    for wrong in [&swapped[..], &pairs[4999..6000], &[pairs[7000], pairs[7000]]] {
+        assert_eq!(bulk.load_sorted(wrong, &at(9)).unwrap_err().kind(), ErrorKind::FixInput);
+    }
+    assert_eq!(all(&engine), pairs[..5000]);
+    assert_eq!(engine.checkpoint().unwrap(), at(5000));
+    bulk.load_sorted(&pairs[5000..], &at(10_000)).unwrap();
+    assert_eq!(all(&engine), pairs);
+}
+
+#[test]
+fn a_snapshot_opens_as_a_store_and_stands_still() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("copy");
+    let engine = open(&dir.path().join("store"));
+    commit(&engine, 0, 3000, Durability::Synced);
+    engine.snapshot(&target).unwrap();
+    commit(&engine, 3000, 4000, Durability::Synced);
+    assert_eq!(engine.snapshot(&target).unwrap_err().kind(), ErrorKind::FixInput);
+    let copy = open(&target);
+    assert_eq!(copy.checkpoint().unwrap(), at(3000));
+    assert_eq!(all(&copy), sorted(0, 3000));
+}
+
+#[test]
+fn a_reader_moves_only_when_refreshed() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path());
+    commit(&engine, 0, 10, Durability::Synced);
+    let mut reader = engine.reader().unwrap();
+    commit(&engine, 10, 20, Durability::Buffered);
+    assert_eq!(reader.get(&key(15)).unwrap(), None);
+    assert_eq!(reader.checkpoint().unwrap(), at(10));
+    reader.refresh().unwrap();
+    assert_eq!(reader.get(&key(15)).unwrap(), Some(value(15)));
+    assert_eq!(reader.checkpoint().unwrap(), at(20));
+}
