@@ -1,6 +1,8 @@
 //! What is particular to LMDB: the map and its growth, what a buffered commit leaves, refused input, the copy.
 //! The behaviour common to all engines is tested by the conformance suite.
 
+#![expect(clippy::unwrap_used, reason = "test helpers outside #[test] functions")]
+
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;

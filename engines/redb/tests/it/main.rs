@@ -1,6 +1,8 @@
 //! What is particular to redb: crash recovery without a walk, refused input, the disk reserve, the copy.
 //! The behaviour common to all engines is tested by the conformance suite.
 
+#![expect(clippy::unwrap_used, reason = "test helpers outside #[test] functions")]
+
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
