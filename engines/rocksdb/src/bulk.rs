@@ -1,0 +1,100 @@
+//! Sorted pairs as files of their own, which RocksDB takes in without rewriting them.
+//!
+//! The files land in `ingest/`, are complete and synced before they are taken in, and all of a chunk's are taken in by
+//! one step of the manifest. Whatever a crash leaves in `ingest/` is removed at the next opening.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use engine_api::{BulkLoad, Checkpoint, Durability, Error, ErrorKind, Key, Result, Value};
+use rocksdb::{IngestExternalFileOptions, ReadOptions, SstFileWriter, WriteBatch};
+
+use crate::engine::RocksdbEngine;
+use crate::{CHECKPOINT_KEY, error, reader, write};
+
+const INGEST: &str = "ingest";
+/// Pairs of one file: 256 MiB of user data.
+const FILE_PAIRS: usize = 4 << 20;
+
+impl BulkLoad for RocksdbEngine {
+    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        if let Some(at) = pairs.windows(2).position(|pair| pair[0].0 >= pair[1].0) {
+            return Err(Error::new(
+                ErrorKind::FixInput,
+                format!("keys must ascend strictly: position={}: sort the pairs and remove duplicates", at + 1),
+            ));
+        }
+        let _writer = self.lock_writer()?;
+        let known = already_stored(self, pairs)?;
+        if let Some(pairs) = pairs.get(known..).filter(|pairs| !pairs.is_empty()) {
+            ingest(self, pairs)?;
+        }
+        let mut batch = WriteBatch::default();
+        batch.put(CHECKPOINT_KEY, checkpoint.encode());
+        write::write(self, batch, Durability::Synced)
+    }
+}
+
+/// Removes what a load that was cut short has left.
+pub(crate) fn remove_leftovers(dir: &Path) -> Result<()> {
+    let ingest = dir.join(INGEST);
+    match fs::remove_dir_all(&ingest) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io(format!("cannot remove an unfinished load: dir={} reason={e}", ingest.display()), e))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How many pairs at the chunk's head the store holds already, because a crash came between taking them in and
+/// recording the checkpoint. Anything else at or above the chunk's first key refuses the chunk.
+fn already_stored(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<usize> {
+    let Some((first, _)) = pairs.first() else { return Ok(0) };
+    let (mut known, mut other) = (0, false);
+    reader::scan_from(engine.db(), ReadOptions::default(), first, &mut |key, value| {
+        if pairs.get(known) == Some(&(*key, *value)) {
+            known += 1;
+            ControlFlow::Continue(())
+        } else {
+            other = true;
+            ControlFlow::Break(())
+        }
+    })?;
+    if other {
+        return Err(Error::new(
+            ErrorKind::FixInput,
+            "store holds keys at or above the chunk's first key: sorted chunks must follow all keys that are stored",
+        ));
+    }
+    Ok(known)
+}
+
+fn ingest(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<()> {
+    let dir = engine.dir().join(INGEST);
+    fs::create_dir_all(&dir)
+        .map_err(|e| Error::io(format!("cannot create the load's directory: dir={} reason={e}", dir.display()), e))?;
+    let files = pairs
+        .chunks(FILE_PAIRS)
+        .enumerate()
+        .map(|(number, pairs)| write_file(engine, dir.join(format!("{number}.sst")), pairs))
+        .collect::<Result<Vec<_>>>()?;
+    let mut options = IngestExternalFileOptions::default();
+    options.set_move_files(true);
+    engine.db().ingest_external_file_opts(&options, files).map_err(|e| {
+        // The manifest may or may not name the files.
+        engine.poison();
+        error::write("RocksDB cannot take in sorted files", e)
+    })
+}
+
+fn write_file(engine: &RocksdbEngine, path: PathBuf, pairs: &[(Key, Value)]) -> Result<PathBuf> {
+    let failed = |e| error::rocks(&format!("cannot write sorted pairs: file={}", path.display()), e);
+    let mut file = SstFileWriter::create(engine.rocksdb_options());
+    file.open(&path).map_err(failed)?;
+    for (key, value) in pairs {
+        file.put(key, value).map_err(failed)?;
+    }
+    file.finish().map_err(failed)?;
+    Ok(path)
+}

@@ -1,0 +1,241 @@
+//! The open store: its `rocksdb::DB`, its writer's lock, and whether a write has failed.
+//!
+//! Shared between threads by reference.
+
+use std::fs;
+use std::io::ErrorKind as Io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
+use parking_lot::{Mutex, MutexGuard};
+use rocksdb::{DB, DEFAULT_COLUMN_FAMILY_NAME, Options, ReadOptions, WaitForCompactOptions, properties};
+
+use crate::reader::RocksdbReader;
+use crate::write::RocksdbTxn;
+use crate::{Profile, RocksdbOptions, bulk, error, reader, settings};
+
+/// A RocksDB store.
+pub struct RocksdbEngine {
+    db: DB,
+    rocksdb_options: Options,
+    options: RocksdbOptions,
+    dir: PathBuf,
+    writer: Mutex<()>,
+    poisoned: AtomicBool,
+}
+
+impl RocksdbEngine {
+    /// Opens the store in `dir`, creating directory and store when they are missing.
+    ///
+    /// # Errors
+    /// `FixInput` when the store is open elsewhere or was made with settings this build does not know, `DataDamaged`
+    /// when its files contradict each other.
+    pub fn open(dir: &Path, options: &RocksdbOptions) -> Result<Self> {
+        fs::create_dir_all(dir).map_err(|e| {
+            Error::io(format!("cannot create the store's directory: dir={} reason={e}", dir.display()), e)
+        })?;
+        let rocksdb_options = settings::rocksdb_options(dir, options)?;
+        let families = [(DEFAULT_COLUMN_FAMILY_NAME, rocksdb_options.clone())];
+        let db = DB::open_cf_with_opts(&rocksdb_options, dir, families)
+            .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
+        // Only once the directory is ours.
+        bulk::remove_leftovers(dir)?;
+        let engine = Self {
+            db,
+            rocksdb_options,
+            options: *options,
+            dir: dir.to_owned(),
+            writer: Mutex::new(()),
+            poisoned: AtomicBool::new(false),
+        };
+        // A checkpoint this build cannot read is refused now and not at the first use.
+        engine.checkpoint()?;
+        Ok(engine)
+    }
+
+    pub(crate) fn db(&self) -> &DB {
+        &self.db
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn rocksdb_options(&self) -> &Options {
+        &self.rocksdb_options
+    }
+
+    /// Waits for the writer before this one; refuses on a poisoned engine or a nearly full disk.
+    pub(crate) fn lock_writer(&self) -> Result<MutexGuard<'_, ()>> {
+        let writer = self.writer.lock();
+        self.check_writable()?;
+        Ok(writer)
+    }
+
+    pub(crate) fn poison(&self) {
+        // ORDERING: Relaxed: set and read by writers under their lock, and by `close`, which is alone.
+        self.poisoned.store(true, Ordering::Relaxed);
+    }
+
+    fn is_poisoned(&self) -> bool {
+        // ORDERING: see `poison`.
+        self.poisoned.load(Ordering::Relaxed)
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        if self.is_poisoned() {
+            return Err(error::poisoned());
+        }
+        let dir = self.dir.display();
+        let space = rustix::fs::statvfs(&self.dir)
+            .map_err(|e| Error::io(format!("cannot ask for the free disk space: dir={dir}"), e.into()))?;
+        let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
+        let reserve_bytes = self.options.disk_reserve_bytes;
+        if free_bytes < reserve_bytes {
+            return Err(Error::new(
+                ErrorKind::FreeSpace,
+                format!(
+                    "disk is nearly full: dir={dir} free_bytes={free_bytes} reserve_bytes={reserve_bytes}: free \
+                     space, then go on"
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn property(&self, name: &properties::PropName) -> Result<u64> {
+        let value = self.db.property_int_value(name).map_err(|e| error::rocks("RocksDB cannot report a figure", e))?;
+        Ok(value.unwrap_or(0))
+    }
+
+    fn files_at_level(&self, level: usize) -> Result<u64> {
+        let value = self
+            .db
+            .property_value(&properties::num_files_at_level(level))
+            .map_err(|e| error::rocks("RocksDB cannot report a figure", e))?;
+        Ok(value.and_then(|text| text.trim().parse().ok()).unwrap_or(0))
+    }
+}
+
+impl Engine for RocksdbEngine {
+    fn label(&self) -> &'static str {
+        match (self.options.profile, self.options.bloom_bits) {
+            (Profile::Tuned, _) => "rocksdb_tuned",
+            (Profile::Vanilla, Some(_)) => "rocksdb_bloom",
+            (Profile::Vanilla, None) => "rocksdb",
+        }
+    }
+
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        Ok(Box::new(RocksdbReader::new(&self.db)))
+    }
+
+    fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
+        Ok(Box::new(RocksdbTxn::new(self, self.lock_writer()?)))
+    }
+
+    fn checkpoint(&self) -> Result<Checkpoint> {
+        reader::checkpoint(&self.db, &ReadOptions::default())
+    }
+
+    fn stats(&self) -> Result<Stats> {
+        let figures = [
+            ("block_cache_capacity_bytes", properties::BLOCK_CACHE_CAPACITY),
+            ("block_cache_usage_bytes", properties::BLOCK_CACHE_USAGE),
+            ("block_cache_pinned_bytes", properties::BLOCK_CACHE_PINNED_USAGE),
+            ("memtables_bytes", properties::SIZE_ALL_MEM_TABLES),
+            ("table_readers_bytes", properties::ESTIMATE_TABLE_READERS_MEM),
+            ("live_sst_bytes", properties::LIVE_SST_FILES_SIZE),
+            ("pending_compaction_bytes", properties::ESTIMATE_PENDING_COMPACTION_BYTES),
+            ("running_compactions_count", properties::NUM_RUNNING_COMPACTIONS),
+            ("running_flushes_count", properties::NUM_RUNNING_FLUSHES),
+            ("delayed_write_rate_bytes_per_s", properties::ACTUAL_DELAYED_WRITE_RATE),
+            ("write_stopped", properties::IS_WRITE_STOPPED),
+            ("background_errors_count", properties::BACKGROUND_ERRORS),
+            ("snapshots_count", properties::NUM_SNAPSHOTS),
+        ];
+        let mut details = Vec::with_capacity(figures.len() + FILES_AT_LEVEL.len());
+        for (name, property) in figures {
+            details.push((name, self.property(property)?));
+        }
+        for (level, name) in FILES_AT_LEVEL.into_iter().enumerate() {
+            details.push((name, self.files_at_level(level)?));
+        }
+        Ok(Stats {
+            // Counts entries: an overwritten pair counts twice until it is compacted.
+            pairs_estimate: self.property(properties::ESTIMATE_NUM_KEYS)?,
+            disk_bytes: disk_bytes(&self.dir)?,
+            details,
+        })
+    }
+
+    /// Hard links where `dir` is on the same file system, copies elsewhere; the memtable is flushed first.
+    fn snapshot(&self, dir: &Path) -> Result<()> {
+        rocksdb::checkpoint::Checkpoint::new(&self.db)
+            .and_then(|checkpoint| checkpoint.create_checkpoint(dir))
+            .map_err(|e| error::rocks(&format!("RocksDB cannot make a copy: dir={}", dir.display()), e))
+    }
+
+    fn bulk(&self) -> Option<&dyn BulkLoad> {
+        Some(self)
+    }
+
+    /// Flushes, compacts everything above the bottommost level down to it, and waits. Sorted files that were taken in
+    /// at the bottom are not rewritten.
+    fn settle(&self) -> Result<()> {
+        let failed = |e| error::rocks("RocksDB cannot settle", e);
+        self.db.flush().map_err(failed)?;
+        let errors = self.property(properties::BACKGROUND_ERRORS)?;
+        self.db.compact_range(None::<&[u8]>, None::<&[u8]>);
+        self.db.wait_for_compact(&WaitForCompactOptions::default()).map_err(failed)?;
+        // The compaction itself returns nothing.
+        if self.property(properties::BACKGROUND_ERRORS)? > errors {
+            return Err(Error::new(
+                ErrorKind::Reopen,
+                format!("RocksDB failed to compact: dir={}: its file LOG says why", self.dir.display()),
+            ));
+        }
+        Ok(())
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        if self.is_poisoned() {
+            return Err(error::poisoned());
+        }
+        self.db.flush_wal(true).map_err(|e| error::write("RocksDB cannot flush its log", e))?;
+        self.db.cancel_all_background_work(true);
+        Ok(())
+    }
+}
+
+/// RocksDB's default has seven levels.
+const FILES_AT_LEVEL: [&str; 7] = [
+    "level0_files_count",
+    "level1_files_count",
+    "level2_files_count",
+    "level3_files_count",
+    "level4_files_count",
+    "level5_files_count",
+    "level6_files_count",
+];
+
+/// Allocated bytes of the files in `dir` and below.
+pub(crate) fn disk_bytes(dir: &Path) -> Result<u64> {
+    let failed =
+        |e: std::io::Error| Error::io(format!("cannot size the store's files: dir={} reason={e}", dir.display()), e);
+    let mut bytes = 0;
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        match entry.metadata() {
+            Ok(meta) if meta.is_dir() => bytes += disk_bytes(&entry.path())?,
+            // st_blocks counts 512 bytes whatever the file system's block size is.
+            Ok(meta) => bytes += meta.blocks() * 512,
+            // A compaction has removed it since it was listed.
+            Err(e) if e.kind() == Io::NotFound => {}
+            Err(e) => return Err(failed(e)),
+        }
+    }
+    Ok(bytes)
+}

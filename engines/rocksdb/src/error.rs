@@ -1,0 +1,55 @@
+//! RocksDB's errors, which are strings, as kinds to react to.
+
+use engine_api::{Error, ErrorKind, Result};
+use rocksdb::ErrorKind as Rocks;
+
+/// An error of opening, reading or background work.
+pub(crate) fn rocks(what: &str, error: rocksdb::Error) -> Error {
+    let kind = classify(&error);
+    Error::with_source(kind, format!("{what}: reason={error}"), error)
+}
+
+/// An error of a write to the log: whatever it was, whether the batch is in the log is not known.
+pub(crate) fn write(what: &str, error: rocksdb::Error) -> Error {
+    let kind = match classify(&error) {
+        ErrorKind::DataDamaged => ErrorKind::DataDamaged,
+        _ => ErrorKind::Reopen,
+    };
+    Error::with_source(kind, format!("{what}: reason={error}: close the process and open again"), error)
+}
+
+/// The error of an engine that has failed a write.
+pub(crate) fn poisoned() -> Error {
+    Error::new(
+        ErrorKind::Reopen,
+        "an earlier write to this RocksDB store failed, so what is on disk is not known: close the process and open \
+         again",
+    )
+}
+
+/// The stored 32 bytes of a key or value.
+pub(crate) fn bytes32(bytes: &[u8], what: &str) -> Result<[u8; 32]> {
+    bytes.try_into().map_err(|_| {
+        Error::new(
+            ErrorKind::DataDamaged,
+            format!("stored {what} has a wrong length: bytes={} expected=32", bytes.len()),
+        )
+    })
+}
+
+fn classify(error: &rocksdb::Error) -> ErrorKind {
+    let text: &str = error.as_ref();
+    if text.contains("No space left on device") || text.contains("File too large") || text.contains("quota exceeded") {
+        return ErrorKind::FreeSpace;
+    }
+    if text.contains("lock hold by current process") || text.contains("While lock file") {
+        return ErrorKind::FixInput;
+    }
+    match error.kind() {
+        Rocks::Corruption => ErrorKind::DataDamaged,
+        Rocks::Busy | Rocks::TimedOut | Rocks::TryAgain => ErrorKind::Retry,
+        Rocks::InvalidArgument | Rocks::NotSupported => ErrorKind::FixInput,
+        Rocks::IOError => ErrorKind::Reopen,
+        _ => ErrorKind::Internal,
+    }
+}

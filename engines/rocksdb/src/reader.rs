@@ -1,0 +1,105 @@
+//! A reader: a pinned RocksDB snapshot and the read options that name it.
+
+use std::ops::ControlFlow;
+
+use engine_api::{Checkpoint, Error, ErrorKind, Key, Reader, Result, Value, Visitor};
+use rocksdb::{ColumnFamily, DB, DEFAULT_COLUMN_FAMILY_NAME, ReadOptions, Snapshot};
+
+use crate::{CHECKPOINT_KEY, FIRST_PAIR, error};
+
+/// A scan reads ahead this many bytes: 2 MiB keep any device busy.
+const SCAN_READAHEAD_BYTES: usize = 2 << 20;
+
+pub(crate) struct RocksdbReader<'e> {
+    db: &'e DB,
+    // The options hold the snapshot's bare pointer: they are changed before a snapshot is dropped, and dropped first.
+    options: ReadOptions,
+    snapshot: Snapshot<'e>,
+}
+
+impl<'e> RocksdbReader<'e> {
+    pub(crate) fn new(db: &'e DB) -> Self {
+        let snapshot = db.snapshot();
+        let mut options = ReadOptions::default();
+        options.set_snapshot(&snapshot);
+        Self { db, options, snapshot }
+    }
+}
+
+impl Reader for RocksdbReader<'_> {
+    fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+        get(self.db, key, &self.options)
+    }
+
+    fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
+        if keys.len() != values.len() {
+            return Err(Error::new(
+                ErrorKind::FixInput,
+                format!("get_many needs one slot per key: keys={} values={}", keys.len(), values.len()),
+            ));
+        }
+        let found = self.db.batched_multi_get_cf_opt(pairs_family(self.db)?, keys, false, &self.options);
+        for (value, found) in values.iter_mut().zip(found) {
+            let found = found.map_err(|e| error::rocks("RocksDB cannot read", e))?;
+            *value = found.map(|bytes| error::bytes32(&bytes, "value")).transpose()?;
+        }
+        Ok(())
+    }
+
+    fn scan(&mut self, visit: &mut Visitor<'_>) -> Result<()> {
+        let mut options = ReadOptions::default();
+        options.set_snapshot(&self.snapshot);
+        scan_from(self.db, options, &FIRST_PAIR, visit)
+    }
+
+    fn checkpoint(&mut self) -> Result<Checkpoint> {
+        checkpoint(self.db, &self.options)
+    }
+
+    fn refresh(&mut self) -> Result<()> {
+        // Every commit moves the sequence number; an unchanged one saves the mutex of the list of snapshots.
+        if self.db.latest_sequence_number() != self.snapshot.sequence_number() {
+            let snapshot = self.db.snapshot();
+            self.options.set_snapshot(&snapshot);
+            self.snapshot = snapshot;
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn get(db: &DB, key: &Key, options: &ReadOptions) -> Result<Option<Value>> {
+    match db.get_pinned_opt(key, options) {
+        Ok(None) => Ok(None),
+        Ok(Some(bytes)) => error::bytes32(&bytes, "value").map(Some),
+        Err(e) => Err(error::rocks("RocksDB cannot read", e)),
+    }
+}
+
+pub(crate) fn checkpoint(db: &DB, options: &ReadOptions) -> Result<Checkpoint> {
+    match db.get_pinned_opt(CHECKPOINT_KEY, options) {
+        Ok(None) => Ok(Checkpoint::default()),
+        Ok(Some(bytes)) => Checkpoint::decode(&bytes),
+        Err(e) => Err(error::rocks("RocksDB cannot read the checkpoint", e)),
+    }
+}
+
+/// Visits the pairs from `first` on. Leaves the block cache to lookups.
+pub(crate) fn scan_from(db: &DB, mut options: ReadOptions, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
+    options.fill_cache(false);
+    options.set_readahead_size(SCAN_READAHEAD_BYTES);
+    let mut iterator = db.raw_iterator_opt(options);
+    iterator.seek(first);
+    while let Some((key, value)) = iterator.item() {
+        let (key, value) = (error::bytes32(key, "key")?, error::bytes32(value, "value")?);
+        if visit(&key, &value) == ControlFlow::Break(()) {
+            return Ok(());
+        }
+        iterator.next();
+    }
+    iterator.status().map_err(|e| error::rocks("RocksDB cannot scan", e))
+}
+
+fn pairs_family(db: &DB) -> Result<&ColumnFamily> {
+    db.cf_handle(DEFAULT_COLUMN_FAMILY_NAME)
+        .ok_or_else(|| Error::new(ErrorKind::Internal, "RocksDB store was opened without its column family"))
+}

@@ -1,0 +1,102 @@
+//! [`RocksdbOptions`] as RocksDB's own options.
+
+use std::path::Path;
+
+use engine_api::Result;
+use rocksdb::{
+    BlockBasedIndexType, BlockBasedOptions, BlockBasedTablePinningTier, Cache, ChecksumType, DBCompressionType,
+    DBRecoveryMode, DataBlockIndexType, Options, WriteBufferManager,
+};
+use rustix::process::{Resource, getrlimit};
+
+use crate::engine::disk_bytes;
+use crate::{Profile, RocksdbOptions, error};
+
+const LOG_FILES: usize = 3;
+const LOG_FILE_BYTES: usize = 8 << 20;
+/// Of the tuned profile: compactions of one store beyond this many only compete for the device.
+const BACKGROUND_JOBS_MAX: usize = 4;
+const MIB: usize = 1 << 20;
+
+/// RocksDB's options for the store in `dir`; also those its sorted files are written with.
+pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Options> {
+    let cache_bytes = usize::try_from(options.cache_bytes).unwrap_or(usize::MAX);
+    let mut out = Options::default();
+    out.create_if_missing(true);
+    out.set_compression_type(DBCompressionType::None);
+    out.set_wal_recovery_mode(DBRecoveryMode::PointInTime);
+    out.set_keep_log_file_num(LOG_FILES);
+    out.set_max_log_file_size(LOG_FILE_BYTES);
+    out.set_max_open_files(max_open_files());
+    match options.profile {
+        Profile::Vanilla => {
+            let mut table = BlockBasedOptions::default();
+            table.set_block_cache(&Cache::new_lru_cache(cache_bytes));
+            bloom(&mut table, options);
+            out.set_block_based_table_factory(&table);
+            Ok(out)
+        }
+        Profile::Tuned => {
+            let cache = Cache::new_hyper_clock_cache(cache_bytes, 0);
+            tuned_tables(&mut out, &cache, options);
+            tuned_tree(&mut out, &cache, cache_bytes);
+            out.set_use_direct_reads(disk_bytes(dir)? > options.memory_limit_bytes);
+            // The crate has no setters for these two. They add to the table options that are set already.
+            out.get_options_from_string(
+                "block_based_table_factory={index_block_search_type=kAuto;uniform_cv_threshold=0.2}",
+            )
+            .map_err(|e| error::rocks("cannot set RocksDB's interpolation search", e))
+        }
+    }
+}
+
+fn bloom(table: &mut BlockBasedOptions, options: &RocksdbOptions) {
+    if let Some(bits) = options.bloom_bits {
+        table.set_bloom_filter(f64::from(bits), false);
+        table.set_whole_key_filtering(true);
+    }
+}
+
+fn tuned_tables(out: &mut Options, cache: &Cache, options: &RocksdbOptions) {
+    let mut table = BlockBasedOptions::default();
+    table.set_block_cache(cache);
+    bloom(&mut table, options);
+    table.set_index_type(BlockBasedIndexType::TwoLevelIndexSearch);
+    table.set_partition_filters(options.bloom_bits.is_some());
+    table.set_metadata_block_size(4096);
+    table.set_cache_index_and_filter_blocks(true);
+    table.set_cache_index_and_filter_blocks_with_high_priority(true);
+    table.set_top_level_index_pinning_tier(BlockBasedTablePinningTier::All);
+    table.set_unpartitioned_pinning_tier(BlockBasedTablePinningTier::FlushAndSimilar);
+    table.set_data_block_index_type(DataBlockIndexType::BinaryAndHash);
+    table.set_data_block_hash_ratio(0.75);
+    table.set_checksum_type(ChecksumType::XXH3);
+    table.set_optimize_filters_for_memory(true);
+    out.set_block_based_table_factory(&table);
+}
+
+fn tuned_tree(out: &mut Options, cache: &Cache, cache_bytes: usize) {
+    // Two memtables fill and one flushes, and together they take at most three eighths of the cache.
+    let memtable_bytes = (cache_bytes / 8).clamp(8 * MIB, 128 * MIB);
+    out.set_write_buffer_size(memtable_bytes);
+    out.set_max_write_buffer_number(3);
+    out.set_write_buffer_manager(&WriteBufferManager::new_write_buffer_manager_with_cache(
+        3 * memtable_bytes,
+        false,
+        cache.clone(),
+    ));
+    out.set_level_compaction_dynamic_level_bytes(true);
+    out.set_target_file_size_base(256 << 20);
+    out.set_wal_bytes_per_sync(1 << 20);
+    out.set_bytes_per_sync(1 << 20);
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    out.set_max_background_jobs(if cores >= BACKGROUND_JOBS_MAX { 4 } else { 2 });
+}
+
+/// Half of the process's open files, so that connections have the rest; no limit where there is none.
+fn max_open_files() -> i32 {
+    match getrlimit(Resource::Nofile).current {
+        None => -1,
+        Some(files) => i32::try_from(files / 2).unwrap_or(-1).max(64),
+    }
+}

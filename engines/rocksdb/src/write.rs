@@ -1,0 +1,70 @@
+//! The write transaction: one RocksDB batch, and what it holds by key so that it reads its own writes.
+
+use std::collections::HashMap;
+
+use engine_api::{Checkpoint, Durability, Key, Result, Value, WriteTxn};
+use parking_lot::MutexGuard;
+use rocksdb::{ReadOptions, WriteBatch, WriteOptions};
+
+use crate::engine::RocksdbEngine;
+use crate::{CHECKPOINT_KEY, error, reader};
+
+/// Pairs of an ordinary batch: room for them is made at once.
+const BATCH_PAIRS: usize = 1024;
+
+pub(crate) struct RocksdbTxn<'e> {
+    engine: &'e RocksdbEngine,
+    batch: WriteBatch,
+    pending: HashMap<Key, Option<Value>>,
+    options: ReadOptions,
+    _writer: MutexGuard<'e, ()>,
+}
+
+impl<'e> RocksdbTxn<'e> {
+    pub(crate) fn new(engine: &'e RocksdbEngine, writer: MutexGuard<'e, ()>) -> Self {
+        Self {
+            engine,
+            batch: WriteBatch::default(),
+            pending: HashMap::with_capacity(BATCH_PAIRS),
+            options: ReadOptions::default(),
+            _writer: writer,
+        }
+    }
+}
+
+impl WriteTxn for RocksdbTxn<'_> {
+    fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+        match self.pending.get(key) {
+            Some(value) => Ok(*value),
+            None => reader::get(self.engine.db(), key, &self.options),
+        }
+    }
+
+    fn put(&mut self, key: &Key, value: &Value) -> Result<()> {
+        self.batch.put(key, value);
+        self.pending.insert(*key, Some(*value));
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &Key) -> Result<()> {
+        self.batch.delete(key);
+        self.pending.insert(*key, None);
+        Ok(())
+    }
+
+    fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
+        let Self { engine, mut batch, _writer, .. } = *self;
+        batch.put(CHECKPOINT_KEY, checkpoint.encode());
+        write(engine, batch, durability)
+    }
+}
+
+/// Writes `batch` to the log and the memtable; poisons the engine when that fails. The caller holds the writer's lock.
+pub(crate) fn write(engine: &RocksdbEngine, batch: WriteBatch, durability: Durability) -> Result<()> {
+    let mut options = WriteOptions::default();
+    options.set_sync(durability == Durability::Synced);
+    engine.db().write_opt(batch, &options).map_err(|e| {
+        engine.poison();
+        error::write("RocksDB cannot commit", e)
+    })
+}
