@@ -1,0 +1,183 @@
+//! What only RocksDB does: settings that reach the files, sorted files, leftovers of an interrupted load.
+
+use std::fs;
+use std::path::Path;
+
+use engine_api::{BulkLoad, Checkpoint, Durability, Engine, ErrorKind, Key, Value};
+use engine_rocksdb::{Profile, RocksdbEngine, RocksdbOptions};
+
+const PAIRS: u64 = 5000;
+
+fn key(number: u64) -> Key {
+    let mut key = [7; 32];
+    key[..8].copy_from_slice(&number.to_be_bytes());
+    key
+}
+
+fn pairs(from: u64, to: u64) -> Vec<(Key, Value)> {
+    (from..to).map(|number| (key(number), key(number ^ 1))).collect()
+}
+
+fn mark(seq: u64) -> Checkpoint {
+    Checkpoint { seq, ..Checkpoint::default() }
+}
+
+fn small() -> RocksdbOptions {
+    RocksdbOptions { cache_bytes: 8 << 20, ..Default::default() }
+}
+
+fn profiles() -> [(&'static str, RocksdbOptions); 3] {
+    let bloom = RocksdbOptions { bloom_bits: Some(10), ..small() };
+    [
+        ("rocksdb", small()),
+        ("rocksdb_bloom", bloom),
+        ("rocksdb_tuned", RocksdbOptions { profile: Profile::Tuned, ..bloom }),
+    ]
+}
+
+fn commit(engine: &RocksdbEngine, pairs: &[(Key, Value)], seq: u64) {
+    let mut txn = engine.begin().unwrap();
+    for (key, value) in pairs {
+        txn.put(key, value).unwrap();
+    }
+    txn.commit(&mark(seq), Durability::Buffered).unwrap();
+}
+
+fn count(engine: &RocksdbEngine) -> u64 {
+    let mut count = 0;
+    engine
+        .reader()
+        .unwrap()
+        .scan(&mut |_, _| {
+            count += 1;
+            std::ops::ControlFlow::Continue(())
+        })
+        .unwrap();
+    count
+}
+
+/// The newest of RocksDB's own records of the options in force.
+fn options_file(dir: &Path) -> String {
+    let newest = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("OPTIONS-"))
+        .max()
+        .unwrap();
+    fs::read_to_string(newest).unwrap()
+}
+
+#[test]
+fn profiles_open_each_others_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut seq = 0;
+    for (label, options) in profiles().into_iter().chain(profiles()) {
+        let engine = Box::new(RocksdbEngine::open(dir.path(), &options).unwrap());
+        assert_eq!(engine.label(), label);
+        assert_eq!(engine.checkpoint().unwrap(), mark(seq));
+        assert_eq!(count(&engine), seq * PAIRS);
+        commit(&engine, &pairs(seq * PAIRS, (seq + 1) * PAIRS), seq + 1);
+        engine.settle().unwrap();
+        seq += 1;
+        assert_eq!(engine.reader().unwrap().get(&key(0)).unwrap(), Some(key(1)));
+        assert_eq!(engine.reader().unwrap().get(&[0xff; 32]).unwrap(), None);
+        engine.close().unwrap();
+    }
+}
+
+#[test]
+fn settings_reach_rocksdb() {
+    for (label, options) in profiles() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = RocksdbEngine::open(dir.path(), &options).unwrap();
+        let details = engine.stats().unwrap().details;
+        assert!(details.contains(&("block_cache_capacity_bytes", 8 << 20)), "{label}: {details:?}");
+        let text = options_file(dir.path());
+        let has = |setting: &str| text.lines().any(|line| line.trim() == setting);
+        assert!(has("compression=kNoCompression"), "{label}");
+        assert!(has("wal_recovery_mode=kPointInTimeRecovery"), "{label}");
+        assert_eq!(has("filter_policy=nullptr"), options.bloom_bits.is_none(), "{label}: {text}");
+        let tuned = options.profile == Profile::Tuned;
+        for setting in [
+            "index_type=kTwoLevelIndexSearch",
+            "partition_filters=true",
+            "cache_index_and_filter_blocks=true",
+            "checksum=kXXH3",
+            "data_block_index_type=kDataBlockBinaryAndHash",
+            "index_block_search_type=kAuto",
+            "uniform_cv_threshold=0.200000",
+            "target_file_size_base=268435456",
+        ] {
+            // XXH3 is RocksDB's own default by now.
+            assert!(has(setting) == tuned || setting == "checksum=kXXH3", "{label}: {setting}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_store_beyond_the_memory_limit_is_read_directly() {
+    let dir = tempfile::tempdir().unwrap();
+    let tuned = RocksdbOptions { profile: Profile::Tuned, bloom_bits: Some(10), memory_limit_bytes: 4096, ..small() };
+    for direct in [false, true] {
+        let engine = RocksdbEngine::open(dir.path(), &tuned).unwrap();
+        assert!(options_file(dir.path()).contains(&format!("use_direct_reads={direct}")));
+        commit(&engine, &pairs(0, PAIRS), 1);
+        engine.settle().unwrap();
+        assert_eq!(count(&engine), PAIRS);
+    }
+}
+
+#[test]
+fn interrupted_loads_go_on_where_they_stopped() {
+    for (label, options) in profiles() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = RocksdbEngine::open(dir.path(), &options).unwrap();
+        engine.load_sorted(&pairs(0, PAIRS), &mark(1)).unwrap();
+        drop(engine);
+        fs::create_dir_all(dir.path().join("ingest")).unwrap();
+        fs::write(dir.path().join("ingest/0.sst"), b"cut short").unwrap();
+        let engine = RocksdbEngine::open(dir.path(), &options).unwrap();
+        assert!(!dir.path().join("ingest").exists(), "{label}");
+        // Taken in, but the checkpoint was not recorded: the same chunk, and a longer one with the same head.
+        engine.load_sorted(&pairs(0, PAIRS), &mark(2)).unwrap();
+        engine.load_sorted(&pairs(PAIRS / 2, 2 * PAIRS), &mark(3)).unwrap();
+        assert_eq!(count(&engine), 2 * PAIRS, "{label}");
+        // Another value, or keys beyond the chunk: not the chunk that was loaded.
+        let mut other = pairs(0, 2 * PAIRS);
+        other[7].1 = [9; 32];
+        for chunk in [other, pairs(0, PAIRS)] {
+            assert_eq!(engine.load_sorted(&chunk, &mark(4)).unwrap_err().kind(), ErrorKind::FixInput, "{label}");
+        }
+        assert_eq!(engine.checkpoint().unwrap(), mark(3));
+    }
+}
+
+#[test]
+fn a_reader_does_not_see_files_taken_in_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = RocksdbEngine::open(dir.path(), &small()).unwrap();
+    let mut reader = engine.reader().unwrap();
+    engine.load_sorted(&pairs(0, PAIRS), &mark(1)).unwrap();
+    assert_eq!(reader.get(&key(0)).unwrap(), None);
+    assert_eq!(reader.checkpoint().unwrap(), Checkpoint::default());
+    reader.refresh().unwrap();
+    assert_eq!(reader.get(&key(0)).unwrap(), Some(key(1)));
+    assert_eq!(reader.checkpoint().unwrap(), mark(1));
+}
+
+#[test]
+fn a_second_opening_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let _engine = RocksdbEngine::open(dir.path(), &small()).unwrap();
+    let error = RocksdbEngine::open(dir.path(), &small()).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::FixInput, "{error}");
+}
+
+#[test]
+fn damage_is_told_from_input() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(RocksdbEngine::open(dir.path(), &small()).unwrap());
+    fs::write(dir.path().join("CURRENT"), b"garbage").unwrap();
+    let error = RocksdbEngine::open(dir.path(), &small()).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::DataDamaged, "{error}");
+}
