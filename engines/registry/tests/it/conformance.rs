@@ -1,0 +1,133 @@
+//! The conformance suite on each engine that is compiled in, opened as the tools open it.
+
+use std::path::Path;
+
+use ::conformance::Store;
+use ::conformance::child;
+use bytesize::ByteSize;
+use engine_api::{Engine, Result};
+use engines::{EngineKind, EngineOptions, OpenMode, Profile};
+
+/// One column of the tables: an engine with its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Column {
+    name: &'static str,
+    engine: EngineKind,
+    bloom: Option<u32>,
+    profile: Profile,
+}
+
+/// Enough for tests, and small enough that all of them run at once on a small machine.
+const MEMORY: ByteSize = ByteSize::mib(64);
+/// The smallest map that options accept is 1 MiB; this one takes a few batches and is then full.
+const SMALL_MAP: ByteSize = ByteSize::mib(4);
+
+const COLUMNS: [Column; 5] = [
+    Column { name: "rocksdb", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Vanilla },
+    Column { name: "rocksdb_bloom", engine: EngineKind::Rocksdb, bloom: Some(20), profile: Profile::Vanilla },
+    Column { name: "rocksdb_tuned", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Tuned },
+    Column { name: "lmdb", engine: EngineKind::Lmdb, bloom: None, profile: Profile::Vanilla },
+    Column { name: "redb", engine: EngineKind::Redb, bloom: None, profile: Profile::Vanilla },
+];
+
+impl Column {
+    fn options(self) -> EngineOptions {
+        EngineOptions {
+            bloom: self.bloom,
+            profile: self.profile,
+            memory: Some(MEMORY),
+            ..EngineOptions::new(self.engine)
+        }
+    }
+}
+
+impl Store for Column {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn open(&self, dir: &Path) -> Result<Box<dyn Engine>> {
+        engines::open(dir, &self.options(), OpenMode::CreateOrOpen)
+    }
+
+    fn open_small(&self, dir: &Path) -> Result<Box<dyn Engine>> {
+        let lmdb_map_size = (self.engine == EngineKind::Lmdb).then_some(SMALL_MAP);
+        engines::open(dir, &EngineOptions { lmdb_map_size, ..self.options() }, OpenMode::CreateOrOpen)
+    }
+}
+
+/// The column of that name.
+pub(crate) fn column(name: &str) -> Column {
+    COLUMNS.into_iter().find(|column| column.name == name).unwrap()
+}
+
+/// Those whose engine is in this build.
+pub(crate) fn compiled_columns() -> impl Iterator<Item = Column> {
+    COLUMNS.into_iter().filter(|column| engines::compiled().contains(&column.engine))
+}
+
+#[cfg(feature = "rocksdb")]
+mod rocksdb {
+    ::conformance::suite!(super::column("rocksdb"));
+}
+
+#[cfg(feature = "rocksdb")]
+mod rocksdb_bloom {
+    ::conformance::suite!(super::column("rocksdb_bloom"));
+}
+
+#[cfg(feature = "rocksdb")]
+mod rocksdb_tuned {
+    ::conformance::suite!(super::column("rocksdb_tuned"));
+}
+
+#[cfg(feature = "lmdb")]
+mod lmdb {
+    ::conformance::suite!(super::column("lmdb"));
+}
+
+#[cfg(feature = "redb")]
+mod redb {
+    ::conformance::suite!(super::column("redb"));
+}
+
+#[test]
+fn another_engines_directory_is_refused() {
+    for store in compiled_columns() {
+        for other in compiled_columns().filter(|other| other.engine != store.engine) {
+            ::conformance::identity::another_engines_directory_is_refused(&store, &other, other.engine.as_str());
+        }
+    }
+}
+
+#[test]
+fn a_newer_format_is_refused() {
+    for store in compiled_columns() {
+        let dir = tempfile::tempdir().unwrap();
+        store.open(dir.path()).unwrap().close().unwrap();
+        let marker = dir.path().join("SOLKV");
+        let known = format!("format = {}\n", engines::FORMAT_VERSION);
+        let text = std::fs::read_to_string(&marker).unwrap();
+        assert!(text.contains(&known), "{text}");
+        std::fs::write(&marker, text.replace(&known, "format = 4000000000\n")).unwrap();
+        let error = store.open(dir.path()).err().unwrap();
+        assert_eq!(error.kind(), engine_api::ErrorKind::FixInput, "{error}");
+        assert!(error.to_string().contains("format=4000000000"), "the error names the format: {error}");
+        std::fs::write(&marker, text).unwrap();
+        store.open(dir.path()).unwrap().close().unwrap();
+    }
+}
+
+#[test]
+fn labels_are_the_columns_names() {
+    for store in compiled_columns() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(store.open(dir.path()).unwrap().label(), store.name);
+    }
+}
+
+/// Where the suite's child processes enter; a name that [`child::ENTRY`] fixes.
+#[test]
+fn conformance_child() {
+    child::enter(|name| COLUMNS.into_iter().find(|column| column.name == name));
+}
