@@ -47,7 +47,7 @@ fn decode_base64(text: &str) -> Vec<u8> {
     let mut out = Vec::new();
     let (mut bits, mut count) = (0u32, 0);
     for byte in text.bytes().filter(|&byte| byte != b'=') {
-        let digit = ALPHABET.iter().position(|&letter| letter == byte).unwrap();
+        let digit = ALPHABET.iter().position(|&letter| letter == byte).expect("base64 has no other letters");
         (bits, count) = ((bits << 6) | digit as u32, count + 6);
         if count >= 8 {
             count -= 8;

@@ -58,7 +58,7 @@ impl Store for Column {
 
 /// The column of that name.
 pub(crate) fn column(name: &str) -> Column {
-    COLUMNS.into_iter().find(|column| column.name == name).unwrap()
+    COLUMNS.into_iter().find(|column| column.name == name).expect("the modules below name columns of the table above")
 }
 
 /// Those whose engine is in this build.
