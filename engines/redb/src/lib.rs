@@ -19,7 +19,7 @@
 //! # Settings, and why
 //!
 //! - **Quick repair on every commit.** Otherwise the first open after a crash walks the whole file to rebuild
-//!   the allocator's state (hours at a billion pairs). It costs a second flush per commit.
+//!   the allocator's state, tens of gigabytes at a billion pairs. It costs a second flush per commit.
 //! - **Cache size** is the caller's ([`RedbOptions::cache_bytes`]). redb reads with `pread`, so under a memory
 //!   cap the kernel's page cache is charged beside it: give redb about half of the cap.
 //! - **One open table per transaction**, because opening a table costs several lookups and would be charged to
