@@ -1,0 +1,102 @@
+//! `loadgen stream` as a command: starts the stream, says where it is and what the final map must be, and stops on
+//! a signal.
+//!
+//! Owns: stdout lines that other programs read (`listening=`, `final `). Runs on the main thread.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::stream::{Delivery, Final, Stream, Workload};
+
+/// How often signals and the end of the run are looked for.
+const POLL_PERIOD: Duration = Duration::from_millis(50);
+
+/// Shown under `loadgen stream --help`.
+pub const STREAM_EXAMPLES: &str = "\
+Prints `listening=HOST:PORT` when it serves, and at the end
+`final slot=… events=… slots=… digest=PAIRS:HEX`: what `bootstrap info --digest` must say of a follower's directory.
+
+Examples:
+  loadgen stream --listen 127.0.0.1:10000 --pairs 2000000 --seed 1 --events 1000000
+  loadgen stream --listen 127.0.0.1:0 --rate 20000 --extract token-owner --skew zipfian:0.99
+  loadgen stream --listen 127.0.0.1:0 --disconnect-every 50000 --dead-every 7 --duplicates --out-of-order-every 11";
+
+/// Arguments of `loadgen stream`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct StreamArgs {
+    /// Address to serve on; port 0 picks a free one
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:10000")]
+    pub listen: String,
+    /// What is in the slots.
+    #[command(flatten)]
+    pub workload: Workload,
+    /// How they are delivered.
+    #[command(flatten)]
+    pub delivery: Delivery,
+    /// Keep serving for this long after the last slot; without it until SIGTERM or Ctrl-C
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub linger: Option<Duration>,
+    /// Write the end of the run as JSON: options, last slot, digest
+    #[arg(long, value_name = "FILE")]
+    pub summary: Option<PathBuf>,
+}
+
+/// Runs `loadgen stream`.
+pub fn stream(args: StreamArgs) -> Result<()> {
+    let stop = stop_flag()?;
+    let mut stream = Stream::start(args.workload.clone(), &args.delivery, &args.listen)?;
+    say(&format!("listening={}", stream.address()))?;
+    let started = Instant::now();
+    // ORDERING: Relaxed: the flag carries nothing but itself.
+    while !stream.generated() && !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(POLL_PERIOD);
+    }
+    if stream.generated()
+        && let Some(end) = stream.wait_final()?
+    {
+        let seconds = started.elapsed().as_secs_f64();
+        tracing::info!(seconds, events = end.events, "every slot is generated");
+        if let Some(gap) = &end.gap {
+            say(&format!("gap slot={} parent={} digest={}", gap.slot, gap.parent_slot, gap.digest))?;
+        }
+        say(&format!("final slot={} events={} slots={} digest={}", end.slot, end.events, end.slots, end.digest))?;
+        if let Some(path) = &args.summary {
+            write_summary(path, &args, &end)?;
+        }
+        let deadline = args.linger.map(|linger| Instant::now() + linger);
+        while !stop.load(Ordering::Relaxed) && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+            std::thread::sleep(POLL_PERIOD);
+        }
+    }
+    stream.stop()
+}
+
+/// A flag that SIGINT and SIGTERM set.
+pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // A second signal ends the process at once, should stopping hang.
+        signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    Ok(stop)
+}
+
+fn write_summary(path: &PathBuf, args: &StreamArgs, end: &Final) -> Result<()> {
+    let summary = serde_json::json!({
+        "version": env!("CARGO_PKG_VERSION"), "workload": args.workload, "delivery": args.delivery, "final": end,
+    });
+    let text = serde_json::to_string_pretty(&summary)?;
+    std::fs::write(path, text).with_context(|| format!("cannot write summary: file={}", path.display()))
+}
+
+/// Other programs wait for these lines: they must not sit in a buffer.
+fn say(line: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to stdout")
+}

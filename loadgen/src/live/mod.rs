@@ -1,0 +1,348 @@
+//! The live-stream validation: a service on a bootstrapped directory, a stream, and the latencies of the run.
+//!
+//! Owns: the order of a run and its report. Must not: link the service or an engine. Runs on the main thread; the
+//! stream has its own threads, the service its own process.
+
+mod cap;
+mod process;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use bytesize::ByteSize;
+use engine_latency::export::Report;
+use engine_latency::table::live_table;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+
+use crate::stream::{Delivery, Final, Stream, Workload};
+use cap::{Cap, Charged};
+use process::{Service, Usage, free_address, get};
+
+/// Shown under `loadgen live --help`.
+pub const EXAMPLES: &str = "\
+Options of the service that loadgen does not know are passed on after `--`.
+
+Examples:
+  bootstrap --engine rocksdb --bloom 20 --dir DIR --pairs 2000000 --seed 1
+  loadgen live --engine rocksdb --bloom 20 --dir DIR --pairs 2000000 --seed 1 --events 1000000 --verify
+  loadgen live --engine lmdb --dir DIR --pairs 2000000 --cap 1GiB --report live.json -- --commit-every 1000";
+
+/// How often the service is asked how far it is.
+const POLL_PERIOD: Duration = Duration::from_millis(100);
+/// Longest wait for a service that makes no progress; opening a large engine counts as none.
+const STALL_BOUND: Duration = Duration::from_secs(300);
+/// Longest wait for a clean end: a last commit and closing the engine.
+const STOP_BOUND: Duration = Duration::from_secs(120);
+
+/// Arguments of `loadgen live`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct LiveArgs {
+    /// Engine of the directory: rocksdb, lmdb or redb
+    #[arg(long, default_value = "rocksdb")]
+    pub engine: String,
+    /// Bloom filter bits per key (rocksdb)
+    #[arg(long, value_name = "BITS")]
+    pub bloom: Option<u32>,
+    /// Profile of the engine (rocksdb): vanilla or tuned
+    #[arg(long)]
+    pub profile: Option<String>,
+    /// Memory of the engine's own caches
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<ByteSize>,
+    /// The bootstrapped directory; it is changed by the run
+    #[arg(long, required_unless_present = "service_metrics")]
+    pub dir: Option<PathBuf>,
+    /// What is in the slots.
+    #[command(flatten)]
+    pub workload: Workload,
+    /// How they are delivered.
+    #[command(flatten)]
+    pub delivery: Delivery,
+    /// Where the stream listens; a service that is already running must be pointed at it
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    pub stream_listen: String,
+    /// Run the service inside a cgroup with this much memory, page cache included
+    #[arg(long, value_name = "SIZE")]
+    pub cap: Option<ByteSize>,
+    /// The service program; by default the one beside loadgen
+    #[arg(long, value_name = "PATH")]
+    pub service_bin: Option<PathBuf>,
+    /// Measure a service that is already running instead of starting one: HOST:PORT of its metrics
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["dir", "cap", "verify"])]
+    pub service_metrics: Option<String>,
+    /// At the end compare the directory's digest with the stream's (by `bootstrap info --digest`)
+    #[arg(long)]
+    pub verify: bool,
+    /// Write the run as JSON
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Write the histograms as an HdrHistogram interval log
+    #[arg(long, value_name = "FILE")]
+    pub hlog: Option<PathBuf>,
+    /// The service's log; by default beside the directory
+    #[arg(long, value_name = "FILE")]
+    pub service_log: Option<PathBuf>,
+    /// Passed to the service as they are
+    #[arg(last = true)]
+    pub service_args: Vec<String>,
+}
+
+/// What a run measured.
+struct Outcome {
+    end: Final,
+    latency: Report,
+    seconds: f64,
+    usage: Option<Usage>,
+    charged: Option<Charged>,
+    status: Value,
+}
+
+/// Runs `loadgen live`.
+pub fn run(args: LiveArgs) -> Result<()> {
+    let stop = crate::commands::stop_flag()?;
+    let mut stream = Stream::start(args.workload.clone(), &args.delivery, &args.stream_listen)?;
+    let cap = args.cap.map_or_else(|| Cap::None("not asked for".to_owned()), |cap| Cap::create(cap.as_u64()));
+    if let (Some(_), Cap::None(why)) = (args.cap, &cap) {
+        eprintln!("WARNING: the memory cap is NOT in force: {why}");
+    }
+    let (mut service, metrics) = match &args.service_metrics {
+        Some(metrics) => {
+            eprintln!("stream at http://{}; waiting for the service to subscribe", stream.address());
+            (None, metrics.clone())
+        }
+        None => {
+            let metrics = free_address()?.to_string();
+            (Some(start_service(&args, &cap, &stream, &metrics)?), metrics)
+        }
+    };
+    let outcome = follow(&args, &mut stream, service.as_mut(), &metrics, &cap, &stop)?;
+    if let Some(path) = &args.hlog {
+        let hlog = get(&metrics, "/histograms.hlog")?;
+        std::fs::write(path, hlog).with_context(|| format!("cannot write: file={}", path.display()))?;
+    }
+    if let Some(service) = service {
+        service.stop(STOP_BOUND)?;
+    }
+    stream.stop()?;
+    print_outcome(&args, &outcome, &cap, &metrics);
+    let verified = args.verify.then(|| verify(&args, &outcome.end)).transpose();
+    if let Some(path) = &args.report {
+        let text =
+            serde_json::to_string_pretty(&report(&args, &outcome, &cap, verified.as_ref().ok().cloned().flatten()))?;
+        std::fs::write(path, text).with_context(|| format!("cannot write report: file={}", path.display()))?;
+    }
+    if let Some(digest) = verified? {
+        println!("verified: the directory holds digest={digest}, as the stream says it must");
+    }
+    Ok(())
+}
+
+fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> Result<Service> {
+    let dir = args.dir.as_deref().context("no directory: give --dir, or --service-metrics of a running service")?;
+    let program = args.service_bin.clone().map_or_else(|| sibling("service"), Ok)?;
+    let mut command = cap.command(&program)?;
+    command.arg("--engine").arg(&args.engine).arg("--dir").arg(dir);
+    command.arg("--geyser").arg(format!("http://{}", stream.address()));
+    command.arg("--extract").arg(extract_name(args)?);
+    command.args(["--metrics", metrics, "--listen", &free_address()?.to_string()]);
+    if let Some(bits) = args.bloom {
+        command.arg("--bloom").arg(bits.to_string());
+    }
+    if let Some(profile) = &args.profile {
+        command.arg("--profile").arg(profile);
+    }
+    if let Some(memory) = args.memory {
+        command.arg("--memory").arg(memory.as_u64().to_string());
+    }
+    if let Some(token) = &args.delivery.x_token_file {
+        command.arg("--x-token-file").arg(token);
+    }
+    command.args(&args.service_args);
+    let log = args.service_log.clone().unwrap_or_else(|| dir.with_extension("service.log"));
+    eprintln!("service metrics at http://{metrics}/metrics, log in {}", log.display());
+    Service::start(command, &log)
+}
+
+fn extract_name(args: &LiveArgs) -> Result<String> {
+    let name = serde_json::to_value(args.workload.extract)?;
+    Ok(name.as_str().context("an extractor serializes as its name")?.to_owned())
+}
+
+/// A program beside this one, as `cargo build` and the packages put them.
+fn sibling(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find the own executable")?;
+    let path = own.with_file_name(name);
+    ensure!(path.is_file(), "no {name} program: file={}; build it, or name it with --service-bin", path.display());
+    Ok(path)
+}
+
+/// Waits until the service has applied the last slot, and collects what it measured.
+fn follow(
+    args: &LiveArgs,
+    stream: &mut Stream,
+    mut service: Option<&mut Service>,
+    metrics: &str,
+    cap: &Cap,
+    stop: &AtomicBool,
+) -> Result<Outcome> {
+    let bar = ProgressBar::new(args.workload.events);
+    let style = "{msg} {wide_bar} {human_pos}/{human_len} events {per_sec} {eta}";
+    bar.set_style(ProgressStyle::with_template(style).context("a fixed template")?);
+    bar.set_message("live");
+    let (mut end, mut started) = (None, None);
+    let (mut last, mut moved) = ((0, None), Instant::now());
+    loop {
+        // ORDERING: Relaxed: the flag carries nothing but itself.
+        ensure!(!stop.load(Ordering::Relaxed), "stopped by a signal before the last slot");
+        if let Some(service) = service.as_deref_mut() {
+            service.check_running()?;
+        }
+        let sent = stream.sent_events();
+        if sent > 0 && started.is_none() {
+            started = Some(Instant::now());
+        }
+        bar.set_position(sent.min(args.workload.events));
+        if end.is_none() && stream.generated() {
+            end = stream.wait_final()?;
+        }
+        // Before it has opened its engine the service does not answer yet.
+        let status: Option<Value> =
+            get(metrics, "/status.json").ok().and_then(|body| serde_json::from_slice(&body).ok());
+        let slot = status.as_ref().and_then(applied_slot);
+        if let (Some(end), Some(slot), Some(status)) = (&end, slot, &status)
+            && slot >= end.slot
+        {
+            bar.finish();
+            let seconds = started.map_or(0.0, |started| started.elapsed().as_secs_f64());
+            let latency = serde_json::from_slice(&get(metrics, "/histograms.json")?)
+                .context("the service's /histograms.json is not a latency report")?;
+            let usage = service.map(|service| service.usage()).transpose()?;
+            return Ok(Outcome {
+                end: end.clone(),
+                latency,
+                seconds,
+                usage,
+                charged: cap.charged(),
+                status: status.clone(),
+            });
+        }
+        if last != (sent, slot) {
+            (last, moved) = ((sent, slot), Instant::now());
+        }
+        if moved.elapsed() > STALL_BOUND {
+            bail!("no progress: stall_s={} sent_events={sent} applied_slot={slot:?}", STALL_BOUND.as_secs());
+        }
+        std::thread::sleep(POLL_PERIOD);
+    }
+}
+
+/// The last whole slot in the service's checkpoint. Protobuf's JSON writes 64-bit numbers as text; both are taken.
+fn applied_slot(status: &Value) -> Option<u64> {
+    let slot = status.pointer("/checkpoint/slot")?;
+    slot.as_u64().or_else(|| slot.as_str()?.parse().ok())
+}
+
+fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, metrics: &str) {
+    let mut column = outcome.latency.engine.clone();
+    if let Some(size) = args.cap {
+        column = format!("{column} {size}");
+    }
+    println!("Table 3: live stream, {} events on {} pairs", outcome.end.events, args.workload.pairs);
+    println!("{}", live_table(&[(column, &outcome.latency)]));
+    let rate = outcome.end.events as f64 / outcome.seconds.max(1e-9);
+    println!("events/s: {rate:.0} over {:.2} s, {} slots", outcome.seconds, outcome.end.slots);
+    if let Some(usage) = outcome.usage {
+        println!("service CPU: user {:.2} s, system {:.2} s", usage.user_s, usage.system_s);
+        println!("service peak RSS: {}", ByteSize(usage.peak_rss_bytes));
+    }
+    if let Some(charged) = outcome.charged {
+        let (peak, cache) = (ByteSize(charged.peak_bytes), ByteSize(charged.page_cache_bytes));
+        println!("cgroup: peak charged {peak}, page cache now {cache}");
+    }
+    println!("memory cap: {}", cap.describe());
+    println!("the stream says: last slot {}, digest={}", outcome.end.slot, outcome.end.digest);
+    println!("metrics were at http://{metrics}/metrics, /histograms.json and /histograms.hlog");
+}
+
+/// The digest of the directory, if it is the stream's.
+fn verify(args: &LiveArgs, end: &Final) -> Result<String> {
+    let dir = args.dir.as_deref().context("--verify needs --dir")?;
+    let program = match &args.service_bin {
+        Some(service) => service.with_file_name("bootstrap"),
+        None => sibling("bootstrap")?,
+    };
+    let digest = directory_digest(&program, args, dir)?;
+    ensure!(
+        digest == end.digest,
+        "the map differs from the stream: dir={} has digest={digest} expected={} at slot={}",
+        dir.display(),
+        end.digest,
+        end.slot
+    );
+    Ok(digest)
+}
+
+fn directory_digest(program: &Path, args: &LiveArgs, dir: &Path) -> Result<String> {
+    let mut command = Command::new(program);
+    command.args(["info", "--digest", "--engine", &args.engine]).arg("--dir").arg(dir);
+    if let Some(bits) = args.bloom {
+        command.arg("--bloom").arg(bits.to_string());
+    }
+    let output = command.output().with_context(|| format!("cannot run: program={}", program.display()))?;
+    ensure!(
+        output.status.success(),
+        "bootstrap info failed: status={} error={}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    let text = String::from_utf8_lossy(&output.stdout);
+    let digest = text.split_whitespace().find_map(|word| word.strip_prefix("digest="));
+    Ok(digest.with_context(|| format!("bootstrap info printed no digest=: output={text:?}"))?.to_owned())
+}
+
+fn report(args: &LiveArgs, outcome: &Outcome, cap: &Cap, verified: Option<String>) -> Value {
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "machine": machine(),
+        "engine": {
+            "kind": args.engine, "bloom": args.bloom, "profile": args.profile,
+            "memory_bytes": args.memory.map(|size| size.as_u64()), "service_args": args.service_args,
+        },
+        "workload": args.workload,
+        "delivery": args.delivery,
+        "cap_bytes": args.cap.map(|cap| cap.as_u64()),
+        "cap": cap.describe(),
+        "final": outcome.end,
+        "seconds": outcome.seconds,
+        "events_per_s": outcome.end.events as f64 / outcome.seconds.max(1e-9),
+        "usage": outcome.usage,
+        "charged": outcome.charged,
+        "service_status": outcome.status,
+        "verified_digest": verified,
+        "latency": outcome.latency,
+    })
+}
+
+/// What the figures were measured on.
+fn machine() -> Value {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let field = |text: &str, name: &str| {
+        text.lines()
+            .find(|line| line.starts_with(name))
+            .and_then(|line| line.split(':').nth(1))
+            .unwrap_or("")
+            .trim()
+            .to_owned()
+    };
+    json!({
+        "cpu": field(&read("/proc/cpuinfo"), "model name"),
+        "cores": std::thread::available_parallelism().map_or(0, usize::from),
+        "memory": field(&read("/proc/meminfo"), "MemTotal"),
+        "kernel": read("/proc/sys/kernel/osrelease").trim(),
+        "loadavg": read("/proc/loadavg").trim(),
+    })
+}

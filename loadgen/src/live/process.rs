@@ -1,0 +1,133 @@
+//! The service as a child process: started, asked over HTTP, measured through /proc, stopped.
+//!
+//! Owns: the child and its log file; the child is killed if the run ends early. Must not: interpret what the service
+//! answers. Runs on the live run's thread.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// A local service answers in milliseconds; a stalled one must not hang the run.
+const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Largest answer taken: histograms are some hundred KB.
+const HTTP_BYTES_MAX: u64 = 64 * 1024 * 1024;
+/// Lines of the service's log shown when it fails.
+const LOG_LINES: usize = 15;
+
+/// A running service.
+pub(crate) struct Service {
+    child: Child,
+    log: PathBuf,
+}
+
+/// What the service has used.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub(crate) struct Usage {
+    /// User CPU time in seconds.
+    pub(crate) user_s: f64,
+    /// System CPU time in seconds.
+    pub(crate) system_s: f64,
+    /// Largest resident set in bytes; page cache read through pread is not in it.
+    pub(crate) peak_rss_bytes: u64,
+}
+
+impl Service {
+    /// Starts `command` with its output going to `log`.
+    pub(crate) fn start(mut command: Command, log: &Path) -> Result<Self> {
+        let file = File::create(log).with_context(|| format!("cannot write log: file={}", log.display()))?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("cannot start service: program={:?}", command.get_program()))?;
+        Ok(Self { child, log: log.to_owned() })
+    }
+
+    /// Fails with the end of the service's log if it is gone.
+    pub(crate) fn check_running(&mut self) -> Result<()> {
+        match self.child.try_wait()? {
+            Some(status) => bail!("service ended early: status={status}\n{}", self.log_tail()),
+            None => Ok(()),
+        }
+    }
+
+    /// CPU and memory so far.
+    pub(crate) fn usage(&self) -> Result<Usage> {
+        usage(self.child.id())
+    }
+
+    /// SIGTERM, then waits up to `bound` for a clean end.
+    pub(crate) fn stop(mut self, bound: Duration) -> Result<ExitStatus> {
+        let pid = i32::try_from(self.child.id()).context("process id out of range")?;
+        // SAFETY: kill(2) takes no pointers; the child is ours and not yet waited for, so the id is not reused.
+        let sent = unsafe { libc::kill(pid, libc::SIGTERM) };
+        ensure!(sent == 0, "cannot signal service: pid={pid} error={}", std::io::Error::last_os_error());
+        let deadline = Instant::now() + bound;
+        while Instant::now() < deadline {
+            if let Some(status) = self.child.try_wait()? {
+                ensure!(status.success(), "service did not stop cleanly: status={status}\n{}", self.log_tail());
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        bail!("service did not stop within bound_s={} of SIGTERM\n{}", bound.as_secs(), self.log_tail())
+    }
+
+    fn log_tail(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        let tail = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n  ");
+        format!("its log, file={}:\n  {tail}", self.log.display())
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // An error means that it has ended already, which is all that is wanted.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// An address of this host that was free a moment ago.
+pub(crate) fn free_address() -> Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+}
+
+/// GET over HTTP/1.0, which needs no library and no connection handling.
+pub(crate) fn get(address: &str, path: &str) -> Result<Vec<u8>> {
+    let context = || format!("cannot read http://{address}{path}");
+    let mut socket = TcpStream::connect(address).with_context(context)?;
+    socket.set_read_timeout(Some(HTTP_TIMEOUT))?;
+    socket.set_write_timeout(Some(HTTP_TIMEOUT))?;
+    write!(socket, "GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n").with_context(context)?;
+    let mut answer = Vec::new();
+    socket.take(HTTP_BYTES_MAX).read_to_end(&mut answer).with_context(context)?;
+    let end = answer.windows(4).position(|window| window == b"\r\n\r\n").with_context(context)?;
+    let status = String::from_utf8_lossy(&answer[..end]).lines().next().unwrap_or("").to_owned();
+    ensure!(status.split(' ').nth(1) == Some("200"), "http://{address}{path} answered: status={status:?}");
+    answer.drain(..end + 4);
+    Ok(answer)
+}
+
+fn usage(pid: u32) -> Result<Usage> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("the service is gone")?;
+    // The name in parentheses may hold spaces: fields are counted from the last parenthesis.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
+    // SAFETY: sysconf takes no pointers.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).context("the service is gone")?;
+    let peak_kib: u64 = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0);
+    Ok(Usage { user_s: ticks(11) / per_second, system_s: ticks(12) / per_second, peak_rss_bytes: peak_kib * 1024 })
+}

@@ -1,0 +1,54 @@
+//! The command line of `loadgen`: arguments to library calls, results to stdout, errors to exit codes.
+//!
+//! Owns: nothing else. Runs on the main thread.
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use loadgen::{commands, live};
+
+/// Plays a Solana account stream, and measures a service that follows it
+#[derive(Parser)]
+#[command(name = "loadgen", version, arg_required_else_help = true)]
+#[command(
+    after_help = "Exit codes: 0 done; 1 a run failed or a map differs from the stream's digest; 2 wrong arguments."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Play a Yellowstone server: slots of account updates from a seed, with filters, replay and faults
+    #[command(after_help = commands::STREAM_EXAMPLES)]
+    Stream(Box<commands::StreamArgs>),
+    /// Run the service on a bootstrapped directory against a stream and print its latencies (Table 3)
+    #[command(after_help = live::EXAMPLES)]
+    Live(Box<live::LiveArgs>),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell to complete for
+        shell: clap_complete::Shell,
+    },
+}
+
+fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,loadgen=info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let result = match Cli::parse().command {
+        Command::Stream(args) => commands::stream(*args),
+        Command::Live(args) => live::run(*args),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "loadgen", &mut std::io::stdout());
+            Ok(())
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! The chain: slots with their updates, parents, hashes and faults, computed from the options and the seed alone.
+//!
+//! Owns: the state of every key (4 bytes each) and the order in which slots are delivered. Must not: know
+//! subscribers, clocks or the wire. Runs on the `chain` thread.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use workload::{Digest, Key, Pairs, Picker, Rng, Value};
+
+use crate::stream::options::Workload;
+
+/// An out-of-order slot comes after this many later ones.
+const OUT_OF_ORDER_SLOTS: usize = 3;
+/// Draws per wanted event before a slot is left smaller: with few keys a slot cannot hold more than there are.
+const DRAWS_PER_EVENT: u32 = 4;
+/// Set in a key's state when it is not in the map; the rest is the version of its value.
+const ABSENT: u32 = 1 << 31;
+/// Set in an [`Update::id`] of a key outside the known ones.
+const CREATED: u64 = 1 << 63;
+
+/// The keys and values behind the ids that updates carry.
+#[derive(Debug)]
+pub struct Keys {
+    pairs: Pairs,
+    created_values: Pairs,
+    file: Option<Vec<Key>>,
+    known: u64,
+}
+
+impl Keys {
+    /// The known keys of `options`, read from its file if it names one.
+    pub(crate) fn load(options: &Workload) -> Result<Self> {
+        let file = options.keys.as_deref().map(read_keys).transpose()?;
+        let known = file.as_ref().map_or(options.pairs, |keys| keys.len() as u64);
+        let created_values = Pairs::new(options.seed ^ 0x0063_7265_6174_6564);
+        Ok(Self { pairs: Pairs::new(options.seed), created_values, file, known })
+    }
+
+    /// The address behind an update's id.
+    pub(crate) fn key(&self, id: u64) -> Key {
+        if id & CREATED != 0 {
+            return self.pairs.absent_key(id & !CREATED);
+        }
+        match &self.file {
+            Some(keys) => keys[id as usize],
+            None => self.pairs.key(id),
+        }
+    }
+
+    /// The value of an update's id at `version`.
+    pub(crate) fn value(&self, id: u64, version: u32) -> Value {
+        let pairs = if id & CREATED == 0 { self.pairs } else { self.created_values };
+        pairs.value(id & !CREATED, version)
+    }
+}
+
+/// One account update: which key, and what it became.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Update {
+    /// The key, for [`Keys::key`].
+    pub id: u64,
+    /// Version of the value, for [`Keys::value`].
+    pub version: u32,
+    /// The account was closed.
+    pub closed: bool,
+}
+
+/// A slot with everything that belongs to it. Sealed unless `dead`.
+#[derive(Debug)]
+pub(crate) struct Block {
+    /// Slot number.
+    pub slot: u64,
+    /// The parent's slot number.
+    pub parent_slot: u64,
+    /// Hash of the block.
+    pub hash: [u8; 32],
+    /// Hash of the parent.
+    pub parent_hash: [u8; 32],
+    /// Number of ancestors.
+    pub height: u64,
+    /// Index of the first update among all of the run; also the base of its write versions.
+    pub first_event: u64,
+    /// The last write of each account in the slot.
+    pub updates: Vec<Update>,
+    /// The slot died: its updates must not be applied.
+    pub dead: bool,
+}
+
+impl Block {
+    /// The block's hash as the wire carries it.
+    pub(crate) fn hash_base58(&self) -> String {
+        bs58::encode(self.hash).into_string()
+    }
+}
+
+/// The end of the run: what a follower must have.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Final {
+    /// The last slot.
+    pub slot: u64,
+    /// Updates in sealed slots.
+    pub events: u64,
+    /// Sealed slots.
+    pub slots: u64,
+    /// Digest of the map with every sealed update applied, `PAIRS:HEX`.
+    pub digest: String,
+    /// What the missing slot cuts off, if one was asked for.
+    pub gap: Option<Gap>,
+}
+
+/// A slot that never comes.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Gap {
+    /// The missing slot.
+    pub slot: u64,
+    /// The last slot before it that is delivered.
+    pub parent_slot: u64,
+    /// Digest of the map at `parent_slot`: what a follower that stops at the gap has.
+    pub digest: String,
+}
+
+/// Generates the slots of a run, in the order of their delivery.
+pub(crate) struct Chain {
+    options: Workload,
+    keys: Arc<Keys>,
+    picker: Picker,
+    rng: Rng,
+    known: Vec<u32>,
+    created: Vec<u32>,
+    next_slot: u64,
+    parent: (u64, [u8; 32], u64),
+    events: u64,
+    slots: u64,
+    bogus: u64,
+    held: VecDeque<(usize, Arc<Block>)>,
+    ready: VecDeque<Arc<Block>>,
+    gap: Option<Gap>,
+    touched: HashMap<u64, u32, BuildHasherDefault<IdHasher>>,
+}
+
+impl Chain {
+    /// A run at its start. `options` must have passed [`Workload::check`].
+    pub(crate) fn new(options: Workload, keys: Arc<Keys>) -> Self {
+        let state = if options.base_empty { ABSENT } else { 0 };
+        let known = vec![state; keys.known as usize];
+        let parent_slot = options.start_slot - 1;
+        Self {
+            picker: Picker::new(keys.known, options.skew.0),
+            rng: Rng::new(options.seed ^ 0x7374_7265_616d),
+            keys,
+            known,
+            created: Vec::new(),
+            next_slot: options.start_slot,
+            parent: (parent_slot, block_hash(options.seed, parent_slot), 0),
+            events: 0,
+            slots: 0,
+            bogus: 0,
+            held: VecDeque::new(),
+            ready: VecDeque::new(),
+            gap: None,
+            touched: HashMap::default(),
+            options,
+        }
+    }
+
+    /// The next block to deliver; none once the run's events are spent.
+    pub(crate) fn next_block(&mut self) -> Option<Arc<Block>> {
+        loop {
+            if let Some(block) = self.ready.pop_front() {
+                return Some(block);
+            }
+            if self.events >= self.options.events {
+                return self.held.pop_front().map(|(_, block)| block);
+            }
+            self.produce();
+        }
+    }
+
+    /// What a follower must have at the end. Walks every key: about 50 ns each.
+    pub(crate) fn finish(&self) -> Final {
+        Final {
+            slot: self.parent.0,
+            events: self.events,
+            slots: self.slots,
+            digest: self.digest().to_string(),
+            gap: self.gap.clone(),
+        }
+    }
+
+    fn digest(&self) -> Digest {
+        let mut digest = Digest::default();
+        let created = self.created.iter().enumerate().map(|(index, state)| (index as u64 | CREATED, state));
+        for (id, &state) in self.known.iter().enumerate().map(|(index, state)| (index as u64, state)).chain(created) {
+            if state & ABSENT == 0 {
+                digest.add(&self.keys.key(id), &self.keys.value(id, state));
+            }
+        }
+        digest
+    }
+
+    /// Makes the next slot number: skipped, dead, missing, held back or ready.
+    fn produce(&mut self) {
+        let slot = self.next_slot;
+        self.next_slot += 1;
+        let nth = slot - self.options.start_slot + 1;
+        let every = |k: u64| k != 0 && nth.is_multiple_of(k);
+        let missing = self.options.gap_at == Some(slot);
+        if every(self.options.skip_every) && !missing {
+            return;
+        }
+        if every(self.options.dead_every) && !missing {
+            let block = self.dead_block(slot);
+            self.ready.push_back(Arc::new(block));
+            return;
+        }
+        if missing {
+            self.gap = Some(Gap { slot, parent_slot: self.parent.0, digest: self.digest().to_string() });
+        }
+        let block = Arc::new(self.sealed_block(slot));
+        if missing {
+            return;
+        }
+        if every(self.options.out_of_order_every) {
+            self.held.push_back((OUT_OF_ORDER_SLOTS, block));
+            return;
+        }
+        self.ready.push_back(block);
+        for (left, _) in &mut self.held {
+            *left -= 1;
+        }
+        while let Some((0, block)) = self.held.front() {
+            self.ready.push_back(Arc::clone(block));
+            self.held.pop_front();
+        }
+    }
+
+    fn sealed_block(&mut self, slot: u64) -> Block {
+        let wanted = u64::from(self.options.events_per_slot).min(self.options.events - self.events) as u32;
+        let mut updates = Vec::with_capacity(wanted as usize);
+        self.touched.clear();
+        for _ in 0..wanted.saturating_mul(DRAWS_PER_EVENT) {
+            if updates.len() == wanted as usize {
+                break;
+            }
+            let update = self.draw();
+            match self.touched.get(&update.id) {
+                Some(&index) => updates[index as usize] = update,
+                None => {
+                    self.touched.insert(update.id, updates.len() as u32);
+                    updates.push(update);
+                }
+            }
+        }
+        let hash = block_hash(self.options.seed, slot);
+        let (parent_slot, parent_hash, parent_height) = self.parent;
+        let height = parent_height + 1;
+        self.parent = (slot, hash, height);
+        let first_event = self.events;
+        self.events += updates.len() as u64;
+        self.slots += 1;
+        Block { slot, parent_slot, hash, parent_hash, height, first_event, updates, dead: false }
+    }
+
+    /// A slot of updates that look like any other and must leave no trace: changes, closes and new keys.
+    fn dead_block(&mut self, slot: u64) -> Block {
+        let count = (self.options.events_per_slot / 2).max(1);
+        let mut updates = Vec::with_capacity(count as usize);
+        for n in 0..count {
+            self.bogus += 1;
+            let (id, closed) = match n % 3 {
+                0 => (CREATED | (1 << 62) | self.bogus, false),
+                1 => (self.picker.pick(&mut self.rng), true),
+                _ => (self.picker.pick(&mut self.rng), false),
+            };
+            updates.push(Update { id, version: ABSENT | self.bogus as u32, closed });
+        }
+        let (parent_slot, parent_hash, height) = self.parent;
+        let hash = block_hash(self.options.seed, slot);
+        Block { slot, parent_slot, hash, parent_hash, height, first_event: self.events, updates, dead: true }
+    }
+
+    /// Draws one event and applies it to the state.
+    fn draw(&mut self) -> Update {
+        if self.rng.chance(self.options.unknown_share) {
+            self.created.push(0);
+            return Update { id: (self.created.len() as u64 - 1) | CREATED, version: 0, closed: false };
+        }
+        let total = self.keys.known + self.created.len() as u64;
+        let index = self.rng.below(total);
+        // Keys made by this run get their share of later events; the known ones keep the skew that was asked for.
+        let (id, state) = if index >= self.keys.known {
+            let index = index - self.keys.known;
+            (index | CREATED, &mut self.created[index as usize])
+        } else {
+            let index = self.picker.pick(&mut self.rng);
+            (index, &mut self.known[index as usize])
+        };
+        let draw = self.rng.unit();
+        let version = *state & !ABSENT;
+        if *state & ABSENT != 0 {
+            *state = (version + 1) & !ABSENT;
+        } else if draw < self.options.close_share {
+            *state = version | ABSENT;
+        } else if draw < self.options.close_share + self.options.change_share {
+            *state = (version + 1) & !ABSENT;
+        }
+        Update { id, version: *state & !ABSENT, closed: *state & ABSENT != 0 }
+    }
+}
+
+/// The hash of `slot` on the chain of `seed`.
+fn block_hash(seed: u64, slot: u64) -> [u8; 32] {
+    Pairs::new(seed ^ 0x626c_6f63_6b68).key(slot)
+}
+
+fn read_keys(path: &Path) -> Result<Vec<Key>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read keys: file={}", path.display()))?;
+    let mut keys = Vec::new();
+    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let mut key = [0u8; 32];
+        let bytes = bs58::decode(line.trim()).onto(&mut key);
+        ensure!(
+            matches!(bytes, Ok(32)),
+            "not a base58 pubkey of 32 bytes: file={} line={} text={line:?}",
+            path.display(),
+            index + 1
+        );
+        keys.push(key);
+    }
+    ensure!(!keys.is_empty(), "no keys in file={}", path.display());
+    let mut sorted = keys.clone();
+    sorted.sort_unstable();
+    if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        let key = bs58::encode(pair[0]).into_string();
+        anyhow::bail!("key given twice: file={} key={key}; remove one of the lines", path.display());
+    }
+    Ok(keys)
+}
+
+/// Ids are dense integers: one multiplication spreads them.
+#[derive(Default)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(self.0.rotate_left(8) ^ u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        let product = u128::from(id ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93;
+        self.0 = (product as u64) ^ ((product >> 64) as u64);
+    }
+}

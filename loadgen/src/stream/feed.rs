@@ -1,0 +1,344 @@
+//! One subscriber: its filter, its place in the log, and the bytes it is sent.
+//!
+//! Owns: what a subscription's response stream carries and when it ends. Must not: buffer more than one chunk; a
+//! subscriber that does not read is held by HTTP/2 flow control and falls behind in the log. Runs on the
+//! connection's task.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use bytes::{Bytes, BytesMut};
+use prost::Message;
+use prost_types::Timestamp;
+use tokio::sync::watch;
+use tokio::time::Interval;
+use tonic::{Status, Streaming};
+use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
+use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpdatePing, SubscribeUpdatePong};
+
+use crate::stream::account::{Account, Extract};
+use crate::stream::chain::{Block, Keys};
+use crate::stream::filter::{Commitment, Filter};
+use crate::stream::log::{Event, Log};
+use crate::stream::wire;
+
+/// Bytes handed to HTTP/2 at a time: large enough that its cost per chunk vanishes.
+const CHUNK_BYTES: usize = 64 * 1024;
+/// Pings to the subscriber, as the public server sends them.
+const PING_PERIOD: Duration = Duration::from_secs(10);
+/// Slots that a replay starts too early under `--duplicates`.
+const DUPLICATE_SLOTS: u64 = 3;
+
+/// What all feeds of a server share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// The delivery log.
+    pub(crate) log: Log,
+    /// Keys and values behind the updates.
+    pub(crate) keys: Arc<Keys>,
+    /// Shape of the accounts.
+    pub(crate) extract: Extract,
+    /// Replays start earlier than asked.
+    pub(crate) duplicates: bool,
+    /// Events between two cut connections; 0 for none.
+    pub(crate) disconnect_every: u64,
+    /// Index of the event at which the next connection is cut. Counted on the chain, not on connections: a replay
+    /// must not bring the cut forward, or a small period would never let a follower get on.
+    pub(crate) next_cut: AtomicU64,
+    /// Account updates sent to all subscribers.
+    pub(crate) sent_events: AtomicU64,
+}
+
+/// A subscriber's response stream.
+pub(crate) struct Feed {
+    shared: Arc<Shared>,
+    requests: Option<Streaming<SubscribeRequest>>,
+    filter: Filter,
+    place: Option<Place>,
+    replay: std::vec::IntoIter<Arc<Block>>,
+    sending: Option<Sending>,
+    head: watch::Receiver<u64>,
+    pings: Interval,
+    control: BytesMut,
+    kill: Arc<AtomicBool>,
+    cut: bool,
+}
+
+struct Place {
+    id: u64,
+    cursor: u64,
+}
+
+/// A slot that is being sent.
+struct Sending {
+    block: Arc<Block>,
+    next: usize,
+    signature: [u8; 64],
+    created_at: Timestamp,
+    created_at_bytes: Vec<u8>,
+    statuses: &'static [SlotStatus],
+}
+
+/// Why a response stream ends.
+pub(crate) enum End {
+    /// With a status in the trailers.
+    Status(Status),
+    /// With the connection, abruptly.
+    Cut,
+}
+
+impl Feed {
+    /// A feed that answers `requests`. Setting `kill` makes the connection's socket fail.
+    pub(crate) fn new(shared: Arc<Shared>, requests: Streaming<SubscribeRequest>, kill: Arc<AtomicBool>) -> Self {
+        let head = shared.log.watch();
+        let mut pings = tokio::time::interval(PING_PERIOD);
+        pings.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        pings.reset();
+        Self {
+            shared,
+            requests: Some(requests),
+            filter: Filter::default(),
+            place: None,
+            replay: Vec::new().into_iter(),
+            sending: None,
+            head,
+            pings,
+            control: BytesMut::new(),
+            kill,
+            cut: false,
+        }
+    }
+
+    /// The next bytes to send.
+    pub(crate) async fn next_chunk(&mut self) -> Result<Bytes, End> {
+        loop {
+            self.poll_control().await.map_err(End::Status)?;
+            let mut out = std::mem::take(&mut self.control);
+            self.cut = self.cut || self.fill(&mut out).map_err(End::Status)?;
+            if self.cut && out.is_empty() {
+                self.kill.store(true, Ordering::Release);
+                return Err(End::Cut);
+            }
+            if !out.is_empty() {
+                return Ok(out.freeze());
+            }
+            self.wait().await.map_err(End::Status)?;
+        }
+    }
+
+    /// Takes in what is already there, so that a busy feed still answers pings and new requests.
+    async fn poll_control(&mut self) -> Result<(), Status> {
+        tokio::select! {
+            biased;
+            request = next_request(&mut self.requests) => self.take_request(request)?,
+            _ = self.pings.tick() => self.ping(),
+            () = std::future::ready(()) => {}
+        }
+        Ok(())
+    }
+
+    async fn wait(&mut self) -> Result<(), Status> {
+        // The log may have moved between the last look and now; the watch remembers that.
+        tokio::select! {
+            request = next_request(&mut self.requests) => self.take_request(request)?,
+            _ = self.pings.tick() => self.ping(),
+            _ = self.head.changed() => {}
+        }
+        Ok(())
+    }
+
+    fn ping(&mut self) {
+        let body = UpdateOneof::Ping(SubscribeUpdatePing {});
+        wire::update(&mut self.control, Vec::new(), body, Timestamp::from(SystemTime::now()));
+    }
+
+    fn take_request(&mut self, request: Result<Option<SubscribeRequest>, Status>) -> Result<(), Status> {
+        let Some(request) = request? else {
+            // A client may close its half and keep listening.
+            self.requests = None;
+            return Ok(());
+        };
+        if let Some(ping) = request.ping {
+            let body = UpdateOneof::Pong(SubscribeUpdatePong { id: ping.id });
+            wire::update(&mut self.control, Vec::new(), body, Timestamp::from(SystemTime::now()));
+            return Ok(());
+        }
+        let filter = Filter::compile(&request)
+            .map_err(|error| Status::invalid_argument(format!("failed to create filter: {error}")))?;
+        self.filter = filter;
+        if self.filter.is_empty() {
+            return Ok(());
+        }
+        let earlier = if self.shared.duplicates { DUPLICATE_SLOTS } else { 0 };
+        if self.place.is_none() || request.from_slot.is_some() {
+            let commitment = self.filter.commitment();
+            let (id, cursor, replay) = self.shared.log.subscribe(request.from_slot, commitment, earlier)?;
+            tracing::info!(subscriber = id, from_slot = ?request.from_slot, replayed_slots = replay.len(), "subscribed");
+            if let Some(old) = self.place.replace(Place { id, cursor }) {
+                self.shared.log.unsubscribe(old.id);
+            }
+            self.replay = replay.into_iter();
+            self.sending = None;
+        }
+        Ok(())
+    }
+
+    /// Fills a chunk; true when the connection is to be cut here.
+    fn fill(&mut self, out: &mut BytesMut) -> Result<bool, Status> {
+        if self.place.is_none() {
+            return Ok(false);
+        }
+        out.reserve(CHUNK_BYTES);
+        while out.len() < CHUNK_BYTES - 1024 {
+            let Some(mut sending) = self.sending.take() else {
+                if !self.advance(out)? {
+                    break;
+                }
+                continue;
+            };
+            if self.fill_block(&mut sending, out) {
+                self.sending = Some(sending);
+                return Ok(true);
+            }
+            if sending.next < sending.block.updates.len() {
+                self.sending = Some(sending);
+            } else {
+                self.end_block(&sending, out);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Moves on to the next slot or status; false when there is none yet.
+    fn advance(&mut self, out: &mut BytesMut) -> Result<bool, Status> {
+        const CONFIRMED: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed];
+        const FINAL: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed, SlotStatus::SlotFinalized];
+        let final_only = self.filter.commitment() == Commitment::Finalized;
+        if let Some(block) = self.replay.next() {
+            let statuses = if final_only { FINAL } else { CONFIRMED };
+            self.begin_block(block, Timestamp::from(SystemTime::now()), statuses, out);
+            return Ok(true);
+        }
+        let Some(place) = &mut self.place else { return Ok(false) };
+        self.head.mark_unchanged();
+        let Some(entry) = self.shared.log.entry(place.id, place.cursor)? else { return Ok(false) };
+        place.cursor += 1;
+        match entry.event {
+            Event::Block(block) if !final_only || block.dead => {
+                let statuses = if block.dead { &[SlotStatus::SlotDead][..] } else { CONFIRMED };
+                self.begin_block(block, entry.created_at, statuses, out);
+            }
+            Event::Finalized(block) if final_only => self.begin_block(block, entry.created_at, FINAL, out),
+            Event::Finalized(block) => self.status(&block, SlotStatus::SlotFinalized, entry.created_at, out),
+            Event::Block(_) => {}
+        }
+        Ok(true)
+    }
+
+    fn begin_block(
+        &mut self,
+        block: Arc<Block>,
+        created_at: Timestamp,
+        statuses: &'static [SlotStatus],
+        out: &mut BytesMut,
+    ) {
+        self.status(&block, SlotStatus::SlotFirstShredReceived, created_at, out);
+        self.status(&block, SlotStatus::SlotCreatedBank, created_at, out);
+        let mut signature = [0; 64];
+        signature[..32].copy_from_slice(&block.hash);
+        signature[32..].copy_from_slice(&block.parent_hash);
+        let created_at_bytes = created_at.encode_to_vec();
+        self.sending = Some(Sending { block, next: 0, signature, created_at, created_at_bytes, statuses });
+    }
+
+    /// The real order at confirmed: content, block meta, statuses.
+    fn end_block(&self, sending: &Sending, out: &mut BytesMut) {
+        let block = &*sending.block;
+        if !block.dead {
+            self.status(block, SlotStatus::SlotCompleted, sending.created_at, out);
+            if !self.filter.blocks_meta().is_empty() {
+                wire::block_meta(out, self.filter.blocks_meta(), block, sending.created_at);
+            }
+        }
+        for &status in sending.statuses {
+            self.status(block, status, sending.created_at, out);
+        }
+    }
+
+    fn status(&self, block: &Block, status: SlotStatus, created_at: Timestamp, out: &mut BytesMut) {
+        let own = match self.filter.commitment() {
+            Commitment::Processed => SlotStatus::SlotProcessed,
+            Commitment::Confirmed => SlotStatus::SlotConfirmed,
+            Commitment::Finalized => SlotStatus::SlotFinalized,
+        };
+        let banked = [SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed, SlotStatus::SlotFinalized];
+        let names = self.filter.matching_slots(!banked.contains(&status), status == own);
+        if !names.is_empty() {
+            wire::slot_status(out, names, block, status, created_at);
+        }
+    }
+
+    /// Appends updates of the block until the chunk is full; true when the connection is to be cut here.
+    fn fill_block(&self, sending: &mut Sending, out: &mut BytesMut) -> bool {
+        let block = Arc::clone(&sending.block);
+        let mut names: Vec<&str> = Vec::with_capacity(4);
+        let mut sent = 0;
+        let mut cut = false;
+        while sending.next < block.updates.len() && out.len() < CHUNK_BYTES - 1024 {
+            let event = block.first_event + sending.next as u64;
+            if self.shared.disconnect_every != 0 && !block.dead && self.cut_at(event) {
+                cut = true;
+                break;
+            }
+            let update = &block.updates[sending.next];
+            sending.next += 1;
+            let key = self.shared.keys.key(update.id);
+            let account = if update.closed {
+                Account::closed()
+            } else {
+                let value = self.shared.keys.value(update.id, update.version);
+                Account::open(self.shared.extract, &key, &value, event)
+            };
+            // One write in 64 comes from outside a transaction, as rent and rewards do.
+            let signed = key[30] & 63 != 0;
+            names.clear();
+            self.filter.matching_accounts(&key, &account, signed, |name| names.push(name));
+            if names.is_empty() {
+                continue;
+            }
+            let signature = if signed { &sending.signature[..] } else { &[] };
+            let meta = wire::AccountMeta { key: &key, slot: block.slot, write_version: event + 1, signature };
+            wire::account(out, &names, &meta, &account, self.filter.slices(), &sending.created_at_bytes);
+            sent += 1;
+        }
+        // ORDERING: a statistic, paired with nothing.
+        self.shared.sent_events.fetch_add(sent, Ordering::Relaxed);
+        cut
+    }
+
+    /// Whether the connection is to be cut before `event`; each mark cuts one connection.
+    fn cut_at(&self, event: u64) -> bool {
+        let every = self.shared.disconnect_every;
+        // ORDERING: only the exchange decides who is cut; no other memory hangs on it.
+        let mark = self.shared.next_cut.load(Ordering::Relaxed);
+        let next = (event / every + 1) * every;
+        event >= mark && self.shared.next_cut.compare_exchange(mark, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        if let Some(place) = &self.place {
+            self.shared.log.unsubscribe(place.id);
+            tracing::info!(subscriber = place.id, "unsubscribed");
+        }
+    }
+}
+
+async fn next_request(requests: &mut Option<Streaming<SubscribeRequest>>) -> Result<Option<SubscribeRequest>, Status> {
+    match requests {
+        Some(requests) => requests.message().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,172 @@
+//! A Yellowstone server on synthetic slots: `loadgen stream`.
+//!
+//! ```text
+//! chain thread --publish--> log (replay window) <--entry-- feed of each subscriber --chunks--> HTTP/2
+//! ```
+//! Owns: the run of a stream from options to its final digest. Must not: know the service that follows it.
+//! Threads: `chain` generates; `stream` tokio workers encode and send.
+
+pub mod account;
+mod chain;
+mod feed;
+mod filter;
+mod log;
+mod options;
+mod server;
+mod wire;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow};
+use tokio::sync::oneshot;
+
+pub use chain::{Final, Gap, Keys};
+pub use options::{Delivery, Rate, SkewArg, Workload};
+
+use chain::Chain;
+use feed::Shared;
+use log::Log;
+
+/// A running stream; stops when dropped.
+pub struct Stream {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    chain: Option<JoinHandle<Option<Final>>>,
+    shutdown: Option<oneshot::Sender<()>>,
+    server: Option<JoinHandle<Result<()>>>,
+}
+
+impl Stream {
+    /// Binds `listen` (port 0 picks one) and starts serving on threads of its own.
+    pub fn start(workload: Workload, delivery: &Delivery, listen: &str) -> Result<Self> {
+        workload.check()?;
+        delivery.check()?;
+        let token = delivery.x_token()?;
+        let keys = Arc::new(Keys::load(&workload)?);
+        let listener = std::net::TcpListener::bind(listen)
+            .with_context(|| format!("cannot listen: address={listen}; is another stream running there?"))?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            log: Log::new(delivery.replay_slots, workload.start_slot - 1),
+            keys: Arc::clone(&keys),
+            extract: workload.extract,
+            duplicates: delivery.duplicates,
+            disconnect_every: delivery.disconnect_every,
+            next_cut: AtomicU64::new(delivery.disconnect_every),
+            sent_events: AtomicU64::new(0),
+        });
+        let (shutdown, stopped) = oneshot::channel();
+        let server = spawn_server(Arc::clone(&shared), token, listener, stopped)?;
+        let chain = spawn_chain(Arc::clone(&shared), workload, delivery.clone(), keys)?;
+        Ok(Self { address, shared, chain: Some(chain), shutdown: Some(shutdown), server: Some(server) })
+    }
+
+    /// The bound address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Account updates sent so far, over all subscribers.
+    pub fn sent_events(&self) -> u64 {
+        // ORDERING: a statistic, paired with nothing.
+        self.shared.sent_events.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Whether every slot has been generated and the digest is known.
+    pub fn generated(&self) -> bool {
+        self.chain.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Waits until every slot has been generated. None when the stream was stopped before.
+    pub fn wait_final(&mut self) -> Result<Option<Final>> {
+        let Some(chain) = self.chain.take() else { return Ok(None) };
+        chain.join().map_err(|_| anyhow!("the chain thread panicked; its message is above"))
+    }
+
+    /// Ends all subscriptions and waits for the threads.
+    pub fn stop(mut self) -> Result<()> {
+        self.signal_stop();
+        if let Some(chain) = self.chain.take() {
+            chain.join().map_err(|_| anyhow!("the chain thread panicked; its message is above"))?;
+        }
+        match self.server.take() {
+            Some(server) => server.join().map_err(|_| anyhow!("the stream's runtime panicked"))?,
+            None => Ok(()),
+        }
+    }
+
+    fn signal_stop(&mut self) {
+        self.shared.log.stop();
+        if let Some(shutdown) = self.shutdown.take() {
+            // The receiver is gone only if the server has ended by itself: nothing left to stop.
+            shutdown.send(()).ok();
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.signal_stop();
+    }
+}
+
+fn spawn_server(
+    shared: Arc<Shared>,
+    token: Option<String>,
+    listener: std::net::TcpListener,
+    stopped: oneshot::Receiver<()>,
+) -> Result<JoinHandle<Result<()>>> {
+    let run = move || {
+        // One worker: the stream must leave the machine to the service it feeds.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            let shutdown = async {
+                // Dropping the sender means stop, too.
+                stopped.await.ok();
+            };
+            server::serve(shared, token, listener, shutdown).await.context("the stream's server failed")
+        })
+    };
+    std::thread::Builder::new().name("stream".to_owned()).spawn(run).context("cannot start the stream thread")
+}
+
+fn spawn_chain(
+    shared: Arc<Shared>,
+    workload: Workload,
+    delivery: Delivery,
+    keys: Arc<Keys>,
+) -> Result<JoinHandle<Option<Final>>> {
+    let run = move || drive_chain(&shared.log, workload, &delivery, keys);
+    std::thread::Builder::new().name("chain".to_owned()).spawn(run).context("cannot start the chain thread")
+}
+
+/// Publishes every slot at the asked pace; none when stopped before the end.
+fn drive_chain(log: &Log, workload: Workload, delivery: &Delivery, keys: Arc<Keys>) -> Option<Final> {
+    let period = delivery.rate.slot_period(workload.events_per_slot);
+    let mut chain = Chain::new(workload, keys);
+    if !delivery.no_wait && !log.wait_first_subscriber() {
+        return None;
+    }
+    let mut due = Instant::now();
+    while let Some(block) = chain.next_block() {
+        let go_on = match delivery.rate {
+            Rate::Max => log.wait_for_room(),
+            Rate::PerSecond(_) => {
+                due += period;
+                log.sleep(due.saturating_duration_since(Instant::now()))
+            }
+        };
+        if !go_on {
+            return None;
+        }
+        log.publish(block);
+    }
+    log.finish();
+    Some(chain.finish())
+}

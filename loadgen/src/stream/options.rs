@@ -1,0 +1,222 @@
+//! What `loadgen stream` can be asked for, and the checks that turn arguments into a run.
+//!
+//! Owns: the command line of the stream. Must not: open sockets or generate anything.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use workload::Skew;
+
+use crate::stream::account::Extract;
+
+/// The workload: a pure function of these and nothing else, so that two runs deliver the same slots.
+#[derive(clap::Args, Clone, Debug, serde::Serialize)]
+pub struct Workload {
+    /// Known keys: pair i < N is what `bootstrap --pairs N --seed S` loads
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    pub pairs: u64,
+    /// Seed of keys, values and of everything random
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub seed: u64,
+    /// Known keys from a file of base58 pubkeys, one a line, instead of the seed's; values still come from the seed
+    #[arg(long, value_name = "FILE", conflicts_with = "pairs")]
+    pub keys: Option<PathBuf>,
+    /// The known keys are not in the map at the start: the first event on a key creates it
+    #[arg(long)]
+    pub base_empty: bool,
+    /// Account updates in total, over all slots
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    pub events: u64,
+    /// Account updates per slot (mainnet: about 7000 before they are deduplicated)
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    pub events_per_slot: u32,
+    /// The first slot
+    #[arg(long, value_name = "SLOT", default_value_t = 1000)]
+    pub start_slot: u64,
+    /// Where an extractor finds the value in an account
+    #[arg(long, value_enum, default_value = "account-owner")]
+    pub extract: Extract,
+    /// Share of events on keys not seen before, which create them (negative reads)
+    #[arg(long, value_name = "SHARE", default_value_t = 0.02)]
+    pub unknown_share: f64,
+    /// Share of events on known keys that change the value; the others repeat it, as nearly all do on mainnet
+    #[arg(long, value_name = "SHARE", default_value_t = 0.05)]
+    pub change_share: f64,
+    /// Share of events on known keys that close the account; a later event on the key creates it again
+    #[arg(long, value_name = "SHARE", default_value_t = 0.005)]
+    pub close_share: f64,
+    /// How events spread over the known keys: uniform or zipfian:EXPONENT
+    #[arg(long, value_name = "SKEW", default_value = "uniform")]
+    pub skew: SkewArg,
+    /// Fault: every K-th slot is dead: updates are sent under its number, it is never sealed, then reported DEAD
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub dead_every: u64,
+    /// Every K-th slot number is skipped: its child names an older parent, which is normal
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub skip_every: u64,
+    /// Fault: every K-th slot arrives whole, but after the three slots that follow it
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub out_of_order_every: u64,
+    /// Fault: this slot is missing for good: its child names a parent that never comes, by replay neither
+    #[arg(long, value_name = "SLOT")]
+    pub gap_at: Option<u64>,
+}
+
+/// How the slots are delivered; changes when and how often a slot is sent, never what is in it.
+#[derive(clap::Args, Clone, Debug, serde::Serialize)]
+pub struct Delivery {
+    /// Events per second, or max: as fast as the slowest subscriber takes them
+    #[arg(long, value_name = "R|max", default_value = "max")]
+    pub rate: Rate,
+    /// Sealed slots kept for from_slot; older ones answer OUT_OF_RANGE as a real server does
+    #[arg(long, value_name = "N", default_value_t = 150)]
+    pub replay_slots: usize,
+    /// Do not wait for a first subscriber before the first slot
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Require this token in x-token metadata: the file's first line
+    #[arg(long, value_name = "FILE")]
+    pub x_token_file: Option<PathBuf>,
+    /// Fault: cut the connection abruptly every N events
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub disconnect_every: u64,
+    /// Fault: a from_slot replay starts up to three slots earlier than asked
+    #[arg(long)]
+    pub duplicates: bool,
+}
+
+impl Workload {
+    /// Refuses what would not make a stream, naming the option.
+    pub fn check(&self) -> Result<()> {
+        ensure!(self.pairs > 0, "no known keys: pairs=0; give --pairs 1 or more");
+        ensure!(self.pairs < 1 << 40, "too many known keys: pairs={} max=2^40", self.pairs);
+        ensure!(self.events_per_slot > 0, "no events in a slot: events-per-slot=0; give 1 or more");
+        ensure!(self.start_slot > 0, "start-slot=0 has no parent; give 1 or more");
+        for (name, share) in [
+            ("unknown-share", self.unknown_share),
+            ("change-share", self.change_share),
+            ("close-share", self.close_share),
+        ] {
+            ensure!((0.0..=1.0).contains(&share), "not a share: {name}={share}; give 0 to 1");
+        }
+        ensure!(
+            self.change_share + self.close_share <= 1.0,
+            "shares exceed 1: change-share={} close-share={}",
+            self.change_share,
+            self.close_share
+        );
+        ensure!(self.skip_every != 1, "skip-every=1 skips every slot; give 2 or more, or 0 for none");
+        ensure!(self.dead_every != 1, "dead-every=1 leaves no live slot; give 2 or more, or 0 for none");
+        if let Some(gap) = self.gap_at {
+            ensure!(gap >= self.start_slot, "gap-at={gap} lies before start-slot={}", self.start_slot);
+        }
+        Ok(())
+    }
+}
+
+impl Delivery {
+    /// Refuses what cannot be delivered, naming the option.
+    pub fn check(&self) -> Result<()> {
+        if let Rate::PerSecond(rate) = self.rate {
+            ensure!(rate > 0.0, "rate={rate}: give more than 0, or max");
+        }
+        Ok(())
+    }
+
+    /// The token to require, if any. The file is read once; its content is never logged.
+    pub fn x_token(&self) -> Result<Option<String>> {
+        let Some(path) = &self.x_token_file else { return Ok(None) };
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| anyhow::anyhow!("cannot read token: file={} error={error}", path.display()))?;
+        let token = text.lines().next().unwrap_or("").trim().to_owned();
+        if token.is_empty() {
+            bail!("token file is empty: file={}", path.display());
+        }
+        Ok(Some(token))
+    }
+}
+
+/// The pace of the stream.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rate {
+    /// As fast as the slowest subscriber takes the slots.
+    Max,
+    /// Open loop: a slot is due every events-per-slot / rate seconds whether or not it can be taken.
+    PerSecond(f64),
+}
+
+impl Rate {
+    /// Time between two slots of `events` updates; zero for max.
+    pub fn slot_period(self, events: u32) -> Duration {
+        match self {
+            Self::Max => Duration::ZERO,
+            Self::PerSecond(rate) => Duration::from_secs_f64(f64::from(events) / rate),
+        }
+    }
+}
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "max" {
+            return Ok(Self::Max);
+        }
+        let rate: f64 = text.parse().map_err(|_| format!("not a rate: value={text:?} expected=NUMBER|max"))?;
+        if !rate.is_finite() || rate <= 0.0 {
+            return Err(format!("not a rate: value={text:?}; give more than 0, or max"));
+        }
+        Ok(Self::PerSecond(rate))
+    }
+}
+
+/// `uniform` or `zipfian:EXPONENT`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SkewArg(pub Skew);
+
+impl FromStr for SkewArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "uniform" {
+            return Ok(Self(Skew::Uniform));
+        }
+        let bad = || format!("not a skew: value={text:?} expected=uniform|zipfian:EXPONENT, for example zipfian:0.99");
+        let exponent = match text.split_once(':') {
+            None if text == "zipfian" => 0.99,
+            Some(("zipfian", exponent)) => exponent.parse().map_err(|_| bad())?,
+            _ => return Err(bad()),
+        };
+        if !(exponent > 0.0 && exponent != 1.0 && exponent < 10.0) {
+            return Err(bad());
+        }
+        Ok(Self(Skew::Zipfian { exponent }))
+    }
+}
+
+impl serde::Serialize for SkewArg {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Skew::Uniform => serializer.serialize_str("uniform"),
+            Skew::Zipfian { exponent } => serializer.collect_str(&format_args!("zipfian:{exponent}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_and_skews_parse_or_say_what_was_expected() {
+        assert_eq!("max".parse(), Ok(Rate::Max));
+        assert_eq!("2000".parse(), Ok(Rate::PerSecond(2000.0)));
+        assert_eq!(Rate::PerSecond(2000.0).slot_period(1000), Duration::from_millis(500));
+        assert!("0".parse::<Rate>().is_err() && "fast".parse::<Rate>().is_err());
+        assert_eq!("zipfian:0.99".parse(), Ok(SkewArg(Skew::Zipfian { exponent: 0.99 })));
+        assert!("zipfian:1".parse::<SkewArg>().is_err() && "normal".parse::<SkewArg>().is_err());
+    }
+}
