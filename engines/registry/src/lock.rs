@@ -10,7 +10,15 @@ pub(crate) const LOCK: &str = "LOCK";
 
 /// Held as long as the value lives; the kernel releases it when the process ends, however it ends.
 pub(crate) struct DirLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for DirLock {
+    fn drop(&mut self) {
+        // Closing alone does not release it while a process that another thread is just starting still has a copy of
+        // the descriptor. A failure leaves the release to the closing.
+        let _ = self.file.unlock();
+    }
 }
 
 impl DirLock {
@@ -34,7 +42,7 @@ impl DirLock {
         }
         // Only for the message of whoever is refused: on a full disk the lock holds without it.
         let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-        Ok(Self { _file: file })
+        Ok(Self { file })
     }
 }
 

@@ -263,7 +263,10 @@ fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> 
         }
         #[allow(unreachable_patterns, reason = "the arm for engines left out of the build")]
         engine => refuse_unless_compiled(engine).and_then(|()| {
-            Err(Error::new(ErrorKind::Internal, format!("engine={engine} is compiled in but cannot be opened")))
+            Err(Error::new(
+                ErrorKind::Internal,
+                format!("engine={engine} is compiled in but cannot be opened: dir={}", data.display()),
+            ))
         }),
     }
 }

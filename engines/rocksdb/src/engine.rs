@@ -113,7 +113,7 @@ impl RocksdbEngine {
     fn files_at_level(&self, level: usize) -> Result<u64> {
         let value = self
             .db
-            .property_value(&properties::num_files_at_level(level))
+            .property_value(properties::num_files_at_level(level))
             .map_err(|e| error::rocks("RocksDB cannot report a figure", e))?;
         Ok(value.and_then(|text| text.trim().parse().ok()).unwrap_or(0))
     }

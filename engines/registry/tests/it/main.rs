@@ -2,4 +2,5 @@
 //! the measured engine add.
 
 mod conformance;
+mod directory;
 mod measured;

@@ -1,5 +1,7 @@
 //! What only RocksDB does: settings that reach the files, sorted files, leftovers of an interrupted load.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails, in its helpers too")]
+
 use std::fs;
 use std::path::Path;
 
@@ -70,15 +72,13 @@ fn options_file(dir: &Path) -> String {
 #[test]
 fn profiles_open_each_others_files() {
     let dir = tempfile::tempdir().unwrap();
-    let mut seq = 0;
-    for (label, options) in profiles().into_iter().chain(profiles()) {
+    for (seq, (label, options)) in (0..).zip(profiles().into_iter().chain(profiles())) {
         let engine = Box::new(RocksdbEngine::open(dir.path(), &options).unwrap());
         assert_eq!(engine.label(), label);
         assert_eq!(engine.checkpoint().unwrap(), mark(seq));
         assert_eq!(count(&engine), seq * PAIRS);
         commit(&engine, &pairs(seq * PAIRS, (seq + 1) * PAIRS), seq + 1);
         engine.settle().unwrap();
-        seq += 1;
         assert_eq!(engine.reader().unwrap().get(&key(0)).unwrap(), Some(key(1)));
         assert_eq!(engine.reader().unwrap().get(&[0xff; 32]).unwrap(), None);
         engine.close().unwrap();
