@@ -69,9 +69,9 @@ pub fn disk_filled_by_others_loses_nothing(store: &dyn Store) {
     match failed {
         None => {
             apply(&mut map, &large);
-            write_more(&*engine, &mut map, 3);
+            go_on(store, &home, engine, map, 2);
         }
-        Some(ErrorKind::FreeSpace) => write_more(&*engine, &mut map, 3),
+        Some(ErrorKind::FreeSpace) => go_on(store, &home, engine, map, 1),
         Some(ErrorKind::Reopen) => {
             drop(engine);
             let engine = must("open with space again", store.open(&home));
@@ -129,9 +129,7 @@ fn on_a_full_device(store: &dyn Store, device: &Tmpfs) {
         ErrorKind::FreeSpace => {
             assert_holds(&*engine, &map, &mark(acked));
             device.grow();
-            write_more(&*engine, &mut map, acked + 1);
-            must("close", engine.close());
-            assert_holds(&*must("reopen", store.open(&dir)), &map, &mark(acked + 1));
+            go_on(store, &dir, engine, map, acked);
         }
         ErrorKind::Reopen => {
             let again = engine.begin().err().map(|error| error.kind());
@@ -176,6 +174,33 @@ fn reopened(store: &dyn Store, dir: &Path, mut map: Map, mut acked: u64, unknown
     let checkpoint = if acked == 0 { Checkpoint::default() } else { mark(acked) };
     assert_holds(&*engine, &map, &checkpoint);
     write_more(&*engine, &mut map, acked + 1);
+}
+
+/// There is space again: the open store takes a batch, or says `Reopen` because its background work had failed for
+/// want of space in the meantime; then opening it again must do.
+fn go_on(store: &dyn Store, dir: &Path, engine: Box<dyn Engine>, mut map: Map, last: u64) {
+    let change = [(key(u64::MAX), Some(value(last)))];
+    let outcome = try_commit(&*engine, &change, last + 1, Durability::Synced);
+    let done = match &outcome {
+        Ok(()) => {
+            must("close", engine.close());
+            last + 1
+        }
+        Err(error) => {
+            println!("with space again: {}", describe(error));
+            assert_eq!(error.kind(), ErrorKind::Reopen, "{}", describe(error));
+            drop(engine);
+            last
+        }
+    };
+    let engine = must("reopen with space again", store.open(dir));
+    let seq = must("checkpoint", engine.checkpoint()).seq;
+    assert!(seq == last + 1 || seq == done, "seq={seq} last={last} done={done}");
+    if seq == last + 1 {
+        apply(&mut map, &change);
+    }
+    assert_holds(&*engine, &map, &mark(seq));
+    write_more(&*engine, &mut map, seq + 1);
 }
 
 /// Commits batches until one fails or the limit is reached; `map` holds what was acknowledged.
