@@ -118,7 +118,7 @@ fn run_and_kill(agent: Agent, rng: &mut Rng, last: u64) -> (u64, u64) {
         }
         acked
     };
-    if rng.below(4) != 0 {
+    if last == 0 || rng.below(4) != 0 {
         let target = last + 1 + rng.below(40);
         while let Some(line) = agent.next_line() {
             if note(line) >= target {
