@@ -106,7 +106,8 @@ fn supervise(store: &dyn Store, role: &str) {
 }
 
 /// Lets the agent run for a random number of commits and a random moment more, or only a moment from its start, so
-/// that opening is cut short too; until the first commit it is always waited for. Returns the last acknowledged and the last attempted batch.
+/// that opening is cut short too; the first commit is always waited for. Returns the last acknowledged and the last
+/// attempted batch.
 fn run_and_kill(agent: Agent, rng: &mut Rng, last: u64) -> (u64, u64) {
     let (mut acked, mut attempted) = (last, last);
     let mut note = |line: String| {
