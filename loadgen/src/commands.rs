@@ -49,16 +49,14 @@ pub struct StreamArgs {
 /// Runs `loadgen stream`.
 pub fn stream(args: StreamArgs) -> Result<()> {
     let stop = stop_flag()?;
-    let mut stream = Stream::start(args.workload.clone(), &args.delivery, &args.listen)?;
+    let stream = Stream::start(args.workload.clone(), &args.delivery, &args.listen)?;
     say(&format!("listening={}", stream.address()))?;
     let started = Instant::now();
     // ORDERING: Relaxed: the flag carries nothing but itself.
-    while !stream.generated() && !stop.load(Ordering::Relaxed) {
+    while stream.outcome()?.is_none() && !stop.load(Ordering::Relaxed) {
         std::thread::sleep(POLL_PERIOD);
     }
-    if stream.generated()
-        && let Some(end) = stream.wait_final()?
-    {
+    if let Some(end) = stream.outcome()? {
         let seconds = started.elapsed().as_secs_f64();
         tracing::info!(seconds, events = end.events, "every slot is generated");
         if let Some(gap) = &end.gap {
@@ -66,7 +64,7 @@ pub fn stream(args: StreamArgs) -> Result<()> {
         }
         say(&format!("final slot={} events={} slots={} digest={}", end.slot, end.events, end.slots, end.digest))?;
         if let Some(path) = &args.summary {
-            write_summary(path, &args, &end)?;
+            write_summary(path, &args, end)?;
         }
         let deadline = args.linger.map(|linger| Instant::now() + linger);
         while !stop.load(Ordering::Relaxed) && deadline.is_none_or(|deadline| Instant::now() < deadline) {

@@ -104,7 +104,7 @@ struct Outcome {
 /// Runs `loadgen live`.
 pub fn run(args: LiveArgs) -> Result<()> {
     let stop = crate::commands::stop_flag()?;
-    let mut stream = Stream::start(args.workload.clone(), &args.delivery, &args.stream_listen)?;
+    let stream = Stream::start(args.workload.clone(), &args.delivery, &args.stream_listen)?;
     let cap = args.cap.map_or_else(|| Cap::None("not asked for".to_owned()), |cap| Cap::create(cap.as_u64()));
     if let (Some(_), Cap::None(why)) = (args.cap, &cap) {
         eprintln!("WARNING: the memory cap is NOT in force: {why}");
@@ -119,7 +119,7 @@ pub fn run(args: LiveArgs) -> Result<()> {
             (Some(start_service(&args, &cap, &stream, &metrics)?), metrics)
         }
     };
-    let outcome = follow(&args, &mut stream, service.as_mut(), &metrics, &cap, &stop)?;
+    let outcome = follow(&args, &stream, service.as_mut(), &metrics, &cap, &stop)?;
     if let Some(path) = &args.hlog {
         let hlog = get(&metrics, "/histograms.hlog")?;
         std::fs::write(path, hlog).with_context(|| format!("cannot write: file={}", path.display()))?;
@@ -183,7 +183,7 @@ fn sibling(name: &str) -> Result<PathBuf> {
 /// Waits until the service has applied the last slot, and collects what it measured.
 fn follow(
     args: &LiveArgs,
-    stream: &mut Stream,
+    stream: &Stream,
     mut service: Option<&mut Service>,
     metrics: &str,
     cap: &Cap,
@@ -193,7 +193,7 @@ fn follow(
     let style = "{msg} {wide_bar} {human_pos}/{human_len} events {per_sec} {eta}";
     bar.set_style(ProgressStyle::with_template(style).context("a fixed template")?);
     bar.set_message("live");
-    let (mut end, mut started) = (None, None);
+    let mut started = None;
     let (mut last, mut moved) = ((0, None), Instant::now());
     loop {
         // ORDERING: Relaxed: the flag carries nothing but itself.
@@ -206,14 +206,12 @@ fn follow(
             started = Some(Instant::now());
         }
         bar.set_position(sent.min(args.workload.events));
-        if end.is_none() && stream.generated() {
-            end = stream.wait_final()?;
-        }
+        let end = stream.outcome()?;
         // Before it has opened its engine the service does not answer yet.
         let status: Option<Value> =
             get(metrics, "/status.json").ok().and_then(|body| serde_json::from_slice(&body).ok());
         let slot = status.as_ref().and_then(applied_slot);
-        if let (Some(end), Some(slot), Some(status)) = (&end, slot, &status)
+        if let (Some(end), Some(slot), Some(status)) = (end, slot, &status)
             && slot >= end.slot
         {
             bar.finish();

@@ -16,12 +16,12 @@ mod server;
 mod wire;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use tokio::sync::oneshot;
 
 pub use chain::{Final, Gap, Keys};
@@ -31,11 +31,15 @@ use chain::Chain;
 use feed::Shared;
 use log::Log;
 
+/// Longest wait for clients to take their leave after a stop; then their sockets are closed.
+const STOP_BOUND: Duration = Duration::from_secs(1);
+
 /// A running stream; stops when dropped.
 pub struct Stream {
     address: SocketAddr,
     shared: Arc<Shared>,
-    chain: Option<JoinHandle<Option<Final>>>,
+    chain: Option<JoinHandle<()>>,
+    end: Arc<OnceLock<Final>>,
     shutdown: Option<oneshot::Sender<()>>,
     server: Option<JoinHandle<Result<()>>>,
 }
@@ -62,8 +66,9 @@ impl Stream {
         });
         let (shutdown, stopped) = oneshot::channel();
         let server = spawn_server(Arc::clone(&shared), token, listener, stopped)?;
-        let chain = spawn_chain(Arc::clone(&shared), workload, delivery.clone(), keys)?;
-        Ok(Self { address, shared, chain: Some(chain), shutdown: Some(shutdown), server: Some(server) })
+        let end = Arc::new(OnceLock::new());
+        let chain = spawn_chain(Arc::clone(&shared), workload, delivery.clone(), keys, Arc::clone(&end))?;
+        Ok(Self { address, shared, chain: Some(chain), end, shutdown: Some(shutdown), server: Some(server) })
     }
 
     /// The bound address.
@@ -77,15 +82,13 @@ impl Stream {
         self.shared.sent_events.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Whether every slot has been generated and the digest is known.
-    pub fn generated(&self) -> bool {
-        self.chain.as_ref().is_none_or(JoinHandle::is_finished)
-    }
-
-    /// Waits until every slot has been generated. None when the stream was stopped before.
-    pub fn wait_final(&mut self) -> Result<Option<Final>> {
-        let Some(chain) = self.chain.take() else { return Ok(None) };
-        chain.join().map_err(|_| anyhow!("the chain thread panicked; its message is above"))
+    /// The end of the run, once every slot has been generated. Fails if that can no longer happen.
+    pub fn outcome(&self) -> Result<Option<&Final>> {
+        // Looked at first: the thread sets the end before it finishes.
+        let finished = self.chain.as_ref().is_none_or(JoinHandle::is_finished);
+        let end = self.end.get();
+        ensure!(end.is_some() || !finished, "the chain thread ended before the last slot; its message is above");
+        Ok(end)
     }
 
     /// Ends all subscriptions and waits for the threads.
@@ -126,11 +129,21 @@ fn spawn_server(
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            let shutdown = async {
+            let (stopping, mut stop) = tokio::sync::watch::channel(false);
+            let shutdown = async move {
                 // Dropping the sender means stop, too.
                 stopped.await.ok();
+                stopping.send_replace(true);
             };
-            server::serve(shared, token, listener, shutdown).await.context("the stream's server failed")
+            let bound = async move {
+                // An error means that the sender is gone: stopping as well.
+                stop.wait_for(|stopping| *stopping).await.ok();
+                tokio::time::sleep(STOP_BOUND).await;
+            };
+            tokio::select! {
+                served = server::serve(shared, token, listener, shutdown) => served.context("the stream's server failed"),
+                () = bound => Ok(()),
+            }
         })
     };
     std::thread::Builder::new().name("stream".to_owned()).spawn(run).context("cannot start the stream thread")
@@ -141,8 +154,13 @@ fn spawn_chain(
     workload: Workload,
     delivery: Delivery,
     keys: Arc<Keys>,
-) -> Result<JoinHandle<Option<Final>>> {
-    let run = move || drive_chain(&shared.log, workload, &delivery, keys);
+    end: Arc<OnceLock<Final>>,
+) -> Result<JoinHandle<()>> {
+    let run = move || {
+        if let Some(outcome) = drive_chain(&shared.log, workload, &delivery, keys) {
+            end.get_or_init(|| outcome);
+        }
+    };
     std::thread::Builder::new().name("chain".to_owned()).spawn(run).context("cannot start the chain thread")
 }
 

@@ -1,0 +1,7 @@
+//! The stream as a follower sees it: the public client over a real socket, against a naive map.
+//!
+//! Owns: end-to-end tests of `loadgen stream`. Must not: look inside the chain.
+
+mod follow;
+mod model;
+mod protocol;

@@ -1,0 +1,193 @@
+//! A follower as simple as can be: whole confirmed slots applied to a BTreeMap, digest at the end.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use clap::Parser;
+use futures::StreamExt;
+use loadgen::stream::account::Extract;
+use loadgen::stream::{Delivery, Final, Stream, Workload};
+use workload::{Digest, Pairs};
+use yellowstone_grpc_client::GeyserGrpcClient;
+use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
+use yellowstone_grpc_proto::geyser::{
+    CommitmentLevel, SlotStatus, SubscribeRequest, SubscribeRequestFilterAccounts, SubscribeRequestFilterBlocksMeta,
+    SubscribeRequestFilterSlots, SubscribeUpdate, SubscribeUpdateAccountInfo,
+};
+
+#[derive(Parser)]
+struct Options {
+    #[command(flatten)]
+    workload: Workload,
+    #[command(flatten)]
+    delivery: Delivery,
+}
+
+/// Parses options as the command line would.
+pub(crate) fn options(line: &str) -> (Workload, Delivery) {
+    let options = Options::parse_from(std::iter::once("loadgen").chain(line.split_whitespace()));
+    (options.workload, options.delivery)
+}
+
+/// Starts a stream on a free port.
+pub(crate) fn start(line: &str) -> (Stream, Workload) {
+    let (workload, delivery) = options(line);
+    (Stream::start(workload.clone(), &delivery, "127.0.0.1:0").unwrap(), workload)
+}
+
+pub(crate) async fn connect(stream: &Stream) -> GeyserGrpcClient {
+    let builder = GeyserGrpcClient::build_from_shared(format!("http://{}", stream.address())).unwrap();
+    builder.connect().await.unwrap()
+}
+
+/// What a follower subscribes to: every account, block meta, all statuses.
+pub(crate) fn subscription(from_slot: Option<u64>) -> SubscribeRequest {
+    SubscribeRequest {
+        accounts: HashMap::from([("all".to_owned(), SubscribeRequestFilterAccounts::default())]),
+        blocks_meta: HashMap::from([("meta".to_owned(), SubscribeRequestFilterBlocksMeta::default())]),
+        slots: HashMap::from([("slots".to_owned(), SubscribeRequestFilterSlots::default())]),
+        commitment: Some(CommitmentLevel::Confirmed as i32),
+        from_slot,
+        ..Default::default()
+    }
+}
+
+/// The follower's state over all its connections.
+pub(crate) struct Model {
+    extract: Extract,
+    map: BTreeMap<Vec<u8>, Vec<u8>>,
+    open: HashMap<u64, Vec<SubscribeUpdateAccountInfo>>,
+    sealed: BTreeMap<u64, (u64, Vec<SubscribeUpdateAccountInfo>)>,
+    /// Offset of the 32 bytes that a slice asked for, none for whole data.
+    pub(crate) slice: Option<usize>,
+    /// Newest slot applied in chain order.
+    pub(crate) applied: u64,
+    /// Account updates received, replayed ones included.
+    pub(crate) received: u64,
+    /// Slots in the order their metas came.
+    pub(crate) order: Vec<u64>,
+}
+
+impl Model {
+    pub(crate) fn new(workload: &Workload) -> Self {
+        let pairs = Pairs::new(workload.seed);
+        let base = if workload.base_empty { 0 } else { workload.pairs };
+        Self {
+            extract: workload.extract,
+            map: (0..base).map(|i| (pairs.key(i).to_vec(), pairs.value(i, 0).to_vec())).collect(),
+            open: HashMap::new(),
+            sealed: BTreeMap::new(),
+            slice: None,
+            applied: workload.start_slot - 1,
+            received: 0,
+            order: Vec::new(),
+        }
+    }
+
+    /// Forgets what a lost connection left half received.
+    pub(crate) fn disconnected(&mut self) {
+        self.open.clear();
+    }
+
+    pub(crate) fn take(&mut self, update: SubscribeUpdate) {
+        match update.update_oneof {
+            Some(UpdateOneof::Account(account)) => {
+                self.received += 1;
+                self.open.entry(account.slot).or_default().push(account.account.unwrap());
+            }
+            Some(UpdateOneof::BlockMeta(meta)) => {
+                self.order.push(meta.slot);
+                let updates = self.open.remove(&meta.slot).unwrap_or_default();
+                if meta.slot > self.applied {
+                    self.sealed.insert(meta.slot, (meta.parent_slot, updates));
+                }
+                self.apply();
+            }
+            Some(UpdateOneof::Slot(slot)) if slot.status == SlotStatus::SlotDead as i32 => {
+                self.open.remove(&slot.slot);
+            }
+            _ => {}
+        }
+    }
+
+    /// Applies sealed slots whose parent is the newest applied one.
+    fn apply(&mut self) {
+        while let Some(entry) = self.sealed.first_entry() {
+            if entry.get().0 != self.applied {
+                return;
+            }
+            let (slot, (_, updates)) = entry.remove_entry();
+            self.applied = slot;
+            for account in updates {
+                if account.lamports == 0 {
+                    self.map.remove(&account.pubkey);
+                } else {
+                    let offset = match (self.extract, self.slice) {
+                        (Extract::AccountOwner, _) => None,
+                        (_, Some(_)) => Some(0),
+                        (Extract::TokenOwner, None) => Some(32),
+                        (Extract::TokenMint, None) => Some(0),
+                    };
+                    let value = offset.map_or(account.owner, |at| account.data[at..at + 32].to_vec());
+                    self.map.insert(account.pubkey, value);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn digest(&self) -> String {
+        let mut digest = Digest::default();
+        for (key, value) in &self.map {
+            digest.add(key[..].try_into().unwrap(), value[..].try_into().unwrap());
+        }
+        digest.to_string()
+    }
+}
+
+/// Follows a whole stream, reconnecting from the newest applied slot. Gives the number of connections and the end.
+pub(crate) async fn follow(stream: &Stream, model: &mut Model, base: SubscribeRequest) -> (u32, Final) {
+    let mut connections = 0;
+    loop {
+        connections += 1;
+        let mut request = base.clone();
+        if connections > 1 {
+            request.from_slot = Some(model.applied);
+        }
+        let mut client = connect(stream).await;
+        let mut updates = client.subscribe_once(request).await.unwrap();
+        loop {
+            match tokio::time::timeout(Duration::from_millis(50), updates.next()).await {
+                Ok(Some(Ok(update))) => model.take(update),
+                Ok(Some(Err(_)) | None) => break,
+                Err(_) => {}
+            }
+            if let Some(end) = stream.outcome().unwrap()
+                && end.slot == model.applied
+            {
+                return (connections, end.clone());
+            }
+        }
+        model.disconnected();
+    }
+}
+
+/// Reads one subscription until the meta of `slot` has come and the stream has ended.
+pub(crate) async fn drain(
+    stream: &Stream,
+    model: &mut Model,
+    updates: &mut (impl futures::Stream<Item = Result<SubscribeUpdate, tonic::Status>> + Unpin),
+    slot: u64,
+) -> Final {
+    loop {
+        match tokio::time::timeout(Duration::from_millis(50), updates.next()).await {
+            Ok(Some(update)) => model.take(update.unwrap()),
+            Ok(None) => panic!("the subscription ended"),
+            Err(_) => {}
+        }
+        if let Some(end) = stream.outcome().unwrap()
+            && model.order.contains(&slot)
+        {
+            return end.clone();
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The protocol's corners, as the public server answers them.
+
+use std::time::Duration;
+
+use crate::model::{Model, connect, drain, follow, start, subscription};
+use futures::{SinkExt, StreamExt};
+use tonic::Code;
+use yellowstone_grpc_client::GeyserGrpcClient;
+use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
+use yellowstone_grpc_proto::geyser::{SubscribeRequest, SubscribeRequestFilterEntry, SubscribeRequestPing};
+
+const LINE: &str = "--pairs 100 --events 2000 --events-per-slot 50 --replay-slots 10";
+
+/// The status that ends a subscription.
+async fn refusal(stream: &loadgen::stream::Stream, request: SubscribeRequest) -> (Code, String) {
+    let mut client = connect(stream).await;
+    let mut updates = client.subscribe_once(request).await.unwrap();
+    loop {
+        match updates.next().await {
+            Some(Ok(_)) => {}
+            Some(Err(status)) => return (status.code(), status.message().to_owned()),
+            None => return (Code::Ok, String::new()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_replay_window_is_bounded_and_says_so() {
+    let (stream, workload) = start(LINE);
+    let mut model = Model::new(&workload);
+    let (_, end) = follow(&stream, &mut model, subscription(None)).await;
+    let mut client = connect(&stream).await;
+    let first = client.subscribe_replay_info().await.unwrap().first_available.unwrap();
+    assert_eq!(first, end.slot - 9);
+    let (code, text) = refusal(&stream, subscription(Some(first - 1))).await;
+    assert_eq!(code, Code::OutOfRange);
+    assert_eq!(text, format!("broadcast from {} is not available, last available: {first}", first - 1));
+    let (code, text) = refusal(&stream, subscription(Some(end.slot + 1))).await;
+    assert_eq!((code, text.as_str()), (Code::Internal, "failed to get replay response"));
+    let mut again = Model::new(&workload);
+    let mut updates = client.subscribe_once(subscription(Some(first))).await.unwrap();
+    drain(&stream, &mut again, &mut updates, end.slot).await;
+    assert_eq!(again.order, (first..=end.slot).collect::<Vec<_>>());
+    stream.stop().unwrap();
+}
+
+#[tokio::test]
+async fn a_first_empty_request_pings_and_a_later_subscription() {
+    let (stream, _) = start(LINE);
+    let mut client = connect(&stream).await;
+    let (mut sink, mut updates) = client.subscribe().await.unwrap();
+    sink.send(SubscribeRequest::default()).await.unwrap();
+    sink.send(SubscribeRequest { ping: Some(SubscribeRequestPing { id: 42 }), ..Default::default() }).await.unwrap();
+    let pong = updates.next().await.unwrap().unwrap();
+    assert!(matches!(pong.update_oneof, Some(UpdateOneof::Pong(pong)) if pong.id == 42));
+    sink.send(subscription(None)).await.unwrap();
+    let first = updates.next().await.unwrap().unwrap();
+    assert_eq!(first.filters, ["all"]);
+    assert!(matches!(first.update_oneof, Some(UpdateOneof::Account(account)) if account.slot == 1000));
+    assert!(first.created_at.is_some());
+    stream.stop().unwrap();
+}
+
+#[tokio::test]
+async fn a_wrong_filter_and_a_wrong_token_are_refused() {
+    let (stream, _) = start(LINE);
+    let mut request = subscription(None);
+    request.entry.insert("entries".to_owned(), SubscribeRequestFilterEntry::default());
+    let (code, text) = refusal(&stream, request).await;
+    assert_eq!(code, Code::InvalidArgument);
+    assert!(text.starts_with("failed to create filter: entry"), "{text}");
+    stream.stop().unwrap();
+
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "sesame\n").unwrap();
+    let (stream, _) = start(&format!("{LINE} --x-token-file {}", file.path().display()));
+    let mut client = connect(&stream).await;
+    let status = client.get_version().await.unwrap_err();
+    assert!(status.to_string().contains("No valid auth token"), "{status}");
+    let builder = GeyserGrpcClient::build_from_shared(format!("http://{}", stream.address())).unwrap();
+    let mut client = builder.x_token(Some("sesame")).unwrap().connect().await.unwrap();
+    assert!(client.get_version().await.unwrap().version.contains("solkv-loadgen"));
+    assert_eq!(client.ping(7).await.unwrap().count, 7);
+    stream.stop().unwrap();
+}
+
+#[tokio::test]
+async fn at_a_fixed_rate_a_subscriber_that_does_not_read_is_cut_off() {
+    let (stream, _) = start("--pairs 5000 --events 2000000 --events-per-slot 2000 --rate 4000000 --replay-slots 2");
+    let mut client = connect(&stream).await;
+    let mut updates = client.subscribe_once(subscription(None)).await.unwrap();
+    updates.next().await.unwrap().unwrap();
+    while stream.outcome().unwrap().is_none() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let status = loop {
+        if let Err(status) = updates.next().await.expect("ends with a status") {
+            break status;
+        }
+    };
+    assert_eq!((status.code(), status.message()), (Code::Internal, "lagged to send an update"));
+    stream.stop().unwrap();
+}
