@@ -2,6 +2,8 @@
 //!
 //! Owns: end-to-end tests of `loadgen stream`. Must not: look inside the chain.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod follow;
 mod model;
 mod protocol;
