@@ -273,7 +273,7 @@ fn verify(args: &LiveArgs, end: &Final) -> Result<String> {
         Some(service) => service.with_file_name("bootstrap"),
         None => sibling("bootstrap")?,
     };
-    let digest = directory_digest(&program, args, dir)?;
+    let digest = directory_digest(&program, dir)?;
     ensure!(
         digest == end.digest,
         "the map differs from the stream: dir={} has digest={digest} expected={} at slot={}",
@@ -284,12 +284,9 @@ fn verify(args: &LiveArgs, end: &Final) -> Result<String> {
     Ok(digest)
 }
 
-fn directory_digest(program: &Path, args: &LiveArgs, dir: &Path) -> Result<String> {
+fn directory_digest(program: &Path, dir: &Path) -> Result<String> {
     let mut command = Command::new(program);
-    command.args(["info", "--digest", "--engine", &args.engine]).arg("--dir").arg(dir);
-    if let Some(bits) = args.bloom {
-        command.arg("--bloom").arg(bits.to_string());
-    }
+    command.args(["info", "--digest"]).arg("--dir").arg(dir);
     let output = command.output().with_context(|| format!("cannot run: program={}", program.display()))?;
     ensure!(
         output.status.success(),
