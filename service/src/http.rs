@@ -1,0 +1,258 @@
+//! HTTP: metrics, probes, histograms and the status as JSON.
+//!
+//! Owns: these pages. Must not: serve lookups. Threads: the tokio runtime of the network edge; a histogram
+//! snapshot takes milliseconds and runs on the blocking pool.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use engine_latency::{Latency, Snapshot, export};
+use futures::FutureExt as _;
+use serde_json::{Map, Value, json};
+use tokio::net::TcpListener;
+
+use crate::metrics;
+use crate::rpc::status_response;
+use crate::status::Shared;
+
+/// How long a request under way may take after the shutdown began.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+const JSON: &str = "application/json";
+
+const INDEX: &str = "\
+/metrics          metrics in the Prometheus text format
+/healthz          200 while the process serves
+/readyz           200 when lookups stand for the live chain, else 503 and why
+/status.json      what the service holds and how far it is behind
+/histograms.json  latencies of every engine operation
+/histograms.hlog  the same as an HdrHistogram interval log
+";
+
+/// What the pages are made of.
+#[derive(Clone)]
+pub struct HttpState {
+    /// Latencies of the engine.
+    pub latency: Arc<Latency>,
+    /// The service's figures.
+    pub shared: Arc<Shared>,
+    /// The engine's label.
+    pub engine: &'static str,
+}
+
+/// Serves until `shutdown` is ready, then finishes the requests under way and returns.
+///
+/// # Errors
+/// Those of the listener.
+pub async fn serve<F>(listener: TcpListener, state: HttpState, shutdown: F) -> std::io::Result<()>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let ended = shutdown.boxed().shared();
+    let overdue = ended.clone().then(|()| tokio::time::sleep(SHUTDOWN_GRACE));
+    let server = axum::serve(listener, router(state)).with_graceful_shutdown(ended);
+    tokio::select! {
+        served = server.into_future() => served,
+        () = overdue => Ok(()),
+    }
+}
+
+fn router(state: HttpState) -> Router {
+    Router::new()
+        .route("/", get(async || page(TEXT, INDEX)))
+        .route("/healthz", get(async || page(TEXT, "ok\n")))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .route("/status.json", get(status))
+        .route("/histograms.json", get(histograms_json))
+        .route("/histograms.hlog", get(histograms_hlog))
+        .with_state(state)
+}
+
+async fn readyz(State(state): State<HttpState>) -> Response {
+    let status = status_response(state.engine, &state.shared);
+    if status.ready {
+        return page(TEXT, "ready\n");
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, page(TEXT, format!("{}\n", status.not_ready_reason))).into_response()
+}
+
+async fn metrics(State(state): State<HttpState>) -> Response {
+    let (engine, shared) = (state.engine, Arc::clone(&state.shared));
+    of_snapshot(state, PROMETHEUS, move |snapshot| {
+        let mut text = String::new();
+        metrics::prometheus(engine, &shared, &mut text);
+        export::prometheus(snapshot, &mut text);
+        text.into_bytes()
+    })
+    .await
+}
+
+async fn histograms_json(State(state): State<HttpState>) -> Response {
+    of_snapshot(state, JSON, |snapshot| {
+        serde_json::to_vec(&export::report(snapshot)).expect("a report has string keys only")
+    })
+    .await
+}
+
+async fn histograms_hlog(State(state): State<HttpState>) -> Response {
+    of_snapshot(state, TEXT, export::hlog).await
+}
+
+async fn status(State(state): State<HttpState>) -> Response {
+    page(JSON, status_json(state.engine, &state.shared).to_string())
+}
+
+/// Every field of the Status rpc under its own name, and the counters.
+fn status_json(engine: &str, shared: &Shared) -> Value {
+    let status = status_response(engine, shared);
+    let checkpoint = status.checkpoint.map(|checkpoint| {
+        json!({
+            "seq": checkpoint.seq,
+            "slot": checkpoint.slot,
+            "blockhash": bs58::encode(&checkpoint.blockhash).into_string(),
+        })
+    });
+    let gap =
+        status.gap.map(|gap| json!({ "first_slot": gap.first_slot, "last_slot": gap.last_slot, "detail": gap.detail }));
+    let counters: Map<String, Value> = metrics::counters(&shared.counters)
+        .into_iter()
+        .map(|(name, _, value)| (name.trim_start_matches("solkv_").to_owned(), json!(value)))
+        .collect();
+    json!({
+        "engine": status.engine,
+        "pairs_estimate": status.pairs_estimate,
+        "checkpoint": checkpoint,
+        "lag_slots": status.lag_slots,
+        "lag_ms": status.lag_ms,
+        "ready": status.ready,
+        "not_ready_reason": status.not_ready_reason,
+        "gap": gap,
+        "version": status.version,
+        "counters": counters,
+    })
+}
+
+async fn of_snapshot(
+    state: HttpState,
+    content_type: &'static str,
+    render: impl FnOnce(&Snapshot) -> Vec<u8> + Send + 'static,
+) -> Response {
+    match tokio::task::spawn_blocking(move || render(&state.latency.snapshot())).await {
+        Ok(body) => page(content_type, body),
+        Err(error) => {
+            tracing::error!(%error, "cannot render a snapshot of the histograms");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+fn page(content_type: &'static str, body: impl IntoResponse) -> Response {
+    ([(header::CONTENT_TYPE, content_type)], body).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::SocketAddr;
+    use std::process::{Command, Stdio};
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+
+    use super::*;
+    use crate::lookups::tests::Pool;
+    use crate::status::{Gap, Readiness};
+
+    async fn fetch(address: SocketAddr, path: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    async fn start(pool: &Pool) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let latency = Arc::clone(pool.engine.latency());
+        let state = HttpState { latency, shared: Arc::clone(&pool.shared), engine: "redb" };
+        tokio::spawn(serve(listener, state, std::future::pending()));
+        address
+    }
+
+    #[tokio::test]
+    async fn readyz_follows_readiness_and_names_the_gap() {
+        let pool = Pool::start();
+        let address = start(&pool).await;
+        assert_eq!(fetch(address, "/readyz").await, (503, "starting\n".to_owned()));
+        pool.shared.readiness.store(Arc::new(Readiness::Ready));
+        assert_eq!(fetch(address, "/readyz").await.0, 200);
+        let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned() };
+        pool.shared.readiness.store(Arc::new(Readiness::Gap(gap)));
+        let (code, reason) = fetch(address, "/readyz").await;
+        assert_eq!((code, reason.as_str()), (503, "slots are missing: first_slot=8 last_slot=9\n"));
+        assert_eq!(fetch(address, "/healthz").await.0, 200);
+        assert_eq!(fetch(address, "/none").await.0, 404);
+    }
+
+    #[tokio::test]
+    async fn metrics_are_what_prometheus_reads() {
+        let pool = Pool::start();
+        let address = start(&pool).await;
+        pool.lookups.get([1; 32]).await.unwrap();
+        let stats = engine_api::Stats { pairs_estimate: 1, disk_bytes: 2, details: vec![("cache_bytes", 3)] };
+        pool.shared.stats.store(Arc::new(stats));
+        let gap = Gap { first_slot: 8, last_slot: 9, detail: String::new() };
+        pool.shared.readiness.store(Arc::new(Readiness::Gap(gap)));
+        let (_, text) = fetch(address, "/metrics").await;
+        for line in [
+            "# TYPE solkv_lookups_total counter",
+            "solkv_lookups_total 1",
+            "solkv_ready 0",
+            "solkv_checkpoint_slot 7",
+            "solkv_gap_first_slot 8",
+            "solkv_gap_last_slot 9",
+        ] {
+            assert!(text.lines().any(|found| found == line), "missing {line}\n{text}");
+        }
+        for sample in text.lines().filter(|line| !line.starts_with('#')) {
+            let (name, value) = sample.rsplit_once(' ').unwrap();
+            assert!(name.starts_with("solkv_") && value.parse::<f64>().is_ok(), "{sample}");
+        }
+        let mut promtool = Command::new("promtool");
+        promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Where it is installed, the judge is Prometheus itself.
+        if let Ok(mut child) = promtool.spawn() {
+            child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+            let output = child.wait_with_output().unwrap();
+            assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+
+    #[tokio::test]
+    async fn status_and_histograms_are_json() {
+        let pool = Pool::start();
+        let address = start(&pool).await;
+        pool.lookups.get([1; 32]).await.unwrap();
+        let (_, body) = fetch(address, "/status.json").await;
+        let status: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(status["checkpoint"]["slot"], 7);
+        assert_eq!(status["checkpoint"]["blockhash"], "1".repeat(32));
+        assert_eq!(status["counters"]["lookups"], 1);
+        let (_, body) = fetch(address, "/histograms.json").await;
+        let report: export::Report = serde_json::from_str(&body).unwrap();
+        assert_eq!(report.get("rpc", engine_latency::Op::ReadPositive).map(|series| series.count), Some(1));
+        assert!(fetch(address, "/histograms.hlog").await.1.starts_with('#'));
+    }
+}

@@ -1,0 +1,322 @@
+//! Lookups: a pool of `lookup-N` OS threads with one reader each, fed by one bounded queue.
+//!
+//! Owns: the queue, the readers and which slot an answer stands for. Must not: know gRPC, or block the caller.
+//! Threads: [`Lookups`] is used on the network edge; readers live and die on their `lookup-N` thread.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use arc_swap::Guard;
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use engine_api::{Checkpoint, Error, Key, Reader, Value};
+use engine_latency::Measured;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use crate::status::{Shared, count};
+
+/// Requests that may wait for a thread. At the 100 us of a lookup that reads from a device, a full queue is about
+/// 100 ms of work: whoever comes after that is better served by an answer at once that says so.
+pub const LOOKUP_QUEUE: usize = 1024;
+
+/// `get_many` requests queued or running. At 10,000 keys each 32 hold about 20 MB, where a queue full of them
+/// would hold over 600.
+pub const GET_MANY_QUEUE: usize = 32;
+
+/// An idle reader still holds its snapshot, and with it LMDB and redb keep every page freed since; moving it
+/// this often bounds what they keep to the commits of 200 ms.
+const IDLE_REFRESH: Duration = Duration::from_millis(200);
+
+/// The source under which lookups are recorded.
+const SOURCE: &str = "rpc";
+
+/// An answer and the slot it stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer<T = Option<Value>> {
+    /// `None` when the map holds no such key; for `get_many` one of these a key, in the order asked.
+    pub value: T,
+    /// The last slot applied as a whole, never newer than the snapshot that was read; `None` before the first.
+    pub slot: Option<u64>,
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub enum LookupError {
+    /// The queue is full: nothing was read, try again later.
+    Busy,
+    /// The service is shutting down.
+    Stopped,
+    /// The engine failed.
+    Engine(Error),
+}
+
+/// A handle on the pool. Clones share it.
+#[derive(Clone)]
+pub struct Lookups {
+    queue: Sender<Request>,
+    many: Arc<Semaphore>,
+    shared: Arc<Shared>,
+}
+
+/// The threads of the pool. Dropping it tells them to end, [`LookupThreads::join`] also waits.
+pub struct LookupThreads {
+    /// Nothing is ever sent: dropping it is the signal.
+    stop: Sender<Infallible>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Lookups {
+    /// Starts `threads` (at least one) threads.
+    ///
+    /// # Errors
+    /// Those of starting a thread; the threads already started end.
+    pub fn start(engine: Arc<Measured>, threads: usize, shared: Arc<Shared>) -> io::Result<(Self, LookupThreads)> {
+        let (queue, requests) = bounded(LOOKUP_QUEUE);
+        let (stop, stopped) = bounded(0);
+        let mut pool = LookupThreads { stop, threads: Vec::new() };
+        for n in 0..threads.max(1) {
+            let (engine, shared) = (Arc::clone(&engine), Arc::clone(&shared));
+            let (requests, stopped) = (requests.clone(), stopped.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("lookup-{n}"))
+                .spawn(move || run(&engine, &shared, &requests, &stopped))?;
+            pool.threads.push(thread);
+        }
+        Ok((Self { queue, many: Arc::new(Semaphore::new(GET_MANY_QUEUE)), shared }, pool))
+    }
+
+    /// The value of one key. Dropping the future while the request is queued takes its work away.
+    ///
+    /// # Errors
+    /// See [`LookupError`].
+    pub async fn get(&self, key: Key) -> Result<Answer, LookupError> {
+        let (reply, answer) = oneshot::channel();
+        self.enqueue(Request::Get { key, reply })?;
+        answer.await.unwrap_or(Err(LookupError::Stopped))
+    }
+
+    /// The values of `keys`, all from one snapshot, in their order.
+    ///
+    /// # Errors
+    /// See [`LookupError`]; busy also with [`GET_MANY_QUEUE`] such requests under way.
+    pub async fn get_many(&self, keys: Vec<Key>) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
+        let Ok(permit) = Arc::clone(&self.many).try_acquire_owned() else {
+            count(&self.shared.counters.lookups_refused, 1);
+            return Err(LookupError::Busy);
+        };
+        let (reply, answer) = oneshot::channel();
+        self.enqueue(Request::GetMany { keys, reply, _permit: permit })?;
+        answer.await.unwrap_or(Err(LookupError::Stopped))
+    }
+
+    fn enqueue(&self, request: Request) -> Result<(), LookupError> {
+        self.queue.try_send(request).map_err(|error| match error {
+            TrySendError::Full(_) => {
+                count(&self.shared.counters.lookups_refused, 1);
+                LookupError::Busy
+            }
+            TrySendError::Disconnected(_) => LookupError::Stopped,
+        })
+    }
+}
+
+impl LookupThreads {
+    /// Ends the threads and waits: each finishes the request it is at, what is still queued gets
+    /// [`LookupError::Stopped`]. After it no reader holds the engine any more.
+    pub fn join(self) {
+        drop(self.stop);
+        for thread in self.threads {
+            let name = thread.thread().name().unwrap_or("lookup").to_owned();
+            if thread.join().is_err() {
+                tracing::error!(thread = name, "a lookup thread panicked");
+            }
+        }
+    }
+}
+
+enum Request {
+    Get {
+        key: Key,
+        reply: oneshot::Sender<Result<Answer, LookupError>>,
+    },
+    GetMany {
+        keys: Vec<Key>,
+        reply: oneshot::Sender<Result<Answer<Vec<Option<Value>>>, LookupError>>,
+        /// Travels with the keys, so that a request given up on counts until its memory is freed.
+        _permit: OwnedSemaphorePermit,
+    },
+}
+
+fn run(engine: &Measured, shared: &Shared, requests: &Receiver<Request>, stopped: &Receiver<Infallible>) {
+    let mut reading = Reading { engine, shared, snapshot: None };
+    loop {
+        crossbeam_channel::select_biased! {
+            recv(stopped) -> _ => return,
+            recv(requests) -> request => match request {
+                Ok(request) => reading.serve(request),
+                Err(_) => return,
+            },
+            default(IDLE_REFRESH) => {
+                // A failure closes the reader; the next request opens one anew and tells its caller.
+                if reading.snapshot.is_some() && let Err(error) = reading.refresh() {
+                    tracing::warn!(%error, "cannot refresh an idle reader");
+                }
+            }
+        }
+    }
+}
+
+/// One thread's reader. Opened at the first request and again after any failure.
+struct Reading<'e> {
+    engine: &'e Measured,
+    shared: &'e Shared,
+    snapshot: Option<Snapshot<'e>>,
+}
+
+struct Snapshot<'e> {
+    reader: Box<dyn Reader + 'e>,
+    /// Slot of the checkpoint that the reader held when `published` was current.
+    slot: Option<u64>,
+    /// Kept alive, so that comparing addresses cannot mistake a new checkpoint for this one.
+    published: Arc<Checkpoint>,
+}
+
+impl<'e> Reading<'e> {
+    fn serve(&mut self, request: Request) {
+        match request {
+            Request::Get { key, reply } => {
+                // Nobody waits any more: the deadline passed while it was queued.
+                if !reply.is_closed() {
+                    let _gone = reply.send(self.answer(1, |reader| reader.get(&key)));
+                }
+            }
+            Request::GetMany { keys, reply, _permit } => {
+                if !reply.is_closed() {
+                    let many = |reader: &mut dyn Reader| {
+                        let mut values = vec![None; keys.len()];
+                        reader.get_many(&keys, &mut values)?;
+                        Ok(values)
+                    };
+                    let _gone = reply.send(self.answer(keys.len() as u64, many));
+                }
+            }
+        }
+    }
+
+    fn answer<T>(
+        &mut self,
+        keys: u64,
+        look_up: impl FnOnce(&mut dyn Reader) -> engine_api::Result<T>,
+    ) -> Result<Answer<T>, LookupError> {
+        count(&self.shared.counters.lookups, keys);
+        let answer = self.refresh().and_then(|snapshot| {
+            let value = look_up(&mut *snapshot.reader)?;
+            Ok(Answer { value, slot: snapshot.slot })
+        });
+        answer.map_err(|error| {
+            self.snapshot = None;
+            LookupError::Engine(error)
+        })
+    }
+
+    /// Moves to the newest commit.
+    ///
+    /// The checkpoint costs a lookup, so it is read only once a new one has been published. The slot is never
+    /// newer than what is read: it was read from this reader at this snapshot or an earlier one, and a reader
+    /// only moves forward. Nor is it older than the published one: that is published after its commit and
+    /// loaded here before the refresh, so the refreshed snapshot holds it.
+    fn refresh(&mut self) -> engine_api::Result<&mut Snapshot<'e>> {
+        let published = self.shared.checkpoint.load();
+        let next = match self.snapshot.take() {
+            Some(mut snapshot) => {
+                snapshot.reader.refresh()?;
+                if !Arc::ptr_eq(&snapshot.published, &published) {
+                    snapshot.slot = snapshot.reader.checkpoint()?.slot;
+                    snapshot.published = Guard::into_inner(published);
+                }
+                snapshot
+            }
+            None => {
+                let mut reader = self.engine.reader_for(SOURCE)?;
+                let slot = reader.checkpoint()?.slot;
+                Snapshot { reader, slot, published: Guard::into_inner(published) }
+            }
+        };
+        Ok(self.snapshot.insert(next))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use engine_api::{Durability, Engine};
+    use engine_latency::Latency;
+    use engines::{EngineKind, EngineOptions, OpenMode};
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A redb store with key `[1; 32]` at slot 7, and its pool.
+    pub(crate) struct Pool {
+        pub(crate) engine: Arc<Measured>,
+        pub(crate) shared: Arc<Shared>,
+        pub(crate) lookups: Lookups,
+        pub(crate) threads: LookupThreads,
+        pub(crate) dir: TempDir,
+    }
+
+    impl Pool {
+        pub(crate) fn start() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let options = EngineOptions::new(EngineKind::Redb);
+            let engine = engines::open(&dir.path().join("store"), &options, OpenMode::Create).unwrap();
+            let engine = Arc::new(Measured::new(engine, Latency::new("redb"), "ingest"));
+            let shared = Shared::new(Checkpoint::default());
+            commit(&engine, &shared, [1; 32], 7);
+            let (lookups, threads) = Lookups::start(Arc::clone(&engine), 2, Arc::clone(&shared)).unwrap();
+            Self { engine, shared, lookups, threads, dir }
+        }
+    }
+
+    pub(crate) fn commit(engine: &Measured, shared: &Shared, key: Key, slot: u64) {
+        let checkpoint = Checkpoint { seq: slot, slot: Some(slot), ..Checkpoint::default() };
+        let mut txn = engine.begin().unwrap();
+        txn.put(&key, &[slot as u8; 32]).unwrap();
+        txn.commit(&checkpoint, Durability::Buffered).unwrap();
+        shared.checkpoint.store(Arc::new(checkpoint));
+    }
+
+    #[tokio::test]
+    async fn answers_follow_commits_and_carry_their_slot() {
+        let pool = Pool::start();
+        for slot in 8..40u8 {
+            let key = [slot; 32];
+            assert_eq!(pool.lookups.get(key).await.unwrap().value, None);
+            commit(&pool.engine, &pool.shared, key, u64::from(slot));
+            let expected = Answer { value: Some(key), slot: Some(u64::from(slot)) };
+            assert_eq!(pool.lookups.get(key).await.unwrap(), expected);
+        }
+        let many = pool.lookups.get_many(vec![[1; 32], [0; 32], [9; 32]]).await.unwrap();
+        assert_eq!(many, Answer { value: vec![Some([7; 32]), None, Some([9; 32])], slot: Some(39) });
+    }
+
+    #[tokio::test]
+    async fn joining_frees_the_engine_while_handles_remain() {
+        let pool = Pool::start();
+        pool.lookups.get([1; 32]).await.unwrap();
+        pool.threads.join();
+        assert!(matches!(pool.lookups.get([1; 32]).await, Err(LookupError::Stopped)));
+        let Ok(engine) = Arc::try_unwrap(pool.engine) else { panic!("the engine is still held") };
+        Box::new(engine).close().unwrap();
+    }
+
+    #[tokio::test]
+    async fn too_many_get_many_are_refused() {
+        let pool = Pool::start();
+        let all = Arc::clone(&pool.lookups.many).try_acquire_many_owned(GET_MANY_QUEUE as u32).unwrap();
+        assert!(matches!(pool.lookups.get_many(vec![[1; 32]]).await, Err(LookupError::Busy)));
+        drop(all);
+        pool.lookups.get_many(vec![[1; 32]]).await.unwrap();
+    }
+}

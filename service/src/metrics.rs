@@ -1,0 +1,161 @@
+//! The metric catalogue: every `solkv_*` family of the service, its type and its help text.
+//!
+//! Owns: names (units last) and their Prometheus text. Must not: hold values; they are read from [`Shared`] at each
+//! scrape. The operation latencies are engine-latency's own families.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use engine_api::Stats;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode_registry;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::status::{Counters, Readiness, Shared};
+
+/// Appends the service's families in the Prometheus text format. `engine` is the engine's label.
+pub fn prometheus(engine: &'static str, shared: &Arc<Shared>, out: &mut String) {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Families { engine, shared: Arc::clone(shared) }));
+    let mut text = String::new();
+    encode_registry(&mut text, &registry).expect("a string takes every write");
+    classic(&text, out);
+}
+
+/// The counters as `(name without _total, help, value)`.
+pub fn counters(counters: &Counters) -> [(&'static str, &'static str, u64); 13] {
+    // ORDERING: Relaxed: statistics, nothing is inferred from them.
+    let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    let c = counters;
+    [
+        ("solkv_updates_received", "Updates received from the stream", read(&c.updates_received)),
+        ("solkv_received_bytes", "Bytes of the updates received", read(&c.bytes_received)),
+        ("solkv_accounts_malformed", "Account updates left out as malformed", read(&c.accounts_malformed)),
+        ("solkv_connects", "Connections made to the stream's server", read(&c.connects)),
+        ("solkv_events_applied", "Events applied to the store", read(&c.events_applied)),
+        ("solkv_events_written", "Events that set a value", read(&c.events_written)),
+        ("solkv_events_deleted", "Events that removed a key", read(&c.events_deleted)),
+        ("solkv_slots_applied", "Slots applied as a whole", read(&c.slots_applied)),
+        ("solkv_slots_dead", "Slots dropped because they are not on the chain", read(&c.slots_dead)),
+        ("solkv_slots_duplicate", "Slots dropped because they were applied before", read(&c.slots_duplicate)),
+        ("solkv_commits", "Commits of the ingest path", read(&c.commits)),
+        ("solkv_lookups", "Keys looked up", read(&c.lookups)),
+        ("solkv_lookups_refused", "Lookup requests refused because too many waited", read(&c.lookups_refused)),
+    ]
+}
+
+#[derive(Debug)]
+struct Families {
+    engine: &'static str,
+    shared: Arc<Shared>,
+}
+
+impl Collector for Families {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for (name, help, value) in counters(&self.shared.counters) {
+            let value = ConstCounter::new(value);
+            value.encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+        }
+        for (name, help, value) in gauges(&self.shared) {
+            gauge(&mut encoder, name, help, value)?;
+        }
+        let lag_s = lag_seconds(&self.shared);
+        if let Some(lag_s) = lag_s {
+            let help = "Time from the creation of the newest applied slot's block meta to its commit";
+            let metric = encoder.encode_descriptor("solkv_lag_seconds", help, None, MetricType::Gauge)?;
+            ConstGauge::new(lag_s).encode(metric)?;
+        }
+        let stats = self.shared.stats.load();
+        engine_stats(&mut encoder, &stats)?;
+        let help = "Constant 1; its labels say which version runs on which engine";
+        let mut info = encoder.encode_descriptor("solkv_build_info", help, None, MetricType::Gauge)?;
+        let labels = [("version", env!("CARGO_PKG_VERSION")), ("engine", self.engine)];
+        ConstGauge::new(1i64).encode(info.encode_family(&labels)?)
+    }
+}
+
+/// The gauges that have a value now. Absent rather than 0 where 0 would be read as a slot or a lag.
+fn gauges(shared: &Shared) -> Vec<(&'static str, &'static str, u64)> {
+    // ORDERING: Relaxed: statistics, nothing is inferred from them.
+    let newest = shared.newest_slot.load(Ordering::Relaxed);
+    let (queue_updates, queue_bytes) =
+        (shared.counters.queue_updates.load(Ordering::Relaxed), shared.counters.queue_bytes.load(Ordering::Relaxed));
+    let readiness = shared.readiness.load();
+    let ready = u64::from(**readiness == Readiness::Ready);
+    let connected = u64::from(shared.connected.load(Ordering::Relaxed));
+    let mut all = vec![
+        ("solkv_ready", "1 when lookups stand for the live chain, else 0", ready),
+        ("solkv_connected", "1 when connected to the stream, else 0", connected),
+        ("solkv_queue_updates", "Updates received and not yet applied", queue_updates),
+        ("solkv_queue_bytes", "Bytes of the updates received and not yet applied", queue_bytes),
+        ("solkv_checkpoint_seq", "Events in the newest committed checkpoint", shared.checkpoint.load().seq),
+    ];
+    if let Some(slot) = shared.checkpoint.load().slot {
+        all.push(("solkv_checkpoint_slot", "Last slot applied as a whole", slot));
+    }
+    if newest > 0 {
+        all.push(("solkv_newest_slot", "Newest slot heard of from the stream", newest));
+        if let Some(lag) = shared.lag_slots() {
+            all.push(("solkv_lag_slots", "Slots between the newest heard of and the newest applied", lag));
+        }
+    }
+    if let Readiness::Gap(gap) = &**readiness {
+        all.push(("solkv_gap_first_slot", "First missing slot; absent without a gap", gap.first_slot));
+        all.push(("solkv_gap_last_slot", "Last missing slot; absent without a gap", gap.last_slot));
+    }
+    all
+}
+
+fn lag_seconds(shared: &Shared) -> Option<f64> {
+    // ORDERING: Relaxed: statistics, nothing is inferred from them.
+    let applied = shared.counters.slots_applied.load(Ordering::Relaxed) > 0;
+    applied.then(|| shared.lag_ms.load(Ordering::Relaxed) as f64 / 1e3)
+}
+
+fn engine_stats(encoder: &mut DescriptorEncoder<'_>, stats: &Stats) -> Result<(), fmt::Error> {
+    let pairs = "Pairs in the store; exact for lmdb and redb, an estimate for rocksdb";
+    gauge(encoder, "solkv_engine_pairs", pairs, stats.pairs_estimate)?;
+    gauge(encoder, "solkv_engine_disk_bytes", "Bytes the store occupies on disk", stats.disk_bytes)?;
+    if stats.details.is_empty() {
+        return Ok(());
+    }
+    let help = "Figures of the engine's own, each in the unit at the end of its name";
+    let mut family = encoder.encode_descriptor("solkv_engine_detail", help, None, MetricType::Gauge)?;
+    for (name, value) in &stats.details {
+        ConstGauge::new(*value as f64).encode(family.encode_family(&[("name", *name)])?)?;
+    }
+    Ok(())
+}
+
+/// Slots and byte counts are below 2^53, where a double is exact.
+fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> Result<(), fmt::Error> {
+    ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(encoder.encode_descriptor(
+        name,
+        help,
+        None,
+        MetricType::Gauge,
+    )?)
+}
+
+/// From OpenMetrics to the classic text format that the latency families are in: there a counter's family has
+/// the name of its samples, with `_total`.
+fn classic(text: &str, out: &mut String) {
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        let counter = |line: &str| line.starts_with("# TYPE ") && line.ends_with(" counter");
+        if counter(line) || (line.starts_with("# HELP ") && lines.peek().is_some_and(|next| counter(next))) {
+            let mut words = line.splitn(4, ' ');
+            let mut word = || words.next().unwrap_or_default();
+            let (hash, keyword, name, rest) = (word(), word(), word(), word());
+            out.push_str(&format!("{hash} {keyword} {name}_total {rest}\n"));
+        } else {
+            out.push_str(line);
+            out.push('\n');
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The methods of `solkv.v1.Kv`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use engine_api::{ErrorKind, Key, Value};
+use proto::v1::kv_server::Kv;
+use proto::v1::{
+    Checkpoint, Entry, GET_MANY_KEYS_MAX, Gap, GetManyRequest, GetManyResponse, GetRequest, GetResponse, StatusRequest,
+    StatusResponse,
+};
+use tonic::{Request, Response, Status};
+
+use crate::lookups::{LookupError, Lookups};
+use crate::status::{Readiness, Shared};
+
+/// The service behind both listeners.
+pub(super) struct KvService {
+    lookups: Lookups,
+    shared: Arc<Shared>,
+    engine: &'static str,
+}
+
+impl KvService {
+    pub(super) fn new(lookups: Lookups, shared: Arc<Shared>, engine: &'static str) -> Self {
+        Self { lookups, shared, engine }
+    }
+}
+
+/// What the service says of itself; `engine` is the engine's label.
+pub fn status_response(engine: &str, shared: &Shared) -> StatusResponse {
+    let checkpoint = shared.checkpoint.load();
+    let (ready, not_ready_reason, gap) = match &**shared.readiness.load() {
+        Readiness::Ready => (true, String::new(), None),
+        Readiness::NotReady(reason) => (false, reason.clone(), None),
+        Readiness::Gap(gap) => {
+            let reason = format!("slots are missing: first_slot={} last_slot={}", gap.first_slot, gap.last_slot);
+            let detail = gap.detail.clone();
+            (false, reason, Some(Gap { first_slot: gap.first_slot, last_slot: gap.last_slot, detail }))
+        }
+    };
+    // ORDERING: Relaxed: statistics, nothing is inferred from them.
+    let heard = shared.newest_slot.load(Ordering::Relaxed) > 0;
+    let applied = shared.counters.slots_applied.load(Ordering::Relaxed) > 0;
+    StatusResponse {
+        engine: engine.to_owned(),
+        pairs_estimate: shared.stats.load().pairs_estimate,
+        checkpoint: Some(Checkpoint {
+            seq: checkpoint.seq,
+            slot: checkpoint.slot,
+            blockhash: Bytes::copy_from_slice(&checkpoint.blockhash),
+        }),
+        lag_slots: shared.lag_slots().filter(|_| heard),
+        lag_ms: applied.then(|| shared.lag_ms.load(Ordering::Relaxed)),
+        ready,
+        not_ready_reason,
+        gap,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    }
+}
+
+#[tonic::async_trait]
+impl Kv for KvService {
+    async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
+        let bytes = request.into_inner().key;
+        let key = key(&bytes)
+            .ok_or_else(|| Status::invalid_argument(format!("key must be 32 bytes: got={}", bytes.len())))?;
+        let answer = self.lookups.get(key).await.map_err(status)?;
+        Ok(Response::new(GetResponse { value: answer.value.map(wire), slot: answer.slot }))
+    }
+
+    async fn get_many(&self, request: Request<GetManyRequest>) -> Result<Response<GetManyResponse>, Status> {
+        let asked = request.into_inner().keys;
+        if asked.len() > GET_MANY_KEYS_MAX {
+            let message = format!("too many keys, ask in parts: got={} max={GET_MANY_KEYS_MAX}", asked.len());
+            return Err(Status::invalid_argument(message));
+        }
+        let mut keys = Vec::with_capacity(asked.len());
+        for (index, bytes) in asked.iter().enumerate() {
+            keys.push(key(bytes).ok_or_else(|| {
+                Status::invalid_argument(format!("key must be 32 bytes: got={} index={index}", bytes.len()))
+            })?);
+        }
+        drop(asked);
+        let answer = self.lookups.get_many(keys).await.map_err(status)?;
+        let entries = answer.value.into_iter().map(|value| Entry { value: value.map(wire) }).collect();
+        Ok(Response::new(GetManyResponse { entries, slot: answer.slot }))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        Ok(Response::new(status_response(self.engine, &self.shared)))
+    }
+}
+
+fn key(bytes: &[u8]) -> Option<Key> {
+    bytes.try_into().ok()
+}
+
+fn wire(value: Value) -> Bytes {
+    Bytes::copy_from_slice(&value)
+}
+
+fn status(error: LookupError) -> Status {
+    let error = match error {
+        LookupError::Busy => return Status::resource_exhausted("too many lookups are waiting, try again later"),
+        LookupError::Stopped => return Status::unavailable("the service is shutting down"),
+        LookupError::Engine(error) => error,
+    };
+    tracing::error!(%error, kind = ?error.kind(), "a lookup failed");
+    let message = error.to_string();
+    match error.kind() {
+        ErrorKind::Retry | ErrorKind::FreeSpace | ErrorKind::Reopen => Status::unavailable(message),
+        ErrorKind::DataDamaged => Status::data_loss(message),
+        // The wire's input was checked before: what the engine refuses now is a fault of the service.
+        ErrorKind::FixInput | ErrorKind::Internal => Status::internal(message),
+    }
+}

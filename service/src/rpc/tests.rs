@@ -1,0 +1,119 @@
+//! The wire over real sockets and a real store.
+
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use proto::v1::kv_client::KvClient;
+use proto::v1::{GetManyRequest, GetRequest, StatusRequest};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::Code;
+use tonic::transport::{Channel, Endpoint};
+
+use super::*;
+use crate::lookups::tests::Pool;
+use crate::status::{Gap, Readiness};
+
+struct Running {
+    pool: Pool,
+    client: KvClient<Channel>,
+    socket: PathBuf,
+    stop: oneshot::Sender<()>,
+    server: JoinHandle<anyhow::Result<()>>,
+}
+
+async fn start() -> Running {
+    let pool = Pool::start();
+    let socket = pool.dir.path().join("kv.sock");
+    let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = tcp.local_addr().unwrap();
+    let uds = UdsListener::bind(&socket).unwrap();
+    let (stop, stopped) = oneshot::channel();
+    let (lookups, shared) = (pool.lookups.clone(), Arc::clone(&pool.shared));
+    let server = tokio::spawn(serve(tcp, Some(uds), lookups, shared, "redb", stopped.map(|_| ())));
+    let client = KvClient::connect(format!("http://{address}")).await.unwrap();
+    Running { pool, client, socket, stop, server }
+}
+
+fn get(key: &[u8]) -> GetRequest {
+    GetRequest { key: Bytes::copy_from_slice(key) }
+}
+
+#[tokio::test]
+async fn get_answers_present_absent_and_refuses_a_wrong_length() {
+    let mut run = start().await;
+    let found = run.client.get(get(&[1; 32])).await.unwrap().into_inner();
+    assert_eq!((found.value.as_deref(), found.slot), (Some(&[7u8; 32][..]), Some(7)));
+    let absent = run.client.get(get(&[2; 32])).await.unwrap().into_inner();
+    assert_eq!((absent.value, absent.slot), (None, Some(7)));
+    let refused = run.client.get(get(&[1; 31])).await.unwrap_err();
+    assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, "key must be 32 bytes: got=31"));
+}
+
+#[tokio::test]
+async fn get_many_keeps_the_order_and_its_limit() {
+    let mut run = start().await;
+    let many = |keys: Vec<Vec<u8>>| GetManyRequest { keys: keys.into_iter().map(Bytes::from).collect() };
+    let found = run.client.get_many(many(vec![vec![2; 32], vec![1; 32]])).await.unwrap().into_inner();
+    let values: Vec<_> = found.entries.iter().map(|entry| entry.value.as_deref()).collect();
+    assert_eq!((values, found.slot), (vec![None, Some(&[7u8; 32][..])], Some(7)));
+    let most = run.client.get_many(many(vec![vec![1; 32]; proto::v1::GET_MANY_KEYS_MAX])).await.unwrap();
+    assert_eq!(most.into_inner().entries.len(), proto::v1::GET_MANY_KEYS_MAX);
+    let over = run.client.get_many(many(vec![vec![1; 32]; proto::v1::GET_MANY_KEYS_MAX + 1])).await.unwrap_err();
+    assert_eq!(over.code(), Code::InvalidArgument);
+    let wrong = run.client.get_many(many(vec![vec![1; 32], vec![]])).await.unwrap_err();
+    assert_eq!((wrong.code(), wrong.message()), (Code::InvalidArgument, "key must be 32 bytes: got=0 index=1"));
+}
+
+#[tokio::test]
+async fn status_names_the_gap_and_a_stopped_pool_is_unavailable() {
+    let mut run = start().await;
+    let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned() };
+    run.pool.shared.readiness.store(Arc::new(Readiness::Gap(gap)));
+    let status = run.client.status(StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!((status.engine.as_str(), status.ready, status.lag_slots), ("redb", false, None));
+    assert_eq!(status.checkpoint.unwrap().slot, Some(7));
+    assert_eq!(status.gap.map(|gap| (gap.first_slot, gap.last_slot)), Some((8, 9)));
+    run.pool.threads.join();
+    assert_eq!(run.client.get(get(&[1; 32])).await.unwrap_err().code(), Code::Unavailable);
+}
+
+#[tokio::test]
+async fn the_unix_socket_serves_and_is_removed_at_shutdown() {
+    let run = start().await;
+    let uri = format!("unix:{}", run.socket.display());
+    let mut client = KvClient::new(Endpoint::from_shared(uri).unwrap().connect().await.unwrap());
+    let found = client.get(get(&[1; 32])).await.unwrap().into_inner();
+    assert_eq!(found.value.as_deref(), Some(&[7u8; 32][..]));
+    assert!(UdsListener::bind(&run.socket).unwrap_err().to_string().starts_with("another process listens here"));
+    run.stop.send(()).unwrap();
+    run.server.await.unwrap().unwrap();
+    assert!(!run.socket.exists());
+}
+
+#[tokio::test]
+async fn health_and_reflection_answer() {
+    let run = start().await;
+    let uri = format!("unix:{}", run.socket.display());
+    let channel = Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
+    let mut health = tonic_health::pb::health_client::HealthClient::new(channel);
+    let asked = tonic_health::pb::HealthCheckRequest { service: "solkv.v1.Kv".to_owned() };
+    assert_eq!(health.check(asked).await.unwrap().into_inner().status, 1);
+}
+
+#[tokio::test]
+async fn a_stale_socket_is_replaced_and_a_file_is_not() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let stale = dir.path().join("stale.sock");
+    drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+    assert!(stale.exists());
+    let bound = UdsListener::bind(&stale).unwrap();
+    assert_eq!(std::fs::metadata(&stale).unwrap().permissions().mode() & 0o777, 0o660);
+    drop(bound);
+    assert!(!stale.exists());
+    let file = dir.path().join("file");
+    std::fs::write(&file, "kept").unwrap();
+    assert!(UdsListener::bind(&file).unwrap_err().to_string().starts_with("not a socket"));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
+}

@@ -1,0 +1,84 @@
+//! The Unix socket: binding over a stale file, its mode, and its removal.
+//!
+//! Owns: the socket file from bind to drop. Must not: remove a file that another process listens on.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use tokio::net::UnixListener;
+
+/// Owner and group may connect.
+const MODE: u32 = 0o660;
+
+/// A bound Unix socket; its file is removed when dropped.
+#[derive(Debug)]
+pub struct UdsListener {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+impl UdsListener {
+    /// Binds `path`, replacing a socket file that a dead process left. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// Something listens there, the file is not a socket, or the file system refuses.
+    pub fn bind(path: &Path) -> anyhow::Result<Self> {
+        remove_stale(path)?;
+        let name = path.display();
+        let listener = UnixListener::bind(path).with_context(|| format!("cannot bind unix socket: path={name}"))?;
+        let bound = fs::symlink_metadata(path).with_context(|| format!("cannot inspect socket: path={name}"))?;
+        let file = SocketFile { path: path.to_owned(), id: (bound.dev(), bound.ino()) };
+        fs::set_permissions(path, fs::Permissions::from_mode(MODE))
+            .with_context(|| format!("cannot set the socket's mode: path={name} mode={MODE:o}"))?;
+        Ok(Self { listener, file })
+    }
+
+    /// Where it is bound.
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    pub(super) fn into_parts(self) -> (UnixListener, SocketFile) {
+        (self.listener, self.file)
+    }
+}
+
+/// Removes the file when dropped, unless another one has taken its place.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    /// Device and inode of the file that was bound.
+    id: (u64, u64),
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let ours = fs::symlink_metadata(&self.path).is_ok_and(|now| (now.dev(), now.ino()) == self.id);
+        if ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(%error, path = %self.path.display(), "cannot remove the unix socket");
+        }
+    }
+}
+
+fn remove_stale(path: &Path) -> anyhow::Result<()> {
+    let name = path.display();
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).with_context(|| format!("cannot inspect socket: path={name}")),
+    };
+    if !found.file_type().is_socket() {
+        bail!("not a socket, choose another path or remove it: path={name}");
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => bail!("another process listens here, stop it or choose another path: path={name}"),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).with_context(|| format!("cannot remove a stale socket: path={name}"))
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot tell whether the socket is in use: path={name}")),
+    }
+}
