@@ -1,0 +1,235 @@
+//! Scripted sequences and random interleavings.
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::*;
+
+fn hash(slot: u64) -> [u8; 32] {
+    let mut hash = [0xab; 32];
+    hash[..8].copy_from_slice(&slot.to_le_bytes());
+    hash
+}
+
+fn account(slot: u64, key: u8, value: u8, write_version: u64) -> Input {
+    Input::Account { slot, event: Event { key: [key; 32], value: Some([value; 32]), write_version } }
+}
+
+fn meta(slot: u64, parent: u64) -> Input {
+    meta_of(slot, hash(slot), parent, hash(parent))
+}
+
+fn meta_of(slot: u64, blockhash: [u8; 32], parent_slot: u64, parent_blockhash: [u8; 32]) -> Input {
+    Input::BlockMeta { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms: 0 }
+}
+
+fn confirmed(slot: u64) -> Input {
+    Input::Status { slot, confirmed: true, dead: false }
+}
+
+fn dead(slot: u64) -> Input {
+    Input::Status { slot, confirmed: false, dead: true }
+}
+
+fn from(slot: u64) -> Assembler {
+    Assembler::new(Some(Base { slot, blockhash: hash(slot) }), Limits::default())
+}
+
+fn feed(assembler: &mut Assembler, inputs: &[Input]) -> Vec<WholeSlot> {
+    let mut out = Vec::new();
+    for &input in inputs {
+        assembler.push(input).expect("no gap");
+        out.extend(std::iter::from_fn(|| assembler.next()));
+    }
+    out
+}
+
+fn gap(assembler: &mut Assembler, inputs: &[Input]) -> Gap {
+    inputs.iter().find_map(|&input| assembler.push(input).err()).expect("a gap")
+}
+
+fn numbers(slots: &[WholeSlot]) -> Vec<u64> {
+    slots.iter().map(|slot| slot.slot).collect()
+}
+
+#[test]
+fn a_slot_is_whole_with_both_its_meta_and_its_confirmation() {
+    let mut assembler = from(10);
+    assert_eq!(feed(&mut assembler, &[account(11, 1, 1, 1), meta(11, 10), account(11, 2, 2, 2)]), []);
+    let out = feed(&mut assembler, &[confirmed(11)]);
+    assert_eq!(out[0].events.len(), 2, "the update between meta and confirmation is in");
+    assert_eq!(numbers(&feed(&mut assembler, &[confirmed(12), meta(12, 11)])), [12]);
+    assert_eq!((assembler.held_slots(), assembler.held_bytes()), (0, 0));
+}
+
+#[test]
+fn children_wait_for_their_parent_and_skipped_slots_do_not_matter() {
+    let mut assembler = from(10);
+    assert_eq!(feed(&mut assembler, &[meta(15, 12), confirmed(15), meta(16, 15), confirmed(16)]), []);
+    assert_eq!(assembler.held_slots(), 2);
+    assert_eq!(assembler.check_gap(), None);
+    assert_eq!(numbers(&feed(&mut assembler, &[meta(12, 10), confirmed(12)])), [12, 15, 16]);
+}
+
+#[test]
+fn the_first_whole_slot_is_the_base_when_there_is_none() {
+    let mut assembler = Assembler::new(None, Limits::default());
+    let out = feed(&mut assembler, &[meta(7, 5), confirmed(7), meta(8, 7), confirmed(8)]);
+    assert_eq!(numbers(&out), [7, 8]);
+}
+
+#[test]
+fn a_replay_is_dropped_and_another_block_in_it_is_a_gap() {
+    let mut assembler = from(10);
+    let slot = [account(11, 1, 1, 1), meta(11, 10), confirmed(11)];
+    assert_eq!(numbers(&feed(&mut assembler, &slot)), [11]);
+    assert_eq!(feed(&mut assembler, &[Input::Reconnected, meta(10, 9), confirmed(10)]), []);
+    assert_eq!(feed(&mut assembler, &slot), []);
+    assert_eq!(assembler.dropped().duplicate_slots, 2);
+    assert_eq!(assembler.held_slots(), 0);
+    let gap = gap(&mut assembler, &[meta_of(11, [9; 32], 10, hash(10))]);
+    assert_eq!((gap.first_slot, gap.last_slot), (11, 11));
+}
+
+#[test]
+fn a_base_without_a_blockhash_takes_any_and_learns_it_from_the_replay() {
+    let base = Base { slot: 10, blockhash: [0; 32] };
+    let mut assembler = Assembler::new(Some(base), Limits::default());
+    assert_eq!(numbers(&feed(&mut assembler, &[meta(11, 10), confirmed(11)])), [11]);
+    let mut assembler = Assembler::new(Some(base), Limits::default());
+    feed(&mut assembler, &[meta(10, 9), confirmed(10)]);
+    assert_eq!(assembler.last(), Some(Base { slot: 10, blockhash: hash(10) }));
+    gap(&mut assembler, &[meta_of(11, hash(11), 10, [9; 32]), confirmed(11)]);
+}
+
+#[test]
+fn a_dead_slot_is_dropped_and_may_come_again() {
+    let mut assembler = from(10);
+    assert_eq!(feed(&mut assembler, &[account(11, 1, 1, 1), meta(11, 10), dead(11)]), []);
+    assert_eq!((assembler.held_slots(), assembler.held_bytes()), (0, 0));
+    let out = feed(&mut assembler, &[account(11, 2, 2, 2), meta(11, 10), confirmed(11)]);
+    assert_eq!(out[0].events.len(), 1);
+    assert_eq!(out[0].events[0].key, [2; 32]);
+    // One that is whole and waits for its parent.
+    assert_eq!(feed(&mut assembler, &[account(13, 1, 1, 1), meta(13, 12), confirmed(13), dead(13)]), []);
+    assert_eq!((assembler.held_slots(), assembler.held_bytes()), (0, 0));
+    assert_eq!(assembler.dropped().dead_slots, 2);
+}
+
+#[test]
+fn a_reconnect_drops_what_is_partial_and_keeps_what_is_whole() {
+    let mut assembler = from(10);
+    feed(&mut assembler, &[meta(12, 11), confirmed(12), account(11, 1, 1, 1), Input::Reconnected]);
+    assert_eq!(assembler.held_slots(), 1);
+    let replay = [account(11, 1, 2, 1), meta(11, 10), confirmed(11), account(12, 1, 1, 1), meta(12, 11)];
+    let out = feed(&mut assembler, &replay);
+    assert_eq!(numbers(&out), [11, 12]);
+    assert_eq!(out[0].events, [Event { key: [1; 32], value: Some([2; 32]), write_version: 1 }]);
+}
+
+#[test]
+fn the_highest_write_version_of_a_key_is_left() {
+    let inputs = [
+        account(11, 1, 1, 5),
+        account(11, 2, 1, 1),
+        account(11, 1, 2, 4),
+        account(11, 2, 2, 1),
+        account(11, 1, 3, 6),
+        meta(11, 10),
+        confirmed(11),
+    ];
+    let out = feed(&mut from(10), &inputs);
+    let event = |key, value, write_version| Event { key: [key; 32], value: Some([value; 32]), write_version };
+    assert_eq!(out[0].events, [event(1, 3, 6), event(2, 2, 1)]);
+}
+
+#[test]
+fn a_parent_that_does_not_fit_is_a_gap() {
+    let below = gap(&mut from(10), &[meta(12, 9), confirmed(12)]);
+    assert_eq!((below.first_slot, below.last_slot), (10, 10));
+    let other = gap(&mut from(10), &[meta_of(11, hash(11), 10, [9; 32]), confirmed(11)]);
+    assert_eq!((other.first_slot, other.last_slot), (10, 10));
+    gap(&mut from(10), &[meta(11, 11)]);
+}
+
+#[test]
+fn too_many_waiting_slots_or_bytes_are_a_gap() {
+    let base = Some(Base { slot: 10, blockhash: hash(10) });
+    let mut assembler = Assembler::new(base, Limits { slots_max: 2, bytes_max: usize::MAX });
+    let missing = [meta(13, 12), confirmed(13), meta(14, 13), confirmed(14), meta(15, 14), confirmed(15)];
+    let gap_slots = gap(&mut assembler, &missing);
+    assert_eq!((gap_slots.first_slot, gap_slots.last_slot), (11, 12));
+    let mut assembler = Assembler::new(base, Limits { slots_max: 2, bytes_max: 1000 });
+    let updates: Vec<_> = (0..100).map(|key| account(11, key, 1, 1)).collect();
+    gap(&mut assembler, &updates);
+}
+
+/// A chain from slot 100 on, each slot with its inputs; some slots are skipped.
+fn chain() -> impl Strategy<Value = Vec<(u64, Vec<Input>)>> {
+    prop::collection::vec((1_u64..4, prop::collection::vec((0_u8..6, any::<u8>()), 0..6)), 1..12).prop_map(|slots| {
+        let mut parent = 100;
+        slots
+            .into_iter()
+            .map(|(step, accounts)| {
+                let slot = parent + step;
+                let mut inputs: Vec<_> =
+                    (1..).zip(accounts).map(|(version, (key, value))| account(slot, key, value, version)).collect();
+                inputs.extend([meta(slot, parent), confirmed(slot)]);
+                parent = slot;
+                (slot, inputs)
+            })
+            .collect()
+    })
+}
+
+proptest! {
+    /// Slots are cut into each other, the meta and the confirmation of a slot come in either order, reconnects
+    /// replay everything from the last slot handed out: the chain still comes out in order, each slot once and whole.
+    #[test]
+    fn any_interleaving_gives_the_chain_once(
+        chain in chain(),
+        swaps in prop::collection::vec(any::<bool>(), 12),
+        picks in prop::collection::vec(any::<Index>(), 0..200),
+        cut in any::<Index>(),
+        reconnect in any::<bool>(),
+    ) {
+        let mut queues: Vec<VecDeque<Input>> = chain
+            .iter()
+            .zip(&swaps)
+            .map(|((_, inputs), &swap)| {
+                let mut inputs = inputs.clone();
+                if swap {
+                    let len = inputs.len();
+                    inputs.swap(len - 1, len - 2);
+                }
+                inputs.into()
+            })
+            .collect();
+        let mut stream = Vec::new();
+        let mut picks = picks.into_iter();
+        while queues.iter().any(|queue| !queue.is_empty()) {
+            let open: Vec<_> = (0..queues.len()).filter(|&at| !queues[at].is_empty()).collect();
+            let at = picks.next().map_or(open[0], |pick| *pick.get(&open));
+            stream.extend(queues[at].pop_front());
+        }
+        let mut assembler = from(100);
+        let mut out = Vec::new();
+        if reconnect {
+            out = feed(&mut assembler, &stream[..cut.index(stream.len())]);
+            out.extend(feed(&mut assembler, &[Input::Reconnected, meta(100, 99), confirmed(100)]));
+        }
+        out.extend(feed(&mut assembler, &stream));
+        prop_assert_eq!(numbers(&out), chain.iter().map(|(slot, _)| *slot).collect::<Vec<_>>());
+        for (whole, (_, inputs)) in out.iter().zip(&chain) {
+            let mut last = HashMap::new();
+            for input in inputs {
+                if let Input::Account { event, .. } = input {
+                    last.insert(event.key, *event);
+                }
+            }
+            prop_assert_eq!(whole.events.len(), last.len());
+            prop_assert!(whole.events.iter().all(|event| last[&event.key] == *event));
+        }
+        prop_assert_eq!((assembler.held_slots(), assembler.held_bytes()), (0, 0));
+    }
+}

@@ -1,0 +1,148 @@
+//! Turns one message of the stream into one compact input.
+//!
+//! Owns: what each message means for the assembler. Must not: do I/O, or panic on what a server sends. Runs on the
+//! receiver's task.
+
+use prost_types::Timestamp;
+use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
+use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate, SubscribeUpdateBlockMeta};
+
+use super::assemble::Input;
+use super::extract::Extract;
+
+/// What a message comes down to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Converted {
+    /// One account's update.
+    Account(Input),
+    /// Something about a whole slot: what came before it should be handed on with it.
+    Boundary(Input),
+    /// Nothing that the assembler needs.
+    Nothing,
+}
+
+/// A message that no input can be made of.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct MalformedUpdate {
+    /// The slot it belongs to.
+    pub(super) slot: u64,
+    /// What is wrong with it.
+    pub(super) detail: String,
+}
+
+/// Converts one message.
+pub(super) fn convert(extract: Extract, update: SubscribeUpdate) -> Result<Converted, MalformedUpdate> {
+    match update.update_oneof {
+        Some(UpdateOneof::Account(update)) => {
+            let slot = update.slot;
+            let malformed = |detail: String| MalformedUpdate { slot, detail: format!("slot={slot}: {detail}") };
+            let account = update.account.ok_or_else(|| malformed("account update without an account".to_owned()))?;
+            let event = extract.extract(&account).map_err(|error| malformed(error.to_string()))?;
+            Ok(Converted::Account(Input::Account { slot, event }))
+        }
+        Some(UpdateOneof::BlockMeta(meta)) => block_meta(&meta, unix_ms(update.created_at)).map(Converted::Boundary),
+        Some(UpdateOneof::Slot(update)) => Ok(match SlotStatus::try_from(update.status) {
+            Ok(SlotStatus::SlotConfirmed | SlotStatus::SlotFinalized) => {
+                Converted::Boundary(Input::Status { slot: update.slot, confirmed: true, dead: false })
+            }
+            Ok(SlotStatus::SlotDead) => {
+                Converted::Boundary(Input::Status { slot: update.slot, confirmed: false, dead: true })
+            }
+            _ => Converted::Nothing,
+        }),
+        _ => Ok(Converted::Nothing),
+    }
+}
+
+fn block_meta(meta: &SubscribeUpdateBlockMeta, created_unix_ms: u64) -> Result<Input, MalformedUpdate> {
+    let slot = meta.slot;
+    let decode = |name: &str, text: &str| {
+        blockhash(text).ok_or_else(|| MalformedUpdate {
+            slot,
+            detail: format!("slot={slot}: {name}={text:?} is not 32 bytes in base58"),
+        })
+    };
+    Ok(Input::BlockMeta {
+        slot,
+        blockhash: decode("blockhash", &meta.blockhash)?,
+        parent_slot: meta.parent_slot,
+        parent_blockhash: decode("parent_blockhash", &meta.parent_blockhash)?,
+        created_unix_ms,
+    })
+}
+
+fn blockhash(text: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    let len = bs58::decode(text).onto(&mut bytes).ok()?;
+    (len == bytes.len()).then_some(bytes)
+}
+
+fn unix_ms(created_at: Option<Timestamp>) -> u64 {
+    let Some(at) = created_at else { return 0 };
+    let seconds = u64::try_from(at.seconds).unwrap_or(0);
+    let nanos = u64::try_from(at.nanos).unwrap_or(0);
+    seconds.saturating_mul(1000).saturating_add(nanos / 1_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use yellowstone_grpc_proto::geyser::{SubscribeUpdateAccount, SubscribeUpdateSlot};
+
+    use super::*;
+
+    fn update(one: UpdateOneof) -> SubscribeUpdate {
+        SubscribeUpdate {
+            update_oneof: Some(one),
+            created_at: Some(Timestamp { seconds: 3, nanos: 4_000_000 }),
+            ..Default::default()
+        }
+    }
+
+    fn meta(blockhash: &str) -> UpdateOneof {
+        UpdateOneof::BlockMeta(SubscribeUpdateBlockMeta {
+            slot: 8,
+            blockhash: blockhash.to_owned(),
+            parent_slot: 6,
+            parent_blockhash: bs58::encode([1; 32]).into_string(),
+            ..Default::default()
+        })
+    }
+
+    #[test]
+    fn block_meta_decodes_its_hashes() {
+        let converted = convert(Extract::AccountOwner, update(meta(&bs58::encode([2; 32]).into_string())));
+        let input = Input::BlockMeta {
+            slot: 8,
+            blockhash: [2; 32],
+            parent_slot: 6,
+            parent_blockhash: [1; 32],
+            created_unix_ms: 3004,
+        };
+        assert_eq!(converted, Ok(Converted::Boundary(input)));
+    }
+
+    #[test]
+    fn malformed_messages_are_errors_with_their_slot() {
+        for text in ["", "0OIl", "abc", &bs58::encode([2; 33]).into_string(), &"1".repeat(1000)] {
+            let error = convert(Extract::AccountOwner, update(meta(text))).expect_err("malformed");
+            assert_eq!(error.slot, 8);
+        }
+        let empty = UpdateOneof::Account(SubscribeUpdateAccount { slot: 5, ..Default::default() });
+        assert_eq!(convert(Extract::AccountOwner, update(empty)).expect_err("no account").slot, 5);
+    }
+
+    #[test]
+    fn only_statuses_that_matter_are_handed_on() {
+        let status = |status: i32| {
+            let slot = SubscribeUpdateSlot { slot: 9, status, ..Default::default() };
+            convert(Extract::AccountOwner, update(UpdateOneof::Slot(slot))).expect("well formed")
+        };
+        let confirmed = Converted::Boundary(Input::Status { slot: 9, confirmed: true, dead: false });
+        assert_eq!(status(SlotStatus::SlotConfirmed as i32), confirmed);
+        assert_eq!(status(SlotStatus::SlotFinalized as i32), confirmed);
+        let dead = Converted::Boundary(Input::Status { slot: 9, confirmed: false, dead: true });
+        assert_eq!(status(SlotStatus::SlotDead as i32), dead);
+        assert_eq!(status(SlotStatus::SlotProcessed as i32), Converted::Nothing);
+        assert_eq!(status(77), Converted::Nothing);
+    }
+}
