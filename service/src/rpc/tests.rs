@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use bytes::Bytes;
+use futures::StreamExt;
 use proto::v1::kv_client::KvClient;
 use proto::v1::{GetManyRequest, GetRequest, StatusRequest};
 use tokio::sync::oneshot;
@@ -96,9 +97,34 @@ async fn health_and_reflection_answer() {
     let run = start().await;
     let uri = format!("unix:{}", run.socket.display());
     let channel = Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
-    let mut health = tonic_health::pb::health_client::HealthClient::new(channel);
+    let mut health = tonic_health::pb::health_client::HealthClient::new(channel.clone());
     let asked = tonic_health::pb::HealthCheckRequest { service: "solkv.v1.Kv".to_owned() };
     assert_eq!(health.check(asked).await.unwrap().into_inner().status, 1);
+    {
+        use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+        use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+        use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+        let list = Some(MessageRequest::ListServices(String::new()));
+        let request = tonic_reflection::pb::v1::ServerReflectionRequest { host: String::new(), message_request: list };
+        let mut client = ServerReflectionClient::new(channel.clone());
+        let answer = client.server_reflection_info(tokio_stream::iter([request])).await.unwrap().into_inner();
+        let answer = StreamExt::into_future(answer).await.0.unwrap().unwrap().message_response;
+        let Some(MessageResponse::ListServicesResponse(list)) = answer else { panic!("{answer:?}") };
+        assert!(list.service.iter().any(|service| service.name == "solkv.v1.Kv"), "{list:?}");
+    }
+    {
+        use tonic_reflection::pb::v1alpha::server_reflection_client::ServerReflectionClient;
+        use tonic_reflection::pb::v1alpha::server_reflection_request::MessageRequest;
+        use tonic_reflection::pb::v1alpha::server_reflection_response::MessageResponse;
+        let list = Some(MessageRequest::ListServices(String::new()));
+        let request =
+            tonic_reflection::pb::v1alpha::ServerReflectionRequest { host: String::new(), message_request: list };
+        let mut client = ServerReflectionClient::new(channel.clone());
+        let answer = client.server_reflection_info(tokio_stream::iter([request])).await.unwrap().into_inner();
+        let answer = StreamExt::into_future(answer).await.0.unwrap().unwrap().message_response;
+        let Some(MessageResponse::ListServicesResponse(list)) = answer else { panic!("{answer:?}") };
+        assert!(list.service.iter().any(|service| service.name == "solkv.v1.Kv"), "{list:?}");
+    }
 }
 
 #[tokio::test]
