@@ -16,9 +16,9 @@ use crate::status::Gap;
 /// the 150 slots that a stock server replays.
 pub const REMEMBERED_SLOTS: usize = 512;
 
-/// Whole slots that may wait for a parent. Servers are at most a few slots out of order; this is one replay window,
-/// about a minute, past which the parent is not going to come.
-pub const DEFAULT_SLOTS_MAX: usize = 150;
+/// Whole slots that may wait for a parent. Servers are at most a few slots out of order; a slot with this many
+/// confirmed ones behind it is final, so a parent that did not come by then is not going to come.
+pub const DEFAULT_SLOTS_MAX: usize = 32;
 
 /// Memory for slots that are not handed out yet, in bytes: some three million updates, far over a replay window of
 /// ordinary slots.

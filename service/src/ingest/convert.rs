@@ -3,9 +3,9 @@
 //! Owns: what each message means for the assembler. Must not: do I/O, or panic on what a server sends. Runs on the
 //! receiver's task.
 
-use prost_types::Timestamp;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate, SubscribeUpdateBlockMeta};
+use yellowstone_grpc_proto::prost_types::Timestamp;
 
 use super::assemble::Input;
 use super::extract::Extract;

@@ -11,7 +11,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::StreamExt;
-use prost::Message as _;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tonic::transport::ClientTlsConfig;
@@ -22,6 +21,7 @@ use yellowstone_grpc_client::{
 };
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SubscribeRequest, SubscribeRequestPing, SubscribeUpdate};
+use yellowstone_grpc_proto::prost::Message as _;
 
 use super::assemble::Input;
 use super::backoff::Backoff;

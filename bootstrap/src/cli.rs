@@ -1,0 +1,74 @@
+//! The command line: `bootstrap [load] ...`, `verify`, `info`, `count`, `completions`.
+//!
+//! Owns: arguments and exit codes. `load` may be left out: it is what the program is for.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::{info, load, verify};
+
+const AFTER_HELP: &str = "\
+Examples:
+  bootstrap --engine rocksdb --bloom 20 --dir /data/solkv --pairs 2000000 --seed 1
+  bootstrap --engine lmdb --order sorted --dir /data/solkv --input pairs.bin --slot 312000000
+  bootstrap --engine redb --dir /data/solkv --input owners.csv --on-duplicate last
+  bootstrap verify --engine redb --dir /data/solkv --input owners.csv
+  bootstrap info --dir /data/solkv --digest
+
+`bootstrap load --help` explains the options of a load; the word load may be left out.
+
+Exit codes: 0 done; 1 the store differs from the source (verify) or an error, said on stderr; 2 wrong arguments;
+130 or 143 stopped by Ctrl-C or SIGTERM, everything committed, --resume goes on.";
+
+#[derive(Parser, Debug)]
+#[command(name = "bootstrap", version, after_help = AFTER_HELP)]
+/// Bulk-loads pubkey-to-pubkey pairs into a store: hundreds of millions, in bounded memory, resumable and verified
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Load pairs into a new store, or go on with --resume
+    Load(Box<load::LoadArgs>),
+    /// Read every pair of a source back from a store and compare
+    Verify(verify::VerifyArgs),
+    /// Say what is in a directory
+    Info(info::InfoArgs),
+    /// Count the pairs by a full scan
+    Count(info::CountArgs),
+    /// Print shell completions
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Parses, runs, reports.
+pub fn main(mut args: Vec<OsString>) -> ExitCode {
+    // A first word that is an option of a load means load; --help and --version stay the program's own.
+    let first = args.get(1).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
+    if first.starts_with('-') && !["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
+        args.insert(1, "load".into());
+    }
+    let outcome = match Cli::parse_from(args).command {
+        Command::Load(args) => load::run(&args),
+        Command::Verify(args) => verify::run(&args),
+        Command::Info(args) => info::run(&args),
+        Command::Count(args) => info::count(&args),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "bootstrap", &mut std::io::stdout());
+            Ok(0)
+        }
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("bootstrap: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The end of a load: the Table 2 row as text, everything as JSON, the histograms as a log.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bytesize::ByteSize;
+use engine_api::Engine;
+use engine_latency::{Measured, Op, export, table};
+use serde_json::json;
+
+use crate::load::LoadArgs;
+use crate::order::{Order, Tally};
+use crate::resources;
+use crate::sample::Sample;
+use crate::source::Source;
+
+/// What a finished load has to tell.
+pub(crate) struct Outcome<'a> {
+    pub(crate) args: &'a LoadArgs,
+    pub(crate) source: &'a Source,
+    pub(crate) tally: Tally,
+    /// Pairs loaded by this run: fewer than the tally's after a resume.
+    pub(crate) loaded: u64,
+    pub(crate) elapsed: Duration,
+    pub(crate) samples: Vec<Sample>,
+    pub(crate) engine: &'a Measured,
+}
+
+pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
+    let args = outcome.args;
+    let disk_bytes = resources::disk_bytes(&args.dir);
+    let page_cache_bytes = resources::page_cache_bytes(&args.dir);
+    let rss_peak_bytes = resources::rss_peak_bytes();
+    let per_second = outcome.loaded as f64 / outcome.elapsed.as_secs_f64().max(1e-9);
+    let snapshot = outcome.engine.latency().snapshot();
+    let latencies = export::report(&snapshot);
+    let row = |name: &str, value: String| vec![name.to_owned(), value];
+    let order = if args.order == Order::Sorted { "sorted" } else { "shuffled" };
+    let mut rows = vec![
+        row("Table 2: bootstrap", outcome.engine.label().to_owned()),
+        row("  pairs", format!("{} ({order})", table::grouped(outcome.tally.pairs))),
+        row("  disk usage", ByteSize::b(disk_bytes).to_string()),
+        row("  bytes / pair", format!("{:.1}", disk_bytes as f64 / outcome.tally.pairs.max(1) as f64)),
+        row("  bootstrap time", format!("{:.2} s", outcome.elapsed.as_secs_f64())),
+        row("  pairs / s", table::grouped(per_second as u64)),
+        row("  peak RSS", ByteSize::b(rss_peak_bytes).to_string()),
+        row("  page cache", ByteSize::b(page_cache_bytes).to_string()),
+    ];
+    for (name, op) in [("negative read", Op::ReadNegative), ("write", Op::Write), ("commit", Op::Commit)] {
+        if let Some(series) = latencies.get("bootstrap", op) {
+            let micros = |nanos: u64| table::micros(nanos as f64);
+            let (avg, p50, p99) = (table::micros(series.mean_ns), micros(series.p50_ns), micros(series.p99_ns));
+            rows.push(row(&format!("  {name}"), format!("avg {avg}  p50 {p50}  p99 {p99}")));
+        }
+    }
+    if outcome.tally.duplicates > 0 {
+        rows.push(row("  duplicates", table::grouped(outcome.tally.duplicates)));
+    }
+    print!("{}", table::aligned(&rows));
+    if let Some(path) = &args.report {
+        let stats = outcome.engine.stats()?;
+        let json = json!({
+            "solkv": env!("CARGO_PKG_VERSION"),
+            "engine": outcome.engine.label(),
+            "options": &args.engine,
+            "source": outcome.source.to_string(),
+            "order": args.order,
+            "batch": args.batch,
+            "synced": args.synced,
+            "settled": args.settle,
+            "pairs": outcome.tally.pairs,
+            "pairs_loaded_by_this_run": outcome.loaded,
+            "duplicates": outcome.tally.duplicates,
+            "elapsed_ms": outcome.elapsed.as_millis() as u64,
+            "pairs_per_second": per_second,
+            "disk_bytes": disk_bytes,
+            "rss_peak_bytes": rss_peak_bytes,
+            "page_cache_bytes": page_cache_bytes,
+            "engine_details": stats.details.iter().map(|(name, value)| ((*name).to_owned(), json!(value)))
+                .collect::<serde_json::Map<_, _>>(),
+            "latencies": latencies,
+            "samples": outcome.samples,
+        });
+        std::fs::write(path, serde_json::to_vec_pretty(&json)?)
+            .with_context(|| format!("cannot write file={}", path.display()))?;
+    }
+    if let Some(path) = &args.hlog {
+        std::fs::write(path, export::hlog(&snapshot))
+            .with_context(|| format!("cannot write file={}", path.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! The real program on real stores: both orders, files, refusals, kills and resumes, on every engine compiled in.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use workload::{Digest, Pairs, Rng};
+
+type Map = BTreeMap<[u8; 32], [u8; 32]>;
+
+fn engines() -> impl Iterator<Item = &'static str> {
+    engines::compiled().iter().map(|engine| engine.as_str())
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bootstrap"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[track_caller]
+fn ok(args: &[&str]) -> String {
+    let output = command(args).output().unwrap();
+    assert!(output.status.success(), "{args:?}: {}", text(&output));
+    text(&output)
+}
+
+#[track_caller]
+fn fails(code: i32, args: &[&str]) -> String {
+    let output = command(args).output().unwrap();
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {}", text(&output));
+    text(&output)
+}
+
+fn digest(map: &Map) -> String {
+    let mut digest = Digest::default();
+    map.iter().for_each(|(key, value)| digest.add(key, value));
+    format!("digest={digest}")
+}
+
+fn synthetic(count: u64, seed: u64) -> Map {
+    let pairs = Pairs::new(seed);
+    (0..count).map(|i| (pairs.key(i), pairs.value(i, 0))).collect()
+}
+
+fn raw_file(dir: &Path, pairs: impl IntoIterator<Item = ([u8; 32], [u8; 32])>) -> PathBuf {
+    let path = dir.join("pairs.bin");
+    let bytes: Vec<u8> = pairs.into_iter().flat_map(|(key, value)| [key, value].concat()).collect();
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+fn str(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn both_orders_of_both_sources_hold_every_pair() {
+    for engine in engines() {
+        for order in ["shuffled", "sorted"] {
+            let dir = tempfile::tempdir().unwrap();
+            let store = dir.path().join("store");
+            let report = dir.path().join("report.json");
+            let load = ["--engine", engine, "--dir", str(&store), "--order", order];
+            let source = ["--pairs", "30000", "--seed", "5"];
+            let table = ok(&[&load[..], &source, &["--report", str(&report), "--slot", "77"]].concat());
+            assert!(table.contains("Table 2: bootstrap") && table.contains("30,000"), "{table}");
+            let json: serde_json::Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+            assert_eq!(json["pairs"], 30000);
+            assert!(json["samples"].as_array().is_some_and(|samples| !samples.is_empty()));
+            ok(&[&["verify", "--engine", engine, "--dir", str(&store)][..], &source].concat());
+            let info = ok(&["info", "--dir", str(&store), "--digest"]);
+            assert!(info.contains(&digest(&synthetic(30000, 5))), "{info}");
+            assert!(info.contains("seq=30000 slot=77") && info.contains("load=complete"), "{info}");
+            assert!(ok(&["count", "--dir", str(&store)]).contains("30000"));
+            let other = fails(1, &["verify", "--engine", engine, "--dir", str(&store), "--pairs", "30000"]);
+            assert!(other.contains("different=30000"), "{other}");
+
+            let from_file = dir.path().join("from-file");
+            let file = raw_file(dir.path(), synthetic(30000, 5));
+            ok(&["--engine", engine, "--dir", str(&from_file), "--order", order, "--input", str(&file)]);
+            ok(&["verify", "--engine", engine, "--dir", str(&from_file), "--input", str(&file)]);
+            assert!(!dir.path().join("from-file.work").exists(), "the spill is removed after a load");
+        }
+    }
+}
+
+#[test]
+fn mainnet_pairs_load_as_csv() {
+    let csv = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/market-to-mint.csv");
+    for engine in engines() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("store");
+        ok(&["--engine", engine, "--dir", str(&store), "--input", csv]);
+        let verified = ok(&["verify", "--engine", engine, "--dir", str(&store), "--input", csv]);
+        assert!(verified.contains("equal: records=365 stored_pairs=365"), "{verified}");
+    }
+}
+
+#[test]
+fn bad_input_is_refused_by_place() {
+    let engine = engines().next().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let load = |file: &Path, extra: &[&str]| {
+        let args = [&["--engine", engine, "--dir", str(&store), "--input", str(file)][..], extra].concat();
+        fails(1, &args)
+    };
+    let odd = dir.path().join("odd.bin");
+    fs::write(&odd, [0u8; 100]).unwrap();
+    assert!(load(&odd, &[]).contains("left_over_bytes=36"));
+    let csv = dir.path().join("bad.csv");
+    let good = bs58::encode([9u8; 32]).into_string();
+    fs::write(&csv, format!("{good},{good}\nnot-base58,{good}\n")).unwrap();
+    assert!(load(&csv, &[]).contains("line=2 column=key"));
+    assert!(load(Path::new("/nonexistent"), &[]).contains("file=/nonexistent"));
+    let twice = raw_file(dir.path(), [([1; 32], [1; 32]), ([2; 32], [2; 32]), ([1; 32], [3; 32])]);
+    assert!(load(&twice, &[]).contains("records=1 and 3"));
+    fs::remove_dir_all(&store).ok();
+    fs::remove_dir_all(dir.path().join("store.work")).ok();
+    ok(&["--engine", engine, "--dir", str(&store), "--input", str(&twice), "--on-duplicate", "last"]);
+    ok(&["verify", "--engine", engine, "--dir", str(&store), "--input", str(&twice)]);
+    assert!(load(&twice, &[]).contains("store"), "a directory that holds a store is refused");
+    fails(2, &["--engine", engine, "--dir", str(&store)]);
+}
+
+/// SIGKILL at random moments, then --resume, until the load is complete.
+#[test]
+fn killed_loads_resume_to_the_same_map() {
+    const PAIRS: &str = "300000";
+    let mut rng = Rng::new(std::process::id().into());
+    for engine in engines() {
+        for order in ["shuffled", "sorted"] {
+            let dir = tempfile::tempdir().unwrap();
+            let store = dir.path().join("store");
+            let args = ["--engine", engine, "--dir", str(&store), "--order", order, "--pairs", PAIRS, "--batch", "1000"];
+            let mut kills = 0;
+            loop {
+                let mut load = command(&args);
+                if kills > 0 {
+                    load.arg("--resume");
+                }
+                let mut child = load.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+                std::thread::sleep(Duration::from_millis(30 + rng.below(250)));
+                let done = kills >= 6 || child.try_wait().unwrap().is_some();
+                if !done {
+                    child.kill().unwrap();
+                }
+                let output = child.wait_with_output().unwrap();
+                if done {
+                    assert!(output.status.success(), "{engine} {order}: {}", text(&output));
+                    break;
+                }
+                kills += 1;
+            }
+            let info = ok(&["info", "--dir", str(&store), "--digest"]);
+            assert!(info.contains(&digest(&synthetic(300_000, 1))), "{engine} {order} kills={kills}: {info}");
+        }
+    }
+}
+
+#[test]
+fn ctrl_c_stops_between_batches_and_says_how_to_go_on() {
+    let engine = engines().last().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let args = ["--engine", engine, "--dir", str(&store), "--pairs", "50000000", "--batch", "1000", "--skip-disk-check"];
+    let child = command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    while !store.join("bootstrap.toml").exists() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let interrupt = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(interrupt.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output));
+    assert!(text(&output).contains("--resume goes on"), "{}", text(&output));
+    assert!(fails(1, &args).contains("--resume"), "an interrupted load is not started over by accident");
+    assert!(ok(&["info", "--dir", str(&store)]).contains("load=interrupted"));
+}

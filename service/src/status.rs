@@ -1,0 +1,100 @@
+//! What the service knows of itself, shared between the ingest thread (which writes) and the network edge (which
+//! reads): checkpoint, newest slot heard of, readiness, gap, counters.
+//!
+//! Owns: these figures. Must not: block; every write and read is wait-free. Counters are statistics: relaxed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use engine_api::{Checkpoint, Stats};
+
+/// Slots that the stream can no longer deliver. Both ends included.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Gap {
+    /// First missing slot.
+    pub first_slot: u64,
+    /// Last missing slot.
+    pub last_slot: u64,
+    /// What was seen that shows the gap.
+    pub detail: String,
+}
+
+/// Whether lookups stand for the live chain, and if not, why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// Following the stream with no gap, past the slot that was applied before the start.
+    Ready,
+    /// Not yet, or no longer; in words.
+    NotReady(String),
+    /// Slots are missing.
+    Gap(Gap),
+}
+
+/// The figures. One writer per field; see each.
+#[derive(Debug)]
+pub struct Shared {
+    /// The newest committed checkpoint. Writer: ingest-apply.
+    pub checkpoint: ArcSwap<Checkpoint>,
+    /// Writer: ingest-apply, and the receiver for a gap that the server itself reports.
+    pub readiness: ArcSwap<Readiness>,
+    /// Engine statistics, refreshed about once a second. Writer: ingest-apply.
+    pub stats: ArcSwap<Stats>,
+    /// The newest slot heard of from the stream; 0 before the first. Writer: the receiver.
+    pub newest_slot: AtomicU64,
+    /// Milliseconds from the creation of the newest applied slot's block meta to its commit. Writer: ingest-apply.
+    pub lag_ms: AtomicU64,
+    /// Connected to the stream right now. Writer: the receiver.
+    pub connected: AtomicBool,
+    /// Counters since start.
+    pub counters: Counters,
+}
+
+/// Monotonic counters since start.
+#[derive(Debug, Default)]
+#[allow(missing_docs, reason = "each name says what it counts; the metric catalogue has the sentences")]
+pub struct Counters {
+    pub updates_received: AtomicU64,
+    pub bytes_received: AtomicU64,
+    pub accounts_malformed: AtomicU64,
+    pub connects: AtomicU64,
+    pub events_applied: AtomicU64,
+    pub events_written: AtomicU64,
+    pub events_deleted: AtomicU64,
+    pub slots_applied: AtomicU64,
+    pub slots_dead: AtomicU64,
+    pub slots_duplicate: AtomicU64,
+    pub commits: AtomicU64,
+    pub queue_updates: AtomicU64,
+    pub queue_bytes: AtomicU64,
+    pub lookups: AtomicU64,
+    pub lookups_refused: AtomicU64,
+}
+
+impl Shared {
+    /// The state at start: nothing heard of, not ready.
+    pub fn new(checkpoint: Checkpoint) -> Arc<Self> {
+        Arc::new(Self {
+            checkpoint: ArcSwap::from_pointee(checkpoint),
+            readiness: ArcSwap::from_pointee(Readiness::NotReady("starting".to_owned())),
+            stats: ArcSwap::from_pointee(Stats::default()),
+            newest_slot: AtomicU64::new(0),
+            lag_ms: AtomicU64::new(0),
+            connected: AtomicBool::new(false),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Slots between the newest heard of and the newest applied; `None` before the first slot.
+    pub fn lag_slots(&self) -> Option<u64> {
+        let applied = self.checkpoint.load().slot?;
+        // ORDERING: Relaxed: a statistic.
+        Some(self.newest_slot.load(Ordering::Relaxed).saturating_sub(applied))
+    }
+}
+
+/// Adds to a counter.
+pub fn count(counter: &AtomicU64, by: u64) {
+    // ORDERING: Relaxed: a statistic, nothing is inferred from it.
+    counter.fetch_add(by, Ordering::Relaxed);
+}
