@@ -107,7 +107,7 @@ mod tests {
             pubkey: vec![7; 32],
             lamports,
             owner: owner.to_vec(),
-            data: data.into(),
+            data,
             write_version: 5,
             ..Default::default()
         }
