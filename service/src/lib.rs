@@ -1,8 +1,15 @@
 //! `service`: follows a Yellowstone account stream into an engine and serves lookups.
+//!
+//! Owns: ingest (receive, assemble, apply), lookups, their metrics, and the order in which all of it starts and
+//! stops. Must not: apply a slot out of chain order, skip a gap, or touch the engine on a network thread.
+//! Threads: see [`run`].
 
+pub mod cli;
+pub mod config;
 pub mod http;
 pub mod ingest;
 pub mod lookups;
 pub mod metrics;
 pub mod rpc;
+pub mod run;
 pub mod status;

@@ -1,5 +1,6 @@
 //! The way in: receive, assemble whole slots, apply them in the order of the chain.
 
+pub mod apply;
 pub mod assemble;
 mod backoff;
 mod convert;

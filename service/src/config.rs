@@ -1,0 +1,232 @@
+//! The configuration: a TOML file and flags with the same names; a flag wins over the file, the file over defaults.
+//!
+//! Owns: names, defaults, checks. Must not: open anything but the configuration and the token's file.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use bytesize::ByteSize;
+use engines::{EngineKind, EngineOptions, Profile};
+use serde::{Deserialize, Serialize};
+
+use crate::ingest::extract::Extract;
+use crate::ingest::subscribe::Commitment;
+
+/// Name of the systemd credential that may hold the token.
+const TOKEN_CREDENTIAL: &str = "x-token";
+
+/// What can be said, in the file or by flags. Nothing said is `None`.
+#[derive(clap::Args, Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Storage engine of the store: rocksdb, lmdb or redb [default: rocksdb]
+    #[arg(long, value_enum)]
+    pub engine: Option<EngineKind>,
+    /// Bits per key of RocksDB's Bloom filter; without it the store keeps what it was made with
+    #[arg(long, value_name = "BITS")]
+    pub bloom: Option<u32>,
+    /// RocksDB's settings: vanilla or tuned [default: vanilla]
+    #[arg(long, value_enum)]
+    pub profile: Option<Profile>,
+    /// Memory for the engine's cache, such as 4GiB [default: a quarter of the cgroup's limit or of the machine]
+    #[arg(long, value_name = "BYTES")]
+    pub memory: Option<ByteSize>,
+    /// Fixed size of LMDB's map [default: 1 TiB of address space, growing]
+    #[arg(long, value_name = "BYTES")]
+    pub lmdb_map_size: Option<ByteSize>,
+    /// Directory of the store; made when it is missing
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// URL of the Yellowstone gRPC server
+    #[arg(long, value_name = "URL")]
+    pub geyser: Option<String>,
+    /// File whose first line is the server's token [default: the systemd credential x-token, if there is one]
+    #[arg(long, value_name = "FILE")]
+    pub x_token_file: Option<PathBuf>,
+    /// What becomes of an account: its owner program, or a token account's owner or mint [default: account-owner]
+    #[arg(long, value_enum)]
+    pub extract: Option<Extract>,
+    /// When a slot is taken in: confirmed or finalized [default: confirmed]
+    #[arg(long, value_enum)]
+    pub commitment: Option<Commitment>,
+    /// Events per commit; a slot's end commits too [default: 1000]
+    #[arg(long, value_name = "N")]
+    pub commit_every: Option<u32>,
+    /// While catching up small slots share a commit, for at most this long [default: 1s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub commit_interval: Option<Duration>,
+    /// What a commit survives: synced (power loss) or buffered (a killed process) [default: synced]
+    #[arg(long, value_enum)]
+    pub durability: Option<DurabilityArg>,
+    /// Without any message for this long the connection to the stream is made anew [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub idle_timeout: Option<Duration>,
+    /// gRPC lookups on TCP [default: 127.0.0.1:7400]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub listen: Option<String>,
+    /// gRPC lookups on a Unix socket as well
+    #[arg(long, value_name = "PATH")]
+    pub uds: Option<PathBuf>,
+    /// HTTP for metrics, health and histograms [default: 127.0.0.1:7401]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub metrics: Option<String>,
+    /// Threads that read the engine for lookups [default: 2]
+    #[arg(long, value_name = "N")]
+    pub lookup_threads: Option<u32>,
+    /// Log as text or json [default: text]
+    #[arg(long, value_enum)]
+    pub log_format: Option<LogFormat>,
+    /// Time for a clean stop after SIGTERM [default: 10s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub shutdown_timeout: Option<Duration>,
+}
+
+/// `Durability` as it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DurabilityArg {
+    /// Survives a killed process.
+    Buffered,
+    /// Survives power loss.
+    Synced,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines.
+    Json,
+}
+
+/// The configuration in effect: every value decided and checked. Serializes back to a file that gives the same.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs, reason = "the fields are those of Settings, where each is explained")]
+pub struct Config {
+    #[serde(flatten)]
+    pub engine: EngineOptions,
+    pub dir: PathBuf,
+    pub geyser: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub x_token_file: Option<PathBuf>,
+    pub extract: Extract,
+    pub commitment: Commitment,
+    pub commit_every: u32,
+    #[serde(with = "humantime_serde")]
+    pub commit_interval: Duration,
+    pub durability: DurabilityArg,
+    #[serde(with = "humantime_serde")]
+    pub idle_timeout: Duration,
+    pub listen: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uds: Option<PathBuf>,
+    pub metrics: String,
+    pub lookup_threads: u32,
+    pub log_format: LogFormat,
+    #[serde(with = "humantime_serde")]
+    pub shutdown_timeout: Duration,
+}
+
+impl Settings {
+    /// Reads a file; unknown keys are refused by name.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read file={}", path.display()))?;
+        toml::from_str(&text).with_context(|| format!("cannot use file={}", path.display()))
+    }
+
+    /// These settings, and those of `file` where these say nothing.
+    pub fn or(self, file: Self) -> Self {
+        macro_rules! pick {
+            ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
+        }
+        pick!(engine bloom profile memory lmdb_map_size dir geyser x_token_file extract commitment commit_every
+            commit_interval durability idle_timeout listen uds metrics lookup_threads log_format shutdown_timeout)
+    }
+
+    /// Fills in the defaults and checks.
+    pub fn resolve(self) -> Result<Config> {
+        let engine = EngineOptions {
+            bloom: self.bloom,
+            profile: self.profile.unwrap_or_default(),
+            memory: self.memory,
+            lmdb_map_size: self.lmdb_map_size,
+            ..EngineOptions::new(self.engine.unwrap_or(EngineKind::Rocksdb))
+        };
+        engine.validate()?;
+        let Some(dir) = self.dir else { bail!("no store: give --dir DIR, or dir = \"DIR\" in the file") };
+        let Some(geyser) = self.geyser else {
+            bail!("no stream: give --geyser URL, or geyser = \"URL\" in the file");
+        };
+        ensure!(
+            geyser.starts_with("http://") || geyser.starts_with("https://"),
+            "not a URL of a Yellowstone server: geyser={geyser:?} expected=http://HOST:PORT or https://HOST:PORT"
+        );
+        let commit_every = self.commit_every.unwrap_or(1000);
+        ensure!(commit_every > 0, "commit_every=0: give 1 or more");
+        let lookup_threads = self.lookup_threads.unwrap_or(2);
+        ensure!((1..=256).contains(&lookup_threads), "lookup_threads={lookup_threads}: give 1 to 256");
+        Ok(Config {
+            engine,
+            dir,
+            geyser,
+            x_token_file: self.x_token_file,
+            extract: self.extract.unwrap_or(Extract::AccountOwner),
+            commitment: self.commitment.unwrap_or(Commitment::Confirmed),
+            commit_every,
+            commit_interval: self.commit_interval.unwrap_or(Duration::from_secs(1)),
+            durability: self.durability.unwrap_or(DurabilityArg::Synced),
+            idle_timeout: self.idle_timeout.unwrap_or(Duration::from_secs(30)),
+            listen: self.listen.unwrap_or_else(|| "127.0.0.1:7400".to_owned()),
+            uds: self.uds,
+            metrics: self.metrics.unwrap_or_else(|| "127.0.0.1:7401".to_owned()),
+            lookup_threads,
+            log_format: self.log_format.unwrap_or(LogFormat::Text),
+            shutdown_timeout: self.shutdown_timeout.unwrap_or(Duration::from_secs(10)),
+        })
+    }
+}
+
+impl Config {
+    /// The token, from its file or the systemd credential. Never logged.
+    pub fn x_token(&self) -> Result<Option<String>> {
+        let credential = std::env::var_os("CREDENTIALS_DIRECTORY").map(|dir| Path::new(&dir).join(TOKEN_CREDENTIAL));
+        let path = match (&self.x_token_file, credential) {
+            (Some(path), _) => path.clone(),
+            (None, Some(path)) if path.exists() => path,
+            _ => return Ok(None),
+        };
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read file={}", path.display()))?;
+        let token = text.lines().next().unwrap_or_default().trim().to_owned();
+        ensure!(!token.is_empty(), "the token's file is empty: file={}", path.display());
+        Ok(Some(token))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_win_over_the_file_and_the_file_over_defaults() {
+        let file: Settings =
+            toml::from_str("engine = \"redb\"\ndir = \"/a\"\ngeyser = \"http://h:1\"\ncommit_interval = \"5s\"").unwrap();
+        let flags = Settings { dir: Some("/b".into()), ..Settings::default() };
+        let config = flags.or(file).resolve().unwrap();
+        assert_eq!((config.engine.engine, config.dir.as_path()), (EngineKind::Redb, Path::new("/b")));
+        assert_eq!((config.commit_interval, config.commit_every), (Duration::from_secs(5), 1000));
+        let again: Settings = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
+        assert_eq!(toml::to_string(&again.resolve().unwrap()).unwrap(), toml::to_string(&config).unwrap());
+    }
+
+    #[test]
+    fn unknown_keys_and_missing_values_are_named() {
+        assert!(toml::from_str::<Settings>("comit_every = 1").unwrap_err().to_string().contains("comit_every"));
+        assert!(Settings::default().resolve().unwrap_err().to_string().contains("--dir"));
+    }
+}

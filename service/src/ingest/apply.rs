@@ -1,0 +1,259 @@
+//! Applies whole slots to the engine: reads each key, writes only what differs, commits with the checkpoint.
+//!
+//! Owns: the only write path of the service. Must not: apply anything out of chain order or past a gap.
+//! Runs on its own OS thread, `ingest-apply`, from the first message until the channel is closed.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Result};
+use engine_latency::Measured;
+use tokio::sync::{mpsc, watch};
+use tracing::{error, info, warn};
+
+use super::assemble::{Assembler, Base, Input, Limits};
+use super::event::{Event, WholeSlot};
+use super::receive::Message;
+use crate::status::{Gap, Readiness, Shared, count};
+
+/// How often a full disk is asked again.
+const FULL_RETRY: Duration = Duration::from_secs(2);
+/// How often the engine's own figures are refreshed: some engines look at their files for them.
+const STATS_EVERY: Duration = Duration::from_secs(1);
+
+/// When to commit, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct ApplyConfig {
+    /// Events per commit; a slot's end commits too.
+    pub commit_every: usize,
+    /// Small slots share a commit while more are waiting, but no commit is put off longer than this.
+    pub commit_interval: Duration,
+    /// What a commit survives.
+    pub durability: Durability,
+}
+
+/// The applying side of the ingest.
+pub struct Apply {
+    engine: Arc<Measured>,
+    shared: Arc<Shared>,
+    config: ApplyConfig,
+    stop: watch::Receiver<bool>,
+    assembler: Assembler,
+    /// The checkpoint of the last commit.
+    committed: Checkpoint,
+    /// Events since then, and the checkpoint they lead to once their slot is complete.
+    batch: Vec<Event>,
+    /// The newest slot that is wholly in `batch` or committed.
+    complete: Option<Base>,
+    created_unix_ms: u64,
+    /// The slot the store stood at when the service started: the one after it may have been cut.
+    start_slot: Option<u64>,
+    gap: bool,
+    last_commit: Instant,
+    last_stats: Option<Instant>,
+}
+
+impl Apply {
+    /// Starts behind the engine's checkpoint.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    pub fn new(
+        engine: Arc<Measured>,
+        shared: Arc<Shared>,
+        config: ApplyConfig,
+        stop: watch::Receiver<bool>,
+    ) -> Result<Self> {
+        let committed = engine.checkpoint()?;
+        let complete = committed.slot.map(|slot| Base { slot, blockhash: committed.blockhash });
+        Ok(Self {
+            engine,
+            shared,
+            config,
+            stop,
+            assembler: Assembler::new(complete, Limits::default()),
+            committed,
+            batch: Vec::with_capacity(config.commit_every),
+            complete,
+            created_unix_ms: 0,
+            start_slot: committed.slot,
+            gap: false,
+            last_commit: Instant::now(),
+            last_stats: None,
+        })
+    }
+
+    /// Applies until the channel is closed; commits what is whole before returning.
+    ///
+    /// # Errors
+    /// The engine's, of a kind that going on cannot mend: the process should end.
+    pub fn run(mut self, mut messages: mpsc::Receiver<Message>) -> Result<()> {
+        self.refresh_stats();
+        self.not_ready("catching up with the stream".to_owned());
+        while let Some(message) = messages.blocking_recv() {
+            if *self.stop.borrow() {
+                break;
+            }
+            match message {
+                // After a gap nothing may be applied; what arrives is let go so that the connection stays alive.
+                _ if self.gap => {}
+                Message::Batch(inputs) => {
+                    for input in inputs {
+                        self.input(input, messages.is_empty())?;
+                    }
+                }
+                Message::Reconnected => self.input(Input::Reconnected, true)?,
+                Message::Gap(gap) => self.report_gap(gap),
+            }
+        }
+        // A commit here would only shorten the replay; the slot being assembled comes again.
+        self.flush()
+    }
+
+    fn input(&mut self, input: Input, idle: bool) -> Result<()> {
+        if self.gap {
+            return Ok(());
+        }
+        if let Err(gap) = self.assembler.push(input) {
+            return self.stop_at(gap);
+        }
+        if !matches!(input, Input::Account { .. }) {
+            while let Some(slot) = self.assembler.next() {
+                self.slot(&slot, idle)?;
+            }
+            if let Some(gap) = self.assembler.check_gap() {
+                return self.stop_at(gap);
+            }
+            let dropped = self.assembler.dropped();
+            // ORDERING: Relaxed: statistics.
+            self.shared.counters.slots_dead.store(dropped.dead_slots, Ordering::Relaxed);
+            self.shared.counters.slots_duplicate.store(dropped.duplicate_slots, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn slot(&mut self, slot: &WholeSlot, idle: bool) -> Result<()> {
+        for events in slot.events.chunks(self.config.commit_every) {
+            if self.batch.len() + events.len() > self.config.commit_every {
+                self.flush()?;
+            }
+            self.batch.extend_from_slice(events);
+        }
+        self.complete = Some(Base { slot: slot.slot, blockhash: slot.blockhash });
+        self.created_unix_ms = slot.created_unix_ms;
+        count(&self.shared.counters.slots_applied, 1);
+        let full = self.batch.len() >= self.config.commit_every;
+        if idle || full || self.last_commit.elapsed() >= self.config.commit_interval {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Commits the batch. The checkpoint names the newest slot that is whole, so a restart replays a cut one.
+    fn flush(&mut self) -> Result<()> {
+        let slot = self.complete.map(|base| base.slot);
+        if self.batch.is_empty() && slot == self.committed.slot {
+            return Ok(());
+        }
+        let checkpoint = Checkpoint {
+            seq: self.committed.seq + self.batch.len() as u64,
+            slot,
+            blockhash: self.complete.map_or([0; 32], |base| base.blockhash),
+            source: self.committed.source,
+        };
+        while let Err(failed) = self.commit(&checkpoint) {
+            if failed.kind() != ErrorKind::FreeSpace || *self.stop.borrow() {
+                return Err(failed);
+            }
+            warn!(error = %failed, "no space: lookups go on, the batch is kept and tried again");
+            self.not_ready(format!("no space: {failed}"));
+            std::thread::sleep(FULL_RETRY);
+        }
+        self.committed = checkpoint;
+        self.batch.clear();
+        self.last_commit = Instant::now();
+        self.publish(checkpoint);
+        if self.last_stats.is_none_or(|at| at.elapsed() >= STATS_EVERY) {
+            self.refresh_stats();
+        }
+        Ok(())
+    }
+
+    fn commit(&self, checkpoint: &Checkpoint) -> Result<()> {
+        let mut txn = self.engine.begin()?;
+        let (mut written, mut deleted) = (0, 0);
+        for event in &self.batch {
+            let held = txn.get(&event.key)?;
+            if held == event.value {
+                continue;
+            }
+            match &event.value {
+                Some(value) => {
+                    txn.put(&event.key, value)?;
+                    written += 1;
+                }
+                None => {
+                    txn.delete(&event.key)?;
+                    deleted += 1;
+                }
+            }
+        }
+        txn.commit(checkpoint, self.config.durability)?;
+        let counters = &self.shared.counters;
+        count(&counters.commits, 1);
+        count(&counters.events_applied, self.batch.len() as u64);
+        count(&counters.events_written, written);
+        count(&counters.events_deleted, deleted);
+        Ok(())
+    }
+
+    fn publish(&self, checkpoint: Checkpoint) {
+        self.shared.checkpoint.store(Arc::new(checkpoint));
+        if self.created_unix_ms > 0 {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+            // ORDERING: Relaxed: a statistic.
+            self.shared.lag_ms.store(now.saturating_sub(self.created_unix_ms), Ordering::Relaxed);
+        }
+        let past_start = match (self.start_slot, checkpoint.slot) {
+            (Some(start), Some(slot)) => slot > start,
+            (None, slot) => slot.is_some(),
+            (Some(_), None) => false,
+        };
+        if past_start && **self.shared.readiness.load() != Readiness::Ready {
+            info!(slot = checkpoint.slot, "ready");
+            self.shared.readiness.store(Arc::new(Readiness::Ready));
+        }
+    }
+
+    fn refresh_stats(&mut self) {
+        self.last_stats = Some(Instant::now());
+        match self.engine.stats() {
+            Ok(stats) => self.shared.stats.store(Arc::new(stats)),
+            Err(failed) => warn!(error = %failed, "the engine gives no statistics"),
+        }
+    }
+
+    fn not_ready(&self, reason: String) {
+        self.shared.readiness.store(Arc::new(Readiness::NotReady(reason)));
+    }
+
+    /// A gap in the chain as received: what came before it is committed, nothing after it is applied.
+    fn stop_at(&mut self, gap: Gap) -> Result<()> {
+        self.flush()?;
+        self.gap = true;
+        self.report_gap(gap);
+        Ok(())
+    }
+
+    fn report_gap(&self, gap: Gap) {
+        error!(
+            first_slot = gap.first_slot,
+            last_slot = gap.last_slot,
+            detail = gap.detail,
+            "gap: slots are missing; the store stays at the slot before them until it is bootstrapped anew or the \
+             stream delivers them"
+        );
+        self.shared.readiness.store(Arc::new(Readiness::Gap(gap)));
+    }
+}

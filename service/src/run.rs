@@ -1,0 +1,159 @@
+//! Puts the parts together: engine, lookups, servers, receiver and ingest-apply, from start to a clean stop.
+//!
+//! Owns: threads and their order of stopping. Threads: `net-N` (tokio: sockets only), `ingest-apply` (the only
+//! writer), `lookup-N` (readers).
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use engine_api::{Durability, Engine};
+use engine_latency::{Latency, Measured};
+use engines::OpenMode;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot, watch};
+use tracing::{error, info};
+
+use crate::config::{Config, DurabilityArg};
+use crate::http::{self, HttpState};
+use crate::ingest::apply::{Apply, ApplyConfig};
+use crate::ingest::receive::{QUEUE_BATCHES, ReceiveConfig, receive};
+use crate::lookups::Lookups;
+use crate::rpc::{self, UdsListener};
+use crate::status::Shared;
+
+/// Threads of the network edge: one reads the stream while the other answers.
+const NET_THREADS: usize = 2;
+
+/// Runs until SIGTERM or SIGINT, or until the engine fails.
+pub fn run(config: &Config) -> Result<()> {
+    let engine = engines::open(&config.dir, &config.engine, OpenMode::CreateOrOpen)?;
+    let label = engine.label();
+    let latency = Latency::new(label);
+    let engine = Arc::new(Measured::new(engine, Arc::clone(&latency), "ingest"));
+    let shared = Shared::new(engine.checkpoint()?);
+    let checkpoint = **shared.checkpoint.load();
+    info!(engine = label, dir = %config.dir.display(), seq = checkpoint.seq, slot = checkpoint.slot, "store is open");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(NET_THREADS)
+        .thread_name("net")
+        .enable_all()
+        .build()
+        .context("cannot start the network threads")?;
+    let (lookups, lookup_threads) =
+        Lookups::start(Arc::clone(&engine), config.lookup_threads as usize, Arc::clone(&shared))
+            .context("cannot start the lookup threads")?;
+    let http_state = HttpState { latency, shared: Arc::clone(&shared), engine: label };
+    let outcome = runtime.block_on(serve(config, Arc::clone(&engine), lookups, shared, http_state));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    lookup_threads.join();
+    match Arc::try_unwrap(engine) {
+        Ok(engine) => Box::new(engine).close()?,
+        // Every commit is durable already; closing would only make the next open quicker.
+        Err(_) => error!("the store is still in use: not closed"),
+    }
+    outcome?;
+    info!("stopped");
+    Ok(())
+}
+
+async fn serve(
+    config: &Config,
+    engine: Arc<Measured>,
+    lookups: Lookups,
+    shared: Arc<Shared>,
+    http_state: HttpState,
+) -> Result<()> {
+    let bind = async |address: &str| {
+        TcpListener::bind(address).await.with_context(|| format!("cannot listen on address={address}"))
+    };
+    let (tcp, http) = (bind(&config.listen).await?, bind(&config.metrics).await?);
+    let uds = config.uds.as_deref().map(UdsListener::bind).transpose()?;
+    info!(
+        listen = %tcp.local_addr()?, metrics = %http.local_addr()?,
+        uds = config.uds.as_ref().map(|path| path.display().to_string()), "listening"
+    );
+    let (stop, stopped) = watch::channel(false);
+    let (messages, received) = mpsc::channel(QUEUE_BATCHES);
+    let label = http_state.engine;
+    let rpc = tokio::spawn(rpc::serve(tcp, uds, lookups, Arc::clone(&shared), label, until(stopped.clone())));
+    let http = tokio::spawn(http::serve(http, http_state, until(stopped.clone())));
+    let receiver = {
+        let resuming = Arc::clone(&shared);
+        let resume = move || resuming.checkpoint.load().slot;
+        let config = receive_config(config)?;
+        tokio::spawn(receive(config, resume, messages, Arc::clone(&shared), stopped.clone()))
+    };
+    let apply = Apply::new(engine, shared, apply_config(config), stopped)?;
+    let (ended, mut apply_ended) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("ingest-apply".to_owned())
+        .spawn(move || ended.send(apply.run(received)))
+        .context("cannot start the ingest thread")?;
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let early = tokio::select! {
+        signal = signalled() => {
+            info!(signal = signal?, "stopping");
+            None
+        }
+        outcome = &mut apply_ended => Some(outcome),
+    };
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    stop.send_replace(true);
+    let rest = async {
+        receiver.await.ok();
+        let outcome = match early {
+            Some(outcome) => outcome,
+            None => apply_ended.await,
+        };
+        rpc.await??;
+        http.await??;
+        match outcome {
+            Ok(applied) => applied.map_err(anyhow::Error::from).context("the engine failed: see its error for the way out"),
+            Err(_) => Err(anyhow!("the ingest thread ended without a word: this is a bug")),
+        }
+    };
+    match tokio::time::timeout(config.shutdown_timeout, rest).await {
+        Ok(outcome) => outcome,
+        Err(_) => bail!("not stopped within shutdown_timeout={:?}; everything committed is safe", config.shutdown_timeout),
+    }
+}
+
+fn receive_config(config: &Config) -> Result<ReceiveConfig> {
+    Ok(ReceiveConfig {
+        url: config.geyser.clone(),
+        x_token: config.x_token()?,
+        extract: config.extract,
+        commitment: config.commitment,
+        idle_timeout: config.idle_timeout,
+    })
+}
+
+fn apply_config(config: &Config) -> ApplyConfig {
+    ApplyConfig {
+        commit_every: config.commit_every as usize,
+        commit_interval: config.commit_interval,
+        durability: match config.durability {
+            DurabilityArg::Buffered => Durability::Buffered,
+            DurabilityArg::Synced => Durability::Synced,
+        },
+    }
+}
+
+fn until(mut stopped: watch::Receiver<bool>) -> impl Future<Output = ()> + Send + 'static {
+    async move {
+        // An error is the sender's end, which means stop as well.
+        let _ = stopped.wait_for(|stopped| *stopped).await;
+    }
+}
+
+async fn signalled() -> Result<&'static str> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).context("cannot take over SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot take over SIGINT")?;
+    Ok(tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    })
+}
