@@ -16,10 +16,10 @@ pub(crate) type Record = (u64, Key, Value);
 
 /// The arguments that name a source; the same for loading and verifying.
 #[derive(clap::Args, Clone, Debug)]
-#[group(id = "source", required = true, multiple = false, args = ["pairs", "input"])]
+#[group(skip)]
 pub struct SourceArgs {
     /// Synthetic pairs: this many, computed from --seed, never stored
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", required_unless_present = "input", conflicts_with = "input")]
     pub pairs: Option<u64>,
     /// Seed of the synthetic pairs, and of the shuffle of a file
     #[arg(long, value_name = "S", default_value_t = 1)]
