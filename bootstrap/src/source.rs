@@ -230,7 +230,7 @@ mod tests {
         let error = |csv: &str| format!("{:#}", all(Format::Csv, csv.as_bytes()).unwrap_err());
         assert!(error(&format!("{good},{good}\n{good},0OIl\n")).contains("line=2 column=value"));
         assert!(error(&format!("{good}\n")).contains("line=1"));
-        assert!(error(&format!("{good},abc\n")).contains("bytes=2 expected=32"));
+        assert!(error(&format!("{good},abc\n")).contains("bytes=3 expected=32"));
         assert!(error(&"1".repeat(1000)).contains("line is too long: line=1"));
         assert!(format!("{:#}", all(Format::Raw, &[0; 100]).unwrap_err()).contains("offset=64 record_bytes=36"));
     }
