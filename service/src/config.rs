@@ -215,7 +215,8 @@ mod tests {
     #[test]
     fn flags_win_over_the_file_and_the_file_over_defaults() {
         let file: Settings =
-            toml::from_str("engine = \"redb\"\ndir = \"/a\"\ngeyser = \"http://h:1\"\ncommit_interval = \"5s\"").unwrap();
+            toml::from_str("engine = \"redb\"\ndir = \"/a\"\ngeyser = \"http://h:1\"\ncommit_interval = \"5s\"")
+                .unwrap();
         let flags = Settings { dir: Some("/b".into()), ..Settings::default() };
         let config = flags.or(file).resolve().unwrap();
         assert_eq!((config.engine.engine, config.dir.as_path()), (EngineKind::Redb, Path::new("/b")));

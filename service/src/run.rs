@@ -110,13 +110,17 @@ async fn serve(
         rpc.await??;
         http.await??;
         match outcome {
-            Ok(applied) => applied.map_err(anyhow::Error::from).context("the engine failed: see its error for the way out"),
+            Ok(applied) => {
+                applied.map_err(anyhow::Error::from).context("the engine failed: see its error for the way out")
+            }
             Err(_) => Err(anyhow!("the ingest thread ended without a word: this is a bug")),
         }
     };
     match tokio::time::timeout(config.shutdown_timeout, rest).await {
         Ok(outcome) => outcome,
-        Err(_) => bail!("not stopped within shutdown_timeout={:?}; everything committed is safe", config.shutdown_timeout),
+        Err(_) => {
+            bail!("not stopped within shutdown_timeout={:?}; everything committed is safe", config.shutdown_timeout)
+        }
     }
 }
 

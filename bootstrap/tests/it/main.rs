@@ -139,7 +139,8 @@ fn killed_loads_resume_to_the_same_map() {
         for order in ["shuffled", "sorted"] {
             let dir = tempfile::tempdir().unwrap();
             let store = dir.path().join("store");
-            let args = ["--engine", engine, "--dir", str(&store), "--order", order, "--pairs", PAIRS, "--batch", "1000"];
+            let args =
+                ["--engine", engine, "--dir", str(&store), "--order", order, "--pairs", PAIRS, "--batch", "1000"];
             let mut kills = 0;
             loop {
                 let mut load = command(&args);
@@ -170,7 +171,8 @@ fn ctrl_c_stops_between_batches_and_says_how_to_go_on() {
     let engine = engines().last().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
-    let args = ["--engine", engine, "--dir", str(&store), "--pairs", "50000000", "--batch", "1000", "--skip-disk-check"];
+    let args =
+        ["--engine", engine, "--dir", str(&store), "--pairs", "50000000", "--batch", "1000", "--skip-disk-check"];
     let child = command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     while !store.join("bootstrap.toml").exists() {
         std::thread::sleep(Duration::from_millis(20));
