@@ -33,10 +33,13 @@ pub(super) fn spill(dir: &Path, each: &mut Each<'_>) -> Result<usize> {
     Ok(runs)
 }
 
+/// The next record of a run, smallest first: key, source position, run, value.
+type Head = Reverse<(Key, u64, usize, [u8; 32])>;
+
 /// Merges the runs, all copies of a key together.
 pub(super) fn for_each(dir: &Path, runs: usize, rule: OnDuplicate, chunker: &mut Chunker<'_, '_>) -> Result<()> {
     let mut readers = Vec::with_capacity(runs);
-    let mut heap: BinaryHeap<Reverse<(Key, u64, usize, [u8; 32])>> = BinaryHeap::with_capacity(runs);
+    let mut heap: BinaryHeap<Head> = BinaryHeap::with_capacity(runs);
     for run in 0..runs {
         let path = path(dir, run);
         let file = File::open(&path).with_context(|| format!("cannot open file={}", path.display()))?;
@@ -70,7 +73,7 @@ fn path(dir: &Path, run: usize) -> PathBuf {
 }
 
 fn write_run(dir: &Path, run: usize, records: &mut Vec<Record>) -> Result<()> {
-    records.sort_unstable_by(|a, b| (a.1, a.0).cmp(&(b.1, b.0)));
+    records.sort_unstable_by_key(|record| (record.1, record.0));
     let path = path(dir, run);
     let write = || {
         let mut file = BufWriter::with_capacity(1 << 20, File::create(&path)?);

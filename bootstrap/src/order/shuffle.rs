@@ -66,7 +66,7 @@ fn load(path: &Path) -> Result<Vec<Record>> {
 
 /// One record a key: the last in source order.
 fn unique(mut records: Vec<Record>, rule: OnDuplicate, chunker: &mut Chunker<'_, '_>) -> Result<Vec<Record>> {
-    records.sort_unstable_by(|a, b| (a.1, a.0).cmp(&(b.1, b.0)));
+    records.sort_unstable_by_key(|record| (record.1, record.0));
     let mut kept: Vec<Record> = Vec::with_capacity(records.len());
     for record in records {
         match kept.last_mut() {
