@@ -3,7 +3,6 @@
 //! Owns: threads and their order of stopping. Threads: `net-N` (tokio: sockets only), `ingest-apply` (the only
 //! writer), `lookup-N` (readers).
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -145,11 +144,9 @@ fn apply_config(config: &Config) -> ApplyConfig {
     }
 }
 
-fn until(mut stopped: watch::Receiver<bool>) -> impl Future<Output = ()> + Send + 'static {
-    async move {
-        // An error is the sender's end, which means stop as well.
-        let _ = stopped.wait_for(|stopped| *stopped).await;
-    }
+async fn until(mut stopped: watch::Receiver<bool>) {
+    // An error is the sender's end, which means stop as well.
+    let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
 async fn signalled() -> Result<&'static str> {
