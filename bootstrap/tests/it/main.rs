@@ -1,5 +1,7 @@
 //! The real program on real stores: both orders, files, refusals, kills and resumes, on every engine compiled in.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
