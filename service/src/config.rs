@@ -64,6 +64,10 @@ pub struct Settings {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub idle_timeout: Option<Duration>,
+    /// How long a slot waits for its parent before the parent counts as missing, a gap [default: 20s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub gap_timeout: Option<Duration>,
     /// gRPC lookups on TCP [default: 127.0.0.1:7400]
     #[arg(long, value_name = "HOST:PORT")]
     pub listen: Option<String>,
@@ -123,6 +127,8 @@ pub struct Config {
     pub durability: DurabilityArg,
     #[serde(with = "humantime_serde")]
     pub idle_timeout: Duration,
+    #[serde(with = "humantime_serde")]
+    pub gap_timeout: Duration,
     pub listen: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uds: Option<PathBuf>,
@@ -146,7 +152,7 @@ impl Settings {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
         pick!(engine bloom profile memory lmdb_map_size dir geyser x_token_file extract commitment commit_every
-            commit_interval durability idle_timeout listen uds metrics lookup_threads log_format shutdown_timeout)
+            commit_interval durability idle_timeout gap_timeout listen uds metrics lookup_threads log_format shutdown_timeout)
     }
 
     /// Fills in the defaults and checks.
@@ -182,6 +188,7 @@ impl Settings {
             commit_interval: self.commit_interval.unwrap_or(Duration::from_secs(1)),
             durability: self.durability.unwrap_or(DurabilityArg::Synced),
             idle_timeout: self.idle_timeout.unwrap_or(Duration::from_secs(30)),
+            gap_timeout: self.gap_timeout.unwrap_or(Duration::from_secs(20)),
             listen: self.listen.unwrap_or_else(|| "127.0.0.1:7400".to_owned()),
             uds: self.uds,
             metrics: self.metrics.unwrap_or_else(|| "127.0.0.1:7401".to_owned()),

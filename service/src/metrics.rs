@@ -34,8 +34,16 @@ pub fn counters(counters: &Counters) -> [(&'static str, &'static str, u64); 13] 
     let c = counters;
     [
         ("solkv_updates_received", "Updates received from the stream", read(&c.updates_received)),
-        ("solkv_received_bytes", "Bytes of the updates received", read(&c.bytes_received)),
-        ("solkv_accounts_malformed", "Account updates left out as malformed", read(&c.accounts_malformed)),
+        (
+            "solkv_updates_malformed",
+            "Updates that nothing can be made of; each ends its connection and is a gap until it comes well formed",
+            read(&c.updates_malformed),
+        ),
+        (
+            "solkv_updates_duplicate",
+            "Account updates dropped because their slot is whole already, as a replay sends them",
+            read(&c.updates_duplicate),
+        ),
         ("solkv_connects", "Connections made to the stream's server", read(&c.connects)),
         ("solkv_events_applied", "Events applied to the store", read(&c.events_applied)),
         ("solkv_events_written", "Events that set a value", read(&c.events_written)),
@@ -83,16 +91,14 @@ impl Collector for Families {
 fn gauges(shared: &Shared) -> Vec<(&'static str, &'static str, u64)> {
     // ORDERING: Relaxed: statistics, nothing is inferred from them.
     let newest = shared.newest_slot.load(Ordering::Relaxed);
-    let (queue_updates, queue_bytes) =
-        (shared.counters.queue_updates.load(Ordering::Relaxed), shared.counters.queue_bytes.load(Ordering::Relaxed));
+    let queued = shared.queue_batches.load(Ordering::Relaxed);
     let readiness = shared.readiness.load();
     let ready = u64::from(**readiness == Readiness::Ready);
     let connected = u64::from(shared.connected.load(Ordering::Relaxed));
     let mut all = vec![
         ("solkv_ready", "1 when lookups stand for the live chain, else 0", ready),
         ("solkv_connected", "1 when connected to the stream, else 0", connected),
-        ("solkv_queue_updates", "Updates received and not yet applied", queue_updates),
-        ("solkv_queue_bytes", "Bytes of the updates received and not yet applied", queue_bytes),
+        ("solkv_queue_batches", "Batches of updates received and not yet taken in; at most 256", queued),
         ("solkv_checkpoint_seq", "Events in the newest committed checkpoint", shared.checkpoint.load().seq),
     ];
     if let Some(slot) = shared.checkpoint.load().slot {

@@ -78,12 +78,7 @@ async fn serve(
     let label = http_state.engine;
     let rpc = tokio::spawn(rpc::serve(tcp, uds, lookups, Arc::clone(&shared), label, until(stopped.clone())));
     let http = tokio::spawn(http::serve(http, http_state, until(stopped.clone())));
-    let receiver = {
-        let resuming = Arc::clone(&shared);
-        let resume = move || resuming.checkpoint.load().slot;
-        let config = receive_config(config)?;
-        tokio::spawn(receive(config, resume, messages, Arc::clone(&shared), stopped.clone()))
-    };
+    let receiver = tokio::spawn(receive(receive_config(config)?, messages, Arc::clone(&shared), stopped.clone()));
     let apply = Apply::new(engine, shared, apply_config(config), stopped)?;
     let (ended, mut apply_ended) = oneshot::channel();
     std::thread::Builder::new()
@@ -137,6 +132,7 @@ fn apply_config(config: &Config) -> ApplyConfig {
     ApplyConfig {
         commit_every: config.commit_every as usize,
         commit_interval: config.commit_interval,
+        gap_timeout: config.gap_timeout,
         durability: match config.durability {
             DurabilityArg::Buffered => Durability::Buffered,
             DurabilityArg::Synced => Durability::Synced,

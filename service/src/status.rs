@@ -46,6 +46,10 @@ pub struct Shared {
     pub lag_ms: AtomicU64,
     /// Connected to the stream right now. Writer: the receiver.
     pub connected: AtomicBool,
+    /// Batches between the receiver and ingest-apply. Writer: the receiver.
+    pub queue_batches: AtomicU64,
+    /// See [`Shared::resume_slot`]; [`NO_SLOT`] before the first. Writer: ingest-apply.
+    resume_slot: AtomicU64,
     /// Counters since start.
     pub counters: Counters,
 }
@@ -55,8 +59,7 @@ pub struct Shared {
 #[allow(missing_docs, reason = "each name says what it counts; the metric catalogue has the sentences")]
 pub struct Counters {
     pub updates_received: AtomicU64,
-    pub bytes_received: AtomicU64,
-    pub accounts_malformed: AtomicU64,
+    pub updates_malformed: AtomicU64,
     pub connects: AtomicU64,
     pub events_applied: AtomicU64,
     pub events_written: AtomicU64,
@@ -64,12 +67,14 @@ pub struct Counters {
     pub slots_applied: AtomicU64,
     pub slots_dead: AtomicU64,
     pub slots_duplicate: AtomicU64,
+    pub updates_duplicate: AtomicU64,
     pub commits: AtomicU64,
-    pub queue_updates: AtomicU64,
-    pub queue_bytes: AtomicU64,
     pub lookups: AtomicU64,
     pub lookups_refused: AtomicU64,
 }
+
+/// Stands for no slot in an atomic: no chain gets there.
+const NO_SLOT: u64 = u64::MAX;
 
 impl Shared {
     /// The state at start: nothing heard of, not ready.
@@ -81,8 +86,23 @@ impl Shared {
             newest_slot: AtomicU64::new(0),
             lag_ms: AtomicU64::new(0),
             connected: AtomicBool::new(false),
+            queue_batches: AtomicU64::new(0),
+            resume_slot: AtomicU64::new(checkpoint.slot.unwrap_or(NO_SLOT)),
             counters: Counters::default(),
         })
+    }
+
+    /// The newest slot that ingest-apply has taken over from the assembler, committed or not: what a new connection
+    /// starts over from. Behind a restart it is the checkpoint's. `None`: start with what is new.
+    pub fn resume_slot(&self) -> Option<u64> {
+        // ORDERING: Relaxed: an older slot only makes the replay longer.
+        Some(self.resume_slot.load(Ordering::Relaxed)).filter(|slot| *slot != NO_SLOT)
+    }
+
+    /// Moves [`Shared::resume_slot`] on.
+    pub fn set_resume_slot(&self, slot: u64) {
+        // ORDERING: Relaxed: see the read.
+        self.resume_slot.store(slot, Ordering::Relaxed);
     }
 
     /// Slots between the newest heard of and the newest applied; `None` before the first slot.

@@ -13,6 +13,8 @@ use crate::{Latency, Op, Recorder};
 /// An engine whose readers and transactions record their latencies.
 ///
 /// A get is `read_positive` or `read_negative` by its result, inside a transaction too. A delete is a `write`.
+/// `commit_per_item` is a commit's time over the events of its batch, the larger count of gets and writes: an event
+/// that changes nothing is read and not written, and is an item all the same.
 /// Opening, refreshing, bulk loading and administration are not operations and are passed through.
 pub struct Measured {
     engine: Box<dyn Engine>,
@@ -57,7 +59,7 @@ impl Engine for Measured {
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
         let txn = self.engine.begin()?;
-        Ok(Box::new(MeasuredTxn { txn, recorder: self.latency.recorder(self.source), items: 0 }))
+        Ok(Box::new(MeasuredTxn { txn, recorder: self.latency.recorder(self.source), gets: 0, writes: 0 }))
     }
 
     fn checkpoint(&self) -> Result<Checkpoint> {
@@ -124,8 +126,8 @@ impl Reader for MeasuredReader<'_> {
 struct MeasuredTxn<'e> {
     txn: Box<dyn WriteTxn + 'e>,
     recorder: Recorder,
-    /// Puts and deletes so far: what a commit's time is divided by.
-    items: u64,
+    gets: u64,
+    writes: u64,
 }
 
 impl WriteTxn for MeasuredTxn<'_> {
@@ -133,6 +135,7 @@ impl WriteTxn for MeasuredTxn<'_> {
         let start = self.recorder.start();
         let found = self.txn.get(key)?;
         self.recorder.record_since(read_op(found.as_ref()), start);
+        self.gets += 1;
         Ok(found)
     }
 
@@ -140,7 +143,7 @@ impl WriteTxn for MeasuredTxn<'_> {
         let start = self.recorder.start();
         self.txn.put(key, value)?;
         self.recorder.record_since(Op::Write, start);
-        self.items += 1;
+        self.writes += 1;
         Ok(())
     }
 
@@ -148,16 +151,18 @@ impl WriteTxn for MeasuredTxn<'_> {
         let start = self.recorder.start();
         self.txn.delete(key)?;
         self.recorder.record_since(Op::Write, start);
-        self.items += 1;
+        self.writes += 1;
         Ok(())
     }
 
     fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
-        let Self { txn, mut recorder, items } = *self;
+        let Self { txn, mut recorder, gets, writes } = *self;
         let start = recorder.start();
         txn.commit(checkpoint, durability)?;
         let nanos = recorder.elapsed_ns(start);
         recorder.record(Op::Commit, nanos);
+        // An item is one event of the batch: read first and written if it differs, or written without a read.
+        let items = gets.max(writes);
         if items > 0 {
             recorder.record(Op::CommitPerItem, nanos.div_ceil(items));
         }

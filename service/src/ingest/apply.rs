@@ -29,6 +29,9 @@ pub struct ApplyConfig {
     pub commit_every: usize,
     /// Small slots share a commit while more are waiting, but no commit is put off longer than this.
     pub commit_interval: Duration,
+    /// How long a whole slot waits for its parent before the parent counts as missing. The clock stands still while
+    /// there is no connection.
+    pub gap_timeout: Duration,
     /// What a commit survives.
     pub durability: Durability,
 }
@@ -50,6 +53,8 @@ pub struct Apply {
     /// The slot the store stood at when the service started: the one after it may have been cut.
     start_slot: Option<u64>,
     gap: bool,
+    /// Since when a whole slot waits for its parent.
+    waiting_since: Option<Instant>,
     last_commit: Instant,
     last_stats: Option<Instant>,
 }
@@ -79,6 +84,7 @@ impl Apply {
             created_unix_ms: 0,
             start_slot: committed.slot,
             gap: false,
+            waiting_since: None,
             last_commit: Instant::now(),
             last_stats: None,
         })
@@ -100,18 +106,27 @@ impl Apply {
                 _ if self.gap => {}
                 Message::Batch(inputs) => {
                     for input in inputs {
-                        self.input(input, messages.is_empty())?;
+                        self.input(input)?;
                     }
                 }
-                Message::Reconnected => self.input(Input::Reconnected, true)?,
+                Message::Reconnected => {
+                    // The replay may bring what is missing.
+                    self.waiting_since = None;
+                    self.input(Input::Reconnected)?;
+                }
+                Message::Tick => self.check_waiting()?,
                 Message::Gap(gap) => self.report_gap(gap),
+            }
+            // Nothing waits: what is whole need not wait either.
+            if messages.is_empty() {
+                self.flush()?;
             }
         }
         // A commit here would only shorten the replay; the slot being assembled comes again.
         self.flush()
     }
 
-    fn input(&mut self, input: Input, idle: bool) -> Result<()> {
+    fn input(&mut self, input: Input) -> Result<()> {
         if self.gap {
             return Ok(());
         }
@@ -120,20 +135,33 @@ impl Apply {
         }
         if !matches!(input, Input::Account { .. }) {
             while let Some(slot) = self.assembler.next() {
-                self.slot(&slot, idle)?;
+                self.slot(&slot)?;
             }
             if let Some(gap) = self.assembler.check_gap() {
                 return self.stop_at(gap);
             }
+            self.check_waiting()?;
             let dropped = self.assembler.dropped();
             // ORDERING: Relaxed: statistics.
             self.shared.counters.slots_dead.store(dropped.dead_slots, Ordering::Relaxed);
             self.shared.counters.slots_duplicate.store(dropped.duplicate_slots, Ordering::Relaxed);
+            self.shared.counters.updates_duplicate.store(dropped.duplicate_updates, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    fn slot(&mut self, slot: &WholeSlot, idle: bool) -> Result<()> {
+    fn check_waiting(&mut self) -> Result<()> {
+        let timeout = self.config.gap_timeout;
+        if !self.assembler.waits_for_parent() {
+            self.waiting_since = None;
+        } else if self.waiting_since.get_or_insert_with(Instant::now).elapsed() >= timeout {
+            let gap = self.assembler.missing_parent(&format!("over gap_timeout={timeout:?}"));
+            return gap.map_or(Ok(()), |gap| self.stop_at(gap));
+        }
+        Ok(())
+    }
+
+    fn slot(&mut self, slot: &WholeSlot) -> Result<()> {
         for events in slot.events.chunks(self.config.commit_every) {
             if self.batch.len() + events.len() > self.config.commit_every {
                 self.flush()?;
@@ -142,9 +170,11 @@ impl Apply {
         }
         self.complete = Some(Base { slot: slot.slot, blockhash: slot.blockhash });
         self.created_unix_ms = slot.created_unix_ms;
+        self.shared.set_resume_slot(slot.slot);
+        self.waiting_since = None;
         count(&self.shared.counters.slots_applied, 1);
         let full = self.batch.len() >= self.config.commit_every;
-        if idle || full || self.last_commit.elapsed() >= self.config.commit_interval {
+        if full || self.last_commit.elapsed() >= self.config.commit_interval {
             self.flush()?;
         }
         Ok(())

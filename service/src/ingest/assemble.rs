@@ -76,6 +76,8 @@ pub struct Base {
 pub struct Dropped {
     /// Slots that came again.
     pub duplicate_slots: u64,
+    /// Account updates of slots that were whole already.
+    pub duplicate_updates: u64,
     /// Slots that were found dead while something of them was held.
     pub dead_slots: u64,
 }
@@ -199,14 +201,28 @@ impl Assembler {
             return Some(Gap { first_slot: parent, last_slot: parent, detail });
         }
         if self.whole.len() > self.limits.slots_max {
-            let detail = format!(
-                "slot={slot} waits for its parent_slot={parent} with {} whole slots behind it (slots_max={})",
-                self.whole.len(),
-                self.limits.slots_max
-            );
-            return Some(Gap { first_slot: last.slot + 1, last_slot: parent, detail });
+            return self.missing_parent(&format!("over slots_max={}", self.limits.slots_max));
         }
         (self.held_bytes > self.limits.bytes_max).then(|| self.over_bytes(parent))
+    }
+
+    /// Whether there is a whole slot whose parent has not come.
+    pub fn waits_for_parent(&self) -> bool {
+        self.last.is_some() && !self.whole.is_empty()
+    }
+
+    /// The gap before the first whole slot, should its parent not be awaited any longer; `why` not. `None` when no
+    /// whole slot waits for a parent.
+    pub fn missing_parent(&self, why: &str) -> Option<Gap> {
+        let (last, first) = (self.last?, self.whole.values().next()?);
+        let detail = format!(
+            "slot={} waits for its parent_slot={} with {} whole slots: {why}",
+            first.slot,
+            first.parent_slot,
+            self.whole.len()
+        );
+        let first_slot = last.slot + 1;
+        Some(Gap { first_slot, last_slot: first.parent_slot.max(first_slot), detail })
     }
 
     /// Slots of which anything is held.
@@ -232,6 +248,7 @@ impl Assembler {
     fn account(&mut self, slot: u64, event: Event) -> Result<(), Gap> {
         // An update for a whole slot is a replay's: the slot is complete as it is.
         if self.is_past(slot) || self.whole.contains_key(&slot) {
+            self.dropped.duplicate_updates += 1;
             return Ok(());
         }
         self.partial_mut(slot).events.push(event);

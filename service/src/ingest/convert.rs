@@ -9,6 +9,7 @@ use yellowstone_grpc_proto::prost_types::Timestamp;
 
 use super::assemble::Input;
 use super::extract::Extract;
+use super::subscribe::Commitment;
 
 /// What a message comes down to.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,8 +31,12 @@ pub(super) struct MalformedUpdate {
     pub(super) detail: String,
 }
 
-/// Converts one message.
-pub(super) fn convert(extract: Extract, update: SubscribeUpdate) -> Result<Converted, MalformedUpdate> {
+/// Converts one message. A slot's status counts once it is at `commitment`; finalized slots are confirmed ones too.
+pub(super) fn convert(
+    extract: Extract,
+    commitment: Commitment,
+    update: SubscribeUpdate,
+) -> Result<Converted, MalformedUpdate> {
     match update.update_oneof {
         Some(UpdateOneof::Account(update)) => {
             let slot = update.slot;
@@ -42,6 +47,7 @@ pub(super) fn convert(extract: Extract, update: SubscribeUpdate) -> Result<Conve
         }
         Some(UpdateOneof::BlockMeta(meta)) => block_meta(&meta, unix_ms(update.created_at)).map(Converted::Boundary),
         Some(UpdateOneof::Slot(update)) => Ok(match SlotStatus::try_from(update.status) {
+            Ok(SlotStatus::SlotConfirmed) if commitment == Commitment::Finalized => Converted::Nothing,
             Ok(SlotStatus::SlotConfirmed | SlotStatus::SlotFinalized) => {
                 Converted::Boundary(Input::Status { slot: update.slot, confirmed: true, dead: false })
             }
@@ -110,7 +116,8 @@ mod tests {
 
     #[test]
     fn block_meta_decodes_its_hashes() {
-        let converted = convert(Extract::AccountOwner, update(meta(&bs58::encode([2; 32]).into_string())));
+        let converted =
+            convert(Extract::AccountOwner, Commitment::Confirmed, update(meta(&bs58::encode([2; 32]).into_string())));
         let input = Input::BlockMeta {
             slot: 8,
             blockhash: [2; 32],
@@ -124,19 +131,24 @@ mod tests {
     #[test]
     fn malformed_messages_are_errors_with_their_slot() {
         for text in ["", "0OIl", "abc", &bs58::encode([2; 33]).into_string(), &"1".repeat(1000)] {
-            let error = convert(Extract::AccountOwner, update(meta(text))).expect_err("malformed");
+            let error =
+                convert(Extract::AccountOwner, Commitment::Confirmed, update(meta(text))).expect_err("malformed");
             assert_eq!(error.slot, 8);
         }
         let empty = UpdateOneof::Account(SubscribeUpdateAccount { slot: 5, ..Default::default() });
-        assert_eq!(convert(Extract::AccountOwner, update(empty)).expect_err("no account").slot, 5);
+        assert_eq!(
+            convert(Extract::AccountOwner, Commitment::Confirmed, update(empty)).expect_err("no account").slot,
+            5
+        );
     }
 
     #[test]
     fn only_statuses_that_matter_are_handed_on() {
-        let status = |status: i32| {
+        let status_at = |commitment, status: i32| {
             let slot = SubscribeUpdateSlot { slot: 9, status, ..Default::default() };
-            convert(Extract::AccountOwner, update(UpdateOneof::Slot(slot))).expect("well formed")
+            convert(Extract::AccountOwner, commitment, update(UpdateOneof::Slot(slot))).expect("well formed")
         };
+        let status = |status| status_at(Commitment::Confirmed, status);
         let confirmed = Converted::Boundary(Input::Status { slot: 9, confirmed: true, dead: false });
         assert_eq!(status(SlotStatus::SlotConfirmed as i32), confirmed);
         assert_eq!(status(SlotStatus::SlotFinalized as i32), confirmed);
@@ -144,5 +156,7 @@ mod tests {
         assert_eq!(status(SlotStatus::SlotDead as i32), dead);
         assert_eq!(status(SlotStatus::SlotProcessed as i32), Converted::Nothing);
         assert_eq!(status(77), Converted::Nothing);
+        assert_eq!(status_at(Commitment::Finalized, SlotStatus::SlotConfirmed as i32), Converted::Nothing);
+        assert_eq!(status_at(Commitment::Finalized, SlotStatus::SlotFinalized as i32), confirmed);
     }
 }

@@ -8,11 +8,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
+use tokio::time::{MissedTickBehavior, interval, timeout};
 use tonic::transport::ClientTlsConfig;
 use tonic::{Code, Status};
 use tracing::{error, info, warn};
@@ -21,7 +21,6 @@ use yellowstone_grpc_client::{
 };
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SubscribeRequest, SubscribeRequestPing, SubscribeUpdate};
-use yellowstone_grpc_proto::prost::Message as _;
 
 use super::assemble::Input;
 use super::backoff::Backoff;
@@ -50,6 +49,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often a quiet stream is looked at: the resolution of every timeout of the ingest.
+const TICK: Duration = Duration::from_millis(500);
 
 /// Wait before trying again what only a person can put right: a token, a filter, a gap.
 const SLOW_RETRY: Duration = Duration::from_secs(30);
@@ -88,23 +90,24 @@ pub enum Message {
     Batch(Vec<Input>),
     /// A new connection follows: the assembler has to be told [`Input::Reconnected`].
     Reconnected,
+    /// Nothing arrived for a while, although connected: time to look at what waits.
+    Tick,
     /// The server says that it cannot send these slots.
     Gap(Gap),
 }
 
 /// Receives until `stop` turns true, its sender is gone, or the channel's other end is gone.
 ///
-/// `resume` gives the last applied slot, from which the stream is asked to start over; `None` when there is none.
+/// A connection starts over from [`Shared::resume_slot`].
 pub async fn receive(
     config: ReceiveConfig,
-    resume: impl Fn() -> Option<u64> + Send + Sync,
     tx: mpsc::Sender<Message>,
     shared: Arc<Shared>,
     mut stop: watch::Receiver<bool>,
 ) {
     let receiver = Receiver { config, tx, shared };
     tokio::select! {
-        () = receiver.run(resume) => {}
+        () = receiver.run() => {}
         // An error is the sender's end, which means stop as well.
         _ = stop.wait_for(|stop| *stop) => {}
     }
@@ -132,11 +135,11 @@ enum Ended {
 }
 
 impl Receiver {
-    async fn run(&self, resume: impl Fn() -> Option<u64>) {
+    async fn run(&self) {
         let mut backoff = Backoff::new();
         loop {
             let mut heard_slot = false;
-            let from_slot = resume();
+            let from_slot = self.shared.resume_slot();
             let ended = self.follow(from_slot, &mut heard_slot).await;
             // ORDERING: Relaxed: a statistic.
             self.shared.connected.store(false, Ordering::Relaxed);
@@ -199,16 +202,33 @@ impl Receiver {
         info!(url = %self.config.url, from_slot, "subscribed");
 
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
+        // One timer for the connection: one for each update would cost more than the update.
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut heard_at = Instant::now();
+        let mut heard = false;
         loop {
-            let update = match timeout(self.config.idle_timeout, stream.next()).await {
-                Err(_) => {
-                    let idle_ms = self.config.idle_timeout.as_millis();
-                    return Err(Ended::Retry(format!("no message for idle_ms={idle_ms}")));
+            let next = tokio::select! {
+                biased;
+                next = stream.next() => next,
+                _ = ticks.tick() => {
+                    if std::mem::take(&mut heard) {
+                        heard_at = Instant::now();
+                    }
+                    if heard_at.elapsed() > self.config.idle_timeout {
+                        let idle_ms = heard_at.elapsed().as_millis();
+                        return Err(Ended::Retry(format!("no message for idle_ms={idle_ms}")));
+                    }
+                    self.send(Message::Tick).await?;
+                    continue;
                 }
-                Ok(None) => return Err(Ended::Retry("the server closed the stream".to_owned())),
-                Ok(Some(Err(status))) => return Err(status_ended(&status, from_slot)),
-                Ok(Some(Ok(update))) => update,
             };
+            let update = match next {
+                None => return Err(Ended::Retry("the server closed the stream".to_owned())),
+                Some(Err(status)) => return Err(status_ended(&status, from_slot)),
+                Some(Ok(update)) => update,
+            };
+            heard = true;
             *heard_slot |= self.take(update, &mut batch, &mut sink).await?;
         }
     }
@@ -221,12 +241,11 @@ impl Receiver {
         sink: &mut SubscribeRequestSink,
     ) -> Result<bool, Ended> {
         count(&self.shared.counters.updates_received, 1);
-        count(&self.shared.counters.bytes_received, update.encoded_len() as u64);
         if matches!(update.update_oneof, Some(UpdateOneof::Ping(_))) {
             pong(sink).await?;
             return Ok(false);
         }
-        let (input, boundary) = match convert(self.config.extract, update) {
+        let (input, boundary) = match convert(self.config.extract, self.config.commitment, update) {
             Ok(Converted::Nothing) => return Ok(false),
             Ok(Converted::Account(input)) => (input, false),
             Ok(Converted::Boundary(input)) => {
@@ -234,7 +253,7 @@ impl Receiver {
                 (input, true)
             }
             Err(malformed) => {
-                count(&self.shared.counters.accounts_malformed, 1);
+                count(&self.shared.counters.updates_malformed, 1);
                 // Skipping it would leave the map wrong without a word.
                 return Err(Ended::Gap(Gap {
                     first_slot: malformed.slot,
@@ -258,7 +277,11 @@ impl Receiver {
     }
 
     async fn send(&self, message: Message) -> Result<(), Ended> {
-        self.tx.send(message).await.map_err(|_| Ended::Closed)
+        self.tx.send(message).await.map_err(|_| Ended::Closed)?;
+        let queued = self.tx.max_capacity() - self.tx.capacity();
+        // ORDERING: Relaxed: a statistic.
+        self.shared.queue_batches.store(queued as u64, Ordering::Relaxed);
+        Ok(())
     }
 
     async fn connect(&self) -> Result<GeyserGrpcClient, Ended> {

@@ -1,0 +1,48 @@
+//! SIGKILL again and again while a faulty stream runs: in the end the map is what the stream says it must be.
+
+use workload::Rng;
+
+use crate::support::{BASE_SLOT, Service, columns, digest, end, load, stream};
+
+const KILLS: u64 = 10;
+const EVENTS_PER_SLOT: u64 = 400;
+
+/// Events of the stream; `SOLKV_CRASH_EVENTS=2000000` for a long run.
+fn events() -> u64 {
+    std::env::var("SOLKV_CRASH_EVENTS").map_or(160_000, |text| text.parse().unwrap())
+}
+
+#[test]
+fn killed_ten_times_under_a_faulty_stream_nothing_is_lost() {
+    let events = events();
+    for options in columns() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("store");
+        // The pace leaves the stream unfinished at every kill; the window covers the time the service is down.
+        let (stream, workload) = stream(&format!(
+            "--pairs 20000 --events {events} --events-per-slot {EVENTS_PER_SLOT} --rate 40000 --replay-slots 1000000 \
+             --unknown-share 0.05 --change-share 0.3 --close-share 0.05 --skew zipfian:0.9 --dead-every 9 \
+             --skip-every 11 --out-of-order-every 7 --disconnect-every 25000 --duplicates"
+        ));
+        load(&dir, &options, &workload);
+        let geyser = format!("http://{}", stream.address());
+        let mut rng = Rng::new(options.engine as u64);
+        let last_slot = BASE_SLOT + events / EVENTS_PER_SLOT;
+        let mut reached = BASE_SLOT;
+        for kill in 0..KILLS {
+            let mut service = Service::start(&dir, &options, &geyser, &[]);
+            let part = (last_slot - BASE_SLOT) * (kill + 1) / (KILLS + 1);
+            let slot = service.wait_for_slot((BASE_SLOT + part).saturating_sub(rng.below(9)).max(reached));
+            assert!(slot >= reached, "{options:?}: committed slots went from {reached} back to {slot}");
+            reached = slot;
+            service.kill();
+        }
+        assert!(stream.outcome().unwrap().is_none(), "the stream was over before the last kill");
+        let mut service = Service::start(&dir, &options, &geyser, &[]);
+        let end = end(&stream);
+        service.wait_for_slot(end.slot);
+        assert!(service.terminate().success());
+        assert_eq!(digest(&dir, &options), end.digest, "{options:?}");
+        stream.stop().unwrap();
+    }
+}

@@ -1,0 +1,112 @@
+//! A service follows a stream with every fault that can be made good, and answers lookups meanwhile.
+
+use std::path::Path;
+
+use bytes::Bytes;
+use hyper_util::rt::TokioIo;
+use proto::v1::kv_client::KvClient;
+use proto::v1::{GetManyRequest, GetRequest, StatusRequest};
+use tonic::Code;
+use tonic::transport::{Channel, Endpoint, Uri};
+use workload::Pairs;
+
+use crate::support::{Service, columns, digest, end, load, stream, wait_for};
+
+const FAULTS: &str = "--pairs 5000 --events 60000 --events-per-slot 500 --unknown-share 0.05 --change-share 0.3 \
+                      --close-share 0.05 --dead-every 9 --skip-every 11 --out-of-order-every 7 \
+                      --disconnect-every 17000 --duplicates --replay-slots 10000";
+
+#[test]
+fn the_map_is_the_streams_and_lookups_give_it() {
+    for options in columns() {
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, uds) = (temp.path().join("store"), temp.path().join("solkv.sock"));
+        let (stream, workload) = stream(FAULTS);
+        load(&dir, &options, &workload);
+        let geyser = format!("http://{}", stream.address());
+        let mut service = Service::start(&dir, &options, &geyser, &["--uds", uds.to_str().unwrap()]);
+        let end = end(&stream);
+        service.wait_for_slot(end.slot);
+        assert_eq!(service.get("/readyz").unwrap().0, 200);
+        assert!(service.metric("solkv_connects_total").unwrap() > 2.0, "the stream disconnects");
+        assert!(service.metric("solkv_slots_dead_total").unwrap() > 0.0);
+        assert!(service.metric("solkv_slots_duplicate_total").unwrap() > 0.0);
+
+        let found = lookups(&service.listen, &uds, workload.seed, workload.pairs, end.slot);
+        assert!(service.terminate().success());
+        assert!(!uds.exists(), "the socket's file is gone with the service");
+        assert_eq!(digest(&dir, &options), end.digest, "{options:?}");
+        assert_eq!(found, held(&dir, &options, workload.seed, workload.pairs), "{options:?}");
+        stream.stop().unwrap();
+    }
+}
+
+/// Every known key over TCP in batches, checked against single lookups over the Unix socket for some.
+fn lookups(listen: &str, uds: &Path, seed: u64, pairs: u64, slot: u64) -> Vec<Option<Bytes>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut tcp = KvClient::connect(format!("http://{listen}")).await.unwrap();
+        let mut local = KvClient::new(uds_channel(uds).await);
+        let keys: Vec<Vec<u8>> = (0..pairs).map(|index| Pairs::new(seed).key(index).to_vec()).collect();
+        let mut found = Vec::new();
+        for chunk in keys.chunks(2000) {
+            let reply = tcp
+                .get_many(GetManyRequest { keys: chunk.iter().cloned().map(Into::into).collect() })
+                .await
+                .unwrap()
+                .into_inner();
+            assert_eq!(reply.slot, Some(slot));
+            found.extend(reply.entries.into_iter().map(|entry| entry.value));
+        }
+        for index in (0..pairs as usize).step_by(97) {
+            let reply = local.get(GetRequest { key: keys[index].clone().into() }).await.unwrap().into_inner();
+            assert_eq!((reply.slot, &reply.value), (Some(slot), &found[index]));
+        }
+        let absent = Pairs::new(seed).absent_key(0).to_vec();
+        assert_eq!(local.get(GetRequest { key: vec![1; 31].into() }).await.unwrap_err().code(), Code::InvalidArgument);
+        let status = tcp.status(StatusRequest {}).await.unwrap().into_inner();
+        assert!(status.ready);
+        let reply = tcp.get(GetRequest { key: absent.into() }).await;
+        assert!(reply.is_ok(), "an absent key is an answer, not an error");
+        found
+    })
+}
+
+async fn uds_channel(path: &Path) -> Channel {
+    let path = path.to_owned();
+    let connect = move |_: Uri| {
+        let path = path.clone();
+        async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
+    };
+    let endpoint = Endpoint::from_static("http://localhost");
+    endpoint.connect_with_connector(tower::service_fn(connect)).await.unwrap()
+}
+
+fn held(dir: &Path, options: &engines::EngineOptions, seed: u64, pairs: u64) -> Vec<Option<Bytes>> {
+    let engine = engines::open(dir, options, engines::OpenMode::Existing).unwrap();
+    let mut reader = engine.reader().unwrap();
+    (0..pairs)
+        .map(|index| reader.get(&Pairs::new(seed).key(index)).unwrap().map(|value| value.to_vec().into()))
+        .collect()
+}
+
+#[test]
+fn a_stream_that_breaks_before_the_first_commit_starts_over_behind_what_was_taken() {
+    // An empty store without a checkpoint; every connection breaks within its first slots.
+    let options = columns().remove(0);
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("store");
+    let line =
+        "--pairs 500 --base-empty --events 20000 --events-per-slot 500 --disconnect-every 700 --replay-slots 1000";
+    let (stream, _) = stream(line);
+    let geyser = format!("http://{}", stream.address());
+    let mut service = Service::start(&dir, &options, &geyser, &["--commit-every", "100000", "--commit-interval", "1h"]);
+    let end = end(&stream);
+    wait_for("the last slot", || {
+        service.metric("solkv_slots_applied_total").filter(|slots| *slots >= end.slots as f64)
+    });
+    assert!(service.metric("solkv_connects_total").unwrap() > 5.0);
+    assert!(service.terminate().success());
+    assert_eq!(digest(&dir, &options), end.digest);
+    stream.stop().unwrap();
+}

@@ -1,0 +1,176 @@
+//! A store loaded with the stream's known pairs, a stream, and the service as a child process.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use bytesize::ByteSize;
+use clap::Parser;
+use engine_api::{Checkpoint, Durability};
+use engines::{EngineKind, EngineOptions, OpenMode};
+use loadgen::stream::{Delivery, Final, Stream, Workload};
+use workload::{Digest, Pairs};
+
+/// The first slot of a stream is 1000 unless told otherwise: the store stands at the one before it.
+pub(crate) const BASE_SLOT: u64 = 999;
+
+/// Long enough for a machine that does something else meanwhile; only a hang takes it all.
+const HANG: Duration = Duration::from_secs(120);
+
+const POLL: Duration = Duration::from_millis(3);
+
+/// The engines compiled in, RocksDB also with its Bloom filter.
+pub(crate) fn columns() -> Vec<EngineOptions> {
+    let memory = Some(ByteSize::mib(64));
+    let mut columns = Vec::new();
+    for &engine in engines::compiled() {
+        columns.push(EngineOptions { memory, ..EngineOptions::new(engine) });
+        if engine == EngineKind::Rocksdb {
+            columns.push(EngineOptions { memory, bloom: Some(20), ..EngineOptions::new(engine) });
+        }
+    }
+    columns
+}
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    workload: Workload,
+    #[command(flatten)]
+    delivery: Delivery,
+}
+
+/// A stream from the options of `loadgen stream`.
+pub(crate) fn stream(line: &str) -> (Stream, Workload) {
+    let Line { workload, delivery } = Line::parse_from(std::iter::once("stream").chain(line.split_whitespace()));
+    (Stream::start(workload.clone(), &delivery, "127.0.0.1:0").unwrap(), workload)
+}
+
+/// Loads what the stream's keys hold before its first slot.
+pub(crate) fn load(dir: &Path, options: &EngineOptions, workload: &Workload) {
+    let engine = engines::open(dir, options, OpenMode::CreateOrOpen).unwrap();
+    let pairs = Pairs::new(workload.seed);
+    let mut txn = engine.begin().unwrap();
+    for index in 0..workload.pairs {
+        txn.put(&pairs.key(index), &pairs.value(index, 0)).unwrap();
+    }
+    let checkpoint = Checkpoint { seq: workload.pairs, slot: Some(BASE_SLOT), ..Checkpoint::default() };
+    txn.commit(&checkpoint, Durability::Synced).unwrap();
+    engine.close().unwrap();
+}
+
+/// The digest of a store that no process has open.
+pub(crate) fn digest(dir: &Path, options: &EngineOptions) -> String {
+    let engine = engines::open(dir, options, OpenMode::Existing).unwrap();
+    let mut digest = Digest::default();
+    let mut add = |key: &_, value: &_| {
+        digest.add(key, value);
+        ControlFlow::Continue(())
+    };
+    engine.reader().unwrap().scan(&mut add).unwrap();
+    engine.close().unwrap();
+    digest.to_string()
+}
+
+/// Waits until `found` gives something.
+#[track_caller]
+pub(crate) fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + HANG;
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "nothing within {HANG:?}: {what}");
+        std::thread::sleep(POLL);
+    }
+}
+
+/// How the stream ended.
+#[track_caller]
+pub(crate) fn end(stream: &Stream) -> Final {
+    wait_for("the stream's end", || stream.outcome().unwrap().cloned())
+}
+
+/// A running service; killed when dropped.
+pub(crate) struct Service {
+    child: Child,
+    pub(crate) listen: String,
+    pub(crate) metrics: String,
+    log: PathBuf,
+}
+
+impl Service {
+    pub(crate) fn start(dir: &Path, options: &EngineOptions, geyser: &str, more: &[&str]) -> Self {
+        let address = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let (listen, metrics) = (address(), address());
+        let log = dir.with_extension("log");
+        let file = File::options().create(true).append(true).open(&log).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
+        command.args(["--engine", options.engine.as_str(), "--memory", "64MiB", "--geyser", geyser]);
+        command.args(["--listen", &listen, "--metrics", &metrics]).arg("--dir").arg(dir).args(more);
+        if let Some(bits) = options.bloom {
+            command.args(["--bloom", &bits.to_string()]);
+        }
+        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
+        Self { child: command.spawn().unwrap(), listen, metrics, log }
+    }
+
+    /// Body and status code of one of its pages; nothing before it listens.
+    pub(crate) fn get(&mut self, path: &str) -> Option<(u16, String)> {
+        let ended = self.child.try_wait().unwrap();
+        assert!(ended.is_none(), "the service ended: {ended:?}\n{}", self.log());
+        let mut socket = TcpStream::connect(&self.metrics).ok()?;
+        write!(socket, "GET {path} HTTP/1.0\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+    }
+
+    /// The slot that its store stands at.
+    pub(crate) fn slot(&mut self) -> Option<u64> {
+        let status: serde_json::Value = serde_json::from_str(&self.get("/status.json")?.1).ok()?;
+        status.pointer("/checkpoint/slot")?.as_u64()
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_for_slot(&mut self, slot: u64) -> u64 {
+        let what = format!("slot {slot} or later");
+        wait_for(&what, || self.slot().filter(|at| *at >= slot))
+    }
+
+    /// One sample of its metrics.
+    pub(crate) fn metric(&mut self, name: &str) -> Option<f64> {
+        let (_, text) = self.get("/metrics")?;
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM, then its end.
+    #[track_caller]
+    pub(crate) fn terminate(mut self) -> ExitStatus {
+        let sent = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
+        assert!(sent.success());
+        wait_for("the end after SIGTERM", || self.child.try_wait().unwrap())
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // An error means that it has ended already, which is all that is wanted.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
