@@ -6,4 +6,5 @@
 
 pub mod commands;
 pub mod live;
+pub mod result;
 pub mod stream;

@@ -1,0 +1,203 @@
+//! The record: one run of one workload on one engine under one cap.
+//!
+//! Owns: the names and units of the fields. Figures that could not be taken are `null`, never 0.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The format written, and the newest read.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// One line of a result file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// [`SCHEMA_VERSION`] of the writer.
+    pub schema: u32,
+    /// Version and commit of the program, such as `0.1.0 (1a2b3c4)`; `-dirty` behind the commit with local changes.
+    pub program: String,
+    /// The scenario's name, such as `read-under-cap`.
+    pub scenario: String,
+    /// Runs with the same scenario, engine, workload and cap are repeats of each other; counted from 0.
+    pub repeat: u32,
+    /// The engine's label, such as `rocksdb_bloom`.
+    pub engine: String,
+    /// Every setting of the engine that was in effect.
+    pub engine_options: BTreeMap<String, String>,
+    /// What was done.
+    pub workload: Workload,
+    /// Memory cap of the run's cgroup in bytes; `None`: not capped.
+    pub cap_bytes: Option<u64>,
+    /// How the cap was put in place, or why there is none.
+    pub cap_by: String,
+    /// When the run started, ms since the Unix epoch.
+    pub start_unix_ms: u64,
+    /// How long the measured part took.
+    pub elapsed_s: f64,
+    /// Operations of the measured part.
+    pub ops: u64,
+    /// Latencies, one entry per operation.
+    pub curves: Vec<Curve>,
+    /// Latency over time or over size, in the order taken.
+    pub series: Vec<Series>,
+    /// Memory over time.
+    pub memory: Vec<Memory>,
+    /// What the kernel counted over the measured part.
+    pub io: Io,
+    /// Bytes the store occupies on disk at the end.
+    pub disk_bytes: u64,
+    /// Pairs in the store at the end.
+    pub pairs: u64,
+    /// The device, measured in the same session before the first run.
+    pub baseline: Option<Baseline>,
+    /// The machine.
+    pub machine: Machine,
+    /// What a reader has to know: noise, a cap exceeded, pages that were not cold. Empty for a clean run.
+    pub notes: Vec<String>,
+}
+
+/// What a run did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Workload {
+    /// Such as `read_negative`, `read_positive`, `bootstrap`, `mix_50_50`, `scan`, `live`, `query`, `recover`.
+    pub name: String,
+    /// `closed`: the next operation starts when the last one ended; `open`: at its intended time.
+    pub arrival: String,
+    /// Operations a second asked for, of an open loop.
+    pub target_rate: Option<f64>,
+    /// `uniform`, `zipfian:0.99`, `sequential`.
+    pub keys: String,
+    /// Pairs loaded before the run.
+    pub pairs: u64,
+    /// Threads (or connections) that work at once.
+    pub threads: u32,
+    /// `cold`: nothing of the store in the page cache at the start; `warm`: read through beforehand; else in words.
+    pub state: String,
+    /// `synced` or `buffered` where the run commits.
+    pub durability: Option<String>,
+    /// Of keys, values and order.
+    pub seed: u64,
+    /// Everything else that tells this workload from others, such as `batch=1000` or `transport=uds`.
+    pub more: BTreeMap<String, String>,
+}
+
+/// One operation's latencies over the measured part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Curve {
+    /// `read_negative`, `read_positive`, `write`, `commit`, `commit_per_item`, `get_many`, `scan`, `query`.
+    pub op: String,
+    /// How many.
+    pub count: u64,
+    /// Exact mean.
+    pub mean_ns: f64,
+    /// To 3 significant digits.
+    pub quantiles_ns: Quantiles,
+    /// `(share, ns)` from 0 to 1, ascending, denser by nines: the percentile curve.
+    pub curve: Vec<(f64, u64)>,
+}
+
+/// Quantiles of a latency in ns.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields are their names")]
+pub struct Quantiles {
+    pub min: u64,
+    pub p50: u64,
+    pub p90: u64,
+    pub p99: u64,
+    pub p999: u64,
+    pub p9999: u64,
+    pub max: u64,
+}
+
+/// One operation over time or size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Series {
+    /// As in [`Curve::op`].
+    pub op: String,
+    /// `elapsed_s` or `pairs`: the unit of [`Sample::at`].
+    pub over: String,
+    /// In ascending order of `at`.
+    pub samples: Vec<Sample>,
+}
+
+/// One interval of a series.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields are their names, in ns but for at and count")]
+pub struct Sample {
+    pub at: f64,
+    pub count: u64,
+    pub mean_ns: f64,
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+    pub max_ns: u64,
+}
+
+/// Memory at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Memory {
+    /// Since the start of the run.
+    pub at_s: f64,
+    /// Resident set of the process: memory-mapped files are in it, files read by `pread` are not.
+    pub rss_bytes: u64,
+    /// Page cache charged to the cgroup; `None` without one.
+    pub page_cache_bytes: Option<u64>,
+    /// Everything charged to the cgroup, which is what the cap limits.
+    pub charged_bytes: Option<u64>,
+}
+
+/// What the kernel counted for the process over the measured part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Io {
+    /// Bytes fetched from the device on behalf of the process (`/proc/self/io` `read_bytes`).
+    pub device_read_bytes: Option<u64>,
+    /// Bytes the process caused to be written (`write_bytes`).
+    pub device_write_bytes: Option<u64>,
+    /// Reads the device completed meanwhile, of the whole machine (`/proc/diskstats`).
+    pub device_reads: Option<u64>,
+    /// Writes the device completed meanwhile, of the whole machine.
+    pub device_writes: Option<u64>,
+    /// Page faults that waited for the device.
+    pub major_faults: Option<u64>,
+    /// CPU time in user mode.
+    pub user_s: f64,
+    /// CPU time in the kernel.
+    pub system_s: f64,
+    /// Bytes of keys and values the workload wrote: what write amplification is against.
+    pub user_write_bytes: u64,
+}
+
+/// What the device does without any engine.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Baseline {
+    /// 4 KiB reads at random offsets, one at a time, past the page cache.
+    pub random_read_ns: Quantiles,
+    /// Reading a file from start to end, past the page cache.
+    pub sequential_read_bytes_per_s: f64,
+    /// Writing a file from start to end, with one flush at the end.
+    pub sequential_write_bytes_per_s: f64,
+    /// Overwriting 64 KiB and `fdatasync`.
+    pub fdatasync_ns: Quantiles,
+    /// Whether `O_DIRECT` was available; without it the reads may be the page cache's.
+    pub direct: bool,
+}
+
+/// Where it was measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Model name of the CPU.
+    pub cpu: String,
+    /// CPUs the process may use.
+    pub cores: u32,
+    /// Memory of the machine.
+    pub memory_bytes: u64,
+    /// Release of the kernel.
+    pub kernel: String,
+    /// Type of the file system of the store.
+    pub filesystem: String,
+    /// Device or source of that file system.
+    pub device: String,
+    /// Read-ahead of that device, where the kernel tells.
+    pub readahead_bytes: Option<u64>,
+    /// The three load averages at the start of the run.
+    pub loadavg: String,
+}
