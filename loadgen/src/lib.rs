@@ -6,5 +6,6 @@
 
 pub mod commands;
 pub mod live;
+pub mod report;
 pub mod result;
 pub mod stream;

@@ -6,6 +6,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use loadgen::report::{self, compare};
 use loadgen::{commands, live};
 
 /// Plays a Solana account stream, and measures a service that follows it
@@ -27,6 +28,12 @@ enum Command {
     /// Run the service on a bootstrapped directory against a stream and print its latencies (Table 3)
     #[command(after_help = live::EXAMPLES)]
     Live(Box<live::LiveArgs>),
+    /// Show result files as one HTML page that opens from disk, and as markdown tables
+    #[command(after_help = report::EXAMPLES)]
+    Report(report::ReportArgs),
+    /// Compare two result files, or two engines in one, and tell differences from noise
+    #[command(after_help = compare::EXAMPLES)]
+    Compare(compare::CompareArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell to complete for
@@ -44,6 +51,8 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Stream(args) => commands::stream(*args),
         Command::Live(args) => live::run(*args),
+        Command::Report(args) => report::run(&args),
+        Command::Compare(args) => compare::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "loadgen", &mut std::io::stdout());
             Ok(())

@@ -16,6 +16,9 @@ pub struct Record {
     pub schema: u32,
     /// Version and commit of the program, such as `0.1.0 (1a2b3c4)`; `-dirty` behind the commit with local changes.
     pub program: String,
+    /// What was typed to make this run, where the writer knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
     /// The scenario's name, such as `read-under-cap`.
     pub scenario: String,
     /// Runs with the same scenario, engine, workload and cap are repeats of each other; counted from 0.

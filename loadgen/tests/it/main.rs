@@ -1,9 +1,12 @@
-//! The stream as a follower sees it: the public client over a real socket, against a naive map.
+//! The stream as a follower sees it: the public client over a real socket, against a naive map. And reports on
+//! result files.
 //!
-//! Owns: end-to-end tests of `loadgen stream`. Must not: look inside the chain.
+//! Owns: end-to-end tests of `loadgen`. Must not: look inside the chain.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod follow;
 mod model;
 mod protocol;
+mod report;
+mod synthetic;

@@ -1,0 +1,162 @@
+//! Records to a [`Document`]: the machine, what to know, the scenarios, how to reproduce.
+//!
+//! Owns: the order of the page, and the notes that follow from the records themselves. Must not: render.
+
+use std::collections::BTreeMap;
+
+use super::cells::{Group, Scenario, distinct, engines, scenarios};
+use super::document::{Block, Document, Figures, Row, Section, Table};
+use super::figures::peak;
+use super::{device, format, scenario};
+use crate::result::Record;
+
+const READING: [&str; 6] = [
+    "A figure is the median over the repeats of its cell, with the smallest and the largest repeat beside it; `1 run` \
+     says that there is no spread to judge it by.",
+    "× is the ratio to the best engine of the row. Marked as best are the best median and every engine whose repeats \
+     overlap its repeats: those are not told apart.",
+    "A line is one real run: the repeat whose mean is the median of the repeats.",
+    "– stands where a figure was not taken, and for p90, p99 and p99.9 of fewer than 10, 100 and 1,000 values.",
+    "Closed loop: the next operation starts when the last one ended, so a stall delays the operations behind it \
+     unseen, and tails look better than a client at a fixed rate would find them. Open loop: latency runs from the \
+     intended start.",
+    "RSS contains files mapped into memory and no files read by pread; what the cap limits is everything charged, \
+     which is why the bars stack page cache and the rest of the charge, and mark RSS.",
+];
+
+/// The report on `records`.
+pub(crate) fn document(title: &str, records: &[Record]) -> Document {
+    let engines = engines(records);
+    let scenarios = scenarios(records);
+    let mut sections = vec![device::section(records), notes(&scenarios)];
+    sections.extend(scenarios.iter().enumerate().map(|(at, scenario)| scenario::section(scenario, at, &engines)));
+    sections.push(Section {
+        id: "reading".to_owned(),
+        title: "How to read this".to_owned(),
+        blocks: vec![Block::List(READING.iter().map(|&line| line.to_owned()).collect())],
+    });
+    sections.push(reproduce(records, &engines, &scenarios));
+    Document {
+        title: title.to_owned(),
+        lead: lead(records, &engines),
+        engines: engines.into_iter().map(str::to_owned).collect(),
+        sections,
+    }
+}
+
+fn lead(records: &[Record], engines: &[&str]) -> String {
+    let times = || records.iter().map(|record| record.start_unix_ms);
+    let (first, last) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
+    let programs = distinct(records.iter().map(|record| record.program.as_str()));
+    format!(
+        "{} runs of {}, from {} to {} UTC, loadgen {}.",
+        records.len(),
+        engines.join(", "),
+        format::utc(first),
+        format::utc(last),
+        programs.join(" and ")
+    )
+}
+
+/// What the runs say about themselves, and what the records show.
+fn notes(scenarios: &[Scenario<'_>]) -> Section {
+    // The same words of many runs are one line with the runs behind it.
+    let mut of_runs: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    let mut lines = Vec::new();
+    for scenario in scenarios {
+        for group in &scenario.groups {
+            for run in group.runs() {
+                for note in &run.notes {
+                    let cap = format::cap(run.cap_bytes);
+                    let whose = format!("{} {} {} run {}", scenario.name, run.engine, cap, run.repeat);
+                    of_runs.entry(note.as_str()).or_default().push(whose);
+                }
+            }
+            lines.extend(found(scenario, group));
+        }
+    }
+    let recorded = of_runs.into_iter().map(|(note, runs)| format!("{note} ({})", runs.join("; ")));
+    let lines: Vec<String> = recorded.chain(distinct(lines)).collect();
+    let blocks = if lines.is_empty() {
+        vec![Block::Text("Nothing: no run was noted as noisy, above its cap or otherwise special.".to_owned())]
+    } else {
+        vec![Block::List(lines)]
+    };
+    Section { id: "notes".to_owned(), title: "What to know first".to_owned(), blocks }
+}
+
+/// What nobody noted and the records show.
+fn found(scenario: &Scenario<'_>, group: &Group<'_>) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut say = |what: &str, engine: &str, cap| {
+        lines.push(format!("{what} ({} {}, {engine}, {})", scenario.name, group.workload.name, format::cap(cap)));
+    };
+    for cell in &group.cells {
+        let over = |run: &&Record| {
+            let charged = peak(run, |at| at.charged_bytes);
+            charged.zip(run.cap_bytes).is_some_and(|(charged, cap)| charged > cap as f64)
+        };
+        if cell.runs.iter().any(|run| over(&run)) {
+            say("more memory was charged than the cap allows", cell.engine, cell.cap);
+        }
+        if distinct(cell.runs.iter().map(|run| &run.engine_options)).len() > 1 {
+            say("the repeats ran with different engine options", cell.engine, cell.cap);
+        }
+        if distinct(cell.runs.iter().map(|run| run.program.as_str())).len() > 1 {
+            say("the repeats ran with different programs", cell.engine, cell.cap);
+        }
+    }
+    let caps = group.caps();
+    for cap in caps {
+        let single: Vec<&str> =
+            group.cells.iter().filter(|c| c.cap == cap && c.runs.len() == 1).map(|c| c.engine).collect();
+        if !single.is_empty() {
+            say("1 run, so nothing says how far another would differ", &single.join(", "), cap);
+        }
+    }
+    lines
+}
+
+fn reproduce(records: &[Record], engines: &[&str], scenarios: &[Scenario<'_>]) -> Section {
+    let mut blocks = Vec::new();
+    let commands = distinct(records.iter().filter_map(|record| record.command.as_deref()));
+    let programs = distinct(records.iter().map(|record| record.program.as_str()));
+    blocks.push(Block::Text(format!("Program: loadgen {}.", programs.join(", loadgen "))));
+    blocks.push(if commands.is_empty() {
+        Block::Text("Command: – (the runs do not say).".to_owned())
+    } else {
+        Block::Code(commands.join("\n"))
+    });
+    blocks.push(Block::Table(workloads(scenarios)));
+    blocks.push(Block::Table(options(records, engines)));
+    let caps = distinct(records.iter().filter(|r| r.cap_bytes.is_some()).map(|r| format!("Caps: {}.", r.cap_by)));
+    blocks.extend(caps.into_iter().map(Block::Text));
+    Section { id: "reproduce".to_owned(), title: "How to reproduce".to_owned(), blocks }
+}
+
+fn workloads(scenarios: &[Scenario<'_>]) -> Table {
+    let head = ["", "loop", "workload", "seed"].map(str::to_owned).to_vec();
+    let mut rows = Vec::new();
+    for (scenario, group) in scenarios.iter().flat_map(|s| s.groups.iter().map(move |group| (s, group))) {
+        let facts = format::facts(group.workload).into_iter().filter(|(name, _)| name != "seed");
+        let facts: Vec<String> = facts.map(|(name, value)| format!("{name} {value}")).collect();
+        let cells = [format::arrival(group.workload), facts.join(", "), group.workload.seed.to_string()];
+        rows.push(Row::Figures(format!("{} {}", scenario.name, group.workload.name), cells.map(Figures::plain).into()));
+    }
+    Table { caption: "Workloads".to_owned(), head, rows, words: true }
+}
+
+/// Every set of options that an engine ran with.
+fn options(records: &[Record], engines: &[&str]) -> Table {
+    let mut rows = Vec::new();
+    for engine in engines {
+        let sets = distinct(records.iter().filter(|r| r.engine == **engine).map(|record| &record.engine_options));
+        for set in sets {
+            let text: Vec<String> = set.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            let text = if text.is_empty() { format::MISSING.to_owned() } else { text.join(" ") };
+            rows.push(Row::Figures((*engine).to_owned(), vec![Figures::plain(text)]));
+        }
+    }
+    let head = vec!["engine".to_owned(), "options in effect".to_owned()];
+    Table { caption: "Engines, with every set of options that ran".to_owned(), head, rows, words: true }
+}

@@ -1,0 +1,211 @@
+//! Records sorted into what is compared: scenario, workload, cap, engine, and the repeats of that cell.
+//!
+//! Owns: which runs are repeats of each other, and the median with its spread. Must not: format.
+
+use serde::Serialize;
+
+use crate::result::{Curve, Record, Series, Workload};
+
+/// The repeats of one engine under one cap.
+#[derive(Debug)]
+pub(crate) struct Cell<'a> {
+    /// The engine's label.
+    pub(crate) engine: &'a str,
+    /// Its memory cap.
+    pub(crate) cap: Option<u64>,
+    /// At least one.
+    pub(crate) runs: Vec<&'a Record>,
+}
+
+/// One workload: every engine and cap it ran with.
+#[derive(Debug)]
+pub(crate) struct Group<'a> {
+    /// What was done.
+    pub(crate) workload: &'a Workload,
+    /// In order of cap, then of first appearance.
+    pub(crate) cells: Vec<Cell<'a>>,
+}
+
+/// The workloads of one scenario.
+#[derive(Debug)]
+pub(crate) struct Scenario<'a> {
+    /// Its name.
+    pub(crate) name: &'a str,
+    /// In order of first appearance.
+    pub(crate) groups: Vec<Group<'a>>,
+}
+
+/// A figure over the repeats of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// The middle one; of an even number, the mean of the middle two.
+    pub median: f64,
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+    /// How many repeats have the figure.
+    pub runs: usize,
+}
+
+impl Spread {
+    /// Of the values that are there; `None` without any.
+    pub(crate) fn of(values: impl IntoIterator<Item = Option<f64>>) -> Option<Self> {
+        let mut values: Vec<f64> = values.into_iter().flatten().filter(|value| value.is_finite()).collect();
+        values.sort_by(f64::total_cmp);
+        let (min, max) = (*values.first()?, *values.last()?);
+        let middle = values.len() / 2;
+        let median = if values.len().is_multiple_of(2) {
+            f64::midpoint(values[middle - 1], values[middle])
+        } else {
+            values[middle]
+        };
+        Some(Self { median, min, max, runs: values.len() })
+    }
+
+    /// Whether the two ranges have a value in common.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        self.min <= other.max && other.min <= self.max
+    }
+}
+
+impl<'a> Cell<'a> {
+    /// A figure over the repeats.
+    pub(crate) fn spread(&self, of: impl Fn(&Record) -> Option<f64>) -> Option<Spread> {
+        Spread::of(self.runs.iter().map(|run| of(run)))
+    }
+
+    /// A figure of one operation's latencies over the repeats.
+    pub(crate) fn latency(&self, op: &str, of: impl Fn(&Curve) -> Option<f64>) -> Option<Spread> {
+        self.spread(|run| curve(run, op).and_then(&of))
+    }
+
+    /// The curve of the repeat in the middle: the one whose mean is the median, the lower of two.
+    pub(crate) fn middle_curve(&self, op: &str) -> Option<&'a Curve> {
+        let mut curves: Vec<&'a Curve> = self.runs.iter().filter_map(|run| curve(run, op)).collect();
+        curves.sort_by(|a, b| a.mean_ns.total_cmp(&b.mean_ns));
+        curves.get(curves.len().checked_sub(1)? / 2).copied()
+    }
+
+    /// The series of the repeat in the middle, by the mean of all its operations.
+    pub(crate) fn middle_series(&self, op: &str, over: &str) -> Option<&'a Series> {
+        let mut series: Vec<&'a Series> = self.runs.iter().filter_map(|run| series_of(run, op, over)).collect();
+        series.sort_by(|a, b| mean(a).total_cmp(&mean(b)));
+        series.get(series.len().checked_sub(1)? / 2).copied()
+    }
+}
+
+impl<'a> Group<'a> {
+    /// The caps, small to large, no cap last.
+    pub(crate) fn caps(&self) -> Vec<Option<u64>> {
+        let mut caps: Vec<Option<u64>> = self.cells.iter().map(|cell| cell.cap).collect();
+        caps.sort_by_key(|cap| cap.unwrap_or(u64::MAX));
+        caps.dedup();
+        caps
+    }
+
+    /// The cell of an engine under a cap.
+    pub(crate) fn cell(&self, engine: &str, cap: Option<u64>) -> Option<&Cell<'a>> {
+        self.cells.iter().find(|cell| cell.engine == engine && cell.cap == cap)
+    }
+
+    /// Every run.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = &'a Record> + '_ {
+        self.cells.iter().flat_map(|cell| cell.runs.iter().copied())
+    }
+
+    /// The operations with a curve, in order of first appearance.
+    pub(crate) fn ops(&self) -> Vec<&'a str> {
+        distinct(self.runs().flat_map(|run| run.curves.iter().map(|curve| curve.op.as_str())))
+    }
+
+    /// The operations with a series over time or size.
+    pub(crate) fn series_ops(&self, over: &str) -> Vec<&'a str> {
+        let of = |run: &'a Record| run.series.iter().filter(|series| series.over == over);
+        distinct(self.runs().flat_map(of).map(|series| series.op.as_str()))
+    }
+}
+
+/// The engines, in order of first appearance: their columns, and their colours on the whole page.
+pub(crate) fn engines(records: &[Record]) -> Vec<&str> {
+    distinct(records.iter().map(|record| record.engine.as_str()))
+}
+
+/// The records by scenario, workload, cap and engine.
+pub(crate) fn scenarios(records: &[Record]) -> Vec<Scenario<'_>> {
+    let mut scenarios: Vec<Scenario<'_>> = Vec::new();
+    for record in records {
+        let at = position(
+            &mut scenarios,
+            |known| known.name == record.scenario,
+            || Scenario { name: &record.scenario, groups: Vec::new() },
+        );
+        let groups = &mut scenarios[at].groups;
+        let at = position(
+            groups,
+            |known| *known.workload == record.workload,
+            || Group { workload: &record.workload, cells: Vec::new() },
+        );
+        let cells = &mut groups[at].cells;
+        let same = |known: &Cell<'_>| known.engine == record.engine && known.cap == record.cap_bytes;
+        let at = position(cells, same, || Cell { engine: &record.engine, cap: record.cap_bytes, runs: Vec::new() });
+        cells[at].runs.push(record);
+    }
+    for group in scenarios.iter_mut().flat_map(|scenario| &mut scenario.groups) {
+        group.cells.sort_by_key(|cell| cell.cap.unwrap_or(u64::MAX));
+    }
+    scenarios
+}
+
+/// The values in order of first appearance.
+pub(crate) fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut out = Vec::new();
+    for value in values {
+        if !out.contains(&value) {
+            out.push(value);
+        }
+    }
+    out
+}
+
+/// The curve of an operation.
+pub(crate) fn curve<'a>(run: &'a Record, op: &str) -> Option<&'a Curve> {
+    run.curves.iter().find(|curve| curve.op == op && curve.count > 0)
+}
+
+fn series_of<'a>(run: &'a Record, op: &str, over: &str) -> Option<&'a Series> {
+    run.series.iter().find(|series| series.op == op && series.over == over && !series.samples.is_empty())
+}
+
+fn mean(series: &Series) -> f64 {
+    let count: u64 = series.samples.iter().map(|sample| sample.count).sum();
+    let total: f64 = series.samples.iter().map(|sample| sample.mean_ns * sample.count as f64).sum();
+    total / count.max(1) as f64
+}
+
+fn position<T>(known: &mut Vec<T>, same: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> usize {
+    known.iter().position(same).unwrap_or_else(|| {
+        known.push(new());
+        known.len() - 1
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_what_is_there() {
+        let spread = Spread::of([Some(3.0), None, Some(1.0), Some(8.0)]).unwrap();
+        assert_eq!(spread, Spread { median: 3.0, min: 1.0, max: 8.0, runs: 3 });
+        assert_eq!(Spread::of([Some(1.0), Some(2.0)]).unwrap().median, 1.5);
+        assert_eq!(Spread::of([None, Some(f64::NAN)]), None);
+    }
+
+    #[test]
+    fn ranges_that_touch_overlap() {
+        let range = |min, max| Spread { median: min, min, max, runs: 3 };
+        assert!(range(1.0, 2.0).overlaps(&range(2.0, 3.0)));
+        assert!(!range(1.0, 2.0).overlaps(&range(2.1, 3.0)));
+    }
+}

@@ -1,0 +1,172 @@
+//! The figures of a run, each with its name, its unit and which way is better.
+//!
+//! Owns: how a figure is made of a record, and when it cannot be. Must not: aggregate repeats.
+
+use crate::result::{Curve, Memory, Record};
+
+use super::format;
+
+/// Bytes of a pair as the user sees it: a key and a value of 32 bytes each.
+const PAIR_BYTES: f64 = 64.0;
+
+/// One figure of a run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Figure {
+    /// With what it is counted per.
+    pub(crate) name: &'static str,
+    /// `None` for a figure that has no better: no ratio is shown.
+    pub(crate) better: Option<Better>,
+    /// Of a run; `None` where it was not taken.
+    pub(crate) of: fn(&Record) -> Option<f64>,
+    /// With its unit.
+    pub(crate) text: fn(f64) -> String,
+}
+
+/// Which way is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Better {
+    /// Throughput.
+    Higher,
+    /// Everything that is paid.
+    Lower,
+}
+
+/// One figure of an operation's latencies, in ns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stat {
+    /// As the reference calls it.
+    pub(crate) name: &'static str,
+    /// `None` where fewer values were taken than the quantile is about.
+    pub(crate) of: fn(&Curve) -> Option<f64>,
+}
+
+/// Rows of a latency table.
+pub(crate) const STATS: [Stat; 6] = [
+    Stat { name: "avg", of: |curve| Some(curve.mean_ns) },
+    Stat { name: "p50", of: |curve| Some(curve.quantiles_ns.p50 as f64) },
+    Stat { name: "p90", of: |curve| known(curve, 10, curve.quantiles_ns.p90) },
+    Stat { name: "p99", of: |curve| known(curve, 100, curve.quantiles_ns.p99) },
+    Stat { name: "p99.9", of: |curve| known(curve, 1_000, curve.quantiles_ns.p999) },
+    Stat { name: "max", of: |curve| Some(curve.quantiles_ns.max as f64) },
+];
+
+/// Operations a second.
+pub(crate) const THROUGHPUT: Figure =
+    Figure { name: "Throughput", better: Some(Better::Higher), of: throughput, text: format::per_second };
+
+/// Reads that the device completed for one operation.
+pub(crate) const READS_PER_OP: Figure = Figure {
+    name: "Device reads per operation, of the whole machine",
+    better: Some(Better::Lower),
+    of: |run| per_op(run, run.io.device_reads? as f64),
+    text: format::digits,
+};
+
+/// Bytes written to the device for each byte the user wrote.
+pub(crate) const WRITE_AMPLIFICATION: Figure = Figure {
+    name: "Write amplification (device bytes / user bytes)",
+    better: Some(Better::Lower),
+    of: |run| share(run.io.device_write_bytes? as f64, run.io.user_write_bytes as f64),
+    text: format::digits,
+};
+
+/// What an operation costs beside its time.
+pub(crate) const COSTS: [Figure; 8] = [
+    THROUGHPUT,
+    READS_PER_OP,
+    Figure {
+        name: "Bytes from the device per operation",
+        better: Some(Better::Lower),
+        of: |run| per_op(run, run.io.device_read_bytes? as f64),
+        text: format::bytes,
+    },
+    WRITE_AMPLIFICATION,
+    Figure {
+        name: "Space amplification (disk / 64 B pairs)",
+        better: Some(Better::Lower),
+        of: |run| share(bytes_per_pair(run)?, PAIR_BYTES),
+        text: format::digits,
+    },
+    Figure {
+        name: "CPU per operation, user and system",
+        better: Some(Better::Lower),
+        of: |run| per_op(run, (run.io.user_s + run.io.system_s) * 1e9),
+        text: format::nanos,
+    },
+    Figure {
+        name: "Major faults per operation",
+        better: Some(Better::Lower),
+        of: |run| per_op(run, run.io.major_faults? as f64),
+        text: format::digits,
+    },
+    PEAK_RSS,
+];
+
+/// Rows of Table 2.
+pub(crate) const BOOTSTRAP: [Figure; 8] = [
+    Figure {
+        name: "Disk usage",
+        better: Some(Better::Lower),
+        of: |run| (run.disk_bytes > 0).then_some(run.disk_bytes as f64),
+        text: format::bytes,
+    },
+    Figure {
+        name: "Bytes / pair",
+        better: Some(Better::Lower),
+        of: bytes_per_pair,
+        text: |value| format!("{} B", format::digits(value)),
+    },
+    Figure {
+        name: "Time",
+        better: Some(Better::Lower),
+        of: |run| (run.elapsed_s > 0.0).then_some(run.elapsed_s),
+        text: format::seconds,
+    },
+    Figure {
+        name: "Pairs / s",
+        better: Some(Better::Higher),
+        of: |run| share(run.pairs as f64, run.elapsed_s).filter(|rate| *rate > 0.0),
+        text: format::per_second,
+    },
+    PEAK_RSS,
+    Figure {
+        name: "Peak page cache",
+        better: None,
+        of: |run| peak(run, |at| at.page_cache_bytes),
+        text: format::bytes,
+    },
+    Figure { name: "Peak charged", better: None, of: |run| peak(run, |at| at.charged_bytes), text: format::bytes },
+    WRITE_AMPLIFICATION,
+];
+
+const PEAK_RSS: Figure =
+    Figure { name: "Peak RSS", better: None, of: |run| peak(run, |at| Some(at.rss_bytes)), text: format::bytes };
+
+/// The most of one kind of memory that a sample of the run saw.
+pub(crate) fn peak(run: &Record, of: fn(&Memory) -> Option<u64>) -> Option<f64> {
+    run.memory.iter().filter_map(of).max().map(|bytes| bytes as f64)
+}
+
+fn throughput(run: &Record) -> Option<f64> {
+    share(run.ops as f64, run.elapsed_s).filter(|rate| *rate > 0.0)
+}
+
+fn bytes_per_pair(run: &Record) -> Option<f64> {
+    if run.disk_bytes == 0 {
+        return None;
+    }
+    share(run.disk_bytes as f64, run.pairs as f64)
+}
+
+fn per_op(run: &Record, value: f64) -> Option<f64> {
+    share(value, run.ops as f64)
+}
+
+fn share(value: f64, of: f64) -> Option<f64> {
+    (of > 0.0).then(|| value / of)
+}
+
+/// The highest of n values is no quantile with one value in more than n beyond it.
+fn known(curve: &Curve, one_in: u64, value: u64) -> Option<f64> {
+    (curve.count >= one_in).then_some(value as f64)
+}

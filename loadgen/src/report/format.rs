@@ -1,0 +1,207 @@
+//! Figures and names as text, and text made safe for HTML and markdown.
+//!
+//! Owns: units, rounding, the dash for what is missing. Must not: know what a figure means.
+
+use engine_latency::table::{grouped, micros};
+
+use super::cells::Spread;
+use crate::result::Workload;
+
+/// What stands where a figure could not be taken.
+pub(crate) const MISSING: &str = "–";
+
+/// Nanoseconds as microseconds.
+pub(crate) fn nanos(value: f64) -> String {
+    micros(value)
+}
+
+/// Bytes in binary units with three digits.
+pub(crate) fn bytes(value: f64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut scaled = value;
+    let mut unit = 0;
+    while scaled >= 999.5 && unit + 1 < UNITS.len() {
+        scaled /= 1024.0;
+        unit += 1;
+    }
+    format!("{} {}", digits(scaled), UNITS[unit])
+}
+
+/// Seconds as seconds, minutes or hours.
+pub(crate) fn seconds(value: f64) -> String {
+    if value < 600.0 {
+        format!("{} s", digits(value))
+    } else if value < 7_200.0 {
+        format!("{} min", digits(value / 60.0))
+    } else {
+        format!("{} h", digits(value / 3_600.0))
+    }
+}
+
+/// Operations a second.
+pub(crate) fn per_second(value: f64) -> String {
+    format!("{} /s", digits(value))
+}
+
+/// Bytes a second.
+pub(crate) fn bytes_per_second(value: f64) -> String {
+    format!("{}/s", bytes(value))
+}
+
+/// Nothing but three digits; thousands separated by commas.
+pub(crate) fn digits(value: f64) -> String {
+    let size = value.abs();
+    if size >= 99.95 {
+        grouped(value.round() as u64)
+    } else if size >= 9.995 {
+        format!("{value:.1}")
+    } else if size >= 0.01 || size == 0.0 {
+        format!("{value:.2}")
+    } else {
+        format!("{value:.1e}")
+    }
+}
+
+/// How many times the best.
+pub(crate) fn ratio(value: f64) -> String {
+    format!("×{}", digits(value))
+}
+
+/// `512–530`, with the unit where the two differ; the runs behind it where it is only one.
+pub(crate) fn spread(spread: &Spread, text: fn(f64) -> String) -> String {
+    if spread.runs == 1 {
+        return "1 run".to_owned();
+    }
+    let (min, max) = (text(spread.min), text(spread.max));
+    match (min.rsplit_once(' '), max.rsplit_once(' ')) {
+        (Some((low, unit)), Some((high, same))) if unit == same => format!("{low}–{high}"),
+        _ => format!("{min}–{max}"),
+    }
+}
+
+/// The cap in words.
+pub(crate) fn cap(cap: Option<u64>) -> String {
+    cap.map_or_else(|| "no cap".to_owned(), |cap| format!("cap {}", bytes(cap as f64)))
+}
+
+/// `read_negative` as `Negative read`; names that are not known stay as they are.
+pub(crate) fn op(op: &str) -> String {
+    match op {
+        "read_negative" => "Negative read".to_owned(),
+        "read_positive" => "Positive read".to_owned(),
+        "commit_per_item" => "Commit / item".to_owned(),
+        "get_many" => "Batched read".to_owned(),
+        other => {
+            let text = other.replace('_', " ");
+            let mut letters = text.chars();
+            letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+        }
+    }
+}
+
+/// Closed or open loop, always said.
+pub(crate) fn arrival(workload: &Workload) -> String {
+    let rate = workload.target_rate.map_or_else(String::new, |rate| format!(" at {}", per_second(rate)));
+    format!("{} loop{rate}", workload.arrival)
+}
+
+/// Everything else that tells a workload from another, by name.
+pub(crate) fn facts(workload: &Workload) -> Vec<(String, String)> {
+    let mut facts = vec![
+        ("keys".to_owned(), workload.keys.clone()),
+        ("pairs".to_owned(), grouped(workload.pairs)),
+        ("threads".to_owned(), workload.threads.to_string()),
+        ("state".to_owned(), workload.state.clone()),
+    ];
+    facts.extend(workload.durability.iter().map(|durability| ("durability".to_owned(), durability.clone())));
+    facts.push(("seed".to_owned(), workload.seed.to_string()));
+    facts.extend(workload.more.iter().map(|(name, value)| (name.clone(), value.clone())));
+    facts
+}
+
+/// The workload's name, its loop, and whatever differs from the others of that name.
+pub(crate) fn workload(workload: &Workload, others: &[&Workload]) -> String {
+    let mut title = format!("{}, {}", op(&workload.name), arrival(workload));
+    let rivals: Vec<_> = others.iter().filter(|other| other.name == workload.name).map(|other| facts(other)).collect();
+    for fact in facts(workload) {
+        if rivals.iter().any(|rival| !rival.contains(&fact)) {
+            title.push_str(&format!(", {} {}", fact.0, fact.1));
+        }
+    }
+    title
+}
+
+/// A time of day in UTC: `2026-11-21 10:28`.
+pub(crate) fn utc(unix_ms: u64) -> String {
+    let time = std::time::UNIX_EPOCH + std::time::Duration::from_millis(unix_ms);
+    let text = humantime::format_rfc3339_seconds(time).to_string();
+    text.get(..16).unwrap_or(&text).replace('T', " ")
+}
+
+/// Safe as text and as a quoted attribute.
+pub(crate) fn html(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+/// Safe inside a line or a cell of markdown.
+pub(crate) fn markdown(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '|' | '*' | '_' | '`' | '[' | ']' | '\\' | '#' => out.extend(['\\', letter]),
+            '<' => out.push_str("&lt;"),
+            '\n' | '\r' => out.push(' '),
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+/// JSON that ends no `<script>`.
+pub(crate) fn script_json(json: &str) -> String {
+    // Inside JSON a `<` only occurs in strings, where this is the same letter.
+    json.replace('<', "\\u003c")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_follow_the_size() {
+        assert_eq!(bytes(64.0), "64.0 B");
+        assert_eq!(bytes(146.0 * 1024.0 * 1024.0), "146 MiB");
+        assert_eq!(bytes(40.8 * 1024.0 * 1024.0 * 1024.0), "40.8 GiB");
+        assert_eq!(seconds(2.9 * 3600.0), "2.90 h");
+        assert_eq!(seconds(12.34), "12.3 s");
+        assert_eq!(digits(0.000_123), "1.2e-4");
+        assert_eq!(digits(0.0), "0.00");
+        assert_eq!(utc(1_795_257_000_000), "2026-11-21 10:30");
+    }
+
+    #[test]
+    fn a_spread_says_its_unit_only_where_it_must() {
+        let of = |min, max, runs| Spread { median: min, min, max, runs };
+        assert_eq!(spread(&of(3_300.0, 3_600.0, 3), nanos), "3.30–3.60");
+        assert_eq!(spread(&of(900.0 * 1024.0, 1.5 * 1024.0 * 1024.0, 3), bytes), "900 KiB–1.50 MiB");
+        assert_eq!(spread(&of(1.0, 1.0, 1), nanos), "1 run");
+    }
+
+    #[test]
+    fn text_of_others_is_only_text() {
+        assert_eq!(html("<b a='x'>&"), "&lt;b a=&#39;x&#39;&gt;&amp;");
+        assert_eq!(markdown("a|b_c <i>\n"), "a\\|b\\_c &lt;i> ");
+        assert_eq!(script_json(r#"{"a":"</script>"}"#), r#"{"a":"\u003c/script>"}"#);
+    }
+}

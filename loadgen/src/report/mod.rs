@@ -1,0 +1,76 @@
+//! `loadgen report` and `loadgen compare`: result files as one page, as markdown, and against each other.
+//!
+//! Owns: what is shown of a record and how repeats are judged. Must not: measure. Runs on the main thread.
+//!
+//! A report is built once as a [`document::Document`] and then rendered: [`html`] draws all of it, [`markdown`] what
+//! a README can hold.
+
+mod build;
+mod cells;
+mod charts;
+pub mod compare;
+mod device;
+mod document;
+mod figures;
+mod format;
+mod html;
+mod input;
+mod markdown;
+mod scenario;
+mod tables;
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+pub use cells::Spread;
+
+/// Shown under `loadgen report --help`.
+pub const EXAMPLES: &str = "\
+Runs with the same scenario, engine, workload and memory cap are repeats of each other, whichever file they are in:
+the report shows their median with the smallest and the largest. The page is one file that fetches nothing; open it
+from disk. `?theme=dark` or `?theme=light` behind its address overrides what the system prefers.
+
+Examples:
+  loadgen report results/*.jsonl --html report.html --title 'NVMe, 700M pairs'
+  loadgen report monday.jsonl tuesday.jsonl --html report.html --markdown report.md
+  loadgen report run.jsonl | less";
+
+/// Arguments of `loadgen report`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ReportArgs {
+    /// Result files, one JSON record a line
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Write one self-contained page: tables, charts, light and dark
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Write the tables as markdown; without --html and --markdown they go to stdout
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Title of the report
+    #[arg(long, value_name = "TEXT", default_value = "Storage engines measured")]
+    pub title: String,
+}
+
+/// Runs `loadgen report`.
+pub fn run(args: &ReportArgs) -> Result<()> {
+    let records = input::read_all(&args.files)?;
+    let document = build::document(&args.title, &records);
+    if let Some(path) = &args.html {
+        write(path, &html::render(&document)?)?;
+    }
+    if let Some(path) = &args.markdown {
+        write(path, &markdown::render(&document))?;
+    }
+    if args.html.is_none() && args.markdown.is_none() {
+        let text = markdown::render(&document);
+        std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")?;
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write the report: file={}", path.display()))
+}

@@ -1,0 +1,64 @@
+//! The section of one scenario: its workloads, each with tables, lines and bars.
+//!
+//! Owns: the order within a section. Must not: render.
+
+use super::cells::{Group, Scenario};
+use super::charts::{self, Place};
+use super::document::{Block, Section};
+use super::figures::{BOOTSTRAP, COSTS, READS_PER_OP, THROUGHPUT, WRITE_AMPLIFICATION};
+use super::{device, format, tables};
+use crate::result::Workload;
+
+/// The section of `scenario`, the `at`-th of the page.
+pub(crate) fn section(scenario: &Scenario<'_>, at: usize, engines: &[&str]) -> Section {
+    let id = format!("scenario-{}", at + 1);
+    let workloads: Vec<&Workload> = scenario.groups.iter().map(|group| group.workload).collect();
+    let mut blocks = Vec::new();
+    let runs: Vec<_> = scenario.groups.iter().flat_map(Group::runs).collect();
+    let notes: usize = runs.iter().filter(|run| !run.notes.is_empty()).count();
+    let noisy = if notes == 0 { String::new() } else { format!(" {notes} of them have notes, listed above.") };
+    blocks.push(Block::Text(format!("{} runs.{noisy} {}", runs.len(), device::line(&runs))));
+    for (nth, group) in scenario.groups.iter().enumerate() {
+        // Engines that did not run this workload are no columns of it.
+        let ran: Vec<&str> = engines.iter().filter(|e| group.cells.iter().any(|c| c.engine == **e)).copied().collect();
+        let place = Place { id: format!("{id}-{}", nth + 1), engines, device_us: device::random_read_us(&runs) };
+        workload(group, &ran, &place, &format::workload(group.workload, &workloads), &mut blocks);
+    }
+    Section { id, title: scenario.name.to_owned(), blocks }
+}
+
+fn workload(group: &Group<'_>, ran: &[&str], place: &Place<'_>, title: &str, blocks: &mut Vec<Block>) {
+    blocks.push(Block::Heading(title.to_owned()));
+    let facts: Vec<String> =
+        format::facts(group.workload).into_iter().map(|(name, value)| format!("{name} {value}")).collect();
+    blocks.push(Block::Text(format!("{}: {}.", format::arrival(group.workload), facts.join(", "))));
+
+    let name = group.workload.name.as_str();
+    if name == "bootstrap" {
+        blocks.push(Block::Table(tables::figures(group, ran, "Table 2: bootstrap", &BOOTSTRAP)));
+    }
+    let caption = if name == "live" { format!("Table 3: {title}") } else { title.to_owned() };
+    blocks.extend(tables::latencies(group, ran, &caption).into_iter().map(Block::Table));
+
+    let lines = [
+        charts::caps(group, place),
+        charts::over(group, place, "pairs"),
+        charts::over(group, place, "elapsed_s"),
+        charts::nines(group, place),
+    ];
+    blocks.extend(lines.into_iter().filter(|charts| !charts.is_empty()).map(Block::Charts));
+
+    let bars = [
+        charts::bars(group, place, &THROUGHPUT, "Throughput, operations a second; higher is better"),
+        charts::memory(group, place),
+        charts::bars(group, place, &READS_PER_OP, "Device reads per operation, of the whole machine; lower is better"),
+        charts::bars(
+            group,
+            place,
+            &WRITE_AMPLIFICATION,
+            "Write amplification, device bytes / user bytes; lower is better",
+        ),
+    ];
+    blocks.extend(bars.into_iter().flatten().map(Block::Bars));
+    blocks.push(Block::Table(tables::figures(group, ran, &format!("{title}: what an operation costs"), &COSTS)));
+}

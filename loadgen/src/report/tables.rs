@@ -1,0 +1,70 @@
+//! Tables with engines as columns: latencies as in the reference's Table 3, loads as in its Table 2, and costs.
+//!
+//! Owns: which rows a table has. Must not: render.
+
+use super::cells::Group;
+use super::document::{Figures, Row, Table, compared};
+use super::figures::{Better, Figure, STATS};
+use super::format;
+
+/// Latencies of every operation of a workload. One operation: a table with the caps below each other. Several: a
+/// table for each cap with the operations below each other.
+pub(crate) fn latencies(group: &Group<'_>, engines: &[&str], title: &str) -> Vec<Table> {
+    let (caps, ops) = (group.caps(), group.ops());
+    let tables: Vec<Table> = if let [op] = ops[..] {
+        let rows = caps.iter().flat_map(|cap| latency_rows(group, engines, op, *cap, format::cap(*cap)));
+        vec![table(format!("{title}: {}, latency", format::op(op)), engines, rows.collect())]
+    } else {
+        let of_cap = |cap: &Option<u64>| {
+            let rows = ops.iter().flat_map(|op| latency_rows(group, engines, op, *cap, format::op(op)));
+            table(format!("{title}: latency, {}", format::cap(*cap)), engines, rows.collect())
+        };
+        caps.iter().map(of_cap).collect()
+    };
+    tables.into_iter().filter(|table| !table.rows.is_empty()).collect()
+}
+
+/// Figures of whole runs, one row each under every cap; rows that nobody has are left out.
+pub(crate) fn figures(group: &Group<'_>, engines: &[&str], caption: &str, rows: &[Figure]) -> Table {
+    let caps = group.caps();
+    let mut out = Vec::new();
+    for cap in &caps {
+        if caps.len() > 1 || cap.is_some() {
+            out.push(Row::Title(format::cap(*cap)));
+        }
+        for figure in rows {
+            let spreads: Vec<_> =
+                engines.iter().map(|engine| group.cell(engine, *cap).and_then(|cell| cell.spread(figure.of))).collect();
+            if spreads.iter().any(Option::is_some) {
+                out.push(Row::Figures(figure.name.to_owned(), compared(&spreads, figure.better, figure.text)));
+            }
+        }
+    }
+    table(caption.to_owned(), engines, out)
+}
+
+fn latency_rows(group: &Group<'_>, engines: &[&str], op: &str, cap: Option<u64>, title: String) -> Vec<Row> {
+    let spreads = |of: &dyn Fn(&crate::result::Curve) -> Option<f64>| -> Vec<_> {
+        engines.iter().map(|engine| group.cell(engine, cap).and_then(|cell| cell.latency(op, of))).collect()
+    };
+    let counts = spreads(&|curve| Some(curve.count as f64));
+    if counts.iter().all(Option::is_none) {
+        return Vec::new();
+    }
+    let mut rows = vec![Row::Title(title)];
+    for stat in STATS {
+        let cells = compared(&spreads(&stat.of), Some(Better::Lower), format::nanos);
+        rows.push(Row::Figures(stat.name.to_owned(), cells));
+    }
+    let counts = counts.into_iter().map(|count| {
+        let text = count.map_or_else(|| format::MISSING.to_owned(), |count| format::digits(count.median));
+        Figures::plain(text)
+    });
+    rows.push(Row::Figures("count".to_owned(), counts.collect()));
+    rows
+}
+
+fn table(caption: String, engines: &[&str], rows: Vec<Row>) -> Table {
+    let head = std::iter::once(String::new()).chain(engines.iter().map(|engine| (*engine).to_owned())).collect();
+    Table { caption, head, rows, words: false }
+}

@@ -1,0 +1,169 @@
+//! `loadgen report` and `loadgen compare` as commands: made-up result files in, pages, tables and exit codes out.
+//!
+//! Owns: what a reader must find. Must not: repeat how it is made.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use loadgen::result::Record;
+
+use crate::synthetic::{CAPS, ENGINES, curve, matrix, record};
+
+fn loadgen(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_loadgen")).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+fn write(directory: &Path, name: &str, records: &[Record]) -> String {
+    let lines: Vec<String> = records.iter().map(|record| serde_json::to_string(record).unwrap()).collect();
+    let file = directory.join(name);
+    std::fs::write(&file, lines.join("\n") + "\n").unwrap();
+    file.to_str().unwrap().to_owned()
+}
+
+/// The page and the markdown on `records`.
+fn report(records: &[Record]) -> (String, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = write(directory.path(), "results.jsonl", records);
+    let (html, markdown) = (directory.path().join("r.html"), directory.path().join("r.md"));
+    let out = loadgen(&["report", &file, "--html", html.to_str().unwrap(), "--markdown", markdown.to_str().unwrap()]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    (std::fs::read_to_string(html).unwrap(), std::fs::read_to_string(markdown).unwrap())
+}
+
+/// Three repeats of one cell whose mean is `mean_ns` give or take `spread`.
+fn repeats(engine: &str, mean_ns: f64, spread: f64) -> Vec<Record> {
+    let of = |(repeat, way): (u32, f64)| {
+        let mut run = record("reads", engine, "read_positive", CAPS[0], repeat);
+        let mean = mean_ns * (1.0 + way * spread);
+        run.ops = (60e9 / mean) as u64;
+        run.curves = vec![curve("read_positive", mean, run.ops)];
+        run
+    };
+    [(0, -1.0), (1, 0.0), (2, 1.0)].into_iter().map(of).collect()
+}
+
+#[test]
+fn the_page_has_every_engine_and_every_part_and_fetches_nothing() {
+    let (html, _) = report(&matrix());
+    // For looking at the page with a browser.
+    if let Some(keep) = std::env::var_os("LOADGEN_KEEP_REPORT") {
+        std::fs::write(PathBuf::from(keep), &html).unwrap();
+    }
+    for engine in ENGINES {
+        assert!(html.contains(&format!("<th scope=\"col\">{engine}</th>")), "{engine}");
+        assert!(html.contains(&format!("<span class=\"name\">{engine}</span>")), "{engine}");
+    }
+    for part in ["Machine and device", "What to know first", "bootstrap", "read-under-cap", "live", "How to reproduce"]
+    {
+        assert!(html.contains(&format!("-title\">{part}</h2>")), "{part}");
+    }
+    for part in ["Table 2: bootstrap", "Table 3: Live", "Latency against size", "Latency over time", "by nines"] {
+        assert!(html.contains(part), "{part}");
+    }
+    for part in ["closed loop", "open loop at 20,000 /s", "line: the cap", "Write amplification", "AMD EPYC 7B13"] {
+        assert!(html.contains(part), "{part}");
+    }
+    for fetched in ["src=", "@import", "url(", "href=\"http", "fetch(", "XMLHttpRequest"] {
+        assert!(!html.contains(fetched), "{fetched}");
+    }
+    assert!(html.contains("default-src 'none'"), "the browser must refuse what the page should not have");
+}
+
+#[test]
+fn markdown_has_medians_spreads_ratios_and_dashes() {
+    let mut records = repeats("redb", 10_000.0, 0.01);
+    records.extend(repeats("strata", 5_000.0, 0.01));
+    let mut other = record("reads", "lmdb", "read_positive", CAPS[0], 0);
+    other.curves = vec![curve("read_positive", 7_500.0, 900)];
+    records.push(other);
+    let (_, markdown) = report(&records);
+    let row = |name: &str| markdown.lines().find(|line| line.starts_with(&format!("| {name} |"))).unwrap();
+    assert_eq!(row("avg"), "| avg | 10.0 µs (9.90–10.1, ×2.00) | **5.00 µs** (4.95–5.05) | 7.50 µs (1 run, ×1.50) |");
+    assert!(row("p99.9").ends_with("| – |"), "{}: of 900 values there is no p99.9", row("p99.9"));
+    assert!(markdown.contains("closed loop"), "{markdown}");
+    assert!(markdown.contains("- 1 run, so nothing says how far another would differ (reads read\\_positive, lmdb"));
+    assert!(markdown.contains("loadgen bench --scenario reads --seed 7"), "{markdown}");
+}
+
+#[test]
+fn text_of_a_record_is_never_markup() {
+    let mut records = repeats("<img src=x onerror=alert(1)>", 1_000.0, 0.01);
+    records[0].notes.push("</script><script>alert(2)</script>".to_owned());
+    records[0].scenario = "a\"b".to_owned();
+    let (html, _) = report(&records);
+    assert!(!html.contains("<img src=x"), "the engine's name is markup");
+    assert!(!html.contains("<script>alert"), "the note is markup");
+    assert!(html.contains("&lt;img src=x onerror=alert(1)&gt;"));
+    let data = html.split("id=\"report-data\">").nth(1).unwrap().split("</script>").next().unwrap();
+    let data: serde_json::Value = serde_json::from_str(data).unwrap();
+    assert_eq!(data["engines"][0], "<img src=x onerror=alert(1)>");
+}
+
+#[test]
+fn a_planted_regression_is_found_and_noise_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let before = write(directory.path(), "before.jsonl", &repeats("redb", 10_000.0, 0.03));
+    let noise = write(directory.path(), "noise.jsonl", &repeats("redb", 10_300.0, 0.03));
+    let worse = write(directory.path(), "worse.jsonl", &repeats("redb", 12_000.0, 0.03));
+
+    let same = loadgen(&["compare", &before, &noise, "--fail-above", "1"]);
+    assert!(same.status.success(), "{}", text(&same.stdout));
+    assert!(text(&same.stdout).contains("worse: 0, better: 0, noise: 4"), "{}", text(&same.stdout));
+
+    let found = loadgen(&["compare", &before, &worse, "--fail-above", "10"]);
+    assert_eq!(found.status.code(), Some(1), "{}", text(&found.stdout));
+    assert!(text(&found.stdout).contains("worse: 4, better: 0, noise: 0"), "{}", text(&found.stdout));
+    let allowed = loadgen(&["compare", &before, &worse, "--fail-above", "30"]);
+    assert!(allowed.status.success(), "{}", text(&allowed.stderr));
+
+    let json = loadgen(&["compare", &worse, &before, "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["rows"][0]["figure"], "throughput");
+    assert!(json["rows"].as_array().unwrap().iter().all(|row| row["verdict"] == "better"), "{json}");
+}
+
+#[test]
+fn engines_of_one_file_are_compared_and_few_repeats_prove_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut records = repeats("lmdb", 10_000.0, 0.01);
+    records.extend(repeats("redb", 20_000.0, 0.01));
+    let file = write(directory.path(), "both.jsonl", &records);
+    let out = loadgen(&["compare", &file, "--engines", "lmdb,redb"]);
+    assert!(text(&out.stdout).contains("lmdb : redb Positive read avg"), "{}", text(&out.stdout));
+    assert!(text(&out.stdout).contains("worse: 4"), "{}", text(&out.stdout));
+
+    let few = write(directory.path(), "few.jsonl", &records[4..]);
+    let few = loadgen(&["compare", &file, &few, "--engines", "lmdb,redb", "--fail-above", "0"]);
+    assert!(few.status.success() && text(&few.stdout).contains("unknown: 4"), "{}", text(&few.stdout));
+
+    let none = loadgen(&["compare", &file, "--engines", "lmdb,strata"]);
+    assert!(text(&none.stderr).contains("nothing to compare"), "{}", text(&none.stderr));
+    assert_eq!(loadgen(&["compare", &file]).status.code(), Some(2), "one file without --engines is no comparison");
+}
+
+#[test]
+fn bad_files_are_refused_by_name_and_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let refused = |name: &str, content: &str| {
+        let file = directory.path().join(name);
+        std::fs::write(&file, content).unwrap();
+        let out = loadgen(&["report", file.to_str().unwrap()]);
+        assert_eq!(out.status.code(), Some(1));
+        text(&out.stderr).to_owned()
+    };
+    let good = serde_json::to_string(&record("reads", "redb", "read_positive", None, 0)).unwrap();
+    let error = refused("broken.jsonl", &format!("{good}\n{{\"schema\": 1\n"));
+    assert!(error.contains("broken.jsonl line=2"), "{error}");
+    let error = refused("partial.jsonl", "{\"schema\": 1, \"program\": \"x\"}");
+    assert!(error.contains("line=1") && error.contains("missing field `scenario`"), "{error}");
+    let error = refused("newer.jsonl", "{\"schema\": 99, \"everything\": \"else\"}");
+    assert!(error.contains("schema 99") && error.contains("newer loadgen"), "{error}");
+    let error = refused("empty.jsonl", "\n");
+    assert!(error.contains("no result in it") && error.contains("empty.jsonl"), "{error}");
+    let missing = loadgen(&["report", "/nowhere.jsonl"]);
+    assert!(text(&missing.stderr).contains("/nowhere.jsonl"), "{}", text(&missing.stderr));
+}
