@@ -22,7 +22,7 @@
   const named = chart => chart.kind === "nines" ? "latency" : stat;
   const values = (line, name) => (line.y.find(([key]) => key === name) || ["", []])[1];
   const xText = (chart, x) => chart.kind === "nines" ? nines(x) : chart.kind === "caps" ? (chart.ticks[x] || "")
-    : chart.kind === "size" ? Math.round(x).toLocaleString("en") : number(x);
+    : chart.kind === "size" ? Math.round(x).toLocaleString("en") : number(x) + " s";
 
   // One range for all charts that are to be compared; a logarithm where the values span a decade.
   function range(chart) {
@@ -38,7 +38,7 @@
   }
 
   function logSplits(low, high) {
-    const leads = high / low > 300 ? [1] : [1, 2, 5], splits = [];
+    const leads = high / low > 2000 ? [1] : [1, 2, 5], splits = [];
     for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
       for (const lead of leads) {
         const at = Number((lead * Math.pow(10, power)).toPrecision(1));
@@ -47,12 +47,24 @@
     return splits;
   }
 
+  // Only the names that have room beside the one before.
+  function apart(u, at, names) {
+    let end = -Infinity;
+    return names.map((name, i) => {
+      const middle = u.valToPos(at[i], "x"), half = name.length * 4;
+      if (middle - half < end + 7) return "";
+      end = middle + half;
+      return name;
+    });
+  }
+
   function xAxis(chart) {
-    if (chart.kind === "caps") return { splits: () => chart.ticks.map((_, at) => at), values: (_, at) => at.map(x => chart.ticks[x]) };
+    const places = chart.ticks.map((_, at) => at);
+    if (chart.kind === "caps") return { splits: () => places, values: u => apart(u, places, chart.ticks) };
     if (chart.kind === "nines") {
       const end = Math.floor(Math.max(...chart.lines.flatMap(line => line.x)) + 1e-9);
-      const ticks = [0, 0.30103].concat(Array.from({ length: end }, (_, at) => at + 1));
-      return { splits: () => ticks, values: (_, at) => at.map(x => nines(x)) };
+      const ticks = [0.30103].concat(Array.from({ length: end }, (_, at) => at + 1));
+      return { splits: () => ticks, values: u => apart(u, ticks, ticks.map(nines)) };
     }
     return { values: (_, at) => at.map(short), space: 60 };
   }
@@ -63,7 +75,7 @@
     const font = "12px system-ui, sans-serif";
     const axis = { stroke: style("--fg"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") }, font, labelFont: font };
     const names = chart.lines.map(line => data.engines[line.engine]);
-    const right = wide ? 16 + Math.max(...names.map(name => Math.min(name.length, 18))) * 6.8 : 14;
+    const right = wide ? 16 + Math.max(...names.map(name => Math.min(name.length, 18))) * 6.8 : 24;
     const label = "latency, µs" + (chart.kind === "nines" ? "" : " (" + stat + ")") + (ys.log ? ", log" : "");
     const xs = chart.kind === "caps" ? [-0.25, chart.ticks.length - 0.75] : null;
     return {
@@ -78,7 +90,7 @@
         { ...axis, ...xAxis(chart), label: chart.x, labelSize: 20, size: 32 },
         { ...axis, label, labelSize: 20, space: 26, values: (_, at) => at.map(number), splits: ys.log ? () => logSplits(ys.low, ys.high) : undefined,
           filter: ys.log ? (_, at) => at : undefined,
-          size: (_, texts) => 14 + 7 * Math.max(1, ...(texts || []).map(text => text.length)) },
+          size: (_, texts) => 24 + 7 * Math.max(1, ...(texts || []).map(text => text.length)) },
       ],
       series: [{}].concat(chart.lines.map(line => ({
         label: data.engines[line.engine], stroke: style("--engine-" + look(line.engine)), width: 1.8, dash: DASHES[look(line.engine)],
@@ -111,7 +123,7 @@
     const { ctx } = u;
     ctx.save();
     ctx.translate(x, y); ctx.scale(scale, scale);
-    ctx.fillStyle = style("--bg"); ctx.strokeStyle = style("--engine-" + look(engine)); ctx.lineWidth = 1.6;
+    ctx.fillStyle = style("--bg"); ctx.strokeStyle = style("--engine-" + look(engine)); ctx.lineWidth = 1.6; ctx.setLineDash([]);
     ctx.fill(shape); ctx.stroke(shape);
     ctx.restore();
   }
@@ -122,19 +134,23 @@
     chart.lines.forEach((line, at) => {
       if (!u.series[at + 1].show) return;
       const ys = u.data[at + 1];
-      for (let i = ys.length - 1; i >= 0; i--) if (ys[i] != null) { labels.push({ engine: line.engine, y: u.valToPos(ys[i], "y", true) }); break; }
+      for (let i = ys.length - 1; i >= 0; i--) if (ys[i] != null) { labels.push({ engine: line.engine, x: u.valToPos(u.data[0][i], "x", true), y: u.valToPos(ys[i], "y", true) }); break; }
     });
     labels.sort((a, b) => a.y - b.y);
     const top = u.bbox.top + step / 2, bottom = u.bbox.top + u.bbox.height;
     labels.forEach((label, at) => { label.at = Math.max(label.y, at ? labels[at - 1].at + step : top); });
     for (let at = labels.length - 1, limit = bottom; at >= 0; at--, limit -= step) labels[at].at = Math.min(labels[at].at, limit);
-    const { ctx } = u;
+    const { ctx } = u, right = u.bbox.left + u.bbox.width;
     ctx.save();
+    ctx.strokeStyle = style("--muted"); ctx.lineWidth = scale * 0.7;
+    for (const label of labels) {
+      ctx.beginPath(); ctx.moveTo(label.x + 3 * scale, label.y); ctx.lineTo(Math.max(right, label.x + 3 * scale), label.at); ctx.lineTo(right + 6 * scale, label.at); ctx.stroke();
+    }
     ctx.font = 12 * scale + "px system-ui, sans-serif"; ctx.textAlign = "left"; ctx.textBaseline = "middle";
     for (const label of labels) {
       const name = data.engines[label.engine];
       ctx.fillStyle = style("--engine-" + look(label.engine));
-      ctx.fillText(name.length > 18 ? name.slice(0, 17) + "…" : name, u.bbox.left + u.bbox.width + 8 * scale, label.at);
+      ctx.fillText(name.length > 18 ? name.slice(0, 17) + "…" : name, right + 9 * scale, label.at);
     }
     ctx.restore();
   }

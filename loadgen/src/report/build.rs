@@ -96,7 +96,7 @@ fn found(scenario: &Scenario<'_>, group: &Group<'_>) -> Vec<String> {
             let charged = peak(run, |at| at.charged_bytes);
             charged.zip(run.cap_bytes).is_some_and(|(charged, cap)| charged > cap as f64)
         };
-        if cell.runs.iter().any(|run| over(&run)) {
+        if cell.runs.iter().any(over) {
             say("more memory was charged than the cap allows", cell.engine, cell.cap);
         }
         if distinct(cell.runs.iter().map(|run| &run.engine_options)).len() > 1 {

@@ -66,8 +66,10 @@ fn machine_table(machines: &[Machine], records: &[Record]) -> Table {
     let load = |machine: &Machine| {
         let same = |record: &&Record| Machine { loadavg: String::new(), ..record.machine.clone() } == *machine;
         let first = |record: &Record| record.machine.loadavg.split_whitespace().next()?.parse::<f64>().ok();
-        Spread::of(records.iter().filter(same).map(first))
-            .map_or_else(String::new, |load| format!("{} to {}", format::digits(load.min), format::digits(load.max)))
+        Spread::of(records.iter().filter(same).map(first)).map_or_else(String::new, |load| {
+            let (low, high) = (format::digits(load.min), format::digits(load.max));
+            if low == high { low } else { format!("{low} to {high}") }
+        })
     };
     let rows = vec![
         row("CPU", &|machine| machine.cpu.clone()),

@@ -90,7 +90,8 @@ pub(crate) const COSTS: [Figure; 8] = [
     Figure {
         name: "CPU per operation, user and system",
         better: Some(Better::Lower),
-        of: |run| per_op(run, (run.io.user_s + run.io.system_s) * 1e9),
+        // No run takes no CPU: nothing was counted.
+        of: |run| per_op(run, (run.io.user_s + run.io.system_s) * 1e9).filter(|cpu| *cpu > 0.0),
         text: format::nanos,
     },
     Figure {

@@ -38,9 +38,15 @@ pub(crate) fn seconds(value: f64) -> String {
     }
 }
 
-/// Operations a second.
+/// Operations a second; seven digits are no easier to read than three.
 pub(crate) fn per_second(value: f64) -> String {
-    format!("{} /s", digits(value))
+    if value >= 999_500.0 {
+        format!("{} M/s", digits(value / 1e6))
+    } else if value >= 9_995.0 {
+        format!("{} k/s", digits(value / 1e3))
+    } else {
+        format!("{} /s", digits(value))
+    }
 }
 
 /// Bytes a second.
@@ -57,6 +63,10 @@ pub(crate) fn digits(value: f64) -> String {
         format!("{value:.1}")
     } else if size >= 0.01 || size == 0.0 {
         format!("{value:.2}")
+    } else if size >= 1e-6 {
+        // Two digits that are not zero.
+        let places = (1.0 - size.log10().floor()) as usize;
+        format!("{value:.places$}")
     } else {
         format!("{value:.1e}")
     }
@@ -185,7 +195,8 @@ mod tests {
         assert_eq!(bytes(40.8 * 1024.0 * 1024.0 * 1024.0), "40.8 GiB");
         assert_eq!(seconds(2.9 * 3600.0), "2.90 h");
         assert_eq!(seconds(12.34), "12.3 s");
-        assert_eq!(digits(0.000_123), "1.2e-4");
+        assert_eq!((digits(0.008_91), digits(0.000_123)), ("0.0089".into(), "0.00012".into()));
+        assert_eq!((per_second(9_000.0), per_second(1_132_374.0)), ("9,000 /s".into(), "1.13 M/s".into()));
         assert_eq!(digits(0.0), "0.00");
         assert_eq!(utc(1_795_257_000_000), "2026-11-21 10:30");
     }

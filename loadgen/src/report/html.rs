@@ -93,7 +93,13 @@ fn chart(chart: &Chart) -> String {
 
 fn table(table: &Table) -> String {
     let head: String = table.head.iter().map(|name| format!("<th scope=\"col\">{}</th>", escape(name))).collect();
-    let row = |row: &Row| match row {
+    // A long table says its engines again under every title.
+    let again: String =
+        table.head.iter().skip(1).map(|name| format!("<td aria-hidden=\"true\">{}</td>", escape(name))).collect();
+    let row = |(at, row): (usize, &Row)| match row {
+        Row::Title(title) if at > 0 => {
+            format!("<tr class=\"title\"><th scope=\"rowgroup\">{}</th>{again}</tr>\n", escape(title))
+        }
         Row::Title(title) => {
             format!(
                 "<tr class=\"title\"><th colspan=\"{}\" scope=\"rowgroup\">{}</th></tr>\n",
@@ -106,10 +112,10 @@ fn table(table: &Table) -> String {
             format!("<tr><th scope=\"row\">{}</th>{cells}</tr>\n", escape(name))
         }
     };
-    let rows: String = table.rows.iter().map(row).collect();
+    let rows: String = table.rows.iter().enumerate().map(row).collect();
     format!(
-        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\"><table{class}><caption>{caption}</caption>\
-         <thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>\n",
+        "<p class=\"caption\">{caption}</p>\n<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\">\
+         <table{class} aria-label=\"{caption}\"><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>\n",
         caption = escape(&table.caption),
         class = if table.words { " class=\"text\"" } else { "" },
     )
@@ -131,6 +137,7 @@ fn bars(bars: &Bars) -> String {
         format!("<div class=\"bar-group\"><h5>{}{limit}</h5>{}</div>\n", escape(&group.title), engines(group))
     };
     let groups: String = bars.groups.iter().map(group).collect();
+    let scales = if bars.groups.len() > 1 { "; every cap at its own scale" } else { "" };
     let key = if bars.parts.is_empty() {
         String::new()
     } else {
@@ -139,7 +146,7 @@ fn bars(bars: &Bars) -> String {
         format!("<p class=\"key\">{parts}<span><i class=\"mark\"></i>RSS</span></p>")
     };
     format!(
-        "<figure class=\"bars\"><figcaption>{}</figcaption>{key}<div class=\"bar-groups\">{groups}</div></figure>\n",
+        "<figure class=\"bars\"><figcaption>{}{scales}</figcaption>{key}<div class=\"bar-groups\">{groups}</div></figure>\n",
         escape(&bars.title)
     )
 }

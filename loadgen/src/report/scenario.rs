@@ -31,21 +31,21 @@ fn workload(group: &Group<'_>, ran: &[&str], place: &Place<'_>, title: &str, blo
     blocks.push(Block::Heading(title.to_owned()));
     let facts: Vec<String> =
         format::facts(group.workload).into_iter().map(|(name, value)| format!("{name} {value}")).collect();
-    blocks.push(Block::Text(format!("{}: {}.", format::arrival(group.workload), facts.join(", "))));
+    blocks.push(Block::Text(format!("{}.", facts.join(", "))));
 
     let name = group.workload.name.as_str();
     if name == "bootstrap" {
         blocks.push(Block::Table(tables::figures(group, ran, "Table 2: bootstrap", &BOOTSTRAP)));
     }
+    let by_cap = charts::caps(group, place);
+    if !by_cap.is_empty() {
+        blocks.push(Block::Charts(by_cap));
+    }
     let caption = if name == "live" { format!("Table 3: {title}") } else { title.to_owned() };
     blocks.extend(tables::latencies(group, ran, &caption).into_iter().map(Block::Table));
 
-    let lines = [
-        charts::caps(group, place),
-        charts::over(group, place, "pairs"),
-        charts::over(group, place, "elapsed_s"),
-        charts::nines(group, place),
-    ];
+    let lines =
+        [charts::over(group, place, "pairs"), charts::over(group, place, "elapsed_s"), charts::nines(group, place)];
     blocks.extend(lines.into_iter().filter(|charts| !charts.is_empty()).map(Block::Charts));
 
     let bars = [
