@@ -52,7 +52,7 @@
     let end = -Infinity;
     return names.map((name, i) => {
       const middle = u.valToPos(at[i], "x"), half = name.length * 4;
-      if (middle - half < end + 7) return "";
+      if (middle - half < end + 7 || middle + half > u.bbox.width / devicePixelRatio + 24) return "";
       end = middle + half;
       return name;
     });
@@ -110,13 +110,17 @@
     ctx.restore();
   }
 
-  // About eight markers a line, each line's at other places.
+  // About eight markers a line, evenly apart, each line's at other places.
   function marks(u, at, chart) {
-    const xs = u.data[0], ys = u.data[at], engine = chart.lines[at - 1].engine;
-    const there = [];
-    for (let i = 0; i < xs.length; i++) if (ys[i] != null) there.push(i);
-    const every = Math.max(1, Math.floor(there.length / 8)), scale = devicePixelRatio, shape = new Path2D(MARKS[look(engine)]);
-    for (let i = there.length > 16 ? (at * 3) % every : 0; i < there.length; i += every) mark(u, u.valToPos(xs[there[i]], "x", true), u.valToPos(ys[there[i]], "y", true), shape, engine, scale);
+    const xs = u.data[0], ys = u.data[at], engine = chart.lines[at - 1].engine, scale = devicePixelRatio;
+    const shape = new Path2D(MARKS[look(engine)]), step = chart.kind === "caps" ? 0 : u.bbox.width / 8;
+    let next = u.bbox.left + step * at / (chart.lines.length + 1);
+    for (let i = 0; i < xs.length; i++) {
+      const x = ys[i] == null ? -1 : u.valToPos(xs[i], "x", true);
+      if (x < next) continue;
+      mark(u, x, u.valToPos(ys[i], "y", true), shape, engine, scale);
+      next = Math.max(next, x - step / 2) + step;
+    }
   }
 
   function mark(u, x, y, shape, engine, scale) {

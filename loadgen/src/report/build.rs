@@ -4,18 +4,24 @@
 
 use std::collections::BTreeMap;
 
-use super::cells::{Group, Scenario, distinct, engines, scenarios};
+use super::cells::{Group, Scenario, Spread, distinct, engines, scenarios};
 use super::document::{Block, Document, Figures, Row, Section, Table};
-use super::figures::peak;
+use super::figures::{THROUGHPUT, peak};
 use super::{device, format, scenario};
-use crate::result::Record;
+use crate::result::{Machine, Record};
 
-const READING: [&str; 6] = [
-    "A figure is the median over the repeats of its cell, with the smallest and the largest repeat beside it; `1 run` \
+/// An open loop that did less than this share of what was asked for fell behind.
+const KEPT_UP: f64 = 0.98;
+
+const READING: [&str; 7] = [
+    "A figure is the median over the repeats of its cell, with the smallest and the largest repeat beside it; “1 run” \
      says that there is no spread to judge it by.",
     "× is the ratio to the best engine of the row. Marked as best are the best median and every engine whose repeats \
      overlap its repeats: those are not told apart.",
-    "A line is one real run: the repeat whose mean is the median of the repeats.",
+    "† says that a repeat of the cell has a note, listed at the top.",
+    "A line over time, size or percentile is one real run: the repeat whose mean is the median of the repeats. Of \
+     series longer than 240 samples neighbours are merged: means by their counts, the middle p50, the largest p99 and \
+     max. Lines against the cap are medians over the repeats.",
     "– stands where a figure was not taken, and for p90, p99 and p99.9 of fewer than 10, 100 and 1,000 values.",
     "Closed loop: the next operation starts when the last one ended, so a stall delays the operations behind it \
      unseen, and tails look better than a client at a fixed rate would find them. Open loop: latency runs from the \
@@ -98,6 +104,15 @@ fn found(scenario: &Scenario<'_>, group: &Group<'_>) -> Vec<String> {
         };
         if cell.runs.iter().any(over) {
             say("more memory was charged than the cap allows", cell.engine, cell.cap);
+        }
+        let rates = cell.runs.iter().filter_map(|run| Some((THROUGHPUT.of)(run)? / run.workload.target_rate?));
+        if let Some(share) = Spread::of(rates.map(Some)).filter(|share| share.min < KEPT_UP) {
+            let percent = format::digits(share.min * 100.0);
+            say(&format!("fell behind the rate asked for: {percent} % of it at worst"), cell.engine, cell.cap);
+        }
+        let machine = |run: &&Record| Machine { loadavg: String::new(), ..run.machine.clone() };
+        if distinct(cell.runs.iter().map(machine)).len() > 1 {
+            say("the repeats ran on different machines or settings of one", cell.engine, cell.cap);
         }
         if distinct(cell.runs.iter().map(|run| &run.engine_options)).len() > 1 {
             say("the repeats ran with different engine options", cell.engine, cell.cap);

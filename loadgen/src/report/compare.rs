@@ -114,8 +114,8 @@ pub struct Comparison {
 
 /// Runs `loadgen compare`.
 pub fn run(args: &CompareArgs) -> Result<()> {
-    let first = input::read(&args.a)?;
-    let second = args.b.as_ref().map(|file| input::read(file)).transpose()?;
+    let first = input::read_all(std::slice::from_ref(&args.a))?;
+    let second = args.b.as_ref().map(|file| input::read_all(std::slice::from_ref(file))).transpose()?;
     let second = second.as_deref().unwrap_or(&first);
     let engines = args.engines.as_ref().map(|(x, y)| (x.as_str(), y.as_str()));
     let comparison = compare(&first, second, engines);

@@ -129,12 +129,15 @@ pub(crate) fn facts(workload: &Workload) -> Vec<(String, String)> {
     facts
 }
 
-/// The workload's name, its loop, and whatever differs from the others of that name.
+/// The workload's name, its loop, whether its commits are synced, and whatever differs from the others of that name.
 pub(crate) fn workload(workload: &Workload, others: &[&Workload]) -> String {
     let mut title = format!("{}, {}", op(&workload.name), arrival(workload));
+    if let Some(durability) = &workload.durability {
+        title.push_str(&format!(", {durability}"));
+    }
     let rivals: Vec<_> = others.iter().filter(|other| other.name == workload.name).map(|other| facts(other)).collect();
     for fact in facts(workload) {
-        if rivals.iter().any(|rival| !rival.contains(&fact)) {
+        if fact.0 != "durability" && rivals.iter().any(|rival| !rival.contains(&fact)) {
             title.push_str(&format!(", {} {}", fact.0, fact.1));
         }
     }

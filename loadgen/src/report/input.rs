@@ -17,17 +17,28 @@ struct Versioned {
     schema: u32,
 }
 
-/// The records of `files`, in the order given.
+/// The records of `files`, in the order given. A run that is there twice is an error.
 pub(crate) fn read_all(files: &[PathBuf]) -> Result<Vec<Record>> {
-    let mut records = Vec::new();
+    let mut records: Vec<Record> = Vec::new();
     for file in files {
-        records.extend(read(file)?);
+        for record in read(file)? {
+            // A run counted twice would pass for a repeat that agrees perfectly.
+            ensure!(
+                !records.contains(&record),
+                "a run is there twice: file={} scenario={} engine={} repeat={}",
+                file.display(),
+                record.scenario,
+                record.engine,
+                record.repeat
+            );
+            records.push(record);
+        }
     }
     Ok(records)
 }
 
 /// The records of `file`; a file without any is an error.
-pub(crate) fn read(file: &Path) -> Result<Vec<Record>> {
+fn read(file: &Path) -> Result<Vec<Record>> {
     let name = file.display();
     let reader = BufReader::new(File::open(file).with_context(|| format!("cannot read results: file={name}"))?);
     let mut records = Vec::new();

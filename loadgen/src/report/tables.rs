@@ -36,7 +36,8 @@ pub(crate) fn figures(group: &Group<'_>, engines: &[&str], caption: &str, rows: 
             let spreads: Vec<_> =
                 engines.iter().map(|engine| group.cell(engine, *cap).and_then(|cell| cell.spread(figure.of))).collect();
             if spreads.iter().any(Option::is_some) {
-                out.push(Row::Figures(figure.name.to_owned(), compared(&spreads, figure.better, figure.text)));
+                let cells = noted(compared(&spreads, figure.better, figure.text), group, engines, *cap);
+                out.push(Row::Figures(figure.name.to_owned(), cells));
             }
         }
     }
@@ -54,7 +55,7 @@ fn latency_rows(group: &Group<'_>, engines: &[&str], op: &str, cap: Option<u64>,
     let mut rows = vec![Row::Title(title)];
     for stat in STATS {
         let cells = compared(&spreads(&stat.of), Some(Better::Lower), format::nanos);
-        rows.push(Row::Figures(stat.name.to_owned(), cells));
+        rows.push(Row::Figures(stat.name.to_owned(), noted(cells, group, engines, cap)));
     }
     let counts = counts.into_iter().map(|count| {
         let text = count.map_or_else(|| format::MISSING.to_owned(), |count| format::digits(count.median));
@@ -62,6 +63,17 @@ fn latency_rows(group: &Group<'_>, engines: &[&str], op: &str, cap: Option<u64>,
     });
     rows.push(Row::Figures("count".to_owned(), counts.collect()));
     rows
+}
+
+/// Marks the cells of engines whose repeats have notes.
+fn noted(mut cells: Vec<Figures>, group: &Group<'_>, engines: &[&str], cap: Option<u64>) -> Vec<Figures> {
+    for (figures, engine) in cells.iter_mut().zip(engines) {
+        let has_notes = group.cell(engine, cap).is_some_and(|cell| cell.runs.iter().any(|run| !run.notes.is_empty()));
+        if has_notes && figures.main != format::MISSING {
+            figures.main.push_str(" †");
+        }
+    }
+    cells
 }
 
 fn table(caption: String, engines: &[&str], rows: Vec<Row>) -> Table {

@@ -64,7 +64,9 @@ fn the_page_has_every_engine_and_every_part_and_fetches_nothing() {
     for part in ["Table 2: bootstrap", "Table 3: Live", "Latency against size", "Latency over time", "by nines"] {
         assert!(html.contains(part), "{part}");
     }
-    for part in ["closed loop", "open loop at 20.0 k/s", "line: the cap", "Write amplification", "AMD EPYC 7B13"] {
+    for part in
+        ["14.9 µs †", "closed loop", "open loop at 20.0 k/s", "line: the cap", "Write amplification", "AMD EPYC 7B13"]
+    {
         assert!(html.contains(part), "{part}");
     }
     for fetched in ["src=", "@import", "url(", "href=\"http", "fetch(", "XMLHttpRequest"] {
@@ -85,6 +87,7 @@ fn markdown_has_medians_spreads_ratios_and_dashes() {
     assert_eq!(row("avg"), "| avg | 10.0 µs (9.90–10.1, ×2.00) | **5.00 µs** (4.95–5.05) | 7.50 µs (1 run, ×1.50) |");
     assert!(row("p99.9").ends_with("| – |"), "{}: of 900 values there is no p99.9", row("p99.9"));
     assert!(markdown.contains("closed loop"), "{markdown}");
+    assert!(!markdown.contains("µs †"), "no run has a note: {markdown}");
     assert!(markdown.contains("- 1 run, so nothing says how far another would differ (reads read\\_positive, lmdb"));
     assert!(markdown.contains("loadgen bench --scenario reads --seed 7"), "{markdown}");
 }
@@ -164,6 +167,10 @@ fn bad_files_are_refused_by_name_and_line() {
     assert!(error.contains("schema 99") && error.contains("newer loadgen"), "{error}");
     let error = refused("empty.jsonl", "\n");
     assert!(error.contains("no result in it") && error.contains("empty.jsonl"), "{error}");
+    let file = directory.path().join("twice.jsonl");
+    std::fs::write(&file, &good).unwrap();
+    let twice = loadgen(&["report", file.to_str().unwrap(), file.to_str().unwrap()]);
+    assert!(text(&twice.stderr).contains("a run is there twice"), "{}", text(&twice.stderr));
     let missing = loadgen(&["report", "/nowhere.jsonl"]);
     assert!(text(&missing.stderr).contains("/nowhere.jsonl"), "{}", text(&missing.stderr));
 }

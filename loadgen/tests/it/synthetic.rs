@@ -53,7 +53,7 @@ pub(crate) fn record(scenario: &str, engine: &str, workload: &str, cap: Option<u
         cap_by: if cap.is_some() { "cgroup v2 memory.max" } else { "none" }.to_owned(),
         start_unix_ms: 1_795_257_000_000 + u64::from(repeat) * 3_600_000,
         elapsed_s: 60.0,
-        ops: 1_000_000,
+        ops: 1_200_000,
         curves: Vec::new(),
         series: Vec::new(),
         memory: Vec::new(),
