@@ -18,23 +18,27 @@ use crate::result::{Machine, Record, Workload};
 pub const EXAMPLES: &str = "\
 Compared are the medians of cells with the same scenario, workload (seed and size included), engine and memory cap.
 
-The rule: a difference is beyond noise when both sides have at least 3 repeats and their ranges, smallest to largest,
-have no value in common. By chance alone that happens in 1 of 10 comparisons of 3 repeats a side, in 1 of 126 of 5:
-before believing a small difference, repeat more. With fewer repeats the verdict is `unknown`, and never a failure.
+The rule: a difference is beyond noise when both sides have at least 3 repeats, their ranges from smallest to largest \
+have no value in common, and the medians differ by at least 1 %. By chance alone ranges come apart in 1 of 10 \
+comparisons of 3 repeats a side, in 1 of 126 of 5: before believing a small difference, repeat more. With fewer \
+repeats the verdict is `unknown`, and never a failure.
 
 Exit codes: 0 done; 1 with --fail-above, something got worse beyond noise and by more than that, or an error.
 
 Examples:
   loadgen compare before.jsonl after.jsonl
   loadgen compare before.jsonl after.jsonl --fail-above 5
-  loadgen compare results.jsonl --engines lmdb,redb
+  loadgen compare results.jsonl --engines lmdb,redb --changed
   loadgen compare before.jsonl after.jsonl --json | jq '.rows[] | select(.verdict == \"worse\")'";
 
 /// Repeats a side that a verdict takes.
 const RUNS_MIN: usize = 3;
+/// Medians that are closer than this share are the same: a histogram has 3 digits.
+const DIFFERENCE_MIN: f64 = 0.01;
 /// A device that changed by more than this between the sides is said.
 const DEVICE_DRIFT: f64 = 0.1;
-const RULE: &str = "beyond noise: at least 3 repeats a side, and their ranges have no value in common";
+const RULE: &str =
+    "beyond noise: at least 3 repeats a side, no value common to their ranges, medians at least 1 % apart";
 
 /// Arguments of `loadgen compare`.
 #[derive(clap::Args, Clone, Debug)]
@@ -48,6 +52,9 @@ pub struct CompareArgs {
     /// Compare two engines: X of the first file against Y of the second, or of the same file without one
     #[arg(long, value_name = "X,Y", value_parser = engine_pair)]
     pub engines: Option<(String, String)>,
+    /// Leave out of the table what is noise
+    #[arg(long, conflicts_with = "json")]
+    pub changed: bool,
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
@@ -124,7 +131,8 @@ pub fn run(args: &CompareArgs) -> Result<()> {
         "nothing to compare: no cell is on both sides: {}",
         comparison.unmatched.join("; ")
     );
-    let text = if args.json { serde_json::to_string_pretty(&comparison)? + "\n" } else { text(&comparison) };
+    let text =
+        if args.json { serde_json::to_string_pretty(&comparison)? + "\n" } else { text(&comparison, args.changed) };
     std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")?;
     if let Some(limit) = args.fail_above {
         let failed = comparison.rows.iter().filter(|row| row.verdict == Verdict::Worse && row.worse_percent > limit);
@@ -233,7 +241,7 @@ fn differences(one: &Placed<'_>, other: &Placed<'_>) -> Vec<Difference> {
 fn verdict(a: &Spread, b: &Spread, cost: f64) -> Verdict {
     if a.runs.min(b.runs) < RUNS_MIN {
         Verdict::Unknown
-    } else if a.overlaps(b) {
+    } else if a.overlaps(b) || (cost - 1.0).abs() < DIFFERENCE_MIN {
         Verdict::Noise
     } else if cost > 1.0 {
         Verdict::Worse
@@ -268,14 +276,15 @@ fn warnings(a: &[Record], b: &[Record]) -> Vec<String> {
     warnings
 }
 
-/// As a table for people, the reasons for doubt below it.
-pub fn text(comparison: &Comparison) -> String {
+/// As a table for people, the reasons for doubt below it; `changed` leaves out what is noise.
+fn text(comparison: &Comparison, changed: bool) -> String {
     let mut out = String::new();
-    let places = distinct(comparison.rows.iter().map(place));
-    for place_name in places {
-        out.push_str(&format!("{place_name}\n"));
+    let shown: Vec<&Difference> =
+        comparison.rows.iter().filter(|row| !changed || row.verdict != Verdict::Noise).collect();
+    for at in distinct(shown.iter().map(|row| place(row))) {
+        out.push_str(&format!("{at}\n"));
         let head = ["", "A", "A range", "B", "B range", "B / A", "verdict"].map(str::to_owned).to_vec();
-        let rows = comparison.rows.iter().filter(|row| place(row) == place_name).map(row);
+        let rows = shown.iter().filter(|each| place(each) == at).map(|each| row(each));
         out.push_str(&aligned(&std::iter::once(head).chain(rows).collect::<Vec<_>>()));
         out.push('\n');
     }

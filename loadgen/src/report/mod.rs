@@ -28,8 +28,8 @@ pub use cells::Spread;
 
 /// Shown under `loadgen report --help`.
 pub const EXAMPLES: &str = "\
-Runs with the same scenario, engine, workload and memory cap are repeats of each other, whichever file they are in:
-the report shows their median with the smallest and the largest. The page is one file that fetches nothing; open it
+Runs with the same scenario, engine, workload and memory cap are repeats of each other, whichever file they are in: \
+the report shows their median with the smallest and the largest. The page is one file that fetches nothing; open it \
 from disk. `?theme=dark` or `?theme=light` behind its address overrides what the system prefers.
 
 Examples:

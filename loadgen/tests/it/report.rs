@@ -48,10 +48,13 @@ fn repeats(engine: &str, mean_ns: f64, spread: f64) -> Vec<Record> {
 
 #[test]
 fn the_page_has_every_engine_and_every_part_and_fetches_nothing() {
-    let (html, _) = report(&matrix());
-    // For looking at the page with a browser.
-    if let Some(keep) = std::env::var_os("LOADGEN_KEEP_REPORT") {
-        std::fs::write(PathBuf::from(keep), &html).unwrap();
+    let records = matrix();
+    let (html, markdown) = report(&records);
+    // A directory for looking at them.
+    if let Some(keep) = std::env::var_os("LOADGEN_KEEP_REPORT").map(PathBuf::from) {
+        write(&keep, "results.jsonl", &records);
+        std::fs::write(keep.join("report.html"), &html).unwrap();
+        std::fs::write(keep.join("report.md"), &markdown).unwrap();
     }
     for engine in ENGINES {
         assert!(html.contains(&format!("<th scope=\"col\">{engine}</th>")), "{engine}");
