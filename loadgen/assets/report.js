@@ -13,7 +13,14 @@
   const drawn = [];
   let stat = "avg";
 
+  // Colours repeat from the ninth engine on; dash and marker then differ.
   const look = engine => engine % MARKS.length;
+  const dash = engine => DASHES[(engine + 3 * Math.floor(engine / 8)) % DASHES.length];
+  const shape = engine => MARKS[(engine + 5 * Math.floor(engine / 8)) % MARKS.length];
+  const FONT = "12px system-ui, sans-serif";
+  const paper = document.createElement("canvas").getContext("2d");
+  const brief = name => name.length > 18 ? name.slice(0, 8) + "…" + name.slice(-9) : name;
+  const widest = names => { paper.font = FONT; return Math.max(0, ...names.map(name => paper.measureText(name).width)); };
   const style = name => getComputedStyle(root).getPropertyValue(name).trim();
   const number = value => value == null ? "–"
     : value.toLocaleString("en", { maximumSignificantDigits: value >= 1000 ? 15 : 3, maximumFractionDigits: value >= 100 ? 0 : 2, roundingPriority: "lessPrecision" });
@@ -72,10 +79,10 @@
   function options(chart, width) {
     const ys = range(chart);
     const wide = width >= 460;
-    const font = "12px system-ui, sans-serif";
+    const font = FONT;
     const axis = { stroke: style("--fg"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") }, font, labelFont: font };
     const names = chart.lines.map(line => data.engines[line.engine]);
-    const right = wide ? 16 + Math.max(...names.map(name => Math.min(name.length, 18))) * 6.8 : 24;
+    const right = wide ? 18 + widest(names.map(brief)) : 24;
     const label = "latency, µs" + (chart.kind === "nines" ? "" : " (" + stat + ")") + (ys.log ? ", log" : "");
     const xs = chart.kind === "caps" ? [-0.25, chart.ticks.length - 0.75] : null;
     return {
@@ -90,10 +97,10 @@
         { ...axis, ...xAxis(chart), label: chart.x, labelSize: 20, size: 32 },
         { ...axis, label, labelSize: 20, space: 26, values: (_, at) => at.map(number), splits: ys.log ? () => logSplits(ys.low, ys.high) : undefined,
           filter: ys.log ? (_, at) => at : undefined,
-          size: (_, texts) => 24 + 7 * Math.max(1, ...(texts || []).map(text => text.length)) },
+          size: (_, texts) => 24 + widest(texts || []) },
       ],
       series: [{}].concat(chart.lines.map(line => ({
-        label: data.engines[line.engine], stroke: style("--engine-" + look(line.engine)), width: 1.8, dash: DASHES[look(line.engine)],
+        label: data.engines[line.engine], stroke: style("--engine-" + look(line.engine)), width: 1.8, dash: dash(line.engine),
         spanGaps: false, points: { show: false },
       }))),
       hooks: { drawAxes: [u => device(u, chart)], drawSeries: [(u, at) => marks(u, at, chart)], draw: [u => { if (wide) ends(u, chart); }] },
@@ -113,22 +120,22 @@
   // About eight markers a line, evenly apart, each line's at other places.
   function marks(u, at, chart) {
     const xs = u.data[0], ys = u.data[at], engine = chart.lines[at - 1].engine, scale = devicePixelRatio;
-    const shape = new Path2D(MARKS[look(engine)]), step = chart.kind === "caps" ? 0 : u.bbox.width / 8;
+    const path = new Path2D(shape(engine)), step = chart.kind === "caps" ? 0 : u.bbox.width / 8;
     let next = u.bbox.left + step * at / (chart.lines.length + 1);
     for (let i = 0; i < xs.length; i++) {
       const x = ys[i] == null ? -1 : u.valToPos(xs[i], "x", true);
       if (x < next) continue;
-      mark(u, x, u.valToPos(ys[i], "y", true), shape, engine, scale);
+      mark(u, x, u.valToPos(ys[i], "y", true), path, engine, scale);
       next = Math.max(next, x - step / 2) + step;
     }
   }
 
-  function mark(u, x, y, shape, engine, scale) {
+  function mark(u, x, y, path, engine, scale) {
     const { ctx } = u;
     ctx.save();
     ctx.translate(x, y); ctx.scale(scale, scale);
     ctx.fillStyle = style("--bg"); ctx.strokeStyle = style("--engine-" + look(engine)); ctx.lineWidth = 1.6; ctx.setLineDash([]);
-    ctx.fill(shape); ctx.stroke(shape);
+    ctx.fill(path); ctx.stroke(path);
     ctx.restore();
   }
 
@@ -154,7 +161,7 @@
     for (const label of labels) {
       const name = data.engines[label.engine];
       ctx.fillStyle = style("--engine-" + look(label.engine));
-      ctx.fillText(name.length > 18 ? name.slice(0, 17) + "…" : name, right + 9 * scale, label.at);
+      ctx.fillText(brief(name), right + 9 * scale, label.at);
     }
     ctx.restore();
   }
@@ -169,7 +176,7 @@
       button.setAttribute("aria-pressed", "true");
       button.title = "Show or hide this line";
       button.innerHTML = '<svg width="34" height="12" viewBox="-17 -6 34 12" aria-hidden="true"><path d="M-17 0H17" fill="none" stroke="currentColor" stroke-width="2" stroke-dasharray="'
-        + DASHES[look(line.engine)].join(" ") + '"/><path d="' + MARKS[look(line.engine)] + '" fill="var(--bg)" stroke="currentColor" stroke-width="1.6"/></svg>';
+        + dash(line.engine).join(" ") + '"/><path d="' + shape(line.engine) + '" fill="var(--bg)" stroke="currentColor" stroke-width="1.6"/></svg>';
       name.textContent = data.engines[line.engine];
       button.append(name, out);
       button.addEventListener("click", () => {

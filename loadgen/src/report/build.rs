@@ -17,7 +17,8 @@ const READING: [&str; 7] = [
     "A figure is the median over the repeats of its cell, with the smallest and the largest repeat beside it; “1 run” \
      says that there is no spread to judge it by.",
     "× is the ratio to the best engine of the row. Marked as best are the best median and every engine whose repeats \
-     overlap its repeats: those are not told apart.",
+     overlap its repeats: those are not told apart. Nothing is marked where \
+     that is all of them.",
     "† says that a repeat of the cell has a note, listed at the top.",
     "A line over time, size or percentile is one real run: the repeat whose mean is the median of the repeats. Of \
      series longer than 240 samples neighbours are merged: means by their counts, the middle p50, the largest p99 and \

@@ -190,5 +190,10 @@ pub(crate) fn compared(spreads: &[Option<Spread>], better: Option<Better>, text:
         }
         cell
     };
-    spreads.iter().map(cell).collect()
+    let mut cells: Vec<Figures> = spreads.iter().map(cell).collect();
+    // A best that nobody falls behind tells nothing.
+    if cells.iter().filter(|cell| cell.best).count() == known().count() {
+        cells.iter_mut().for_each(|cell| cell.best = false);
+    }
+    cells
 }

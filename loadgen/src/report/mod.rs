@@ -2,7 +2,7 @@
 //!
 //! Owns: what is shown of a record and how repeats are judged. Must not: measure. Runs on the main thread.
 //!
-//! A report is built once as a [`document::Document`] and then rendered: [`html`] draws all of it, [`markdown`] what
+//! A report is built once as a `document::Document` and then rendered: `html` draws all of it, `markdown` what
 //! a README can hold.
 
 mod build;

@@ -16,15 +16,26 @@ pub(crate) fn section(scenario: &Scenario<'_>, at: usize, engines: &[&str]) -> S
     let mut blocks = Vec::new();
     let runs: Vec<_> = scenario.groups.iter().flat_map(Group::runs).collect();
     let notes: usize = runs.iter().filter(|run| !run.notes.is_empty()).count();
-    let noisy = if notes == 0 { String::new() } else { format!(" {notes} of them have notes, listed above.") };
-    blocks.push(Block::Text(format!("{} runs.{noisy} {}", runs.len(), device::line(&runs))));
+    let noisy = if notes == 0 { String::new() } else { format!(" {notes} of them with notes, listed above.") };
+    blocks.push(Block::Text(format!(
+        "{} {}.{noisy} {}",
+        runs.len(),
+        if runs.len() == 1 { "run" } else { "runs" },
+        device::line(&runs)
+    )));
+    blocks.extend(tables::scaling(&scenario.groups, &ran(&scenario.groups, engines)).into_iter().map(Block::Table));
     for (nth, group) in scenario.groups.iter().enumerate() {
         // Engines that did not run this workload are no columns of it.
-        let ran: Vec<&str> = engines.iter().filter(|e| group.cells.iter().any(|c| c.engine == **e)).copied().collect();
+        let ran = ran(std::slice::from_ref(group), engines);
         let place = Place { id: format!("{id}-{}", nth + 1), engines, device_us: device::random_read_us(&runs) };
         workload(group, &ran, &place, &format::workload(group.workload, &workloads), &mut blocks);
     }
     Section { id, title: scenario.name.to_owned(), blocks }
+}
+
+fn ran<'a>(groups: &[Group<'_>], engines: &[&'a str]) -> Vec<&'a str> {
+    let in_it = |engine: &&&str| groups.iter().flat_map(|group| &group.cells).any(|cell| cell.engine == **engine);
+    engines.iter().filter(in_it).copied().collect()
 }
 
 fn workload(group: &Group<'_>, ran: &[&str], place: &Place<'_>, title: &str, blocks: &mut Vec<Block>) {

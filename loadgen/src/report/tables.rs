@@ -2,10 +2,13 @@
 //!
 //! Owns: which rows a table has. Must not: render.
 
-use super::cells::Group;
+use engine_latency::table::grouped;
+
+use super::cells::{Group, distinct};
 use super::document::{Figures, Row, Table, compared};
-use super::figures::{Better, Figure, STATS};
+use super::figures::{Better, Figure, STATS, THROUGHPUT};
 use super::format;
+use crate::result::{Curve, Workload};
 
 /// Latencies of every operation of a workload. One operation: a table with the caps below each other. Several: a
 /// table for each cap with the operations below each other.
@@ -44,8 +47,39 @@ pub(crate) fn figures(group: &Group<'_>, engines: &[&str], caption: &str, rows: 
     table(caption.to_owned(), engines, out)
 }
 
+/// Operations a second by threads, for workloads that differ in nothing else; a table for each such family.
+pub(crate) fn scaling(groups: &[Group<'_>], engines: &[&str]) -> Vec<Table> {
+    let base = |group: &Group<'_>| Workload { threads: 0, target_rate: None, ..group.workload.clone() };
+    let mut tables = Vec::new();
+    for family in distinct(groups.iter().map(base)) {
+        let mut members: Vec<&Group<'_>> = groups.iter().filter(|group| base(group) == family).collect();
+        members.sort_by_key(|group| group.workload.threads);
+        if distinct(members.iter().map(|group| group.workload.threads)).len() < 2 {
+            continue;
+        }
+        let mut caps: Vec<Option<u64>> = members.iter().flat_map(|group| group.caps()).collect();
+        caps.sort_by_key(|cap| cap.unwrap_or(u64::MAX));
+        caps.dedup();
+        let mut rows = Vec::new();
+        for cap in caps {
+            rows.push(Row::Title(format::cap(cap)));
+            for group in &members {
+                let cell = |engine: &&str| group.cell(engine, cap).and_then(|cell| cell.spread(THROUGHPUT.of));
+                let spreads: Vec<_> = engines.iter().map(cell).collect();
+                let cells = noted(compared(&spreads, THROUGHPUT.better, THROUGHPUT.text), group, engines, cap);
+                rows.push(Row::Figures(
+                    format!("threads {}, {}", group.workload.threads, format::arrival(group.workload)),
+                    cells,
+                ));
+            }
+        }
+        tables.push(table(format!("{}: throughput by threads", format::op(&family.name)), engines, rows));
+    }
+    tables
+}
+
 fn latency_rows(group: &Group<'_>, engines: &[&str], op: &str, cap: Option<u64>, title: String) -> Vec<Row> {
-    let spreads = |of: &dyn Fn(&crate::result::Curve) -> Option<f64>| -> Vec<_> {
+    let spreads = |of: &dyn Fn(&Curve) -> Option<f64>| -> Vec<_> {
         engines.iter().map(|engine| group.cell(engine, cap).and_then(|cell| cell.latency(op, of))).collect()
     };
     let counts = spreads(&|curve| Some(curve.count as f64));
@@ -58,7 +92,7 @@ fn latency_rows(group: &Group<'_>, engines: &[&str], op: &str, cap: Option<u64>,
         rows.push(Row::Figures(stat.name.to_owned(), noted(cells, group, engines, cap)));
     }
     let counts = counts.into_iter().map(|count| {
-        let text = count.map_or_else(|| format::MISSING.to_owned(), |count| format::digits(count.median));
+        let text = count.map_or_else(|| format::MISSING.to_owned(), |count| grouped(count.median.round() as u64));
         Figures::plain(text)
     });
     rows.push(Row::Figures("count".to_owned(), counts.collect()));
