@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use loadgen::result::Record;
+use loadgen::result::{Memory, Record};
 
 use crate::synthetic::{CAPS, ENGINES, curve, matrix, record};
 
@@ -93,6 +93,47 @@ fn markdown_has_medians_spreads_ratios_and_dashes() {
     assert!(!markdown.contains("µs †"), "no run has a note: {markdown}");
     assert!(markdown.contains("- 1 run, so nothing says how far another would differ (reads read\\_positive, lmdb"));
     assert!(markdown.contains("loadgen bench --scenario reads --seed 7"), "{markdown}");
+}
+
+#[test]
+fn what_nobody_noted_is_found() {
+    let mut slow = record("live", "lmdb", "live", CAPS[0], 0);
+    slow.ops = 900_000;
+    slow.memory = vec![Memory {
+        at_s: 1.0,
+        rss_bytes: 1 << 20,
+        page_cache_bytes: None,
+        charged_bytes: CAPS[0].map(|cap| cap + 4096),
+    }];
+    let mut other = record("live", "lmdb", "live", CAPS[0], 1);
+    other.engine_options.insert("cache".to_owned(), "1 GiB".to_owned());
+    other.machine.kernel = "6.12.0".to_owned();
+    other.program = "0.1.0 (9f8e7d6-dirty)".to_owned();
+    let (_, markdown) = report(&[slow, other]);
+    for found in [
+        "- fell behind the rate asked for: 75.0 % of it at worst (live live, lmdb, cap 146 MiB)",
+        "- more memory was charged than the cap allows",
+        "- the repeats ran with different engine options",
+        "- the repeats ran with different programs",
+        "- the repeats ran on different machines",
+        "2 machines or settings of one",
+    ] {
+        assert!(markdown.contains(found), "{found}: {markdown}");
+    }
+}
+
+#[test]
+fn threads_are_compared_where_nothing_else_differs() {
+    let of = |threads| {
+        let mut run = record("scaling", "redb", "read_positive", None, 0);
+        run.workload.threads = threads;
+        run.elapsed_s = 60.0 / f64::from(threads);
+        run
+    };
+    let (_, markdown) = report(&[of(1), of(4)]);
+    assert!(markdown.contains("**Positive read: throughput by threads**"), "{markdown}");
+    assert!(markdown.contains("| threads 4, closed loop | 80.0 k/s (1 run) |"), "{markdown}");
+    assert!(markdown.contains("### Positive read, closed loop, threads 4"), "{markdown}");
 }
 
 #[test]
