@@ -27,6 +27,7 @@
   const short = value => value >= 1e9 ? value / 1e9 + "G" : value >= 1e6 ? value / 1e6 + "M" : value >= 1e3 ? value / 1e3 + "k" : String(value);
   const nines = value => value === 0 ? "0%" : Number((100 - 100 * Math.pow(10, -value)).toFixed(Math.max(0, Math.ceil(value) - 2))) + "%";
   const named = chart => chart.kind === "nines" ? "latency" : stat;
+  const ranges = (line, name) => (line.ranges.find(([key]) => key === name) || ["", []])[1];
   const values = (line, name) => (line.y.find(([key]) => key === name) || ["", []])[1];
   const xText = (chart, x) => chart.kind === "nines" ? nines(x) : chart.kind === "caps" ? (chart.ticks[x] || "")
     : chart.kind === "size" ? Math.round(x).toLocaleString("en") : number(x) + " s";
@@ -36,7 +37,7 @@
     let low = Infinity, high = 0;
     for (const other of data.charts) {
       if (other.share !== chart.share) continue;
-      const all = other.lines.flatMap(line => values(line, named(other))).concat(other.device_us);
+      const all = other.lines.flatMap(line => values(line, named(other))).concat(other.device_us, other.lines.flatMap(line => ranges(line, named(other)).flat()));
       for (const value of all) if (value > 0) { low = Math.min(low, value); high = Math.max(high, value); }
     }
     if (high === 0) return { log: false, low: 0, high: 1 };
@@ -82,7 +83,7 @@
     const font = FONT;
     const axis = { stroke: style("--fg"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") }, font, labelFont: font };
     const names = chart.lines.map(line => data.engines[line.engine]);
-    const right = wide ? 18 + widest(names.map(brief)) : 24;
+    const right = wide ? 28 + widest(names.map(brief)) : 24;
     const label = "latency, µs" + (chart.kind === "nines" ? "" : " (" + stat + ")") + (ys.log ? ", log" : "");
     const xs = chart.kind === "caps" ? [-0.25, chart.ticks.length - 0.75] : null;
     return {
@@ -121,6 +122,7 @@
   function marks(u, at, chart) {
     const xs = u.data[0], ys = u.data[at], engine = chart.lines[at - 1].engine, scale = devicePixelRatio;
     const path = new Path2D(shape(engine)), step = chart.kind === "caps" ? 0 : u.bbox.width / 8;
+    whiskers(u, chart, chart.lines[at - 1]);
     let next = u.bbox.left + step * at / (chart.lines.length + 1);
     for (let i = 0; i < xs.length; i++) {
       const x = ys[i] == null ? -1 : u.valToPos(xs[i], "x", true);
@@ -128,6 +130,21 @@
       mark(u, x, u.valToPos(ys[i], "y", true), path, engine, scale);
       next = Math.max(next, x - step / 2) + step;
     }
+  }
+
+  // From the smallest to the largest repeat.
+  function whiskers(u, chart, line) {
+    const { ctx } = u, wing = 4 * devicePixelRatio;
+    ctx.save();
+    ctx.strokeStyle = style("--engine-" + look(line.engine)); ctx.lineWidth = 1.5 * devicePixelRatio; ctx.setLineDash([]);
+    ranges(line, named(chart)).forEach((range, i) => {
+      if (!range) return;
+      const x = u.valToPos(line.x[i], "x", true), [low, high] = range.map(value => u.valToPos(value, "y", true));
+      ctx.beginPath(); ctx.moveTo(x, low); ctx.lineTo(x, high);
+      for (const y of [low, high]) { ctx.moveTo(x - wing, y); ctx.lineTo(x + wing, y); }
+      ctx.stroke();
+    });
+    ctx.restore();
   }
 
   function mark(u, x, y, path, engine, scale) {
@@ -153,15 +170,16 @@
     for (let at = labels.length - 1, limit = bottom; at >= 0; at--, limit -= step) labels[at].at = Math.min(labels[at].at, limit);
     const { ctx } = u, right = u.bbox.left + u.bbox.width;
     ctx.save();
-    ctx.strokeStyle = style("--muted"); ctx.lineWidth = scale * 0.7;
+    ctx.strokeStyle = style("--muted"); ctx.lineWidth = scale * 0.7; ctx.setLineDash([]);
     for (const label of labels) {
       ctx.beginPath(); ctx.moveTo(label.x + 3 * scale, label.y); ctx.lineTo(Math.max(right, label.x + 3 * scale), label.at); ctx.lineTo(right + 6 * scale, label.at); ctx.stroke();
     }
     ctx.font = 12 * scale + "px system-ui, sans-serif"; ctx.textAlign = "left"; ctx.textBaseline = "middle";
     for (const label of labels) {
       const name = data.engines[label.engine];
-      ctx.fillStyle = style("--engine-" + look(label.engine));
-      ctx.fillText(brief(name), right + 9 * scale, label.at);
+      mark(u, right + 12 * scale, label.at, new Path2D(shape(label.engine)), label.engine, scale * 0.8);
+      ctx.fillStyle = style("--fg");
+      ctx.fillText(brief(name), right + 20 * scale, label.at);
     }
     ctx.restore();
   }
@@ -237,9 +255,13 @@
     };
     table.createCaption().textContent = "latency, µs" + (chart.kind === "nines" ? "" : ", " + stat);
     row(table.createTHead(), [chart.x].concat(chart.lines.map(line => data.engines[line.engine])), "th");
-    const at = chart.lines.map(line => new Map(line.x.map((x, i) => [x, values(line, named(chart))[i]])));
+    const text = (line, i) => {
+      const range = ranges(line, named(chart))[i];
+      return number(values(line, named(chart))[i]) + (range ? " (" + range.map(number).join("–") + ")" : "");
+    };
+    const at = chart.lines.map(line => new Map(line.x.map((x, i) => [x, text(line, i)])));
     const body = table.createTBody(), xs = [...new Set(chart.lines.flatMap(line => line.x))].sort((a, b) => a - b);
-    for (const x of xs) row(body, [xText(chart, x)].concat(at.map(known => number(known.get(x)))), "td");
+    for (const x of xs) row(body, [xText(chart, x)].concat(at.map(known => known.get(x) || number(null))), "td");
     plot.details.querySelector(".scroll").replaceChildren(table);
   }
 

@@ -2,9 +2,9 @@
 //!
 //! Owns: which repeat a line shows, and how long series are thinned. Must not: draw.
 
-use super::cells::{Cell, Group};
-use super::document::{Bar, BarGroup, Bars, Chart, Figures, Line};
-use super::figures::{self, Figure, STATS};
+use super::cells::{Cell, Group, Spread};
+use super::document::{Bar, BarGroup, Bars, Chart, Figures, Line, Named};
+use super::figures::{Figure, STATS};
 use super::format;
 use crate::result::{Curve, Memory, Sample, Series};
 
@@ -56,21 +56,23 @@ pub(crate) fn caps(group: &Group<'_>, place: &Place<'_>) -> Vec<Chart> {
     if caps.len() < 2 {
         return Vec::new();
     }
-    let line = |engine: &str, op: &str| -> Line {
-        let of = |stat: &figures::Stat| {
-            let at = |cap: &Option<u64>| group.cell(engine, *cap).and_then(|cell| cell.latency(op, stat.of));
-            caps.iter().map(|cap| at(cap).map(|spread| micros(spread.median))).collect()
-        };
-        let shown = STATS.iter().filter(|stat| OVER.contains(&stat.name));
-        let y = shown.map(|stat| (stat.name, of(stat))).collect();
-        Line { engine: 0, x: (0..caps.len()).map(|at| at as f64).collect(), y }
+    let line = |engine: usize, op: &str| {
+        let mut line = Line { engine, x: (0..caps.len()).map(|at| at as f64).collect(), y: vec![], ranges: vec![] };
+        for stat in STATS.iter().filter(|stat| OVER.contains(&stat.name)) {
+            let at = |cap: &Option<u64>| group.cell(place.engines.get(engine)?, *cap)?.latency(op, stat.of);
+            let spreads: Vec<Option<Spread>> = caps.iter().map(at).collect();
+            let range = |spread: Spread| (spread.runs > 1).then(|| (micros(spread.min), micros(spread.max)));
+            line.y.push((stat.name, spreads.iter().map(|spread| spread.map(|s| micros(s.median))).collect()));
+            line.ranges.push((stat.name, spreads.into_iter().map(|spread| range(spread?)).collect()));
+        }
+        line
     };
     let chart = |(at, op): (usize, &&str)| {
-        let lines = place.engines.iter().enumerate().map(|(engine, name)| Line { engine, ..line(name, op) });
+        let lines = (0..place.engines.len()).map(|engine| line(engine, op));
         Chart {
             id: format!("{}-caps-{at}", place.id),
             kind: "caps",
-            title: format!("{} by memory cap, medians", format::op(op)),
+            title: format!("{} by memory cap, median and range of the repeats", format::op(op)),
             x: "memory cap",
             share: format!("{}-caps-{at}", place.id),
             ticks: caps.iter().map(|cap| cap.map_or("none".to_owned(), |cap| format::bytes(cap as f64))).collect(),
@@ -147,7 +149,8 @@ fn filled(mut bars: Bars) -> Option<Bars> {
     (!bars.groups.is_empty()).then_some(bars)
 }
 
-type Points = (Vec<f64>, Vec<(&'static str, Vec<Option<f64>>)>);
+/// The x and y of a line.
+type Points = (Vec<f64>, Named<f64>);
 
 fn per_op_and_cap<'a>(
     group: &Group<'a>,
@@ -162,7 +165,7 @@ fn per_op_and_cap<'a>(
         for cap in group.caps() {
             let line = |(engine, name): (usize, &&str)| {
                 let (x, y) = points(group.cell(name, cap)?, op)?;
-                Some(Line { engine, x, y })
+                Some(Line { engine, x, y, ranges: Vec::new() })
             };
             let lines: Vec<Line> = place.engines.iter().enumerate().filter_map(line).collect();
             if lines.is_empty() {

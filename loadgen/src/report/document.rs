@@ -144,6 +144,9 @@ pub(crate) struct Chart {
     pub(crate) lines: Vec<Line>,
 }
 
+/// By the name of the figure, one value for each x.
+pub(crate) type Named<T> = Vec<(&'static str, Vec<Option<T>>)>;
+
 /// One engine's line.
 #[derive(Debug, Serialize)]
 pub(crate) struct Line {
@@ -152,7 +155,9 @@ pub(crate) struct Line {
     /// Ascending, no value twice.
     pub(crate) x: Vec<f64>,
     /// Latencies in µs by the name of the figure, `null` where there is none.
-    pub(crate) y: Vec<(&'static str, Vec<Option<f64>>)>,
+    pub(crate) y: Named<f64>,
+    /// The smallest and the largest repeat of each, where the line is of medians.
+    pub(crate) ranges: Named<(f64, f64)>,
 }
 
 impl Figures {
