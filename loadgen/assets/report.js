@@ -22,15 +22,19 @@
   const brief = name => name.length > 18 ? name.slice(0, 8) + "…" + name.slice(-9) : name;
   const widest = names => { paper.font = FONT; return Math.max(0, ...names.map(name => paper.measureText(name).width)); };
   const style = name => getComputedStyle(root).getPropertyValue(name).trim();
-  const number = value => value == null ? "–"
-    : value.toLocaleString("en", { maximumSignificantDigits: value >= 1000 ? 15 : 3, maximumFractionDigits: value >= 100 ? 0 : 2, roundingPriority: "lessPrecision" });
+  // With three digits, as in the tables of the page; a tick of an axis without zeros behind the point.
+  const places = value => value >= 99.95 || value === 0 ? 0 : value >= 9.995 ? 1 : value >= 0.01 ? 2 : Math.ceil(1 - Math.log10(value));
+  const digits = (value, least) => value == null ? "–"
+    : value.toLocaleString("en", { minimumFractionDigits: Math.min(least, 20), maximumFractionDigits: Math.min(places(value), 20) });
+  const number = value => digits(value, value == null ? 0 : places(value));
+  const tick = value => digits(value, 0);
   const short = value => value >= 1e9 ? value / 1e9 + "G" : value >= 1e6 ? value / 1e6 + "M" : value >= 1e3 ? value / 1e3 + "k" : String(value);
   const nines = value => value === 0 ? "0%" : Number((100 - 100 * Math.pow(10, -value)).toFixed(Math.max(0, Math.ceil(value) - 2))) + "%";
   const named = chart => chart.kind === "nines" ? "latency" : stat;
   const ranges = (line, name) => (line.ranges.find(([key]) => key === name) || ["", []])[1];
   const values = (line, name) => (line.y.find(([key]) => key === name) || ["", []])[1];
   const xText = (chart, x) => chart.kind === "nines" ? nines(x) : chart.kind === "caps" ? (chart.ticks[x] || "")
-    : chart.kind === "size" ? Math.round(x).toLocaleString("en") : number(x) + " s";
+    : chart.kind === "size" ? Math.round(x).toLocaleString("en") : tick(x) + " s";
 
   // One range for all charts that are to be compared; a logarithm where the values span a decade.
   function range(chart) {
@@ -67,8 +71,8 @@
   }
 
   function xAxis(chart) {
-    const places = chart.ticks.map((_, at) => at);
-    if (chart.kind === "caps") return { splits: () => places, values: u => apart(u, places, chart.ticks) };
+    const at = chart.ticks.map((_, i) => i);
+    if (chart.kind === "caps") return { splits: () => at, values: u => apart(u, at, chart.ticks) };
     if (chart.kind === "nines") {
       const end = Math.floor(Math.max(...chart.lines.flatMap(line => line.x)) + 1e-9);
       const ticks = [0.30103].concat(Array.from({ length: end }, (_, at) => at + 1));
@@ -96,7 +100,7 @@
       },
       axes: [
         { ...axis, ...xAxis(chart), label: chart.x, labelSize: 20, size: 32 },
-        { ...axis, label, labelSize: 20, space: 26, values: (_, at) => at.map(number), splits: ys.log ? () => logSplits(ys.low, ys.high) : undefined,
+        { ...axis, label, labelSize: 20, space: 26, values: (_, at) => at.map(tick), splits: ys.log ? () => logSplits(ys.low, ys.high) : undefined,
           filter: ys.log ? (_, at) => at : undefined,
           size: (_, texts) => 24 + widest(texts || []) },
       ],
@@ -207,7 +211,7 @@
     });
     if (chart.device_us) {
       const device = document.createElement("span");
-      device.textContent = "dotted: device 4 KiB random read p50 " + number(chart.device_us) + " µs";
+      device.textContent = "dotted: device 4 KiB random read p50 " + tick(chart.device_us) + " µs";
       device.className = "device";
       box.append(device);
     }

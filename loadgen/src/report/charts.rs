@@ -228,9 +228,9 @@ fn micros(nanos: f64) -> f64 {
     rounded(nanos / 1000.0)
 }
 
-/// To four significant digits: what is below is noise, and a page of it is long.
+/// To six significant digits: three are shown, and rounding twice must not show others than the tables do.
 fn rounded(value: f64) -> f64 {
-    format!("{value:.3e}").parse().unwrap_or(value)
+    format!("{value:.5e}").parse().unwrap_or(value)
 }
 
 #[cfg(test)]
