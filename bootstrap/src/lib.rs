@@ -9,6 +9,7 @@ mod info;
 pub mod limits;
 mod load;
 mod order;
+mod progress;
 mod report;
 mod resources;
 mod sample;
