@@ -11,7 +11,6 @@ mod load;
 mod order;
 mod progress;
 mod report;
-mod resources;
 mod sample;
 mod signal;
 pub mod source;

@@ -14,7 +14,6 @@ use crate::limits::BULK_PAIRS;
 use crate::order::{OnDuplicate, Order, Ordered, Tally};
 use crate::progress::Progress;
 use crate::report::{self, Outcome};
-use crate::resources;
 use crate::sample::Sampler;
 use crate::signal::Stop;
 use crate::source::{Source, SourceArgs};
@@ -77,7 +76,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let source = Source::new(&args.source)?;
     let records = source.count_hint()?;
     if let (Some(records), false) = (records, args.skip_disk_check || args.resume) {
-        resources::check_disk(&args.dir, disk_estimate(args, records))?;
+        probe::check_disk(&args.dir, disk_estimate(args, records))?;
     }
     let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
     check_directory(args)?;

@@ -10,8 +10,6 @@ use engine_latency::{Measured, Op, Snapshot};
 use serde::Serialize;
 use workload::Pairs;
 
-use crate::resources;
-
 /// Negative reads per sample: enough for a p99 of ten values.
 const READS: u64 = 1000;
 /// Seed of the absent keys: a stream of its own, so that no source's pairs are met.
@@ -87,9 +85,9 @@ impl<'e> Sampler<'e> {
             read_negative: latency(&interval, Op::ReadNegative),
             write: latency(&interval, Op::Write),
             commit: latency(&interval, Op::Commit),
-            disk_bytes: resources::disk_bytes(self.dir),
-            rss_bytes: resources::rss_bytes(),
-            page_cache_bytes: resources::page_cache_bytes(self.dir),
+            disk_bytes: probe::disk_bytes(self.dir),
+            rss_bytes: probe::rss_bytes(std::process::id()),
+            page_cache_bytes: probe::page_cache_bytes(self.dir),
         });
         Ok(())
     }
