@@ -18,7 +18,7 @@ demo: ENGINES := $(ENGINE)
 ENGINES ?= $(ALL_ENGINES)
 comma := ,
 space := $(subst ,, )
-FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service,$(foreach e,$(ENGINES),$p/$e)))
+FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service loadgen,$(foreach e,$(ENGINES),$p/$e)))
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
 .PHONY: help setup build demo test check fmt clippy doc edges

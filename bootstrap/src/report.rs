@@ -74,6 +74,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
             "pairs_per_second": per_second,
             "disk_bytes": disk_bytes,
             "rss_peak_bytes": rss_peak_bytes,
+            "process": probe::process_counts(std::process::id())?,
             "page_cache_bytes": page_cache_bytes,
             "engine_details": stats.details.iter().map(|(name, value)| ((*name).to_owned(), json!(value)))
                 .collect::<serde_json::Map<_, _>>(),

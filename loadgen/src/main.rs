@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use loadgen::{commands, live};
+use loadgen::{bench, commands, live};
 
 /// Plays a Solana account stream, and measures a service that follows it
 #[derive(Parser)]
@@ -27,6 +27,15 @@ enum Command {
     /// Run the service on a bootstrapped directory against a stream and print its latencies (Table 3)
     #[command(after_help = live::EXAMPLES)]
     Live(Box<live::LiveArgs>),
+    /// Measure engines: scenarios of runs under memory caps, one JSON line each
+    #[command(after_help = bench::EXAMPLES)]
+    Bench(Box<bench::BenchArgs>),
+    /// One run in its own process
+    #[command(hide = true)]
+    BenchRun(bench::child::ChildArgs),
+    /// A writer to be killed
+    #[command(hide = true)]
+    BenchWrite(bench::child::ChildArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell to complete for
@@ -44,6 +53,9 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Stream(args) => commands::stream(*args),
         Command::Live(args) => live::run(*args),
+        Command::Bench(args) => bench::run(&args),
+        Command::BenchRun(args) => bench::child::run(&args),
+        Command::BenchWrite(args) => bench::child::write_until_killed(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "loadgen", &mut std::io::stdout());
             Ok(())

@@ -4,4 +4,34 @@
 
 mod record;
 
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
 pub use record::{Baseline, Curve, Io, Machine, Memory, Quantiles, Record, SCHEMA_VERSION, Sample, Series, Workload};
+
+/// Reads a result file.
+///
+/// # Errors
+/// Naming the file, and the line that is not a record or is of a newer format.
+pub fn read(path: &Path) -> Result<Vec<Record>> {
+    /// Only the version, so that a newer format is named even where its other fields have changed.
+    #[derive(serde::Deserialize)]
+    struct Version {
+        schema: u32,
+    }
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read file={}", path.display()))?;
+    let mut records = Vec::new();
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let at = || format!("not a record: file={} line={}", path.display(), number + 1);
+        let Version { schema } = serde_json::from_str(line).with_context(at)?;
+        ensure!(
+            schema <= SCHEMA_VERSION,
+            "a newer format: file={} line={} schema={schema} newest_known={SCHEMA_VERSION}; use a newer loadgen",
+            path.display(),
+            number + 1
+        );
+        records.push(serde_json::from_str(line).with_context(at)?);
+    }
+    Ok(records)
+}

@@ -57,6 +57,19 @@ pub struct Record {
     pub notes: Vec<String>,
 }
 
+impl Record {
+    /// What tells this run from all others of a file.
+    pub fn run_key(&self) -> String {
+        Self::key_of(&self.scenario, &self.engine, &self.workload, self.cap_bytes, self.repeat)
+    }
+
+    /// [`Record::run_key`] of a run that is not done yet.
+    pub fn key_of(scenario: &str, engine: &str, workload: &Workload, cap_bytes: Option<u64>, repeat: u32) -> String {
+        let workload = serde_json::to_string(workload).unwrap_or_default();
+        format!("{scenario} {engine} {workload} {cap_bytes:?} {repeat}")
+    }
+}
+
 /// What a run did.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
