@@ -7,5 +7,6 @@
 pub mod bench;
 pub mod commands;
 pub mod live;
+pub mod query;
 pub mod result;
 pub mod stream;

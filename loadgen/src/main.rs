@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use loadgen::{bench, commands, live};
+use loadgen::{bench, commands, live, query};
 
 /// Plays a Solana account stream, and measures a service that follows it
 #[derive(Parser)]
@@ -30,6 +30,9 @@ enum Command {
     /// Measure engines: scenarios of runs under memory caps, one JSON line each
     #[command(after_help = bench::EXAMPLES)]
     Bench(Box<bench::BenchArgs>),
+    /// Ask a running service at given rates and verify its answers
+    #[command(after_help = query::EXAMPLES)]
+    Query(Box<query::QueryArgs>),
     /// One run in its own process
     #[command(hide = true)]
     BenchRun(bench::child::ChildArgs),
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Stream(args) => commands::stream(*args),
         Command::Live(args) => live::run(*args),
+        Command::Query(args) => query::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::BenchRun(args) => bench::child::run(&args),
         Command::BenchWrite(args) => bench::child::write_until_killed(&args),

@@ -201,7 +201,7 @@ fn answer(run: &Run, engine: &Measured, driven: &Driven) -> Result<Answer> {
     })
 }
 
-fn curves(total: &Snapshot) -> Vec<Curve> {
+pub(crate) fn curves(total: &Snapshot) -> Vec<Curve> {
     let curve = |series: &engine_latency::Series| {
         let histogram = &series.histogram;
         Curve {
@@ -215,7 +215,7 @@ fn curves(total: &Snapshot) -> Vec<Curve> {
     total.series.iter().map(curve).collect()
 }
 
-fn series(seconds: &[(f64, Snapshot)]) -> Vec<Series> {
+pub(crate) fn series(seconds: &[(f64, Snapshot)]) -> Vec<Series> {
     let mut all: BTreeMap<&'static str, Vec<Sample>> = BTreeMap::new();
     for (at, snapshot) in seconds {
         for series in &snapshot.series {

@@ -7,25 +7,19 @@
 //! operation is due at its time whether or not the last one ended, and its latency runs from when it was due, so that
 //! a stall counts for everything it delays (coordinated omission).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
 use engine_api::{Checkpoint, Durability, Engine, Key, Reader, Value};
-use engine_latency::{Latency, Measured, Op, Recorder, Snapshot};
+use engine_latency::{Measured, Op, Recorder, Snapshot};
 use workload::{Pairs, Picker, Rng};
 
+use super::pace::{Pace, sample};
 use super::scenario::Keys;
 
 /// Source label of everything recorded here.
 pub(crate) const SOURCE: &str = "bench";
-
-/// Below this a wait is spun through: the scheduler would oversleep it.
-const SPIN_BELOW: Duration = Duration::from_micros(100);
-
-/// Between two samples of the series.
-const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
 /// What readers do.
 #[derive(Clone, Copy, Debug)]
@@ -58,37 +52,6 @@ pub(crate) struct Driven {
     pub(crate) total: Snapshot,
     /// What was recorded in each second: when it ended, and its histograms.
     pub(crate) seconds: Vec<(f64, Snapshot)>,
-}
-
-/// When operations are due.
-pub(crate) struct Pace {
-    started: Instant,
-    period: Option<Duration>,
-    done: u32,
-}
-
-impl Pace {
-    pub(crate) fn new(rate: Option<f64>) -> Self {
-        Self { started: Instant::now(), period: rate.map(|rate| Duration::from_secs_f64(1.0 / rate)), done: 0 }
-    }
-
-    /// Waits for the next operation's time and gives it; the time from which its latency counts.
-    pub(crate) fn next(&mut self) -> Instant {
-        let Some(period) = self.period else { return Instant::now() };
-        let due = self.started + period * self.done;
-        self.done += 1;
-        loop {
-            let wait = due.saturating_duration_since(Instant::now());
-            if wait.is_zero() {
-                return due;
-            }
-            if wait > SPIN_BELOW {
-                std::thread::sleep(wait - SPIN_BELOW);
-            } else {
-                std::hint::spin_loop();
-            }
-        }
-    }
 }
 
 /// Reads for `time` on `reads.threads` threads, and runs `beside` on this thread meanwhile, which gets the flag that
@@ -133,20 +96,6 @@ pub(crate) fn read(
     })?;
     let total = latency.snapshot().since(&before);
     Ok(Driven { ops: ops.into_inner(), elapsed: started.elapsed(), total, seconds })
-}
-
-/// A snapshot a second until `time` is over or something stopped.
-fn sample(latency: &Arc<Latency>, started: Instant, time: Duration, stop: &AtomicBool) -> Vec<(f64, Snapshot)> {
-    let mut last = latency.snapshot();
-    let mut seconds = Vec::new();
-    // ORDERING: Relaxed: the flag carries nothing but itself.
-    while started.elapsed() < time && !stop.load(Ordering::Relaxed) {
-        std::thread::sleep(SAMPLE_EVERY.min(time.saturating_sub(started.elapsed())));
-        let now = latency.snapshot();
-        seconds.push((started.elapsed().as_secs_f64(), now.since(&last)));
-        last = now;
-    }
-    seconds
 }
 
 impl Reads {
@@ -298,6 +247,7 @@ mod tests {
     use std::path::Path;
 
     use engine_api::{BulkLoad, Stats, Visitor, WriteTxn};
+    use engine_latency::Latency;
     use workload::Skew;
 
     use super::*;

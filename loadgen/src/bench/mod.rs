@@ -7,13 +7,13 @@
 pub mod child;
 mod convert;
 mod drive;
+pub(crate) mod pace;
 mod scenario;
 mod spawn;
 mod store;
 
 use std::collections::HashSet;
-use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -105,7 +105,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         eprintln!("[{}/{}] {}", n + 1, missing.len(), title(run));
         let record = one(run, &mut stores, &work, baseline)?;
         eprintln!("        {}", summary(&record));
-        append(&args.out, &record)?;
+        crate::result::append(&args.out, &record)?;
     }
     if !args.keep {
         fs::remove_dir_all(&work).with_context(|| format!("cannot remove dir={}", work.display()))?;
@@ -166,7 +166,7 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
     notes.extend(answer.notes);
     let record = Record {
         schema: SCHEMA_VERSION,
-        program: format!("{} ({})", env!("CARGO_PKG_VERSION"), env!("SOLKV_COMMIT")),
+        program: crate::result::program(),
         scenario: run.scenario.clone(),
         repeat: run.repeat,
         engine: answer.engine,
@@ -219,15 +219,4 @@ fn summary(record: &Record) -> String {
         line.push_str(&format!("; {} p50 {} ns p99 {} ns", curve.op, quantiles.p50, quantiles.p99));
     }
     line
-}
-
-fn append(path: &Path, record: &Record) -> Result<()> {
-    let mut line = serde_json::to_vec(record)?;
-    line.push(b'\n');
-    let mut file = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(path)
-        .with_context(|| format!("cannot write results: file={}", path.display()))?;
-    file.write_all(&line).with_context(|| format!("cannot write results: file={}", path.display()))
 }

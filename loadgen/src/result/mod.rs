@@ -4,6 +4,8 @@
 
 mod record;
 
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -34,4 +36,21 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
         records.push(serde_json::from_str(line).with_context(at)?);
     }
     Ok(records)
+}
+
+/// Appends a record as one line.
+///
+/// # Errors
+/// Naming the file.
+pub fn append(path: &Path, record: &Record) -> Result<()> {
+    let mut line = serde_json::to_vec(record)?;
+    line.push(b'\n');
+    let at = || format!("cannot write results: file={}", path.display());
+    let mut file = OpenOptions::new().create(true).append(true).open(path).with_context(at)?;
+    file.write_all(&line).with_context(at)
+}
+
+/// Version and commit of this program.
+pub fn program() -> String {
+    format!("{} ({})", env!("CARGO_PKG_VERSION"), env!("SOLKV_COMMIT"))
 }
