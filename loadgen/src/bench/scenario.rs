@@ -128,7 +128,8 @@ pub(crate) enum State {
     /// Nothing of the store in it.
     #[default]
     Cold,
-    /// The store was read through, then the same work was done unmeasured for a tenth of the time.
+    /// The store was read through and a tenth of its keys were got, then the same work was done unmeasured for a tenth
+    /// of the time.
     Warm,
 }
 
