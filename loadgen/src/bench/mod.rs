@@ -59,6 +59,9 @@ pub struct BenchArgs {
     /// Seconds of a measured part, instead of the scenarios' own
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
+    /// Leave out runs under a cap smaller than this: small stores make caps that no process fits in
+    #[arg(long, value_name = "SIZE")]
+    min_cap: Option<ByteSize>,
     /// Only this engine, as the scenarios name it; may be given several times
     #[arg(long, value_name = "ENGINE")]
     engine: Vec<String>,
@@ -127,7 +130,11 @@ fn runs(args: &BenchArgs) -> Result<Vec<Run>> {
                 cell.events = cell.events.min(scenario.pairs);
             }
         }
-        all.extend(scenario.runs()?);
+        let large = |run: &Run| match (run.cap_bytes, args.min_cap) {
+            (Some(cap), Some(min)) => cap >= min.as_u64(),
+            _ => true,
+        };
+        all.extend(scenario.runs()?.into_iter().filter(large));
     }
     ensure!(!all.is_empty(), "nothing to run: no engine of the scenarios is left by --engine");
     Ok(all)
