@@ -18,14 +18,14 @@ demo: ENGINES := $(ENGINE)
 ENGINES ?= $(ALL_ENGINES)
 comma := ,
 space := $(subst ,, )
-FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service,$(foreach e,$(ENGINES),$p/$e)))
+FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service loadgen,$(foreach e,$(ENGINES),$p/$e)))
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
-.PHONY: help setup build demo test check fmt clippy doc edges
+.PHONY: help setup build demo test check fmt clippy doc edges bench bench-full bench-instrument
 .DEFAULT_GOAL := help
 
 help: ## Lists the targets.
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  ENGINE=rocksdb|lmdb|redb PAIRS=$(PAIRS) EVENTS=$(EVENTS) BLOOM=$(BLOOM) SEED=$(SEED) set the demo"
 
 setup: ## Installs what the build needs (a C++ compiler; libclang for RocksDB's bindings).
@@ -55,3 +55,17 @@ doc:
 
 edges:
 	@.ci/edges
+
+# Results go into a folder of the day; runs that are in its file already are not repeated.
+RESULTS ?= results/$(shell date +%F)
+SCENARIOS := $(wildcard loadgen/scenarios/*.toml)
+
+bench: build ## Measures every engine at a small size (ten minutes) and writes the report.
+	@BIN="$(BIN)" OUT="$(RESULTS)/small" deploy/bench.sh --pairs 2000000 --repeats 1 --seconds 1 --min-cap 40MiB
+
+bench-full: build ## The same at the scenarios' own sizes (hours).
+	@BIN="$(BIN)" OUT="$(RESULTS)/full" deploy/bench.sh
+
+bench-instrument: build ## Compares the instrument with minimal programs, one an engine.
+	$(CARGO) build --locked --release -p loadgen --example instrument
+	"$(BIN)/examples/instrument" "$(BIN)"

@@ -3,18 +3,17 @@
 //! Owns: the loop, the resume rules, what is written when. The position of a load is the engine's checkpoint alone.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use engine_api::{Checkpoint, Durability, Engine, Key, Value};
 use engine_latency::{Latency, Measured};
 use engines::{EngineKind, EngineOptions, OpenMode};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::limits::BULK_PAIRS;
 use crate::order::{OnDuplicate, Order, Ordered, Tally};
+use crate::progress::Progress;
 use crate::report::{self, Outcome};
-use crate::resources;
 use crate::sample::Sampler;
 use crate::signal::Stop;
 use crate::source::{Source, SourceArgs};
@@ -77,21 +76,21 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let source = Source::new(&args.source)?;
     let records = source.count_hint()?;
     if let (Some(records), false) = (records, args.skip_disk_check || args.resume) {
-        resources::check_disk(&args.dir, disk_estimate(args, records))?;
+        probe::check_disk(&args.dir, disk_estimate(args, records))?;
     }
     let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
     check_directory(args)?;
     let started = Instant::now();
     let work = work_dir(args);
-    let bar = progress_bar(records, "reading");
+    let mut reading = Progress::new(records, "reading");
     let ordered = Ordered::prepare(&source, args.order, args.source.seed, &work, &mut |records| {
-        bar.set_position(records);
+        reading.set(records);
         match stop.asked() {
             Some(_) => bail!("stopped while reading the source; nothing was loaded yet"),
             None => Ok(()),
         }
     })?;
-    bar.finish_and_clear();
+    reading.clear();
     let engine = engines::open(&args.dir, &args.engine, mode)?;
     let latency = Latency::new(engine.label());
     let engine = Measured::new(engine, latency, "bootstrap");
@@ -104,15 +103,14 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
         engine: &engine,
         checkpoint: Checkpoint { source: ordered.source_id, slot: None, ..begun },
         commits: 0,
-        bar: progress_bar(Some(ordered.records), args.engine.label()),
+        progress: Progress::new(Some(ordered.records), args.engine.label()),
         sampler: Sampler::new(&engine, &args.dir, every, begun.seq),
         stop: &stop,
     };
-    load.bar.set_position(begun.seq);
-    load.bar.reset_eta();
+    load.progress.start_at(begun.seq);
     let tally = load.pairs(&ordered)?;
     if let Some(code) = stop.asked() {
-        load.bar.finish_and_clear();
+        load.progress.clear();
         let seq = load.checkpoint.seq;
         drop(load);
         Box::new(engine).close()?;
@@ -140,7 +138,7 @@ struct Load<'a> {
     engine: &'a Measured,
     checkpoint: Checkpoint,
     commits: u64,
-    bar: ProgressBar,
+    progress: Progress,
     sampler: Sampler<'a>,
     stop: &'a Stop,
 }
@@ -174,7 +172,7 @@ impl Load<'_> {
                     checkpoint.seq += chunk.len() as u64;
                     bulk.load_sorted(chunk, &checkpoint)?;
                     self.checkpoint = checkpoint;
-                    self.bar.set_position(checkpoint.seq);
+                    self.progress.set(checkpoint.seq);
                     self.sampler.at(checkpoint.seq)?;
                     chunk.clear();
                     anyhow::Ok(())
@@ -205,7 +203,7 @@ impl Load<'_> {
         let synced = self.args.synced || self.commits.is_multiple_of(SYNC_EVERY_COMMITS);
         txn.commit(&checkpoint, if synced { Durability::Synced } else { Durability::Buffered })?;
         self.checkpoint = checkpoint;
-        self.bar.set_position(checkpoint.seq);
+        self.progress.set(checkpoint.seq);
         self.sampler.at(checkpoint.seq)
     }
 
@@ -220,11 +218,11 @@ impl Load<'_> {
         self.checkpoint.slot = self.args.slot;
         self.engine.inner().begin()?.commit(&self.checkpoint, Durability::Synced)?;
         if self.args.settle {
-            self.bar.set_message("settling");
+            self.progress.message("settling");
             self.engine.settle()?;
         }
         self.sampler.take(self.checkpoint.seq)?;
-        self.bar.finish_and_clear();
+        self.progress.clear();
         Ok(())
     }
 }
@@ -284,17 +282,4 @@ fn disk_estimate(args: &LoadArgs, records: u64) -> u64 {
     };
     let spilled = args.order == Order::Sorted || args.source.input.is_some();
     records * (per_pair + if spilled { crate::limits::RECORD_BYTES as u64 } else { 0 })
-}
-
-/// A bar on a terminal, a line every few seconds elsewhere.
-fn progress_bar(total: Option<u64>, message: &'static str) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr_with_hz(4));
-    let template = match total {
-        Some(_) => "{msg} {wide_bar} {human_pos}/{human_len} pairs {per_sec} eta {eta}",
-        None => "{msg} {spinner} {human_pos} pairs {per_sec} {elapsed}",
-    };
-    bar.set_style(ProgressStyle::with_template(template).expect("the template is a constant"));
-    bar.set_message(message);
-    bar.enable_steady_tick(Duration::from_millis(500));
-    bar
 }

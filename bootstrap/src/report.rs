@@ -10,7 +10,6 @@ use serde_json::json;
 
 use crate::load::LoadArgs;
 use crate::order::{Order, Tally};
-use crate::resources;
 use crate::sample::Sample;
 use crate::source::Source;
 
@@ -28,9 +27,9 @@ pub(crate) struct Outcome<'a> {
 
 pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
     let args = outcome.args;
-    let disk_bytes = resources::disk_bytes(&args.dir);
-    let page_cache_bytes = resources::page_cache_bytes(&args.dir);
-    let rss_peak_bytes = resources::rss_peak_bytes();
+    let disk_bytes = probe::disk_bytes(&args.dir);
+    let page_cache_bytes = probe::page_cache_bytes(&args.dir);
+    let rss_peak_bytes = probe::rss_peak_bytes(std::process::id());
     let per_second = outcome.loaded as f64 / outcome.elapsed.as_secs_f64().max(1e-9);
     let snapshot = outcome.engine.latency().snapshot();
     let latencies = export::report(&snapshot);
@@ -75,6 +74,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
             "pairs_per_second": per_second,
             "disk_bytes": disk_bytes,
             "rss_peak_bytes": rss_peak_bytes,
+            "process": probe::process_counts(std::process::id())?,
             "page_cache_bytes": page_cache_bytes,
             "engine_details": stats.details.iter().map(|(name, value)| ((*name).to_owned(), json!(value)))
                 .collect::<serde_json::Map<_, _>>(),

@@ -10,15 +10,13 @@ use engine_latency::{Measured, Op, Snapshot};
 use serde::Serialize;
 use workload::Pairs;
 
-use crate::resources;
-
 /// Negative reads per sample: enough for a p99 of ten values.
 const READS: u64 = 1000;
 /// Seed of the absent keys: a stream of its own, so that no source's pairs are met.
 const ABSENT_SEED: u64 = 0x7061_6972_6c65_7373;
 
-/// Average and percentiles of one operation over an interval, in ns; zeros when there was none.
-#[derive(Clone, Debug, Default, Serialize)]
+/// Average and percentiles of one operation over an interval, in ns.
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Latency {
     pub(crate) count: u64,
     pub(crate) avg_ns: f64,
@@ -31,9 +29,10 @@ pub(crate) struct Latency {
 pub(crate) struct Sample {
     pub(crate) pairs: u64,
     pub(crate) elapsed_ms: u64,
-    pub(crate) read_negative: Latency,
-    pub(crate) write: Latency,
-    pub(crate) commit: Latency,
+    pub(crate) read_negative: Option<Latency>,
+    /// None in the last sample, when there was no write after the one before.
+    pub(crate) write: Option<Latency>,
+    pub(crate) commit: Option<Latency>,
     pub(crate) disk_bytes: u64,
     pub(crate) rss_bytes: u64,
     pub(crate) page_cache_bytes: u64,
@@ -86,20 +85,20 @@ impl<'e> Sampler<'e> {
             read_negative: latency(&interval, Op::ReadNegative),
             write: latency(&interval, Op::Write),
             commit: latency(&interval, Op::Commit),
-            disk_bytes: resources::disk_bytes(self.dir),
-            rss_bytes: resources::rss_bytes(),
-            page_cache_bytes: resources::page_cache_bytes(self.dir),
+            disk_bytes: probe::disk_bytes(self.dir),
+            rss_bytes: probe::rss_bytes(std::process::id()),
+            page_cache_bytes: probe::page_cache_bytes(self.dir),
         });
         Ok(())
     }
 }
 
-fn latency(interval: &Snapshot, op: Op) -> Latency {
-    let Some(series) = interval.series.iter().find(|series| series.op == op) else { return Latency::default() };
-    Latency {
+fn latency(interval: &Snapshot, op: Op) -> Option<Latency> {
+    let series = interval.series.iter().find(|series| series.op == op)?;
+    Some(Latency {
         count: series.histogram.len(),
         avg_ns: series.mean_ns(),
         p50_ns: series.histogram.value_at_quantile(0.5),
         p99_ns: series.histogram.value_at_quantile(0.99),
-    }
+    })
 }

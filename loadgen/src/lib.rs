@@ -4,8 +4,10 @@
 //! depend on the service or on an engine; both are reached over the wire and as processes, as a user would.
 //! Threads: see [`stream`]; the live run itself is one thread.
 
+pub mod bench;
 pub mod commands;
 pub mod live;
+pub mod query;
 pub mod report;
 pub mod result;
 pub mod stream;

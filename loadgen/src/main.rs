@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use loadgen::report::{self, compare};
-use loadgen::{commands, live};
+use loadgen::{bench, commands, live, query};
 
 /// Plays a Solana account stream, and measures a service that follows it
 #[derive(Parser)]
@@ -28,6 +28,18 @@ enum Command {
     /// Run the service on a bootstrapped directory against a stream and print its latencies (Table 3)
     #[command(after_help = live::EXAMPLES)]
     Live(Box<live::LiveArgs>),
+    /// Measure engines: scenarios of runs under memory caps, one JSON line each
+    #[command(after_help = bench::EXAMPLES)]
+    Bench(Box<bench::BenchArgs>),
+    /// Ask a running service at given rates and verify its answers
+    #[command(after_help = query::EXAMPLES)]
+    Query(Box<query::QueryArgs>),
+    /// One run in its own process
+    #[command(hide = true)]
+    BenchRun(bench::child::ChildArgs),
+    /// A writer to be killed
+    #[command(hide = true)]
+    BenchWrite(bench::child::ChildArgs),
     /// Show result files as one HTML page that opens from disk, and as markdown tables
     #[command(after_help = report::EXAMPLES)]
     Report(report::ReportArgs),
@@ -51,6 +63,10 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Stream(args) => commands::stream(*args),
         Command::Live(args) => live::run(*args),
+        Command::Query(args) => query::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::BenchRun(args) => bench::child::run(&args),
+        Command::BenchWrite(args) => bench::child::write_until_killed(&args),
         Command::Report(args) => report::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Completions { shell } => {

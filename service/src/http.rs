@@ -232,11 +232,14 @@ mod tests {
         }
         let mut promtool = Command::new("promtool");
         promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // Where it is installed, the judge is Prometheus itself.
-        if let Ok(mut child) = promtool.spawn() {
-            child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-            let output = child.wait_with_output().unwrap();
-            assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
+        // What is asserted above needs no tool; where Prometheus is installed, it judges the text as well.
+        match promtool.spawn() {
+            Err(missing) => eprintln!("not judged by promtool (Debian package prometheus): {missing}"),
+            Ok(mut child) => {
+                child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+                let output = child.wait_with_output().unwrap();
+                assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
+            }
         }
     }
 

@@ -74,6 +74,7 @@ pub struct ReportSeries {
     pub p90_ns: u64,
     pub p99_ns: u64,
     pub p999_ns: u64,
+    pub p9999_ns: u64,
     pub max_ns: u64,
     pub stdev_ns: f64,
 }
@@ -136,6 +137,7 @@ pub fn report(snapshot: &Snapshot) -> Report {
             p90_ns: histogram.value_at_quantile(0.9),
             p99_ns: histogram.value_at_quantile(0.99),
             p999_ns: histogram.value_at_quantile(0.999),
+            p9999_ns: histogram.value_at_quantile(0.9999),
             max_ns: histogram.max(),
             stdev_ns: histogram.stdev(),
         }

@@ -34,7 +34,7 @@ pub enum Op {
     Write,
     /// A whole commit.
     Commit,
-    /// A commit's time divided by its puts and deletes; once per commit that had any.
+    /// A commit's time divided by the events of its batch; once per commit that had any.
     CommitPerItem,
     /// A whole `get_many`, whatever the number of keys.
     GetMany,

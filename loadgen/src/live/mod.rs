@@ -3,7 +3,6 @@
 //! Owns: the order of a run and its report. Must not: link the service or an engine. Runs on the main thread; the
 //! stream has its own threads, the service its own process.
 
-mod cap;
 mod process;
 
 use std::path::{Path, PathBuf};
@@ -19,7 +18,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::stream::{Delivery, Final, Stream, Workload};
-use cap::{Cap, Charged};
+use probe::{Cap, Charged};
 use process::{Service, Usage, free_address, get};
 
 /// Shown under `loadgen live --help`.
@@ -302,7 +301,7 @@ fn directory_digest(program: &Path, dir: &Path) -> Result<String> {
 fn report(args: &LiveArgs, outcome: &Outcome, cap: &Cap, verified: Option<String>) -> Value {
     json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "machine": machine(),
+        "machine": probe::machine(args.dir.as_deref().unwrap_or(Path::new("/"))),
         "engine": {
             "kind": args.engine, "bloom": args.bloom, "profile": args.profile,
             "memory_bytes": args.memory.map(|size| size.as_u64()), "service_args": args.service_args,
@@ -319,25 +318,5 @@ fn report(args: &LiveArgs, outcome: &Outcome, cap: &Cap, verified: Option<String
         "service_status": outcome.status,
         "verified_digest": verified,
         "latency": outcome.latency,
-    })
-}
-
-/// What the figures were measured on.
-fn machine() -> Value {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let field = |text: &str, name: &str| {
-        text.lines()
-            .find(|line| line.starts_with(name))
-            .and_then(|line| line.split(':').nth(1))
-            .unwrap_or("")
-            .trim()
-            .to_owned()
-    };
-    json!({
-        "cpu": field(&read("/proc/cpuinfo"), "model name"),
-        "cores": std::thread::available_parallelism().map_or(0, usize::from),
-        "memory": field(&read("/proc/meminfo"), "MemTotal"),
-        "kernel": read("/proc/sys/kernel/osrelease").trim(),
-        "loadavg": read("/proc/loadavg").trim(),
     })
 }

@@ -117,17 +117,6 @@ pub(crate) fn get(address: &str, path: &str) -> Result<Vec<u8>> {
 }
 
 fn usage(pid: u32) -> Result<Usage> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("the service is gone")?;
-    // The name in parentheses may hold spaces: fields are counted from the last parenthesis.
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-    let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
-    // SAFETY: sysconf takes no pointers.
-    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).context("the service is gone")?;
-    let peak_kib: u64 = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))
-        .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
-        .unwrap_or(0);
-    Ok(Usage { user_s: ticks(11) / per_second, system_s: ticks(12) / per_second, peak_rss_bytes: peak_kib * 1024 })
+    let counts = probe::process_counts(pid).context("the service is gone")?;
+    Ok(Usage { user_s: counts.user_s, system_s: counts.system_s, peak_rss_bytes: probe::rss_peak_bytes(pid) })
 }

@@ -4,4 +4,66 @@
 
 mod record;
 
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
 pub use record::{Baseline, Curve, Io, Machine, Memory, Quantiles, Record, SCHEMA_VERSION, Sample, Series, Workload};
+
+/// Reads a result file.
+///
+/// # Errors
+/// Naming the file, and the line that is not a record or is of a newer format.
+pub fn read(path: &Path) -> Result<Vec<Record>> {
+    /// Only the version, so that a newer format is named even where its other fields have changed.
+    #[derive(serde::Deserialize)]
+    struct Version {
+        schema: u32,
+    }
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read file={}", path.display()))?;
+    let mut records = Vec::new();
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let at = || format!("not a record: file={} line={}", path.display(), number + 1);
+        let Version { schema } = serde_json::from_str(line).with_context(at)?;
+        ensure!(
+            schema <= SCHEMA_VERSION,
+            "a newer format: file={} line={} schema={schema} newest_known={SCHEMA_VERSION}; use a newer loadgen",
+            path.display(),
+            number + 1
+        );
+        records.push(serde_json::from_str(line).with_context(at)?);
+    }
+    Ok(records)
+}
+
+/// Appends a record as one line.
+///
+/// # Errors
+/// Naming the file.
+pub fn append(path: &Path, record: &Record) -> Result<()> {
+    let mut line = serde_json::to_vec(record)?;
+    line.push(b'\n');
+    let at = || format!("cannot write results: file={}", path.display());
+    let mut file = OpenOptions::new().create(true).append(true).open(path).with_context(at)?;
+    file.write_all(&line).with_context(at)
+}
+
+/// What was typed to start this program.
+pub fn command() -> String {
+    let arguments = std::env::args().skip(1).map(|argument| {
+        let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./:,=@+%".contains(letter);
+        if !argument.is_empty() && argument.chars().all(plain) {
+            argument
+        } else {
+            format!("'{}'", argument.replace('\'', r"'\''"))
+        }
+    });
+    std::iter::once("loadgen".to_owned()).chain(arguments).collect::<Vec<_>>().join(" ")
+}
+
+/// Version and commit of this program.
+pub fn program() -> String {
+    format!("{} ({})", env!("CARGO_PKG_VERSION"), env!("SOLKV_COMMIT"))
+}

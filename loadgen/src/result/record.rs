@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+pub use probe::{Baseline, Machine, Quantiles};
 use serde::{Deserialize, Serialize};
 
 /// The format written, and the newest read.
@@ -59,6 +60,19 @@ pub struct Record {
     pub notes: Vec<String>,
 }
 
+impl Record {
+    /// What tells this run from all others of a file.
+    pub fn run_key(&self) -> String {
+        Self::key_of(&self.scenario, &self.engine, &self.workload, self.cap_bytes, self.repeat)
+    }
+
+    /// [`Record::run_key`] of a run that is not done yet.
+    pub fn key_of(scenario: &str, engine: &str, workload: &Workload, cap_bytes: Option<u64>, repeat: u32) -> String {
+        let workload = serde_json::to_string(workload).unwrap_or_default();
+        format!("{scenario} {engine} {workload} {cap_bytes:?} {repeat}")
+    }
+}
+
 /// What a run did.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
@@ -97,19 +111,6 @@ pub struct Curve {
     pub quantiles_ns: Quantiles,
     /// `(share, ns)` from 0 to 1, ascending, denser by nines: the percentile curve.
     pub curve: Vec<(f64, u64)>,
-}
-
-/// Quantiles of a latency in ns.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields are their names")]
-pub struct Quantiles {
-    pub min: u64,
-    pub p50: u64,
-    pub p90: u64,
-    pub p99: u64,
-    pub p999: u64,
-    pub p9999: u64,
-    pub max: u64,
 }
 
 /// One operation over time or size.
@@ -167,40 +168,4 @@ pub struct Io {
     pub system_s: f64,
     /// Bytes of keys and values the workload wrote: what write amplification is against.
     pub user_write_bytes: u64,
-}
-
-/// What the device does without any engine.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Baseline {
-    /// 4 KiB reads at random offsets, one at a time, past the page cache.
-    pub random_read_ns: Quantiles,
-    /// Reading a file from start to end, past the page cache.
-    pub sequential_read_bytes_per_s: f64,
-    /// Writing a file from start to end, with one flush at the end.
-    pub sequential_write_bytes_per_s: f64,
-    /// Overwriting 64 KiB and `fdatasync`.
-    pub fdatasync_ns: Quantiles,
-    /// Whether `O_DIRECT` was available; without it the reads may be the page cache's.
-    pub direct: bool,
-}
-
-/// Where it was measured.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Machine {
-    /// Model name of the CPU.
-    pub cpu: String,
-    /// CPUs the process may use.
-    pub cores: u32,
-    /// Memory of the machine.
-    pub memory_bytes: u64,
-    /// Release of the kernel.
-    pub kernel: String,
-    /// Type of the file system of the store.
-    pub filesystem: String,
-    /// Device or source of that file system.
-    pub device: String,
-    /// Read-ahead of that device, where the kernel tells.
-    pub readahead_bytes: Option<u64>,
-    /// The three load averages at the start of the run.
-    pub loadavg: String,
 }

@@ -208,7 +208,7 @@ fn bad_files_are_refused_by_name_and_line() {
     let error = refused("partial.jsonl", "{\"schema\": 1, \"program\": \"x\"}");
     assert!(error.contains("line=1") && error.contains("missing field `scenario`"), "{error}");
     let error = refused("newer.jsonl", "{\"schema\": 99, \"everything\": \"else\"}");
-    assert!(error.contains("schema 99") && error.contains("newer loadgen"), "{error}");
+    assert!(error.contains("schema=99") && error.contains("newer loadgen"), "{error}");
     let error = refused("empty.jsonl", "\n");
     assert!(error.contains("no result in it") && error.contains("empty.jsonl"), "{error}");
     let file = directory.path().join("twice.jsonl");

@@ -1,6 +1,4 @@
-//! What the process and the store take from the machine: memory, page cache, disk.
-//!
-//! Owns: reading /proc, `mincore` and `statvfs`. Figures that the kernel does not give are absent, never guessed.
+//! What a store takes: disk, and pages in the kernel's cache.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -8,29 +6,37 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-/// Memory of this process in bytes, from /proc/self/status.
-pub(crate) fn rss_bytes() -> u64 {
-    status_kib("VmRSS:") << 10
-}
-
-/// The most it ever was.
-pub(crate) fn rss_peak_bytes() -> u64 {
-    status_kib("VmHWM:") << 10
-}
-
 /// Blocks allocated to all files below `dir`, in bytes.
-pub(crate) fn disk_bytes(dir: &Path) -> u64 {
+pub fn disk_bytes(dir: &Path) -> u64 {
     // st_blocks counts 512 bytes whatever the file system's block size is.
     files(dir).iter().filter_map(|path| fs::metadata(path).ok()).map(|file| file.blocks() * 512).sum()
 }
 
 /// Bytes of the files below `dir` that the page cache holds, for whatever process read or wrote them.
-pub(crate) fn page_cache_bytes(dir: &Path) -> u64 {
+pub fn page_cache_bytes(dir: &Path) -> u64 {
     files(dir).iter().filter_map(|path| resident_bytes(path).ok()).sum()
 }
 
+/// Drops what the page cache holds of the files below `dir`, so that the next reads are cold. Dirty pages are
+/// flushed first; pages that another process has mapped may stay, so look at [`page_cache_bytes`] afterwards.
+///
+/// # Errors
+/// Those of opening and flushing a file.
+pub fn drop_page_cache(dir: &Path) -> Result<()> {
+    for path in files(dir) {
+        let file = File::open(&path).with_context(|| format!("cannot open file={}", path.display()))?;
+        file.sync_all().with_context(|| format!("cannot flush file={}", path.display()))?;
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
+            .with_context(|| format!("cannot drop pages of file={}", path.display()))?;
+    }
+    Ok(())
+}
+
 /// Refuses to start a load that will not fit. `needed` is an estimate.
-pub(crate) fn check_disk(dir: &Path, needed_bytes: u64) -> Result<()> {
+///
+/// # Errors
+/// Naming the directory, what is free and what is needed.
+pub fn check_disk(dir: &Path, needed_bytes: u64) -> Result<()> {
     let existing = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     let space = rustix::fs::statvfs(existing)
         .with_context(|| format!("cannot ask for the free disk space: dir={}", existing.display()))?;
@@ -43,12 +49,6 @@ pub(crate) fn check_disk(dir: &Path, needed_bytes: u64) -> Result<()> {
         );
     }
     Ok(())
-}
-
-fn status_kib(field: &str) -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix(field));
-    line.and_then(|line| line.split_whitespace().next()).and_then(|kib| kib.parse().ok()).unwrap_or(0)
 }
 
 /// Files below `dir`; ones that vanish meanwhile (a compaction's) are simply not there.
@@ -89,4 +89,19 @@ fn page_bytes() -> usize {
     // SAFETY: sysconf has no preconditions.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(bytes).unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_a_file_are_counted_and_dropped() {
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a directory on a disk");
+        fs::write(dir.path().join("file"), vec![1; 1 << 20]).expect("written");
+        assert!(page_cache_bytes(dir.path()) >= 1 << 20);
+        drop_page_cache(dir.path()).expect("dropped");
+        assert_eq!(page_cache_bytes(dir.path()), 0);
+        assert!(disk_bytes(dir.path()) >= 1 << 20);
+    }
 }

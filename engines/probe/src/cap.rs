@@ -1,7 +1,6 @@
 //! Memory caps for a child process: a cgroup of its own, whichever kind this machine has.
 //!
-//! Owns: the cgroup directory, removed on drop. Must not: start the child. Runs on the live run's thread, except the
-//! join, which runs in the forked child before exec.
+//! Owns: the cgroup directory, removed on drop. Must not: start the child. The join runs in the forked child before exec.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -11,7 +10,7 @@ use std::process::Command;
 
 /// How a child's memory is capped and accounted.
 #[derive(Debug)]
-pub(crate) enum Cap {
+pub enum Cap {
     /// A cgroup v2 directory.
     V2(PathBuf),
     /// A directory of the v1 memory controller.
@@ -24,16 +23,18 @@ pub(crate) enum Cap {
 
 /// Memory as the cgroup accounts it, in bytes.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
-pub(crate) struct Charged {
+pub struct Charged {
     /// The most that was ever charged: anonymous memory and page cache together.
-    pub(crate) peak_bytes: u64,
+    pub peak_bytes: u64,
+    /// Charged now, page cache included.
+    pub now_bytes: u64,
     /// Page cache charged now.
-    pub(crate) page_cache_bytes: u64,
+    pub page_cache_bytes: u64,
 }
 
 impl Cap {
     /// A cap of `bytes`; `None` in it says why there is none.
-    pub(crate) fn create(bytes: u64) -> Self {
+    pub fn create(bytes: u64) -> Self {
         let name = format!("solkv-{}", std::process::id());
         match create_v2(&name, bytes) {
             Ok(dir) => return Self::V2(dir),
@@ -52,7 +53,7 @@ impl Cap {
     }
 
     /// In words, for the report.
-    pub(crate) fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         match self {
             Self::V2(dir) => format!("cgroup v2 {}", dir.display()),
             Self::V1(dir) => format!("cgroup v1 {}", dir.display()),
@@ -62,7 +63,7 @@ impl Cap {
     }
 
     /// The command that runs `program` under this cap.
-    pub(crate) fn command(&self, program: &Path) -> io::Result<Command> {
+    pub fn command(&self, program: &Path) -> io::Result<Command> {
         let dir = match self {
             Self::V2(dir) | Self::V1(dir) => dir,
             Self::Systemd(bytes) => {
@@ -82,17 +83,18 @@ impl Cap {
     }
 
     /// What the cgroup has accounted; none where there is no cgroup of our own.
-    pub(crate) fn charged(&self) -> Option<Charged> {
-        let (dir, peak, cache) = match self {
-            Self::V2(dir) => (dir, "memory.peak", "file "),
-            Self::V1(dir) => (dir, "memory.max_usage_in_bytes", "total_cache "),
+    pub fn charged(&self) -> Option<Charged> {
+        let (dir, peak, now, cache) = match self {
+            Self::V2(dir) => (dir, "memory.peak", "memory.current", "file "),
+            Self::V1(dir) => (dir, "memory.max_usage_in_bytes", "memory.usage_in_bytes", "total_cache "),
             Self::Systemd(_) | Self::None(_) => return None,
         };
-        let peak_bytes = fs::read_to_string(dir.join(peak)).ok()?.trim().parse().ok()?;
+        let number = |name: &str| fs::read_to_string(dir.join(name)).ok()?.trim().parse().ok();
+        let (peak_bytes, now_bytes) = (number(peak)?, number(now)?);
         let stat = fs::read_to_string(dir.join("memory.stat")).ok()?;
         let page_cache_bytes =
             stat.lines().find_map(|line| line.strip_prefix(cache)).and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
-        Some(Charged { peak_bytes, page_cache_bytes })
+        Some(Charged { peak_bytes, now_bytes, page_cache_bytes })
     }
 }
 

@@ -1,0 +1,206 @@
+//! What the device does without any engine, and what it has done so far.
+//!
+//! Owns: the baseline every result is read against, and the device's counters. Must not: leave its file behind.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::machine::{device_name, machine};
+
+/// Size of the baseline's file: larger than a device's own cache, small enough to be written in seconds.
+const FILE_BYTES: u64 = 1 << 30;
+/// One sequential transfer.
+const CHUNK_BYTES: usize = 4 << 20;
+const PAGE_BYTES: usize = 4096;
+/// Random reads end after this many or after [`RANDOM_READS_TIME`], whichever comes first.
+const RANDOM_READS: u32 = 20_000;
+const RANDOM_READS_TIME: Duration = Duration::from_secs(5);
+const FLUSH_BYTES: usize = 64 << 10;
+const FLUSHES: u32 = 300;
+const FLUSHES_TIME: Duration = Duration::from_secs(5);
+const NAME: &str = "solkv-baseline.tmp";
+
+/// Quantiles of a latency in ns.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields are their names")]
+pub struct Quantiles {
+    pub min: u64,
+    pub p50: u64,
+    pub p90: u64,
+    pub p99: u64,
+    pub p999: u64,
+    pub p9999: u64,
+    pub max: u64,
+}
+
+impl Quantiles {
+    /// Of a histogram in ns.
+    pub fn of(histogram: &Histogram<u64>) -> Self {
+        let at = |quantile| histogram.value_at_quantile(quantile);
+        Self {
+            min: histogram.min(),
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p999: at(0.999),
+            p9999: at(0.9999),
+            max: histogram.max(),
+        }
+    }
+}
+
+/// What the device does without any engine.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Baseline {
+    /// 4 KiB reads at random offsets of a 1 GiB file, one at a time, past the page cache.
+    pub random_read_ns: Quantiles,
+    /// Reading that file from start to end in pieces of 4 MiB, past the page cache.
+    pub sequential_read_bytes_per_s: f64,
+    /// Writing it from start to end through the page cache, with one flush at the end.
+    pub sequential_write_bytes_per_s: f64,
+    /// Overwriting 64 KiB and `fdatasync`.
+    pub fdatasync_ns: Quantiles,
+    /// Whether `O_DIRECT` was available; without it the reads may be the page cache's.
+    pub direct: bool,
+}
+
+/// Measures the device under `dir`; takes some ten seconds and 1 GiB.
+///
+/// # Errors
+/// Any I/O error, naming the file.
+pub fn baseline(dir: &Path) -> Result<Baseline> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot make dir={}", dir.display()))?;
+    let path = dir.join(NAME);
+    let measured = measure(&path).with_context(|| format!("cannot measure the device: file={}", path.display()));
+    fs::remove_file(&path).ok();
+    measured
+}
+
+fn measure(path: &Path) -> Result<Baseline> {
+    let sequential_write_bytes_per_s = write_file(path)?;
+    let fdatasync_ns = flushes(path)?;
+    let (file, direct) = open_direct(path)?;
+    let mut buffer = Aligned::new(CHUNK_BYTES);
+    let started = Instant::now();
+    for offset in (0..FILE_BYTES).step_by(CHUNK_BYTES) {
+        file.read_exact_at(buffer.bytes(), offset)?;
+    }
+    let sequential_read_bytes_per_s = FILE_BYTES as f64 / started.elapsed().as_secs_f64();
+    let mut histogram = histogram();
+    let (started, mut state) = (Instant::now(), 0x9e37_79b9_7f4a_7c15_u64);
+    for _ in 0..RANDOM_READS {
+        // xorshift64 (Marsaglia 2003): offsets without a pattern that a device could foresee.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let offset = state % (FILE_BYTES / PAGE_BYTES as u64) * PAGE_BYTES as u64;
+        let start = Instant::now();
+        file.read_exact_at(&mut buffer.bytes()[..PAGE_BYTES], offset)?;
+        histogram.saturating_record(start.elapsed().as_nanos() as u64);
+        if started.elapsed() > RANDOM_READS_TIME {
+            break;
+        }
+    }
+    Ok(Baseline {
+        random_read_ns: Quantiles::of(&histogram),
+        sequential_read_bytes_per_s,
+        sequential_write_bytes_per_s,
+        fdatasync_ns,
+        direct,
+    })
+}
+
+fn write_file(path: &Path) -> Result<f64> {
+    // Not zeros, which some devices do not store.
+    let chunk: Vec<u8> = (0..CHUNK_BYTES as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
+    let mut file = File::create(path)?;
+    let started = Instant::now();
+    for _ in 0..FILE_BYTES / CHUNK_BYTES as u64 {
+        file.write_all(&chunk)?;
+    }
+    file.sync_all()?;
+    Ok(FILE_BYTES as f64 / started.elapsed().as_secs_f64())
+}
+
+fn flushes(path: &Path) -> Result<Quantiles> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    let bytes = vec![0x5a; FLUSH_BYTES];
+    let mut histogram = histogram();
+    let started = Instant::now();
+    for turn in 0..FLUSHES {
+        let start = Instant::now();
+        file.write_all_at(&bytes, u64::from(turn % 1024) * FLUSH_BYTES as u64)?;
+        file.sync_data()?;
+        histogram.saturating_record(start.elapsed().as_nanos() as u64);
+        if started.elapsed() > FLUSHES_TIME {
+            break;
+        }
+    }
+    Ok(Quantiles::of(&histogram))
+}
+
+fn open_direct(path: &Path) -> Result<(File, bool)> {
+    match OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path) {
+        Ok(file) => Ok((file, true)),
+        // tmpfs and some network file systems have no direct reads.
+        Err(error) if error.kind() == ErrorKind::InvalidInput => Ok((File::open(path)?, false)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are constants that are valid")
+}
+
+/// A buffer that starts at a page, as direct reads demand.
+struct Aligned {
+    bytes: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl Aligned {
+    fn new(length: usize) -> Self {
+        let bytes = vec![0; length + PAGE_BYTES];
+        let start = bytes.as_ptr().align_offset(PAGE_BYTES);
+        Self { bytes, start, length }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.length]
+    }
+}
+
+/// Requests a device has completed since boot, for all processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceCounts {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+}
+
+impl DeviceCounts {
+    /// What came after `earlier`.
+    pub fn since(self, earlier: Self) -> Self {
+        Self { reads: self.reads.saturating_sub(earlier.reads), writes: self.writes.saturating_sub(earlier.writes) }
+    }
+}
+
+/// The counters of the device that holds `dir`; none where the kernel shows no such device.
+pub fn device_counts(dir: &Path) -> Option<DeviceCounts> {
+    let name = device_name(&machine(dir).device)?;
+    let text = fs::read_to_string("/proc/diskstats").ok()?;
+    text.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |index: usize| words.get(index)?.parse().ok();
+        (*words.get(2)? == name).then_some(DeviceCounts { reads: number(3)?, writes: number(7)? })
+    })
+}

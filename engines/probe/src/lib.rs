@@ -1,0 +1,17 @@
+//! What a process, a store, a device and a machine take and give, as the kernel tells.
+//!
+//! Owns: reading /proc, /sys and cgroups, the page cache of a store, memory caps, the device baseline. Must not:
+//! know an engine or what is being measured. Figures that the kernel does not give are absent, never guessed.
+//! Threads: none of its own.
+
+mod cap;
+mod device;
+mod machine;
+mod process;
+mod store;
+
+pub use cap::{Cap, Charged};
+pub use device::{Baseline, DeviceCounts, Quantiles, baseline, device_counts};
+pub use machine::{Machine, machine};
+pub use process::{ProcessCounts, process_counts, rss_bytes, rss_peak_bytes};
+pub use store::{check_disk, disk_bytes, drop_page_cache, page_cache_bytes};

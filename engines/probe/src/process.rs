@@ -1,0 +1,88 @@
+//! What one process has taken so far: memory, CPU, faults, I/O.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+
+/// Counters of a process since its start; subtract two to get an interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct ProcessCounts {
+    /// CPU time in user mode, in seconds.
+    pub user_s: f64,
+    /// CPU time in the kernel, in seconds.
+    pub system_s: f64,
+    /// Page faults that waited for a device.
+    pub major_faults: u64,
+    /// Bytes fetched from the device for the process; absent where the kernel does not account I/O.
+    pub device_read_bytes: Option<u64>,
+    /// Bytes it caused to be written to the device.
+    pub device_write_bytes: Option<u64>,
+}
+
+impl ProcessCounts {
+    /// What came after `earlier`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let minus = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before?));
+        Self {
+            user_s: self.user_s - earlier.user_s,
+            system_s: self.system_s - earlier.system_s,
+            major_faults: self.major_faults.saturating_sub(earlier.major_faults),
+            device_read_bytes: minus(self.device_read_bytes, earlier.device_read_bytes),
+            device_write_bytes: minus(self.device_write_bytes, earlier.device_write_bytes),
+        }
+    }
+}
+
+/// The counters of `pid` now.
+///
+/// # Errors
+/// When the process is gone.
+pub fn process_counts(pid: u32) -> Result<ProcessCounts> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("no process: pid={pid}"))?;
+    // The name in parentheses may hold spaces: fields are counted from the last parenthesis.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    let number = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+    // SAFETY: sysconf takes no pointers.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
+    let io = fs::read_to_string(format!("/proc/{pid}/io")).ok();
+    let bytes = |name: &str| io.as_deref()?.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    Ok(ProcessCounts {
+        user_s: number(11) as f64 / per_second,
+        system_s: number(12) as f64 / per_second,
+        major_faults: number(9),
+        device_read_bytes: bytes("read_bytes:"),
+        device_write_bytes: bytes("write_bytes:"),
+    })
+}
+
+/// Resident set of `pid` in bytes; 0 once it is gone.
+pub fn rss_bytes(pid: u32) -> u64 {
+    status_kib(pid, "VmRSS:") << 10
+}
+
+/// The most it ever was.
+pub fn rss_peak_bytes(pid: u32) -> u64 {
+    status_kib(pid, "VmHWM:") << 10
+}
+
+fn status_kib(pid: u32, field: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    line.and_then(|line| line.split_whitespace().next()).and_then(|kib| kib.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_memory_and_uses_cpu() {
+        let pid = std::process::id();
+        assert!(rss_bytes(pid) > 0 && rss_peak_bytes(pid) >= rss_bytes(pid) / 2);
+        let before = process_counts(pid).expect("it runs");
+        while process_counts(pid).expect("it runs").since(&before).user_s <= 0.0 {
+            std::hint::black_box((0..1000).sum::<u64>());
+        }
+        assert!(process_counts(u32::MAX).is_err() && rss_bytes(u32::MAX) == 0);
+    }
+}

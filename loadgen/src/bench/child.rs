@@ -1,0 +1,253 @@
+//! One run inside its own process, under its own cap: opens the store, warms up, drives, reports.
+//!
+//! Owns: what happens in the measured process and nothing else; the parent prepared store and cap, and reads the
+//! answer from standard output. Threads: see `drive`.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use engine_api::{Checkpoint, Durability, Engine};
+use engine_latency::{Latency, Measured, Op, Snapshot};
+use engines::OpenMode;
+use serde::{Deserialize, Serialize};
+use workload::{Pairs, Rng};
+
+use super::drive::{Driven, Reads, SOURCE, What, Writes, read};
+use super::scenario::{Keys, Kind, Run, State, parse_keys};
+use crate::result::{Curve, Io, Quantiles, Sample, Series};
+
+/// Shares of a percentile curve, denser by nines.
+const SHARES: [f64; 21] = [
+    0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999, 0.99995,
+    0.99999, 1.0,
+];
+
+/// What a child answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    pub(crate) engine: String,
+    pub(crate) engine_options: BTreeMap<String, String>,
+    pub(crate) elapsed_s: f64,
+    pub(crate) ops: u64,
+    pub(crate) curves: Vec<Curve>,
+    pub(crate) series: Vec<Series>,
+    pub(crate) io: Io,
+    pub(crate) pairs: u64,
+    pub(crate) notes: Vec<String>,
+}
+
+/// The hidden command: `bench-run RUN-AS-JSON DIR`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ChildArgs {
+    /// The run
+    run: String,
+    /// The store
+    dir: PathBuf,
+}
+
+/// Runs one run and prints its answer.
+///
+/// # Errors
+/// Those of the engine, and a wrong value read.
+pub fn run(args: &ChildArgs) -> Result<()> {
+    let run: Run = serde_json::from_str(&args.run).context("not a run")?;
+    let answer = match run.kind {
+        Kind::Recover => recover(&run, &args.dir)?,
+        _ => drive(&run, &args.dir)?,
+    };
+    println!("{}", serde_json::to_string(&answer)?);
+    Ok(())
+}
+
+/// The hidden command that writes batches until it is killed, saying what is committed.
+///
+/// # Errors
+/// Those of the engine.
+pub fn write_until_killed(args: &ChildArgs) -> Result<()> {
+    let run: Run = serde_json::from_str(&args.run).context("not a run")?;
+    let engine = open(&run, &args.dir)?;
+    println!("writing");
+    writes(&run, 1.0)?.run(&engine, &AtomicBool::new(false))?;
+    Ok(())
+}
+
+fn open(run: &Run, dir: &Path) -> Result<Measured> {
+    let engine = engines::open(dir, &run.engine, OpenMode::Existing)?;
+    let latency = Latency::new(engine.label());
+    Ok(Measured::new(engine, latency, SOURCE))
+}
+
+fn drive(run: &Run, dir: &Path) -> Result<Answer> {
+    let engine = open(run, dir)?;
+    if run.state == State::Warm {
+        warm(run, &engine)?;
+        work(run, &engine, Duration::from_secs_f64(run.seconds / 10.0))?;
+    }
+    let (process, device) = (probe::process_counts(std::process::id())?, probe::device_counts(dir));
+    let driven = work(run, &engine, Duration::from_secs_f64(run.seconds))?;
+    let process = probe::process_counts(std::process::id())?.since(&process);
+    let device = probe::device_counts(dir).zip(device).map(|(now, before)| now.since(before));
+    let puts = driven.total.get(SOURCE, Op::Write).map_or(0, |histogram| histogram.len());
+    let io = Io {
+        device_read_bytes: process.device_read_bytes,
+        device_write_bytes: process.device_write_bytes,
+        device_reads: device.map(|device| device.reads),
+        device_writes: device.map(|device| device.writes),
+        major_faults: Some(process.major_faults),
+        user_s: process.user_s,
+        system_s: process.system_s,
+        user_write_bytes: puts * 64,
+    };
+    let mut answer = answer(run, &engine, &driven)?;
+    answer.io = io;
+    Box::new(engine).close()?;
+    Ok(answer)
+}
+
+/// Brings the store into memory: the page cache by a scan, which leaves an engine's own cache alone, and that cache by
+/// gets. A page holds some 60 pairs: a get for every tenth of them meets all but one page in 400.
+fn warm(run: &Run, engine: &Measured) -> Result<()> {
+    let mut reader = engine.inner().reader()?;
+    reader.scan(&mut |_, _| ControlFlow::Continue(()))?;
+    let (pairs, mut rng) = (Pairs::new(run.seed), Rng::new(run.seed));
+    for _ in 0..run.pairs / 10 {
+        reader.get(&pairs.key(rng.below(run.pairs)))?;
+    }
+    Ok(())
+}
+
+fn work(run: &Run, engine: &Measured, time: Duration) -> Result<Driven> {
+    let keys = parse_keys(&run.keys)?;
+    let reads = |what| Reads {
+        pairs: Pairs::new(run.seed),
+        count: run.pairs,
+        // Another sequence than the warm-up's and than another repeat's, the same for every engine.
+        seed: run.seed ^ (u64::from(run.repeat) << 8) ^ time.as_nanos() as u64,
+        keys,
+        what,
+        threads: run.threads,
+        rate: run.rate.map(|rate| rate / f64::from(run.threads)),
+        unchanged: run.kind != Kind::Beside,
+    };
+    let none = Reads { threads: 0, ..reads(What::Positive) };
+    match run.kind {
+        Kind::ReadNegative => read(engine, &reads(What::Negative), time, |_| Ok(0)),
+        Kind::ReadPositive => read(engine, &reads(What::Positive), time, |_| Ok(0)),
+        Kind::GetMany => read(engine, &reads(What::Many(run.batch as usize)), time, |_| Ok(0)),
+        Kind::Write => read(engine, &none, time, |stop| writes(run, 1.0)?.run(engine, stop)),
+        Kind::Mix => read(engine, &none, time, |stop| writes(run, run.write_share)?.run(engine, stop)),
+        Kind::Beside => read(engine, &reads(What::Positive), time, |stop| writes(run, 1.0)?.run(engine, stop)),
+        Kind::Scan => read(engine, &none, time, |stop| scan(run, engine, stop)),
+        Kind::Bootstrap | Kind::Recover | Kind::Live => bail!("not a run of this process: {:?}", run.kind),
+    }
+}
+
+fn writes(run: &Run, write_share: f64) -> Result<Writes> {
+    Ok(Writes {
+        pairs: Pairs::new(run.seed),
+        count: run.pairs,
+        seed: run.seed ^ u64::from(run.repeat),
+        keys: parse_keys(&run.keys)?,
+        batch: run.batch,
+        durability: if run.durability == "buffered" { Durability::Buffered } else { Durability::Synced },
+        write_share,
+        delete_share: run.delete_share,
+    })
+}
+
+/// One whole scan, however long it takes; operations are pairs.
+fn scan(run: &Run, engine: &Measured, stop: &AtomicBool) -> Result<u64> {
+    let mut seen = 0;
+    engine.reader_for(SOURCE)?.scan(&mut |_, _| {
+        seen += 1;
+        ControlFlow::Continue(())
+    })?;
+    ensure!(seen == run.pairs, "a scan has to see every pair: seen={seen} pairs={}", run.pairs);
+    // ORDERING: Relaxed: the flag carries nothing but itself.
+    stop.store(true, Ordering::Relaxed);
+    Ok(seen)
+}
+
+/// From opening a killed writer's store to its first correct read.
+fn recover(run: &Run, dir: &Path) -> Result<Answer> {
+    let started = Instant::now();
+    let engine = open(run, dir)?;
+    let opened = started.elapsed();
+    let pairs = Pairs::new(run.seed);
+    let mut reader = engine.reader_for(SOURCE)?;
+    let found = reader.get(&pairs.key(run.pairs / 2))?;
+    let elapsed = started.elapsed();
+    ensure!(found.is_some(), "a loaded key is missing after a kill");
+    ensure!(reader.get(&pairs.absent_key(1))?.is_none(), "a key that was never loaded has a value");
+    drop(reader);
+    let total = engine.latency().snapshot();
+    let checkpoint: Checkpoint = engine.checkpoint()?;
+    let driven = Driven { ops: 1, elapsed, total, seconds: Vec::new() };
+    let mut answer = answer(run, &engine, &driven)?;
+    answer.notes.push(format!("open_ms={:.1} seq={}", opened.as_secs_f64() * 1e3, checkpoint.seq));
+    Ok(answer)
+}
+
+fn answer(run: &Run, engine: &Measured, driven: &Driven) -> Result<Answer> {
+    let stats = engine.stats()?;
+    let options = serde_json::to_value(&run.engine)?;
+    let options = options.as_object().into_iter().flatten();
+    let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let mut engine_options: BTreeMap<String, String> =
+        options.map(|(name, value)| (name.clone(), text(value))).collect();
+    engine_options.insert("cache_bytes".to_owned(), run.engine.division().cache_bytes.to_string());
+    Ok(Answer {
+        engine: engine.label().to_owned(),
+        engine_options,
+        elapsed_s: driven.elapsed.as_secs_f64(),
+        ops: driven.ops,
+        curves: curves(&driven.total),
+        series: series(&driven.seconds),
+        io: Io::default(),
+        pairs: stats.pairs_estimate,
+        notes: Vec::new(),
+    })
+}
+
+pub(crate) fn curves(total: &Snapshot) -> Vec<Curve> {
+    let curve = |series: &engine_latency::Series| {
+        let histogram = &series.histogram;
+        Curve {
+            op: series.op.as_str().to_owned(),
+            count: histogram.len(),
+            mean_ns: series.mean_ns(),
+            quantiles_ns: Quantiles::of(histogram),
+            curve: SHARES.iter().map(|share| (*share, histogram.value_at_quantile(*share))).collect(),
+        }
+    };
+    total.series.iter().map(curve).collect()
+}
+
+pub(crate) fn series(seconds: &[(f64, Snapshot)]) -> Vec<Series> {
+    let mut all: BTreeMap<&'static str, Vec<Sample>> = BTreeMap::new();
+    for (at, snapshot) in seconds {
+        for series in &snapshot.series {
+            let histogram = &series.histogram;
+            all.entry(series.op.as_str()).or_default().push(Sample {
+                at: *at,
+                count: histogram.len(),
+                mean_ns: series.mean_ns(),
+                p50_ns: histogram.value_at_quantile(0.5),
+                p99_ns: histogram.value_at_quantile(0.99),
+                max_ns: histogram.max(),
+            });
+        }
+    }
+    let named = |(op, samples): (&str, _)| Series { op: op.to_owned(), over: "elapsed_s".to_owned(), samples };
+    all.into_iter().map(named).collect()
+}
+
+/// Whether a run changes its store, so that it gets a copy.
+pub(crate) fn changes_store(run: &Run) -> bool {
+    matches!(run.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Recover | Kind::Live)
+        || parse_keys(&run.keys).is_ok_and(|keys| keys == Keys::Sequential) && run.kind == Kind::Write
+}

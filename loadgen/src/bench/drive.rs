@@ -1,0 +1,342 @@
+//! The loops that are timed: readers, a writer, both by turns, and the figures they leave.
+//!
+//! Owns: when an operation is due and from when its latency counts. Must not: know which engine it drives.
+//! Threads: `read-N`, and `bench` itself as the writer and as the sampler.
+//!
+//! Closed loop: the next operation starts when the last one ended, and its latency is its own duration. Open loop: an
+//! operation is due at its time whether or not the last one ended, and its latency runs from when it was due, so that
+//! a stall counts for everything it delays (coordinated omission).
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, ensure};
+use engine_api::{Checkpoint, Durability, Engine, Key, Reader, Value};
+use engine_latency::{Measured, Op, Recorder, Snapshot};
+use workload::{Pairs, Picker, Rng};
+
+use super::pace::{Pace, sample};
+use super::scenario::Keys;
+
+/// Source label of everything recorded here.
+pub(crate) const SOURCE: &str = "bench";
+
+/// What readers do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reads {
+    pub(crate) pairs: Pairs,
+    pub(crate) count: u64,
+    pub(crate) seed: u64,
+    pub(crate) keys: Keys,
+    pub(crate) what: What,
+    pub(crate) threads: u32,
+    /// Operations a second of one thread.
+    pub(crate) rate: Option<f64>,
+    /// Whether values are those of the load, or may have been changed by a writer beside.
+    pub(crate) unchanged: bool,
+}
+
+/// The kind of reads; never mixed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    Negative,
+    Positive,
+    Many(usize),
+}
+
+/// What a loop has done.
+#[derive(Debug)]
+pub(crate) struct Driven {
+    pub(crate) ops: u64,
+    pub(crate) elapsed: Duration,
+    pub(crate) total: Snapshot,
+    /// What was recorded in each second: when it ended, and its histograms.
+    pub(crate) seconds: Vec<(f64, Snapshot)>,
+}
+
+/// Reads for `time` on `reads.threads` threads, and runs `beside` on this thread meanwhile, which gets the flag that
+/// ends it.
+pub(crate) fn read(
+    engine: &Measured,
+    reads: &Reads,
+    time: Duration,
+    beside: impl FnOnce(&AtomicBool) -> Result<u64>,
+) -> Result<Driven> {
+    let latency = engine.latency();
+    let (before, started) = (latency.snapshot(), Instant::now());
+    let stop = AtomicBool::new(false);
+    let ops = AtomicU64::new(0);
+    let mut seconds = Vec::new();
+    std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for n in 0..reads.threads {
+            let (stop, ops, recorder) = (&stop, &ops, latency.recorder(SOURCE));
+            let run = move || {
+                let mut reader = engine.inner().reader()?;
+                // ORDERING: Relaxed: a sum that is read after the threads have ended.
+                ops.fetch_add(reads.on(&mut *reader, recorder, n, stop)?, Ordering::Relaxed);
+                anyhow::Ok(())
+            };
+            threads.push(std::thread::Builder::new().name(format!("read-{n}")).spawn_scoped(scope, run)?);
+        }
+        let (stop, seconds) = (&stop, &mut seconds);
+        let sampler = std::thread::Builder::new().name("sample".to_owned()).spawn_scoped(scope, move || {
+            *seconds = sample(latency, started, time, stop);
+            // ORDERING: Relaxed: the flag carries nothing but itself.
+            stop.store(true, Ordering::Relaxed);
+        })?;
+        let written = beside(stop);
+        sampler.join().map_err(|_| anyhow!("the sampling thread panicked"))?;
+        for thread in threads {
+            thread.join().map_err(|_| anyhow!("a reading thread panicked"))??;
+        }
+        // ORDERING: Relaxed: see above.
+        ops.fetch_add(written?, Ordering::Relaxed);
+        anyhow::Ok(())
+    })?;
+    let total = latency.snapshot().since(&before);
+    Ok(Driven { ops: ops.into_inner(), elapsed: started.elapsed(), total, seconds })
+}
+
+impl Reads {
+    /// The loop of one thread; the number of operations.
+    fn on(&self, reader: &mut dyn Reader, mut recorder: Recorder, n: u32, stop: &AtomicBool) -> Result<u64> {
+        let mut rng = Rng::new(self.seed ^ (u64::from(n) << 40));
+        let mut next = Next::new(self.keys, self.count, u64::from(n));
+        let mut pace = Pace::new(self.rate);
+        let many = if let What::Many(keys) = self.what { keys } else { 1 };
+        let (mut keys, mut values): (Vec<Key>, Vec<Option<Value>>) = (vec![[0; 32]; many], vec![None; many]);
+        let mut indexes = vec![0; many];
+        let mut ops = 0;
+        // ORDERING: Relaxed: the flag carries nothing but itself.
+        while !stop.load(Ordering::Relaxed) {
+            for (index, key) in indexes.iter_mut().zip(&mut keys) {
+                *index = next.index(&mut rng);
+                *key = match self.what {
+                    // Absent keys have no ranks: each comes once, as on the chain.
+                    What::Negative => self.pairs.absent_key(rng.next_u64() >> 1),
+                    _ => self.pairs.key(*index),
+                };
+            }
+            let due = pace.next();
+            let op = if many > 1 {
+                reader.get_many(&keys, &mut values)?;
+                Op::GetMany
+            } else {
+                values[0] = reader.get(&keys[0])?;
+                if self.what == What::Negative { Op::ReadNegative } else { Op::ReadPositive }
+            };
+            recorder.record(op, due.elapsed().as_nanos() as u64);
+            ops += many as u64;
+            for (index, value) in indexes.iter().zip(&values) {
+                self.check(*index, value.as_ref())?;
+            }
+            if !self.unchanged {
+                reader.refresh()?;
+            }
+        }
+        Ok(ops)
+    }
+
+    /// A wrong value ends the run: a fast wrong answer is worth nothing.
+    fn check(&self, index: u64, value: Option<&Value>) -> Result<()> {
+        match (self.what, value) {
+            (What::Negative, None) => Ok(()),
+            (What::Negative, Some(_)) => Err(anyhow!("a key that was never loaded has a value: the store is damaged")),
+            (_, Some(value)) => {
+                ensure!(!self.unchanged || *value == self.pairs.value(index, 0), "wrong value: index={index}");
+                Ok(())
+            }
+            (_, None) => Err(anyhow!("a loaded key is missing: index={index}")),
+        }
+    }
+}
+
+/// The sequence of picked indexes.
+pub(crate) struct Next {
+    picker: Option<Picker>,
+    count: u64,
+    at: u64,
+}
+
+impl Next {
+    pub(crate) fn new(keys: Keys, count: u64, start: u64) -> Self {
+        let picker = match keys {
+            Keys::Sequential => None,
+            Keys::Skewed(skew) => Some(Picker::new(count, skew)),
+        };
+        Self { picker, count, at: start * (count / 7) }
+    }
+
+    pub(crate) fn index(&mut self, rng: &mut Rng) -> u64 {
+        match &self.picker {
+            Some(picker) => picker.pick(rng),
+            None => {
+                self.at = (self.at + 1) % self.count;
+                self.at
+            }
+        }
+    }
+}
+
+/// What a writer does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Writes {
+    pub(crate) pairs: Pairs,
+    pub(crate) count: u64,
+    pub(crate) seed: u64,
+    pub(crate) keys: Keys,
+    pub(crate) batch: u32,
+    pub(crate) durability: Durability,
+    /// Share of operations that are writes; the others are positive reads on the newest commit.
+    pub(crate) write_share: f64,
+    /// Share of deletes among the writes.
+    pub(crate) delete_share: f64,
+}
+
+impl Writes {
+    /// Reads and writes until stopped; the number of operations. Every batch is committed before it is counted.
+    pub(crate) fn run(&self, engine: &Measured, stop: &AtomicBool) -> Result<u64> {
+        let mut rng = Rng::new(self.seed ^ 0x77);
+        let mut next = Next::new(self.keys, self.count, 0);
+        let mut reader = if self.write_share < 1.0 { Some(engine.reader_for(SOURCE)?) } else { None };
+        let (mut ops, mut version) = (0, 0);
+        // ORDERING: Relaxed: the flag carries nothing but itself.
+        while !stop.load(Ordering::Relaxed) {
+            version += 1;
+            let mut txn = engine.begin()?;
+            let mut written = 0;
+            while written < self.batch {
+                let index = next.index(&mut rng);
+                if rng.chance(self.write_share) {
+                    let key = self.write_key(index);
+                    if rng.chance(self.delete_share) {
+                        txn.delete(&key)?;
+                    } else {
+                        txn.put(&key, &self.pairs.value(index, version))?;
+                    }
+                    written += 1;
+                } else if let Some(reader) = &mut reader {
+                    let found = reader.get(&self.pairs.key(index))?;
+                    ensure!(found.is_some() || self.delete_share > 0.0, "a loaded key is missing: index={index}");
+                }
+                ops += 1;
+            }
+            let checkpoint = engine.checkpoint()?;
+            txn.commit(&Checkpoint { seq: checkpoint.seq + u64::from(written), ..checkpoint }, self.durability)?;
+            if let Some(reader) = &mut reader {
+                reader.refresh()?;
+            }
+        }
+        Ok(ops)
+    }
+
+    /// In sequential order keys ascend, as a B+tree likes them; else they are the loaded ones.
+    fn write_key(&self, index: u64) -> Key {
+        let mut key = self.pairs.key(index);
+        if self.keys == Keys::Sequential {
+            key[..8].copy_from_slice(&index.to_be_bytes());
+        }
+        key
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+    use std::path::Path;
+
+    use engine_api::{BulkLoad, Stats, Visitor, WriteTxn};
+    use engine_latency::Latency;
+    use workload::Skew;
+
+    use super::*;
+
+    /// Answers at once, but for one stall of the given length.
+    struct Stalled {
+        stall: Duration,
+        stalled: AtomicBool,
+    }
+
+    struct StalledReader<'e>(&'e Stalled, Instant);
+
+    impl Engine for Stalled {
+        fn label(&self) -> &'static str {
+            "stalled"
+        }
+        fn reader(&self) -> engine_api::Result<Box<dyn Reader + '_>> {
+            Ok(Box::new(StalledReader(self, Instant::now())))
+        }
+        fn begin(&self) -> engine_api::Result<Box<dyn WriteTxn + '_>> {
+            unreachable!("only reads here")
+        }
+        fn checkpoint(&self) -> engine_api::Result<Checkpoint> {
+            Ok(Checkpoint::default())
+        }
+        fn stats(&self) -> engine_api::Result<Stats> {
+            Ok(Stats::default())
+        }
+        fn snapshot(&self, _: &Path) -> engine_api::Result<()> {
+            Ok(())
+        }
+        fn bulk(&self) -> Option<&dyn BulkLoad> {
+            None
+        }
+        fn close(self: Box<Self>) -> engine_api::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Reader for StalledReader<'_> {
+        fn get(&mut self, _: &Key) -> engine_api::Result<Option<Value>> {
+            let late = self.1.elapsed() > Duration::from_millis(200);
+            // ORDERING: Relaxed: one thread.
+            if late && !self.0.stalled.swap(true, Ordering::Relaxed) {
+                std::thread::sleep(self.0.stall);
+            }
+            Ok(None)
+        }
+        fn get_many(&mut self, _: &[Key], _: &mut [Option<Value>]) -> engine_api::Result<()> {
+            Ok(())
+        }
+        fn scan(&mut self, visit: &mut Visitor<'_>) -> engine_api::Result<()> {
+            let _: ControlFlow<()> = visit(&[0; 32], &[0; 32]);
+            Ok(())
+        }
+        fn checkpoint(&mut self) -> engine_api::Result<Checkpoint> {
+            Ok(Checkpoint::default())
+        }
+        fn refresh(&mut self) -> engine_api::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// p99 of negative reads with a stall of 300 ms in a second.
+    fn p99(rate: Option<f64>) -> Duration {
+        let stalled = Stalled { stall: Duration::from_millis(300), stalled: AtomicBool::new(false) };
+        let engine = Measured::new(Box::new(stalled), Latency::new("stalled"), SOURCE);
+        let keys = Keys::Skewed(Skew::Uniform);
+        let reads = Reads {
+            pairs: Pairs::new(1),
+            count: 10,
+            seed: 1,
+            keys,
+            what: What::Negative,
+            threads: 1,
+            rate,
+            unchanged: true,
+        };
+        let driven = read(&engine, &reads, Duration::from_secs(1), |_| Ok(0)).unwrap();
+        let histogram = driven.total.get(SOURCE, Op::ReadNegative).unwrap().clone();
+        assert_eq!(histogram.len(), driven.ops);
+        assert!(histogram.max() >= 299_000_000, "the stall itself is seen either way");
+        Duration::from_nanos(histogram.value_at_quantile(0.99))
+    }
+
+    #[test]
+    fn a_stall_shows_in_the_open_loop_percentiles_and_not_in_the_closed_loop() {
+        // 300 of 1000 operations were due while the engine stood still.
+        assert!(p99(Some(1000.0)) > Duration::from_millis(200));
+        assert!(p99(None) < Duration::from_millis(200), "one of many thousands");
+    }
+}

@@ -1,0 +1,230 @@
+//! `loadgen bench`: scenarios of runs, each in a process of its own under a memory cap of its own.
+//!
+//! Owns: the order of things: the device's baseline, stores, caches dropped, one run after the other, a line in the
+//! result file after each, so that a session that was cut goes on where it was. Must not: time anything itself.
+//! Runs on the main thread.
+
+pub mod child;
+mod convert;
+mod drive;
+pub(crate) mod pace;
+mod scenario;
+mod spawn;
+mod store;
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use bytesize::ByteSize;
+use probe::Baseline;
+
+use crate::commands::stop_flag;
+use crate::result::{Record, SCHEMA_VERSION};
+use child::Answer;
+use scenario::{Kind, Run, Scenario, State};
+use spawn::Measured;
+use store::Stores;
+
+/// Shown under `loadgen bench --help`.
+pub const EXAMPLES: &str = "\
+A scenario is a TOML file; loadgen/scenarios holds the reviewed ones. Each run is one line of JSON in the result
+file. Running the same command again does what is missing. Needs root, or a cgroup it may write, to cap memory.
+
+Examples:
+  loadgen bench loadgen/scenarios/read-under-cap.toml --out results/reads.jsonl
+  loadgen bench loadgen/scenarios/*.toml --pairs 1000000 --repeats 1 --seconds 2 --out small.jsonl
+  loadgen report small.jsonl --html small.html";
+
+/// Arguments of `loadgen bench`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct BenchArgs {
+    /// Scenario files
+    #[arg(required = true, value_name = "FILE")]
+    scenarios: Vec<PathBuf>,
+    /// Result file; runs that are in it are not repeated
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Folder for the stores, on the device to be measured [default: the result file's name with .work]
+    #[arg(long, value_name = "DIR")]
+    work: Option<PathBuf>,
+    /// Pairs, instead of the scenarios' own
+    #[arg(long, value_name = "N")]
+    pairs: Option<u64>,
+    /// Repeats, instead of the scenarios' own
+    #[arg(long, value_name = "N")]
+    repeats: Option<u64>,
+    /// Seconds of a measured part, instead of the scenarios' own
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+    /// Leave out runs under a cap smaller than this: small stores make caps that no process fits in
+    #[arg(long, value_name = "SIZE")]
+    min_cap: Option<ByteSize>,
+    /// Only this engine, as the scenarios name it; may be given several times
+    #[arg(long, value_name = "ENGINE")]
+    engine: Vec<String>,
+    /// Keep the loaded stores for the next time
+    #[arg(long)]
+    keep: bool,
+    /// Only say what would be run
+    #[arg(long)]
+    list: bool,
+}
+
+/// Runs `loadgen bench`.
+///
+/// # Errors
+/// A scenario that is not one, a run that failed, a result file that cannot be written.
+pub fn run(args: &BenchArgs) -> Result<()> {
+    let stop = stop_flag()?;
+    let runs = runs(args)?;
+    let done: HashSet<String> = if args.out.exists() {
+        crate::result::read(&args.out)?.iter().map(Record::run_key).collect()
+    } else {
+        HashSet::new()
+    };
+    let missing: Vec<&Run> = runs.iter().filter(|run| !done.contains(&run_key(run))).collect();
+    eprintln!("{} runs, {} of them done before: file={}", runs.len(), runs.len() - missing.len(), args.out.display());
+    if args.list {
+        missing.iter().for_each(|run| println!("{}", title(run)));
+        return Ok(());
+    }
+    let mut work = args.out.clone().into_os_string();
+    work.push(".work");
+    let work = args.work.clone().unwrap_or_else(|| PathBuf::from(work));
+    fs::create_dir_all(&work).with_context(|| format!("cannot make dir={}", work.display()))?;
+    let baseline = if missing.is_empty() {
+        None
+    } else {
+        eprintln!("measuring the device under {}", work.display());
+        Some(probe::baseline(&work)?)
+    };
+    let mut stores = Stores::new(&work);
+    for (n, run) in missing.iter().enumerate() {
+        // ORDERING: Relaxed: the flag carries nothing but itself.
+        ensure!(!stop.load(std::sync::atomic::Ordering::Relaxed), "stopped by a signal; the same command goes on");
+        eprintln!("[{}/{}] {}", n + 1, missing.len(), title(run));
+        let record = one(run, &mut stores, &work, baseline)?;
+        eprintln!("        {}", summary(&record));
+        crate::result::append(&args.out, &record)?;
+    }
+    if !args.keep {
+        fs::remove_dir_all(&work).with_context(|| format!("cannot remove dir={}", work.display()))?;
+    }
+    Ok(())
+}
+
+fn runs(args: &BenchArgs) -> Result<Vec<Run>> {
+    let mut all = Vec::new();
+    for path in &args.scenarios {
+        let mut scenario = Scenario::read(path)?;
+        eprintln!("{}: {}", scenario.name, scenario.about);
+        scenario.pairs = args.pairs.unwrap_or(scenario.pairs);
+        scenario.repeats = args.repeats.unwrap_or(scenario.repeats);
+        scenario.engines.retain(|engine| args.engine.is_empty() || args.engine.contains(engine));
+        for cell in &mut scenario.cells {
+            cell.seconds = args.seconds.unwrap_or(cell.seconds);
+            if cell.workload == Kind::Live && args.pairs.is_some() {
+                cell.events = cell.events.min(scenario.pairs);
+            }
+        }
+        let large = |run: &Run| match (run.cap_bytes, args.min_cap) {
+            (Some(cap), Some(min)) => cap >= min.as_u64(),
+            _ => true,
+        };
+        all.extend(scenario.runs()?.into_iter().filter(large));
+    }
+    ensure!(!all.is_empty(), "nothing to run: no engine of the scenarios is left by --engine");
+    Ok(all)
+}
+
+/// One run from a clean start to its record.
+fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) -> Result<Record> {
+    let mut notes = Vec::new();
+    let dir = stores.prepare(run)?;
+    // Also before warm runs: pages that another process brought in are charged to that process's cgroup.
+    probe::drop_page_cache(&dir)?;
+    let (held, size) = (probe::page_cache_bytes(&dir), probe::disk_bytes(&dir));
+    if held > size / 100 {
+        notes.push(format!("not cold at the start: {} of the store in the page cache", ByteSize::b(held)));
+    } else if run.state == State::Cold && run.kind != Kind::Bootstrap {
+        notes.push(format!("cold at the start: {} of {} in the page cache", ByteSize::b(held), ByteSize::b(size)));
+    }
+    let machine = probe::machine(&dir);
+    let busy: f64 = machine.loadavg.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
+    if busy > f64::from(machine.cores) {
+        notes.push(format!("the machine was busy: load average {busy} on {} cores", machine.cores));
+    }
+    let start_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+    let Measured { answer, cap_by, memory, peak_bytes } = spawn::measure(run, &dir, work)?;
+    if let (Some(cap), Some(peak)) = (run.cap_bytes, peak_bytes) {
+        if peak > cap {
+            notes.push(format!("the cap was exceeded: charged {} of {}", ByteSize::b(peak), ByteSize::b(cap)));
+        }
+    } else if run.cap_bytes.is_some() {
+        notes.push(format!("NOT CAPPED: {cap_by}"));
+    }
+    let answer = answer.unwrap_or_else(|killed| {
+        notes.push(killed);
+        Answer::none(run)
+    });
+    notes.extend(answer.notes);
+    let record = Record {
+        schema: SCHEMA_VERSION,
+        program: crate::result::program(),
+        command: Some(crate::result::command()),
+        scenario: run.scenario.clone(),
+        repeat: run.repeat,
+        engine: answer.engine,
+        engine_options: answer.engine_options,
+        workload: run.workload(),
+        cap_bytes: run.cap_bytes,
+        cap_by,
+        start_unix_ms,
+        elapsed_s: answer.elapsed_s,
+        ops: answer.ops,
+        curves: answer.curves,
+        series: answer.series,
+        memory,
+        io: answer.io,
+        disk_bytes: probe::disk_bytes(&dir),
+        pairs: answer.pairs,
+        baseline,
+        machine,
+        notes,
+    };
+    stores.release(run, &dir)?;
+    Ok(record)
+}
+
+fn run_key(run: &Run) -> String {
+    Record::key_of(&run.scenario, run.engine.label(), &run.workload(), run.cap_bytes, run.repeat)
+}
+
+fn title(run: &Run) -> String {
+    let workload = run.workload();
+    let cap = run.cap_bytes.map_or("no cap".to_owned(), |cap| format!("cap {}", ByteSize::b(cap)));
+    format!(
+        "{} {}: {} {} {} pairs, {} threads, {}, {cap}, repeat {}",
+        run.scenario,
+        run.engine.label(),
+        workload.name,
+        workload.keys,
+        run.pairs,
+        run.threads,
+        workload.state,
+        run.repeat
+    )
+}
+
+fn summary(record: &Record) -> String {
+    let rate = record.ops as f64 / record.elapsed_s.max(1e-9);
+    let mut line = format!("{} ops in {:.1} s, {rate:.0}/s", record.ops, record.elapsed_s);
+    for curve in &record.curves {
+        let quantiles = &curve.quantiles_ns;
+        line.push_str(&format!("; {} p50 {} ns p99 {} ns", curve.op, quantiles.p50, quantiles.p99));
+    }
+    line
+}

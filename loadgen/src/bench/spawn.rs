@@ -1,0 +1,160 @@
+//! A run's process: started under its cap, its memory sampled until it ends.
+//!
+//! Owns: the child and its cgroup. Must not: interpret what was measured. Runs on the main thread.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use probe::Cap;
+
+use super::child::Answer;
+use super::convert;
+use super::scenario::{Kind, Run};
+use super::store::engine_args;
+use crate::result::Memory;
+
+const SAMPLE_EVERY: Duration = Duration::from_millis(200);
+
+/// How long a writer writes before it is killed.
+const WRITE_BEFORE_KILL: Duration = Duration::from_secs(2);
+
+/// What came out of a process.
+pub(crate) struct Measured {
+    /// The answer, or in words how the process was killed.
+    pub(crate) answer: Result<Answer, String>,
+    pub(crate) cap_by: String,
+    pub(crate) memory: Vec<Memory>,
+    /// The most that was charged to the cgroup.
+    pub(crate) peak_bytes: Option<u64>,
+}
+
+/// Measures one run on the store in `dir`.
+pub(crate) fn measure(run: &Run, dir: &Path, work: &Path) -> Result<Measured> {
+    if run.kind == Kind::Recover {
+        kill_a_writer(run, dir)?;
+    }
+    let cap = match run.cap_bytes {
+        Some(bytes) => Cap::create(bytes),
+        None => Cap::None("not asked for".to_owned()),
+    };
+    let (answer, errors) = (work.join("answer.json"), work.join("errors.txt"));
+    let mut command = command(run, dir, &cap, &answer)?;
+    let own_answer = matches!(run.kind, Kind::Bootstrap | Kind::Live);
+    command.stdin(Stdio::null()).stderr(create(&errors)?);
+    command.stdout(if own_answer { Stdio::null() } else { create(&answer)?.into() });
+    let mut child = command.spawn().with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    let started = Instant::now();
+    let (status, memory) = sample(&mut child, &cap, started)?;
+    let peak_bytes = cap.charged().map(|charged| charged.peak_bytes);
+    let cap_by = cap.describe();
+    if !status.success() {
+        let text = fs::read_to_string(&errors).unwrap_or_default();
+        // A live run's cap is on the service, which it reports on.
+        let killed = status.signal() == Some(libc::SIGKILL) || (run.kind == Kind::Live && text.contains("SIGKILL"));
+        if killed && run.cap_bytes.is_some() {
+            return Ok(Measured {
+                answer: Err("killed: out of memory under the cap".to_owned()),
+                cap_by,
+                memory,
+                peak_bytes,
+            });
+        }
+        bail!("the run failed: status={status}\n{}", text.trim());
+    }
+    let text = fs::read_to_string(&answer).with_context(|| format!("no answer: file={}", answer.display()))?;
+    let elapsed = started.elapsed();
+    let answer = match run.kind {
+        Kind::Bootstrap => convert::bootstrap(run, &text)?,
+        Kind::Live => convert::live(run, &text, elapsed)?,
+        _ => serde_json::from_str(&text).context("the run's answer cannot be read")?,
+    };
+    Ok(Measured { answer: Ok(answer), cap_by, memory, peak_bytes })
+}
+
+/// A program beside this one.
+pub(crate) fn sibling(name: &str) -> Result<PathBuf> {
+    let path = std::env::current_exe().context("cannot find the own executable")?.with_file_name(name);
+    ensure!(path.is_file(), "no {name} program: file={}; build it", path.display());
+    Ok(path)
+}
+
+fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {
+    let own = std::env::current_exe().context("cannot find the own executable")?;
+    let mut command = match run.kind {
+        Kind::Bootstrap => {
+            let mut command = cap.command(&sibling("bootstrap")?)?;
+            command.args(["--pairs", &run.pairs.to_string(), "--seed", &run.seed.to_string()]);
+            command.args(["--order", "shuffled", "--batch", &run.batch.to_string()]).arg("--dir").arg(dir);
+            if run.durability == "synced" {
+                command.arg("--synced");
+            }
+            command.arg("--report").arg(answer);
+            command
+        }
+        Kind::Live => {
+            let mut command = Command::new(own);
+            command.arg("live").arg("--dir").arg(dir).args(["--pairs", &run.pairs.to_string()]);
+            command.args(["--seed", &run.seed.to_string(), "--events", &run.events.to_string(), "--verify"]);
+            command.args(["--rate", &run.rate.map_or("max".to_owned(), |rate| rate.to_string())]);
+            if let Some(cap) = run.cap_bytes {
+                command.args(["--cap", &cap.to_string()]);
+            }
+            command.arg("--report").arg(answer);
+            command
+        }
+        _ => {
+            let mut command = cap.command(&own)?;
+            command.arg("bench-run").arg(serde_json::to_string(run)?).arg(dir);
+            return Ok(command);
+        }
+    };
+    engine_args(&mut command, run);
+    if let Some(memory) = run.engine.memory {
+        command.args(["--memory", &memory.as_u64().to_string()]);
+    }
+    Ok(command)
+}
+
+fn sample(child: &mut Child, cap: &Cap, started: Instant) -> Result<(ExitStatus, Vec<Memory>)> {
+    let mut memory = Vec::new();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok((status, memory));
+        }
+        let charged = cap.charged();
+        memory.push(Memory {
+            at_s: started.elapsed().as_secs_f64(),
+            rss_bytes: probe::rss_bytes(child.id()),
+            page_cache_bytes: charged.map(|charged| charged.page_cache_bytes),
+            charged_bytes: charged.map(|charged| charged.now_bytes),
+        });
+        std::thread::sleep(SAMPLE_EVERY);
+    }
+}
+
+/// Leaves the store as a killed writer does.
+fn kill_a_writer(run: &Run, dir: &Path) -> Result<()> {
+    let own = std::env::current_exe().context("cannot find the own executable")?;
+    let mut command = Command::new(own);
+    command.arg("bench-write").arg(serde_json::to_string(run)?).arg(dir).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().context("cannot start the writer")?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().context("the writer has no output")?).read_line(&mut line)?;
+    if line.trim() == "writing" {
+        std::thread::sleep(WRITE_BEFORE_KILL);
+    }
+    let early = child.try_wait()?;
+    child.kill().ok();
+    child.wait()?;
+    ensure!(early.is_none() && line.trim() == "writing", "the writer ended before it was killed: status={early:?}");
+    Ok(())
+}
+
+fn create(path: &Path) -> Result<File> {
+    File::create(path).with_context(|| format!("cannot write file={}", path.display()))
+}

@@ -1,0 +1,268 @@
+//! The requests: due at their time, sent on shared connections, answers verified.
+//!
+//! Owns: pacing and verification. Must not: print. Threads: `pace` says when a request is due (a runtime's timer is too
+//! coarse: its millisecond would be counted as latency); one tokio worker, `query`, sends and receives.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use bytes::Bytes;
+use engine_latency::{Latency, Recorder, Snapshot};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use hyper_util::rt::TokioIo;
+use proto::v1::kv_client::KvClient;
+use proto::v1::{GetManyRequest, GetRequest, StatusRequest};
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+use tonic::transport::{Channel, Endpoint, Uri};
+use workload::{Pairs, Picker, Rng, Skew};
+
+use super::op_of;
+use crate::bench::pace::Pace;
+
+/// Source label of everything recorded here: as a client sees it.
+pub(super) const SOURCE: &str = "client";
+
+/// Requests that are due and not sent yet, on one connection: a second at 65,536/s. When it is full the pacing thread
+/// waits, and what it then hands on is late by its own clock, which is counted.
+const DUE_QUEUE: usize = 65_536;
+
+/// A request unanswered for this long fails the run.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Where the service is.
+#[derive(Clone, Debug)]
+pub(super) enum Target {
+    Tcp(String),
+    Uds(PathBuf),
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub(super) pairs: u64,
+    pub(super) seed: u64,
+    pub(super) skew: Skew,
+    pub(super) negative_share: f64,
+    pub(super) batch: usize,
+    pub(super) connections: u32,
+    pub(super) in_flight: usize,
+    /// Requests a second over all connections; none: closed loop.
+    pub(super) rate: Option<f64>,
+    pub(super) time: Duration,
+    pub(super) changed: bool,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) struct Driven {
+    pub(super) requests: u64,
+    pub(super) elapsed: Duration,
+    pub(super) total: Snapshot,
+    pub(super) seconds: Vec<(f64, Snapshot)>,
+}
+
+impl Target {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Tcp(_) => "grpc-tcp",
+            Self::Uds(_) => "grpc-uds",
+        }
+    }
+
+    async fn connect(&self) -> Result<KvClient<Channel>> {
+        let channel = match self {
+            Self::Tcp(address) => {
+                let endpoint = Endpoint::from_shared(format!("http://{address}"))
+                    .with_context(|| format!("not an address: target={address:?}"))?;
+                let connected = endpoint.tcp_nodelay(true).connect().await;
+                connected.with_context(|| format!("cannot connect: target={address}; is the service running?"))?
+            }
+            Self::Uds(path) => {
+                let own = path.clone();
+                let connect = move |_: Uri| {
+                    let path = own.clone();
+                    async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
+                };
+                let endpoint = Endpoint::from_static("http://localhost");
+                let connected = endpoint.connect_with_connector(tower::service_fn(connect)).await;
+                connected.with_context(|| format!("cannot connect: uds={}; is the service running?", path.display()))?
+            }
+        };
+        Ok(KvClient::new(channel))
+    }
+}
+
+/// The engine behind the service.
+pub(super) async fn engine(target: &Target) -> Result<String> {
+    let reply = target.connect().await?.status(StatusRequest {}).await;
+    Ok(reply.context("the service does not answer Status")?.into_inner().engine)
+}
+
+/// Sends requests for `load.time` and waits for the last answers.
+pub(super) fn drive(runtime: &Runtime, target: &Target, load: &Load, latency: &Arc<Latency>) -> Result<Driven> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut tasks = Vec::new();
+    let mut due = Vec::new();
+    for n in 0..load.connections {
+        let client = runtime.block_on(target.connect())?;
+        let connection = Connection::new(client, *load, n, latency.recorder(SOURCE));
+        if load.rate.is_some() {
+            let (sender, receiver) = mpsc::channel(DUE_QUEUE);
+            due.push(sender);
+            tasks.push(runtime.spawn(connection.open_loop(receiver)));
+        } else {
+            tasks.push(runtime.spawn(connection.closed_loop(Arc::clone(&stop))));
+        }
+    }
+    let started = Instant::now();
+    let pacer = load.rate.map(|rate| spawn_pacer(rate, due, Arc::clone(&stop))).transpose()?;
+    let seconds = crate::bench::pace::sample(latency, started, load.time, &stop);
+    // ORDERING: Relaxed: the flag carries nothing but itself.
+    stop.store(true, Ordering::Relaxed);
+    if let Some(pacer) = pacer {
+        pacer.join().map_err(|_| anyhow!("the pacing thread panicked"))?;
+    }
+    let mut requests = 0;
+    for task in tasks {
+        requests += runtime.block_on(task).map_err(|_| anyhow!("a connection's task panicked"))??;
+    }
+    Ok(Driven { requests, elapsed: started.elapsed(), total: latency.snapshot(), seconds })
+}
+
+fn spawn_pacer(
+    rate: f64,
+    due: Vec<mpsc::Sender<Instant>>,
+    stop: Arc<AtomicBool>,
+) -> Result<std::thread::JoinHandle<()>> {
+    let run = move || {
+        let mut pace = Pace::new(Some(rate));
+        let mut turn = 0;
+        // ORDERING: Relaxed: the flag carries nothing but itself.
+        while !stop.load(Ordering::Relaxed) {
+            let at = pace.next();
+            // Closed when its connection has failed, which the task tells.
+            if due[turn].blocking_send(at).is_err() {
+                break;
+            }
+            turn = (turn + 1) % due.len();
+        }
+    };
+    std::thread::Builder::new().name("pace".to_owned()).spawn(run).context("cannot start the pacing thread")
+}
+
+/// One connection with its own sequence of keys.
+struct Connection {
+    client: KvClient<Channel>,
+    load: Load,
+    rng: Rng,
+    picker: Picker,
+    recorder: Recorder,
+}
+
+/// The keys of a request and what they must give.
+struct Request {
+    keys: Vec<Bytes>,
+    expected: Vec<Option<[u8; 32]>>,
+    negative: bool,
+    due: Instant,
+}
+
+impl Connection {
+    fn new(client: KvClient<Channel>, load: Load, n: u32, recorder: Recorder) -> Self {
+        let rng = Rng::new(load.seed ^ (u64::from(n) << 32) ^ 0x71_7565_7279);
+        Self { client, load, rng, picker: Picker::new(load.pairs, load.skew), recorder }
+    }
+
+    /// Sends what is due, whatever is still under way, up to the limit.
+    async fn open_loop(mut self, mut due: mpsc::Receiver<Instant>) -> Result<u64> {
+        let (mut under_way, mut requests, mut ended) = (FuturesUnordered::new(), 0, false);
+        while !ended || !under_way.is_empty() {
+            tokio::select! {
+                at = due.recv(), if !ended && under_way.len() < self.load.in_flight => match at {
+                    Some(at) => {
+                        let request = self.request(at);
+                        under_way.push(answer(self.client.clone(), request, self.load.changed));
+                        requests += 1;
+                    }
+                    None => ended = true,
+                },
+                Some(answered) = under_way.next() => self.record(answered?),
+            }
+        }
+        Ok(requests)
+    }
+
+    /// Keeps a number of requests under way.
+    async fn closed_loop(mut self, stop: Arc<AtomicBool>) -> Result<u64> {
+        let (mut under_way, mut requests) = (FuturesUnordered::new(), 0);
+        loop {
+            // ORDERING: Relaxed: the flag carries nothing but itself.
+            while under_way.len() < self.load.in_flight && !stop.load(Ordering::Relaxed) {
+                let request = self.request(Instant::now());
+                under_way.push(answer(self.client.clone(), request, self.load.changed));
+                requests += 1;
+            }
+            match under_way.next().await {
+                Some(answered) => self.record(answered?),
+                None => return Ok(requests),
+            }
+        }
+    }
+
+    fn request(&mut self, due: Instant) -> Request {
+        let negative = self.rng.chance(self.load.negative_share);
+        let pairs = Pairs::new(self.load.seed);
+        let (mut keys, mut expected) = (Vec::with_capacity(self.load.batch), Vec::with_capacity(self.load.batch));
+        for _ in 0..self.load.batch {
+            if negative {
+                keys.push(Bytes::copy_from_slice(&pairs.absent_key(self.rng.next_u64() >> 1)));
+                expected.push(None);
+            } else {
+                let index = self.picker.pick(&mut self.rng);
+                keys.push(Bytes::copy_from_slice(&pairs.key(index)));
+                expected.push(Some(pairs.value(index, 0)));
+            }
+        }
+        Request { keys, expected, negative, due }
+    }
+
+    fn record(&mut self, (negative, latency): (bool, Duration)) {
+        self.recorder.record(op_of(self.load.batch, negative), latency.as_nanos() as u64);
+    }
+}
+
+/// One request to its verified answer: whether it was negative, and its latency from when it was due.
+async fn answer(mut client: KvClient<Channel>, request: Request, changed: bool) -> Result<(bool, Duration)> {
+    let Request { mut keys, expected, negative, due } = request;
+    let call = async {
+        if expected.len() == 1 {
+            let key = keys.pop().unwrap_or_default();
+            Ok::<_, tonic::Status>(vec![client.get(GetRequest { key }).await?.into_inner().value])
+        } else {
+            let reply = client.get_many(GetManyRequest { keys }).await?.into_inner();
+            Ok(reply.entries.into_iter().map(|entry| entry.value).collect())
+        }
+    };
+    let values = tokio::time::timeout(ANSWER_TIMEOUT, call)
+        .await
+        .with_context(|| format!("no answer within {ANSWER_TIMEOUT:?}"))?
+        .context("the service refused a request")?;
+    let latency = due.elapsed();
+    ensure!(values.len() == expected.len(), "answers={} keys={}", values.len(), expected.len());
+    for (value, expected) in values.iter().zip(&expected) {
+        let right = match (value, expected) {
+            (None, None) => true,
+            (Some(value), Some(expected)) => value.len() == 32 && (changed || value[..] == expected[..]),
+            // A stream may have closed a loaded account; it never makes an absent key.
+            (None, Some(_)) => changed,
+            (Some(_), None) => false,
+        };
+        ensure!(right, "wrong answer: value={value:?} expected={expected:?}");
+    }
+    Ok((negative, latency))
+}

@@ -1,0 +1,245 @@
+//! `loadgen query`: lookups against a running service over gRPC, at given rates, each answer verified.
+//!
+//! Owns: the arguments, the sequence of rates, the knee, the records. Must not: link the service. Runs on the main
+//! thread; see `drive` for the others.
+
+mod drive;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use engine_latency::table::{aligned, grouped, micros};
+use engine_latency::{Latency, Op};
+
+use crate::bench::child::{curves, series};
+use crate::result::{Io, Record, SCHEMA_VERSION, Workload};
+use crate::stream::{Rate, SkewArg};
+use drive::{Driven, Load, SOURCE, Target};
+
+/// Shown under `loadgen query --help`.
+pub const EXAMPLES: &str = "\
+Latency runs from the moment a request was due, whether or not an earlier one was still under way, so that a stall of
+the service counts for everything it delays. `--rate max` keeps --in-flight requests under way instead (closed loop).
+
+The knee is the highest rate of a sweep that was kept (99% of it or more) with a p99 of at most ten times the lowest
+rate's.
+
+Examples:
+  loadgen query --target 127.0.0.1:7400 --pairs 2000000 --seed 1 --rate 5000
+  loadgen query --uds /run/solkv/kv.sock --pairs 2000000 --rate 1000,5000,10000,20000 --negative-share 0.5
+  loadgen query --target 127.0.0.1:7400 --pairs 2000000 --batch 1000 --rate max --in-flight 4 --out query.jsonl";
+
+/// A p99 beyond this many times the lowest rate's is past the knee.
+const KNEE_FACTOR: u64 = 10;
+/// A rate that was not kept to this share is past the knee.
+const KNEE_KEPT: f64 = 0.99;
+
+/// Arguments of `loadgen query`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct QueryArgs {
+    /// The service's gRPC address
+    #[arg(long, value_name = "HOST:PORT", required_unless_present = "uds", conflicts_with = "uds")]
+    target: Option<String>,
+    /// The service's Unix socket
+    #[arg(long, value_name = "PATH")]
+    uds: Option<PathBuf>,
+    /// Pairs in the store, as `bootstrap --pairs N --seed S` loaded them
+    #[arg(long, value_name = "N")]
+    pairs: u64,
+    /// Seed of the pairs
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+    /// Requests a second, one or several separated by commas, or max
+    #[arg(long, value_name = "R|max", value_delimiter = ',', default_value = "1000")]
+    rate: Vec<Rate>,
+    /// Length of each rate
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "10s")]
+    time: Duration,
+    /// Share of requests for keys that are not there; measured apart from the others
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    negative_share: f64,
+    /// How requests spread over the keys: uniform or zipfian:EXPONENT
+    #[arg(long, value_name = "SKEW", default_value = "uniform")]
+    skew: SkewArg,
+    /// Keys of a request: 1 asks with Get, more with GetMany
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    batch: u32,
+    /// Connections that share the rate
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    connections: u32,
+    /// Requests under way on one connection: all the time with --rate max, at most otherwise
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    in_flight: u32,
+    /// The store follows a stream: values may have changed since the load and are checked for their length only
+    #[arg(long)]
+    changed: bool,
+    /// Append what was measured to a result file for `loadgen report`
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// Runs `loadgen query`.
+///
+/// # Errors
+/// A service that cannot be reached or refuses a request, and any wrong answer.
+pub fn run(args: &QueryArgs) -> Result<()> {
+    ensure!((0.0..=1.0).contains(&args.negative_share), "negative-share={}: give 0 to 1", args.negative_share);
+    ensure!(args.pairs > 0, "pairs=0: give what the store was loaded with");
+    let target = match (&args.target, &args.uds) {
+        (Some(address), _) => Target::Tcp(address.clone()),
+        (None, Some(path)) => Target::Uds(path.clone()),
+        (None, None) => anyhow::bail!("no service: give --target HOST:PORT or --uds PATH"),
+    };
+    // One worker: the client must leave the machine to the service it measures.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("query")
+        .enable_all()
+        .build()
+        .context("cannot start the network thread")?;
+    let engine = runtime.block_on(drive::engine(&target))?;
+    let header = ["rate asked", "rate", "op", "count", "avg", "p50", "p99", "p99.9", "max"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    let mut measured = Vec::new();
+    for rate in &args.rate {
+        let load = Load {
+            pairs: args.pairs,
+            seed: args.seed,
+            skew: args.skew.0,
+            negative_share: args.negative_share,
+            batch: args.batch as usize,
+            connections: args.connections,
+            in_flight: args.in_flight as usize,
+            rate: match rate {
+                Rate::Max => None,
+                Rate::PerSecond(rate) => Some(*rate),
+            },
+            time: args.time,
+            changed: args.changed,
+        };
+        let latency = Latency::new("query");
+        let start_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        let driven = drive::drive(&runtime, &target, &load, &latency)?;
+        rows.extend(table_rows(&load, &driven));
+        let record = record(args, &target, &load, &engine, &driven, start_unix_ms);
+        if let Some(path) = &args.out {
+            crate::result::append(path, &record)?;
+        }
+        measured.push((load, driven));
+    }
+    print!("{}", aligned(&rows));
+    println!("{}", knee(&measured));
+    Ok(())
+}
+
+fn table_rows(load: &Load, driven: &Driven) -> Vec<Vec<String>> {
+    let asked = load.rate.map_or_else(|| "max (closed loop)".to_owned(), |rate| grouped(rate as u64));
+    let rate = grouped((driven.requests as f64 / driven.elapsed.as_secs_f64()) as u64);
+    let row = |series: &engine_latency::Series| {
+        let at = |quantile| micros(series.histogram.value_at_quantile(quantile) as f64);
+        vec![
+            asked.clone(),
+            rate.clone(),
+            series.op.as_str().to_owned(),
+            grouped(series.histogram.len()),
+            micros(series.mean_ns()),
+            at(0.5),
+            at(0.99),
+            at(0.999),
+            micros(series.histogram.max() as f64),
+        ]
+    };
+    driven.total.series.iter().map(row).collect()
+}
+
+/// The knee in words; the rule is in the help.
+fn knee(measured: &[(Load, Driven)]) -> String {
+    let p99 = |driven: &Driven| {
+        let worst = driven.total.series.iter().map(|series| series.histogram.value_at_quantile(0.99));
+        worst.max().unwrap_or(0)
+    };
+    let mut open: Vec<_> = measured.iter().filter_map(|(load, driven)| Some((load.rate?, driven))).collect();
+    open.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let Some((_, lowest)) = open.first() else { return "no knee: a closed loop has no rate to keep".to_owned() };
+    let bound = p99(lowest) * KNEE_FACTOR;
+    let holds = |rate: f64, driven: &Driven| {
+        driven.requests as f64 / driven.elapsed.as_secs_f64() >= rate * KNEE_KEPT && p99(driven) <= bound
+    };
+    let kept = open.iter().take_while(|(rate, driven)| holds(*rate, driven)).last();
+    match kept {
+        None => format!("no knee: the lowest rate, {}/s, was not kept", grouped(open[0].0 as u64)),
+        Some((rate, _)) if *rate == open[open.len() - 1].0 => {
+            format!("no knee up to {} requests/s: every rate was kept", grouped(*rate as u64))
+        }
+        Some((rate, _)) => format!("knee: {} requests/s", grouped(*rate as u64)),
+    }
+}
+
+fn record(args: &QueryArgs, target: &Target, load: &Load, engine: &str, driven: &Driven, start_unix_ms: u64) -> Record {
+    let more = BTreeMap::from([
+        ("transport".to_owned(), target.name().to_owned()),
+        ("batch".to_owned(), load.batch.to_string()),
+        ("negative_share".to_owned(), load.negative_share.to_string()),
+        ("in_flight".to_owned(), load.in_flight.to_string()),
+    ]);
+    Record {
+        schema: SCHEMA_VERSION,
+        program: crate::result::program(),
+        command: Some(crate::result::command()),
+        scenario: "query".to_owned(),
+        repeat: 0,
+        engine: engine.to_owned(),
+        engine_options: BTreeMap::new(),
+        workload: Workload {
+            name: "query".to_owned(),
+            arrival: if load.rate.is_some() { "open" } else { "closed" }.to_owned(),
+            target_rate: load.rate,
+            keys: serde_json::to_value(args.skew)
+                .ok()
+                .and_then(|skew| skew.as_str().map(str::to_owned))
+                .unwrap_or_default(),
+            pairs: load.pairs,
+            threads: load.connections,
+            state: "as the service was".to_owned(),
+            durability: None,
+            seed: load.seed,
+            more,
+        },
+        cap_bytes: None,
+        cap_by: "the service's own".to_owned(),
+        start_unix_ms,
+        elapsed_s: driven.elapsed.as_secs_f64(),
+        ops: driven.requests * load.batch as u64,
+        curves: curves(&driven.total),
+        series: series(&driven.seconds),
+        memory: Vec::new(),
+        io: Io::default(),
+        disk_bytes: 0,
+        pairs: load.pairs,
+        baseline: None,
+        machine: probe::machine(std::path::Path::new("/")),
+        notes: driven.notes(load),
+    }
+}
+
+impl Driven {
+    fn notes(&self, load: &Load) -> Vec<String> {
+        let kept = load.rate.is_none_or(|rate| self.requests as f64 / self.elapsed.as_secs_f64() >= rate * KNEE_KEPT);
+        let mut notes = vec![format!("latencies are from outside the service, source={SOURCE}")];
+        if !kept {
+            notes.push("the asked rate was not kept".to_owned());
+        }
+        notes
+    }
+}
+
+/// The operation that a request of this many keys counts as.
+fn op_of(batch: usize, negative: bool) -> Op {
+    match (batch, negative) {
+        (1, true) => Op::ReadNegative,
+        (1, false) => Op::ReadPositive,
+        _ => Op::GetMany,
+    }
+}
