@@ -1,17 +1,11 @@
 //! Records to a [`Document`]: the machine, what to know, the scenarios, how to reproduce.
 //!
-//! Owns: the order of the page, and the notes that follow from the records themselves. Must not: render.
+//! Owns: the order of the page. Must not: render.
 
-use std::collections::BTreeMap;
-
-use super::cells::{Group, Scenario, Spread, distinct, engines, scenarios};
+use super::cells::{Scenario, distinct, engines, scenarios};
 use super::document::{Block, Document, Figures, Row, Section, Table};
-use super::figures::{THROUGHPUT, peak};
-use super::{device, format, scenario};
-use crate::result::{Machine, Record};
-
-/// An open loop that did less than this share of what was asked for fell behind.
-const KEPT_UP: f64 = 0.98;
+use super::{device, format, notes, scenario};
+use crate::result::Record;
 
 const READING: [&str; 7] = [
     "A figure is the median over the repeats of its cell, with the smallest and the largest repeat beside it; “1 run” \
@@ -19,7 +13,7 @@ const READING: [&str; 7] = [
     "× is the ratio to the best engine of the row. Marked as best are the best median and every engine whose repeats \
      overlap its repeats: those are not told apart. Nothing is marked where \
      that is all of them.",
-    "† says that a repeat of the cell has a note, listed at the top.",
+    "† says that a repeat of the cell has a note, listed at the top, that not every run of the workload has.",
     "A line over time, size or percentile is one real run: the repeat whose mean is the median of the repeats. Of \
      series longer than 240 samples neighbours are merged: means by their counts, the middle p50, the largest p99 and \
      max. Lines against the cap are medians over the repeats.",
@@ -35,7 +29,7 @@ const READING: [&str; 7] = [
 pub(crate) fn document(title: &str, records: &[Record]) -> Document {
     let engines = engines(records);
     let scenarios = scenarios(records);
-    let mut sections = vec![device::section(records), notes(&scenarios)];
+    let mut sections = vec![device::section(records), notes::section(&scenarios)];
     sections.extend(scenarios.iter().enumerate().map(|(at, scenario)| scenario::section(scenario, at, &engines)));
     sections.push(Section {
         id: "reading".to_owned(),
@@ -63,74 +57,6 @@ fn lead(records: &[Record], engines: &[&str]) -> String {
         format::utc(last),
         programs.join(" and ")
     )
-}
-
-/// What the runs say about themselves, and what the records show.
-fn notes(scenarios: &[Scenario<'_>]) -> Section {
-    // The same words of many runs are one line with the runs behind it.
-    let mut of_runs: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    let mut lines = Vec::new();
-    for scenario in scenarios {
-        for group in &scenario.groups {
-            for run in group.runs() {
-                for note in &run.notes {
-                    let cap = format::cap(run.cap_bytes);
-                    let whose = format!("{} {} {} run {}", scenario.name, run.engine, cap, run.repeat);
-                    of_runs.entry(note.as_str()).or_default().push(whose);
-                }
-            }
-            lines.extend(found(scenario, group));
-        }
-    }
-    let recorded = of_runs.into_iter().map(|(note, runs)| format!("{note} ({})", runs.join("; ")));
-    let lines: Vec<String> = recorded.chain(distinct(lines)).collect();
-    let blocks = if lines.is_empty() {
-        vec![Block::Text("Nothing: no run was noted as noisy, above its cap or otherwise special.".to_owned())]
-    } else {
-        vec![Block::List(lines)]
-    };
-    Section { id: "notes".to_owned(), title: "What to know first".to_owned(), blocks }
-}
-
-/// What nobody noted and the records show.
-fn found(scenario: &Scenario<'_>, group: &Group<'_>) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut say = |what: &str, engine: &str, cap| {
-        lines.push(format!("{what} ({} {}, {engine}, {})", scenario.name, group.workload.name, format::cap(cap)));
-    };
-    for cell in &group.cells {
-        let over = |run: &&Record| {
-            let charged = peak(run, |at| at.charged_bytes);
-            charged.zip(run.cap_bytes).is_some_and(|(charged, cap)| charged > cap as f64)
-        };
-        if cell.runs.iter().any(over) {
-            say("more memory was charged than the cap allows", cell.engine, cell.cap);
-        }
-        let rates = cell.runs.iter().filter_map(|run| Some((THROUGHPUT.of)(run)? / run.workload.target_rate?));
-        if let Some(share) = Spread::of(rates.map(Some)).filter(|share| share.min < KEPT_UP) {
-            let percent = format::digits(share.min * 100.0);
-            say(&format!("fell behind the rate asked for: {percent} % of it at worst"), cell.engine, cell.cap);
-        }
-        let machine = |run: &&Record| Machine { loadavg: String::new(), ..run.machine.clone() };
-        if distinct(cell.runs.iter().map(machine)).len() > 1 {
-            say("the repeats ran on different machines or settings of one", cell.engine, cell.cap);
-        }
-        if distinct(cell.runs.iter().map(|run| &run.engine_options)).len() > 1 {
-            say("the repeats ran with different engine options", cell.engine, cell.cap);
-        }
-        if distinct(cell.runs.iter().map(|run| run.program.as_str())).len() > 1 {
-            say("the repeats ran with different programs", cell.engine, cell.cap);
-        }
-    }
-    let caps = group.caps();
-    for cap in caps {
-        let single: Vec<&str> =
-            group.cells.iter().filter(|c| c.cap == cap && c.runs.len() == 1).map(|c| c.engine).collect();
-        if !single.is_empty() {
-            say("1 run, so nothing says how far another would differ", &single.join(", "), cap);
-        }
-    }
-    lines
 }
 
 fn reproduce(records: &[Record], engines: &[&str], scenarios: &[Scenario<'_>]) -> Section {

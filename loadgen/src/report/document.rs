@@ -41,6 +41,8 @@ pub(crate) enum Block {
     Text(String),
     /// Several of the same kind.
     List(Vec<String>),
+    /// Several of the same kind behind one line that says what they are.
+    Folded(String, Vec<String>),
     /// Text to be copied as it is.
     Code(String),
     /// Figures.

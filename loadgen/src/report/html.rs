@@ -69,6 +69,10 @@ fn block(block: &Block) -> String {
             let lines: String = lines.iter().map(|line| format!("<li>{}</li>\n", escape(line))).collect();
             format!("<ul>\n{lines}</ul>\n")
         }
+        Block::Folded(head, lines) => {
+            let lines: String = lines.iter().map(|line| format!("<li>{}</li>\n", escape(line))).collect();
+            format!("<details class=\"folded\"><summary>{}</summary>\n<ul>\n{lines}</ul></details>\n", escape(head))
+        }
         Block::Code(text) => format!("<pre tabindex=\"0\"><code>{}</code></pre>\n", escape(text)),
         Block::Table(rows) => table(rows),
         Block::Bars(all) => bars(all),

@@ -22,6 +22,10 @@ fn rendered(block: &Block) -> String {
         Block::Heading(text) => format!("\n### {}\n", escape(text)),
         Block::Text(text) => format!("\n{}\n", escape(text)),
         Block::List(lines) => lines.iter().fold("\n".to_owned(), |out, line| out + "- " + &escape(line) + "\n"),
+        Block::Folded(head, lines) => {
+            let list = lines.iter().fold(String::new(), |out, line| out + "- " + &escape(line) + "\n");
+            format!("\n<details><summary>{}</summary>\n\n{list}\n</details>\n", escape(head))
+        }
         Block::Code(text) => fenced(text),
         Block::Table(rows) => table(rows),
         // Their figures are in the tables.

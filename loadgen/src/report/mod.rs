@@ -16,6 +16,7 @@ mod format;
 mod html;
 mod input;
 mod markdown;
+mod notes;
 mod scenario;
 mod tables;
 

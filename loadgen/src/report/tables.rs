@@ -7,7 +7,7 @@ use engine_latency::table::grouped;
 use super::cells::{Group, distinct};
 use super::document::{Figures, Row, Table, compared};
 use super::figures::{Better, Figure, STATS, THROUGHPUT};
-use super::format;
+use super::{format, notes};
 use crate::result::{Curve, Workload};
 
 /// Latencies of every operation of a workload. One operation: a table with the caps below each other. Several: a
@@ -102,8 +102,7 @@ fn latency_rows(group: &Group<'_>, engines: &[&str], op: &str, cap: Option<u64>,
 /// Marks the cells of engines whose repeats have notes.
 fn noted(mut cells: Vec<Figures>, group: &Group<'_>, engines: &[&str], cap: Option<u64>) -> Vec<Figures> {
     for (figures, engine) in cells.iter_mut().zip(engines) {
-        let has_notes = group.cell(engine, cap).is_some_and(|cell| cell.runs.iter().any(|run| !run.notes.is_empty()));
-        if has_notes && figures.main != format::MISSING {
+        if group.cell(engine, cap).is_some_and(|cell| notes::special(group, cell)) && figures.main != format::MISSING {
             figures.main.push_str(" †");
         }
     }

@@ -1,0 +1,105 @@
+//! What a reader has to know before the figures: what runs noted, and what the records show by themselves.
+//!
+//! Owns: which notes are of one kind, and which cells are marked. Must not: judge by the words of a note.
+
+use std::collections::BTreeMap;
+
+use super::cells::{Cell, Group, Scenario, Spread, distinct};
+use super::document::{Block, Section};
+use super::figures::{THROUGHPUT, peak};
+use super::format;
+use crate::result::{Machine, Record};
+
+/// An open loop that did less than this share of what was asked for fell behind.
+const KEPT_UP: f64 = 0.98;
+/// Notes of one kind that stand in the list itself; more are folded away.
+const SHOWN_MAX: usize = 3;
+
+/// Every note of every run, and what nobody noted.
+pub(crate) fn section(scenarios: &[Scenario<'_>]) -> Section {
+    let mut kinds: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    let mut lines = Vec::new();
+    for scenario in scenarios {
+        for group in &scenario.groups {
+            for run in group.runs() {
+                for note in &run.notes {
+                    let cap = format::cap(run.cap_bytes);
+                    let workload = &group.workload.name;
+                    let whose = format!("{} {workload}, {}, {cap}, repeat {}", scenario.name, run.engine, run.repeat);
+                    kinds.entry(kind(note)).or_default().push(format!("{note} ({whose})"));
+                }
+            }
+            lines.extend(found(scenario, group));
+        }
+    }
+    let mut folded = Vec::new();
+    for (kind, notes) in kinds {
+        if notes.len() <= SHOWN_MAX {
+            lines.extend(notes);
+        } else {
+            folded.push(Block::Folded(format!("{kind}: {} runs", notes.len()), notes));
+        }
+    }
+    let mut blocks = Vec::new();
+    if lines.is_empty() && folded.is_empty() {
+        blocks.push(Block::Text("Nothing: no run was noted as noisy, above its cap or otherwise special.".to_owned()));
+    }
+    if !lines.is_empty() {
+        blocks.push(Block::List(distinct(lines)));
+    }
+    blocks.extend(folded);
+    Section { id: "notes".to_owned(), title: "What to know first".to_owned(), blocks }
+}
+
+/// Whether a repeat of the cell has a note that not every run of the workload has.
+pub(crate) fn special(group: &Group<'_>, cell: &Cell<'_>) -> bool {
+    let has = |run: &Record, of: &str| run.notes.iter().any(|note| kind(note) == of);
+    let mut notes = cell.runs.iter().flat_map(|run| run.notes.iter());
+    notes.any(|note| !group.runs().all(|run| has(run, kind(note))))
+}
+
+/// The words before the figures of a note.
+fn kind(note: &str) -> &str {
+    note.split_once(':').map_or(note, |(kind, _)| kind)
+}
+
+/// What nobody noted and the records show.
+fn found(scenario: &Scenario<'_>, group: &Group<'_>) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut say = |what: &str, engine: &str, cap| {
+        lines.push(format!("{what} ({} {}, {engine}, {})", scenario.name, group.workload.name, format::cap(cap)));
+    };
+    for cell in &group.cells {
+        let over = |run: &&Record| {
+            let charged = peak(run, |at| at.charged_bytes);
+            charged.zip(run.cap_bytes).is_some_and(|(charged, cap)| charged > cap as f64)
+        };
+        if cell.runs.iter().any(over) {
+            say("more memory was charged than the cap allows", cell.engine, cell.cap);
+        }
+        let rates = cell.runs.iter().filter_map(|run| Some((THROUGHPUT.of)(run)? / run.workload.target_rate?));
+        if let Some(share) = Spread::of(rates.map(Some)).filter(|share| share.min < KEPT_UP) {
+            let percent = format::digits(share.min * 100.0);
+            say(&format!("fell behind the rate asked for: {percent} % of it at worst"), cell.engine, cell.cap);
+        }
+        let machine = |run: &&Record| Machine { loadavg: String::new(), ..run.machine.clone() };
+        if distinct(cell.runs.iter().map(machine)).len() > 1 {
+            say("the repeats ran on different machines or settings of one", cell.engine, cell.cap);
+        }
+        if distinct(cell.runs.iter().map(|run| &run.engine_options)).len() > 1 {
+            say("the repeats ran with different engine options", cell.engine, cell.cap);
+        }
+        if distinct(cell.runs.iter().map(|run| run.program.as_str())).len() > 1 {
+            say("the repeats ran with different programs", cell.engine, cell.cap);
+        }
+    }
+    let caps = group.caps();
+    for cap in caps {
+        let single: Vec<&str> =
+            group.cells.iter().filter(|c| c.cap == cap && c.runs.len() == 1).map(|c| c.engine).collect();
+        if !single.is_empty() {
+            say("1 run, so nothing says how far another would differ", &single.join(", "), cap);
+        }
+    }
+    lines
+}
