@@ -18,7 +18,7 @@ const SHOWN_MAX: usize = 3;
 /// Every note of every run, and what nobody noted.
 pub(crate) fn section(scenarios: &[Scenario<'_>]) -> Section {
     let mut kinds: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    let mut lines = Vec::new();
+    let mut seen = Vec::new();
     for scenario in scenarios {
         for group in &scenario.groups {
             for run in group.runs() {
@@ -29,15 +29,18 @@ pub(crate) fn section(scenarios: &[Scenario<'_>]) -> Section {
                     kinds.entry(kind(note)).or_default().push(format!("{note} ({whose})"));
                 }
             }
-            lines.extend(found(scenario, group));
+            seen.extend(found(scenario, group));
         }
     }
-    let mut folded = Vec::new();
+    for line in &seen {
+        kinds.entry(kind(line)).or_default().push(line.clone());
+    }
+    let (mut lines, mut folded) = (Vec::new(), Vec::new());
     for (kind, notes) in kinds {
         if notes.len() <= SHOWN_MAX {
             lines.extend(notes);
         } else {
-            folded.push(Block::Folded(format!("{kind}: {} runs", notes.len()), notes));
+            folded.push(Block::Folded(format!("{kind}: {} times", notes.len()), notes));
         }
     }
     let mut blocks = Vec::new();
@@ -58,16 +61,18 @@ pub(crate) fn special(group: &Group<'_>, cell: &Cell<'_>) -> bool {
     notes.any(|note| !group.runs().all(|run| has(run, kind(note))))
 }
 
-/// The words before the figures of a note.
+/// The words before the figures of a note: `killed: …`, `rss_peak_bytes=…`.
 fn kind(note: &str) -> &str {
-    note.split_once(':').map_or(note, |(kind, _)| kind)
+    note.split_once([':', '=']).map_or(note, |(kind, _)| kind)
 }
 
 /// What nobody noted and the records show.
 fn found(scenario: &Scenario<'_>, group: &Group<'_>) -> Vec<String> {
     let mut lines = Vec::new();
     let mut say = |what: &str, engine: &str, cap| {
-        lines.push(format!("{what} ({} {}, {engine}, {})", scenario.name, group.workload.name, format::cap(cap)));
+        let (kind, more) = what.split_once(": ").unwrap_or((what, ""));
+        let whose = format!("{} {}, {engine}, {}", scenario.name, group.workload.name, format::cap(cap));
+        lines.push(format!("{kind}: {more}{}{whose}", if more.is_empty() { "" } else { ", " }));
     };
     for cell in &group.cells {
         let over = |run: &&Record| {

@@ -23,7 +23,9 @@ pub(crate) fn section(scenario: &Scenario<'_>, at: usize, engines: &[&str]) -> S
         if runs.len() == 1 { "run" } else { "runs" },
         device::line(&runs)
     )));
-    blocks.extend(tables::scaling(&scenario.groups, &ran(&scenario.groups, engines)).into_iter().map(Block::Table));
+    let all = ran(&scenario.groups, engines);
+    blocks.extend(tables::scaling(&scenario.groups, &all).into_iter().map(Block::Table));
+    blocks.extend(tables::rates(&scenario.groups, &all).into_iter().map(Block::Table));
     for (nth, group) in scenario.groups.iter().enumerate() {
         // Engines that did not run this workload are no columns of it.
         let ran = ran(std::slice::from_ref(group), engines);

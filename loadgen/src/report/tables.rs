@@ -2,9 +2,11 @@
 //!
 //! Owns: which rows a table has. Must not: render.
 
+use std::cmp::Ordering;
+
 use engine_latency::table::grouped;
 
-use super::cells::{Group, distinct};
+use super::cells::{Cell, Group, Spread, distinct};
 use super::document::{Figures, Row, Table, compared};
 use super::figures::{Better, Figure, STATS, THROUGHPUT};
 use super::{format, notes};
@@ -45,6 +47,40 @@ pub(crate) fn figures(group: &Group<'_>, engines: &[&str], caption: &str, rows: 
         }
     }
     table(caption.to_owned(), engines, out)
+}
+
+/// Achieved rate, p50 and p99 by the rate asked for, of open loops that differ in nothing else; where latency bends up
+/// is what the engine can take.
+pub(crate) fn rates(groups: &[Group<'_>], engines: &[&str]) -> Vec<Table> {
+    let base = |group: &Group<'_>| Workload { target_rate: None, ..group.workload.clone() };
+    let open: Vec<&Group<'_>> = groups.iter().filter(|group| group.workload.target_rate.is_some()).collect();
+    let mut tables = Vec::new();
+    for family in distinct(open.iter().map(|group| base(group))) {
+        let mut members: Vec<&Group<'_>> = open.iter().copied().filter(|group| base(group) == family).collect();
+        members.sort_by(|a, b| a.workload.target_rate.partial_cmp(&b.workload.target_rate).unwrap_or(Ordering::Equal));
+        if members.len() < 2 {
+            continue;
+        }
+        let mut rows = Vec::new();
+        for group in members {
+            for cap in group.caps() {
+                rows.push(Row::Title(format!("{}, {}", format::arrival(group.workload), format::cap(cap))));
+                let mut add = |name: String, better, text, of: &dyn Fn(&Cell<'_>) -> Option<Spread>| {
+                    let spreads: Vec<_> = engines.iter().map(|engine| of(group.cell(engine, cap)?)).collect();
+                    rows.push(Row::Figures(name, noted(compared(&spreads, better, text), group, engines, cap)));
+                };
+                add("achieved".to_owned(), None, format::per_second, &|cell| cell.spread(THROUGHPUT.of));
+                for op in group.ops() {
+                    for stat in STATS.iter().filter(|stat| ["p50", "p99"].contains(&stat.name)) {
+                        let name = format!("{} {}", format::op(op), stat.name);
+                        add(name, Some(Better::Lower), format::nanos, &|cell| cell.latency(op, stat.of));
+                    }
+                }
+            }
+        }
+        tables.push(table(format!("{}: latency by the rate asked for", format::op(&family.name)), engines, rows));
+    }
+    tables
 }
 
 /// Operations a second by threads, for workloads that differ in nothing else; a table for each such family.
@@ -102,7 +138,7 @@ fn latency_rows(group: &Group<'_>, engines: &[&str], op: &str, cap: Option<u64>,
 /// Marks the cells of engines whose repeats have notes.
 fn noted(mut cells: Vec<Figures>, group: &Group<'_>, engines: &[&str], cap: Option<u64>) -> Vec<Figures> {
     for (figures, engine) in cells.iter_mut().zip(engines) {
-        if group.cell(engine, cap).is_some_and(|cell| notes::special(group, cell)) && figures.main != format::MISSING {
+        if group.cell(engine, cap).is_some_and(|cell| notes::special(group, cell)) {
             figures.main.push_str(" †");
         }
     }

@@ -69,7 +69,7 @@ fn the_page_has_every_engine_and_every_part_and_fetches_nothing() {
     }
     for part in [
         "14.9 µs †",
-        "cold at the start: 180 runs",
+        "cold at the start: 180 times",
         "closed loop",
         "open loop at 20.0 k/s",
         "line: the cap",
@@ -97,7 +97,7 @@ fn markdown_has_medians_spreads_ratios_and_dashes() {
     assert!(row("p99.9").ends_with("| – |"), "{}: of 900 values there is no p99.9", row("p99.9"));
     assert!(markdown.contains("closed loop"), "{markdown}");
     assert!(!markdown.contains("µs †"), "no run has a note: {markdown}");
-    assert!(markdown.contains("- 1 run, so nothing says how far another would differ (reads read\\_positive, lmdb"));
+    assert!(markdown.contains("- 1 run, so nothing says how far another would differ: reads read\\_positive, lmdb"));
     assert!(markdown.contains("loadgen bench --scenario reads --seed 7"), "{markdown}");
 }
 
@@ -117,7 +117,7 @@ fn what_nobody_noted_is_found() {
     other.program = "0.1.0 (9f8e7d6-dirty)".to_owned();
     let (_, markdown) = report(&[slow, other]);
     for found in [
-        "- fell behind the rate asked for: 75.0 % of it at worst (live live, lmdb, cap 146 MiB)",
+        "- fell behind the rate asked for: 75.0 % of it at worst, live live, lmdb, cap 146 MiB",
         "- more memory was charged than the cap allows",
         "- the repeats ran with different engine options",
         "- the repeats ran with different programs",
@@ -140,6 +140,27 @@ fn threads_are_compared_where_nothing_else_differs() {
     assert!(markdown.contains("**Positive read: throughput by threads**"), "{markdown}");
     assert!(markdown.contains("| threads 4, closed loop | 80.0 k/s (1 run) |"), "{markdown}");
     assert!(markdown.contains("### Positive read, closed loop, threads 4"), "{markdown}");
+}
+
+#[test]
+fn rates_stand_beside_each_other_and_a_killed_run_is_marked() {
+    let of = |rate: f64, engine: &str| {
+        let mut run = record("query", engine, "query", None, 0);
+        run.workload.arrival = "open".to_owned();
+        run.workload.target_rate = Some(rate);
+        run.ops = (rate * 60.0) as u64;
+        run.curves = vec![curve("read_positive", rate, 60_000)];
+        run
+    };
+    let mut killed = of(5_000.0, "redb");
+    killed.notes.push("killed: out of memory under the cap".to_owned());
+    (killed.ops, killed.curves) = (0, Vec::new());
+    let (_, markdown) = report(&[of(5_000.0, "lmdb"), of(500.0, "lmdb"), of(500.0, "redb"), killed]);
+    let rates = markdown.split("Query: latency by the rate asked for").nth(1).unwrap();
+    let (slow, fast) = (rates.find("open loop at 500 /s"), rates.find("open loop at 5,000 /s"));
+    assert!(slow.unwrap() < fast.unwrap(), "{rates}");
+    assert!(rates.contains("| achieved | 5,000 /s (1 run) | – † |"), "{rates}");
+    assert!(markdown.contains("killed: out of memory under the cap (query query, redb"), "{markdown}");
 }
 
 #[test]
