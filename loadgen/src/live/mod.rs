@@ -300,7 +300,7 @@ fn directory_digest(program: &Path, dir: &Path) -> Result<String> {
 
 fn report(args: &LiveArgs, outcome: &Outcome, cap: &Cap, verified: Option<String>) -> Value {
     json!({
-        "version": env!("CARGO_PKG_VERSION"),
+        "program": crate::result::program(),
         "machine": probe::machine(args.dir.as_deref().unwrap_or(Path::new("/"))),
         "engine": {
             "kind": args.engine, "bloom": args.bloom, "profile": args.profile,
