@@ -13,7 +13,7 @@ BIN := $(CARGO_TARGET_DIR)/release
 
 # The engines to compile in: all for tests and checks, one for the demo. RocksDB's C++ is linked from the copy
 # that engines/rocksdb/static-lib.sh keeps, and only where it is asked for.
-ALL_ENGINES := rocksdb lmdb redb
+ALL_ENGINES := rocksdb lmdb redb strata
 demo: ENGINES := $(ENGINE)
 ENGINES ?= $(ALL_ENGINES)
 comma := ,
@@ -26,7 +26,7 @@ CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(e
 
 help: ## Lists the targets.
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  ENGINE=rocksdb|lmdb|redb PAIRS=$(PAIRS) EVENTS=$(EVENTS) BLOOM=$(BLOOM) SEED=$(SEED) set the demo"
+	@echo "  ENGINE=rocksdb|lmdb|redb|strata PAIRS=$(PAIRS) EVENTS=$(EVENTS) BLOOM=$(BLOOM) SEED=$(SEED) set the demo"
 
 setup: ## Installs what the build needs (a C++ compiler; libclang for RocksDB's bindings).
 	@ENGINES="$(ENGINES)" .ci/setup

@@ -19,7 +19,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 if [ ! -f "$OUT/query.jsonl" ]; then
     pairs=2000000
-    for engine in rocksdb lmdb redb; do
+    for engine in rocksdb lmdb redb strata; do
         "$BIN/bootstrap" --engine "$engine" --dir "$work/store" --pairs "$pairs" --order sorted >/dev/null 2>&1
         # Lookups alone: nothing listens on the stream's port, and the service goes on trying.
         "$BIN/service" --engine "$engine" --dir "$work/store" --geyser http://127.0.0.1:9 --listen 127.0.0.1:17400 \

@@ -279,6 +279,8 @@ fn disk_estimate(args: &LoadArgs, records: u64) -> u64 {
         EngineKind::Rocksdb => 120,
         EngineKind::Lmdb => 110,
         EngineKind::Redb => 130,
+        // Twice the store while runs are merged.
+        EngineKind::Strata => 140,
     };
     let spilled = args.order == Order::Sorted || args.source.input.is_some();
     records * (per_pair + if spilled { crate::limits::RECORD_BYTES as u64 } else { 0 })

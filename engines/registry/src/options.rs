@@ -23,11 +23,13 @@ pub enum EngineKind {
     Lmdb,
     /// B-tree in Rust with its own cache: no C or C++ to build.
     Redb,
+    /// Sorted immutable runs with filters and directory in memory: one page read a get; in Rust, made for this map.
+    Strata,
 }
 
 impl EngineKind {
     /// Every engine, compiled in or not.
-    pub const ALL: [Self; 3] = [Self::Rocksdb, Self::Lmdb, Self::Redb];
+    pub const ALL: [Self; 4] = [Self::Rocksdb, Self::Lmdb, Self::Redb, Self::Strata];
 
     /// The name used on the command line, in files and for the cargo feature.
     pub fn as_str(self) -> &'static str {
@@ -35,6 +37,7 @@ impl EngineKind {
             Self::Rocksdb => "rocksdb",
             Self::Lmdb => "lmdb",
             Self::Redb => "redb",
+            Self::Strata => "strata",
         }
     }
 }
@@ -129,6 +132,7 @@ impl EngineOptions {
             (EngineKind::Rocksdb, Profile::Vanilla, _) => "rocksdb_bloom",
             (EngineKind::Lmdb, ..) => "lmdb",
             (EngineKind::Redb, ..) => "redb",
+            (EngineKind::Strata, ..) => "strata",
         }
     }
 

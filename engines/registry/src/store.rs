@@ -34,6 +34,8 @@ pub fn compiled() -> &'static [EngineKind] {
         EngineKind::Lmdb,
         #[cfg(feature = "redb")]
         EngineKind::Redb,
+        #[cfg(feature = "strata")]
+        EngineKind::Strata,
     ]
 }
 
@@ -260,6 +262,12 @@ fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> 
             let options =
                 engine_redb::RedbOptions { cache_bytes: options.division().cache_bytes, ..Default::default() };
             Ok(Box::new(engine_redb::RedbEngine::open(data, &options)?))
+        }
+        #[cfg(feature = "strata")]
+        EngineKind::Strata => {
+            let options =
+                engine_strata::StrataOptions { memory_bytes: options.division().cache_bytes, ..Default::default() };
+            Ok(Box::new(engine_strata::StrataEngine::open(data, &options)?))
         }
         #[allow(unreachable_patterns, reason = "the arm for engines left out of the build")]
         engine => refuse_unless_compiled(engine).and_then(|()| {

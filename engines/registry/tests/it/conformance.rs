@@ -22,12 +22,13 @@ const MEMORY: ByteSize = ByteSize::mib(64);
 /// The smallest map that options accept is 1 MiB; this one takes a few batches and is then full.
 const SMALL_MAP: ByteSize = ByteSize::mib(4);
 
-const COLUMNS: [Column; 5] = [
+const COLUMNS: [Column; 6] = [
     Column { name: "rocksdb", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Vanilla },
     Column { name: "rocksdb_bloom", engine: EngineKind::Rocksdb, bloom: Some(20), profile: Profile::Vanilla },
     Column { name: "rocksdb_tuned", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Tuned },
     Column { name: "lmdb", engine: EngineKind::Lmdb, bloom: None, profile: Profile::Vanilla },
     Column { name: "redb", engine: EngineKind::Redb, bloom: None, profile: Profile::Vanilla },
+    Column { name: "strata", engine: EngineKind::Strata, bloom: None, profile: Profile::Vanilla },
 ];
 
 impl Column {
@@ -89,6 +90,11 @@ mod lmdb {
 #[cfg(feature = "redb")]
 mod redb {
     ::conformance::suite!(super::column("redb"));
+}
+
+#[cfg(feature = "strata")]
+mod strata {
+    ::conformance::suite!(super::column("strata"));
 }
 
 #[test]

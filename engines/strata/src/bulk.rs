@@ -1,0 +1,77 @@
+//! Sorted input straight into the base run, and copies of a store.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use engine_api::{BulkLoad, Checkpoint, Error, ErrorKind, Key, Result, Value};
+
+use crate::cursor::{Cursor, Merged};
+use crate::engine::{Shared, StrataEngine};
+use crate::file::sync_dir;
+use crate::merge::{Flush, write};
+use crate::segment;
+use crate::version::{Run, Version};
+
+impl BulkLoad for StrataEngine {
+    fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        if let Some(at) = pairs.windows(2).position(|two| two[0].0 >= two[1].0) {
+            return Err(Error::new(
+                ErrorKind::FixInput,
+                format!("keys do not ascend: at={} of={}", at + 1, pairs.len()),
+            ));
+        }
+        let shared = &self.shared;
+        let mut writer = shared.writer()?;
+        shared.drain(&mut writer)?;
+        let last = shared.visible.load().version.last_key();
+        let Some((first, _)) = pairs.first() else { return shared.commit(&mut writer, &[], checkpoint, true) };
+        if last.is_some_and(|last| *first <= last) {
+            // The chunk of a load that was cut: it is there already, as a whole or in part.
+            let ops: Vec<_> = pairs.iter().map(|(key, value)| (*key, Some(*value))).collect();
+            return shared.commit(&mut writer, &ops, checkpoint, true);
+        }
+        let records: Vec<_> = pairs.iter().map(|(key, value)| (*key, Some(*value))).collect();
+        let mut list = Merged::new(vec![Cursor::List(records.into_iter())])?;
+        let written = write(shared, &mut list, true, Flush::Later)?;
+        let mut manifest = shared.install.lock();
+        let mut version = Version::clone(&shared.visible.load().version);
+        let segments = [&version.base.segments[..], &written].concat();
+        version.base = Arc::new(Run { segments });
+        shared
+            .install(
+                &mut manifest,
+                version,
+                |manifest| manifest.checkpoint = *checkpoint,
+                |visible| visible.checkpoint = *checkpoint,
+            )
+            .map_err(|e| if e.kind() == ErrorKind::FreeSpace { e } else { shared.poison(e) })
+    }
+}
+
+/// Copies the newest state into `dir`: the segments are linked where the file system can, for they never change.
+pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
+    let mut writer = shared.writer()?;
+    shared.drain(&mut writer)?;
+    let failed = |what: &Path, e: std::io::Error| {
+        Error::io(format!("cannot copy into the snapshot: file={} reason={e}", what.display()), e)
+    };
+    fs::create_dir(dir).map_err(|e| failed(dir, e))?;
+    // Held to the end: no merge may retire what is being linked.
+    let manifest = shared.install.lock();
+    let now = shared.visible.load_full();
+    for found in now.version.segments() {
+        let target = segment::path(dir, found.info.id);
+        if fs::hard_link(found.path(), &target).is_err() {
+            fs::copy(found.path(), &target).map_err(|e| failed(&target, e))?;
+            fs::File::open(&target).and_then(|file| file.sync_all()).map_err(|e| failed(&target, e))?;
+        }
+    }
+    let mut copy = manifest.clone();
+    copy.checkpoint = now.checkpoint;
+    // The copy's WAL starts anew, above every number that was given.
+    copy.next_id = shared.new_id() + 1;
+    copy.wal_floor = copy.next_id;
+    copy.write(dir)?;
+    sync_dir(dir)
+}

@@ -1,0 +1,90 @@
+//! Filter planes: blocked Bloom filters of 8 bits a key. Each plane is one by itself, of a hash of its own, so that
+//! as many are loaded as the memory allows, and their errors multiply.
+//!
+//! Owns: the bytes of a plane (FORMAT.md, "Filter plane"). Must not: do I/O.
+
+use engine_api::Key;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Planes of a segment.
+pub(crate) const PLANES: usize = 2;
+/// Bits a key in each plane.
+const BITS_PER_KEY: u64 = 8;
+/// A block is a cache line: one miss a plane.
+const BLOCK_BYTES: usize = 64;
+/// Bits set a key: near the optimum of 8 ln 2 for a filter of one block, where lines fill unevenly.
+const PROBES: u32 = 5;
+
+/// The hash of a key, from which every filter and memtable takes its own.
+pub(crate) fn hash(key: &Key) -> u64 {
+    xxh3_64(key)
+}
+
+/// Bytes of a plane for this many keys.
+pub(crate) fn plane_bytes(keys: u64) -> usize {
+    (keys * BITS_PER_KEY).div_ceil(8 * BLOCK_BYTES as u64).max(1) as usize * BLOCK_BYTES
+}
+
+/// Sets the bits of a key in plane `plane`.
+pub(crate) fn insert(bytes: &mut [u8], plane: usize, hash: u64) {
+    let (block, mut bits) = place(bytes.len(), plane, hash);
+    let block = &mut bytes[block..block + BLOCK_BYTES];
+    for _ in 0..PROBES {
+        block[(bits >> 3 & 63) as usize] |= 1 << (bits & 7);
+        bits >>= 9;
+    }
+}
+
+/// Whether a key may be among those inserted; never false for one that was.
+pub(crate) fn may_contain(bytes: &[u8], plane: usize, hash: u64) -> bool {
+    let (block, mut bits) = place(bytes.len(), plane, hash);
+    let block = &bytes[block..block + BLOCK_BYTES];
+    (0..PROBES).all(|_| {
+        let set = block[(bits >> 3 & 63) as usize] >> (bits & 7) & 1 == 1;
+        bits >>= 9;
+        set
+    })
+}
+
+/// The byte where a key's block begins, and the bits it sets there, nine a probe.
+fn place(length: usize, plane: usize, hash: u64) -> (usize, u64) {
+    let hash = mix(hash ^ (plane as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let blocks = (length / BLOCK_BYTES) as u128;
+    let block = ((u128::from(hash) * blocks) >> 64) as usize;
+    (block * BLOCK_BYTES, mix(hash))
+}
+
+/// The finaliser of MurmurHash3 (Appleby): a bijection on 64 bits.
+fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    let x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    x ^ (x >> 33)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_inserted_is_missed_and_errors_multiply() {
+        let keys = 100_000u64;
+        let hash_of = |n: u64| {
+            let mut key = [0; 32];
+            key[..8].copy_from_slice(&n.to_be_bytes());
+            hash(&key)
+        };
+        let mut planes = [vec![0; plane_bytes(keys)], vec![0; plane_bytes(keys)]];
+        for (n, plane) in planes.iter_mut().enumerate() {
+            (0..keys).for_each(|key| insert(plane, n, hash_of(key)));
+            assert!((0..keys).all(|key| may_contain(plane, n, hash_of(key))));
+        }
+        let errors = |both: bool| {
+            let absent = (keys..2 * keys).map(hash_of);
+            absent
+                .filter(|hash| may_contain(&planes[0], 0, *hash) && (!both || may_contain(&planes[1], 1, *hash)))
+                .count()
+        };
+        assert!((1000..4000).contains(&errors(false)), "one={} of 100,000", errors(false));
+        assert!(errors(true) < 200, "two={} of 100,000", errors(true));
+    }
+}

@@ -1,0 +1,70 @@
+//! strata behind [`engine_api`]: pairs of 32-byte keys and 32-byte values in sorted, immutable runs.
+//!
+//! Owns: the directory it is given; FORMAT.md beside this crate names every byte in it. Must not: know the marker file,
+//! the directory lock or any other engine. Threads: `strata-merge`, which writes runs and merges them; commits run on
+//! the thread of the transaction, gets on the reader's.
+//!
+//! # How it works
+//!
+//! ```text
+//! commit -> WAL (one record) -> memtable -> delta runs -> base run      a get asks from left to right
+//! ```
+//! - A **page** is 4 KiB: a header with a checksum, and 63 pairs in order. A **segment** is a file of pages with two
+//!   filter planes and a directory, which holds the first eight bytes of each page's first key. A **run** is a list of
+//!   segments with disjoint ranges. Nothing that is live is ever overwritten.
+//! - Filters and directory are in memory, so a get of an absent key nearly always ends there, and a get of a present
+//!   one reads one page. Pages are read past the page cache, which holds nothing of a store: the memory that is left is
+//!   given to whole segments instead, page by page as they are asked for (see [`StrataOptions::memory_bytes`]).
+//! - Readers never lock: each holds a snapshot, which is a version of the runs and a length of the memtable.
+//!
+//! # What a commit survives
+//!
+//! | | process killed | OS crash or power loss |
+//! |---|---|---|
+//! | `Buffered` | kept | the newest commits may be missing, whole; what is kept ends at a checkpoint |
+//! | `Synced` | kept | kept, provided the device honours a flush |
+//!
+//! `Buffered` writes the WAL and does not flush it; `Synced` adds one `fdatasync`. Recovery replays the WAL up to the
+//! first record that is not whole or not the next one.
+//!
+//! # When the disk is full
+//!
+//! `begin` looks at the free space and returns [`ErrorKind::FreeSpace`] below [`StrataOptions::disk_reserve_bytes`].
+//! A record of the WAL that does not fit is cut off by its checksum: the commit reports `FreeSpace`, and nothing of it
+//! was applied. Reads go on, and writes too once there is space; no restart is needed.
+//!
+//! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
+
+mod budget;
+mod bulk;
+mod cursor;
+mod engine;
+mod file;
+mod filter;
+mod manifest;
+mod mem;
+mod merge;
+mod page;
+mod reader;
+mod segment;
+mod txn;
+mod version;
+mod wal;
+
+pub use engine::StrataEngine;
+
+/// How strata is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StrataOptions {
+    /// Bytes for everything that is held in memory: memtables (an eighth), directories, filter planes as far as they
+    /// fit, and pages with what is left.
+    pub memory_bytes: u64,
+    /// Free space that `begin` insists on, in bytes: room for a WAL and a flush.
+    pub disk_reserve_bytes: u64,
+}
+
+impl Default for StrataOptions {
+    fn default() -> Self {
+        Self { memory_bytes: 256 << 20, disk_reserve_bytes: 64 << 20 }
+    }
+}

@@ -1,0 +1,195 @@
+//! The manifest: which segments make the runs, from where the WAL is to be replayed, what the runs stand for.
+//!
+//! Owns: its bytes (FORMAT.md, "Manifest"). It is replaced as a whole: a crash leaves the old one or the new one.
+
+use std::fs;
+use std::io::ErrorKind as Io;
+use std::path::Path;
+
+use engine_api::{Checkpoint, Error, ErrorKind, Key, Result};
+
+use crate::file::replace;
+use crate::segment::SegmentInfo;
+
+const NAME: &str = "MANIFEST";
+const MAGIC: [u8; 8] = *b"stratamf";
+const VERSION: u32 = 1;
+const SEGMENT_BYTES: usize = 24 + 64;
+
+/// What a manifest says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Manifest {
+    /// The next file's number; never given twice.
+    pub(crate) next_id: u64,
+    /// WAL files below this are in the runs.
+    pub(crate) wal_floor: u64,
+    /// The number of the last batch that is in the runs.
+    pub(crate) batch: u64,
+    /// What the runs stand for.
+    pub(crate) checkpoint: Checkpoint,
+    /// Deltas, newest first, then the base, which may be empty.
+    pub(crate) runs: Vec<Vec<SegmentInfo>>,
+}
+
+impl Manifest {
+    /// Reads the manifest of `dir`; `None` for a new store.
+    pub(crate) fn read(dir: &Path) -> Result<Option<Self>> {
+        let path = dir.join(NAME);
+        match fs::read(&path) {
+            Ok(bytes) => Self::decode(&bytes)
+                .map(Some)
+                .map_err(|e| Error::new(e.kind(), format!("manifest cannot be used: file={} {e}", path.display()))),
+            Err(e) if e.kind() == Io::NotFound => Ok(None),
+            Err(e) => Err(Error::io(format!("cannot read file={} reason={e}", path.display()), e)),
+        }
+    }
+
+    /// Replaces the manifest of `dir`.
+    pub(crate) fn write(&self, dir: &Path) -> Result<()> {
+        replace(&dir.join(NAME), &self.encode())
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0; 4];
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&MAGIC);
+        for word in [self.next_id, self.wal_floor, self.batch] {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+        out.extend_from_slice(&self.checkpoint.encode());
+        out.extend_from_slice(&(self.runs.len() as u64).to_le_bytes());
+        for run in &self.runs {
+            out.extend_from_slice(&(run.len() as u64).to_le_bytes());
+            for segment in run {
+                for word in [segment.id, segment.records, segment.tombstones] {
+                    out.extend_from_slice(&word.to_le_bytes());
+                }
+                out.extend_from_slice(&segment.first);
+                out.extend_from_slice(&segment.last);
+            }
+        }
+        let crc = crc32c::crc32c(&out[4..]);
+        out[..4].copy_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// Decodes any bytes: a manifest, or an error.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
+        let mut input = Input(bytes);
+        let crc = u32::from_le_bytes(input.take()?);
+        if crc != crc32c::crc32c(input.0) {
+            return Err(damaged("wrong checksum"));
+        }
+        let version = u32::from_le_bytes(input.take()?);
+        if input.take::<8>()? != MAGIC {
+            return Err(damaged("not a manifest"));
+        }
+        if version > VERSION {
+            return Err(Error::new(
+                ErrorKind::FixInput,
+                format!("written by a newer strata: version={version} known={VERSION}"),
+            ));
+        }
+        let (next_id, wal_floor, batch) = (input.word()?, input.word()?, input.word()?);
+        let checkpoint = Checkpoint::decode(&input.take::<{ Checkpoint::BYTES }>()?)?;
+        let mut runs = Vec::new();
+        for _ in 0..input.count(8)? {
+            let mut run: Vec<SegmentInfo> = Vec::new();
+            for _ in 0..input.count(SEGMENT_BYTES)? {
+                let (id, records, tombstones) = (input.word()?, input.word()?, input.word()?);
+                let (first, last): (Key, Key) = (input.take()?, input.take()?);
+                let after = run.last().is_none_or(|before| before.last < first);
+                if first > last || !after || id >= next_id {
+                    return Err(damaged("segments out of order"));
+                }
+                run.push(SegmentInfo { id, records, tombstones, first, last });
+            }
+            runs.push(run);
+        }
+        if runs.is_empty() || !input.0.is_empty() {
+            return Err(damaged("wrong length"));
+        }
+        Ok(Self { next_id, wal_floor, batch, checkpoint, runs })
+    }
+}
+
+fn damaged(why: &str) -> Error {
+    Error::new(ErrorKind::DataDamaged, why.to_owned())
+}
+
+/// Bytes that are taken from the front.
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or_else(|| damaged("too short"))?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    fn word(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.take()?))
+    }
+
+    /// A count of things of at least `bytes` each: never more than there are bytes for.
+    fn count(&mut self, bytes: usize) -> Result<u64> {
+        let count = self.word()?;
+        if count > (self.0.len() / bytes) as u64 {
+            return Err(damaged("a count beyond the end"));
+        }
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sample() -> Manifest {
+        let segment = |id: u64, n: u8| SegmentInfo { id, records: 5, tombstones: 1, first: [n; 32], last: [n + 1; 32] };
+        Manifest {
+            next_id: 9,
+            wal_floor: 4,
+            batch: 17,
+            checkpoint: Checkpoint { seq: 3, slot: Some(8), ..Checkpoint::default() },
+            runs: vec![vec![segment(1, 1)], vec![segment(2, 1), segment(3, 7)], vec![]],
+        }
+    }
+
+    #[test]
+    fn what_is_encoded_is_decoded_and_a_flipped_bit_is_not() {
+        let bytes = sample().encode();
+        assert_eq!(Manifest::decode(&bytes).expect("whole"), sample());
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(Manifest::decode(&flipped).is_err());
+        }
+    }
+
+    #[test]
+    fn a_newer_version_is_named() {
+        let mut bytes = sample().encode();
+        bytes[4] = 2;
+        let crc = crc32c::crc32c(&bytes[4..]);
+        bytes[..4].copy_from_slice(&crc.to_le_bytes());
+        let error = Manifest::decode(&bytes).expect_err("newer");
+        assert_eq!(error.kind(), ErrorKind::FixInput);
+        assert!(error.to_string().contains("version=2"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_manifest_or_an_error(mut bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = Manifest::decode(&bytes);
+            if bytes.len() > 4 {
+                // Also behind a right checksum.
+                let crc = crc32c::crc32c(&bytes[4..]);
+                bytes[..4].copy_from_slice(&crc.to_le_bytes());
+                let _ = Manifest::decode(&bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The memtable: pairs in the order they were committed, found through a hash table of chains.
+//!
+//! Owns: memory that one writer appends to and any number of readers read without a lock. Must not: do I/O.
+//! Threads: one writer at a time (the engine's writer lock), readers on any thread.
+//!
+//! A reader's snapshot is a length: it ignores entries from there on. An entry is written once, before the chain that
+//! leads to it, and never changed; the newest of a key comes first in its chain.
+
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use engine_api::{Key, Value};
+
+/// What an entry takes, its share of the table included, in bytes.
+pub(crate) const ENTRY_BYTES: u64 = (size_of::<Entry>() + 2 * size_of::<AtomicU32>()) as u64;
+
+/// No entry: indexes in chains are counted from 1.
+const NONE: u32 = 0;
+
+#[derive(Clone, Copy)]
+struct Entry {
+    key: Key,
+    value: Option<Value>,
+    /// The one before it in its chain, counted from 1.
+    previous: u32,
+}
+
+/// A memtable with a fixed capacity.
+pub(crate) struct Mem {
+    entries: Box<[UnsafeCell<MaybeUninit<Entry>>]>,
+    heads: Box<[AtomicU32]>,
+}
+
+// SAFETY: an entry is written once, by the only writer, before its index is released through a head (or through the
+// snapshot that carries the length); readers only reach entries they have acquired that way and never write.
+unsafe impl Sync for Mem {}
+// SAFETY: owned memory without ties to a thread.
+unsafe impl Send for Mem {}
+
+impl Mem {
+    pub(crate) fn new(capacity: usize) -> Self {
+        let buckets = (capacity * 2).next_power_of_two();
+        let mut entries = Vec::with_capacity(capacity);
+        entries.resize_with(capacity, || UnsafeCell::new(MaybeUninit::uninit()));
+        let heads = (0..buckets).map(|_| AtomicU32::new(NONE)).collect();
+        Self { entries: entries.into_boxed_slice(), heads }
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Writes entry `index`, which is the number of entries so far. Call it on one thread at a time.
+    pub(crate) fn append(&self, index: usize, hash: u64, key: &Key, value: Option<Value>) {
+        let head = self.head(hash);
+        // ORDERING: Relaxed: only this writer changes heads.
+        let entry = Entry { key: *key, value, previous: head.load(Ordering::Relaxed) };
+        // SAFETY: entries from `index` on are reached by nobody: no head names them, and no reader's length includes
+        // them; the engine's writer lock keeps other writers out.
+        unsafe { (*self.entries[index].get()).write(entry) };
+        // ORDERING: Release pairs with the Acquire in `get`: whoever sees the index sees the entry.
+        head.store(index as u32 + 1, Ordering::Release);
+    }
+
+    /// The newest value of `key` among the first `length` entries: `Some(None)` is a deletion.
+    pub(crate) fn get(&self, length: usize, hash: u64, key: &Key) -> Option<Option<Value>> {
+        // ORDERING: Acquire: see `append`.
+        let mut at = self.head(hash).load(Ordering::Acquire);
+        while at != NONE {
+            let index = at as usize - 1;
+            // SAFETY: the index was acquired from a head, or stands in an entry written before that one.
+            let entry = unsafe { (*self.entries[index].get()).assume_init_ref() };
+            if index < length && entry.key == *key {
+                return Some(entry.value);
+            }
+            at = entry.previous;
+        }
+        None
+    }
+
+    /// The first `length` entries in order of their keys, the newest of each. `length` must have been acquired with a
+    /// snapshot.
+    pub(crate) fn sorted(&self, length: usize) -> Vec<(Key, Option<Value>)> {
+        let mut order: Vec<u32> = (0..length as u32).collect();
+        order.sort_unstable_by(|a, b| {
+            let by_key = self.entry(*a).key.cmp(&self.entry(*b).key);
+            by_key.then(b.cmp(a))
+        });
+        let mut last: Option<Key> = None;
+        let mut out = Vec::with_capacity(length);
+        for index in order {
+            let entry = self.entry(index);
+            if last != Some(entry.key) {
+                last = Some(entry.key);
+                out.push((entry.key, entry.value));
+            }
+        }
+        out
+    }
+
+    fn entry(&self, index: u32) -> &Entry {
+        // SAFETY: callers stay below a length that came with a snapshot, which was released after these were written.
+        unsafe { (*self.entries[index as usize].get()).assume_init_ref() }
+    }
+
+    fn head(&self, hash: u64) -> &AtomicU32 {
+        // The low bits: filters use the high ones.
+        &self.heads[hash as usize & (self.heads.len() - 1)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::hash;
+
+    #[test]
+    fn a_snapshot_sees_what_was_there_at_its_length() {
+        let mem = Mem::new(8);
+        let (a, b) = ([1; 32], [2; 32]);
+        let set = |index, key: &Key, value| mem.append(index, hash(key), key, value);
+        set(0, &a, Some([10; 32]));
+        set(1, &b, Some([20; 32]));
+        set(2, &a, None);
+        set(3, &a, Some([11; 32]));
+        let get = |length, key: &Key| mem.get(length, hash(key), key);
+        assert_eq!((get(0, &a), get(1, &a), get(1, &b)), (None, Some(Some([10; 32])), None));
+        assert_eq!((get(3, &a), get(4, &a)), (Some(None), Some(Some([11; 32]))));
+        assert_eq!(mem.sorted(3), [(a, None), (b, Some([20; 32]))]);
+        assert_eq!(mem.sorted(4), [(a, Some([11; 32])), (b, Some([20; 32]))]);
+    }
+}

@@ -1,0 +1,283 @@
+//! The merging thread: memtables into delta runs, small delta runs into larger ones, all of them into the base.
+//!
+//! Owns: when something is merged. Must not: be waited for by a reader. Runs on `strata-merge`; `settle` asks it.
+//!
+//! Delta runs of a like size are merged four at a time, so a pair is rewritten once for each fourfold growth. Once the
+//! deltas hold half as much as the base, they are merged into it, a group of segments at a time: each group is
+//! installed by itself, so the space that a merge takes on top is that of a group.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine_api::{Error, ErrorKind, Key, Result};
+
+use crate::cursor::{Cursor, Merged, RunCursor};
+use crate::engine::Shared;
+use crate::filter::hash;
+use crate::segment::{SEGMENT_RECORDS, Segment, SegmentWriter};
+use crate::version::{Run, Version};
+use crate::wal;
+
+/// Delta runs of one size before they are merged.
+const FANOUT: usize = 4;
+/// The base is merged once the deltas hold this part of it (one in), or this many memtables while it is small.
+const BASE_SHARE: u64 = 2;
+const DELTA_MEMS_MIN: u64 = 16;
+/// WAL files that are kept to be overwritten.
+const SPARES: usize = 2;
+/// A round that failed is tried again after this, or when asked.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The thread.
+pub(crate) fn run(shared: &Shared) {
+    // Merging yields to gets and commits. Without the right to it, it runs as everything else does.
+    // SAFETY: setpriority takes no pointers; 0 names the calling thread.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 10) };
+    loop {
+        let settle = {
+            let mut work = shared.work.lock();
+            let idle = |work: &crate::engine::Work| {
+                !work.stop && !work.settle && (work.failed.is_some() || shared.visible.load().frozen.is_empty())
+            };
+            if idle(&work) {
+                if work.failed.is_some() {
+                    shared.wake.wait_for(&mut work, RETRY);
+                } else {
+                    shared.wake.wait(&mut work);
+                }
+            }
+            if work.stop {
+                return;
+            }
+            work.settle
+        };
+        let outcome = round(shared, settle);
+        let mut work = shared.work.lock();
+        if work.stop {
+            // A merge that was cut short is done again after the next opening.
+            return;
+        }
+        if outcome.is_ok() && settle {
+            work.settle = false;
+        }
+        work.failed = outcome.err().map(|error| {
+            let error = if error.kind() == ErrorKind::FreeSpace { error } else { shared.poison(error) };
+            (error.kind(), error.to_string())
+        });
+        if work.failed.is_some() {
+            work.settle = false;
+        }
+        work.rounds += 1;
+        shared.done.notify_all();
+    }
+}
+
+/// Merges everything into the base and waits for it. The caller has drained the memtables.
+pub(crate) fn settle(shared: &Shared) -> Result<()> {
+    let mut work = shared.work.lock();
+    work.settle = true;
+    let since = work.rounds;
+    shared.wake.notify_all();
+    while work.settle || work.rounds == since {
+        shared.done.wait(&mut work);
+    }
+    match &work.failed {
+        Some((kind, why)) => Err(Error::new(*kind, why.clone())),
+        None => Ok(()),
+    }
+}
+
+fn round(shared: &Shared, settle: bool) -> Result<()> {
+    while flush_oldest(shared)? {
+        if !settle {
+            merge_deltas(shared)?;
+        }
+    }
+    let (deltas, base, memtable) = {
+        let now = shared.visible.load();
+        let deltas: u64 = now.version.deltas.iter().map(|run| run.records()).sum();
+        (deltas, now.version.base.records(), now.active.capacity() as u64)
+    };
+    let full = deltas >= (base / BASE_SHARE).max(DELTA_MEMS_MIN * memtable);
+    if deltas > 0 && (settle || full) {
+        merge_base(shared)?;
+    }
+    Ok(())
+}
+
+/// Makes a delta run of the oldest frozen memtable, whose WAL is free then; false when there is none.
+fn flush_oldest(shared: &Shared) -> Result<bool> {
+    // The guard of `visible` is given back at once: readers keep what they see.
+    let oldest = shared.visible.load().frozen.last().cloned();
+    let Some(frozen) = oldest else { return Ok(false) };
+    let records = frozen.mem.sorted(frozen.length);
+    let mut list = Merged::new(vec![Cursor::List(records.into_iter())])?;
+    let segments = write(shared, &mut list, false, Flush::Later)?;
+    let mut manifest = shared.install.lock();
+    let mut version = Version::clone(&shared.visible.load().version);
+    if !segments.is_empty() {
+        version.deltas.insert(0, Arc::new(Run { segments }));
+    }
+    let before = manifest.wal_floor;
+    shared.install(
+        &mut manifest,
+        version,
+        |manifest| {
+            manifest.wal_floor = frozen.wal_id + 1;
+            manifest.batch = frozen.batch;
+            manifest.checkpoint = frozen.checkpoint;
+        },
+        |visible| {
+            visible.frozen.pop();
+        },
+    )?;
+    drop(manifest);
+    let mut work = shared.work.lock();
+    for path in (before..=frozen.wal_id).map(|id| wal::path(&shared.dir, id)).filter(|path| path.exists()) {
+        if work.spare.len() < SPARES {
+            work.spare.push(path);
+        } else {
+            // One that stays is removed by the next opening.
+            std::fs::remove_file(path).ok();
+        }
+    }
+    // Under the lock that waiters look under: none misses it.
+    shared.done.notify_all();
+    Ok(true)
+}
+
+/// Merges the newest delta runs while there are enough of one size.
+fn merge_deltas(shared: &Shared) -> Result<()> {
+    loop {
+        let (deltas, memtable) = {
+            let now = shared.visible.load();
+            (now.version.deltas.clone(), now.active.capacity() as u64)
+        };
+        let Some(count) = like_sized(&deltas, memtable) else { return Ok(()) };
+        let merged = &deltas[..count];
+        let cursors = merged.iter().map(|run| Cursor::Run(RunCursor::new(run, &[0; 32], None))).collect();
+        let segments = write(shared, &mut Merged::new(cursors)?, false, Flush::Meanwhile)?;
+        let mut manifest = shared.install.lock();
+        let mut version = Version::clone(&shared.visible.load().version);
+        // Newer runs may have been flushed meanwhile, and stand before these.
+        let start = version.deltas.iter().position(|run| Arc::ptr_eq(run, &merged[0])).unwrap_or(0);
+        version.deltas.splice(start..start + count, [Arc::new(Run { segments })]);
+        shared.install(&mut manifest, version, |_| (), |_| ())?;
+    }
+}
+
+/// How many of the newest runs are to be merged: all up to the last of at least [`FANOUT`] of one tier.
+fn like_sized(deltas: &[Arc<Run>], memtable: u64) -> Option<usize> {
+    let tier = |run: &Arc<Run>| (run.records() / memtable.max(1)).max(1).ilog2() / FANOUT.ilog2();
+    let mut end = 0;
+    while end < deltas.len() {
+        let of = tier(&deltas[end]);
+        let count = deltas[end..].iter().take_while(|run| tier(run) <= of).count();
+        if count >= FANOUT {
+            return Some(end + count);
+        }
+        end += count;
+    }
+    None
+}
+
+/// Merges all delta runs into the base, one group of its segments after the other.
+fn merge_base(shared: &Shared) -> Result<()> {
+    let deltas = shared.visible.load().version.deltas.clone();
+    let mut from: Key = [0; 32];
+    loop {
+        let base = Arc::clone(&shared.visible.load().version.base);
+        let start = base.segments.partition_point(|segment| segment.info.last < from);
+        let (mut end, mut records) = (start, 0);
+        while let Some(segment) = base.segments.get(end)
+            && (end == start || records + segment.info.records <= SEGMENT_RECORDS)
+        {
+            records += segment.info.records;
+            end += 1;
+        }
+        let to = base.segments.get(end).map(|segment| segment.info.first);
+        let group = Arc::new(Run { segments: base.segments[start..end].to_vec() });
+        let mut cursors: Vec<Cursor> = deltas.iter().map(|run| Cursor::Run(RunCursor::new(run, &from, to))).collect();
+        cursors.push(Cursor::Run(RunCursor::new(&group, &from, to)));
+        let written = write(shared, &mut Merged::new(cursors)?, true, Flush::Meanwhile)?;
+        replace_group(shared, &group, written, to.is_none().then_some(&deltas[..]))?;
+        match to {
+            Some(to) => from = to,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Puts `written` in the place of `group` in the base; `done` are the deltas that are wholly in the base now.
+fn replace_group(shared: &Shared, group: &Run, written: Vec<Arc<Segment>>, done: Option<&[Arc<Run>]>) -> Result<()> {
+    let mut manifest = shared.install.lock();
+    let mut version = Version::clone(&shared.visible.load().version);
+    let mut segments = version.base.segments.clone();
+    segments.retain(|segment| !group.segments.iter().any(|merged| Arc::ptr_eq(segment, merged)));
+    segments.extend(written);
+    segments.sort_by_key(|segment| segment.info.first);
+    version.base = Arc::new(Run { segments });
+    // Runs that were flushed meanwhile are newer and stay.
+    version.deltas.retain(|run| !done.is_some_and(|done| done.iter().any(|merged| Arc::ptr_eq(run, merged))));
+    shared.install(&mut manifest, version, |_| (), |_| ())
+}
+
+/// Whether memtables are flushed while something else is written, so that commits never wait for a merge.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flush {
+    /// By whoever calls.
+    Later,
+    /// Every so many records.
+    Meanwhile,
+}
+
+/// Records written between two looks at the memtables: some ten milliseconds.
+const FLUSH_CHECK_RECORDS: u64 = 1 << 16;
+
+/// Writes records as segments; the base has no tombstones.
+pub(crate) fn write(shared: &Shared, records: &mut Merged, base: bool, flush: Flush) -> Result<Vec<Arc<Segment>>> {
+    let mut segments = Vec::new();
+    let written = write_into(shared, records, base, flush, &mut segments);
+    if written.is_err() {
+        // No manifest will name them.
+        segments.iter().for_each(|segment| segment.retire());
+    }
+    written.map(|()| segments)
+}
+
+fn write_into(
+    shared: &Shared,
+    records: &mut Merged,
+    base: bool,
+    flush: Flush,
+    segments: &mut Vec<Arc<Segment>>,
+) -> Result<()> {
+    let mut writer: Option<SegmentWriter> = None;
+    let mut seen = 0u64;
+    while let Some((key, value)) = records.next()? {
+        seen += 1;
+        if flush == Flush::Meanwhile && seen.is_multiple_of(FLUSH_CHECK_RECORDS) {
+            if shared.work.lock().stop {
+                return Err(Error::new(ErrorKind::Retry, "the store is being closed"));
+            }
+            flush_oldest(shared)?;
+        }
+        if base && value.is_none() {
+            continue;
+        }
+        let open = match &mut writer {
+            Some(open) => open,
+            None => writer.insert(SegmentWriter::create(&shared.dir, shared.new_id())?),
+        };
+        open.push(&key, hash(&key), value.as_ref())?;
+        if open.records() == SEGMENT_RECORDS
+            && let Some(full) = writer.take()
+        {
+            segments.push(shared.open_segment(full.finish()?)?);
+        }
+    }
+    if let Some(last) = writer {
+        segments.push(shared.open_segment(last.finish()?)?);
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! The write transaction: distinct keys in the order they were first written, applied as one batch.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use engine_api::{Checkpoint, Durability, Key, Result, Value, WriteTxn};
+use parking_lot::MutexGuard;
+
+use crate::engine::{Shared, Writer};
+use crate::file::PageBuffer;
+use crate::filter::hash;
+
+pub(crate) struct StrataTxn<'e> {
+    shared: &'e Shared,
+    writer: MutexGuard<'e, Writer>,
+    ops: Vec<(Key, Option<Value>)>,
+    /// Where each key stands in `ops`.
+    places: HashMap<Key, usize, Hashed>,
+    buffer: PageBuffer,
+}
+
+/// Keys are hashed as everywhere in this engine.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Hashed(u64);
+
+impl std::hash::BuildHasher for Hashed {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        Self(0)
+    }
+}
+
+impl std::hash::Hasher for Hashed {
+    fn write(&mut self, bytes: &[u8]) {
+        if let Ok(key) = bytes.try_into() {
+            self.0 = hash(key);
+        }
+    }
+
+    fn write_usize(&mut self, _length: usize) {}
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+impl<'e> StrataTxn<'e> {
+    pub(crate) fn new(shared: &'e Shared, writer: MutexGuard<'e, Writer>) -> Self {
+        Self { shared, writer, ops: Vec::new(), places: HashMap::default(), buffer: PageBuffer::new(1) }
+    }
+
+    fn set(&mut self, key: &Key, value: Option<Value>) {
+        match self.places.entry(*key) {
+            Entry::Occupied(place) => self.ops[*place.get()].1 = value,
+            Entry::Vacant(place) => {
+                place.insert(self.ops.len());
+                self.ops.push((*key, value));
+            }
+        }
+    }
+}
+
+impl WriteTxn for StrataTxn<'_> {
+    fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+        match self.places.get(key) {
+            Some(place) => Ok(self.ops[*place].1),
+            None => self.shared.visible.load().get(key, &mut self.buffer),
+        }
+    }
+
+    fn put(&mut self, key: &Key, value: &Value) -> Result<()> {
+        self.set(key, Some(*value));
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &Key) -> Result<()> {
+        self.set(key, None);
+        Ok(())
+    }
+
+    fn commit(mut self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
+        let synced = durability == Durability::Synced;
+        self.shared.commit(&mut self.writer, &self.ops, checkpoint, synced)
+    }
+}
