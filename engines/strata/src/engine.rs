@@ -26,21 +26,18 @@ use crate::budget::Budget;
 use crate::file::{PageBuffer, disk_bytes, free_bytes, sync_dir};
 use crate::filter::{PLANES, hash};
 use crate::manifest::Manifest;
-use crate::mem::{ENTRY_BYTES, Mem};
+use crate::mem::Mem;
 use crate::merge;
 use crate::page::RECORD_BYTES;
 use crate::reader::StrataReader;
-use crate::segment::{ReadCounts, Segment, SegmentInfo};
+use crate::recover::{Recovered, recover};
+use crate::segment::{Reads, Segment, SegmentInfo};
 use crate::txn::StrataTxn;
-use crate::version::{Run, Version};
-use crate::wal::{self, Wal};
+use crate::version::Version;
+use crate::wal::Wal;
 
 /// Memtables that wait for their flush before commits have to wait: one is being written, one is next.
 pub(crate) const FROZEN_MAX: usize = 2;
-/// An eighth of the memory is for the memtables, the active one and those that are frozen.
-const MEM_SHARE: u64 = 8;
-const MEM_RECORDS_MIN: u64 = 16 << 10;
-const MEM_RECORDS_MAX: u64 = 1 << 20;
 /// A WAL of batches that change nothing ends at this size, so that it cannot grow for ever.
 const WAL_BYTES_MAX: u64 = 256 << 20;
 
@@ -59,7 +56,9 @@ pub(crate) struct Shared {
     publish: Mutex<()>,
     poisoned: AtomicBool,
     pub(crate) budget: Arc<Budget>,
-    pub(crate) counts: Arc<ReadCounts>,
+    pub(crate) reads: Arc<Reads>,
+    /// A segment is given room for its pages while this much memory is left beside it.
+    pages_beside_bytes: u64,
     mem_records: usize,
     reserve_bytes: u64,
     pub(crate) work: Mutex<Work>,
@@ -129,7 +128,7 @@ impl StrataEngine {
                 manifest
             }
         };
-        let shared = Arc::new(recover(dir, options, manifest)?);
+        let shared = Arc::new(Shared::new(dir, options, recover(dir, options, manifest)?));
         let merging = Arc::clone(&shared);
         let merger = std::thread::Builder::new()
             .name("strata-merge".to_owned())
@@ -206,6 +205,31 @@ impl Engine for StrataEngine {
 }
 
 impl Shared {
+    fn new(dir: &Path, options: &StrataOptions, found: Recovered) -> Self {
+        let Recovered { visible, wal, batch, manifest, budget, reads, pages_beside_bytes, mem_records, next_id } =
+            found;
+        Self {
+            dir: dir.to_owned(),
+            visible: ArcSwap::from_pointee(visible),
+            writer: Mutex::new(Writer { wal, batch }),
+            install: Mutex::new(manifest),
+            publish: Mutex::new(()),
+            poisoned: AtomicBool::new(false),
+            budget,
+            reads,
+            pages_beside_bytes,
+            mem_records,
+            // Room for a WAL and the run that it becomes.
+            reserve_bytes: options.disk_reserve_bytes.max(3 * mem_records as u64 * RECORD_BYTES as u64),
+            work: Mutex::new(Work::default()),
+            wake: Condvar::new(),
+            done: Condvar::new(),
+            next_id: AtomicU64::new(next_id),
+            written_bytes: AtomicU64::new(0),
+            stalls: AtomicU64::new(0),
+        }
+    }
+
     /// The writer lock, unless writing is refused.
     pub(crate) fn writer(&self) -> Result<MutexGuard<'_, Writer>> {
         let writer = self.writer.lock();
@@ -343,9 +367,11 @@ impl Shared {
 
     /// Opens a segment that was just written.
     pub(crate) fn open_segment(&self, info: SegmentInfo) -> Result<Arc<Segment>> {
-        let segment = Segment::open(&self.dir, info, &self.budget, &self.counts)?;
+        let segment = Segment::open(&self.dir, info, &self.budget, &self.reads)?;
         (1..PLANES).try_for_each(|plane| segment.load_plane(plane, &self.budget))?;
-        segment.make_resident(&self.budget);
+        if self.budget.left_bytes() >= segment.page_bytes().saturating_add(self.pages_beside_bytes) {
+            segment.make_resident(&self.budget);
+        }
         // ORDERING: Relaxed: a statistic.
         self.written_bytes.fetch_add(u64::from(segment.pages()) * 4096, Ordering::Relaxed);
         Ok(segment)
@@ -406,8 +432,8 @@ impl Shared {
                 ("delta_records", deltas),
                 ("base_records", now.version.base.records()),
                 ("segments", now.version.segments().count() as u64),
-                ("page_reads", read(&self.counts.page_reads)),
-                ("filter_errors", read(&self.counts.filter_errors)),
+                ("page_reads", read(&self.reads.page_reads)),
+                ("filter_errors", read(&self.reads.filter_errors)),
                 ("segment_written_bytes", read(&self.written_bytes)),
                 ("write_stalls", read(&self.stalls)),
                 ("memory_left_bytes", self.budget.left_bytes()),
@@ -430,96 +456,4 @@ impl Visible {
         }
         self.version.get(key, hash, buffer)
     }
-}
-
-/// Runs from the manifest, batches behind them from the WAL; files that nothing names are removed.
-fn recover(dir: &Path, options: &StrataOptions, manifest: Manifest) -> Result<Shared> {
-    let mem_bytes = options.memory_bytes / MEM_SHARE;
-    let per_mem = mem_bytes / ENTRY_BYTES / (FROZEN_MAX as u64 + 1);
-    let mem_records = per_mem.clamp(MEM_RECORDS_MIN, MEM_RECORDS_MAX) as usize;
-    let budget = Budget::new(options.memory_bytes.saturating_sub(mem_bytes));
-    let counts = Arc::new(ReadCounts::default());
-    let version = open_version(dir, &manifest, &budget, &counts)?;
-    let (wals, highest) = clean_up(dir, &manifest)?;
-    let mut ops: Vec<(Key, Option<Value>)> = Vec::new();
-    let (mut batch, mut checkpoint) = (manifest.batch, manifest.checkpoint);
-    for id in &wals {
-        batch = wal::replay(&wal::path(dir, *id), *id, batch + 1, |_, replayed| {
-            checkpoint = replayed.checkpoint;
-            ops.extend(replayed.ops);
-            Ok(())
-        })? - 1;
-    }
-    let next_id = manifest.next_id.max(highest + 1);
-    let mem = Mem::new(ops.len().max(mem_records));
-    ops.iter().enumerate().for_each(|(index, (key, value))| mem.append(index, hash(key), key, *value));
-    let mem = Arc::new(mem);
-    let wal = Wal::create(dir, next_id, None)?;
-    // What was replayed keeps its files until it is flushed: it is frozen at once, behind a new active memtable.
-    let frozen = wals
-        .last()
-        .map(|last| Arc::new(Frozen { mem: Arc::clone(&mem), length: ops.len(), wal_id: *last, batch, checkpoint }));
-    let visible = Visible {
-        active: Arc::new(Mem::new(mem_records)),
-        length: 0,
-        frozen: frozen.into_iter().collect(),
-        version: Arc::new(version),
-        checkpoint,
-    };
-    Ok(Shared {
-        dir: dir.to_owned(),
-        visible: ArcSwap::from_pointee(visible),
-        writer: Mutex::new(Writer { wal, batch }),
-        install: Mutex::new(manifest),
-        publish: Mutex::new(()),
-        poisoned: AtomicBool::new(false),
-        budget,
-        counts,
-        mem_records,
-        // Room for a WAL and the run that it becomes.
-        reserve_bytes: options.disk_reserve_bytes.max(3 * mem_records as u64 * RECORD_BYTES as u64),
-        work: Mutex::new(Work::default()),
-        wake: Condvar::new(),
-        done: Condvar::new(),
-        next_id: AtomicU64::new(next_id + 1),
-        written_bytes: AtomicU64::new(0),
-        stalls: AtomicU64::new(0),
-    })
-}
-
-/// Opens all runs: first what every get needs, then the second planes, then pages while memory lasts.
-fn open_version(dir: &Path, manifest: &Manifest, budget: &Arc<Budget>, counts: &Arc<ReadCounts>) -> Result<Version> {
-    let mut runs = Vec::new();
-    for run in &manifest.runs {
-        let segments = run.iter().map(|info| Segment::open(dir, *info, budget, counts)).collect::<Result<_>>()?;
-        runs.push(Arc::new(Run { segments }));
-    }
-    let base = runs.pop().unwrap_or_default();
-    let version = Version { deltas: runs, base };
-    for plane in 1..PLANES {
-        version.segments().try_for_each(|segment| segment.load_plane(plane, budget))?;
-    }
-    version.segments().for_each(|segment| segment.make_resident(budget));
-    Ok(version)
-}
-
-/// Removes files that no manifest names; gives the WAL files to replay and the highest number of any file.
-fn clean_up(dir: &Path, manifest: &Manifest) -> Result<(Vec<u64>, u64)> {
-    let failed = |e| Error::io(format!("cannot list the store's directory: dir={}", dir.display()), e);
-    let named: BTreeSet<u64> = manifest.runs.iter().flatten().map(|info| info.id).collect();
-    let (mut wals, mut highest) = (Vec::new(), 0);
-    for entry in fs::read_dir(dir).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        let id = path.file_stem().and_then(|stem| stem.to_str()?.parse::<u64>().ok());
-        let (Some(id), Some(kind)) = (id, path.extension()) else { continue };
-        highest = highest.max(id);
-        if kind == "wal" && id >= manifest.wal_floor {
-            wals.push(id);
-        } else if kind == "wal" || (kind == "seg" && !named.contains(&id)) {
-            fs::remove_file(&path)
-                .map_err(|e| Error::io(format!("cannot remove file={} reason={e}", path.display()), e))?;
-        }
-    }
-    wals.sort_unstable();
-    Ok((wals, highest))
 }

@@ -14,7 +14,8 @@
 //!   segments with disjoint ranges. Nothing that is live is ever overwritten.
 //! - Filters and directory are in memory, so a get of an absent key nearly always ends there, and a get of a present
 //!   one reads one page. Pages are read past the page cache, which holds nothing of a store: the memory that is left is
-//!   given to whole segments instead, page by page as they are asked for (see [`StrataOptions::memory_bytes`]).
+//!   given to whole segments where a good part of them fits, page by page as they are asked for, and to single records
+//!   that were read lately where it does not (see [`StrataOptions::memory_bytes`]).
 //! - Readers never lock: each holds a snapshot, which is a version of the runs and a length of the memtable.
 //!
 //! # What a commit survives
@@ -27,6 +28,11 @@
 //! `Buffered` writes the WAL and does not flush it; `Synced` adds one `fdatasync`. Recovery replays the WAL up to the
 //! first record that is not whole or not the next one.
 //!
+//! # What is not there yet
+//!
+//! Batches of gets on io_uring (`get_many` is one get after the other); a rate limit of merges beyond the thread's low
+//! priority; a simulated device for faults that SIGKILL and a full file system do not make.
+//!
 //! # When the disk is full
 //!
 //! `begin` looks at the free space and returns [`ErrorKind::FreeSpace`] below [`StrataOptions::disk_reserve_bytes`].
@@ -37,6 +43,7 @@
 
 mod budget;
 mod bulk;
+mod cache;
 mod cursor;
 mod engine;
 mod file;
@@ -46,6 +53,7 @@ mod mem;
 mod merge;
 mod page;
 mod reader;
+mod recover;
 mod segment;
 mod txn;
 mod version;
@@ -57,7 +65,7 @@ pub use engine::StrataEngine;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrataOptions {
     /// Bytes for everything that is held in memory: memtables (an eighth), directories, filter planes as far as they
-    /// fit, and pages with what is left.
+    /// fit, and pages or single records with what is left.
     pub memory_bytes: u64,
     /// Free space that `begin` insists on, in bytes: room for a WAL and a flush.
     pub disk_reserve_bytes: u64,

@@ -14,6 +14,7 @@ use engine_api::{Error, ErrorKind, Key, Result, Value};
 use memmap2::{MmapMut, MmapRaw};
 
 use crate::budget::{Budget, Share};
+use crate::cache::RecordCache;
 use crate::file::{PageBuffer, ReadFile};
 use crate::filter::{PLANES, insert, may_contain, plane_bytes};
 use crate::page::{PAGE_BYTES, PAGE_RECORDS, Page, PageBuilder, PageBytes, prefix};
@@ -180,12 +181,14 @@ pub(crate) struct Segment {
     resident: OnceLock<Resident>,
     obsolete: AtomicBool,
     _directory_share: Share,
-    pub(crate) counts: Arc<ReadCounts>,
+    pub(crate) reads: Arc<Reads>,
 }
 
-/// What gets have cost, over all segments of a store.
-#[derive(Debug, Default)]
-pub(crate) struct ReadCounts {
+/// What the segments of a store share: what gets have cost, and the records that were read lately.
+#[derive(Default)]
+pub(crate) struct Reads {
+    /// Set once the store is open and its memory divided; none where all pages have room.
+    pub(crate) cache: OnceLock<RecordCache>,
     pub(crate) page_reads: AtomicU64,
     pub(crate) filter_errors: AtomicU64,
 }
@@ -202,12 +205,7 @@ impl Segment {
     ///
     /// # Errors
     /// `DataDamaged` naming file and offset; `FixInput` for a newer version.
-    pub(crate) fn open(
-        dir: &Path,
-        info: SegmentInfo,
-        budget: &Arc<Budget>,
-        counts: &Arc<ReadCounts>,
-    ) -> Result<Arc<Self>> {
+    pub(crate) fn open(dir: &Path, info: SegmentInfo, budget: &Arc<Budget>, reads: &Arc<Reads>) -> Result<Arc<Self>> {
         let file = ReadFile::open(&path(dir, info.id))?;
         let length = file.len()?;
         if length < PAGE_BYTES as u64 || !length.is_multiple_of(PAGE_BYTES as u64) {
@@ -241,7 +239,7 @@ impl Segment {
             resident: OnceLock::new(),
             obsolete: AtomicBool::new(false),
             _directory_share: share,
-            counts: Arc::clone(counts),
+            reads: Arc::clone(reads),
         };
         segment.load_plane(0, budget)?;
         Ok(Arc::new(segment))
@@ -260,9 +258,19 @@ impl Segment {
         Ok(())
     }
 
+    /// Bytes of its pages.
+    pub(crate) fn page_bytes(&self) -> u64 {
+        u64::from(self.pages) * PAGE_BYTES as u64
+    }
+
+    /// Bytes of its directory and all its planes.
+    pub(crate) fn index_bytes(&self) -> u64 {
+        self.directory.len() as u64 * 8 + self.sections.iter().map(|(_, bytes, _)| bytes).sum::<u64>()
+    }
+
     /// Makes room for its pages in memory, if there is any.
     pub(crate) fn make_resident(&self, budget: &Arc<Budget>) {
-        let bytes = u64::from(self.pages) * PAGE_BYTES as u64;
+        let bytes = self.page_bytes();
         if self.resident.get().is_some() {
             return;
         }
@@ -296,6 +304,24 @@ impl Segment {
                 return Ok(None);
             }
         }
+        let cache = if self.resident.get().is_some() { None } else { self.reads.cache.get() };
+        if let Some(value) = cache.and_then(|cache| cache.get(key, hash, self.info.id)) {
+            return Ok(Some(Some(value)));
+        }
+        let found = self.find(key, buffer)?;
+        match (&found, cache) {
+            (Some(Some(value)), Some(cache)) => cache.put(key, hash, self.info.id, value),
+            (None, _) => {
+                // ORDERING: Relaxed: a statistic. Only errors are counted: a shared counter in every get would cost.
+                self.reads.filter_errors.fetch_add(1, Ordering::Relaxed);
+            }
+            _ => {}
+        }
+        Ok(found)
+    }
+
+    /// The record of `key` by directory and pages.
+    fn find(&self, key: &Key, buffer: &mut PageBuffer) -> Result<Option<Option<Value>>> {
         let wanted = prefix(key);
         let above = self.upper_bound(wanted);
         let Some(last) = above.checked_sub(1) else { return Ok(None) };
@@ -306,7 +332,7 @@ impl Segment {
             last
         };
         let mut end = last;
-        let found = loop {
+        loop {
             let at = first + (end - first) / 2;
             let page = self.page(at as u32, buffer)?;
             if first < end && page.key(0) > key {
@@ -317,13 +343,8 @@ impl Segment {
                 first = at + 1;
                 continue;
             }
-            break page.find(key, self.directory.get(at + 1).copied()).map(|index| page.value(index));
-        };
-        if found.is_none() {
-            // ORDERING: Relaxed: a statistic. Only errors are counted: a shared counter in every get would cost more.
-            self.counts.filter_errors.fetch_add(1, Ordering::Relaxed);
+            return Ok(page.find(key, self.directory.get(at + 1).copied()).map(|index| page.value(index)));
         }
-        Ok(found)
     }
 
     /// Verified page `number`, from memory or into `buffer`.
@@ -344,7 +365,7 @@ impl Segment {
     /// Reads whole pages as they are on disk.
     pub(crate) fn read_pages(&self, first: u32, bytes: &mut [u8]) -> Result<()> {
         // ORDERING: Relaxed: a statistic.
-        self.counts.page_reads.fetch_add(1, Ordering::Relaxed);
+        self.reads.page_reads.fetch_add(1, Ordering::Relaxed);
         self.file.read(bytes, u64::from(first) * PAGE_BYTES as u64)
     }
 

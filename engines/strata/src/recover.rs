@@ -1,0 +1,151 @@
+//! Opening: runs from the manifest, batches behind them from the WAL, and the division of the memory.
+//!
+//! Owns: FORMAT.md's "Recovery". Runs on the thread that opens the store.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use engine_api::{Error, Key, Result, Value};
+
+use crate::StrataOptions;
+use crate::budget::Budget;
+use crate::cache::RecordCache;
+use crate::engine::{FROZEN_MAX, Frozen, Visible};
+use crate::filter::{PLANES, hash};
+use crate::manifest::Manifest;
+use crate::mem::{ENTRY_BYTES, Mem};
+use crate::segment::{Reads, Segment};
+use crate::version::{Run, Version};
+use crate::wal::{self, Wal};
+
+/// An eighth of the memory is for the memtables, the active one and those that are frozen.
+const MEM_SHARE: u64 = 8;
+/// A record cache smaller than this is not worth its locks.
+const CACHE_BYTES_MIN: u64 = 1 << 20;
+/// Pairs of a memtable: enough for a run to be worth a file, few enough to be sorted in a second.
+const MEM_RECORDS_MIN: u64 = 16 << 10;
+const MEM_RECORDS_MAX: u64 = 1 << 20;
+
+/// What was found, and what goes on from there.
+pub(crate) struct Recovered {
+    pub(crate) visible: Visible,
+    pub(crate) wal: Wal,
+    /// Number of the last batch.
+    pub(crate) batch: u64,
+    pub(crate) manifest: Manifest,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) reads: Arc<Reads>,
+    /// A segment is given room for its pages while this much memory is left beside it.
+    pub(crate) pages_beside_bytes: u64,
+    /// Pairs of a memtable.
+    pub(crate) mem_records: usize,
+    pub(crate) next_id: u64,
+}
+
+/// Runs from the manifest, batches behind them from the WAL; files that nothing names are removed.
+pub(crate) fn recover(dir: &Path, options: &StrataOptions, manifest: Manifest) -> Result<Recovered> {
+    let mem_bytes = options.memory_bytes / MEM_SHARE;
+    let per_mem = mem_bytes / ENTRY_BYTES / (FROZEN_MAX as u64 + 1);
+    let mem_records = per_mem.clamp(MEM_RECORDS_MIN, MEM_RECORDS_MAX) as usize;
+    let budget = Budget::new(options.memory_bytes.saturating_sub(mem_bytes));
+    let reads = Arc::new(Reads::default());
+    let (version, pages_beside_bytes) = open_version(dir, &manifest, &budget, &reads)?;
+    let (wals, highest) = clean_up(dir, &manifest)?;
+    let mut ops: Vec<(Key, Option<Value>)> = Vec::new();
+    let (mut batch, mut checkpoint) = (manifest.batch, manifest.checkpoint);
+    for id in &wals {
+        batch = wal::replay(&wal::path(dir, *id), *id, batch + 1, |_, replayed| {
+            checkpoint = replayed.checkpoint;
+            ops.extend(replayed.ops);
+            Ok(())
+        })? - 1;
+    }
+    let next_id = manifest.next_id.max(highest + 1);
+    let mem = Mem::new(ops.len().max(mem_records));
+    ops.iter().enumerate().for_each(|(index, (key, value))| mem.append(index, hash(key), key, *value));
+    let mem = Arc::new(mem);
+    let wal = Wal::create(dir, next_id, None)?;
+    // What was replayed keeps its files until it is flushed: it is frozen at once, behind a new active memtable.
+    let frozen = wals
+        .last()
+        .map(|last| Arc::new(Frozen { mem: Arc::clone(&mem), length: ops.len(), wal_id: *last, batch, checkpoint }));
+    let visible = Visible {
+        active: Arc::new(Mem::new(mem_records)),
+        length: 0,
+        frozen: frozen.into_iter().collect(),
+        version: Arc::new(version),
+        checkpoint,
+    };
+    Ok(Recovered {
+        visible,
+        wal,
+        batch,
+        manifest,
+        budget,
+        reads,
+        pages_beside_bytes,
+        mem_records,
+        next_id: next_id + 1,
+    })
+}
+
+/// Opens all runs: first what every get needs, then the second planes, then pages or single records with what is left.
+/// Also gives how much memory has to be left beside the pages of segments that are written later.
+fn open_version(dir: &Path, manifest: &Manifest, budget: &Arc<Budget>, reads: &Arc<Reads>) -> Result<(Version, u64)> {
+    let mut runs = Vec::new();
+    for run in &manifest.runs {
+        let segments = run.iter().map(|info| Segment::open(dir, *info, budget, reads)).collect::<Result<_>>()?;
+        runs.push(Arc::new(Run { segments }));
+    }
+    let base = runs.pop().unwrap_or_default();
+    let version = Version { deltas: runs, base };
+    for plane in 1..PLANES {
+        version.segments().try_for_each(|segment| segment.load_plane(plane, budget))?;
+    }
+    let pages: u64 = version.segments().map(|segment| segment.page_bytes()).sum();
+    let index: u64 = version.segments().map(|segment| segment.index_bytes()).sum();
+    // Half as much again for the index: a merge holds old and new, and the map grows.
+    let left = budget.left_bytes().saturating_sub(index / 2);
+    if pages == 0 {
+        // A new store: nobody knows how much its index will need. Half of the memory is kept for it.
+        return Ok((version, left / 2));
+    }
+    // Pages are worth keeping where at least half of them have room. Otherwise most gets would miss them, and records
+    // that are asked for often are kept instead, one by one.
+    let keep_pages = left >= pages / 2;
+    let mut room = if left >= pages { left } else { left / 4 * 3 };
+    for segment in version.segments().filter(|_| keep_pages) {
+        if room >= segment.page_bytes() {
+            room -= segment.page_bytes();
+            segment.make_resident(budget);
+        }
+    }
+    let left = budget.left_bytes().saturating_sub(index / 2);
+    if left < pages && left >= CACHE_BYTES_MIN {
+        let _ = reads.cache.set(RecordCache::new(left, budget.take_always(left)));
+    }
+    Ok((version, if keep_pages { 0 } else { u64::MAX }))
+}
+
+/// Removes files that no manifest names; gives the WAL files to replay and the highest number of any file.
+fn clean_up(dir: &Path, manifest: &Manifest) -> Result<(Vec<u64>, u64)> {
+    let failed = |e| Error::io(format!("cannot list the store's directory: dir={}", dir.display()), e);
+    let named: BTreeSet<u64> = manifest.runs.iter().flatten().map(|info| info.id).collect();
+    let (mut wals, mut highest) = (Vec::new(), 0);
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let id = path.file_stem().and_then(|stem| stem.to_str()?.parse::<u64>().ok());
+        let (Some(id), Some(kind)) = (id, path.extension()) else { continue };
+        highest = highest.max(id);
+        if kind == "wal" && id >= manifest.wal_floor {
+            wals.push(id);
+        } else if kind == "wal" || (kind == "seg" && !named.contains(&id)) {
+            fs::remove_file(&path)
+                .map_err(|e| Error::io(format!("cannot remove file={} reason={e}", path.display()), e))?;
+        }
+    }
+    wals.sort_unstable();
+    Ok((wals, highest))
+}
