@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use engine_api::{BulkLoad, Checkpoint, Error, ErrorKind, Key, Result, Value};
 
-use crate::cursor::{Cursor, Merged};
 use crate::engine::{Shared, StrataEngine};
 use crate::file::sync_dir;
-use crate::merge::{Flush, write};
+use crate::merge::write_pairs;
 use crate::segment;
 use crate::version::{Run, Version};
 
@@ -31,9 +30,7 @@ impl BulkLoad for StrataEngine {
             let ops: Vec<_> = pairs.iter().map(|(key, value)| (*key, Some(*value))).collect();
             return shared.commit(&mut writer, &ops, checkpoint, true);
         }
-        let records: Vec<_> = pairs.iter().map(|(key, value)| (*key, Some(*value))).collect();
-        let mut list = Merged::new(vec![Cursor::List(records.into_iter())])?;
-        let written = write(shared, &mut list, true, Flush::Later)?;
+        let written = write_pairs(shared, pairs)?;
         let mut manifest = shared.install.lock();
         let mut version = Version::clone(&shared.visible.load().version);
         let segments = [&version.base.segments[..], &written].concat();

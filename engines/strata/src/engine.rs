@@ -31,13 +31,17 @@ use crate::merge;
 use crate::page::RECORD_BYTES;
 use crate::reader::StrataReader;
 use crate::recover::{Recovered, recover};
-use crate::segment::{Reads, Segment, SegmentInfo};
+use crate::segment::{Reads, SEGMENT_RECORDS, Segment, SegmentInfo};
 use crate::txn::StrataTxn;
 use crate::version::Version;
 use crate::wal::Wal;
 
 /// Memtables that wait for their flush before commits have to wait: one is being written, one is next.
 pub(crate) const FROZEN_MAX: usize = 2;
+/// A segment has a record for this many bytes of memory: what is held while it is written, ten bytes a record, is then
+/// a twenty-fifth of it.
+const SEGMENT_SHARE: u64 = 256;
+const SEGMENT_RECORDS_MIN: u64 = 63 << 12;
 /// A WAL of batches that change nothing ends at this size, so that it cannot grow for ever.
 const WAL_BYTES_MAX: u64 = 256 << 20;
 
@@ -60,6 +64,8 @@ pub(crate) struct Shared {
     /// A segment is given room for its pages while this much memory is left beside it.
     pages_beside_bytes: u64,
     mem_records: usize,
+    /// Records of a full segment.
+    pub(crate) segment_records: u64,
     reserve_bytes: u64,
     pub(crate) work: Mutex<Work>,
     pub(crate) wake: Condvar,
@@ -107,6 +113,8 @@ pub(crate) struct Work {
     pub(crate) rounds: u64,
     /// Why the last round failed.
     pub(crate) failed: Option<(ErrorKind, String)>,
+    /// The merging thread has ended: nobody may wait for it.
+    pub(crate) ended: bool,
     /// WAL files to be overwritten.
     pub(crate) spare: Vec<PathBuf>,
 }
@@ -219,6 +227,7 @@ impl Shared {
             reads,
             pages_beside_bytes,
             mem_records,
+            segment_records: (options.memory_bytes / SEGMENT_SHARE).clamp(SEGMENT_RECORDS_MIN, SEGMENT_RECORDS),
             // Room for a WAL and the run that it becomes.
             reserve_bytes: options.disk_reserve_bytes.max(3 * mem_records as u64 * RECORD_BYTES as u64),
             work: Mutex::new(Work::default()),
@@ -353,6 +362,7 @@ impl Shared {
         // A failure of before is tried again once: space may have been freed meanwhile.
         let mut rounds = None;
         while self.visible.load().frozen.len() > most {
+            work.check_alive()?;
             if let (Some((kind, why)), Some(since)) = (&work.failed, rounds)
                 && work.rounds > since
             {
@@ -439,6 +449,16 @@ impl Shared {
                 ("memory_left_bytes", self.budget.left_bytes()),
             ],
         })
+    }
+}
+
+impl Work {
+    /// An error once the merging thread is gone.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        if self.ended {
+            return Err(Error::new(ErrorKind::Reopen, "the merging thread has ended: close and open the store again"));
+        }
+        Ok(())
     }
 }
 

@@ -9,12 +9,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_api::{Error, ErrorKind, Key, Result};
+use engine_api::{Error, ErrorKind, Key, Result, Value};
 
 use crate::cursor::{Cursor, Merged, RunCursor};
 use crate::engine::Shared;
 use crate::filter::hash;
-use crate::segment::{SEGMENT_RECORDS, Segment, SegmentWriter};
+use crate::segment::{Segment, SegmentWriter};
 use crate::version::{Run, Version};
 use crate::wal;
 
@@ -33,6 +33,7 @@ pub(crate) fn run(shared: &Shared) {
     // Merging yields to gets and commits. Without the right to it, it runs as everything else does.
     // SAFETY: setpriority takes no pointers; 0 names the calling thread.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 10) };
+    let _ended = Ended(shared);
     loop {
         let settle = {
             let mut work = shared.work.lock();
@@ -72,6 +73,16 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
+/// Tells those who wait that nobody is there any more, also after a panic.
+struct Ended<'a>(&'a Shared);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.work.lock().ended = true;
+        self.0.done.notify_all();
+    }
+}
+
 /// Merges everything into the base and waits for it. The caller has drained the memtables.
 pub(crate) fn settle(shared: &Shared) -> Result<()> {
     let mut work = shared.work.lock();
@@ -79,6 +90,7 @@ pub(crate) fn settle(shared: &Shared) -> Result<()> {
     let since = work.rounds;
     shared.wake.notify_all();
     while work.settle || work.rounds == since {
+        work.check_alive()?;
         shared.done.wait(&mut work);
     }
     match &work.failed {
@@ -190,7 +202,7 @@ fn merge_base(shared: &Shared) -> Result<()> {
         let start = base.segments.partition_point(|segment| segment.info.last < from);
         let (mut end, mut records) = (start, 0);
         while let Some(segment) = base.segments.get(end)
-            && (end == start || records + segment.info.records <= SEGMENT_RECORDS)
+            && (end == start || records + segment.info.records <= shared.segment_records)
         {
             records += segment.info.records;
             end += 1;
@@ -224,7 +236,7 @@ fn replace_group(shared: &Shared, group: &Run, written: Vec<Arc<Segment>>, done:
 
 /// Whether memtables are flushed while something else is written, so that commits never wait for a merge.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Flush {
+enum Flush {
     /// By whoever calls.
     Later,
     /// Every so many records.
@@ -235,7 +247,7 @@ pub(crate) enum Flush {
 const FLUSH_CHECK_RECORDS: u64 = 1 << 16;
 
 /// Writes records as segments; the base has no tombstones.
-pub(crate) fn write(shared: &Shared, records: &mut Merged, base: bool, flush: Flush) -> Result<Vec<Arc<Segment>>> {
+fn write(shared: &Shared, records: &mut Merged, base: bool, flush: Flush) -> Result<Vec<Arc<Segment>>> {
     let mut segments = Vec::new();
     let written = write_into(shared, records, base, flush, &mut segments);
     if written.is_err() {
@@ -252,7 +264,7 @@ fn write_into(
     flush: Flush,
     segments: &mut Vec<Arc<Segment>>,
 ) -> Result<()> {
-    let mut writer: Option<SegmentWriter> = None;
+    let mut output = Output { shared, writer: None, segments };
     let mut seen = 0u64;
     while let Some((key, value)) = records.next()? {
         seen += 1;
@@ -265,19 +277,45 @@ fn write_into(
         if base && value.is_none() {
             continue;
         }
-        let open = match &mut writer {
+        output.push(&key, value.as_ref())?;
+    }
+    output.finish()
+}
+
+/// Writes ascending pairs as segments of the base.
+pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)]) -> Result<Vec<Arc<Segment>>> {
+    let mut segments = Vec::new();
+    let mut output = Output { shared, writer: None, segments: &mut segments };
+    let written =
+        pairs.iter().try_for_each(|(key, value)| output.push(key, Some(value))).and_then(|()| output.finish());
+    if written.is_err() {
+        segments.iter().for_each(|segment| segment.retire());
+    }
+    written.map(|()| segments)
+}
+
+/// Cuts records into segments.
+struct Output<'a> {
+    shared: &'a Shared,
+    writer: Option<SegmentWriter>,
+    segments: &'a mut Vec<Arc<Segment>>,
+}
+
+impl Output<'_> {
+    fn push(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
+        let open = match &mut self.writer {
             Some(open) => open,
-            None => writer.insert(SegmentWriter::create(&shared.dir, shared.new_id())?),
+            None => self.writer.insert(SegmentWriter::create(&self.shared.dir, self.shared.new_id())?),
         };
-        open.push(&key, hash(&key), value.as_ref())?;
-        if open.records() == SEGMENT_RECORDS
-            && let Some(full) = writer.take()
-        {
-            segments.push(shared.open_segment(full.finish()?)?);
+        open.push(key, hash(key), value)?;
+        if open.records() == self.shared.segment_records { self.finish() } else { Ok(()) }
+    }
+
+    /// Completes the segment that is open, if one is.
+    fn finish(&mut self) -> Result<()> {
+        if let Some(writer) = self.writer.take() {
+            self.segments.push(self.shared.open_segment(writer.finish()?)?);
         }
+        Ok(())
     }
-    if let Some(last) = writer {
-        segments.push(shared.open_segment(last.finish()?)?);
-    }
-    Ok(())
 }

@@ -106,8 +106,9 @@ fn open_version(dir: &Path, manifest: &Manifest, budget: &Arc<Budget>, reads: &A
     }
     let pages: u64 = version.segments().map(|segment| segment.page_bytes()).sum();
     let index: u64 = version.segments().map(|segment| segment.index_bytes()).sum();
-    // Half as much again for the index: a merge holds old and new, and the map grows.
-    let left = budget.left_bytes().saturating_sub(index / 2);
+    // Half as much again for the index, as far as there is: a merge holds old and new, and the map grows.
+    let reserve = index.min(budget.left_bytes()) / 2;
+    let left = budget.left_bytes() - reserve;
     if pages == 0 {
         // A new store: nobody knows how much its index will need. Half of the memory is kept for it.
         return Ok((version, left / 2));
@@ -122,7 +123,7 @@ fn open_version(dir: &Path, manifest: &Manifest, budget: &Arc<Budget>, reads: &A
             segment.make_resident(budget);
         }
     }
-    let left = budget.left_bytes().saturating_sub(index / 2);
+    let left = budget.left_bytes().saturating_sub(reserve);
     if left < pages && left >= CACHE_BYTES_MIN {
         let _ = reads.cache.set(RecordCache::new(left, budget.take_always(left)));
     }

@@ -22,7 +22,7 @@ use crate::page::{PAGE_BYTES, PAGE_RECORDS, Page, PageBuilder, PageBytes, prefix
 /// The format written, and the newest read.
 const VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"stratasg";
-/// Records of a full segment: 65,536 pages, 256 MiB. A merge needs the space of one group of segments on top.
+/// Most records of a segment: 65,536 pages, 256 MiB. A merge needs the space of one group of segments on top.
 pub(crate) const SEGMENT_RECORDS: u64 = 63 << 16;
 /// Bytes collected before a write.
 const WRITE_BYTES: usize = 1 << 20;
