@@ -59,7 +59,7 @@ fn by_loadgen(bin: &Path, engine: &str, store: &Path, positive: bool) -> Result<
     let run = serde_json::json!({
         "scenario": "instrument", "engine": {"engine": engine, "memory": CACHE_BYTES.to_string()}, "kind": kind,
         "keys": "uniform", "pairs": PAIRS, "seed": 1, "load": "sorted", "cap_bytes": null, "threads": 1,
-        "state": "warm", "seconds": 2.0, "rate": null, "write_share": 0.0, "delete_share": 0.0, "batch": 1,
+        "state": "warm", "seconds": 2.0, "rate": null, "write_share": 0.0, "delete_share": 0.0, "double_index": false, "batch": 1,
         "durability": "synced", "events": 0, "repeat": 0,
     });
     let output = Command::new(bin.join("loadgen")).arg("bench-run").arg(run.to_string()).arg(store).output()?;

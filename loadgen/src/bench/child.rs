@@ -156,6 +156,7 @@ fn writes(run: &Run, write_share: f64) -> Result<Writes> {
         durability: if run.durability == "buffered" { Durability::Buffered } else { Durability::Synced },
         write_share,
         delete_share: run.delete_share,
+        double_index: run.double_index,
     })
 }
 

@@ -192,6 +192,8 @@ pub(crate) struct Writes {
     pub(crate) write_share: f64,
     /// Share of deletes among the writes.
     pub(crate) delete_share: f64,
+    /// Whether pairs are written both ways.
+    pub(crate) double_index: bool,
 }
 
 impl Writes {
@@ -213,7 +215,11 @@ impl Writes {
                     if rng.chance(self.delete_share) {
                         txn.delete(&key)?;
                     } else {
-                        txn.put(&key, &self.pairs.value(index, version))?;
+                        let value = self.pairs.value(index, version);
+                        txn.put(&key, &value)?;
+                        if self.double_index {
+                            txn.put(&value, &key)?;
+                        }
                     }
                     written += 1;
                 } else if let Some(reader) = &mut reader {

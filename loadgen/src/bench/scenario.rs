@@ -84,6 +84,9 @@ pub(crate) struct Cell {
     /// Share of deletes among the writes.
     #[serde(default)]
     pub(crate) delete_share: f64,
+    /// Every put of a pair is followed by one of the pair turned round: an index in both directions.
+    #[serde(default)]
+    pub(crate) double_index: bool,
     /// Writes of a commit, or keys of a `get_many`.
     #[serde(default = "thousand")]
     pub(crate) batch: u32,
@@ -164,6 +167,8 @@ pub(crate) struct Run {
     pub(crate) write_share: f64,
     /// Share of deletes among the writes.
     pub(crate) delete_share: f64,
+    /// Whether pairs are written both ways.
+    pub(crate) double_index: bool,
     /// Writes of a commit, or keys of a `get_many`.
     pub(crate) batch: u32,
     /// What a commit survives: synced or buffered.
@@ -250,6 +255,7 @@ impl Scenario {
             rate: cell.rate,
             write_share: cell.write_share,
             delete_share: cell.delete_share,
+            double_index: cell.double_index,
             batch: cell.batch,
             durability: cell.durability.clone(),
             events: cell.events,
@@ -271,6 +277,9 @@ impl Run {
         }
         if self.delete_share > 0.0 {
             more.insert("delete_share".to_owned(), self.delete_share.to_string());
+        }
+        if self.double_index {
+            more.insert("double_index".to_owned(), "yes".to_owned());
         }
         if self.events > 0 {
             more.insert("events".to_owned(), self.events.to_string());

@@ -100,7 +100,7 @@ pub fn run(args: &QueryArgs) -> Result<()> {
         .build()
         .context("cannot start the network thread")?;
     let engine = runtime.block_on(drive::engine(&target))?;
-    let header = ["rate asked", "rate", "op", "count", "avg", "p50", "p99", "p99.9", "max"];
+    let header = ["rate asked", "rate", "op", "count", "avg", "p50", "p99", "p99.9", "p99.99", "max"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     let mut measured = Vec::new();
     for rate in &args.rate {
@@ -148,6 +148,7 @@ fn table_rows(load: &Load, driven: &Driven) -> Vec<Vec<String>> {
             at(0.5),
             at(0.99),
             at(0.999),
+            at(0.9999),
             micros(series.histogram.max() as f64),
         ]
     };

@@ -1,0 +1,101 @@
+//! `loadgen bench` as a command: runs in their own processes, a line each, and nothing twice.
+
+use std::path::Path;
+use std::process::Command;
+
+use loadgen::result::{Record, read};
+
+const SCENARIO: &str = "
+name = 'small'
+about = 'for a test'
+engines = ['redb', 'lmdb']
+pairs = 20000
+repeats = 2
+
+[[cell]]
+workload = 'read_positive'
+seconds = 0.2
+
+[[cell]]
+workload = 'read_negative'
+state = 'warm'
+rate = 2000
+seconds = 0.5
+
+[[cell]]
+workload = 'mix'
+write_share = 0.5
+delete_share = 0.1
+batch = 100
+seconds = 0.2
+
+[[cell]]
+workload = 'scan'
+
+[[cell]]
+workload = 'bootstrap'
+batch = 1000
+durability = 'buffered'
+";
+
+fn bench(scenario: &Path, out: &Path, more: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_loadgen"));
+    let output = command.arg("bench").arg(scenario).arg("--out").arg(out).args(more).output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "build the programs first, as `make test` does: {errors}");
+    errors
+}
+
+fn of<'a>(records: &'a [Record], name: &str) -> Vec<&'a Record> {
+    records.iter().filter(|record| record.workload.name == name).collect()
+}
+
+#[test]
+fn every_run_is_a_line_and_a_second_time_there_is_nothing_to_do() {
+    // On a disk: a tmpfs holds its files in the page cache for good.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (scenario, out) = (folder.path().join("small.toml"), folder.path().join("results.jsonl"));
+    std::fs::write(&scenario, SCENARIO).unwrap();
+    bench(&scenario, &out, &[]);
+    let records = read(&out).unwrap();
+    assert_eq!(records.len(), 5 * 2 * 2);
+    let engines: Vec<&str> = records.iter().map(|record| record.engine.as_str()).take(4).collect();
+    assert_eq!(engines, ["redb", "lmdb", "redb", "lmdb"], "engines take turns");
+    for record in &records {
+        assert!(record.ops > 0 && record.elapsed_s > 0.0 && record.disk_bytes > 0, "{record:?}");
+        assert!(record.baseline.is_some() && record.machine.cores > 0 && record.engine_options.contains_key("engine"));
+    }
+    for record in of(&records, "read_positive") {
+        assert_eq!((record.workload.arrival.as_str(), record.curves[0].op.as_str()), ("closed", "read_positive"));
+        assert!(record.io.major_faults.unwrap() + record.io.device_read_bytes.unwrap() > 0, "a cold run reads");
+        assert!(record.notes.iter().any(|note| note.starts_with("cold at the start")), "{:?}", record.notes);
+    }
+    for record in of(&records, "read_negative") {
+        assert_eq!(record.workload.arrival, "open");
+        assert!(record.ops <= 1010, "no more than was due: 2000 a second for half a second, ops={}", record.ops);
+    }
+    for record in of(&records, "mix_50_50") {
+        let ops: Vec<&str> = record.curves.iter().map(|curve| curve.op.as_str()).collect();
+        assert!(
+            ops.contains(&"write") && ops.contains(&"commit_per_item") && ops.contains(&"read_positive"),
+            "{ops:?}"
+        );
+        assert!(record.io.user_write_bytes > 0);
+    }
+    assert!(of(&records, "scan").iter().all(|record| record.ops == 20_000));
+    assert!(of(&records, "bootstrap").iter().all(|record| record.series.iter().any(|series| series.over == "pairs")));
+
+    assert!(bench(&scenario, &out, &[]).contains("20 runs, 20 of them done before"));
+    assert_eq!(read(&out).unwrap().len(), 20);
+}
+
+#[test]
+fn a_scenario_that_is_none_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let scenario = folder.path().join("wrong.toml");
+    std::fs::write(&scenario, SCENARIO.replace("seconds = 0.2", "secs = 0.2")).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_loadgen"));
+    let output = command.arg("bench").arg(&scenario).args(["--out", "none.jsonl"]).output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && errors.contains("wrong.toml") && errors.contains("secs"), "{errors}");
+}
