@@ -1,6 +1,5 @@
 //! Sorted input straight into the base run, and copies of a store.
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use crate::engine::{Shared, StrataEngine};
 use crate::file::sync_dir;
 use crate::merge::write_pairs;
 use crate::segment;
+use crate::storage::DirStorage;
 use crate::version::{Run, Version};
 
 impl BulkLoad for StrataEngine {
@@ -50,25 +50,21 @@ impl BulkLoad for StrataEngine {
 pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
     let mut writer = shared.writer()?;
     shared.drain(&mut writer)?;
-    let failed = |what: &Path, e: std::io::Error| {
-        Error::io(format!("cannot copy into the snapshot: file={} reason={e}", what.display()), e)
-    };
-    fs::create_dir(dir).map_err(|e| failed(dir, e))?;
+    let copy_failed =
+        |e: std::io::Error| Error::io(format!("cannot copy into the snapshot: dir={} reason={e}", dir.display()), e);
+    std::fs::create_dir(dir).map_err(copy_failed)?;
+    let target = DirStorage::open(dir).map_err(copy_failed)?;
     // Held to the end: no merge may retire what is being linked.
     let manifest = shared.install.lock();
     let now = shared.visible.load_full();
     for found in now.version.segments() {
-        let target = segment::path(dir, found.info.id);
-        if fs::hard_link(found.path(), &target).is_err() {
-            fs::copy(found.path(), &target).map_err(|e| failed(&target, e))?;
-            fs::File::open(&target).and_then(|file| file.sync_all()).map_err(|e| failed(&target, e))?;
-        }
+        shared.storage.share(&segment::name(found.info.id), dir).map_err(copy_failed)?;
     }
     let mut copy = manifest.clone();
     copy.checkpoint = now.checkpoint;
     // The copy's WAL starts anew, above every number that was given.
     copy.next_id = shared.new_id() + 1;
     copy.wal_floor = copy.next_id;
-    copy.write(dir)?;
-    sync_dir(dir)
+    sync_dir(&target)?;
+    copy.write(&target)
 }

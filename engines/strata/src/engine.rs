@@ -11,8 +11,7 @@
 //! Readers take none: they load `visible` and keep it.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -23,7 +22,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::StrataOptions;
 use crate::budget::Budget;
-use crate::file::{PageBuffer, disk_bytes, free_bytes, sync_dir};
+use crate::file::{PageBuffer, sync_dir};
 use crate::filter::{PLANES, hash};
 use crate::manifest::Manifest;
 use crate::mem::Mem;
@@ -32,6 +31,7 @@ use crate::page::RECORD_BYTES;
 use crate::reader::StrataReader;
 use crate::recover::{Recovered, recover};
 use crate::segment::{Reads, SEGMENT_RECORDS, Segment, SegmentInfo};
+use crate::storage::{DirStorage, Storage};
 use crate::txn::StrataTxn;
 use crate::version::Version;
 use crate::wal::Wal;
@@ -53,7 +53,7 @@ pub struct StrataEngine {
 
 /// What the engine's threads share.
 pub(crate) struct Shared {
-    pub(crate) dir: PathBuf,
+    pub(crate) storage: Arc<dyn Storage>,
     pub(crate) visible: ArcSwap<Visible>,
     writer: Mutex<Writer>,
     pub(crate) install: Mutex<Manifest>,
@@ -116,7 +116,7 @@ pub(crate) struct Work {
     /// The merging thread has ended: nobody may wait for it.
     pub(crate) ended: bool,
     /// WAL files to be overwritten.
-    pub(crate) spare: Vec<PathBuf>,
+    pub(crate) spare: Vec<String>,
 }
 
 impl StrataEngine {
@@ -125,18 +125,27 @@ impl StrataEngine {
     /// # Errors
     /// `DataDamaged` naming the file, `FixInput` for a newer format.
     pub fn open(dir: &Path, options: &StrataOptions) -> Result<Self> {
-        fs::create_dir_all(dir).map_err(|e| {
+        let storage = DirStorage::open(dir).map_err(|e| {
             Error::io(format!("cannot create the store's directory: dir={} reason={e}", dir.display()), e)
         })?;
-        let manifest = match Manifest::read(dir)? {
+        Self::open_on(Arc::new(storage), options)
+    }
+
+    /// The same on any storage.
+    ///
+    /// # Errors
+    /// As [`StrataEngine::open`].
+    pub fn open_on(storage: Arc<dyn Storage>, options: &StrataOptions) -> Result<Self> {
+        let manifest = match Manifest::read(&*storage)? {
             Some(manifest) => manifest,
             None => {
                 let manifest = Manifest { next_id: 1, runs: vec![Vec::new()], ..Manifest::default() };
-                manifest.write(dir)?;
+                manifest.write(&*storage)?;
                 manifest
             }
         };
-        let shared = Arc::new(Shared::new(dir, options, recover(dir, options, manifest)?));
+        let recovered = recover(&storage, options, manifest)?;
+        let shared = Arc::new(Shared::new(storage, options, recovered));
         let merging = Arc::clone(&shared);
         let merger = std::thread::Builder::new()
             .name("strata-merge".to_owned())
@@ -206,18 +215,21 @@ impl Engine for StrataEngine {
     }
 
     fn close(mut self: Box<Self>) -> Result<()> {
-        let synced = self.shared.writer.lock().wal.sync();
+        let writer = self.shared.writer.lock();
+        // A flush that failed is not tried again.
+        let synced = self.shared.refuse_if_poisoned().and_then(|()| writer.wal.sync());
+        drop(writer);
         self.stop();
         synced
     }
 }
 
 impl Shared {
-    fn new(dir: &Path, options: &StrataOptions, found: Recovered) -> Self {
+    fn new(storage: Arc<dyn Storage>, options: &StrataOptions, found: Recovered) -> Self {
         let Recovered { visible, wal, batch, manifest, budget, reads, pages_beside_bytes, mem_records, next_id } =
             found;
         Self {
-            dir: dir.to_owned(),
+            storage,
             visible: ArcSwap::from_pointee(visible),
             writer: Mutex::new(Writer { wal, batch }),
             install: Mutex::new(manifest),
@@ -243,13 +255,17 @@ impl Shared {
     pub(crate) fn writer(&self) -> Result<MutexGuard<'_, Writer>> {
         let writer = self.writer.lock();
         self.refuse_if_poisoned()?;
-        let free = free_bytes(&self.dir)?;
+        let shown = || self.storage.shown();
+        let free = self
+            .storage
+            .free_bytes()
+            .map_err(|e| Error::io(format!("cannot ask for the free space: dir={}", shown()), e))?;
         if free < self.reserve_bytes {
             return Err(Error::new(
                 ErrorKind::FreeSpace,
                 format!(
                     "not enough free disk to write: dir={} free_bytes={free} reserve_bytes={}",
-                    self.dir.display(),
+                    shown(),
                     self.reserve_bytes
                 ),
             ));
@@ -262,7 +278,7 @@ impl Shared {
         if self.poisoned.load(Ordering::Relaxed) {
             return Err(Error::new(
                 ErrorKind::Reopen,
-                format!("an earlier write failed, close and open the store again: dir={}", self.dir.display()),
+                format!("an earlier write failed, close and open the store again: dir={}", self.storage.shown()),
             ));
         }
         Ok(())
@@ -328,7 +344,7 @@ impl Shared {
         // ORDERING: Relaxed: a number that is given once; the manifest orders files.
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let spare = self.work.lock().spare.pop();
-        let wal = Wal::create(&self.dir, id, spare)?;
+        let wal = Wal::create(&*self.storage, id, spare)?;
         let old = std::mem::replace(&mut writer.wal, wal);
         let batch = writer.batch;
         let active = Arc::new(Mem::new(records.max(self.mem_records)));
@@ -377,7 +393,7 @@ impl Shared {
 
     /// Opens a segment that was just written.
     pub(crate) fn open_segment(&self, info: SegmentInfo) -> Result<Arc<Segment>> {
-        let segment = Segment::open(&self.dir, info, &self.budget, &self.reads)?;
+        let segment = Segment::open(&self.storage, info, &self.budget, &self.reads)?;
         (1..PLANES).try_for_each(|plane| segment.load_plane(plane, &self.budget))?;
         if self.budget.left_bytes() >= segment.page_bytes().saturating_add(self.pages_beside_bytes) {
             segment.make_resident(&self.budget);
@@ -408,9 +424,9 @@ impl Shared {
         to_manifest(&mut next);
         let before = Arc::clone(&self.visible.load().version);
         let ids = |version: &Version| version.segments().map(|segment| segment.info.id).collect::<BTreeSet<u64>>();
-        if let Err(failed) = sync_dir(&self.dir).and_then(|()| next.write(&self.dir)) {
+        if let Err(failed) = sync_dir(&*self.storage).and_then(|()| next.write(&*self.storage)) {
             // Where the new manifest is in place after all, its segments must stay; the next opening decides.
-            if !matches!(Manifest::read(&self.dir), Ok(Some(found)) if found == *manifest) {
+            if !matches!(Manifest::read(&*self.storage), Ok(Some(found)) if found == *manifest) {
                 return Err(failed);
             }
             let known = ids(&before);
@@ -435,7 +451,10 @@ impl Shared {
         let deltas: u64 = now.version.deltas.iter().map(|run| run.records()).sum();
         Ok(Stats {
             pairs_estimate: now.version.pairs_estimate() + unflushed as u64,
-            disk_bytes: disk_bytes(&self.dir)?,
+            disk_bytes: self
+                .storage
+                .used_bytes()
+                .map_err(|e| Error::io(format!("cannot list the store's files: dir={}", self.storage.shown()), e))?,
             details: vec![
                 ("memtable_records", unflushed as u64),
                 ("delta_runs", now.version.deltas.len() as u64),

@@ -1,52 +1,47 @@
-//! Files: whole reads and writes with errors that name the file, aligned buffers, directories made durable.
+//! Files by name: whole reads and writes with errors that say which, aligned buffers.
 //!
-//! Owns: how the engine touches the file system. Must not: interpret bytes.
+//! Owns: the words of I/O errors. Must not: interpret bytes, or touch a disk but through [`Storage`].
 
-use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use engine_api::{Error, ErrorKind, Result};
 
 use crate::page::{PAGE_BYTES, PageBytes};
+use crate::storage::{Storage, StorageFile};
 
 /// A file that is read past the page cache where the file system can.
-#[derive(Debug)]
 pub(crate) struct ReadFile {
-    file: File,
-    path: PathBuf,
+    file: Arc<dyn StorageFile>,
+    shown: String,
 }
 
 impl ReadFile {
-    pub(crate) fn open(path: &Path) -> Result<Self> {
-        let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
-        let file = match direct {
-            // tmpfs and some network file systems have no direct reads.
-            Err(e) if e.kind() == io::ErrorKind::InvalidInput => File::open(path),
-            other => other,
-        };
-        let file = file.map_err(|e| missing(path, e))?;
-        Ok(Self { file, path: path.to_owned() })
+    pub(crate) fn open(storage: &dyn Storage, name: &str) -> Result<Self> {
+        let shown = shown(storage, name);
+        let file = storage.open(name, true).map_err(|e| {
+            // A file that a manifest names and that is not there is damage, not a wrong path.
+            let missing = e.kind() == io::ErrorKind::NotFound;
+            let kind = if missing { ErrorKind::DataDamaged } else { ErrorKind::FixInput };
+            Error::with_source(kind, format!("cannot open file={shown} reason={e}"), e)
+        })?;
+        Ok(Self { file, shown })
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+    /// The file in messages.
+    pub(crate) fn shown(&self) -> &str {
+        &self.shown
     }
 
     pub(crate) fn len(&self) -> Result<u64> {
-        Ok(self
-            .file
-            .metadata()
-            .map_err(|e| Error::io(format!("cannot look at file={}", self.path.display()), e))?
-            .len())
+        self.file.len_bytes().map_err(|e| Error::io(format!("cannot look at file={}", self.shown), e))
     }
 
     /// Fills `buffer`, whose start, length and `offset` are multiples of a page. A file that is too short is damaged.
     pub(crate) fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        self.file.read_exact_at(buffer, offset).map_err(|e| {
-            let message =
-                format!("cannot read: file={} offset={offset} bytes={} reason={e}", self.path.display(), buffer.len());
+        self.file.read_at(buffer, offset).map_err(|e| {
+            let bytes = buffer.len();
+            let message = format!("cannot read: file={} offset={offset} bytes={bytes} reason={e}", self.shown);
             match e.kind() {
                 io::ErrorKind::UnexpectedEof => Error::with_source(ErrorKind::DataDamaged, message, e),
                 _ => Error::io(message, e),
@@ -55,10 +50,33 @@ impl ReadFile {
     }
 }
 
-/// A file that a manifest names and that is not there is damage, not a wrong path.
-fn missing(path: &Path, e: io::Error) -> Error {
-    let kind = if e.kind() == io::ErrorKind::NotFound { ErrorKind::DataDamaged } else { ErrorKind::FixInput };
-    Error::with_source(kind, format!("cannot open file={} reason={e}", path.display()), e)
+/// A file of the store in messages.
+pub(crate) fn shown(storage: &dyn Storage, name: &str) -> String {
+    format!("{}/{name}", storage.shown())
+}
+
+/// Makes the names of the store's files durable.
+pub(crate) fn sync_dir(storage: &dyn Storage) -> Result<()> {
+    storage
+        .sync_dir()
+        .map_err(|e| Error::io(format!("cannot sync the directory: dir={} reason={e}", storage.shown()), e))
+}
+
+/// Replaces the file `name` by `bytes`, wholly or not at all.
+pub(crate) fn replace(storage: &dyn Storage, name: &str, bytes: &[u8]) -> Result<()> {
+    let part = format!("{name}.tmp");
+    let write = || {
+        match storage.remove(&part) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let file = storage.create(&part)?;
+        file.write_at(bytes, 0)?;
+        file.sync_data()?;
+        storage.rename(&part, name)
+    };
+    write().map_err(|e| Error::io(format!("cannot write file={} reason={e}", shown(storage, name)), e))?;
+    sync_dir(storage)
 }
 
 /// A buffer of whole pages that starts at a page, as direct reads demand.
@@ -87,42 +105,4 @@ impl PageBuffer {
         let at = self.start + index * PAGE_BYTES;
         self.bytes[at..at + PAGE_BYTES].first_chunk().expect("a page's length")
     }
-}
-
-/// Makes the names in `dir` durable.
-pub(crate) fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir)
-        .and_then(|dir| dir.sync_all())
-        .map_err(|e| Error::io(format!("cannot sync the directory: dir={} reason={e}", dir.display()), e))
-}
-
-/// Replaces `path` by `bytes`, wholly or not at all.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
-    let part = path.with_extension("tmp");
-    let write = || {
-        let file = File::create(&part)?;
-        file.write_all_at(bytes, 0)?;
-        file.sync_all()?;
-        fs::rename(&part, path)
-    };
-    write().map_err(|e| Error::io(format!("cannot write file={} reason={e}", path.display()), e))?;
-    sync_dir(path.parent().unwrap_or(Path::new(".")))
-}
-
-/// Bytes that a user of this process can still write below `dir`.
-pub(crate) fn free_bytes(dir: &Path) -> Result<u64> {
-    let space = rustix::fs::statvfs(dir)
-        .map_err(|e| Error::io(format!("cannot ask for the free space: dir={}", dir.display()), e.into()))?;
-    Ok(space.f_bavail.saturating_mul(space.f_frsize))
-}
-
-/// Blocks allocated to the files in `dir`, in bytes.
-pub(crate) fn disk_bytes(dir: &Path) -> Result<u64> {
-    let failed = |e| Error::io(format!("cannot list the store's directory: dir={}", dir.display()), e);
-    let mut total = 0;
-    for entry in fs::read_dir(dir).map_err(failed)? {
-        // A file that was removed meanwhile takes nothing.
-        total += entry.map_err(failed)?.metadata().map_or(0, |file| file.blocks() * 512);
-    }
-    Ok(total)
 }

@@ -16,6 +16,8 @@
 //!   one reads one page. Pages are read past the page cache, which holds nothing of a store: the memory that is left is
 //!   given to whole segments where a good part of them fits, page by page as they are asked for, and to single records
 //!   that were read lately where it does not (see [`StrataOptions::memory_bytes`]).
+//! - Everything that touches a disk goes through [`storage::Storage`], so that tests put faults and power losses wherever
+//!   one could be.
 //! - Readers never lock: each holds a snapshot, which is a version of the runs and a length of the memtable.
 //!
 //! # What a commit survives
@@ -31,7 +33,7 @@
 //! # What is not there yet
 //!
 //! Batches of gets on io_uring (`get_many` is one get after the other); a rate limit of merges beyond the thread's low
-//! priority; a simulated device for faults that SIGKILL and a full file system do not make.
+//! priority.
 //!
 //! # When the disk is full
 //!
@@ -55,6 +57,7 @@ mod page;
 mod reader;
 mod recover;
 mod segment;
+pub mod storage;
 mod txn;
 mod version;
 mod wal;

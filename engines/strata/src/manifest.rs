@@ -2,14 +2,13 @@
 //!
 //! Owns: its bytes (FORMAT.md, "Manifest"). It is replaced as a whole: a crash leaves the old one or the new one.
 
-use std::fs;
 use std::io::ErrorKind as Io;
-use std::path::Path;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Result};
 
-use crate::file::replace;
+use crate::file::{replace, shown};
 use crate::segment::SegmentInfo;
+use crate::storage::Storage;
 
 const NAME: &str = "MANIFEST";
 const MAGIC: [u8; 8] = *b"stratamf";
@@ -32,21 +31,27 @@ pub(crate) struct Manifest {
 }
 
 impl Manifest {
-    /// Reads the manifest of `dir`; `None` for a new store.
-    pub(crate) fn read(dir: &Path) -> Result<Option<Self>> {
-        let path = dir.join(NAME);
-        match fs::read(&path) {
+    /// Reads the store's manifest; `None` for a new store.
+    pub(crate) fn read(storage: &dyn Storage) -> Result<Option<Self>> {
+        let shown = shown(storage, NAME);
+        let read = || {
+            let file = storage.open(NAME, false)?;
+            let mut bytes = vec![0; file.len_bytes()? as usize];
+            file.read_at(&mut bytes, 0)?;
+            std::io::Result::Ok(bytes)
+        };
+        match read() {
             Ok(bytes) => Self::decode(&bytes)
                 .map(Some)
-                .map_err(|e| Error::new(e.kind(), format!("manifest cannot be used: file={} {e}", path.display()))),
+                .map_err(|e| Error::new(e.kind(), format!("manifest cannot be used: file={shown} {e}"))),
             Err(e) if e.kind() == Io::NotFound => Ok(None),
-            Err(e) => Err(Error::io(format!("cannot read file={} reason={e}", path.display()), e)),
+            Err(e) => Err(Error::io(format!("cannot read file={shown} reason={e}"), e)),
         }
     }
 
-    /// Replaces the manifest of `dir`.
-    pub(crate) fn write(&self, dir: &Path) -> Result<()> {
-        replace(&dir.join(NAME), &self.encode())
+    /// Replaces the store's manifest.
+    pub(crate) fn write(&self, storage: &dyn Storage) -> Result<()> {
+        replace(storage, NAME, &self.encode())
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {

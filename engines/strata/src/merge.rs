@@ -145,12 +145,13 @@ fn flush_oldest(shared: &Shared) -> Result<bool> {
     )?;
     drop(manifest);
     let mut work = shared.work.lock();
-    for path in (before..=frozen.wal_id).map(|id| wal::path(&shared.dir, id)).filter(|path| path.exists()) {
+    let free: Vec<String> = shared.storage.list().unwrap_or_default();
+    for name in (before..=frozen.wal_id).map(wal::name).filter(|name| free.contains(name)) {
         if work.spare.len() < SPARES {
-            work.spare.push(path);
+            work.spare.push(name);
         } else {
             // One that stays is removed by the next opening.
-            std::fs::remove_file(path).ok();
+            shared.storage.remove(&name).ok();
         }
     }
     // Under the lock that waiters look under: none misses it.
@@ -305,7 +306,7 @@ impl Output<'_> {
     fn push(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
         let open = match &mut self.writer {
             Some(open) => open,
-            None => self.writer.insert(SegmentWriter::create(&self.shared.dir, self.shared.new_id())?),
+            None => self.writer.insert(SegmentWriter::create(&self.shared.storage, self.shared.new_id())?),
         };
         open.push(key, hash(key), value)?;
         if open.records() == self.shared.segment_records { self.finish() } else { Ok(()) }

@@ -3,8 +3,6 @@
 //! Owns: FORMAT.md's "Recovery". Runs on the thread that opens the store.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 
 use engine_api::{Error, Key, Result, Value};
@@ -13,10 +11,12 @@ use crate::StrataOptions;
 use crate::budget::Budget;
 use crate::cache::RecordCache;
 use crate::engine::{FROZEN_MAX, Frozen, Visible};
+use crate::file::shown;
 use crate::filter::{PLANES, hash};
 use crate::manifest::Manifest;
 use crate::mem::{ENTRY_BYTES, Mem};
 use crate::segment::{Reads, Segment};
+use crate::storage::Storage;
 use crate::version::{Run, Version};
 use crate::wal::{self, Wal};
 
@@ -45,18 +45,18 @@ pub(crate) struct Recovered {
 }
 
 /// Runs from the manifest, batches behind them from the WAL; files that nothing names are removed.
-pub(crate) fn recover(dir: &Path, options: &StrataOptions, manifest: Manifest) -> Result<Recovered> {
+pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &StrataOptions, manifest: Manifest) -> Result<Recovered> {
     let mem_bytes = options.memory_bytes / MEM_SHARE;
     let per_mem = mem_bytes / ENTRY_BYTES / (FROZEN_MAX as u64 + 1);
     let mem_records = per_mem.clamp(MEM_RECORDS_MIN, MEM_RECORDS_MAX) as usize;
     let budget = Budget::new(options.memory_bytes.saturating_sub(mem_bytes));
     let reads = Arc::new(Reads::default());
-    let (version, pages_beside_bytes) = open_version(dir, &manifest, &budget, &reads)?;
-    let (wals, highest) = clean_up(dir, &manifest)?;
+    let (version, pages_beside_bytes) = open_version(storage, &manifest, &budget, &reads)?;
+    let (wals, highest) = clean_up(&**storage, &manifest)?;
     let mut ops: Vec<(Key, Option<Value>)> = Vec::new();
     let (mut batch, mut checkpoint) = (manifest.batch, manifest.checkpoint);
     for id in &wals {
-        batch = wal::replay(&wal::path(dir, *id), *id, batch + 1, |_, replayed| {
+        batch = wal::replay(&**storage, *id, batch + 1, |_, replayed| {
             checkpoint = replayed.checkpoint;
             ops.extend(replayed.ops);
             Ok(())
@@ -66,7 +66,7 @@ pub(crate) fn recover(dir: &Path, options: &StrataOptions, manifest: Manifest) -
     let mem = Mem::new(ops.len().max(mem_records));
     ops.iter().enumerate().for_each(|(index, (key, value))| mem.append(index, hash(key), key, *value));
     let mem = Arc::new(mem);
-    let wal = Wal::create(dir, next_id, None)?;
+    let wal = Wal::create(&**storage, next_id, None)?;
     // What was replayed keeps its files until it is flushed: it is frozen at once, behind a new active memtable.
     let frozen = wals
         .last()
@@ -93,10 +93,15 @@ pub(crate) fn recover(dir: &Path, options: &StrataOptions, manifest: Manifest) -
 
 /// Opens all runs: first what every get needs, then the second planes, then pages or single records with what is left.
 /// Also gives how much memory has to be left beside the pages of segments that are written later.
-fn open_version(dir: &Path, manifest: &Manifest, budget: &Arc<Budget>, reads: &Arc<Reads>) -> Result<(Version, u64)> {
+fn open_version(
+    storage: &Arc<dyn Storage>,
+    manifest: &Manifest,
+    budget: &Arc<Budget>,
+    reads: &Arc<Reads>,
+) -> Result<(Version, u64)> {
     let mut runs = Vec::new();
     for run in &manifest.runs {
-        let segments = run.iter().map(|info| Segment::open(dir, *info, budget, reads)).collect::<Result<_>>()?;
+        let segments = run.iter().map(|info| Segment::open(storage, *info, budget, reads)).collect::<Result<_>>()?;
         runs.push(Arc::new(Run { segments }));
     }
     let base = runs.pop().unwrap_or_default();
@@ -131,20 +136,21 @@ fn open_version(dir: &Path, manifest: &Manifest, budget: &Arc<Budget>, reads: &A
 }
 
 /// Removes files that no manifest names; gives the WAL files to replay and the highest number of any file.
-fn clean_up(dir: &Path, manifest: &Manifest) -> Result<(Vec<u64>, u64)> {
-    let failed = |e| Error::io(format!("cannot list the store's directory: dir={}", dir.display()), e);
+fn clean_up(storage: &dyn Storage, manifest: &Manifest) -> Result<(Vec<u64>, u64)> {
+    let failed = |e| Error::io(format!("cannot list the store's directory: dir={}", storage.shown()), e);
     let named: BTreeSet<u64> = manifest.runs.iter().flatten().map(|info| info.id).collect();
     let (mut wals, mut highest) = (Vec::new(), 0);
-    for entry in fs::read_dir(dir).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        let id = path.file_stem().and_then(|stem| stem.to_str()?.parse::<u64>().ok());
-        let (Some(id), Some(kind)) = (id, path.extension()) else { continue };
+    for name in storage.list().map_err(failed)? {
+        let Some((id, kind)) = name.split_once('.').and_then(|(id, kind)| Some((id.parse::<u64>().ok()?, kind))) else {
+            continue;
+        };
         highest = highest.max(id);
         if kind == "wal" && id >= manifest.wal_floor {
             wals.push(id);
         } else if kind == "wal" || (kind == "seg" && !named.contains(&id)) {
-            fs::remove_file(&path)
-                .map_err(|e| Error::io(format!("cannot remove file={} reason={e}", path.display()), e))?;
+            storage
+                .remove(&name)
+                .map_err(|e| Error::io(format!("cannot remove file={} reason={e}", shown(storage, &name)), e))?;
         }
     }
     wals.sort_unstable();

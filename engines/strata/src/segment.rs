@@ -3,9 +3,6 @@
 //! Owns: its bytes (FORMAT.md, "Segment"), how it is written, opened and asked, and how much of it is in memory. Must
 //! not: know runs or versions. Readers use a segment on any thread at once.
 
-use std::fs::{self, File};
-use std::io::Write;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -15,9 +12,10 @@ use memmap2::{MmapMut, MmapRaw};
 
 use crate::budget::{Budget, Share};
 use crate::cache::RecordCache;
-use crate::file::{PageBuffer, ReadFile};
+use crate::file::{PageBuffer, ReadFile, shown};
 use crate::filter::{PLANES, insert, may_contain, plane_bytes};
 use crate::page::{PAGE_BYTES, PAGE_RECORDS, Page, PageBuilder, PageBytes, prefix};
+use crate::storage::{Storage, StorageFile};
 
 /// The format written, and the newest read.
 const VERSION: u32 = 1;
@@ -43,15 +41,15 @@ pub(crate) struct SegmentInfo {
     pub(crate) last: Key,
 }
 
-/// The path of a segment's file.
-pub(crate) fn path(dir: &Path, id: u64) -> PathBuf {
-    dir.join(format!("{id:012}.seg"))
+/// The name of a segment's file.
+pub(crate) fn name(id: u64) -> String {
+    format!("{id:012}.seg")
 }
 
 /// Writes a segment from ascending records.
 pub(crate) struct SegmentWriter {
-    file: File,
-    path: PathBuf,
+    storage: Arc<dyn Storage>,
+    file: Arc<dyn StorageFile>,
     id: u64,
     page: PageBuilder,
     pending: Vec<u8>,
@@ -63,12 +61,11 @@ pub(crate) struct SegmentWriter {
 }
 
 impl SegmentWriter {
-    pub(crate) fn create(dir: &Path, id: u64) -> Result<Self> {
-        let path = path(dir, id);
-        let file = File::create(&path).map_err(|e| cannot_write(&path, e))?;
+    pub(crate) fn create(storage: &Arc<dyn Storage>, id: u64) -> Result<Self> {
+        let file = storage.create(&name(id)).map_err(|e| cannot_write(&**storage, id, e))?;
         Ok(Self {
+            storage: Arc::clone(storage),
             file,
-            path,
             id,
             page: PageBuilder::new(),
             pending: Vec::with_capacity(WRITE_BYTES + PAGE_BYTES),
@@ -120,9 +117,8 @@ impl SegmentWriter {
         let footer = encode_footer(&info, pages, &sections);
         self.pending.extend_from_slice(&footer);
         self.flush(0)?;
-        self.file.sync_all().map_err(|e| cannot_write(&self.path, e))?;
-        // Written pages are read directly: in the page cache they would only be charged to the memory cap.
-        rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed).ok();
+        self.file.sync_data().map_err(|e| cannot_write(&*self.storage, self.id, e))?;
+        self.file.forget_pages();
         self.finished = true;
         Ok(info)
     }
@@ -149,7 +145,8 @@ impl SegmentWriter {
 
     fn flush(&mut self, above: usize) -> Result<()> {
         if self.pending.len() > above {
-            self.file.write_all(&self.pending).map_err(|e| cannot_write(&self.path, e))?;
+            let written = self.file.write_at(&self.pending, self.written_bytes);
+            written.map_err(|e| cannot_write(&*self.storage, self.id, e))?;
             self.written_bytes += self.pending.len() as u64;
             self.pending.clear();
         }
@@ -161,18 +158,19 @@ impl Drop for SegmentWriter {
     fn drop(&mut self) {
         if !self.finished {
             // Named by no manifest; opening would remove it as well.
-            fs::remove_file(&self.path).ok();
+            self.storage.remove(&name(self.id)).ok();
         }
     }
 }
 
-fn cannot_write(path: &Path, e: std::io::Error) -> Error {
-    Error::io(format!("cannot write file={} reason={e}", path.display()), e)
+fn cannot_write(storage: &dyn Storage, id: u64, e: std::io::Error) -> Error {
+    Error::io(format!("cannot write file={} reason={e}", shown(storage, &name(id))), e)
 }
 
 /// A segment that is open for reading.
 pub(crate) struct Segment {
     pub(crate) info: SegmentInfo,
+    storage: Arc<dyn Storage>,
     file: ReadFile,
     pages: u32,
     directory: Vec<u64>,
@@ -205,8 +203,13 @@ impl Segment {
     ///
     /// # Errors
     /// `DataDamaged` naming file and offset; `FixInput` for a newer version.
-    pub(crate) fn open(dir: &Path, info: SegmentInfo, budget: &Arc<Budget>, reads: &Arc<Reads>) -> Result<Arc<Self>> {
-        let file = ReadFile::open(&path(dir, info.id))?;
+    pub(crate) fn open(
+        storage: &Arc<dyn Storage>,
+        info: SegmentInfo,
+        budget: &Arc<Budget>,
+        reads: &Arc<Reads>,
+    ) -> Result<Arc<Self>> {
+        let file = ReadFile::open(&**storage, &name(info.id))?;
         let length = file.len()?;
         if length < PAGE_BYTES as u64 || !length.is_multiple_of(PAGE_BYTES as u64) {
             return Err(damaged(&file, 0, &format!("length_bytes={length} is not whole pages")));
@@ -218,7 +221,7 @@ impl Segment {
             Footer::Damaged(why) => damaged(&file, at, &why),
             Footer::Newer(version) => Error::new(
                 ErrorKind::FixInput,
-                format!("written by a newer strata: file={} version={version} known={VERSION}", file.path().display()),
+                format!("written by a newer strata: file={} version={version} known={VERSION}", file.shown()),
             ),
         })?;
         if found != info {
@@ -231,6 +234,7 @@ impl Segment {
             directory.chunks_exact(8).map(|word| u64::from_le_bytes(std::array::from_fn(|i| word[i]))).collect();
         let segment = Self {
             info,
+            storage: Arc::clone(storage),
             file,
             pages,
             directory,
@@ -286,10 +290,6 @@ impl Segment {
     pub(crate) fn retire(&self) {
         // ORDERING: Relaxed: read again only when the last owner drops it, which synchronises by itself.
         self.obsolete.store(true, Ordering::Relaxed);
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        self.file.path()
     }
 
     pub(crate) fn pages(&self) -> u32 {
@@ -409,7 +409,7 @@ impl Drop for Segment {
         // ORDERING: Relaxed: see `retire`.
         if self.obsolete.load(Ordering::Relaxed) {
             // Left behind it would be removed by the next opening.
-            fs::remove_file(self.file.path()).ok();
+            self.storage.remove(&name(self.info.id)).ok();
         }
     }
 }
@@ -458,8 +458,7 @@ fn read_section(file: &ReadFile, (offset, bytes, crc): (u64, u64, u32)) -> Resul
 }
 
 fn damaged(file: &ReadFile, offset: u64, why: &str) -> Error {
-    let path = file.path().display();
-    Error::new(ErrorKind::DataDamaged, format!("segment is damaged: file={path} offset={offset} {why}"))
+    Error::new(ErrorKind::DataDamaged, format!("segment is damaged: file={} offset={offset} {why}", file.shown()))
 }
 
 /// What is wrong with a footer.

@@ -5,11 +5,12 @@
 //! Files are overwritten in place once their memtable is in a run: the device's metadata does not change then, and a
 //! flush is one write. What an older use left behind is told from a record by the file's number in it.
 
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
+
+use crate::file::shown;
+use crate::storage::{Storage, StorageFile};
 
 const HEADER_BYTES: usize = 32;
 const OP_BYTES: usize = 65;
@@ -20,8 +21,8 @@ const RECORD_BYTES_MAX: u64 = 2 << 30;
 
 /// A WAL file that is being written.
 pub(crate) struct Wal {
-    file: File,
-    path: PathBuf,
+    file: Arc<dyn StorageFile>,
+    shown: String,
     id: u64,
     offset: u64,
     buffer: Vec<u8>,
@@ -33,25 +34,29 @@ pub(crate) struct Batch {
     pub(crate) ops: Vec<(Key, Option<Value>)>,
 }
 
-/// The path of a WAL file.
-pub(crate) fn path(dir: &Path, id: u64) -> PathBuf {
-    dir.join(format!("{id:012}.wal"))
+/// The name of a WAL file.
+pub(crate) fn name(id: u64) -> String {
+    format!("{id:012}.wal")
 }
 
 impl Wal {
     /// A new file, or `spare` under a new name.
-    pub(crate) fn create(dir: &Path, id: u64, spare: Option<PathBuf>) -> Result<Self> {
-        let path = path(dir, id);
+    pub(crate) fn create(storage: &dyn Storage, id: u64, spare: Option<String>) -> Result<Self> {
+        let own = name(id);
         let make = || {
-            if let Some(spare) = &spare {
-                fs::rename(spare, &path)?;
-            }
-            let file = OpenOptions::new().create(true).write(true).truncate(false).open(&path)?;
-            File::open(dir)?.sync_all()?;
+            let file = match &spare {
+                Some(spare) => {
+                    storage.rename(spare, &own)?;
+                    storage.open_write(&own)?
+                }
+                None => storage.create(&own)?,
+            };
+            storage.sync_dir()?;
             std::io::Result::Ok(file)
         };
-        let file = make().map_err(|e| Error::io(format!("cannot create file={} reason={e}", path.display()), e))?;
-        Ok(Self { file, path, id, offset: 0, buffer: Vec::new() })
+        let shown = shown(storage, &own);
+        let file = make().map_err(|e| Error::io(format!("cannot create file={shown} reason={e}"), e))?;
+        Ok(Self { file, shown, id, offset: 0, buffer: Vec::new() })
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -66,9 +71,9 @@ impl Wal {
     /// Appends a batch, not flushed. After an error the record is not there: the next one takes its place.
     pub(crate) fn append(&mut self, batch: u64, checkpoint: &Checkpoint, ops: &[(Key, Option<Value>)]) -> Result<()> {
         encode(&mut self.buffer, self.id, batch, checkpoint, ops);
-        self.file.write_all_at(&self.buffer, self.offset).map_err(|e| {
-            Error::io(format!("cannot write file={} offset={} reason={e}", self.path.display(), self.offset), e)
-        })?;
+        self.file
+            .write_at(&self.buffer, self.offset)
+            .map_err(|e| Error::io(format!("cannot write file={} offset={} reason={e}", self.shown, self.offset), e))?;
         self.offset += self.buffer.len() as u64;
         Ok(())
     }
@@ -76,26 +81,27 @@ impl Wal {
     /// Flushes what was appended. Never tried again: see [`ErrorKind::Reopen`].
     pub(crate) fn sync(&self) -> Result<()> {
         self.file.sync_data().map_err(|e| {
-            Error::with_source(ErrorKind::Reopen, format!("cannot flush file={} reason={e}", self.path.display()), e)
+            Error::with_source(ErrorKind::Reopen, format!("cannot flush file={} reason={e}", self.shown), e)
         })
     }
 }
 
 /// Replays the batches of a WAL file, the first of which is `next`, up to the first that is not whole or not the next.
 pub(crate) fn replay(
-    path: &Path,
+    storage: &dyn Storage,
     id: u64,
     mut next: u64,
     mut take: impl FnMut(u64, Batch) -> Result<()>,
 ) -> Result<u64> {
-    let file = File::open(path).map_err(|e| Error::io(format!("cannot open file={} reason={e}", path.display()), e))?;
-    let cannot_read = |e| Error::io(format!("cannot read file={} reason={e}", path.display()), e);
-    let length = file.metadata().map_err(cannot_read)?.len();
+    let shown = shown(storage, &name(id));
+    let cannot_read = |e| Error::io(format!("cannot read file={shown} reason={e}"), e);
+    let file = storage.open(&name(id), false).map_err(cannot_read)?;
+    let length = file.len_bytes().map_err(cannot_read)?;
     let mut offset = 0;
     let mut bytes = Vec::new();
     while offset + HEADER_BYTES as u64 <= length {
         let mut header = [0; HEADER_BYTES];
-        file.read_exact_at(&mut header, offset).map_err(cannot_read)?;
+        file.read_at(&mut header, offset).map_err(cannot_read)?;
         let body = u64::from(u32::from_le_bytes(std::array::from_fn(|i| header[4 + i])));
         if body > RECORD_BYTES_MAX || offset + HEADER_BYTES as u64 + body > length {
             break;
@@ -103,7 +109,7 @@ pub(crate) fn replay(
         bytes.clear();
         bytes.extend_from_slice(&header);
         bytes.resize(HEADER_BYTES + body as usize, 0);
-        file.read_exact_at(&mut bytes[HEADER_BYTES..], offset + HEADER_BYTES as u64).map_err(cannot_read)?;
+        file.read_at(&mut bytes[HEADER_BYTES..], offset + HEADER_BYTES as u64).map_err(cannot_read)?;
         let Some(batch) = decode(&bytes, id, next) else { break };
         take(next, batch)?;
         next += 1;
@@ -156,13 +162,20 @@ fn decode(bytes: &[u8], id: u64, number: u64) -> Option<Batch> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::storage::DirStorage;
 
-    fn replayed(path: &Path, id: u64, next: u64) -> (u64, Vec<usize>) {
+    /// Replays `bytes` as if they were file `id`.
+    fn replayed(bytes: &[u8], id: u64, next: u64) -> (u64, Vec<usize>) {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::write(dir.path().join(name(id)), bytes).expect("written");
+        let storage = DirStorage::open(dir.path()).expect("opened");
         let mut seen = Vec::new();
-        let end = replay(path, id, next, |_, batch| {
+        let end = replay(&storage, id, next, |_, batch| {
             seen.push(batch.ops.len());
             Ok(())
         });
@@ -172,29 +185,26 @@ mod tests {
     #[test]
     fn replay_ends_at_the_first_record_that_is_not_whole() {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut wal = Wal::create(dir.path(), 3, None).expect("created");
+        let mut wal = Wal::create(&DirStorage::open(dir.path()).expect("opened"), 3, None).expect("created");
         let ops = |n: usize| (0..n).map(|i| ([i as u8; 32], (i % 2 == 0).then_some([7; 32]))).collect::<Vec<_>>();
         let mut ends = Vec::new();
         for n in 1..5 {
             wal.append(10 + n as u64, &Checkpoint::default(), &ops(n)).expect("written");
             ends.push(wal.bytes());
         }
-        let whole = fs::read(path(dir.path(), 3)).expect("readable");
-        assert_eq!(replayed(&path(dir.path(), 3), 3, 11), (15, vec![1, 2, 3, 4]));
-        assert_eq!(replayed(&path(dir.path(), 3), 3, 12), (12, vec![]), "another number is not the next");
-        assert_eq!(replayed(&path(dir.path(), 3), 4, 11), (11, vec![]), "another file's records are not its own");
-        let torn = dir.path().join("torn");
+        let whole = fs::read(dir.path().join(name(3))).expect("readable");
+        assert_eq!(replayed(&whole, 3, 11), (15, vec![1, 2, 3, 4]));
+        assert_eq!(replayed(&whole, 3, 12), (12, vec![]), "another number is not the next");
+        assert_eq!(replayed(&whole, 4, 11), (11, vec![]), "another file's records are not its own");
         for cut in 0..whole.len() {
-            fs::write(&torn, &whole[..cut]).expect("written");
             let expected = ends.iter().filter(|end| **end <= cut as u64).count();
-            assert_eq!(replayed(&torn, 3, 11).1.len(), expected, "cut={cut}");
+            assert_eq!(replayed(&whole[..cut], 3, 11).1.len(), expected, "cut={cut}");
         }
         for at in 0..whole.len() {
             let mut flipped = whole.clone();
             flipped[at] ^= 0x10;
-            fs::write(&torn, &flipped).expect("written");
             let before = ends.iter().filter(|end| **end <= at as u64).count();
-            assert_eq!(replayed(&torn, 3, 11).1.len(), before, "byte={at}");
+            assert_eq!(replayed(&flipped, 3, 11).1.len(), before, "byte={at}");
         }
     }
 

@@ -1,8 +1,12 @@
-//! What only strata promises: damage is found wherever it is, memory is divided, merges keep the map, copies stand alone.
+//! What only strata promises: no fault of a device loses what was flushed, damage is found wherever it is, merges keep
+//! the map, copies stand alone.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::collections::BTreeMap;
+mod faults;
+mod faulty;
+mod support;
+
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -10,26 +14,14 @@ use std::path::{Path, PathBuf};
 use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
 use engine_strata::{StrataEngine, StrataOptions};
 
-type Map = BTreeMap<Key, Value>;
+use support::{Map, Rng};
 
 const SMALL: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 1 << 20 };
 
-/// A generator that tests can repeat (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    fn key(&mut self) -> Key {
-        let mut key = [0; 32];
-        key.chunks_exact_mut(8).for_each(|lane| lane.copy_from_slice(&self.next().to_be_bytes()));
-        key
-    }
+fn random_key(random: &mut Rng) -> Key {
+    let mut key = [0; 32];
+    key.chunks_exact_mut(8).for_each(|lane| lane.copy_from_slice(&random.next().to_be_bytes()));
+    key
 }
 
 fn seq(seq: u64) -> Checkpoint {
@@ -70,7 +62,7 @@ fn assert_holds(engine: &StrataEngine, map: &Map) {
 }
 
 /// A store with some tens of flushes and merges behind it.
-fn grown(dir: &Path, random: &mut Random) -> (StrataEngine, Map) {
+fn grown(dir: &Path, random: &mut Rng) -> (StrataEngine, Map) {
     let engine = StrataEngine::open(dir, &SMALL).unwrap();
     let mut map = Map::new();
     let mut known: Vec<Key> = Vec::new();
@@ -78,7 +70,7 @@ fn grown(dir: &Path, random: &mut Random) -> (StrataEngine, Map) {
         let mut changes = Vec::new();
         for _ in 0..5000 {
             let old = random.next().is_multiple_of(3) && !known.is_empty();
-            let key = if old { known[random.next() as usize % known.len()] } else { random.key() };
+            let key = if old { known[random.next() as usize % known.len()] } else { random_key(random) };
             known.push(key);
             changes.push((key, (!random.next().is_multiple_of(5)).then_some([random.next() as u8; 32])));
         }
@@ -96,7 +88,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 #[test]
 fn merges_settling_and_opening_again_keep_the_map() {
     let dir = tempfile::tempdir().unwrap();
-    let (engine, map) = grown(dir.path(), &mut Random(1));
+    let (engine, map) = grown(dir.path(), &mut Rng(1));
     assert_holds(&engine, &map);
     engine.settle().unwrap();
     assert_holds(&engine, &map);
@@ -124,7 +116,7 @@ fn merges_settling_and_opening_again_keep_the_map() {
 #[test]
 fn a_snapshot_stands_while_everything_is_merged_away_beneath_it() {
     let dir = tempfile::tempdir().unwrap();
-    let (engine, map) = grown(dir.path(), &mut Random(2));
+    let (engine, map) = grown(dir.path(), &mut Rng(2));
     let mut reader = engine.reader().unwrap();
     let mut other = Map::new();
     let all: Vec<_> = map.keys().map(|key| (*key, None)).collect();
@@ -143,7 +135,7 @@ fn a_snapshot_stands_while_everything_is_merged_away_beneath_it() {
 #[test]
 fn a_copy_opens_by_itself() {
     let (dir, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (engine, map) = grown(dir.path(), &mut Random(3));
+    let (engine, map) = grown(dir.path(), &mut Rng(3));
     let copied = copy.path().join("copy");
     engine.snapshot(&copied).unwrap();
     commit(&engine, &[([9; 32], Some([9; 32]))], 999, &mut map.clone());
@@ -158,7 +150,7 @@ fn a_copy_opens_by_itself() {
 #[test]
 fn flipped_bits_are_found_wherever_they_are_and_never_returned() {
     let dir = tempfile::tempdir().unwrap();
-    let mut random = Random(4);
+    let mut random = Rng(4);
     let (engine, map) = grown(dir.path(), &mut random);
     engine.settle().unwrap();
     Box::new(engine).close().unwrap();

@@ -1,0 +1,193 @@
+//! Power loss at every change of the disk; a failing read, flush or allocation at every place.
+
+use std::sync::Arc;
+
+use engine_api::{Durability, Engine, ErrorKind};
+use engine_strata::StrataEngine;
+
+use crate::faulty::{Fault, FaultyStorage};
+use crate::support::{Map, OPTIONS, all, apply, assert_holds, at, batch, try_commit};
+
+const CHANGES: u64 = 300;
+const BATCHES: u64 = 14;
+
+fn open(storage: &FaultyStorage) -> engine_api::Result<StrataEngine> {
+    StrataEngine::open_on(Arc::new(storage.clone()), &OPTIONS)
+}
+
+/// What a run got to: the last acknowledged commit, the last that was acknowledged as flushed, the last attempted.
+#[derive(Debug, Default, Clone, Copy)]
+struct Reached {
+    acked: u64,
+    synced: u64,
+    attempted: u64,
+}
+
+/// Commits batches, flushing and merging every few of them, until something fails.
+fn work(storage: &FaultyStorage, seed: u64) -> Reached {
+    let mut reached = Reached::default();
+    let Ok(engine) = open(storage) else { return reached };
+    for seq in 1..=BATCHES {
+        let durability = if seq % 3 == 0 { Durability::Synced } else { Durability::Buffered };
+        reached.attempted = seq;
+        if try_commit(&engine, &batch(seed, seq, CHANGES), seq, durability).is_err() {
+            break;
+        }
+        reached.acked = seq;
+        if durability == Durability::Synced {
+            reached.synced = seq;
+        }
+        if seq % 5 == 0 {
+            if engine.settle().is_err() {
+                break;
+            }
+            reached.synced = seq;
+        }
+    }
+    reached
+}
+
+fn content(seed: u64, seq: u64) -> Map {
+    let mut map = Map::new();
+    (1..=seq).for_each(|seq| apply(&mut map, &batch(seed, seq, CHANGES)));
+    map
+}
+
+#[test]
+fn power_loss_at_every_change_keeps_a_whole_prefix() {
+    let whole = FaultyStorage::default();
+    whole.set(Fault::None);
+    assert_eq!(work(&whole, 1).acked, BATCHES);
+    let (changes, ..) = whole.counts();
+    println!("changes of the disk: {changes}");
+    assert!(changes > 60, "the run flushes and merges");
+    for crash_at in 1..=changes + 1 {
+        let storage = FaultyStorage::default();
+        storage.set(Fault::CrashAt(crash_at));
+        let reached = work(&storage, 1);
+        for outcome in 0..6 {
+            let place = format!("crash_at={crash_at} outcome={outcome} {reached:?}");
+            let left = storage.after_crash(crash_at * 64 + outcome);
+            let engine = open(&left).unwrap_or_else(|error| panic!("{place}: {error}"));
+            let seq = engine.checkpoint().unwrap().seq;
+            assert!(reached.synced <= seq && seq <= reached.attempted, "seq={seq} {place}");
+            assert_holds(&engine, &content(1, seq), seq, &place);
+            // And once more, from where it stands: what was torn must not come back.
+            let mut map = content(1, seq);
+            let more = batch(99, 1, 20);
+            try_commit(&engine, &more, seq + 1, Durability::Synced).unwrap();
+            apply(&mut map, &more);
+            drop(engine);
+            let again = left.after_crash(outcome);
+            let engine = open(&again).unwrap_or_else(|error| panic!("again {place}: {error}"));
+            assert_holds(&engine, &map, seq + 1, &place);
+        }
+    }
+}
+
+#[test]
+fn a_failed_flush_refuses_every_further_write() {
+    let whole = FaultyStorage::default();
+    work(&whole, 2);
+    let (_, _, syncs, _) = whole.counts();
+    for fail_at in 1..=syncs {
+        let storage = FaultyStorage::default();
+        let fault = Fault::SyncAt(fail_at);
+        storage.set(fault);
+        let reached = work(&storage, 2);
+        storage.set(Fault::None);
+        let engine = open(&storage).unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+        let seq = engine.checkpoint().unwrap().seq;
+        assert!(reached.synced <= seq && seq <= reached.attempted, "seq={seq} {fault:?} {reached:?}");
+        assert_holds(&engine, &content(2, seq), seq, &format!("{fault:?}"));
+    }
+    // The engine itself, without opening again.
+    let storage = FaultyStorage::default();
+    let engine = open(&storage).unwrap();
+    try_commit(&engine, &batch(2, 1, 5), 1, Durability::Synced).unwrap();
+    storage.set(Fault::SyncAt(1));
+    let failed = try_commit(&engine, &batch(2, 2, 5), 2, Durability::Synced).unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::Reopen, "{failed}");
+    assert_eq!(engine.begin().err().unwrap().kind(), ErrorKind::Reopen);
+    assert_eq!(engine.checkpoint().unwrap(), at(1));
+    assert_eq!(Box::new(engine).close().unwrap_err().kind(), ErrorKind::Reopen);
+}
+
+#[test]
+fn a_synced_commit_is_one_flush_and_a_buffered_one_none() {
+    let storage = FaultyStorage::default();
+    let engine = open(&storage).unwrap();
+    try_commit(&engine, &batch(3, 1, 5), 1, Durability::Synced).unwrap();
+    for (seq, durability, flushes) in [(2, Durability::Synced, 1), (3, Durability::Buffered, 0)] {
+        storage.set(Fault::None);
+        try_commit(&engine, &batch(3, seq, 5), seq, durability).unwrap();
+        assert_eq!(storage.counts().2, flushes, "{durability:?}");
+    }
+}
+
+#[test]
+fn a_failed_read_is_an_error_and_never_a_wrong_answer() {
+    let storage = FaultyStorage::default();
+    work(&storage, 4);
+    let expected = content(4, BATCHES);
+    storage.set(Fault::None);
+    drop(open(&storage).unwrap());
+    let (_, reads, ..) = storage.counts();
+    for fail_at in 1..=reads {
+        storage.set(Fault::ReadAt(fail_at));
+        // The opening may meet it, the thread in the background, or the scan: an error, never another map.
+        if let Ok(engine) = open(&storage)
+            && let Ok(found) = all(&engine)
+        {
+            assert!(found == expected, "read={fail_at}");
+        }
+    }
+    storage.set(Fault::None);
+    assert_holds(&open(&storage).unwrap(), &expected, BATCHES, "after failed reads");
+}
+
+#[test]
+fn a_full_device_anywhere_loses_nothing_and_goes_on_with_space() {
+    let whole = FaultyStorage::default();
+    work(&whole, 5);
+    for full_at in (0..3 << 20).step_by(48 << 10) {
+        let storage = FaultyStorage::default();
+        storage.set(Fault::FullAt(full_at));
+        let reached = work(&storage, 5);
+        storage.set(Fault::None);
+        let engine = open(&storage).unwrap_or_else(|error| panic!("full_at={full_at}: {error}"));
+        let seq = engine.checkpoint().unwrap().seq;
+        assert_eq!(seq, reached.acked, "full_at={full_at} {reached:?}");
+        let mut map = content(5, seq);
+        assert_holds(&engine, &map, seq, &format!("full_at={full_at}"));
+        try_commit(&engine, &batch(5, seq + 1, CHANGES), seq + 1, Durability::Synced).unwrap();
+        apply(&mut map, &batch(5, seq + 1, CHANGES));
+        engine.settle().unwrap();
+        assert_holds(&engine, &map, seq + 1, &format!("with space again full_at={full_at}"));
+    }
+}
+
+#[test]
+fn a_batch_that_meets_a_full_device_leaves_no_trace() {
+    let storage = FaultyStorage::default();
+    let engine = open(&storage).unwrap();
+    try_commit(&engine, &batch(6, 1, 50), 1, Durability::Synced).unwrap();
+    storage.set(Fault::FullAt(0));
+    // More than the memtable holds.
+    let failed = try_commit(&engine, &batch(6, 2, 40_000), 2, Durability::Synced).unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::FreeSpace, "{failed}");
+    assert_holds(&engine, &content_of_first(), 1, "on the full device");
+    storage.set(Fault::None);
+    try_commit(&engine, &batch(6, 2, 50), 2, Durability::Synced).unwrap();
+    let mut map = content_of_first();
+    apply(&mut map, &batch(6, 2, 50));
+    assert_holds(&engine, &map, 2, "with space again");
+    drop(engine);
+    assert_holds(&open(&storage.after_crash(1)).unwrap(), &map, 2, "after a crash");
+}
+
+fn content_of_first() -> Map {
+    let mut map = Map::new();
+    apply(&mut map, &batch(6, 1, 50));
+    map
+}

@@ -1,0 +1,261 @@
+//! A directory in memory that fails on request and crashes like a machine that loses its power.
+//!
+//! A crash keeps what was flushed. Of the writes since, each file keeps any subset, each of them torn at any 512-byte
+//! sector; of the names created, renamed and removed since the directory was flushed, any prefix has happened.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use engine_strata::storage::{Storage, StorageFile};
+use parking_lot::Mutex;
+
+use crate::support::Rng;
+
+/// What goes wrong, counted over all calls of its kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Fault {
+    #[default]
+    None,
+    /// This call that changes the disk, and every later one, fails: the power is gone.
+    CrashAt(u64),
+    /// This read fails with EIO.
+    ReadAt(u64),
+    /// This flush fails with EIO.
+    SyncAt(u64),
+    /// No allocation beyond this many bytes.
+    FullAt(u64),
+}
+
+#[derive(Default)]
+struct Content {
+    durable: Vec<u8>,
+    bytes: Vec<u8>,
+    /// Writes since the last flush: offset and bytes.
+    pending: Vec<(u64, Vec<u8>)>,
+}
+
+type Names = BTreeMap<String, Arc<Mutex<Content>>>;
+
+#[derive(Default)]
+struct Disk {
+    names: Names,
+    durable_names: Names,
+    pending_names: Vec<Names>,
+    fault: Fault,
+    changes: u64,
+    reads: u64,
+    syncs: u64,
+    allocated: u64,
+}
+
+/// Shared with its files.
+#[derive(Clone, Default)]
+pub(crate) struct FaultyStorage(Arc<Mutex<Disk>>);
+
+struct FaultyFile {
+    disk: Arc<Mutex<Disk>>,
+    content: Arc<Mutex<Content>>,
+}
+
+fn eio() -> io::Error {
+    io::Error::from_raw_os_error(5)
+}
+
+impl Disk {
+    fn change(&mut self) -> io::Result<()> {
+        self.changes += 1;
+        if matches!(self.fault, Fault::CrashAt(at) if self.changes >= at) { Err(eio()) } else { Ok(()) }
+    }
+
+    fn grow(&mut self, from: usize, to: usize) -> io::Result<()> {
+        let more = to.saturating_sub(from) as u64;
+        if more > 0 && matches!(self.fault, Fault::FullAt(most) if self.allocated + more > most) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.allocated += more;
+        Ok(())
+    }
+
+    fn rename_all(&mut self, change: impl FnOnce(&mut Names) -> io::Result<()>) -> io::Result<()> {
+        self.change()?;
+        change(&mut self.names)?;
+        self.pending_names.push(self.names.clone());
+        Ok(())
+    }
+}
+
+impl FaultyStorage {
+    pub(crate) fn set(&self, fault: Fault) {
+        let mut disk = self.0.lock();
+        disk.fault = fault;
+        (disk.changes, disk.reads, disk.syncs) = (0, 0, 0);
+    }
+
+    /// Calls since [`FaultyStorage::set`] that changed the disk, that read, that flushed; and the bytes allocated.
+    pub(crate) fn counts(&self) -> (u64, u64, u64, u64) {
+        let disk = self.0.lock();
+        (disk.changes, disk.reads, disk.syncs, disk.allocated)
+    }
+
+    /// What the power loss leaves, as a new disk.
+    pub(crate) fn after_crash(&self, seed: u64) -> Self {
+        let mut rng = Rng(seed);
+        let disk = self.0.lock();
+        let happened = rng.below(disk.pending_names.len() as u64 + 1) as usize;
+        let names = match happened.checked_sub(1) {
+            Some(last) => &disk.pending_names[last],
+            None => &disk.durable_names,
+        };
+        let left: Names = names
+            .iter()
+            .map(|(name, content)| {
+                let bytes = survivor(&content.lock(), &mut rng);
+                (name.clone(), Arc::new(Mutex::new(Content { durable: bytes.clone(), bytes, pending: Vec::new() })))
+            })
+            .collect();
+        let allocated = left.values().map(|content| content.lock().bytes.len() as u64).sum();
+        Self(Arc::new(Mutex::new(Disk { names: left.clone(), durable_names: left, allocated, ..Disk::default() })))
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.0.lock().names.keys().cloned().collect()
+    }
+}
+
+fn survivor(content: &Content, rng: &mut Rng) -> Vec<u8> {
+    let mut bytes = content.durable.clone();
+    for (offset, written) in &content.pending {
+        if rng.below(3) == 0 {
+            continue;
+        }
+        let kept = match rng.below(3) {
+            0 => (rng.below(written.len() as u64 + 1) / 512 * 512) as usize,
+            _ => written.len(),
+        };
+        write_into(&mut bytes, *offset as usize, &written[..kept]);
+    }
+    bytes
+}
+
+fn write_into(bytes: &mut Vec<u8>, offset: usize, written: &[u8]) {
+    bytes.resize(bytes.len().max(offset + written.len()), 0);
+    bytes[offset..offset + written.len()].copy_from_slice(written);
+}
+
+impl Storage for FaultyStorage {
+    fn create(&self, name: &str) -> io::Result<Arc<dyn StorageFile>> {
+        let content = Arc::new(Mutex::new(Content::default()));
+        self.0.lock().rename_all(|names| {
+            if names.contains_key(name) {
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
+            names.insert(name.to_owned(), Arc::clone(&content));
+            Ok(())
+        })?;
+        Ok(Arc::new(FaultyFile { disk: Arc::clone(&self.0), content }))
+    }
+
+    fn open(&self, name: &str, _direct: bool) -> io::Result<Arc<dyn StorageFile>> {
+        let content = self.0.lock().names.get(name).cloned().ok_or(io::ErrorKind::NotFound)?;
+        Ok(Arc::new(FaultyFile { disk: Arc::clone(&self.0), content }))
+    }
+
+    fn open_write(&self, name: &str) -> io::Result<Arc<dyn StorageFile>> {
+        self.open(name, false)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.0.lock().rename_all(|names| {
+            let content = names.remove(from).ok_or(io::ErrorKind::NotFound)?;
+            names.insert(to.to_owned(), content);
+            Ok(())
+        })
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let mut disk = self.0.lock();
+        let freed = disk.names.get(name).map_or(0, |content| content.lock().bytes.len() as u64);
+        disk.rename_all(|names| names.remove(name).map(drop).ok_or_else(|| io::ErrorKind::NotFound.into()))?;
+        disk.allocated -= freed;
+        Ok(())
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.names())
+    }
+
+    fn sync_dir(&self) -> io::Result<()> {
+        let mut disk = self.0.lock();
+        disk.change()?;
+        disk.syncs += 1;
+        if disk.fault == Fault::SyncAt(disk.syncs) {
+            return Err(eio());
+        }
+        disk.durable_names = disk.names.clone();
+        disk.pending_names.clear();
+        Ok(())
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        Ok(u64::MAX)
+    }
+
+    fn used_bytes(&self) -> io::Result<u64> {
+        Ok(self.0.lock().allocated)
+    }
+
+    fn share(&self, name: &str, dir: &Path) -> io::Result<()> {
+        let content = self.0.lock().names.get(name).cloned().ok_or(io::ErrorKind::NotFound)?;
+        let bytes = content.lock().bytes.clone();
+        std::fs::write(dir.join(name), bytes)
+    }
+
+    fn shown(&self) -> String {
+        "memory".to_owned()
+    }
+}
+
+impl StorageFile for FaultyFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut disk = self.disk.lock();
+        disk.reads += 1;
+        if disk.fault == Fault::ReadAt(disk.reads) {
+            return Err(eio());
+        }
+        let content = self.content.lock();
+        let bytes = content.bytes.get(offset as usize..offset as usize + buf.len());
+        buf.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_at(&self, written: &[u8], offset: u64) -> io::Result<()> {
+        let mut disk = self.disk.lock();
+        let mut content = self.content.lock();
+        disk.change()?;
+        disk.grow(content.bytes.len(), offset as usize + written.len())?;
+        write_into(&mut content.bytes, offset as usize, written);
+        content.pending.push((offset, written.to_vec()));
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let mut disk = self.disk.lock();
+        let mut content = self.content.lock();
+        disk.change()?;
+        disk.syncs += 1;
+        if disk.fault == Fault::SyncAt(disk.syncs) {
+            return Err(eio());
+        }
+        content.durable = content.bytes.clone();
+        content.pending.clear();
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.content.lock().bytes.len() as u64)
+    }
+
+    fn forget_pages(&self) {}
+}

@@ -1,0 +1,95 @@
+//! Pairs by number, batches, and the comparison with a map.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use engine_api::{Checkpoint, Durability, Engine, Key, Result, Value};
+use engine_strata::StrataOptions;
+
+pub(crate) type Map = BTreeMap<Key, Value>;
+
+pub(crate) const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 0 };
+
+/// A seeded generator (splitmix64).
+pub(crate) struct Rng(pub(crate) u64);
+
+impl Rng {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+pub(crate) fn key(i: u64) -> Key {
+    let mut rng = Rng(i);
+    let mut key = [0; 32];
+    key.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&rng.next().to_be_bytes()));
+    key
+}
+
+pub(crate) fn value(i: u64) -> Value {
+    key(!i)
+}
+
+pub(crate) fn at(seq: u64) -> Checkpoint {
+    if seq == 0 {
+        return Checkpoint::default();
+    }
+    Checkpoint { seq, slot: Some(seq + 1), blockhash: [9; 32], source: 3 }
+}
+
+/// Batch `seq` of a run that overwrites and deletes what earlier batches wrote.
+pub(crate) fn batch(seed: u64, seq: u64, changes: u64) -> Vec<(Key, Option<Value>)> {
+    let mut rng = Rng(seed ^ seq.wrapping_mul(0x2545_f491_4f6c_dd1d));
+    (0..changes).map(|_| (key(rng.below(4000)), (rng.below(5) != 0).then(|| value(rng.next())))).collect()
+}
+
+pub(crate) fn apply(map: &mut Map, changes: &[(Key, Option<Value>)]) {
+    for (key, value) in changes {
+        match value {
+            Some(value) => map.insert(*key, *value),
+            None => map.remove(key),
+        };
+    }
+}
+
+pub(crate) fn try_commit(
+    engine: &dyn Engine,
+    changes: &[(Key, Option<Value>)],
+    seq: u64,
+    durability: Durability,
+) -> Result<()> {
+    let mut txn = engine.begin()?;
+    for (key, value) in changes {
+        match value {
+            Some(value) => txn.put(key, value)?,
+            None => txn.delete(key)?,
+        }
+    }
+    txn.commit(&at(seq), durability)
+}
+
+pub(crate) fn all(engine: &dyn Engine) -> Result<Map> {
+    let mut map = Map::new();
+    engine.reader()?.scan(&mut |key, value| {
+        assert!(map.insert(*key, *value).is_none(), "a scan gives a key once");
+        ControlFlow::Continue(())
+    })?;
+    Ok(map)
+}
+
+/// Content by scan and by lookups, absent keys too.
+pub(crate) fn assert_holds(engine: &dyn Engine, map: &Map, seq: u64, place: &str) {
+    assert_eq!(engine.checkpoint().unwrap(), at(seq), "{place}");
+    assert!(all(engine).unwrap() == *map, "content differs: {place}");
+    let mut reader = engine.reader().unwrap();
+    for i in 0..4200 {
+        assert_eq!(reader.get(&key(i)).unwrap(), map.get(&key(i)).copied(), "key={i} {place}");
+    }
+}
