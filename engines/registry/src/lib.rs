@@ -23,6 +23,6 @@ mod options;
 mod store;
 
 pub use marker::{FORMAT_VERSION, Identity};
-pub use memory::{Division, MEMORY_MIN, MEMORY_SHARE, MemoryLimit, memory_limit};
+pub use memory::{Division, MEMORY_MIN, MEMORY_SHARE, MemoryLimit, STRATA_SHARE, memory_limit};
 pub use options::{EngineKind, EngineOptions, Profile};
 pub use store::{OpenMode, compiled, inspect, open};
