@@ -61,7 +61,7 @@ RESULTS ?= results/$(shell date +%F)
 SCENARIOS := $(wildcard loadgen/scenarios/*.toml)
 
 bench: build ## Measures every engine at a small size (ten minutes) and writes the report.
-	@BIN="$(BIN)" OUT="$(RESULTS)/small" deploy/bench.sh --pairs 2000000 --repeats 1 --seconds 1 --min-cap 40MiB
+	@BIN="$(BIN)" OUT="$(RESULTS)/small" deploy/bench.sh --pairs 1000000 --repeats 1 --seconds 1 --min-cap 40MiB
 
 bench-full: build ## The same at the scenarios' own sizes (hours).
 	@BIN="$(BIN)" OUT="$(RESULTS)/full" deploy/bench.sh

@@ -18,7 +18,7 @@ trap stop EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 if [ ! -f "$OUT/query.jsonl" ]; then
-    pairs=2000000
+    pairs=1000000
     for engine in rocksdb lmdb redb strata; do
         "$BIN/bootstrap" --engine "$engine" --dir "$work/store" --pairs "$pairs" --order sorted >/dev/null 2>&1
         # Lookups alone: nothing listens on the stream's port, and the service goes on trying.
@@ -31,9 +31,9 @@ if [ ! -f "$OUT/query.jsonl" ]; then
         done
         for to in "--target 127.0.0.1:17400" "--uds $work/sock"; do
             # shellcheck disable=SC2086 -- a flag and its value
-            "$BIN/loadgen" query $to --pairs "$pairs" --rate 1000,2000,5000,10000 --time 3s --out "$work/query.jsonl"
+            "$BIN/loadgen" query $to --pairs "$pairs" --rate 1000,2000,5000 --time 2s --out "$work/query.jsonl"
             # shellcheck disable=SC2086
-            "$BIN/loadgen" query $to --pairs "$pairs" --rate max --batch 1000 --in-flight 4 --time 3s \
+            "$BIN/loadgen" query $to --pairs "$pairs" --rate max --batch 1000 --in-flight 4 --time 2s \
                 --out "$work/query.jsonl"
         done
         kill "$service"

@@ -127,7 +127,7 @@ fn runs(args: &BenchArgs) -> Result<Vec<Run>> {
         for cell in &mut scenario.cells {
             cell.seconds = args.seconds.unwrap_or(cell.seconds);
             if cell.workload == Kind::Live && args.pairs.is_some() {
-                cell.events = cell.events.min(scenario.pairs);
+                cell.events = cell.events.min(scenario.pairs / 4);
             }
         }
         let large = |run: &Run| match (run.cap_bytes, args.min_cap) {
