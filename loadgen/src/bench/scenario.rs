@@ -268,7 +268,11 @@ impl Run {
     /// The workload as results name it.
     pub(crate) fn workload(&self) -> result::Workload {
         let writes = matches!(self.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Bootstrap | Kind::Live);
-        let mut more = BTreeMap::from([("load".to_owned(), name_of(self.load))]);
+        let mut more = BTreeMap::new();
+        // A load of its own is what `bootstrap` measures.
+        if self.kind != Kind::Bootstrap {
+            more.insert("load".to_owned(), name_of(self.load));
+        }
         if writes || self.kind == Kind::GetMany {
             more.insert("batch".to_owned(), self.batch.to_string());
         }
