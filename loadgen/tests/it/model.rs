@@ -144,6 +144,9 @@ impl Model {
     }
 }
 
+/// More connections than any number of cuts explains.
+const CONNECTIONS_MAX: u32 = 1_000;
+
 /// Follows a whole stream, reconnecting from the newest applied slot. Gives the number of connections and the end.
 pub(crate) async fn follow(stream: &Stream, model: &mut Model, base: SubscribeRequest) -> (u32, Final) {
     let mut connections = 0;
@@ -154,7 +157,12 @@ pub(crate) async fn follow(stream: &Stream, model: &mut Model, base: SubscribeRe
             request.from_slot = Some(model.applied);
         }
         let mut client = connect(stream).await;
-        let mut updates = client.subscribe_once(request).await.unwrap();
+        // A connection may be cut as early as this: on a busy machine before the answer to the request was read.
+        let mut updates = match client.subscribe_once(request).await {
+            Ok(updates) => updates,
+            Err(error) if connections < CONNECTIONS_MAX && format!("{error:?}").contains("transport") => continue,
+            Err(error) => panic!("cannot subscribe, connection {connections}: {error:?}"),
+        };
         loop {
             match tokio::time::timeout(Duration::from_millis(50), updates.next()).await {
                 Ok(Some(Ok(update))) => model.take(update),
