@@ -20,7 +20,7 @@ const TOKEN_CREDENTIAL: &str = "x-token";
 #[derive(clap::Args, Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// Storage engine of the store: rocksdb, lmdb or redb [default: rocksdb]
+    /// Storage engine of the store: rocksdb, lmdb, redb or strata [default: rocksdb]
     #[arg(long, value_enum)]
     pub engine: Option<EngineKind>,
     /// Bits per key of RocksDB's Bloom filter; without it the store keeps what it was made with

@@ -124,7 +124,7 @@ fn lag_seconds(shared: &Shared) -> Option<f64> {
 }
 
 fn engine_stats(encoder: &mut DescriptorEncoder<'_>, stats: &Stats) -> Result<(), fmt::Error> {
-    let pairs = "Pairs in the store; exact for lmdb and redb, an estimate for rocksdb";
+    let pairs = "Pairs in the store; exact for lmdb and redb, an estimate for rocksdb and strata";
     gauge(encoder, "solkv_engine_pairs", pairs, stats.pairs_estimate)?;
     gauge(encoder, "solkv_engine_disk_bytes", "Bytes the store occupies on disk", stats.disk_bytes)?;
     if stats.details.is_empty() {

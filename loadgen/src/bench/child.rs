@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use workload::{Pairs, Rng};
 
 use super::drive::{Driven, Reads, SOURCE, What, Writes, read};
-use super::scenario::{Keys, Kind, Run, State, parse_keys};
+use super::scenario::{Kind, Run, State, parse_keys};
 use crate::result::{Curve, Io, Quantiles, Sample, Series};
 
 /// Shares of a percentile curve, denser by nines.
@@ -195,11 +195,7 @@ fn recover(run: &Run, dir: &Path) -> Result<Answer> {
 
 fn answer(run: &Run, engine: &Measured, driven: &Driven) -> Result<Answer> {
     let stats = engine.stats()?;
-    let options = serde_json::to_value(&run.engine)?;
-    let options = options.as_object().into_iter().flatten();
-    let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let mut engine_options: BTreeMap<String, String> =
-        options.map(|(name, value)| (name.clone(), text(value))).collect();
+    let mut engine_options = run.engine_options();
     engine_options.insert("cache_bytes".to_owned(), run.engine.division().cache_bytes.to_string());
     Ok(Answer {
         engine: engine.label().to_owned(),
@@ -250,5 +246,4 @@ pub(crate) fn series(seconds: &[(f64, Snapshot)]) -> Vec<Series> {
 /// Whether a run changes its store, so that it gets a copy.
 pub(crate) fn changes_store(run: &Run) -> bool {
     matches!(run.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Recover | Kind::Live)
-        || parse_keys(&run.keys).is_ok_and(|keys| keys == Keys::Sequential) && run.kind == Kind::Write
 }

@@ -73,7 +73,7 @@ pub(crate) fn bootstrap(run: &Run, text: &str) -> Result<Answer> {
             number("page_cache_bytes")?
         )],
         engine: latencies.engine,
-        engine_options: options(run),
+        engine_options: run.engine_options(),
     })
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn live(run: &Run, text: &str, elapsed: Duration) -> Result<Answer> {
         pairs: run.pairs,
         notes,
         engine: latencies.engine,
-        engine_options: options(run),
+        engine_options: run.engine_options(),
     })
 }
 
@@ -138,10 +138,4 @@ fn curves(report: &Report, source: &str) -> Vec<Curve> {
         }
     };
     of_source.map(curve).collect()
-}
-
-fn options(run: &Run) -> BTreeMap<String, String> {
-    let value = serde_json::to_value(&run.engine).unwrap_or_default();
-    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    value.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), text(value))).collect()
 }

@@ -265,6 +265,13 @@ impl Scenario {
 }
 
 impl Run {
+    /// The engine's settings as results hold them.
+    pub(crate) fn engine_options(&self) -> BTreeMap<String, String> {
+        let value = serde_json::to_value(&self.engine).unwrap_or_default();
+        let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        value.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), text(value))).collect()
+    }
+
     /// The workload as results name it.
     pub(crate) fn workload(&self) -> result::Workload {
         let writes = matches!(self.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Bootstrap | Kind::Live);

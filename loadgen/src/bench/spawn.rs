@@ -5,7 +5,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use super::child::Answer;
 use super::convert;
 use super::scenario::{Kind, Run};
 use super::store::engine_args;
+use crate::live::sibling;
 use crate::result::Memory;
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(200);
@@ -74,13 +75,6 @@ pub(crate) fn measure(run: &Run, dir: &Path, work: &Path) -> Result<Measured> {
         _ => serde_json::from_str(&text).context("the run's answer cannot be read")?,
     };
     Ok(Measured { answer: Ok(answer), cap_by, memory, peak_bytes })
-}
-
-/// A program beside this one.
-pub(crate) fn sibling(name: &str) -> Result<PathBuf> {
-    let path = std::env::current_exe().context("cannot find the own executable")?.with_file_name(name);
-    ensure!(path.is_file(), "no {name} program: file={}; build it", path.display());
-    Ok(path)
 }
 
 fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {

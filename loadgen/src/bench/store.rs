@@ -11,7 +11,7 @@ use engines::{EngineKind, Profile};
 
 use super::child::changes_store;
 use super::scenario::{Kind, Load, Run, name_of};
-use super::spawn::sibling;
+use crate::live::sibling;
 
 /// Says beside a store that its load was completed.
 const READY: &str = ".ready";

@@ -40,7 +40,7 @@ const STOP_BOUND: Duration = Duration::from_secs(120);
 /// Arguments of `loadgen live`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct LiveArgs {
-    /// Engine of the directory: rocksdb, lmdb or redb
+    /// Engine of the directory: rocksdb, lmdb, redb or strata
     #[arg(long, default_value = "rocksdb")]
     pub engine: String,
     /// Bloom filter bits per key (rocksdb)
@@ -172,7 +172,7 @@ fn extract_name(args: &LiveArgs) -> Result<String> {
 }
 
 /// A program beside this one, as `cargo build` and the packages put them.
-fn sibling(name: &str) -> Result<PathBuf> {
+pub(crate) fn sibling(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find the own executable")?;
     let path = own.with_file_name(name);
     ensure!(path.is_file(), "no {name} program: file={}; build it, or name it with --service-bin", path.display());
