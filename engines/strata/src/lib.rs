@@ -56,6 +56,7 @@ mod merge;
 mod page;
 mod reader;
 mod recover;
+mod resident;
 mod segment;
 pub mod storage;
 mod txn;

@@ -5,16 +5,17 @@
 
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use engine_api::{Error, ErrorKind, Key, Result, Value};
-use memmap2::{MmapMut, MmapRaw};
+use memmap2::MmapMut;
 
 use crate::budget::{Budget, Share};
 use crate::cache::RecordCache;
 use crate::file::{PageBuffer, ReadFile, shown};
 use crate::filter::{PLANES, insert, may_contain, plane_bytes};
 use crate::page::{PAGE_BYTES, PAGE_RECORDS, Page, PageBuilder, PageBytes, prefix};
+use crate::resident::Resident;
 use crate::storage::{Storage, StorageFile};
 
 /// The format written, and the newest read.
@@ -24,11 +25,6 @@ const MAGIC: [u8; 8] = *b"stratasg";
 pub(crate) const SEGMENT_RECORDS: u64 = 63 << 16;
 /// Bytes collected before a write.
 const WRITE_BYTES: usize = 1 << 20;
-
-/// State of a page that is kept in memory.
-const ABSENT: u8 = 0;
-const LOADING: u8 = 1;
-const READY: u8 = 2;
 
 /// What a manifest says of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,13 +187,6 @@ pub(crate) struct Reads {
     pub(crate) filter_errors: AtomicU64,
 }
 
-/// Pages of a segment in anonymous memory, brought in as they are asked for.
-struct Resident {
-    map: MmapRaw,
-    states: Box<[AtomicU8]>,
-    _share: Share,
-}
-
 impl Segment {
     /// Opens a segment and reads its directory and first plane.
     ///
@@ -281,8 +270,7 @@ impl Segment {
         if let Some(share) = budget.take(bytes)
             && let Ok(map) = MmapMut::map_anon(bytes as usize)
         {
-            let states = (0..self.pages).map(|_| AtomicU8::new(ABSENT)).collect();
-            let _ = self.resident.set(Resident { map: map.into(), states, _share: share });
+            let _ = self.resident.set(Resident::new(map, self.pages, share));
         }
     }
 
@@ -411,37 +399,6 @@ impl Drop for Segment {
             // Left behind it would be removed by the next opening.
             self.storage.remove(&name(self.info.id)).ok();
         }
-    }
-}
-
-impl Resident {
-    fn ready(&self, number: u32) -> Option<Page<'_>> {
-        // ORDERING: Acquire pairs with the Release in `keep`: whoever sees READY sees the page.
-        if self.states[number as usize].load(Ordering::Acquire) != READY {
-            return None;
-        }
-        // SAFETY: the page lies within the mapping, was wholly written before READY was released, and is never written
-        // again.
-        let bytes = unsafe { &*self.at(number).cast::<PageBytes>() };
-        Some(Page::verified(bytes))
-    }
-
-    /// Copies a verified page in, unless another thread is doing so.
-    fn keep(&self, number: u32, bytes: &PageBytes) {
-        let state = &self.states[number as usize];
-        // ORDERING: Relaxed: winning gives the right to write; what is written is released below.
-        if state.compare_exchange(ABSENT, LOADING, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            // SAFETY: the page lies within the mapping; this thread alone won LOADING, and nobody reads before READY.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(number), PAGE_BYTES) };
-            // ORDERING: Release: see `ready`.
-            state.store(READY, Ordering::Release);
-        }
-    }
-
-    fn at(&self, number: u32) -> *mut u8 {
-        let offset = number as usize * PAGE_BYTES;
-        assert!(offset + PAGE_BYTES <= self.map.len(), "a page beyond its segment");
-        self.map.as_mut_ptr().wrapping_add(offset)
     }
 }
 
