@@ -33,8 +33,7 @@ impl BulkLoad for StrataEngine {
         let written = write_pairs(shared, pairs)?;
         let mut manifest = shared.install.lock();
         let mut version = Version::clone(&shared.visible.load().version);
-        let segments = [&version.base.segments[..], &written].concat();
-        version.base = Arc::new(Run { segments });
+        version.base = Arc::new(Run::new([version.base.segments(), &written].concat()));
         shared
             .install(
                 &mut manifest,

@@ -44,6 +44,11 @@ impl RecordCache {
         Self { sets, _share: share }
     }
 
+    /// Bytes it takes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.sets.len() as u64 * WAYS as u64 * SLOT_BYTES
+    }
+
     pub(crate) fn get(&self, key: &Key, hash: u64, segment: u64) -> Option<Value> {
         let mut set = self.set(hash).lock();
         let slot = set.slots.iter_mut().find(|slot| slot.segment == segment && slot.key == *key)?;

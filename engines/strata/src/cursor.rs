@@ -1,79 +1,123 @@
 //! Cursors: records in order, of one run, of a sorted list, and of several merged with the newest winning.
 //!
-//! Owns: reading ahead of a scan or a merge. Must not: keep pages in memory.
+//! Owns: reading ahead of a scan or a merge. Each belongs to one thread.
 
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use engine_api::{Key, Result, Value};
+use engine_api::{Error, ErrorKind, Key, Result, Value, Visitor};
 
-use crate::file::PageBuffer;
-use crate::page::{PAGE_BYTES, Page};
+use crate::page::{PAGE_BYTES, Page, prefix};
+use crate::segment::Segment;
+use crate::uring::Pipeline;
 use crate::version::Run;
 
 /// Pages read at once: large enough for any device to be busy.
 const READ_PAGES: usize = 64;
+/// One chunk of pages is looked at while the next is being read.
+const SLOTS: usize = 2;
 
 /// A record: a key with its value, or a tombstone.
 pub(crate) type Record = (Key, Option<Value>);
 
 /// Records in ascending order.
 pub(crate) enum Cursor {
-    Run(RunCursor),
+    Run(Box<RunCursor>),
     List(std::vec::IntoIter<Record>),
+}
+
+/// What happens to pages that were read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// They stay in memory where there is room for them.
+    InMemory,
+    /// They are forgotten: a merge replaces them.
+    Nothing,
 }
 
 /// A run from a key on.
 pub(crate) struct RunCursor {
     run: Arc<Run>,
-    segment: usize,
-    /// Pages of the segment that are in the buffer.
-    pages: std::ops::Range<u32>,
+    /// Segment and page that are asked for next.
+    ask: (usize, u32),
+    /// Pages being looked at, and those that come next.
+    now: Option<Chunk>,
+    ahead: Option<Chunk>,
     /// The page and record that come next.
     page: u32,
     record: usize,
-    buffer: PageBuffer,
+    pipeline: Pipeline,
+    keep: Keep,
     from: Key,
     /// The first key that is no longer wanted.
     to: Option<Key>,
 }
 
+/// Pages in a row.
+struct Chunk {
+    segment: usize,
+    pages: Range<u32>,
+    /// Where they are read to; `None` for pages in memory.
+    slot: Option<usize>,
+}
+
 /// Several cursors as one: of equal keys the first cursor's record is given, the others' are passed over.
 pub(crate) struct Merged {
-    /// Newest first, each with its next record.
-    cursors: Vec<(Option<Record>, Cursor)>,
+    /// Newest first, each with its next record and the first eight bytes of that one's key.
+    cursors: Vec<(Option<(u64, Record)>, Cursor)>,
 }
 
 impl RunCursor {
+    /// One of several to be merged, with the records of `from <= key < to`.
+    pub(crate) fn boxed(run: &Arc<Run>, from: &Key, to: Option<Key>, keep: Keep) -> Cursor {
+        Cursor::Run(Box::new(Self::new(run, from, to, keep)))
+    }
+
     /// Records with `from <= key < to`.
-    pub(crate) fn new(run: &Arc<Run>, from: &Key, to: Option<Key>) -> Self {
+    pub(crate) fn new(run: &Arc<Run>, from: &Key, to: Option<Key>, keep: Keep) -> Self {
         let segment = run.segment_for(from).unwrap_or(0);
-        let page = run.segments.get(segment).map_or(0, |segment| segment.first_page_from(from));
-        let buffer = PageBuffer::new(READ_PAGES);
-        Self { run: Arc::clone(run), segment, pages: 0..0, page, record: 0, buffer, from: *from, to }
+        let page = run.segments().get(segment).map_or(0, |segment| segment.first_page_from(from));
+        Self {
+            run: Arc::clone(run),
+            ask: (segment, page),
+            now: None,
+            ahead: None,
+            page: 0,
+            record: 0,
+            pipeline: Pipeline::new(SLOTS, READ_PAGES),
+            keep,
+            from: *from,
+            to,
+        }
+    }
+
+    /// Gives every pair of the run to `visit`, whatever range was asked for.
+    pub(crate) fn visit(mut self, visit: &mut Visitor<'_>) -> Result<()> {
+        while self.now.is_some() || self.advance()? {
+            let Some(page) = self.current() else { break };
+            for index in 0..page.len() {
+                if let Some(value) = page.value(index)
+                    && visit(&page.key(index), &value) == ControlFlow::Break(())
+                {
+                    return Ok(());
+                }
+            }
+            self.turn_page();
+        }
+        Ok(())
     }
 
     fn next(&mut self) -> Result<Option<Record>> {
         loop {
-            let Some(segment) = self.run.segments.get(self.segment) else { return Ok(None) };
-            if self.page == segment.pages() {
-                self.segment += 1;
-                (self.page, self.record, self.pages) = (0, 0, 0..0);
-                continue;
+            if self.now.is_none() && !self.advance()? {
+                return Ok(None);
             }
-            if !self.pages.contains(&self.page) {
-                let count = (segment.pages() - self.page).min(self.buffer.pages() as u32);
-                segment.read_pages(self.page, &mut self.buffer.bytes_mut()[..count as usize * PAGE_BYTES])?;
-                self.pages = self.page..self.page + count;
-                for number in self.pages.clone() {
-                    segment.verify(self.buffer.page((number - self.pages.start) as usize), number)?;
-                }
-            }
-            let page = Page::verified(self.buffer.page((self.page - self.pages.start) as usize));
+            let Some(page) = self.current() else { return Ok(None) };
             if self.record == page.len() {
-                (self.page, self.record) = (self.page + 1, 0);
+                self.turn_page();
                 continue;
             }
-            let (key, value) = (*page.key(self.record), page.value(self.record));
+            let (key, value) = (page.key(self.record), page.value(self.record));
             self.record += 1;
             if key < self.from {
                 continue;
@@ -84,14 +128,96 @@ impl RunCursor {
             return Ok(Some((key, value)));
         }
     }
+
+    /// The page that is being looked at.
+    fn current(&self) -> Option<Page<'_>> {
+        let chunk = self.now.as_ref()?;
+        match chunk.slot {
+            Some(slot) => Some(Page::verified(self.pipeline.page(slot, (self.page - chunk.pages.start) as usize))),
+            // It was there when the chunk was asked for, and what is in memory stays.
+            None => self.run.segments()[chunk.segment].ready(self.page),
+        }
+    }
+
+    fn turn_page(&mut self) {
+        (self.page, self.record) = (self.page + 1, 0);
+        if self.now.as_ref().is_some_and(|chunk| chunk.pages.end == self.page) {
+            self.now = None;
+        }
+    }
+
+    /// Goes on to the next chunk and asks for the one behind it; false at the end.
+    fn advance(&mut self) -> Result<bool> {
+        if self.ahead.is_none() {
+            self.ahead = self.ask(0)?;
+        }
+        let Some(chunk) = self.ahead.take() else { return Ok(false) };
+        let run = Arc::clone(&self.run);
+        let segment = &run.segments()[chunk.segment];
+        if let Some(slot) = chunk.slot {
+            self.wait(slot, segment, &chunk.pages)?;
+        }
+        self.ahead = self.ask(chunk.slot.map_or(0, |slot| (slot + 1) % SLOTS))?;
+        if let Some(slot) = chunk.slot {
+            for number in chunk.pages.clone() {
+                let bytes = self.pipeline.page(slot, (number - chunk.pages.start) as usize);
+                segment.verify(bytes, number)?;
+                if self.keep == Keep::InMemory {
+                    segment.keep(number, bytes);
+                }
+            }
+        }
+        (self.page, self.record) = (chunk.pages.start, 0);
+        self.now = Some(chunk);
+        Ok(true)
+    }
+
+    /// Asks for the next pages in a row, into this slot unless they are in memory.
+    fn ask(&mut self, slot: usize) -> Result<Option<Chunk>> {
+        loop {
+            let (at, first) = self.ask;
+            let Some(segment) = self.run.segments().get(at) else { return Ok(None) };
+            if first == segment.pages() {
+                self.ask = (at + 1, 0);
+                continue;
+            }
+            if self.to.is_some_and(|to| segment.page_prefix(first) > prefix(&to)) {
+                return Ok(None);
+            }
+            let end = segment.pages().min(first + READ_PAGES as u32);
+            let ready = segment.ready(first).is_some();
+            let alike = (first..end).take_while(|page| segment.ready(*page).is_some() == ready).count() as u32;
+            let pages = first..first + alike;
+            if !ready {
+                let bytes = alike as usize * PAGE_BYTES;
+                self.pipeline.ask(slot, segment.file(), u64::from(first) * PAGE_BYTES as u64, bytes)?;
+                self.pipeline.start();
+                segment.count_run_read(bytes);
+            }
+            self.ask = (at, pages.end);
+            return Ok(Some(Chunk { segment: at, pages, slot: (!ready).then_some(slot) }));
+        }
+    }
+
+    fn wait(&mut self, slot: usize, segment: &Segment, pages: &Range<u32>) -> Result<()> {
+        let lost = || Error::new(ErrorKind::Internal, "a read that was asked for never ended");
+        let ended = self.pipeline.wait().map_err(|e| Error::io("cannot wait for reads", e))?;
+        let (found, outcome) = ended.ok_or_else(lost)?;
+        if found != slot {
+            return Err(lost());
+        }
+        let bytes = pages.len() * PAGE_BYTES;
+        outcome.map_err(|e| segment.file().failed(e, u64::from(pages.start) * PAGE_BYTES as u64, bytes))
+    }
 }
 
 impl Cursor {
-    fn next(&mut self) -> Result<Option<Record>> {
-        match self {
-            Self::Run(cursor) => cursor.next(),
-            Self::List(records) => Ok(records.next()),
-        }
+    fn next(&mut self) -> Result<Option<(u64, Record)>> {
+        let record = match self {
+            Self::Run(cursor) => cursor.next()?,
+            Self::List(records) => records.next(),
+        };
+        Ok(record.map(|record| (prefix(&record.0), record)))
     }
 }
 
@@ -105,10 +231,11 @@ impl Merged {
     /// The next key with its newest record.
     pub(crate) fn next(&mut self) -> Result<Option<Record>> {
         let heads = self.cursors.iter().filter_map(|(head, _)| head.as_ref());
-        // Of equal keys `min_by_key` gives the first, which is the newest.
-        let Some(newest) = heads.min_by_key(|record| record.0).copied() else { return Ok(None) };
+        // Of equal keys `min_by` gives the first, which is the newest.
+        let newest = heads.min_by(|a, b| a.0.cmp(&b.0).then_with(|| a.1.0.cmp(&b.1.0))).copied();
+        let Some((first, newest)) = newest else { return Ok(None) };
         for (head, cursor) in &mut self.cursors {
-            if head.as_ref().is_some_and(|record| record.0 == newest.0) {
+            if head.as_ref().is_some_and(|(at, record)| *at == first && record.0 == newest.0) {
                 *head = cursor.next()?;
             }
         }

@@ -10,30 +10,28 @@
 //!
 //! Readers take none: they load `visible` and keep it.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread::JoinHandle;
 
 use arc_swap::ArcSwap;
-use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Key, Reader, Result, Stats, Value, WriteTxn};
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
+use parking_lot::{Condvar, Mutex};
 
 use crate::StrataOptions;
 use crate::budget::Budget;
-use crate::file::{PageBuffer, sync_dir};
-use crate::filter::{PLANES, hash};
+use crate::lookup::Reads;
 use crate::manifest::Manifest;
-use crate::mem::Mem;
 use crate::merge;
 use crate::page::RECORD_BYTES;
 use crate::reader::StrataReader;
 use crate::recover::{Recovered, recover};
-use crate::segment::{Reads, SEGMENT_RECORDS, Segment, SegmentInfo};
+use crate::segment::SEGMENT_RECORDS;
+use crate::stats::Counters;
 use crate::storage::{DirStorage, Storage};
 use crate::txn::StrataTxn;
-use crate::version::Version;
+use crate::visible::Visible;
 use crate::wal::Wal;
 
 /// Memtables that wait for their flush before commits have to wait: one is being written, one is next.
@@ -42,8 +40,6 @@ pub(crate) const FROZEN_MAX: usize = 2;
 /// a twenty-fifth of it.
 const SEGMENT_SHARE: u64 = 256;
 const SEGMENT_RECORDS_MIN: u64 = 63 << 12;
-/// A WAL of batches that change nothing ends at this size, so that it cannot grow for ever.
-const WAL_BYTES_MAX: u64 = 256 << 20;
 
 /// A strata store.
 pub struct StrataEngine {
@@ -55,52 +51,30 @@ pub struct StrataEngine {
 pub(crate) struct Shared {
     pub(crate) storage: Arc<dyn Storage>,
     pub(crate) visible: ArcSwap<Visible>,
-    writer: Mutex<Writer>,
+    pub(crate) writer: Mutex<Writer>,
     pub(crate) install: Mutex<Manifest>,
-    publish: Mutex<()>,
-    poisoned: AtomicBool,
+    pub(crate) publish: Mutex<()>,
+    pub(crate) poisoned: AtomicBool,
     pub(crate) budget: Arc<Budget>,
     pub(crate) reads: Arc<Reads>,
     /// A segment is given room for its pages while this much memory is left beside it.
-    pages_beside_bytes: u64,
-    mem_records: usize,
+    pub(crate) pages_beside_bytes: u64,
+    pub(crate) mem_records: usize,
     /// Records of a full segment.
     pub(crate) segment_records: u64,
-    reserve_bytes: u64,
+    pub(crate) reserve_bytes: u64,
     pub(crate) work: Mutex<Work>,
     pub(crate) wake: Condvar,
     pub(crate) done: Condvar,
     pub(crate) next_id: AtomicU64,
-    pub(crate) written_bytes: AtomicU64,
-    pub(crate) stalls: AtomicU64,
-}
-
-/// What a reader sees: whole batches, nothing else.
-#[derive(Clone)]
-pub(crate) struct Visible {
-    pub(crate) active: Arc<Mem>,
-    /// Entries of it that are committed.
-    pub(crate) length: usize,
-    /// Newest first.
-    pub(crate) frozen: Vec<Arc<Frozen>>,
-    pub(crate) version: Arc<Version>,
-    pub(crate) checkpoint: Checkpoint,
-}
-
-/// A memtable that is complete and waits for its flush.
-pub(crate) struct Frozen {
-    pub(crate) mem: Arc<Mem>,
-    pub(crate) length: usize,
-    pub(crate) wal_id: u64,
-    pub(crate) batch: u64,
-    pub(crate) checkpoint: Checkpoint,
+    pub(crate) counters: Counters,
 }
 
 /// What the one writer owns.
 pub(crate) struct Writer {
-    wal: Wal,
+    pub(crate) wal: Wal,
     /// Number of the last batch.
-    batch: u64,
+    pub(crate) batch: u64,
 }
 
 /// What the merging thread is asked for and how it went.
@@ -210,12 +184,15 @@ impl Engine for StrataEngine {
 
     fn settle(&self) -> Result<()> {
         let mut writer = self.shared.writer()?;
+        // A settled store is as small as it gets: the WAL begins anew in an empty file.
+        self.shared.remove_spares();
         self.shared.drain(&mut writer)?;
+        self.shared.remove_spares();
         merge::settle(&self.shared)
     }
 
     fn close(mut self: Box<Self>) -> Result<()> {
-        let writer = self.shared.writer.lock();
+        let mut writer = self.shared.writer.lock();
         // A flush that failed is not tried again.
         let synced = self.shared.refuse_if_poisoned().and_then(|()| writer.wal.sync());
         drop(writer);
@@ -246,228 +223,8 @@ impl Shared {
             wake: Condvar::new(),
             done: Condvar::new(),
             next_id: AtomicU64::new(next_id),
-            written_bytes: AtomicU64::new(0),
-            stalls: AtomicU64::new(0),
+            counters: Counters::default(),
         }
-    }
-
-    /// The writer lock, unless writing is refused.
-    pub(crate) fn writer(&self) -> Result<MutexGuard<'_, Writer>> {
-        let writer = self.writer.lock();
-        self.refuse_if_poisoned()?;
-        let shown = || self.storage.shown();
-        let free = self
-            .storage
-            .free_bytes()
-            .map_err(|e| Error::io(format!("cannot ask for the free space: dir={}", shown()), e))?;
-        if free < self.reserve_bytes {
-            return Err(Error::new(
-                ErrorKind::FreeSpace,
-                format!(
-                    "not enough free disk to write: dir={} free_bytes={free} reserve_bytes={}",
-                    shown(),
-                    self.reserve_bytes
-                ),
-            ));
-        }
-        Ok(writer)
-    }
-
-    fn refuse_if_poisoned(&self) -> Result<()> {
-        // ORDERING: Relaxed: the flag carries nothing but itself.
-        if self.poisoned.load(Ordering::Relaxed) {
-            return Err(Error::new(
-                ErrorKind::Reopen,
-                format!("an earlier write failed, close and open the store again: dir={}", self.storage.shown()),
-            ));
-        }
-        Ok(())
-    }
-
-    /// From here on writes are refused: what is on disk is not known.
-    pub(crate) fn poison(&self, error: Error) -> Error {
-        // ORDERING: Relaxed: see above.
-        self.poisoned.store(true, Ordering::Relaxed);
-        match error.kind() {
-            ErrorKind::Reopen => error,
-            _ => Error::with_source(ErrorKind::Reopen, "a write failed: close and open the store again", error),
-        }
-    }
-
-    /// Commits one batch of distinct keys.
-    pub(crate) fn commit(
-        &self,
-        writer: &mut Writer,
-        ops: &[(Key, Option<Value>)],
-        checkpoint: &Checkpoint,
-        synced: bool,
-    ) -> Result<()> {
-        let now = self.visible.load_full();
-        if now.length + ops.len() > now.active.capacity() || writer.wal.bytes() > WAL_BYTES_MAX {
-            self.rotate(writer, ops.len())?;
-        }
-        let batch = writer.batch + 1;
-        writer.wal.append(batch, checkpoint, ops).map_err(|e| match e.kind() {
-            // The record is cut short and will be overwritten: nothing of it was applied.
-            ErrorKind::FreeSpace => e,
-            _ => self.poison(e),
-        })?;
-        if synced {
-            writer.wal.sync().map_err(|e| self.poison(e))?;
-        }
-        writer.batch = batch;
-        let now = self.visible.load();
-        let (active, length) = (Arc::clone(&now.active), now.length);
-        for (index, (key, value)) in ops.iter().enumerate() {
-            active.append(length + index, hash(key), key, *value);
-        }
-        self.publish(|visible| {
-            visible.length = length + ops.len();
-            visible.checkpoint = *checkpoint;
-        });
-        Ok(())
-    }
-
-    /// Replaces what readers see.
-    pub(crate) fn publish(&self, change: impl FnOnce(&mut Visible)) {
-        let _one = self.publish.lock();
-        let mut next = Visible::clone(&self.visible.load());
-        change(&mut next);
-        self.visible.store(Arc::new(next));
-    }
-
-    /// Freezes the active memtable and starts a new one, with room for `records`. Waits while too many are frozen.
-    fn rotate(&self, writer: &mut Writer, records: usize) -> Result<()> {
-        self.wait_for_flush(FROZEN_MAX - 1)?;
-        // A synced batch in the next file stands on all of this one.
-        writer.wal.sync().map_err(|e| self.poison(e))?;
-        // ORDERING: Relaxed: a number that is given once; the manifest orders files.
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let spare = self.work.lock().spare.pop();
-        let wal = Wal::create(&*self.storage, id, spare)?;
-        let old = std::mem::replace(&mut writer.wal, wal);
-        let batch = writer.batch;
-        let active = Arc::new(Mem::new(records.max(self.mem_records)));
-        self.publish(|visible| {
-            let mem = std::mem::replace(&mut visible.active, active);
-            let (length, checkpoint) = (visible.length, visible.checkpoint);
-            visible.frozen.insert(0, Arc::new(Frozen { mem, length, wal_id: old.id(), batch, checkpoint }));
-            visible.length = 0;
-        });
-        let _work = self.work.lock();
-        self.wake.notify_all();
-        Ok(())
-    }
-
-    /// Brings everything that is committed into runs.
-    pub(crate) fn drain(&self, writer: &mut Writer) -> Result<()> {
-        // Also for batches that changed nothing: their checkpoints must not be replayed behind a newer one.
-        if writer.wal.bytes() > 0 {
-            self.rotate(writer, 0)?;
-        }
-        self.wait_for_flush(0)
-    }
-
-    /// Waits until at most `most` memtables are frozen; gives up with the merging thread's error.
-    fn wait_for_flush(&self, most: usize) -> Result<()> {
-        let mut work = self.work.lock();
-        if self.visible.load().frozen.len() > most {
-            // ORDERING: Relaxed: a statistic.
-            self.stalls.fetch_add(1, Ordering::Relaxed);
-        }
-        // A failure of before is tried again once: space may have been freed meanwhile.
-        let mut rounds = None;
-        while self.visible.load().frozen.len() > most {
-            work.check_alive()?;
-            if let (Some((kind, why)), Some(since)) = (&work.failed, rounds)
-                && work.rounds > since
-            {
-                return Err(Error::new(*kind, why.clone()));
-            }
-            rounds.get_or_insert(work.rounds);
-            self.wake.notify_all();
-            self.done.wait(&mut work);
-        }
-        Ok(())
-    }
-
-    /// Opens a segment that was just written.
-    pub(crate) fn open_segment(&self, info: SegmentInfo) -> Result<Arc<Segment>> {
-        let segment = Segment::open(&self.storage, info, &self.budget, &self.reads)?;
-        (1..PLANES).try_for_each(|plane| segment.load_plane(plane, &self.budget))?;
-        if self.budget.left_bytes() >= segment.page_bytes().saturating_add(self.pages_beside_bytes) {
-            segment.make_resident(&self.budget);
-        }
-        // ORDERING: Relaxed: a statistic.
-        self.written_bytes.fetch_add(u64::from(segment.pages()) * 4096, Ordering::Relaxed);
-        Ok(segment)
-    }
-
-    /// A number for a new file.
-    pub(crate) fn new_id(&self) -> u64 {
-        // ORDERING: Relaxed: as in `rotate`.
-        self.next_id.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Makes `version` the store's: durable first, then visible. `change` adjusts the manifest and what readers see.
-    pub(crate) fn install(
-        &self,
-        manifest: &mut Manifest,
-        version: Version,
-        to_manifest: impl FnOnce(&mut Manifest),
-        to_visible: impl FnOnce(&mut Visible),
-    ) -> Result<()> {
-        let mut next = manifest.clone();
-        // ORDERING: Relaxed: as in `rotate`.
-        next.next_id = self.next_id.load(Ordering::Relaxed);
-        next.runs = version.runs().map(|run| run.segments.iter().map(|segment| segment.info).collect()).collect();
-        to_manifest(&mut next);
-        let before = Arc::clone(&self.visible.load().version);
-        let ids = |version: &Version| version.segments().map(|segment| segment.info.id).collect::<BTreeSet<u64>>();
-        if let Err(failed) = sync_dir(&*self.storage).and_then(|()| next.write(&*self.storage)) {
-            // Where the new manifest is in place after all, its segments must stay; the next opening decides.
-            if !matches!(Manifest::read(&*self.storage), Ok(Some(found)) if found == *manifest) {
-                return Err(failed);
-            }
-            let known = ids(&before);
-            version.segments().filter(|segment| !known.contains(&segment.info.id)).for_each(|segment| segment.retire());
-            return Err(failed);
-        }
-        let kept = ids(&version);
-        *manifest = next;
-        self.publish(|visible| {
-            visible.version = Arc::new(version);
-            to_visible(visible);
-        });
-        before.segments().filter(|segment| !kept.contains(&segment.info.id)).for_each(|segment| segment.retire());
-        Ok(())
-    }
-
-    fn stats(&self) -> Result<Stats> {
-        let now = self.visible.load();
-        let unflushed: usize = now.length + now.frozen.iter().map(|frozen| frozen.length).sum::<usize>();
-        // ORDERING: Relaxed: statistics.
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let deltas: u64 = now.version.deltas.iter().map(|run| run.records()).sum();
-        Ok(Stats {
-            pairs_estimate: now.version.pairs_estimate() + unflushed as u64,
-            disk_bytes: self
-                .storage
-                .used_bytes()
-                .map_err(|e| Error::io(format!("cannot list the store's files: dir={}", self.storage.shown()), e))?,
-            details: vec![
-                ("memtable_records", unflushed as u64),
-                ("delta_runs", now.version.deltas.len() as u64),
-                ("delta_records", deltas),
-                ("base_records", now.version.base.records()),
-                ("segments", now.version.segments().count() as u64),
-                ("page_reads", read(&self.reads.page_reads)),
-                ("filter_errors", read(&self.reads.filter_errors)),
-                ("segment_written_bytes", read(&self.written_bytes)),
-                ("write_stalls", read(&self.stalls)),
-                ("memory_left_bytes", self.budget.left_bytes()),
-            ],
-        })
     }
 }
 
@@ -478,21 +235,5 @@ impl Work {
             return Err(Error::new(ErrorKind::Reopen, "the merging thread has ended: close and open the store again"));
         }
         Ok(())
-    }
-}
-
-impl Visible {
-    /// The value of `key` in this snapshot.
-    pub(crate) fn get(&self, key: &Key, buffer: &mut PageBuffer) -> Result<Option<Value>> {
-        let hash = hash(key);
-        if let Some(found) = self.active.get(self.length, hash, key) {
-            return Ok(found);
-        }
-        for frozen in &self.frozen {
-            if let Some(found) = frozen.mem.get(frozen.length, hash, key) {
-                return Ok(found);
-            }
-        }
-        self.version.get(key, hash, buffer)
     }
 }

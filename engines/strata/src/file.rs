@@ -3,6 +3,7 @@
 //! Owns: the words of I/O errors. Must not: interpret bytes, or touch a disk but through [`Storage`].
 
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use engine_api::{Error, ErrorKind, Result};
@@ -39,14 +40,26 @@ impl ReadFile {
 
     /// Fills `buffer`, whose start, length and `offset` are multiples of a page. A file that is too short is damaged.
     pub(crate) fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        self.file.read_at(buffer, offset).map_err(|e| {
-            let bytes = buffer.len();
-            let message = format!("cannot read: file={} offset={offset} bytes={bytes} reason={e}", self.shown);
-            match e.kind() {
-                io::ErrorKind::UnexpectedEof => Error::with_source(ErrorKind::DataDamaged, message, e),
-                _ => Error::io(message, e),
-            }
-        })
+        self.file.read_at(buffer, offset).map_err(|e| self.failed(e, offset, buffer.len()))
+    }
+
+    /// A read that failed, in words.
+    pub(crate) fn failed(&self, e: io::Error, offset: u64, bytes: usize) -> Error {
+        let message = format!("cannot read: file={} offset={offset} bytes={bytes} reason={e}", self.shown);
+        match e.kind() {
+            io::ErrorKind::UnexpectedEof => Error::with_source(ErrorKind::DataDamaged, message, e),
+            _ => Error::io(message, e),
+        }
+    }
+
+    /// The descriptor, for reads that the kernel does by itself.
+    pub(crate) fn raw_fd(&self) -> Option<RawFd> {
+        self.file.raw_fd()
+    }
+
+    /// The open file, to keep it open.
+    pub(crate) fn shared(&self) -> Arc<dyn StorageFile> {
+        Arc::clone(&self.file)
     }
 }
 
@@ -91,10 +104,6 @@ impl PageBuffer {
         let bytes = vec![0; (pages + 1) * PAGE_BYTES];
         let start = bytes.as_ptr().align_offset(PAGE_BYTES);
         Self { bytes, start, pages }
-    }
-
-    pub(crate) fn pages(&self) -> usize {
-        self.pages
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {

@@ -43,25 +43,35 @@
 //!
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 
+mod batch;
 mod budget;
 mod bulk;
 mod cache;
+mod commit;
 mod cursor;
 mod engine;
 mod file;
 mod filter;
+mod footer;
+mod install;
+mod lookup;
 mod manifest;
 mod mem;
+mod memory;
 mod merge;
 mod page;
 mod reader;
 mod recover;
 mod resident;
 mod segment;
+mod stats;
 pub mod storage;
 mod txn;
+mod uring;
 mod version;
+mod visible;
 mod wal;
+mod writer;
 
 pub use engine::StrataEngine;
 

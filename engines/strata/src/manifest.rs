@@ -7,12 +7,12 @@ use std::io::ErrorKind as Io;
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Result};
 
 use crate::file::{replace, shown};
-use crate::segment::SegmentInfo;
+use crate::footer::SegmentInfo;
 use crate::storage::Storage;
 
 const NAME: &str = "MANIFEST";
 const MAGIC: [u8; 8] = *b"stratamf";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const SEGMENT_BYTES: usize = 24 + 64;
 
 /// What a manifest says.
@@ -89,10 +89,10 @@ impl Manifest {
         if input.take::<8>()? != MAGIC {
             return Err(damaged("not a manifest"));
         }
-        if version > VERSION {
+        if version != VERSION {
             return Err(Error::new(
                 ErrorKind::FixInput,
-                format!("written by a newer strata: version={version} known={VERSION}"),
+                format!("written by another strata: version={version} known={VERSION}"),
             ));
         }
         let (next_id, wal_floor, batch) = (input.word()?, input.word()?, input.word()?);
@@ -177,12 +177,12 @@ mod tests {
     #[test]
     fn a_newer_version_is_named() {
         let mut bytes = sample().encode();
-        bytes[4] = 2;
+        bytes[4] = 3;
         let crc = crc32c::crc32c(&bytes[4..]);
         bytes[..4].copy_from_slice(&crc.to_le_bytes());
         let error = Manifest::decode(&bytes).expect_err("newer");
         assert_eq!(error.kind(), ErrorKind::FixInput);
-        assert!(error.to_string().contains("version=2"));
+        assert!(error.to_string().contains("version=3"));
     }
 
     proptest! {

@@ -5,26 +5,36 @@
 //! Delta runs of a like size are merged four at a time, so a pair is rewritten once for each fourfold growth. Once the
 //! deltas hold half as much as the base, they are merged into it, a group of segments at a time: each group is
 //! installed by itself, so the space that a merge takes on top is that of a group.
+//!
+//! A commit waits for a flush at most, never for a merge: memtables are flushed while a merge goes on, and the runs that
+//! this makes are merged among themselves meanwhile, so that there are never many. Merges keep to a rate as long as
+//! nothing waits for them.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use engine_api::{Error, ErrorKind, Key, Result, Value};
+use engine_api::{Error, ErrorKind, Key, PAIR_BYTES, Result, Value};
 
-use crate::cursor::{Cursor, Merged, RunCursor};
+use crate::cursor::{Cursor, Keep, Merged, RunCursor};
 use crate::engine::Shared;
 use crate::filter::hash;
-use crate::segment::{Segment, SegmentWriter};
+use crate::segment::Segment;
 use crate::version::{Run, Version};
 use crate::wal;
+use crate::writer::SegmentWriter;
 
 /// Delta runs of one size before they are merged.
 const FANOUT: usize = 4;
 /// The base is merged once the deltas hold this part of it (one in), or this many memtables while it is small.
 const BASE_SHARE: u64 = 2;
 const DELTA_MEMS_MIN: u64 = 16;
+/// The same where filters no longer fit into the memory.
+const BASE_SHARE_UNFILTERED: u64 = 16;
 /// WAL files that are kept to be overwritten.
 const SPARES: usize = 2;
+/// What a merge may write a second while nobody waits for it, in bytes: some tenth of what a flash drive does, so that
+/// reads hardly meet it.
+const MERGE_BYTES_PER_S: f64 = (128 << 20) as f64;
 /// A round that failed is tried again after this, or when asked.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -102,19 +112,32 @@ pub(crate) fn settle(shared: &Shared) -> Result<()> {
 fn round(shared: &Shared, settle: bool) -> Result<()> {
     while flush_oldest(shared)? {
         if !settle {
-            merge_deltas(shared)?;
+            merge_deltas(shared, None)?;
         }
     }
-    let (deltas, base, memtable) = {
-        let now = shared.visible.load();
-        let deltas: u64 = now.version.deltas.iter().map(|run| run.records()).sum();
-        (deltas, now.version.base.records(), now.active.capacity() as u64)
-    };
-    let full = deltas >= (base / BASE_SHARE).max(DELTA_MEMS_MIN * memtable);
-    if deltas > 0 && (settle || full) {
+    let due = debt(shared);
+    if due.records > 0 && (settle || due.parts >= 1.0) {
         merge_base(shared)?;
     }
     Ok(())
+}
+
+/// What the deltas hold.
+struct Debt {
+    records: u64,
+    /// Of what makes a merge into the base due.
+    parts: f64,
+}
+
+fn debt(shared: &Shared) -> Debt {
+    let now = shared.visible.load();
+    let records: u64 = now.version.deltas.iter().map(|run| run.records()).sum();
+    let base = now.version.base.records();
+    // A delta without a filter costs a read for every absent key: then there is no memory for so many deltas.
+    let unfiltered = now.version.deltas.iter().flat_map(|run| run.segments()).any(|one| one.planes_loaded() == 0);
+    let share = if unfiltered { BASE_SHARE_UNFILTERED } else { BASE_SHARE };
+    let due = (base / share).max(DELTA_MEMS_MIN * now.active.capacity() as u64);
+    Debt { records, parts: records as f64 / due as f64 }
 }
 
 /// Makes a delta run of the oldest frozen memtable, whose WAL is free then; false when there is none.
@@ -124,11 +147,11 @@ fn flush_oldest(shared: &Shared) -> Result<bool> {
     let Some(frozen) = oldest else { return Ok(false) };
     let records = frozen.mem.sorted(frozen.length);
     let mut list = Merged::new(vec![Cursor::List(records.into_iter())])?;
-    let segments = write(shared, &mut list, false, Flush::Later)?;
+    let segments = write(shared, &mut list, false, None)?;
     let mut manifest = shared.install.lock();
     let mut version = Version::clone(&shared.visible.load().version);
     if !segments.is_empty() {
-        version.deltas.insert(0, Arc::new(Run { segments }));
+        version.deltas.insert(0, Arc::new(Run::new(segments)));
     }
     let before = manifest.wal_floor;
     shared.install(
@@ -144,6 +167,7 @@ fn flush_oldest(shared: &Shared) -> Result<bool> {
         },
     )?;
     drop(manifest);
+    shared.counters.flushed();
     let mut work = shared.work.lock();
     let free: Vec<String> = shared.storage.list().unwrap_or_default();
     for name in (before..=frozen.wal_id).map(wal::name).filter(|name| free.contains(name)) {
@@ -159,23 +183,26 @@ fn flush_oldest(shared: &Shared) -> Result<bool> {
     Ok(true)
 }
 
-/// Merges the newest delta runs while there are enough of one size.
-fn merge_deltas(shared: &Shared) -> Result<()> {
+/// Merges the newest delta runs while there are enough of one size; those from `busy` on are being merged already.
+fn merge_deltas(shared: &Shared, busy: Option<&Arc<Run>>) -> Result<()> {
     loop {
-        let (deltas, memtable) = {
+        let (mut deltas, memtable) = {
             let now = shared.visible.load();
             (now.version.deltas.clone(), now.active.capacity() as u64)
         };
+        let end = deltas.iter().position(|run| busy.is_some_and(|busy| Arc::ptr_eq(run, busy)));
+        deltas.truncate(end.unwrap_or(deltas.len()));
         let Some(count) = like_sized(&deltas, memtable) else { return Ok(()) };
         let merged = &deltas[..count];
-        let cursors = merged.iter().map(|run| Cursor::Run(RunCursor::new(run, &[0; 32], None))).collect();
-        let segments = write(shared, &mut Merged::new(cursors)?, false, Flush::Meanwhile)?;
+        let cursors = merged.iter().map(|run| RunCursor::boxed(run, &[0; 32], None, Keep::Nothing)).collect();
+        let segments = write(shared, &mut Merged::new(cursors)?, false, Some(&merged[0]))?;
         let mut manifest = shared.install.lock();
         let mut version = Version::clone(&shared.visible.load().version);
         // Newer runs may have been flushed meanwhile, and stand before these.
         let start = version.deltas.iter().position(|run| Arc::ptr_eq(run, &merged[0])).unwrap_or(0);
-        version.deltas.splice(start..start + count, [Arc::new(Run { segments })]);
+        version.deltas.splice(start..start + count, [Arc::new(Run::new(segments))]);
         shared.install(&mut manifest, version, |_| (), |_| ())?;
+        shared.counters.merged();
     }
 }
 
@@ -197,60 +224,55 @@ fn like_sized(deltas: &[Arc<Run>], memtable: u64) -> Option<usize> {
 /// Merges all delta runs into the base, one group of its segments after the other.
 fn merge_base(shared: &Shared) -> Result<()> {
     let deltas = shared.visible.load().version.deltas.clone();
+    let Some(newest) = deltas.first() else { return Ok(()) };
     let mut from: Key = [0; 32];
     loop {
         let base = Arc::clone(&shared.visible.load().version.base);
-        let start = base.segments.partition_point(|segment| segment.info.last < from);
+        let start = base.segments().partition_point(|segment| segment.info.last < from);
         let (mut end, mut records) = (start, 0);
-        while let Some(segment) = base.segments.get(end)
+        while let Some(segment) = base.segments().get(end)
             && (end == start || records + segment.info.records <= shared.segment_records)
         {
             records += segment.info.records;
             end += 1;
         }
-        let to = base.segments.get(end).map(|segment| segment.info.first);
-        let group = Arc::new(Run { segments: base.segments[start..end].to_vec() });
-        let mut cursors: Vec<Cursor> = deltas.iter().map(|run| Cursor::Run(RunCursor::new(run, &from, to))).collect();
-        cursors.push(Cursor::Run(RunCursor::new(&group, &from, to)));
-        let written = write(shared, &mut Merged::new(cursors)?, true, Flush::Meanwhile)?;
+        let to = base.segments().get(end).map(|segment| segment.info.first);
+        let group = Arc::new(Run::new(base.segments()[start..end].to_vec()));
+        let mut cursors: Vec<Cursor> =
+            deltas.iter().map(|run| RunCursor::boxed(run, &from, to, Keep::Nothing)).collect();
+        cursors.push(RunCursor::boxed(&group, &from, to, Keep::Nothing));
+        let written = write(shared, &mut Merged::new(cursors)?, true, Some(newest))?;
         replace_group(shared, &group, written, to.is_none().then_some(&deltas[..]))?;
         match to {
             Some(to) => from = to,
-            None => return Ok(()),
+            None => break,
         }
     }
+    shared.counters.merged();
+    Ok(())
 }
 
 /// Puts `written` in the place of `group` in the base; `done` are the deltas that are wholly in the base now.
 fn replace_group(shared: &Shared, group: &Run, written: Vec<Arc<Segment>>, done: Option<&[Arc<Run>]>) -> Result<()> {
     let mut manifest = shared.install.lock();
     let mut version = Version::clone(&shared.visible.load().version);
-    let mut segments = version.base.segments.clone();
-    segments.retain(|segment| !group.segments.iter().any(|merged| Arc::ptr_eq(segment, merged)));
+    let mut segments = version.base.segments().to_vec();
+    segments.retain(|segment| !group.segments().iter().any(|merged| Arc::ptr_eq(segment, merged)));
     segments.extend(written);
     segments.sort_by_key(|segment| segment.info.first);
-    version.base = Arc::new(Run { segments });
+    version.base = Arc::new(Run::new(segments));
     // Runs that were flushed meanwhile are newer and stay.
     version.deltas.retain(|run| !done.is_some_and(|done| done.iter().any(|merged| Arc::ptr_eq(run, merged))));
     shared.install(&mut manifest, version, |_| (), |_| ())
 }
 
-/// Whether memtables are flushed while something else is written, so that commits never wait for a merge.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Flush {
-    /// By whoever calls.
-    Later,
-    /// Every so many records.
-    Meanwhile,
-}
-
 /// Records written between two looks at the memtables: some ten milliseconds.
 const FLUSH_CHECK_RECORDS: u64 = 1 << 16;
 
-/// Writes records as segments; the base has no tombstones.
-fn write(shared: &Shared, records: &mut Merged, base: bool, flush: Flush) -> Result<Vec<Arc<Segment>>> {
+/// Writes records as segments; the base has no tombstones. A merge names the newest run that it replaces.
+fn write(shared: &Shared, records: &mut Merged, base: bool, merging: Option<&Arc<Run>>) -> Result<Vec<Arc<Segment>>> {
     let mut segments = Vec::new();
-    let written = write_into(shared, records, base, flush, &mut segments);
+    let written = write_into(shared, records, base, merging, &mut segments);
     if written.is_err() {
         // No manifest will name them.
         segments.iter().for_each(|segment| segment.retire());
@@ -262,18 +284,20 @@ fn write_into(
     shared: &Shared,
     records: &mut Merged,
     base: bool,
-    flush: Flush,
+    merging: Option<&Arc<Run>>,
     segments: &mut Vec<Arc<Segment>>,
 ) -> Result<()> {
     let mut output = Output { shared, writer: None, segments };
-    let mut seen = 0u64;
+    let (mut seen, mut pace) = (0u64, Pace::new());
     while let Some((key, value)) = records.next()? {
         seen += 1;
-        if flush == Flush::Meanwhile && seen.is_multiple_of(FLUSH_CHECK_RECORDS) {
-            if shared.work.lock().stop {
-                return Err(Error::new(ErrorKind::Retry, "the store is being closed"));
+        if let Some(newest) = merging
+            && seen.is_multiple_of(FLUSH_CHECK_RECORDS)
+        {
+            pace.keep(shared, FLUSH_CHECK_RECORDS * PAIR_BYTES)?;
+            while flush_oldest(shared)? {
+                merge_deltas(shared, Some(newest))?;
             }
-            flush_oldest(shared)?;
         }
         if base && value.is_none() {
             continue;
@@ -281,6 +305,40 @@ fn write_into(
         output.push(&key, value.as_ref())?;
     }
     output.finish()
+}
+
+/// The rate of a merge.
+struct Pace {
+    since: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self { since: Instant::now(), bytes: 0 }
+    }
+
+    /// Waits until `bytes` more may be written; not at all while somebody waits for this merge or for a flush.
+    fn keep(&mut self, shared: &Shared, bytes: u64) -> Result<()> {
+        self.bytes += bytes;
+        let due = self.since + Duration::from_secs_f64(self.bytes as f64 / MERGE_BYTES_PER_S);
+        // Twice as much as makes a merge due: changes come faster than the rate.
+        let late = debt(shared).parts >= 2.0;
+        let mut work = shared.work.lock();
+        loop {
+            if work.stop {
+                return Err(Error::new(ErrorKind::Retry, "the store is being closed"));
+            }
+            let waited_for = late || work.settle || !shared.visible.load().frozen.is_empty();
+            if waited_for || Instant::now() >= due {
+                break;
+            }
+            shared.wake.wait_until(&mut work, due);
+        }
+        // What was done faster or slower than the rate is no debt of what follows.
+        *self = Self::new();
+        Ok(())
+    }
 }
 
 /// Writes ascending pairs as segments of the base.
@@ -315,7 +373,9 @@ impl Output<'_> {
     /// Completes the segment that is open, if one is.
     fn finish(&mut self) -> Result<()> {
         if let Some(writer) = self.writer.take() {
-            self.segments.push(self.shared.open_segment(writer.finish()?)?);
+            let (info, bytes) = writer.finish()?;
+            self.shared.counters.segment(bytes);
+            self.segments.push(self.shared.open_segment(info)?);
         }
         Ok(())
     }

@@ -1,75 +1,118 @@
-//! The page: 4 KiB with a checksum, 63 pairs in ascending order of their keys.
+//! The page: 4 KiB with a checksum, pairs in ascending order of their keys, without the bytes that all keys share.
 //!
 //! Owns: its bytes (FORMAT.md, "Page"). Must not: do I/O. Decoding checks everything: the bytes come from a disk.
 
+use std::mem::offset_of;
+
 use engine_api::{Key, Value};
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of a page, the unit of every read.
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// Bytes of its header.
-const HEADER_BYTES: usize = 64;
 /// Bytes of a pair.
 pub(crate) const RECORD_BYTES: usize = 64;
-/// Pairs of a full page.
-pub(crate) const PAGE_RECORDS: usize = (PAGE_BYTES - HEADER_BYTES) / RECORD_BYTES;
-const MAGIC: u32 = u32::from_le_bytes(*b"pg01");
+/// Most leading key bytes that are kept once for the whole page. Keys of a billion share three with their neighbours;
+/// more would only help keys that were made alike.
+const ELIDED_MAX: usize = 13;
+/// Most pairs of a page.
+pub(crate) const PAGE_RECORDS_MAX: usize = capacity(ELIDED_MAX);
 
-const _: () = assert!(PAGE_RECORDS == 63 && HEADER_BYTES + PAGE_RECORDS * RECORD_BYTES == PAGE_BYTES);
+/// What a page begins with; behind it the shared bytes of the keys, then the records.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct PageHeader {
+    /// CRC32C of everything behind it.
+    crc: U32,
+    segment: U64,
+    /// Number of the page in its segment, from 0.
+    number: U32,
+    records: u8,
+    /// Leading key bytes that all records share.
+    elided: u8,
+    /// Bit i: record i is a tombstone.
+    tombstones: [u8; 10],
+}
+
+const HEADER_BYTES: usize = size_of::<PageHeader>();
+const RECORDS_AT: usize = offset_of!(PageHeader, records);
+const ELIDED_AT: usize = offset_of!(PageHeader, elided);
+const TOMBSTONES_AT: usize = offset_of!(PageHeader, tombstones);
+
+const _: () = {
+    assert!(HEADER_BYTES == 28 && offset_of!(PageHeader, segment) == 4 && offset_of!(PageHeader, number) == 12);
+    assert!(RECORDS_AT == 16 && ELIDED_AT == 17 && TOMBSTONES_AT == 18);
+    assert!(capacity(0) == 63 && capacity(2) == 65 && PAGE_RECORDS_MAX == 79 && PAGE_RECORDS_MAX <= 80);
+};
+
+/// Pairs of a full page whose keys share `elided` bytes.
+const fn capacity(elided: usize) -> usize {
+    (PAGE_BYTES - HEADER_BYTES - elided) / (RECORD_BYTES - elided)
+}
 
 /// A page's bytes.
 pub(crate) type PageBytes = [u8; PAGE_BYTES];
 
-/// Fills pages one pair after the other.
+/// Collects the pairs of one page after the other.
 pub(crate) struct PageBuilder {
+    pairs: Vec<(Key, Option<Value>)>,
     bytes: Box<PageBytes>,
-    count: usize,
-    tombstones: u64,
 }
 
 impl PageBuilder {
     pub(crate) fn new() -> Self {
-        Self { bytes: Box::new([0; PAGE_BYTES]), count: 0, tombstones: 0 }
-    }
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.count == PAGE_RECORDS
+        Self { pairs: Vec::with_capacity(PAGE_RECORDS_MAX), bytes: Box::new([0; PAGE_BYTES]) }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.count == 0
+        self.pairs.is_empty()
     }
 
-    /// Adds a pair, or a tombstone where there is no value. Keys ascend; the page is not full.
+    /// Whether a pair with this key, which is greater than all so far, still has room.
+    pub(crate) fn fits(&self, key: &Key) -> bool {
+        self.pairs.first().is_none_or(|(first, _)| self.pairs.len() < capacity(shared(first, key)))
+    }
+
+    /// Adds a pair, or a tombstone where there is no value. Keys ascend, and the pair fits.
     pub(crate) fn push(&mut self, key: &Key, value: Option<&Value>) {
-        let at = HEADER_BYTES + self.count * RECORD_BYTES;
-        self.bytes[at..at + 32].copy_from_slice(key);
-        match value {
-            Some(value) => self.bytes[at + 32..at + 64].copy_from_slice(value),
-            None => {
-                self.bytes[at + 32..at + 64].fill(0);
-                self.tombstones |= 1 << self.count;
-            }
-        }
-        self.count += 1;
+        self.pairs.push((*key, value.copied()));
     }
 
-    /// Seals the page and gives its bytes to `take`; the builder is empty afterwards.
+    /// Seals the page and gives its bytes to `take`; the builder is empty afterwards. There is a pair.
     pub(crate) fn seal<T>(&mut self, segment: u64, number: u32, take: impl FnOnce(&PageBytes) -> T) -> T {
-        let end = HEADER_BYTES + self.count * RECORD_BYTES;
+        let (first, last) = (self.pairs[0].0, self.pairs[self.pairs.len() - 1].0);
+        // Of ascending keys the first and the last share the least.
+        let elided = shared(&first, &last);
+        let mut header = PageHeader {
+            crc: U32::ZERO,
+            segment: segment.into(),
+            number: number.into(),
+            records: self.pairs.len() as u8,
+            elided: elided as u8,
+            tombstones: [0; 10],
+        };
+        let start = HEADER_BYTES + elided;
+        self.bytes[HEADER_BYTES..start].copy_from_slice(&first[..elided]);
+        let mut records = self.bytes[start..].chunks_exact_mut(RECORD_BYTES - elided);
+        for (n, ((key, value), record)) in self.pairs.iter().zip(&mut records).enumerate() {
+            let (key_part, value_part) = record.split_at_mut(32 - elided);
+            key_part.copy_from_slice(&key[elided..]);
+            value_part.copy_from_slice(&value.unwrap_or([0; 32]));
+            header.tombstones[n / 8] |= u8::from(value.is_none()) << (n % 8);
+        }
+        let end = start + self.pairs.len() * (RECORD_BYTES - elided);
         self.bytes[end..].fill(0);
-        let header = &mut self.bytes[..HEADER_BYTES];
-        header.fill(0);
-        header[4..8].copy_from_slice(&MAGIC.to_le_bytes());
-        header[8..16].copy_from_slice(&segment.to_le_bytes());
-        header[16..20].copy_from_slice(&number.to_le_bytes());
-        header[20] = self.count as u8;
-        header[24..32].copy_from_slice(&self.tombstones.to_le_bytes());
+        self.bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());
         let crc = crc32c::crc32c(&self.bytes[4..]);
         self.bytes[..4].copy_from_slice(&crc.to_le_bytes());
-        self.count = 0;
-        self.tombstones = 0;
+        self.pairs.clear();
         take(&self.bytes)
     }
+}
+
+/// Leading bytes that two keys share, as far as a page leaves them out.
+fn shared(a: &Key, b: &Key) -> usize {
+    a.iter().zip(b).take(ELIDED_MAX).take_while(|(a, b)| a == b).count()
 }
 
 /// A page that was verified.
@@ -79,20 +122,22 @@ pub(crate) struct Page<'a>(&'a PageBytes);
 impl<'a> Page<'a> {
     /// Checks that `bytes` are page `number` of `segment`; in words what is wrong otherwise.
     pub(crate) fn verify(bytes: &'a PageBytes, segment: u64, number: u32) -> Result<Self, String> {
-        let stored = word32(bytes, 0);
+        let Ok((header, _)) = PageHeader::ref_from_prefix(bytes) else {
+            return Err("shorter than a header".to_owned());
+        };
         let computed = crc32c::crc32c(&bytes[4..]);
-        if stored != computed {
-            return Err(format!("checksum stored={stored:08x} computed={computed:08x}"));
+        if header.crc != computed {
+            return Err(format!("checksum stored={:08x} computed={computed:08x}", header.crc));
         }
-        let page = Self(bytes);
-        let (found, at) = (word64(bytes, 8), word32(bytes, 16));
-        if word32(bytes, 4) != MAGIC || found != segment || at != number {
+        if header.segment != segment || header.number != number {
+            let (found, at) = (header.segment, header.number);
             return Err(format!("another page: segment={found} page={at} expected_segment={segment} page={number}"));
         }
-        if page.len() == 0 || page.len() > PAGE_RECORDS {
-            return Err(format!("records={}", page.len()));
+        let (records, elided) = (usize::from(header.records), usize::from(header.elided));
+        if records == 0 || elided > ELIDED_MAX || records > capacity(elided) {
+            return Err(format!("records={records} elided_bytes={elided}"));
         }
-        Ok(page)
+        Ok(Self(bytes))
     }
 
     /// A page that was verified when it was brought in.
@@ -101,44 +146,61 @@ impl<'a> Page<'a> {
     }
 
     pub(crate) fn len(self) -> usize {
-        usize::from(self.0[20])
+        usize::from(self.0[RECORDS_AT])
     }
 
-    pub(crate) fn key(self, index: usize) -> &'a Key {
-        let at = HEADER_BYTES + index * RECORD_BYTES;
-        self.0[at..at + 32].first_chunk().expect("a key is 32 bytes")
+    pub(crate) fn key(self, index: usize) -> Key {
+        let (elided, at) = self.place(index);
+        let mut key = [0; 32];
+        key[..elided].copy_from_slice(&self.0[HEADER_BYTES..HEADER_BYTES + elided]);
+        key[elided..].copy_from_slice(&self.0[at..at + 32 - elided]);
+        key
     }
 
     /// The value, or `None` for a tombstone.
     pub(crate) fn value(self, index: usize) -> Option<Value> {
-        if word64(self.0, 24) >> index & 1 == 1 {
+        if self.0[TOMBSTONES_AT + index / 8] >> (index % 8) & 1 == 1 {
             return None;
         }
-        let at = HEADER_BYTES + index * RECORD_BYTES + 32;
-        self.0[at..at + 32].first_chunk().copied()
+        let (elided, at) = self.place(index);
+        self.0[at + 32 - elided..].first_chunk().copied()
     }
 
-    /// Where `key` is. Keys are mostly uniform: the search starts where the key should be between the page's first
-    /// prefix and the next page's, which is a few records off, and walks from there.
-    pub(crate) fn find(self, key: &Key, next_prefix: Option<u64>) -> Option<usize> {
-        let count = self.len();
-        let (low, wanted) = (prefix(self.key(0)), prefix(key));
-        let high = next_prefix.unwrap_or_else(|| prefix(self.key(count - 1)));
-        let width = high.saturating_sub(low);
-        let guess = if width == 0 {
-            0
-        } else {
-            (u128::from(wanted.saturating_sub(low)) * count as u128 / u128::from(width)) as usize
-        };
-        let mut at = guess.min(count - 1);
-        while at > 0 && self.key(at) > key {
+    /// Where `key` is. `part` says how far between the page's first key and the next page's it lies, 0 to 1: keys are
+    /// mostly uniform, so the search begins there and walks a few records.
+    pub(crate) fn find(self, key: &Key, part: f64) -> Option<usize> {
+        let (elided, start) = self.place(0);
+        if key[..elided] != self.0[HEADER_BYTES..start] {
+            return None;
+        }
+        let (count, stride) = (self.len(), RECORD_BYTES - elided);
+        let word = |index: usize| word64(self.0, start + index * stride);
+        let wanted = u64::from_be_bytes(std::array::from_fn(|i| key[elided + i]));
+        let mut at = ((part * count as f64) as usize).min(count - 1);
+        while at > 0 && word(at) > wanted {
             at -= 1;
         }
-        while at + 1 < count && self.key(at) < key {
+        while at + 1 < count && word(at) < wanted {
             at += 1;
         }
-        (self.key(at) == key).then_some(at)
+        // Eight more bytes in common, which only keys that were made alike have: any of those may be it.
+        let alike_before = (0..=at).rev().take_while(|index| word(*index) == wanted);
+        let alike_behind = (at + 1..count).take_while(|index| word(*index) == wanted);
+        let suffix = |index: usize| &self.0[start + index * stride..][..32 - elided];
+        alike_before.chain(alike_behind).find(|index| *suffix(*index) == key[elided..])
     }
+
+    /// Shared key bytes, and where a record begins.
+    fn place(self, index: usize) -> (usize, usize) {
+        // `verify` has seen to the bound; it is repeated for the compiler, which then leaves out its own.
+        let elided = usize::from(self.0[ELIDED_AT]).min(ELIDED_MAX);
+        (elided, HEADER_BYTES + elided + index * (RECORD_BYTES - elided))
+    }
+}
+
+/// Roughly where in its page a record lies that is `part` of the way from the first to the last.
+pub(crate) fn offset_at(part: f64) -> usize {
+    HEADER_BYTES + (part * (PAGE_BYTES - HEADER_BYTES - RECORD_BYTES) as f64) as usize
 }
 
 /// The first eight bytes of a key as a number that sorts as the keys do.
@@ -146,43 +208,61 @@ pub(crate) fn prefix(key: &Key) -> u64 {
     u64::from_be_bytes(*key.first_chunk().expect("a key is longer than 8 bytes"))
 }
 
-fn word32(bytes: &PageBytes, at: usize) -> u32 {
-    u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
-}
-
 fn word64(bytes: &PageBytes, at: usize) -> u64 {
-    u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
+    u64::from_be_bytes(*bytes[at..].first_chunk().expect("eight bytes of a record"))
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
-    fn key(n: u8) -> Key {
-        let mut key = [0; 32];
-        key[3] = n;
-        key
+    /// Fills one page with as many of `keys` as fit; how many those are.
+    fn page(keys: &[Key]) -> (PageBytes, usize) {
+        let mut builder = PageBuilder::new();
+        let mut count = 0;
+        for (n, key) in keys.iter().enumerate() {
+            if !builder.fits(key) {
+                break;
+            }
+            let value = [n as u8; 32];
+            builder.push(key, (n % 3 != 2).then_some(&value));
+            count += 1;
+        }
+        (builder.seal(7, 9, |bytes| *bytes), count)
     }
 
-    fn page(count: u8) -> PageBytes {
-        let mut builder = PageBuilder::new();
-        for n in 0..count {
-            let value = [n; 32];
-            builder.push(&key(2 * n), (n % 3 != 2).then_some(&value));
-        }
-        builder.seal(7, 9, |bytes| *bytes)
+    /// Keys that differ from byte `differ` on.
+    fn keys(count: u8, differ: usize) -> Vec<Key> {
+        let key = |n: u8| {
+            let mut key = [5; 32];
+            key[differ] = 2 * n;
+            key
+        };
+        (0..count).map(key).collect()
     }
 
     #[test]
     fn every_record_is_found_and_no_other() {
-        for count in [1, 2, 62, 63] {
-            let bytes = page(count);
-            let page = Page::verify(&bytes, 7, 9).expect("sealed");
-            for hint in [None, Some(u64::MAX), Some(prefix(&key(2 * count)))] {
-                for n in 0..count {
-                    let found = page.find(&key(2 * n), hint).expect("there");
-                    assert_eq!(page.value(found), (n % 3 != 2).then_some([n; 32]));
-                    assert_eq!(page.find(&key(2 * n + 1), hint), None);
+        for differ in [0, 1, 2, 3, 9, 12, 13, 20, 31] {
+            for count in [1, 2, 40, 100] {
+                let keys = keys(count, differ);
+                let (bytes, held) = page(&keys);
+                let page = Page::verify(&bytes, 7, 9).expect("sealed");
+                assert_eq!(page.len(), held);
+                assert!(held == usize::from(count) || held == capacity(differ.min(ELIDED_MAX)), "held={held}");
+                for part in [0.0, 0.5, 1.0, f64::NAN] {
+                    for (n, key) in keys[..held].iter().enumerate() {
+                        let found = page.find(key, part).expect("there");
+                        assert_eq!((page.key(found), page.value(found)), (*key, (n % 3 != 2).then_some([n as u8; 32])));
+                        for (at, change) in [(differ, 1), (31, 1), (0, 8), (15, 16)] {
+                            let mut other = *key;
+                            other[at] ^= change;
+                            let there = keys[..held].contains(&other);
+                            assert_eq!(page.find(&other, part).is_some(), there, "differ={differ} at={at}");
+                        }
+                    }
                 }
             }
         }
@@ -190,12 +270,33 @@ mod tests {
 
     #[test]
     fn any_flipped_bit_and_any_other_place_is_an_error() {
-        let bytes = page(63);
+        let (bytes, _) = page(&keys(100, 2));
         assert!(Page::verify(&bytes, 7, 8).is_err() && Page::verify(&bytes, 8, 9).is_err());
         for bit in 0..PAGE_BYTES * 8 {
             let mut flipped = bytes;
             flipped[bit / 8] ^= 1 << (bit % 8);
             assert!(Page::verify(&flipped, 7, 9).is_err(), "bit={bit}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_behind_a_right_checksum_are_a_page_or_an_error(
+            header in any::<[u8; HEADER_BYTES]>(), rest in any::<u8>(), key in any::<Key>(), part in 0.0..1.0f64,
+        ) {
+            let mut bytes = [rest; PAGE_BYTES];
+            bytes[..HEADER_BYTES].copy_from_slice(&header);
+            let crc = crc32c::crc32c(&bytes[4..]);
+            bytes[..4].copy_from_slice(&crc.to_le_bytes());
+            let segment = u64::from_le_bytes(std::array::from_fn(|i| bytes[4 + i]));
+            let number = u32::from_le_bytes(std::array::from_fn(|i| bytes[12 + i]));
+            if let Ok(page) = Page::verify(&bytes, segment, number) {
+                let _ = page.find(&key, part);
+                let _ = page.find(&page.key(0), part);
+                for index in 0..page.len() {
+                    let _ = (page.key(index), page.value(index));
+                }
+            }
         }
     }
 }

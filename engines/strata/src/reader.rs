@@ -1,45 +1,51 @@
-//! A reader: one snapshot and one page's buffer.
+//! A reader: one snapshot, and what its gets need. Stays on the thread that opened it.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, get_many_by_get};
+use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor};
 
-use crate::cursor::{Cursor, Merged, RunCursor};
-use crate::engine::{Shared, Visible};
-use crate::file::PageBuffer;
+use crate::batch::{Batch, DEPTH};
+use crate::cursor::{Cursor, Keep, Merged, RunCursor};
+use crate::engine::Shared;
+use crate::lookup::Lookup;
+use crate::uring::Pipeline;
+use crate::visible::Visible;
 
 pub(crate) struct StrataReader<'e> {
     shared: &'e Shared,
     visible: Arc<Visible>,
-    buffer: PageBuffer,
+    lookup: Lookup,
+    /// For batches; made by the first one, and again by the next after one that failed.
+    pipeline: Option<Pipeline>,
 }
 
 impl<'e> StrataReader<'e> {
     pub(crate) fn new(shared: &'e Shared) -> Self {
-        Self { shared, visible: shared.visible.load_full(), buffer: PageBuffer::new(1) }
+        Self { shared, visible: shared.visible.load_full(), lookup: Lookup::new(&shared.reads), pipeline: None }
     }
 }
 
 impl Reader for StrataReader<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
-        self.visible.get(key, &mut self.buffer)
+        self.visible.get(key, &mut self.lookup)
     }
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
-        get_many_by_get(self, keys, values)
+        let mut pipeline = self.pipeline.take().unwrap_or_else(|| Pipeline::new(DEPTH, 1));
+        Batch::new(&self.visible, keys, values, &mut self.lookup, &mut pipeline).run()?;
+        self.pipeline = Some(pipeline);
+        Ok(())
     }
 
     fn scan(&mut self, visit: &mut Visitor<'_>) -> Result<()> {
-        let mut records = all(&self.visible)?;
-        while let Some((key, value)) = records.next()? {
-            if let Some(value) = value
-                && visit(&key, &value) == ControlFlow::Break(())
-            {
-                break;
-            }
+        let lists = self.visible.lists();
+        let mut runs = self.visible.version.runs().filter(|run| run.records() > 0);
+        match (lists.is_empty(), runs.next(), runs.next()) {
+            // One run and nothing else, as after a load: its pages as they are.
+            (true, Some(run), None) => RunCursor::new(run, &[0; 32], None, Keep::InMemory).visit(visit),
+            _ => scan_merged(&self.visible, lists, visit),
         }
-        Ok(())
     }
 
     fn checkpoint(&mut self) -> Result<Checkpoint> {
@@ -55,10 +61,16 @@ impl Reader for StrataReader<'_> {
     }
 }
 
-/// Every record of a snapshot, newest wins.
-fn all(visible: &Visible) -> Result<Merged> {
-    let mut cursors = vec![Cursor::List(visible.active.sorted(visible.length).into_iter())];
-    cursors.extend(visible.frozen.iter().map(|frozen| Cursor::List(frozen.mem.sorted(frozen.length).into_iter())));
-    cursors.extend(visible.version.runs().map(|run| Cursor::Run(RunCursor::new(run, &[0; 32], None))));
-    Merged::new(cursors)
+/// Every pair of a snapshot, newest wins.
+fn scan_merged(visible: &Visible, lists: Vec<Cursor>, visit: &mut Visitor<'_>) -> Result<()> {
+    let runs = visible.version.runs().map(|run| RunCursor::boxed(run, &[0; 32], None, Keep::InMemory));
+    let mut records = Merged::new(lists.into_iter().chain(runs).collect())?;
+    while let Some((key, value)) = records.next()? {
+        if let Some(value) = value
+            && visit(&key, &value) == ControlFlow::Break(())
+        {
+            break;
+        }
+    }
+    Ok(())
 }

@@ -10,18 +10,24 @@ use engine_api::{Error, Key, Result, Value};
 use crate::StrataOptions;
 use crate::budget::Budget;
 use crate::cache::RecordCache;
-use crate::engine::{FROZEN_MAX, Frozen, Visible};
+use crate::engine::FROZEN_MAX;
 use crate::file::shown;
 use crate::filter::{PLANES, hash};
+use crate::lookup::Reads;
 use crate::manifest::Manifest;
 use crate::mem::{ENTRY_BYTES, Mem};
-use crate::segment::{Reads, Segment};
+use crate::segment::Segment;
 use crate::storage::Storage;
 use crate::version::{Run, Version};
+use crate::visible::{Frozen, Visible};
 use crate::wal::{self, Wal};
 
-/// An eighth of the memory is for the memtables, the active one and those that are frozen.
-const MEM_SHARE: u64 = 8;
+/// The part of the memory, one in so many, for the memtables, the active one and those that are frozen.
+const MEM_SHARE: u64 = 16;
+/// The part of the index, one in so many, that is left for what merges and new deltas need on top.
+const INDEX_RESERVE: u64 = 16;
+/// The part of the memory, one in so many, that records get before the second plane does: the most popular keys.
+const CACHE_LEAST: u64 = 64;
 /// A record cache smaller than this is not worth its locks.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
 /// Pairs of a memtable: enough for a run to be worth a file, few enough to be sorted in a second.
@@ -66,7 +72,7 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &StrataOptions, manif
     let mem = Mem::new(ops.len().max(mem_records));
     ops.iter().enumerate().for_each(|(index, (key, value))| mem.append(index, hash(key), key, *value));
     let mem = Arc::new(mem);
-    let wal = Wal::create(&**storage, next_id, None)?;
+    let wal = Wal::create(&**storage, next_id, None, batch)?;
     // What was replayed keeps its files until it is flushed: it is frozen at once, behind a new active memtable.
     let frozen = wals
         .last()
@@ -91,7 +97,7 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &StrataOptions, manif
     })
 }
 
-/// Opens all runs: first what every get needs, then the second planes, then pages or single records with what is left.
+/// Opens all runs: first what every get needs, then the other planes, then pages or single records with what is left.
 /// Also gives how much memory has to be left beside the pages of segments that are written later.
 fn open_version(
     storage: &Arc<dyn Storage>,
@@ -99,21 +105,24 @@ fn open_version(
     budget: &Arc<Budget>,
     reads: &Arc<Reads>,
 ) -> Result<(Version, u64)> {
+    let all_bytes = budget.left_bytes();
     let mut runs = Vec::new();
     for run in &manifest.runs {
         let segments = run.iter().map(|info| Segment::open(storage, *info, budget, reads)).collect::<Result<_>>()?;
-        runs.push(Arc::new(Run { segments }));
+        runs.push(Arc::new(Run::new(segments)));
     }
     let base = runs.pop().unwrap_or_default();
     let version = Version { deltas: runs, base };
-    for plane in 1..PLANES {
-        version.segments().try_for_each(|segment| segment.load_plane(plane, budget))?;
-    }
     let pages: u64 = version.segments().map(|segment| segment.page_bytes()).sum();
     let index: u64 = version.segments().map(|segment| segment.index_bytes()).sum();
-    // Half as much again for the index, as far as there is: a merge holds old and new, and the map grows.
-    let reserve = index.min(budget.left_bytes()) / 2;
-    let left = budget.left_bytes() - reserve;
+    let largest = version.segments().map(|segment| segment.index_bytes()).max().unwrap_or(0);
+    // A merge holds old and new segments for a moment, and there will be deltas.
+    let reserve = (index / INDEX_RESERVE + 2 * largest).min(budget.left_bytes());
+    let least_cache = all_bytes / CACHE_LEAST;
+    for plane in 1..PLANES {
+        version.segments().try_for_each(|segment| segment.load_plane(plane, budget, reserve + least_cache))?;
+    }
+    let left = budget.left_bytes().saturating_sub(reserve);
     if pages == 0 {
         // A new store: nobody knows how much its index will need. Half of the memory is kept for it.
         return Ok((version, left / 2));
@@ -132,7 +141,7 @@ fn open_version(
     if left < pages && left >= CACHE_BYTES_MIN {
         let _ = reads.cache.set(RecordCache::new(left, budget.take_always(left)));
     }
-    Ok((version, if keep_pages { 0 } else { u64::MAX }))
+    Ok((version, if keep_pages { reserve } else { u64::MAX }))
 }
 
 /// Removes files that no manifest names; gives the WAL files to replay and the highest number of any file.

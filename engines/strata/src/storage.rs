@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -51,6 +52,13 @@ pub trait StorageFile: Send + Sync {
     /// Advice: what was written will not be read through the page cache. In it the pages would only be charged to a
     /// memory cap.
     fn forget_pages(&self);
+    /// Advice: the device may begin to write these bytes, so that the flush at the end finds little to do and reads do
+    /// not meet all of it at once.
+    fn start_writeback(&self, _offset: u64, _bytes: u64) {}
+    /// A descriptor that reads may be asked of the kernel with (io_uring), where there is one.
+    fn raw_fd(&self) -> Option<RawFd> {
+        None
+    }
 }
 
 /// A directory of the filesystem.
@@ -168,5 +176,16 @@ impl StorageFile for DirFile {
 
     fn forget_pages(&self) {
         rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed).ok();
+    }
+
+    fn start_writeback(&self, offset: u64, bytes: u64) {
+        // SAFETY: no pointers; the descriptor is open as long as `self` is. A refusal costs only time.
+        unsafe {
+            libc::sync_file_range(self.file.as_raw_fd(), offset as i64, bytes as i64, libc::SYNC_FILE_RANGE_WRITE)
+        };
+    }
+
+    fn raw_fd(&self) -> Option<RawFd> {
+        Some(self.file.as_raw_fd())
     }
 }

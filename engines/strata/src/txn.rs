@@ -7,8 +7,8 @@ use engine_api::{Checkpoint, Durability, Key, Result, Value, WriteTxn};
 use parking_lot::MutexGuard;
 
 use crate::engine::{Shared, Writer};
-use crate::file::PageBuffer;
 use crate::filter::hash;
+use crate::lookup::Lookup;
 
 pub(crate) struct StrataTxn<'e> {
     shared: &'e Shared,
@@ -16,7 +16,7 @@ pub(crate) struct StrataTxn<'e> {
     ops: Vec<(Key, Option<Value>)>,
     /// Where each key stands in `ops`.
     places: HashMap<Key, usize, Hashed>,
-    buffer: PageBuffer,
+    lookup: Lookup,
 }
 
 /// Keys are hashed as everywhere in this engine.
@@ -47,7 +47,8 @@ impl std::hash::Hasher for Hashed {
 
 impl<'e> StrataTxn<'e> {
     pub(crate) fn new(shared: &'e Shared, writer: MutexGuard<'e, Writer>) -> Self {
-        Self { shared, writer, ops: Vec::new(), places: HashMap::default(), buffer: PageBuffer::new(1) }
+        let lookup = Lookup::new(&shared.reads);
+        Self { shared, writer, ops: Vec::new(), places: HashMap::default(), lookup }
     }
 
     fn set(&mut self, key: &Key, value: Option<Value>) {
@@ -65,7 +66,7 @@ impl WriteTxn for StrataTxn<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
         match self.places.get(key) {
             Some(place) => Ok(self.ops[*place].1),
-            None => self.shared.visible.load().get(key, &mut self.buffer),
+            None => self.shared.visible.load().get(key, &mut self.lookup),
         }
     }
 

@@ -6,13 +6,15 @@ use std::sync::Arc;
 
 use engine_api::{Key, Result, Value};
 
-use crate::file::PageBuffer;
-use crate::segment::Segment;
+use crate::lookup::Lookup;
+use crate::segment::{Probe, Segment};
 
 /// Segments with disjoint ranges, in ascending order.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) struct Run {
-    pub(crate) segments: Vec<Arc<Segment>>,
+    segments: Vec<Arc<Segment>>,
+    /// The first key of each: a search through them touches no segment.
+    firsts: Vec<Key>,
 }
 
 /// The runs. Deltas may hold tombstones, the base never does.
@@ -23,7 +25,27 @@ pub(crate) struct Version {
     pub(crate) base: Arc<Run>,
 }
 
+/// What a version knows of a key without reading the device.
+pub(crate) enum Known<'v> {
+    /// The value, or that there is none.
+    Value(Option<Value>),
+    /// A page of a segment of this run, counted from the newest, has to be read, and looked at about this part of the
+    /// way through.
+    Read { run: usize, segment: &'v Arc<Segment>, page: u32, part: f64 },
+    /// It takes [`Version::get_from`] this run on: it may be in any of several pages.
+    Search { run: usize },
+}
+
 impl Run {
+    pub(crate) fn new(segments: Vec<Arc<Segment>>) -> Self {
+        let firsts = segments.iter().map(|segment| segment.info.first).collect();
+        Self { segments, firsts }
+    }
+
+    pub(crate) fn segments(&self) -> &[Arc<Segment>] {
+        &self.segments
+    }
+
     pub(crate) fn records(&self) -> u64 {
         self.segments.iter().map(|segment| segment.info.records).sum()
     }
@@ -34,26 +56,45 @@ impl Run {
 
     /// The index of the segment that would hold `key`.
     pub(crate) fn segment_for(&self, key: &Key) -> Option<usize> {
-        self.segments.partition_point(|segment| segment.info.first <= *key).checked_sub(1)
+        self.firsts.partition_point(|first| first <= key).checked_sub(1)
     }
 
-    fn get(&self, key: &Key, hash: u64, buffer: &mut PageBuffer) -> Result<Option<Option<Value>>> {
-        match self.segment_for(key) {
-            Some(index) if self.segments[index].info.last >= *key => self.segments[index].get(key, hash, buffer),
-            _ => Ok(None),
-        }
+    /// The segment that may hold `key`.
+    fn holder(&self, key: &Key) -> Option<&Arc<Segment>> {
+        self.segment_for(key).map(|index| &self.segments[index])
     }
 }
 
 impl Version {
     /// The value of `key`.
-    pub(crate) fn get(&self, key: &Key, hash: u64, buffer: &mut PageBuffer) -> Result<Option<Value>> {
-        for delta in &self.deltas {
-            if let Some(found) = delta.get(key, hash, buffer)? {
+    pub(crate) fn get(&self, key: &Key, hash: u64, lookup: &mut Lookup) -> Result<Option<Value>> {
+        self.get_from(0, key, hash, lookup)
+    }
+
+    /// The value of `key` in the runs from this one on, counted from the newest.
+    pub(crate) fn get_from(&self, run: usize, key: &Key, hash: u64, lookup: &mut Lookup) -> Result<Option<Value>> {
+        for run in self.runs().skip(run) {
+            if let Some(segment) = run.holder(key)
+                && let Some(found) = segment.get(key, hash, lookup)?
+            {
                 return Ok(found);
             }
         }
-        Ok(self.base.get(key, hash, buffer)?.flatten())
+        Ok(None)
+    }
+
+    /// What is known of `key` without a read.
+    pub(crate) fn probe(&self, key: &Key, hash: u64, lookup: &mut Lookup) -> Known<'_> {
+        for (at, run) in self.runs().enumerate() {
+            let Some(segment) = run.holder(key) else { continue };
+            match segment.probe(key, hash, lookup) {
+                Probe::Absent => {}
+                Probe::Found(value) => return Known::Value(value),
+                Probe::Read(page, part) => return Known::Read { run: at, segment, page, part },
+                Probe::Search => return Known::Search { run: at },
+            }
+        }
+        Known::Value(None)
     }
 
     pub(crate) fn runs(&self) -> impl Iterator<Item = &Arc<Run>> {
@@ -61,12 +102,12 @@ impl Version {
     }
 
     pub(crate) fn segments(&self) -> impl Iterator<Item = &Arc<Segment>> {
-        self.runs().flat_map(|run| &run.segments)
+        self.runs().flat_map(|run| run.segments())
     }
 
     /// The greatest key of any run.
     pub(crate) fn last_key(&self) -> Option<Key> {
-        self.runs().filter_map(|run| run.segments.last()).map(|segment| segment.info.last).max()
+        self.runs().filter_map(|run| run.segments().last()).map(|segment| segment.info.last).max()
     }
 
     /// Pairs, counting a key once a run; exact where nothing was overwritten since the last full merge.

@@ -5,19 +5,56 @@
 //! Files are overwritten in place once their memtable is in a run: the device's metadata does not change then, and a
 //! flush is one write. What an older use left behind is told from a record by the file's number in it.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::file::shown;
 use crate::storage::{Storage, StorageFile};
 
-const HEADER_BYTES: usize = 32;
-const OP_BYTES: usize = 65;
+/// What a record begins with; behind it the checkpoint and the operations.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Header {
+    /// CRC32C of everything behind it in the record.
+    crc: U32,
+    /// Bytes behind this header.
+    body_bytes: U32,
+    /// Number of the file.
+    file: U64,
+    /// Number of the batch.
+    batch: U64,
+    /// The last batch that was durable when this one was written.
+    flushed: U64,
+    ops: U64,
+}
+
+/// An operation of a record.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Op {
+    kind: u8,
+    key: Key,
+    value: Value,
+}
+
+const HEADER_BYTES: usize = size_of::<Header>();
+const OP_BYTES: usize = size_of::<Op>();
+const FILE_AT: usize = offset_of!(Header, file);
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
 /// The longest record that is believed: a length beyond it is a torn header.
 const RECORD_BYTES_MAX: u64 = 2 << 30;
+/// Bytes looked through at once for a later record.
+const SEARCH_BYTES: usize = 1 << 20;
+
+const _: () = {
+    assert!(HEADER_BYTES == 40 && OP_BYTES == 65 && FILE_AT == 8);
+    assert!(offset_of!(Header, batch) == 16 && offset_of!(Header, flushed) == 24 && offset_of!(Header, ops) == 32);
+};
 
 /// A WAL file that is being written.
 pub(crate) struct Wal {
@@ -26,6 +63,9 @@ pub(crate) struct Wal {
     id: u64,
     offset: u64,
     buffer: Vec<u8>,
+    /// The last batch that was appended, and the last that is durable.
+    last: u64,
+    flushed: u64,
 }
 
 /// A batch as it was written.
@@ -40,8 +80,8 @@ pub(crate) fn name(id: u64) -> String {
 }
 
 impl Wal {
-    /// A new file, or `spare` under a new name.
-    pub(crate) fn create(storage: &dyn Storage, id: u64, spare: Option<String>) -> Result<Self> {
+    /// A new file, or `spare` under a new name. Every batch up to `flushed` is durable elsewhere.
+    pub(crate) fn create(storage: &dyn Storage, id: u64, spare: Option<String>, flushed: u64) -> Result<Self> {
         let own = name(id);
         let make = || {
             let file = match &spare {
@@ -56,7 +96,7 @@ impl Wal {
         };
         let shown = shown(storage, &own);
         let file = make().map_err(|e| Error::io(format!("cannot create file={shown} reason={e}"), e))?;
-        Ok(Self { file, shown, id, offset: 0, buffer: Vec::new() })
+        Ok(Self { file, shown, id, offset: 0, buffer: Vec::new(), last: flushed, flushed })
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -70,23 +110,35 @@ impl Wal {
 
     /// Appends a batch, not flushed. After an error the record is not there: the next one takes its place.
     pub(crate) fn append(&mut self, batch: u64, checkpoint: &Checkpoint, ops: &[(Key, Option<Value>)]) -> Result<()> {
-        encode(&mut self.buffer, self.id, batch, checkpoint, ops);
+        encode(&mut self.buffer, (self.id, batch, self.flushed), checkpoint, ops);
         self.file
             .write_at(&self.buffer, self.offset)
             .map_err(|e| Error::io(format!("cannot write file={} offset={} reason={e}", self.shown, self.offset), e))?;
         self.offset += self.buffer.len() as u64;
+        self.last = batch;
         Ok(())
     }
 
+    /// Bytes of the last record.
+    pub(crate) fn last_bytes(&self) -> u64 {
+        self.buffer.len() as u64
+    }
+
     /// Flushes what was appended. Never tried again: see [`ErrorKind::Reopen`].
-    pub(crate) fn sync(&self) -> Result<()> {
+    pub(crate) fn sync(&mut self) -> Result<()> {
         self.file.sync_data().map_err(|e| {
             Error::with_source(ErrorKind::Reopen, format!("cannot flush file={} reason={e}", self.shown), e)
-        })
+        })?;
+        self.flushed = self.last;
+        Ok(())
     }
 }
 
-/// Replays the batches of a WAL file, the first of which is `next`, up to the first that is not whole or not the next.
+/// Replays the batches of a WAL file, the first of which is `next`, up to the first that is not whole: it was being
+/// written when everything ended. Gives the batch that would be next.
+///
+/// # Errors
+/// `DataDamaged` naming file and offset, where what stands behind shows that the batch was durable once.
 pub(crate) fn replay(
     storage: &dyn Storage,
     id: u64,
@@ -95,68 +147,117 @@ pub(crate) fn replay(
 ) -> Result<u64> {
     let shown = shown(storage, &name(id));
     let cannot_read = |e| Error::io(format!("cannot read file={shown} reason={e}"), e);
+    let damaged = |offset, next, why: String| {
+        Error::new(ErrorKind::DataDamaged, format!("WAL is damaged: file={shown} offset={offset} batch={next} {why}"))
+    };
     let file = storage.open(&name(id), false).map_err(cannot_read)?;
     let length = file.len_bytes().map_err(cannot_read)?;
     let mut offset = 0;
     let mut bytes = Vec::new();
-    while offset + HEADER_BYTES as u64 <= length {
-        let mut header = [0; HEADER_BYTES];
-        file.read_at(&mut header, offset).map_err(cannot_read)?;
-        let body = u64::from(u32::from_le_bytes(std::array::from_fn(|i| header[4 + i])));
-        if body > RECORD_BYTES_MAX || offset + HEADER_BYTES as u64 + body > length {
-            break;
+    loop {
+        let header = read_record(&*file, offset, length, &mut bytes).map_err(cannot_read)?;
+        let Some(header) = header.filter(|header| header.file == id) else { break };
+        if offset == 0 && header.batch > next {
+            // A file is begun when all before it is durable.
+            return Err(damaged(0, next, format!("found_batch={}: the batches before it are missing", header.batch)));
         }
-        bytes.clear();
-        bytes.extend_from_slice(&header);
-        bytes.resize(HEADER_BYTES + body as usize, 0);
-        file.read_at(&mut bytes[HEADER_BYTES..], offset + HEADER_BYTES as u64).map_err(cannot_read)?;
-        let Some(batch) = decode(&bytes, id, next) else { break };
+        let Some(batch) = decode(&bytes).filter(|_| header.batch == next) else { break };
         take(next, batch)?;
         next += 1;
         offset += bytes.len() as u64;
     }
-    Ok(next)
+    match find_later(&*file, (offset + 1, length), id, next).map_err(cannot_read)? {
+        Some((at, batch)) => Err(damaged(offset, next, format!("was durable, as batch={batch} at offset={at} says"))),
+        None => Ok(next),
+    }
 }
 
-fn encode(out: &mut Vec<u8>, id: u64, batch: u64, checkpoint: &Checkpoint, ops: &[(Key, Option<Value>)]) {
+/// Reads the record at `offset` into `bytes`, if a whole one stands there.
+fn read_record(
+    file: &dyn StorageFile,
+    offset: u64,
+    length: u64,
+    bytes: &mut Vec<u8>,
+) -> std::io::Result<Option<Header>> {
+    if offset + HEADER_BYTES as u64 > length {
+        return Ok(None);
+    }
+    bytes.resize(HEADER_BYTES, 0);
+    file.read_at(bytes, offset)?;
+    let Ok(header) = Header::read_from_bytes(bytes) else { return Ok(None) };
+    let body = u64::from(header.body_bytes.get());
+    let sized = header.ops.get().checked_mul(OP_BYTES as u64).and_then(|ops| ops.checked_add(Checkpoint::BYTES as u64));
+    if sized != Some(body) || body > RECORD_BYTES_MAX || offset + HEADER_BYTES as u64 + body > length {
+        return Ok(None);
+    }
+    bytes.resize(HEADER_BYTES + body as usize, 0);
+    file.read_at(&mut bytes[HEADER_BYTES..], offset + HEADER_BYTES as u64)?;
+    Ok((header.crc == crc32c::crc32c(&bytes[4..])).then_some(header))
+}
+
+/// A whole record of file `id` within these offsets that was written when batch `missing` was durable: where it
+/// stands, and which it is.
+fn find_later(
+    file: &dyn StorageFile,
+    (from, to): (u64, u64),
+    id: u64,
+    missing: u64,
+) -> std::io::Result<Option<(u64, u64)>> {
+    let wanted = id.to_le_bytes();
+    let (mut at, mut window, mut record) = (from + FILE_AT as u64, Vec::new(), Vec::new());
+    while at + wanted.len() as u64 <= to {
+        window.resize(((to - at) as usize).min(SEARCH_BYTES), 0);
+        file.read_at(&mut window, at)?;
+        for (n, _) in window.windows(wanted.len()).enumerate().filter(|(_, bytes)| **bytes == wanted) {
+            let start = at + n as u64 - FILE_AT as u64;
+            if let Some(header) = read_record(file, start, to, &mut record)?
+                && header.file == id
+                && header.batch > missing
+                && header.flushed >= missing
+            {
+                return Ok(Some((start, header.batch.get())));
+            }
+        }
+        at += (window.len() - (wanted.len() - 1)) as u64;
+    }
+    Ok(None)
+}
+
+fn encode(
+    out: &mut Vec<u8>,
+    (file, batch, flushed): (u64, u64, u64),
+    checkpoint: &Checkpoint,
+    ops: &[(Key, Option<Value>)],
+) {
+    let header = Header {
+        crc: U32::ZERO,
+        body_bytes: ((Checkpoint::BYTES + ops.len() * OP_BYTES) as u32).into(),
+        file: file.into(),
+        batch: batch.into(),
+        flushed: flushed.into(),
+        ops: (ops.len() as u64).into(),
+    };
     out.clear();
-    out.extend_from_slice(&[0; 4]);
-    let body = Checkpoint::BYTES + ops.len() * OP_BYTES;
-    out.extend_from_slice(&(body as u32).to_le_bytes());
-    out.extend_from_slice(&id.to_le_bytes());
-    out.extend_from_slice(&batch.to_le_bytes());
-    out.extend_from_slice(&(ops.len() as u64).to_le_bytes());
+    out.extend_from_slice(header.as_bytes());
     out.extend_from_slice(&checkpoint.encode());
     for (key, value) in ops {
-        out.push(if value.is_some() { PUT } else { DELETE });
-        out.extend_from_slice(key);
-        out.extend_from_slice(&value.unwrap_or([0; 32]));
+        let kind = if value.is_some() { PUT } else { DELETE };
+        out.extend_from_slice(Op { kind, key: *key, value: value.unwrap_or([0; 32]) }.as_bytes());
     }
     let crc = crc32c::crc32c(&out[4..]);
     out[..4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// The batch, if these bytes are batch `number` of file `id`.
-fn decode(bytes: &[u8], id: u64, number: u64) -> Option<Batch> {
-    let word = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
-    let crc = u32::from_le_bytes(*bytes.first_chunk()?);
-    if crc != crc32c::crc32c(&bytes[4..]) || word(8)? != id || word(16)? != number {
-        return None;
-    }
-    let body = &bytes[HEADER_BYTES..];
-    let (checkpoint, ops) = body.split_at_checked(Checkpoint::BYTES)?;
-    if ops.len() as u64 != word(24)?.checked_mul(OP_BYTES as u64)? {
-        return None;
-    }
-    let op = |op: &[u8]| {
-        let key = op[1..33].first_chunk().copied()?;
-        match op[0] {
-            PUT => Some((key, Some(op[33..65].first_chunk().copied()?))),
-            DELETE => Some((key, None)),
-            _ => None,
-        }
+/// The batch of a record whose checksum is right; `None` where it says what no writer writes.
+fn decode(bytes: &[u8]) -> Option<Batch> {
+    let (checkpoint, ops) = bytes.get(HEADER_BYTES..)?.split_at_checked(Checkpoint::BYTES)?;
+    let ops = <[Op]>::ref_from_bytes(ops).ok()?;
+    let change = |op: &Op| match op.kind {
+        PUT => Some((op.key, Some(op.value))),
+        DELETE => Some((op.key, None)),
+        _ => None,
     };
-    let ops = ops.chunks_exact(OP_BYTES).map(op).collect::<Option<Vec<_>>>()?;
+    let ops = ops.iter().map(change).collect::<Option<Vec<_>>>()?;
     Some(Batch { checkpoint: Checkpoint::decode(checkpoint).ok()?, ops })
 }
 
@@ -170,7 +271,7 @@ mod tests {
     use crate::storage::DirStorage;
 
     /// Replays `bytes` as if they were file `id`.
-    fn replayed(bytes: &[u8], id: u64, next: u64) -> (u64, Vec<usize>) {
+    fn replayed(bytes: &[u8], id: u64, next: u64) -> Result<(u64, Vec<usize>)> {
         let dir = tempfile::tempdir().expect("a directory");
         fs::write(dir.path().join(name(id)), bytes).expect("written");
         let storage = DirStorage::open(dir.path()).expect("opened");
@@ -178,46 +279,73 @@ mod tests {
         let end = replay(&storage, id, next, |_, batch| {
             seen.push(batch.ops.len());
             Ok(())
-        });
-        (end.expect("readable"), seen)
+        })?;
+        Ok((end, seen))
     }
 
-    #[test]
-    fn replay_ends_at_the_first_record_that_is_not_whole() {
+    /// A WAL of four batches, 11 to 14, flushed after the second; its bytes and where each record ends.
+    fn written() -> (Vec<u8>, Vec<u64>) {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut wal = Wal::create(&DirStorage::open(dir.path()).expect("opened"), 3, None).expect("created");
+        let storage = DirStorage::open(dir.path()).expect("opened");
+        let mut wal = Wal::create(&storage, 3, None, 10).expect("created");
         let ops = |n: usize| (0..n).map(|i| ([i as u8; 32], (i % 2 == 0).then_some([7; 32]))).collect::<Vec<_>>();
         let mut ends = Vec::new();
         for n in 1..5 {
             wal.append(10 + n as u64, &Checkpoint::default(), &ops(n)).expect("written");
             ends.push(wal.bytes());
+            if n == 2 {
+                wal.sync().expect("flushed");
+            }
         }
-        let whole = fs::read(dir.path().join(name(3))).expect("readable");
-        assert_eq!(replayed(&whole, 3, 11), (15, vec![1, 2, 3, 4]));
-        assert_eq!(replayed(&whole, 3, 12), (12, vec![]), "another number is not the next");
-        assert_eq!(replayed(&whole, 4, 11), (11, vec![]), "another file's records are not its own");
+        (fs::read(dir.path().join(name(3))).expect("readable"), ends)
+    }
+
+    #[test]
+    fn replay_ends_at_the_first_record_that_is_not_whole() {
+        let (whole, ends) = written();
+        assert_eq!(replayed(&whole, 3, 11).expect("whole"), (15, vec![1, 2, 3, 4]));
+        assert_eq!(replayed(&whole, 3, 15).expect("old"), (15, vec![]), "what is in the runs already is no damage");
+        assert_eq!(replayed(&whole, 4, 11).expect("whole"), (11, vec![]), "another file's records are not its own");
         for cut in 0..whole.len() {
             let expected = ends.iter().filter(|end| **end <= cut as u64).count();
-            assert_eq!(replayed(&whole[..cut], 3, 11).1.len(), expected, "cut={cut}");
+            assert_eq!(replayed(&whole[..cut], 3, 11).expect("torn").1.len(), expected, "cut={cut}");
         }
+        // The file was begun behind batch 10: what is before its first batch must be elsewhere.
+        assert!(replayed(&whole, 3, 10).expect_err("missing").to_string().contains("found_batch=11"));
+    }
+
+    #[test]
+    fn a_flipped_bit_in_what_was_flushed_is_damage_and_behind_it_the_end() {
+        let (whole, ends) = written();
         for at in 0..whole.len() {
             let mut flipped = whole.clone();
             flipped[at] ^= 0x10;
             let before = ends.iter().filter(|end| **end <= at as u64).count();
-            assert_eq!(replayed(&flipped, 3, 11).1.len(), before, "byte={at}");
+            match replayed(&flipped, 3, 11) {
+                Ok((_, batches)) => assert!(before >= 2 && batches.len() == before, "byte={at}"),
+                Err(error) => {
+                    assert!(before < 2, "byte={at}");
+                    assert_eq!(error.kind(), ErrorKind::DataDamaged, "{error}");
+                }
+            }
         }
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_batch_or_nothing(mut bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-            let _ = decode(&bytes, 1, 1);
+        fn any_bytes_are_replayed_or_refused(mut bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = replayed(&bytes, 1, 1);
+            // Also behind a right checksum.
             if bytes.len() >= HEADER_BYTES {
-                bytes[8..16].copy_from_slice(&1u64.to_le_bytes());
-                bytes[16..24].copy_from_slice(&1u64.to_le_bytes());
+                let body = (bytes.len() - HEADER_BYTES) as u32;
+                bytes[4..8].copy_from_slice(&body.to_le_bytes());
+                for (at, word) in [(8, 1u64), (16, 1), (32, u64::from(body).saturating_sub(64) / 65)] {
+                    bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+                }
                 let crc = crc32c::crc32c(&bytes[4..]);
                 bytes[..4].copy_from_slice(&crc.to_le_bytes());
-                let _ = decode(&bytes, 1, 1);
+                let _ = replayed(&bytes, 1, 1);
+                let _ = decode(&bytes);
             }
         }
     }

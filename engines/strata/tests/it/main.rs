@@ -105,7 +105,7 @@ fn merges_settling_and_opening_again_keep_the_map() {
     let mut reader = engine.reader().unwrap();
     let reads = |engine: &StrataEngine| {
         let stats = engine.stats().unwrap();
-        stats.details.iter().find(|(name, _)| *name == "page_reads").unwrap().1
+        stats.details.iter().find(|(name, _)| *name == "get_reads").unwrap().1
     };
     map.keys().for_each(|key| assert!(reader.get(key).unwrap().is_some()));
     let before = reads(&engine);

@@ -1,0 +1,176 @@
+//! Commits: the WAL, the memtable, and the wait for a memtable that is not flushed yet.
+//!
+//! Owns: the order in which a batch becomes durable and visible. Runs on the thread of the transaction, under the
+//! writer lock.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
+use parking_lot::MutexGuard;
+
+use crate::engine::{FROZEN_MAX, Shared, Writer};
+use crate::filter::hash;
+use crate::mem::Mem;
+use crate::visible::{Frozen, Visible};
+use crate::wal::Wal;
+
+/// A WAL of batches that change nothing ends at this size, so that it cannot grow for ever.
+const WAL_BYTES_MAX: u64 = 256 << 20;
+
+impl Shared {
+    /// The writer lock, unless writing is refused.
+    pub(crate) fn writer(&self) -> Result<MutexGuard<'_, Writer>> {
+        let writer = self.writer.lock();
+        self.refuse_if_poisoned()?;
+        let shown = || self.storage.shown();
+        let free = self
+            .storage
+            .free_bytes()
+            .map_err(|e| Error::io(format!("cannot ask for the free space: dir={}", shown()), e))?;
+        if free < self.reserve_bytes {
+            return Err(Error::new(
+                ErrorKind::FreeSpace,
+                format!(
+                    "not enough free disk to write: dir={} free_bytes={free} reserve_bytes={}",
+                    shown(),
+                    self.reserve_bytes
+                ),
+            ));
+        }
+        Ok(writer)
+    }
+
+    pub(crate) fn refuse_if_poisoned(&self) -> Result<()> {
+        // ORDERING: Relaxed: the flag carries nothing but itself.
+        if self.poisoned.load(Ordering::Relaxed) {
+            return Err(Error::new(
+                ErrorKind::Reopen,
+                format!("an earlier write failed, close and open the store again: dir={}", self.storage.shown()),
+            ));
+        }
+        Ok(())
+    }
+
+    /// From here on writes are refused: what is on disk is not known.
+    pub(crate) fn poison(&self, error: Error) -> Error {
+        // ORDERING: Relaxed: see above.
+        self.poisoned.store(true, Ordering::Relaxed);
+        match error.kind() {
+            ErrorKind::Reopen => error,
+            _ => Error::with_source(ErrorKind::Reopen, "a write failed: close and open the store again", error),
+        }
+    }
+
+    /// Commits one batch of distinct keys.
+    pub(crate) fn commit(
+        &self,
+        writer: &mut Writer,
+        ops: &[(Key, Option<Value>)],
+        checkpoint: &Checkpoint,
+        synced: bool,
+    ) -> Result<()> {
+        let now = self.visible.load_full();
+        if now.length + ops.len() > now.active.capacity() || writer.wal.bytes() > WAL_BYTES_MAX {
+            self.rotate(writer, ops.len())?;
+        }
+        let batch = writer.batch + 1;
+        writer.wal.append(batch, checkpoint, ops).map_err(|e| match e.kind() {
+            // The record is cut short and will be overwritten: nothing of it was applied.
+            ErrorKind::FreeSpace => e,
+            _ => self.poison(e),
+        })?;
+        if synced {
+            writer.wal.sync().map_err(|e| self.poison(e))?;
+        }
+        writer.batch = batch;
+        self.counters.committed(ops.len(), writer.wal.last_bytes());
+        let now = self.visible.load();
+        let (active, length) = (Arc::clone(&now.active), now.length);
+        for (index, (key, value)) in ops.iter().enumerate() {
+            active.append(length + index, hash(key), key, *value);
+        }
+        self.publish(|visible| {
+            visible.length = length + ops.len();
+            visible.checkpoint = *checkpoint;
+        });
+        Ok(())
+    }
+
+    /// Replaces what readers see.
+    pub(crate) fn publish(&self, change: impl FnOnce(&mut Visible)) {
+        let _one = self.publish.lock();
+        let mut next = Visible::clone(&self.visible.load());
+        change(&mut next);
+        self.visible.store(Arc::new(next));
+    }
+
+    /// Freezes the active memtable and starts a new one, with room for `records`. Waits while too many are frozen.
+    fn rotate(&self, writer: &mut Writer, records: usize) -> Result<()> {
+        self.wait_for_flush(FROZEN_MAX - 1)?;
+        // The next file stands on all of this one.
+        writer.wal.sync().map_err(|e| self.poison(e))?;
+        // ORDERING: Relaxed: a number that is given once; the manifest orders files.
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let spare = self.work.lock().spare.pop();
+        let wal = Wal::create(&*self.storage, id, spare, writer.batch)?;
+        let old = std::mem::replace(&mut writer.wal, wal);
+        let batch = writer.batch;
+        let active = Arc::new(Mem::new(records.max(self.mem_records)));
+        self.publish(|visible| {
+            let mem = std::mem::replace(&mut visible.active, active);
+            let (length, checkpoint) = (visible.length, visible.checkpoint);
+            visible.frozen.insert(0, Arc::new(Frozen { mem, length, wal_id: old.id(), batch, checkpoint }));
+            visible.length = 0;
+        });
+        let _work = self.work.lock();
+        self.wake.notify_all();
+        Ok(())
+    }
+
+    /// Removes the WAL files that wait to be overwritten.
+    pub(crate) fn remove_spares(&self) {
+        let mut work = self.work.lock();
+        // One that stays is removed by the next opening.
+        work.spare.drain(..).for_each(|name| drop(self.storage.remove(&name)));
+    }
+
+    /// Brings everything that is committed into runs.
+    pub(crate) fn drain(&self, writer: &mut Writer) -> Result<()> {
+        // Also for batches that changed nothing: their checkpoints must not be replayed behind a newer one.
+        if writer.wal.bytes() > 0 {
+            self.rotate(writer, 0)?;
+        }
+        self.wait_for_flush(0)
+    }
+
+    /// Waits until at most `most` memtables are frozen; gives up with the merging thread's error.
+    fn wait_for_flush(&self, most: usize) -> Result<()> {
+        if self.visible.load().frozen.len() <= most {
+            return Ok(());
+        }
+        let since = Instant::now();
+        let waited = self.wait_until_flushed(most);
+        self.counters.stalled(since.elapsed());
+        waited
+    }
+
+    fn wait_until_flushed(&self, most: usize) -> Result<()> {
+        let mut work = self.work.lock();
+        // A failure of before is tried again once: space may have been freed meanwhile.
+        let mut rounds = None;
+        while self.visible.load().frozen.len() > most {
+            work.check_alive()?;
+            if let (Some((kind, why)), Some(since)) = (&work.failed, rounds)
+                && work.rounds > since
+            {
+                return Err(Error::new(*kind, why.clone()));
+            }
+            rounds.get_or_insert(work.rounds);
+            self.wake.notify_all();
+            self.done.wait(&mut work);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,119 @@
+//! What gets need beside the runs: a buffer of their reader, and the counts of what they cost.
+//!
+//! Owns: the statistics of reads. A reader counts by itself and adds to the store's counts now and then: a shared
+//! counter in every get would cost more than many a get does.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::cache::RecordCache;
+use crate::file::PageBuffer;
+use crate::page::PAGE_BYTES;
+
+/// Gets after which a reader adds what it has counted.
+const ADD_EVERY: u64 = 256;
+
+/// What the segments of a store share: what gets have cost, and the records that were read lately.
+#[derive(Default)]
+pub(crate) struct Reads {
+    /// Set once the store is open and its memory divided; none where all pages have room.
+    pub(crate) cache: OnceLock<RecordCache>,
+    gets: AtomicU64,
+    get_reads: AtomicU64,
+    filter_errors: AtomicU64,
+    cache_hits: AtomicU64,
+    cache_misses: AtomicU64,
+    run_read_bytes: AtomicU64,
+}
+
+/// Counts of one reader that are not added yet.
+#[derive(Default)]
+pub(crate) struct Counts {
+    gets: u64,
+    cache_hits: u64,
+    cache_misses: u64,
+}
+
+/// One reader's means to look keys up.
+pub(crate) struct Lookup {
+    pub(crate) buffer: PageBuffer,
+    pub(crate) counts: Counts,
+    reads: Arc<Reads>,
+}
+
+impl Reads {
+    /// One page was read for a get.
+    pub(crate) fn count_get_read(&self) {
+        // ORDERING: Relaxed, here and below: statistics.
+        self.get_reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A filter let a key through that is not in its segment.
+    pub(crate) fn count_filter_error(&self) {
+        self.filter_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Bytes were read for a scan or a merge.
+    pub(crate) fn count_run_read(&self, bytes: usize) {
+        self.run_read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Every count with its name in `Stats`.
+    pub(crate) fn details(&self) -> [(&'static str, u64); 7] {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        [
+            ("gets", read(&self.gets)),
+            ("get_reads", read(&self.get_reads)),
+            ("get_read_bytes", read(&self.get_reads) * PAGE_BYTES as u64),
+            ("filter_errors", read(&self.filter_errors)),
+            ("record_cache_hits", read(&self.cache_hits)),
+            ("record_cache_misses", read(&self.cache_misses)),
+            ("run_read_bytes", read(&self.run_read_bytes)),
+        ]
+    }
+}
+
+impl Counts {
+    pub(crate) fn cached(&mut self, hit: bool) {
+        self.cache_hits += u64::from(hit);
+        self.cache_misses += u64::from(!hit);
+    }
+}
+
+impl Lookup {
+    pub(crate) fn new(reads: &Arc<Reads>) -> Self {
+        Self { buffer: PageBuffer::new(1), counts: Counts::default(), reads: Arc::clone(reads) }
+    }
+
+    /// The buffer's bytes: one page.
+    pub(crate) fn page_mut(&mut self) -> &mut [u8] {
+        self.buffer.bytes_mut()
+    }
+
+    /// One page is read for a get.
+    pub(crate) fn count_read(&self) {
+        self.reads.count_get_read();
+    }
+
+    /// A get begins.
+    pub(crate) fn count_get(&mut self) {
+        self.counts.gets += 1;
+        if self.counts.gets == ADD_EVERY {
+            self.add();
+        }
+    }
+
+    fn add(&mut self) {
+        let Counts { gets, cache_hits, cache_misses } = std::mem::take(&mut self.counts);
+        // ORDERING: Relaxed: statistics.
+        self.reads.gets.fetch_add(gets, Ordering::Relaxed);
+        self.reads.cache_hits.fetch_add(cache_hits, Ordering::Relaxed);
+        self.reads.cache_misses.fetch_add(cache_misses, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Lookup {
+    fn drop(&mut self) {
+        self.add();
+    }
+}

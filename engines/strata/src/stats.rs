@@ -1,0 +1,112 @@
+//! What the engine says of itself: sizes, debts, stalls, and how its memory is divided.
+//!
+//! Owns: the names of the details. Counters are plain sums; whoever does the work adds to them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use engine_api::{Error, PAIR_BYTES, Result, Stats};
+
+use crate::engine::Shared;
+use crate::mem::ENTRY_BYTES;
+
+/// Sums since the store was opened.
+#[derive(Default)]
+pub(crate) struct Counters {
+    committed_bytes: AtomicU64,
+    wal_bytes: AtomicU64,
+    segment_bytes: AtomicU64,
+    flushes: AtomicU64,
+    merges: AtomicU64,
+    stalls: AtomicU64,
+    stall_us: AtomicU64,
+    stall_longest_us: AtomicU64,
+}
+
+// ORDERING: Relaxed in all of this file: sums that guard no other memory.
+impl Counters {
+    /// A batch of so many operations was written to the WAL as so many bytes.
+    pub(crate) fn committed(&self, ops: usize, wal_bytes: u64) {
+        self.committed_bytes.fetch_add(ops as u64 * PAIR_BYTES, Ordering::Relaxed);
+        self.wal_bytes.fetch_add(wal_bytes, Ordering::Relaxed);
+    }
+
+    /// A segment was written.
+    pub(crate) fn segment(&self, bytes: u64) {
+        self.segment_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// A memtable became a run.
+    pub(crate) fn flushed(&self) {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Some runs became one.
+    pub(crate) fn merged(&self) {
+        self.merges.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A commit waited for a flush.
+    pub(crate) fn stalled(&self, time: Duration) {
+        let us = time.as_micros() as u64;
+        self.stalls.fetch_add(1, Ordering::Relaxed);
+        self.stall_us.fetch_add(us, Ordering::Relaxed);
+        self.stall_longest_us.fetch_max(us, Ordering::Relaxed);
+    }
+
+    fn details(&self) -> [(&'static str, u64); 9] {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let (committed, wal, segments) =
+            (read(&self.committed_bytes), read(&self.wal_bytes), read(&self.segment_bytes));
+        [
+            ("committed_bytes", committed),
+            ("wal_written_bytes", wal),
+            ("segment_written_bytes", segments),
+            ("write_amplification_percent", percent(wal + segments, committed)),
+            ("flushes", read(&self.flushes)),
+            ("merges", read(&self.merges)),
+            ("write_stalls", read(&self.stalls)),
+            ("write_stall_us", read(&self.stall_us)),
+            ("write_stall_longest_us", read(&self.stall_longest_us)),
+        ]
+    }
+}
+
+impl Shared {
+    pub(crate) fn stats(&self) -> Result<Stats> {
+        let now = self.visible.load();
+        let version = &now.version;
+        let pairs_estimate = version.pairs_estimate() + now.unflushed();
+        let disk_bytes = self
+            .storage
+            .used_bytes()
+            .map_err(|e| Error::io(format!("cannot list the store's files: dir={}", self.storage.shown()), e))?;
+        let deltas: u64 = version.deltas.iter().map(|run| run.records()).sum();
+        let memtables = std::iter::once(&now.active).chain(now.frozen.iter().map(|frozen| &frozen.mem));
+        let memtable_bytes = memtables.map(|mem| mem.capacity() as u64 * ENTRY_BYTES).sum();
+        let of_segments = |bytes: fn(&crate::segment::Segment) -> u64| version.segments().map(|one| bytes(one)).sum();
+        let mut details = vec![
+            ("memtable_records", now.unflushed()),
+            ("delta_runs", version.deltas.len() as u64),
+            ("delta_records", deltas),
+            ("base_records", version.base.records()),
+            ("segments", version.segments().count() as u64),
+            ("merge_debt_bytes", (deltas + now.unflushed()) * PAIR_BYTES),
+            ("space_amplification_percent", percent(disk_bytes, pairs_estimate * PAIR_BYTES)),
+            ("memory_memtable_bytes", memtable_bytes),
+            ("memory_directory_bytes", of_segments(|segment| segment.directory_bytes())),
+            ("memory_filter_bytes", of_segments(|segment| segment.filter_bytes())),
+            ("memory_page_bytes", of_segments(|segment| segment.resident_bytes())),
+            ("memory_record_cache_bytes", self.reads.cache.get().map_or(0, |cache| cache.bytes())),
+            ("memory_left_bytes", self.budget.left_bytes()),
+            ("filter_planes_least", version.segments().map(|one| one.planes_loaded() as u64).min().unwrap_or(0)),
+        ];
+        details.extend(self.counters.details());
+        details.extend(self.reads.details());
+        Ok(Stats { pairs_estimate, disk_bytes, details })
+    }
+}
+
+fn percent(part: u64, whole: u64) -> u64 {
+    (u128::from(part) * 100).checked_div(u128::from(whole)).map_or(0, |percent| percent as u64)
+}

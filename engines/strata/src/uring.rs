@@ -1,0 +1,141 @@
+//! Several reads at once: io_uring where the kernel offers it, one after the other where it does not.
+//!
+//! Owns: buffers that the kernel writes into, for as long as it may. Must not: interpret bytes. Each belongs to one
+//! reader or cursor, on its thread.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use engine_api::Result;
+use io_uring::{IoUring, opcode, types};
+
+use crate::file::{PageBuffer, ReadFile};
+use crate::page::{PAGE_BYTES, PageBytes};
+use crate::storage::StorageFile;
+
+/// Slots, each of which is free, or being read into, or holds what was read.
+pub(crate) struct Pipeline {
+    /// None where the kernel refused: then reads are done when they are asked for.
+    ring: Option<IoUring>,
+    buffer: PageBuffer,
+    slot_pages: usize,
+    /// The read that each slot is for; the file stays open as long as the kernel may read it.
+    slots: Vec<Option<Asked>>,
+    /// Reads that were done at once, by slot.
+    done: VecDeque<usize>,
+    in_flight: usize,
+}
+
+struct Asked {
+    file: Arc<dyn StorageFile>,
+    offset: u64,
+    bytes: usize,
+}
+
+impl Pipeline {
+    /// `slots` buffers of `slot_pages` pages.
+    pub(crate) fn new(slots: usize, slot_pages: usize) -> Self {
+        Self {
+            ring: IoUring::new(slots.next_power_of_two() as u32).ok(),
+            buffer: PageBuffer::new(slots * slot_pages),
+            slot_pages,
+            slots: (0..slots).map(|_| None).collect(),
+            done: VecDeque::new(),
+            in_flight: 0,
+        }
+    }
+
+    pub(crate) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Asks for `bytes` of `file` from `offset` into a free slot; all of them multiples of a page. The kernel may not
+    /// know of it before [`Pipeline::start`] or [`Pipeline::wait`].
+    ///
+    /// # Errors
+    /// Those of the read, where it is done at once.
+    pub(crate) fn ask(&mut self, slot: usize, file: &ReadFile, offset: u64, bytes: usize) -> Result<()> {
+        assert!(self.slots[slot].is_none() && bytes <= self.slot_pages * PAGE_BYTES, "a slot is used twice");
+        let at = slot * self.slot_pages * PAGE_BYTES;
+        let target = &mut self.buffer.bytes_mut()[at..at + bytes];
+        let ring = self.ring.as_mut().zip(file.raw_fd());
+        if let Some((ring, fd)) = ring {
+            let read = opcode::Read::new(types::Fd(fd), target.as_mut_ptr(), bytes as u32).offset(offset).build();
+            // SAFETY: the buffer lives until `drop` has waited for every read in flight, and nobody looks at the slot
+            // before its read has ended; `slots` keeps the file open as long.
+            let pushed = unsafe { ring.submission().push(&read.user_data(slot as u64)) };
+            if pushed.is_ok() {
+                self.slots[slot] = Some(Asked { file: file.shared(), offset, bytes });
+                self.in_flight += 1;
+                return Ok(());
+            }
+        }
+        file.read(target, offset)?;
+        self.slots[slot] = Some(Asked { file: file.shared(), offset, bytes });
+        self.done.push_back(slot);
+        Ok(())
+    }
+
+    /// Gives the kernel what was asked for.
+    pub(crate) fn start(&mut self) {
+        if let Some(ring) = &self.ring {
+            // What the kernel does not take now it takes in `wait`.
+            ring.submit().ok();
+        }
+    }
+
+    /// Waits for any read; the slot it is in, which is free again, and how it went.
+    ///
+    /// # Errors
+    /// Those of the ring itself.
+    pub(crate) fn wait(&mut self) -> std::io::Result<Option<(usize, std::io::Result<()>)>> {
+        if let Some(slot) = self.done.pop_front() {
+            self.slots[slot] = None;
+            return Ok(Some((slot, Ok(()))));
+        }
+        let Some(ring) = self.ring.as_mut().filter(|_| self.in_flight > 0) else { return Ok(None) };
+        let entry = loop {
+            if let Some(entry) = ring.completion().next() {
+                break entry;
+            }
+            match ring.submit_and_wait(1) {
+                Err(e) if e.raw_os_error() != Some(libc::EINTR) && e.raw_os_error() != Some(libc::EBUSY) => {
+                    return Err(e);
+                }
+                _ => {}
+            }
+        };
+        self.in_flight -= 1;
+        let slot = entry.user_data() as usize;
+        let Some(asked) = self.slots[slot].take() else { return Ok(None) };
+        let outcome = match entry.result() {
+            read if read >= 0 && read as usize == asked.bytes => Ok(()),
+            // Cut short, as any read may be: the plain one goes on to the end or says why it cannot.
+            0.. => {
+                let at = slot * self.slot_pages * PAGE_BYTES;
+                asked.file.read_at(&mut self.buffer.bytes_mut()[at..at + asked.bytes], asked.offset)
+            }
+            failed => Err(std::io::Error::from_raw_os_error(-failed)),
+        };
+        Ok(Some((slot, outcome)))
+    }
+
+    /// Page `index` of a slot whose read has ended.
+    pub(crate) fn page(&self, slot: usize, index: usize) -> &PageBytes {
+        assert!(self.slots[slot].is_none(), "a slot is looked at while it is read into");
+        self.buffer.page(slot * self.slot_pages + index)
+    }
+}
+
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        while self.in_flight > 0 {
+            if self.wait().is_err() {
+                // The kernel may still write: the memory is given up rather than reused.
+                std::mem::forget(std::mem::replace(&mut self.buffer, PageBuffer::new(0)));
+                std::mem::forget(self.ring.take());
+                return;
+            }
+        }
+    }
+}

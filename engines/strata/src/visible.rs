@@ -1,0 +1,65 @@
+//! What readers see: the memtables and the version of one moment.
+//!
+//! Owns: the order in which a key is looked for. Must not: change; a new moment is a new value.
+
+use std::sync::Arc;
+
+use engine_api::{Checkpoint, Key, Result, Value};
+
+use crate::cursor::Cursor;
+use crate::filter::hash;
+use crate::lookup::Lookup;
+use crate::mem::Mem;
+use crate::version::Version;
+
+/// What a reader sees: whole batches, nothing else.
+#[derive(Clone)]
+pub(crate) struct Visible {
+    pub(crate) active: Arc<Mem>,
+    /// Entries of it that are committed.
+    pub(crate) length: usize,
+    /// Newest first.
+    pub(crate) frozen: Vec<Arc<Frozen>>,
+    pub(crate) version: Arc<Version>,
+    pub(crate) checkpoint: Checkpoint,
+}
+
+/// A memtable that is complete and waits for its flush.
+pub(crate) struct Frozen {
+    pub(crate) mem: Arc<Mem>,
+    pub(crate) length: usize,
+    pub(crate) wal_id: u64,
+    pub(crate) batch: u64,
+    pub(crate) checkpoint: Checkpoint,
+}
+
+impl Visible {
+    /// The value of `key` in this snapshot.
+    pub(crate) fn get(&self, key: &Key, lookup: &mut Lookup) -> Result<Option<Value>> {
+        lookup.count_get();
+        let hash = hash(key);
+        match self.in_memtables(key, hash) {
+            Some(found) => Ok(found),
+            None => self.version.get(key, hash, lookup),
+        }
+    }
+
+    /// What the memtables say of `key`: `Some(None)` is a deletion.
+    pub(crate) fn in_memtables(&self, key: &Key, hash: u64) -> Option<Option<Value>> {
+        // An empty one is not asked: its table would be a miss of every cache.
+        let active = if self.length > 0 { self.active.get(self.length, hash, key) } else { None };
+        active.or_else(|| self.frozen.iter().find_map(|frozen| frozen.mem.get(frozen.length, hash, key)))
+    }
+
+    /// The memtables' records in order, newest memtable first; empty ones are left out.
+    pub(crate) fn lists(&self) -> Vec<Cursor> {
+        let active = (self.length > 0).then(|| self.active.sorted(self.length));
+        let frozen = self.frozen.iter().map(|frozen| frozen.mem.sorted(frozen.length));
+        active.into_iter().chain(frozen).map(|records| Cursor::List(records.into_iter())).collect()
+    }
+
+    /// Records in memtables.
+    pub(crate) fn unflushed(&self) -> u64 {
+        (self.length + self.frozen.iter().map(|frozen| frozen.length).sum::<usize>()) as u64
+    }
+}
