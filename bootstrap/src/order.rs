@@ -9,14 +9,15 @@ mod shuffle;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::sync_channel;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use engine_api::{Key, Value};
 use serde::{Deserialize, Serialize};
 use workload::source_id;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::limits::CHUNK_PAIRS;
+use crate::limits::{CHUNK_PAIRS, CHUNKS_AHEAD};
 use crate::source::{Record, Source};
 use crate::state::write_atomically;
 
@@ -86,6 +87,8 @@ pub(crate) struct Tally {
 
 /// Takes pairs in order; `false` stops.
 pub(crate) type Take<'a> = dyn FnMut(&[(Key, Value)]) -> Result<bool> + 'a;
+/// Hands a chunk to another thread; `false` when no more are wanted.
+type Send<'a> = Box<dyn FnMut(Vec<(Key, Value)>) -> bool + 'a>;
 
 impl Ordered {
     /// Reads the source once and spills it into `work`, or takes up a finished spill of the same source there.
@@ -128,9 +131,31 @@ impl Ordered {
         Ok(Self { source_id: source_id(identity.as_bytes()), records: manifest.records, kind })
     }
 
-    /// Hands on the pairs from position `skip`, in chunks, until `take` says stop.
+    /// Hands on the pairs from position `skip`, in chunks, until `take` says stop. Chunks are made on a thread of their
+    /// own, `order`, a few ahead of what is taken.
     pub(crate) fn for_each(&self, skip: u64, on_duplicate: OnDuplicate, take: &mut Take<'_>) -> Result<Tally> {
-        let mut chunker = Chunker { skip, chunk: Vec::with_capacity(CHUNK_PAIRS), tally: Tally::default(), take };
+        std::thread::scope(|scope| {
+            let (sender, chunks) = sync_channel(CHUNKS_AHEAD);
+            // Whoever takes them may have gone: then no more are wanted.
+            let send = move |chunk: Vec<(Key, Value)>| sender.send(chunk).is_ok();
+            let maker = std::thread::Builder::new()
+                .name("order".to_owned())
+                .spawn_scoped(scope, move || self.make(skip, on_duplicate, Box::new(send)))?;
+            let mut taken = Ok(true);
+            for chunk in &chunks {
+                taken = take(&chunk);
+                if !matches!(taken, Ok(true)) {
+                    break;
+                }
+            }
+            drop(chunks);
+            let tally = maker.join().map_err(|_| anyhow!("the ordering thread panicked"))?;
+            taken.and(tally)
+        })
+    }
+
+    fn make(&self, skip: u64, on_duplicate: OnDuplicate, send: Send<'_>) -> Result<Tally> {
+        let mut chunker = Chunker { skip, chunk: Vec::with_capacity(CHUNK_PAIRS), tally: Tally::default(), send };
         match &self.kind {
             Kind::Synthetic { source: Source::Synthetic { pairs, count, .. } } => {
                 chunker.tally.pairs = skip.min(*count);
@@ -150,14 +175,14 @@ impl Ordered {
 }
 
 /// Collects pairs into chunks, leaving out those before the resume position.
-pub(crate) struct Chunker<'a, 't> {
+pub(crate) struct Chunker<'a> {
     skip: u64,
     chunk: Vec<(Key, Value)>,
     tally: Tally,
-    take: &'a mut Take<'t>,
+    send: Send<'a>,
 }
 
-impl Chunker<'_, '_> {
+impl Chunker<'_> {
     /// Adds a pair; `false` when no more are wanted.
     pub(crate) fn push(&mut self, key: Key, value: Value) -> Result<bool> {
         self.tally.pairs += 1;
@@ -169,9 +194,7 @@ impl Chunker<'_, '_> {
         if self.chunk.len() < CHUNK_PAIRS {
             return Ok(true);
         }
-        let go_on = (self.take)(&self.chunk)?;
-        self.chunk.clear();
-        Ok(go_on)
+        Ok((self.send)(std::mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK_PAIRS))))
     }
 
     /// Decides between two records of one key, `earlier` before `later` in the source.
@@ -189,9 +212,9 @@ impl Chunker<'_, '_> {
         Ok(())
     }
 
-    fn finish(self) -> Result<Tally> {
+    fn finish(mut self) -> Result<Tally> {
         if !self.chunk.is_empty() {
-            (self.take)(&self.chunk)?;
+            (self.send)(self.chunk);
         }
         Ok(self.tally)
     }

@@ -31,7 +31,7 @@ pub(super) fn spill(dir: &Path, seed: u64, each: &mut Each<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn for_each(dir: &Path, seed: u64, rule: OnDuplicate, chunker: &mut Chunker<'_, '_>) -> Result<()> {
+pub(super) fn for_each(dir: &Path, seed: u64, rule: OnDuplicate, chunker: &mut Chunker<'_>) -> Result<()> {
     for bucket in 0..BUCKETS {
         let mut records = unique(load(&path(dir, bucket))?, rule, chunker)?;
         // Fisher-Yates, from a generator of the seed and the bucket: the same order on every run.
@@ -65,7 +65,7 @@ fn load(path: &Path) -> Result<Vec<Record>> {
 }
 
 /// One record a key: the last in source order.
-fn unique(mut records: Vec<Record>, rule: OnDuplicate, chunker: &mut Chunker<'_, '_>) -> Result<Vec<Record>> {
+fn unique(mut records: Vec<Record>, rule: OnDuplicate, chunker: &mut Chunker<'_>) -> Result<Vec<Record>> {
     records.sort_unstable_by_key(|record| (record.1, record.0));
     let mut kept: Vec<Record> = Vec::with_capacity(records.len());
     for record in records {

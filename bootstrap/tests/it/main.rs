@@ -157,7 +157,9 @@ fn killed_loads_resume_to_the_same_map() {
                 }
                 let output = child.wait_with_output().unwrap();
                 if done {
-                    assert!(output.status.success(), "{engine} {order}: {}", text(&output));
+                    // Also right: the last kill came after the load's last word.
+                    let complete = kills > 0 && text(&output).contains("the load is complete");
+                    assert!(complete || output.status.success(), "{engine} {order}: {}", text(&output));
                     break;
                 }
                 kills += 1;

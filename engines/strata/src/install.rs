@@ -8,28 +8,38 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use engine_api::Result;
+use memmap2::MmapMut;
 
 use crate::engine::Shared;
 use crate::file::sync_dir;
 use crate::filter::PLANES;
-use crate::footer::SegmentInfo;
 use crate::manifest::Manifest;
+use crate::memory::map_huge;
+use crate::page::{PAGE_BYTES, PAGE_RECORDS_MIN};
 use crate::segment::Segment;
 use crate::version::Version;
 use crate::visible::Visible;
+use crate::writer::Written;
 
 impl Shared {
     /// Opens a segment that was just written.
-    pub(crate) fn open_segment(&self, info: SegmentInfo) -> Result<Arc<Segment>> {
-        let segment = Segment::open(&self.storage, info, &self.budget, &self.reads)?;
+    pub(crate) fn open_segment(&self, written: Written) -> Result<Arc<Segment>> {
+        let segment = Segment::open(&self.storage, written.info, &self.budget, &self.reads)?;
         (1..PLANES).try_for_each(|plane| segment.load_plane(plane, &self.budget, 0))?;
-        if self.budget.left_bytes() >= segment.page_bytes().saturating_add(self.pages_beside_bytes) {
-            segment.make_resident(&self.budget);
+        if let Some(pages) = written.kept {
+            segment.adopt_pages(pages, &self.budget);
         }
-        // What was just written was in the page cache: readers should not have to fetch it again. Reading it back also
-        // checks that it can be read.
-        segment.fill()?;
+        self.counters.segment(written.file_bytes);
         Ok(segment)
+    }
+
+    /// Room for the pages of a segment of `records`, if there is memory for them to stay: readers then need not fetch
+    /// what a merge has rewritten.
+    pub(crate) fn room_for_pages(&self, records: u64) -> Option<MmapMut> {
+        let bytes = records.div_ceil(PAGE_RECORDS_MIN as u64) * PAGE_BYTES as u64;
+        let room = self.budget.left_bytes() >= bytes.saturating_add(self.pages_beside_bytes);
+        // Without memory the pages are read when they are asked for.
+        room.then(|| map_huge(bytes as usize).ok()).flatten()
     }
 
     /// A number for a new file.

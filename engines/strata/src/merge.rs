@@ -287,7 +287,7 @@ fn write_into(
     merging: Option<&Arc<Run>>,
     segments: &mut Vec<Arc<Segment>>,
 ) -> Result<()> {
-    let mut output = Output { shared, writer: None, segments };
+    let mut output = Output { shared, keep: true, writer: None, segments };
     let (mut seen, mut pace) = (0u64, Pace::new());
     while let Some((key, value)) = records.next()? {
         seen += 1;
@@ -344,7 +344,8 @@ impl Pace {
 /// Writes ascending pairs as segments of the base.
 pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)]) -> Result<Vec<Arc<Segment>>> {
     let mut segments = Vec::new();
-    let mut output = Output { shared, writer: None, segments: &mut segments };
+    // A load is followed by another opening, which divides the memory anew.
+    let mut output = Output { shared, keep: false, writer: None, segments: &mut segments };
     let written =
         pairs.iter().try_for_each(|(key, value)| output.push(key, Some(value))).and_then(|()| output.finish());
     if written.is_err() {
@@ -356,6 +357,8 @@ pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)]) -> Result<Vec
 /// Cuts records into segments.
 struct Output<'a> {
     shared: &'a Shared,
+    /// Whether pages stay in memory where there is room.
+    keep: bool,
     writer: Option<SegmentWriter>,
     segments: &'a mut Vec<Arc<Segment>>,
 }
@@ -364,7 +367,10 @@ impl Output<'_> {
     fn push(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
         let open = match &mut self.writer {
             Some(open) => open,
-            None => self.writer.insert(SegmentWriter::create(&self.shared.storage, self.shared.new_id())?),
+            None => {
+                let kept = if self.keep { self.shared.room_for_pages(self.shared.segment_records) } else { None };
+                self.writer.insert(SegmentWriter::create(&self.shared.storage, self.shared.new_id(), kept)?)
+            }
         };
         open.push(key, hash(key), value)?;
         if open.records() == self.shared.segment_records { self.finish() } else { Ok(()) }
@@ -373,9 +379,7 @@ impl Output<'_> {
     /// Completes the segment that is open, if one is.
     fn finish(&mut self) -> Result<()> {
         if let Some(writer) = self.writer.take() {
-            let (info, bytes) = writer.finish()?;
-            self.shared.counters.segment(bytes);
-            self.segments.push(self.shared.open_segment(info)?);
+            self.segments.push(self.shared.open_segment(writer.finish()?)?);
         }
         Ok(())
     }

@@ -15,6 +15,8 @@ pub(crate) const RECORD_BYTES: usize = 64;
 /// Most leading key bytes that are kept once for the whole page. Keys of a billion share three with their neighbours;
 /// more would only help keys that were made alike.
 const ELIDED_MAX: usize = 13;
+/// Pairs of a full page whose keys share nothing.
+pub(crate) const PAGE_RECORDS_MIN: usize = capacity(0);
 /// Most pairs of a page.
 pub(crate) const PAGE_RECORDS_MAX: usize = capacity(ELIDED_MAX);
 
@@ -42,7 +44,7 @@ const TOMBSTONES_AT: usize = offset_of!(PageHeader, tombstones);
 const _: () = {
     assert!(HEADER_BYTES == 28 && offset_of!(PageHeader, segment) == 4 && offset_of!(PageHeader, number) == 12);
     assert!(RECORDS_AT == 16 && ELIDED_AT == 17 && TOMBSTONES_AT == 18);
-    assert!(capacity(0) == 63 && capacity(2) == 65 && PAGE_RECORDS_MAX == 79 && PAGE_RECORDS_MAX <= 80);
+    assert!(PAGE_RECORDS_MIN == 63 && capacity(2) == 65 && PAGE_RECORDS_MAX == 79 && PAGE_RECORDS_MAX <= 80);
 };
 
 /// Pairs of a full page whose keys share `elided` bytes.

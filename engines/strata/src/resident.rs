@@ -28,6 +28,12 @@ impl Resident {
         Self { map: map.into(), states, _share: share }
     }
 
+    /// All of `pages` pages, which are in `map` already.
+    pub(crate) fn filled(map: MmapMut, pages: u32, share: Share) -> Self {
+        let states = (0..pages).map(|_| AtomicU8::new(READY)).collect();
+        Self { map: map.into(), states, _share: share }
+    }
+
     /// Page `number`, if it is there.
     pub(crate) fn ready(&self, number: u32) -> Option<Page<'_>> {
         // ORDERING: Acquire pairs with the Release in `keep`: whoever sees READY sees the page.

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine_api::{Error, ErrorKind, Key, Result, Value};
+use memmap2::MmapMut;
 
 use crate::budget::{Budget, Share};
 use crate::file::{PageBuffer, ReadFile};
@@ -21,8 +22,6 @@ use crate::storage::Storage;
 
 /// Most records of a segment: some 250 MiB. A merge needs the space of one group of segments on top.
 pub(crate) const SEGMENT_RECORDS: u64 = 4 << 20;
-/// Pages read at once where a whole segment is brought into memory.
-const FILL_PAGES: usize = 64;
 
 /// The name of a segment's file.
 pub(crate) fn name(id: u64) -> String {
@@ -159,22 +158,11 @@ impl Segment {
         }
     }
 
-    /// Brings every page into the room that was made for them, if it was.
-    pub(crate) fn fill(&self) -> Result<()> {
-        if self.resident.get().is_none() {
-            return Ok(());
+    /// Takes over pages that were kept while they were written, if there is memory for them.
+    pub(crate) fn adopt_pages(&self, pages: MmapMut, budget: &Arc<Budget>) {
+        if let Some(share) = budget.take(self.page_bytes()) {
+            let _ = self.resident.set(Resident::filled(pages, self.footer.pages, share));
         }
-        let mut buffer = PageBuffer::new(FILL_PAGES);
-        for first in (0..self.footer.pages).step_by(FILL_PAGES) {
-            let count = (self.footer.pages - first).min(FILL_PAGES as u32);
-            let bytes = &mut buffer.bytes_mut()[..count as usize * PAGE_BYTES];
-            self.file.read(bytes, u64::from(first) * PAGE_BYTES as u64)?;
-            for n in 0..count {
-                self.verify(buffer.page(n as usize), first + n)?;
-                self.keep(first + n, buffer.page(n as usize));
-            }
-        }
-        Ok(())
     }
 
     /// Bytes of memory its pages have room in.

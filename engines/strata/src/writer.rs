@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use engine_api::{Error, ErrorKind, Key, Result, Value};
+use memmap2::MmapMut;
 
 use crate::file::shown;
 use crate::filter::{PLANES, insert, plane_bytes};
@@ -27,11 +28,22 @@ pub(crate) struct SegmentWriter {
     directory: Vec<u64>,
     hashes: Vec<u64>,
     info: Option<SegmentInfo>,
+    /// Room for every page, where they are to stay in memory.
+    kept: Option<MmapMut>,
     finished: bool,
 }
 
+/// A segment that was written.
+pub(crate) struct Written {
+    pub(crate) info: SegmentInfo,
+    pub(crate) file_bytes: u64,
+    /// Its pages, where they were to stay in memory.
+    pub(crate) kept: Option<MmapMut>,
+}
+
 impl SegmentWriter {
-    pub(crate) fn create(storage: &Arc<dyn Storage>, id: u64) -> Result<Self> {
+    /// A new file. In `kept` there is room for every page that will be written, or they are not kept.
+    pub(crate) fn create(storage: &Arc<dyn Storage>, id: u64, kept: Option<MmapMut>) -> Result<Self> {
         let file = storage.create(&name(id)).map_err(|e| cannot_write(&**storage, id, e))?;
         Ok(Self {
             storage: Arc::clone(storage),
@@ -43,6 +55,7 @@ impl SegmentWriter {
             directory: Vec::new(),
             hashes: Vec::new(),
             info: None,
+            kept,
             finished: false,
         })
     }
@@ -69,8 +82,8 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Completes the file and makes it durable; its name is not yet. Gives the file's bytes too.
-    pub(crate) fn finish(mut self) -> Result<(SegmentInfo, u64)> {
+    /// Completes the file and makes it durable; its name is not yet.
+    pub(crate) fn finish(mut self) -> Result<Written> {
         if !self.page.is_empty() {
             self.seal_page()?;
         }
@@ -91,13 +104,19 @@ impl SegmentWriter {
         self.file.sync_data().map_err(|e| cannot_write(&*self.storage, self.id, e))?;
         self.file.forget_pages();
         self.finished = true;
-        Ok((info, self.written_bytes))
+        Ok(Written { info, file_bytes: self.written_bytes, kept: self.kept.take() })
     }
 
     fn seal_page(&mut self) -> Result<()> {
         let number = self.directory.len() as u32 - 1;
-        let pending = &mut self.pending;
-        self.page.seal(self.id, number, |bytes| pending.extend_from_slice(bytes));
+        let (pending, kept) = (&mut self.pending, &mut self.kept);
+        self.page.seal(self.id, number, |bytes| {
+            pending.extend_from_slice(bytes);
+            if let Some(kept) = kept {
+                let at = number as usize * PAGE_BYTES;
+                kept[at..at + PAGE_BYTES].copy_from_slice(bytes);
+            }
+        });
         self.flush(WRITE_BYTES)
     }
 

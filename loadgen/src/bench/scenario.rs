@@ -357,7 +357,7 @@ fn cache_share(engine: &EngineOptions, cap_bytes: Option<u64>) -> Option<bytesiz
         (EngineKind::Rocksdb, Profile::Tuned) => 0.6,
         (EngineKind::Redb, _) => 0.5,
         // Its budget holds all that it has in memory; the rest is the process and the buffers of merges.
-        (EngineKind::Strata, _) => 0.65,
+        (EngineKind::Strata, _) => 0.75,
     };
     // Below this an engine re-reads its index for every get; it may then exceed a tiny cap, which the run tells.
     Some(bytesize::ByteSize::b(((cap_bytes? as f64 * share) as u64).max(8 << 20)))
