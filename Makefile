@@ -21,7 +21,7 @@ space := $(subst ,, )
 FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service loadgen,$(foreach e,$(ENGINES),$p/$e)))
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
-.PHONY: help setup build demo test check fmt clippy doc edges bench bench-full bench-instrument
+.PHONY: help setup build demo test loom check fmt clippy doc edges bench bench-full bench-instrument
 .DEFAULT_GOAL := help
 
 help: ## Lists the targets.
@@ -41,6 +41,11 @@ demo: build ## Loads pairs, plays a live Yellowstone stream through a real socke
 test: setup ## Runs every test, on every engine.
 	$(CARGO) build --locked --release --workspace --bins
 	$(CARGO) test --locked --release --workspace
+	@$(MAKE) --no-print-directory loom
+
+loom: ## Runs strata's lock-free parts through the orders that threads can take (part of test).
+	CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
+		cargo test --locked --release -p engine-strata --lib loom
 
 check: setup fmt clippy doc edges ## Format, lints, docs and the allowed crate edges.
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine_api::{Error, ErrorKind, Key, Result, Value};
 use memmap2::MmapMut;
@@ -16,6 +16,7 @@ use crate::file::{PageBuffer, ReadFile, shown};
 use crate::filter::{PLANES, insert, may_contain, plane_bytes};
 use crate::page::{PAGE_BYTES, PAGE_RECORDS, Page, PageBuilder, PageBytes, prefix};
 use crate::resident::Resident;
+use crate::retire::Retire;
 use crate::storage::{Storage, StorageFile};
 
 /// The format written, and the newest read.
@@ -166,16 +167,15 @@ fn cannot_write(storage: &dyn Storage, id: u64, e: std::io::Error) -> Error {
 /// A segment that is open for reading.
 pub(crate) struct Segment {
     pub(crate) info: SegmentInfo,
-    storage: Arc<dyn Storage>,
     file: ReadFile,
     pages: u32,
     directory: Vec<u64>,
     planes: [OnceLock<(Vec<u8>, Share)>; PLANES],
     sections: [(u64, u64, u32); PLANES],
     resident: OnceLock<Resident>,
-    obsolete: AtomicBool,
     _directory_share: Share,
     pub(crate) reads: Arc<Reads>,
+    end: Retire,
 }
 
 /// What the segments of a store share: what gets have cost, and the records that were read lately.
@@ -221,18 +221,19 @@ impl Segment {
         let directory = read_section(&file, (offset, bytes, crc))?;
         let directory =
             directory.chunks_exact(8).map(|word| u64::from_le_bytes(std::array::from_fn(|i| word[i]))).collect();
+        let removed_from = Arc::clone(storage);
         let segment = Self {
             info,
-            storage: Arc::clone(storage),
             file,
             pages,
             directory,
             planes: [const { OnceLock::new() }; PLANES],
             sections: planes,
             resident: OnceLock::new(),
-            obsolete: AtomicBool::new(false),
             _directory_share: share,
             reads: Arc::clone(reads),
+            // Left behind it would be removed by the next opening.
+            end: Retire::new(move || drop(removed_from.remove(&name(info.id)))),
         };
         segment.load_plane(0, budget)?;
         Ok(Arc::new(segment))
@@ -276,8 +277,7 @@ impl Segment {
 
     /// Its file is removed once nobody reads it any more.
     pub(crate) fn retire(&self) {
-        // ORDERING: Relaxed: read again only when the last owner drops it, which synchronises by itself.
-        self.obsolete.store(true, Ordering::Relaxed);
+        self.end.retire();
     }
 
     pub(crate) fn pages(&self) -> u32 {
@@ -389,16 +389,6 @@ impl Segment {
             step *= 2;
         }
         from + directory[from..to].partition_point(|prefix| *prefix <= wanted)
-    }
-}
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // ORDERING: Relaxed: see `retire`.
-        if self.obsolete.load(Ordering::Relaxed) {
-            // Left behind it would be removed by the next opening.
-            self.storage.remove(&name(self.info.id)).ok();
-        }
     }
 }
 
