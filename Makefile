@@ -21,7 +21,7 @@ space := $(subst ,, )
 FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service loadgen,$(foreach e,$(ENGINES),$p/$e)))
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
-.PHONY: help setup build demo test loom check fmt clippy doc edges bench bench-full bench-instrument
+.PHONY: help setup build demo test loom miri check fmt clippy doc edges bench bench-full bench-instrument
 .DEFAULT_GOAL := help
 
 help: ## Lists the targets.
@@ -46,6 +46,10 @@ test: setup ## Runs every test, on every engine.
 loom: ## Runs strata's lock-free parts through the orders that threads can take (part of test).
 	CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
 		cargo test --locked --release -p engine-strata --lib loom
+
+miri: ## Runs strata's unsafe code in Miri (needs: rustup toolchain install nightly -c miri -c rust-src).
+	CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/miri" MIRIFLAGS="-Zmiri-many-seeds=0..8" \
+		cargo +nightly miri test --locked -p engine-strata --lib -- mem resident
 
 check: setup fmt clippy doc edges ## Format, lints, docs and the allowed crate edges.
 

@@ -113,6 +113,8 @@ impl Mem {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
     use crate::filter::hash;
 
@@ -130,6 +132,35 @@ mod tests {
         assert_eq!((get(3, &a), get(4, &a)), (Some(None), Some(Some([11; 32]))));
         assert_eq!(mem.sorted(3), [(a, None), (b, Some([20; 32]))]);
         assert_eq!(mem.sorted(4), [(a, Some([11; 32])), (b, Some([20; 32]))]);
+    }
+
+    #[test]
+    fn readers_on_other_threads_see_whole_batches_while_the_writer_goes_on() {
+        const BATCH: usize = 2;
+        let (mem, visible) = (Mem::new(20), AtomicUsize::new(0));
+        let read = || {
+            // ORDERING: Acquire pairs with the Release below, as loading what is visible does.
+            let length = visible.load(Ordering::Acquire);
+            let newest = |key: u8| mem.get(length, hash(&[key; 32]), &[key; 32]).flatten();
+            // Each batch sets both keys to its number.
+            let expected = (length / BATCH).checked_sub(1).map(|batch| [batch as u8; 32]);
+            assert_eq!((newest(0), newest(1)), (expected, expected), "length={length}");
+            assert_eq!(mem.sorted(length).len(), length.min(BATCH));
+            length
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| while read() < mem.capacity() {});
+            }
+            for index in 0..mem.capacity() {
+                let key = [(index % BATCH) as u8; 32];
+                mem.append(index, hash(&key), &key, Some([(index / BATCH) as u8; 32]));
+                if index % BATCH == BATCH - 1 {
+                    // ORDERING: Release: as the swap of what is visible.
+                    visible.store(index + 1, Ordering::Release);
+                }
+            }
+        });
     }
 }
 
