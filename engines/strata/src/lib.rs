@@ -50,6 +50,8 @@ mod cursor;
 mod engine;
 mod file;
 mod filter;
+#[doc(hidden)]
+pub mod fuzzing;
 mod manifest;
 mod mem;
 mod merge;

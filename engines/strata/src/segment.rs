@@ -409,12 +409,12 @@ fn damaged(file: &ReadFile, offset: u64, why: &str) -> Error {
 }
 
 /// What is wrong with a footer.
-enum Footer {
+pub(crate) enum Footer {
     Damaged(String),
     Newer(u32),
 }
 
-fn encode_footer(info: &SegmentInfo, pages: u32, sections: &[(u64, u64, u32)]) -> PageBytes {
+pub(crate) fn encode_footer(info: &SegmentInfo, pages: u32, sections: &[(u64, u64, u32)]) -> PageBytes {
     let mut out = [0; PAGE_BYTES];
     out[4..8].copy_from_slice(&VERSION.to_le_bytes());
     out[8..16].copy_from_slice(&MAGIC);
@@ -437,7 +437,8 @@ fn encode_footer(info: &SegmentInfo, pages: u32, sections: &[(u64, u64, u32)]) -
 
 type Sections = [(u64, u64, u32); PLANES + 1];
 
-fn decode_footer(bytes: &PageBytes) -> Result<(SegmentInfo, u32, Sections), Footer> {
+/// Decodes any page: a footer, or what is wrong with it.
+pub(crate) fn decode_footer(bytes: &PageBytes) -> Result<(SegmentInfo, u32, Sections), Footer> {
     let word32 = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
     let word64 = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
     let damaged = |why: String| Footer::Damaged(why);

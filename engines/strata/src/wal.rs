@@ -12,7 +12,7 @@ use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
 use crate::file::shown;
 use crate::storage::{Storage, StorageFile};
 
-const HEADER_BYTES: usize = 32;
+pub(crate) const HEADER_BYTES: usize = 32;
 const OP_BYTES: usize = 65;
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
@@ -90,12 +90,24 @@ impl Wal {
 pub(crate) fn replay(
     storage: &dyn Storage,
     id: u64,
+    next: u64,
+    take: impl FnMut(u64, Batch) -> Result<()>,
+) -> Result<u64> {
+    let shown = shown(storage, &name(id));
+    let opened = storage.open(&name(id), false);
+    let file = opened.map_err(|e| Error::io(format!("cannot read file={shown} reason={e}"), e))?;
+    replay_file(&*file, &shown, id, next, take)
+}
+
+/// The same on an open file.
+pub(crate) fn replay_file(
+    file: &dyn StorageFile,
+    shown: &str,
+    id: u64,
     mut next: u64,
     mut take: impl FnMut(u64, Batch) -> Result<()>,
 ) -> Result<u64> {
-    let shown = shown(storage, &name(id));
     let cannot_read = |e| Error::io(format!("cannot read file={shown} reason={e}"), e);
-    let file = storage.open(&name(id), false).map_err(cannot_read)?;
     let length = file.len_bytes().map_err(cannot_read)?;
     let mut offset = 0;
     let mut bytes = Vec::new();
@@ -118,7 +130,8 @@ pub(crate) fn replay(
     Ok(next)
 }
 
-fn encode(out: &mut Vec<u8>, id: u64, batch: u64, checkpoint: &Checkpoint, ops: &[(Key, Option<Value>)]) {
+/// Puts the record of a batch into `out`.
+pub(crate) fn encode(out: &mut Vec<u8>, id: u64, batch: u64, checkpoint: &Checkpoint, ops: &[(Key, Option<Value>)]) {
     out.clear();
     out.extend_from_slice(&[0; 4]);
     let body = Checkpoint::BYTES + ops.len() * OP_BYTES;
