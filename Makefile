@@ -21,7 +21,7 @@ space := $(subst ,, )
 FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service loadgen,$(foreach e,$(ENGINES),$p/$e)))
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
-.PHONY: help setup build demo test check fmt clippy doc edges bench bench-full bench-instrument
+.PHONY: help setup build demo test loom miri fuzz check fmt clippy doc edges bench bench-full bench-instrument
 .DEFAULT_GOAL := help
 
 help: ## Lists the targets.
@@ -41,6 +41,28 @@ demo: build ## Loads pairs, plays a live Yellowstone stream through a real socke
 test: setup ## Runs every test, on every engine.
 	$(CARGO) build --locked --release --workspace --bins
 	$(CARGO) test --locked --release --workspace
+	@$(MAKE) --no-print-directory loom
+
+loom: ## Runs strata's lock-free parts through the orders that threads can take (part of test).
+	CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
+		cargo test --locked --release -p engine-strata --lib loom
+
+miri: ## Runs strata's unsafe code in Miri (needs nightly with miri and rust-src).
+	@cargo +nightly miri --version >/dev/null 2>&1 || \
+		{ echo "needs: rustup toolchain install nightly -c miri -c rust-src" >&2; exit 1; }
+	CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/miri" MIRIFLAGS="-Zmiri-many-seeds=0..8" \
+		cargo +nightly miri test --locked -p engine-strata --lib -- mem resident
+
+# Long inputs from the start: a sequence of operations does nothing of interest while it is short.
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= page manifest wal footer ops
+fuzz: ## Runs strata's fuzz targets, FUZZ_SECONDS=60 each (needs nightly and cargo-fuzz).
+	@cargo +nightly --version >/dev/null 2>&1 || { echo "needs: rustup toolchain install nightly" >&2; exit 1; }
+	@cargo +nightly fuzz --version >/dev/null 2>&1 || { echo "needs: cargo install --locked cargo-fuzz" >&2; exit 1; }
+	@for target in $(FUZZ_TARGETS); do \
+		CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/fuzz" cargo +nightly fuzz run --fuzz-dir engines/strata/fuzz $$target -- \
+			-max_total_time=$(FUZZ_SECONDS) -len_control=0 -max_len=1000 -print_final_stats=1 || exit 1; \
+	done
 
 check: setup fmt clippy doc edges ## Format, lints, docs and the allowed crate edges.
 

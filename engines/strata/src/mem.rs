@@ -6,11 +6,11 @@
 //! A reader's snapshot is a length: it ignores entries from there on. An entry is written once, before the chain that
 //! leads to it, and never changed; the newest of a key comes first in its chain.
 
-use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use engine_api::{Key, Value};
+
+use crate::sync::{AtomicU32, Ordering, UnsafeCell};
 
 /// What an entry takes, its share of the table included, in bytes.
 pub(crate) const ENTRY_BYTES: u64 = (size_of::<Entry>() + 2 * size_of::<AtomicU32>()) as u64;
@@ -58,7 +58,7 @@ impl Mem {
         let entry = Entry { key: *key, value, previous: head.load(Ordering::Relaxed) };
         // SAFETY: entries from `index` on are reached by nobody: no head names them, and no reader's length includes
         // them; the engine's writer lock keeps other writers out.
-        unsafe { (*self.entries[index].get()).write(entry) };
+        self.entries[index].with_mut(|slot| unsafe { (*slot).write(entry) });
         // ORDERING: Release pairs with the Acquire in `get`: whoever sees the index sees the entry.
         head.store(index as u32 + 1, Ordering::Release);
     }
@@ -70,7 +70,7 @@ impl Mem {
         while at != NONE {
             let index = at as usize - 1;
             // SAFETY: the index was acquired from a head, or stands in an entry written before that one.
-            let entry = unsafe { (*self.entries[index].get()).assume_init_ref() };
+            let entry = unsafe { self.entry(index) };
             if index < length && entry.key == *key {
                 return Some(entry.value);
             }
@@ -82,15 +82,14 @@ impl Mem {
     /// The first `length` entries in order of their keys, the newest of each. `length` must have been acquired with a
     /// snapshot.
     pub(crate) fn sorted(&self, length: usize) -> Vec<(Key, Option<Value>)> {
+        // SAFETY: these are below a length that came with a snapshot, which was released after they were written.
+        let entry = |index: u32| unsafe { self.entry(index as usize) };
         let mut order: Vec<u32> = (0..length as u32).collect();
-        order.sort_unstable_by(|a, b| {
-            let by_key = self.entry(*a).key.cmp(&self.entry(*b).key);
-            by_key.then(b.cmp(a))
-        });
+        order.sort_unstable_by(|a, b| entry(*a).key.cmp(&entry(*b).key).then(b.cmp(a)));
         let mut last: Option<Key> = None;
         let mut out = Vec::with_capacity(length);
         for index in order {
-            let entry = self.entry(index);
+            let entry = entry(index);
             if last != Some(entry.key) {
                 last = Some(entry.key);
                 out.push((entry.key, entry.value));
@@ -99,9 +98,11 @@ impl Mem {
         out
     }
 
-    fn entry(&self, index: u32) -> &Entry {
-        // SAFETY: callers stay below a length that came with a snapshot, which was released after these were written.
-        unsafe { (*self.entries[index as usize].get()).assume_init_ref() }
+    /// # Safety
+    /// Entry `index` was written, and its writing happened before.
+    unsafe fn entry(&self, index: usize) -> &Entry {
+        // SAFETY: written before, as the caller says, and never again.
+        self.entries[index].with(|slot| unsafe { (*slot).assume_init_ref() })
     }
 
     fn head(&self, hash: u64) -> &AtomicU32 {
@@ -110,8 +111,10 @@ impl Mem {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
     use crate::filter::hash;
 
@@ -129,5 +132,124 @@ mod tests {
         assert_eq!((get(3, &a), get(4, &a)), (Some(None), Some(Some([11; 32]))));
         assert_eq!(mem.sorted(3), [(a, None), (b, Some([20; 32]))]);
         assert_eq!(mem.sorted(4), [(a, Some([11; 32])), (b, Some([20; 32]))]);
+    }
+
+    #[test]
+    fn readers_on_other_threads_see_whole_batches_while_the_writer_goes_on() {
+        const BATCH: usize = 2;
+        let (mem, visible) = (Mem::new(20), AtomicUsize::new(0));
+        let read = || {
+            // ORDERING: Acquire pairs with the Release below, as loading what is visible does.
+            let length = visible.load(Ordering::Acquire);
+            let newest = |key: u8| mem.get(length, hash(&[key; 32]), &[key; 32]).flatten();
+            // Each batch sets both keys to its number.
+            let expected = (length / BATCH).checked_sub(1).map(|batch| [batch as u8; 32]);
+            assert_eq!((newest(0), newest(1)), (expected, expected), "length={length}");
+            assert_eq!(mem.sorted(length).len(), length.min(BATCH));
+            length
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| while read() < mem.capacity() {});
+            }
+            for index in 0..mem.capacity() {
+                let key = [(index % BATCH) as u8; 32];
+                mem.append(index, hash(&key), &key, Some([(index / BATCH) as u8; 32]));
+                if index % BATCH == BATCH - 1 {
+                    // ORDERING: Release: as the swap of what is visible.
+                    visible.store(index + 1, Ordering::Release);
+                }
+            }
+        });
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicUsize;
+    use loom::thread;
+
+    use super::*;
+
+    const A: Key = [1; 32];
+    const B: Key = [2; 32];
+
+    /// What the writer commits, entry by entry. All keys are in one chain.
+    fn entries() -> [(Key, Option<Value>); 4] {
+        [(A, Some([10; 32])), (B, Some([20; 32])), (A, None), (A, Some([11; 32]))]
+    }
+
+    /// What a reader of `length` entries has to find.
+    fn expected(length: usize, key: &Key) -> Option<Option<Value>> {
+        entries()[..length].iter().rev().find(|(of, _)| of == key).map(|(_, value)| *value)
+    }
+
+    fn assert_snapshot(mem: &Mem, length: usize) {
+        for key in [A, B] {
+            assert_eq!(mem.get(length, 0, &key), expected(length, &key), "length={length}");
+        }
+    }
+
+    fn sorted(length: usize) -> Vec<(Key, Option<Value>)> {
+        [A, B].iter().filter_map(|key| Some((*key, expected(length, key)?))).collect()
+    }
+
+    /// Commits the entries from `first` on in batches of `batch`, each followed by its length.
+    fn write(mem: &Mem, visible: &AtomicUsize, first: usize, batch: usize) {
+        for (index, (key, value)) in entries().iter().enumerate().skip(first) {
+            mem.append(index, 0, key, *value);
+            if (index + 1 - first).is_multiple_of(batch) {
+                // ORDERING: Release: as the swap of what is visible.
+                visible.store(index + 1, Ordering::Release);
+            }
+        }
+    }
+
+    #[test]
+    fn a_reader_finds_the_newest_within_its_length() {
+        loom::model(|| {
+            let (mem, visible) = (Arc::new(Mem::new(4)), Arc::new(AtomicUsize::new(0)));
+            let reader = |mem: &Arc<Mem>, visible: &Arc<AtomicUsize>| {
+                let (mem, visible) = (Arc::clone(mem), Arc::clone(visible));
+                // ORDERING: Acquire: as loading what is visible.
+                thread::spawn(move || assert_snapshot(&mem, visible.load(Ordering::Acquire)))
+            };
+            let readers = [reader(&mem, &visible), reader(&mem, &visible)];
+            write(&mem, &visible, 0, 2);
+            readers.into_iter().for_each(|reader| reader.join().expect("no thread panics"));
+            assert_snapshot(&mem, 4);
+        });
+    }
+
+    #[test]
+    fn a_snapshot_stays_while_its_chains_grow() {
+        loom::model(|| {
+            let (mem, visible) = (Arc::new(Mem::new(4)), AtomicUsize::new(0));
+            let (key, value) = entries()[0];
+            mem.append(0, 0, &key, value);
+            let reading = Arc::clone(&mem);
+            let reader = thread::spawn(move || {
+                assert_snapshot(&reading, 1);
+                assert_snapshot(&reading, 1);
+            });
+            write(&mem, &visible, 1, 1);
+            reader.join().expect("no thread panics");
+        });
+    }
+
+    #[test]
+    fn a_flush_reads_what_its_length_covers_without_the_table() {
+        loom::model(|| {
+            let (mem, visible) = (Arc::new(Mem::new(4)), Arc::new(AtomicUsize::new(0)));
+            let (flushed, frozen) = (Arc::clone(&mem), Arc::clone(&visible));
+            let flush = thread::spawn(move || {
+                // ORDERING: Acquire: as loading what is visible.
+                let length = frozen.load(Ordering::Acquire);
+                assert_eq!(flushed.sorted(length), sorted(length));
+            });
+            write(&mem, &visible, 0, 1);
+            flush.join().expect("no thread panics");
+        });
     }
 }

@@ -2,12 +2,11 @@
 //!
 //! Owns: which pages are there, and how they become visible. Must not: verify them. Used on any thread at once.
 
-use std::sync::atomic::{AtomicU8, Ordering};
-
 use memmap2::{MmapMut, MmapRaw};
 
 use crate::budget::Share;
 use crate::page::{PAGE_BYTES, Page, PageBytes, offset_at};
+use crate::sync::{AtomicU8, Ordering, UnsafeCell};
 
 /// State of a page.
 const ABSENT: u8 = 0;
@@ -17,32 +16,46 @@ const READY: u8 = 2;
 /// Pages that are kept in memory once they were read.
 pub(crate) struct Resident {
     map: MmapRaw,
-    states: Box<[AtomicU8]>,
+    slots: Box<[Slot]>,
     _share: Share,
 }
+
+/// What is known of a page: one byte.
+struct Slot {
+    state: AtomicU8,
+    /// Stands for the page's bytes in the mapping, which lie outside of what a model of the threads can follow.
+    bytes: UnsafeCell<()>,
+}
+
+// SAFETY: the bytes are written by the one thread that won LOADING, and read after READY only.
+unsafe impl Sync for Slot {}
 
 impl Resident {
     /// Room for `pages` pages in `map`, none of which is there yet.
     pub(crate) fn new(map: MmapMut, pages: u32, share: Share) -> Self {
-        let states = (0..pages).map(|_| AtomicU8::new(ABSENT)).collect();
-        Self { map: map.into(), states, _share: share }
+        Self::with_state(map, pages, share, ABSENT)
     }
 
     /// All of `pages` pages, which are in `map` already.
     pub(crate) fn filled(map: MmapMut, pages: u32, share: Share) -> Self {
-        let states = (0..pages).map(|_| AtomicU8::new(READY)).collect();
-        Self { map: map.into(), states, _share: share }
+        Self::with_state(map, pages, share, READY)
+    }
+
+    fn with_state(map: MmapMut, pages: u32, share: Share, state: u8) -> Self {
+        let slot = |_| Slot { state: AtomicU8::new(state), bytes: UnsafeCell::new(()) };
+        Self { map: map.into(), slots: (0..pages).map(slot).collect(), _share: share }
     }
 
     /// Page `number`, if it is there.
     pub(crate) fn ready(&self, number: u32) -> Option<Page<'_>> {
         // ORDERING: Acquire pairs with the Release in `keep`: whoever sees READY sees the page.
-        if self.states[number as usize].load(Ordering::Acquire) != READY {
+        let slot = &self.slots[number as usize];
+        if slot.state.load(Ordering::Acquire) != READY {
             return None;
         }
         // SAFETY: the page lies within the mapping, was wholly written before READY was released, and is never written
         // again.
-        let bytes = unsafe { &*self.at(number).cast::<PageBytes>() };
+        let bytes = slot.bytes.with(|_| unsafe { &*self.at(number).cast::<PageBytes>() });
         Some(Page::verified(bytes))
     }
 
@@ -62,13 +75,14 @@ impl Resident {
 
     /// Copies a verified page in, unless another thread is doing so.
     pub(crate) fn keep(&self, number: u32, bytes: &PageBytes) {
-        let state = &self.states[number as usize];
+        let slot = &self.slots[number as usize];
         // ORDERING: Relaxed: winning gives the right to write; what is written is released below.
-        if state.compare_exchange(ABSENT, LOADING, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        if slot.state.compare_exchange(ABSENT, LOADING, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             // SAFETY: the page lies within the mapping; this thread alone won LOADING, and nobody reads before READY.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(number), PAGE_BYTES) };
+            slot.bytes
+                .with_mut(|_| unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(number), PAGE_BYTES) });
             // ORDERING: Release: see `ready`.
-            state.store(READY, Ordering::Release);
+            slot.state.store(READY, Ordering::Release);
         }
     }
 
@@ -76,5 +90,70 @@ impl Resident {
         let offset = number as usize * PAGE_BYTES;
         assert!(offset + PAGE_BYTES <= self.map.len(), "a page beyond its segment");
         self.map.as_mut_ptr().wrapping_add(offset)
+    }
+}
+
+#[cfg(test)]
+fn two_pages() -> Resident {
+    let map = MmapMut::map_anon(2 * PAGE_BYTES).expect("memory");
+    let share = crate::budget::Budget::new(0).take_always(0);
+    Resident::new(map, 2, share)
+}
+
+#[cfg(test)]
+fn sealed(number: u32) -> PageBytes {
+    let mut builder = crate::page::PageBuilder::new();
+    builder.push(&[number as u8; 32], Some(&[7; 32]));
+    builder.seal(1, number, |bytes| *bytes)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_there_once_it_was_kept_whoever_keeps_it() {
+        let resident = two_pages();
+        let pages = [sealed(0), sealed(1)];
+        let read = |number: u32| resident.ready(number).map(|page| page.key(0));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for number in 0..2 {
+                        assert!(read(number).is_none_or(|key| key == [number as u8; 32]));
+                        resident.keep(number, &pages[number as usize]);
+                    }
+                });
+            }
+        });
+        assert_eq!((read(0), read(1)), (Some([0; 32]), Some([1; 32])));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_page_that_two_threads_bring_in_is_read_whole_or_not_at_all() {
+        loom::model(|| {
+            let resident = Arc::new(two_pages());
+            let bring_in = |resident: &Resident| {
+                for _ in 0..2 {
+                    match resident.ready(1) {
+                        Some(page) => assert_eq!(page.key(0), [1; 32]),
+                        None => resident.keep(1, &sealed(1)),
+                    }
+                }
+            };
+            let other = Arc::clone(&resident);
+            let thread = thread::spawn(move || bring_in(&other));
+            bring_in(&resident);
+            thread.join().expect("no thread panics");
+            assert!(resident.ready(1).is_some() && resident.ready(0).is_none());
+        });
     }
 }

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine_api::{Error, ErrorKind, Key, Result, Value};
 use memmap2::MmapMut;
@@ -18,6 +17,7 @@ use crate::lookup::{Lookup, Reads};
 use crate::memory::{HugeBytes, map_huge};
 use crate::page::{PAGE_BYTES, Page, PageBytes, prefix};
 use crate::resident::Resident;
+use crate::retire::Retire;
 use crate::storage::Storage;
 
 /// Most records of a segment: some 250 MiB. A merge needs the space of one group of segments on top.
@@ -31,15 +31,14 @@ pub(crate) fn name(id: u64) -> String {
 /// A segment that is open for reading.
 pub(crate) struct Segment {
     pub(crate) info: SegmentInfo,
-    storage: Arc<dyn Storage>,
     file: ReadFile,
     footer: Footer,
     directory: Vec<u64>,
     planes: [OnceLock<(HugeBytes, Share)>; PLANES],
     resident: OnceLock<Resident>,
-    obsolete: AtomicBool,
     _directory_share: Share,
     reads: Arc<Reads>,
+    end: Retire,
 }
 
 /// What a segment knows of a key without reading the device.
@@ -87,17 +86,18 @@ impl Segment {
         let directory = read_section(&file, footer.directory)?;
         let directory =
             directory.chunks_exact(8).map(|word| u64::from_le_bytes(std::array::from_fn(|i| word[i]))).collect();
+        let removed_from = Arc::clone(storage);
         let segment = Self {
             info,
-            storage: Arc::clone(storage),
             file,
             footer,
             directory,
             planes: [const { OnceLock::new() }; PLANES],
             resident: OnceLock::new(),
-            obsolete: AtomicBool::new(false),
             _directory_share: share,
             reads: Arc::clone(reads),
+            // Left behind it would be removed by the next opening.
+            end: Retire::new(move || drop(removed_from.remove(&name(info.id)))),
         };
         segment.load_plane(0, budget, 0)?;
         Ok(Arc::new(segment))
@@ -172,8 +172,7 @@ impl Segment {
 
     /// Its file is removed once nobody reads it any more.
     pub(crate) fn retire(&self) {
-        // ORDERING: Relaxed: read again only when the last owner drops it, which synchronises by itself.
-        self.obsolete.store(true, Ordering::Relaxed);
+        self.end.retire();
     }
 
     pub(crate) fn pages(&self) -> u32 {
@@ -344,16 +343,6 @@ impl Segment {
             step *= 2;
         }
         from + directory[from..to].partition_point(|prefix| *prefix <= wanted)
-    }
-}
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // ORDERING: Relaxed: see `retire`.
-        if self.obsolete.load(Ordering::Relaxed) {
-            // Left behind it would be removed by the next opening.
-            self.storage.remove(&name(self.info.id)).ok();
-        }
     }
 }
 

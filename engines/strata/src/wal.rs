@@ -41,7 +41,7 @@ struct Op {
     value: Value,
 }
 
-const HEADER_BYTES: usize = size_of::<Header>();
+pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 const OP_BYTES: usize = size_of::<Op>();
 const FILE_AT: usize = offset_of!(Header, file);
 const PUT: u8 = 1;
@@ -142,20 +142,35 @@ impl Wal {
 pub(crate) fn replay(
     storage: &dyn Storage,
     id: u64,
+    next: u64,
+    take: impl FnMut(u64, Batch) -> Result<()>,
+) -> Result<u64> {
+    let shown = shown(storage, &name(id));
+    let opened = storage.open(&name(id), false);
+    let file = opened.map_err(|e| Error::io(format!("cannot read file={shown} reason={e}"), e))?;
+    replay_file(&*file, &shown, id, next, take)
+}
+
+/// The same on an open file.
+///
+/// # Errors
+/// As [`replay`].
+pub(crate) fn replay_file(
+    file: &dyn StorageFile,
+    shown: &str,
+    id: u64,
     mut next: u64,
     mut take: impl FnMut(u64, Batch) -> Result<()>,
 ) -> Result<u64> {
-    let shown = shown(storage, &name(id));
     let cannot_read = |e| Error::io(format!("cannot read file={shown} reason={e}"), e);
     let damaged = |offset, next, why: String| {
         Error::new(ErrorKind::DataDamaged, format!("WAL is damaged: file={shown} offset={offset} batch={next} {why}"))
     };
-    let file = storage.open(&name(id), false).map_err(cannot_read)?;
     let length = file.len_bytes().map_err(cannot_read)?;
     let mut offset = 0;
     let mut bytes = Vec::new();
     loop {
-        let header = read_record(&*file, offset, length, &mut bytes).map_err(cannot_read)?;
+        let header = read_record(file, offset, length, &mut bytes).map_err(cannot_read)?;
         let Some(header) = header.filter(|header| header.file == id) else { break };
         if offset == 0 && header.batch > next {
             // A file is begun when all before it is durable.
@@ -166,7 +181,7 @@ pub(crate) fn replay(
         next += 1;
         offset += bytes.len() as u64;
     }
-    match find_later(&*file, (offset + 1, length), id, next).map_err(cannot_read)? {
+    match find_later(file, (offset + 1, length), id, next).map_err(cannot_read)? {
         Some((at, batch)) => Err(damaged(offset, next, format!("was durable, as batch={batch} at offset={at} says"))),
         None => Ok(next),
     }
@@ -223,7 +238,8 @@ fn find_later(
     Ok(None)
 }
 
-fn encode(
+/// Puts the record of a batch into `out`: its file, its number, and the last batch that is durable.
+pub(crate) fn encode(
     out: &mut Vec<u8>,
     (file, batch, flushed): (u64, u64, u64),
     checkpoint: &Checkpoint,

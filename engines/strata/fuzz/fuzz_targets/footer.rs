@@ -1,0 +1,9 @@
+//! Any bytes as a segment's footer: refused, or of lengths that agree with each other.
+//!
+//! Owns: nothing. Must not: check more than `engine_strata::fuzzing` does. One thread.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| engine_strata::fuzzing::footer(bytes));

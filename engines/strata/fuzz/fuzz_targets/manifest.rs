@@ -1,0 +1,9 @@
+//! Any bytes as a manifest: refused, or written again as it was read.
+//!
+//! Owns: nothing. Must not: check more than `engine_strata::fuzzing` does. One thread.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| engine_strata::fuzzing::manifest(bytes));

@@ -1,0 +1,236 @@
+//! Operations on a store on a disk that fails, compared with a map.
+//!
+//! Owns: the model, which is the content after each batch. Must not: know files. The operations run on one thread,
+//! beside the store's own.
+
+#![no_main]
+
+#[allow(dead_code, reason = "the tests use more of it")]
+#[path = "../../tests/it/faulty.rs"]
+mod faulty;
+#[allow(dead_code, reason = "the tests use more of it")]
+#[path = "../../tests/it/support.rs"]
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arbitrary::Arbitrary;
+use engine_api::{Durability, Engine, ErrorKind, Key, Reader, Result, Value};
+use engine_strata::StrataEngine;
+use libfuzzer_sys::fuzz_target;
+
+use faulty::{Fault, FaultyStorage};
+use support::{Map, OPTIONS, all, apply, at};
+
+/// More of them only make an input slow.
+const OPS_MAX: usize = 200;
+
+#[derive(Arbitrary, Debug)]
+enum Op {
+    Put(u8, u8),
+    Delete(u8),
+    /// So many pairs at once, for runs of several pages.
+    Fill(u16),
+    Commit(bool),
+    Get(u8),
+    Scan,
+    /// Keeps a snapshot, after comparing the one that was kept.
+    Pin,
+    Settle,
+    Break(Failing, u8),
+    Mend,
+    Reopen,
+    PowerLoss(u8),
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Failing {
+    Changes,
+    Read,
+    Sync,
+    Space,
+}
+
+/// What the store may hold.
+struct Model {
+    /// The content after each batch that may still be there, by its checkpoint.
+    states: BTreeMap<u64, Map>,
+    /// The batch that readers see.
+    visible: u64,
+    /// The last batch that a power loss must leave.
+    durable: u64,
+    /// The last number given to a batch, successful or not.
+    attempted: u64,
+    /// Not yet committed.
+    changes: Vec<(Key, Option<Value>)>,
+    fault: Fault,
+    /// There was a fault since the store was opened: writing may be refused.
+    faulted: bool,
+}
+
+/// Keys far from each other, and keys that differ in their last byte only.
+fn key(n: u8) -> Key {
+    if n < 128 {
+        return support::key(u64::from(n));
+    }
+    let mut key = [7; 32];
+    key[31] = n;
+    key
+}
+
+impl Model {
+    fn new() -> Self {
+        let states = BTreeMap::from([(0, Map::new())]);
+        Self { states, visible: 0, durable: 0, attempted: 0, changes: Vec::new(), fault: Fault::None, faulted: false }
+    }
+
+    fn map(&self) -> &Map {
+        &self.states[&self.visible]
+    }
+
+    /// A read that has to succeed unless reads fail.
+    fn read<T>(&self, result: Result<T>) -> Option<T> {
+        match result {
+            Ok(read) => Some(read),
+            Err(error) => {
+                assert!(matches!(self.fault, Fault::ReadAt(_)), "{error}");
+                None
+            }
+        }
+    }
+
+    fn set(&mut self, disk: &FaultyStorage, fault: Fault) {
+        disk.set(fault);
+        self.fault = fault;
+        self.faulted |= fault != Fault::None;
+    }
+
+    fn commit(&mut self, engine: &StrataEngine, synced: bool) {
+        self.attempted += 1;
+        let changes = std::mem::take(&mut self.changes);
+        let mut next = self.map().clone();
+        apply(&mut next, &changes);
+        let durability = if synced { Durability::Synced } else { Durability::Buffered };
+        match support::try_commit(engine, &changes, self.attempted, durability) {
+            Ok(()) => {
+                self.visible = self.attempted;
+                self.states.insert(self.visible, next);
+                if synced {
+                    self.durable = self.visible;
+                }
+            }
+            Err(error) => {
+                assert!(self.faulted, "{error}");
+                if error.kind() == ErrorKind::Reopen && self.states.keys().next_back() == Some(&self.visible) {
+                    // The record may be there: known once the store is opened again.
+                    self.states.insert(self.attempted, next);
+                }
+            }
+        }
+    }
+
+    fn settle(&mut self, engine: &StrataEngine) {
+        match engine.settle() {
+            Ok(()) => self.durable = self.visible,
+            Err(error) => assert!(self.faulted, "{error}"),
+        }
+    }
+
+    /// Looks what an opened store holds, which has to be one of the states.
+    fn opened(&mut self, engine: &StrataEngine) {
+        let checkpoint = engine.checkpoint().expect("in memory");
+        assert_eq!(checkpoint, at(checkpoint.seq), "a checkpoint is whole");
+        assert!(checkpoint.seq >= self.durable, "found={checkpoint:?} durable={}", self.durable);
+        self.visible = checkpoint.seq;
+        self.states.retain(|seq, _| *seq <= checkpoint.seq);
+        assert!(self.states.contains_key(&checkpoint.seq), "found={checkpoint:?}, which was never acknowledged");
+        self.faulted = false;
+        assert!(all(engine).expect("readable") == *self.map(), "another content at {checkpoint:?}");
+    }
+}
+
+/// Runs operations up to one that closes the store.
+fn session(
+    engine: &StrataEngine,
+    disk: &FaultyStorage,
+    model: &mut Model,
+    ops: &mut std::vec::IntoIter<Op>,
+) -> Option<Op> {
+    let mut pinned: Option<(Box<dyn Reader + '_>, Map)> = None;
+    for op in ops {
+        match op {
+            Op::Put(n, value) => model.changes.push((key(n), Some([value; 32]))),
+            Op::Delete(n) => model.changes.push((key(n), None)),
+            Op::Fill(count) => {
+                let pair = |n: u16| (support::key(u64::from(n)), Some(support::value(u64::from(n))));
+                model.changes.extend((0..count % 2048).map(pair));
+            }
+            Op::Commit(synced) => model.commit(engine, synced),
+            Op::Get(n) => {
+                let mut reader = engine.reader().expect("in memory");
+                if let Some(found) = model.read(reader.get(&key(n))) {
+                    assert_eq!(found, model.map().get(&key(n)).copied(), "key={n}");
+                }
+            }
+            Op::Scan => {
+                if let Some(found) = model.read(all(engine)) {
+                    assert!(found == *model.map(), "a scan differs");
+                }
+            }
+            Op::Pin => {
+                check_pinned(&mut pinned, model);
+                pinned = Some((engine.reader().expect("in memory"), model.map().clone()));
+            }
+            Op::Settle => model.settle(engine),
+            Op::Break(failing, count) => {
+                let count = u64::from(count) + 1;
+                let fault = match failing {
+                    Failing::Changes => Fault::CrashAt(count),
+                    Failing::Read => Fault::ReadAt(count),
+                    Failing::Sync => Fault::SyncAt(count),
+                    Failing::Space => Fault::FullAt(count << 12),
+                };
+                model.set(disk, fault);
+            }
+            Op::Mend => model.set(disk, Fault::None),
+            Op::Reopen | Op::PowerLoss(_) => {
+                check_pinned(&mut pinned, model);
+                return Some(op);
+            }
+        }
+    }
+    check_pinned(&mut pinned, model);
+    None
+}
+
+/// A kept snapshot holds what was there when it was taken.
+fn check_pinned(pinned: &mut Option<(Box<dyn Reader + '_>, Map)>, model: &Model) {
+    let Some((reader, map)) = pinned else { return };
+    for n in 0..=255 {
+        if let Some(found) = model.read(reader.get(&key(n))) {
+            assert_eq!(found, map.get(&key(n)).copied(), "pinned key={n}");
+        }
+    }
+}
+
+fuzz_target!(|ops: Vec<Op>| {
+    let mut disk = FaultyStorage::default();
+    let mut model = Model::new();
+    let mut ops: Vec<Op> = ops;
+    ops.truncate(OPS_MAX);
+    let mut ops = ops.into_iter();
+    loop {
+        model.set(&disk, Fault::None);
+        let engine = StrataEngine::open_on(Arc::new(disk.clone()), &OPTIONS).expect("a disk without a fault");
+        model.opened(&engine);
+        match session(&engine, &disk, &mut model, &mut ops) {
+            None => break,
+            Some(Op::PowerLoss(seed)) => {
+                drop(engine);
+                disk = disk.after_crash(u64::from(seed));
+            }
+            Some(_) => drop(engine),
+        }
+    }
+});

@@ -1,0 +1,9 @@
+//! Any bytes as a page: refused, or every lookup in it ends.
+//!
+//! Owns: nothing. Must not: check more than `engine_strata::fuzzing` does. One thread.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| engine_strata::fuzzing::page(bytes));

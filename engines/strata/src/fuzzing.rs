@@ -1,0 +1,169 @@
+//! Decoders for the fuzz targets in `fuzz/`: each takes any bytes as they are, behind a right checksum, and as changes
+//! of a valid encoding.
+//!
+//! Owns: nothing. Must not: be called by the engine. Any thread.
+
+use std::io;
+
+use engine_api::{Checkpoint, ErrorKind, Key};
+
+use crate::filter::plane_bytes;
+use crate::footer::{Footer, Section, SegmentInfo};
+use crate::manifest::Manifest;
+use crate::page::{PAGE_RECORDS_MAX, Page, PageBuilder, PageBytes};
+use crate::storage::StorageFile;
+use crate::wal::{self, HEADER_BYTES, replay_file};
+
+/// The number of the segment, of the WAL file and of its first batch.
+const NUMBER: u64 = 1;
+
+/// Gives `check` the bytes, the bytes with right checksums, and `sample` changed by them with right checksums: three
+/// bytes are an offset and what stands there. Nobody would guess a magic number and a length behind it.
+fn each(bytes: &[u8], mut sample: Vec<u8>, seal: impl Fn(&mut [u8]), check: impl Fn(&[u8])) {
+    check(bytes);
+    let mut sealed = bytes.to_vec();
+    seal(&mut sealed);
+    check(&sealed);
+    for change in bytes.chunks_exact(3) {
+        let at = usize::from(u16::from_le_bytes([change[0], change[1]])) % sample.len();
+        sample[at] = change[2];
+    }
+    seal(&mut sample);
+    check(&sample);
+}
+
+/// Makes the checksum in the first four bytes that of the others.
+fn seal(bytes: &mut [u8]) {
+    if let Some((stored, rest)) = bytes.split_first_chunk_mut() {
+        *stored = crc32c::crc32c(rest).to_le_bytes();
+    }
+}
+
+/// The first bytes as a page, with zeros behind.
+fn whole_page(bytes: &[u8]) -> PageBytes {
+    std::array::from_fn(|at| bytes.get(at).copied().unwrap_or(0))
+}
+
+fn key(n: u8) -> Key {
+    [n; 32]
+}
+
+/// A page: in one that is accepted every lookup ends, and finds what is there if it is in order.
+pub fn page(bytes: &[u8]) {
+    let mut sample = PageBuilder::new();
+    let keys = (0..PAGE_RECORDS_MAX as u8).map(key);
+    for (n, key) in keys.enumerate() {
+        if sample.fits(&key) {
+            sample.push(&key, (n % 5 != 0).then_some(&key));
+        }
+    }
+    let sample = sample.seal(NUMBER, 0, |bytes| bytes.to_vec());
+    each(&whole_page(bytes), sample, seal, |bytes| look_up(&whole_page(bytes)));
+}
+
+fn look_up(bytes: &PageBytes) {
+    let segment = u64::from_le_bytes(std::array::from_fn(|i| bytes[4 + i]));
+    let number = u32::from_le_bytes(std::array::from_fn(|i| bytes[12 + i]));
+    let Ok(page) = Page::verify(bytes, segment, number) else { return };
+    assert!((1..=PAGE_RECORDS_MAX).contains(&page.len()), "records={}", page.len());
+    let keys: Vec<Key> = (0..page.len()).map(|index| page.key(index)).collect();
+    let ordered = keys.is_sorted_by(|a, b| a < b);
+    for (index, key) in keys.iter().enumerate() {
+        page.value(index);
+        for part in [0.0, 0.3, 1.0, f64::NAN, -1.0, index as f64 / page.len() as f64] {
+            let found = page.find(key, part);
+            assert!(!ordered || found == Some(index), "index={index} found={found:?}");
+        }
+    }
+}
+
+fn segment(id: u64, first: u8, last: u8) -> SegmentInfo {
+    SegmentInfo { id, records: 500, tombstones: 5, first: key(first), last: key(last) }
+}
+
+/// A manifest: one that is accepted is the same when it is written again.
+pub fn manifest(bytes: &[u8]) {
+    let runs = vec![vec![segment(1, 1, 9)], vec![segment(2, 1, 2), segment(3, 3, 4)], vec![]];
+    let sample = Manifest { next_id: 9, wal_floor: 4, batch: 17, runs, ..Manifest::default() };
+    each(bytes, sample.encode(), seal, |bytes| {
+        if let Ok(found) = Manifest::decode(bytes) {
+            assert_eq!(Manifest::decode(&found.encode()).expect("just written"), found);
+        }
+    });
+}
+
+/// A segment's footer: one that is accepted is the same when it is written again, and its lengths agree.
+pub fn footer(bytes: &[u8]) {
+    let info = segment(NUMBER, 1, 9);
+    let section = |at: u64, bytes: usize| Section { offset: at << 12, bytes: bytes as u64, crc: 7 };
+    let planes = std::array::from_fn(|n| section(8 + n as u64, plane_bytes(n, info.records)));
+    let sample = Footer { info, pages: 8, planes, directory: section(16, 64) }.encode().to_vec();
+    each(&whole_page(bytes), sample, seal, |bytes| {
+        let Ok(footer) = Footer::decode(&whole_page(bytes)) else { return };
+        assert_eq!(Footer::decode(&footer.encode()), Ok(footer.clone()), "another footer");
+        assert!(footer.info.records <= u64::from(footer.pages) * PAGE_RECORDS_MAX as u64);
+        assert_eq!(footer.directory.bytes, u64::from(footer.pages) * 8);
+    });
+}
+
+/// A WAL file: what is replayed is consecutive from the first number on; damage is an error.
+pub fn wal(bytes: &[u8]) {
+    let mut sample = Vec::new();
+    for count in 0..3 {
+        let ops: Vec<_> = (0..count).map(|n| (key(n), (n != 1).then_some(key(n)))).collect();
+        let mut record = Vec::new();
+        wal::encode(&mut record, (NUMBER, NUMBER + u64::from(count), NUMBER), &Checkpoint::default(), &ops);
+        sample.extend(record);
+    }
+    each(bytes, sample, seal_records, |bytes| {
+        let mut expected = NUMBER;
+        let next = replay_file(&Bytes(bytes), "fuzzed", NUMBER, NUMBER, |number, _| {
+            assert_eq!(number, expected);
+            expected += 1;
+            Ok(())
+        });
+        match next {
+            Ok(next) => assert_eq!(next, expected),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::DataDamaged, "{error}"),
+        }
+    });
+}
+
+/// Makes every record one of this file, with the next number and a right checksum.
+fn seal_records(mut bytes: &mut [u8]) {
+    let mut number = NUMBER;
+    while bytes.len() >= HEADER_BYTES {
+        let body = u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i])) as usize;
+        let Some((record, rest)) = bytes.split_at_mut_checked(HEADER_BYTES + body) else { return };
+        record[8..16].copy_from_slice(&NUMBER.to_le_bytes());
+        record[16..24].copy_from_slice(&number.to_le_bytes());
+        seal(record);
+        number += 1;
+        bytes = rest;
+    }
+}
+
+/// Bytes as a file that is only read.
+struct Bytes<'a>(&'a [u8]);
+
+impl StorageFile for Bytes<'_> {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let read = self.0.get(offset as usize..offset as usize + buf.len());
+        buf.copy_from_slice(read.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_at(&self, _bytes: &[u8], _offset: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.0.len() as u64)
+    }
+
+    fn forget_pages(&self) {}
+}
