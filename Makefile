@@ -6,6 +6,7 @@ BLOOM ?= 20
 PAIRS ?= 2000000
 EVENTS ?= 1000000
 SEED ?= 1
+TORTURE_SECONDS ?= 60
 SOLKV_CACHE ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/solkv
 export SOLKV_CACHE
 export CARGO_TARGET_DIR ?= $(SOLKV_CACHE)/target
@@ -21,7 +22,7 @@ space := $(subst ,, )
 FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service loadgen,$(foreach e,$(ENGINES),$p/$e)))
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
-.PHONY: help setup build demo test loom miri fuzz check fmt clippy doc edges bench bench-full bench-instrument
+.PHONY: help setup build demo test loom miri fuzz torture check fmt clippy doc edges bench bench-full bench-instrument
 .DEFAULT_GOAL := help
 
 help: ## Lists the targets.
@@ -63,6 +64,9 @@ fuzz: ## Runs strata's fuzz targets, FUZZ_SECONDS=60 each (needs nightly and car
 		CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/fuzz" cargo +nightly fuzz run --fuzz-dir engines/strata/fuzz $$target -- \
 			-max_total_time=$(FUZZ_SECONDS) -len_control=0 -max_len=1000 -print_final_stats=1 || exit 1; \
 	done
+
+torture: ## Kills, faults and flipped bits against strata for TORTURE_SECONDS (60); prints how to see a failure again.
+	cargo run --locked --release -p engine-strata --example torture -- --seconds $(TORTURE_SECONDS)
 
 check: setup fmt clippy doc edges ## Format, lints, docs and the allowed crate edges.
 

@@ -114,7 +114,8 @@ impl Shared {
         // ORDERING: Relaxed: a number that is given once; the manifest orders files.
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let spare = self.work.lock().spare.pop();
-        let wal = Wal::create(&*self.storage, id, spare, writer.batch)?;
+        let wal = Wal::create(&*self.storage, id, spare, writer.batch)
+            .map_err(|e| if e.kind() == ErrorKind::FreeSpace { e } else { self.poison(e) })?;
         let old = std::mem::replace(&mut writer.wal, wal);
         let batch = writer.batch;
         let active = Arc::new(Mem::new(records.max(self.mem_records)));

@@ -68,6 +68,8 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &StrataOptions, manif
             Ok(())
         })? - 1;
     }
+    // What was replayed may still be on its way to the device: a synced batch in the next file stands on all of it.
+    wals.iter().try_for_each(|id| wal::flush(&**storage, *id))?;
     let next_id = manifest.next_id.max(highest + 1);
     let mem = Mem::new(ops.len().max(mem_records));
     ops.iter().enumerate().for_each(|(index, (key, value))| mem.append(index, hash(key), key, *value));

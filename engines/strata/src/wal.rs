@@ -134,6 +134,12 @@ impl Wal {
     }
 }
 
+/// Makes a file durable that an earlier process may have left unflushed.
+pub(crate) fn flush(storage: &dyn Storage, id: u64) -> Result<()> {
+    let flushed = storage.open_write(&name(id)).and_then(|file| file.sync_data());
+    flushed.map_err(|e| Error::io(format!("cannot flush file={} reason={e}", shown(storage, &name(id))), e))
+}
+
 /// Replays the batches of a WAL file, the first of which is `next`, up to the first that is not whole: it was being
 /// written when everything ended. Gives the batch that would be next.
 ///

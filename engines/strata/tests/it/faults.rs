@@ -86,6 +86,24 @@ fn power_loss_at_every_change_keeps_a_whole_prefix() {
 }
 
 #[test]
+fn a_synced_commit_after_reopening_stands_on_what_was_buffered_before() {
+    for outcome in 0..60 {
+        let storage = FaultyStorage::default();
+        for seq in 1..=3 {
+            // Opened anew for each: what was buffered is in an older WAL file than the synced commit.
+            let engine = open(&storage).unwrap();
+            let durability = if seq == 3 { Durability::Synced } else { Durability::Buffered };
+            try_commit(&engine, &batch(7, seq, CHANGES), seq, durability).unwrap();
+            if seq == 3 {
+                storage.set(Fault::CrashAt(1));
+            }
+        }
+        let engine = open(&storage.after_crash(outcome)).unwrap_or_else(|error| panic!("outcome={outcome}: {error}"));
+        assert_holds(&engine, &content(7, 3), 3, &format!("outcome={outcome}"));
+    }
+}
+
+#[test]
 fn a_failed_flush_refuses_every_further_write() {
     let whole = FaultyStorage::default();
     work(&whole, 2);

@@ -1,0 +1,162 @@
+//! Rounds on a real directory: a child works on a store until it is killed, and what it left is compared.
+//!
+//! Owns: the lives of stores, the killing, the judgement of what survived. Must not: write to a store itself but for
+//! what opening and settling do. Runs on the main thread; one thread a child reads its output.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use engine_api::Engine;
+use engine_strata::StrataEngine;
+
+use crate::Totals;
+use crate::child;
+use crate::model::{Bad, Check, Model, wrong};
+use crate::plan::Plan;
+use crate::support::Rng;
+
+/// Children of one life: then the directory is wiped.
+pub(crate) const CHILDREN: u64 = 20;
+/// One child in so many is left alone until it has done this many changes: a child that hangs is not killed unseen.
+const ALONE: u64 = 8;
+const ALONE_CHANGES: u64 = 300;
+const ALONE_LIMIT: Duration = Duration::from_secs(180);
+
+/// A store and the children that worked on it.
+pub(crate) struct Life {
+    dir: PathBuf,
+    seed: u64,
+    rng: Rng,
+    children: u64,
+    model: Model,
+}
+
+/// What a child said.
+#[derive(Debug, Default)]
+struct Said {
+    opened: u64,
+    attempted: u64,
+    acked: u64,
+}
+
+impl Life {
+    /// An empty store in `dir`, which is wiped.
+    pub(crate) fn new(dir: &Path, seed: u64) -> Check<Self> {
+        if dir.exists() {
+            fs::remove_dir_all(dir)?;
+        }
+        fs::create_dir_all(dir)?;
+        let plan = Plan::killed(seed);
+        Ok(Self { dir: dir.to_owned(), seed, rng: Rng(!seed), children: 0, model: Model::new(plan) })
+    }
+
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.children == CHILDREN
+    }
+
+    /// Lets one more child work, kills it, and checks what it left.
+    pub(crate) fn turn(&mut self, totals: &mut Totals) -> Check {
+        self.children += 1;
+        self.model.save(&child::model(&self.dir))?;
+        let alone = self.rng.below(ALONE) == 0;
+        let changes = if alone { ALONE_CHANGES } else { u64::MAX };
+        let mut child = self.spawn(changes)?;
+        let Some(out) = child.stdout.take() else { return wrong("a child without output") };
+        let listener = std::thread::spawn(move || listen(out));
+        // Often while it opens the store, or soon after.
+        let most = if self.rng.below(3) == 0 { 200 } else { 3_000 };
+        let lifetime = if alone { ALONE_LIMIT } else { Duration::from_millis(self.rng.below(most)) };
+        let status = end(&mut child, lifetime)?;
+        let said = listener.join().unwrap_or_else(|_| wrong("the listener panicked"))?;
+        match (status.signal(), status.code()) {
+            (Some(libc::SIGKILL), _) if !alone => totals.kills += 1,
+            (Some(libc::SIGKILL), _) => return wrong(format!("a child hangs: {said:?}")),
+            (_, Some(0)) => {}
+            _ => return wrong(format!("a child failed by itself: {status} {said:?}")),
+        }
+        totals.reopenings += said.opened;
+        self.check(&said, totals)
+    }
+
+    fn spawn(&self, changes: u64) -> Check<Child> {
+        Ok(Command::new(std::env::current_exe()?)
+            .args(["child", "--dir"])
+            .arg(&self.dir)
+            .args(["--seed", &self.seed.to_string(), "--number", &self.children.to_string()])
+            .args(["--changes", &changes.to_string()])
+            .stdout(Stdio::piped())
+            // An interrupt at the terminal is for the parent alone.
+            .process_group(0)
+            .spawn()?)
+    }
+
+    /// A process that was killed loses nothing that it was told is committed, and leaves no part of a change.
+    fn check(&mut self, said: &Said, totals: &mut Totals) -> Check {
+        let (acked, attempted) = (said.acked.max(self.model.seq), said.attempted.max(self.model.seq));
+        let ops = self.model.ops;
+        let copies = self.dir.join("copies");
+        if copies.exists() {
+            fs::remove_dir_all(copies)?;
+        }
+        let engine = StrataEngine::open(&child::store(&self.dir), &child::options(&mut self.rng))?;
+        totals.reopenings += 1;
+        let seq = engine.checkpoint()?.seq;
+        if seq < acked || seq > attempted {
+            return wrong(format!("after a kill: seq={seq} acked={acked} attempted={attempted}"));
+        }
+        self.model.advance_to(seq);
+        totals.ops += self.model.ops - ops;
+        self.model.check_store(&engine, &mut self.rng)?;
+        if self.rng.below(4) == 0 {
+            engine.scrub()?;
+        }
+        if self.rng.below(8) == 0 {
+            engine.settle()?;
+            self.model.check_store(&engine, &mut self.rng)?;
+        }
+        if self.rng.below(2) == 0 {
+            return Ok(Box::new(engine).close()?);
+        }
+        Ok(())
+    }
+}
+
+/// Waits for the child to end by itself, and kills it after `lifetime`.
+fn end(child: &mut Child, lifetime: Duration) -> Check<ExitStatus> {
+    let until = Instant::now() + lifetime;
+    while Instant::now() < until {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        std::thread::sleep(Duration::from_millis(2).min(until.saturating_duration_since(Instant::now())));
+    }
+    child.kill()?;
+    Ok(child.wait()?)
+}
+
+/// Reads what a child says until it is gone; a line that was cut is no line.
+fn listen(out: impl Read) -> Check<Said> {
+    let mut said = Said::default();
+    let mut out = BufReader::new(out);
+    let mut line = String::new();
+    while out.read_line(&mut line)? > 0 {
+        if let Some((what, seq)) = line.strip_suffix('\n').and_then(|line| line.split_once(' ')) {
+            let seq = seq.parse().map_err(|e| Bad::Wrong(format!("a child says {line:?}: {e}")))?;
+            match what {
+                "opened" => said.opened += 1,
+                "attempted" => said.attempted = seq,
+                _ => said.acked = seq,
+            }
+        }
+        line.clear();
+    }
+    Ok(said)
+}
