@@ -12,7 +12,7 @@ use crate::footer::{Footer, Section, SegmentInfo};
 use crate::manifest::Manifest;
 use crate::page::{PAGE_RECORDS_MAX, Page, PageBuilder, PageBytes};
 use crate::storage::StorageFile;
-use crate::wal::{self, HEADER_BYTES, replay_file};
+use crate::wal::{self, HEADER_BYTES, Position, replay_file};
 
 /// The number of the segment, of the WAL file and of its first batch.
 const NUMBER: u64 = 1;
@@ -117,13 +117,14 @@ pub fn wal(bytes: &[u8]) {
     }
     each(bytes, sample, seal_records, |bytes| {
         let mut expected = NUMBER;
-        let next = replay_file(&Bytes(bytes), "fuzzed", NUMBER, NUMBER, |number, _| {
+        let from = Position { next: NUMBER, end: None };
+        let end = replay_file(&Bytes(bytes), "fuzzed", NUMBER, from, |number, _| {
             assert_eq!(number, expected);
             expected += 1;
             Ok(())
         });
-        match next {
-            Ok(next) => assert_eq!(next, expected),
+        match end {
+            Ok(end) => assert_eq!(end.next, expected),
             Err(error) => assert_eq!(error.kind(), ErrorKind::DataDamaged, "{error}"),
         }
     });

@@ -20,7 +20,7 @@ use crate::segment::Segment;
 use crate::storage::Storage;
 use crate::version::{Run, Version};
 use crate::visible::{Frozen, Visible};
-use crate::wal::{self, Wal};
+use crate::wal::{self, Position, Wal};
 
 /// The part of the memory, one in so many, for the memtables, the active one and those that are frozen.
 const MEM_SHARE: u64 = 16;
@@ -60,14 +60,16 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &StrataOptions, manif
     let (version, pages_beside_bytes) = open_version(storage, &manifest, &budget, &reads)?;
     let (wals, highest) = clean_up(&**storage, &manifest)?;
     let mut ops: Vec<(Key, Option<Value>)> = Vec::new();
-    let (mut batch, mut checkpoint) = (manifest.batch, manifest.checkpoint);
+    let mut checkpoint = manifest.checkpoint;
+    let mut position = Position { next: manifest.batch + 1, end: None };
     for id in &wals {
-        batch = wal::replay(&**storage, *id, batch + 1, |_, replayed| {
+        position = wal::replay(&**storage, *id, position, |_, replayed| {
             checkpoint = replayed.checkpoint;
             ops.extend(replayed.ops);
             Ok(())
-        })? - 1;
+        })?;
     }
+    let batch = position.next - 1;
     // What was replayed may still be on its way to the device: a synced batch in the next file stands on all of it.
     wals.iter().try_for_each(|id| wal::flush(&**storage, *id))?;
     let next_id = manifest.next_id.max(highest + 1);

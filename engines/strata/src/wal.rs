@@ -74,6 +74,15 @@ pub(crate) struct Batch {
     pub(crate) ops: Vec<(Key, Option<Value>)>,
 }
 
+/// How far a replay has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    /// The batch that comes next.
+    pub(crate) next: u64,
+    /// The file that ended before it, and where; none where the runs did.
+    pub(crate) end: Option<(String, u64)>,
+}
+
 /// The name of a WAL file.
 pub(crate) fn name(id: u64) -> String {
     format!("{id:012}.wal")
@@ -140,21 +149,21 @@ pub(crate) fn flush(storage: &dyn Storage, id: u64) -> Result<()> {
     flushed.map_err(|e| Error::io(format!("cannot flush file={} reason={e}", shown(storage, &name(id))), e))
 }
 
-/// Replays the batches of a WAL file, the first of which is `next`, up to the first that is not whole: it was being
-/// written when everything ended. Gives the batch that would be next.
+/// Replays the batches of a WAL file from this position on, up to the first that is not whole: it was being
+/// written when everything ended.
 ///
 /// # Errors
 /// `DataDamaged` naming file and offset, where what stands behind shows that the batch was durable once.
 pub(crate) fn replay(
     storage: &dyn Storage,
     id: u64,
-    next: u64,
+    from: Position,
     take: impl FnMut(u64, Batch) -> Result<()>,
-) -> Result<u64> {
+) -> Result<Position> {
     let shown = shown(storage, &name(id));
     let opened = storage.open(&name(id), false);
     let file = opened.map_err(|e| Error::io(format!("cannot read file={shown} reason={e}"), e))?;
-    replay_file(&*file, &shown, id, next, take)
+    replay_file(&*file, &shown, id, from, take)
 }
 
 /// The same on an open file.
@@ -165,13 +174,15 @@ pub(crate) fn replay_file(
     file: &dyn StorageFile,
     shown: &str,
     id: u64,
-    mut next: u64,
+    from: Position,
     mut take: impl FnMut(u64, Batch) -> Result<()>,
-) -> Result<u64> {
+) -> Result<Position> {
     let cannot_read = |e| Error::io(format!("cannot read file={shown} reason={e}"), e);
-    let damaged = |offset, next, why: String| {
-        Error::new(ErrorKind::DataDamaged, format!("WAL is damaged: file={shown} offset={offset} batch={next} {why}"))
+    let damaged = |file: &str, offset: u64, next: u64, why: String| {
+        let message = format!("WAL is damaged: file={file} offset={offset} batch={next} was durable, as {why} says");
+        Error::new(ErrorKind::DataDamaged, message)
     };
+    let mut next = from.next;
     let length = file.len_bytes().map_err(cannot_read)?;
     let mut offset = 0;
     let mut bytes = Vec::new();
@@ -180,7 +191,8 @@ pub(crate) fn replay_file(
         let Some(header) = header.filter(|header| header.file == id) else { break };
         if offset == 0 && header.batch > next {
             // A file is begun when all before it is durable.
-            return Err(damaged(0, next, format!("found_batch={}: the batches before it are missing", header.batch)));
+            let (file, end) = from.end.unwrap_or((shown.to_owned(), 0));
+            return Err(damaged(&file, end, next, format!("batch={} at the start of file={shown}", header.batch)));
         }
         let Some(batch) = decode(&bytes).filter(|_| header.batch == next) else { break };
         take(next, batch)?;
@@ -188,8 +200,8 @@ pub(crate) fn replay_file(
         offset += bytes.len() as u64;
     }
     match find_later(file, (offset + 1, length), id, next).map_err(cannot_read)? {
-        Some((at, batch)) => Err(damaged(offset, next, format!("was durable, as batch={batch} at offset={at} says"))),
-        None => Ok(next),
+        Some((at, batch)) => Err(damaged(shown, offset, next, format!("batch={batch} at offset={at}"))),
+        None => Ok(Position { next, end: Some((shown.to_owned(), offset)) }),
     }
 }
 
@@ -298,11 +310,11 @@ mod tests {
         fs::write(dir.path().join(name(id)), bytes).expect("written");
         let storage = DirStorage::open(dir.path()).expect("opened");
         let mut seen = Vec::new();
-        let end = replay(&storage, id, next, |_, batch| {
+        let end = replay(&storage, id, Position { next, end: None }, |_, batch| {
             seen.push(batch.ops.len());
             Ok(())
         })?;
-        Ok((end, seen))
+        Ok((end.next, seen))
     }
 
     /// A WAL of four batches, 11 to 14, flushed after the second; its bytes and where each record ends.
@@ -333,7 +345,7 @@ mod tests {
             assert_eq!(replayed(&whole[..cut], 3, 11).expect("torn").1.len(), expected, "cut={cut}");
         }
         // The file was begun behind batch 10: what is before its first batch must be elsewhere.
-        assert!(replayed(&whole, 3, 10).expect_err("missing").to_string().contains("found_batch=11"));
+        assert!(replayed(&whole, 3, 10).expect_err("missing").to_string().contains("batch=11 at the start"));
     }
 
     #[test]
