@@ -30,8 +30,8 @@ const OPS_MAX: usize = 200;
 enum Op {
     Put(u8, u8),
     Delete(u8),
-    /// So many pairs at once, for runs of several pages.
-    Fill(u16),
+    /// Pairs of any order of magnitude: more than a page, more than a memtable.
+    Fill(u8),
     Commit(bool),
     Get(u8),
     Scan,
@@ -162,9 +162,9 @@ fn session(
         match op {
             Op::Put(n, value) => model.changes.push((key(n), Some([value; 32]))),
             Op::Delete(n) => model.changes.push((key(n), None)),
-            Op::Fill(count) => {
-                let pair = |n: u16| (support::key(u64::from(n)), Some(support::value(u64::from(n))));
-                model.changes.extend((0..count % 2048).map(pair));
+            Op::Fill(magnitude) => {
+                let pair = |n: u64| (support::key(n), Some(support::value(n)));
+                model.changes.extend((0..1 << (magnitude % 15)).map(pair));
             }
             Op::Commit(synced) => model.commit(engine, synced),
             Op::Get(n) => {
@@ -227,8 +227,10 @@ fuzz_target!(|ops: Vec<Op>| {
         match session(&engine, &disk, &mut model, &mut ops) {
             None => break,
             Some(Op::PowerLoss(seed)) => {
+                // Wherever the merging thread is.
+                let left = disk.after_crash(u64::from(seed));
                 drop(engine);
-                disk = disk.after_crash(u64::from(seed));
+                disk = left;
             }
             Some(_) => drop(engine),
         }
