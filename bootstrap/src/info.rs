@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use bytesize::ByteSize;
 use engine_api::Engine;
 use engines::{EngineOptions, OpenMode};
 use serde_json::json;
@@ -23,6 +24,9 @@ pub(crate) struct InfoArgs {
     /// As JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Memory of the engine: what it would be divided into, and what reads would cost (strata)
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<ByteSize>,
 }
 
 /// Counts the pairs by a full scan.
@@ -34,7 +38,7 @@ pub(crate) struct CountArgs {
 }
 
 pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
-    let engine = open(&args.dir)?;
+    let engine = open(&args.dir, args.memory)?;
     let checkpoint = engine.checkpoint()?;
     let stats = engine.stats()?;
     let load = match State::read(&args.dir)? {
@@ -51,6 +55,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
             "engine": engine.label(), "pairs_estimate": stats.pairs_estimate, "disk_bytes": stats.disk_bytes,
             "seq": checkpoint.seq, "slot": checkpoint.slot, "blockhash": blockhash, "load": load,
             "digest": digest.map(|digest| digest.to_string()),
+            "details": stats.details.iter().copied().collect::<std::collections::BTreeMap<_, _>>(),
         });
         println!("{json:#}");
     } else {
@@ -71,17 +76,17 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
 }
 
 pub(crate) fn count(args: &CountArgs) -> Result<u8> {
-    let engine = open(&args.dir)?;
+    let engine = open(&args.dir, None)?;
     println!("{}", scan(&*engine)?.pairs());
     engine.close()?;
     Ok(0)
 }
 
 /// Opens with the engine that the directory names.
-fn open(dir: &std::path::Path) -> Result<Box<dyn Engine>> {
+fn open(dir: &std::path::Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
     let identity = engines::inspect(dir)?
         .with_context(|| format!("there is no store: dir={}: correct the path", dir.display()))?;
-    let options = EngineOptions { profile: identity.profile, ..EngineOptions::new(identity.engine) };
+    let options = EngineOptions { profile: identity.profile, memory, ..EngineOptions::new(identity.engine) };
     Ok(engines::open(dir, &options, OpenMode::Existing)?)
 }
 

@@ -13,8 +13,8 @@ use crate::options::{EngineKind, EngineOptions};
 /// memtables, filters outside the cache, dirty pages, connections, and the page cache, which is charged too.
 pub const MEMORY_SHARE: u64 = 4;
 
-/// The same for strata, which needs no page cache beside: one part in two.
-pub const STRATA_SHARE: u64 = 2;
+/// The same for strata, which needs no page cache beside: five parts in eight.
+pub const STRATA_SHARE: (u64, u64) = (5, 8);
 
 /// The least an engine is given, in bytes: below it every lookup re-reads index blocks.
 pub const MEMORY_MIN: u64 = 64 << 20;
@@ -52,7 +52,8 @@ impl EngineOptions {
             EngineKind::Lmdb => 0,
             // All that strata holds is in its budget, and nothing of it in the page cache.
             EngineKind::Strata => {
-                self.memory.map_or((limit.bytes / STRATA_SHARE).max(MEMORY_MIN), |memory| memory.as_u64())
+                let share = limit.bytes / STRATA_SHARE.1 * STRATA_SHARE.0;
+                self.memory.map_or(share.max(MEMORY_MIN), |memory| memory.as_u64())
             }
             EngineKind::Rocksdb | EngineKind::Redb => {
                 self.memory.map_or((limit.bytes / MEMORY_SHARE).max(MEMORY_MIN), |memory| memory.as_u64())

@@ -72,10 +72,20 @@ pub fn open(dir: &Path, options: &EngineOptions, mode: OpenMode) -> Result<Box<d
     if known.as_ref() != Some(&identity) {
         marker::write(dir, &identity)?;
     }
+    raise_open_files();
     let engine = open_engine(&dir.join(DATA), &options)?;
     marker::sync_dir(dir)
         .map_err(|e| Error::io(format!("cannot sync the store's directory: dir={} reason={e}", dir.display()), e))?;
     Ok(Box::new(Store { engine, identity, dir: dir.to_owned(), _lock: lock }))
+}
+
+/// Allows this process as many open files as it may allow itself: RocksDB and strata keep every file of a store open,
+/// more than a thousand at a billion pairs, and 1024 is what processes begin with.
+fn raise_open_files() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let most = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+    // Where it is refused, an engine that needs more says so.
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, most).ok();
 }
 
 /// An open store. Hands everything to the engine, whose readers and transactions are used without going through here.

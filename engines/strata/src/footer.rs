@@ -149,6 +149,12 @@ impl Footer {
         Ok(footer)
     }
 
+    /// Where the last section ends.
+    pub(crate) fn end_bytes(&self) -> u64 {
+        let sections = self.planes.iter().chain([&self.directory]);
+        sections.map(|section| section.offset.saturating_add(section.bytes)).max().unwrap_or(0)
+    }
+
     /// Whether the figures can be true of one file.
     fn check(&self) -> Result<(), String> {
         let (records, pages) = (self.info.records, u64::from(self.pages));

@@ -79,6 +79,9 @@ impl Segment {
                 format!("written by another strata: file={} version={version} known={VERSION}", file.shown()),
             ),
         })?;
+        if footer.end_bytes() > at {
+            return Err(damaged(&file, at, "a section beyond the footer"));
+        }
         if footer.info != info {
             return Err(damaged(&file, at, "the footer is not what the manifest says"));
         }

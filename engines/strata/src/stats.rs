@@ -8,7 +8,10 @@ use std::time::Duration;
 use engine_api::{Error, PAIR_BYTES, Result, Stats};
 
 use crate::engine::Shared;
+use crate::filter::errors_per_million;
 use crate::mem::ENTRY_BYTES;
+use crate::segment::Segment;
+use crate::version::Version;
 
 /// Sums since the store was opened.
 #[derive(Default)]
@@ -84,7 +87,7 @@ impl Shared {
         let deltas: u64 = version.deltas.iter().map(|run| run.records()).sum();
         let memtables = std::iter::once(&now.active).chain(now.frozen.iter().map(|frozen| &frozen.mem));
         let memtable_bytes = memtables.map(|mem| mem.capacity() as u64 * ENTRY_BYTES).sum();
-        let of_segments = |bytes: fn(&crate::segment::Segment) -> u64| version.segments().map(|one| bytes(one)).sum();
+        let of_segments = |bytes: fn(&Segment) -> u64| version.segments().map(|one| bytes(one)).sum();
         let mut details = vec![
             ("memtable_records", now.unflushed()),
             ("delta_runs", version.deltas.len() as u64),
@@ -101,10 +104,32 @@ impl Shared {
             ("memory_left_bytes", self.budget.left_bytes()),
             ("filter_planes_least", version.segments().map(|one| one.planes_loaded() as u64).min().unwrap_or(0)),
         ];
+        details.extend(expected_reads(version));
         details.extend(self.counters.details());
         details.extend(self.reads.details());
         Ok(Stats { pairs_estimate, disk_bytes, details })
     }
+}
+
+/// Device reads that gets of absent and of present keys take with the memory as it is divided, of a million: filters
+/// let keys through, and pages may be in memory once they were read. The record cache is not counted: what it saves
+/// depends on which keys are popular.
+fn expected_reads(version: &Version) -> [(&'static str, u64); 2] {
+    let (mut absent, mut pages, mut in_memory) = (0, 0, 0);
+    for run in version.runs().filter(|run| run.records() > 0) {
+        let through = |one: &Segment| u128::from(errors_per_million(one.planes_loaded()));
+        let weighted = |one: &Segment| {
+            let on_device = if one.resident_bytes() > 0 { 0 } else { 1 };
+            u128::from(one.info.records) * through(one) * on_device
+        };
+        absent += run.segments().iter().map(|one| weighted(one)).sum::<u128>() / u128::from(run.records());
+    }
+    for segment in version.segments() {
+        pages += segment.page_bytes();
+        in_memory += segment.resident_bytes();
+    }
+    let present = percent((pages - in_memory) * 10_000, pages);
+    [("absent_reads_per_million", absent as u64), ("present_reads_per_million", present)]
 }
 
 fn percent(part: u64, whole: u64) -> u64 {

@@ -187,8 +187,7 @@ pub(crate) fn replay_file(
     let mut offset = 0;
     let mut bytes = Vec::new();
     loop {
-        let header = read_record(file, offset, length, &mut bytes).map_err(cannot_read)?;
-        let Some(header) = header.filter(|header| header.file == id) else { break };
+        let Some(header) = read_record(file, offset, length, id, &mut bytes).map_err(cannot_read)? else { break };
         if offset == 0 && header.batch > next {
             // A file is begun when all before it is durable.
             let (file, end) = from.end.unwrap_or((shown.to_owned(), 0));
@@ -205,11 +204,12 @@ pub(crate) fn replay_file(
     }
 }
 
-/// Reads the record at `offset` into `bytes`, if a whole one stands there.
+/// Reads the record at `offset` into `bytes`, if a whole one of file `id` stands there.
 fn read_record(
     file: &dyn StorageFile,
     offset: u64,
     length: u64,
+    id: u64,
     bytes: &mut Vec<u8>,
 ) -> std::io::Result<Option<Header>> {
     if offset + HEADER_BYTES as u64 > length {
@@ -218,6 +218,9 @@ fn read_record(
     bytes.resize(HEADER_BYTES, 0);
     file.read_at(bytes, offset)?;
     let Ok(header) = Header::read_from_bytes(bytes) else { return Ok(None) };
+    if header.file != id {
+        return Ok(None);
+    }
     let body = u64::from(header.body_bytes.get());
     let sized = header.ops.get().checked_mul(OP_BYTES as u64).and_then(|ops| ops.checked_add(Checkpoint::BYTES as u64));
     if sized != Some(body) || body > RECORD_BYTES_MAX || offset + HEADER_BYTES as u64 + body > length {
@@ -243,8 +246,7 @@ fn find_later(
         file.read_at(&mut window, at)?;
         for (n, _) in window.windows(wanted.len()).enumerate().filter(|(_, bytes)| **bytes == wanted) {
             let start = at + n as u64 - FILE_AT as u64;
-            if let Some(header) = read_record(file, start, to, &mut record)?
-                && header.file == id
+            if let Some(header) = read_record(file, start, to, id, &mut record)?
                 && header.batch > missing
                 && header.flushed >= missing
             {
