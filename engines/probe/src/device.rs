@@ -4,8 +4,8 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -93,21 +93,7 @@ fn measure(path: &Path) -> Result<Baseline> {
         file.read_exact_at(buffer.bytes(), offset)?;
     }
     let sequential_read_bytes_per_s = FILE_BYTES as f64 / started.elapsed().as_secs_f64();
-    let mut histogram = histogram();
-    let (started, mut state) = (Instant::now(), 0x9e37_79b9_7f4a_7c15_u64);
-    for _ in 0..RANDOM_READS {
-        // xorshift64 (Marsaglia 2003): offsets without a pattern that a device could foresee.
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        let offset = state % (FILE_BYTES / PAGE_BYTES as u64) * PAGE_BYTES as u64;
-        let start = Instant::now();
-        file.read_exact_at(&mut buffer.bytes()[..PAGE_BYTES], offset)?;
-        histogram.saturating_record(start.elapsed().as_nanos() as u64);
-        if started.elapsed() > RANDOM_READS_TIME {
-            break;
-        }
-    }
+    let histogram = read_at_random(&file, FILE_BYTES, RANDOM_READS, RANDOM_READS_TIME)?;
     Ok(Baseline {
         random_read_ns: Quantiles::of(&histogram),
         sequential_read_bytes_per_s,
@@ -115,6 +101,63 @@ fn measure(path: &Path) -> Result<Baseline> {
         fdatasync_ns,
         direct,
     })
+}
+
+/// 4 KiB reads at random offsets of the largest file in `dir`, one at a time, past the page cache: what the device does
+/// at this moment, where this store lies. `None` without a file of 1 MiB or without direct reads.
+///
+/// # Errors
+/// Any I/O error, naming the directory.
+pub fn random_reads(dir: &Path, time: Duration) -> Result<Option<Quantiles>> {
+    let measure = || {
+        let Some((path, bytes)) = largest_file(dir)?.filter(|(_, bytes)| *bytes >= 1 << 20) else { return Ok(None) };
+        let (file, direct) = open_direct(&path)?;
+        if !direct {
+            return Ok(None);
+        }
+        anyhow::Ok(Some(Quantiles::of(&read_at_random(&file, bytes, u32::MAX, time)?)))
+    };
+    measure().with_context(|| format!("cannot measure the device: dir={}", dir.display()))
+}
+
+fn largest_file(dir: &Path) -> Result<Option<(PathBuf, u64)>> {
+    let mut largest: Option<(PathBuf, u64)> = None;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        let found = if metadata.is_dir() {
+            largest_file(&entry.path())?
+        } else {
+            // LMDB's map is sparse: only what is allocated may be read.
+            Some((entry.path(), metadata.len().min(metadata.blocks() * 512)))
+        };
+        if let Some(found) = found
+            && largest.as_ref().is_none_or(|(_, bytes)| found.1 > *bytes)
+        {
+            largest = Some(found);
+        }
+    }
+    Ok(largest)
+}
+
+fn read_at_random(file: &File, bytes: u64, most: u32, time: Duration) -> Result<Histogram<u64>> {
+    let mut buffer = Aligned::new(PAGE_BYTES);
+    let mut histogram = histogram();
+    let (started, mut state) = (Instant::now(), 0x9e37_79b9_7f4a_7c15_u64);
+    for _ in 0..most {
+        // xorshift64 (Marsaglia 2003): offsets without a pattern that a device could foresee.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let offset = state % (bytes / PAGE_BYTES as u64) * PAGE_BYTES as u64;
+        let start = Instant::now();
+        file.read_exact_at(buffer.bytes(), offset)?;
+        histogram.saturating_record(start.elapsed().as_nanos() as u64);
+        if started.elapsed() > time {
+            break;
+        }
+    }
+    Ok(histogram)
 }
 
 fn write_file(path: &Path) -> Result<f64> {

@@ -11,7 +11,7 @@ mod process;
 mod store;
 
 pub use cap::{Cap, Charged};
-pub use device::{Baseline, DeviceCounts, Quantiles, baseline, device_counts};
+pub use device::{Baseline, DeviceCounts, Quantiles, baseline, device_counts, random_reads};
 pub use machine::{Machine, machine};
 pub use process::{ProcessCounts, process_counts, rss_bytes, rss_peak_bytes};
 pub use store::{check_disk, disk_bytes, drop_page_cache, page_cache_bytes};

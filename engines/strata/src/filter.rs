@@ -3,6 +3,7 @@
 //!
 //! Owns: the bytes of a plane (FORMAT.md, "Filter plane"). Must not: do I/O.
 
+use crate::memory;
 use engine_api::Key;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -52,6 +53,11 @@ pub(crate) fn may_contain(bytes: &[u8], plane: usize, hash: u64) -> bool {
         bits >>= 9;
         set
     })
+}
+
+/// Fetches what [`may_contain`] reads.
+pub(crate) fn prefetch(bytes: &[u8], plane: usize, hash: u64) {
+    memory::prefetch(&bytes[place(bytes.len(), plane, hash).0]);
 }
 
 /// The byte where a key's block begins, and the bits it sets there, nine a probe.

@@ -79,16 +79,19 @@ impl Shared {
             to_visible(visible);
         });
         before.segments().filter(|segment| !kept.contains(&segment.info.id)).for_each(|segment| segment.retire());
-        drop(before);
-        self.load_missing_planes()
+        Ok(())
     }
 
-    /// Loads planes for which there was no memory while old segments were still held. What is freed here serves the
-    /// next change.
-    fn load_missing_planes(&self) -> Result<()> {
+    /// Gives memory to segments for which there was none while those they replace were still held.
+    pub(crate) fn use_freed_memory(&self) -> Result<()> {
         let version = Arc::clone(&self.visible.load().version);
         for plane in 0..PLANES {
             version.segments().try_for_each(|segment| segment.load_plane(plane, &self.budget, 0))?;
+        }
+        for segment in version.segments() {
+            if self.budget.left_bytes() >= segment.page_bytes().saturating_add(self.pages_beside_bytes) {
+                segment.make_resident(&self.budget);
+            }
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::cache::RecordCache;
 use crate::file::PageBuffer;
+use crate::memory::Pool;
 use crate::page::PAGE_BYTES;
 
 /// Gets after which a reader adds what it has counted.
@@ -18,6 +19,8 @@ const ADD_EVERY: u64 = 256;
 pub(crate) struct Reads {
     /// Set once the store is open and its memory divided; none where all pages have room.
     pub(crate) cache: OnceLock<RecordCache>,
+    /// Where filter planes are held.
+    pub(crate) pool: Pool,
     gets: AtomicU64,
     get_reads: AtomicU64,
     filter_errors: AtomicU64,

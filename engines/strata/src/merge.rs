@@ -119,7 +119,7 @@ fn round(shared: &Shared, settle: bool) -> Result<()> {
     if due.records > 0 && (settle || due.parts >= 1.0) {
         merge_base(shared)?;
     }
-    Ok(())
+    shared.use_freed_memory()
 }
 
 /// What the deltas hold.

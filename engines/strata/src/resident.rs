@@ -5,6 +5,7 @@
 use memmap2::{MmapMut, MmapRaw};
 
 use crate::budget::Share;
+use crate::memory::prefetch;
 use crate::page::{PAGE_BYTES, Page, PageBytes, offset_at};
 use crate::sync::{AtomicU8, Ordering, UnsafeCell};
 
@@ -63,13 +64,7 @@ impl Resident {
     pub(crate) fn prefetch(&self, number: u32, part: f64) {
         let page = self.at(number);
         for offset in [0, offset_at(part)] {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a hint that reads nothing; SSE is part of the architecture.
-            unsafe {
-                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(page.wrapping_add(offset).cast());
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            let _ = (page, offset);
+            prefetch(page.wrapping_add(offset));
         }
     }
 

@@ -3,18 +3,18 @@
 //! Owns: how it is opened and asked, and how much of it is in memory. Must not: know runs or versions. Readers use a
 //! segment on any thread at once.
 
-use std::sync::Arc;
-use std::sync::OnceLock;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 use engine_api::{Error, ErrorKind, Key, Result, Value};
 use memmap2::MmapMut;
 
 use crate::budget::{Budget, Share};
 use crate::file::{PageBuffer, ReadFile};
-use crate::filter::{PLANES, may_contain};
+use crate::filter::{PLANES, may_contain, prefetch};
 use crate::footer::{Footer, Section, SegmentInfo, VERSION, Wrong};
 use crate::lookup::{Lookup, Reads};
-use crate::memory::{HugeBytes, map_huge};
+use crate::memory::{HugeBytes, Pool, map_huge};
 use crate::page::{PAGE_BYTES, Page, PageBytes, prefix};
 use crate::resident::Resident;
 use crate::retire::Retire;
@@ -86,7 +86,8 @@ impl Segment {
             return Err(damaged(&file, at, "the footer is not what the manifest says"));
         }
         let share = budget.take_always(footer.directory.bytes);
-        let directory = read_section(&file, footer.directory)?;
+        let directory = read_section(&file, footer.directory, &Pool::default())?;
+        let directory = directory.bytes();
         let directory =
             directory.chunks_exact(8).map(|word| u64::from_le_bytes(std::array::from_fn(|i| word[i]))).collect();
         let removed_from = Arc::clone(storage);
@@ -113,7 +114,7 @@ impl Segment {
             && budget.left_bytes() >= section.bytes.saturating_add(leave_bytes)
             && let Some(share) = budget.take(section.bytes)
         {
-            let bytes = read_section(&self.file, section)?;
+            let bytes = read_section(&self.file, section, &self.reads.pool)?;
             // Set by one thread only: the one that opens or merges.
             let _ = self.planes[plane].set((bytes, share));
         }
@@ -206,11 +207,12 @@ impl Segment {
 
     /// What is known of `key` without a read.
     pub(crate) fn probe(&self, key: &Key, hash: u64, lookup: &mut Lookup) -> Probe {
-        let filtered = self.planes.iter().enumerate().filter_map(|(n, plane)| Some((n, plane.get()?)));
-        for (n, (bytes, _)) in filtered {
-            if !may_contain(bytes, n, hash) {
-                return Probe::Absent;
-            }
+        // The second plane is fetched while the first is looked at.
+        if let Some((second, _)) = self.planes[1].get() {
+            prefetch(second.bytes(), 1, hash);
+        }
+        if !self.pass(0..2, hash) {
+            return Probe::Absent;
         }
         let wanted = prefix(key);
         let Some(at) = self.upper_bound(wanted).checked_sub(1) else { return Probe::Absent };
@@ -226,7 +228,14 @@ impl Segment {
                     None => Probe::Absent,
                 };
             }
-        } else if let Some(cache) = self.reads.cache.get() {
+        }
+        // What the other planes would end costs less in memory than they do, and much more on the device.
+        if !self.pass(2..PLANES, hash) {
+            return Probe::Absent;
+        }
+        if self.resident.get().is_none()
+            && let Some(cache) = self.reads.cache.get()
+        {
             let found = cache.get(key, hash, self.info.id);
             lookup.counts.cached(found.is_some());
             if let Some(value) = found {
@@ -234,6 +243,11 @@ impl Segment {
             }
         }
         Probe::Read(number, part)
+    }
+
+    /// Whether a key may be here, as these planes say, if they are in memory.
+    fn pass(&self, planes: Range<usize>, hash: u64) -> bool {
+        planes.into_iter().all(|n| self.planes[n].get().is_none_or(|(plane, _)| may_contain(plane.bytes(), n, hash)))
     }
 
     /// Ends a get that has read its page: verifies it, keeps what is worth it, and finds the record.
@@ -349,11 +363,12 @@ impl Segment {
     }
 }
 
-fn read_section(file: &ReadFile, section: Section) -> Result<HugeBytes> {
-    let mut bytes = HugeBytes::new(section.bytes as usize)
+fn read_section(file: &ReadFile, section: Section, pool: &Pool) -> Result<HugeBytes> {
+    let mut bytes = pool
+        .take(section.bytes as usize)
         .map_err(|e| Error::io(format!("no memory: file={} bytes={}", file.shown(), section.bytes), e))?;
     file.read(bytes.whole_pages_mut(), section.offset)?;
-    let computed = crc32c::crc32c(&bytes);
+    let computed = crc32c::crc32c(bytes.bytes());
     if computed != section.crc {
         let stored = section.crc;
         return Err(damaged(file, section.offset, &format!("checksum stored={stored:08x} computed={computed:08x}")));
@@ -373,5 +388,6 @@ pub(crate) fn scrub(segment: &Segment) -> Result<()> {
         segment.verify(buffer.page(0), number)?;
     }
     let sections = segment.footer.planes.iter().chain([&segment.footer.directory]);
-    sections.into_iter().try_for_each(|section| read_section(&segment.file, *section).map(|_| ()))
+    let pool = Pool::default();
+    sections.into_iter().try_for_each(|section| read_section(&segment.file, *section, &pool).map(|_| ()))
 }

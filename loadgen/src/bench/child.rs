@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use engine_api::{Checkpoint, Durability, Engine};
 use engine_latency::{Latency, Measured, Op, Snapshot};
 use engines::OpenMode;
@@ -72,7 +72,11 @@ pub fn write_until_killed(args: &ChildArgs) -> Result<()> {
     let engine = open(&run, &args.dir)?;
     println!("writing");
     writes(&run, 1.0)?.run(&engine, &AtomicBool::new(false))?;
-    Ok(())
+    println!("written");
+    // The kill comes from outside; nothing may be closed before.
+    loop {
+        std::thread::park();
+    }
 }
 
 fn open(run: &Run, dir: &Path) -> Result<Measured> {
@@ -111,13 +115,20 @@ fn drive(run: &Run, dir: &Path) -> Result<Answer> {
 /// Brings the store into memory: the page cache by a scan, which leaves an engine's own cache alone, and that cache by
 /// gets. A page holds some 60 pairs: a get for every tenth of them meets all but one page in 400.
 fn warm(run: &Run, engine: &Measured) -> Result<()> {
-    let mut reader = engine.inner().reader()?;
-    reader.scan(&mut |_, _| ControlFlow::Continue(()))?;
-    let (pairs, mut rng) = (Pairs::new(run.seed), Rng::new(run.seed));
-    for _ in 0..run.pairs / 10 {
-        reader.get(&pairs.key(rng.below(run.pairs)))?;
-    }
-    Ok(())
+    engine.inner().reader()?.scan(&mut |_, _| ControlFlow::Continue(()))?;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    std::thread::scope(|scope| {
+        let get = |thread: u64| {
+            let mut reader = engine.inner().reader()?;
+            let (pairs, mut rng) = (Pairs::new(run.seed), Rng::new(run.seed ^ thread));
+            for _ in 0..run.pairs / 10 / threads {
+                reader.get(&pairs.key(rng.below(run.pairs)))?;
+            }
+            anyhow::Ok(())
+        };
+        let getters: Vec<_> = (0..threads).map(|thread| scope.spawn(move || get(thread))).collect();
+        getters.into_iter().try_for_each(|getter| getter.join().map_err(|_| anyhow!("a warming thread panicked"))?)
+    })
 }
 
 fn work(run: &Run, engine: &Measured, time: Duration) -> Result<Driven> {
@@ -157,6 +168,7 @@ fn writes(run: &Run, write_share: f64) -> Result<Writes> {
         write_share,
         delete_share: run.delete_share,
         double_index: run.double_index,
+        most: if run.kind == Kind::Recover && run.events > 0 { run.events } else { u64::MAX },
     })
 }
 

@@ -194,17 +194,19 @@ pub(crate) struct Writes {
     pub(crate) delete_share: f64,
     /// Whether pairs are written both ways.
     pub(crate) double_index: bool,
+    /// Ends after as many operations, if not stopped before.
+    pub(crate) most: u64,
 }
 
 impl Writes {
-    /// Reads and writes until stopped; the number of operations. Every batch is committed before it is counted.
+    /// Reads and writes until stopped or at the end; the number of operations. Every batch is committed before it is counted.
     pub(crate) fn run(&self, engine: &Measured, stop: &AtomicBool) -> Result<u64> {
         let mut rng = Rng::new(self.seed ^ 0x77);
         let mut next = Next::new(self.keys, self.count, 0);
         let mut reader = if self.write_share < 1.0 { Some(engine.reader_for(SOURCE)?) } else { None };
         let (mut ops, mut version) = (0, 0);
         // ORDERING: Relaxed: the flag carries nothing but itself.
-        while !stop.load(Ordering::Relaxed) {
+        while !stop.load(Ordering::Relaxed) && ops < self.most {
             version += 1;
             let mut txn = engine.begin()?;
             let mut written = 0;

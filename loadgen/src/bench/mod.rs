@@ -15,7 +15,7 @@ mod store;
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use bytesize::ByteSize;
@@ -27,6 +27,9 @@ use child::Answer;
 use scenario::{Kind, Run, Scenario, State};
 use spawn::Measured;
 use store::Stores;
+
+/// How long the device is measured by itself before each run from a cold start.
+const DEVICE_READS_TIME: Duration = Duration::from_millis(500);
 
 /// Shown under `loadgen bench --help`.
 pub const EXAMPLES: &str = "\
@@ -144,10 +147,12 @@ fn runs(args: &BenchArgs) -> Result<Vec<Run>> {
 fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) -> Result<Record> {
     let mut notes = Vec::new();
     let dir = stores.prepare(run)?;
-    // Also before warm runs: pages that another process brought in are charged to that process's cgroup.
-    probe::drop_page_cache(&dir)?;
+    // Also before warm runs under a cap: pages that another process brought in are charged to that one's cgroup.
+    if run.state == State::Cold || run.cap_bytes.is_some() {
+        probe::drop_page_cache(&dir)?;
+    }
     let (held, size) = (probe::page_cache_bytes(&dir), probe::disk_bytes(&dir));
-    if held > size / 100 {
+    if run.state == State::Cold && held > size / 100 {
         notes.push(format!("not cold at the start: {} of the store in the page cache", ByteSize::b(held)));
     } else if run.state == State::Cold && run.kind != Kind::Bootstrap {
         notes.push(format!("cold at the start: {} of {} in the page cache", ByteSize::b(held), ByteSize::b(size)));
@@ -157,6 +162,10 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
     if busy > f64::from(machine.cores) {
         notes.push(format!("the machine was busy: load average {busy} on {} cores", machine.cores));
     }
+    let device_read_ns = match run.state {
+        State::Cold if reads_a_store(run) => probe::random_reads(&dir, DEVICE_READS_TIME)?,
+        _ => None,
+    };
     let start_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
     let Measured { answer, cap_by, memory, peak_bytes } = spawn::measure(run, &dir, work)?;
     if let (Some(cap), Some(peak)) = (run.cap_bytes, peak_bytes) {
@@ -192,11 +201,16 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
         disk_bytes: probe::disk_bytes(&dir),
         pairs: answer.pairs,
         baseline,
+        device_read_ns,
         machine,
         notes,
     };
     stores.release(run, &dir)?;
     Ok(record)
+}
+
+fn reads_a_store(run: &Run) -> bool {
+    matches!(run.kind, Kind::ReadNegative | Kind::ReadPositive | Kind::GetMany)
 }
 
 fn run_key(run: &Run) -> String {

@@ -93,9 +93,12 @@ pub(crate) struct Cell {
     /// What a commit survives: synced or buffered.
     #[serde(default = "synced")]
     pub(crate) durability: String,
-    /// Events of `live`.
+    /// Events of `live`; of `recover`, the puts before the kill (0: as many as there are in two seconds).
     #[serde(default)]
     pub(crate) events: u64,
+    /// Order of a `bootstrap`: shuffled or sorted.
+    #[serde(default = "shuffled")]
+    pub(crate) order: String,
 }
 
 /// The workloads.
@@ -173,8 +176,10 @@ pub(crate) struct Run {
     pub(crate) batch: u32,
     /// What a commit survives: synced or buffered.
     pub(crate) durability: String,
-    /// Events of `live`.
+    /// Events of `live`, puts before the kill of `recover`.
     pub(crate) events: u64,
+    /// Order of a `bootstrap`.
+    pub(crate) order: String,
     /// Counted from 0.
     pub(crate) repeat: u32,
 }
@@ -208,6 +213,11 @@ impl Scenario {
                 matches!(cell.durability.as_str(), "synced" | "buffered"),
                 "durability={:?}: give synced or buffered",
                 cell.durability
+            );
+            ensure!(
+                matches!(cell.order.as_str(), "shuffled" | "sorted"),
+                "order={:?}: give shuffled or sorted",
+                cell.order
             );
             for keys in &cell.keys {
                 parse_keys(keys)?;
@@ -259,6 +269,7 @@ impl Scenario {
             batch: cell.batch,
             durability: cell.durability.clone(),
             events: cell.events,
+            order: cell.order.clone(),
             repeat,
         }
     }
@@ -291,6 +302,9 @@ impl Run {
         }
         if self.double_index {
             more.insert("double_index".to_owned(), "yes".to_owned());
+        }
+        if self.kind == Kind::Bootstrap && self.order != shuffled() {
+            more.insert("order".to_owned(), self.order.clone());
         }
         if self.events > 0 {
             more.insert("events".to_owned(), self.events.to_string());
@@ -388,6 +402,9 @@ fn thousand() -> u32 {
 fn uniform() -> Vec<String> {
     vec!["uniform".to_owned()]
 }
+fn shuffled() -> String {
+    "shuffled".to_owned()
+}
 fn synced() -> String {
     "synced".to_owned()
 }
@@ -427,10 +444,16 @@ mod tests {
 
     #[test]
     fn the_shipped_scenarios_are_valid() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/scenarios");
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            assert!(!Scenario::read(&path).unwrap().cells.is_empty(), "{}", path.display());
+        let mut seen = 0;
+        for folder in ["scenarios", "scenarios/targets"] {
+            for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_file() {
+                    assert!(!Scenario::read(&path).unwrap().cells.is_empty(), "{}", path.display());
+                    seen += 1;
+                }
+            }
         }
+        assert!(seen > 10, "seen={seen}");
     }
 }

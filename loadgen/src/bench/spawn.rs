@@ -83,7 +83,7 @@ fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {
         Kind::Bootstrap => {
             let mut command = cap.command(&sibling("bootstrap")?)?;
             command.args(["--pairs", &run.pairs.to_string(), "--seed", &run.seed.to_string()]);
-            command.args(["--order", "shuffled", "--batch", &run.batch.to_string()]).arg("--dir").arg(dir);
+            command.args(["--order", &run.order, "--batch", &run.batch.to_string()]).arg("--dir").arg(dir);
             if run.durability == "synced" {
                 command.arg("--synced");
             }
@@ -137,15 +137,20 @@ fn kill_a_writer(run: &Run, dir: &Path) -> Result<()> {
     let mut command = Command::new(own);
     command.arg("bench-write").arg(serde_json::to_string(run)?).arg(dir).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot start the writer")?;
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().context("the writer has no output")?).read_line(&mut line)?;
-    if line.trim() == "writing" {
+    // `writing` when it begins; `written` when it has written as much as was asked for, where something was.
+    let mut said = BufReader::new(child.stdout.take().context("the writer has no output")?).lines();
+    let mut hears = |word: &str| said.next().is_some_and(|line| line.is_ok_and(|line| line == word));
+    let wrote = if run.events > 0 {
+        hears("writing") && hears("written")
+    } else {
+        let writing = hears("writing");
         std::thread::sleep(WRITE_BEFORE_KILL);
-    }
+        writing
+    };
     let early = child.try_wait()?;
     child.kill().ok();
     child.wait()?;
-    ensure!(early.is_none() && line.trim() == "writing", "the writer ended before it was killed: status={early:?}");
+    ensure!(early.is_none() && wrote, "the writer ended before it was killed: status={early:?}");
     Ok(())
 }
 

@@ -220,6 +220,7 @@ fn record(args: &QueryArgs, target: &Target, load: &Load, engine: &str, driven: 
         disk_bytes: 0,
         pairs: load.pairs,
         baseline: None,
+        device_read_ns: None,
         machine: probe::machine(std::path::Path::new("/")),
         notes: driven.notes(load),
     }

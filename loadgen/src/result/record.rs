@@ -54,6 +54,9 @@ pub struct Record {
     pub pairs: u64,
     /// The device, measured in the same session before the first run.
     pub baseline: Option<Baseline>,
+    /// The device's 4 KiB random read on this very store right before the run; for runs from a cold start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_read_ns: Option<Quantiles>,
     /// The machine.
     pub machine: Machine,
     /// What a reader has to know: noise, a cap exceeded, pages that were not cold. Empty for a clean run.

@@ -61,6 +61,7 @@ pub(crate) fn record(scenario: &str, engine: &str, workload: &str, cap: Option<u
         disk_bytes: 6_500_000_000,
         pairs: PAIRS,
         baseline: Some(baseline()),
+        device_read_ns: None,
         machine: machine(),
         notes: Vec::new(),
     }
