@@ -186,7 +186,8 @@ impl RunCursor {
             }
             let end = segment.pages().min(first + READ_PAGES as u32);
             let ready = segment.ready(first).is_some();
-            let alike = (first..end).take_while(|page| segment.ready(*page).is_some() == ready).count() as u32;
+            // The first page is asked once: another thread may bring it in at any moment.
+            let alike = (first + 1..end).take_while(|page| segment.ready(*page).is_some() == ready).count() as u32 + 1;
             let pages = first..first + alike;
             if !ready {
                 let bytes = alike as usize * PAGE_BYTES;
