@@ -22,7 +22,7 @@ space := $(subst ,, )
 FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service loadgen,$(foreach e,$(ENGINES),$p/$e)))
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
-.PHONY: help setup build demo test loom miri fuzz torture check fmt clippy doc edges bench bench-full bench-instrument
+.PHONY: help setup build demo test loom miri fuzz torture check fmt clippy doc edges bench bench-full bench-targets bench-instrument
 .DEFAULT_GOAL := help
 
 help: ## Lists the targets.
@@ -43,6 +43,7 @@ test: setup ## Runs every test, on every engine.
 	$(CARGO) build --locked --release --workspace --bins
 	$(CARGO) test --locked --release --workspace
 	@$(MAKE) --no-print-directory loom
+	@$(MAKE) --no-print-directory torture TORTURE_SECONDS=20
 
 loom: ## Runs strata's lock-free parts through the orders that threads can take (part of test).
 	CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
@@ -91,6 +92,17 @@ bench: build ## Measures every engine at a small size (ten minutes) and writes t
 
 bench-full: build ## The same at the scenarios' own sizes (hours).
 	@BIN="$(BIN)" OUT="$(RESULTS)/full" deploy/bench.sh
+
+bench-targets: build ## Measures strata's targets against every other engine (two hours and 75 GB).
+	@for scenario in caps warm warm-more writes loads; do \
+		"$(BIN)/loadgen" bench loadgen/scenarios/targets/$$scenario.toml --out "$(RESULTS)/targets/$$scenario.jsonl" \
+			--work "$(RESULTS)/targets/work" --keep || exit 1; \
+	done; rm -rf "$(RESULTS)/targets/work"
+	@"$(BIN)/loadgen" bench loadgen/scenarios/targets/caps.toml --pairs 100000000 --repeats 1 \
+		--out "$(RESULTS)/targets/caps-100m.jsonl" --work "$(RESULTS)/targets/work" --keep
+	@"$(BIN)/loadgen" bench loadgen/scenarios/targets/recover.toml --out "$(RESULTS)/targets/recover.jsonl" \
+		--work "$(RESULTS)/targets/work"
+	@"$(BIN)/loadgen" best "$(RESULTS)"/targets/*.jsonl --engine strata | tee "$(RESULTS)/targets/best.md"
 
 bench-instrument: build ## Compares the instrument with minimal programs, one an engine.
 	$(CARGO) build --locked --release -p loadgen --example instrument

@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use loadgen::report::{self, compare};
+use loadgen::report::{self, best, compare};
 use loadgen::{bench, commands, live, query};
 
 /// Plays a Solana account stream, and measures a service that follows it
@@ -46,6 +46,9 @@ enum Command {
     /// Compare two result files, or two engines in one, and tell differences from noise
     #[command(after_help = compare::EXAMPLES)]
     Compare(compare::CompareArgs),
+    /// Compare one engine with the best of the others in every cell
+    #[command(after_help = best::EXAMPLES)]
+    Best(best::BestArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell to complete for
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         Command::BenchWrite(args) => bench::child::write_until_killed(&args),
         Command::Report(args) => report::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Best(args) => best::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "loadgen", &mut std::io::stdout());
             Ok(())

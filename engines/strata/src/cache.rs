@@ -1,5 +1,5 @@
-//! The record cache: pairs that were read from a device lately, each by itself. With uniform keys a page of 63 pairs is
-//! 62 parts cold, so pairs are kept and not pages.
+//! The record cache: pairs that were read from a device lately, each by itself. With uniform keys a page of 65 pairs is
+//! 64 parts cold, so pairs are kept and not pages.
 //!
 //! Owns: sets of eight slots behind a lock each; a get holds one for some ten nanoseconds. Must not: outlive the truth:
 //! a slot names the segment that it was read from, and segments never change.

@@ -9,13 +9,18 @@
 //! ```text
 //! commit -> WAL (one record) -> memtable -> delta runs -> base run      a get asks from left to right
 //! ```
-//! - A **page** is 4 KiB: a header with a checksum, and 63 pairs in order. A **segment** is a file of pages with two
-//!   filter planes and a directory, which holds the first eight bytes of each page's first key. A **run** is a list of
-//!   segments with disjoint ranges. Nothing that is live is ever overwritten.
+//! - A **page** is 4 KiB: a header with a checksum, and 63 to 79 pairs in order, without the leading bytes that all their
+//!   keys share. A **segment** is a file of pages with three filter planes and a directory, which holds the first eight
+//!   bytes of each page's first key. A **run** is a list of segments with disjoint ranges. Nothing that is live is ever
+//!   overwritten.
 //! - Filters and directory are in memory, so a get of an absent key nearly always ends there, and a get of a present
 //!   one reads one page. Pages are read past the page cache, which holds nothing of a store: the memory that is left is
 //!   given to whole segments where a good part of them fits, page by page as they are asked for, and to single records
 //!   that were read lately where it does not (see [`StrataOptions::memory_bytes`]).
+//! - A batch of gets, a scan and a merge keep several reads in flight by io_uring where the kernel allows it; where it
+//!   does not, they read one after the other.
+//! - Merges write at most 128 MiB a second as long as nothing waits for them. A commit waits for a flush at most, never
+//!   for a merge; such waits are counted in the statistics, the longest too.
 //! - Everything that touches a disk goes through [`storage::Storage`], so that tests put faults and power losses wherever
 //!   one could be.
 //! - Readers never lock: each holds a snapshot, which is a version of the runs and a length of the memtable.
@@ -28,12 +33,14 @@
 //! | `Synced` | kept | kept, provided the device honours a flush |
 //!
 //! `Buffered` writes the WAL and does not flush it; `Synced` adds one `fdatasync`. Recovery replays the WAL up to the
-//! first record that is not whole or not the next one.
+//! first record that is not whole. Where that record was durable once, opening fails and names the place.
 //!
-//! # What is not there yet
+//! # How it is tested
 //!
-//! Batches of gets on io_uring (`get_many` is one get after the other); a rate limit of merges beyond the thread's low
-//! priority.
+//! Beside the conformance suite: power loss at every change of a simulated device, failed reads, flushes and allocations
+//! at every place (`tests/it`); every order of threads in the lock-free parts (`make loom`), their unsafe code in Miri
+//! (`make miri`); fuzz targets for everything that is decoded (`make fuzz`); and random work with SIGKILLs, faults and
+//! flipped bits against a model for as long as you like (`make torture`), which prints how to see a failure again.
 //!
 //! # When the disk is full
 //!
@@ -82,8 +89,8 @@ pub use engine::StrataEngine;
 /// How strata is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrataOptions {
-    /// Bytes for everything that is held in memory: memtables (an eighth), directories, filter planes as far as they
-    /// fit, and pages or single records with what is left.
+    /// Bytes for everything that is held in memory: memtables (a sixteenth), directories, filter planes as far as they
+    /// fit, and pages or single records with what is left. `Stats` says how they are divided.
     pub memory_bytes: u64,
     /// Free space that `begin` insists on, in bytes: room for a WAL and a flush.
     pub disk_reserve_bytes: u64,

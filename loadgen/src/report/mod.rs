@@ -5,6 +5,7 @@
 //! A report is built once as a `document::Document` and then rendered: `html` draws all of it, `markdown` what
 //! a README can hold.
 
+pub mod best;
 mod build;
 mod cells;
 mod charts;

@@ -245,3 +245,24 @@ fn bad_files_are_refused_by_name_and_line() {
     let missing = loadgen(&["report", "/nowhere.jsonl"]);
     assert!(text(&missing.stderr).contains("/nowhere.jsonl"), "{}", text(&missing.stderr));
 }
+
+#[test]
+fn the_best_of_the_others_is_found_in_every_cell_and_losses_are_shown() {
+    let run = |engine: &str, mean_ns: f64, repeat| {
+        let mut record = record("reads", engine, "read_positive", Some(1 << 30), repeat);
+        record.curves = vec![curve("read_positive", mean_ns, 100_000)];
+        record
+    };
+    let records = [run("strata", 200.0, 0), run("lmdb", 100.0, 0), run("redb", 400.0, 0), run("redb", 440.0, 1)];
+    let avg = |engine| {
+        let table = loadgen::report::best::table(&records, engine);
+        let line = table.lines().find(|line| line.contains("avg")).unwrap().to_owned();
+        line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()
+    };
+    let strata = avg("strata");
+    assert_eq!((strata[6].as_str(), strata[7].as_str()), ("lmdb", "0.50"), "{strata:?}");
+    let lmdb = avg("lmdb");
+    assert_eq!((lmdb[6].as_str(), lmdb[7].as_str()), ("strata", "2.00"), "{lmdb:?}");
+    let redb = avg("redb");
+    assert_eq!(redb[4], "0.42 µs (0.40–0.44)", "{redb:?}");
+}

@@ -6,7 +6,7 @@ use engine_api::{Durability, Engine, ErrorKind};
 use engine_strata::StrataEngine;
 
 use crate::faulty::{Fault, FaultyStorage};
-use crate::support::{Map, OPTIONS, all, apply, assert_holds, at, batch, try_commit};
+use crate::support::{Map, OPTIONS, all, apply, assert_holds, at, batch, key, try_commit};
 
 const CHANGES: u64 = 300;
 const BATCHES: u64 = 14;
@@ -100,6 +100,27 @@ fn a_synced_commit_after_reopening_stands_on_what_was_buffered_before() {
         }
         let engine = open(&storage.after_crash(outcome)).unwrap_or_else(|error| panic!("outcome={outcome}: {error}"));
         assert_holds(&engine, &content(7, 3), 3, &format!("outcome={outcome}"));
+    }
+}
+
+#[test]
+fn a_synced_commit_in_the_next_file_stands_on_the_file_before() {
+    // More than half of what a memtable holds: the second batch begins the next WAL file, while nothing is flushed.
+    const MANY: u64 = 12_000;
+    for outcome in 0..40 {
+        let storage = FaultyStorage::default();
+        let engine = open(&storage).unwrap();
+        storage.set(Fault::NoSegments);
+        let keys = |seq: u64| (0..MANY).map(move |n| (key(10_000 + seq * MANY + n), Some([seq as u8; 32])));
+        let mut map = Map::new();
+        for (seq, durability) in [(1, Durability::Buffered), (2, Durability::Synced)] {
+            let changes: Vec<_> = keys(seq).collect();
+            try_commit(&engine, &changes, seq, durability).unwrap();
+            apply(&mut map, &changes);
+        }
+        let left = storage.after_crash(outcome);
+        drop(engine);
+        assert_holds(&open(&left).unwrap(), &map, 2, &format!("outcome={outcome}"));
     }
 }
 

@@ -26,6 +26,8 @@ pub(crate) enum Fault {
     SyncAt(u64),
     /// No allocation beyond this many bytes.
     FullAt(u64),
+    /// No segment can be created: there is no space for one.
+    NoSegments,
 }
 
 #[derive(Default)]
@@ -147,7 +149,11 @@ fn write_into(bytes: &mut Vec<u8>, offset: usize, written: &[u8]) {
 impl Storage for FaultyStorage {
     fn create(&self, name: &str) -> io::Result<Arc<dyn StorageFile>> {
         let content = Arc::new(Mutex::new(Content::default()));
-        self.0.lock().rename_all(|names| {
+        let mut disk = self.0.lock();
+        if disk.fault == Fault::NoSegments && name.ends_with(".seg") {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        disk.rename_all(|names| {
             if names.contains_key(name) {
                 return Err(io::ErrorKind::AlreadyExists.into());
             }
