@@ -120,14 +120,23 @@ pub struct Stats {
     pub details: Vec<(&'static str, u64)>,
 }
 
-/// [`Reader::get_many`] for an engine that has nothing better than one get after another.
-pub fn get_many_by_get<R: Reader + ?Sized>(reader: &mut R, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
+/// What every [`Reader::get_many`] checks first.
+///
+/// # Errors
+/// [`ErrorKind::FixInput`] when the two lengths differ.
+pub fn one_slot_per_key(keys: &[Key], values: &[Option<Value>]) -> Result<()> {
     if keys.len() != values.len() {
         return Err(Error::new(
             ErrorKind::FixInput,
             format!("get_many needs one slot per key: keys={} values={}", keys.len(), values.len()),
         ));
     }
+    Ok(())
+}
+
+/// [`Reader::get_many`] for an engine that has nothing better than one get after another.
+pub fn get_many_by_get<R: Reader + ?Sized>(reader: &mut R, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
+    one_slot_per_key(keys, values)?;
     for (key, value) in keys.iter().zip(values) {
         *value = reader.get(key)?;
     }

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use engine_api::{Checkpoint, Error, ErrorKind, Key, Reader, Result, Value, Visitor};
+use engine_api::{Checkpoint, Error, ErrorKind, Key, Reader, Result, Value, Visitor, one_slot_per_key};
 use rocksdb::{ColumnFamily, DB, DEFAULT_COLUMN_FAMILY_NAME, ReadOptions, Snapshot};
 
 use crate::{CHECKPOINT_KEY, FIRST_PAIR, error};
@@ -32,12 +32,7 @@ impl Reader for RocksdbReader<'_> {
     }
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
-        if keys.len() != values.len() {
-            return Err(Error::new(
-                ErrorKind::FixInput,
-                format!("get_many needs one slot per key: keys={} values={}", keys.len(), values.len()),
-            ));
-        }
+        one_slot_per_key(keys, values)?;
         let found = self.db.batched_multi_get_cf_opt(pairs_family(self.db)?, keys, false, &self.options);
         for (value, found) in values.iter_mut().zip(found) {
             let found = found.map_err(|e| error::rocks("RocksDB cannot read", e))?;

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor};
+use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, one_slot_per_key};
 
 use crate::batch::{Batch, DEPTH};
 use crate::cursor::{Cursor, Keep, Merged, RunCursor};
@@ -32,6 +32,7 @@ impl Reader for StrataReader<'_> {
     }
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
+        one_slot_per_key(keys, values)?;
         let mut pipeline = self.pipeline.take().unwrap_or_else(|| Pipeline::new(DEPTH, 1));
         Batch::new(&self.visible, keys, values, &mut self.lookup, &mut pipeline).run()?;
         self.pipeline = Some(pipeline);
