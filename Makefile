@@ -94,7 +94,7 @@ bench-full: build ## The same at the scenarios' own sizes (hours).
 	@BIN="$(BIN)" OUT="$(RESULTS)/full" deploy/bench.sh
 
 bench-targets: build ## Measures strata's targets against every other engine (two hours and 75 GB).
-	@for scenario in caps warm warm-more writes loads; do \
+	@for scenario in caps warm warm-threads warm-more writes loads; do \
 		"$(BIN)/loadgen" bench loadgen/scenarios/targets/$$scenario.toml --out "$(RESULTS)/targets/$$scenario.jsonl" \
 			--work "$(RESULTS)/targets/work" --keep || exit 1; \
 	done; rm -rf "$(RESULTS)/targets/work"
