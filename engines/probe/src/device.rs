@@ -5,7 +5,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -93,7 +93,7 @@ fn measure(path: &Path) -> Result<Baseline> {
         file.read_exact_at(buffer.bytes(), offset)?;
     }
     let sequential_read_bytes_per_s = FILE_BYTES as f64 / started.elapsed().as_secs_f64();
-    let histogram = read_at_random(&file, FILE_BYTES, RANDOM_READS, RANDOM_READS_TIME)?;
+    let histogram = read_at_random(&[(file, FILE_BYTES)], RANDOM_READS, RANDOM_READS_TIME)?;
     Ok(Baseline {
         random_read_ns: Quantiles::of(&histogram),
         sequential_read_bytes_per_s,
@@ -103,44 +103,50 @@ fn measure(path: &Path) -> Result<Baseline> {
     })
 }
 
-/// 4 KiB reads at random offsets of the largest file in `dir`, one at a time, past the page cache: what the device does
-/// at this moment, where this store lies. `None` without a file of 1 MiB or without direct reads.
+/// 4 KiB reads at random offsets of all files in `dir`, one at a time, past the page cache: what the device does at this
+/// moment, over the space that this store takes. `None` without a file of 1 MiB or without direct reads.
 ///
 /// # Errors
 /// Any I/O error, naming the directory.
 pub fn random_reads(dir: &Path, time: Duration) -> Result<Option<Quantiles>> {
     let measure = || {
-        let Some((path, bytes)) = largest_file(dir)?.filter(|(_, bytes)| *bytes >= 1 << 20) else { return Ok(None) };
-        let (file, direct) = open_direct(&path)?;
-        if !direct {
+        let mut files = Vec::new();
+        if !open_large_files(dir, &mut files)? || files.is_empty() {
             return Ok(None);
         }
-        anyhow::Ok(Some(Quantiles::of(&read_at_random(&file, bytes, u32::MAX, time)?)))
+        anyhow::Ok(Some(Quantiles::of(&read_at_random(&files, u32::MAX, time)?)))
     };
     measure().with_context(|| format!("cannot measure the device: dir={}", dir.display()))
 }
 
-fn largest_file(dir: &Path) -> Result<Option<(PathBuf, u64)>> {
-    let mut largest: Option<(PathBuf, u64)> = None;
+/// Opens every file of 1 MiB or more for direct reads, each with its bytes; false where the file system has none.
+fn open_large_files(dir: &Path, files: &mut Vec<(File, u64)>) -> Result<bool> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let metadata = entry.metadata()?;
-        let found = if metadata.is_dir() {
-            largest_file(&entry.path())?
-        } else {
-            // LMDB's map is sparse: only what is allocated may be read.
-            Some((entry.path(), metadata.len().min(metadata.blocks() * 512)))
-        };
-        if let Some(found) = found
-            && largest.as_ref().is_none_or(|(_, bytes)| found.1 > *bytes)
-        {
-            largest = Some(found);
+        if metadata.is_dir() {
+            if !open_large_files(&entry.path(), files)? {
+                return Ok(false);
+            }
+            continue;
+        }
+        // LMDB's map is sparse: only what is allocated may be read.
+        let bytes = metadata.len().min(metadata.blocks() * 512);
+        if bytes >= 1 << 20 {
+            let (file, direct) = open_direct(&entry.path())?;
+            if !direct {
+                return Ok(false);
+            }
+            files.push((file, bytes));
         }
     }
-    Ok(largest)
+    Ok(true)
 }
 
-fn read_at_random(file: &File, bytes: u64, most: u32, time: Duration) -> Result<Histogram<u64>> {
+/// Reads of files one behind the other, each with its bytes.
+fn read_at_random(files: &[(File, u64)], most: u32, time: Duration) -> Result<Histogram<u64>> {
+    let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
+    let all: u64 = files.iter().map(|(_, bytes)| pages(*bytes)).sum();
     let mut buffer = Aligned::new(PAGE_BYTES);
     let mut histogram = histogram();
     let (started, mut state) = (Instant::now(), 0x9e37_79b9_7f4a_7c15_u64);
@@ -149,9 +155,15 @@ fn read_at_random(file: &File, bytes: u64, most: u32, time: Duration) -> Result<
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        let offset = state % (bytes / PAGE_BYTES as u64) * PAGE_BYTES as u64;
+        let mut page = state % all;
+        let holder = files.iter().find(|(_, bytes)| {
+            let here = page < pages(*bytes);
+            page -= if here { 0 } else { pages(*bytes) };
+            here
+        });
+        let Some((file, _)) = holder else { break };
         let start = Instant::now();
-        file.read_exact_at(buffer.bytes(), offset)?;
+        file.read_exact_at(buffer.bytes(), page * PAGE_BYTES as u64)?;
         histogram.saturating_record(start.elapsed().as_nanos() as u64);
         if started.elapsed() > time {
             break;

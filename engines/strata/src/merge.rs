@@ -35,7 +35,7 @@ const SPARES: usize = 2;
 /// What a merge may write a second while nobody waits for it, in bytes: some tenth of what a flash drive does, so that
 /// reads hardly meet it.
 const MERGE_BYTES_PER_S: f64 = (128 << 20) as f64;
-/// A round that failed is tried again after this, or when asked.
+/// A round that failed is tried again after this, or when asked; pages that are wholly in memory are looked for as often.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The thread.
@@ -51,7 +51,7 @@ pub(crate) fn run(shared: &Shared) {
                 !work.stop && !work.settle && (work.failed.is_some() || shared.visible.load().frozen.is_empty())
             };
             if idle(&work) {
-                if work.failed.is_some() {
+                if work.failed.is_some() || any_small_pages(shared) {
                     shared.wake.wait_for(&mut work, RETRY);
                 } else {
                     shared.wake.wait(&mut work);
@@ -62,6 +62,7 @@ pub(crate) fn run(shared: &Shared) {
             }
             work.settle
         };
+        make_pages_huge(shared);
         let outcome = round(shared, settle);
         let mut work = shared.work.lock();
         if work.stop {
@@ -80,6 +81,22 @@ pub(crate) fn run(shared: &Shared) {
         }
         work.rounds += 1;
         shared.done.notify_all();
+    }
+}
+
+/// Whether pages in memory wait to become huge ones.
+fn any_small_pages(shared: &Shared) -> bool {
+    shared.visible.load().version.segments().filter_map(|one| one.resident()).any(|pages| pages.is_small())
+}
+
+fn make_pages_huge(shared: &Shared) {
+    let version = Arc::clone(&shared.visible.load().version);
+    for pages in version.segments().filter_map(|one| one.resident()) {
+        // Whatever waits for this thread is more urgent.
+        if !shared.visible.load().frozen.is_empty() {
+            return;
+        }
+        pages.make_huge();
     }
 }
 

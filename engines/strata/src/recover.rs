@@ -26,8 +26,9 @@ use crate::wal::{self, Position, Wal};
 const MEM_SHARE: u64 = 16;
 /// The part of the index, one in so many, that is left for what merges and new deltas need on top.
 const INDEX_RESERVE: u64 = 16;
-/// The part of the memory, one in so many, that records get before the second plane does: the most popular keys.
-const CACHE_LEAST: u64 = 64;
+/// The part of the memory, one in so many, that records get before the second plane does. Where memory is that short,
+/// the most popular keys are worth as much as the second plane; beyond this it is worth more.
+const CACHE_LEAST: u64 = 20;
 /// A record cache smaller than this is not worth its locks.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
 /// Pairs of a memtable: enough for a run to be worth a file, few enough to be sorted in a second.

@@ -7,7 +7,7 @@ use memmap2::{MmapMut, MmapRaw};
 use crate::budget::Share;
 use crate::memory::prefetch;
 use crate::page::{PAGE_BYTES, Page, PageBytes, offset_at};
-use crate::sync::{AtomicU8, Ordering, UnsafeCell};
+use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering, UnsafeCell};
 
 /// State of a page.
 const ABSENT: u8 = 0;
@@ -18,6 +18,9 @@ const READY: u8 = 2;
 pub(crate) struct Resident {
     map: MmapRaw,
     slots: Box<[Slot]>,
+    /// Pages that are not there yet.
+    missing: AtomicU32,
+    huge: AtomicBool,
     _share: Share,
 }
 
@@ -32,19 +35,26 @@ struct Slot {
 unsafe impl Sync for Slot {}
 
 impl Resident {
-    /// Room for `pages` pages in `map`, none of which is there yet.
+    /// Room for `pages` pages in `map`, none of which is there yet. Small pages: the first touch of a huge one makes two
+    /// mebibytes zero, and here that would be a get's.
     pub(crate) fn new(map: MmapMut, pages: u32, share: Share) -> Self {
-        Self::with_state(map, pages, share, ABSENT)
+        Self::with_state(map, pages, share, ABSENT, pages)
     }
 
     /// All of `pages` pages, which are in `map` already.
     pub(crate) fn filled(map: MmapMut, pages: u32, share: Share) -> Self {
-        Self::with_state(map, pages, share, READY)
+        Self::with_state(map, pages, share, READY, 0)
     }
 
-    fn with_state(map: MmapMut, pages: u32, share: Share, state: u8) -> Self {
+    fn with_state(map: MmapMut, pages: u32, share: Share, state: u8, missing: u32) -> Self {
         let slot = |_| Slot { state: AtomicU8::new(state), bytes: UnsafeCell::new(()) };
-        Self { map: map.into(), slots: (0..pages).map(slot).collect(), _share: share }
+        Self {
+            map: map.into(),
+            slots: (0..pages).map(slot).collect(),
+            missing: AtomicU32::new(missing),
+            huge: AtomicBool::new(missing == 0),
+            _share: share,
+        }
     }
 
     /// Page `number`, if it is there.
@@ -78,7 +88,29 @@ impl Resident {
                 .with_mut(|_| unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(number), PAGE_BYTES) });
             // ORDERING: Release: see `ready`.
             slot.state.store(READY, Ordering::Release);
+            // ORDERING: Relaxed: a count; who looks for zero reads no page.
+            self.missing.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    /// Whether its pages may still become huge ones.
+    pub(crate) fn is_small(&self) -> bool {
+        // ORDERING: Relaxed: set once, and guards nothing.
+        !self.huge.load(Ordering::Relaxed)
+    }
+
+    /// Once every page is there, makes huge pages of the small ones. Gets go on meanwhile; one that meets the two
+    /// mebibytes at hand waits for their copy.
+    pub(crate) fn make_huge(&self) {
+        // ORDERING: Relaxed: a late look makes it a second later.
+        if self.missing.load(Ordering::Relaxed) > 0 || !self.is_small() {
+            return;
+        }
+        // SAFETY: the range is this mapping, whose content the kernel keeps. A kernel that does not know the advice, or
+        // has no huge pages, leaves it as it is.
+        unsafe { libc::madvise(self.map.as_mut_ptr().cast(), self.map.len(), libc::MADV_COLLAPSE) };
+        // ORDERING: Relaxed: as above.
+        self.huge.store(true, Ordering::Relaxed);
     }
 
     fn at(&self, number: u32) -> *mut u8 {

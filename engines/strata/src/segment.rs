@@ -14,7 +14,7 @@ use crate::file::{PageBuffer, ReadFile};
 use crate::filter::{PLANES, may_contain, prefetch};
 use crate::footer::{Footer, Section, SegmentInfo, VERSION, Wrong};
 use crate::lookup::{Lookup, Reads};
-use crate::memory::{HugeBytes, Pool, map_huge};
+use crate::memory::{HugeBytes, Pool};
 use crate::page::{PAGE_BYTES, Page, PageBytes, prefix};
 use crate::resident::Resident;
 use crate::retire::Retire;
@@ -156,7 +156,7 @@ impl Segment {
     pub(crate) fn make_resident(&self, budget: &Arc<Budget>) {
         if self.resident.get().is_none()
             && let Some(share) = budget.take(self.page_bytes())
-            && let Ok(map) = map_huge(self.page_bytes() as usize)
+            && let Ok(map) = MmapMut::map_anon(self.page_bytes() as usize)
         {
             let _ = self.resident.set(Resident::new(map, self.footer.pages, share));
         }
@@ -167,6 +167,11 @@ impl Segment {
         if let Some(share) = budget.take(self.page_bytes()) {
             let _ = self.resident.set(Resident::filled(pages, self.footer.pages, share));
         }
+    }
+
+    /// Its pages in memory, if there is room for them.
+    pub(crate) fn resident(&self) -> Option<&Resident> {
+        self.resident.get()
     }
 
     /// Bytes of memory its pages have room in.

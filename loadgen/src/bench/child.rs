@@ -26,6 +26,9 @@ const SHARES: [f64; 21] = [
     0.99999, 1.0,
 ];
 
+/// Rest after a store was brought into memory: what an engine does in the background meanwhile is done then.
+const WARM_REST: Duration = Duration::from_secs(4);
+
 /// What a child answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Answer {
@@ -89,6 +92,7 @@ fn drive(run: &Run, dir: &Path) -> Result<Answer> {
     let engine = open(run, dir)?;
     if run.state == State::Warm {
         warm(run, &engine)?;
+        std::thread::sleep(WARM_REST);
         work(run, &engine, Duration::from_secs_f64(run.seconds / 10.0))?;
     }
     let (process, device) = (probe::process_counts(std::process::id())?, probe::device_counts(dir));
