@@ -7,14 +7,37 @@ use std::sync::Arc;
 use engine_api::{Key, Result, Value};
 
 use crate::lookup::Lookup;
+use crate::page::prefix;
 use crate::segment::{Probe, Segment};
 
 /// Segments with disjoint ranges, in ascending order.
 #[derive(Default)]
 pub(crate) struct Run {
     segments: Vec<Arc<Segment>>,
-    /// The first key of each: a search through them touches no segment.
-    firsts: Vec<Key>,
+    firsts: Firsts,
+}
+
+/// The first key of each segment: a search through them touches no segment.
+#[derive(Default)]
+struct Firsts {
+    keys: Vec<Key>,
+    /// Their first eight bytes as numbers, which nearly always decide.
+    prefixes: Vec<u64>,
+}
+
+impl Firsts {
+    fn new(keys: Vec<Key>) -> Self {
+        let prefixes = keys.iter().map(prefix).collect();
+        Self { keys, prefixes }
+    }
+
+    /// How many are at most `key`.
+    fn up_to(&self, key: &Key) -> usize {
+        let wanted = prefix(key);
+        let below = self.prefixes.partition_point(|first| *first < wanted);
+        let alike = self.prefixes[below..].iter().take_while(|first| **first == wanted).count();
+        below + self.keys[below..below + alike].partition_point(|first| first <= key)
+    }
 }
 
 /// The runs. Deltas may hold tombstones, the base never does.
@@ -38,7 +61,7 @@ pub(crate) enum Known<'v> {
 
 impl Run {
     pub(crate) fn new(segments: Vec<Arc<Segment>>) -> Self {
-        let firsts = segments.iter().map(|segment| segment.info.first).collect();
+        let firsts = Firsts::new(segments.iter().map(|segment| segment.info.first).collect());
         Self { segments, firsts }
     }
 
@@ -56,7 +79,7 @@ impl Run {
 
     /// The index of the segment that would hold `key`.
     pub(crate) fn segment_for(&self, key: &Key) -> Option<usize> {
-        self.firsts.partition_point(|first| first <= key).checked_sub(1)
+        self.firsts.up_to(key).checked_sub(1)
     }
 
     /// The segment that may hold `key`.
@@ -116,5 +139,32 @@ impl Version {
         let (records, tombstones) =
             deltas.fold((0, 0), |(records, dead), run| (records + run.records(), dead + run.tombstones()));
         (self.base.records() + records).saturating_sub(2 * tombstones)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn as_many_are_up_to_a_key_as_a_plain_search_says(
+            mut firsts in proptest::collection::vec((0u8..3, 0u8..3), 0..12), (head, tail) in (0u8..3, 0u8..3),
+        ) {
+            // Many share the first eight bytes.
+            let key = |(head, tail): (u8, u8)| {
+                let mut key = [head; 32];
+                key[31] = tail;
+                key
+            };
+            firsts.sort_unstable();
+            firsts.dedup();
+            let keys: Vec<Key> = firsts.into_iter().map(key).collect();
+            let wanted = key((head, tail));
+            let expected = keys.partition_point(|first| *first <= wanted);
+            prop_assert_eq!(Firsts::new(keys).up_to(&wanted), expected);
+        }
     }
 }
