@@ -48,7 +48,8 @@ impl Shared {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Makes `version` the store's: durable first, then visible. `change` adjusts the manifest and what readers see.
+    /// Makes `version` the store's: durable first, then visible. The closures adjust what else the
+    /// manifest says and what else readers see.
     pub(crate) fn install(
         &self,
         manifest: &mut Manifest,

@@ -32,8 +32,8 @@ const DELTA_MEMS_MIN: u64 = 16;
 const BASE_SHARE_UNFILTERED: u64 = 16;
 /// WAL files that are kept to be overwritten.
 const SPARES: usize = 2;
-/// What a merge may write a second while nobody waits for it, in bytes: some tenth of what a flash drive does, so that
-/// reads hardly meet it.
+/// What a merge may write a second while nobody waits for it, in bytes: a part of what any flash drive does, so that
+/// reads seldom meet it.
 const MERGE_BYTES_PER_S: f64 = (128 << 20) as f64;
 /// A round that failed is tried again after this, or when asked; pages that are wholly in memory are looked for as often.
 const RETRY: Duration = Duration::from_secs(1);

@@ -26,8 +26,9 @@ use crate::wal::{self, Position, Wal};
 const MEM_SHARE: u64 = 16;
 /// The part of the index, one in so many, that is left for what merges and new deltas need on top.
 const INDEX_RESERVE: u64 = 16;
-/// The part of the memory, one in so many, that records get before the second plane does. Where memory is that short,
-/// the most popular keys are worth as much as the second plane; beyond this it is worth more.
+/// The part of the memory, one in so many, that records get before the second plane does: between a sixty-fourth and a
+/// quarter. At a cap of 4% of 50M pairs these meant 0.59 and 0.52 reads a get with zipfian keys (ten seconds from a cold
+/// start), and 0.003 and 0.01 reads a get of absent keys, for a quarter leaves no room for the second plane.
 const CACHE_LEAST: u64 = 20;
 /// A record cache smaller than this is not worth its locks.
 const CACHE_BYTES_MIN: u64 = 1 << 20;

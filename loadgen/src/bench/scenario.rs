@@ -135,7 +135,7 @@ pub(crate) enum State {
     #[default]
     Cold,
     /// The store was read through and a tenth of its keys were got, then the same work was done unmeasured for a tenth
-    /// of the time.
+    /// of the time, after a rest of seconds.
     Warm,
 }
 
