@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     config.bytes(["."]);
     tonic_prost_build::configure().file_descriptor_set_path(descriptors).compile_with_config(
         config,
-        &["proto/solkv/v1/kv.proto"],
+        &["proto/solkv/v1/kv.proto", "proto/solkv/v1/feed.proto"],
         &["proto"],
     )?;
     Ok(())

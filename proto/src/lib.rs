@@ -1,4 +1,4 @@
-//! `solkv.v1`, the wire contract: message types, client and server, generated from `proto/solkv/v1/kv.proto`.
+//! `solkv.v1`, the wire contract: message types, client and server, generated from `proto/solkv/v1/*.proto`.
 //!
 //! Owns: the generated code and the descriptor set. Must not: hold logic.
 
@@ -13,4 +13,7 @@ pub mod v1 {
 
     /// Most keys one GetMany may ask for: 10,000 keys are 340 KB of request, well under gRPC's default 4 MiB.
     pub const GET_MANY_KEYS_MAX: usize = 10_000;
+
+    /// Most entries of one filter, all its parts together: they are held for as long as the subscription lasts.
+    pub const FILTER_ENTRIES_MAX: usize = 10_000;
 }

@@ -242,9 +242,9 @@ async fn answer(mut client: KvClient<Channel>, request: Request, changed: bool) 
     let call = async {
         if expected.len() == 1 {
             let key = keys.pop().unwrap_or_default();
-            Ok::<_, tonic::Status>(vec![client.get(GetRequest { key }).await?.into_inner().value])
+            Ok::<_, tonic::Status>(vec![client.get(GetRequest { key, ..Default::default() }).await?.into_inner().value])
         } else {
-            let reply = client.get_many(GetManyRequest { keys }).await?.into_inner();
+            let reply = client.get_many(GetManyRequest { keys, ..Default::default() }).await?.into_inner();
             Ok(reply.entries.into_iter().map(|entry| entry.value).collect())
         }
     };

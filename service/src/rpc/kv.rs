@@ -85,7 +85,7 @@ impl Kv for KvService {
         drop(asked);
         let answer = self.lookups.get_many(keys).await.map_err(status)?;
         let entries = answer.value.into_iter().map(|value| Entry { value: value.map(wire) }).collect();
-        Ok(Response::new(GetManyResponse { entries, slot: answer.slot }))
+        Ok(Response::new(GetManyResponse { entries, slot: answer.slot, ..Default::default() }))
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {

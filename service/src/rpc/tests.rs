@@ -37,7 +37,7 @@ async fn start() -> Running {
 }
 
 fn get(key: &[u8]) -> GetRequest {
-    GetRequest { key: Bytes::copy_from_slice(key) }
+    GetRequest { key: Bytes::copy_from_slice(key), ..Default::default() }
 }
 
 #[tokio::test]
@@ -54,7 +54,10 @@ async fn get_answers_present_absent_and_refuses_a_wrong_length() {
 #[tokio::test]
 async fn get_many_keeps_the_order_and_its_limit() {
     let mut run = start().await;
-    let many = |keys: Vec<Vec<u8>>| GetManyRequest { keys: keys.into_iter().map(Bytes::from).collect() };
+    let many = |keys: Vec<Vec<u8>>| GetManyRequest {
+        keys: keys.into_iter().map(Bytes::from).collect(),
+        ..Default::default()
+    };
     let found = run.client.get_many(many(vec![vec![2; 32], vec![1; 32]])).await.unwrap().into_inner();
     let values: Vec<_> = found.entries.iter().map(|entry| entry.value.as_deref()).collect();
     assert_eq!((values, found.slot), (vec![None, Some(&[7u8; 32][..])], Some(7)));

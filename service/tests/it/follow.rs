@@ -51,7 +51,10 @@ fn lookups(listen: &str, uds: &Path, seed: u64, pairs: u64, slot: u64) -> Vec<Op
         let mut found = Vec::new();
         for chunk in keys.chunks(2000) {
             let reply = tcp
-                .get_many(GetManyRequest { keys: chunk.iter().cloned().map(Into::into).collect() })
+                .get_many(GetManyRequest {
+                    keys: chunk.iter().cloned().map(Into::into).collect(),
+                    ..Default::default()
+                })
                 .await
                 .unwrap()
                 .into_inner();
@@ -59,14 +62,14 @@ fn lookups(listen: &str, uds: &Path, seed: u64, pairs: u64, slot: u64) -> Vec<Op
             found.extend(reply.entries.into_iter().map(|entry| entry.value));
         }
         for index in (0..pairs as usize).step_by(97) {
-            let reply = local.get(GetRequest { key: keys[index].clone().into() }).await.unwrap().into_inner();
+            let reply = local.get(GetRequest { key: keys[index].clone().into(), ..Default::default() }).await.unwrap().into_inner();
             assert_eq!((reply.slot, &reply.value), (Some(slot), &found[index]));
         }
         let absent = Pairs::new(seed).absent_key(0).to_vec();
-        assert_eq!(local.get(GetRequest { key: vec![1; 31].into() }).await.unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(local.get(GetRequest { key: vec![1; 31].into(), ..Default::default() }).await.unwrap_err().code(), Code::InvalidArgument);
         let status = tcp.status(StatusRequest {}).await.unwrap().into_inner();
         assert!(status.ready);
-        let reply = tcp.get(GetRequest { key: absent.into() }).await;
+        let reply = tcp.get(GetRequest { key: absent.into(), ..Default::default() }).await;
         assert!(reply.is_ok(), "an absent key is an answer, not an error");
         found
     })
