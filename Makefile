@@ -22,7 +22,7 @@ space := $(subst ,, )
 FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service loadgen,$(foreach e,$(ENGINES),$p/$e)))
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
-.PHONY: help setup build demo test loom miri fuzz torture check fmt clippy doc edges bench bench-full bench-targets bench-instrument
+.PHONY: help setup build demo test loom miri fuzz torture check fmt clippy doc edges bench bench-full bench-targets bench-instrument clients
 .DEFAULT_GOAL := help
 
 help: ## Lists the targets.
@@ -107,3 +107,6 @@ bench-targets: build ## Measures strata's targets against every other engine (tw
 bench-instrument: build ## Compares the instrument with minimal programs, one an engine.
 	$(CARGO) build --locked --release -p loadgen --example instrument
 	"$(BIN)/examples/instrument" "$(BIN)"
+
+clients: build ## Public gRPC tools against a live service: Python's, and grpcurl where Go is.
+	@BIN="$(BIN)" CACHE="$(CARGO_TARGET_DIR)/clients" deploy/clients/run.sh

@@ -10,11 +10,15 @@ use bytesize::ByteSize;
 use engines::{EngineKind, EngineOptions, Profile};
 use serde::{Deserialize, Serialize};
 
+use crate::feed::FRAME_CHANGES_MAX;
 use crate::ingest::extract::Extract;
 use crate::ingest::subscribe::Commitment;
 
 /// Name of the systemd credential that may hold the token.
 const TOKEN_CREDENTIAL: &str = "x-token";
+
+/// Heartbeats more often than this would be load without news.
+const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
 
 /// What can be said, in the file or by flags. Nothing said is `None`.
 #[derive(clap::Args, Clone, Debug, Default, Serialize, Deserialize)]
@@ -74,6 +78,27 @@ pub struct Settings {
     /// gRPC lookups on a Unix socket as well
     #[arg(long, value_name = "PATH")]
     pub uds: Option<PathBuf>,
+    /// Keep every committed change for subscribers to follow: true or false [default: true]
+    #[arg(long, value_name = "BOOL")]
+    pub feed: Option<bool>,
+    /// Changes kept for subscribers that come back, in bytes of disk at 112 a change [default: 1GiB]
+    #[arg(long, value_name = "BYTES")]
+    pub feed_retention_bytes: Option<ByteSize>,
+    /// Changes kept for subscribers that come back, by age [default: 1day]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub feed_retention_time: Option<Duration>,
+    /// Subscribers of the feed at a time [default: 64]
+    #[arg(long, value_name = "N")]
+    pub feed_subscribers: Option<u32>,
+    /// A subscriber that is sent nothing else for this long is sent a heartbeat [default: 1s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub feed_heartbeat: Option<Duration>,
+    /// A subscriber that reads nothing for this long is cut off [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub feed_stall_timeout: Option<Duration>,
     /// HTTP for metrics, health and histograms [default: 127.0.0.1:7401]
     #[arg(long, value_name = "HOST:PORT")]
     pub metrics: Option<String>,
@@ -132,6 +157,15 @@ pub struct Config {
     pub listen: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uds: Option<PathBuf>,
+    pub feed: bool,
+    pub feed_retention_bytes: ByteSize,
+    #[serde(with = "humantime_serde")]
+    pub feed_retention_time: Duration,
+    pub feed_subscribers: u32,
+    #[serde(with = "humantime_serde")]
+    pub feed_heartbeat: Duration,
+    #[serde(with = "humantime_serde")]
+    pub feed_stall_timeout: Duration,
     pub metrics: String,
     pub lookup_threads: u32,
     pub log_format: LogFormat,
@@ -152,7 +186,8 @@ impl Settings {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
         pick!(engine bloom profile memory lmdb_map_size dir geyser x_token_file extract commitment commit_every
-            commit_interval durability idle_timeout gap_timeout listen uds metrics lookup_threads log_format shutdown_timeout)
+            commit_interval durability idle_timeout gap_timeout listen uds feed feed_retention_bytes feed_retention_time
+            feed_subscribers feed_heartbeat feed_stall_timeout metrics lookup_threads log_format shutdown_timeout)
     }
 
     /// Fills in the defaults and checks.
@@ -174,7 +209,10 @@ impl Settings {
             "not a URL of a Yellowstone server: geyser={geyser:?} expected=http://HOST:PORT or https://HOST:PORT"
         );
         let commit_every = self.commit_every.unwrap_or(1000);
-        ensure!(commit_every > 0, "commit_every=0: give 1 or more");
+        let most = FRAME_CHANGES_MAX as u32;
+        ensure!((1..=most).contains(&commit_every), "commit_every={commit_every}: give 1 to {most}");
+        let feed_heartbeat = self.feed_heartbeat.unwrap_or(Duration::from_secs(1));
+        ensure!(feed_heartbeat >= HEARTBEAT_MIN, "feed_heartbeat={feed_heartbeat:?}: give {HEARTBEAT_MIN:?} or more");
         let lookup_threads = self.lookup_threads.unwrap_or(2);
         ensure!((1..=256).contains(&lookup_threads), "lookup_threads={lookup_threads}: give 1 to 256");
         Ok(Config {
@@ -191,6 +229,12 @@ impl Settings {
             gap_timeout: self.gap_timeout.unwrap_or(Duration::from_secs(20)),
             listen: self.listen.unwrap_or_else(|| "127.0.0.1:7400".to_owned()),
             uds: self.uds,
+            feed: self.feed.unwrap_or(true),
+            feed_retention_bytes: self.feed_retention_bytes.unwrap_or(ByteSize::gib(1)),
+            feed_retention_time: self.feed_retention_time.unwrap_or(Duration::from_secs(24 * 3600)),
+            feed_subscribers: self.feed_subscribers.unwrap_or(64),
+            feed_heartbeat,
+            feed_stall_timeout: self.feed_stall_timeout.unwrap_or(Duration::from_secs(30)),
             metrics: self.metrics.unwrap_or_else(|| "127.0.0.1:7401".to_owned()),
             lookup_threads,
             log_format: self.log_format.unwrap_or(LogFormat::Text),

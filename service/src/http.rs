@@ -17,6 +17,7 @@ use futures::FutureExt as _;
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
+use crate::feed::Feed;
 use crate::metrics;
 use crate::rpc::status_response;
 use crate::status::Shared;
@@ -44,6 +45,8 @@ pub struct HttpState {
     pub latency: Arc<Latency>,
     /// The service's figures.
     pub shared: Arc<Shared>,
+    /// The change feed, where the service keeps one.
+    pub feed: Option<Arc<Feed>>,
     /// The engine's label.
     pub engine: &'static str,
 }
@@ -86,10 +89,10 @@ async fn readyz(State(state): State<HttpState>) -> Response {
 }
 
 async fn metrics(State(state): State<HttpState>) -> Response {
-    let (engine, shared) = (state.engine, Arc::clone(&state.shared));
+    let (engine, shared, feed) = (state.engine, Arc::clone(&state.shared), state.feed.clone());
     of_snapshot(state, PROMETHEUS, move |snapshot| {
         let mut text = String::new();
-        metrics::prometheus(engine, &shared, &mut text);
+        metrics::prometheus(engine, &shared, feed.as_ref(), &mut text);
         export::prometheus(snapshot, &mut text);
         text.into_bytes()
     })
@@ -186,7 +189,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let latency = Arc::clone(pool.engine.latency());
-        let state = HttpState { latency, shared: Arc::clone(&pool.shared), engine: "redb" };
+        let state = HttpState { latency, shared: Arc::clone(&pool.shared), feed: None, engine: "redb" };
         tokio::spawn(serve(listener, state, std::future::pending()));
         address
     }

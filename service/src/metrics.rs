@@ -16,12 +16,13 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use crate::feed::Feed;
 use crate::status::{Counters, Readiness, Shared};
 
 /// Appends the service's families in the Prometheus text format. `engine` is the engine's label.
-pub fn prometheus(engine: &'static str, shared: &Arc<Shared>, out: &mut String) {
+pub fn prometheus(engine: &'static str, shared: &Arc<Shared>, feed: Option<&Arc<Feed>>, out: &mut String) {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Families { engine, shared: Arc::clone(shared) }));
+    registry.register_collector(Box::new(Families { engine, shared: Arc::clone(shared), feed: feed.cloned() }));
     let mut text = String::new();
     encode_registry(&mut text, &registry).expect("a string takes every write");
     classic(&text, out);
@@ -61,6 +62,7 @@ pub fn counters(counters: &Counters) -> [(&'static str, &'static str, u64); 13] 
 struct Families {
     engine: &'static str,
     shared: Arc<Shared>,
+    feed: Option<Arc<Feed>>,
 }
 
 impl Collector for Families {
@@ -71,6 +73,9 @@ impl Collector for Families {
         }
         for (name, help, value) in gauges(&self.shared) {
             gauge(&mut encoder, name, help, value)?;
+        }
+        if let Some(feed) = &self.feed {
+            feed_families(&mut encoder, feed)?;
         }
         let lag_s = lag_seconds(&self.shared);
         if let Some(lag_s) = lag_s {
@@ -99,7 +104,7 @@ fn gauges(shared: &Shared) -> Vec<(&'static str, &'static str, u64)> {
         ("solkv_ready", "1 when lookups stand for the live chain, else 0", ready),
         ("solkv_connected", "1 when connected to the stream, else 0", connected),
         ("solkv_queue_batches", "Batches of updates received and not yet taken in; at most 256", queued),
-        ("solkv_checkpoint_seq", "Events in the newest committed checkpoint", shared.checkpoint.load().seq),
+        ("solkv_checkpoint_seq", "Seq of the newest committed change", shared.checkpoint.load().seq),
     ];
     if let Some(slot) = shared.checkpoint.load().slot {
         all.push(("solkv_checkpoint_slot", "Last slot applied as a whole", slot));
@@ -115,6 +120,31 @@ fn gauges(shared: &Shared) -> Vec<(&'static str, &'static str, u64)> {
         all.push(("solkv_gap_last_slot", "Last missing slot; absent without a gap", gap.last_slot));
     }
     all
+}
+
+fn feed_families(encoder: &mut DescriptorEncoder<'_>, feed: &Feed) -> Result<(), fmt::Error> {
+    let all = feed.subscribers().list_all();
+    let newest_seq = feed.head().borrow().seq;
+    let behind = all.iter().map(|subscriber| newest_seq.saturating_sub(subscriber.seq)).max().unwrap_or(0);
+    for (name, help, value) in [
+        ("solkv_feed_seq", "The newest published change", newest_seq),
+        ("solkv_feed_oldest_seq", "The oldest change that is kept", feed.oldest_seq()),
+        ("solkv_feed_log_bytes", "Bytes of the feed's log on disk", feed.log_bytes()),
+        ("solkv_feed_subscribers", "Subscribers of the feed", all.len() as u64),
+        ("solkv_feed_subscriber_lag", "Changes that the subscriber furthest behind was not sent yet", behind),
+    ] {
+        gauge(encoder, name, help, value)?;
+    }
+    // ORDERING: Relaxed: statistics, nothing is inferred from them.
+    let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    let subscribers = feed.subscribers();
+    for (name, help, value) in [
+        ("solkv_feed_changes_sent", "Changes sent to subscribers", read(&subscribers.changes_sent)),
+        ("solkv_feed_cut_off", "Subscribers cut off because they did not read", read(&subscribers.cut_off)),
+    ] {
+        ConstCounter::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+    }
+    Ok(())
 }
 
 fn lag_seconds(shared: &Shared) -> Option<f64> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use engine_api::{Durability, Engine};
+use engine_api::{Checkpoint, Durability, Engine};
 use engine_latency::{Latency, Measured};
 use engines::OpenMode;
 use tokio::net::TcpListener;
@@ -15,15 +15,19 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
 
 use crate::config::{Config, DurabilityArg};
+use crate::feed::{Feed, FeedWriter, Retention, Snapshots};
 use crate::http::{self, HttpState};
 use crate::ingest::apply::{Apply, ApplyConfig};
 use crate::ingest::receive::{QUEUE_BATCHES, ReceiveConfig, receive};
 use crate::lookups::Lookups;
-use crate::rpc::{self, UdsListener};
+use crate::rpc::{self, FeedLimits, FeedService, UdsListener};
 use crate::status::Shared;
 
 /// Threads of the network edge: one reads the stream while the other answers.
 const NET_THREADS: usize = 2;
+
+/// The log of the feed, in the store's directory beside the engine's own.
+const FEED_DIR: &str = "feed";
 
 /// Runs until SIGTERM or SIGINT, or until the engine fails.
 pub fn run(config: &Config) -> Result<()> {
@@ -43,8 +47,14 @@ pub fn run(config: &Config) -> Result<()> {
     let (lookups, lookup_threads) =
         Lookups::start(Arc::clone(&engine), config.lookup_threads as usize, Arc::clone(&shared))
             .context("cannot start the lookup threads")?;
-    let http_state = HttpState { latency, shared: Arc::clone(&shared), engine: label };
-    let outcome = runtime.block_on(serve(config, Arc::clone(&engine), lookups, shared, http_state));
+    let (writer, feed) = open_feed(config, &checkpoint)?.unzip();
+    let snapshots = Snapshots::new(Arc::clone(&engine));
+    let http_state = HttpState { latency, shared: Arc::clone(&shared), feed: feed.clone(), engine: label };
+    let feed_service = FeedService::new(feed, snapshots.clone(), feed_limits(config));
+    let apply = ApplyParts { engine: Arc::clone(&engine), shared: Arc::clone(&shared), writer };
+    let outcome = runtime.block_on(serve(config, apply, lookups, feed_service, http_state));
+    // While the runtime still runs: they send through it.
+    snapshots.stop();
     runtime.shutdown_timeout(Duration::from_secs(1));
     lookup_threads.join();
     match Arc::try_unwrap(engine) {
@@ -57,13 +67,21 @@ pub fn run(config: &Config) -> Result<()> {
     Ok(())
 }
 
+/// What the ingest thread is made of.
+struct ApplyParts {
+    engine: Arc<Measured>,
+    shared: Arc<Shared>,
+    writer: Option<FeedWriter>,
+}
+
 async fn serve(
     config: &Config,
-    engine: Arc<Measured>,
+    apply: ApplyParts,
     lookups: Lookups,
-    shared: Arc<Shared>,
+    feed_service: FeedService,
     http_state: HttpState,
 ) -> Result<()> {
+    let (shared, feed) = (Arc::clone(&apply.shared), http_state.feed.clone());
     let bind = async |address: &str| {
         TcpListener::bind(address).await.with_context(|| format!("cannot listen on address={address}"))
     };
@@ -76,10 +94,11 @@ async fn serve(
     let (stop, stopped) = watch::channel(false);
     let (messages, received) = mpsc::channel(QUEUE_BATCHES);
     let label = http_state.engine;
-    let rpc = tokio::spawn(rpc::serve(tcp, uds, lookups, Arc::clone(&shared), label, until(stopped.clone())));
+    let rpc = rpc::Services { lookups, shared: Arc::clone(&shared), feed: feed_service, engine: label };
+    let rpc = tokio::spawn(rpc::serve(tcp, uds, rpc, until(stopped.clone())));
     let http = tokio::spawn(http::serve(http, http_state, until(stopped.clone())));
     let receiver = tokio::spawn(receive(receive_config(config)?, messages, Arc::clone(&shared), stopped.clone()));
-    let apply = Apply::new(engine, shared, apply_config(config), stopped)?;
+    let apply = Apply::new(apply.engine, shared, apply.writer, apply_config(config), stopped)?;
     let (ended, mut apply_ended) = oneshot::channel();
     std::thread::Builder::new()
         .name("ingest-apply".to_owned())
@@ -95,6 +114,9 @@ async fn serve(
     };
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     stop.send_replace(true);
+    if let Some(feed) = feed {
+        feed.close();
+    }
     let rest = async {
         receiver.await.ok();
         let outcome = match early {
@@ -128,15 +150,36 @@ fn receive_config(config: &Config) -> Result<ReceiveConfig> {
     })
 }
 
+fn open_feed(config: &Config, checkpoint: &Checkpoint) -> Result<Option<(FeedWriter, Arc<Feed>)>> {
+    if !config.feed {
+        return Ok(None);
+    }
+    let retention = Retention { bytes: config.feed_retention_bytes.as_u64(), time: config.feed_retention_time };
+    let opened = FeedWriter::open(&config.dir.join(FEED_DIR), checkpoint, durability(config), retention)?;
+    Ok(Some(opened))
+}
+
+fn feed_limits(config: &Config) -> FeedLimits {
+    FeedLimits {
+        subscribers: config.feed_subscribers as usize,
+        heartbeat: config.feed_heartbeat,
+        stall_timeout: config.feed_stall_timeout,
+    }
+}
+
+fn durability(config: &Config) -> Durability {
+    match config.durability {
+        DurabilityArg::Buffered => Durability::Buffered,
+        DurabilityArg::Synced => Durability::Synced,
+    }
+}
+
 fn apply_config(config: &Config) -> ApplyConfig {
     ApplyConfig {
         commit_every: config.commit_every as usize,
         commit_interval: config.commit_interval,
         gap_timeout: config.gap_timeout,
-        durability: match config.durability {
-            DurabilityArg::Buffered => Durability::Buffered,
-            DurabilityArg::Synced => Durability::Synced,
-        },
+        durability: durability(config),
     }
 }
 

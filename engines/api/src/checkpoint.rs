@@ -13,8 +13,8 @@ pub type SourceId = u64;
 /// After any crash an engine holds exactly the batches up to one committed checkpoint, and returns it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Items consumed from the source so far: pairs while bootstrapping, events while following a stream.
-    /// Never decreases over the commits of one store.
+    /// The number of the newest change: pairs consumed while bootstrapping, then one more for each key that a stream
+    /// set or removed. Never decreases over the commits of one store; the change feed counts by it.
     pub seq: u64,
     /// The last Solana slot applied as a whole. `None` until a slot is known.
     pub slot: Option<u64>,

@@ -10,20 +10,24 @@ use engine_api::Result;
 use io_uring::{IoUring, opcode, types};
 
 use crate::file::{PageBuffer, ReadFile};
-use crate::page::{PAGE_BYTES, PageBytes};
+use crate::page::PageBytes;
 use crate::storage::StorageFile;
 
 /// Slots, each of which is free, or being read into, or holds what was read.
 pub(crate) struct Pipeline {
     /// None where the kernel refused: then reads are done when they are asked for.
     ring: Option<IoUring>,
-    buffer: PageBuffer,
-    slot_pages: usize,
-    /// The read that each slot is for; the file stays open as long as the kernel may read it.
-    slots: Vec<Option<Asked>>,
+    slots: Vec<Slot>,
     /// Reads that were done at once, by slot.
     done: VecDeque<usize>,
     in_flight: usize,
+}
+
+/// Each has memory of its own: no reference reaches into what the kernel writes.
+struct Slot {
+    buffer: PageBuffer,
+    /// The read that it is for; the file stays open as long as the kernel may read it.
+    asked: Option<Asked>,
 }
 
 struct Asked {
@@ -37,9 +41,7 @@ impl Pipeline {
     pub(crate) fn new(slots: usize, slot_pages: usize) -> Self {
         Self {
             ring: IoUring::new(slots.next_power_of_two() as u32).ok(),
-            buffer: PageBuffer::new(slots * slot_pages),
-            slot_pages,
-            slots: (0..slots).map(|_| None).collect(),
+            slots: (0..slots).map(|_| Slot { buffer: PageBuffer::new(slot_pages), asked: None }).collect(),
             done: VecDeque::new(),
             in_flight: 0,
         }
@@ -55,23 +57,24 @@ impl Pipeline {
     /// # Errors
     /// Those of the read, where it is done at once.
     pub(crate) fn ask(&mut self, slot: usize, file: &ReadFile, offset: u64, bytes: usize) -> Result<()> {
-        assert!(self.slots[slot].is_none() && bytes <= self.slot_pages * PAGE_BYTES, "a slot is used twice");
-        let at = slot * self.slot_pages * PAGE_BYTES;
-        let target = &mut self.buffer.bytes_mut()[at..at + bytes];
+        let asked = Asked { file: file.shared(), offset, bytes };
+        let Slot { buffer, asked: free } = &mut self.slots[slot];
+        assert!(free.is_none(), "a slot is used twice");
+        let target = &mut buffer.bytes_mut()[..bytes];
         let ring = self.ring.as_mut().zip(file.raw_fd());
         if let Some((ring, fd)) = ring {
             let read = opcode::Read::new(types::Fd(fd), target.as_mut_ptr(), bytes as u32).offset(offset).build();
-            // SAFETY: the buffer lives until `drop` has waited for every read in flight, and nobody looks at the slot
-            // before its read has ended; `slots` keeps the file open as long.
+            // SAFETY: the slot's buffer lives until `drop` has waited for every read in flight, and nobody looks at it
+            // before its read has ended; the slot keeps the file open as long.
             let pushed = unsafe { ring.submission().push(&read.user_data(slot as u64)) };
             if pushed.is_ok() {
-                self.slots[slot] = Some(Asked { file: file.shared(), offset, bytes });
+                *free = Some(asked);
                 self.in_flight += 1;
                 return Ok(());
             }
         }
         file.read(target, offset)?;
-        self.slots[slot] = Some(Asked { file: file.shared(), offset, bytes });
+        *free = Some(asked);
         self.done.push_back(slot);
         Ok(())
     }
@@ -90,7 +93,7 @@ impl Pipeline {
     /// Those of the ring itself.
     pub(crate) fn wait(&mut self) -> std::io::Result<Option<(usize, std::io::Result<()>)>> {
         if let Some(slot) = self.done.pop_front() {
-            self.slots[slot] = None;
+            self.slots[slot].asked = None;
             return Ok(Some((slot, Ok(()))));
         }
         let Some(ring) = self.ring.as_mut().filter(|_| self.in_flight > 0) else { return Ok(None) };
@@ -107,14 +110,12 @@ impl Pipeline {
         };
         self.in_flight -= 1;
         let slot = entry.user_data() as usize;
-        let Some(asked) = self.slots[slot].take() else { return Ok(None) };
+        let Slot { buffer, asked } = &mut self.slots[slot];
+        let Some(asked) = asked.take() else { return Ok(None) };
         let outcome = match entry.result() {
             read if read >= 0 && read as usize == asked.bytes => Ok(()),
             // Cut short, as any read may be: the plain one goes on to the end or says why it cannot.
-            0.. => {
-                let at = slot * self.slot_pages * PAGE_BYTES;
-                asked.file.read_at(&mut self.buffer.bytes_mut()[at..at + asked.bytes], asked.offset)
-            }
+            0.. => asked.file.read_at(&mut buffer.bytes_mut()[..asked.bytes], asked.offset),
             failed => Err(std::io::Error::from_raw_os_error(-failed)),
         };
         Ok(Some((slot, outcome)))
@@ -122,8 +123,9 @@ impl Pipeline {
 
     /// Page `index` of a slot whose read has ended.
     pub(crate) fn page(&self, slot: usize, index: usize) -> &PageBytes {
-        assert!(self.slots[slot].is_none(), "a slot is looked at while it is read into");
-        self.buffer.page(slot * self.slot_pages + index)
+        let Slot { buffer, asked } = &self.slots[slot];
+        assert!(asked.is_none(), "a slot is looked at while it is read into");
+        buffer.page(index)
     }
 }
 
@@ -132,7 +134,7 @@ impl Drop for Pipeline {
         while self.in_flight > 0 {
             if self.wait().is_err() {
                 // The kernel may still write: the memory is given up rather than reused.
-                std::mem::forget(std::mem::replace(&mut self.buffer, PageBuffer::new(0)));
+                std::mem::forget(std::mem::take(&mut self.slots));
                 std::mem::forget(self.ring.take());
                 return;
             }

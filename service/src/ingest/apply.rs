@@ -15,6 +15,7 @@ use tracing::{error, info, warn};
 use super::assemble::{Assembler, Base, Input, Limits};
 use super::event::{Event, WholeSlot};
 use super::receive::Message;
+use crate::feed::{Change, FeedWriter};
 use crate::status::{Gap, Readiness, Shared, count};
 
 /// How often a full disk is asked again.
@@ -36,6 +37,13 @@ pub struct ApplyConfig {
     pub durability: Durability,
 }
 
+/// An event of the batch, and the slot that it was written in.
+#[derive(Clone, Copy, Debug)]
+struct Due {
+    slot: u64,
+    event: Event,
+}
+
 /// The applying side of the ingest.
 pub struct Apply {
     engine: Arc<Measured>,
@@ -46,7 +54,9 @@ pub struct Apply {
     /// The checkpoint of the last commit.
     committed: Checkpoint,
     /// Events since then, and the checkpoint they lead to once their slot is complete.
-    batch: Vec<Event>,
+    batch: Vec<Due>,
+    /// Where what changes the map is handed on, unless there is no feed.
+    feed: Option<FeedWriter>,
     /// The newest slot that is wholly in `batch` or committed.
     complete: Option<Base>,
     created_unix_ms: u64,
@@ -67,6 +77,7 @@ impl Apply {
     pub fn new(
         engine: Arc<Measured>,
         shared: Arc<Shared>,
+        feed: Option<FeedWriter>,
         config: ApplyConfig,
         stop: watch::Receiver<bool>,
     ) -> Result<Self> {
@@ -80,6 +91,7 @@ impl Apply {
             assembler: Assembler::new(complete, Limits::default()),
             committed,
             batch: Vec::with_capacity(config.commit_every),
+            feed,
             complete,
             created_unix_ms: 0,
             start_slot: committed.slot,
@@ -166,7 +178,7 @@ impl Apply {
             if self.batch.len() + events.len() > self.config.commit_every {
                 self.flush()?;
             }
-            self.batch.extend_from_slice(events);
+            self.batch.extend(events.iter().map(|event| Due { slot: slot.slot, event: *event }));
         }
         self.complete = Some(Base { slot: slot.slot, blockhash: slot.blockhash });
         self.created_unix_ms = slot.created_unix_ms;
@@ -186,20 +198,17 @@ impl Apply {
         if self.batch.is_empty() && slot == self.committed.slot {
             return Ok(());
         }
-        let checkpoint = Checkpoint {
-            seq: self.committed.seq + self.batch.len() as u64,
-            slot,
-            blockhash: self.complete.map_or([0; 32], |base| base.blockhash),
-            source: self.committed.source,
-        };
-        while let Err(failed) = self.commit(&checkpoint) {
-            if failed.kind() != ErrorKind::FreeSpace || *self.stop.borrow() {
-                return Err(failed);
+        let checkpoint = loop {
+            match self.commit(slot) {
+                Ok(checkpoint) => break checkpoint,
+                Err(failed) if failed.kind() == ErrorKind::FreeSpace && !*self.stop.borrow() => {
+                    warn!(error = %failed, "no space: lookups go on, the batch is kept and tried again");
+                    self.not_ready(format!("no space: {failed}"));
+                    std::thread::sleep(FULL_RETRY);
+                }
+                Err(failed) => return Err(failed),
             }
-            warn!(error = %failed, "no space: lookups go on, the batch is kept and tried again");
-            self.not_ready(format!("no space: {failed}"));
-            std::thread::sleep(FULL_RETRY);
-        }
+        };
         self.committed = checkpoint;
         self.batch.clear();
         self.last_commit = Instant::now();
@@ -210,36 +219,54 @@ impl Apply {
         Ok(())
     }
 
-    fn commit(&self, checkpoint: &Checkpoint) -> Result<()> {
+    /// Writes what the batch changes; the changes are in the feed before the engine commits them. Returns what the
+    /// engine stands at then.
+    fn commit(&mut self, slot: Option<u64>) -> Result<Checkpoint> {
         let mut txn = self.engine.begin()?;
-        let (mut written, mut deleted) = (0, 0);
-        for event in &self.batch {
-            let held = txn.get(&event.key)?;
-            if held == event.value {
+        let mut changes = Vec::with_capacity(self.batch.len());
+        for Due { slot, event } in &self.batch {
+            let old = txn.get(&event.key)?;
+            if old == event.value {
                 continue;
             }
             match &event.value {
-                Some(value) => {
-                    txn.put(&event.key, value)?;
-                    written += 1;
-                }
-                None => {
-                    txn.delete(&event.key)?;
-                    deleted += 1;
-                }
+                Some(value) => txn.put(&event.key, value)?,
+                None => txn.delete(&event.key)?,
             }
+            changes.push(Change { slot: *slot, key: event.key, old, new: event.value });
         }
-        txn.commit(checkpoint, self.config.durability)?;
+        let checkpoint = Checkpoint {
+            seq: self.committed.seq + changes.len() as u64,
+            slot,
+            blockhash: self.complete.map_or([0; 32], |base| base.blockhash),
+            source: self.committed.source,
+        };
+        let (all, deleted) = (changes.len(), changes.iter().filter(|change| change.new.is_none()).count());
+        if let Some(feed) = &mut self.feed {
+            feed.append(self.committed.seq + 1, changes)?;
+        }
+        if let Err(failed) = txn.commit(&checkpoint, self.config.durability) {
+            // Not after a commit of which nobody knows what became: opening again decides what the feed holds.
+            if failed.kind() == ErrorKind::FreeSpace
+                && let Some(feed) = &mut self.feed
+            {
+                feed.abort()?;
+            }
+            return Err(failed);
+        }
         let counters = &self.shared.counters;
         count(&counters.commits, 1);
         count(&counters.events_applied, self.batch.len() as u64);
-        count(&counters.events_written, written);
-        count(&counters.events_deleted, deleted);
-        Ok(())
+        count(&counters.events_written, (all - deleted) as u64);
+        count(&counters.events_deleted, deleted as u64);
+        Ok(checkpoint)
     }
 
-    fn publish(&self, checkpoint: Checkpoint) {
+    fn publish(&mut self, checkpoint: Checkpoint) {
         self.shared.checkpoint.store(Arc::new(checkpoint));
+        if let Some(feed) = &mut self.feed {
+            feed.publish(&checkpoint);
+        }
         if self.created_unix_ms > 0 {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
             // ORDERING: Relaxed: a statistic.
@@ -258,6 +285,9 @@ impl Apply {
 
     fn refresh_stats(&mut self) {
         self.last_stats = Some(Instant::now());
+        if let Some(feed) = &self.feed {
+            feed.expire();
+        }
         match self.engine.stats() {
             Ok(stats) => self.shared.stats.store(Arc::new(stats)),
             Err(failed) => warn!(error = %failed, "the engine gives no statistics"),

@@ -1,8 +1,9 @@
-//! gRPC: `solkv.v1.Kv` over TCP and a Unix socket, with health and reflection.
+//! gRPC: `solkv.v1.Kv` and `solkv.v1.Feed` over TCP and a Unix socket, with health and reflection.
 //!
 //! Owns: the wire's checks, status codes and the servers' limits. Must not: touch the engine; it asks [`Lookups`].
 //! Threads: the tokio runtime of the network edge.
 
+mod feed;
 mod kv;
 mod uds;
 
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt as _;
+use proto::v1::feed_server::FeedServer;
 use proto::v1::kv_server::KvServer;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -21,6 +23,7 @@ use tonic::transport::server::{Router, TcpIncoming};
 use crate::lookups::Lookups;
 use crate::status::Shared;
 
+pub use feed::{FeedLimits, FeedService};
 pub use kv::status_response;
 pub use uds::UdsListener;
 
@@ -35,26 +38,34 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// are cut then.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
+/// What is served.
+pub struct Services {
+    /// The way to the engine.
+    pub lookups: Lookups,
+    /// The service's figures.
+    pub shared: Arc<Shared>,
+    /// The change feed.
+    pub feed: FeedService,
+    /// The engine's label.
+    pub engine: &'static str,
+}
+
 /// Serves until `shutdown` is ready, then finishes the requests under way and returns. The socket file is removed.
 ///
 /// # Errors
 /// Those of the transport, or of a descriptor set that reflection cannot read.
-pub async fn serve<F>(
-    tcp: TcpListener,
-    uds: Option<UdsListener>,
-    lookups: Lookups,
-    shared: Arc<Shared>,
-    engine: &'static str,
-    shutdown: F,
-) -> anyhow::Result<()>
+pub async fn serve<F>(tcp: TcpListener, uds: Option<UdsListener>, services: Services, shutdown: F) -> anyhow::Result<()>
 where
     F: Future<Output = ()> + Send + 'static,
 {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<KvServer<kv::KvService>>().await;
+    health.set_serving::<FeedServer<FeedService>>().await;
+    let Services { lookups, shared, feed, engine } = services;
     let mut routes = Routes::builder();
     routes
         .add_service(KvServer::new(kv::KvService::new(lookups, shared, engine)))
+        .add_service(FeedServer::new(feed))
         .add_service(health_service)
         .add_service(reflection().build_v1()?)
         // Older tools speak only this one.
@@ -63,6 +74,7 @@ where
     let ended = async move {
         shutdown.await;
         health.set_not_serving::<KvServer<kv::KvService>>().await;
+        health.set_not_serving::<FeedServer<FeedService>>().await;
     }
     .boxed()
     .shared();

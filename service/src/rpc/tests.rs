@@ -12,6 +12,7 @@ use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
 use super::*;
+use crate::feed::Snapshots;
 use crate::lookups::tests::Pool;
 use crate::status::{Gap, Readiness};
 
@@ -30,8 +31,11 @@ async fn start() -> Running {
     let address = tcp.local_addr().unwrap();
     let uds = UdsListener::bind(&socket).unwrap();
     let (stop, stopped) = oneshot::channel();
-    let (lookups, shared) = (pool.lookups.clone(), Arc::clone(&pool.shared));
-    let server = tokio::spawn(serve(tcp, Some(uds), lookups, shared, "redb", stopped.map(|_| ())));
+    let limits =
+        FeedLimits { subscribers: 1, heartbeat: Duration::from_millis(10), stall_timeout: Duration::from_secs(1) };
+    let feed = FeedService::new(None, Snapshots::new(Arc::clone(&pool.engine)), limits);
+    let services = Services { lookups: pool.lookups.clone(), shared: Arc::clone(&pool.shared), feed, engine: "redb" };
+    let server = tokio::spawn(serve(tcp, Some(uds), services, stopped.map(|_| ())));
     let client = KvClient::connect(format!("http://{address}")).await.unwrap();
     Running { pool, client, socket, stop, server }
 }
@@ -54,10 +58,8 @@ async fn get_answers_present_absent_and_refuses_a_wrong_length() {
 #[tokio::test]
 async fn get_many_keeps_the_order_and_its_limit() {
     let mut run = start().await;
-    let many = |keys: Vec<Vec<u8>>| GetManyRequest {
-        keys: keys.into_iter().map(Bytes::from).collect(),
-        ..Default::default()
-    };
+    let many =
+        |keys: Vec<Vec<u8>>| GetManyRequest { keys: keys.into_iter().map(Bytes::from).collect(), ..Default::default() };
     let found = run.client.get_many(many(vec![vec![2; 32], vec![1; 32]])).await.unwrap().into_inner();
     let values: Vec<_> = found.entries.iter().map(|entry| entry.value.as_deref()).collect();
     assert_eq!((values, found.slot), (vec![None, Some(&[7u8; 32][..])], Some(7)));

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod crash;
+mod feed;
 mod follow;
 mod gap;
 mod support;

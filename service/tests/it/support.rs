@@ -12,7 +12,9 @@ use bytesize::ByteSize;
 use clap::Parser;
 use engine_api::{Checkpoint, Durability};
 use engines::{EngineKind, EngineOptions, OpenMode};
+use hyper_util::rt::TokioIo;
 use loadgen::stream::{Delivery, Final, Stream, Workload};
+use tonic::transport::{Channel, Endpoint, Uri};
 use workload::{Digest, Pairs};
 
 /// The first slot of a stream is 1000 unless told otherwise: the store stands at the one before it.
@@ -173,4 +175,15 @@ impl Drop for Service {
         self.child.kill().ok();
         self.child.wait().ok();
     }
+}
+
+/// A channel over the service's Unix socket.
+pub(crate) async fn uds_channel(path: &Path) -> Result<Channel, tonic::transport::Error> {
+    let path = path.to_owned();
+    let connect = move |_: Uri| {
+        let path = path.clone();
+        async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
+    };
+    let endpoint = Endpoint::from_static("http://localhost");
+    endpoint.connect_with_connector(tower::service_fn(connect)).await
 }

@@ -1,0 +1,42 @@
+#!/bin/sh
+# What people bring: grpcurl and a Python client generated from the proto list, call and follow a live service.
+# Run by `make clients`. Python packages go into a virtual environment, grpcurl into a folder, both under CACHE.
+set -eu
+: "${BIN:?folder of the built binaries; run this through make clients}" "${CACHE:?folder that is kept between runs}"
+here=$(cd "$(dirname "$0")" && pwd)
+proto="$here/../../proto/proto"
+work=$(mktemp -d "${TMPDIR:-/tmp}/solkv-clients.XXXXXX")
+children=""
+# shellcheck disable=SC2086 -- a list of processes
+trap 'kill $children 2>/dev/null; wait; rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+python="$CACHE/python"
+[ -x "$python/bin/python" ] || python3 -m venv "$python"
+"$python/bin/pip" install -q grpcio==1.76.0 grpcio-tools==1.76.0 grpcio-reflection==1.76.0
+"$python/bin/python" -m grpc_tools.protoc -I "$proto" --python_out="$work" --grpc_python_out="$work" \
+    "$proto/solkv/v1/kv.proto" "$proto/solkv/v1/feed.proto"
+
+pairs=20000 listen=127.0.0.1:17400 stream=127.0.0.1:17402
+"$BIN/bootstrap" --engine strata --dir "$work/store" --pairs $pairs --seed 7 --slot 999 --quiet
+"$BIN/loadgen" stream --listen $stream --pairs $pairs --seed 7 --events 200000 --rate 40000 --change-share 0.5 \
+    --quiet > "$work/stream.log" 2>&1 &
+children="$children $!"
+"$BIN/service" --engine strata --dir "$work/store" --geyser http://$stream --listen $listen --metrics 127.0.0.1:17401 \
+    > "$work/service.log" 2>&1 &
+children="$children $!"
+
+echo "== Python: reflection, a lookup, and the feed from a copy of the map to 50,000 changes"
+PYTHONPATH="$work" "$python/bin/python" "$here/follow.py" $listen $pairs 50000
+
+if command -v go >/dev/null 2>&1; then
+    echo "== grpcurl"
+    [ -x "$CACHE/grpcurl" ] || GOBIN="$CACHE" go install github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3
+    "$CACHE/grpcurl" -plaintext $listen list
+    "$CACHE/grpcurl" -plaintext -d '{}' $listen solkv.v1.Kv/Status
+    "$CACHE/grpcurl" -plaintext -max-time 20 -d "{\"from_seq\":$((pairs + 1))}" $listen solkv.v1.Feed/Subscribe \
+        2>/dev/null | grep -m 2 -A 3 '"seq"'
+else
+    echo "== grpcurl: left out, there is no Go to install it with"
+fi

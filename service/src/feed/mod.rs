@@ -1,0 +1,276 @@
+//! The change feed: every committed change in order, kept for a while, followed by any number of subscribers.
+//!
+//! Owns: the list of the log's segments, the newest frames in memory, what is published, who is subscribed. Must not:
+//! make the writer wait for a reader. [`FeedWriter`] runs on ingest-apply; [`Feed`] is shared with everybody:
+//! [`Feed::recent`] never blocks, [`Feed::read`] reads the disk and belongs on a thread that may wait.
+
+mod filter;
+mod record;
+mod segment;
+mod snapshot;
+mod subscribers;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use engine_api::{Checkpoint, Error, ErrorKind};
+use tokio::sync::watch;
+
+pub use filter::Filter;
+pub use record::{Change, FRAME_CHANGES_MAX, Frame};
+pub use snapshot::{Part, Refused, SNAPSHOTS_MAX, Snapshots};
+pub use subscribers::{Registration, Subscriber, Subscribers, TooManySubscribers};
+pub use writer::{FeedWriter, Retention};
+
+use record::SEGMENT_HEADER_BYTES;
+use segment::{Found, Segment, find, frame_at};
+use writer::unix_ms;
+
+/// Newest changes kept in memory, in bytes: what a subscriber may be behind without reading the disk, two seconds of
+/// fifty thousand changes each.
+const RECENT_BYTES_MAX: usize = 16 << 20;
+
+/// What one read of the disk gives at most, unless a single frame is larger.
+const READ_BYTES: usize = 1 << 20;
+
+/// How far the feed has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Head {
+    /// The newest published change.
+    pub seq: u64,
+    /// The last slot applied as a whole.
+    pub slot: Option<u64>,
+    /// The service stops: nothing more will come.
+    pub closed: bool,
+}
+
+/// Why changes cannot be read.
+#[derive(Debug)]
+pub enum FeedError {
+    /// They are no longer kept.
+    Gone {
+        /// The oldest that is.
+        oldest_seq: u64,
+    },
+    /// The log cannot be read or is damaged.
+    Log(Error),
+}
+
+/// The readers' side.
+#[derive(Debug)]
+pub struct Feed {
+    id: u64,
+    head: watch::Sender<Head>,
+    kept: Mutex<Kept>,
+    subscribers: Subscribers,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// Never empty; the last one is being written.
+    segments: VecDeque<Segment>,
+    recent: VecDeque<Arc<Frame>>,
+    recent_bytes: usize,
+}
+
+/// A place in the feed, and the file it is in once the disk was read.
+#[derive(Debug)]
+pub struct Cursor {
+    /// The next seq wanted.
+    pub next_seq: u64,
+    open: Option<OpenSegment>,
+}
+
+#[derive(Debug)]
+struct OpenSegment {
+    segment: Segment,
+    file: File,
+    /// Where the frame that begins with `next_seq` stands.
+    at: u64,
+    next_seq: u64,
+}
+
+impl Cursor {
+    /// In front of `next_seq`.
+    pub fn new(next_seq: u64) -> Self {
+        Self { next_seq, open: None }
+    }
+}
+
+impl Feed {
+    fn new(id: u64, segments: Vec<Segment>, checkpoint: &Checkpoint) -> Arc<Self> {
+        let head = Head { seq: checkpoint.seq, slot: checkpoint.slot, closed: false };
+        let kept = Kept { segments: segments.into(), ..Kept::default() };
+        let (head, _) = watch::channel(head);
+        Arc::new(Self { id, head, kept: Mutex::new(kept), subscribers: Subscribers::default() })
+    }
+
+    /// The feed's id: seqs mean something within one feed only.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// What is published, and a way to wait for more.
+    pub fn head(&self) -> watch::Receiver<Head> {
+        self.head.subscribe()
+    }
+
+    /// The oldest change that is kept; the one that comes next while there is none.
+    pub fn oldest_seq(&self) -> u64 {
+        self.kept().segments.front().map_or(0, |segment| segment.first_seq)
+    }
+
+    /// Bytes of the log on disk.
+    pub fn log_bytes(&self) -> u64 {
+        self.kept().segments.iter().map(|segment| segment.bytes).sum()
+    }
+
+    /// Who is subscribed.
+    pub fn subscribers(&self) -> &Subscribers {
+        &self.subscribers
+    }
+
+    /// Tells every subscriber that nothing more will come.
+    pub fn close(&self) {
+        self.head.send_modify(|head| head.closed = true);
+    }
+
+    /// The published frames from `next_seq` on, as far as memory has them; `None` when the disk must be asked. Empty
+    /// when there is nothing newer. Never waits for the disk.
+    pub fn recent(&self, next_seq: u64) -> Option<Vec<Arc<Frame>>> {
+        if next_seq > self.head.borrow().seq {
+            return Some(Vec::new());
+        }
+        let kept = self.kept();
+        let from = kept.recent.partition_point(|frame| frame.last_seq() < next_seq);
+        let first = kept.recent.get(from).filter(|frame| frame.first_seq <= next_seq)?;
+        let mut bytes = first.log_bytes();
+        let fits = |frame: &&Arc<Frame>| {
+            bytes += frame.log_bytes();
+            bytes <= READ_BYTES
+        };
+        let more = kept.recent.range(from + 1..).take_while(fits);
+        Some(std::iter::once(first).chain(more).cloned().collect())
+    }
+
+    /// The published frames from the cursor on, from disk, about a megabyte of them, and moves the cursor behind them.
+    /// The first frame may begin before the cursor. Empty when there is nothing newer.
+    ///
+    /// # Errors
+    /// See [`FeedError`].
+    pub fn read(&self, cursor: &mut Cursor) -> Result<Vec<Frame>, FeedError> {
+        let newest_seq = self.head.borrow().seq;
+        let (mut frames, mut bytes) = (Vec::new(), 0);
+        while cursor.next_seq <= newest_seq && bytes < READ_BYTES {
+            let mut open = match cursor.open.take() {
+                Some(open) if open.next_seq == cursor.next_seq => open,
+                _ => self.open_at(cursor.next_seq)?,
+            };
+            match frame_at(&open.file, open.at, open.next_seq, &open.segment.path).map_err(FeedError::Log)? {
+                Found::Frame(frame, behind) => {
+                    bytes += frame.log_bytes();
+                    (open.at, open.next_seq) = (behind, frame.last_seq() + 1);
+                    cursor.next_seq = open.next_seq;
+                    cursor.open = Some(open);
+                    frames.push(frame);
+                }
+                // The next one begins the next segment, or what was published is not there.
+                Found::End if self.begins_segment(open.next_seq) && open.segment.first_seq != open.next_seq => {}
+                Found::End | Found::Damaged => return Err(damaged(&open.segment, open.at, open.next_seq)),
+            }
+        }
+        Ok(frames)
+    }
+
+    fn open_at(&self, seq: u64) -> Result<OpenSegment, FeedError> {
+        loop {
+            let (segment, oldest_seq) = {
+                let kept = self.kept();
+                let behind = kept.segments.partition_point(|segment| segment.first_seq <= seq);
+                let oldest_seq = kept.segments.front().map_or(0, |segment| segment.first_seq);
+                (behind.checked_sub(1).map(|index| kept.segments[index].clone()), oldest_seq)
+            };
+            let Some(segment) = segment else { return Err(FeedError::Gone { oldest_seq }) };
+            let file = match File::open(&segment.path) {
+                Ok(file) => file,
+                // Let go since it was looked up: the list tells what is there now.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound && self.oldest_seq() > segment.first_seq => {
+                    continue;
+                }
+                Err(error) => {
+                    let message = format!("cannot open a segment of the feed: file={}", segment.path.display());
+                    return Err(FeedError::Log(Error::io(message, error)));
+                }
+            };
+            return match find(&file, &segment, seq).map_err(FeedError::Log)? {
+                Some((at, next_seq)) => Ok(OpenSegment { segment, file, at, next_seq }),
+                None => Err(damaged(&segment, SEGMENT_HEADER_BYTES, seq)),
+            };
+        }
+    }
+
+    fn begins_segment(&self, seq: u64) -> bool {
+        self.kept().segments.iter().any(|segment| segment.first_seq == seq)
+    }
+
+    fn publish(&self, frame: Option<Arc<Frame>>, checkpoint: &Checkpoint) {
+        if let Some(frame) = frame {
+            let mut kept = self.kept();
+            if let Some(last) = kept.segments.back_mut() {
+                last.written_unix_ms = frame.committed_unix_ms;
+            }
+            kept.recent_bytes += frame.log_bytes();
+            kept.recent.push_back(frame);
+            while kept.recent_bytes > RECENT_BYTES_MAX && kept.recent.len() > 1 {
+                let oldest = kept.recent.pop_front().map_or(0, |frame| frame.log_bytes());
+                kept.recent_bytes -= oldest;
+            }
+        }
+        self.head.send_modify(|head| (head.seq, head.slot) = (checkpoint.seq, checkpoint.slot));
+    }
+
+    fn add_segment(&self, segment: Segment) {
+        let mut kept = self.kept();
+        // One that holds no frame yet was replaced by another of its name.
+        if kept.segments.back().is_some_and(|last| last.first_seq == segment.first_seq) {
+            kept.segments.pop_back();
+        }
+        kept.segments.push_back(segment);
+    }
+
+    /// Removes segments beyond the retention, never the last two.
+    fn expire(&self, retention: Retention) {
+        let oldest_unix_ms = unix_ms().saturating_sub(retention.time.as_millis() as u64);
+        loop {
+            let mut kept = self.kept();
+            let bytes: u64 = kept.segments.iter().map(|segment| segment.bytes).sum();
+            let over = |segment: &&Segment| bytes > retention.bytes || segment.written_unix_ms < oldest_unix_ms;
+            if kept.segments.len() <= 2 || kept.segments.front().filter(over).is_none() {
+                return;
+            }
+            let Some(gone) = kept.segments.pop_front() else { return };
+            drop(kept);
+            if let Err(error) = fs::remove_file(&gone.path) {
+                // It stays on disk as what it is: opening finds it again and lets it go then.
+                tracing::warn!(%error, file = %gone.path.display(), "cannot remove a segment of the feed");
+            }
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        // Every change of it is complete before anything that could panic.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn damaged(segment: &Segment, at: u64, seq: u64) -> FeedError {
+    let file = segment.path.display();
+    FeedError::Log(Error::new(
+        ErrorKind::DataDamaged,
+        format!("the feed's log is damaged: file={file} offset={at} seq={seq}; subscribe with a snapshot to go on"),
+    ))
+}

@@ -1,0 +1,270 @@
+//! The bytes of the feed's log: the header of a segment, the header of a frame, the record of a change.
+//!
+//! Owns: the layouts and their checks. Must not: touch a file. Integers are little-endian.
+//!
+//! A segment is one [`SegmentHeader`], then frames one after another, then zeros: a segment has its full length from the
+//! start, so that appending never waits for space. A frame is one [`FrameHeader`] and `count` [`Record`]s; it holds the
+//! changes of one commit.
+
+use std::mem::size_of;
+
+use engine_api::{Error, ErrorKind, Key, Result, Value};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// One committed change of the map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The slot that it was written in.
+    pub slot: u64,
+    /// The key.
+    pub key: Key,
+    /// What the key held before; `None` when it was not in the map.
+    pub old: Option<Value>,
+    /// What it holds now; `None` when it was removed.
+    pub new: Option<Value>,
+}
+
+/// The changes of one commit. The seq of `changes[i]` is `first_seq + i`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// The seq of the first change.
+    pub first_seq: u64,
+    /// When it was committed, ms since the Unix epoch.
+    pub committed_unix_ms: u64,
+    /// At least one, at most [`FRAME_CHANGES_MAX`].
+    pub changes: Vec<Change>,
+}
+
+/// Most changes of one frame: 117 MB, the bound of what a damaged length can make a reader allocate.
+pub const FRAME_CHANGES_MAX: usize = 1 << 20;
+
+/// Bytes of a segment's header.
+pub(super) const SEGMENT_HEADER_BYTES: u64 = size_of::<SegmentHeader>() as u64;
+/// Bytes of a frame's header.
+pub(super) const FRAME_HEADER_BYTES: usize = size_of::<FrameHeader>();
+/// Bytes of a change.
+pub(super) const RECORD_BYTES: usize = size_of::<Record>();
+
+const MAGIC: [u8; 8] = *b"solkvfed";
+const VERSION: u32 = 1;
+
+const HAS_OLD: u8 = 1;
+const HAS_NEW: u8 = 2;
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct SegmentHeader {
+    magic: [u8; 8],
+    version: U32,
+    /// CRC32C of what follows.
+    crc: U32,
+    feed_id: U64,
+    first_seq: U64,
+    /// See [`Identity::boot`].
+    boot: U64,
+    reserved: [u8; 24],
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct FrameHeader {
+    /// CRC32C of the rest of the header and of the records.
+    crc: U32,
+    /// Number of records.
+    count: U32,
+    first_seq: U64,
+    committed_unix_ms: U64,
+    reserved: U64,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Record {
+    key: Key,
+    /// Zeros without [`HAS_OLD`].
+    old: Value,
+    /// Zeros without [`HAS_NEW`].
+    new: Value,
+    slot: U64,
+    /// [`HAS_OLD`] and [`HAS_NEW`].
+    flags: u8,
+    reserved: [u8; 7],
+}
+
+const _: () = assert!(size_of::<SegmentHeader>() == 64 && size_of::<FrameHeader>() == 32 && size_of::<Record>() == 112);
+
+/// What a segment says of the feed that it is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    /// The feed: seqs mean something within one only.
+    pub(super) feed_id: u64,
+    /// The boot of the machine under which it was written without flushes; 0 where every frame was flushed.
+    pub(super) boot: u64,
+}
+
+/// The header of a segment that begins with `first_seq`.
+pub(super) fn segment_header(identity: Identity, first_seq: u64) -> [u8; SEGMENT_HEADER_BYTES as usize] {
+    let mut header = SegmentHeader {
+        magic: MAGIC,
+        version: VERSION.into(),
+        crc: U32::ZERO,
+        feed_id: identity.feed_id.into(),
+        first_seq: first_seq.into(),
+        boot: identity.boot.into(),
+        reserved: [0; 24],
+    };
+    header.crc = crc32c::crc32c(&header.as_bytes()[16..]).into();
+    zerocopy::transmute!(header)
+}
+
+/// The identity and the first seq of a segment.
+///
+/// # Errors
+/// In words: not a segment, damaged, or of a newer version.
+pub(super) fn read_segment_header(bytes: &[u8]) -> std::result::Result<(Identity, u64), String> {
+    let header = SegmentHeader::ref_from_bytes(bytes).map_err(|_| format!("too short: bytes={}", bytes.len()))?;
+    if header.magic != MAGIC {
+        return Err("not a segment of a feed".to_owned());
+    }
+    if header.version.get() != VERSION {
+        return Err(format!("of another version: version={} known={VERSION}", header.version));
+    }
+    if header.crc.get() != crc32c::crc32c(&bytes[16..]) {
+        return Err("the header's checksum does not match".to_owned());
+    }
+    Ok((Identity { feed_id: header.feed_id.get(), boot: header.boot.get() }, header.first_seq.get()))
+}
+
+/// What stands where a frame's header may stand.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Header {
+    /// A frame of this many changes from this seq on, if its checksum holds.
+    Frame { count: usize, first_seq: u64 },
+    /// Zeros: no frame was ever written here.
+    End,
+    /// Neither.
+    Damaged,
+}
+
+impl Frame {
+    /// The seq of the last change.
+    pub fn last_seq(&self) -> u64 {
+        self.first_seq + (self.changes.len() as u64 - 1)
+    }
+
+    /// Bytes in the log.
+    pub(super) fn log_bytes(&self) -> usize {
+        FRAME_HEADER_BYTES + self.changes.len() * RECORD_BYTES
+    }
+
+    /// Writes the frame's bytes over `out`.
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        out.clear();
+        let header = FrameHeader {
+            crc: U32::ZERO,
+            count: (self.changes.len() as u32).into(),
+            first_seq: self.first_seq.into(),
+            committed_unix_ms: self.committed_unix_ms.into(),
+            reserved: U64::ZERO,
+        };
+        out.extend_from_slice(header.as_bytes());
+        for change in &self.changes {
+            let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+            let record = Record {
+                key: change.key,
+                old: change.old.unwrap_or_default(),
+                new: change.new.unwrap_or_default(),
+                slot: change.slot.into(),
+                flags: flag(change.old.is_some(), HAS_OLD) | flag(change.new.is_some(), HAS_NEW),
+                reserved: [0; 7],
+            };
+            out.extend_from_slice(record.as_bytes());
+        }
+        let crc = crc32c::crc32c(&out[4..]);
+        out[..4].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    /// Looks at the bytes of a header, [`FRAME_HEADER_BYTES`] of them.
+    pub(super) fn header(bytes: &[u8]) -> Header {
+        let Ok(header) = FrameHeader::ref_from_bytes(bytes) else { return Header::Damaged };
+        let count = header.count.get() as usize;
+        if bytes.iter().all(|byte| *byte == 0) {
+            Header::End
+        } else if (1..=FRAME_CHANGES_MAX).contains(&count) {
+            Header::Frame { count, first_seq: header.first_seq.get() }
+        } else {
+            Header::Damaged
+        }
+    }
+
+    /// A frame from its bytes, header and records.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DataDamaged`] when the checksum does not match or the length is not the count's.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
+        let damaged = |what: &str| Error::new(ErrorKind::DataDamaged, format!("a frame of the feed's log {what}"));
+        let (header, records) =
+            FrameHeader::ref_from_prefix(bytes).map_err(|_| damaged("is shorter than its header"))?;
+        if header.crc.get() != crc32c::crc32c(&bytes[4..]) {
+            return Err(damaged("does not match its checksum"));
+        }
+        let records = <[Record]>::ref_from_bytes(records).map_err(|_| damaged("is not whole records"))?;
+        if records.is_empty() || records.len() != header.count.get() as usize {
+            return Err(damaged("has another number of records than its header says"));
+        }
+        let changes = records.iter().map(|record| Change {
+            slot: record.slot.get(),
+            key: record.key,
+            old: (record.flags & HAS_OLD != 0).then_some(record.old),
+            new: (record.flags & HAS_NEW != 0).then_some(record.new),
+        });
+        Ok(Self {
+            first_seq: header.first_seq.get(),
+            committed_unix_ms: header.committed_unix_ms.get(),
+            changes: changes.collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_survives_its_bytes_and_no_flipped_bit_passes() {
+        let change = Change { slot: 9, key: [1; 32], old: None, new: Some([0; 32]) };
+        let removed = Change { slot: 10, key: [2; 32], old: Some([3; 32]), new: None };
+        let frame = Frame { first_seq: 7, committed_unix_ms: 8, changes: vec![change, removed] };
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        assert_eq!(bytes.len(), frame.log_bytes());
+        assert_eq!(Frame::header(&bytes[..FRAME_HEADER_BYTES]), Header::Frame { count: 2, first_seq: 7 });
+        assert_eq!(Frame::decode(&bytes).unwrap(), frame);
+        assert_eq!(Frame::header(&[0; FRAME_HEADER_BYTES]), Header::End);
+        for bit in 0..bytes.len() * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Frame::decode(&bytes).unwrap_err().kind(), ErrorKind::DataDamaged);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        for len in 0..bytes.len() {
+            assert!(Frame::decode(&bytes[..len]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_segment_header_names_what_is_wrong() {
+        let identity = Identity { feed_id: 5, boot: 7 };
+        let header = segment_header(identity, 6);
+        assert_eq!(read_segment_header(&header), Ok((identity, 6)));
+        let with = |at: usize| {
+            let mut header = header;
+            header[at] ^= 1;
+            read_segment_header(&header).unwrap_err()
+        };
+        assert!(with(0).contains("not a segment"));
+        assert!(with(8).contains("version"));
+        assert!(with(20).contains("checksum") && with(60).contains("checksum"));
+        assert!(read_segment_header(&header[1..]).is_err());
+    }
+}

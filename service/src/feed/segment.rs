@@ -1,0 +1,176 @@
+//! One file of the feed's log: made, opened, written, read.
+//!
+//! Owns: a segment's file and where its frames are. Must not: know which changes are published, or retry a flush.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use engine_api::{Error, ErrorKind, Result};
+use rustix::fs::{FallocateFlags, fallocate};
+
+use super::record::{
+    FRAME_HEADER_BYTES, Frame, Header, Identity, RECORD_BYTES, SEGMENT_HEADER_BYTES, read_segment_header,
+    segment_header,
+};
+
+/// A segment's file as the list of segments knows it.
+#[derive(Clone, Debug)]
+pub(super) struct Segment {
+    /// The seq of its first change.
+    pub(super) first_seq: u64,
+    /// Its file.
+    pub(super) path: PathBuf,
+    /// Its length.
+    pub(super) bytes: u64,
+    /// When its last frame was written, ms since the Unix epoch.
+    pub(super) written_unix_ms: u64,
+}
+
+/// What stands at an offset of a segment.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// A frame and the offset behind it.
+    Frame(Frame, u64),
+    /// Nothing was written here.
+    End,
+    /// Something that is no whole frame: torn by a crash, or damaged.
+    Damaged,
+}
+
+impl Segment {
+    /// The path of the segment that begins with `first_seq`. Names sort as their seqs do.
+    pub(super) fn path(dir: &Path, first_seq: u64) -> PathBuf {
+        dir.join(format!("{first_seq:020}.log"))
+    }
+
+    /// Makes an empty segment of `bytes` bytes, durable before it returns. A file of that name is replaced: it holds
+    /// nothing that was published.
+    pub(super) fn create(dir: &Path, identity: Identity, first_seq: u64, bytes: u64) -> Result<(Self, File)> {
+        let path = Self::path(dir, first_seq);
+        let failed = |source| Error::io(format!("cannot make a segment of the feed: file={}", path.display()), source);
+        let make = || {
+            let file = File::options().create(true).truncate(true).read(true).write(true).open(&path)?;
+            reserve(&file, bytes)?;
+            file.write_all_at(&segment_header(identity, first_seq), 0)?;
+            file.sync_all()?;
+            File::open(dir)?.sync_all()?;
+            Ok(file)
+        };
+        match make() {
+            Ok(file) => Ok((Self { first_seq, path, bytes, written_unix_ms: 0 }, file)),
+            Err(source) => {
+                // What is left of it holds nothing; the next attempt replaces it.
+                fs::remove_file(&path).ok();
+                Err(failed(source))
+            }
+        }
+    }
+
+    /// A segment that exists, its file and the feed that it is part of.
+    pub(super) fn open(path: &Path) -> Result<(Self, File, Identity)> {
+        let failed = |source| Error::io(format!("cannot read a segment of the feed: file={}", path.display()), source);
+        let file = File::options().read(true).write(true).open(path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        let mut header = [0; SEGMENT_HEADER_BYTES as usize];
+        let held = read_up_to(&file, &mut header, 0).map_err(failed)?;
+        let (identity, first_seq) = read_segment_header(&header[..held]).map_err(|what| {
+            Error::new(ErrorKind::DataDamaged, format!("a segment of the feed is {what}: file={}", path.display()))
+        })?;
+        let written =
+            metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+        let segment = Self {
+            first_seq,
+            path: path.to_owned(),
+            bytes: metadata.len(),
+            written_unix_ms: written.as_millis() as u64,
+        };
+        Ok((segment, file, identity))
+    }
+}
+
+/// Takes the space of `bytes` bytes now, so that writing into them never finds a full disk.
+fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
+    match fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        // A file system without it; writes may then find a full disk, which is an error like any other.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => file.set_len(bytes),
+        reserved => Ok(reserved?),
+    }
+}
+
+/// Zeros from `at` to `bytes`, the space still taken where the file system can.
+pub(super) fn clear(file: &File, at: u64, bytes: u64) -> std::io::Result<()> {
+    match fallocate(file, FallocateFlags::ZERO_RANGE, at, bytes.saturating_sub(at).max(1)) {
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+            file.set_len(at)?;
+            file.set_len(bytes.max(at))
+        }
+        cleared => Ok(cleared?),
+    }
+}
+
+/// The frame at `at`, whole and right, whose first change is `expected_seq`; anything else there is damage.
+///
+/// # Errors
+/// Those of reading the file.
+pub(super) fn frame_at(file: &File, at: u64, expected_seq: u64, path: &Path) -> Result<Found> {
+    let failed = |source| Error::io(format!("cannot read the feed: file={} offset={at}", path.display()), source);
+    let mut header = [0; FRAME_HEADER_BYTES];
+    if read_up_to(file, &mut header, at).map_err(failed)? < FRAME_HEADER_BYTES {
+        return Ok(Found::End);
+    }
+    let count = match Frame::header(&header) {
+        Header::Frame { count, first_seq } if first_seq == expected_seq => count,
+        Header::End => return Ok(Found::End),
+        Header::Frame { .. } | Header::Damaged => return Ok(Found::Damaged),
+    };
+    let mut bytes = vec![0; FRAME_HEADER_BYTES + count * RECORD_BYTES];
+    if read_up_to(file, &mut bytes, at).map_err(failed)? < bytes.len() {
+        return Ok(Found::Damaged);
+    }
+    Ok(match Frame::decode(&bytes) {
+        Ok(frame) => Found::Frame(frame, at + bytes.len() as u64),
+        Err(_) => Found::Damaged,
+    })
+}
+
+/// Where the frame that holds `seq` begins, and its first seq: walks the headers from the segment's start. `None` when
+/// the headers do not lead there.
+///
+/// # Errors
+/// Those of reading the file.
+pub(super) fn find(file: &File, segment: &Segment, seq: u64) -> Result<Option<(u64, u64)>> {
+    let (mut at, mut expected) = (SEGMENT_HEADER_BYTES, segment.first_seq);
+    let mut header = [0; FRAME_HEADER_BYTES];
+    loop {
+        let held = read_up_to(file, &mut header, at).map_err(|source| {
+            Error::io(format!("cannot read the feed: file={} offset={at}", segment.path.display()), source)
+        })?;
+        match Frame::header(&header[..held]) {
+            Header::Frame { count, first_seq } if first_seq == expected => {
+                if seq < expected + count as u64 {
+                    return Ok(Some((at, expected)));
+                }
+                expected += count as u64;
+                at += (FRAME_HEADER_BYTES + count * RECORD_BYTES) as u64;
+            }
+            // Asked for what comes next.
+            _ if seq == expected => return Ok(Some((at, expected))),
+            _ => return Ok(None),
+        }
+    }
+}
+
+fn read_up_to(file: &File, out: &mut [u8], at: u64) -> std::io::Result<usize> {
+    let mut held = 0;
+    while held < out.len() {
+        match file.read_at(&mut out[held..], at + held as u64) {
+            Ok(0) => break,
+            Ok(read) => held += read,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(held)
+}

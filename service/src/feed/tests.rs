@@ -1,0 +1,267 @@
+//! The log against a model: what was published is read back, each change once, whatever happened in between.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use engine_api::Durability;
+use proptest::prelude::*;
+
+use super::record::{FRAME_HEADER_BYTES, RECORD_BYTES};
+use super::*;
+
+const KEEP_ALL: Retention = Retention { bytes: 1 << 30, time: Duration::from_secs(3600) };
+
+fn change(n: u64) -> Change {
+    let word = |n: u64| {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&n.to_le_bytes());
+        bytes
+    };
+    let side = |on: bool, n: u64| on.then(|| word(n));
+    let (fifth, seventh) = (n.is_multiple_of(5), n.is_multiple_of(7));
+    Change { slot: n / 3, key: word(n % 97), old: side(!fifth, n), new: side(fifth || !seventh, n + 1) }
+}
+
+fn at(seq: u64) -> Checkpoint {
+    Checkpoint { seq, slot: Some(seq), ..Checkpoint::default() }
+}
+
+/// A feed beside a store that stands at `seq`.
+struct Rig {
+    dir: PathBuf,
+    seq: u64,
+    durability: Durability,
+    retention: Retention,
+    writer: FeedWriter,
+    feed: Arc<Feed>,
+}
+
+impl Rig {
+    fn open(dir: &Path, seq: u64, durability: Durability, retention: Retention) -> Self {
+        let (writer, feed) = FeedWriter::open(dir, &at(seq), durability, retention).unwrap();
+        Self { dir: dir.to_owned(), seq, durability, retention, writer, feed }
+    }
+
+    fn synced(dir: &Path, seq: u64) -> Self {
+        Self::open(dir, seq, Durability::Synced, KEEP_ALL)
+    }
+
+    fn append(&mut self, changes: u64) {
+        let next = self.seq + 1;
+        self.writer.append(next, (next..next + changes).map(change).collect()).unwrap();
+    }
+
+    fn commit(&mut self, changes: u64) {
+        self.append(changes);
+        self.seq += changes;
+        self.writer.publish(&at(self.seq));
+    }
+
+    fn reopen(self) -> Self {
+        let Self { dir, seq, durability, retention, writer, feed } = self;
+        drop((writer, feed));
+        Self::open(&dir, seq, durability, retention)
+    }
+
+    /// Every change from `seq` on, from disk alone and again as a subscriber reads it.
+    fn check(&self, seq: u64) {
+        let expected: Vec<Change> = (seq..=self.seq).map(change).collect();
+        let mut cursor = Cursor::new(seq);
+        let (mut next_seq, mut read) = (seq, Vec::new());
+        loop {
+            let frames = self.feed.read(&mut cursor).unwrap();
+            if frames.is_empty() {
+                break;
+            }
+            for frame in frames {
+                assert!(frame.first_seq <= next_seq && next_seq <= frame.last_seq());
+                read.extend_from_slice(&frame.changes[(next_seq - frame.first_seq) as usize..]);
+                next_seq = frame.last_seq() + 1;
+            }
+        }
+        assert!(read == expected, "from disk: seq={seq} read={} expected={}", read.len(), expected.len());
+        if let Some(frames) = self.feed.recent(seq)
+            && let Some(first) = frames.first()
+        {
+            let skip = (seq - first.first_seq) as usize;
+            let recent: Vec<Change> = frames.iter().flat_map(|frame| &frame.changes).skip(skip).copied().collect();
+            assert!(!recent.is_empty() && expected.starts_with(&recent), "from memory: seq={seq}");
+        }
+    }
+
+    fn last_segment(&self) -> PathBuf {
+        self.feed.kept().segments.back().unwrap().path.clone()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Commit(u64),
+    /// Appended, and the engine has no space for it.
+    Abort(u64),
+    Reopen,
+    /// Appended, then a crash before the engine's commit; this share of the frame reached the disk.
+    Crash(u64, f64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let changes = || prop_oneof![3 => 0..40u64, 1 => 1000..6000u64];
+    prop_oneof![
+        5 => changes().prop_map(Step::Commit),
+        1 => changes().prop_map(Step::Abort),
+        1 => Just(Step::Reopen),
+        2 => (changes(), 0.0..=1.0).prop_map(|(changes, share)| Step::Crash(changes, share)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_was_published_is_read_back_in_one_feed(
+        steps in prop::collection::vec(step(), 1..40), from in 0.0..1.0,
+    ) {
+        let temp = tempfile::tempdir().unwrap();
+        let start = 100;
+        // Segments of one megabyte.
+        let retention = Retention { bytes: 1 << 20, ..KEEP_ALL };
+        let mut rig = Rig::open(temp.path(), start, Durability::Synced, retention);
+        rig.retention.bytes = 1 << 30;
+        rig.writer.keep(rig.retention);
+        let id = rig.feed.id();
+        for step in steps {
+            match step {
+                Step::Commit(changes) => rig.commit(changes),
+                Step::Abort(changes) => {
+                    rig.append(changes);
+                    rig.writer.abort().unwrap();
+                }
+                Step::Reopen => rig = rig.reopen(),
+                Step::Crash(changes, share) => {
+                    rig.append(changes);
+                    tear(&rig, changes, share);
+                    rig = rig.reopen();
+                }
+            }
+            prop_assert_eq!(rig.feed.id(), id);
+        }
+        prop_assert_eq!(rig.feed.oldest_seq(), start + 1);
+        rig.check(start + 1);
+        rig.check(start + 1 + (from * (rig.seq - start) as f64) as u64);
+        rig.reopen().check(start + 1);
+    }
+}
+
+/// What is on disk of the frame just appended when the power goes: a part of it, then zeros.
+fn tear(rig: &Rig, changes: u64, share: f64) {
+    if changes == 0 {
+        return;
+    }
+    let bytes = FRAME_HEADER_BYTES + changes as usize * RECORD_BYTES;
+    let kept = (bytes as f64 * share) as usize;
+    let file = OpenOptions::new().write(true).open(rig.last_segment()).unwrap();
+    file.write_all_at(&vec![0; bytes - kept], rig.writer.end() + kept as u64).unwrap();
+}
+
+#[test]
+fn a_store_that_went_another_way_begins_a_new_feed() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut rig = Rig::synced(temp.path(), 0);
+    (0..10).for_each(|_| rig.commit(10));
+    let id = rig.feed.id();
+    for (seq, why) in [(150, "loaded behind the feed's back"), (80, "restored from a copy"), (95, "within a batch")] {
+        let copy = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(temp.path()).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+        }
+        let mut other = Rig::synced(copy.path(), seq);
+        assert_ne!(other.feed.id(), id, "{why}");
+        assert_eq!(other.feed.oldest_seq(), seq + 1);
+        assert!(
+            matches!(other.feed.read(&mut Cursor::new(70)), Err(FeedError::Gone { oldest_seq }) if oldest_seq == seq + 1)
+        );
+        other.commit(3);
+        other.check(seq + 1);
+    }
+    let rig = rig.reopen();
+    assert_eq!(rig.feed.id(), id);
+    rig.check(1);
+}
+
+#[test]
+fn without_flushes_a_crash_that_may_have_lost_something_begins_a_new_feed() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut rig = Rig::open(temp.path(), 0, Durability::Buffered, KEEP_ALL);
+    let id = rig.feed.id();
+    rig.commit(5);
+    rig = rig.reopen();
+    assert_eq!(rig.feed.id(), id, "a killed process loses nothing");
+    rig.append(5);
+    rig = rig.reopen();
+    assert_ne!(rig.feed.id(), id, "the engine may have had it, shown it and lost it");
+    // Flushed from here on, in a segment of its own.
+    let id = rig.feed.id();
+    rig.commit(5);
+    rig.durability = Durability::Synced;
+    rig = rig.reopen();
+    rig.commit(5);
+    rig.append(5);
+    rig = rig.reopen();
+    assert_eq!(rig.feed.id(), id);
+    rig.check(6);
+}
+
+#[test]
+fn beyond_the_retention_the_oldest_is_named() {
+    let temp = tempfile::tempdir().unwrap();
+    let retention = Retention { bytes: 3 << 20, ..KEEP_ALL };
+    let mut rig = Rig::open(temp.path(), 0, Durability::Synced, retention);
+    let mut behind = Cursor::new(1);
+    rig.commit(1000);
+    rig.feed.read(&mut behind).unwrap();
+    (0..60).for_each(|_| rig.commit(1000));
+    let oldest_seq = rig.feed.oldest_seq();
+    assert!(oldest_seq > 20_000 && rig.feed.log_bytes() <= 4 << 20, "{oldest_seq}");
+    rig.check(oldest_seq);
+    let gone = |cursor: &mut Cursor| match rig.feed.read(cursor) {
+        Err(FeedError::Gone { oldest_seq }) => oldest_seq,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(gone(&mut Cursor::new(oldest_seq - 1)), oldest_seq);
+    // One that reads the segment that was let go finishes it, and is told then.
+    while let Ok(frames) = rig.feed.read(&mut behind) {
+        assert!(!frames.is_empty());
+    }
+    assert_eq!(gone(&mut behind), oldest_seq);
+    rig.feed.expire(Retention { time: Duration::ZERO, ..KEEP_ALL });
+    assert_eq!(rig.feed.kept().segments.len(), 2);
+    rig.reopen().check(oldest_seq.max(55_000));
+}
+
+#[test]
+fn a_damaged_log_is_said_and_never_read() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut rig = Rig::open(temp.path(), 0, Durability::Synced, Retention { bytes: 1 << 20, ..KEEP_ALL });
+    rig.writer.keep(KEEP_ALL);
+    (0..30).for_each(|_| rig.commit(1000));
+    let id = rig.feed.id();
+    let flip = |path: &Path, at: u64| {
+        let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 4], at).unwrap();
+    };
+    let first = Segment::path(temp.path(), 1);
+    flip(&first, 64 + 500);
+    let rig = rig.reopen();
+    assert_eq!(rig.feed.id(), id, "found when it is read");
+    let damaged = rig.feed.read(&mut Cursor::new(1));
+    assert!(matches!(&damaged, Err(FeedError::Log(error)) if error.to_string().contains(first.to_str().unwrap())));
+    flip(&rig.last_segment(), 64 + 500);
+    let rig = rig.reopen();
+    assert_ne!(rig.feed.id(), id, "what was published is not all there");
+    assert_eq!(rig.feed.oldest_seq(), rig.seq + 1);
+}

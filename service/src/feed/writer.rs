@@ -1,0 +1,353 @@
+//! The writing side of the feed: appends a batch's changes, makes them durable, publishes them behind the engine's
+//! commit.
+//!
+//! Owns: the log's end and its retention. Must not: publish what the engine has not committed, or retry a flush.
+//! Runs on the ingest-apply thread.
+//!
+//! A batch goes append, the engine's commit, publish. After a crash between the first two the log is one frame ahead of
+//! the engine; opening cuts it off, nobody has seen it. Every other difference between log and engine (a store that was
+//! loaded or restored behind the log's back, commits lost with the power of a buffered engine) means that seqs cannot
+//! be continued: the log begins anew under a new feed id, and a subscriber of the old one is told to start over.
+
+use std::fs::{self, File};
+use std::hash::{BuildHasher as _, RandomState};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use engine_api::{Checkpoint, Durability, Error, ErrorKind, Result};
+use tracing::{info, warn};
+
+use super::Feed;
+use super::record::{Change, FRAME_CHANGES_MAX, Frame, Identity, SEGMENT_HEADER_BYTES};
+use super::segment::{Found, Segment, clear, frame_at};
+
+/// Length of a segment where the retention is large enough: what is let go at a time, and what a new subscriber reads
+/// through at most to find its place.
+const SEGMENT_BYTES_MAX: u64 = 64 << 20;
+/// Length of a segment where it is not.
+const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+/// A retention is this many segments, so that letting one go leaves most of what was asked for.
+const SEGMENTS: u64 = 8;
+
+/// What is kept of the past.
+#[derive(Clone, Copy, Debug)]
+pub struct Retention {
+    /// Bytes of the log on disk. At least two segments are kept.
+    pub bytes: u64,
+    /// Age of the oldest change.
+    pub time: Duration,
+}
+
+/// The one that appends.
+#[derive(Debug)]
+pub struct FeedWriter {
+    feed: Arc<Feed>,
+    dir: PathBuf,
+    durability: Durability,
+    identity: Identity,
+    retention: Retention,
+    segment_bytes: u64,
+    end: End,
+    /// Appended, and not committed by the engine yet.
+    pending: Option<Arc<Frame>>,
+    buffer: Vec<u8>,
+}
+
+/// The last segment and where the next frame goes in it.
+#[derive(Debug)]
+struct End {
+    file: File,
+    path: PathBuf,
+    at: u64,
+    /// No frame reaches beyond this.
+    bytes: u64,
+}
+
+/// A log as found at opening.
+struct Log {
+    identity: Identity,
+    segments: Vec<Segment>,
+    end: End,
+}
+
+impl FeedWriter {
+    /// Opens the log in `dir`, made when it is missing, behind a store that stands at `checkpoint`.
+    ///
+    /// # Errors
+    /// Those of the file system. A damaged log is not one: it begins anew, and the log says so.
+    pub fn open(
+        dir: &Path,
+        checkpoint: &Checkpoint,
+        durability: Durability,
+        retention: Retention,
+    ) -> Result<(Self, Arc<Feed>)> {
+        make_dir(dir)
+            .map_err(|source| Error::io(format!("cannot make the feed's directory: dir={}", dir.display()), source))?;
+        let segment_bytes = (retention.bytes / SEGMENTS).clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
+        let next_seq = checkpoint.seq + 1;
+        let boot = match durability {
+            Durability::Buffered => boot_id()?,
+            Durability::Synced => 0,
+        };
+        let mut log = match Log::open(dir, checkpoint.seq)? {
+            Ok(log) => log,
+            Err(why) => {
+                let feed_id = RandomState::new().hash_one(SystemTime::now());
+                info!(feed_id, next_seq, why, "the feed begins anew: subscribers of an earlier one start over");
+                Log::create(dir, Identity { feed_id, boot }, next_seq, segment_bytes)?
+            }
+        };
+        let feed_id = log.identity.feed_id;
+        if log.identity.boot != boot {
+            // What is written without flushes must not stand in a segment that says otherwise: the next frame makes its
+            // own.
+            log.end.bytes = log.end.at;
+        }
+        let feed = Feed::new(feed_id, log.segments, checkpoint);
+        let writer = Self {
+            feed: Arc::clone(&feed),
+            dir: dir.to_owned(),
+            durability,
+            identity: Identity { feed_id, boot },
+            retention,
+            segment_bytes,
+            end: log.end,
+            pending: None,
+            buffer: Vec::new(),
+        };
+        Ok((writer, feed))
+    }
+
+    /// Appends the changes of a batch, the first of which gets `first_seq`. With [`Durability::Synced`] they are on the
+    /// device when this returns. Follow with [`FeedWriter::publish`] or [`FeedWriter::abort`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::FreeSpace`] with nothing appended; [`ErrorKind::Reopen`] after a failed write or flush.
+    pub fn append(&mut self, first_seq: u64, changes: Vec<Change>) -> Result<()> {
+        debug_assert!(self.pending.is_none() && changes.len() <= FRAME_CHANGES_MAX);
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let frame = Frame { first_seq, committed_unix_ms: unix_ms(), changes };
+        let needed = frame.log_bytes() as u64;
+        if self.end.at + needed > self.end.bytes {
+            self.rotate(first_seq, needed)?;
+        }
+        frame.encode(&mut self.buffer);
+        if let Err(source) = self.end.file.write_all_at(&self.buffer, self.end.at) {
+            let failed = self.end.failed("write", source);
+            if failed.kind() == ErrorKind::FreeSpace {
+                self.end.cut()?;
+                return Err(failed);
+            }
+            return Err(Error::with_source(ErrorKind::Reopen, failed.to_string(), failed));
+        }
+        if self.durability == Durability::Synced {
+            self.end.file.sync_data().map_err(|source| {
+                let failed = self.end.failed("flush", source);
+                Error::with_source(ErrorKind::Reopen, failed.to_string(), failed)
+            })?;
+        }
+        self.pending = Some(Arc::new(frame));
+        Ok(())
+    }
+
+    /// Shows subscribers what the engine has committed up to `checkpoint`.
+    pub fn publish(&mut self, checkpoint: &Checkpoint) {
+        let frame = self.pending.take();
+        if let Some(frame) = &frame {
+            self.end.at += frame.log_bytes() as u64;
+        }
+        self.feed.publish(frame, checkpoint);
+    }
+
+    /// Takes back what was appended: the engine did not commit it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Reopen`]: the log's end is not known.
+    pub fn abort(&mut self) -> Result<()> {
+        if self.pending.take().is_some() {
+            self.end.cut()?;
+        }
+        Ok(())
+    }
+
+    /// Lets go what is older than the retention. Called once in a while: by time alone nothing else would.
+    pub fn expire(&self) {
+        self.feed.expire(self.retention);
+    }
+
+    /// Keeps the past differently from now on.
+    #[cfg(test)]
+    pub(super) fn keep(&mut self, retention: Retention) {
+        self.retention = retention;
+    }
+
+    /// Where the next frame goes.
+    #[cfg(test)]
+    pub(super) fn end(&self) -> u64 {
+        self.end.at
+    }
+
+    fn rotate(&mut self, first_seq: u64, needed: u64) -> Result<()> {
+        let bytes = self.segment_bytes.max(SEGMENT_HEADER_BYTES + needed);
+        let (mut segment, file) = Segment::create(&self.dir, self.identity, first_seq, bytes)?;
+        segment.written_unix_ms = unix_ms();
+        self.end = End { file, path: segment.path.clone(), at: SEGMENT_HEADER_BYTES, bytes };
+        self.feed.add_segment(segment);
+        self.feed.expire(self.retention);
+        Ok(())
+    }
+}
+
+impl Log {
+    /// A new log without a change. What was in `dir` before is removed.
+    fn create(dir: &Path, identity: Identity, next_seq: u64, segment_bytes: u64) -> Result<Self> {
+        for path in segment_paths(dir)? {
+            fs::remove_file(&path).map_err(|source| {
+                Error::io(format!("cannot remove a segment of an earlier feed: file={}", path.display()), source)
+            })?;
+        }
+        let (mut segment, file) = Segment::create(dir, identity, next_seq, segment_bytes)?;
+        segment.written_unix_ms = unix_ms();
+        let end = End { file, path: segment.path.clone(), at: SEGMENT_HEADER_BYTES, bytes: segment_bytes };
+        Ok(Self { identity, segments: vec![segment], end })
+    }
+
+    /// The log in `dir`, cut to end with `newest_seq`; or why it cannot be continued.
+    fn open(dir: &Path, newest_seq: u64) -> Result<std::result::Result<Self, String>> {
+        let mut segments = Vec::new();
+        let mut last = None;
+        for path in segment_paths(dir)? {
+            match Segment::open(&path) {
+                Ok((segment, file, identity)) => {
+                    segments.push(segment);
+                    if last.as_ref().is_some_and(|(_, other): &(File, Identity)| other.feed_id != identity.feed_id) {
+                        return Ok(Err(format!("segments of two feeds: file={}", path.display())));
+                    }
+                    last = Some((file, identity));
+                }
+                Err(damaged) if damaged.kind() == ErrorKind::DataDamaged => {
+                    warn!(error = %damaged, "the feed's log is damaged");
+                    return Ok(Err(damaged.to_string()));
+                }
+                Err(failed) => return Err(failed),
+            }
+        }
+        // Made by a rotation whose batch never came to be published.
+        if let [.., before, empty] = &segments[..]
+            && empty.first_seq > newest_seq
+            && before.first_seq <= newest_seq + 1
+        {
+            return Self::open_without(empty, dir, newest_seq);
+        }
+        let (Some((file, identity)), Some(segment)) = (last, segments.last()) else {
+            return Ok(Err("there is none yet".to_owned()));
+        };
+        if identity.boot != 0 && identity.boot != boot_id()? {
+            return Ok(Err("it was written without flushes before the machine last started".to_owned()));
+        }
+        // Behind the last frame that the store has, and behind the last one there is.
+        let (mut at, mut seq) = (SEGMENT_HEADER_BYTES, segment.first_seq.saturating_sub(1));
+        let (mut newest_at, mut log_seq, mut ahead) = (at, seq, 0);
+        while let Found::Frame(frame, behind) = frame_at(&file, newest_at, log_seq + 1, &segment.path)? {
+            (newest_at, log_seq) = (behind, frame.last_seq());
+            if log_seq <= newest_seq {
+                (at, seq) = (newest_at, log_seq);
+            } else {
+                ahead += 1;
+            }
+        }
+        if seq != newest_seq {
+            return Ok(Err(format!("it does not lead to the store: log_seq={log_seq} store_seq={newest_seq}")));
+        }
+        // One frame that the engine did not commit is what a crash leaves. More, or any that a buffered engine may have
+        // committed and lost again, may have been seen.
+        if ahead > 1 || (ahead == 1 && identity.boot != 0) {
+            return Ok(Err(format!("it is ahead of the store: log_seq={log_seq} store_seq={newest_seq}")));
+        }
+        let end = End { file, path: segment.path.clone(), at, bytes: segment.bytes };
+        end.cut()?;
+        Ok(Ok(Self { identity, segments, end }))
+    }
+
+    /// Opens again after removing the last segment, if nothing in it may have been seen.
+    fn open_without(segment: &Segment, dir: &Path, newest_seq: u64) -> Result<std::result::Result<Self, String>> {
+        let (_, file, identity) = Segment::open(&segment.path)?;
+        let first = frame_at(&file, SEGMENT_HEADER_BYTES, segment.first_seq, &segment.path)?;
+        if let Found::Frame(frame, behind) = &first {
+            let second = frame_at(&file, *behind, frame.last_seq() + 1, &segment.path)?;
+            if identity.boot != 0 || matches!(second, Found::Frame(..)) {
+                return Ok(Err(format!(
+                    "it is ahead of the store: log_seq={} store_seq={newest_seq}",
+                    frame.last_seq()
+                )));
+            }
+        }
+        fs::remove_file(&segment.path).map_err(|source| {
+            Error::io(format!("cannot remove a segment of the feed: file={}", segment.path.display()), source)
+        })?;
+        Self::open(dir, newest_seq)
+    }
+}
+
+/// A number for this boot of the machine, never 0.
+fn boot_id() -> Result<u64> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = fs::read_to_string(path)
+        .map_err(|source| Error::io(format!("cannot tell the machine's boots apart: file={path}"), source))?;
+    let halves = text.trim().replace('-', "");
+    let half = halves.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    half.filter(|id| *id != 0)
+        .ok_or_else(|| Error::new(ErrorKind::Internal, format!("not a boot id: file={path} text={text:?}")))
+}
+
+impl End {
+    /// Zeros behind the last frame. Needs no space.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Reopen`]: what stands there is not known.
+    fn cut(&self) -> Result<()> {
+        clear(&self.file, self.at, self.bytes).map_err(|source| {
+            let failed = self.failed("cut", source);
+            Error::with_source(ErrorKind::Reopen, failed.to_string(), failed)
+        })
+    }
+
+    fn failed(&self, what: &str, source: std::io::Error) -> Error {
+        let Self { path, at, .. } = self;
+        Error::io(format!("cannot {what} the feed: file={} offset={at}", path.display()), source)
+    }
+}
+
+/// Makes `dir` and the name that leads to it durable.
+fn make_dir(dir: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(dir)?;
+    match dir.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// Every segment in `dir`, in the order of their seqs.
+fn segment_paths(dir: &Path) -> Result<Vec<PathBuf>> {
+    let list = || -> std::io::Result<Vec<PathBuf>> {
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(dir)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "log") {
+                paths.push(path);
+            }
+        }
+        paths.sort();
+        Ok(paths)
+    };
+    list().map_err(|source| Error::io(format!("cannot list the feed's directory: dir={}", dir.display()), source))
+}
+
+/// Now, ms since the Unix epoch.
+pub(super) fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}

@@ -1,0 +1,328 @@
+//! Subscribers of the change feed: across kills and disconnects each has every change once, in order; a slow one is cut
+//! off and comes back; what is no longer kept is said.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use engines::{EngineOptions, OpenMode};
+use proto::v1::feed_client::FeedClient;
+use proto::v1::subscribe_request::Start;
+use proto::v1::subscribe_response::Kind;
+use proto::v1::{Change, Filter, FromNow, SnapshotThenTail, SubscribeRequest, SubscribeResponse};
+use tokio::runtime::Runtime;
+use tonic::{Code, Status, Streaming};
+use workload::{Digest, Pairs, Rng};
+
+use crate::support::{BASE_SLOT, Service, columns, digest, end, load, stream, uds_channel, wait_for};
+
+const KILLS: u64 = 20;
+const EVENTS_PER_SLOT: u64 = 400;
+/// No seq yet.
+const UNKNOWN: u64 = u64::MAX;
+
+type Map = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn request(start: Start) -> SubscribeRequest {
+    SubscribeRequest { start: Some(start), ..SubscribeRequest::default() }
+}
+
+async fn subscribe(uds: &Path, request: SubscribeRequest) -> Result<Streaming<SubscribeResponse>, Status> {
+    let channel = uds_channel(uds).await.map_err(|error| Status::unavailable(error.to_string()))?;
+    Ok(FeedClient::new(channel).subscribe(request).await?.into_inner())
+}
+
+/// A subscriber that disconnects at random and comes back with its last seq.
+struct Follower {
+    uds: PathBuf,
+    rng: Rng,
+    start: Start,
+    /// What it holds: the whole map, or for one that began in the middle what has changed since.
+    map: Map,
+    whole: bool,
+    seq: u64,
+    feed_id: Option<u64>,
+    connections: u64,
+}
+
+impl Follower {
+    /// Follows until it has seen `last_seq`, which is set once it is known.
+    fn follow(mut self, last_seq: Arc<AtomicU64>) -> JoinHandle<Self> {
+        std::thread::spawn(move || {
+            let runtime = runtime();
+            // ORDERING: Relaxed: a number that is set once.
+            while self.seq == UNKNOWN || self.seq < last_seq.load(Ordering::Relaxed) {
+                if runtime.block_on(self.connection(&last_seq)).is_err() {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+            }
+            self
+        })
+    }
+
+    async fn connection(&mut self, last_seq: &AtomicU64) -> Result<(), Status> {
+        let start = if self.seq == UNKNOWN { self.start } else { Start::FromSeq(self.seq + 1) };
+        let request = SubscribeRequest { feed_id: self.feed_id, ..request(start) };
+        let mut messages = subscribe(&self.uds, request).await.inspect_err(|status| {
+            assert!([Code::Unavailable, Code::Unknown, Code::Cancelled].contains(&status.code()), "{status:?}");
+        })?;
+        self.connections += 1;
+        let mut left = 1 + self.rng.below(60);
+        // A map that is being copied is not one yet.
+        let mut copied = Map::new();
+        while let Some(message) = messages.message().await? {
+            match message.kind.unwrap() {
+                Kind::Started(started) => {
+                    assert!(self.feed_id.is_none_or(|id| id == started.feed_id), "one feed all along");
+                    self.feed_id = Some(started.feed_id);
+                    if matches!(start, Start::FromNow(_)) {
+                        self.seq = started.next_seq - 1;
+                    }
+                }
+                Kind::SnapshotPairs(pairs) => {
+                    for pair in pairs.packed_pairs.chunks_exact(64) {
+                        assert!(copied.insert(pair[..32].to_vec(), pair[32..].to_vec()).is_none());
+                    }
+                }
+                Kind::SnapshotEnd(end) => {
+                    assert_eq!(end.pairs, copied.len() as u64);
+                    (self.map, self.seq) = (std::mem::take(&mut copied), end.seq);
+                }
+                Kind::Changes(changes) => {
+                    assert_eq!((changes.first_seq, changes.changes[0].seq), (self.seq + 1, self.seq + 1));
+                    changes.changes.iter().for_each(|change| self.apply(change));
+                    assert_eq!(changes.last_seq, self.seq);
+                }
+                Kind::Heartbeat(heartbeat) => assert_eq!(heartbeat.seq, self.seq, "nothing is skipped in silence"),
+            }
+            left -= 1;
+            // ORDERING: Relaxed: a number that is set once.
+            if left == 0 || (self.seq != UNKNOWN && self.seq >= last_seq.load(Ordering::Relaxed)) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, change: &Change) {
+        assert_eq!(change.seq, self.seq + 1, "each change once, in order");
+        self.seq = change.seq;
+        let held = match &change.new_value {
+            Some(value) => self.map.insert(change.key.to_vec(), value.to_vec()),
+            None => self.map.remove(&change.key[..]),
+        };
+        if self.whole {
+            assert_eq!(held.as_deref(), change.old_value.as_deref(), "seq={}", change.seq);
+        }
+        assert_ne!(change.old_value, change.new_value);
+    }
+}
+
+fn held(dir: &Path, options: &EngineOptions) -> Map {
+    let engine = engines::open(dir, options, OpenMode::Existing).unwrap();
+    let mut map = Map::new();
+    let mut add = |key: &[u8; 32], value: &[u8; 32]| {
+        map.insert(key.to_vec(), value.to_vec());
+        ControlFlow::Continue(())
+    };
+    engine.reader().unwrap().scan(&mut add).unwrap();
+    engine.close().unwrap();
+    map
+}
+
+#[test]
+fn killed_twenty_times_every_subscriber_has_every_change_once() {
+    for options in columns() {
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, uds) = (temp.path().join("store"), temp.path().join("solkv.sock"));
+        let events = 120_000;
+        let (stream, workload) = stream(&format!(
+            "--pairs 20000 --events {events} --events-per-slot {EVENTS_PER_SLOT} --rate 30000 --replay-slots 1000000 \
+             --unknown-share 0.05 --change-share 0.3 --close-share 0.05 --skew zipfian:0.9 --dead-every 9 \
+             --skip-every 11 --out-of-order-every 7 --disconnect-every 25000 --duplicates"
+        ));
+        load(&dir, &options, &workload);
+        let pairs = Pairs::new(workload.seed);
+        let base: Map = (0..workload.pairs).map(|n| (pairs.key(n).to_vec(), pairs.value(n, 0).to_vec())).collect();
+        let last_seq = Arc::new(AtomicU64::new(UNKNOWN));
+        let follower = |n: u64, start, map: Map, seq, whole| Follower {
+            uds: uds.clone(),
+            rng: Rng::new(n),
+            start,
+            map,
+            whole,
+            seq,
+            feed_id: None,
+            connections: 0,
+        };
+        let followers = [
+            follower(1, Start::FromSeq(workload.pairs + 1), base, workload.pairs, true),
+            follower(2, Start::SnapshotThenTail(SnapshotThenTail {}), Map::new(), UNKNOWN, true),
+            follower(3, Start::FromNow(FromNow {}), Map::new(), UNKNOWN, false),
+        ]
+        .map(|follower| follower.follow(Arc::clone(&last_seq)));
+        let geyser = format!("http://{}", stream.address());
+        let more = ["--uds", uds.to_str().unwrap(), "--feed-heartbeat", "50ms"];
+        let last_slot = BASE_SLOT + events / EVENTS_PER_SLOT;
+        let (mut rng, mut reached) = (Rng::new(options.engine as u64), BASE_SLOT);
+        for kill in 0..KILLS {
+            let mut service = Service::start(&dir, &options, &geyser, &more);
+            let part = (last_slot - BASE_SLOT) * (kill + 1) / (KILLS + 1);
+            reached = service.wait_for_slot((BASE_SLOT + part).saturating_sub(rng.below(9)).max(reached));
+            service.kill();
+        }
+        assert!(stream.outcome().unwrap().is_none(), "the stream was over before the last kill");
+        let mut service = Service::start(&dir, &options, &geyser, &more);
+        let end = end(&stream);
+        service.wait_for_slot(end.slot);
+        let seq = service.metric("solkv_feed_seq").unwrap() as u64;
+        // ORDERING: Relaxed: a number that is set once.
+        last_seq.store(seq, Ordering::Relaxed);
+        let followers = followers.map(|thread| thread.join().unwrap());
+        assert!(service.terminate().success());
+        let map = held(&dir, &options);
+        let mut sum = Digest::default();
+        map.iter().for_each(|(key, value)| sum.add(key[..].try_into().unwrap(), value[..].try_into().unwrap()));
+        assert_eq!(sum.to_string(), end.digest, "{options:?}");
+        for follower in &followers {
+            assert_eq!(follower.seq, seq);
+            assert!(follower.connections > KILLS / 2, "connections={}", follower.connections);
+            if follower.whole {
+                assert!(follower.map == map, "{options:?}: the followed map is another one");
+            } else {
+                assert!(
+                    !follower.map.is_empty() && follower.map.iter().all(|(key, value)| map.get(key) == Some(value))
+                );
+            }
+        }
+        stream.stop().unwrap();
+    }
+}
+
+#[test]
+fn slow_late_and_mistaken_subscribers_are_told() {
+    let options = columns().remove(0);
+    let temp = tempfile::tempdir().unwrap();
+    let (dir, uds) = (temp.path().join("store"), temp.path().join("solkv.sock"));
+    let (stream, workload) = stream(
+        "--pairs 5000 --events 120000 --events-per-slot 500 --change-share 1.0 --close-share 0 --replay-slots 1000",
+    );
+    load(&dir, &options, &workload);
+    let geyser = format!("http://{}", stream.address());
+    let more = ["--uds", uds.to_str().unwrap(), "--feed-retention-bytes", "4MiB", "--feed-heartbeat", "20ms"];
+    let more = [&more[..], &["--feed-stall-timeout", "200ms", "--feed-subscribers", "2"]].concat();
+    let mut service = Service::start(&dir, &options, &geyser, &more);
+    let end = end(&stream);
+    service.wait_for_slot(end.slot);
+    let newest = service.metric("solkv_feed_seq").unwrap() as u64;
+    let oldest = service.metric("solkv_feed_oldest_seq").unwrap() as u64;
+    assert!(workload.pairs + 1 < oldest && oldest + 20_000 < newest, "oldest={oldest} newest={newest}");
+    assert!(service.metric("solkv_feed_log_bytes").unwrap() <= f64::from(5 << 20));
+
+    runtime().block_on(async {
+        let refused = async |request| match subscribe(&uds, request).await {
+            Err(status) => (status.code(), status.message().to_owned()),
+            Ok(_) => panic!("not refused"),
+        };
+        let (code, message) = refused(request(Start::FromSeq(oldest - 1))).await;
+        assert_eq!(code, Code::OutOfRange);
+        assert!(
+            message.contains(&format!("oldest_seq={oldest}")) && message.contains("snapshot_then_tail"),
+            "{message}"
+        );
+        assert_eq!(refused(request(Start::FromSeq(newest + 2))).await.0, Code::OutOfRange);
+        let other = SubscribeRequest { feed_id: Some(1), ..request(Start::FromSeq(newest)) };
+        assert_eq!(refused(other).await.0, Code::FailedPrecondition);
+        assert_eq!(refused(SubscribeRequest::default()).await.0, Code::InvalidArgument);
+        let filter = Filter { keys: vec![vec![1; 31].into()], ..Filter::default() };
+        let wrong = SubscribeRequest { filter: Some(filter), ..request(Start::FromSeq(newest)) };
+        assert_eq!(refused(wrong).await.0, Code::InvalidArgument);
+
+        // One that reads nothing is cut off, and says where it is: coming back it misses nothing.
+        let mut slow = subscribe(&uds, request(Start::FromSeq(oldest))).await.unwrap();
+        let mut idle = subscribe(&uds, request(Start::FromSeq(newest + 1))).await.unwrap();
+        assert_eq!(refused(request(Start::FromSeq(newest))).await.0, Code::ResourceExhausted, "two are there");
+        while service.metric("solkv_feed_cut_off_total") != Some(1.0) {
+            let heartbeat = idle.message().await.unwrap().unwrap();
+            assert!(matches!(heartbeat.kind, Some(Kind::Started(_) | Kind::Heartbeat(_))), "{heartbeat:?}");
+        }
+        let mut seq = oldest - 1;
+        let status = loop {
+            match slow.message().await {
+                Ok(Some(message)) => seq = changes(message, seq),
+                Ok(None) => panic!("ended without a word"),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+        assert!(status.message().contains("cut off") && seq < newest, "{status:?}");
+        let mut back = subscribe(&uds, request(Start::FromSeq(seq + 1))).await.unwrap();
+        while seq < newest {
+            seq = changes(back.message().await.unwrap().unwrap(), seq);
+        }
+        drop((idle, back, slow));
+        filtered(&uds, oldest, newest).await;
+    });
+    wait_for("the end of all subscriptions", || {
+        service.metric("solkv_feed_subscribers").filter(|subscribers| *subscribers == 0.0)
+    });
+    assert!(service.terminate().success());
+    assert_eq!(digest(&dir, &options), end.digest);
+    stream.stop().unwrap();
+}
+
+/// The seq after a message of one that wants everything.
+fn changes(message: SubscribeResponse, seq: u64) -> u64 {
+    match message.kind.unwrap() {
+        Kind::Changes(changes) => {
+            assert_eq!(changes.first_seq, seq + 1);
+            assert_eq!(changes.changes.len() as u64, changes.last_seq - seq);
+            changes.last_seq
+        }
+        Kind::Heartbeat(heartbeat) => heartbeat.seq,
+        Kind::Started(_) => seq,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A filter keeps back what does not pass; heartbeats say how far it has looked.
+async fn filtered(uds: &Path, oldest: u64, newest: u64) {
+    let all = async |filter| {
+        let request = SubscribeRequest { filter: Some(filter), ..request(Start::FromSeq(oldest)) };
+        // The places of those before are left in a moment.
+        let mut messages = loop {
+            match subscribe(uds, request.clone()).await {
+                Err(full) if full.code() == Code::ResourceExhausted => tokio::task::yield_now().await,
+                subscribed => break subscribed.unwrap(),
+            }
+        };
+        let mut found: Vec<Change> = Vec::new();
+        loop {
+            match messages.message().await.unwrap().unwrap().kind.unwrap() {
+                Kind::Changes(changes) => found.extend(changes.changes),
+                Kind::Heartbeat(heartbeat) if heartbeat.seq == newest => return found,
+                _ => {}
+            }
+        }
+    };
+    let every = all(Filter::default()).await;
+    assert_eq!(every.len() as u64, newest - oldest + 1);
+    let sample = &every[every.len() / 2];
+    let by = |keep: &dyn Fn(&Change) -> bool| every.iter().filter(|change| keep(change)).cloned().collect::<Vec<_>>();
+    let keys = Filter { keys: vec![sample.key.clone()], ..Filter::default() };
+    assert_eq!(all(keys).await, by(&|change| change.key == sample.key));
+    let value = sample.new_value.clone().unwrap();
+    let values = Filter { values: vec![value.clone()], ..Filter::default() };
+    let holds = |change: &Change| [&change.old_value, &change.new_value].contains(&&Some(value.clone()));
+    assert_eq!(all(values).await, by(&holds));
+    let prefix = sample.key.slice(..1);
+    let prefixes = Filter { key_prefixes: vec![prefix.clone()], ..Filter::default() };
+    assert_eq!(all(prefixes).await, by(&|change| change.key.starts_with(&prefix)));
+}
