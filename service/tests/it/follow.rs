@@ -3,14 +3,12 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use hyper_util::rt::TokioIo;
 use proto::v1::kv_client::KvClient;
 use proto::v1::{GetManyRequest, GetRequest, StatusRequest};
 use tonic::Code;
-use tonic::transport::{Channel, Endpoint, Uri};
 use workload::Pairs;
 
-use crate::support::{Service, columns, digest, end, load, stream, wait_for};
+use crate::support::{Service, client_runtime, columns, digest, end, load, stream, uds_channel, wait_for};
 
 const FAULTS: &str = "--pairs 5000 --events 60000 --events-per-slot 500 --unknown-share 0.05 --change-share 0.3 \
                       --close-share 0.05 --dead-every 9 --skip-every 11 --out-of-order-every 7 \
@@ -43,8 +41,7 @@ fn the_map_is_the_streams_and_lookups_give_it() {
 
 /// Every known key over TCP in batches, checked against single lookups over the Unix socket for some.
 fn lookups(listen: &str, uds: &Path, seed: u64, pairs: u64, slot: u64) -> Vec<Option<Bytes>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    client_runtime().block_on(async {
         let mut tcp = KvClient::connect(format!("http://{listen}")).await.unwrap();
         let mut local = KvClient::new(uds_channel(uds).await);
         let keys: Vec<Vec<u8>> = (0..pairs).map(|index| Pairs::new(seed).key(index).to_vec()).collect();
@@ -62,27 +59,24 @@ fn lookups(listen: &str, uds: &Path, seed: u64, pairs: u64, slot: u64) -> Vec<Op
             found.extend(reply.entries.into_iter().map(|entry| entry.value));
         }
         for index in (0..pairs as usize).step_by(97) {
-            let reply = local.get(GetRequest { key: keys[index].clone().into(), ..Default::default() }).await.unwrap().into_inner();
+            let reply = local
+                .get(GetRequest { key: keys[index].clone().into(), ..Default::default() })
+                .await
+                .unwrap()
+                .into_inner();
             assert_eq!((reply.slot, &reply.value), (Some(slot), &found[index]));
         }
         let absent = Pairs::new(seed).absent_key(0).to_vec();
-        assert_eq!(local.get(GetRequest { key: vec![1; 31].into(), ..Default::default() }).await.unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(
+            local.get(GetRequest { key: vec![1; 31].into(), ..Default::default() }).await.unwrap_err().code(),
+            Code::InvalidArgument
+        );
         let status = tcp.status(StatusRequest {}).await.unwrap().into_inner();
         assert!(status.ready);
         let reply = tcp.get(GetRequest { key: absent.into(), ..Default::default() }).await;
         assert!(reply.is_ok(), "an absent key is an answer, not an error");
         found
     })
-}
-
-async fn uds_channel(path: &Path) -> Channel {
-    let path = path.to_owned();
-    let connect = move |_: Uri| {
-        let path = path.clone();
-        async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
-    };
-    let endpoint = Endpoint::from_static("http://localhost");
-    endpoint.connect_with_connector(tower::service_fn(connect)).await.unwrap()
 }
 
 fn held(dir: &Path, options: &engines::EngineOptions, seed: u64, pairs: u64) -> Vec<Option<Bytes>> {

@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod abuse;
 mod crash;
 mod follow;
 mod gap;
+mod secure;
 mod support;
