@@ -11,6 +11,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, LogFormat, Settings};
+use crate::net::Edge;
 use crate::run::run;
 
 const AFTER_HELP: &str = "\
@@ -94,6 +95,7 @@ fn check(config: &Config) -> Result<()> {
     // Read, so that a missing or empty file is found now; never printed.
     let token = config.x_token()?;
     println!("# x-token: {}", if token.is_some() { "given" } else { "none" });
+    println!("# access: {}", Edge::open(config)?.access);
     Ok(())
 }
 

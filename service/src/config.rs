@@ -1,8 +1,10 @@
 //! The configuration: a TOML file and flags with the same names; a flag wins over the file, the file over defaults.
 //!
-//! Owns: names, defaults, checks. Must not: open anything but the configuration and the token's file.
+//! Owns: names, defaults, checks. Must not: open anything but the configuration and the stream's token.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::feed::FRAME_CHANGES_MAX;
 use crate::ingest::extract::Extract;
 use crate::ingest::subscribe::Commitment;
+use crate::net::secrets;
 
 /// Name of the systemd credential that may hold the token.
 const TOKEN_CREDENTIAL: &str = "x-token";
@@ -78,6 +81,9 @@ pub struct Settings {
     /// gRPC lookups on a Unix socket as well
     #[arg(long, value_name = "PATH")]
     pub uds: Option<PathBuf>,
+    /// Permissions of the Unix socket, which alone decide who may use it [default: 0660]
+    #[arg(long, value_name = "OCTAL")]
+    pub uds_mode: Option<SocketMode>,
     /// Keep every committed change for subscribers to follow: true or false [default: true]
     #[arg(long, value_name = "BOOL")]
     pub feed: Option<bool>,
@@ -102,6 +108,28 @@ pub struct Settings {
     /// HTTP for metrics, health and histograms [default: 127.0.0.1:7401]
     #[arg(long, value_name = "HOST:PORT")]
     pub metrics: Option<String>,
+    /// TLS for gRPC on TCP: the certificate, PEM [default: the systemd credential tls-cert, if there is one]
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's private key, PEM [default: the systemd credential tls-key]
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Clients must present a certificate signed by one of these, PEM [default: the systemd credential tls-client-ca]
+    #[arg(long, value_name = "FILE")]
+    pub tls_client_ca: Option<PathBuf>,
+    /// Clients on TCP must send one of these tokens, one a line [default: the systemd credential bearer-tokens]
+    #[arg(long, value_name = "FILE")]
+    pub bearer_token_file: Option<PathBuf>,
+    /// Listen on addresses that other machines reach without encryption [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub insecure: Option<bool>,
+    /// gRPC connections at once, on TCP and the Unix socket together [default: 1024]
+    #[arg(long, value_name = "N")]
+    pub max_connections: Option<u32>,
+    /// A request that is not answered for this long is given up; streams may last [default: 10s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub request_timeout: Option<Duration>,
     /// Threads that read the engine for lookups [default: 2]
     #[arg(long, value_name = "N")]
     pub lookup_threads: Option<u32>,
@@ -134,6 +162,55 @@ pub enum LogFormat {
     Json,
 }
 
+/// Permissions of a socket's file, written in octal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SocketMode(u32);
+
+impl SocketMode {
+    /// The permission bits.
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+/// Owner and group may connect.
+impl Default for SocketMode {
+    fn default() -> Self {
+        Self(0o660)
+    }
+}
+
+impl fmt::Display for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}
+
+impl From<SocketMode> for String {
+    fn from(mode: SocketMode) -> Self {
+        mode.to_string()
+    }
+}
+
+impl FromStr for SocketMode {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let bits = u32::from_str_radix(text, 8).ok().filter(|bits| *bits <= 0o777);
+        bits.map(Self)
+            .with_context(|| format!("not permissions: mode={text:?} expected=octal up to 0777, such as 0660"))
+    }
+}
+
+impl TryFrom<String> for SocketMode {
+    type Error = anyhow::Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
 /// The configuration in effect: every value decided and checked. Serializes back to a file that gives the same.
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs, reason = "the fields are those of Settings, where each is explained")]
@@ -157,6 +234,7 @@ pub struct Config {
     pub listen: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uds: Option<PathBuf>,
+    pub uds_mode: SocketMode,
     pub feed: bool,
     pub feed_retention_bytes: ByteSize,
     #[serde(with = "humantime_serde")]
@@ -167,6 +245,18 @@ pub struct Config {
     #[serde(with = "humantime_serde")]
     pub feed_stall_timeout: Duration,
     pub metrics: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_cert: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_key: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_client_ca: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bearer_token_file: Option<PathBuf>,
+    pub insecure: bool,
+    pub max_connections: u32,
+    #[serde(with = "humantime_serde")]
+    pub request_timeout: Duration,
     pub lookup_threads: u32,
     pub log_format: LogFormat,
     #[serde(with = "humantime_serde")]
@@ -186,8 +276,10 @@ impl Settings {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
         pick!(engine bloom profile memory lmdb_map_size dir geyser x_token_file extract commitment commit_every
-            commit_interval durability idle_timeout gap_timeout listen uds feed feed_retention_bytes feed_retention_time
-            feed_subscribers feed_heartbeat feed_stall_timeout metrics lookup_threads log_format shutdown_timeout)
+            commit_interval durability idle_timeout gap_timeout listen uds uds_mode feed feed_retention_bytes
+            feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout metrics tls_cert tls_key
+            tls_client_ca bearer_token_file insecure max_connections request_timeout lookup_threads log_format
+            shutdown_timeout)
     }
 
     /// Fills in the defaults and checks.
@@ -215,6 +307,10 @@ impl Settings {
         ensure!(feed_heartbeat >= HEARTBEAT_MIN, "feed_heartbeat={feed_heartbeat:?}: give {HEARTBEAT_MIN:?} or more");
         let lookup_threads = self.lookup_threads.unwrap_or(2);
         ensure!((1..=256).contains(&lookup_threads), "lookup_threads={lookup_threads}: give 1 to 256");
+        let max_connections = self.max_connections.unwrap_or(1024);
+        ensure!((1..=65_536).contains(&max_connections), "max_connections={max_connections}: give 1 to 65536");
+        let request_timeout = self.request_timeout.unwrap_or(Duration::from_secs(10));
+        ensure!(!request_timeout.is_zero(), "request_timeout=0s: give more, such as 10s");
         Ok(Config {
             engine,
             dir,
@@ -229,6 +325,7 @@ impl Settings {
             gap_timeout: self.gap_timeout.unwrap_or(Duration::from_secs(20)),
             listen: self.listen.unwrap_or_else(|| "127.0.0.1:7400".to_owned()),
             uds: self.uds,
+            uds_mode: self.uds_mode.unwrap_or_default(),
             feed: self.feed.unwrap_or(true),
             feed_retention_bytes: self.feed_retention_bytes.unwrap_or(ByteSize::gib(1)),
             feed_retention_time: self.feed_retention_time.unwrap_or(Duration::from_secs(24 * 3600)),
@@ -236,6 +333,13 @@ impl Settings {
             feed_heartbeat,
             feed_stall_timeout: self.feed_stall_timeout.unwrap_or(Duration::from_secs(30)),
             metrics: self.metrics.unwrap_or_else(|| "127.0.0.1:7401".to_owned()),
+            tls_cert: self.tls_cert,
+            tls_key: self.tls_key,
+            tls_client_ca: self.tls_client_ca,
+            bearer_token_file: self.bearer_token_file,
+            insecure: self.insecure.unwrap_or(false),
+            max_connections,
+            request_timeout,
             lookup_threads,
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             shutdown_timeout: self.shutdown_timeout.unwrap_or(Duration::from_secs(10)),
@@ -246,13 +350,8 @@ impl Settings {
 impl Config {
     /// The token, from its file or the systemd credential. Never logged.
     pub fn x_token(&self) -> Result<Option<String>> {
-        let credential = std::env::var_os("CREDENTIALS_DIRECTORY").map(|dir| Path::new(&dir).join(TOKEN_CREDENTIAL));
-        let path = match (&self.x_token_file, credential) {
-            (Some(path), _) => path.clone(),
-            (None, Some(path)) if path.exists() => path,
-            _ => return Ok(None),
-        };
-        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read file={}", path.display()))?;
+        let Some(path) = secrets::find(self.x_token_file.as_deref(), TOKEN_CREDENTIAL) else { return Ok(None) };
+        let text = secrets::read(&path)?;
         let token = text.lines().next().unwrap_or_default().trim().to_owned();
         ensure!(!token.is_empty(), "the token's file is empty: file={}", path.display());
         Ok(Some(token))
@@ -274,6 +373,15 @@ mod tests {
         assert_eq!((config.commit_interval, config.commit_every), (Duration::from_secs(5), 1000));
         let again: Settings = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
         assert_eq!(toml::to_string(&again.resolve().unwrap()).unwrap(), toml::to_string(&config).unwrap());
+    }
+
+    #[test]
+    fn socket_modes_are_octal() {
+        let parse = |text: &str| toml::from_str::<Settings>(&format!("uds_mode = {text:?}")).map(|s| s.uds_mode);
+        assert_eq!(parse("0600").unwrap().map(SocketMode::bits), Some(0o600));
+        for wrong in ["0888", "1777", "rw", ""] {
+            assert!(parse(wrong).unwrap_err().to_string().contains("octal"), "{wrong}");
+        }
     }
 
     #[test]

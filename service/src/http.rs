@@ -3,6 +3,8 @@
 //! Owns: these pages. Must not: serve lookups. Threads: the tokio runtime of the network edge; a histogram
 //! snapshot takes milliseconds and runs on the blocking pool.
 
+mod server;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +21,7 @@ use tokio::net::TcpListener;
 
 use crate::feed::Feed;
 use crate::metrics;
+use crate::net::limit::Limit;
 use crate::rpc::status_response;
 use crate::status::Shared;
 
@@ -52,19 +55,16 @@ pub struct HttpState {
 }
 
 /// Serves until `shutdown` is ready, then finishes the requests under way and returns.
-///
-/// # Errors
-/// Those of the listener.
-pub async fn serve<F>(listener: TcpListener, state: HttpState, shutdown: F) -> std::io::Result<()>
+pub async fn serve<F>(listener: TcpListener, state: HttpState, shutdown: F)
 where
     F: Future<Output = ()> + Send + 'static,
 {
     let ended = shutdown.boxed().shared();
     let overdue = ended.clone().then(|()| tokio::time::sleep(SHUTDOWN_GRACE));
-    let server = axum::serve(listener, router(state)).with_graceful_shutdown(ended);
+    let limit = Limit::http(&state.shared);
     tokio::select! {
-        served = server.into_future() => served,
-        () = overdue => Ok(()),
+        () = server::serve(listener, router(state), limit, ended) => {}
+        () = overdue => {}
     }
 }
 

@@ -11,6 +11,7 @@ pub mod http;
 pub mod ingest;
 pub mod lookups;
 pub mod metrics;
+pub mod net;
 pub mod rpc;
 pub mod run;
 pub mod status;

@@ -5,18 +5,19 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine_api::Stats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode_registry;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::feed::Feed;
+use crate::net::figures::{Figures, Listener};
 use crate::status::{Counters, Readiness, Shared};
 
 /// Appends the service's families in the Prometheus text format. `engine` is the engine's label.
@@ -31,7 +32,7 @@ pub fn prometheus(engine: &'static str, shared: &Arc<Shared>, feed: Option<&Arc<
 /// The counters as `(name without _total, help, value)`.
 pub fn counters(counters: &Counters) -> [(&'static str, &'static str, u64); 13] {
     // ORDERING: Relaxed: statistics, nothing is inferred from them.
-    let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let c = counters;
     [
         ("solkv_updates_received", "Updates received from the stream", read(&c.updates_received)),
@@ -85,6 +86,7 @@ impl Collector for Families {
         }
         let stats = self.shared.stats.load();
         engine_stats(&mut encoder, &stats)?;
+        network_edge(&mut encoder, &self.shared.net)?;
         let help = "Constant 1; its labels say which version runs on which engine";
         let mut info = encoder.encode_descriptor("solkv_build_info", help, None, MetricType::Gauge)?;
         let labels = [("version", env!("CARGO_PKG_VERSION")), ("engine", self.engine)];
@@ -164,6 +166,41 @@ fn engine_stats(encoder: &mut DescriptorEncoder<'_>, stats: &Stats) -> Result<()
     let mut family = encoder.encode_descriptor("solkv_engine_detail", help, None, MetricType::Gauge)?;
     for (name, value) in &stats.details {
         ConstGauge::new(*value as f64).encode(family.encode_family(&[("name", *name)])?)?;
+    }
+    Ok(())
+}
+
+fn network_edge(encoder: &mut DescriptorEncoder<'_>, net: &Figures) -> Result<(), fmt::Error> {
+    // ORDERING: Relaxed: statistics, nothing is inferred from them.
+    let read = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+    let open = encoder.encode_descriptor("solkv_connections", "Connections open now", None, MetricType::Gauge)?;
+    by_listener(open, |listener| ConstGauge::new(read(&net.of(listener).open)))?;
+    let help = "Connections accepted, refused ones not among them";
+    let accepted = encoder.encode_descriptor("solkv_connections_accepted", help, None, MetricType::Counter)?;
+    by_listener(accepted, |listener| ConstCounter::new(read(&net.of(listener).accepted)))?;
+    let help = "Connections closed at once because as many as allowed were open";
+    let refused = encoder.encode_descriptor("solkv_connections_refused", help, None, MetricType::Counter)?;
+    by_listener(refused, |listener| ConstCounter::new(read(&net.of(listener).refused)))?;
+    let help = "Connections ended by the service: nothing came in time, or answers were not read";
+    let cut = encoder.encode_descriptor("solkv_connections_cut", help, None, MetricType::Counter)?;
+    by_listener(cut, |listener| ConstCounter::new(read(&net.of(listener).cut)))?;
+    for (name, help, value) in [
+        ("solkv_tls_handshakes_failed", "TLS handshakes that failed or took too long", &net.handshakes_failed),
+        ("solkv_requests_unauthenticated", "Requests without a bearer token that is accepted", &net.unauthenticated),
+        ("solkv_wire_refused", "Requests and answers refused: no room for their bytes", &net.bytes_refused),
+    ] {
+        ConstCounter::new(read(value)).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+    }
+    let help = "Bytes of large requests and of answers not yet read; at most 64 MiB";
+    gauge(encoder, "solkv_wire_bytes", help, read(&net.bytes_held))
+}
+
+fn by_listener<M: EncodeMetric>(
+    mut family: MetricEncoder<'_>,
+    metric: impl Fn(Listener) -> M,
+) -> Result<(), fmt::Error> {
+    for listener in Listener::ALL {
+        metric(listener).encode(family.encode_family(&[("listener", listener.name())])?)?;
     }
     Ok(())
 }

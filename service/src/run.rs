@@ -3,6 +3,7 @@
 //! Owns: threads and their order of stopping. Threads: `net-N` (tokio: sockets only), `ingest-apply` (the only
 //! writer), `lookup-N` (readers).
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ use crate::http::{self, HttpState};
 use crate::ingest::apply::{Apply, ApplyConfig};
 use crate::ingest::receive::{QUEUE_BATCHES, ReceiveConfig, receive};
 use crate::lookups::Lookups;
-use crate::rpc::{self, FeedLimits, FeedService, UdsListener};
+use crate::net::{Edge, limit};
+use crate::rpc::{self, Door, FeedLimits, FeedService, UdsListener};
 use crate::status::Shared;
 
 /// Threads of the network edge: one reads the stream while the other answers.
@@ -31,6 +33,10 @@ const FEED_DIR: &str = "feed";
 
 /// Runs until SIGTERM or SIGINT, or until the engine fails.
 pub fn run(config: &Config) -> Result<()> {
+    // What is refused is refused before the store is touched.
+    let edge = Edge::open(config)?;
+    edge.addresses.warn(config, &edge.access);
+    limit::open_files(config.max_connections)?;
     let engine = engines::open(&config.dir, &config.engine, OpenMode::CreateOrOpen)?;
     let label = engine.label();
     let latency = Latency::new(label);
@@ -52,7 +58,7 @@ pub fn run(config: &Config) -> Result<()> {
     let http_state = HttpState { latency, shared: Arc::clone(&shared), feed: feed.clone(), engine: label };
     let feed_service = FeedService::new(feed, snapshots.clone(), feed_limits(config));
     let apply = ApplyParts { engine: Arc::clone(&engine), shared: Arc::clone(&shared), writer };
-    let outcome = runtime.block_on(serve(config, apply, lookups, feed_service, http_state));
+    let outcome = runtime.block_on(serve(config, &edge, apply, lookups, feed_service, http_state));
     // While the runtime still runs: they send through it.
     snapshots.stop();
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -76,26 +82,36 @@ struct ApplyParts {
 
 async fn serve(
     config: &Config,
+    edge: &Edge,
     apply: ApplyParts,
     lookups: Lookups,
     feed_service: FeedService,
     http_state: HttpState,
 ) -> Result<()> {
     let (shared, feed) = (Arc::clone(&apply.shared), http_state.feed.clone());
-    let bind = async |address: &str| {
-        TcpListener::bind(address).await.with_context(|| format!("cannot listen on address={address}"))
+    let bind = async |name: &str, addresses: &[SocketAddr]| {
+        TcpListener::bind(addresses).await.with_context(|| format!("cannot listen on address={name}"))
     };
-    let (tcp, http) = (bind(&config.listen).await?, bind(&config.metrics).await?);
-    let uds = config.uds.as_deref().map(UdsListener::bind).transpose()?;
+    let (tcp, http) =
+        (bind(&config.listen, &edge.addresses.listen).await?, bind(&config.metrics, &edge.addresses.metrics).await?);
+    let uds = config.uds.as_deref().map(|path| UdsListener::bind(path, config.uds_mode)).transpose()?;
+    edge.access.reload_at_hangup()?;
     info!(
         listen = %tcp.local_addr()?, metrics = %http.local_addr()?,
-        uds = config.uds.as_ref().map(|path| path.display().to_string()), "listening"
+        uds = config.uds.as_ref().map(|path| path.display().to_string()), access = %edge.access, "listening"
     );
     let (stop, stopped) = watch::channel(false);
     let (messages, received) = mpsc::channel(QUEUE_BATCHES);
     let label = http_state.engine;
-    let rpc = rpc::Services { lookups, shared: Arc::clone(&shared), feed: feed_service, engine: label };
-    let rpc = tokio::spawn(rpc::serve(tcp, uds, rpc, until(stopped.clone())));
+    let door = Door {
+        tcp,
+        uds,
+        access: Arc::clone(&edge.access),
+        max_connections: config.max_connections,
+        request_timeout: config.request_timeout,
+    };
+    let services = rpc::Services { lookups, shared: Arc::clone(&shared), feed: feed_service, engine: label };
+    let rpc = tokio::spawn(rpc::serve(door, services, until(stopped.clone())));
     let http = tokio::spawn(http::serve(http, http_state, until(stopped.clone())));
     let receiver = tokio::spawn(receive(receive_config(config)?, messages, Arc::clone(&shared), stopped.clone()));
     let apply = Apply::new(apply.engine, shared, apply.writer, apply_config(config), stopped)?;
@@ -124,7 +140,7 @@ async fn serve(
             None => apply_ended.await,
         };
         rpc.await??;
-        http.await??;
+        http.await?;
         match outcome {
             Ok(applied) => {
                 applied.map_err(anyhow::Error::from).context("the engine failed: see its error for the way out")

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use engine_api::{Checkpoint, Stats};
 
+use crate::net::figures::Figures;
+
 /// Slots that the stream can no longer deliver. Both ends included.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Gap {
@@ -52,6 +54,8 @@ pub struct Shared {
     resume_slot: AtomicU64,
     /// Counters since start.
     pub counters: Counters,
+    /// What the network edge counts. Writer: the network edge.
+    pub net: Figures,
 }
 
 /// Monotonic counters since start.
@@ -89,6 +93,7 @@ impl Shared {
             queue_batches: AtomicU64::new(0),
             resume_slot: AtomicU64::new(checkpoint.slot.unwrap_or(NO_SLOT)),
             counters: Counters::default(),
+            net: Figures::default(),
         })
     }
 

@@ -17,9 +17,9 @@ use proto::v1::{Change, Changes, Heartbeat, SnapshotEnd, SnapshotPairs, Started,
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::{TcpConnectInfo, UdsConnectInfo};
 use tonic::{Request, Response, Status};
 
+use super::budget::Peer;
 use crate::feed::{Cursor, Feed, FeedError, Filter, Frame, Part, Refused, Registration, Snapshots};
 
 /// Messages between a subscriber's task and its connection: with [`CHANGES_PER_MESSAGE`] some two megabytes. More would
@@ -298,13 +298,11 @@ fn wire(seq: u64, change: &crate::feed::Change) -> Change {
 
 /// Transport and address of a request's caller.
 fn peer<T>(request: &Request<T>) -> (&'static str, String) {
-    let extensions = request.extensions();
-    if let Some(uds) = extensions.get::<UdsConnectInfo>() {
-        let pid = uds.peer_cred.and_then(|credentials| credentials.pid());
-        return ("uds", pid.map_or_else(|| "local".to_owned(), |pid| format!("pid={pid}")));
+    let from = request.extensions().get::<Arc<Peer>>().and_then(|peer| peer.from);
+    match from {
+        Some(address) => ("tcp", address.to_string()),
+        None => ("uds", "local".to_owned()),
     }
-    let address = extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
-    ("tcp", address.map_or_else(|| "unknown".to_owned(), |address| address.to_string()))
 }
 
 fn unix_ms() -> u64 {

@@ -3,8 +3,12 @@
 //! Owns: the wire's checks, status codes and the servers' limits. Must not: touch the engine; it asks [`Lookups`].
 //! Threads: the tokio runtime of the network edge.
 
+mod accept;
+mod budget;
 mod feed;
+mod guard;
 mod kv;
+mod socket;
 mod uds;
 
 use std::future::Future;
@@ -15,20 +19,50 @@ use futures::FutureExt as _;
 use proto::v1::feed_server::FeedServer;
 use proto::v1::kv_server::KvServer;
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::service::Routes;
 use tonic::transport::Server;
-use tonic::transport::server::{Router, TcpIncoming};
+use tonic::transport::server::Router;
+use tower::layer::util::{Identity, Stack};
 
 use crate::lookups::Lookups;
+use crate::net::Access;
+use crate::net::limit::Limit;
 use crate::status::Shared;
+use accept::{Listening, connections};
+use budget::Budget;
+use guard::GuardLayer;
 
 pub use feed::{FeedLimits, FeedService};
 pub use kv::status_response;
 pub use uds::UdsListener;
 
+// What one connection can cost at most, whoever opened it: the two windows' worth of what is not yet read
+// (`CONNECTION_WINDOW_BYTES`, 1 MiB), a list of headers (8 KiB) and `budget::FREE_BYTES` twice (8 KiB) for each of 256
+// requests, 4 MiB; and 16 MiB of large requests and answers (`budget::PEER_BYTES_MAX`), of which there may be 64 MiB in
+// all (`budget::BYTES_MAX`). With 1024 connections that all do their worst 5.1 GiB, of which a client that is let in
+// needs 262,144 requests at once; one that is not let in has nothing but its window and headers: 3 MiB.
+
 /// Requests one connection may have under way. Below the queue of the lookups, so one client alone cannot fill it.
 const STREAMS_PER_CONNECTION: u32 = 256;
+
+/// What one request may have on its way to us before we read it. The largest request fits, so none waits for a window.
+const STREAM_WINDOW_BYTES: u32 = 512 * 1024;
+
+/// The same for all requests of a connection: two of the largest; small ones never get near it.
+const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
+
+/// Metadata of one request: a token and tracing headers take a few hundred bytes.
+const HEADER_LIST_BYTES_MAX: u32 = 8 * 1024;
+
+/// Requests that a client has taken back before we saw them: beyond it the connection ends, as it costs the client
+/// nothing to go on forever (CVE-2023-44487).
+const RESET_STREAMS_MAX: usize = 20;
+
+/// Streams that we have reset because the client broke the protocol: as above, from the other side (CVE-2025-8671).
+const BROKEN_STREAMS_MAX: usize = 64;
+
+/// One message, either way: 10,000 keys are 340 KB, their answer 380 KB.
+const MESSAGE_BYTES_MAX: usize = 512 * 1024;
 
 /// A peer that is silently gone is noticed after the sum of the two.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
@@ -48,13 +82,25 @@ pub struct Services {
     pub feed: FeedService,
     /// The engine's label.
     pub engine: &'static str,
+/// The way in: where connections come from, and what each has to keep to.
+pub struct Door {
+    /// Guarded by `access`.
+    pub tcp: TcpListener,
+    /// Guarded by the permissions of its file.
+    pub uds: Option<UdsListener>,
+    /// TLS and tokens.
+    pub access: Arc<Access>,
+    /// On both listeners together.
+    pub max_connections: u32,
+    /// A request that is not answered for this long is given up. Streams of answers may last.
+    pub request_timeout: Duration,
 }
 
 /// Serves until `shutdown` is ready, then finishes the requests under way and returns. The socket file is removed.
 ///
 /// # Errors
 /// Those of the transport, or of a descriptor set that reflection cannot read.
-pub async fn serve<F>(tcp: TcpListener, uds: Option<UdsListener>, services: Services, shutdown: F) -> anyhow::Result<()>
+pub async fn serve<F>(door: Door, services: Services, shutdown: F) -> anyhow::Result<()>
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -63,8 +109,11 @@ where
     health.set_serving::<FeedServer<FeedService>>().await;
     let Services { lookups, shared, feed, engine } = services;
     let mut routes = Routes::builder();
+    let kv = KvServer::new(kv::KvService::new(lookups, Arc::clone(&shared), engine))
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
     routes
-        .add_service(KvServer::new(kv::KvService::new(lookups, shared, engine)))
+        .add_service(kv)
         .add_service(FeedServer::new(feed))
         .add_service(health_service)
         .add_service(reflection().build_v1()?)
@@ -78,12 +127,17 @@ where
     }
     .boxed()
     .shared();
-    let on_tcp = router(routes.clone())
-        .serve_with_incoming_shutdown(TcpIncoming::from(tcp).with_nodelay(Some(true)), ended.clone());
+    let Door { tcp, uds, access, max_connections, request_timeout } = door;
+    let (tcp_limit, uds_limit) = Limit::grpc(max_connections, &shared);
+    let budget = Budget::new(shared);
+    let guard = GuardLayer::new(Arc::clone(&access), request_timeout);
+    let incoming = connections(Listening::Tcp(tcp, access), tcp_limit, Arc::clone(&budget));
+    let on_tcp = router(routes.clone(), guard.clone()).serve_with_incoming_shutdown(incoming, ended.clone());
     let on_uds = async {
         let Some(uds) = uds else { return Ok(()) };
         let (listener, _file) = uds.into_parts();
-        router(routes).serve_with_incoming_shutdown(UnixListenerStream::new(listener), ended.clone()).await
+        let incoming = connections(Listening::Uds(listener), uds_limit, budget);
+        router(routes, guard).serve_with_incoming_shutdown(incoming, ended.clone()).await
     };
     let overdue = async {
         ended.clone().await;
@@ -98,12 +152,18 @@ where
     Ok(())
 }
 
-fn router(routes: Routes) -> Router {
+fn router(routes: Routes, guard: GuardLayer) -> Router<Stack<GuardLayer, Identity>> {
     Server::builder()
         .concurrency_limit_per_connection(STREAMS_PER_CONNECTION as usize)
         .max_concurrent_streams(Some(STREAMS_PER_CONNECTION))
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .http2_max_header_list_size(HEADER_LIST_BYTES_MAX)
+        .http2_max_pending_accept_reset_streams(Some(RESET_STREAMS_MAX))
+        .http2_max_local_error_reset_streams(Some(BROKEN_STREAMS_MAX))
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .layer(guard)
         .add_routes(routes)
 }
 

@@ -12,6 +12,7 @@ use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
 use super::*;
+use crate::config::SocketMode;
 use crate::feed::Snapshots;
 use crate::lookups::tests::Pool;
 use crate::status::{Gap, Readiness};
@@ -29,13 +30,15 @@ async fn start() -> Running {
     let socket = pool.dir.path().join("kv.sock");
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = tcp.local_addr().unwrap();
-    let uds = UdsListener::bind(&socket).unwrap();
+    let uds = UdsListener::bind(&socket, SocketMode::default()).unwrap();
     let (stop, stopped) = oneshot::channel();
+    let (access, request_timeout) = (Arc::new(Access::default()), Duration::from_secs(10));
+    let door = Door { tcp, uds: Some(uds), access, max_connections: 100, request_timeout };
     let limits =
         FeedLimits { subscribers: 1, heartbeat: Duration::from_millis(10), stall_timeout: Duration::from_secs(1) };
     let feed = FeedService::new(None, Snapshots::new(Arc::clone(&pool.engine)), limits);
     let services = Services { lookups: pool.lookups.clone(), shared: Arc::clone(&pool.shared), feed, engine: "redb" };
-    let server = tokio::spawn(serve(tcp, Some(uds), services, stopped.map(|_| ())));
+    let server = tokio::spawn(serve(door, services, stopped.map(|_| ())));
     let client = KvClient::connect(format!("http://{address}")).await.unwrap();
     Running { pool, client, socket, stop, server }
 }
@@ -91,7 +94,12 @@ async fn the_unix_socket_serves_and_is_removed_at_shutdown() {
     let mut client = KvClient::new(Endpoint::from_shared(uri).unwrap().connect().await.unwrap());
     let found = client.get(get(&[1; 32])).await.unwrap().into_inner();
     assert_eq!(found.value.as_deref(), Some(&[7u8; 32][..]));
-    assert!(UdsListener::bind(&run.socket).unwrap_err().to_string().starts_with("another process listens here"));
+    assert!(
+        UdsListener::bind(&run.socket, SocketMode::default())
+            .unwrap_err()
+            .to_string()
+            .starts_with("another process listens here")
+    );
     run.stop.send(()).unwrap();
     run.server.await.unwrap().unwrap();
     assert!(!run.socket.exists());
@@ -139,12 +147,12 @@ async fn a_stale_socket_is_replaced_and_a_file_is_not() {
     let stale = dir.path().join("stale.sock");
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
     assert!(stale.exists());
-    let bound = UdsListener::bind(&stale).unwrap();
+    let bound = UdsListener::bind(&stale, SocketMode::default()).unwrap();
     assert_eq!(std::fs::metadata(&stale).unwrap().permissions().mode() & 0o777, 0o660);
     drop(bound);
     assert!(!stale.exists());
     let file = dir.path().join("file");
     std::fs::write(&file, "kept").unwrap();
-    assert!(UdsListener::bind(&file).unwrap_err().to_string().starts_with("not a socket"));
+    assert!(UdsListener::bind(&file, SocketMode::default()).unwrap_err().to_string().starts_with("not a socket"));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
 }

@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use tokio::net::UnixListener;
 
-/// Owner and group may connect.
-const MODE: u32 = 0o660;
+use crate::config::SocketMode;
 
 /// A bound Unix socket; its file is removed when dropped.
 #[derive(Debug)]
@@ -22,18 +21,19 @@ pub struct UdsListener {
 }
 
 impl UdsListener {
-    /// Binds `path`, replacing a socket file that a dead process left. Needs a tokio runtime.
+    /// Binds `path`, replacing a socket file that a dead process left; `mode` says who may connect. Needs a tokio
+    /// runtime.
     ///
     /// # Errors
     /// Something listens there, the file is not a socket, or the file system refuses.
-    pub fn bind(path: &Path) -> anyhow::Result<Self> {
+    pub fn bind(path: &Path, mode: SocketMode) -> anyhow::Result<Self> {
         remove_stale(path)?;
         let name = path.display();
         let listener = UnixListener::bind(path).with_context(|| format!("cannot bind unix socket: path={name}"))?;
         let bound = fs::symlink_metadata(path).with_context(|| format!("cannot inspect socket: path={name}"))?;
         let file = SocketFile { path: path.to_owned(), id: (bound.dev(), bound.ino()) };
-        fs::set_permissions(path, fs::Permissions::from_mode(MODE))
-            .with_context(|| format!("cannot set the socket's mode: path={name} mode={MODE:o}"))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode.bits()))
+            .with_context(|| format!("cannot set the socket's mode: path={name} mode={mode}"))?;
         Ok(Self { listener, file })
     }
 

@@ -13,11 +13,10 @@ use proto::v1::feed_client::FeedClient;
 use proto::v1::subscribe_request::Start;
 use proto::v1::subscribe_response::Kind;
 use proto::v1::{Change, Filter, FromNow, SnapshotThenTail, SubscribeRequest, SubscribeResponse};
-use tokio::runtime::Runtime;
 use tonic::{Code, Status, Streaming};
 use workload::{Digest, Pairs, Rng};
 
-use crate::support::{BASE_SLOT, Service, columns, digest, end, load, stream, uds_channel, wait_for};
+use crate::support::{BASE_SLOT, Service, client_runtime, columns, digest, end, load, stream, uds_channel, wait_for};
 
 const KILLS: u64 = 20;
 const EVENTS_PER_SLOT: u64 = 400;
@@ -25,10 +24,6 @@ const EVENTS_PER_SLOT: u64 = 400;
 const UNKNOWN: u64 = u64::MAX;
 
 type Map = BTreeMap<Vec<u8>, Vec<u8>>;
-
-fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
-}
 
 fn request(start: Start) -> SubscribeRequest {
     SubscribeRequest { start: Some(start), ..SubscribeRequest::default() }
@@ -56,7 +51,7 @@ impl Follower {
     /// Follows until it has seen `last_seq`, which is set once it is known.
     fn follow(mut self, last_seq: Arc<AtomicU64>) -> JoinHandle<Self> {
         std::thread::spawn(move || {
-            let runtime = runtime();
+            let runtime = client_runtime();
             // ORDERING: Relaxed: a number that is set once.
             while self.seq == UNKNOWN || self.seq < last_seq.load(Ordering::Relaxed) {
                 if runtime.block_on(self.connection(&last_seq)).is_err() {
@@ -226,7 +221,7 @@ fn slow_late_and_mistaken_subscribers_are_told() {
     assert!(workload.pairs + 1 < oldest && oldest + 100_000 < newest, "oldest={oldest} newest={newest}");
     assert!(service.metric("solkv_feed_log_bytes").unwrap() <= f64::from(18 << 20));
 
-    runtime().block_on(async {
+    client_runtime().block_on(async {
         let refused = async |request| match subscribe(&uds, request).await {
             Err(status) => (status.code(), status.message().to_owned()),
             Ok(_) => panic!("not refused"),

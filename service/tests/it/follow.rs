@@ -8,7 +8,7 @@ use proto::v1::{GetManyRequest, GetRequest, StatusRequest};
 use tonic::Code;
 use workload::Pairs;
 
-use crate::support::{Service, columns, digest, end, load, stream, uds_channel, wait_for};
+use crate::support::{Service, client_runtime, columns, digest, end, load, stream, uds_channel, wait_for};
 
 const FAULTS: &str = "--pairs 5000 --events 60000 --events-per-slot 500 --unknown-share 0.05 --change-share 0.3 \
                       --close-share 0.05 --dead-every 9 --skip-every 11 --out-of-order-every 7 \
@@ -41,8 +41,7 @@ fn the_map_is_the_streams_and_lookups_give_it() {
 
 /// Every known key over TCP in batches, checked against single lookups over the Unix socket for some.
 fn lookups(listen: &str, uds: &Path, seed: u64, pairs: u64, slot: u64) -> Vec<Option<Bytes>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    client_runtime().block_on(async {
         let mut tcp = KvClient::connect(format!("http://{listen}")).await.unwrap();
         let mut local = KvClient::new(uds_channel(uds).await.unwrap());
         let keys: Vec<Vec<u8>> = (0..pairs).map(|index| Pairs::new(seed).key(index).to_vec()).collect();

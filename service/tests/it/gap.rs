@@ -1,6 +1,6 @@
 //! What cannot be made good is said: missing slots by their range, a token that is refused by its file.
 
-use crate::support::{BASE_SLOT, Service, columns, digest, end, load, stream, wait_for};
+use crate::support::{BASE_SLOT, Service, columns, digest, end, load, secret, stream, wait_for};
 
 #[test]
 fn a_missing_slot_makes_it_not_ready_and_is_named() {
@@ -54,7 +54,7 @@ fn a_refused_token_is_said_and_not_shown() {
     let temp = tempfile::tempdir().unwrap();
     let (good, bad) = (temp.path().join("good"), temp.path().join("bad"));
     std::fs::write(&good, "open-sesame\n").unwrap();
-    std::fs::write(&bad, "hunter2\n").unwrap();
+    secret(&bad, "hunter2\n");
     let (stream, _) = stream(&format!("--pairs 10 --events 10 --x-token-file {}", good.display()));
     let dir = temp.path().join("store");
     let geyser = format!("http://{}", stream.address());

@@ -3,8 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod abuse;
 mod crash;
 mod feed;
 mod follow;
 mod gap;
+mod secure;
 mod support;

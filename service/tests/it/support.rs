@@ -1,9 +1,10 @@
 //! A store loaded with the stream's known pairs, a stream, and the service as a child process.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -12,9 +13,9 @@ use bytesize::ByteSize;
 use clap::Parser;
 use engine_api::{Checkpoint, Durability};
 use engines::{EngineKind, EngineOptions, OpenMode};
-use hyper_util::rt::TokioIo;
 use loadgen::stream::{Delivery, Final, Stream, Workload};
-use tonic::transport::{Channel, Endpoint, Uri};
+use tokio::runtime::Runtime;
+use tonic::transport::{Channel, Endpoint};
 use workload::{Digest, Pairs};
 
 /// The first slot of a stream is 1000 unless told otherwise: the store stands at the one before it.
@@ -91,6 +92,22 @@ pub(crate) fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T
     }
 }
 
+/// Writes a file that its owner alone may read.
+pub(crate) fn secret(path: &Path, text: &str) {
+    std::fs::write(path, text).unwrap();
+    std::fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+}
+
+/// gRPC over a Unix socket.
+pub(crate) async fn uds_channel(path: &Path) -> Result<Channel, tonic::transport::Error> {
+    Endpoint::from_shared(format!("unix:{}", path.display()))?.connect().await
+}
+
+/// A runtime for a client.
+pub(crate) fn client_runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
 /// How the stream ended.
 #[track_caller]
 pub(crate) fn end(stream: &Stream) -> Final {
@@ -107,17 +124,31 @@ pub(crate) struct Service {
 
 impl Service {
     pub(crate) fn start(dir: &Path, options: &EngineOptions, geyser: &str, more: &[&str]) -> Self {
-        let address = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        Self::start_on("127.0.0.1", dir, options, geyser, |command| command.args(more))
+    }
+
+    /// On free ports of a host, with whatever `set` adds to the command.
+    pub(crate) fn start_on(
+        host: &str,
+        dir: &Path,
+        options: &EngineOptions,
+        geyser: &str,
+        set: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> Self {
+        let address = || {
+            let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+            format!("{host}:{}", free.port())
+        };
         let (listen, metrics) = (address(), address());
         let log = dir.with_extension("log");
         let file = File::options().create(true).append(true).open(&log).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
         command.args(["--engine", options.engine.as_str(), "--memory", "64MiB", "--geyser", geyser]);
-        command.args(["--listen", &listen, "--metrics", &metrics]).arg("--dir").arg(dir).args(more);
+        command.args(["--listen", &listen, "--metrics", &metrics]).arg("--dir").arg(dir);
         if let Some(bits) = options.bloom {
             command.args(["--bloom", &bits.to_string()]);
         }
-        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
+        set(&mut command).stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
         Self { child: command.spawn().unwrap(), listen, metrics, log }
     }
 
@@ -151,6 +182,19 @@ impl Service {
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
 
+    /// A figure of `/proc/PID/status`, which gives KiB, in bytes.
+    pub(crate) fn memory_bytes(&self, name: &str) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    }
+
+    /// Sends a signal by its name.
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -159,8 +203,7 @@ impl Service {
     /// SIGTERM, then its end.
     #[track_caller]
     pub(crate) fn terminate(mut self) -> ExitStatus {
-        let sent = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
-        assert!(sent.success());
+        self.signal("TERM");
         wait_for("the end after SIGTERM", || self.child.try_wait().unwrap())
     }
 
@@ -175,15 +218,4 @@ impl Drop for Service {
         self.child.kill().ok();
         self.child.wait().ok();
     }
-}
-
-/// A channel over the service's Unix socket.
-pub(crate) async fn uds_channel(path: &Path) -> Result<Channel, tonic::transport::Error> {
-    let path = path.to_owned();
-    let connect = move |_: Uri| {
-        let path = path.clone();
-        async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
-    };
-    let endpoint = Endpoint::from_static("http://localhost");
-    endpoint.connect_with_connector(tower::service_fn(connect)).await
 }

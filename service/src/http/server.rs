@@ -1,0 +1,89 @@
+//! The HTTP/1 server under the pages: whoever is slow to ask or to read is cut.
+//!
+//! Owns: accepting, the limits of a connection. Must not: know a page. Threads: the network edge.
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_io_timeout::TimeoutWriter;
+use tower::ServiceBuilder;
+use tower::limit::GlobalConcurrencyLimitLayer;
+
+use crate::net::limit::{Admission, Limit};
+
+/// From the connection, or the answer before, until a whole head has come. A scraper that asks more rarely connects
+/// anew.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A client that takes nothing of its answer for so long is gone or means harm.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A head is a line and a few fields; more is refused with 431.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+
+/// Pages made at once: each metrics page takes milliseconds of a processor and a megabyte. The others wait.
+const PAGES_AT_ONCE: usize = 4;
+
+/// After an error of accepting, as having no descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves until `shutdown` is ready, then finishes the requests under way and returns.
+pub(super) async fn serve(listener: TcpListener, router: Router, limit: Limit, shutdown: impl Future<Output = ()>) {
+    let service = ServiceBuilder::new().layer(GlobalConcurrencyLimitLayer::new(PAGES_AT_ONCE)).service(router);
+    let service = TowerToHyperService::new(service);
+    let graceful = GracefulShutdown::new();
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let (stream, admission) = tokio::select! {
+            accepted = accept(&listener, &limit) => accepted,
+            () = &mut shutdown => break,
+        };
+        let mut io = TimeoutWriter::new(stream);
+        io.set_timeout(Some(WRITE_TIMEOUT));
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(HEAD_BYTES_MAX)
+            .serve_connection(TokioIo::new(Box::pin(io)), service.clone());
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                if error.is_timeout() {
+                    admission.cut();
+                }
+                tracing::debug!(%error, "an HTTP connection ended early");
+            }
+            drop(admission);
+        });
+    }
+    drop(listener);
+    graceful.shutdown().await;
+}
+
+/// The next connection that there is room for; the others are closed.
+async fn accept(listener: &TcpListener, limit: &Limit) -> (TcpStream, Admission) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                if let Some(admission) = limit.admit() {
+                    // An error is a socket that is gone, which the first read tells.
+                    stream.set_nodelay(true).ok();
+                    return (stream, admission);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept an HTTP connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Who may ask over the network: TLS, client certificates and bearer tokens, as the configuration and the systemd
+//! credentials have them.
+//!
+//! Owns: which files these are, and reading them again at SIGHUP. Must not: print or quote what is in them. Threads:
+//! `main` at start; at SIGHUP the network edge, the files on its blocking pool.
+
+use std::fmt;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::secrets::find;
+use super::tls::{Tls, TlsFiles};
+use super::tokens::Tokens;
+use crate::config::Config;
+
+/// Names of the systemd credentials, used where no setting names a file.
+const CERT: &str = "tls-cert";
+const KEY: &str = "tls-key";
+const CLIENT_CA: &str = "tls-client-ca";
+const TOKENS: &str = "bearer-tokens";
+
+/// What guards gRPC on TCP. The Unix socket is guarded by the permissions of its file alone.
+#[derive(Default)]
+pub struct Access {
+    /// Without it what is sent can be read and changed on its way.
+    pub tls: Option<Tls>,
+    /// Without them every client that the TLS lets in may ask.
+    pub tokens: Option<Tokens>,
+}
+
+impl Access {
+    /// Reads what the configuration names.
+    ///
+    /// # Errors
+    /// A file is missing, unreadable, readable by everybody, or not what it should be.
+    pub fn open(config: &Config) -> Result<Self> {
+        let cert = find(config.tls_cert.as_deref(), CERT);
+        let key = find(config.tls_key.as_deref(), KEY);
+        let client_ca = find(config.tls_client_ca.as_deref(), CLIENT_CA);
+        let tls = match (cert, key) {
+            (Some(cert), Some(key)) => Some(Tls::open(TlsFiles { cert, key, client_ca }).context("cannot set TLS up")?),
+            (Some(_), None) => bail!("tls_cert without tls_key: give --tls-key FILE"),
+            (None, Some(_)) => bail!("tls_key without tls_cert: give --tls-cert FILE"),
+            (None, None) if client_ca.is_some() => {
+                bail!("tls_client_ca without TLS: give --tls-cert FILE and --tls-key FILE as well")
+            }
+            (None, None) => None,
+        };
+        let file = find(config.bearer_token_file.as_deref(), TOKENS);
+        let tokens = file.map(Tokens::open).transpose().context("cannot take the bearer tokens")?;
+        Ok(Self { tls, tokens })
+    }
+
+    /// At each SIGHUP reads the files again, until the runtime ends. What cannot be used is said in the log, and what
+    /// was in effect stays. Connections that are open stay as they are; tokens are checked anew at each request.
+    ///
+    /// # Errors
+    /// The signal cannot be taken over.
+    pub fn reload_at_hangup(self: &Arc<Self>) -> Result<()> {
+        let mut hangups = signal(SignalKind::hangup()).context("cannot take over SIGHUP")?;
+        let access = Arc::clone(self);
+        tokio::spawn(async move {
+            while hangups.recv().await.is_some() {
+                let access = Arc::clone(&access);
+                match tokio::task::spawn_blocking(move || access.reload()).await {
+                    Ok(Ok(())) => tracing::info!("SIGHUP: certificates and tokens are read again"),
+                    Ok(Err(error)) => {
+                        let error = format!("{error:#}");
+                        tracing::error!(error, "SIGHUP: what was in effect stays");
+                    }
+                    Err(error) => tracing::error!(%error, "SIGHUP: reading failed"),
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Everything or nothing: new certificates with old tokens could lock everybody out.
+    fn reload(&self) -> Result<()> {
+        let tls = self.tls.as_ref().map(Tls::read_again).transpose()?;
+        let tokens = self.tokens.as_ref().map(Tokens::read_again).transpose()?;
+        if let Some(take) = tls {
+            take();
+        }
+        if let Some(take) = tokens {
+            take();
+        }
+        Ok(())
+    }
+}
+
+/// In words for people, without anything secret.
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.tls {
+            None => "no TLS",
+            Some(tls) if tls.mutual() => "TLS, clients must present a certificate",
+            Some(_) => "TLS",
+        })?;
+        match &self.tokens {
+            None => f.write_str(", no bearer tokens"),
+            Some(tokens) => write!(f, ", bearer tokens: {}", tokens.len()),
+        }
+    }
+}

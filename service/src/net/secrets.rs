@@ -1,0 +1,83 @@
+//! Where secrets come from: the file that a setting names, or the systemd credential of a fixed name.
+//!
+//! Owns: finding these files, reading them, refusing one that everybody may read. Must not: print or quote what is in
+//! them, also not in an error. Threads: `main` at start, the blocking pool at SIGHUP.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+/// More than any certificate chain or list of tokens; a path that names a device must not fill the memory.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Permission bit of everybody else to read.
+const OTHERS_READ: u32 = 0o004;
+
+/// The setting's file; without one the credential, when systemd has put it there.
+pub fn find(setting: Option<&Path>, credential: &str) -> Option<PathBuf> {
+    let given = || std::env::var_os("CREDENTIALS_DIRECTORY").map(|dir| Path::new(&dir).join(credential));
+    setting.map(Path::to_owned).or_else(|| given().filter(|path| path.exists()))
+}
+
+/// Reads a file that only its owner and group may read.
+///
+/// # Errors
+/// Everybody may read it, it is too large or not text, or the file system refuses.
+pub fn read(path: &Path) -> Result<String> {
+    let name = path.display();
+    let file = File::open(path).with_context(|| format!("cannot read file={name}"))?;
+    let mode = file.metadata().with_context(|| format!("cannot inspect file={name}"))?.mode();
+    ensure!(
+        mode & OTHERS_READ == 0,
+        "everybody may read this secret, remove that with chmod o-r: file={name} mode={:04o}",
+        mode & 0o7777
+    );
+    text(file, path)
+}
+
+/// Reads a file that is no secret, such as a certificate.
+///
+/// # Errors
+/// It is too large or not text, or the file system refuses.
+pub fn read_public(path: &Path) -> Result<String> {
+    text(File::open(path).with_context(|| format!("cannot read file={}", path.display()))?, path)
+}
+
+fn text(file: File, path: &Path) -> Result<String> {
+    let name = path.display();
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).with_context(|| format!("cannot read file={name}"))?;
+    ensure!(bytes.len() as u64 <= FILE_BYTES_MAX, "too large: file={name} max_bytes={FILE_BYTES_MAX}");
+    // The error of the conversion would carry the bytes.
+    String::from_utf8(bytes).map_err(|_| anyhow::anyhow!("not text: file={name}"))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// Writes a file with a mode.
+    pub(crate) fn file(dir: &Path, name: &str, text: &str, mode: u32) -> PathBuf {
+        let path = dir.join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_secret_that_everybody_may_read_is_refused_and_not_quoted() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = file(dir.path(), "open", "hunter2", 0o644);
+        let error = format!("{:#}", read(&open).unwrap_err());
+        assert!(error.contains("chmod o-r") && error.contains("mode=0644") && !error.contains("hunter2"), "{error}");
+        assert_eq!(read_public(&open).unwrap(), "hunter2");
+        assert_eq!(read(&file(dir.path(), "closed", "hunter2", 0o640)).unwrap(), "hunter2");
+        let missing = format!("{:#}", read(&dir.path().join("missing")).unwrap_err());
+        assert!(missing.starts_with("cannot read file="), "{missing}");
+    }
+}

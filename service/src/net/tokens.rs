@@ -1,0 +1,144 @@
+//! Bearer tokens of the gRPC listener on TCP: a file with one token a line, read again on request.
+//!
+//! Owns: the tokens and comparing with them. Must not: print or quote one. Threads: `main` at start, the blocking pool
+//! at SIGHUP; compared on the network edge.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use arc_swap::ArcSwap;
+use http::HeaderValue;
+use subtle::{Choice, ConstantTimeEq as _};
+
+use super::secrets;
+
+/// Shorter ones can be guessed over the network.
+const TOKEN_BYTES_MIN: usize = 16;
+
+/// Each request is compared with all of them, 20 to 50 ns each.
+const TOKENS_MAX: usize = 64;
+
+/// The tokens in effect.
+pub struct Tokens {
+    file: PathBuf,
+    current: ArcSwap<Vec<Box<[u8]>>>,
+}
+
+/// Why a request is not let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It carries none.
+    Missing,
+    /// It carries one that is not among them.
+    Unknown,
+}
+
+impl Tokens {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// It cannot be read, or a line is not a token; the line is named by its number.
+    pub(super) fn open(file: PathBuf) -> Result<Self> {
+        let current = ArcSwap::from_pointee(read(&file)?);
+        Ok(Self { file, current })
+    }
+
+    /// Reads the file again; calling what it gives puts its tokens in effect for the requests from then on.
+    pub(super) fn read_again(&self) -> Result<impl FnOnce() + '_> {
+        let next = Arc::new(read(&self.file)?);
+        Ok(move || self.current.store(next))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.current.load().len()
+    }
+
+    /// Never: an empty file is refused.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether a request with this `authorization` is let in. Takes the same time whichever token it is and however
+    /// much of one is right; only a length may show.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub fn check(&self, authorization: Option<&HeaderValue>) -> Result<(), Refusal> {
+        const SCHEME: &[u8] = b"bearer ";
+        let (_, given) = authorization
+            .and_then(|value| value.as_bytes().split_at_checked(SCHEME.len()))
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(SCHEME))
+            .ok_or(Refusal::Missing)?;
+        let tokens = self.current.load();
+        let known = tokens.iter().fold(Choice::from(0), |known, token| known | token.ct_eq(given));
+        if known.into() { Ok(()) } else { Err(Refusal::Unknown) }
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<Box<[u8]>>> {
+    let (text, name) = (secrets::read(path)?, path.display());
+    let mut tokens = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let (line, number) = (line.trim(), index + 1);
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        ensure!(
+            line.bytes().all(|byte| byte.is_ascii_graphic()),
+            "a token is one word of printable ASCII: file={name} line={number}"
+        );
+        ensure!(
+            line.len() >= TOKEN_BYTES_MIN,
+            "too short for a token, make one with `openssl rand -hex 32`: file={name} line={number} \
+             min_bytes={TOKEN_BYTES_MIN}"
+        );
+        tokens.push(line.as_bytes().into());
+    }
+    ensure!(!tokens.is_empty(), "no token in it: file={name} expected=one a line");
+    ensure!(tokens.len() <= TOKENS_MAX, "too many tokens: file={name} tokens={} max={TOKENS_MAX}", tokens.len());
+    Ok(tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::secrets::tests::file;
+    use super::*;
+
+    #[test]
+    fn tokens_are_told_from_each_other_and_from_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "# two clients\n\nfirst-token-000001\n  second-token-00002  \n";
+        let path = file(dir.path(), "tokens", text, 0o600);
+        let tokens = Tokens::open(path.clone()).unwrap();
+        let check = |value: &'static str| tokens.check(Some(&HeaderValue::from_static(value)));
+        assert_eq!(tokens.len(), 2);
+        assert_eq!((check("Bearer first-token-000001"), check("bearer second-token-00002")), (Ok(()), Ok(())));
+        assert_eq!(check("Bearer first-token-000002"), Err(Refusal::Unknown));
+        assert_eq!(check("Bearer first-token-00000"), Err(Refusal::Unknown));
+        assert_eq!(check("Bearer "), Err(Refusal::Unknown));
+        assert_eq!((check("Basic Zmlyc3Q6"), tokens.check(None)), (Err(Refusal::Missing), Err(Refusal::Missing)));
+        std::fs::write(&path, "third-token-000003\n").unwrap();
+        tokens.read_again().unwrap()();
+        assert_eq!(tokens.check(Some(&HeaderValue::from_static("Bearer first-token-000001"))), Err(Refusal::Unknown));
+        assert_eq!(tokens.check(Some(&HeaderValue::from_static("Bearer third-token-000003"))), Ok(()));
+    }
+
+    #[test]
+    fn what_is_no_token_is_named_by_its_line_and_the_old_ones_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(dir.path(), "tokens", "first-token-000001\n", 0o600);
+        let tokens = Tokens::open(path.clone()).unwrap();
+        for (text, part) in [
+            ("first-token-000001\nhunter2\n", "line=2 min_bytes=16"),
+            ("hunter2 hunter2 hunter2\n", "line=1"),
+            ("# none\n", "no token"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = format!("{:#}", tokens.read_again().map(|_| ()).unwrap_err());
+            assert!(error.contains(part) && !error.contains("hunter2"), "{error}");
+        }
+        assert_eq!(tokens.check(Some(&HeaderValue::from_static("Bearer first-token-000001"))), Ok(()));
+    }
+}

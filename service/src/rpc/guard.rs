@@ -1,0 +1,199 @@
+//! Before and after every request: is it let in, how large may it and its answer be, how long may it take.
+//!
+//! Owns: the token check, which comes before anything of the request is read; the charging of what is read and sent;
+//! the service's own time limit. Must not: know a method, but for health, which everybody may ask. Threads: the network
+//! edge.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, Request, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tonic::Status;
+use tonic::body::Body;
+use tower::{Layer, Service};
+
+use super::budget::{BYTES_MAX, Charge, FREE_BYTES, PEER_BYTES_MAX, Peer};
+use crate::net::{Access, Refusal};
+use crate::status::count;
+
+/// Health is asked for by load balancers, which have no token, and says nothing of the data.
+const OPEN_PATHS: &str = "/grpc.health.v1.Health/";
+
+/// Puts a [`Guard`] before the services.
+#[derive(Clone)]
+pub(super) struct GuardLayer {
+    access: Arc<Access>,
+    request_timeout: Duration,
+}
+
+impl GuardLayer {
+    pub(super) fn new(access: Arc<Access>, request_timeout: Duration) -> Self {
+        Self { access, request_timeout }
+    }
+}
+
+impl<S> Layer<S> for GuardLayer {
+    type Service = Guard<S>;
+
+    fn layer(&self, inner: S) -> Guard<S> {
+        Guard { inner, guard: self.clone() }
+    }
+}
+
+/// See the head of the file.
+#[derive(Clone)]
+pub(super) struct Guard<S> {
+    inner: S,
+    guard: GuardLayer,
+}
+
+impl<S> Service<Request<Body>> for Guard<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<Response<Body>, S::Error>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let Some(peer) = request.extensions().get::<Arc<Peer>>().cloned() else {
+            let status = Status::internal("a request of no connection: this is a bug");
+            return Box::pin(std::future::ready(Ok(status.into_http())));
+        };
+        if let Err(status) = self.guard.admit(&peer, &request) {
+            return Box::pin(std::future::ready(Ok(status.into_http())));
+        }
+        let charge = Arc::new(Charge::new(&peer));
+        let asked = Arc::clone(&charge);
+        let request = request.map(|body| Body::new(Asked { body, charge: asked, free: FREE_BYTES }));
+        let timeout = self.guard.request_timeout;
+        let answer = tokio::time::timeout(timeout, self.inner.call(request));
+        Box::pin(async move {
+            let answered = answer.await;
+            drop(charge);
+            let Ok(answered) = answered else {
+                let message = format!("not answered within request_timeout={timeout:?}");
+                return Ok(Status::deadline_exceeded(message).into_http());
+            };
+            Ok(answered?.map(|body| Body::new(Answer { body, peer, free: FREE_BYTES })))
+        })
+    }
+}
+
+impl GuardLayer {
+    fn admit(&self, peer: &Peer, request: &Request<Body>) -> Result<(), Status> {
+        let Some(tokens) = self.access.tokens.as_ref().filter(|_| peer.from.is_some()) else { return Ok(()) };
+        if request.uri().path().starts_with(OPEN_PATHS) {
+            return Ok(());
+        }
+        tokens.check(request.headers().get(AUTHORIZATION)).map_err(|refusal| {
+            count(&peer.shared().net.unauthenticated, 1);
+            Status::unauthenticated(match refusal {
+                Refusal::Missing => "a bearer token is required: send metadata authorization: Bearer TOKEN",
+                Refusal::Unknown => "the bearer token is not among those of the service's bearer_token_file",
+            })
+        })
+    }
+}
+
+/// The part of `bytes` that is beyond what is still free.
+fn charged(free: &mut usize, bytes: usize) -> usize {
+    let granted = bytes.min(*free);
+    *free -= granted;
+    bytes - granted
+}
+
+/// A request's body; its bytes are charged as they come, until the answer is there.
+struct Asked {
+    body: Body,
+    charge: Arc<Charge>,
+    free: usize,
+}
+
+impl HttpBody for Asked {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+        {
+            let bytes = charged(&mut self.free, data.len());
+            if bytes > 0 && !self.charge.grow(bytes) {
+                return Poll::Ready(Some(Err(no_room("requests under way"))));
+            }
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// An answer's body; its bytes are charged as they are made, until they are sent.
+struct Answer {
+    body: Body,
+    peer: Arc<Peer>,
+    free: usize,
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+            Some(Ok(frame)) => frame,
+            end => return Poll::Ready(end),
+        };
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+        };
+        let bytes = charged(&mut self.free, data.len());
+        if bytes == 0 {
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        let charge = Charge::new(&self.peer);
+        if charge.grow(bytes) {
+            return Poll::Ready(Some(Ok(Frame::data(charge.hold(data)))));
+        }
+        self.body = Body::empty();
+        let mut trailers = HeaderMap::new();
+        let status = no_room("answers not yet read");
+        Poll::Ready(Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+fn no_room(what: &str) -> Status {
+    Status::resource_exhausted(format!(
+        "too many bytes of {what}, try again later or in smaller parts: connection_max_bytes={PEER_BYTES_MAX} \
+         all_max_bytes={BYTES_MAX}"
+    ))
+}

@@ -1,0 +1,380 @@
+//! Clients that mean harm, all at once, while a stream is followed: others are served, memory stays bounded, the stream
+//! reaches its end.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use engine_latency::{Op, export};
+use h2::client::SendRequest;
+use proto::v1::kv_client::KvClient;
+use proto::v1::{GetManyRequest, GetRequest};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinSet;
+use tonic::Code;
+use tonic::transport::{Channel, Endpoint};
+use workload::{Pairs, Rng};
+
+use crate::support::{Service, columns, digest, end, load, stream, uds_channel, wait_for};
+
+/// Connections that the service under test allows; 25 of them are the Unix socket's.
+const CONNECTIONS_MAX: u64 = 200;
+
+/// Well above what the limits allow (64 MiB of requests and answers, 1 MiB a connection, what the engine takes) and
+/// well below what would be held without them.
+const GROWTH_BYTES_MAX: u64 = 320 << 20;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// An empty SETTINGS frame, with which every client begins.
+const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+
+/// Where the service is.
+#[derive(Clone)]
+struct Target {
+    tcp: String,
+    http: String,
+    uds: PathBuf,
+}
+
+/// A client that keeps to the rules, on connections made before the abuse.
+struct Good {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicU64>,
+    tasks: JoinSet<()>,
+}
+
+impl Good {
+    async fn start(target: &Target, seed: u64) -> Self {
+        let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let mut tasks = JoinSet::new();
+        for channel in [tcp_channel(&target.tcp).await, uds_channel(&target.uds).await.unwrap()] {
+            let (stop, answered) = (Arc::clone(&stop), Arc::clone(&answered));
+            tasks.spawn(async move {
+                let mut client = KvClient::new(channel);
+                let mut index = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    index = (index + 1) % 1000;
+                    let key = Pairs::new(seed).key(index).to_vec().into();
+                    client.get(GetRequest { key, ..Default::default() }).await.unwrap();
+                    answered.fetch_add(1, Ordering::Relaxed);
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            });
+        }
+        Self { stop, answered, tasks }
+    }
+
+    /// It is answered now as well.
+    async fn is_served(&self, during: &str) {
+        let before = self.answered.load(Ordering::Relaxed);
+        let more = async {
+            while self.answered.load(Ordering::Relaxed) < before + 20 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        assert!(tokio::time::timeout(Duration::from_secs(60), more).await.is_ok(), "not served: {during}");
+    }
+
+    async fn stop(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.unwrap();
+        }
+    }
+}
+
+async fn tcp_channel(address: &str) -> Channel {
+    Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
+}
+
+/// HTTP/2 by hand; the connection is driven until it ends.
+async fn by_hand(target: &Target) -> SendRequest<Bytes> {
+    let stream = TcpStream::connect(&target.tcp).await.unwrap();
+    let (requests, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(async {
+        // How it ends is what the callers look at.
+        connection.await.ok();
+    });
+    requests
+}
+
+fn post(method: &str) -> http::Request<()> {
+    let request = http::Request::post(format!("http://localhost/solkv.v1.Kv/{method}"));
+    request.header("content-type", "application/grpc").header("te", "trailers").body(()).unwrap()
+}
+
+/// A gRPC message: not compressed, its length, itself.
+fn framed(message: &impl prost::Message) -> Bytes {
+    let mut bytes = vec![0];
+    bytes.extend((message.encoded_len() as u32).to_be_bytes());
+    message.encode(&mut bytes).unwrap();
+    bytes.into()
+}
+
+/// 10,000 connections that are opened and dropped.
+async fn dropped(target: &Target) {
+    let mut tasks = JoinSet::new();
+    for _ in 0..8 {
+        let target = target.clone();
+        tasks.spawn(async move {
+            for n in 0..1250 {
+                let mut stream = TcpStream::connect(&target.tcp).await.unwrap();
+                // Reset, so that no port of this machine stays taken.
+                stream.set_zero_linger().unwrap();
+                if n % 2 == 0 {
+                    stream.write_all(PREFACE).await.ok();
+                }
+            }
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+}
+
+/// Connections that are opened and left alone, some in the middle of their opening line, more than are allowed.
+async fn half_open(target: &Target) -> Vec<TcpStream> {
+    let mut held = Vec::new();
+    for n in 0..CONNECTIONS_MAX as usize {
+        let mut stream = TcpStream::connect(&target.tcp).await.unwrap();
+        stream.write_all(&PREFACE[..n % PREFACE.len()]).await.ok();
+        held.push(stream);
+        let mut stream = TcpStream::connect(&target.http).await.unwrap();
+        stream.write_all(&b"GET /metrics HTTP/1.1\r\nhost: a"[..n % 30]).await.ok();
+        held.push(stream);
+    }
+    held
+}
+
+/// Waits until the service has ended each of them.
+async fn ended(held: Vec<TcpStream>) {
+    for mut stream in held {
+        let mut rest = Vec::new();
+        let read = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut rest)).await;
+        assert!(read.is_ok(), "a connection that says nothing is kept");
+    }
+}
+
+/// Bytes that mean nothing, and frames that are larger than allowed, to every port. Each connection is ended.
+async fn garbage(target: &Target) {
+    let mut rng = Rng::new(7);
+    for n in 0..50 {
+        let mut bytes: Vec<u8> = (0..4096).map(|_| rng.next_u64() as u8).collect();
+        // HTTP/1 reads up to the end of a line.
+        bytes.extend(b"\r\n\r\n");
+        match n % 3 {
+            1 => bytes.splice(0..0, [PREFACE, SETTINGS].concat()).for_each(drop),
+            // A frame of 16 MiB.
+            2 => bytes.splice(0..0, [PREFACE, SETTINGS, &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat()).for_each(drop),
+            _ => {}
+        }
+        let mut rest = Vec::new();
+        let mut stream = TcpStream::connect(&target.tcp).await.unwrap();
+        stream.write_all(&bytes).await.ok();
+        stream.read_to_end(&mut rest).await.ok();
+        let mut stream = UnixStream::connect(&target.uds).await.unwrap();
+        stream.write_all(&bytes).await.ok();
+        stream.read_to_end(&mut rest).await.ok();
+        let mut stream = TcpStream::connect(&target.http).await.unwrap();
+        stream.write_all(&bytes).await.ok();
+        stream.read_to_end(&mut rest).await.ok();
+    }
+}
+
+/// Requests that are larger than allowed, and headers; each is told so.
+async fn oversized(target: &Target) {
+    let mut client = KvClient::new(uds_channel(&target.uds).await.unwrap());
+    let keys = |count: usize| vec![Bytes::from_static(&[7; 32]); count];
+    let status = client.get_many(GetManyRequest { keys: keys(1_000_000), ..Default::default() }).await.unwrap_err();
+    assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
+    assert!(status.message().contains("524288"), "{status:?}");
+    let status = client.get_many(GetManyRequest { keys: keys(10_001), ..Default::default() }).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    let mut request = tonic::Request::new(GetRequest { key: vec![1; 32].into(), ..Default::default() });
+    request.metadata_mut().insert("padding", "x".repeat(32 * 1024).parse().unwrap());
+    assert!(client.get(request).await.is_err(), "32 KiB of metadata are taken");
+    client.get(GetRequest { key: vec![1; 32].into(), ..Default::default() }).await.unwrap();
+}
+
+/// Answers of 360 KB that are asked for and not read. Gives how many were refused.
+async fn slow_readers(target: &Target) -> u64 {
+    const CLIENTS: usize = 5;
+    const REQUESTS: usize = 60;
+    let message = framed(&GetManyRequest { keys: vec![Bytes::from_static(&[1; 32]); 10_000], ..Default::default() });
+    let (mut held, mut refused) = (Vec::new(), 0);
+    for _ in 0..CLIENTS {
+        let mut requests = by_hand(target).await;
+        for _ in 0..REQUESTS {
+            requests = requests.ready().await.unwrap();
+            let (response, mut body) = requests.send_request(post("GetMany"), false).unwrap();
+            body.send_data(message.clone(), true).unwrap();
+            let mut response = response.await.unwrap();
+            // The answer's head has come; of its body nothing is taken, so it stays where it is.
+            let ended = tokio::time::timeout(Duration::from_millis(5), response.body_mut().trailers()).await;
+            match ended {
+                Ok(trailers) => {
+                    let trailers = trailers.unwrap().unwrap();
+                    assert_eq!(trailers["grpc-status"], "8", "{trailers:?}");
+                    refused += 1;
+                }
+                Err(_) => held.push(response),
+            }
+        }
+    }
+    refused
+}
+
+/// Requests of half a megabyte that are begun and never ended.
+async fn slow_writers(target: &Target) {
+    const CLIENTS: usize = 6;
+    const REQUESTS: usize = 150;
+    static PART: [u8; 400_000] = [0; 400_000];
+    let mut held = Vec::new();
+    for _ in 0..CLIENTS {
+        let mut requests = by_hand(target).await;
+        for _ in 0..REQUESTS {
+            requests = requests.ready().await.unwrap();
+            let (response, mut body) = requests.send_request(post("GetMany"), false).unwrap();
+            let length: &[u8] = &[0, 0, 7, 0, 0];
+            let sent = body.send_data(Bytes::from_static(length), false);
+            // A refused one is closed for writing.
+            if sent.and_then(|()| body.send_data(Bytes::from_static(&PART), false)).is_ok() {
+                held.push((response, body));
+            }
+        }
+    }
+    for (response, body) in held {
+        let answer = tokio::time::timeout(Duration::from_secs(60), response).await;
+        assert!(answer.is_ok(), "a request that never ends is kept");
+        drop(body);
+    }
+}
+
+/// Requests that are taken back as soon as they are made (CVE-2023-44487). The connection is ended.
+async fn rapid_resets(target: &Target) {
+    let mut requests = by_hand(target).await;
+    for _ in 0..20_000 {
+        let Ok(ready) = requests.ready().await else { return };
+        requests = ready;
+        let Ok((_, mut body)) = requests.send_request(post("Get"), false) else { return };
+        body.send_reset(h2::Reason::CANCEL);
+    }
+    panic!("20,000 requests were taken back and the connection is still there");
+}
+
+/// All of it, in turn; the well-behaved client is asked after each.
+async fn abuse(target: &Target, good: &Good) {
+    dropped(target).await;
+    good.is_served("connections dropped").await;
+    let held = half_open(target).await;
+    good.is_served("connections half open").await;
+    // The network has taken all it may; the machine's own processes still get in.
+    let mut local = KvClient::new(uds_channel(&target.uds).await.unwrap());
+    local.get(GetRequest { key: vec![1; 32].into(), ..Default::default() }).await.unwrap();
+    ended(held).await;
+    garbage(target).await;
+    good.is_served("garbage").await;
+    oversized(target).await;
+    good.is_served("oversized requests").await;
+    assert!(slow_readers(target).await > 0, "more is held for slow readers than there may be");
+    good.is_served("slow readers").await;
+    slow_writers(target).await;
+    good.is_served("slow writers").await;
+    rapid_resets(target).await;
+    good.is_served("requests taken back").await;
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+fn start(dir: &Path, options: &engines::EngineOptions, geyser: &str) -> (Service, Target) {
+    let uds = dir.with_extension("sock");
+    let connections = CONNECTIONS_MAX.to_string();
+    let arguments = ["--uds", uds.to_str().unwrap(), "--max-connections", &connections, "--request-timeout", "3s"];
+    let mut service = Service::start(dir, options, geyser, &arguments);
+    wait_for("its first page", || service.get("/healthz"));
+    let target = Target { tcp: service.listen.clone(), http: service.metrics.clone(), uds };
+    (service, target)
+}
+
+#[test]
+fn abuse_changes_nothing_for_others() {
+    let (temp, options) = (tempfile::tempdir().unwrap(), columns().remove(0));
+    let dir = temp.path().join("store");
+    let (stream, workload) = stream(
+        "--pairs 5000 --events 200000 --events-per-slot 500 --rate 10000 --change-share 0.3 --close-share 0.05 \
+         --replay-slots 10000",
+    );
+    load(&dir, &options, &workload);
+    let (mut service, target) = start(&dir, &options, &format!("http://{}", stream.address()));
+    service.wait_for_slot(crate::support::BASE_SLOT + 2);
+    let before = service.memory_bytes("VmRSS");
+    let runtime = runtime();
+    runtime.block_on(async {
+        let good = Good::start(&target, workload.seed).await;
+        abuse(&target, &good).await;
+        good.stop().await;
+    });
+    drop(runtime);
+    let grown = service.memory_bytes("VmHWM").saturating_sub(before);
+    assert!(grown < GROWTH_BYTES_MAX, "resident memory grew by {} MiB", grown >> 20);
+
+    let metric = |service: &mut Service, name: &str| wait_for(name, || service.metric(name));
+    assert!(metric(&mut service, "solkv_connections_refused_total{listener=\"grpc-tcp\"}") >= 25.0);
+    assert!(metric(&mut service, "solkv_connections_refused_total{listener=\"http\"}") >= 1.0);
+    assert!(metric(&mut service, "solkv_connections_cut_total{listener=\"grpc-tcp\"}") >= 1.0);
+    assert!(metric(&mut service, "solkv_wire_refused_total") >= 1.0);
+    wait_for("every connection to end", || {
+        service.metric("solkv_connections{listener=\"grpc-tcp\"}").filter(|n| *n == 0.0)
+    });
+    wait_for("every byte to be given back", || service.metric("solkv_wire_bytes").filter(|bytes| *bytes == 0.0));
+
+    let end = end(&stream);
+    service.wait_for_slot(end.slot);
+    assert_eq!(service.metric("solkv_connects_total"), Some(1.0), "the stream was never lost");
+    assert!(service.terminate().success());
+    assert_eq!(digest(&dir, &options), end.digest);
+    stream.stop().unwrap();
+}
+
+/// Prints the commit latencies of the same stream with and without abuse: a measurement, for a machine that does
+/// nothing else. `cargo test --release -p service --test it -- --ignored --nocapture commits_under_abuse`
+#[test]
+#[ignore = "a measurement"]
+fn commits_under_abuse() {
+    for abused in [false, true, false, true] {
+        let (temp, options) = (tempfile::tempdir().unwrap(), columns().remove(0));
+        let dir = temp.path().join("store");
+        let (stream, workload) = stream(
+            "--pairs 200000 --events 400000 --events-per-slot 1000 --rate 10000 --change-share 0.3 --replay-slots 1000",
+        );
+        load(&dir, &options, &workload);
+        let (mut service, target) = start(&dir, &options, &format!("http://{}", stream.address()));
+        if abused {
+            runtime().block_on(async {
+                let good = Good::start(&target, workload.seed).await;
+                while stream.outcome().unwrap().is_none() {
+                    abuse(&target, &good).await;
+                }
+                good.stop().await;
+            });
+        }
+        service.wait_for_slot(end(&stream).slot);
+        let (_, body) = wait_for("the histograms", || service.get("/histograms.json"));
+        let report: export::Report = serde_json::from_str(&body).unwrap();
+        let commit = report.get("ingest", Op::Commit).unwrap();
+        println!(
+            "abused={abused} commits={} p50_us={} p99_us={}",
+            commit.count,
+            commit.p50_ns / 1000,
+            commit.p99_ns / 1000
+        );
+        assert!(service.terminate().success());
+        stream.stop().unwrap();
+    }
+}
