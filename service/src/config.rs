@@ -50,6 +50,9 @@ pub struct Settings {
     /// When a slot is taken in: confirmed or finalized [default: confirmed]
     #[arg(long, value_enum)]
     pub commitment: Option<Commitment>,
+    /// Follow processed slots too, for lookups at processed: a second subscription, kept in memory [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub processed: Option<bool>,
     /// Events per commit; a slot's end commits too [default: 1000]
     #[arg(long, value_name = "N")]
     pub commit_every: Option<u32>,
@@ -121,6 +124,7 @@ pub struct Config {
     pub x_token_file: Option<PathBuf>,
     pub extract: Extract,
     pub commitment: Commitment,
+    pub processed: bool,
     pub commit_every: u32,
     #[serde(with = "humantime_serde")]
     pub commit_interval: Duration,
@@ -151,7 +155,8 @@ impl Settings {
         macro_rules! pick {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
-        pick!(engine bloom profile memory lmdb_map_size dir geyser x_token_file extract commitment commit_every
+        pick!(engine bloom profile memory lmdb_map_size dir geyser x_token_file extract commitment processed
+            commit_every
             commit_interval durability idle_timeout gap_timeout listen uds metrics lookup_threads log_format shutdown_timeout)
     }
 
@@ -177,13 +182,20 @@ impl Settings {
         ensure!(commit_every > 0, "commit_every=0: give 1 or more");
         let lookup_threads = self.lookup_threads.unwrap_or(2);
         ensure!((1..=256).contains(&lookup_threads), "lookup_threads={lookup_threads}: give 1 to 256");
+        let commitment = self.commitment.unwrap_or(Commitment::Confirmed);
+        let processed = self.processed.unwrap_or(false);
+        ensure!(
+            !processed || commitment == Commitment::Confirmed,
+            "processed = true needs commitment = \"confirmed\": processed slots stand on confirmed ones"
+        );
         Ok(Config {
             engine,
             dir,
             geyser,
             x_token_file: self.x_token_file,
             extract: self.extract.unwrap_or(Extract::AccountOwner),
-            commitment: self.commitment.unwrap_or(Commitment::Confirmed),
+            commitment,
+            processed,
             commit_every,
             commit_interval: self.commit_interval.unwrap_or(Duration::from_secs(1)),
             durability: self.durability.unwrap_or(DurabilityArg::Synced),
@@ -236,5 +248,8 @@ mod tests {
     fn unknown_keys_and_missing_values_are_named() {
         assert!(toml::from_str::<Settings>("comit_every = 1").unwrap_err().to_string().contains("comit_every"));
         assert!(Settings::default().resolve().unwrap_err().to_string().contains("--dir"));
+        let text = "dir = \"/a\"\ngeyser = \"http://h:1\"\nprocessed = true\ncommitment = \"finalized\"";
+        let both = toml::from_str::<Settings>(text).unwrap().resolve().unwrap_err();
+        assert!(both.to_string().contains("confirmed"), "{both}");
     }
 }

@@ -10,6 +10,8 @@ pub mod http;
 pub mod ingest;
 pub mod lookups;
 pub mod metrics;
+pub mod overlay;
+mod reading;
 pub mod rpc;
 pub mod run;
 pub mod status;

@@ -45,8 +45,8 @@ pub struct Apply {
     assembler: Assembler,
     /// The checkpoint of the last commit.
     committed: Checkpoint,
-    /// Events since then, and the checkpoint they lead to once their slot is complete.
-    batch: Vec<Event>,
+    /// Events since then with their slots, and the checkpoint they lead to once their slot is complete.
+    batch: Vec<(u64, Event)>,
     /// The newest slot that is wholly in `batch` or committed.
     complete: Option<Base>,
     created_unix_ms: u64,
@@ -121,6 +121,7 @@ impl Apply {
             if messages.is_empty() {
                 self.flush()?;
             }
+            self.shared.overlay.settle();
         }
         // A commit here would only shorten the replay; the slot being assembled comes again.
         self.flush()
@@ -162,13 +163,15 @@ impl Apply {
     }
 
     fn slot(&mut self, slot: &WholeSlot) -> Result<()> {
+        let base = Base { slot: slot.slot, blockhash: slot.blockhash };
+        self.shared.overlay.begin(base);
         for events in slot.events.chunks(self.config.commit_every) {
             if self.batch.len() + events.len() > self.config.commit_every {
                 self.flush()?;
             }
-            self.batch.extend_from_slice(events);
+            self.batch.extend(events.iter().map(|event| (slot.slot, *event)));
         }
-        self.complete = Some(Base { slot: slot.slot, blockhash: slot.blockhash });
+        self.complete = Some(base);
         self.created_unix_ms = slot.created_unix_ms;
         self.shared.set_resume_slot(slot.slot);
         self.waiting_since = None;
@@ -213,11 +216,13 @@ impl Apply {
     fn commit(&self, checkpoint: &Checkpoint) -> Result<()> {
         let mut txn = self.engine.begin()?;
         let (mut written, mut deleted) = (0, 0);
-        for event in &self.batch {
+        let mut changes = Vec::new();
+        for (slot, event) in &self.batch {
             let held = txn.get(&event.key)?;
             if held == event.value {
                 continue;
             }
+            changes.push((*slot, event.key, held));
             match &event.value {
                 Some(value) => {
                     txn.put(&event.key, value)?;
@@ -229,6 +234,7 @@ impl Apply {
                 }
             }
         }
+        self.shared.overlay.committing(changes.into_iter());
         txn.commit(checkpoint, self.config.durability)?;
         let counters = &self.shared.counters;
         count(&counters.commits, 1);
@@ -240,6 +246,7 @@ impl Apply {
 
     fn publish(&self, checkpoint: Checkpoint) {
         self.shared.checkpoint.store(Arc::new(checkpoint));
+        self.shared.overlay.published(checkpoint.slot);
         if self.created_unix_ms > 0 {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
             // ORDERING: Relaxed: a statistic.

@@ -5,6 +5,7 @@
 
 mod kv;
 mod uds;
+mod wait;
 
 use std::future::Future;
 use std::sync::Arc;

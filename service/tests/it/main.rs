@@ -5,5 +5,6 @@
 
 mod crash;
 mod follow;
+mod fork;
 mod gap;
 mod support;
