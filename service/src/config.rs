@@ -57,6 +57,9 @@ pub struct Settings {
     /// When a slot is taken in: confirmed or finalized [default: confirmed]
     #[arg(long, value_enum)]
     pub commitment: Option<Commitment>,
+    /// Follow processed slots too, for lookups at processed: a second subscription, kept in memory [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub processed: Option<bool>,
     /// Events per commit; a slot's end commits too [default: 1000]
     #[arg(long, value_name = "N")]
     pub commit_every: Option<u32>,
@@ -223,6 +226,7 @@ pub struct Config {
     pub x_token_file: Option<PathBuf>,
     pub extract: Extract,
     pub commitment: Commitment,
+    pub processed: bool,
     pub commit_every: u32,
     #[serde(with = "humantime_serde")]
     pub commit_interval: Duration,
@@ -275,9 +279,9 @@ impl Settings {
         macro_rules! pick {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
-        pick!(engine bloom profile memory lmdb_map_size dir geyser x_token_file extract commitment commit_every
-            commit_interval durability idle_timeout gap_timeout listen uds uds_mode feed feed_retention_bytes
-            feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout metrics tls_cert tls_key
+        pick!(engine bloom profile memory lmdb_map_size dir geyser x_token_file extract commitment processed
+            commit_every commit_interval durability idle_timeout gap_timeout listen uds uds_mode feed
+            feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout metrics tls_cert tls_key
             tls_client_ca bearer_token_file insecure max_connections request_timeout lookup_threads log_format
             shutdown_timeout)
     }
@@ -311,13 +315,20 @@ impl Settings {
         ensure!((1..=65_536).contains(&max_connections), "max_connections={max_connections}: give 1 to 65536");
         let request_timeout = self.request_timeout.unwrap_or(Duration::from_secs(10));
         ensure!(!request_timeout.is_zero(), "request_timeout=0s: give more, such as 10s");
+        let commitment = self.commitment.unwrap_or(Commitment::Confirmed);
+        let processed = self.processed.unwrap_or(false);
+        ensure!(
+            !processed || commitment == Commitment::Confirmed,
+            "processed = true needs commitment = \"confirmed\": processed slots stand on confirmed ones"
+        );
         Ok(Config {
             engine,
             dir,
             geyser,
             x_token_file: self.x_token_file,
             extract: self.extract.unwrap_or(Extract::AccountOwner),
-            commitment: self.commitment.unwrap_or(Commitment::Confirmed),
+            commitment,
+            processed,
             commit_every,
             commit_interval: self.commit_interval.unwrap_or(Duration::from_secs(1)),
             durability: self.durability.unwrap_or(DurabilityArg::Synced),
@@ -388,5 +399,8 @@ mod tests {
     fn unknown_keys_and_missing_values_are_named() {
         assert!(toml::from_str::<Settings>("comit_every = 1").unwrap_err().to_string().contains("comit_every"));
         assert!(Settings::default().resolve().unwrap_err().to_string().contains("--dir"));
+        let text = "dir = \"/a\"\ngeyser = \"http://h:1\"\nprocessed = true\ncommitment = \"finalized\"";
+        let both = toml::from_str::<Settings>(text).unwrap().resolve().unwrap_err();
+        assert!(both.to_string().contains("confirmed"), "{both}");
     }
 }

@@ -12,6 +12,8 @@ pub mod ingest;
 pub mod lookups;
 pub mod metrics;
 pub mod net;
+pub mod overlay;
+mod reading;
 pub mod rpc;
 pub mod run;
 pub mod status;

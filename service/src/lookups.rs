@@ -1,6 +1,6 @@
 //! Lookups: a pool of `lookup-N` OS threads with one reader each, fed by one bounded queue.
 //!
-//! Owns: the queue, the readers and which slot an answer stands for. Must not: know gRPC, or block the caller.
+//! Owns: the queue and the threads. Must not: know gRPC, or block the caller; what a lookup reads is `reading`'s.
 //! Threads: [`Lookups`] is used on the network edge; readers live and die on their `lookup-N` thread.
 
 use std::convert::Infallible;
@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use arc_swap::Guard;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
-use engine_api::{Checkpoint, Error, Key, Reader, Value};
+use engine_api::{Error, Key, Value};
 use engine_latency::Measured;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
+use crate::overlay::Commitment;
+use crate::reading::Reading;
 use crate::status::{Shared, count};
 
 /// Requests that may wait for a thread. At the 100 us of a lookup that reads from a device, a full queue is about
@@ -29,15 +30,13 @@ pub const GET_MANY_QUEUE: usize = 32;
 /// this often bounds what they keep to the commits of 200 ms.
 const IDLE_REFRESH: Duration = Duration::from_millis(200);
 
-/// The source under which lookups are recorded.
-const SOURCE: &str = "rpc";
-
 /// An answer and the slot it stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer<T = Option<Value>> {
     /// `None` when the map holds no such key; for `get_many` one of these a key, in the order asked.
     pub value: T,
-    /// The last slot applied as a whole, never newer than the snapshot that was read; `None` before the first.
+    /// The newest slot wholly in what was read: for confirmed the last one applied, for processed the tip of the fork,
+    /// for finalized the last final one. Never newer than what was read; `None` before the first.
     pub slot: Option<u64>,
 }
 
@@ -48,6 +47,12 @@ pub enum LookupError {
     Busy,
     /// The service is shutting down.
     Stopped,
+    /// Processed slots are not followed.
+    NotFollowed,
+    /// Too much is known of processed slots to keep it.
+    Overflowed,
+    /// What was changed after the finalized slot is not known yet.
+    NotFinal,
     /// The engine failed.
     Engine(Error),
 }
@@ -87,27 +92,47 @@ impl Lookups {
         Ok((Self { queue, many: Arc::new(Semaphore::new(GET_MANY_QUEUE)), shared }, pool))
     }
 
-    /// The value of one key. Dropping the future while the request is queued takes its work away.
+    /// The confirmed value of one key. Dropping the future while the request is queued takes its work away.
     ///
     /// # Errors
     /// See [`LookupError`].
     pub async fn get(&self, key: Key) -> Result<Answer, LookupError> {
+        self.get_at(key, Commitment::Confirmed).await
+    }
+
+    /// The value of one key at a commitment.
+    ///
+    /// # Errors
+    /// See [`LookupError`].
+    pub async fn get_at(&self, key: Key, commitment: Commitment) -> Result<Answer, LookupError> {
         let (reply, answer) = oneshot::channel();
-        self.enqueue(Request::Get { key, reply })?;
+        self.enqueue(Request::Get { key, commitment, reply })?;
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
-    /// The values of `keys`, all from one snapshot, in their order.
+    /// The confirmed values of `keys`, all from one snapshot, in their order.
     ///
     /// # Errors
     /// See [`LookupError`]; busy also with [`GET_MANY_QUEUE`] such requests under way.
     pub async fn get_many(&self, keys: Vec<Key>) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
+        self.get_many_at(keys, Commitment::Confirmed).await
+    }
+
+    /// The values of `keys` at a commitment, all from one state, in their order.
+    ///
+    /// # Errors
+    /// As [`Lookups::get_many`].
+    pub async fn get_many_at(
+        &self,
+        keys: Vec<Key>,
+        commitment: Commitment,
+    ) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
         let Ok(permit) = Arc::clone(&self.many).try_acquire_owned() else {
             count(&self.shared.counters.lookups_refused, 1);
             return Err(LookupError::Busy);
         };
         let (reply, answer) = oneshot::channel();
-        self.enqueue(Request::GetMany { keys, reply, _permit: permit })?;
+        self.enqueue(Request::GetMany { keys, commitment, reply, _permit: permit })?;
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
@@ -139,10 +164,12 @@ impl LookupThreads {
 enum Request {
     Get {
         key: Key,
+        commitment: Commitment,
         reply: oneshot::Sender<Result<Answer, LookupError>>,
     },
     GetMany {
         keys: Vec<Key>,
+        commitment: Commitment,
         reply: oneshot::Sender<Result<Answer<Vec<Option<Value>>>, LookupError>>,
         /// Travels with the keys, so that a request given up on counts until its memory is freed.
         _permit: OwnedSemaphorePermit,
@@ -150,112 +177,44 @@ enum Request {
 }
 
 fn run(engine: &Measured, shared: &Shared, requests: &Receiver<Request>, stopped: &Receiver<Infallible>) {
-    let mut reading = Reading { engine, shared, snapshot: None };
+    let mut reading = Reading::new(engine, shared);
     loop {
         crossbeam_channel::select_biased! {
             recv(stopped) -> _ => return,
             recv(requests) -> request => match request {
-                Ok(request) => reading.serve(request),
+                Ok(request) => serve(&mut reading, request),
                 Err(_) => return,
             },
-            default(IDLE_REFRESH) => {
-                // A failure closes the reader; the next request opens one anew and tells its caller.
-                if reading.snapshot.is_some() && let Err(error) = reading.refresh() {
-                    tracing::warn!(%error, "cannot refresh an idle reader");
-                }
-            }
+            default(IDLE_REFRESH) => reading.refresh_idle(),
         }
     }
 }
 
-/// One thread's reader. Opened at the first request and again after any failure.
-struct Reading<'e> {
-    engine: &'e Measured,
-    shared: &'e Shared,
-    snapshot: Option<Snapshot<'e>>,
-}
-
-struct Snapshot<'e> {
-    reader: Box<dyn Reader + 'e>,
-    /// Slot of the checkpoint that the reader held when `published` was current.
-    slot: Option<u64>,
-    /// Kept alive, so that comparing addresses cannot mistake a new checkpoint for this one.
-    published: Arc<Checkpoint>,
-}
-
-impl<'e> Reading<'e> {
-    fn serve(&mut self, request: Request) {
-        match request {
-            Request::Get { key, reply } => {
-                // Nobody waits any more: the deadline passed while it was queued.
-                if !reply.is_closed() {
-                    let _gone = reply.send(self.answer(1, |reader| reader.get(&key)));
-                }
-            }
-            Request::GetMany { keys, reply, _permit } => {
-                if !reply.is_closed() {
-                    let many = |reader: &mut dyn Reader| {
-                        let mut values = vec![None; keys.len()];
-                        reader.get_many(&keys, &mut values)?;
-                        Ok(values)
-                    };
-                    let _gone = reply.send(self.answer(keys.len() as u64, many));
-                }
+fn serve(reading: &mut Reading<'_>, request: Request) {
+    match request {
+        Request::Get { key, commitment, reply } => {
+            // Nobody waits any more: the deadline passed while it was queued.
+            if !reply.is_closed() {
+                let _gone = reply.send(reading.get(&key, commitment));
             }
         }
-    }
-
-    fn answer<T>(
-        &mut self,
-        keys: u64,
-        look_up: impl FnOnce(&mut dyn Reader) -> engine_api::Result<T>,
-    ) -> Result<Answer<T>, LookupError> {
-        count(&self.shared.counters.lookups, keys);
-        let answer = self.refresh().and_then(|snapshot| {
-            let value = look_up(&mut *snapshot.reader)?;
-            Ok(Answer { value, slot: snapshot.slot })
-        });
-        answer.map_err(|error| {
-            self.snapshot = None;
-            LookupError::Engine(error)
-        })
-    }
-
-    /// Moves to the newest commit.
-    ///
-    /// The checkpoint costs a lookup, so it is read only once a new one has been published. The slot is never
-    /// newer than what is read: it was read from this reader at this snapshot or an earlier one, and a reader
-    /// only moves forward. Nor is it older than the published one: that is published after its commit and
-    /// loaded here before the refresh, so the refreshed snapshot holds it.
-    fn refresh(&mut self) -> engine_api::Result<&mut Snapshot<'e>> {
-        let published = self.shared.checkpoint.load();
-        let next = match self.snapshot.take() {
-            Some(mut snapshot) => {
-                snapshot.reader.refresh()?;
-                if !Arc::ptr_eq(&snapshot.published, &published) {
-                    snapshot.slot = snapshot.reader.checkpoint()?.slot;
-                    snapshot.published = Guard::into_inner(published);
-                }
-                snapshot
+        Request::GetMany { keys, commitment, reply, _permit } => {
+            if !reply.is_closed() {
+                let _gone = reply.send(reading.get_many(&keys, commitment));
             }
-            None => {
-                let mut reader = self.engine.reader_for(SOURCE)?;
-                let slot = reader.checkpoint()?.slot;
-                Snapshot { reader, slot, published: Guard::into_inner(published) }
-            }
-        };
-        Ok(self.snapshot.insert(next))
+        }
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use engine_api::{Durability, Engine};
+    use engine_api::{Checkpoint, Durability, Engine};
     use engine_latency::Latency;
     use engines::{EngineKind, EngineOptions, OpenMode};
     use tempfile::TempDir;
 
     use super::*;
+    use crate::overlay::Overlay;
 
     /// A redb store with key `[1; 32]` at slot 7, and its pool.
     pub(crate) struct Pool {
@@ -268,11 +227,17 @@ pub(crate) mod tests {
 
     impl Pool {
         pub(crate) fn start() -> Self {
+            Self::with_overlay(false, false)
+        }
+
+        /// One of a service that follows processed slots, or whose engine takes in finalized slots only.
+        pub(crate) fn with_overlay(processed: bool, engine_is_final: bool) -> Self {
             let dir = tempfile::tempdir().unwrap();
             let options = EngineOptions::new(EngineKind::Redb);
             let engine = engines::open(&dir.path().join("store"), &options, OpenMode::Create).unwrap();
             let engine = Arc::new(Measured::new(engine, Latency::new("redb"), "ingest"));
-            let shared = Shared::new(Checkpoint::default());
+            let overlay = Overlay::new(&Checkpoint::default(), processed, engine_is_final);
+            let shared = Shared::with_overlay(Checkpoint::default(), overlay);
             commit(&engine, &shared, [1; 32], 7);
             let (lookups, threads) = Lookups::start(Arc::clone(&engine), 2, Arc::clone(&shared)).unwrap();
             Self { engine, shared, lookups, threads, dir }
@@ -285,6 +250,7 @@ pub(crate) mod tests {
         txn.put(&key, &[slot as u8; 32]).unwrap();
         txn.commit(&checkpoint, Durability::Buffered).unwrap();
         shared.checkpoint.store(Arc::new(checkpoint));
+        shared.overlay.published(checkpoint.slot);
     }
 
     #[tokio::test]

@@ -18,6 +18,7 @@ use prometheus_client::registry::Registry;
 
 use crate::feed::Feed;
 use crate::net::figures::{Figures, Listener};
+use crate::overlay::{Commitment, Overlay};
 use crate::status::{Counters, Readiness, Shared};
 
 /// Appends the service's families in the Prometheus text format. `engine` is the engine's label.
@@ -78,6 +79,7 @@ impl Collector for Families {
         if let Some(feed) = &self.feed {
             feed_families(&mut encoder, feed)?;
         }
+        overlay(&mut encoder, &self.shared.overlay)?;
         let lag_s = lag_seconds(&self.shared);
         if let Some(lag_s) = lag_s {
             let help = "Time from the creation of the newest applied slot's block meta to its commit";
@@ -201,6 +203,38 @@ fn by_listener<M: EncodeMetric>(
 ) -> Result<(), fmt::Error> {
     for listener in Listener::ALL {
         metric(listener).encode(family.encode_family(&[("listener", listener.name())])?)?;
+    }
+    Ok(())
+}
+
+fn overlay(encoder: &mut DescriptorEncoder<'_>, overlay: &Overlay) -> Result<(), fmt::Error> {
+    // ORDERING: Relaxed: statistics, nothing is inferred from them.
+    let read = |figure: &std::sync::atomic::AtomicU64| figure.load(Ordering::Relaxed);
+    if let Some(slot) = overlay.slot(Commitment::Finalized) {
+        gauge(encoder, "solkv_finalized_slot", "Newest finalized slot that can be read", slot)?;
+    }
+    if let Some(undo) = overlay.undo() {
+        let help = "Changes after the finalized slot, whose old values are kept in memory";
+        gauge(encoder, "solkv_undo_changes", help, undo.changes() as u64)?;
+    }
+    let Some(processed) = overlay.processed() else { return Ok(()) };
+    if let Some(slot) = overlay.slot(Commitment::Processed) {
+        gauge(encoder, "solkv_processed_slot", "Newest slot on the processed fork", slot)?;
+    }
+    let figures = &processed.figures;
+    let connected = u64::from(figures.connected.load(Ordering::Relaxed));
+    gauge(encoder, "solkv_overlay_connected", "1 when connected to the processed stream, else 0", connected)?;
+    gauge(encoder, "solkv_overlay_banks", "Banks held that are not committed yet; at most 256", read(&figures.banks))?;
+    gauge(encoder, "solkv_overlay_bytes", "Bytes that these banks take; at most 256 MiB", read(&figures.bytes))?;
+    let help = "1 while processed lookups are refused because there were too many banks or bytes, else 0";
+    gauge(encoder, "solkv_overlay_overflowed", help, u64::from(processed.view().overflowed))?;
+    let help = "Updates received from the processed stream";
+    let updates = encoder.encode_descriptor("solkv_overlay_updates_received", help, None, MetricType::Counter)?;
+    ConstCounter::new(read(&figures.updates)).encode(updates)?;
+    let help = "Banks dropped, by reason: only committed, dead and abandoned are the chain's own";
+    let mut family = encoder.encode_descriptor("solkv_overlay_banks_dropped", help, None, MetricType::Counter)?;
+    for (reason, dropped) in figures.dropped.load().by_reason() {
+        ConstCounter::new(dropped).encode(family.encode_family(&[("reason", reason)])?)?;
     }
     Ok(())
 }

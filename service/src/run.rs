@@ -1,7 +1,7 @@
 //! Puts the parts together: engine, lookups, servers, receiver and ingest-apply, from start to a clean stop.
 //!
 //! Owns: threads and their order of stopping. Threads: `net-N` (tokio: sockets only), `ingest-apply` (the only
-//! writer), `lookup-N` (readers).
+//! writer), `lookup-N` (readers), `overlay` (processed slots, if followed).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,8 +20,10 @@ use crate::feed::{Feed, FeedWriter, Retention, Snapshots};
 use crate::http::{self, HttpState};
 use crate::ingest::apply::{Apply, ApplyConfig};
 use crate::ingest::receive::{QUEUE_BATCHES, ReceiveConfig, receive};
+use crate::ingest::subscribe::Commitment;
 use crate::lookups::Lookups;
 use crate::net::{Edge, limit};
+use crate::overlay::{self, Overlay};
 use crate::rpc::{self, Door, FeedLimits, FeedService, UdsListener};
 use crate::status::Shared;
 
@@ -41,8 +43,9 @@ pub fn run(config: &Config) -> Result<()> {
     let label = engine.label();
     let latency = Latency::new(label);
     let engine = Arc::new(Measured::new(engine, Arc::clone(&latency), "ingest"));
-    let shared = Shared::new(engine.checkpoint()?);
-    let checkpoint = **shared.checkpoint.load();
+    let checkpoint = engine.checkpoint()?;
+    let overlay = Overlay::new(&checkpoint, config.processed, config.commitment == Commitment::Finalized);
+    let shared = Shared::with_overlay(checkpoint, overlay);
     info!(engine = label, dir = %config.dir.display(), seq = checkpoint.seq, slot = checkpoint.slot, "store is open");
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(NET_THREADS)
@@ -114,6 +117,7 @@ async fn serve(
     let rpc = tokio::spawn(rpc::serve(door, services, until(stopped.clone())));
     let http = tokio::spawn(http::serve(http, http_state, until(stopped.clone())));
     let receiver = tokio::spawn(receive(receive_config(config)?, messages, Arc::clone(&shared), stopped.clone()));
+    overlay::start(receive_config(config)?, &shared, stopped.clone()).context("cannot start the overlay thread")?;
     let apply = Apply::new(apply.engine, shared, apply.writer, apply_config(config), stopped)?;
     let (ended, mut apply_ended) = oneshot::channel();
     std::thread::Builder::new()

@@ -10,6 +10,7 @@ use arc_swap::ArcSwap;
 use engine_api::{Checkpoint, Stats};
 
 use crate::net::figures::Figures;
+use crate::overlay::Overlay;
 
 /// Slots that the stream can no longer deliver. Both ends included.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -52,6 +53,8 @@ pub struct Shared {
     pub queue_batches: AtomicU64,
     /// See [`Shared::resume_slot`]; [`NO_SLOT`] before the first. Writer: ingest-apply.
     resume_slot: AtomicU64,
+    /// What lookups at each commitment read.
+    pub overlay: Overlay,
     /// Counters since start.
     pub counters: Counters,
     /// What the network edge counts. Writer: the network edge.
@@ -81,8 +84,13 @@ pub struct Counters {
 const NO_SLOT: u64 = u64::MAX;
 
 impl Shared {
-    /// The state at start: nothing heard of, not ready.
+    /// The state at start: nothing heard of, not ready. Processed slots are not followed.
     pub fn new(checkpoint: Checkpoint) -> Arc<Self> {
+        Self::with_overlay(checkpoint, Overlay::new(&checkpoint, false, false))
+    }
+
+    /// The state at start, with the overlay of a service that follows more than confirmed slots, or less.
+    pub fn with_overlay(checkpoint: Checkpoint, overlay: Overlay) -> Arc<Self> {
         Arc::new(Self {
             checkpoint: ArcSwap::from_pointee(checkpoint),
             readiness: ArcSwap::from_pointee(Readiness::NotReady("starting".to_owned())),
@@ -92,6 +100,7 @@ impl Shared {
             connected: AtomicBool::new(false),
             queue_batches: AtomicU64::new(0),
             resume_slot: AtomicU64::new(checkpoint.slot.unwrap_or(NO_SLOT)),
+            overlay,
             counters: Counters::default(),
             net: Figures::default(),
         })

@@ -69,7 +69,20 @@ pub(crate) struct Update {
     pub closed: bool,
 }
 
-/// A slot with everything that belongs to it. Sealed unless `dead`.
+/// What becomes of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// It is on the chain.
+    Sealed,
+    /// It dies, which is reported: its updates must not be applied.
+    Dead,
+    /// It is whole, and the chain goes on from an older parent, which nothing reports.
+    Abandoned,
+    /// It is given up half way for another bank in the same slot, which nothing reports.
+    GivenUp,
+}
+
+/// A slot's block with everything that belongs to it.
 #[derive(Debug)]
 pub(crate) struct Block {
     /// Slot number.
@@ -86,8 +99,10 @@ pub(crate) struct Block {
     pub first_event: u64,
     /// The last write of each account in the slot.
     pub updates: Vec<Update>,
-    /// The slot died: its updates must not be applied.
-    pub dead: bool,
+    /// The bank that executed it.
+    pub bank: u64,
+    /// What becomes of it.
+    pub kind: Kind,
 }
 
 impl Block {
@@ -136,6 +151,8 @@ pub(crate) struct Chain {
     events: u64,
     slots: u64,
     bogus: u64,
+    /// The block that the next slot's abandoned one stands on, where a fork is to grow.
+    fork: Option<(u64, [u8; 32], u64)>,
     held: VecDeque<(usize, Arc<Block>)>,
     ready: VecDeque<Arc<Block>>,
     gap: Option<Gap>,
@@ -159,6 +176,7 @@ impl Chain {
             events: 0,
             slots: 0,
             bogus: 0,
+            fork: None,
             held: VecDeque::new(),
             ready: VecDeque::new(),
             gap: None,
@@ -213,9 +231,22 @@ impl Chain {
             return;
         }
         if every(self.options.dead_every) && !missing {
-            let block = self.dead_block(slot);
+            let block = self.vanishing_block(slot, Kind::Dead);
             self.ready.push_back(Arc::new(block));
             return;
+        }
+        let grows = self.fork.is_some();
+        if (every(self.options.fork_every) || grows) && !missing {
+            let block = self.vanishing_block(slot, Kind::Abandoned);
+            // Every other fork is two blocks long.
+            let first = !grows && nth.is_multiple_of(2 * self.options.fork_every);
+            self.fork = first.then_some((block.slot, block.hash, block.height));
+            self.ready.push_back(Arc::new(block));
+            return;
+        }
+        if every(self.options.banks_every) && !missing {
+            let block = self.vanishing_block(slot, Kind::GivenUp);
+            self.ready.push_back(Arc::new(block));
         }
         if missing {
             self.gap = Some(Gap { slot, parent_slot: self.parent.0, digest: self.digest().to_string() });
@@ -262,11 +293,21 @@ impl Chain {
         let first_event = self.events;
         self.events += updates.len() as u64;
         self.slots += 1;
-        Block { slot, parent_slot, hash, parent_hash, height, first_event, updates, dead: false }
+        Block {
+            slot,
+            parent_slot,
+            hash,
+            parent_hash,
+            height,
+            first_event,
+            updates,
+            bank: bank(slot),
+            kind: Kind::Sealed,
+        }
     }
 
-    /// A slot of updates that look like any other and must leave no trace: changes, closes and new keys.
-    fn dead_block(&mut self, slot: u64) -> Block {
+    /// A block of updates that look like any other and must leave no trace: changes, closes and new keys.
+    fn vanishing_block(&mut self, slot: u64, kind: Kind) -> Block {
         let count = (self.options.events_per_slot / 2).max(1);
         let mut updates = Vec::with_capacity(count as usize);
         for n in 0..count {
@@ -278,9 +319,11 @@ impl Chain {
             };
             updates.push(Update { id, version: ABSENT | self.bogus as u32, closed });
         }
-        let (parent_slot, parent_hash, height) = self.parent;
+        let (parent_slot, parent_hash, height) = self.fork.unwrap_or(self.parent);
         let hash = block_hash(self.options.seed, slot);
-        Block { slot, parent_slot, hash, parent_hash, height, first_event: self.events, updates, dead: true }
+        // The slot's other bank comes after this one.
+        let bank = if kind == Kind::GivenUp { bank(slot) - 1 } else { bank(slot) };
+        Block { slot, parent_slot, hash, parent_hash, height, first_event: self.events, updates, bank, kind }
     }
 
     /// Draws one event and applies it to the state.
@@ -310,6 +353,11 @@ impl Chain {
         }
         Update { id, version: *state & !ABSENT, closed: *state & ABSENT != 0 }
     }
+}
+
+/// The bank of a slot that seals it. The number before it is for one that is given up.
+fn bank(slot: u64) -> u64 {
+    slot.wrapping_mul(2).wrapping_add(1)
 }
 
 /// The hash of `slot` on the chain of `seed`.

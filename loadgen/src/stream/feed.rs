@@ -14,11 +14,12 @@ use prost_types::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Interval;
 use tonic::{Status, Streaming};
+use workload::Key;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpdatePing, SubscribeUpdatePong};
 
 use crate::stream::account::{Account, Extract};
-use crate::stream::chain::{Block, Keys};
+use crate::stream::chain::{Block, Keys, Kind, Update};
 use crate::stream::filter::{Commitment, Filter};
 use crate::stream::log::{Event, Log};
 use crate::stream::wire;
@@ -27,6 +28,8 @@ use crate::stream::wire;
 const CHUNK_BYTES: usize = 64 * 1024;
 /// Pings to the subscriber, as the public server sends them.
 const PING_PERIOD: Duration = Duration::from_secs(10);
+/// What sets the value of an account's earlier write in a slot apart from the one it is left with.
+const EARLIER_VERSIONS: u32 = 1 << 30;
 /// Slots that a replay starts too early under `--duplicates`.
 const DUPLICATE_SLOTS: u64 = 3;
 
@@ -41,6 +44,8 @@ pub(crate) struct Shared {
     pub(crate) extract: Extract,
     /// Replays start earlier than asked.
     pub(crate) duplicates: bool,
+    /// Blocks are confirmed later than they are processed, so that the two commitments see different streams.
+    pub(crate) confirms_later: bool,
     /// Events between two cut connections; 0 for none.
     pub(crate) disconnect_every: u64,
     /// Index of the event at which the next connection is cut. Counted on the chain, not on connections: a replay
@@ -78,6 +83,8 @@ struct Sending {
     created_at: Timestamp,
     created_at_bytes: Vec<u8>,
     statuses: &'static [SlotStatus],
+    /// As it happens: every write, and some after the block meta.
+    live: bool,
 }
 
 /// Why a response stream ends.
@@ -201,7 +208,7 @@ impl Feed {
                 self.sending = Some(sending);
                 return Ok(true);
             }
-            if sending.next < sending.block.updates.len() {
+            if sending.next < sending.before_meta() {
                 self.sending = Some(sending);
             } else {
                 self.end_block(&sending, out);
@@ -215,9 +222,10 @@ impl Feed {
         const CONFIRMED: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed];
         const FINAL: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed, SlotStatus::SlotFinalized];
         let final_only = self.filter.commitment() == Commitment::Finalized;
+        let live = self.filter.commitment() == Commitment::Processed && self.shared.confirms_later;
         if let Some(block) = self.replay.next() {
             let statuses = if final_only { FINAL } else { CONFIRMED };
-            self.begin_block(block, Timestamp::from(SystemTime::now()), statuses, out);
+            self.begin_block(block, Timestamp::from(SystemTime::now()), statuses, false, out);
             return Ok(true);
         }
         let Some(place) = &mut self.place else { return Ok(false) };
@@ -225,11 +233,21 @@ impl Feed {
         let Some(entry) = self.shared.log.entry(place.id, place.cursor)? else { return Ok(false) };
         place.cursor += 1;
         match entry.event {
-            Event::Block(block) if !final_only || block.dead => {
-                let statuses = if block.dead { &[SlotStatus::SlotDead][..] } else { CONFIRMED };
-                self.begin_block(block, entry.created_at, statuses, out);
+            Event::Processed(block) if live => {
+                let statuses = live_statuses(&block);
+                self.begin_block(block, entry.created_at, statuses, true, out);
             }
-            Event::Finalized(block) if final_only => self.begin_block(block, entry.created_at, FINAL, out),
+            Event::Processed(_) => {}
+            Event::Block(block) if live => {
+                if block.kind == Kind::Sealed {
+                    self.status(&block, SlotStatus::SlotConfirmed, entry.created_at, out);
+                }
+            }
+            Event::Block(block) if !final_only || block.kind == Kind::Dead => {
+                let statuses = if block.kind == Kind::Dead { &[SlotStatus::SlotDead][..] } else { CONFIRMED };
+                self.begin_block(block, entry.created_at, statuses, false, out);
+            }
+            Event::Finalized(block) if final_only => self.begin_block(block, entry.created_at, FINAL, false, out),
             Event::Finalized(block) => self.status(&block, SlotStatus::SlotFinalized, entry.created_at, out),
             Event::Block(_) => {}
         }
@@ -241,6 +259,7 @@ impl Feed {
         block: Arc<Block>,
         created_at: Timestamp,
         statuses: &'static [SlotStatus],
+        live: bool,
         out: &mut BytesMut,
     ) {
         self.status(&block, SlotStatus::SlotFirstShredReceived, created_at, out);
@@ -249,18 +268,23 @@ impl Feed {
         signature[..32].copy_from_slice(&block.hash);
         signature[32..].copy_from_slice(&block.parent_hash);
         let created_at_bytes = created_at.encode_to_vec();
-        self.sending = Some(Sending { block, next: 0, signature, created_at, created_at_bytes, statuses });
+        self.sending = Some(Sending { block, next: 0, signature, created_at, created_at_bytes, statuses, live });
     }
 
-    /// The real order at confirmed: content, block meta, statuses.
+    /// The real order at confirmed: content, block meta, statuses. At processed a late write comes before the statuses.
     fn end_block(&self, sending: &Sending, out: &mut BytesMut) {
         let block = &*sending.block;
-        if !block.dead {
+        if matches!(block.kind, Kind::Sealed | Kind::Abandoned) {
             self.status(block, SlotStatus::SlotCompleted, sending.created_at, out);
             if !self.filter.blocks_meta().is_empty() {
                 wire::block_meta(out, self.filter.blocks_meta(), block, sending.created_at);
             }
         }
+        let mut names = Vec::new();
+        let late = sending.before_meta()..block.updates.len();
+        let late = late.map(|index| self.write(sending, index, &mut names, out)).sum();
+        // ORDERING: a statistic, paired with nothing.
+        self.shared.sent_events.fetch_add(late, Ordering::Relaxed);
         for &status in sending.statuses {
             self.status(block, status, sending.created_at, out);
         }
@@ -281,40 +305,72 @@ impl Feed {
 
     /// Appends updates of the block until the chunk is full; true when the connection is to be cut here.
     fn fill_block(&self, sending: &mut Sending, out: &mut BytesMut) -> bool {
-        let block = Arc::clone(&sending.block);
-        let mut names: Vec<&str> = Vec::with_capacity(4);
+        let sealed = sending.block.kind == Kind::Sealed;
+        let mut names = Vec::with_capacity(4);
         let mut sent = 0;
         let mut cut = false;
-        while sending.next < block.updates.len() && out.len() < CHUNK_BYTES - 1024 {
-            let event = block.first_event + sending.next as u64;
-            if self.shared.disconnect_every != 0 && !block.dead && self.cut_at(event) {
+        while sending.next < sending.before_meta() && out.len() < CHUNK_BYTES - 1024 {
+            let event = sending.block.first_event + sending.next as u64;
+            if self.shared.disconnect_every != 0 && sealed && self.cut_at(event) {
                 cut = true;
                 break;
             }
-            let update = &block.updates[sending.next];
+            sent += self.write(sending, sending.next, &mut names, out);
             sending.next += 1;
-            let key = self.shared.keys.key(update.id);
-            let account = if update.closed {
-                Account::closed()
-            } else {
-                let value = self.shared.keys.value(update.id, update.version);
-                Account::open(self.shared.extract, &key, &value, event)
-            };
-            // One write in 64 comes from outside a transaction, as rent and rewards do.
-            let signed = key[30] & 63 != 0;
-            names.clear();
-            self.filter.matching_accounts(&key, &account, signed, |name| names.push(name));
-            if names.is_empty() {
-                continue;
-            }
-            let signature = if signed { &sending.signature[..] } else { &[] };
-            let meta = wire::AccountMeta { key: &key, slot: block.slot, write_version: event + 1, signature };
-            wire::account(out, &names, &meta, &account, self.filter.slices(), &sending.created_at_bytes);
-            sent += 1;
         }
         // ORDERING: a statistic, paired with nothing.
         self.shared.sent_events.fetch_add(sent, Ordering::Relaxed);
         cut
+    }
+
+    /// Appends an update of the block; gives how many messages that took. As it happens, some accounts are written
+    /// twice, and of some the earlier write arrives later.
+    fn write<'a>(&'a self, sending: &Sending, index: usize, names: &mut Vec<&'a str>, out: &mut BytesMut) -> u64 {
+        let update = &sending.block.updates[index];
+        let event = sending.block.first_event + index as u64;
+        let key = self.shared.keys.key(update.id);
+        let twice = if sending.live { key[29] & 3 } else { 0 };
+        let earlier = Update { version: update.version.wrapping_add(EARLIER_VERSIONS), closed: false, ..*update };
+        let mut sent = 0;
+        if twice == 1 {
+            sent += self.account(sending, &key, &earlier, event, names, out);
+        }
+        sent += self.account(sending, &key, update, event + 1, names, out);
+        if twice == 2 {
+            sent += self.account(sending, &key, &earlier, event, names, out);
+        }
+        sent
+    }
+
+    /// Appends an account as `update` left it, where the filter wants it; gives 1 or 0. `names` is kept between calls
+    /// for its allocation.
+    fn account<'a>(
+        &'a self,
+        sending: &Sending,
+        key: &Key,
+        update: &Update,
+        write_version: u64,
+        names: &mut Vec<&'a str>,
+        out: &mut BytesMut,
+    ) -> u64 {
+        let account = if update.closed {
+            Account::closed()
+        } else {
+            let value = self.shared.keys.value(update.id, update.version);
+            Account::open(self.shared.extract, key, &value, write_version.saturating_sub(1))
+        };
+        // One write in 64 comes from outside a transaction, as rent and rewards do.
+        let signed = key[30] & 63 != 0;
+        names.clear();
+        self.filter.matching_accounts(key, &account, signed, |name| names.push(name));
+        if names.is_empty() {
+            return 0;
+        }
+        let signature = if signed { &sending.signature[..] } else { &[] };
+        let (slot, bank) = (sending.block.slot, sending.block.bank);
+        let meta = wire::AccountMeta { key, slot, bank, write_version, signature };
+        wire::account(out, names, &meta, &account, self.filter.slices(), &sending.created_at_bytes);
+        1
     }
 
     /// Whether the connection is to be cut before `event`; each mark cuts one connection.
@@ -324,6 +380,25 @@ impl Feed {
         let mark = self.shared.next_cut.load(Ordering::Relaxed);
         let next = (event / every + 1) * every;
         event >= mark && self.shared.next_cut.compare_exchange(mark, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
+impl Sending {
+    /// Updates that are sent before the block meta: all, or all but one.
+    fn before_meta(&self) -> usize {
+        let late = self.live && matches!(self.block.kind, Kind::Sealed | Kind::Abandoned);
+        self.block.updates.len().saturating_sub(usize::from(late))
+    }
+}
+
+/// What is said of a block as it happens. Confirmed and processed come in either order; only one in seven is confirmed
+/// this early, the others are later.
+fn live_statuses(block: &Block) -> &'static [SlotStatus] {
+    match block.kind {
+        Kind::Sealed if block.slot % 7 == 3 => &[SlotStatus::SlotConfirmed, SlotStatus::SlotProcessed],
+        Kind::Sealed | Kind::Abandoned => &[SlotStatus::SlotProcessed],
+        Kind::Dead => &[SlotStatus::SlotDead],
+        Kind::GivenUp => &[],
     }
 }
 

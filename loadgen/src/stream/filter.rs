@@ -38,7 +38,7 @@ pub(crate) struct Filter {
 /// At which commitment a subscriber sees slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Commitment {
-    /// As executed. This stream delivers a slot whole at every commitment.
+    /// As executed. A slot is delivered whole unless the stream confirms slots later than that.
     #[default]
     Processed,
     /// As voted on.

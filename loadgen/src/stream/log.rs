@@ -12,20 +12,22 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tonic::Status;
 
-use crate::stream::chain::Block;
+use crate::stream::chain::{Block, Kind};
 use crate::stream::filter::Commitment;
 
 /// Slots the chain may be ahead of the slowest subscriber at max rate: enough that neither waits for the other.
 const AHEAD_ENTRIES: u64 = 16;
 /// Slots until a block is final, as on the real chain.
 const FINAL_AFTER_SLOTS: usize = 32;
-/// Entries kept for subscribers that are behind, besides three for each stored slot.
+/// Entries kept for subscribers that are behind, besides three or four for each stored slot.
 const SPARE_ENTRIES: usize = 256;
 
 /// One step of the chain as subscribers see it.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// A slot was sealed and confirmed (or, when `dead` is set on it, died).
+    /// A bank was executed. Only where blocks are confirmed later.
+    Processed(Arc<Block>),
+    /// A slot was sealed and confirmed (or died, if it is of that kind).
     Block(Arc<Block>),
     /// A slot became final.
     Finalized(Arc<Block>),
@@ -56,6 +58,7 @@ pub(crate) struct Log {
     moved: Condvar,
     head: watch::Sender<u64>,
     replay_slots: usize,
+    confirm_after: usize,
     start_parent: u64,
 }
 
@@ -65,6 +68,7 @@ struct Inner {
     first: u64,
     stored: VecDeque<Arc<Block>>,
     evicted: bool,
+    unconfirmed: VecDeque<Arc<Block>>,
     unfinal: VecDeque<Arc<Block>>,
     tip: Tip,
     cursors: HashMap<u64, u64>,
@@ -80,10 +84,11 @@ impl Inner {
 }
 
 impl Log {
-    /// An empty log that keeps `replay_slots` slots of a chain that starts on top of `start_parent`.
-    pub(crate) fn new(replay_slots: usize, start_parent: u64) -> Self {
+    /// An empty log that keeps `replay_slots` slots of a chain that starts on top of `start_parent`. A slot is confirmed
+    /// once `confirm_after` later ones are there.
+    pub(crate) fn new(replay_slots: usize, confirm_after: usize, start_parent: u64) -> Self {
         let (head, _) = watch::channel(0);
-        Self { inner: Mutex::default(), moved: Condvar::new(), head, replay_slots, start_parent }
+        Self { inner: Mutex::default(), moved: Condvar::new(), head, replay_slots, confirm_after, start_parent }
     }
 
     /// Tells of every new entry.
@@ -91,24 +96,23 @@ impl Log {
         self.head.subscribe()
     }
 
-    /// Publishes a block of the chain, and the finality that follows from it.
+    /// Publishes a block as it is executed, and the confirmation and finality that follow from it.
     pub(crate) fn publish(&self, block: Arc<Block>) {
         let mut inner = self.lock();
         let created_at = Timestamp::from(SystemTime::now());
-        inner.entries.push_back(Entry { event: Event::Block(Arc::clone(&block)), created_at });
-        if !block.dead {
-            if inner.tip.confirmed.as_ref().is_none_or(|tip| tip.slot < block.slot) {
-                inner.tip.confirmed = Some(Arc::clone(&block));
+        if self.confirm_after > 0 {
+            inner.entries.push_back(Entry { event: Event::Processed(Arc::clone(&block)), created_at });
+        }
+        match block.kind {
+            Kind::Sealed => {
+                inner.unconfirmed.push_back(block);
+                if inner.unconfirmed.len() > self.confirm_after {
+                    self.confirm_oldest(&mut inner, created_at);
+                }
             }
-            inner.stored.push_back(Arc::clone(&block));
-            inner.unfinal.push_back(block);
-            if inner.unfinal.len() > FINAL_AFTER_SLOTS {
-                finalize_oldest(&mut inner, created_at);
-            }
-            while inner.stored.len() > self.replay_slots {
-                inner.stored.pop_front();
-                inner.evicted = true;
-            }
+            Kind::Dead => inner.entries.push_back(Entry { event: Event::Block(block), created_at }),
+            // Told of at processed alone.
+            Kind::Abandoned | Kind::GivenUp => {}
         }
         self.trim_and_tell(inner);
     }
@@ -117,6 +121,9 @@ impl Log {
     pub(crate) fn finish(&self) {
         let mut inner = self.lock();
         let created_at = Timestamp::from(SystemTime::now());
+        while !inner.unconfirmed.is_empty() {
+            self.confirm_oldest(&mut inner, created_at);
+        }
         while !inner.unfinal.is_empty() {
             finalize_oldest(&mut inner, created_at);
         }
@@ -243,8 +250,26 @@ impl Log {
         Ok(blocks)
     }
 
+    fn confirm_oldest(&self, inner: &mut Inner, created_at: Timestamp) {
+        let Some(block) = inner.unconfirmed.pop_front() else { return };
+        inner.entries.push_back(Entry { event: Event::Block(Arc::clone(&block)), created_at });
+        if inner.tip.confirmed.as_ref().is_none_or(|tip| tip.slot < block.slot) {
+            inner.tip.confirmed = Some(Arc::clone(&block));
+        }
+        inner.stored.push_back(Arc::clone(&block));
+        inner.unfinal.push_back(block);
+        if inner.unfinal.len() > FINAL_AFTER_SLOTS {
+            finalize_oldest(inner, created_at);
+        }
+        while inner.stored.len() > self.replay_slots {
+            inner.stored.pop_front();
+            inner.evicted = true;
+        }
+    }
+
     fn trim_and_tell(&self, mut inner: MutexGuard<'_, Inner>) {
-        let keep = self.replay_slots.saturating_mul(3).saturating_add(SPARE_ENTRIES);
+        let each = if self.confirm_after > 0 { 4 } else { 3 };
+        let keep = self.replay_slots.saturating_mul(each).saturating_add(SPARE_ENTRIES);
         while inner.entries.len() > keep {
             inner.entries.pop_front();
             inner.first += 1;

@@ -56,10 +56,11 @@ impl Stream {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
-            log: Log::new(delivery.replay_slots, workload.start_slot - 1),
+            log: Log::new(delivery.replay_slots, delivery.confirm_after, workload.start_slot - 1),
             keys: Arc::clone(&keys),
             extract: workload.extract,
             duplicates: delivery.duplicates,
+            confirms_later: delivery.confirm_after > 0,
             disconnect_every: delivery.disconnect_every,
             next_cut: AtomicU64::new(delivery.disconnect_every),
             sent_events: AtomicU64::new(0),

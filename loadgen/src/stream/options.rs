@@ -59,6 +59,13 @@ pub struct Workload {
     /// Fault: every K-th slot arrives whole, but after the three slots that follow it
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub out_of_order_every: u64,
+    /// Every K-th slot is on a fork that is abandoned without a word, one or two blocks long: its child names an older
+    /// parent. Seen at processed alone, with --confirm-after
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub fork_every: u64,
+    /// Every K-th slot has a first bank that is given up half way. Seen at processed alone, with --confirm-after
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub banks_every: u64,
     /// Fault: this slot is missing for good: its child names a parent that never comes, by replay neither
     #[arg(long, value_name = "SLOT")]
     pub gap_at: Option<u64>,
@@ -73,6 +80,11 @@ pub struct Delivery {
     /// Sealed slots kept for from_slot; older ones answer OUT_OF_RANGE as a real server does
     #[arg(long, value_name = "N", default_value_t = 150)]
     pub replay_slots: usize,
+    /// A slot is confirmed once N later ones are processed, and at processed updates come as they happen: several of an
+    /// account, in any order, some after the block meta. With 0 a slot is whole and confirmed at once, at every
+    /// commitment
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub confirm_after: usize,
     /// Do not wait for a first subscriber before the first slot
     #[arg(long)]
     pub no_wait: bool,
@@ -109,6 +121,7 @@ impl Workload {
         );
         ensure!(self.skip_every != 1, "skip-every=1 skips every slot; give 2 or more, or 0 for none");
         ensure!(self.dead_every != 1, "dead-every=1 leaves no live slot; give 2 or more, or 0 for none");
+        ensure!(self.fork_every != 1, "fork-every=1 leaves no slot on the chain; give 2 or more, or 0 for none");
         if let Some(gap) = self.gap_at {
             ensure!(gap >= self.start_slot, "gap-at={gap} lies before start-slot={}", self.start_slot);
         }

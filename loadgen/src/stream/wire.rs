@@ -26,6 +26,8 @@ pub(crate) struct AccountMeta<'a> {
     pub(crate) key: &'a [u8; 32],
     /// Slot of the write.
     pub(crate) slot: u64,
+    /// Bank of the write.
+    pub(crate) bank: u64,
     /// Order of writes inside the slot.
     pub(crate) write_version: u64,
     /// Signature of the transaction that wrote; empty for a write outside of one.
@@ -50,7 +52,7 @@ pub(crate) fn account(
         + optional_bytes_len(data_len)
         + optional_varint_len(meta.write_version)
         + optional_bytes_len(meta.signature.len());
-    let bank = bank_id(meta.slot);
+    let bank = meta.bank;
     let update_len = bytes_len(info_len) + optional_varint_len(meta.slot) + 1 + encoded_len_varint(bank);
     let names_len: usize = names.iter().map(|name| bytes_len(name.len())).sum();
     let message_len = names_len + bytes_len(update_len) + bytes_len(created_at.len());
@@ -89,7 +91,7 @@ pub(crate) fn block_meta(out: &mut BytesMut, names: &[String], block: &Block, cr
         block_height: Some(BlockHeight { block_height: block.height }),
         executed_transaction_count: block.updates.len() as u64 / 4,
         entries_count: 64,
-        bank_id: bank_id(block.slot),
+        bank_id: block.bank,
         ..Default::default()
     };
     update(out, names.to_vec(), UpdateOneof::BlockMeta(meta), created_at);
@@ -109,7 +111,7 @@ pub(crate) fn slot_status(
         parent: Some(block.parent_slot),
         status: status as i32,
         dead_error: (status == SlotStatus::SlotDead).then(|| "invalid block: too few ticks".to_owned()),
-        bank_id: banked.then(|| bank_id(block.slot)),
+        bank_id: banked.then_some(block.bank),
     };
     update(out, names, UpdateOneof::Slot(slot), created_at);
 }
@@ -121,11 +123,6 @@ pub(crate) fn update(out: &mut BytesMut, filters: Vec<String>, body: UpdateOneof
     out.reserve(FRAME_HEADER_BYTES + length);
     frame_header(out, length);
     message.encode_raw(out);
-}
-
-/// The bank of a slot: this stream has one per slot.
-fn bank_id(slot: u64) -> u64 {
-    slot.wrapping_mul(2).wrapping_add(1)
 }
 
 fn frame_header(out: &mut BytesMut, length: usize) {
@@ -193,7 +190,7 @@ mod tests {
 
     fn check(account_state: &Account, slices: &[(usize, usize)], data: &[u8], signature: &[u8]) {
         let created_at = Timestamp { seconds: 1_700_000_000, nanos: 5 };
-        let meta = AccountMeta { key: &[7; 32], slot: 300, write_version: 1 << 40, signature };
+        let meta = AccountMeta { key: &[7; 32], slot: 300, bank: 601, write_version: 1 << 40, signature };
         let mut out = BytesMut::new();
         account(&mut out, &["a", "bc"], &meta, account_state, slices, &created_at.encode_to_vec());
         let expected = SubscribeUpdate {

@@ -8,6 +8,7 @@
 mod bench;
 mod follow;
 mod model;
+mod processed;
 mod protocol;
 mod report;
 mod synthetic;

@@ -133,6 +133,7 @@ impl Apply {
             if messages.is_empty() {
                 self.flush()?;
             }
+            self.shared.overlay.settle();
         }
         // A commit here would only shorten the replay; the slot being assembled comes again.
         self.flush()
@@ -174,13 +175,15 @@ impl Apply {
     }
 
     fn slot(&mut self, slot: &WholeSlot) -> Result<()> {
+        let base = Base { slot: slot.slot, blockhash: slot.blockhash };
+        self.shared.overlay.begin(base);
         for events in slot.events.chunks(self.config.commit_every) {
             if self.batch.len() + events.len() > self.config.commit_every {
                 self.flush()?;
             }
             self.batch.extend(events.iter().map(|event| Due { slot: slot.slot, event: *event }));
         }
-        self.complete = Some(Base { slot: slot.slot, blockhash: slot.blockhash });
+        self.complete = Some(base);
         self.created_unix_ms = slot.created_unix_ms;
         self.shared.set_resume_slot(slot.slot);
         self.waiting_since = None;
@@ -242,6 +245,7 @@ impl Apply {
             source: self.committed.source,
         };
         let (all, deleted) = (changes.len(), changes.iter().filter(|change| change.new.is_none()).count());
+        self.shared.overlay.committing(changes.iter().map(|change| (change.slot, change.key, change.old)));
         if let Some(feed) = &mut self.feed {
             feed.append(self.committed.seq + 1, changes)?;
         }
@@ -264,6 +268,7 @@ impl Apply {
 
     fn publish(&mut self, checkpoint: Checkpoint) {
         self.shared.checkpoint.store(Arc::new(checkpoint));
+        self.shared.overlay.published(checkpoint.slot);
         if let Some(feed) = &mut self.feed {
             feed.publish(&checkpoint);
         }

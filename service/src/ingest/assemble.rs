@@ -63,7 +63,7 @@ pub struct Limits {
 }
 
 /// The slot that the data stands at: the next one handed out is its child.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Base {
     /// The slot.
     pub slot: u64,

@@ -1,6 +1,6 @@
 //! Waits between attempts to connect: they double up to a maximum, with jitter.
 //!
-//! Owns: the waits. Must not: sleep. Runs on the receiver's task.
+//! Owns: the waits. Must not: sleep. Runs on a receiver's task.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -10,7 +10,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 
 /// The waits since the last success.
 #[derive(Debug)]
-pub(super) struct Backoff {
+pub(crate) struct Backoff {
     next: Duration,
     jitter: RandomState,
     waits: u64,
@@ -18,13 +18,13 @@ pub(super) struct Backoff {
 
 impl Backoff {
     /// Starts with the shortest wait.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { next: FIRST, jitter: RandomState::new(), waits: 0 }
     }
 
     /// The wait before the next attempt: half of it fixed, half random, so that clients of one server that
     /// restarted do not come back all at once.
-    pub(super) fn next_wait(&mut self) -> Duration {
+    pub(crate) fn next_wait(&mut self) -> Duration {
         let half = self.next / 2;
         self.next = (self.next * 2).min(LONGEST);
         self.waits = self.waits.wrapping_add(1);
@@ -34,7 +34,7 @@ impl Backoff {
     }
 
     /// After a success.
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.next = FIRST;
     }
 }

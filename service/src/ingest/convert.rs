@@ -4,10 +4,11 @@
 //! receiver's task.
 
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
-use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate, SubscribeUpdateBlockMeta};
+use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate, SubscribeUpdateAccount, SubscribeUpdateBlockMeta};
 use yellowstone_grpc_proto::prost_types::Timestamp;
 
 use super::assemble::Input;
+use super::event::Event;
 use super::extract::Extract;
 use super::subscribe::Commitment;
 
@@ -24,11 +25,11 @@ pub(super) enum Converted {
 
 /// A message that no input can be made of.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct MalformedUpdate {
+pub(crate) struct MalformedUpdate {
     /// The slot it belongs to.
-    pub(super) slot: u64,
+    pub(crate) slot: u64,
     /// What is wrong with it.
-    pub(super) detail: String,
+    pub(crate) detail: String,
 }
 
 /// Converts one message. A slot's status counts once it is at `commitment`; finalized slots are confirmed ones too.
@@ -40,10 +41,7 @@ pub(super) fn convert(
     match update.update_oneof {
         Some(UpdateOneof::Account(update)) => {
             let slot = update.slot;
-            let malformed = |detail: String| MalformedUpdate { slot, detail: format!("slot={slot}: {detail}") };
-            let account = update.account.ok_or_else(|| malformed("account update without an account".to_owned()))?;
-            let event = extract.extract(&account).map_err(|error| malformed(error.to_string()))?;
-            Ok(Converted::Account(Input::Account { slot, event }))
+            Ok(Converted::Account(Input::Account { slot, event: account(extract, update)? }))
         }
         Some(UpdateOneof::BlockMeta(meta)) => block_meta(&meta, unix_ms(update.created_at)).map(Converted::Boundary),
         Some(UpdateOneof::Slot(update)) => Ok(match SlotStatus::try_from(update.status) {
@@ -60,7 +58,16 @@ pub(super) fn convert(
     }
 }
 
-fn block_meta(meta: &SubscribeUpdateBlockMeta, created_unix_ms: u64) -> Result<Input, MalformedUpdate> {
+/// The event of an account update.
+pub(crate) fn account(extract: Extract, update: SubscribeUpdateAccount) -> Result<Event, MalformedUpdate> {
+    let slot = update.slot;
+    let malformed = |detail: String| MalformedUpdate { slot, detail: format!("slot={slot}: {detail}") };
+    let account = update.account.ok_or_else(|| malformed("account update without an account".to_owned()))?;
+    extract.extract(&account).map_err(|error| malformed(error.to_string()))
+}
+
+/// The [`Input::BlockMeta`] of a block meta.
+pub(crate) fn block_meta(meta: &SubscribeUpdateBlockMeta, created_unix_ms: u64) -> Result<Input, MalformedUpdate> {
     let slot = meta.slot;
     let decode = |name: &str, text: &str| {
         blockhash(text).ok_or_else(|| MalformedUpdate {
@@ -92,7 +99,7 @@ fn unix_ms(created_at: Option<Timestamp>) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use yellowstone_grpc_proto::geyser::{SubscribeUpdateAccount, SubscribeUpdateSlot};
+    use yellowstone_grpc_proto::geyser::SubscribeUpdateSlot;
 
     use super::*;
 

@@ -2,8 +2,9 @@
 
 pub mod apply;
 pub mod assemble;
-mod backoff;
-mod convert;
+pub(crate) mod backoff;
+pub(crate) mod connect;
+pub(crate) mod convert;
 pub mod event;
 pub mod extract;
 pub mod receive;

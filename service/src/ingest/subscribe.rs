@@ -15,6 +15,7 @@ use yellowstone_grpc_proto::geyser::{
 use super::extract::{Extract, SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
 
 /// When a slot is taken in. Processed is not offered: a processed slot may be rolled back, and what is on disk may not.
+/// Lookups have a [commitment](crate::overlay::Commitment) of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Commitment {
@@ -27,6 +28,19 @@ pub enum Commitment {
 
 /// The subscription for an extraction. `from_slot` is the first slot to send again; `None` starts with what is new.
 pub fn request(extract: Extract, commitment: Commitment, from_slot: Option<u64>) -> SubscribeRequest {
+    let level = match commitment {
+        Commitment::Confirmed => CommitmentLevel::Confirmed,
+        Commitment::Finalized => CommitmentLevel::Finalized,
+    };
+    request_at(extract, level, from_slot)
+}
+
+/// The subscription of the overlay: the same at processed, from now on.
+pub fn request_processed(extract: Extract) -> SubscribeRequest {
+    request_at(extract, CommitmentLevel::Processed, None)
+}
+
+fn request_at(extract: Extract, level: CommitmentLevel, from_slot: Option<u64>) -> SubscribeRequest {
     let (offset, length) = extract.data_slice();
     SubscribeRequest {
         accounts: account_filters(extract),
@@ -34,15 +48,12 @@ pub fn request(extract: Extract, commitment: Commitment, from_slot: Option<u64>)
             "slots",
             SubscribeRequestFilterSlots {
                 filter_by_commitment: Some(false),
-                // Without these no dead slot is told of.
+                // Without these no dead slot is told of, and no bank's begin.
                 interslot_updates: Some(true),
             },
         ),
         blocks_meta: named("meta", SubscribeRequestFilterBlocksMeta {}),
-        commitment: Some(match commitment {
-            Commitment::Confirmed => CommitmentLevel::Confirmed,
-            Commitment::Finalized => CommitmentLevel::Finalized,
-        } as i32),
+        commitment: Some(level as i32),
         accounts_data_slice: vec![SubscribeRequestAccountsDataSlice { offset, length }],
         from_slot,
         ..Default::default()

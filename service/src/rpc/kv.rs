@@ -12,6 +12,7 @@ use proto::v1::{
 };
 use tonic::{Request, Response, Status};
 
+use super::wait::{Waits, Wanted};
 use crate::lookups::{LookupError, Lookups};
 use crate::status::{Readiness, Shared};
 
@@ -19,12 +20,14 @@ use crate::status::{Readiness, Shared};
 pub(super) struct KvService {
     lookups: Lookups,
     shared: Arc<Shared>,
+    waits: Waits,
     engine: &'static str,
 }
 
 impl KvService {
     pub(super) fn new(lookups: Lookups, shared: Arc<Shared>, engine: &'static str) -> Self {
-        Self { lookups, shared, engine }
+        let waits = Waits::new(Arc::clone(&shared));
+        Self { lookups, shared, waits, engine }
     }
 }
 
@@ -63,15 +66,19 @@ pub fn status_response(engine: &str, shared: &Shared) -> StatusResponse {
 #[tonic::async_trait]
 impl Kv for KvService {
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
-        let bytes = request.into_inner().key;
+        let (metadata, _, GetRequest { key: bytes, commitment, min_context_slot }) = request.into_parts();
         let key = key(&bytes)
             .ok_or_else(|| Status::invalid_argument(format!("key must be 32 bytes: got={}", bytes.len())))?;
-        let answer = self.lookups.get(key).await.map_err(status)?;
+        let wanted = Wanted::new(&metadata, commitment, min_context_slot)?;
+        self.waits.until(&wanted, 1).await?;
+        let answer = self.lookups.get_at(key, wanted.commitment).await.map_err(status)?;
+        wanted.check(answer.slot)?;
         Ok(Response::new(GetResponse { value: answer.value.map(wire), slot: answer.slot }))
     }
 
     async fn get_many(&self, request: Request<GetManyRequest>) -> Result<Response<GetManyResponse>, Status> {
-        let asked = request.into_inner().keys;
+        let (metadata, _, GetManyRequest { keys: asked, commitment, min_context_slot, .. }) = request.into_parts();
+        let wanted = Wanted::new(&metadata, commitment, min_context_slot)?;
         if asked.len() > GET_MANY_KEYS_MAX {
             let message = format!("too many keys, ask in parts: got={} max={GET_MANY_KEYS_MAX}", asked.len());
             return Err(Status::invalid_argument(message));
@@ -83,7 +90,9 @@ impl Kv for KvService {
             })?);
         }
         drop(asked);
-        let answer = self.lookups.get_many(keys).await.map_err(status)?;
+        self.waits.until(&wanted, keys.len()).await?;
+        let answer = self.lookups.get_many_at(keys, wanted.commitment).await.map_err(status)?;
+        wanted.check(answer.slot)?;
         let entries = answer.value.into_iter().map(|value| Entry { value: value.map(wire) }).collect();
         Ok(Response::new(GetManyResponse { entries, slot: answer.slot, ..Default::default() }))
     }
@@ -105,6 +114,22 @@ fn status(error: LookupError) -> Status {
     let error = match error {
         LookupError::Busy => return Status::resource_exhausted("too many lookups are waiting, try again later"),
         LookupError::Stopped => return Status::unavailable("the service is shutting down"),
+        LookupError::NotFollowed => {
+            return Status::failed_precondition(
+                "this service does not follow processed slots: ask at confirmed, or start it with processed = true",
+            );
+        }
+        LookupError::Overflowed => {
+            return Status::unavailable(
+                "the overlay of processed slots is full and starts over: ask at confirmed, or try again later",
+            );
+        }
+        LookupError::NotFinal => {
+            return Status::unavailable(
+                "no finalized answer yet: slots applied before or since the start are not final; ask at confirmed, or \
+                 try again later",
+            );
+        }
         LookupError::Engine(error) => error,
     };
     tracing::error!(%error, kind = ?error.kind(), "a lookup failed");

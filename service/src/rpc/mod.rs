@@ -10,6 +10,7 @@ mod guard;
 mod kv;
 mod socket;
 mod uds;
+mod wait;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -82,6 +83,8 @@ pub struct Services {
     pub feed: FeedService,
     /// The engine's label.
     pub engine: &'static str,
+}
+
 /// The way in: where connections come from, and what each has to keep to.
 pub struct Door {
     /// Guarded by `access`.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use futures::StreamExt;
 use proto::v1::kv_client::KvClient;
-use proto::v1::{GetManyRequest, GetRequest, StatusRequest};
+use proto::v1::{Commitment, GetManyRequest, GetRequest, StatusRequest};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::Code;
@@ -26,7 +26,10 @@ struct Running {
 }
 
 async fn start() -> Running {
-    let pool = Pool::start();
+    start_with(Pool::start()).await
+}
+
+async fn start_with(pool: Pool) -> Running {
     let socket = pool.dir.path().join("kv.sock");
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = tcp.local_addr().unwrap();
@@ -56,6 +59,33 @@ async fn get_answers_present_absent_and_refuses_a_wrong_length() {
     assert_eq!((absent.value, absent.slot), (None, Some(7)));
     let refused = run.client.get(get(&[1; 31])).await.unwrap_err();
     assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, "key must be 32 bytes: got=31"));
+}
+
+#[tokio::test]
+async fn a_commitment_that_is_not_there_is_refused_in_words() {
+    let at = |commitment| GetRequest { commitment, ..get(&[1; 32]) };
+    let mut run = start().await;
+    let refused = run.client.get(at(Commitment::Processed as i32)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("processed = true"), "{refused}");
+    let refused = run.client.get(at(Commitment::Finalized as i32)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+    assert_eq!(run.client.get(at(9)).await.unwrap_err().code(), Code::InvalidArgument);
+    let confirmed = run.client.get(at(Commitment::Confirmed as i32)).await.unwrap().into_inner();
+    assert_eq!((confirmed.value.as_deref(), confirmed.slot), (Some(&[7u8; 32][..]), Some(7)));
+}
+
+#[tokio::test]
+async fn a_finalized_engine_answers_confirmed_and_finalized_and_an_empty_overlay_processed() {
+    let mut run = start_with(Pool::with_overlay(false, true)).await;
+    for commitment in [Commitment::Unspecified, Commitment::Confirmed, Commitment::Finalized] {
+        let asked = GetRequest { commitment: commitment as i32, min_context_slot: Some(7), ..get(&[1; 32]) };
+        let found = run.client.get(asked).await.unwrap().into_inner();
+        assert_eq!((found.value.as_deref(), found.slot), (Some(&[7u8; 32][..]), Some(7)), "{commitment:?}");
+    }
+    let mut run = start_with(Pool::with_overlay(true, false)).await;
+    let found = run.client.get(GetRequest { commitment: Commitment::Processed as i32, ..get(&[1; 32]) }).await.unwrap();
+    assert_eq!(found.into_inner().slot, Some(7), "nothing is known on top of the engine");
 }
 
 #[tokio::test]

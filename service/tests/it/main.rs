@@ -7,6 +7,7 @@ mod abuse;
 mod crash;
 mod feed;
 mod follow;
+mod fork;
 mod gap;
 mod secure;
 mod support;

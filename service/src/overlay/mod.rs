@@ -1,0 +1,206 @@
+//! Lookups at three commitments: what is on top of the engine (processed) and what the engine has to forget
+//! (finalized).
+//!
+//! ```text
+//! processed  =  engine + banks of the processed fork     (view: made by the overlay thread)
+//! confirmed  =  engine                                   (commitment = confirmed)
+//! finalized  =  engine - changes after the final slot    (undo: kept by ingest-apply)
+//! ```
+//!
+//! Owns: the meeting point of the threads that make these and those that read them. Must not: write to the engine, or
+//! hold ingest-apply up: it never waits for a queue here, and for a lock no longer than a lookup takes.
+//!
+//! With `commitment = finalized` the engine holds finalized data alone: it answers finalized and confirmed lookups as
+//! it is. That is the one case in which an answer is more settled than was asked for, except a processed lookup while
+//! nothing is known on top of the engine; the slot of the answer tells both.
+
+pub mod banks;
+mod convert;
+mod receive;
+mod run;
+pub mod undo;
+pub mod view;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use engine_api::Checkpoint;
+use tokio::sync::{mpsc, watch};
+
+use crate::ingest::assemble::Base;
+use banks::Dropped;
+use undo::{CHANGES_MAX, Change, Undo};
+use view::View;
+
+pub use run::start;
+
+/// How settled the data of an answer is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Commitment {
+    /// The newest bank on the processed fork, see [`banks`]; it may still vanish.
+    Processed,
+    /// What the engine holds.
+    #[default]
+    Confirmed,
+    /// Rooted.
+    Finalized,
+}
+
+/// The state behind all three commitments. Shared by ingest-apply, the `overlay` thread, the receivers and `lookup-N`.
+#[derive(Debug)]
+pub struct Overlay {
+    processed: Option<Processed>,
+    undo: Option<Undo>,
+    reached: [watch::Sender<Option<u64>>; 3],
+}
+
+/// What is shared of the processed fork. Writer: the `overlay` thread, unless said otherwise.
+#[derive(Debug)]
+pub struct Processed {
+    view: ArcSwap<View>,
+    /// The block that ingest-apply began to apply last. Writer: ingest-apply.
+    root: ArcSwapOption<Base>,
+    /// Wakes the `overlay` thread. Writer: its start.
+    wake: OnceLock<mpsc::WeakSender<run::Message>>,
+    /// Figures for the metrics.
+    pub(crate) figures: Figures,
+}
+
+/// Figures of the overlay. Statistics: relaxed.
+#[derive(Debug, Default)]
+#[allow(missing_docs, reason = "each name says what it counts; the metric catalogue has the sentences")]
+pub(crate) struct Figures {
+    pub(crate) connected: AtomicBool,
+    pub(crate) updates: AtomicU64,
+    pub(crate) banks: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) dropped: ArcSwap<Dropped>,
+}
+
+impl Overlay {
+    /// The state of a service whose store stands at `checkpoint`. `processed`: processed slots are followed, which
+    /// [`start`] does. `engine_is_final`: the engine takes in finalized slots only.
+    pub fn new(checkpoint: &Checkpoint, processed: bool, engine_is_final: bool) -> Self {
+        let slot = checkpoint.slot;
+        let root = slot.map(|slot| Base { slot, blockhash: checkpoint.blockhash });
+        let processed = processed.then(|| Processed {
+            view: ArcSwap::default(),
+            root: ArcSwapOption::from_pointee(root),
+            wake: OnceLock::new(),
+            figures: Figures::default(),
+        });
+        let finalized = slot.filter(|_| engine_is_final);
+        Self {
+            processed,
+            undo: (!engine_is_final).then(|| Undo::new(slot, CHANGES_MAX)),
+            reached: [slot, slot, finalized].map(watch::Sender::new),
+        }
+    }
+
+    /// The processed fork; `None` when processed slots are not followed.
+    pub fn processed(&self) -> Option<&Processed> {
+        self.processed.as_ref()
+    }
+
+    /// What the engine has to forget for a finalized answer; `None` when it holds finalized slots only.
+    pub fn undo(&self) -> Option<&Undo> {
+        self.undo.as_ref()
+    }
+
+    /// Tells of the newest slot that a lookup at `commitment` has reached.
+    pub fn reached(&self, commitment: Commitment) -> watch::Receiver<Option<u64>> {
+        self.reached[commitment as usize].subscribe()
+    }
+
+    /// The stream said that `slot` is final. Wait-free.
+    pub fn heard_final(&self, slot: u64) {
+        if let Some(undo) = &self.undo {
+            undo.heard_final(slot);
+        }
+    }
+
+    /// ingest-apply: the next slot of the chain is whole, and nothing of it is in a transaction yet.
+    pub fn begin(&self, block: Base) {
+        if let Some(processed) = &self.processed {
+            processed.root.store(Some(Arc::new(block)));
+        }
+        if let Some(undo) = &self.undo {
+            undo.begin(block.slot);
+        }
+    }
+
+    /// ingest-apply: these changes are in the transaction that is committed next.
+    pub fn committing(&self, changes: impl Iterator<Item = Change>) {
+        if let Some(undo) = &self.undo {
+            undo.record(changes);
+        }
+    }
+
+    /// ingest-apply: a commit was published; `slot` is the newest slot wholly in it.
+    pub fn published(&self, slot: Option<u64>) {
+        self.set_reached(Commitment::Confirmed, slot);
+        match &self.undo {
+            Some(undo) => _ = undo.published(slot),
+            None => self.set_reached(Commitment::Finalized, slot),
+        }
+        self.tell_final();
+        if let Some(processed) = &self.processed {
+            processed.wake();
+        }
+    }
+
+    /// ingest-apply: makes use of what was heard of finality.
+    pub fn settle(&self) {
+        if self.undo.as_ref().is_some_and(Undo::settle) {
+            self.tell_final();
+        }
+    }
+
+    /// The newest slot that a lookup at `commitment` has reached.
+    pub fn slot(&self, commitment: Commitment) -> Option<u64> {
+        *self.reached[commitment as usize].borrow()
+    }
+
+    fn tell_final(&self) {
+        if let Some(undo) = &self.undo {
+            let slot = undo.read().slot();
+            self.set_reached(Commitment::Finalized, slot);
+        }
+    }
+
+    fn set_reached(&self, commitment: Commitment, slot: Option<u64>) {
+        self.reached[commitment as usize].send_if_modified(|reached| std::mem::replace(reached, slot) != slot);
+    }
+}
+
+impl Processed {
+    /// The processed fork. Load it before the engine's snapshot is moved: a bank leaves it once its commit is
+    /// published, so whatever is missing in a view is in every snapshot taken after the view was loaded.
+    pub fn view(&self) -> Arc<View> {
+        self.view.load_full()
+    }
+
+    /// The block that ingest-apply began to apply last. Load it after the engine's snapshot was moved: it is stored
+    /// before the first commit with a part of that block, so a snapshot never holds a part of a later block.
+    pub fn root(&self) -> Option<Base> {
+        self.root.load().as_deref().copied()
+    }
+
+    fn wake(&self) {
+        if let Some(sender) = self.wake.get().and_then(mpsc::WeakSender::upgrade) {
+            // Where the queue is full the thread is awake, and looks at the engine after each message.
+            sender.try_send(run::Message::Moved).ok();
+        }
+    }
+
+    fn show(&self, banks: &banks::Banks) {
+        // ORDERING: Relaxed: statistics.
+        self.figures.banks.store(banks.banks() as u64, Ordering::Relaxed);
+        self.figures.bytes.store(banks.bytes() as u64, Ordering::Relaxed);
+        self.figures.dropped.store(Arc::new(banks.dropped()));
+    }
+}
+
+#[cfg(test)]
+mod model_tests;

@@ -1,0 +1,112 @@
+//! Receives processed slots for the overlay, on a subscription and a connection of its own.
+//!
+//! Owns: that connection. Must not: touch what the ingest receives. Runs as one task on the tokio runtime.
+//!
+//! Why two subscriptions: at confirmed the server sends a slot once it is whole, without duplicates, and with
+//! `from_slot` without a gap. At processed it sends what happens as it happens; what happened of a slot in flight before
+//! the connection was made is sent by nobody, and whether a slot is whole cannot be told from what arrives. Such a
+//! stream may feed memory, where a bank that is not known from its begin is not used, and never the disk.
+//!
+//! There is no replay here: a replayed bank cannot be told from one that was in flight. What was missed is confirmed a
+//! second later.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::sync::{mpsc, watch};
+use tracing::info;
+use yellowstone_grpc_proto::geyser::SubscribeUpdate;
+
+use super::banks::Seen;
+use super::convert::convert;
+use super::run::Message;
+use crate::ingest::backoff::Backoff;
+use crate::ingest::connect::{Connection, Ended, Next};
+use crate::ingest::receive::{BATCH_INPUTS, ReceiveConfig};
+use crate::ingest::subscribe::request_processed;
+use crate::status::{Shared, count};
+
+/// Receives until `stop` turns true, its sender is gone, or the channel's other end is gone.
+pub(super) async fn receive(
+    config: ReceiveConfig,
+    tx: mpsc::Sender<Message>,
+    shared: Arc<Shared>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let receiver = Receiver { config, tx, shared };
+    tokio::select! {
+        () = receiver.run() => {}
+        // An error is the sender's end, which means stop as well.
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
+    receiver.set_connected(false);
+}
+
+struct Receiver {
+    config: ReceiveConfig,
+    tx: mpsc::Sender<Message>,
+    shared: Arc<Shared>,
+}
+
+impl Receiver {
+    async fn run(&self) {
+        let mut backoff = Backoff::new();
+        loop {
+            let mut heard_slot = false;
+            let ended = match self.follow(&mut heard_slot).await {
+                Err(ended) => ended,
+                Ok(never) => match never {},
+            };
+            self.set_connected(false);
+            if heard_slot {
+                backoff.reset();
+            }
+            let Some(wait) = ended.log_and_wait(&self.config.url, &mut backoff) else { return };
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = self.tx.closed() => return,
+            }
+        }
+    }
+
+    /// One connection, from the first byte to its end.
+    async fn follow(&self, heard_slot: &mut bool) -> Result<std::convert::Infallible, Ended> {
+        let request = request_processed(self.config.extract);
+        let mut connection = Connection::open(&self.config, request, None).await?;
+        self.send(vec![Seen::Connected]).await?;
+        self.set_connected(true);
+        info!(url = %self.config.url, "subscribed to processed slots");
+        let mut batch = Vec::with_capacity(BATCH_INPUTS);
+        loop {
+            let Next::Update(update) = connection.next().await? else { continue };
+            *heard_slot |= self.take(update, &mut batch).await?;
+        }
+    }
+
+    /// Takes one update in; true when it says something about a bank as a whole.
+    async fn take(&self, update: SubscribeUpdate, batch: &mut Vec<Seen>) -> Result<bool, Ended> {
+        if let Some(processed) = self.shared.overlay.processed() {
+            count(&processed.figures.updates, 1);
+        }
+        // A write that cannot be read leaves its bank incomplete: a new connection forgets the banks in flight.
+        let seen = convert(self.config.extract, update).map_err(|malformed| Ended::Retry(malformed.detail))?;
+        let Some(seen) = seen else { return Ok(false) };
+        let boundary = !matches!(seen, Seen::Account { .. });
+        batch.push(seen);
+        if boundary || batch.len() == BATCH_INPUTS {
+            self.send(std::mem::replace(batch, Vec::with_capacity(BATCH_INPUTS))).await?;
+        }
+        Ok(boundary)
+    }
+
+    async fn send(&self, batch: Vec<Seen>) -> Result<(), Ended> {
+        self.tx.send(Message::Batch(batch)).await.map_err(|_| Ended::Closed)
+    }
+
+    fn set_connected(&self, connected: bool) {
+        if let Some(processed) = self.shared.overlay.processed() {
+            // ORDERING: Relaxed: a statistic.
+            processed.figures.connected.store(connected, Ordering::Relaxed);
+        }
+    }
+}

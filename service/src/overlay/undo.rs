@@ -1,0 +1,251 @@
+//! What the map held at the newest finalized slot: the old value of everything that was changed after it.
+//!
+//! Owns: those old values, within [`CHANGES_MAX`], and which slot is final. Must not: read the engine. Threads: written
+//! by ingest-apply, read by `lookup-N`; the receiver only stores a number, without the lock.
+//!
+//! The finalized map is the engine's map minus what was changed after the finalized slot F: the value of a key is what
+//! it held before its first change after F, or what the engine holds if there was none.
+//!
+//! # Why the two parts agree
+//!
+//! ingest-apply records a change before it commits it, and moves F, forgetting what is behind it, only after a commit
+//! of F or of a later slot was published; both under the write lock. A reader moves its snapshot to the newest commit
+//! while it holds the read lock. So under that lock the snapshot holds slot F as a whole, since F was published before
+//! the lock was taken, and for every change after F in the snapshot the old value is here, since it was recorded before
+//! the commit and not forgotten since. What is recorded and not yet in the snapshot is harmless: the old value then is
+//! what the snapshot holds.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+use engine_api::{Key, Value};
+
+/// Changes that are kept, about [`CHANGE_BYTES`] each: 256 MB. Finality is 32 slots behind; with the 7000 updates of a
+/// mainnet slot, all of which would have to change a value, that is a fifth of this.
+pub const CHANGES_MAX: usize = 1 << 20;
+
+/// What one change takes in memory, in bytes, rounded up: its key twice, its old value, its slot and the tables.
+pub const CHANGE_BYTES: usize = 256;
+
+/// A table with this many times the room it needs is made smaller.
+const ROOM: usize = 4;
+
+/// A change: its slot, its key, and what the key held before.
+pub type Change = (u64, Key, Option<Value>);
+
+/// The undo overlay.
+#[derive(Debug)]
+pub struct Undo {
+    /// The newest slot that the stream said is final, plus one; 0 before the first.
+    heard: AtomicU64,
+    changes_max: usize,
+    inner: RwLock<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// The newest final slot that is committed: F.
+    finalized: Option<u64>,
+    /// The newest published slot.
+    published: Option<u64>,
+    /// Below this slot the old values are not known: they were changed before the start, or there were too many.
+    /// `None` before the first slot since the start.
+    known_from: Option<u64>,
+    /// Old values by slot, ascending; never empty.
+    by_key: HashMap<Key, Vec<(u64, Option<Value>)>>,
+    /// The keys changed in a slot.
+    by_slot: BTreeMap<u64, Vec<Key>>,
+    changes: usize,
+}
+
+/// The finalized map as far as it differs from the engine's, standing still while this is held.
+pub struct Reading<'a>(RwLockReadGuard<'a, Inner>);
+
+impl Undo {
+    /// An overlay of a store that stands at `published`. Finalized answers are refused until every slot that might not
+    /// have been final at this moment is final.
+    pub fn new(published: Option<u64>, changes_max: usize) -> Self {
+        let inner = Inner { published, ..Inner::default() };
+        Self { heard: AtomicU64::new(0), changes_max, inner: RwLock::new(inner) }
+    }
+
+    /// The stream said that `slot` is final. Wait-free; [`Undo::settle`] makes use of it.
+    pub fn heard_final(&self, slot: u64) {
+        // ORDERING: Relaxed: the number alone counts, an older one only delays finality.
+        self.heard.fetch_max(slot.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// A slot is about to be applied. The first one since the start may have been applied in part before it, so that
+    /// its old values are not known: finality has to reach it.
+    pub fn begin(&self, slot: u64) {
+        // Read first: this is called for every slot and says something once.
+        if self.read().0.known_from.is_none() {
+            self.write(|inner| inner.known_from = Some(slot));
+        }
+    }
+
+    /// Records changes that are about to be committed. Recording them again, as after a commit that failed, changes
+    /// nothing.
+    pub fn record(&self, changes: impl Iterator<Item = Change>) {
+        let mut changes = changes.peekable();
+        if changes.peek().is_some() {
+            self.write(|inner| changes.for_each(|change| inner.record(change, self.changes_max)));
+        }
+    }
+
+    /// Everything up to `slot` is committed and published. True when that moved finality.
+    pub fn published(&self, slot: Option<u64>) -> bool {
+        self.write(|inner| inner.published = slot);
+        self.settle()
+    }
+
+    /// Moves finality to what was heard, as far as it is published, and forgets what is behind it. True when it moved.
+    pub fn settle(&self) -> bool {
+        // ORDERING: Relaxed: see `heard_final`.
+        let Some(heard) = self.heard.load(Ordering::Relaxed).checked_sub(1) else { return false };
+        let moves = |inner: &Inner| {
+            // A final slot beyond the published one has the published one among its ancestors: both are of one chain.
+            let slot = inner.published?.min(heard);
+            (inner.finalized < Some(slot)).then_some(slot)
+        };
+        if moves(&self.read().0).is_none() {
+            return false;
+        }
+        self.write(|inner| {
+            let slot = moves(inner);
+            slot.inspect(|slot| inner.finalize(*slot)).is_some()
+        })
+    }
+
+    /// Stands still while the guard is held: hold it over the move of a snapshot and the look at its keys, not longer.
+    pub fn read(&self) -> Reading<'_> {
+        Reading(self.inner.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Changes kept.
+    pub fn changes(&self) -> usize {
+        self.read().0.changes
+    }
+
+    fn write<T>(&self, change: impl FnOnce(&mut Inner) -> T) -> T {
+        change(&mut self.inner.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Reading<'_> {
+    /// The finalized slot; `None` while old values are missing.
+    pub fn slot(&self) -> Option<u64> {
+        self.0.finalized.filter(|slot| self.0.known_from.is_some_and(|known| *slot >= known))
+    }
+
+    /// What `key` held at the finalized slot, if it was changed since.
+    pub fn old_value(&self, key: &Key) -> Option<Option<Value>> {
+        self.0.by_key.get(key)?.first().map(|(_, old)| *old)
+    }
+}
+
+impl Inner {
+    fn record(&mut self, (slot, key, old): Change, changes_max: usize) {
+        if Some(slot) <= self.finalized.max(self.known_from) {
+            return;
+        }
+        if self.changes >= changes_max {
+            // Whatever is kept without this one is of no use below its slot.
+            self.by_key = HashMap::new();
+            self.by_slot.clear();
+            self.changes = 0;
+            self.known_from = Some(slot);
+            return;
+        }
+        let values = self.by_key.entry(key).or_insert_with(|| Vec::with_capacity(1));
+        if values.last().is_none_or(|(last, _)| *last < slot) {
+            values.push((slot, old));
+            self.by_slot.entry(slot).or_default().push(key);
+            self.changes += 1;
+        }
+    }
+
+    fn finalize(&mut self, slot: u64) {
+        self.finalized = Some(slot);
+        while let Some(first) = self.by_slot.first_entry() {
+            if *first.key() > slot {
+                break;
+            }
+            let keys = first.remove();
+            self.changes -= keys.len();
+            for key in keys {
+                if let Some(values) = self.by_key.get_mut(&key) {
+                    // Ascending, and every earlier slot was forgotten before: the first one is this slot's.
+                    values.remove(0);
+                    if values.is_empty() {
+                        self.by_key.remove(&key);
+                    }
+                }
+            }
+        }
+        if self.by_key.capacity() / ROOM > self.by_key.len() {
+            self.by_key.shrink_to(self.by_key.len() * 2);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Key = [1; 32];
+    const B: Key = [2; 32];
+
+    fn started() -> Undo {
+        let undo = Undo::new(Some(9), CHANGES_MAX);
+        undo.begin(10);
+        undo.published(Some(10));
+        undo
+    }
+
+    fn finalize(undo: &Undo, slot: u64) {
+        undo.heard_final(slot);
+        undo.settle();
+    }
+
+    #[test]
+    fn the_first_old_value_after_the_finalized_slot_counts() {
+        let undo = started();
+        finalize(&undo, 10);
+        undo.record([(11, A, Some([1; 32])), (12, A, Some([2; 32])), (12, B, None)].into_iter());
+        undo.record([(12, A, Some([9; 32]))].into_iter());
+        undo.published(Some(12));
+        assert_eq!((undo.read().slot(), undo.read().old_value(&A)), (Some(10), Some(Some([1; 32]))));
+        finalize(&undo, 11);
+        assert_eq!((undo.read().old_value(&A), undo.read().old_value(&B)), (Some(Some([2; 32])), Some(None)));
+        finalize(&undo, 12);
+        assert_eq!((undo.read().slot(), undo.read().old_value(&A), undo.changes()), (Some(12), None, 0));
+    }
+
+    #[test]
+    fn nothing_is_final_before_it_is_published_nor_before_what_may_have_been_cut_is_final() {
+        let undo = Undo::new(Some(9), CHANGES_MAX);
+        finalize(&undo, 9);
+        assert_eq!(undo.read().slot(), None, "nothing was applied since the start");
+        undo.begin(10);
+        undo.begin(11);
+        undo.published(Some(11));
+        assert_eq!(undo.read().slot(), None, "slot 10 may have been cut by the stop");
+        finalize(&undo, 40);
+        assert_eq!(undo.read().slot(), Some(11), "not beyond what is published");
+    }
+
+    #[test]
+    fn too_many_changes_are_forgotten_and_refused_until_they_are_final() {
+        let undo = Undo::new(Some(9), 2);
+        undo.begin(10);
+        undo.published(Some(10));
+        finalize(&undo, 10);
+        undo.record([(11, A, None), (11, B, None), (12, [3; 32], None), (12, A, None), (13, A, None)].into_iter());
+        undo.published(Some(13));
+        assert_eq!((undo.read().slot(), undo.changes()), (None, 1));
+        finalize(&undo, 12);
+        assert_eq!((undo.read().slot(), undo.read().old_value(&A)), (Some(12), Some(None)));
+    }
+}

@@ -1,0 +1,210 @@
+//! One lookup thread's reader: its snapshot of the engine, and what a lookup at each commitment reads beside it.
+//!
+//! Owns: which snapshot an answer comes from and which slot it stands for. Must not: queue or wait. Lives and dies on a
+//! `lookup-N` thread.
+//!
+//! # Why no answer mixes two states
+//!
+//! **Confirmed** is one snapshot of the engine, and nothing else.
+//!
+//! **Processed** is a view and a snapshot, in this order: load the view, move the snapshot to the newest commit, load
+//! the root. A bank leaves the view only once the commit of its slot was published, and a snapshot taken after that
+//! holds the slot: so what is missing in the view is in the snapshot, and no value is missed or goes back to an older
+//! one. Banks at or below the snapshot's slot are left out: the snapshot has them. What is left counts only when the
+//! oldest of it is the child of the snapshot's block and the root is the snapshot's block or among it: then the view's
+//! fork is the chain that the engine follows, and a part of a slot that a commit in the middle of it left in the
+//! snapshot is covered by the whole bank of that slot. Otherwise nothing is left, and the answer is the confirmed one.
+//!
+//! **Finalized** is a snapshot and the undo overlay, with its lock held while the snapshot moves: see
+//! [`undo`](crate::overlay::undo).
+//!
+//! A batch takes these parts once for all of its keys.
+
+use std::sync::Arc;
+
+use arc_swap::Guard;
+use engine_api::{Checkpoint, Key, Reader, Value};
+use engine_latency::Measured;
+
+use crate::ingest::assemble::Base;
+use crate::lookups::{Answer, LookupError};
+use crate::overlay::Commitment;
+use crate::overlay::undo::Undo;
+use crate::overlay::view::newest_write;
+use crate::status::{Shared, count};
+
+/// The source under which lookups are recorded.
+const SOURCE: &str = "rpc";
+
+/// One thread's reader. Opened at the first request and again after any failure.
+pub(crate) struct Reading<'e> {
+    engine: &'e Measured,
+    shared: &'e Shared,
+    snapshot: Option<Snapshot<'e>>,
+}
+
+struct Snapshot<'e> {
+    reader: Box<dyn Reader + 'e>,
+    /// The block that the reader's checkpoint named when `published` was current.
+    base: Option<Base>,
+    /// Kept alive, so that comparing addresses cannot mistake a new checkpoint for this one.
+    published: Arc<Checkpoint>,
+}
+
+impl Snapshot<'_> {
+    fn slot(&self) -> Option<u64> {
+        self.base.map(|base| base.slot)
+    }
+}
+
+impl<'e> Reading<'e> {
+    /// Opens nothing yet.
+    pub(crate) fn new(engine: &'e Measured, shared: &'e Shared) -> Self {
+        Self { engine, shared, snapshot: None }
+    }
+
+    /// The value of one key.
+    pub(crate) fn get(&mut self, key: &Key, commitment: Commitment) -> Result<Answer, LookupError> {
+        count(&self.shared.counters.lookups, 1);
+        match commitment {
+            Commitment::Confirmed => self.confirmed(|reader| reader.get(key)),
+            Commitment::Processed | Commitment::Finalized => {
+                let found = self.beside(std::slice::from_ref(key), commitment)?;
+                Ok(Answer { value: found.value.into_iter().next().flatten(), slot: found.slot })
+            }
+        }
+    }
+
+    /// The values of several keys, in their order.
+    pub(crate) fn get_many(
+        &mut self,
+        keys: &[Key],
+        commitment: Commitment,
+    ) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
+        count(&self.shared.counters.lookups, keys.len() as u64);
+        match commitment {
+            Commitment::Confirmed => self.confirmed(|reader| {
+                let mut values = vec![None; keys.len()];
+                reader.get_many(keys, &mut values)?;
+                Ok(values)
+            }),
+            Commitment::Processed | Commitment::Finalized => self.beside(keys, commitment),
+        }
+    }
+
+    /// Moves an idle reader to the newest commit.
+    pub(crate) fn refresh_idle(&mut self) {
+        // A failure closes the reader; the next request opens one anew and tells its caller.
+        if self.snapshot.is_some()
+            && let Err(error) = self.refresh()
+        {
+            tracing::warn!(%error, "cannot refresh an idle reader");
+        }
+    }
+
+    fn confirmed<T>(
+        &mut self,
+        look_up: impl FnOnce(&mut dyn Reader) -> engine_api::Result<T>,
+    ) -> Result<Answer<T>, LookupError> {
+        let answer = self.refresh().and_then(|snapshot| {
+            let value = look_up(&mut *snapshot.reader)?;
+            Ok(Answer { value, slot: snapshot.slot() })
+        });
+        answer.map_err(|error| self.failed(error))
+    }
+
+    /// An answer that the engine alone does not give: what lies beside it first, the engine for the rest.
+    fn beside(&mut self, keys: &[Key], commitment: Commitment) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
+        let mut known: Vec<Option<Option<Value>>> = vec![None; keys.len()];
+        let slot = match commitment {
+            Commitment::Processed => self.processed(keys, &mut known)?,
+            Commitment::Confirmed | Commitment::Finalized => self.finalized(keys, &mut known)?,
+        };
+        let missing: Vec<Key> =
+            keys.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(key, _)| *key).collect();
+        let mut rest = vec![None; missing.len()];
+        if let Some(snapshot) = &mut self.snapshot {
+            let read = match missing.as_slice() {
+                [] => Ok(()),
+                [key] => snapshot.reader.get(key).map(|value| rest[0] = value),
+                many => snapshot.reader.get_many(many, &mut rest),
+            };
+            read.map_err(|error| self.failed(error))?;
+        }
+        let mut rest = rest.into_iter();
+        let value = known.into_iter().map(|known| known.unwrap_or_else(|| rest.next().flatten())).collect();
+        Ok(Answer { value, slot })
+    }
+
+    /// Fills in what the banks on top of the snapshot wrote; gives the slot of the newest of them.
+    fn processed(&mut self, keys: &[Key], known: &mut [Option<Option<Value>>]) -> Result<Option<u64>, LookupError> {
+        let shared = self.shared;
+        let processed = shared.overlay.processed().ok_or(LookupError::NotFollowed)?;
+        // The order of these three is what the answer rests on: see the head of the file.
+        let view = processed.view();
+        let base = self.moved()?;
+        let root = processed.root();
+        if view.overflowed {
+            return Err(LookupError::Overflowed);
+        }
+        let blocks = view.above(base, root);
+        for (key, known) in keys.iter().zip(known) {
+            *known = newest_write(blocks, key);
+        }
+        Ok(blocks.first().map(|block| block.base.slot).or(base.map(|base| base.slot)))
+    }
+
+    /// Fills in what was changed after the finalized slot; gives that slot.
+    fn finalized(&mut self, keys: &[Key], known: &mut [Option<Option<Value>>]) -> Result<Option<u64>, LookupError> {
+        let shared = self.shared;
+        // The lock is held while the snapshot moves: see the head of the file.
+        let undo = shared.overlay.undo().map(Undo::read);
+        let base = self.moved()?;
+        let Some(undo) = undo else { return Ok(base.map(|base| base.slot)) };
+        let slot = undo.slot().ok_or(LookupError::NotFinal)?;
+        for (key, known) in keys.iter().zip(known) {
+            *known = undo.old_value(key);
+        }
+        Ok(Some(slot))
+    }
+
+    fn moved(&mut self) -> Result<Option<Base>, LookupError> {
+        let moved = self.refresh().map(|snapshot| snapshot.base);
+        moved.map_err(|error| self.failed(error))
+    }
+
+    fn failed(&mut self, error: engine_api::Error) -> LookupError {
+        self.snapshot = None;
+        LookupError::Engine(error)
+    }
+
+    /// Moves to the newest commit.
+    ///
+    /// The checkpoint costs a lookup, so it is read only once a new one has been published. The slot is never
+    /// newer than what is read: it was read from this reader at this snapshot or an earlier one, and a reader
+    /// only moves forward. Nor is it older than the published one: that is published after its commit and
+    /// loaded here before the refresh, so the refreshed snapshot holds it.
+    fn refresh(&mut self) -> engine_api::Result<&mut Snapshot<'e>> {
+        let published = self.shared.checkpoint.load();
+        let next = match self.snapshot.take() {
+            Some(mut snapshot) => {
+                snapshot.reader.refresh()?;
+                if !Arc::ptr_eq(&snapshot.published, &published) {
+                    snapshot.base = base(&snapshot.reader.checkpoint()?);
+                    snapshot.published = Guard::into_inner(published);
+                }
+                snapshot
+            }
+            None => {
+                let mut reader = self.engine.reader_for(SOURCE)?;
+                let base = base(&reader.checkpoint()?);
+                Snapshot { reader, base, published: Guard::into_inner(published) }
+            }
+        };
+        Ok(self.snapshot.insert(next))
+    }
+}
+
+fn base(checkpoint: &Checkpoint) -> Option<Base> {
+    checkpoint.slot.map(|slot| Base { slot, blockhash: checkpoint.blockhash })
+}

@@ -1,0 +1,188 @@
+//! What a lookup asks of its state: a commitment, and a slot that has to be in it.
+//!
+//! Owns: waiting for that slot. Must not: hold a lookup thread; a request waits here before it is queued. Threads: the
+//! tokio runtime of the network edge.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+
+use crate::overlay::Commitment;
+use crate::status::Shared;
+
+/// The longest wait for a slot. A healthy service reaches a slot that exists within a second or two, and a finalized
+/// one within about 13: who wants to wait for that asks again.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Gets that may wait at a time. A batch counts as one for each [`KEYS_PER_WAITER`] of its keys, so that the keys held
+/// meanwhile are bounded too, to about 20 MB.
+const WAITERS_MAX: usize = 1024;
+
+/// See [`WAITERS_MAX`].
+const KEYS_PER_WAITER: usize = 512;
+
+/// A wait ends before the request's deadline by this part of it: the caller is to get the answer, not the deadline.
+const ANSWER_SHARE: u32 = 8;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// At which commitment to read.
+    pub(super) commitment: Commitment,
+    min_context_slot: Option<u64>,
+    /// How long to wait at most.
+    wait: Duration,
+}
+
+/// The requests that wait.
+#[derive(Debug)]
+pub(super) struct Waits {
+    shared: Arc<Shared>,
+    places: Semaphore,
+}
+
+impl Wanted {
+    /// Reads the fields of a request and its deadline. Nothing said means confirmed.
+    pub(super) fn new(metadata: &MetadataMap, commitment: i32, min_context_slot: Option<u64>) -> Result<Self, Status> {
+        use proto::v1::Commitment as Wire;
+        let commitment = match Wire::try_from(commitment) {
+            Ok(Wire::Processed) => Commitment::Processed,
+            Ok(Wire::Unspecified | Wire::Confirmed) => Commitment::Confirmed,
+            Ok(Wire::Finalized) => Commitment::Finalized,
+            Err(_) => return Err(Status::invalid_argument(format!("no such commitment: got={commitment}"))),
+        };
+        // Looked for only where it matters: most lookups wait for nothing.
+        let deadline = min_context_slot.and_then(|_| timeout(metadata.get("grpc-timeout")?.to_str().ok()?));
+        let wait = deadline.map_or(WAIT_MAX, |deadline| (deadline - deadline / ANSWER_SHARE).min(WAIT_MAX));
+        Ok(Self { commitment, min_context_slot, wait })
+    }
+
+    /// Whether what was read has the slot asked for. After a wait it has, except at processed: the fork may have given
+    /// way to a shorter one meanwhile.
+    pub(super) fn check(&self, slot: Option<u64>) -> Result<(), Status> {
+        if self.is_in(slot) { Ok(()) } else { Err(self.not_reached(slot)) }
+    }
+
+    fn is_in(&self, slot: Option<u64>) -> bool {
+        self.min_context_slot.is_none_or(|min| slot.is_some_and(|slot| slot >= min))
+    }
+
+    fn not_reached(&self, slot: Option<u64>) -> Status {
+        let reached = slot.map_or("none".to_owned(), |slot| slot.to_string());
+        Status::failed_precondition(format!(
+            "min_context_slot={} is not reached: slot={reached}; try again later",
+            self.min_context_slot.unwrap_or(0)
+        ))
+    }
+}
+
+impl Waits {
+    /// Nobody waits.
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, places: Semaphore::new(WAITERS_MAX) }
+    }
+
+    /// Waits until a lookup reads the slot that is wanted; at once when it does already, or none is. `keys` is how many
+    /// keys the request holds.
+    pub(super) async fn until(&self, wanted: &Wanted, keys: usize) -> Result<(), Status> {
+        if wanted.min_context_slot.is_none() {
+            return Ok(());
+        }
+        if wanted.commitment == Commitment::Processed && self.shared.overlay.processed().is_none() {
+            // The lookup says so; no wait would help.
+            return Ok(());
+        }
+        let mut reached = self.shared.overlay.reached(wanted.commitment);
+        if wanted.is_in(*reached.borrow_and_update()) {
+            return Ok(());
+        }
+        let places = u32::try_from(keys.div_ceil(KEYS_PER_WAITER).max(1)).unwrap_or(u32::MAX);
+        let Ok(_places) = self.places.try_acquire_many(places) else {
+            return Err(Status::resource_exhausted("too many requests wait for a slot, try again later"));
+        };
+        let arrives = reached.wait_for(|slot| wanted.is_in(*slot));
+        match tokio::time::timeout(wanted.wait, arrives).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err(Status::unavailable("the service is shutting down")),
+            Err(_) => Err(wanted.not_reached(*self.shared.overlay.reached(wanted.commitment).borrow())),
+        }
+    }
+}
+
+/// A `grpc-timeout`: at most eight digits and a unit.
+fn timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return None;
+    }
+    let value: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(value * 3600),
+        "M" => Duration::from_secs(value * 60),
+        "S" => Duration::from_secs(value),
+        "m" => Duration::from_millis(value),
+        "u" => Duration::from_micros(value),
+        "n" => Duration::from_nanos(value),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use engine_api::Checkpoint;
+    use tonic::Code;
+
+    use super::*;
+    use crate::overlay::Overlay;
+
+    fn waits(slot: u64) -> Waits {
+        let checkpoint = Checkpoint { slot: Some(slot), ..Checkpoint::default() };
+        Waits::new(Shared::with_overlay(checkpoint, Overlay::new(&checkpoint, false, false)))
+    }
+
+    fn wanted(min_context_slot: u64, timeout: &'static str) -> Wanted {
+        let mut metadata = MetadataMap::new();
+        metadata.insert("grpc-timeout", timeout.parse().unwrap());
+        Wanted::new(&metadata, 0, Some(min_context_slot)).unwrap()
+    }
+
+    #[test]
+    fn deadlines_are_read_and_commitments_are_known() {
+        assert_eq!(timeout("150m"), Some(Duration::from_millis(150)));
+        assert_eq!(timeout("2S"), Some(Duration::from_secs(2)));
+        for text in ["", "S", "1", "-1S", "123456789S", "1x", "\u{e9}", "1\u{e9}"] {
+            assert_eq!(timeout(text), None, "{text:?}");
+        }
+        assert_eq!(wanted(1, "8S").wait, Duration::from_secs(7));
+        assert_eq!(wanted(1, "8H").wait, WAIT_MAX);
+        assert_eq!(Wanted::new(&MetadataMap::new(), 7, None).unwrap_err().code(), Code::InvalidArgument);
+    }
+
+    #[tokio::test]
+    async fn a_slot_is_waited_for_and_the_slot_reached_is_named() {
+        let waits = waits(7);
+        waits.until(&wanted(7, "8S"), 1).await.unwrap();
+        let refused = waits.until(&wanted(9, "8m"), 1).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        assert!(refused.message().contains("min_context_slot=9") && refused.message().contains("slot=7"), "{refused}");
+        let shared = Arc::clone(&waits.shared);
+        let nine = wanted(9, "9S");
+        let waiter = tokio::spawn(async move { waits.until(&nine, 1).await });
+        shared.overlay.published(Some(8));
+        shared.overlay.published(Some(9));
+        waiter.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn those_that_wait_are_bounded() {
+        let waits = Arc::new(waits(7));
+        let all = waits.places.try_acquire_many(WAITERS_MAX as u32).unwrap();
+        let refused = waits.until(&wanted(9, "8S"), 1).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        drop(all);
+        assert_eq!(waits.until(&wanted(9, "8m"), 10_000).await.unwrap_err().code(), Code::FailedPrecondition);
+    }
+}

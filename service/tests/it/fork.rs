@@ -1,0 +1,206 @@
+//! Lookups at each commitment while the stream forks: every answer is the state of the slot it names.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures::StreamExt;
+use loadgen::stream::Stream;
+use proto::v1::kv_client::KvClient;
+use proto::v1::{Commitment, GetManyRequest, GetRequest};
+use tonic::transport::Channel;
+use tonic::{Code, Request};
+use workload::{Pairs, Rng};
+use yellowstone_grpc_client::GeyserGrpcClient;
+use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
+use yellowstone_grpc_proto::geyser::{
+    CommitmentLevel, SubscribeRequest, SubscribeRequestFilterAccounts, SubscribeRequestFilterBlocksMeta,
+};
+
+use crate::support::{BASE_SLOT, Service, columns, digest, end, load, stream};
+
+/// Some three seconds of slots, confirmed six slots after they are processed, and cut off now and then.
+const LINE: &str = "--pairs 1000 --events 50000 --events-per-slot 200 --rate 20000 --change-share 0.3 \
+                    --close-share 0.05 --unknown-share 0.02 --dead-every 13 --skip-every 11 --fork-every 7 \
+                    --banks-every 5 --out-of-order-every 17 --confirm-after 6 --disconnect-every 15000 --duplicates \
+                    --replay-slots 100000";
+
+/// Keys of one look.
+const KEYS: usize = 200;
+
+type Values = Vec<Option<Vec<u8>>>;
+
+/// What a slot wrote: the accounts with their values, none for a closed one.
+type Writes = HashMap<Vec<u8>, Option<Vec<u8>>>;
+
+/// One answer: which keys, the slot it names, their values.
+struct Sample {
+    commitment: Commitment,
+    keys: Vec<u64>,
+    slot: u64,
+    values: Values,
+    /// It is the state of that slot and nothing of a later one. What the engine alone answers may hold a part of the next
+    /// slot, where a commit fell into the middle of it.
+    exact: bool,
+}
+
+struct Asker {
+    client: KvClient<Channel>,
+    pairs: Pairs,
+}
+
+impl Asker {
+    async fn look(&mut self, keys: &[u64], commitment: Commitment, min: Option<u64>) -> Result<Sample, tonic::Status> {
+        let request = GetManyRequest {
+            keys: keys.iter().map(|index| self.pairs.key(*index).to_vec().into()).collect(),
+            commitment: commitment as i32,
+            min_context_slot: min,
+            ..Default::default()
+        };
+        let reply = self.client.get_many(request).await?.into_inner();
+        let values = reply.entries.into_iter().map(|entry| entry.value.map(|value| value.to_vec())).collect();
+        let exact = commitment == Commitment::Finalized;
+        Ok(Sample { commitment, keys: keys.to_vec(), slot: reply.slot.unwrap_or(0), values, exact })
+    }
+
+    async fn get(&mut self, commitment: Commitment, min: u64, timeout: Duration) -> Result<Option<u64>, tonic::Status> {
+        let key = self.pairs.key(0).to_vec().into();
+        let get = GetRequest { key, commitment: commitment as i32, min_context_slot: Some(min) };
+        let mut request = Request::new(get);
+        request.set_timeout(timeout);
+        Ok(self.client.get(request).await?.into_inner().slot)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn every_answer_is_the_state_of_the_slot_it_names() {
+    let options = columns().remove(0);
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("store");
+    let (stream, workload) = stream(LINE);
+    load(&dir, &options, &workload);
+    let geyser = format!("http://{}", stream.address());
+    // Commits in the middle of slots.
+    let mut service = Service::start(&dir, &options, &geyser, &["--processed", "--commit-every", "70"]);
+    service.wait_for_slot(BASE_SLOT + 1);
+    let mut asker = connect(&service, workload.seed).await;
+
+    let reached = asker.get(Commitment::Processed, BASE_SLOT + 20, Duration::from_secs(60)).await.unwrap();
+    assert!(reached >= Some(BASE_SLOT + 20), "{reached:?}");
+    let samples = sample(&mut asker, &stream, workload.pairs).await;
+    let end = end(&stream);
+    service.wait_for_slot(end.slot);
+    let all: Vec<u64> = (0..workload.pairs).collect();
+    let confirmed = asker.look(&all, Commitment::Confirmed, Some(end.slot)).await.unwrap();
+    for commitment in [Commitment::Processed, Commitment::Finalized] {
+        let found = asker.look(&all, commitment, Some(end.slot)).await.unwrap();
+        assert_eq!((found.slot, &found.values), (end.slot, &confirmed.values), "{commitment:?}");
+    }
+    let refused = asker.get(Commitment::Confirmed, end.slot + 1, Duration::from_millis(400)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains(&format!("slot={}", end.slot)), "{refused}");
+    for reason in ["committed", "abandoned", "dead"] {
+        let dropped = service.metric(&format!("solkv_overlay_banks_dropped_total{{reason=\"{reason}\"}}"));
+        assert!(dropped > Some(0.0), "{reason}: {dropped:?}");
+    }
+    assert_eq!(service.metric("solkv_finalized_slot"), Some(end.slot as f64));
+    verify(&samples, &history(&stream, end.slot).await, &all, workload.seed);
+
+    assert!(service.terminate().success());
+    assert_eq!(digest(&dir, &options), end.digest);
+    let mut again = Service::start(&dir, &options, &geyser, &[]);
+    again.wait_for_slot(end.slot);
+    let mut asker = connect(&again, workload.seed).await;
+    let refused = asker.look(&all, Commitment::Finalized, None).await.err().unwrap();
+    assert_eq!(refused.code(), Code::Unavailable, "what was applied before the start may not be final: {refused}");
+    assert_eq!(asker.look(&all, Commitment::Processed, None).await.err().unwrap().code(), Code::FailedPrecondition);
+    assert_eq!(asker.look(&all, Commitment::Unspecified, None).await.unwrap().values, confirmed.values);
+    assert!(again.terminate().success());
+    stream.stop().unwrap();
+}
+
+async fn connect(service: &Service, seed: u64) -> Asker {
+    let client = KvClient::connect(format!("http://{}", service.listen)).await.unwrap();
+    Asker { client, pairs: Pairs::new(seed) }
+}
+
+/// Looks at random keys at each commitment until the stream ends.
+async fn sample(asker: &mut Asker, stream: &Stream, pairs: u64) -> Vec<Sample> {
+    let mut samples = Vec::new();
+    let mut rng = Rng::new(7);
+    while stream.outcome().unwrap().is_none() {
+        let keys: Vec<u64> = (0..KEYS).map(|_| rng.below(pairs)).collect();
+        let mut last = 0;
+        // The least settled last: each can only be newer than the one before it.
+        for commitment in [Commitment::Finalized, Commitment::Confirmed, Commitment::Processed] {
+            match asker.look(&keys, commitment, None).await {
+                Ok(mut found) => {
+                    if commitment == Commitment::Processed {
+                        // Ahead of the engine even now, so it came from the overlay.
+                        let confirmed = asker.get(Commitment::Confirmed, 0, Duration::from_secs(60)).await.unwrap();
+                        found.exact = Some(found.slot) > confirmed;
+                    }
+                    assert!(found.slot >= last, "{commitment:?} is behind: {} < {last}", found.slot);
+                    last = found.slot;
+                    samples.push(found);
+                }
+                Err(status) if commitment == Commitment::Finalized => assert_eq!(status.code(), Code::Unavailable),
+                Err(status) => panic!("{commitment:?}: {status}"),
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    samples
+}
+
+/// What each slot of the chain wrote, as the stream itself replays it: the slots with their accounts, ascending.
+async fn history(stream: &Stream, end: u64) -> Vec<(u64, Writes)> {
+    let request = SubscribeRequest {
+        accounts: HashMap::from([("all".to_owned(), SubscribeRequestFilterAccounts::default())]),
+        blocks_meta: HashMap::from([("meta".to_owned(), SubscribeRequestFilterBlocksMeta::default())]),
+        commitment: Some(CommitmentLevel::Confirmed as i32),
+        from_slot: Some(BASE_SLOT),
+        ..Default::default()
+    };
+    let builder = GeyserGrpcClient::build_from_shared(format!("http://{}", stream.address())).unwrap();
+    let mut updates = builder.connect().await.unwrap().subscribe_once(request).await.unwrap();
+    let mut slots = Vec::new();
+    let mut writes = Writes::new();
+    while slots.last().is_none_or(|(slot, _)| *slot < end) {
+        match updates.next().await.expect("the replay goes on").expect("the replay is not cut").update_oneof {
+            Some(UpdateOneof::Account(update)) => {
+                let account = update.account.unwrap();
+                writes.insert(account.pubkey, (account.lamports > 0).then_some(account.owner));
+            }
+            Some(UpdateOneof::BlockMeta(meta)) => slots.push((meta.slot, std::mem::take(&mut writes))),
+            _ => {}
+        }
+    }
+    slots
+}
+
+/// Checks each sample against the state at its slot.
+fn verify(samples: &[Sample], history: &[(u64, Writes)], all: &[u64], seed: u64) {
+    let pairs = Pairs::new(seed);
+    let key = |index: u64| pairs.key(index).to_vec();
+    let mut state: Writes = all.iter().map(|index| (key(*index), Some(pairs.value(*index, 0).to_vec()))).collect();
+    let mut verified: HashMap<Commitment, u64> = HashMap::new();
+    for (slot, writes) in history {
+        state.extend(writes.iter().map(|(key, value)| (key.clone(), value.clone())));
+        for sample in samples.iter().filter(|sample| sample.slot == *slot) {
+            if sample.exact {
+                let expected: Values = sample.keys.iter().map(|index| state[&key(*index)].clone()).collect();
+                assert_eq!(sample.values, expected, "{:?} at slot={slot}", sample.commitment);
+            }
+            *verified.entry(sample.commitment).or_default() += u64::from(sample.exact);
+        }
+    }
+    let behind = samples.windows(2).filter(|pair| {
+        pair[0].commitment == Commitment::Finalized
+            && pair[1].commitment == Commitment::Confirmed
+            && pair[1].slot > pair[0].slot
+    });
+    assert!(behind.count() > 20, "finalized is behind");
+    for commitment in [Commitment::Processed, Commitment::Finalized] {
+        assert!(verified.get(&commitment) > Some(&20), "{verified:?}");
+    }
+}
