@@ -1,7 +1,7 @@
 //! Puts the parts together: engine, lookups, servers, receiver and ingest-apply, from start to a clean stop.
 //!
 //! Owns: threads and their order of stopping. Threads: `net-N` (tokio: sockets only), `ingest-apply` (the only
-//! writer), `lookup-N` (readers).
+//! writer), `lookup-N` (readers), `sample` (the dashboard's history).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
 
 use crate::config::{Config, DurabilityArg};
+use crate::dashboard::Sampler;
 use crate::http::{self, HttpState};
 use crate::ingest::apply::{Apply, ApplyConfig};
 use crate::ingest::receive::{QUEUE_BATCHES, ReceiveConfig, receive};
@@ -43,10 +44,13 @@ pub fn run(config: &Config) -> Result<()> {
     let (lookups, lookup_threads) =
         Lookups::start(Arc::clone(&engine), config.lookup_threads as usize, Arc::clone(&shared))
             .context("cannot start the lookup threads")?;
-    let http_state = HttpState { latency, shared: Arc::clone(&shared), engine: label };
+    let (sampler, history) = Sampler::start(Arc::clone(&latency), Arc::clone(&shared), config.dir.clone())
+        .context("cannot start the sampling thread")?;
+    let http_state = HttpState { latency, shared: Arc::clone(&shared), engine: label, history };
     let outcome = runtime.block_on(serve(config, Arc::clone(&engine), lookups, shared, http_state));
     runtime.shutdown_timeout(Duration::from_secs(1));
     lookup_threads.join();
+    drop(sampler);
     match Arc::try_unwrap(engine) {
         Ok(engine) => Box::new(engine).close()?,
         // Every commit is durable already; closing would only make the next open quicker.

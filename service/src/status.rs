@@ -31,6 +31,23 @@ pub enum Readiness {
     Gap(Gap),
 }
 
+/// Who follows the feed right now.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Subscriber {
+    /// Tells subscribers apart; not used again while the process runs.
+    pub id: u64,
+    /// How it is connected: `tcp`, `uds`, `shm`.
+    pub transport: &'static str,
+    /// Who it is, as far as is known: an address, the name of a certificate or token. Never a secret.
+    pub peer: String,
+    /// The last seq sent to it.
+    pub seq: u64,
+    /// Changes that it has not been sent yet.
+    pub lag_seq: u64,
+    /// When it connected, in ms since the Unix epoch.
+    pub connected_unix_ms: u64,
+}
+
 /// The figures. One writer per field; see each.
 #[derive(Debug)]
 pub struct Shared {
@@ -48,6 +65,8 @@ pub struct Shared {
     pub connected: AtomicBool,
     /// Batches between the receiver and ingest-apply. Writer: the receiver.
     pub queue_batches: AtomicU64,
+    /// The feed's subscribers, refreshed about once a second. Writer: the feed.
+    pub subscribers: ArcSwap<Vec<Subscriber>>,
     /// See [`Shared::resume_slot`]; [`NO_SLOT`] before the first. Writer: ingest-apply.
     resume_slot: AtomicU64,
     /// Counters since start.
@@ -87,6 +106,7 @@ impl Shared {
             lag_ms: AtomicU64::new(0),
             connected: AtomicBool::new(false),
             queue_batches: AtomicU64::new(0),
+            subscribers: ArcSwap::default(),
             resume_slot: AtomicU64::new(checkpoint.slot.unwrap_or(NO_SLOT)),
             counters: Counters::default(),
         })

@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod browser;
 mod crash;
+mod dashboard;
 mod follow;
 mod gap;
 mod support;
