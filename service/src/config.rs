@@ -74,7 +74,7 @@ pub struct Settings {
     /// gRPC lookups on a Unix socket as well
     #[arg(long, value_name = "PATH")]
     pub uds: Option<PathBuf>,
-    /// HTTP for metrics, health and histograms [default: 127.0.0.1:7401]
+    /// HTTP for the dashboard, metrics, health and histograms [default: 127.0.0.1:7401]
     #[arg(long, value_name = "HOST:PORT")]
     pub metrics: Option<String>,
     /// Threads that read the engine for lookups [default: 2]

@@ -24,7 +24,8 @@ function decades(min, max) {
   const high = Math.max(low + 1, Math.ceil(Math.log10(max)));
   const ticks = [];
   for (let power = low; power <= high; power += 1) {
-    for (const factor of high - low <= 2 ? [1, 2, 5] : [1]) if (factor === 1 || power < high) ticks.push(factor * 10 ** power);
+    for (const factor of high - low <= 2 ? [1, 2, 5] : [1])
+      if (factor === 1 || power < high) ticks.push(factor * 10 ** power);
   }
   return { low: 10 ** low, high: 10 ** high, ticks: ticks.length > 8 ? ticks.filter((_, at) => at % 2 === 0) : ticks };
 }
@@ -35,10 +36,17 @@ class Chart {
     this.title = title;
     this.options = options;
     this.cursor = null;
-    this.button = el('button', { type: 'button', 'aria-pressed': 'false', 'aria-label': `Table of: ${title}` }, 'Table');
+    this.button = el(
+      'button',
+      { type: 'button', 'aria-pressed': 'false', 'aria-label': `Table of: ${title}` },
+      'Table',
+    );
     this.swatches = options.lines.map((line) => {
       const value = el('b', {});
-      return { value, node: el('span', { class: 'key' }, el('i', { class: `swatch ${line.style}` }), `${line.label} `, value) };
+      return {
+        value,
+        node: el('span', { class: 'key' }, el('i', { class: `swatch ${line.style}` }), `${line.label} `, value),
+      };
     });
     this.when = el('span', { class: 'when' });
     this.readout = el('p', { class: 'readout' }, ...this.swatches.map((swatch) => swatch.node), this.when);
@@ -47,7 +55,10 @@ class Chart {
     this.tableHost = el('div', { class: 'scroll', hidden: true, tabindex: '0' });
     const head = el('figcaption', {}, el('h3', {}, title), this.button);
     this.node = el('figure', { class: 'chart' }, head, this.readout, this.svg, this.empty, this.tableHost);
-    this.svg.setAttribute('aria-label', `Chart: ${title}. Left and right read its values; the button before it shows a table.`);
+    this.svg.setAttribute(
+      'aria-label',
+      `Chart: ${title}. Left and right read its values; the button before it shows a table.`,
+    );
     this.listen();
   }
 
@@ -113,7 +124,11 @@ class Chart {
     const { right, bottom } = this.size();
     const across = yTicks.map((tick) => [
       svg('line', { class: 'grid', x1: MARGIN.left, x2: right, y1: yOf(tick), y2: yOf(tick) }),
-      svg('text', { class: 'tick', x: MARGIN.left - 6, y: yOf(tick) + 4, 'text-anchor': 'end' }, format(tick).replace(/\.00?(?!\d)/, '')),
+      svg(
+        'text',
+        { class: 'tick', x: MARGIN.left - 6, y: yOf(tick) + 4, 'text-anchor': 'end' },
+        format(tick).replace(/\.00?(?!\d)/, ''),
+      ),
     ]);
     const down = xTicks.map(([tick, text]) => [
       svg('line', { class: 'grid', x1: xOf(tick), x2: xOf(tick), y1: MARGIN.top, y2: bottom }),
@@ -126,18 +141,23 @@ class Chart {
   ends(labels) {
     const { right } = this.size();
     let last = -Infinity;
-    return labels.sort((one, two) => one.y - two.y).map(({ y, label, style }) => {
-      last = Math.max(y, last + 12);
-      return svg('text', { class: `end ${style}`, x: right + 5, y: Math.min(last, HEIGHT - 4) + 4 }, label);
-    });
+    return labels
+      .sort((one, two) => one.y - two.y)
+      .map(({ y, label, style }) => {
+        last = Math.max(y, last + 12);
+        return svg('text', { class: `end ${style}`, x: right + 5, y: Math.min(last, HEIGHT - 4) + 4 }, label);
+      });
   }
 
   /** The cursor's line and a dot on each value. */
   marks(values, yOf) {
     if (this.cursor === null) return [];
     const x = this.xOf(this.cursor);
-    const dots = values.map((value, at) => (value === null || value === undefined ? null
-      : svg('circle', { class: `dot ${this.options.lines[at].style}`, cx: x, cy: yOf(value), r: 3.5 })));
+    const dots = values.map((value, at) =>
+      value === null || value === undefined
+        ? null
+        : svg('circle', { class: `dot ${this.options.lines[at].style}`, cx: x, cy: yOf(value), r: 3.5 }),
+    );
     const { bottom } = this.size();
     return [svg('line', { class: 'cursor', x1: x, x2: x, y1: MARGIN.top, y2: bottom }), ...dots.filter(Boolean)];
   }
@@ -163,10 +183,11 @@ class TimeChart extends Chart {
   }
 
   yScale() {
-    const { scale, base, ceiling } = this.options;
+    const { scale, base, ceiling, least } = this.options;
     const { bottom } = this.size();
     const height = bottom - MARGIN.top;
-    const of = (point) => (scale === 'stack' ? [point.values.reduce((sum, value) => sum + (value || 0), 0)] : point.values);
+    const of = (point) =>
+      scale === 'stack' ? [point.values.reduce((sum, value) => sum + (value || 0), 0)] : point.values;
     const values = this.data.points.flatMap(of).filter((value) => value !== null);
     const largest = values.reduce((most, value) => Math.max(most, value), 0);
     if (scale === 'log') {
@@ -176,12 +197,13 @@ class TimeChart extends Chart {
       const zero = values.some((value) => value <= 0);
       const floor = zero ? 14 : 0;
       const span = Math.log10(high / low);
-      const yOf = (value) => (value <= 0 ? bottom : bottom - floor - (Math.log10(Math.max(value, low) / low) / span) * (height - floor));
+      const yOf = (value) =>
+        value <= 0 ? bottom : bottom - floor - (Math.log10(Math.max(value, low) / low) / span) * (height - floor);
       return { yOf, ticks: zero ? [0, ...ticks] : ticks };
     }
     const cap = ceiling ? ceiling() : null;
-    const shown = cap !== null && largest > cap / 5;
-    const ticks = niceTicks((shown ? Math.max(cap, largest) : Math.max(largest, 1)) * 1.08, base);
+    const shown = cap !== null && largest > cap / 8;
+    const ticks = niceTicks((shown ? Math.max(cap, largest) : Math.max(largest, least || 1)) * 1.08, base);
     const top = Math.max(ticks[ticks.length - 1], (shown ? Math.max(cap, largest) : largest) * 1.08);
     return { yOf: (value) => bottom - (value / top) * height, ticks, cap: shown ? cap : null };
   }
@@ -201,17 +223,28 @@ class TimeChart extends Chart {
     if (this.svg.hasAttribute('hidden')) return;
     const stacked = this.options.scale === 'stack';
     const drawn = stacked ? this.areas(points, yOf) : this.lines(points, yOf);
-    const sums = (values) => values.map((_, index) => values.slice(0, index + 1).reduce((sum, value) => sum + (value || 0), 0));
+    const sums = (values) =>
+      values.map((_, index) => values.slice(0, index + 1).reduce((sum, value) => sum + (value || 0), 0));
     const heights = (values) => (stacked ? sums(values) : values);
-    const labels = this.options.lines.map((line, index) => ({ y: heights(last.values)[index], label: line.short || line.label, style: line.style }))
-      .filter((label) => label.y !== null && last.values.length > 1).map((label) => ({ ...label, y: yOf(label.y) }));
-    const capLine = cap === null || cap === undefined ? [] : [
-      svg('line', { class: 'cap', x1: MARGIN.left, x2: right, y1: yOf(cap), y2: yOf(cap) }),
-      svg('text', { class: 'end', x: right + 5, y: yOf(cap) + 4 }, 'cap'),
-    ];
+    const labels = this.options.lines
+      .map((line, index) => ({ y: heights(last.values)[index], label: line.short || line.label, style: line.style }))
+      .filter((label) => label.y !== null && last.values.length > 1)
+      .map((label) => ({ ...label, y: yOf(label.y) }));
+    const capLine =
+      cap === null || cap === undefined
+        ? []
+        : [
+            svg('line', { class: 'cap', x1: MARGIN.left, x2: right, y1: yOf(cap), y2: yOf(cap) }),
+            svg('text', { class: 'end', x: right + 5, y: yOf(cap) + 4 }, 'cap'),
+          ];
     this.svg.replaceChildren(
-      ...this.shades(points, bottom), ...this.axes(ticks, yOf, this.xTicks(), this.xOf, format), ...drawn, ...capLine,
-      ...this.ends(labels), ...this.marks(heights(at.values), yOf));
+      ...this.shades(points, bottom),
+      ...this.axes(ticks, yOf, this.xTicks(), this.xOf, format),
+      ...drawn,
+      ...capLine,
+      ...this.ends(labels),
+      ...this.marks(heights(at.values), yOf),
+    );
   }
 
   /** Where points marked so are, the ground is shaded. */
@@ -225,35 +258,46 @@ class TimeChart extends Chart {
       else shades.push({ start: point.t, end });
     });
     const { right } = this.size();
-    return shades.map(({ start, end }) => svg('rect', {
-      class: 'shade', x: this.xOf(start), width: Math.max(1, Math.min(right, this.xOf(end)) - this.xOf(start)), y: MARGIN.top, height: bottom - MARGIN.top,
-    }));
+    return shades.map(({ start, end }) =>
+      svg('rect', {
+        class: 'shade',
+        x: this.xOf(start),
+        width: Math.max(1, Math.min(right, this.xOf(end)) - this.xOf(start)),
+        y: MARGIN.top,
+        height: bottom - MARGIN.top,
+      }),
+    );
   }
 
+  /** The first line lies on top. */
   lines(points, yOf) {
-    return this.options.lines.map((line, index) => {
-      let path = '';
-      let before = null;
-      for (const point of points) {
-        const value = point.values[index];
-        if (value === null) {
-          before = null;
-          continue;
-        }
-        const to = `${this.xOf(point.t).toFixed(1)},${yOf(value).toFixed(1)}`;
-        // A value alone is a line of no length, which its round ends make a dot.
-        path += before !== null && point.t - before < BREAK_MS ? `L${to}` : `M${to}L${to}`;
-        before = point.t;
-      }
-      return svg('path', { class: `line ${line.style}`, d: path });
-    });
+    return this.options.lines
+      .map((line, index) => {
+        const known = points.filter((point) => point.values[index] !== null);
+        const near = (one, two) => one !== undefined && two !== undefined && Math.abs(one.t - two.t) < BREAK_MS;
+        let path = '';
+        let alone = '';
+        known.forEach((point, at) => {
+          const to = `${this.xOf(point.t).toFixed(1)},${yOf(point.values[index]).toFixed(1)}`;
+          const joined = near(known[at - 1], point);
+          path += joined ? `L${to}` : `M${to}`;
+          // A line of no length, which its round ends make a dot.
+          if (!joined && !near(known[at + 1], point)) alone += `M${to}L${to}`;
+        });
+        const of = (kind, d) => svg('path', { class: `line ${kind} ${line.style}`, d });
+        return [of('joined', path), of('alone', alone)];
+      })
+      .reverse()
+      .flat();
   }
 
   areas(points, yOf) {
     const below = points.map(() => 0);
     return this.options.lines.map((line, index) => {
       const edge = points.map((point, at) => [this.xOf(point.t), yOf(below[at])]);
-      points.forEach((point, at) => { below[at] += point.values[index] || 0; });
+      points.forEach((point, at) => {
+        below[at] += point.values[index] || 0;
+      });
       const top = points.map((point, at) => [this.xOf(point.t), yOf(below[at])]);
       const text = (list) => list.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join('L');
       return svg('path', { class: `area ${line.style}`, d: `M${text(top)}L${text(edge.reverse())}Z` });
@@ -265,7 +309,11 @@ class TimeChart extends Chart {
     const step = Math.max(1, Math.floor(points.length / TABLE_ROWS));
     const rows = points.filter((_, at) => (points.length - 1 - at) % step === 0).reverse();
     const heads = ['Time', ...this.options.lines.map((line) => line.label)];
-    return table(this.title, heads, rows.map((point) => [clock(point.t), ...point.values.map(this.options.format)]));
+    return table(
+      this.title,
+      heads,
+      rows.map((point) => [clock(point.t), ...point.values.map(this.options.format)]),
+    );
   }
 }
 
@@ -291,26 +339,52 @@ class CurveChart extends Chart {
     this.xOf = (quantile) => MARGIN.left + (Math.min(nines(quantile), most) / most) * (right - MARGIN.left);
     this.stops = this.data.quantiles.filter((quantile) => all.some((point) => point.quantile === quantile));
     if (!this.stops.includes(this.cursor)) this.cursor = null;
-    const values = all.map((point) => point.value).concat(this.data.curves.filter(Boolean).map((curve) => curve.max_ns));
-    const { low, high, ticks } = decades(Math.max(1, Math.min(...values.filter((value) => value > 0))), Math.max(...values));
-    const yOf = (value) => bottom - (Math.log10(Math.max(value, low) / low) / Math.log10(high / low)) * (bottom - MARGIN.top);
+    const values = all
+      .map((point) => point.value)
+      .concat(this.data.curves.filter(Boolean).map((curve) => curve.max_ns));
+    const { low, high, ticks } = decades(
+      Math.max(1, Math.min(...values.filter((value) => value > 0))),
+      Math.max(...values),
+    );
+    const yOf = (value) =>
+      bottom - (Math.log10(Math.max(value, low) / low) / Math.log10(high / low)) * (bottom - MARGIN.top);
     const shown = this.cursor === null ? 0.99 : this.cursor;
     const at = curves.map((points) => points.find((point) => point.quantile === shown)?.value ?? null);
     this.swatches.forEach((swatch, index) => setText(swatch.value, ns(at[index])));
     setText(this.when, `at ${CurveChart.name(shown)}`);
     if (this.svg.hasAttribute('hidden')) return;
-    const names = [0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999].filter((quantile) => nines(quantile) <= most + 0.001);
-    const xTicks = names.filter((quantile) => this.size().width > 480 || quantile !== 0.5)
+    const names = [0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999].filter(
+      (quantile) => nines(quantile) <= most + 0.001,
+    );
+    const xTicks = names
+      .filter((quantile) => this.size().width > 480 || quantile !== 0.5)
       .map((quantile) => [quantile, quantile === 0 ? 'min' : CurveChart.name(quantile)]);
-    const drawn = curves.map((points, index) => svg('path', {
-      class: `line ${this.options.lines[index].style}`,
-      d: points.length === 0 ? '' : `M${points.map(({ quantile, value }) => `${this.xOf(quantile).toFixed(1)},${yOf(value).toFixed(1)}`).join('L')}`,
-    }));
-    const maxima = this.data.curves.map((curve, index) => (curve && curve.count > 0
-      ? { y: yOf(curve.max_ns), label: 'max', style: this.options.lines[index].style } : null)).filter(Boolean);
-    const diamonds = maxima.map(({ y, style }) => svg('path', { class: `diamond ${style}`, d: `M${right - 4},${y}l4,-4l4,4l-4,4z` }));
-    this.svg.replaceChildren(...this.axes(ticks, yOf, xTicks, this.xOf, ns), ...drawn, ...diamonds, ...this.ends(maxima.map((max) => ({ ...max }))),
-      ...this.marks(at, yOf));
+    const drawn = curves.map((points, index) =>
+      svg('path', {
+        class: `line ${this.options.lines[index].style}`,
+        d:
+          points.length === 0
+            ? ''
+            : `M${points.map(({ quantile, value }) => `${this.xOf(quantile).toFixed(1)},${yOf(value).toFixed(1)}`).join('L')}`,
+      }),
+    );
+    const maxima = this.data.curves
+      .map((curve, index) =>
+        curve && curve.count > 0
+          ? { y: yOf(curve.max_ns), label: 'max', style: this.options.lines[index].style }
+          : null,
+      )
+      .filter(Boolean);
+    const diamonds = maxima.map(({ y, style }) =>
+      svg('path', { class: `diamond ${style}`, d: `M${right - 4},${y}l4,-4l4,4l-4,4z` }),
+    );
+    this.svg.replaceChildren(
+      ...this.axes(ticks, yOf, xTicks, this.xOf, ns),
+      ...drawn,
+      ...diamonds,
+      ...this.ends(maxima.map((max) => ({ ...max }))),
+      ...this.marks(at, yOf),
+    );
   }
 
   static name(quantile) {
@@ -321,7 +395,8 @@ class CurveChart extends Chart {
     const curves = this.data.curves.map((curve) => this.known(curve));
     const value = (points, quantile) => points.find((point) => point.quantile === quantile)?.value;
     const rows = this.data.quantiles.map((quantile) => [
-      quantile === 0 ? 'min' : CurveChart.name(quantile), ...curves.map((points) => ns(value(points, quantile))),
+      quantile === 0 ? 'min' : CurveChart.name(quantile),
+      ...curves.map((points) => ns(value(points, quantile))),
     ]);
     const summary = [
       ['max', ...this.data.curves.map((curve) => ns(curve?.max_ns))],

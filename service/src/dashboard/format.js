@@ -19,27 +19,39 @@ function scaled(value, base, units) {
   return `${at === 0 && Number.isInteger(value) ? value : digits(value)}${units[at]}`;
 }
 
-const given = (format) => (value) => (value === null || value === undefined || Number.isNaN(value) ? NONE : format(value));
+const given = (format) => (value) =>
+  value === null || value === undefined || Number.isNaN(value) ? NONE : format(value);
 
 const ns = given((value) => scaled(value, 1000, [' ns', ' µs', ' ms', ' s']));
 const bytes = given((value) => scaled(value, 1024, [' B', ' KiB', ' MiB', ' GiB', ' TiB']));
 const short = given((value) => scaled(value, 1000, ['', 'k', 'M', 'G', 'T']));
 const count = given((value) => value.toLocaleString('en-GB'));
 const percent = given((value) => `${value < 10 ? value.toFixed(1) : value.toFixed(0)} %`);
-const millis = given((value) => (value < 1000 ? `${Math.round(value)} ms` : value < 60_000 ? `${digits(value / 1000)} s` : duration(value)));
+const millis = given((value) =>
+  value < 1000 ? `${Math.round(value)} ms` : value < 60_000 ? `${digits(value / 1000)} s` : duration(value),
+);
 
 /** From milliseconds: the two largest units. */
 function duration(ms) {
   const seconds = Math.max(0, Math.round(ms / 1000));
-  const parts = [['d', 86400], ['h', 3600], ['min', 60], ['s', 1]];
+  const parts = [
+    ['d', 86400],
+    ['h', 3600],
+    ['min', 60],
+    ['s', 1],
+  ];
   const first = parts.findIndex(([, size]) => seconds >= size);
   if (first < 0) return '0 s';
   let left = seconds;
-  return parts.slice(first, first + 2).map(([unit, size]) => {
-    const whole = Math.floor(left / size);
-    left -= whole * size;
-    return whole > 0 ? `${whole} ${unit}` : '';
-  }).join(' ').trim();
+  return parts
+    .slice(first, first + 2)
+    .map(([unit, size]) => {
+      const whole = Math.floor(left / size);
+      left -= whole * size;
+      return whole > 0 ? `${whole} ${unit}` : '';
+    })
+    .join(' ')
+    .trim();
 }
 
 const two = (number) => String(number).padStart(2, '0');
@@ -87,6 +99,7 @@ function setText(node, text) {
 function table(caption, heads, rows) {
   const head = el('tr', {}, ...heads.map((text) => el('th', { scope: 'col' }, text)));
   const body = rows.map(([first, ...rest]) =>
-    el('tr', {}, el('th', { scope: 'row' }, first), ...rest.map((text) => el('td', {}, text))));
+    el('tr', {}, el('th', { scope: 'row' }, first), ...rest.map((text) => el('td', {}, text))),
+  );
   return el('table', {}, el('caption', { class: 'vh' }, caption), el('thead', {}, head), el('tbody', {}, ...body));
 }

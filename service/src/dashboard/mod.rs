@@ -26,8 +26,13 @@ pub use sample::Sampler;
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 /// In this order: each uses what is before it.
-const SCRIPTS: [&str; 4] =
-    [include_str!("format.js"), include_str!("charts.js"), include_str!("sections.js"), include_str!("page.js")];
+const SCRIPTS: [&str; 5] = [
+    include_str!("format.js"),
+    include_str!("charts.js"),
+    include_str!("state.js"),
+    include_str!("sections.js"),
+    include_str!("page.js"),
+];
 
 /// The page and the policy that it is served with.
 struct Page {

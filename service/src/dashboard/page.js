@@ -4,6 +4,7 @@
 const POLL_MS = 1000;
 /** An answer takes milliseconds; a service that is stopped or hangs should be called so soon. */
 const ANSWER_MS = 3000;
+const RANGE_MIN_MS = 60_000;
 const MARKS = { ok: '✓', warn: '!', bad: '✕', lost: '?', wait: '…' };
 const ICON_COLOURS = { ok: '#1a8a4a', warn: '#c98a00', bad: '#d1242f', lost: '#777777', wait: '#777777' };
 
@@ -14,7 +15,8 @@ const store = { answer: null, rows: [], columns: new Map(), seq: 0, answeredAt: 
 /** What the sections are given. */
 function view() {
   const to = store.rows.length > 0 ? store.rows[store.rows.length - 1].t : store.answer.now_unix_ms;
-  const from = to - store.rangeMs;
+  // A service that started a minute ago has no five minutes to show.
+  const from = to - Math.min(store.rangeMs, Math.max(RANGE_MIN_MS, to - (store.rows[0]?.t ?? to)));
   return {
     answer: store.answer,
     rows: store.rows,
@@ -75,8 +77,10 @@ function showState({ level, word, headline, reason, attention }) {
 function showLost() {
   const since = store.answeredAt;
   document.body.classList.toggle('stale', since !== null);
-  const reason = since === null ? 'No figures have come yet.'
-    : `The last answer came at ${clock(since)}, ${duration(Date.now() - since)} ago. Everything below is as it was then.`;
+  const reason =
+    since === null
+      ? 'No figures have come yet.'
+      : `The last answer came at ${clock(since)}, ${duration(Date.now() - since)} ago. Everything below is as it was then.`;
   showState({ level: 'lost', word: 'No answer', headline: 'No answer from the service', reason, attention: [] });
 }
 
@@ -138,7 +142,14 @@ function start() {
     store.rangeMs = Number(event.target.value) * 1000;
     show();
   });
-  const builders = { now: buildNow, stream: buildStream, latency: buildLatency, storage: buildStorage, engine: buildEngine, feed: buildFeed };
+  const builders = {
+    now: buildNow,
+    stream: buildStream,
+    latency: buildLatency,
+    storage: buildStorage,
+    engine: buildEngine,
+    feed: buildFeed,
+  };
   for (const [id, build] of Object.entries(builders)) sections.push(build(byId(id)));
   let width = window.innerWidth;
   window.addEventListener('resize', () => {

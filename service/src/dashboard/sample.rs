@@ -3,6 +3,9 @@
 //! Owns: the thread `sample`, rates, windows and what is compared with what. Must not: touch the engine (its figures
 //! are those that ingest-apply published) or hold the history's lock while it reads.
 //! Threads: all of it on `sample`; a merge of histograms takes milliseconds and has no place on the network's threads.
+//!
+//! With seven series a sample takes 1.2 ms of CPU. Two snapshots of the histograms are kept to compare with, 216 KiB for
+//! each series: 3 MB, and for a moment as much again.
 
 use std::collections::VecDeque;
 use std::io;
@@ -199,6 +202,10 @@ impl Reading {
 
     fn details(&mut self, now: Instant) -> Vec<Detail> {
         let stats = self.shared.stats.load_full();
+        // Before ingest-apply has asked the engine for the first time there is nothing to compare with.
+        if stats.details.is_empty() {
+            return Vec::new();
+        }
         if self.stats.back().is_none_or(|(_, last)| !Arc::ptr_eq(last, &stats)) {
             self.stats.push_back((now, Arc::clone(&stats)));
         }

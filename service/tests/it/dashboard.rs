@@ -128,6 +128,8 @@ fn live(browser: &mut Browser, dir: &Path) {
     assert_eq!(browser.text("#feed .empty"), "Nobody follows the feed.");
     changes(browser);
     controls(browser);
+    // A window is ten samples: by now, or soon, the figures that need one are there.
+    browser.wait("document.querySelector('#latency > .scroll tbody td').innerText.endsWith('/s')");
     widths(browser, dir);
     assert_eq!(browser.complaints(), [""; 0]);
     let asked = browser.requests();
@@ -159,8 +161,9 @@ fn live(browser: &mut Browser, dir: &Path) {
 fn changes(browser: &mut Browser) {
     let slot = browser.text("#now .value");
     browser.wait(&format!("document.querySelector('#now .value').innerText !== {slot:?}"));
-    browser
-        .wait("[...document.querySelectorAll('#stream .line')].every((line) => line.getAttribute('d').includes('L'))");
+    browser.wait(
+        "[...document.querySelectorAll('#stream .joined')].every((line) => line.getAttribute('d').includes('L'))",
+    );
     browser.wait("document.querySelectorAll('#latency > .scroll tbody tr').length >= 6");
     browser.wait("document.querySelectorAll('#engine tbody tr').length > 3");
     for figure in ["Events applied", "Slots dead", "Lookups"] {
@@ -169,8 +172,6 @@ fn changes(browser: &mut Browser) {
              && one.lastChild.innerText !== '0')"
         ));
     }
-    // A window is ten samples: the figures that need one come, and the columns of the table with them.
-    browser.wait("document.querySelector('#latency > .scroll tbody td').innerText.endsWith('/s')");
 }
 
 /// Every control does what it says, with the mouse and with the keyboard.
@@ -185,10 +186,13 @@ fn controls(browser: &mut Browser) {
     browser.click("#theme");
     assert_eq!((browser.text("#theme").as_str(), browser.eval(ground)), ("Theme: auto", light));
 
+    // With an hour behind it every range can be filled.
+    browser.eval("store.rows.unshift({ ...store.rows[0], t: store.rows[0].t - 3_600_000 })");
     for seconds in [60, 900, 300] {
         browser.click(&format!("#range input[value='{seconds}']"));
         assert_eq!(browser.eval("view().to - view().from"), json!(seconds * 1000));
     }
+    browser.eval("store.rows.shift()");
     for (op, sources) in [
         ("read_positive", &["ingest", "rpc"][..]),
         ("write", &["ingest"]),
