@@ -108,7 +108,7 @@ pub struct Settings {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub feed_stall_timeout: Option<Duration>,
-    /// HTTP for metrics, health and histograms [default: 127.0.0.1:7401]
+    /// HTTP for the dashboard, metrics, health and histograms [default: 127.0.0.1:7401]
     #[arg(long, value_name = "HOST:PORT")]
     pub metrics: Option<String>,
     /// TLS for gRPC on TCP: the certificate, PEM [default: the systemd credential tls-cert, if there is one]

@@ -1,4 +1,4 @@
-//! HTTP: metrics, probes, histograms and the status as JSON.
+//! HTTP: metrics, probes, histograms, the status as JSON, and the dashboard.
 //!
 //! Owns: these pages. Must not: serve lookups. Threads: the tokio runtime of the network edge; a histogram
 //! snapshot takes milliseconds and runs on the blocking pool.
@@ -19,6 +19,7 @@ use futures::FutureExt as _;
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
+use crate::dashboard::{self, History};
 use crate::feed::Feed;
 use crate::metrics;
 use crate::net::limit::Limit;
@@ -32,15 +33,6 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const JSON: &str = "application/json";
 
-const INDEX: &str = "\
-/metrics          metrics in the Prometheus text format
-/healthz          200 while the process serves
-/readyz           200 when lookups stand for the live chain, else 503 and why
-/status.json      what the service holds and how far it is behind
-/histograms.json  latencies of every engine operation
-/histograms.hlog  the same as an HdrHistogram interval log
-";
-
 /// What the pages are made of.
 #[derive(Clone)]
 pub struct HttpState {
@@ -52,6 +44,8 @@ pub struct HttpState {
     pub feed: Option<Arc<Feed>>,
     /// The engine's label.
     pub engine: &'static str,
+    /// What the dashboard shows of the past.
+    pub history: Arc<History>,
 }
 
 /// Serves until `shutdown` is ready, then finishes the requests under way and returns.
@@ -70,13 +64,13 @@ where
 
 fn router(state: HttpState) -> Router {
     Router::new()
-        .route("/", get(async || page(TEXT, INDEX)))
         .route("/healthz", get(async || page(TEXT, "ok\n")))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .route("/status.json", get(status))
         .route("/histograms.json", get(histograms_json))
         .route("/histograms.hlog", get(histograms_hlog))
+        .merge(dashboard::routes())
         .with_state(state)
 }
 
@@ -189,7 +183,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let latency = Arc::clone(pool.engine.latency());
-        let state = HttpState { latency, shared: Arc::clone(&pool.shared), feed: None, engine: "redb" };
+        let shared = Arc::clone(&pool.shared);
+        let state = HttpState { latency, shared, feed: None, engine: "redb", history: Arc::default() };
         tokio::spawn(serve(listener, state, std::future::pending()));
         address
     }

@@ -6,6 +6,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod dashboard;
 pub mod feed;
 pub mod http;
 pub mod ingest;

@@ -127,9 +127,9 @@ fn gauges(shared: &Shared) -> Vec<(&'static str, &'static str, u64)> {
 }
 
 fn feed_families(encoder: &mut DescriptorEncoder<'_>, feed: &Feed) -> Result<(), fmt::Error> {
-    let all = feed.subscribers().list_all();
+    let all = feed.subscribed();
     let newest_seq = feed.head().borrow().seq;
-    let behind = all.iter().map(|subscriber| newest_seq.saturating_sub(subscriber.seq)).max().unwrap_or(0);
+    let behind = all.iter().map(|subscriber| subscriber.lag_seq).max().unwrap_or(0);
     for (name, help, value) in [
         ("solkv_feed_seq", "The newest published change", newest_seq),
         ("solkv_feed_oldest_seq", "The oldest change that is kept", feed.oldest_seq()),

@@ -1,7 +1,7 @@
 //! Puts the parts together: engine, lookups, servers, receiver and ingest-apply, from start to a clean stop.
 //!
 //! Owns: threads and their order of stopping. Threads: `net-N` (tokio: sockets only), `ingest-apply` (the only
-//! writer), `lookup-N` (readers), `overlay` (processed slots, if followed).
+//! writer), `lookup-N` (readers), `overlay` (processed slots, if followed), `sample` (the dashboard's history).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
 
 use crate::config::{Config, DurabilityArg};
+use crate::dashboard::Sampler;
 use crate::feed::{Feed, FeedWriter, Retention, Snapshots};
 use crate::http::{self, HttpState};
 use crate::ingest::apply::{Apply, ApplyConfig};
@@ -58,7 +59,9 @@ pub fn run(config: &Config) -> Result<()> {
             .context("cannot start the lookup threads")?;
     let (writer, feed) = open_feed(config, &checkpoint)?.unzip();
     let snapshots = Snapshots::new(Arc::clone(&engine));
-    let http_state = HttpState { latency, shared: Arc::clone(&shared), feed: feed.clone(), engine: label };
+    let (sampler, history) = Sampler::start(Arc::clone(&latency), Arc::clone(&shared), config.dir.clone())
+        .context("cannot start the sampling thread")?;
+    let http_state = HttpState { latency, shared: Arc::clone(&shared), feed: feed.clone(), engine: label, history };
     let feed_service = FeedService::new(feed, snapshots.clone(), feed_limits(config));
     let apply = ApplyParts { engine: Arc::clone(&engine), shared: Arc::clone(&shared), writer };
     let outcome = runtime.block_on(serve(config, &edge, apply, lookups, feed_service, http_state));
@@ -66,6 +69,7 @@ pub fn run(config: &Config) -> Result<()> {
     snapshots.stop();
     runtime.shutdown_timeout(Duration::from_secs(1));
     lookup_threads.join();
+    drop(sampler);
     match Arc::try_unwrap(engine) {
         Ok(engine) => Box::new(engine).close()?,
         // Every commit is durable already; closing would only make the next open quicker.

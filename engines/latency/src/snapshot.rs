@@ -67,6 +67,23 @@ impl Series {
         if self.histogram.is_empty() { 0.0 } else { self.sum_ns as f64 / self.histogram.len() as f64 }
     }
 
+    /// The values at ascending `quantiles` (0 to 1), as [`Histogram::value_at_quantile`] gives them, in one pass for
+    /// all of them; 0 each when empty.
+    pub fn quantiles(&self, quantiles: &[f64]) -> Vec<u64> {
+        let total = self.histogram.len();
+        let mut found = Vec::with_capacity(quantiles.len());
+        let mut below = 0;
+        for bucket in self.histogram.iter_recorded() {
+            below += bucket.count_at_value();
+            let reached = |quantile: &f64| below >= ((quantile * total as f64).ceil() as u64).clamp(1, total);
+            while quantiles.get(found.len()).is_some_and(reached) {
+                found.push(self.histogram.highest_equivalent(bucket.value_iterated_to()));
+            }
+        }
+        found.resize(quantiles.len(), 0);
+        found
+    }
+
     /// Counters only grow, so saturation is reached only by mixing snapshots of two engines.
     fn minus(&self, before: &Self) -> Self {
         let mut histogram = empty_histogram();
@@ -103,6 +120,20 @@ mod tests {
         assert_eq!(interval.get("unit", Op::Commit).unwrap().len(), 1);
         let now = latency.snapshot();
         assert!(now.since(&now).series.is_empty());
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_crate() {
+        let latency = Latency::new("test");
+        let mut recorder = latency.recorder("unit");
+        (1..=2500).for_each(|value| recorder.record(Op::Write, value * value));
+        let asked = [0.001, 0.5, 0.5, 0.99, 0.9999, 1.0];
+        let snapshot = latency.snapshot();
+        let write = snapshot.get("unit", Op::Write).unwrap();
+        assert_eq!(snapshot.series[0].quantiles(&asked), asked.map(|quantile| write.value_at_quantile(quantile)));
+        recorder.record(Op::Commit, 9);
+        let one = latency.snapshot().since(&snapshot);
+        assert_eq!(one.series[0].quantiles(&[0.0, 0.5, 1.0]), [9, 9, 9]);
     }
 
     #[test]

@@ -7,11 +7,13 @@
 mod cap;
 mod device;
 mod machine;
+mod memory;
 mod process;
 mod store;
 
 pub use cap::{Cap, Charged};
 pub use device::{Baseline, DeviceCounts, Quantiles, baseline, device_counts, random_reads};
 pub use machine::{Machine, machine};
+pub use memory::{GroupMemory, OwnRss, group_memory, own_group, own_rss};
 pub use process::{ProcessCounts, process_counts, rss_bytes, rss_peak_bytes};
-pub use store::{check_disk, disk_bytes, drop_page_cache, page_cache_bytes};
+pub use store::{Space, check_disk, disk_bytes, drop_page_cache, page_cache_bytes, space};

@@ -32,15 +32,35 @@ pub fn drop_page_cache(dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Room of a file system, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Space {
+    /// What a process without privileges may still write.
+    pub free_bytes: u64,
+    /// Its size.
+    pub total_bytes: u64,
+}
+
+/// The room of the file system that holds `dir`, which need not exist yet.
+///
+/// # Errors
+/// Naming the directory that was asked about.
+pub fn space(dir: &Path) -> Result<Space> {
+    let existing = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    let space = rustix::fs::statvfs(existing)
+        .with_context(|| format!("cannot ask for the free disk space: dir={}", existing.display()))?;
+    Ok(Space {
+        free_bytes: space.f_bavail.saturating_mul(space.f_frsize),
+        total_bytes: space.f_blocks.saturating_mul(space.f_frsize),
+    })
+}
+
 /// Refuses to start a load that will not fit. `needed` is an estimate.
 ///
 /// # Errors
 /// Naming the directory, what is free and what is needed.
 pub fn check_disk(dir: &Path, needed_bytes: u64) -> Result<()> {
-    let existing = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
-    let space = rustix::fs::statvfs(existing)
-        .with_context(|| format!("cannot ask for the free disk space: dir={}", existing.display()))?;
-    let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
+    let Space { free_bytes, .. } = space(dir)?;
     if free_bytes < needed_bytes {
         bail!(
             "not enough disk: dir={} free_bytes={free_bytes} needed_bytes={needed_bytes} (an estimate); free space, \

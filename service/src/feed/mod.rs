@@ -129,7 +129,13 @@ impl Feed {
         self.kept().segments.iter().map(|segment| segment.bytes).sum()
     }
 
-    /// Who is subscribed.
+    /// Who is subscribed now, and how far each is behind.
+    pub fn subscribed(&self) -> Vec<Subscriber> {
+        let newest_seq = self.head.borrow().seq;
+        self.subscribers.show(newest_seq)
+    }
+
+    /// The list of subscribers and what is counted of them.
     pub fn subscribers(&self) -> &Subscribers {
         &self.subscribers
     }

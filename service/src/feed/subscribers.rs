@@ -43,6 +43,8 @@ pub struct Subscriber {
     pub peer: String,
     /// Everything up to here was handed to its connection.
     pub seq: u64,
+    /// Published changes that it was not sent yet.
+    pub lag_seq: u64,
     /// When it subscribed, ms since the Unix epoch.
     pub connected_unix_ms: u64,
 }
@@ -85,15 +87,19 @@ impl Subscribers {
         Ok(Registration { subscribers: self, id, entry })
     }
 
-    /// All of them, the oldest first.
-    pub fn list_all(&self) -> Vec<Subscriber> {
-        let show = |(id, entry): (&u64, &Arc<Entry>)| Subscriber {
-            id: *id,
-            transport: entry.transport,
-            peer: entry.peer.clone(),
+    /// All of them, the oldest first, as they are behind `newest_seq`.
+    pub(super) fn show(&self, newest_seq: u64) -> Vec<Subscriber> {
+        let show = |(id, entry): (&u64, &Arc<Entry>)| {
             // ORDERING: Relaxed: shown, nothing is inferred from it.
-            seq: entry.seq.load(Ordering::Relaxed),
-            connected_unix_ms: entry.connected_unix_ms,
+            let seq = entry.seq.load(Ordering::Relaxed);
+            Subscriber {
+                id: *id,
+                transport: entry.transport,
+                peer: entry.peer.clone(),
+                seq,
+                lag_seq: newest_seq.saturating_sub(seq),
+                connected_unix_ms: entry.connected_unix_ms,
+            }
         };
         self.list().entries.iter().map(show).collect()
     }

@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod abuse;
+mod browser;
 mod crash;
+mod dashboard;
 mod feed;
 mod follow;
 mod fork;

@@ -139,7 +139,18 @@ impl Service {
             let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
             format!("{host}:{}", free.port())
         };
-        let (listen, metrics) = (address(), address());
+        Self::start_at(dir, options, geyser, address(), address(), set)
+    }
+
+    /// At these addresses: those of a service that ended, for one.
+    pub(crate) fn start_at(
+        dir: &Path,
+        options: &EngineOptions,
+        geyser: &str,
+        listen: String,
+        metrics: String,
+        set: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> Self {
         let log = dir.with_extension("log");
         let file = File::options().create(true).append(true).open(&log).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
@@ -154,6 +165,11 @@ impl Service {
 
     /// Body and status code of one of its pages; nothing before it listens.
     pub(crate) fn get(&mut self, path: &str) -> Option<(u16, String)> {
+        self.get_with_head(path).map(|(code, _, body)| (code, body))
+    }
+
+    /// The same with the head of the answer between the two.
+    pub(crate) fn get_with_head(&mut self, path: &str) -> Option<(u16, String, String)> {
         let ended = self.child.try_wait().unwrap();
         assert!(ended.is_none(), "the service ended: {ended:?}\n{}", self.log());
         let mut socket = TcpStream::connect(&self.metrics).ok()?;
@@ -161,7 +177,7 @@ impl Service {
         let mut answer = String::new();
         socket.read_to_string(&mut answer).ok()?;
         let (head, body) = answer.split_once("\r\n\r\n")?;
-        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+        Some((head.split(' ').nth(1)?.parse().ok()?, head.to_owned(), body.to_owned()))
     }
 
     /// The slot that its store stands at.

@@ -1,0 +1,105 @@
+// Figures as text with their units, and elements. Owns: how a figure is written. Must not: make markup of text.
+'use strict';
+
+const NONE = '–';
+
+/** Three significant digits, never an exponent. */
+function digits(value) {
+  const size = Math.abs(value);
+  return value.toFixed(size >= 99.95 || value === 0 ? 0 : size >= 9.995 ? 1 : 2);
+}
+
+function scaled(value, base, units) {
+  let at = 0;
+  while (Math.abs(value) >= base * 0.9995 && at < units.length - 1) {
+    value /= base;
+    at += 1;
+  }
+  // What is counted in ones has no fraction to show.
+  return `${at === 0 && Number.isInteger(value) ? value : digits(value)}${units[at]}`;
+}
+
+const given = (format) => (value) =>
+  value === null || value === undefined || Number.isNaN(value) ? NONE : format(value);
+
+const ns = given((value) => scaled(value, 1000, [' ns', ' µs', ' ms', ' s']));
+const bytes = given((value) => scaled(value, 1024, [' B', ' KiB', ' MiB', ' GiB', ' TiB']));
+const short = given((value) => scaled(value, 1000, ['', 'k', 'M', 'G', 'T']));
+const count = given((value) => value.toLocaleString('en-GB'));
+const percent = given((value) => `${value < 10 ? value.toFixed(1) : value.toFixed(0)} %`);
+const millis = given((value) =>
+  value < 1000 ? `${Math.round(value)} ms` : value < 60_000 ? `${digits(value / 1000)} s` : duration(value),
+);
+
+/** From milliseconds: the two largest units. */
+function duration(ms) {
+  const seconds = Math.max(0, Math.round(ms / 1000));
+  const parts = [
+    ['d', 86400],
+    ['h', 3600],
+    ['min', 60],
+    ['s', 1],
+  ];
+  const first = parts.findIndex(([, size]) => seconds >= size);
+  if (first < 0) return '0 s';
+  let left = seconds;
+  return parts
+    .slice(first, first + 2)
+    .map(([unit, size]) => {
+      const whole = Math.floor(left / size);
+      left -= whole * size;
+      return whole > 0 ? `${whole} ${unit}` : '';
+    })
+    .join(' ')
+    .trim();
+}
+
+const two = (number) => String(number).padStart(2, '0');
+
+/** Time of day where the page is read; with the date when that is another day. */
+function clock(unixMs, seconds = true) {
+  const time = new Date(unixMs);
+  const text = `${two(time.getHours())}:${two(time.getMinutes())}${seconds ? `:${two(time.getSeconds())}` : ''}`;
+  if (time.toDateString() === new Date().toDateString()) return text;
+  return seconds ? `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())} ${text}` : text;
+}
+
+/** A figure of the engine's own, by the unit at the end of its name: the name without it, and how it is written. */
+function detail(name) {
+  const units = [
+    ['_bytes_per_s', (value) => `${bytes(value)}/s`],
+    ['_bytes', bytes],
+    ['_us', (value) => ns(value * 1000)],
+    ['_percent', (value) => `${count(value)} %`],
+    ['_per_million', (value) => `${count(value)} ppm`],
+    ['_count', count],
+  ];
+  const [unit, format] = units.find(([end]) => name.endsWith(end)) || ['', count];
+  return { label: name.slice(0, name.length - unit.length).replaceAll('_', ' '), format };
+}
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? '' : value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes, ...children) =>
+  fill(document.createElementNS('http://www.w3.org/2000/svg', tag), attributes, children);
+
+/** Only what differs is touched: a screen reader would say it again. */
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+/** A table; a cell is text, `heads` names the columns, the first cell of a row names the row. */
+function table(caption, heads, rows) {
+  const head = el('tr', {}, ...heads.map((text) => el('th', { scope: 'col' }, text)));
+  const body = rows.map(([first, ...rest]) =>
+    el('tr', {}, el('th', { scope: 'row' }, first), ...rest.map((text) => el('td', {}, text))),
+  );
+  return el('table', {}, el('caption', { class: 'vh' }, caption), el('thead', {}, head), el('tbody', {}, ...body));
+}

@@ -1,0 +1,132 @@
+//! The dashboard: one page with everything in it at `/`, and the figures that it polls at `/dashboard.json`.
+//!
+//! Owns: the page, its policy, the sampled history. Must not: load anything from outside, change anything in the service,
+//! or render on a network thread. Threads: `sample` keeps the history, the blocking pool renders, the tokio runtime
+//! of the network edge answers.
+
+mod history;
+mod json;
+mod sample;
+
+use std::sync::LazyLock;
+
+use axum::Router;
+use axum::extract::{RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+
+use crate::http::HttpState;
+
+pub use history::History;
+pub use sample::Sampler;
+
+const PAGE: &str = include_str!("page.html");
+const STYLE: &str = include_str!("page.css");
+/// In this order: each uses what is before it.
+const SCRIPTS: [&str; 5] = [
+    include_str!("format.js"),
+    include_str!("charts.js"),
+    include_str!("state.js"),
+    include_str!("sections.js"),
+    include_str!("page.js"),
+];
+
+/// The page and the policy that it is served with.
+struct Page {
+    html: String,
+    policy: String,
+}
+
+static ASSEMBLED: LazyLock<Page> = LazyLock::new(|| {
+    let script = SCRIPTS.concat();
+    let html = PAGE.replace("/* style */", STYLE).replace("/* script */", &script);
+    // Only these two texts run; nothing is fetched but from here. The icon is drawn by the page itself.
+    let policy = format!(
+        "default-src 'none'; script-src '{}'; style-src '{}'; connect-src 'self'; img-src data:; base-uri 'none'; \
+         form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+        hash(&script),
+        hash(STYLE)
+    );
+    Page { html, policy }
+});
+
+/// The hash of an inline text as a policy names it.
+fn hash(text: &str) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+    format!("sha256-{}", BASE64_STANDARD.encode(digest))
+}
+
+/// `/` and `/dashboard.json`.
+pub(crate) fn routes() -> Router<HttpState> {
+    Router::new().route("/", get(page)).route("/dashboard.json", get(figures))
+}
+
+async fn page() -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, ASSEMBLED.policy.as_str()),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        // Another version of the service may answer at the same address tomorrow.
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    (headers, ASSEMBLED.html.as_str()).into_response()
+}
+
+async fn figures(State(state): State<HttpState>, RawQuery(query): RawQuery) -> Response {
+    let Some(since) = since(query.as_deref()) else {
+        return (StatusCode::BAD_REQUEST, "since must be the seq of a sample, as in dashboard.json?since=17\n")
+            .into_response();
+    };
+    let headers = [
+        (header::CONTENT_TYPE, "application/json"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    match tokio::task::spawn_blocking(move || json::render(&state, since)).await {
+        Ok(body) => (headers, body).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "cannot render the figures of the dashboard");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+/// The `since` of a query; 0, which is all of the history, without one; `None` where it is no number.
+fn since(query: Option<&str>) -> Option<u64> {
+    let given = query.unwrap_or_default().split('&').find_map(|part| part.strip_prefix("since="));
+    given.map_or(Some(0), |seq| seq.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It is opened through slow tunnels at night.
+    const PAGE_BYTES_MAX: usize = 100_000;
+
+    #[test]
+    fn the_page_is_whole_small_and_self_contained() {
+        let Page { html, policy } = &*ASSEMBLED;
+        assert!(html.len() < PAGE_BYTES_MAX, "{} bytes", html.len());
+        for (open, close) in [("<style>", "</style>"), ("<script>", "</script>")] {
+            let (_, rest) = html.split_once(open).unwrap();
+            let (text, rest) = rest.split_once(close).unwrap();
+            assert!(policy.contains(&hash(text)), "the policy would refuse what is between {open} and {close}");
+            assert!(!rest.contains(open), "one of each");
+        }
+        assert!(!html.contains("//cdn") && !html.contains("src=\"http") && !html.contains(" onclick="));
+    }
+
+    #[test]
+    fn since_is_a_number_or_refused() {
+        assert_eq!(
+            [None, Some(""), Some("a=1"), Some("since=7"), Some("a=1&since=8")].map(since),
+            [Some(0), Some(0), Some(0), Some(7), Some(8)]
+        );
+        assert_eq!([Some("since="), Some("since=-1"), Some("since=x")].map(since), [None; 3]);
+    }
+}

@@ -1,0 +1,162 @@
+// The page as a whole: asks once a second, keeps the history, says when nobody answers. Owns: the poll, the theme, the
+// range, what is greyed. Must not: show a figure as if it were new when it is not.
+
+const POLL_MS = 1000;
+/** An answer takes milliseconds; a service that is stopped or hangs should be called so soon. */
+const ANSWER_MS = 3000;
+const RANGE_MIN_MS = 60_000;
+const MARKS = { ok: '✓', warn: '!', bad: '✕', lost: '?', wait: '…' };
+const ICON_COLOURS = { ok: '#1a8a4a', warn: '#c98a00', bad: '#d1242f', lost: '#777777', wait: '#777777' };
+
+const byId = (id) => document.getElementById(id);
+
+const store = { answer: null, rows: [], columns: new Map(), seq: 0, answeredAt: null, rangeMs: 300_000 };
+
+/** What the sections are given. */
+function view() {
+  const to = store.rows.length > 0 ? store.rows[store.rows.length - 1].t : store.answer.now_unix_ms;
+  // A service that started a minute ago has no five minutes to show.
+  const from = to - Math.min(store.rangeMs, Math.max(RANGE_MIN_MS, to - (store.rows[0]?.t ?? to)));
+  return {
+    answer: store.answer,
+    rows: store.rows,
+    shown: store.rows.filter((row) => row.t >= from),
+    from,
+    to,
+    column: (row, name) => row.figures[store.columns.get(name)] ?? null,
+  };
+}
+
+/** Takes an answer in. False: it is another process's, and its history has to be asked for from the start. */
+function take(answer) {
+  const another = store.answer !== null && store.answer.start_unix_ms !== answer.start_unix_ms;
+  if (another && store.seq > 0) {
+    Object.assign(store, { rows: [], seq: 0, answer: null });
+    return false;
+  }
+  const { columns, rows, samples_max: most } = answer.history;
+  store.columns = new Map(columns.map((name, at) => [name, at]));
+  for (const [seq, t, figures, latencies] of rows) {
+    store.rows.push({ t, figures, latencies: new Map(latencies.map(([series, ...values]) => [series, values])) });
+    store.seq = seq;
+  }
+  store.rows.splice(0, store.rows.length - most);
+  store.answer = answer;
+  store.answeredAt = Date.now();
+  return true;
+}
+
+const sections = [];
+
+function show() {
+  if (store.answer === null) return;
+  const now = view();
+  const { version, engine, now_unix_ms: time, start_unix_ms: start } = now.answer;
+  setText(byId('identity'), `${engine} · version ${version} · up ${duration(time - start)}`);
+  sections.forEach((update) => update(now));
+  showState(verdict(now));
+}
+
+function showState({ level, word, headline, reason, attention }) {
+  const state = byId('state');
+  if (state.dataset.level !== level) {
+    state.dataset.level = level;
+    const icon = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><circle cx="8" cy="8" r="8" fill="${ICON_COLOURS[level]}"/><text x="8" y="12" font-size="11" font-family="sans-serif" text-anchor="middle" fill="#fff">${MARKS[level]}</text></svg>`;
+    byId('icon').href = `data:image/svg+xml,${encodeURIComponent(icon)}`;
+  }
+  setText(byId('mark'), MARKS[level]);
+  setText(byId('headline'), headline);
+  setText(byId('reason'), reason);
+  const list = byId('attention');
+  if (list.childElementCount !== attention.length) list.replaceChildren(...attention.map(() => el('li', {})));
+  attention.forEach((text, at) => setText(list.children[at], text));
+  document.title = `${word} · solkv`;
+}
+
+/** Nobody answers: what is shown stays, grey, with the time it is of. */
+function showLost() {
+  const since = store.answeredAt;
+  document.body.classList.toggle('stale', since !== null);
+  const reason =
+    since === null
+      ? 'No figures have come yet.'
+      : `The last answer came at ${clock(since)}, ${duration(Date.now() - since)} ago. Everything below is as it was then.`;
+  showState({ level: 'lost', word: 'No answer', headline: 'No answer from the service', reason, attention: [] });
+}
+
+async function ask() {
+  const options = { cache: 'no-store', signal: AbortSignal.timeout(ANSWER_MS) };
+  const response = await fetch(`dashboard.json?since=${store.seq}`, options);
+  if (!response.ok) throw new Error(`status=${response.status}`);
+  return response.json();
+}
+
+async function poll() {
+  let answer = null;
+  try {
+    answer = await ask();
+    if (!take(answer)) take(await ask());
+  } catch {
+    answer = null;
+  }
+  if (answer === null) {
+    showLost();
+  } else {
+    document.body.classList.remove('stale');
+    show();
+  }
+  setTimeout(poll, POLL_MS);
+}
+
+/** What was chosen before; nothing where the browser keeps nothing. */
+function remembered(name) {
+  try {
+    return localStorage.getItem(`solkv.${name}`);
+  } catch {
+    return null;
+  }
+}
+
+function remember(name, value) {
+  try {
+    localStorage.setItem(`solkv.${name}`, value);
+  } catch {
+    // It is forgotten with the page.
+  }
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  setText(byId('theme'), `Theme: ${theme}`);
+}
+
+function start() {
+  const themes = ['auto', 'light', 'dark'];
+  setTheme(themes.includes(remembered('theme')) ? remembered('theme') : 'auto');
+  byId('theme').addEventListener('click', () => {
+    const next = themes[(themes.indexOf(document.documentElement.dataset.theme) + 1) % themes.length];
+    setTheme(next);
+    remember('theme', next);
+  });
+  byId('range').addEventListener('change', (event) => {
+    store.rangeMs = Number(event.target.value) * 1000;
+    show();
+  });
+  const builders = {
+    now: buildNow,
+    stream: buildStream,
+    latency: buildLatency,
+    storage: buildStorage,
+    engine: buildEngine,
+    feed: buildFeed,
+  };
+  for (const [id, build] of Object.entries(builders)) sections.push(build(byId(id)));
+  let width = window.innerWidth;
+  window.addEventListener('resize', () => {
+    if (window.innerWidth !== width) show();
+    width = window.innerWidth;
+  });
+  poll();
+}
+
+start();

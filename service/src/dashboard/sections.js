@@ -1,0 +1,501 @@
+// The sections of the page. Owns: which figures are shown, where, and under which words. Must not: ask the service.
+// Each section is built once and then given the view again and again: {answer, rows: [{t, figures, latencies}],
+// shown: those of the range, from, to, column(row, name)}.
+
+/** Rates are shown as the mean of so many seconds: a stream comes in bursts, a slot at a time. */
+const RATE_ROWS = 5;
+
+/** The mean of up to `most` rows that end with row `at`; null where that one has no value. */
+function meanOf(rows, at, most, value) {
+  if (at < 0 || value(rows[at]) === null) return null;
+  const values = rows.slice(Math.max(0, at + 1 - most), at + 1).map(value);
+  const known = values.filter((one) => one !== null);
+  return known.reduce((total, one) => total + one, 0) / known.length;
+}
+
+const mean = (view, name) => meanOf(view.rows, view.rows.length - 1, RATE_ROWS, (row) => view.column(row, name));
+
+const sum = (one, two) => (one === null || two === null ? null : one + two);
+
+/** A figure with its name above it and a word below; with a share, also as a bar. */
+class Tile {
+  constructor(label) {
+    this.value = el('dd', { class: 'value' });
+    this.more = el('dd', { class: 'more' });
+    this.bar = svg('rect', { class: 'bar-used', height: 4, width: 0 });
+    this.meter = svg(
+      'svg',
+      { class: 'meter', viewBox: '0 0 100 4', preserveAspectRatio: 'none', 'aria-hidden': 'true' },
+      svg('rect', { class: 'bar-all', height: 4, width: 100 }),
+      this.bar,
+    );
+    this.meter.toggleAttribute('hidden', true);
+    this.node = el('div', { class: 'tile' }, el('dt', {}, label), this.value, this.more, this.meter);
+  }
+
+  set(value, more, share = null, warn = false) {
+    setText(this.value, value);
+    setText(this.more, more);
+    this.node.classList.toggle('warn', warn);
+    this.meter.toggleAttribute('hidden', share === null);
+    if (share !== null) this.bar.setAttribute('width', String(Math.min(100, Math.max(0.5, share * 100))));
+  }
+}
+
+function buildNow(host) {
+  const labels = {
+    slot: 'Applied slot',
+    lag: 'Lag, block to commit',
+    queue: 'Queue to ingest-apply',
+    events: 'Events',
+    changes: 'Changes',
+    lookups: 'Lookups',
+    read: 'Slowest read p99',
+    commit: 'Commit p99',
+    memory: 'Memory',
+    disk: 'Disk free',
+  };
+  const tiles = Object.fromEntries(Object.entries(labels).map(([name, label]) => [name, new Tile(label)]));
+  host.append(el('dl', { class: 'tiles' }, ...Object.values(tiles).map((tile) => tile.node)));
+  const rate = (value) => (value === null ? NONE : `${short(Math.round(value))} /s`);
+  return (view) => {
+    const { answer } = view;
+    const behind =
+      answer.lag_slots === null
+        ? 'nothing heard of yet'
+        : `${plural(answer.lag_slots, 'slot', 'slots')} behind ${count(answer.newest_slot)}`;
+    tiles.slot.set(count(answer.applied_slot), behind);
+    const moved =
+      answer.applied_unix_ms === null
+        ? 'no slot since the start'
+        : `last slot ${duration(answer.now_unix_ms - answer.applied_unix_ms)} ago`;
+    tiles.lag.set(millis(answer.lag_ms), moved);
+    const queue = answer.queue_batches / answer.queue_batches_max;
+    tiles.queue.set(
+      percent(queue * 100),
+      `${answer.queue_batches} of ${answer.queue_batches_max} batches`,
+      queue,
+      queue >= ATTENTION.queueShare,
+    );
+    tiles.events.set(rate(mean(view, 'events_per_s')), `from ${rate(mean(view, 'updates_per_s'))} updates`);
+    const [writes, deletes] = [mean(view, 'writes_per_s'), mean(view, 'deletes_per_s')];
+    tiles.changes.set(rate(sum(writes, deletes)), `${rate(writes)} writes, ${rate(deletes)} deletes`);
+    tiles.lookups.set(
+      rate(mean(view, 'lookups_per_s')),
+      `${count(answer.counters.lookups_refused)} requests refused so far`,
+    );
+    const slowest = (ops) =>
+      answer.latency.series
+        .filter((series) => ops.includes(series.op) && series.window)
+        .map((series) => ({ ...series, p99: quantile(answer, series.window, 0.99) }))
+        .sort((one, two) => two.p99 - one.p99)[0];
+    const read = slowest(['read_negative', 'read_positive']);
+    tiles.read.set(ns(read?.p99), read ? `${read.op}, ${read.source}, last 10 s` : 'no reads in the last 10 s');
+    const commit = slowest(['commit']);
+    tiles.commit.set(
+      ns(commit?.p99),
+      commit ? `${plural(commit.window.count, 'commit', 'commits')} in the last 10 s` : 'no commits in the last 10 s',
+    );
+    const { used, anon, cap } = memory(answer);
+    const share = used === null ? null : used / cap;
+    tiles.memory.set(
+      bytes(used),
+      share === null ? 'not known' : `${percent(share * 100)} of ${bytes(cap)}`,
+      share,
+      anon > ATTENTION.memoryShare * cap,
+    );
+    const { space, store_bytes: store } = answer.disk;
+    const full = space ? 1 - space.free_bytes / space.total_bytes : null;
+    tiles.disk.set(bytes(space?.free_bytes), `the store takes ${bytes(store)}`, full, full > 1 - ATTENTION.freeShare);
+  };
+}
+
+/** The value of a distribution at one of the quantiles it is read at. */
+const quantile = (answer, curve, at) => curve?.values_ns[answer.latency.quantiles.indexOf(at)] ?? null;
+
+/** A grid of names and figures. */
+function facts(host, labels) {
+  const cells = labels.map((label) => ({ label, value: el('dd', {}) }));
+  host.append(
+    el('dl', { class: 'facts' }, ...cells.map((cell) => el('div', {}, el('dt', {}, cell.label), cell.value))),
+  );
+  return (values) => values.forEach((value, at) => setText(cells[at].value, value));
+}
+
+/** A chart of columns over the range of the page; with `mean`, each point is the mean of so many seconds. */
+function columnsChart(title, options, columns) {
+  const chart = new TimeChart(title, { none: 'Nothing was recorded in this range.', mean: 1, ...options });
+  const value = (view, row, name) =>
+    typeof name === 'function' ? name((column) => view.column(row, column)) : view.column(row, name);
+  const update = (view) => {
+    const first = view.rows.length - view.shown.length;
+    const points = view.shown.map((row, at) => ({
+      t: row.t,
+      values: columns.map((name) =>
+        meanOf(view.rows, first + at, chart.options.mean, (some) => value(view, some, name)),
+      ),
+      shade: view.column(row, 'ready') === 0,
+    }));
+    chart.draw({ points, from: view.from, to: view.to });
+  };
+  return { node: chart.node, update };
+}
+
+function buildStream(host) {
+  const perSecond = (value) => (value === null ? NONE : short(value < 10 ? value : Math.round(value)));
+  const changes = (of) => sum(of('writes_per_s'), of('deletes_per_s'));
+  const charts = [
+    columnsChart(
+      `Per second, mean of ${RATE_ROWS} s`,
+      {
+        mean: RATE_ROWS,
+        lines: [
+          { label: 'updates', style: 's0' },
+          { label: 'events', style: 's1' },
+          { label: 'changes', style: 's2' },
+          { label: 'lookups', style: 's3' },
+        ],
+        scale: 'log',
+        format: perSecond,
+      },
+      ['updates_per_s', 'events_per_s', changes, 'lookups_per_s'],
+    ),
+    columnsChart(
+      'Lag: time from block to commit',
+      {
+        lines: [{ label: 'lag', style: 's0' }],
+        scale: 'log',
+        format: (value) => (value === 0 ? '0' : millis(value)),
+        none: 'No slot was applied in this range.',
+      },
+      ['lag_ms'],
+    ),
+    columnsChart(
+      'Lag: slots behind the newest',
+      {
+        lines: [{ label: 'slots', style: 's0' }],
+        scale: 'linear',
+        base: 10,
+        least: 4,
+        format: perSecond,
+        none: 'No slot was heard of in this range.',
+      },
+      ['lag_slots'],
+    ),
+  ];
+  host.append(
+    el('div', { class: 'charts three' }, ...charts.map((chart) => chart.node)),
+    el(
+      'p',
+      { class: 'note' },
+      'Shaded: not ready. An event is an account update of a whole slot; a change is an event that wrote or deleted a key.',
+    ),
+  );
+  const set = facts(host, [
+    'Connected',
+    'Connects',
+    'Updates received',
+    'Malformed',
+    'Repeated by a replay',
+    'Slots applied',
+    'Slots dead',
+    'Slots repeated',
+    'Events applied',
+    'Written',
+    'Deleted',
+    'Commits',
+    'Lookups',
+    'Lookups refused',
+    'Checkpoint seq',
+    'Pairs',
+  ]);
+  return (view) => {
+    charts.forEach((chart) => chart.update(view));
+    const { answer } = view;
+    const c = answer.counters;
+    const link = `${answer.connected ? 'yes' : 'no'}, ${duration(answer.now_unix_ms - answer.connected_since_unix_ms)}`;
+    const counts = [
+      c.connects,
+      c.updates_received,
+      c.updates_malformed,
+      c.updates_duplicate,
+      c.slots_applied,
+      c.slots_dead,
+      c.slots_duplicate,
+      c.events_applied,
+      c.events_written,
+      c.events_deleted,
+      c.commits,
+      c.lookups,
+      c.lookups_refused,
+      answer.checkpoint_seq,
+      answer.pairs_estimate,
+    ];
+    set([link, ...counts.map(count)]);
+  };
+}
+
+/** Radio buttons that look like tabs: arrow keys and their reading aloud come with them. */
+class Choice {
+  constructor(name, legend, chosen) {
+    this.name = name;
+    this.chosen = null;
+    this.node = el('fieldset', { class: 'choice' }, el('legend', { class: 'vh' }, legend));
+    this.node.addEventListener('change', (event) => {
+      this.chosen = event.target.value;
+      chosen();
+    });
+  }
+
+  /** Offers these; keeps what is chosen if it is among them, else takes the first. */
+  offer(names) {
+    const key = names.join();
+    if (!names.includes(this.chosen)) [this.chosen = null] = names;
+    if (key !== this.key) {
+      this.key = key;
+      const radio = (name) =>
+        el(
+          'label',
+          {},
+          el('input', { type: 'radio', name: this.name, value: name, checked: name === this.chosen }),
+          el('span', {}, name),
+        );
+      this.node.replaceChildren(this.node.firstChild, ...names.map(radio));
+    }
+    return this.chosen;
+  }
+}
+
+const OPS = ['read_negative', 'read_positive', 'write', 'commit'];
+
+function buildLatency(host) {
+  let last = null;
+  const redraw = () => last && update(last);
+  const [op, source] = [new Choice('op', 'Operation', redraw), new Choice('source', 'On whose behalf', redraw)];
+  const overTime = new TimeChart('Percentiles, second by second', {
+    lines: [
+      { label: 'p50', style: 's0' },
+      { label: 'p99', style: 's1' },
+      { label: 'p99.9', style: 's2 under' },
+      { label: 'max', style: 's3 under' },
+    ],
+    scale: 'log',
+    format: ns,
+    none: 'None of these in this range.',
+  });
+  const curves = new CurveChart('Distribution', {
+    lines: [
+      { label: 'last 10 s', style: 's1' },
+      { label: 'since the start', style: 's0 dashed' },
+    ],
+    none: 'None of these since the start.',
+  });
+  const all = el('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'All operations' });
+  const note = el('p', { class: 'note' });
+  host.append(
+    el('div', { class: 'choices' }, op.node, source.node),
+    el('div', { class: 'charts two' }, overTime.node, curves.node),
+    all,
+    note,
+  );
+
+  function update(view) {
+    last = view;
+    const { latency } = view.answer;
+    const others = latency.series
+      .map((series) => series.op)
+      .filter((name, at, names) => !OPS.includes(name) && names.indexOf(name) === at);
+    const chosenOp = op.offer([...OPS, ...others]);
+    const sources = latency.series
+      .filter((series) => series.op === chosenOp)
+      .map((series) => series.source)
+      .sort();
+    const chosen = source.offer(sources);
+    const at = latency.series.findIndex((series) => series.op === chosenOp && series.source === chosen);
+    const points = view.shown.map((row) => ({
+      t: row.t,
+      values: (row.latencies.get(at) || [0, null, null, null, null]).slice(1),
+      shade: view.column(row, 'ready') === 0,
+    }));
+    overTime.draw({ points, from: view.from, to: view.to });
+    const series = latency.series[at];
+    curves.draw({ quantiles: latency.quantiles, curves: [series?.window ?? null, series?.total ?? null] });
+    all.replaceChildren(allOperations(view.answer));
+    setText(
+      note,
+      `Measured around each call of the engine; ${latency.instrument_ns} ns of every value are the clock's own. ${chosenOp === 'commit' ? 'A commit is a whole batch. ' : ''}In a second with few values p99 and p99.9 are the largest of them; in the distribution a percentile is drawn only where enough values stand behind it.`,
+    );
+  }
+  return update;
+}
+
+function allOperations(answer) {
+  const { latency } = answer;
+  const [from, to] = latency.window_unix_ms || [0, 0];
+  const five = (curve) => [
+    ns(quantile(answer, curve, 0.5)),
+    ns(quantile(answer, curve, 0.99)),
+    ns(quantile(answer, curve, 0.999)),
+    ns(curve?.max_ns),
+  ];
+  const rank = (series) => [...OPS, series.op].indexOf(series.op);
+  const rows = [...latency.series]
+    .sort((one, two) => rank(one) - rank(two) || one.source.localeCompare(two.source))
+    .map((series) => [
+      `${series.op}, ${series.source}`,
+      series.window && to > from ? `${short(Math.round((series.window.count * 1000) / (to - from)))} /s` : NONE,
+      ...five(series.window),
+      count(series.total.count),
+      ...five(series.total),
+    ]);
+  const built = table(
+    'All operations',
+    ['Operation, source', 'rate', 'p50', 'p99', 'p99.9', 'max', 'count', 'p50', 'p99', 'p99.9', 'max'],
+    rows,
+  );
+  const spans = el(
+    'tr',
+    {},
+    el('td', {}),
+    el('th', { colspan: 5, scope: 'colgroup' }, 'last 10 s'),
+    el('th', { colspan: 5, scope: 'colgroup' }, 'since the start'),
+  );
+  built.tHead.prepend(spans);
+  return built;
+}
+
+function buildStorage(host) {
+  let cap = null;
+  const rest = (of) =>
+    of('charged_bytes') === null ? null : Math.max(0, of('charged_bytes') - of('anon_bytes') - of('page_cache_bytes'));
+  const anon = (of) => of('anon_bytes') ?? of('rss_anon_bytes');
+  const memoryChart = columnsChart(
+    'Memory',
+    {
+      lines: [
+        { label: 'anonymous', short: 'anon', style: 's0' },
+        { label: 'page cache', short: 'cache', style: 's1' },
+        { label: 'kernel and other', short: 'kernel', style: 's2' },
+      ],
+      scale: 'stack',
+      base: 1024,
+      format: bytes,
+      ceiling: () => cap,
+    },
+    [anon, 'page_cache_bytes', rest],
+  );
+  const diskChart = columnsChart(
+    'Disk',
+    {
+      lines: [{ label: 'store', style: 's0' }],
+      scale: 'linear',
+      base: 1024,
+      format: bytes,
+    },
+    ['store_bytes'],
+  );
+  host.append(el('div', { class: 'charts two' }, memoryChart.node, diskChart.node));
+  const set = facts(host, [
+    'Charged',
+    'Cap',
+    'Anonymous',
+    'Page cache',
+    'This process, anonymous',
+    'This process, mapped files',
+    'Store',
+    'Per pair',
+    'Free',
+    'Size of the file system',
+  ]);
+  const from = el('p', { class: 'note' });
+  host.append(from);
+  return (view) => {
+    const { answer } = view;
+    const { group, rss, cap_from: file } = answer.memory;
+    const { space, store_bytes: store } = answer.disk;
+    cap = answer.memory.cap_bytes;
+    memoryChart.update(view);
+    diskChart.update(view);
+    set([
+      bytes(group?.charged_bytes),
+      bytes(cap),
+      bytes(group?.anon_bytes),
+      bytes(group?.page_cache_bytes),
+      bytes(rss?.anon_bytes),
+      bytes(rss?.file_bytes),
+      bytes(store),
+      answer.pairs_estimate > 0 ? `${digits(store / answer.pairs_estimate)} B` : NONE,
+      bytes(space?.free_bytes),
+      bytes(space?.total_bytes),
+    ]);
+    const by =
+      file === 'machine' ? "The cap is the machine's memory: no cgroup sets a limit." : `The cap is that of ${file}.`;
+    const charged = group
+      ? 'What is charged to its cgroup counts, other processes in it included; clean page cache is given back under pressure.'
+      : 'No cgroup accounts for this process: its own resident set is shown.';
+    setText(from, `${by} ${charged}`);
+  };
+}
+
+function buildEngine(host) {
+  const body = el('div', { class: 'details' });
+  host.append(
+    body,
+    el(
+      'p',
+      { class: 'note' },
+      'As the engine counts them, about once a second while there are commits; the change is over the last 10 s.',
+    ),
+  );
+  return (view) => {
+    const rows = view.answer.details.map(([name, value, perS]) => {
+      const { label, format } = detail(name);
+      const change = perS === null || perS === 0 ? NONE : `${perS > 0 ? '+' : '−'}${format(Math.abs(perS))} /s`;
+      return el(
+        'tr',
+        {},
+        el('th', { scope: 'row', title: `solkv_engine_detail{name="${name}"}` }, label),
+        el('td', {}, format(value)),
+        el('td', {}, change),
+      );
+    });
+    const half = Math.ceil(rows.length / 2);
+    const part = (caption, some) => {
+      const built = table(caption, ['Figure', 'Now', 'Change'], []);
+      built.tBodies[0].append(...some);
+      return el('div', { class: 'scroll' }, built);
+    };
+    body.replaceChildren(
+      ...(rows.length === 0
+        ? [el('p', { class: 'empty' }, 'The engine gives no figures of its own.')]
+        : [
+            part('Figures of the engine', rows.slice(0, half)),
+            part('Figures of the engine, continued', rows.slice(half)),
+          ]),
+    );
+  };
+}
+
+function buildFeed(host) {
+  const body = el('div', { class: 'scroll' });
+  host.append(body);
+  return ({ answer }) => {
+    if (answer.subscribers.length === 0) {
+      body.replaceChildren(el('p', { class: 'empty' }, 'Nobody follows the feed.'));
+      return;
+    }
+    const rows = [...answer.subscribers]
+      .sort((one, two) => two.lag_seq - one.lag_seq)
+      .map((one) => [
+        String(one.id),
+        one.transport,
+        one.peer,
+        count(one.seq),
+        count(one.lag_seq),
+        duration(answer.now_unix_ms - one.connected_unix_ms),
+      ]);
+    body.replaceChildren(
+      table('Subscribers', ['Id', 'Transport', 'Peer', 'Last seq sent', 'Changes behind', 'Connected for'], rows),
+    );
+  };
+}
