@@ -54,10 +54,8 @@ async fn get_answers_present_absent_and_refuses_a_wrong_length() {
 #[tokio::test]
 async fn get_many_keeps_the_order_and_its_limit() {
     let mut run = start().await;
-    let many = |keys: Vec<Vec<u8>>| GetManyRequest {
-        keys: keys.into_iter().map(Bytes::from).collect(),
-        ..Default::default()
-    };
+    let many =
+        |keys: Vec<Vec<u8>>| GetManyRequest { keys: keys.into_iter().map(Bytes::from).collect(), ..Default::default() };
     let found = run.client.get_many(many(vec![vec![2; 32], vec![1; 32]])).await.unwrap().into_inner();
     let values: Vec<_> = found.entries.iter().map(|entry| entry.value.as_deref()).collect();
     assert_eq!((values, found.slot), (vec![None, Some(&[7u8; 32][..])], Some(7)));
@@ -67,6 +65,33 @@ async fn get_many_keeps_the_order_and_its_limit() {
     assert_eq!(over.code(), Code::InvalidArgument);
     let wrong = run.client.get_many(many(vec![vec![1; 32], vec![]])).await.unwrap_err();
     assert_eq!((wrong.code(), wrong.message()), (Code::InvalidArgument, "key must be 32 bytes: got=0 index=1"));
+}
+
+#[tokio::test]
+async fn packed_batches_are_the_same_answers_in_less() {
+    let mut run = start().await;
+    let packed = |keys: Vec<u8>| GetManyRequest { packed_keys: keys.into(), ..Default::default() };
+    let keys: Vec<u8> = (0..19u8).flat_map(|n| [n % 3; 32]).collect();
+    let found = run.client.get_many(packed(keys)).await.unwrap().into_inner();
+    assert_eq!((found.entries.len(), found.slot), (0, Some(7)));
+    assert_eq!((found.packed_values.len(), found.present.len()), (19 * 32, 3));
+    for (index, value) in found.packed_values.chunks(32).enumerate() {
+        let present = found.present[index / 8] >> (index % 8) & 1 == 1;
+        assert_eq!((present, value), (index % 3 == 1, &[if present { 7 } else { 0 }; 32][..]), "index={index}");
+    }
+    let most = proto::v1::GET_MANY_KEYS_MAX * 32;
+    assert_eq!(run.client.get_many(packed(vec![1; most])).await.unwrap().into_inner().packed_values.len(), most);
+    for (request, message) in [
+        (packed(vec![1; most + 32]), "too many keys, ask in parts: got=10001 max=10000"),
+        (packed(vec![1; 33]), "packed_keys must be 32 bytes a key: got=33"),
+        (
+            GetManyRequest { keys: vec![Bytes::from_static(&[1; 32])], ..packed(vec![1; 32]) },
+            "give keys or packed_keys, not both",
+        ),
+    ] {
+        let refused = run.client.get_many(request).await.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, message));
+    }
 }
 
 #[tokio::test]
