@@ -74,6 +74,9 @@ pub struct Settings {
     /// gRPC lookups on a Unix socket as well
     #[arg(long, value_name = "PATH")]
     pub uds: Option<PathBuf>,
+    /// Lookups over shared memory as well: the Unix socket (owner only) where clients are handed theirs
+    #[arg(long, value_name = "PATH")]
+    pub shm: Option<PathBuf>,
     /// HTTP for metrics, health and histograms [default: 127.0.0.1:7401]
     #[arg(long, value_name = "HOST:PORT")]
     pub metrics: Option<String>,
@@ -132,6 +135,8 @@ pub struct Config {
     pub listen: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uds: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shm: Option<PathBuf>,
     pub metrics: String,
     pub lookup_threads: u32,
     pub log_format: LogFormat,
@@ -152,7 +157,7 @@ impl Settings {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
         pick!(engine bloom profile memory lmdb_map_size dir geyser x_token_file extract commitment commit_every
-            commit_interval durability idle_timeout gap_timeout listen uds metrics lookup_threads log_format shutdown_timeout)
+            commit_interval durability idle_timeout gap_timeout listen uds shm metrics lookup_threads log_format shutdown_timeout)
     }
 
     /// Fills in the defaults and checks.
@@ -191,6 +196,7 @@ impl Settings {
             gap_timeout: self.gap_timeout.unwrap_or(Duration::from_secs(20)),
             listen: self.listen.unwrap_or_else(|| "127.0.0.1:7400".to_owned()),
             uds: self.uds,
+            shm: self.shm,
             metrics: self.metrics.unwrap_or_else(|| "127.0.0.1:7401".to_owned()),
             lookup_threads,
             log_format: self.log_format.unwrap_or(LogFormat::Text),

@@ -12,4 +12,5 @@ pub mod lookups;
 pub mod metrics;
 pub mod rpc;
 pub mod run;
+pub mod shm;
 pub mod status;

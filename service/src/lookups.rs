@@ -27,7 +27,7 @@ pub const GET_MANY_QUEUE: usize = 32;
 
 /// An idle reader still holds its snapshot, and with it LMDB and redb keep every page freed since; moving it
 /// this often bounds what they keep to the commits of 200 ms.
-const IDLE_REFRESH: Duration = Duration::from_millis(200);
+pub(crate) const IDLE_REFRESH: Duration = Duration::from_millis(200);
 
 /// The source under which lookups are recorded.
 const SOURCE: &str = "rpc";
@@ -150,7 +150,7 @@ enum Request {
 }
 
 fn run(engine: &Measured, shared: &Shared, requests: &Receiver<Request>, stopped: &Receiver<Infallible>) {
-    let mut reading = Reading { engine, shared, snapshot: None };
+    let mut reading = Reading::new(engine, shared, SOURCE);
     loop {
         crossbeam_channel::select_biased! {
             recv(stopped) -> _ => return,
@@ -158,20 +158,17 @@ fn run(engine: &Measured, shared: &Shared, requests: &Receiver<Request>, stopped
                 Ok(request) => reading.serve(request),
                 Err(_) => return,
             },
-            default(IDLE_REFRESH) => {
-                // A failure closes the reader; the next request opens one anew and tells its caller.
-                if reading.snapshot.is_some() && let Err(error) = reading.refresh() {
-                    tracing::warn!(%error, "cannot refresh an idle reader");
-                }
-            }
+            default(IDLE_REFRESH) => reading.keep_fresh(),
         }
     }
 }
 
 /// One thread's reader. Opened at the first request and again after any failure.
-struct Reading<'e> {
+pub(crate) struct Reading<'e> {
     engine: &'e Measured,
     shared: &'e Shared,
+    /// Under which its lookups are recorded.
+    source: &'static str,
     snapshot: Option<Snapshot<'e>>,
 }
 
@@ -184,6 +181,26 @@ struct Snapshot<'e> {
 }
 
 impl<'e> Reading<'e> {
+    /// Opens nothing yet.
+    pub(crate) fn new(engine: &'e Measured, shared: &'e Shared, source: &'static str) -> Self {
+        Self { engine, shared, source, snapshot: None }
+    }
+
+    /// Lets the snapshot go until the next request.
+    pub(crate) fn close(&mut self) {
+        self.snapshot = None;
+    }
+
+    /// Moves an idle reader on, so that the engine need not keep what has been freed since.
+    pub(crate) fn keep_fresh(&mut self) {
+        // A failure closes the reader; the next request opens one anew and tells its caller.
+        if self.snapshot.is_some()
+            && let Err(error) = self.refresh()
+        {
+            tracing::warn!(%error, "cannot refresh an idle reader");
+        }
+    }
+
     fn serve(&mut self, request: Request) {
         match request {
             Request::Get { key, reply } => {
@@ -205,7 +222,8 @@ impl<'e> Reading<'e> {
         }
     }
 
-    fn answer<T>(
+    /// Reads from the newest commit; counts `keys` lookups.
+    pub(crate) fn answer<T>(
         &mut self,
         keys: u64,
         look_up: impl FnOnce(&mut dyn Reader) -> engine_api::Result<T>,
@@ -239,7 +257,7 @@ impl<'e> Reading<'e> {
                 snapshot
             }
             None => {
-                let mut reader = self.engine.reader_for(SOURCE)?;
+                let mut reader = self.engine.reader_for(self.source)?;
                 let slot = reader.checkpoint()?.slot;
                 Snapshot { reader, slot, published: Guard::into_inner(published) }
             }

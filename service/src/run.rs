@@ -1,8 +1,9 @@
 //! Puts the parts together: engine, lookups, servers, receiver and ingest-apply, from start to a clean stop.
 //!
 //! Owns: threads and their order of stopping. Threads: `net-N` (tokio: sockets only), `ingest-apply` (the only
-//! writer), `lookup-N` (readers).
+//! writer), `lookup-N` and `shm-lookup` (readers).
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use crate::ingest::apply::{Apply, ApplyConfig};
 use crate::ingest::receive::{QUEUE_BATCHES, ReceiveConfig, receive};
 use crate::lookups::Lookups;
 use crate::rpc::{self, UdsListener};
+use crate::shm::ShmServer;
 use crate::status::Shared;
 
 /// Threads of the network edge: one reads the stream while the other answers.
@@ -43,10 +45,16 @@ pub fn run(config: &Config) -> Result<()> {
     let (lookups, lookup_threads) =
         Lookups::start(Arc::clone(&engine), config.lookup_threads as usize, Arc::clone(&shared))
             .context("cannot start the lookup threads")?;
+    let start_shm =
+        |path: &PathBuf| ShmServer::start(path, Arc::clone(&engine), Arc::clone(&shared), label).context("shared memory");
+    let shm = config.shm.as_ref().map(start_shm).transpose()?;
     let http_state = HttpState { latency, shared: Arc::clone(&shared), engine: label };
     let outcome = runtime.block_on(serve(config, Arc::clone(&engine), lookups, shared, http_state));
     runtime.shutdown_timeout(Duration::from_secs(1));
     lookup_threads.join();
+    if let Some(shm) = shm {
+        shm.join();
+    }
     match Arc::try_unwrap(engine) {
         Ok(engine) => Box::new(engine).close()?,
         // Every commit is durable already; closing would only make the next open quicker.
@@ -71,7 +79,8 @@ async fn serve(
     let uds = config.uds.as_deref().map(UdsListener::bind).transpose()?;
     info!(
         listen = %tcp.local_addr()?, metrics = %http.local_addr()?,
-        uds = config.uds.as_ref().map(|path| path.display().to_string()), "listening"
+        uds = config.uds.as_ref().map(|path| path.display().to_string()),
+        shm = config.shm.as_ref().map(|path| path.display().to_string()), "listening"
     );
     let (stop, stopped) = watch::channel(false);
     let (messages, received) = mpsc::channel(QUEUE_BATCHES);

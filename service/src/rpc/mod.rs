@@ -4,7 +4,7 @@
 //! Threads: the tokio runtime of the network edge.
 
 mod kv;
-mod uds;
+pub(crate) mod uds;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -7,3 +7,4 @@ mod crash;
 mod follow;
 mod gap;
 mod support;
+mod transports;

@@ -95,6 +95,11 @@ pub(crate) fn end(stream: &Stream) -> Final {
     wait_for("the stream's end", || stream.outcome().unwrap().cloned())
 }
 
+/// An address that was free a moment ago.
+pub(crate) fn free_address() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
 /// A running service; killed when dropped.
 pub(crate) struct Service {
     child: Child,
@@ -105,8 +110,12 @@ pub(crate) struct Service {
 
 impl Service {
     pub(crate) fn start(dir: &Path, options: &EngineOptions, geyser: &str, more: &[&str]) -> Self {
-        let address = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        let (listen, metrics) = (address(), address());
+        Self::start_at(&free_address(), dir, options, geyser, more)
+    }
+
+    /// Where lookups on TCP listen, for a service that comes back to the same place.
+    pub(crate) fn start_at(listen: &str, dir: &Path, options: &EngineOptions, geyser: &str, more: &[&str]) -> Self {
+        let (listen, metrics) = (listen.to_owned(), free_address());
         let log = dir.with_extension("log");
         let file = File::options().create(true).append(true).open(&log).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
@@ -149,6 +158,16 @@ impl Service {
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
 
+    /// Sends a signal by its name, such as STOP.
+    pub(crate) fn signal(&self, name: &str) {
+        signal(&self.child, name);
+    }
+
+    /// The process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -157,14 +176,19 @@ impl Service {
     /// SIGTERM, then its end.
     #[track_caller]
     pub(crate) fn terminate(mut self) -> ExitStatus {
-        let sent = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
-        assert!(sent.success());
+        self.signal("TERM");
         wait_for("the end after SIGTERM", || self.child.try_wait().unwrap())
     }
 
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
+}
+
+/// Sends a signal by its name, such as STOP.
+pub(crate) fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
 }
 
 impl Drop for Service {
