@@ -22,7 +22,7 @@ space := $(subst ,, )
 FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service loadgen,$(foreach e,$(ENGINES),$p/$e)))
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
-.PHONY: help setup build demo test loom miri fuzz torture check fmt clippy doc edges bench bench-full bench-targets bench-instrument clients
+.PHONY: help setup build demo test loom miri fuzz torture check fmt clippy doc edges bench bench-full bench-targets bench-transports bench-instrument clients
 .DEFAULT_GOAL := help
 
 help: ## Lists the targets.
@@ -103,6 +103,13 @@ bench-targets: build ## Measures strata's targets against every other engine (tw
 	@"$(BIN)/loadgen" bench loadgen/scenarios/targets/recover.toml --out "$(RESULTS)/targets/recover.jsonl" \
 		--work "$(RESULTS)/targets/work"
 	@"$(BIN)/loadgen" best "$(RESULTS)"/targets/*.jsonl --engine strata | tee "$(RESULTS)/targets/best.md"
+
+bench-transports: build ## Compares lookups over shared memory, Unix socket and TCP (a minute).
+	@mkdir -p "$(RESULTS)"
+	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && \
+		"$(BIN)/bootstrap" --engine strata --dir "$$work/store" --pairs 1000000 --seed 1 >/dev/null && \
+		"$(BIN)/loadgen" transports --engine strata --dir "$$work/store" --pairs 1000000 --seed 1 \
+			--out "$(RESULTS)/transports.jsonl"
 
 bench-instrument: build ## Compares the instrument with minimal programs, one an engine.
 	$(CARGO) build --locked --release -p loadgen --example instrument

@@ -11,3 +11,4 @@ pub mod query;
 pub mod report;
 pub mod result;
 pub mod stream;
+pub mod transports;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use loadgen::report::{self, best, compare};
-use loadgen::{bench, commands, live, query};
+use loadgen::{bench, commands, live, query, transports};
 
 /// Plays a Solana account stream, and measures a service that follows it
 #[derive(Parser)]
@@ -34,6 +34,9 @@ enum Command {
     /// Ask a running service at given rates and verify its answers
     #[command(after_help = query::EXAMPLES)]
     Query(Box<query::QueryArgs>),
+    /// Compare shared memory, Unix socket and TCP: round trips and batches, side by side
+    #[command(after_help = transports::EXAMPLES)]
+    Transports(Box<transports::TransportsArgs>),
     /// One run in its own process
     #[command(hide = true)]
     BenchRun(bench::child::ChildArgs),
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Stream(args) => commands::stream(*args),
         Command::Live(args) => live::run(*args),
         Command::Query(args) => query::run(&args),
+        Command::Transports(args) => transports::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::BenchRun(args) => bench::child::run(&args),
         Command::BenchWrite(args) => bench::child::write_until_killed(&args),

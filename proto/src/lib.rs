@@ -1,10 +1,12 @@
-//! `solkv.v1`, the wire contract: message types, client and server, generated from `proto/solkv/v1/*.proto`.
+//! `solkv.v1`, the wire contract: message types, client and server, generated from `proto/solkv/v1/*.proto`; and the
+//! same contract in shared memory.
 //!
-//! Owns: the generated code and the descriptor set. Must not: hold logic.
+//! Owns: the generated code, the descriptor set, the layouts. Must not: hold logic.
 
-#![allow(missing_docs, unreachable_pub, clippy::pedantic, reason = "generated code")]
+pub mod shm;
 
 /// Version 1 of the contract. Fields are only ever added.
+#[allow(missing_docs, unreachable_pub, clippy::pedantic, reason = "generated code")]
 pub mod v1 {
     tonic::include_proto!("solkv.v1");
 

@@ -87,6 +87,9 @@ pub struct Settings {
     /// Permissions of the Unix socket, which alone decide who may use it [default: 0660]
     #[arg(long, value_name = "OCTAL")]
     pub uds_mode: Option<SocketMode>,
+    /// Lookups over shared memory as well: the Unix socket (owner only) where clients are handed theirs
+    #[arg(long, value_name = "PATH")]
+    pub shm: Option<PathBuf>,
     /// Keep every committed change for subscribers to follow: true or false [default: true]
     #[arg(long, value_name = "BOOL")]
     pub feed: Option<bool>,
@@ -248,6 +251,8 @@ pub struct Config {
     pub feed_heartbeat: Duration,
     #[serde(with = "humantime_serde")]
     pub feed_stall_timeout: Duration,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shm: Option<PathBuf>,
     pub metrics: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_cert: Option<PathBuf>,
@@ -280,9 +285,9 @@ impl Settings {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
         pick!(engine bloom profile memory lmdb_map_size dir geyser x_token_file extract commitment processed
-            commit_every commit_interval durability idle_timeout gap_timeout listen uds uds_mode feed
-            feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout metrics tls_cert tls_key
-            tls_client_ca bearer_token_file insecure max_connections request_timeout lookup_threads log_format
+            commit_every commit_interval durability idle_timeout gap_timeout listen uds uds_mode shm feed
+            feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout
+            metrics tls_cert tls_key tls_client_ca bearer_token_file insecure max_connections request_timeout lookup_threads log_format
             shutdown_timeout)
     }
 
@@ -343,6 +348,7 @@ impl Settings {
             feed_subscribers: self.feed_subscribers.unwrap_or(64),
             feed_heartbeat,
             feed_stall_timeout: self.feed_stall_timeout.unwrap_or(Duration::from_secs(30)),
+            shm: self.shm,
             metrics: self.metrics.unwrap_or_else(|| "127.0.0.1:7401".to_owned()),
             tls_cert: self.tls_cert,
             tls_key: self.tls_key,

@@ -17,4 +17,5 @@ pub mod overlay;
 mod reading;
 pub mod rpc;
 pub mod run;
+pub mod shm;
 pub mod status;

@@ -28,7 +28,10 @@ pub const GET_MANY_QUEUE: usize = 32;
 
 /// An idle reader still holds its snapshot, and with it LMDB and redb keep every page freed since; moving it
 /// this often bounds what they keep to the commits of 200 ms.
-const IDLE_REFRESH: Duration = Duration::from_millis(200);
+pub(crate) const IDLE_REFRESH: Duration = Duration::from_millis(200);
+
+/// The source under which lookups are recorded.
+const SOURCE: &str = "rpc";
 
 /// An answer and the slot it stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -177,7 +180,7 @@ enum Request {
 }
 
 fn run(engine: &Measured, shared: &Shared, requests: &Receiver<Request>, stopped: &Receiver<Infallible>) {
-    let mut reading = Reading::new(engine, shared);
+    let mut reading = Reading::new(engine, shared, SOURCE);
     loop {
         crossbeam_channel::select_biased! {
             recv(stopped) -> _ => return,

@@ -110,6 +110,8 @@ fn gauges(shared: &Shared) -> Vec<(&'static str, &'static str, u64)> {
         ("solkv_queue_batches", "Batches of updates received and not yet taken in; at most 256", queued),
         ("solkv_checkpoint_seq", "Seq of the newest committed change", shared.checkpoint.load().seq),
     ];
+    let sessions = shared.shm_sessions.load(Ordering::Relaxed);
+    all.push(("solkv_shm_sessions", "Clients on shared memory; at most 64", sessions));
     if let Some(slot) = shared.checkpoint.load().slot {
         all.push(("solkv_checkpoint_slot", "Last slot applied as a whole", slot));
     }

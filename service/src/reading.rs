@@ -33,13 +33,12 @@ use crate::overlay::undo::Undo;
 use crate::overlay::view::newest_write;
 use crate::status::{Shared, count};
 
-/// The source under which lookups are recorded.
-const SOURCE: &str = "rpc";
-
 /// One thread's reader. Opened at the first request and again after any failure.
 pub(crate) struct Reading<'e> {
     engine: &'e Measured,
     shared: &'e Shared,
+    /// Under which its lookups are recorded.
+    source: &'static str,
     snapshot: Option<Snapshot<'e>>,
 }
 
@@ -59,8 +58,13 @@ impl Snapshot<'_> {
 
 impl<'e> Reading<'e> {
     /// Opens nothing yet.
-    pub(crate) fn new(engine: &'e Measured, shared: &'e Shared) -> Self {
-        Self { engine, shared, snapshot: None }
+    pub(crate) fn new(engine: &'e Measured, shared: &'e Shared, source: &'static str) -> Self {
+        Self { engine, shared, source, snapshot: None }
+    }
+
+    /// Lets the snapshot go until the next request.
+    pub(crate) fn close(&mut self) {
+        self.snapshot = None;
     }
 
     /// The value of one key.
@@ -81,14 +85,35 @@ impl<'e> Reading<'e> {
         keys: &[Key],
         commitment: Commitment,
     ) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
+        let mut values = vec![None; keys.len()];
+        let slot = self.get_into(keys, &mut values, commitment)?;
+        Ok(Answer { value: values, slot })
+    }
+
+    /// The same into `values`, one for each key; gives the slot that they stand for.
+    pub(crate) fn get_into(
+        &mut self,
+        keys: &[Key],
+        values: &mut [Option<Value>],
+        commitment: Commitment,
+    ) -> Result<Option<u64>, LookupError> {
         count(&self.shared.counters.lookups, keys.len() as u64);
         match commitment {
-            Commitment::Confirmed => self.confirmed(|reader| {
-                let mut values = vec![None; keys.len()];
-                reader.get_many(keys, &mut values)?;
-                Ok(values)
-            }),
-            Commitment::Processed | Commitment::Finalized => self.beside(keys, commitment),
+            Commitment::Confirmed => {
+                let read = |reader: &mut dyn Reader| match (keys, values) {
+                    ([key], [value]) => {
+                        *value = reader.get(key)?;
+                        Ok(())
+                    }
+                    (keys, values) => reader.get_many(keys, values),
+                };
+                Ok(self.confirmed(read)?.slot)
+            }
+            Commitment::Processed | Commitment::Finalized => {
+                let found = self.beside(keys, commitment)?;
+                values.copy_from_slice(&found.value);
+                Ok(found.slot)
+            }
         }
     }
 
@@ -196,7 +221,7 @@ impl<'e> Reading<'e> {
                 snapshot
             }
             None => {
-                let mut reader = self.engine.reader_for(SOURCE)?;
+                let mut reader = self.engine.reader_for(self.source)?;
                 let base = base(&reader.checkpoint()?);
                 Snapshot { reader, base, published: Guard::into_inner(published) }
             }

@@ -1,9 +1,11 @@
 //! Puts the parts together: engine, lookups, servers, receiver and ingest-apply, from start to a clean stop.
 //!
 //! Owns: threads and their order of stopping. Threads: `net-N` (tokio: sockets only), `ingest-apply` (the only
-//! writer), `lookup-N` (readers), `overlay` (processed slots, if followed), `sample` (the dashboard's history).
+//! writer), `lookup-N` and `shm-lookup` (readers), `overlay` (processed slots, if followed), `sample` (the dashboard's
+//! history).
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +28,7 @@ use crate::lookups::Lookups;
 use crate::net::{Edge, limit};
 use crate::overlay::{self, Overlay};
 use crate::rpc::{self, Door, FeedLimits, FeedService, UdsListener};
+use crate::shm::ShmServer;
 use crate::status::Shared;
 
 /// Threads of the network edge: one reads the stream while the other answers.
@@ -57,6 +60,9 @@ pub fn run(config: &Config) -> Result<()> {
     let (lookups, lookup_threads) =
         Lookups::start(Arc::clone(&engine), config.lookup_threads as usize, Arc::clone(&shared))
             .context("cannot start the lookup threads")?;
+    let start_shm =
+        |path: &PathBuf| ShmServer::start(path, Arc::clone(&engine), Arc::clone(&shared), label).context("shared memory");
+    let shm = config.shm.as_ref().map(start_shm).transpose()?;
     let (writer, feed) = open_feed(config, &checkpoint)?.unzip();
     let snapshots = Snapshots::new(Arc::clone(&engine));
     let (sampler, history) = Sampler::start(Arc::clone(&latency), Arc::clone(&shared), config.dir.clone())
@@ -70,6 +76,9 @@ pub fn run(config: &Config) -> Result<()> {
     runtime.shutdown_timeout(Duration::from_secs(1));
     lookup_threads.join();
     drop(sampler);
+    if let Some(shm) = shm {
+        shm.join();
+    }
     match Arc::try_unwrap(engine) {
         Ok(engine) => Box::new(engine).close()?,
         // Every commit is durable already; closing would only make the next open quicker.
@@ -105,7 +114,8 @@ async fn serve(
     edge.access.reload_at_hangup()?;
     info!(
         listen = %tcp.local_addr()?, metrics = %http.local_addr()?,
-        uds = config.uds.as_ref().map(|path| path.display().to_string()), access = %edge.access, "listening"
+        uds = config.uds.as_ref().map(|path| path.display().to_string()),
+        shm = config.shm.as_ref().map(|path| path.display().to_string()), access = %edge.access, "listening"
     );
     let (stop, stopped) = watch::channel(false);
     let (messages, received) = mpsc::channel(QUEUE_BATCHES);

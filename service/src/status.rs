@@ -51,6 +51,8 @@ pub struct Shared {
     pub connected: AtomicBool,
     /// Batches between the receiver and ingest-apply. Writer: the receiver.
     pub queue_batches: AtomicU64,
+    /// Clients on shared memory. Writer: shm-lookup.
+    pub shm_sessions: AtomicU64,
     /// See [`Shared::resume_slot`]; [`NO_SLOT`] before the first. Writer: ingest-apply.
     resume_slot: AtomicU64,
     /// What lookups at each commitment read.
@@ -99,6 +101,7 @@ impl Shared {
             lag_ms: AtomicU64::new(0),
             connected: AtomicBool::new(false),
             queue_batches: AtomicU64::new(0),
+            shm_sessions: AtomicU64::new(0),
             resume_slot: AtomicU64::new(checkpoint.slot.unwrap_or(NO_SLOT)),
             overlay,
             counters: Counters::default(),

@@ -3,7 +3,7 @@
 //! Owns: the order of a run and its report. Must not: link the service or an engine. Runs on the main thread; the
 //! stream has its own threads, the service its own process.
 
-mod process;
+pub(crate) mod process;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -77,29 +77,66 @@ impl Kv for KvService {
     }
 
     async fn get_many(&self, request: Request<GetManyRequest>) -> Result<Response<GetManyResponse>, Status> {
-        let (metadata, _, GetManyRequest { keys: asked, commitment, min_context_slot, .. }) = request.into_parts();
-        let wanted = Wanted::new(&metadata, commitment, min_context_slot)?;
-        if asked.len() > GET_MANY_KEYS_MAX {
-            let message = format!("too many keys, ask in parts: got={} max={GET_MANY_KEYS_MAX}", asked.len());
-            return Err(Status::invalid_argument(message));
-        }
-        let mut keys = Vec::with_capacity(asked.len());
-        for (index, bytes) in asked.iter().enumerate() {
-            keys.push(key(bytes).ok_or_else(|| {
-                Status::invalid_argument(format!("key must be 32 bytes: got={} index={index}", bytes.len()))
-            })?);
-        }
-        drop(asked);
+        let (metadata, _, asked) = request.into_parts();
+        let wanted = Wanted::new(&metadata, asked.commitment, asked.min_context_slot)?;
+        let packed = !asked.packed_keys.is_empty();
+        let keys = keys_of(asked)?;
         self.waits.until(&wanted, keys.len()).await?;
         let answer = self.lookups.get_many_at(keys, wanted.commitment).await.map_err(status)?;
         wanted.check(answer.slot)?;
-        let entries = answer.value.into_iter().map(|value| Entry { value: value.map(wire) }).collect();
-        Ok(Response::new(GetManyResponse { entries, slot: answer.slot, ..Default::default() }))
+        let mut response = GetManyResponse { slot: answer.slot, ..Default::default() };
+        if packed {
+            (response.packed_values, response.present) = pack(&answer.value);
+        } else {
+            response.entries = answer.value.into_iter().map(|value| Entry { value: value.map(wire) }).collect();
+        }
+        Ok(Response::new(response))
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
         Ok(Response::new(status_response(self.engine, &self.shared)))
     }
+}
+
+/// The keys of a batch, checked, whichever way they came.
+fn keys_of(asked: GetManyRequest) -> Result<Vec<Key>, Status> {
+    let many = |got: usize| {
+        let message = format!("too many keys, ask in parts: got={got} max={GET_MANY_KEYS_MAX}");
+        (got > GET_MANY_KEYS_MAX).then(|| Status::invalid_argument(message))
+    };
+    let GetManyRequest { keys: asked, packed_keys, .. } = asked;
+    if !packed_keys.is_empty() {
+        if !asked.is_empty() {
+            return Err(Status::invalid_argument("give keys or packed_keys, not both"));
+        }
+        let (keys, rest) = packed_keys.as_chunks::<{ size_of::<Key>() }>();
+        if !rest.is_empty() {
+            let message = format!("packed_keys must be 32 bytes a key: got={}", packed_keys.len());
+            return Err(Status::invalid_argument(message));
+        }
+        return many(keys.len()).map_or_else(|| Ok(keys.to_vec()), Err);
+    }
+    if let Some(refused) = many(asked.len()) {
+        return Err(refused);
+    }
+    let mut keys = Vec::with_capacity(asked.len());
+    for (index, bytes) in asked.iter().enumerate() {
+        keys.push(key(bytes).ok_or_else(|| {
+            Status::invalid_argument(format!("key must be 32 bytes: got={} index={index}", bytes.len()))
+        })?);
+    }
+    Ok(keys)
+}
+
+/// Values one after another with zeros for absent ones, and the bits that tell which are present.
+fn pack(values: &[Option<Value>]) -> (Bytes, Bytes) {
+    let mut packed = Vec::with_capacity(size_of_val(values));
+    let mut present = vec![0u8; values.len().div_ceil(8)];
+    for (index, value) in values.iter().enumerate() {
+        packed.extend_from_slice(&value.unwrap_or_default());
+        present[index / 8] |= u8::from(value.is_some()) << (index % 8);
+    }
+    (packed.into(), present.into())
 }
 
 fn key(bytes: &[u8]) -> Option<Key> {

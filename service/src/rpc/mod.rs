@@ -9,7 +9,7 @@ mod feed;
 mod guard;
 mod kv;
 mod socket;
-mod uds;
+pub(crate) mod uds;
 mod wait;
 
 use std::future::Future;

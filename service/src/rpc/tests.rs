@@ -105,6 +105,33 @@ async fn get_many_keeps_the_order_and_its_limit() {
 }
 
 #[tokio::test]
+async fn packed_batches_are_the_same_answers_in_less() {
+    let mut run = start().await;
+    let packed = |keys: Vec<u8>| GetManyRequest { packed_keys: keys.into(), ..Default::default() };
+    let keys: Vec<u8> = (0..19u8).flat_map(|n| [n % 3; 32]).collect();
+    let found = run.client.get_many(packed(keys)).await.unwrap().into_inner();
+    assert_eq!((found.entries.len(), found.slot), (0, Some(7)));
+    assert_eq!((found.packed_values.len(), found.present.len()), (19 * 32, 3));
+    for (index, value) in found.packed_values.chunks(32).enumerate() {
+        let present = found.present[index / 8] >> (index % 8) & 1 == 1;
+        assert_eq!((present, value), (index % 3 == 1, &[if present { 7 } else { 0 }; 32][..]), "index={index}");
+    }
+    let most = proto::v1::GET_MANY_KEYS_MAX * 32;
+    assert_eq!(run.client.get_many(packed(vec![1; most])).await.unwrap().into_inner().packed_values.len(), most);
+    for (request, message) in [
+        (packed(vec![1; most + 32]), "too many keys, ask in parts: got=10001 max=10000"),
+        (packed(vec![1; 33]), "packed_keys must be 32 bytes a key: got=33"),
+        (
+            GetManyRequest { keys: vec![Bytes::from_static(&[1; 32])], ..packed(vec![1; 32]) },
+            "give keys or packed_keys, not both",
+        ),
+    ] {
+        let refused = run.client.get_many(request).await.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, message));
+    }
+}
+
+#[tokio::test]
 async fn status_names_the_gap_and_a_stopped_pool_is_unavailable() {
     let mut run = start().await;
     let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned() };

@@ -1,6 +1,6 @@
-//! The Unix socket: binding over a stale file, its mode, and its removal.
+//! Unix sockets: binding over a stale file, their mode, and their removal.
 //!
-//! Owns: the socket file from bind to drop. Must not: remove a file that another process listens on.
+//! Owns: a socket file from bind to drop. Must not: remove a file that another process listens on.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -27,13 +27,8 @@ impl UdsListener {
     /// # Errors
     /// Something listens there, the file is not a socket, or the file system refuses.
     pub fn bind(path: &Path, mode: SocketMode) -> anyhow::Result<Self> {
-        remove_stale(path)?;
-        let name = path.display();
-        let listener = UnixListener::bind(path).with_context(|| format!("cannot bind unix socket: path={name}"))?;
-        let bound = fs::symlink_metadata(path).with_context(|| format!("cannot inspect socket: path={name}"))?;
-        let file = SocketFile { path: path.to_owned(), id: (bound.dev(), bound.ino()) };
-        fs::set_permissions(path, fs::Permissions::from_mode(mode.bits()))
-            .with_context(|| format!("cannot set the socket's mode: path={name} mode={mode}"))?;
+        let (listener, file) = bind(path, mode.bits())?;
+        let listener = UnixListener::from_std(listener).context("cannot watch a unix socket")?;
         Ok(Self { listener, file })
     }
 
@@ -47,9 +42,26 @@ impl UdsListener {
     }
 }
 
+/// Binds `path` without blocking calls, replacing a socket file that a dead process left, with the permissions `mode`.
+///
+/// # Errors
+/// Something listens there, the file is not a socket, or the file system refuses.
+pub(crate) fn bind(path: &Path, mode: u32) -> anyhow::Result<(std::os::unix::net::UnixListener, SocketFile)> {
+    remove_stale(path)?;
+    let name = path.display();
+    let listener = std::os::unix::net::UnixListener::bind(path)
+        .with_context(|| format!("cannot bind unix socket: path={name}"))?;
+    let bound = fs::symlink_metadata(path).with_context(|| format!("cannot inspect socket: path={name}"))?;
+    let file = SocketFile { path: path.to_owned(), id: (bound.dev(), bound.ino()) };
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .with_context(|| format!("cannot set the socket's mode: path={name} mode={mode:o}"))?;
+    listener.set_nonblocking(true).with_context(|| format!("cannot set up socket: path={name}"))?;
+    Ok((listener, file))
+}
+
 /// Removes the file when dropped, unless another one has taken its place.
 #[derive(Debug)]
-pub(super) struct SocketFile {
+pub(crate) struct SocketFile {
     path: PathBuf,
     /// Device and inode of the file that was bound.
     id: (u64, u64),

@@ -13,3 +13,4 @@ mod fork;
 mod gap;
 mod secure;
 mod support;
+mod transports;

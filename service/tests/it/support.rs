@@ -114,6 +114,12 @@ pub(crate) fn end(stream: &Stream) -> Final {
     wait_for("the stream's end", || stream.outcome().unwrap().cloned())
 }
 
+/// An address of `host` that was free a moment ago.
+pub(crate) fn free_address(host: &str) -> String {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    format!("{host}:{}", free.port())
+}
+
 /// A running service; killed when dropped.
 pub(crate) struct Service {
     child: Child,
@@ -135,11 +141,7 @@ impl Service {
         geyser: &str,
         set: impl FnOnce(&mut Command) -> &mut Command,
     ) -> Self {
-        let address = || {
-            let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-            format!("{host}:{}", free.port())
-        };
-        Self::start_at(dir, options, geyser, address(), address(), set)
+        Self::start_at(dir, options, geyser, free_address(host), free_address(host), set)
     }
 
     /// At these addresses: those of a service that ended, for one.
@@ -205,10 +207,14 @@ impl Service {
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
     }
 
-    /// Sends a signal by its name.
+    /// Sends a signal by its name, such as STOP.
     pub(crate) fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().unwrap();
-        assert!(sent.success());
+        signal(&self.child, name);
+    }
+
+    /// The process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn kill(mut self) {
@@ -226,6 +232,12 @@ impl Service {
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
+}
+
+/// Sends a signal by its name, such as STOP.
+pub(crate) fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
 }
 
 impl Drop for Service {

@@ -1,0 +1,121 @@
+//! One client in a closed loop over one transport, each answer checked.
+//!
+//! Owns: the loop and its clock. Must not: print. Runs on the caller's thread.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use client::blocking::Client;
+use client::{Builder, Key, Value};
+use engine_latency::{Latency, Op, Snapshot};
+use workload::{Pairs, Rng};
+
+/// Unrecorded at the start of each run: connections, caches and the service's threads come up to speed.
+const WARM_UP: Duration = Duration::from_millis(200);
+
+/// How long a spinning client looks for its answer: beyond any in memory, so that it never sleeps in these runs.
+const SPIN: Duration = Duration::from_millis(1);
+
+/// A way to the service.
+#[derive(Clone, Debug)]
+pub(super) struct Transport {
+    pub(super) name: &'static str,
+    address: String,
+    spin: Duration,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub(super) pairs: u64,
+    pub(super) seed: u64,
+    pub(super) batch: usize,
+    pub(super) time: Duration,
+    pub(super) repeat: u32,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) struct Driven {
+    pub(super) keys: u64,
+    pub(super) elapsed: Duration,
+    pub(super) total: Snapshot,
+    /// CPU time of the service meanwhile, where it is ours.
+    pub(super) service_cpu_s: Option<f64>,
+}
+
+impl Transport {
+    /// The ways that an address gives: shared memory is one for a client that spins and one for a client that sleeps.
+    pub(super) fn of(address: &str) -> Vec<Self> {
+        let way = |name, spin| Self { name, address: address.to_owned(), spin };
+        match address.split_once("://").map(|(scheme, _)| scheme) {
+            Some("shm") => vec![way("shm, spinning", SPIN), way("shm, blocking", Duration::ZERO)],
+            Some("unix") => vec![way("grpc-uds", SPIN)],
+            Some("https") => vec![way("grpc-tls", SPIN)],
+            _ => vec![way("grpc-tcp", SPIN)],
+        }
+    }
+
+    pub(super) fn connect(&self) -> Result<Client> {
+        Ok(Builder::new(&self.address)?.spin(self.spin).connect_blocking()?)
+    }
+}
+
+impl Driven {
+    pub(super) fn mean_ns(&self) -> f64 {
+        self.total.series.first().map_or(0.0, engine_latency::Series::mean_ns)
+    }
+
+    /// A quantile in ns.
+    pub(super) fn at(&self, quantile: f64) -> f64 {
+        self.total.series.first().map_or(0.0, |series| series.histogram.value_at_quantile(quantile) as f64)
+    }
+}
+
+/// Asks for `load.time`.
+pub(super) fn drive(transport: &Transport, load: &Load) -> Result<Driven> {
+    let mut client = transport.connect()?;
+    let pairs = Pairs::new(load.seed);
+    // Repeats ask for different keys; transports of a repeat for the same ones.
+    let mut rng = Rng::new(load.seed ^ (u64::from(load.repeat) << 32) ^ 0x7472_616e);
+    let latency = Latency::new("transports");
+    let mut recorder = latency.recorder("client");
+    let op = if load.batch == 1 { Op::ReadPositive } else { Op::GetMany };
+    let (mut keys, mut expected) = (Vec::with_capacity(load.batch), Vec::with_capacity(load.batch));
+    let warm = Instant::now() + WARM_UP;
+    let mut measured: Option<Instant> = None;
+    let mut asked = 0;
+    loop {
+        keys.clear();
+        expected.clear();
+        for _ in 0..load.batch {
+            let index = rng.below(load.pairs);
+            keys.push(pairs.key(index));
+            expected.push(Some(pairs.value(index, 0)));
+        }
+        let start = recorder.start();
+        let found = ask(&mut client, &keys)?;
+        let nanos = recorder.elapsed_ns(start);
+        ensure!(found == expected, "wrong answer: keys={keys:?} found={found:?} expected={expected:?}");
+        match measured {
+            Some(started) => {
+                recorder.record(op, nanos);
+                asked += load.batch as u64;
+                if started.elapsed() >= load.time {
+                    drop(recorder);
+                    let (elapsed, total) = (started.elapsed(), latency.snapshot());
+                    return Ok(Driven { keys: asked, elapsed, total, service_cpu_s: None });
+                }
+            }
+            None if Instant::now() > warm => measured = Some(Instant::now()),
+            None => {}
+        }
+    }
+}
+
+fn ask(client: &mut Client, keys: &[Key]) -> Result<Vec<Option<Value>>> {
+    Ok(match keys {
+        [key] => vec![client.get(key)?.value],
+        keys => client.get_many(keys)?.value,
+    })
+}

@@ -1,0 +1,277 @@
+//! `loadgen transports`: the same lookups over shared memory, a Unix socket and TCP, side by side on one service.
+//!
+//! Owns: the arguments, the order of the runs, the table, the records. Must not: link the service. Runs on the main
+//! thread, which is the one client; see `drive` for what it does.
+
+mod drive;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use bytesize::ByteSize;
+use engine_latency::table::{aligned, grouped, micros};
+
+use crate::bench::child::curves;
+use crate::live::process::{Service, free_address};
+use crate::live::sibling;
+use crate::result::{Io, Record, SCHEMA_VERSION, Workload};
+use drive::{Driven, Load, Transport};
+
+/// Shown under `loadgen transports --help`.
+pub const EXAMPLES: &str = "\
+One client asks in a closed loop: one key at a time for the round trip, then batches for keys a second. Transports take
+turns within each repeat, so that what drifts on the machine falls on all alike; figures are medians over the repeats.
+Every value is checked.
+
+Examples:
+  bootstrap --engine strata --dir DIR --pairs 1000000 --seed 1
+  loadgen transports --engine strata --dir DIR --pairs 1000000 --seed 1 --out transports.jsonl
+  loadgen transports --address unix:///run/solkv/kv.sock --address http://127.0.0.1:7400 --pairs 1000000";
+
+/// Longest wait for the started service to answer; opening a store counts.
+const START_BOUND: Duration = Duration::from_secs(120);
+/// Longest wait for its clean end.
+const STOP_BOUND: Duration = Duration::from_secs(60);
+/// Between two attempts to reach it.
+const POLL_PERIOD: Duration = Duration::from_millis(50);
+
+/// Arguments of `loadgen transports`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct TransportsArgs {
+    /// A bootstrapped directory: a service is started on it, with every transport
+    #[arg(long, required_unless_present = "address", conflicts_with = "address")]
+    dir: Option<PathBuf>,
+    /// Engine of the directory: rocksdb, lmdb, redb or strata
+    #[arg(long, default_value = "strata")]
+    engine: String,
+    /// Memory of the engine's own caches
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<ByteSize>,
+    /// The service program; by default the one beside loadgen
+    #[arg(long, value_name = "PATH")]
+    service_bin: Option<PathBuf>,
+    /// Instead of starting a service: where one runs, as shm:///PATH, unix:///PATH or http://HOST:PORT; several times
+    #[arg(long, value_name = "URL")]
+    address: Vec<String>,
+    /// Pairs in the store, as `bootstrap --pairs N --seed S` loaded them
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pairs: u64,
+    /// Seed of the pairs
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+    /// Keys of a batch
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=10_000))]
+    batch: u32,
+    /// Length of each run
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "2s")]
+    time: Duration,
+    /// Rounds over all transports
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeats: u32,
+    /// Append what was measured to a result file for `loadgen report`
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// A service of our own and its sockets' folder.
+struct Own {
+    service: Service,
+    dir: PathBuf,
+}
+
+/// Runs `loadgen transports`.
+///
+/// # Errors
+/// A service that cannot be started or reached, and any wrong answer.
+pub fn run(args: &TransportsArgs) -> Result<()> {
+    let (mut own, addresses) = match &args.dir {
+        Some(dir) => {
+            let (own, addresses) = start(args, dir)?;
+            (Some(own), addresses)
+        }
+        None => (None, args.address.clone()),
+    };
+    let outcome = measure(args, own.as_mut(), &addresses);
+    if let Some(own) = own {
+        own.service.stop(STOP_BOUND)?;
+        std::fs::remove_dir(&own.dir).with_context(|| format!("cannot remove: dir={}", own.dir.display()))?;
+    }
+    let measured = outcome?;
+    print!("{}", table(args, &measured));
+    Ok(())
+}
+
+/// Every repeat of every transport, in the order taken: `(transport, load, driven)`.
+type Measured = Vec<(Transport, Load, Driven)>;
+
+fn measure(args: &TransportsArgs, mut own: Option<&mut Own>, addresses: &[String]) -> Result<Measured> {
+    let transports: Vec<Transport> = addresses.iter().flat_map(|address| Transport::of(address)).collect();
+    let first = transports.first().context("no transport: give --dir or --address")?;
+    let engine = reach(first, own.as_deref_mut())?;
+    let mut measured = Vec::new();
+    for repeat in 0..args.repeats {
+        for batch in [1, args.batch as usize] {
+            for transport in &transports {
+                let load = Load { pairs: args.pairs, seed: args.seed, batch, time: args.time, repeat };
+                let start_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+                let usage = |own: &Option<&mut Own>| own.as_ref().map(|own| own.service.usage()).transpose();
+                let before = usage(&own)?;
+                let mut driven = drive::drive(transport, &load)
+                    .with_context(|| format!("transport={} batch={batch}", transport.name))?;
+                if let (Some(before), Some(after)) = (before, usage(&own)?) {
+                    driven.service_cpu_s = Some(after.user_s + after.system_s - before.user_s - before.system_s);
+                }
+                if let Some(path) = &args.out {
+                    crate::result::append(path, &record(args, transport, &load, &engine, &driven, start_unix_ms))?;
+                }
+                measured.push((transport.clone(), load, driven));
+            }
+        }
+    }
+    Ok(measured)
+}
+
+/// Starts a service on `dir` that follows nothing, so that only lookups are measured.
+fn start(args: &TransportsArgs, dir: &std::path::Path) -> Result<(Own, Vec<String>)> {
+    let program = args.service_bin.clone().map_or_else(|| sibling("service"), Ok)?;
+    // Short: a socket's path may have 107 bytes.
+    let sockets = std::env::temp_dir().join(format!("solkv-transports-{}", std::process::id()));
+    std::fs::create_dir(&sockets).with_context(|| format!("cannot make: dir={}", sockets.display()))?;
+    let (shm, uds) = (sockets.join("shm.sock"), sockets.join("kv.sock"));
+    let (listen, metrics, nobody) = (free_address()?, free_address()?, free_address()?);
+    let mut command = Command::new(&program);
+    command.arg("--engine").arg(&args.engine).arg("--dir").arg(dir);
+    command.arg("--geyser").arg(format!("http://{nobody}"));
+    command.args(["--listen", &listen.to_string(), "--metrics", &metrics.to_string()]);
+    command.arg("--shm").arg(&shm).arg("--uds").arg(&uds);
+    if let Some(memory) = args.memory {
+        command.arg("--memory").arg(memory.as_u64().to_string());
+    }
+    let service = Service::start(command, &dir.with_extension("service.log"))?;
+    let addresses =
+        vec![format!("shm://{}", shm.display()), format!("unix://{}", uds.display()), format!("http://{listen}")];
+    Ok((Own { service, dir: sockets }, addresses))
+}
+
+/// Waits until the service answers, and asks for its engine.
+fn reach(transport: &Transport, mut own: Option<&mut Own>) -> Result<String> {
+    let started = Instant::now();
+    loop {
+        if let Some(own) = own.as_deref_mut() {
+            own.service.check_running()?;
+        }
+        let status = transport.connect().and_then(|mut client| Ok(client.status()?));
+        match status {
+            Ok(status) => return Ok(status.engine),
+            Err(error) if own.is_none() => return Err(error),
+            Err(error) if started.elapsed() > START_BOUND => bail!("the service does not answer: {error:#}"),
+            Err(_) => std::thread::sleep(POLL_PERIOD),
+        }
+    }
+}
+
+fn table(args: &TransportsArgs, measured: &Measured) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for (transport, ..) in measured {
+        if !names.contains(&transport.name) {
+            names.push(transport.name);
+        }
+    }
+    let mut text =
+        format!("get, one key at a time, us (median of {} repeats; spread of p50 over them)\n", args.repeats);
+    let header = ["transport", "gets/s", "avg", "p50", "p50 spread", "p99", "p99.9", "max", "service CPU/get"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    rows.extend(names.iter().map(|name| row(name, &of(measured, name, 1), false)));
+    text.push_str(&aligned(&rows));
+    text.push_str(&format!("\nget_many of {} keys, us a batch\n", args.batch));
+    let header = ["transport", "keys/s", "avg", "p50", "p50 spread", "p99", "p99.9", "max", "service CPU/key"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    rows.extend(names.iter().map(|name| row(name, &of(measured, name, args.batch as usize), true)));
+    text.push_str(&aligned(&rows));
+    text
+}
+
+fn of<'m>(measured: &'m Measured, name: &str, batch: usize) -> Vec<&'m Driven> {
+    let wanted = |(transport, load, _): &&(Transport, Load, Driven)| transport.name == name && load.batch == batch;
+    measured.iter().filter(wanted).map(|(_, _, driven)| driven).collect()
+}
+
+fn row(name: &str, repeats: &[&Driven], batch: bool) -> Vec<String> {
+    let median = |figure: &dyn Fn(&Driven) -> f64| {
+        let mut all: Vec<f64> = repeats.iter().map(|driven| figure(driven)).collect();
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap_or_default()
+    };
+    let at = |quantile: f64| move |driven: &Driven| driven.at(quantile);
+    let p50 = repeats.iter().map(|driven| driven.at(0.5));
+    let (low, high) = p50.fold((f64::MAX, 0.0), |(low, high): (f64, f64), p50| (low.min(p50), high.max(p50)));
+    let cpu = median(&|driven| driven.service_cpu_s.map_or(f64::NAN, |cpu| cpu * 1e9 / driven.keys as f64));
+    let cpu = if cpu.is_nan() { "-".to_owned() } else { micros(cpu) };
+    vec![
+        name.to_owned(),
+        grouped(median(&|driven| driven.keys as f64 / driven.elapsed.as_secs_f64()) as u64),
+        micros(median(&Driven::mean_ns)),
+        micros(median(&at(0.5))),
+        format!("{} to {}", micros(low), micros(high)),
+        micros(median(&at(0.99))),
+        micros(median(&at(0.999))),
+        micros(median(&at(1.0))),
+        if batch && cpu == micros(0.0) { "under 0.01".to_owned() } else { cpu },
+    ]
+}
+
+fn record(
+    args: &TransportsArgs,
+    transport: &Transport,
+    load: &Load,
+    engine: &str,
+    driven: &Driven,
+    start_unix_ms: u64,
+) -> Record {
+    let mut notes = vec!["latencies are from outside the service, one client, source=client".to_owned()];
+    if let Some(cpu_s) = driven.service_cpu_s {
+        notes.push(format!("service_cpu_s={cpu_s:.3}"));
+    }
+    Record {
+        schema: SCHEMA_VERSION,
+        program: crate::result::program(),
+        command: Some(crate::result::command()),
+        scenario: "transports".to_owned(),
+        repeat: load.repeat,
+        engine: engine.to_owned(),
+        engine_options: BTreeMap::new(),
+        workload: Workload {
+            name: "query".to_owned(),
+            arrival: "closed".to_owned(),
+            target_rate: None,
+            keys: "uniform".to_owned(),
+            pairs: load.pairs,
+            threads: 1,
+            state: "as the service was".to_owned(),
+            durability: None,
+            seed: load.seed,
+            more: BTreeMap::from([
+                ("transport".to_owned(), transport.name.to_owned()),
+                ("batch".to_owned(), load.batch.to_string()),
+            ]),
+        },
+        cap_bytes: None,
+        cap_by: "the service's own".to_owned(),
+        start_unix_ms,
+        elapsed_s: driven.elapsed.as_secs_f64(),
+        ops: driven.keys,
+        curves: curves(&driven.total),
+        series: Vec::new(),
+        memory: Vec::new(),
+        io: Io::default(),
+        disk_bytes: 0,
+        pairs: load.pairs,
+        baseline: None,
+        device_read_ns: None,
+        machine: probe::machine(args.dir.as_deref().unwrap_or(std::path::Path::new("/"))),
+        notes,
+    }
+}

@@ -1,0 +1,42 @@
+//! Pauses between attempts: twice as long each time, up to a limit.
+//!
+//! Owns: the length of the pauses. Must not: sleep.
+
+use std::time::Duration;
+
+/// A service that was restarted is back within some of these.
+const FIRST: Duration = Duration::from_millis(10);
+
+/// Often enough to find a service back soon, seldom enough for one that is away for hours.
+const MAX: Duration = Duration::from_secs(1);
+
+/// The pauses of one series of attempts.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    next: Duration,
+}
+
+impl Backoff {
+    pub(crate) fn new() -> Self {
+        Self { next: FIRST }
+    }
+
+    /// The next pause.
+    pub(crate) fn pause(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(MAX);
+        pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_limit() {
+        let mut backoff = Backoff::new();
+        let pauses: Vec<u128> = (0..9).map(|_| backoff.pause().as_millis()).collect();
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+    }
+}

@@ -1,0 +1,220 @@
+//! The client for a thread of its own. Over shared memory it needs no async runtime: a call spins, then sleeps in
+//! poll(2).
+//!
+//! Owns: the waiting. Threads: the caller's. Over gRPC each client has a small runtime that runs during its calls only;
+//! it must not be used from async code.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use proto::shm::{Request, Response};
+use proto::v1::GET_MANY_KEYS_MAX;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::runtime::Runtime;
+
+use crate::address::Address;
+use crate::builder::Builder;
+use crate::error::{Error, Result};
+use crate::shm::{self, Attempts, Lost, SLOT_PAUSE, Session};
+use crate::{Answer, Key, ReadOptions, StatusResponse, Value, nonblocking};
+
+/// A client of one thread.
+pub struct Client {
+    deadline: Duration,
+    transport: Transport,
+}
+
+enum Transport {
+    Shm(Shm),
+    Grpc { runtime: Runtime, client: nonblocking::Client },
+}
+
+/// A session that is made anew when the service went away.
+struct Shm {
+    path: PathBuf,
+    spin: Duration,
+    session: Option<Session>,
+}
+
+impl Client {
+    /// Connects to `address` with the defaults; see [`Address`] and [`Builder`].
+    ///
+    /// # Errors
+    /// As [`Builder::connect_blocking`].
+    pub fn connect(address: &str) -> Result<Self> {
+        Builder::new(address)?.connect_blocking()
+    }
+
+    pub(crate) fn start(settings: Builder) -> Result<Self> {
+        let deadline = settings.deadline;
+        let transport = match &settings.address {
+            Address::Shm(path) => {
+                let session = Session::connect(path, Instant::now() + deadline)?;
+                Transport::Shm(Shm { path: path.clone(), spin: settings.spin, session: Some(session) })
+            }
+            Address::Unix(_) | Address::Tcp(_) => {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                let runtime = runtime.map_err(|error| Error::failed(format!("cannot start a runtime: {error}")))?;
+                let client = runtime.block_on(nonblocking::Client::start(settings))?;
+                Transport::Grpc { runtime, client }
+            }
+        };
+        Ok(Self { deadline, transport })
+    }
+
+    /// The value of one key.
+    ///
+    /// # Errors
+    /// See [`crate::ErrorKind`].
+    pub fn get(&mut self, key: &Key) -> Result<Answer<Option<Value>>> {
+        self.get_with(key, ReadOptions::default())
+    }
+
+    /// The value of one key, read as told.
+    ///
+    /// # Errors
+    /// See [`crate::ErrorKind`].
+    pub fn get_with(&mut self, key: &Key, options: ReadOptions) -> Result<Answer<Option<Value>>> {
+        match &mut self.transport {
+            Transport::Grpc { runtime, client } => runtime.block_on(client.get_with(key, options)),
+            Transport::Shm(shm) => {
+                let request = shm::get(1, options.commitment, options.min_context_slot);
+                let attempts = Attempts::new(Instant::now() + options.deadline.unwrap_or(self.deadline));
+                let take = |session: &Session, response: &Response| {
+                    Ok(Answer { value: session.value(), slot: shm::slot(response) })
+                };
+                shm.call(&request, std::slice::from_ref(key), attempts, take)
+            }
+        }
+    }
+
+    /// The values of any number of keys, in their order. More than 10,000 are several requests, each from a snapshot of
+    /// its own.
+    ///
+    /// # Errors
+    /// See [`crate::ErrorKind`].
+    pub fn get_many(&mut self, keys: &[Key]) -> Result<Answer<Vec<Option<Value>>>> {
+        self.get_many_with(keys, ReadOptions::default())
+    }
+
+    /// [`Client::get_many`], read as told.
+    ///
+    /// # Errors
+    /// See [`crate::ErrorKind`].
+    pub fn get_many_with(&mut self, keys: &[Key], options: ReadOptions) -> Result<Answer<Vec<Option<Value>>>> {
+        let shm = match &mut self.transport {
+            Transport::Grpc { runtime, client } => return runtime.block_on(client.get_many_with(keys, options)),
+            Transport::Shm(shm) => shm,
+        };
+        let deadline = Instant::now() + options.deadline.unwrap_or(self.deadline);
+        let (mut all, mut rest, mut oldest) = (shm::nothing(keys.len()), keys, None::<Option<u64>>);
+        loop {
+            let (batch, more) = rest.split_at(rest.len().min(GET_MANY_KEYS_MAX));
+            let request = shm::get(batch.len(), options.commitment, options.min_context_slot);
+            let slot = shm.call(&request, batch, Attempts::new(deadline), |session, response| {
+                session.values(response, &mut all.value);
+                Ok(shm::slot(response))
+            })?;
+            oldest = Some(oldest.map_or(slot, |oldest| oldest.min(slot)));
+            if more.is_empty() {
+                all.slot = oldest.flatten();
+                return Ok(all);
+            }
+            rest = more;
+        }
+    }
+
+    /// What the service says of itself.
+    ///
+    /// # Errors
+    /// See [`crate::ErrorKind`].
+    pub fn status(&mut self) -> Result<StatusResponse> {
+        match &mut self.transport {
+            Transport::Grpc { runtime, client } => runtime.block_on(client.status()),
+            Transport::Shm(shm) => {
+                let attempts = Attempts::new(Instant::now() + self.deadline);
+                shm.call(&shm::status_request(), &[], attempts, Session::status)
+            }
+        }
+    }
+}
+
+impl Shm {
+    /// Sends a request until it is answered, over a new session when the service went away.
+    fn call<T>(
+        &mut self,
+        request: &Request,
+        keys: &[Key],
+        mut attempts: Attempts,
+        take: impl FnOnce(&Session, &Response) -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            let session = match &mut self.session {
+                Some(session) => session,
+                None => match Session::connect(&self.path, attempts.deadline) {
+                    Ok(session) => self.session.insert(session),
+                    Err(error) => {
+                        std::thread::sleep(attempts.pause(error)?);
+                        continue;
+                    }
+                },
+            };
+            match exchange(session, request, keys, self.spin, attempts.deadline) {
+                Ok(()) => match session.outcome(request)? {
+                    Some(response) => return take(session, &response),
+                    None => {
+                        attempts.behind(request.min_context_slot)?;
+                        std::thread::sleep(SLOT_PAUSE);
+                    }
+                },
+                Err(lost) => {
+                    if matches!(lost, Lost::Gone) {
+                        self.session = None;
+                    }
+                    attempts.lost(&lost)?;
+                }
+            }
+        }
+    }
+}
+
+fn exchange(
+    session: &mut Session,
+    request: &Request,
+    keys: &[Key],
+    spin: Duration,
+    deadline: Instant,
+) -> Result<(), Lost> {
+    // A call that gave up may have left its request there.
+    wait(session, spin, deadline)?;
+    session.send(*request, keys);
+    wait(session, spin, deadline)
+}
+
+/// Until the newest request is answered: spinning first, then asleep until rung or the service is gone.
+fn wait(session: &Session, spin: Duration, deadline: Instant) -> Result<(), Lost> {
+    if session.answered(spin) {
+        return Ok(());
+    }
+    let outcome = loop {
+        if session.wait() {
+            break Ok(());
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break Err(Lost::Late);
+        }
+        let mut fds = [PollFd::new(&session.doorbell, PollFlags::IN), PollFd::new(&session.socket, PollFlags::IN)];
+        // A time that does not fit is as good as none; an error is a signal: look again.
+        let _ready = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
+        if !fds[1].revents().is_empty() && !session.answered(Duration::ZERO) {
+            break Err(Lost::Gone);
+        }
+        if !fds[0].revents().is_empty() {
+            // The ring is taken, so that the next poll sleeps; the answer is looked for at the top.
+            session.stop_waiting();
+        }
+    };
+    session.stop_waiting();
+    outcome
+}

@@ -1,0 +1,382 @@
+//! The change feed as a subscriber sees it: in order, without gaps, across restarts of the service.
+//!
+//! Owns: where to go on after a break, and that nothing is missing between two messages. Must not: go on past a gap.
+//! Threads: the caller's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::Stream;
+use proto::v1::feed_client::FeedClient;
+use proto::v1::subscribe_request::Start as WireStart;
+use proto::v1::subscribe_response::Kind;
+use proto::v1::{FromNow, SnapshotThenTail, Started, SubscribeRequest, SubscribeResponse};
+use tokio::time::Instant;
+use tonic::{Code, Status, Streaming};
+
+use crate::backoff::Backoff;
+use crate::error::{Error, ErrorKind, Result};
+use crate::grpc::{Connection, Grpc};
+use crate::{Key, Value};
+
+/// The service sends a heartbeat when it has nothing else to say; without any message for this long the connection is
+/// made anew.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// One attempt to connect takes no longer.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// Where a subscription begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// With this change: the last one seen + 1, of the feed that [`Event::Started`] named then.
+    From {
+        /// The first change wanted.
+        seq: u64,
+        /// The feed that it counts in.
+        feed_id: u64,
+    },
+    /// With what is committed from now on.
+    Now,
+    /// With every pair, then every change since.
+    Snapshot,
+}
+
+/// What is wanted; everything without one. A change passes when it passes each part that is not empty. At most 10,000
+/// entries in all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// The key is one of these.
+    pub keys: Vec<Key>,
+    /// The old or the new value is one of these.
+    pub values: Vec<Value>,
+    /// The key begins with one of these, 1 to 32 bytes each.
+    pub key_prefixes: Vec<Vec<u8>>,
+}
+
+/// What a subscription brings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Always the first. It comes again when a snapshot was cut short and begins anew: forget its pairs so far.
+    Started {
+        /// The feed, for [`Start::From`].
+        feed_id: u64,
+        /// The first change that follows; for a snapshot see [`Event::SnapshotEnd`].
+        next_seq: u64,
+        /// The oldest change that the service keeps.
+        oldest_seq: u64,
+        /// The last slot applied as a whole.
+        slot: Option<u64>,
+    },
+    /// Pairs of the snapshot, ascending by key.
+    Pairs(Vec<(Key, Value)>),
+    /// The snapshot is complete: the map after the change `seq`.
+    SnapshotEnd {
+        /// The next change is this + 1.
+        seq: u64,
+        /// The last slot wholly in it.
+        slot: Option<u64>,
+        /// Pairs that were sent.
+        pairs: u64,
+    },
+    /// Changes in order; with a filter also none, so that [`Subscription::last_seq`] moves on.
+    Changes(Vec<Change>),
+    /// Nothing happened up to here.
+    Heartbeat {
+        /// The newest change looked at.
+        seq: u64,
+        /// The last slot applied as a whole.
+        slot: Option<u64>,
+        /// The service's clock, milliseconds since the Unix epoch.
+        unix_ms: u64,
+    },
+}
+
+/// One change of the map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Its number; without holes over all changes.
+    pub seq: u64,
+    /// The key.
+    pub key: Key,
+    /// What it held; `None`: it was not in the map.
+    pub old: Option<Value>,
+    /// What it holds; `None`: it was removed.
+    pub new: Option<Value>,
+    /// The slot of the change.
+    pub slot: u64,
+}
+
+/// A feed that goes on where it was after every break of the connection. Dropping it ends it.
+pub struct Subscription {
+    grpc: Arc<Grpc>,
+    filter: Filter,
+    position: Position,
+    stream: Option<(Streaming<SubscribeResponse>, Arc<Connection>)>,
+    /// Awaiting the stream's first message, Started.
+    starting: bool,
+    backoff: Backoff,
+}
+
+/// What is known of where to go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Position {
+    start: Start,
+    feed_id: Option<u64>,
+    /// Everything up to here was seen; `None` before the first Started, and during a snapshot.
+    last_seq: Option<u64>,
+}
+
+impl Subscription {
+    pub(crate) fn new(grpc: Arc<Grpc>, start: Start, filter: Filter) -> Self {
+        let (feed_id, last_seq) = match start {
+            Start::From { seq, feed_id } => (Some(feed_id), Some(seq.saturating_sub(1))),
+            Start::Now | Start::Snapshot => (None, None),
+        };
+        let position = Position { start, feed_id, last_seq };
+        Self { grpc, filter, position, stream: None, starting: false, backoff: Backoff::new() }
+    }
+
+    /// The last change seen, to begin after it another time; `None` before the first answer and during a snapshot.
+    pub fn last_seq(&self) -> Option<u64> {
+        self.position.last_seq
+    }
+
+    /// The feed that the changes count in; `None` before the first answer.
+    pub fn feed_id(&self) -> Option<u64> {
+        self.position.feed_id
+    }
+
+    /// What comes next. A service that is away is waited for, however long. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// Only what waiting does not mend: the feed is lost, the request is wrong, the service does not take the caller,
+    /// or it broke its contract. Another call tries again.
+    pub async fn next(&mut self) -> Result<Event> {
+        loop {
+            let received = match &mut self.stream {
+                Some((stream, _)) => match tokio::time::timeout(SILENCE, stream.message()).await {
+                    Ok(Ok(Some(response))) => Ok(response),
+                    Ok(Ok(None)) => Err(Status::unavailable("the service ended the feed")),
+                    Ok(Err(status)) => Err(status),
+                    Err(_) => Err(Status::unavailable("the service is silent")),
+                },
+                None => {
+                    self.open().await?;
+                    continue;
+                }
+            };
+            let event = match received {
+                Ok(response) => self.take(response),
+                Err(status) => {
+                    self.broken(&status).await?;
+                    continue;
+                }
+            };
+            if event.is_err() {
+                self.stream = None;
+            }
+            if let Some(event) = event? {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// The events as a stream; it ends behind the first error.
+    pub fn into_stream(self) -> impl Stream<Item = Result<Event>> + Send {
+        futures::stream::unfold(Some(self), |state| async move {
+            let mut subscription = state?;
+            match subscription.next().await {
+                Ok(event) => Some((Ok(event), Some(subscription))),
+                Err(error) => Some((Err(error), None)),
+            }
+        })
+    }
+
+    /// Subscribes, or pauses after an attempt that failed.
+    async fn open(&mut self) -> Result<()> {
+        let connection = self.grpc.connection();
+        let mut client = FeedClient::new(connection.authorized());
+        match client.subscribe(self.position.request(&self.filter)).await {
+            Ok(response) => {
+                self.stream = Some((response.into_inner(), connection));
+                self.starting = true;
+                Ok(())
+            }
+            Err(status) => {
+                self.reconnect(&status, &connection).await?;
+                tokio::time::sleep(self.backoff.pause()).await;
+                Ok(())
+            }
+        }
+    }
+
+    /// After a stream that broke: pauses, or fails with what no pause mends.
+    async fn broken(&mut self, status: &Status) -> Result<()> {
+        let Some((_, connection)) = self.stream.take() else { return Ok(()) };
+        self.reconnect(status, &connection).await?;
+        tokio::time::sleep(self.backoff.pause()).await;
+        Ok(())
+    }
+
+    async fn reconnect(&self, status: &Status, connection: &Arc<Connection>) -> Result<()> {
+        if status.code() == Code::Unauthenticated && self.grpc.renew(connection).await?.is_some() {
+            return Ok(());
+        }
+        if is_final(status) {
+            return Err(Error::of_feed(status));
+        }
+        if crate::error::is_broken(status) {
+            // What it says is tried again by the next attempt to subscribe.
+            match self.grpc.reconnect(connection, Instant::now() + CONNECT).await {
+                Err(error) if error.kind() == ErrorKind::BadInput => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a message in; `None` when it is nothing to tell.
+    fn take(&mut self, response: SubscribeResponse) -> Result<Option<Event>> {
+        let kind = response.kind.ok_or_else(|| Error::failed("an empty message of the feed"))?;
+        if self.starting != matches!(kind, Kind::Started(_)) {
+            return Err(Error::failed("Started must be the first message of the feed and come once"));
+        }
+        self.starting = false;
+        let event = self.position.take(kind)?;
+        // It works: the next break starts with a short pause.
+        self.backoff = Backoff::new();
+        Ok(event)
+    }
+}
+
+/// Whether trying again is of no use.
+fn is_final(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::OutOfRange
+            | Code::FailedPrecondition
+            | Code::InvalidArgument
+            | Code::Unauthenticated
+            | Code::PermissionDenied
+            | Code::Unimplemented
+    )
+}
+
+impl Position {
+    fn request(&self, filter: &Filter) -> SubscribeRequest {
+        let wire = |entries: &[[u8; 32]]| entries.iter().map(|entry| Bytes::copy_from_slice(entry)).collect();
+        let start = match (self.last_seq, &self.start) {
+            (Some(last), _) => WireStart::FromSeq(last.saturating_add(1)),
+            (None, Start::Snapshot) => WireStart::SnapshotThenTail(SnapshotThenTail {}),
+            (None, Start::Now | Start::From { .. }) => WireStart::FromNow(FromNow {}),
+        };
+        SubscribeRequest {
+            start: Some(start),
+            feed_id: self.last_seq.and(self.feed_id),
+            filter: Some(proto::v1::Filter {
+                keys: wire(&filter.keys),
+                values: wire(&filter.values),
+                key_prefixes: filter.key_prefixes.iter().map(|prefix| Bytes::copy_from_slice(prefix)).collect(),
+            }),
+        }
+    }
+
+    fn take(&mut self, kind: Kind) -> Result<Option<Event>> {
+        match kind {
+            Kind::Started(started) => self.started(&started),
+            Kind::SnapshotPairs(pairs) => {
+                let (pairs, rest) = pairs.packed_pairs.as_chunks::<64>();
+                if !rest.is_empty() {
+                    return Err(Error::failed("packed_pairs must be 64 bytes a pair"));
+                }
+                let split = |pair: &[u8; 64]| {
+                    let (mut key, mut value) = (Key::default(), Value::default());
+                    key.copy_from_slice(&pair[..32]);
+                    value.copy_from_slice(&pair[32..]);
+                    (key, value)
+                };
+                Ok(Some(Event::Pairs(pairs.iter().map(split).collect())))
+            }
+            Kind::SnapshotEnd(end) => {
+                self.last_seq = Some(end.seq);
+                Ok(Some(Event::SnapshotEnd { seq: end.seq, slot: end.slot, pairs: end.pairs }))
+            }
+            Kind::Changes(changes) => {
+                self.follows(changes.first_seq)?;
+                let all = changes.changes.into_iter().map(change).collect::<Result<Vec<_>>>()?;
+                let range = changes.first_seq..=changes.last_seq;
+                let ascending = all.is_sorted_by(|a, b| a.seq < b.seq);
+                if range.is_empty() || !ascending || all.iter().any(|change| !range.contains(&change.seq)) {
+                    return Err(Error::failed(format!("changes out of order: range={range:?}")));
+                }
+                self.last_seq = Some(changes.last_seq);
+                Ok(Some(Event::Changes(all)))
+            }
+            Kind::Heartbeat(beat) => {
+                // During a snapshot it says only that the service is there.
+                if let Some(last) = self.last_seq {
+                    if beat.seq < last {
+                        return Err(Error::failed(format!(
+                            "a heartbeat from before: seq={} last_seq={last}",
+                            beat.seq
+                        )));
+                    }
+                    self.last_seq = Some(beat.seq);
+                }
+                Ok(Some(Event::Heartbeat { seq: beat.seq, slot: beat.slot, unix_ms: beat.unix_ms }))
+            }
+        }
+    }
+
+    fn started(&mut self, started: &Started) -> Result<Option<Event>> {
+        let goes_on = self.last_seq.is_some();
+        let first = self.feed_id.is_none() || matches!(self.start, Start::From { .. });
+        if goes_on {
+            if self.feed_id.is_some_and(|id| id != started.feed_id) {
+                let (was, now) = (self.feed_id.unwrap_or_default(), started.feed_id);
+                return Err(Error::new(ErrorKind::FeedLost, format!("another feed: was={was:016x} now={now:016x}")));
+            }
+            self.follows(started.next_seq)?;
+        }
+        self.feed_id = Some(started.feed_id);
+        if !goes_on && self.start == Start::Now {
+            self.last_seq = Some(started.next_seq.saturating_sub(1));
+        }
+        if matches!(self.start, Start::From { .. }) {
+            // Told once: what follows goes on from here.
+            self.start = Start::Now;
+        }
+        let tell = !goes_on || first;
+        Ok(tell.then_some(Event::Started {
+            feed_id: started.feed_id,
+            next_seq: started.next_seq,
+            oldest_seq: started.oldest_seq,
+            slot: started.slot,
+        }))
+    }
+
+    /// Whether `seq` is the next after all that was seen.
+    fn follows(&self, seq: u64) -> Result<()> {
+        match self.last_seq {
+            Some(last) if seq == last.saturating_add(1) => Ok(()),
+            last => Err(Error::failed(format!("the feed has a hole: last_seq={last:?} next_seq={seq}"))),
+        }
+    }
+}
+
+fn change(change: proto::v1::Change) -> Result<Change> {
+    let entry = |bytes: &Bytes| {
+        <[u8; 32]>::try_from(&bytes[..]).map_err(|_| {
+            Error::failed(format!("keys and values must be 32 bytes: got={} seq={}", bytes.len(), change.seq))
+        })
+    };
+    Ok(Change {
+        seq: change.seq,
+        key: entry(&change.key)?,
+        old: change.old_value.as_ref().map(entry).transpose()?,
+        new: change.new_value.as_ref().map(entry).transpose()?,
+        slot: change.slot,
+    })
+}

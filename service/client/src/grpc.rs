@@ -1,0 +1,322 @@
+//! gRPC: one connection, made anew when it breaks.
+//!
+//! Owns: the channel, its credentials, the retry of a read. Must not: interpret answers beyond their form.
+
+use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use futures::TryStreamExt as _;
+use futures::stream::FuturesOrdered;
+use proto::v1::kv_client::KvClient;
+use proto::v1::{GET_MANY_KEYS_MAX, GetManyRequest, GetManyResponse, GetRequest, StatusRequest};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Response, Status};
+
+use crate::address::Address;
+use crate::backoff::Backoff;
+use crate::builder::{Builder, Credentials};
+use crate::error::{Error, Result, is_broken};
+use crate::{Answer, Commitment, Key, StatusResponse, Value};
+
+/// Batches of one `get_many` under way at once: enough that the service reads one while another is on the wire, an
+/// eighth of what it takes from all its clients together.
+const BATCHES_AHEAD: usize = 4;
+
+/// A service that is silently gone is noticed after the sum of the two.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A channel, and the token that its calls carry.
+pub(crate) struct Connection {
+    channel: Channel,
+    authorization: Authorization,
+}
+
+impl Connection {
+    /// What a client of one service is made of.
+    pub(crate) fn authorized(&self) -> Authorized {
+        Authorized::new(self.channel.clone(), self.authorization.clone())
+    }
+}
+
+/// A channel that carries the token.
+pub(crate) type Authorized = InterceptedService<Channel, Authorization>;
+
+/// Adds the token to every call.
+#[derive(Clone, PartialEq)]
+pub(crate) struct Authorization(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for Authorization {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(value) = &self.0 {
+            request.metadata_mut().insert("authorization", value.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// A connection that outlives its breaks.
+pub(crate) struct Grpc {
+    settings: Builder,
+    current: ArcSwap<Connection>,
+    /// Held while a new connection is made, so that callers that saw the same break make one.
+    connecting: Mutex<()>,
+}
+
+/// How one read is made.
+#[derive(Clone, Copy)]
+pub(crate) struct Read {
+    pub(crate) commitment: Commitment,
+    pub(crate) min_context_slot: Option<u64>,
+    pub(crate) deadline: Instant,
+}
+
+impl Grpc {
+    pub(crate) async fn connect(settings: Builder) -> Result<Self> {
+        let limit = Instant::now() + settings.deadline;
+        let first = dial(&settings, limit).await?;
+        Ok(Self { settings, current: ArcSwap::from_pointee(first), connecting: Mutex::new(()) })
+    }
+
+    pub(crate) async fn get(&self, key: &Key, read: Read) -> Result<Answer<Option<Value>>> {
+        let request = GetRequest {
+            key: Bytes::copy_from_slice(key),
+            commitment: read.commitment.into(),
+            min_context_slot: read.min_context_slot,
+        };
+        let send = |mut client: KvClient<Authorized>, left| {
+            let request = timed(request.clone(), left);
+            async move { client.get(request).await }
+        };
+        let reply = self.call(read.deadline, send).await?;
+        let value = reply.value.map(|value| value_of(&value)).transpose()?;
+        Ok(Answer { value, slot: reply.slot })
+    }
+
+    /// Any number of keys, in batches that are under way together.
+    pub(crate) async fn get_many(&self, keys: &[Key], read: Read) -> Result<Answer<Vec<Option<Value>>>> {
+        if keys.len() <= GET_MANY_KEYS_MAX {
+            return self.batch(keys, read).await;
+        }
+        let mut batches = keys.chunks(GET_MANY_KEYS_MAX);
+        let mut under_way = FuturesOrdered::new();
+        let (mut value, mut oldest) = (Vec::with_capacity(keys.len()), None::<Option<u64>>);
+        loop {
+            while under_way.len() < BATCHES_AHEAD
+                && let Some(batch) = batches.next()
+            {
+                under_way.push_back(self.batch(batch, read));
+            }
+            let Some(next) = under_way.try_next().await? else {
+                return Ok(Answer { value, slot: oldest.flatten() });
+            };
+            value.extend(next.value);
+            oldest = Some(oldest.map_or(next.slot, |oldest| oldest.min(next.slot)));
+        }
+    }
+
+    async fn batch(&self, keys: &[Key], read: Read) -> Result<Answer<Vec<Option<Value>>>> {
+        let request = GetManyRequest {
+            keys: Vec::new(),
+            packed_keys: Bytes::copy_from_slice(keys.as_flattened()),
+            commitment: read.commitment.into(),
+            min_context_slot: read.min_context_slot,
+        };
+        let send = |mut client: KvClient<Authorized>, left| {
+            let request = timed(request.clone(), left);
+            async move { client.get_many(request).await }
+        };
+        let reply = self.call(read.deadline, send).await?;
+        let value = unpack(&reply, keys.len())?;
+        Ok(Answer { value, slot: reply.slot })
+    }
+
+    pub(crate) async fn status(&self, deadline: Instant) -> Result<StatusResponse> {
+        let send = |mut client: KvClient<Authorized>, left| {
+            let request = timed(StatusRequest {}, left);
+            async move { client.status(request).await }
+        };
+        self.call(deadline, send).await
+    }
+
+    /// The connection as it is now.
+    pub(crate) fn connection(&self) -> Arc<Connection> {
+        self.current.load_full()
+    }
+
+    /// Sends a read, and once more over a new connection when the one it was sent on breaks, or with a new token when
+    /// the one it carried is refused and the file holds another.
+    async fn call<T, S, F>(&self, deadline: Instant, send: S) -> Result<T>
+    where
+        S: Fn(KvClient<Authorized>, Duration) -> F,
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let used = self.connection();
+        let attempt = async |connection: &Connection| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let client = KvClient::new(connection.authorized());
+            match tokio::time::timeout_at(deadline, send(client, left)).await {
+                Ok(outcome) => outcome,
+                Err(_) => Err(Status::deadline_exceeded("")),
+            }
+        };
+        match attempt(&used).await {
+            Err(status) if is_broken(&status) => {
+                let connection = self.reconnect(&used, deadline).await?;
+                attempt(&connection).await
+            }
+            Err(status) if status.code() == Code::Unauthenticated => match self.renew(&used).await? {
+                Some(connection) => attempt(&connection).await,
+                None => Err(status),
+            },
+            outcome => outcome,
+        }
+        .map(Response::into_inner)
+        .map_err(|status| Error::of_call(&status))
+    }
+
+    /// After `refused`'s token was refused: the connection with the token that the file holds now, if that is another.
+    pub(crate) async fn renew(&self, refused: &Connection) -> Result<Option<Arc<Connection>>> {
+        let authorization = Authorization(credentials(&self.settings).await?.authorization);
+        if authorization == refused.authorization {
+            return Ok(None);
+        }
+        let renewed = Arc::new(Connection { channel: refused.channel.clone(), authorization });
+        self.current.store(Arc::clone(&renewed));
+        Ok(Some(renewed))
+    }
+
+    /// A connection other than `broken`: the one that someone else has made meanwhile, or a new one.
+    ///
+    /// # Errors
+    /// The last attempt's once `deadline` leaves no time for another, and at once what no attempt can mend.
+    pub(crate) async fn reconnect(&self, broken: &Arc<Connection>, deadline: Instant) -> Result<Arc<Connection>> {
+        let Ok(_turn) = tokio::time::timeout_at(deadline, self.connecting.lock()).await else {
+            return Err(Error::deadline());
+        };
+        let current = self.connection();
+        if !Arc::ptr_eq(&current, broken) {
+            return Ok(current);
+        }
+        let mut backoff = Backoff::new();
+        loop {
+            match dial(&self.settings, deadline).await {
+                Ok(connection) => {
+                    let connection = Arc::new(connection);
+                    self.current.store(Arc::clone(&connection));
+                    return Ok(connection);
+                }
+                Err(error) => {
+                    let again = Instant::now() + backoff.pause();
+                    if error.kind() != crate::ErrorKind::Unavailable || again >= deadline {
+                        return Err(error);
+                    }
+                    tokio::time::sleep_until(again).await;
+                }
+            }
+        }
+    }
+}
+
+async fn credentials(settings: &Builder) -> Result<Credentials> {
+    let own = settings.clone();
+    let read = tokio::task::spawn_blocking(move || own.credentials()).await;
+    read.map_err(|_| Error::failed("reading the credentials panicked"))?
+}
+
+/// One attempt to connect. It counts when a call was answered, however: a socket alone may be the one of a process that
+/// is just ending.
+async fn dial(settings: &Builder, deadline: Instant) -> Result<Connection> {
+    let credentials = credentials(settings).await?;
+    let (endpoint, name) = match &settings.address {
+        Address::Unix(path) => (unix(path)?, path.display().to_string()),
+        Address::Tcp(uri) => (Endpoint::from(uri.clone()).tcp_nodelay(true), uri.to_string()),
+        Address::Shm(path) => return Err(Error::bad_input(format!("not a gRPC address: path={}", path.display()))),
+    };
+    let mut endpoint = endpoint.http2_keep_alive_interval(KEEPALIVE_INTERVAL).keep_alive_timeout(KEEPALIVE_TIMEOUT);
+    if let Some(tls) = credentials.tls {
+        endpoint = endpoint.tls_config(tls).map_err(|error| Error::bad_input(chain("cannot use TLS", &error)))?;
+    }
+    let why = match tokio::time::timeout_at(deadline, endpoint.connect()).await {
+        Ok(Ok(channel)) => {
+            let connection = Connection { channel, authorization: Authorization(credentials.authorization) };
+            let mut client = KvClient::new(connection.authorized());
+            match tokio::time::timeout_at(deadline, client.status(StatusRequest {})).await {
+                Ok(Err(status)) if is_broken(&status) => chain("cannot connect", &status),
+                Ok(_) => return Ok(connection),
+                Err(_) => "connected, but no answer within the deadline".to_owned(),
+            }
+        }
+        Ok(Err(error)) => chain("cannot connect", &error),
+        Err(_) => "cannot connect: no answer within the deadline".to_owned(),
+    };
+    Err(Error::unavailable(format!("{why}; is the service running? address={name}")))
+}
+
+fn unix(path: &Path) -> Result<Endpoint> {
+    let wrong = || Error::bad_input(format!("not a path for a socket: path={}", path.display()));
+    Endpoint::from_shared(format!("unix://{}", path.to_str().ok_or_else(wrong)?)).map_err(|_| wrong())
+}
+
+/// An error with its causes, which transports hide one in the other.
+fn chain(what: &str, error: &dyn std::error::Error) -> String {
+    let mut text = format!("{what}: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// A request that tells the service how long its answer is worth something.
+fn timed<T>(message: T, left: Duration) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(left);
+    request
+}
+
+fn value_of(bytes: &[u8]) -> Result<Value> {
+    bytes.try_into().map_err(|_| Error::failed(format!("a value must be 32 bytes: got={}", bytes.len())))
+}
+
+/// The values of a packed answer to `keys` keys.
+fn unpack(reply: &GetManyResponse, keys: usize) -> Result<Vec<Option<Value>>> {
+    let (values, rest) = reply.packed_values.as_chunks::<32>();
+    if values.len() != keys || !rest.is_empty() || reply.present.len() != keys.div_ceil(8) {
+        let (bytes, bits) = (reply.packed_values.len(), reply.present.len());
+        return Err(Error::failed(format!("not an answer to keys={keys}: packed_values={bytes} present={bits} bytes")));
+    }
+    let present = |index: usize| reply.present[index / 8] >> (index % 8) & 1 == 1;
+    Ok(values.iter().enumerate().map(|(index, value)| present(index).then_some(*value)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packed_answer_must_fit_its_keys() {
+        let reply = |values: usize, present: &'static [u8]| GetManyResponse {
+            packed_values: vec![3; values].into(),
+            present: Bytes::from_static(present),
+            ..Default::default()
+        };
+        let found = unpack(&reply(9 * 32, &[0b101, 1]), 9).unwrap();
+        let present: Vec<usize> = (0..9).filter(|index| found[*index] == Some([3; 32])).collect();
+        assert_eq!((present, found[1]), (vec![0, 2, 8], None));
+        for wrong in [reply(8 * 32, &[0, 0]), reply(9 * 32, &[0]), reply(9 * 32 + 1, &[0, 0]), reply(0, &[])] {
+            assert_eq!(unpack(&wrong, 9).unwrap_err().kind(), crate::ErrorKind::Failed);
+        }
+        assert_eq!(unpack(&reply(0, &[]), 0).unwrap(), []);
+    }
+}

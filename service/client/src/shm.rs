@@ -1,0 +1,261 @@
+//! A session in shared memory: the handshake, a request, its answer.
+//!
+//! Owns: the segment's mapping on this side. Must not: wait or connect again; see `blocking` and `nonblocking` for
+//! that. Thread: whoever has it, one at a time.
+
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use memmap2::MmapRaw;
+use prost::Message as _;
+use proto::shm::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, hello, op, status};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::{Answer, Commitment, Key, StatusResponse, Value};
+
+/// Between looks whether a slot is reached: a fraction of a slot's 400 ms.
+pub(crate) const SLOT_PAUSE: Duration = Duration::from_millis(2);
+
+/// A connected session.
+pub(crate) struct Session {
+    segment: Segment,
+    /// Keeps the segment's memory.
+    _memory: MmapRaw,
+    /// Ends with the service.
+    pub(crate) socket: UnixStream,
+    pub(crate) doorbell: OwnedFd,
+    service_doorbell: OwnedFd,
+    /// The newest request sent.
+    seq: u64,
+}
+
+impl Session {
+    /// Connects and takes over the session's memory, blocking until `deadline` at the latest.
+    pub(crate) fn connect(path: &Path, deadline: Instant) -> Result<Self> {
+        let at = |what: &str, error: &dyn std::fmt::Display| {
+            Error::unavailable(format!("{what}: {error}; is the service running? shm={}", path.display()))
+        };
+        let socket = UnixStream::connect(path).map_err(|error| at("cannot connect", &error))?;
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        socket.set_read_timeout(Some(left)).map_err(|error| at("cannot set up the socket", &error))?;
+        let (hello, fds) = receive(&socket).map_err(|error| at("the service does not greet", &error))?;
+        if (hello.version, hello.segment_bytes) != (VERSION, SEGMENT_BYTES as u64) {
+            let (ours, theirs) = (VERSION, hello.version);
+            return Err(Error::new(
+                ErrorKind::Refused,
+                format!("the service speaks another version of shared memory: ours={ours} service={theirs}"),
+            ));
+        }
+        match hello.status {
+            hello::OK => {}
+            hello::FULL => {
+                return Err(Error::new(
+                    ErrorKind::RetryLater,
+                    "the service has as many shared-memory clients as it takes",
+                ));
+            }
+            _ => return Err(Error::failed("the service could not make a session: see its log")),
+        }
+        let fds: Result<[OwnedFd; 3], _> = fds.try_into();
+        let Ok([memfd, service_doorbell, doorbell]) = fds else {
+            return Err(Error::failed("a greeting without its descriptors"));
+        };
+        Self::map(memfd, socket, doorbell, service_doorbell)
+            .map_err(|error| Error::failed(format!("cannot take over the session's memory: {error}")))
+    }
+
+    fn map(memfd: OwnedFd, socket: UnixStream, doorbell: OwnedFd, service_doorbell: OwnedFd) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        let memfd = File::from(memfd);
+        // Less would be answered with a signal at the first touch.
+        if memfd.metadata()?.len() < SEGMENT_BYTES as u64 {
+            return Err(io::Error::other("it is too small"));
+        }
+        let memory = MmapRaw::map_raw(&memfd)?;
+        let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
+        // SAFETY: a shared mapping of the whole segment, which the service made zero and sealed against shrinking,
+        // kept beside the view; this process's only view of it.
+        let segment = unsafe { Segment::new(base) };
+        Ok(Self { segment, _memory: memory, socket, doorbell, service_doorbell, seq: 0 })
+    }
+
+    /// Sends a request. The one before must be [`Session::answered`]: they share their place.
+    pub(crate) fn send(&mut self, request: Request, keys: &[Key]) {
+        self.seq += 1;
+        if self.segment.send(self.seq, request, keys) {
+            // It fails when the bell has been rung 2^64 times, unheard: the socket's end tells then.
+            let _heard = rustix::io::write(&self.service_doorbell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether the newest request has its answer, looking for it for up to `spin`.
+    pub(crate) fn answered(&self, spin: Duration) -> bool {
+        if self.segment.answered(self.seq) {
+            return true;
+        }
+        if spin.is_zero() {
+            return false;
+        }
+        let started = Instant::now();
+        loop {
+            for _ in 0..SPINS_A_LOOK {
+                std::hint::spin_loop();
+                if self.segment.answered(self.seq) {
+                    return true;
+                }
+            }
+            if started.elapsed() > spin {
+                return false;
+            }
+        }
+    }
+
+    /// Asks to be rung for the answer. True when it is there already: nobody may ring then.
+    pub(crate) fn wait(&self) -> bool {
+        self.segment.wait(self.seq)
+    }
+
+    /// The end of a wait; takes the rings that came.
+    pub(crate) fn stop_waiting(&self) {
+        self.segment.stop_waiting();
+        // Nothing to take is fine as well.
+        let _rings = rustix::io::read(&self.doorbell, &mut [0u8; 8]);
+    }
+
+    /// The answer's outcome; `None`: the slot asked for is not reached, ask again.
+    pub(crate) fn outcome(&self, request: &Request) -> Result<Option<Response>> {
+        let response = self.segment.response();
+        match response.status {
+            status::OK if request.op == op::STATUS || response.count == request.count => Ok(Some(response)),
+            status::SLOT_NOT_REACHED => Ok(None),
+            status::COMMITMENT => {
+                Err(Error::new(ErrorKind::Refused, "shared memory serves confirmed data alone: use gRPC for others"))
+            }
+            status::VERSION => Err(Error::new(ErrorKind::Refused, "the service speaks another version")),
+            status::BAD_REQUEST => Err(Error::bad_input("the service does not know this request")),
+            status::UNAVAILABLE => Err(Error::unavailable("the service cannot read its store now: see its log")),
+            _ => Err(Error::failed(format!("the service failed: status={}; see its log", response.status))),
+        }
+    }
+
+    /// The values of a good answer, behind those in `into`.
+    pub(crate) fn values(&self, response: &Response, into: &mut Vec<Option<Value>>) {
+        into.extend((0..response.count as usize).map(|index| self.segment.value(index)));
+    }
+
+    /// The only value of a good answer.
+    pub(crate) fn value(&self) -> Option<Value> {
+        self.segment.value(0)
+    }
+
+    /// The status of a good answer.
+    pub(crate) fn status(&self, response: &Response) -> Result<StatusResponse> {
+        let bytes = self.segment.status_bytes(response.count);
+        StatusResponse::decode(&bytes[..]).map_err(|error| Error::failed(format!("not a status: {error}")))
+    }
+}
+
+/// Looks at the answer between two at the clock, which costs as much as several of them.
+const SPINS_A_LOOK: usize = 16;
+
+/// A request for `count` keys.
+pub(crate) fn get(count: usize, commitment: Commitment, min_context_slot: Option<u64>) -> Request {
+    Request {
+        version: VERSION,
+        op: op::GET,
+        count: count as u32,
+        commitment: commitment.into(),
+        min_context_slot: min_context_slot.unwrap_or_default(),
+    }
+}
+
+/// A request for the status.
+pub(crate) fn status_request() -> Request {
+    Request { version: VERSION, op: op::STATUS, ..Request::default() }
+}
+
+/// What a good answer says of its slot.
+pub(crate) fn slot(response: &Response) -> Option<u64> {
+    (response.has_slot != 0).then_some(response.slot)
+}
+
+/// An empty answer to add batches to.
+pub(crate) fn nothing(keys: usize) -> Answer<Vec<Option<Value>>> {
+    Answer { value: Vec::with_capacity(keys), slot: None }
+}
+
+fn receive(socket: &UnixStream) -> io::Result<(Hello, Vec<OwnedFd>)> {
+    let mut bytes = [0u8; size_of::<Hello>()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = loop {
+        match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            got => break got?.bytes,
+        }
+    };
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    let hello = if got == bytes.len() { Hello::from_bytes(&bytes) } else { None };
+    let hello = hello.ok_or_else(|| io::Error::other(format!("not a greeting of shared memory: bytes={got}")))?;
+    Ok((hello, fds))
+}
+
+/// Why an exchange gave no answer.
+pub(crate) enum Lost {
+    /// The service is gone.
+    Gone,
+    /// The deadline passed; the answer may still come and is waited for before the next request.
+    Late,
+}
+
+/// What to do after an exchange that gave no answer, and after attempts to connect; the same for both kinds of client.
+pub(crate) struct Attempts {
+    pub(crate) deadline: Instant,
+    backoff: crate::backoff::Backoff,
+    resent: bool,
+}
+
+impl Attempts {
+    pub(crate) fn new(deadline: Instant) -> Self {
+        Self { deadline, backoff: crate::backoff::Backoff::new(), resent: false }
+    }
+
+    /// After a failed attempt to connect: how long to pause before the next, or the error when there is none.
+    pub(crate) fn pause(&mut self, error: Error) -> Result<Duration> {
+        let pause = self.backoff.pause();
+        let time = Instant::now() + pause < self.deadline;
+        if error.kind() == ErrorKind::Unavailable && time { Ok(pause) } else { Err(error) }
+    }
+
+    /// After an exchange that gave no answer: `Ok` to connect and send once more.
+    pub(crate) fn lost(&mut self, lost: &Lost) -> Result<()> {
+        match lost {
+            Lost::Late => Err(Error::deadline()),
+            Lost::Gone if self.resent => Err(Error::unavailable("the service went away twice during one call")),
+            Lost::Gone => {
+                self.resent = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// The slot asked for is not reached: `Ok` to ask again after [`SLOT_PAUSE`].
+    pub(crate) fn behind(&self, asked: u64) -> Result<()> {
+        if Instant::now() + SLOT_PAUSE < self.deadline {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Refused, format!("slot not reached within the deadline: min_context_slot={asked}")))
+    }
+}
