@@ -64,9 +64,9 @@ pub mod status {
     pub const BAD_REQUEST: u32 = 2;
     /// `min_context_slot` is not reached yet: ask again. `slot` is the one reached.
     pub const SLOT_NOT_REACHED: u32 = 3;
-    /// Only what is confirmed is served here.
+    /// The service does not follow this commitment.
     pub const COMMITMENT: u32 = 4;
-    /// The engine failed in a way that may pass.
+    /// No answer now, which may pass: the engine's failure, or the commitment is not known yet.
     pub const UNAVAILABLE: u32 = 5;
     /// The engine failed; the service's log says how.
     pub const FAILED: u32 = 6;

@@ -66,15 +66,19 @@ pub(crate) fn read(
     let (before, started) = (latency.snapshot(), Instant::now());
     let stop = AtomicBool::new(false);
     let ops = AtomicU64::new(0);
+    // When the last of the work was done: the sampling goes on to the end of its second.
+    let elapsed_ns = AtomicU64::new(0);
     let mut seconds = Vec::new();
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
         for n in 0..reads.threads {
-            let (stop, ops, recorder) = (&stop, &ops, latency.recorder(SOURCE));
+            let (stop, ops, elapsed_ns, recorder) = (&stop, &ops, &elapsed_ns, latency.recorder(SOURCE));
             let run = move || {
                 let mut reader = engine.inner().reader()?;
-                // ORDERING: Relaxed: a sum that is read after the threads have ended.
-                ops.fetch_add(reads.on(&mut *reader, recorder, n, stop)?, Ordering::Relaxed);
+                let read = reads.on(&mut *reader, recorder, n, stop)?;
+                // ORDERING: Relaxed: read after the threads have ended.
+                ops.fetch_add(read, Ordering::Relaxed);
+                elapsed_ns.fetch_max(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
                 anyhow::Ok(())
             };
             threads.push(std::thread::Builder::new().name(format!("read-{n}")).spawn_scoped(scope, run)?);
@@ -86,6 +90,8 @@ pub(crate) fn read(
             stop.store(true, Ordering::Relaxed);
         })?;
         let written = beside(stop);
+        // ORDERING: Relaxed: see above.
+        elapsed_ns.fetch_max(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
         sampler.join().map_err(|_| anyhow!("the sampling thread panicked"))?;
         for thread in threads {
             thread.join().map_err(|_| anyhow!("a reading thread panicked"))??;
@@ -95,7 +101,8 @@ pub(crate) fn read(
         anyhow::Ok(())
     })?;
     let total = latency.snapshot().since(&before);
-    Ok(Driven { ops: ops.into_inner(), elapsed: started.elapsed(), total, seconds })
+    let elapsed = Duration::from_nanos(elapsed_ns.into_inner());
+    Ok(Driven { ops: ops.into_inner(), elapsed, total, seconds })
 }
 
 impl Reads {

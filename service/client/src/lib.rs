@@ -78,7 +78,7 @@ pub struct Answer<T> {
 /// How a read is made, where the client's own settings do not fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// How settled the data has to be; unspecified is confirmed, which is all that shared memory serves.
+    /// How settled the data has to be; unspecified is confirmed.
     pub commitment: Commitment,
     /// Answer only once this slot is in what is read, waiting for it within the deadline.
     pub min_context_slot: Option<u64>,

@@ -136,11 +136,13 @@ impl Session {
             status::OK if request.op == op::STATUS || response.count == request.count => Ok(Some(response)),
             status::SLOT_NOT_REACHED => Ok(None),
             status::COMMITMENT => {
-                Err(Error::new(ErrorKind::Refused, "shared memory serves confirmed data alone: use gRPC for others"))
+                Err(Error::new(ErrorKind::Refused, "the service does not follow processed slots: ask at confirmed"))
             }
             status::VERSION => Err(Error::new(ErrorKind::Refused, "the service speaks another version")),
             status::BAD_REQUEST => Err(Error::bad_input("the service does not know this request")),
-            status::UNAVAILABLE => Err(Error::unavailable("the service cannot read its store now: see its log")),
+            status::UNAVAILABLE => {
+                Err(Error::unavailable("no answer now: nothing is known to be final yet, or see the service's log"))
+            },
             _ => Err(Error::failed(format!("the service failed: status={}; see its log", response.status))),
         }
     }

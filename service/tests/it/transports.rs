@@ -145,12 +145,14 @@ fn every_transport_gives_the_same_answers() {
 }
 
 #[test]
-fn what_shared_memory_does_not_serve_is_refused() {
+fn what_the_service_does_not_know_is_refused() {
     let setup = Setup::start();
     for mut client in setup.clients(LONG).into_iter().take(2) {
-        for commitment in [Commitment::Processed, Commitment::Finalized] {
+        for (commitment, kind) in
+            [(Commitment::Processed, ErrorKind::Refused), (Commitment::Finalized, ErrorKind::Unavailable)]
+        {
             let refused = client.get_with(&key(1), ReadOptions { commitment, ..ReadOptions::default() }).unwrap_err();
-            assert_eq!(refused.kind(), ErrorKind::Refused, "{refused}");
+            assert_eq!(refused.kind(), kind, "{refused}");
         }
         let short = Some(Duration::from_millis(20));
         let later = ReadOptions { min_context_slot: Some(BASE_SLOT + 1), deadline: short, ..ReadOptions::default() };
