@@ -529,7 +529,7 @@ fn play(seed: u64, steps: u64, limits: Limits, strict: bool) -> Tally {
     world.engine_map.iter().for_each(|(key, value)| txn.put(key, value).unwrap());
     txn.commit(&checkpoint, Durability::Buffered).unwrap();
     let shared = Shared::with_overlay(checkpoint, Overlay::new(&checkpoint, true, false));
-    let mut reading = Reading::new(&engine, &shared);
+    let mut reading = Reading::new(&engine, &shared, "model");
     for _ in 0..steps {
         match world.rng.below(40) {
             0..=4 => world.grow(),
