@@ -26,7 +26,7 @@ use crate::ingest::event::Event;
 /// Banks held: some hundred seconds of a chain that nothing confirms. A healthy one has five to ten.
 pub const BANKS_MAX: usize = 256;
 
-/// Memory for their writes, in bytes: a mainnet slot of 7000 updates takes about 1.5 MB, so this is over a minute.
+/// Memory for their writes, in bytes: a mainnet slot of 7000 updates takes 0.7 to 1.3 MB, so this is over a minute.
 pub const BYTES_MAX: usize = 256 << 20;
 
 /// What a bank takes besides its writes, in bytes, rounded up.

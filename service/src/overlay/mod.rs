@@ -203,4 +203,6 @@ impl Processed {
 }
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod model_tests;

@@ -21,9 +21,9 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use engine_api::{Key, Value};
 
-/// Changes that are kept, about [`CHANGE_BYTES`] each: 256 MB. Finality is 32 slots behind; with the 7000 updates of a
-/// mainnet slot, all of which would have to change a value, that is a fifth of this.
-pub const CHANGES_MAX: usize = 1 << 20;
+/// Changes that are kept, about [`CHANGE_BYTES`] each: 64 MiB. Finality is 32 slots behind, so this is room for a mainnet
+/// on which each of the 7000 updates of a slot changes a value; about one in a hundred does.
+pub const CHANGES_MAX: usize = 1 << 18;
 
 /// What one change takes in memory, in bytes, rounded up: its key twice, its old value, its slot and the tables.
 pub const CHANGE_BYTES: usize = 256;
@@ -216,6 +216,7 @@ mod tests {
         undo.record([(11, A, Some([1; 32])), (12, A, Some([2; 32])), (12, B, None)].into_iter());
         undo.record([(12, A, Some([9; 32]))].into_iter());
         undo.published(Some(12));
+        assert_eq!(undo.changes(), 3, "what is recorded again is there already");
         assert_eq!((undo.read().slot(), undo.read().old_value(&A)), (Some(10), Some(Some([1; 32]))));
         finalize(&undo, 11);
         assert_eq!((undo.read().old_value(&A), undo.read().old_value(&B)), (Some(Some([2; 32])), Some(None)));

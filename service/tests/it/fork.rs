@@ -43,6 +43,7 @@ struct Sample {
     exact: bool,
 }
 
+#[derive(Clone)]
 struct Asker {
     client: KvClient<Channel>,
     pairs: Pairs,
@@ -86,7 +87,13 @@ async fn every_answer_is_the_state_of_the_slot_it_names() {
 
     let reached = asker.get(Commitment::Processed, BASE_SLOT + 20, Duration::from_secs(60)).await.unwrap();
     assert!(reached >= Some(BASE_SLOT + 20), "{reached:?}");
-    let samples = sample(&mut asker, &stream, workload.pairs).await;
+    let (mut second, mut third) = (asker.clone(), asker.clone());
+    let (a, b, c) = tokio::join!(
+        sample(&mut asker, &stream, workload.pairs, 7),
+        sample(&mut second, &stream, workload.pairs, 8),
+        sample(&mut third, &stream, workload.pairs, 9),
+    );
+    let samples: Vec<Sample> = [a, b, c].into_iter().flatten().collect();
     let end = end(&stream);
     service.wait_for_slot(end.slot);
     let all: Vec<u64> = (0..workload.pairs).collect();
@@ -124,9 +131,9 @@ async fn connect(service: &Service, seed: u64) -> Asker {
 }
 
 /// Looks at random keys at each commitment until the stream ends.
-async fn sample(asker: &mut Asker, stream: &Stream, pairs: u64) -> Vec<Sample> {
+async fn sample(asker: &mut Asker, stream: &Stream, pairs: u64, seed: u64) -> Vec<Sample> {
     let mut samples = Vec::new();
-    let mut rng = Rng::new(7);
+    let mut rng = Rng::new(seed);
     while stream.outcome().unwrap().is_none() {
         let keys: Vec<u64> = (0..KEYS).map(|_| rng.below(pairs)).collect();
         let mut last = 0;
