@@ -94,15 +94,7 @@ bench-full: build ## The same at the scenarios' own sizes (hours).
 	@BIN="$(BIN)" OUT="$(RESULTS)/full" deploy/bench.sh
 
 bench-targets: build ## Measures strata's targets against every other engine (two hours and 75 GB).
-	@for scenario in caps warm warm-threads warm-more writes loads; do \
-		"$(BIN)/loadgen" bench loadgen/scenarios/targets/$$scenario.toml --out "$(RESULTS)/targets/$$scenario.jsonl" \
-			--work "$(RESULTS)/targets/work" --keep || exit 1; \
-	done; rm -rf "$(RESULTS)/targets/work"
-	@"$(BIN)/loadgen" bench loadgen/scenarios/targets/caps.toml --pairs 100000000 --repeats 1 \
-		--out "$(RESULTS)/targets/caps-100m.jsonl" --work "$(RESULTS)/targets/work" --keep
-	@"$(BIN)/loadgen" bench loadgen/scenarios/targets/recover.toml --out "$(RESULTS)/targets/recover.jsonl" \
-		--work "$(RESULTS)/targets/work"
-	@"$(BIN)/loadgen" best "$(RESULTS)"/targets/*.jsonl --engine strata | tee "$(RESULTS)/targets/best.md"
+	@BIN="$(BIN)" OUT="$(RESULTS)/targets" deploy/bench-targets.sh
 
 bench-transports: build ## Compares lookups over shared memory, Unix socket and TCP (a minute).
 	@mkdir -p "$(RESULTS)"
