@@ -45,8 +45,9 @@ pub fn run(config: &Config) -> Result<()> {
     let (lookups, lookup_threads) =
         Lookups::start(Arc::clone(&engine), config.lookup_threads as usize, Arc::clone(&shared))
             .context("cannot start the lookup threads")?;
-    let start_shm =
-        |path: &PathBuf| ShmServer::start(path, Arc::clone(&engine), Arc::clone(&shared), label).context("shared memory");
+    let start_shm = |path: &PathBuf| {
+        ShmServer::start(path, Arc::clone(&engine), Arc::clone(&shared), label).context("shared memory")
+    };
     let shm = config.shm.as_ref().map(start_shm).transpose()?;
     let http_state = HttpState { latency, shared: Arc::clone(&shared), engine: label };
     let outcome = runtime.block_on(serve(config, Arc::clone(&engine), lookups, shared, http_state));
