@@ -60,8 +60,9 @@ pub fn run(config: &Config) -> Result<()> {
     let (lookups, lookup_threads) =
         Lookups::start(Arc::clone(&engine), config.lookup_threads as usize, Arc::clone(&shared))
             .context("cannot start the lookup threads")?;
-    let start_shm =
-        |path: &PathBuf| ShmServer::start(path, Arc::clone(&engine), Arc::clone(&shared), label).context("shared memory");
+    let start_shm = |path: &PathBuf| {
+        ShmServer::start(path, Arc::clone(&engine), Arc::clone(&shared), label).context("shared memory")
+    };
     let shm = config.shm.as_ref().map(start_shm).transpose()?;
     let (writer, feed) = open_feed(config, &checkpoint)?.unzip();
     let snapshots = Snapshots::new(Arc::clone(&engine));

@@ -49,7 +49,7 @@ impl Transport {
     pub(super) fn of(address: &str) -> Vec<Self> {
         let way = |name, spin| Self { name, address: address.to_owned(), spin };
         match address.split_once("://").map(|(scheme, _)| scheme) {
-            Some("shm") => vec![way("shm, spinning", SPIN), way("shm, blocking", Duration::ZERO)],
+            Some("shm") => vec![way("shm-spinning", SPIN), way("shm-blocking", Duration::ZERO)],
             Some("unix") => vec![way("grpc-uds", SPIN)],
             Some("https") => vec![way("grpc-tls", SPIN)],
             _ => vec![way("grpc-tcp", SPIN)],

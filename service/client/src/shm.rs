@@ -15,7 +15,11 @@ use std::time::{Duration, Instant};
 use memmap2::MmapRaw;
 use prost::Message as _;
 use proto::shm::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, hello, op, status};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
+    connect, recvmsg, socket_with,
+};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::{Answer, Commitment, Key, StatusResponse, Value};
@@ -42,9 +46,7 @@ impl Session {
         let at = |what: &str, error: &dyn std::fmt::Display| {
             Error::unavailable(format!("{what}: {error}; is the service running? shm={}", path.display()))
         };
-        let socket = UnixStream::connect(path).map_err(|error| at("cannot connect", &error))?;
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        socket.set_read_timeout(Some(left)).map_err(|error| at("cannot set up the socket", &error))?;
+        let socket = dial(path, deadline).map_err(|error| at("cannot connect", &error))?;
         let (hello, fds) = receive(&socket).map_err(|error| at("the service does not greet", &error))?;
         if (hello.version, hello.segment_bytes) != (VERSION, SEGMENT_BYTES as u64) {
             let (ours, theirs) = (VERSION, hello.version);
@@ -191,6 +193,18 @@ pub(crate) fn slot(response: &Response) -> Option<u64> {
 /// An empty answer to add batches to.
 pub(crate) fn nothing(keys: usize) -> Answer<Vec<Option<Value>>> {
     Answer { value: Vec::with_capacity(keys), slot: None }
+}
+
+/// A connection whose reads end by `deadline`, as does the wait for a service that accepts nobody.
+fn dial(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // Zero would be no limit at all.
+    let left = Some(deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+    set_socket_timeout(&socket, Timeout::Send, left)?;
+    set_socket_timeout(&socket, Timeout::Recv, left)?;
+    connect(&socket, &address)?;
+    Ok(socket.into())
 }
 
 fn receive(socket: &UnixStream) -> io::Result<(Hello, Vec<OwnedFd>)> {
