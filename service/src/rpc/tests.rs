@@ -25,6 +25,10 @@ struct Running {
 }
 
 async fn start() -> Running {
+    start_with(Duration::from_secs(10)).await
+}
+
+async fn start_with(request_timeout: Duration) -> Running {
     let pool = Pool::start();
     let socket = pool.dir.path().join("kv.sock");
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -32,7 +36,7 @@ async fn start() -> Running {
     let uds = UdsListener::bind(&socket, SocketMode::default()).unwrap();
     let (stop, stopped) = oneshot::channel();
     let (lookups, shared) = (pool.lookups.clone(), Arc::clone(&pool.shared));
-    let (access, request_timeout) = (Arc::new(Access::default()), Duration::from_secs(10));
+    let access = Arc::new(Access::default());
     let door = Door { tcp, uds: Some(uds), access, max_connections: 100, request_timeout };
     let server = tokio::spawn(serve(door, lookups, shared, "redb", stopped.map(|_| ())));
     let client = KvClient::connect(format!("http://{address}")).await.unwrap();
@@ -134,6 +138,21 @@ async fn health_and_reflection_answer() {
         let Some(MessageResponse::ListServicesResponse(list)) = answer else { panic!("{answer:?}") };
         assert!(list.service.iter().any(|service| service.name == "solkv.v1.Kv"), "{list:?}");
     }
+}
+
+#[tokio::test]
+async fn a_stream_of_answers_outlasts_the_time_of_a_request() {
+    let timeout = Duration::from_millis(500);
+    let run = start_with(timeout).await;
+    let uri = format!("unix:{}", run.socket.display());
+    let channel = Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
+    let mut health = tonic_health::pb::health_client::HealthClient::new(channel);
+    let asked = tonic_health::pb::HealthCheckRequest { service: "solkv.v1.Kv".to_owned() };
+    let mut watch = health.watch(asked).await.unwrap().into_inner();
+    assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(1));
+    tokio::time::sleep(timeout * 2).await;
+    run.stop.send(()).unwrap();
+    assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(2));
 }
 
 #[tokio::test]
