@@ -19,8 +19,8 @@ use tower::limit::GlobalConcurrencyLimitLayer;
 
 use crate::net::limit::{Admission, Limit};
 
-/// From the connection, or the answer before, until a whole head has come. A scraper that asks more rarely connects
-/// anew.
+/// From the connection until a whole head has come. One request a connection: an idle one could not be told from a slow
+/// head, and scrapers ask every few seconds at most.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A client that takes nothing of its answer for so long is gone or means harm.
@@ -50,6 +50,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, limit: Limit, s
         io.set_timeout(Some(WRITE_TIMEOUT));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
+            .keep_alive(false)
             .header_read_timeout(HEAD_TIMEOUT)
             .max_buf_size(HEAD_BYTES_MAX)
             .serve_connection(TokioIo::new(Box::pin(io)), service.clone());

@@ -21,7 +21,7 @@ pub(super) const BYTES_MAX: u64 = 64 << 20;
 pub(super) const PEER_BYTES_MAX: u64 = 16 << 20;
 
 /// So much of each request and of each answer is not counted: single lookups go on whatever becomes of the budget.
-pub(super) const FREE_BYTES: usize = 4096;
+pub(super) const FREE_BYTES: usize = 1024;
 
 /// The budget of all connections. The count itself is `shared.net.bytes_held`, where the metrics find it.
 pub(super) struct Budget {

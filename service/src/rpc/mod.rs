@@ -37,11 +37,11 @@ pub use feed::{FeedLimits, FeedService};
 pub use kv::status_response;
 pub use uds::UdsListener;
 
-// What one connection can cost at most, whoever opened it: the two windows' worth of what is not yet read
-// (`CONNECTION_WINDOW_BYTES`, 1 MiB), a list of headers (8 KiB) and `budget::FREE_BYTES` twice (8 KiB) for each of 256
-// requests, 4 MiB; and 16 MiB of large requests and answers (`budget::PEER_BYTES_MAX`), of which there may be 64 MiB in
-// all (`budget::BYTES_MAX`). With 1024 connections that all do their worst 5.1 GiB, of which a client that is let in
-// needs 262,144 requests at once; one that is not let in has nothing but its window and headers: 3 MiB.
+// What one connection can cost at most, whoever opened it: its window of what is not yet read, 1 MiB
+// (`CONNECTION_WINDOW_BYTES`); for each of 256 requests a list of headers (8 KiB), twice `budget::FREE_BYTES` (2 KiB)
+// and a task (about 4 KiB), 3.5 MiB; and 16 MiB of large requests and answers (`budget::PEER_BYTES_MAX`), of which there
+// are at most 64 MiB in all (`budget::BYTES_MAX`). 1024 connections that all do their worst: 4.6 GiB, for which they
+// need 262,144 requests at once. A service under a small cap is given a small `max_connections`.
 
 /// Requests one connection may have under way. Below the queue of the lookups, so one client alone cannot fill it.
 const STREAMS_PER_CONNECTION: u32 = 256;

@@ -123,8 +123,7 @@ impl AsyncWrite for Socket {
         Pin::new(&mut self.transport).poll_flush(context)
     }
 
-    /// A closing TLS connection that is not read is left to the peer's pings: they have ended by now, so the deadline
-    /// stands here as well.
+    /// Waits for a TLS peer to read, and pings have ended by now.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check(context)?;
         Pin::new(&mut self.transport).poll_shutdown(context)

@@ -17,6 +17,9 @@ use crate::feed::Snapshots;
 use crate::lookups::tests::Pool;
 use crate::status::{Gap, Readiness};
 
+/// No request of these tests takes so long.
+const LONG: Duration = Duration::from_secs(10);
+
 struct Running {
     pool: Pool,
     client: KvClient<Channel>,
@@ -26,16 +29,16 @@ struct Running {
 }
 
 async fn start() -> Running {
-    start_with(Pool::start()).await
+    start_with(Pool::start(), LONG).await
 }
 
-async fn start_with(pool: Pool) -> Running {
+async fn start_with(pool: Pool, request_timeout: Duration) -> Running {
     let socket = pool.dir.path().join("kv.sock");
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = tcp.local_addr().unwrap();
     let uds = UdsListener::bind(&socket, SocketMode::default()).unwrap();
     let (stop, stopped) = oneshot::channel();
-    let (access, request_timeout) = (Arc::new(Access::default()), Duration::from_secs(10));
+    let access = Arc::new(Access::default());
     let door = Door { tcp, uds: Some(uds), access, max_connections: 100, request_timeout };
     let limits =
         FeedLimits { subscribers: 1, heartbeat: Duration::from_millis(10), stall_timeout: Duration::from_secs(1) };
@@ -77,13 +80,13 @@ async fn a_commitment_that_is_not_there_is_refused_in_words() {
 
 #[tokio::test]
 async fn a_finalized_engine_answers_confirmed_and_finalized_and_an_empty_overlay_processed() {
-    let mut run = start_with(Pool::with_overlay(false, true)).await;
+    let mut run = start_with(Pool::with_overlay(false, true), LONG).await;
     for commitment in [Commitment::Unspecified, Commitment::Confirmed, Commitment::Finalized] {
         let asked = GetRequest { commitment: commitment as i32, min_context_slot: Some(7), ..get(&[1; 32]) };
         let found = run.client.get(asked).await.unwrap().into_inner();
         assert_eq!((found.value.as_deref(), found.slot), (Some(&[7u8; 32][..]), Some(7)), "{commitment:?}");
     }
-    let mut run = start_with(Pool::with_overlay(true, false)).await;
+    let mut run = start_with(Pool::with_overlay(true, false), LONG).await;
     let found = run.client.get(GetRequest { commitment: Commitment::Processed as i32, ..get(&[1; 32]) }).await.unwrap();
     assert_eq!(found.into_inner().slot, Some(7), "nothing is known on top of the engine");
 }
@@ -195,6 +198,21 @@ async fn health_and_reflection_answer() {
         let Some(MessageResponse::ListServicesResponse(list)) = answer else { panic!("{answer:?}") };
         assert!(list.service.iter().any(|service| service.name == "solkv.v1.Kv"), "{list:?}");
     }
+}
+
+#[tokio::test]
+async fn a_stream_of_answers_outlasts_the_time_of_a_request() {
+    let timeout = Duration::from_millis(500);
+    let run = start_with(Pool::start(), timeout).await;
+    let uri = format!("unix:{}", run.socket.display());
+    let channel = Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
+    let mut health = tonic_health::pb::health_client::HealthClient::new(channel);
+    let asked = tonic_health::pb::HealthCheckRequest { service: "solkv.v1.Kv".to_owned() };
+    let mut watch = health.watch(asked).await.unwrap().into_inner();
+    assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(1));
+    tokio::time::sleep(timeout * 2).await;
+    run.stop.send(()).unwrap();
+    assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(2));
 }
 
 #[tokio::test]
