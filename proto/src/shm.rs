@@ -128,32 +128,6 @@ pub struct Response {
     pub slot: u64,
 }
 
-/// One change of the map, for a feed over shared memory.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChangeRecord {
-    /// As in `solkv.v1.Change`.
-    pub seq: u64,
-    /// As in `solkv.v1.Change`.
-    pub slot: u64,
-    /// [`change_flag`]s.
-    pub flags: u64,
-    /// The key.
-    pub key: [u8; 32],
-    /// What it held; zeros without [`change_flag::HAS_OLD`].
-    pub old: [u8; 32],
-    /// What it holds; zeros without [`change_flag::HAS_NEW`].
-    pub new: [u8; 32],
-}
-
-/// Bits of [`ChangeRecord::flags`].
-pub mod change_flag {
-    /// The key was in the map.
-    pub const HAS_OLD: u64 = 1;
-    /// The key is in the map.
-    pub const HAS_NEW: u64 = 2;
-}
-
 /// What the client writes, on a cache line of its own.
 #[repr(C, align(64))]
 struct ClientLine {
@@ -190,7 +164,6 @@ pub const SEGMENT_BYTES: usize = size_of::<Layout>();
 
 const _: () = {
     assert!(size_of::<Hello>() == 24 && size_of::<Request>() == 24 && size_of::<Response>() == 24);
-    assert!(size_of::<ChangeRecord>() == 120 && std::mem::offset_of!(ChangeRecord, key) == 24);
     assert!(size_of::<ClientLine>() == 64 && size_of::<ServiceLine>() == 64);
     assert!(std::mem::offset_of!(ClientLine, request) == 16 && std::mem::offset_of!(ServiceLine, response) == 16);
     assert!(std::mem::offset_of!(Layout, service) == 64 && std::mem::offset_of!(Layout, present) == 128);

@@ -144,7 +144,7 @@ impl Session {
             status::BAD_REQUEST => Err(Error::bad_input("the service does not know this request")),
             status::UNAVAILABLE => {
                 Err(Error::unavailable("no answer now: nothing is known to be final yet, or see the service's log"))
-            },
+            }
             _ => Err(Error::failed(format!("the service failed: status={}; see its log", response.status))),
         }
     }

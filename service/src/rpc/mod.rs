@@ -62,7 +62,8 @@ const RESET_STREAMS_MAX: usize = 20;
 /// Streams that we have reset because the client broke the protocol: as above, from the other side (CVE-2025-8671).
 const BROKEN_STREAMS_MAX: usize = 64;
 
-/// One message, either way: 10,000 keys are 340 KB, their answer 380 KB.
+/// One message, either way: 10,000 keys are 340 KB, their answer 380 KB; a filter of 10,000 entries is as large as the
+/// keys, 1000 changes 150 KB.
 const MESSAGE_BYTES_MAX: usize = 512 * 1024;
 
 /// A peer that is silently gone is noticed after the sum of the two.
@@ -112,12 +113,14 @@ where
     health.set_serving::<FeedServer<FeedService>>().await;
     let Services { lookups, shared, feed, engine } = services;
     let mut routes = Routes::builder();
+    let feed =
+        FeedServer::new(feed).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
     let kv = KvServer::new(kv::KvService::new(lookups, Arc::clone(&shared), engine))
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     routes
         .add_service(kv)
-        .add_service(FeedServer::new(feed))
+        .add_service(feed)
         .add_service(health_service)
         .add_service(reflection().build_v1()?)
         // Older tools speak only this one.

@@ -79,7 +79,7 @@ fn every_bad_request_has_its_status_and_the_session_goes_on() {
         (Request { count: u32::MAX, ..good }, status::BAD_REQUEST),
         (Request { commitment: -1, ..good }, status::BAD_REQUEST),
         (Request { commitment: Commitment::Processed.into(), ..good }, status::COMMITMENT),
-        (Request { commitment: Commitment::Finalized.into(), ..good }, status::COMMITMENT),
+        (Request { commitment: Commitment::Finalized.into(), ..good }, status::UNAVAILABLE),
         (Request { min_context_slot: 8, ..good }, status::SLOT_NOT_REACHED),
         (Request { min_context_slot: u64::MAX, ..good }, status::SLOT_NOT_REACHED),
     ] {
