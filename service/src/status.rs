@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use engine_api::{Checkpoint, Stats};
@@ -128,6 +129,11 @@ impl Shared {
         // ORDERING: Relaxed: a statistic.
         Some(self.newest_slot.load(Ordering::Relaxed).saturating_sub(applied))
     }
+}
+
+/// The service's clock, ms since the Unix epoch.
+pub fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
 /// Adds to a counter.

@@ -26,9 +26,9 @@ pub use snapshot::{Part, Refused, SNAPSHOTS_MAX, Snapshots};
 pub use subscribers::{Registration, Subscriber, Subscribers, TooManySubscribers};
 pub use writer::{FeedWriter, Retention};
 
+use crate::status::unix_ms;
 use record::SEGMENT_HEADER_BYTES;
 use segment::{Found, Segment, find, frame_at};
-use writer::unix_ms;
 
 /// Newest changes kept in memory, in bytes: what a subscriber may be behind without reading the disk, two seconds of
 /// fifty thousand changes each.

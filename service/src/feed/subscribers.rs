@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::writer::unix_ms;
+use crate::status::unix_ms;
 
 /// The list.
 #[derive(Debug, Default)]

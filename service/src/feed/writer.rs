@@ -14,7 +14,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use engine_api::{Checkpoint, Durability, Error, ErrorKind, Result};
 use tracing::{info, warn};
@@ -22,6 +22,7 @@ use tracing::{info, warn};
 use super::Feed;
 use super::record::{Change, FRAME_CHANGES_MAX, Frame, Identity, SEGMENT_HEADER_BYTES};
 use super::segment::{Found, Segment, clear, frame_at};
+use crate::status::unix_ms;
 
 /// Length of a segment where the retention is large enough: what is let go at a time, and what a new subscriber reads
 /// through at most to find its place.
@@ -345,9 +346,4 @@ fn segment_paths(dir: &Path) -> Result<Vec<PathBuf>> {
         Ok(paths)
     };
     list().map_err(|source| Error::io(format!("cannot list the feed's directory: dir={}", dir.display()), source))
-}
-
-/// Now, ms since the Unix epoch.
-pub(super) fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Result};
 use engine_latency::Measured;
@@ -16,7 +16,7 @@ use super::assemble::{Assembler, Base, Input, Limits};
 use super::event::{Event, WholeSlot};
 use super::receive::Message;
 use crate::feed::{Change, FeedWriter};
-use crate::status::{Gap, Readiness, Shared, count};
+use crate::status::{Gap, Readiness, Shared, count, unix_ms};
 
 /// How often a full disk is asked again.
 const FULL_RETRY: Duration = Duration::from_secs(2);
@@ -273,9 +273,8 @@ impl Apply {
             feed.publish(&checkpoint);
         }
         if self.created_unix_ms > 0 {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
             // ORDERING: Relaxed: a statistic.
-            self.shared.lag_ms.store(now.saturating_sub(self.created_unix_ms), Ordering::Relaxed);
+            self.shared.lag_ms.store(unix_ms().saturating_sub(self.created_unix_ms), Ordering::Relaxed);
         }
         let past_start = match (self.start_slot, checkpoint.slot) {
             (Some(start), Some(slot)) => slot > start,

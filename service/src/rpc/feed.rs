@@ -6,7 +6,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{FutureExt as _, Stream, StreamExt as _, stream};
@@ -21,6 +21,7 @@ use tonic::{Request, Response, Status};
 
 use super::budget::Peer;
 use crate::feed::{Cursor, Feed, FeedError, Filter, Frame, Part, Refused, Registration, Snapshots};
+use crate::status::unix_ms;
 
 /// Messages between a subscriber's task and its connection: with [`CHANGES_PER_MESSAGE`] some two megabytes. More would
 /// only be memory: the log holds what the subscriber has not read.
@@ -303,8 +304,4 @@ fn peer<T>(request: &Request<T>) -> (&'static str, String) {
         Some(address) => ("tcp", address.to_string()),
         None => ("uds", "local".to_owned()),
     }
-}
-
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
