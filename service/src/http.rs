@@ -167,6 +167,7 @@ mod tests {
 
     use super::*;
     use crate::lookups::tests::Pool;
+    use crate::overlay::Commitment;
     use crate::status::{Gap, Readiness};
 
     async fn fetch(address: SocketAddr, path: &str) -> (u16, String) {
@@ -208,7 +209,7 @@ mod tests {
     async fn metrics_are_what_prometheus_reads() {
         let pool = Pool::start();
         let address = start(&pool).await;
-        pool.lookups.get([1; 32]).await.unwrap();
+        pool.lookups.get([1; 32], Commitment::Confirmed).await.unwrap();
         let stats = engine_api::Stats { pairs_estimate: 1, disk_bytes: 2, details: vec![("cache_bytes", 3)] };
         pool.shared.stats.store(Arc::new(stats));
         let gap = Gap { first_slot: 8, last_slot: 9, detail: String::new() };
@@ -245,7 +246,7 @@ mod tests {
     async fn status_and_histograms_are_json() {
         let pool = Pool::start();
         let address = start(&pool).await;
-        pool.lookups.get([1; 32]).await.unwrap();
+        pool.lookups.get([1; 32], Commitment::Confirmed).await.unwrap();
         let (_, body) = fetch(address, "/status.json").await;
         let status: Value = serde_json::from_str(&body).unwrap();
         assert_eq!(status["checkpoint"]["slot"], 7);

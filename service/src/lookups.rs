@@ -95,37 +95,21 @@ impl Lookups {
         Ok((Self { queue, many: Arc::new(Semaphore::new(GET_MANY_QUEUE)), shared }, pool))
     }
 
-    /// The confirmed value of one key. Dropping the future while the request is queued takes its work away.
+    /// The value of one key. Dropping the future while the request is queued takes its work away.
     ///
     /// # Errors
     /// See [`LookupError`].
-    pub async fn get(&self, key: Key) -> Result<Answer, LookupError> {
-        self.get_at(key, Commitment::Confirmed).await
-    }
-
-    /// The value of one key at a commitment.
-    ///
-    /// # Errors
-    /// See [`LookupError`].
-    pub async fn get_at(&self, key: Key, commitment: Commitment) -> Result<Answer, LookupError> {
+    pub async fn get(&self, key: Key, commitment: Commitment) -> Result<Answer, LookupError> {
         let (reply, answer) = oneshot::channel();
         self.enqueue(Request::Get { key, commitment, reply })?;
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
-    /// The confirmed values of `keys`, all from one snapshot, in their order.
+    /// The values of `keys`, all from one state, in their order.
     ///
     /// # Errors
     /// See [`LookupError`]; busy also with [`GET_MANY_QUEUE`] such requests under way.
-    pub async fn get_many(&self, keys: Vec<Key>) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
-        self.get_many_at(keys, Commitment::Confirmed).await
-    }
-
-    /// The values of `keys` at a commitment, all from one state, in their order.
-    ///
-    /// # Errors
-    /// As [`Lookups::get_many`].
-    pub async fn get_many_at(
+    pub async fn get_many(
         &self,
         keys: Vec<Key>,
         commitment: Commitment,
@@ -261,21 +245,21 @@ pub(crate) mod tests {
         let pool = Pool::start();
         for slot in 8..40u8 {
             let key = [slot; 32];
-            assert_eq!(pool.lookups.get(key).await.unwrap().value, None);
+            assert_eq!(pool.lookups.get(key, Commitment::Confirmed).await.unwrap().value, None);
             commit(&pool.engine, &pool.shared, key, u64::from(slot));
             let expected = Answer { value: Some(key), slot: Some(u64::from(slot)) };
-            assert_eq!(pool.lookups.get(key).await.unwrap(), expected);
+            assert_eq!(pool.lookups.get(key, Commitment::Confirmed).await.unwrap(), expected);
         }
-        let many = pool.lookups.get_many(vec![[1; 32], [0; 32], [9; 32]]).await.unwrap();
+        let many = pool.lookups.get_many(vec![[1; 32], [0; 32], [9; 32]], Commitment::Confirmed).await.unwrap();
         assert_eq!(many, Answer { value: vec![Some([7; 32]), None, Some([9; 32])], slot: Some(39) });
     }
 
     #[tokio::test]
     async fn joining_frees_the_engine_while_handles_remain() {
         let pool = Pool::start();
-        pool.lookups.get([1; 32]).await.unwrap();
+        pool.lookups.get([1; 32], Commitment::Confirmed).await.unwrap();
         pool.threads.join();
-        assert!(matches!(pool.lookups.get([1; 32]).await, Err(LookupError::Stopped)));
+        assert!(matches!(pool.lookups.get([1; 32], Commitment::Confirmed).await, Err(LookupError::Stopped)));
         let Ok(engine) = Arc::try_unwrap(pool.engine) else { panic!("the engine is still held") };
         Box::new(engine).close().unwrap();
     }
@@ -284,8 +268,8 @@ pub(crate) mod tests {
     async fn too_many_get_many_are_refused() {
         let pool = Pool::start();
         let all = Arc::clone(&pool.lookups.many).try_acquire_many_owned(GET_MANY_QUEUE as u32).unwrap();
-        assert!(matches!(pool.lookups.get_many(vec![[1; 32]]).await, Err(LookupError::Busy)));
+        assert!(matches!(pool.lookups.get_many(vec![[1; 32]], Commitment::Confirmed).await, Err(LookupError::Busy)));
         drop(all);
-        pool.lookups.get_many(vec![[1; 32]]).await.unwrap();
+        pool.lookups.get_many(vec![[1; 32]], Commitment::Confirmed).await.unwrap();
     }
 }

@@ -71,7 +71,7 @@ impl Kv for KvService {
             .ok_or_else(|| Status::invalid_argument(format!("key must be 32 bytes: got={}", bytes.len())))?;
         let wanted = Wanted::new(&metadata, commitment, min_context_slot)?;
         self.waits.until(&wanted, 1).await?;
-        let answer = self.lookups.get_at(key, wanted.commitment).await.map_err(status)?;
+        let answer = self.lookups.get(key, wanted.commitment).await.map_err(status)?;
         wanted.check(answer.slot)?;
         Ok(Response::new(GetResponse { value: answer.value.map(wire), slot: answer.slot }))
     }
@@ -82,7 +82,7 @@ impl Kv for KvService {
         let packed = !asked.packed_keys.is_empty();
         let keys = keys_of(asked)?;
         self.waits.until(&wanted, keys.len()).await?;
-        let answer = self.lookups.get_many_at(keys, wanted.commitment).await.map_err(status)?;
+        let answer = self.lookups.get_many(keys, wanted.commitment).await.map_err(status)?;
         wanted.check(answer.slot)?;
         let mut response = GetManyResponse { slot: answer.slot, ..Default::default() };
         if packed {
