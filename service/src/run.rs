@@ -5,6 +5,7 @@
 //! history).
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use tracing::{error, info};
 
 use crate::config::{Config, DurabilityArg};
 use crate::dashboard::Sampler;
-use crate::feed::{Feed, FeedWriter, Retention, Snapshots};
+use crate::feed::{Feed, FeedWriter, Retention, Ring, Snapshots};
 use crate::http::{self, HttpState};
 use crate::ingest::apply::{Apply, ApplyConfig};
 use crate::ingest::receive::{QUEUE_BATCHES, ReceiveConfig, receive};
@@ -60,11 +61,12 @@ pub fn run(config: &Config) -> Result<()> {
     let (lookups, lookup_threads) =
         Lookups::start(Arc::clone(&engine), config.lookup_threads as usize, Arc::clone(&shared))
             .context("cannot start the lookup threads")?;
+    let (mut writer, feed) = open_feed(config, &checkpoint)?.unzip();
     let start_shm = |path: &PathBuf| {
-        ShmServer::start(path, Arc::clone(&engine), Arc::clone(&shared), label).context("shared memory")
+        let ring = writer.as_mut().zip(feed.as_deref()).map(|(writer, feed)| share(writer, feed)).transpose()?;
+        ShmServer::start(path, Arc::clone(&engine), Arc::clone(&shared), label, ring)
     };
-    let shm = config.shm.as_ref().map(start_shm).transpose()?;
-    let (writer, feed) = open_feed(config, &checkpoint)?.unzip();
+    let shm = config.shm.as_ref().map(start_shm).transpose().context("shared memory")?;
     let snapshots = Snapshots::new(Arc::clone(&engine));
     let (sampler, history) = Sampler::start(Arc::clone(&latency), Arc::clone(&shared), config.dir.clone())
         .context("cannot start the sampling thread")?;
@@ -192,6 +194,13 @@ fn open_feed(config: &Config, checkpoint: &Checkpoint) -> Result<Option<(FeedWri
     let retention = Retention { bytes: config.feed_retention_bytes.as_u64(), time: config.feed_retention_time };
     let opened = FeedWriter::open(&config.dir.join(FEED_DIR), checkpoint, durability(config), retention)?;
     Ok(Some(opened))
+}
+
+/// Gives the feed its ring in shared memory; the descriptor is for readers.
+fn share(writer: &mut FeedWriter, feed: &Feed) -> Result<OwnedFd> {
+    let (ring, memfd) = Ring::create(feed).context("cannot make the feed's ring")?;
+    writer.share(ring);
+    Ok(memfd)
 }
 
 fn feed_limits(config: &Config) -> FeedLimits {

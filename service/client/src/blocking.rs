@@ -15,12 +15,17 @@ use tokio::runtime::Runtime;
 use crate::address::Address;
 use crate::builder::Builder;
 use crate::error::{Error, Result};
+use crate::feed::{Event, Filter, Start};
+use crate::ring::RingSubscription;
 use crate::shm::{self, Attempts, Lost, SLOT_PAUSE, Session};
 use crate::{Answer, Key, ReadOptions, StatusResponse, Value, nonblocking};
 
+/// How long [`Subscription::next_event`] is silent over shared memory when nothing happens.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
 /// A client of one thread.
 pub struct Client {
-    deadline: Duration,
+    settings: Builder,
     transport: Transport,
 }
 
@@ -47,19 +52,19 @@ impl Client {
 
     pub(crate) fn start(settings: Builder) -> Result<Self> {
         let deadline = settings.deadline;
+        let own = settings.clone();
         let transport = match &settings.address {
             Address::Shm(path) => {
                 let session = Session::connect(path, Instant::now() + deadline)?;
                 Transport::Shm(Shm { path: path.clone(), spin: settings.spin, session: Some(session) })
             }
             Address::Unix(_) | Address::Tcp(_) => {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-                let runtime = runtime.map_err(|error| Error::failed(format!("cannot start a runtime: {error}")))?;
+                let runtime = start_runtime()?;
                 let client = runtime.block_on(nonblocking::Client::start(settings))?;
                 Transport::Grpc { runtime, client }
             }
         };
-        Ok(Self { deadline, transport })
+        Ok(Self { settings: own, transport })
     }
 
     /// The value of one key.
@@ -79,7 +84,7 @@ impl Client {
             Transport::Grpc { runtime, client } => runtime.block_on(client.get_with(key, options)),
             Transport::Shm(shm) => {
                 let request = shm::get(1, options.commitment, options.min_context_slot);
-                let attempts = Attempts::new(Instant::now() + options.deadline.unwrap_or(self.deadline));
+                let attempts = Attempts::new(Instant::now() + options.deadline.unwrap_or(self.settings.deadline));
                 let take = |session: &Session, response: &Response| {
                     Ok(Answer { value: session.value(), slot: shm::slot(response) })
                 };
@@ -106,7 +111,7 @@ impl Client {
             Transport::Grpc { runtime, client } => return runtime.block_on(client.get_many_with(keys, options)),
             Transport::Shm(shm) => shm,
         };
-        let deadline = Instant::now() + options.deadline.unwrap_or(self.deadline);
+        let deadline = Instant::now() + options.deadline.unwrap_or(self.settings.deadline);
         let (mut all, mut rest, mut oldest) = (shm::nothing(keys.len()), keys, None::<Option<u64>>);
         loop {
             let (batch, more) = rest.split_at(rest.len().min(GET_MANY_KEYS_MAX));
@@ -132,11 +137,104 @@ impl Client {
         match &mut self.transport {
             Transport::Grpc { runtime, client } => runtime.block_on(client.status()),
             Transport::Shm(shm) => {
-                let attempts = Attempts::new(Instant::now() + self.deadline);
+                let attempts = Attempts::new(Instant::now() + self.settings.deadline);
                 shm.call(&shm::status_request(), &[], attempts, Session::status)
             }
         }
     }
+
+    /// Follows the changes of the map from `start`, those that pass `filter`, over a connection of its own. Over shared
+    /// memory changes are read where the service writes them: see [`Builder::spin`] for how long a wait looks for them
+    /// before it sleeps. A snapshot comes over gRPC alone.
+    ///
+    /// # Errors
+    /// A filter or start that this transport does not serve; over gRPC also those of connecting.
+    pub fn subscribe(&self, start: Start, filter: Filter) -> Result<Subscription> {
+        match &self.settings.address {
+            Address::Shm(path) => {
+                let ring = RingSubscription::new(path.clone(), self.settings.spin, start, filter)?;
+                Ok(Subscription(Way::Ring(ring)))
+            }
+            Address::Unix(_) | Address::Tcp(_) => {
+                let runtime = start_runtime()?;
+                let client = runtime.block_on(nonblocking::Client::start(self.settings.clone()))?;
+                let subscription = client.subscribe(start, filter)?;
+                Ok(Subscription(Way::Grpc { runtime, subscription }))
+            }
+        }
+    }
+}
+
+/// A feed for a thread of its own; it goes on where it was after every break. Dropping it ends it.
+pub struct Subscription(Way);
+
+enum Way {
+    Ring(RingSubscription),
+    Grpc { runtime: Runtime, subscription: crate::Subscription },
+}
+
+impl Subscription {
+    /// What comes next, waiting for it however long; over shared memory with a heartbeat each second of silence. A
+    /// service that is away is waited for.
+    ///
+    /// # Errors
+    /// As [`crate::Subscription::next`]; over shared memory also [`crate::ErrorKind::FellBehind`].
+    pub fn next_event(&mut self) -> Result<Event> {
+        loop {
+            if let Some(event) = self.next_event_within(HEARTBEAT)? {
+                return Ok(event);
+            }
+            if let Way::Ring(ring) = &self.0
+                && let Some(heartbeat) = ring.heartbeat()
+            {
+                return Ok(heartbeat);
+            }
+        }
+    }
+
+    /// What comes within `wait`; `None` when nothing did.
+    ///
+    /// # Errors
+    /// As [`Subscription::next_event`].
+    pub fn next_event_within(&mut self, wait: Duration) -> Result<Option<Event>> {
+        match &mut self.0 {
+            Way::Ring(ring) => ring.next(Instant::now() + wait),
+            Way::Grpc { runtime, subscription } => runtime.block_on(async {
+                // Dropping the future of a subscription loses nothing.
+                tokio::time::timeout(wait, subscription.next()).await.ok().transpose()
+            }),
+        }
+    }
+
+    /// The last change seen, to begin after it another time; `None` before the first answer and during a snapshot.
+    pub fn last_seq(&self) -> Option<u64> {
+        match &self.0 {
+            Way::Ring(ring) => ring.last_seq(),
+            Way::Grpc { subscription, .. } => subscription.last_seq(),
+        }
+    }
+
+    /// The feed that the changes count in; `None` before the first answer.
+    pub fn feed_id(&self) -> Option<u64> {
+        match &self.0 {
+            Way::Ring(ring) => ring.feed_id(),
+            Way::Grpc { subscription, .. } => subscription.feed_id(),
+        }
+    }
+
+    /// When the service published the last change seen, ns of the machine's CLOCK_MONOTONIC. `None` over gRPC, and for
+    /// what was committed before the service started.
+    pub fn published_ns(&self) -> Option<u64> {
+        match &self.0 {
+            Way::Ring(ring) => ring.published_ns(),
+            Way::Grpc { .. } => None,
+        }
+    }
+}
+
+fn start_runtime() -> Result<Runtime> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Error::failed(format!("cannot start a runtime: {error}")))
 }
 
 impl Shm {

@@ -34,6 +34,9 @@ pub enum ErrorKind {
     /// The feed cannot go on from where it was: its changes are no longer kept, or it is another feed now. Begin again
     /// with a snapshot.
     FeedLost,
+    /// A reader of the feed over shared memory was away for longer than the ring holds; the feed's log may have what it
+    /// missed: read on over gRPC.
+    FellBehind,
     /// The service failed, or answered what its contract does not allow; its log says more.
     Failed,
 }

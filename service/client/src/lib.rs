@@ -48,6 +48,7 @@ mod error;
 mod feed;
 mod grpc;
 mod nonblocking;
+mod ring;
 mod shm;
 
 use std::time::Duration;

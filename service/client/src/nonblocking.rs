@@ -152,13 +152,13 @@ impl Client {
     /// [`Subscription::next`].
     ///
     /// # Errors
-    /// Over shared memory, which has no feed.
+    /// Over shared memory, where the feed is for threads: see [`crate::blocking::Client::subscribe`].
     pub fn subscribe(&self, start: Start, filter: Filter) -> Result<Subscription> {
         match &self.transport {
             Transport::Grpc(grpc) => Ok(Subscription::new(Arc::clone(grpc), start, filter)),
             Transport::Shm(_) => {
-                let way = "connect to unix:///PATH or http://HOST:PORT for it";
-                Err(Error::new(ErrorKind::Refused, format!("the feed is not served over shared memory: {way}")))
+                let way = "use blocking::Client, or connect to unix:///PATH or http://HOST:PORT";
+                Err(Error::new(ErrorKind::Refused, format!("no async feed over shared memory: {way}")))
             }
         }
     }

@@ -36,6 +36,8 @@ pub(crate) struct Session {
     pub(crate) socket: UnixStream,
     pub(crate) doorbell: OwnedFd,
     service_doorbell: OwnedFd,
+    /// The feed's ring, where the service has one.
+    ring: Option<OwnedFd>,
     /// The newest request sent.
     seq: u64,
 }
@@ -65,15 +67,21 @@ impl Session {
             }
             _ => return Err(Error::failed("the service could not make a session: see its log")),
         }
-        let fds: Result<[OwnedFd; 3], _> = fds.try_into();
-        let Ok([memfd, service_doorbell, doorbell]) = fds else {
+        let mut fds = fds.into_iter();
+        let (Some(memfd), Some(service_doorbell), Some(doorbell)) = (fds.next(), fds.next(), fds.next()) else {
             return Err(Error::failed("a greeting without its descriptors"));
         };
-        Self::map(memfd, socket, doorbell, service_doorbell)
+        Self::map(memfd, socket, doorbell, service_doorbell, fds.next())
             .map_err(|error| Error::failed(format!("cannot take over the session's memory: {error}")))
     }
 
-    fn map(memfd: OwnedFd, socket: UnixStream, doorbell: OwnedFd, service_doorbell: OwnedFd) -> io::Result<Self> {
+    fn map(
+        memfd: OwnedFd,
+        socket: UnixStream,
+        doorbell: OwnedFd,
+        service_doorbell: OwnedFd,
+        ring: Option<OwnedFd>,
+    ) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         let memfd = File::from(memfd);
         // Less would be answered with a signal at the first touch.
@@ -85,7 +93,12 @@ impl Session {
         // SAFETY: a shared mapping of the whole segment, which the service made zero and sealed against shrinking,
         // kept beside the view; this process's only view of it.
         let segment = unsafe { Segment::new(base) };
-        Ok(Self { segment, _memory: memory, socket, doorbell, service_doorbell, seq: 0 })
+        Ok(Self { segment, _memory: memory, socket, doorbell, service_doorbell, ring, seq: 0 })
+    }
+
+    /// For one that only follows the feed: the life line and the ring.
+    pub(crate) fn into_feed(self) -> (UnixStream, Option<OwnedFd>) {
+        (self.socket, self.ring)
     }
 
     /// Sends a request. The one before must be [`Session::answered`]: they share their place.
@@ -209,7 +222,7 @@ fn dial(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
 
 fn receive(socket: &UnixStream) -> io::Result<(Hello, Vec<OwnedFd>)> {
     let mut bytes = [0u8; size_of::<Hello>()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = loop {
         match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {

@@ -6,6 +6,7 @@
 
 mod filter;
 mod record;
+mod ring;
 mod segment;
 mod snapshot;
 mod subscribers;
@@ -22,6 +23,7 @@ use tokio::sync::watch;
 
 pub use filter::Filter;
 pub use record::{Change, FRAME_CHANGES_MAX, Frame};
+pub use ring::Ring;
 pub use snapshot::{Part, Refused, SNAPSHOTS_MAX, Snapshots};
 pub use subscribers::{Registration, Subscriber, Subscribers, TooManySubscribers};
 pub use writer::{FeedWriter, Retention};

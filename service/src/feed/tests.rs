@@ -265,3 +265,32 @@ fn a_damaged_log_is_said_and_never_read() {
     assert_ne!(rig.feed.id(), id, "what was published is not all there");
     assert_eq!(rig.feed.oldest_seq(), rig.seq + 1);
 }
+
+#[test]
+fn who_reads_the_ring_cannot_write_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::synced(dir.path(), 0);
+    rig.commit(10);
+    let (ring, memfd) = Ring::create(&rig.feed).unwrap();
+    let file = fs::File::from(memfd);
+    assert!(
+        memmap2::MmapRaw::map_raw(&file).is_err() && file.write_all_at(&[1], 0).is_err() && file.set_len(0).is_err()
+    );
+    let memory = memmap2::MmapOptions::new().map_raw_read_only(&file).unwrap();
+    let base = std::ptr::NonNull::new(memory.as_mut_ptr()).unwrap();
+    // SAFETY: a mapping of the whole ring, kept beside the view.
+    let reader = unsafe { proto::shm::ring::RingReader::new(base) }.unwrap();
+    assert_eq!((reader.feed_id(), reader.head().seq, reader.oldest_seq(10)), (rig.feed.id(), 10, 1));
+    rig.writer.share(ring);
+    rig.commit(5);
+    for seq in 1..=15 {
+        let proto::shm::ring::Found::Record(record) = reader.read(seq) else { panic!("seq={seq}") };
+        let Change { slot, key, old, new } = change(seq);
+        assert_eq!((record.slot, record.key, record.old, record.new), (slot, key, old, new));
+        assert_eq!(record.published_ns > 0, seq > 10, "seq={seq}");
+    }
+    let before = reader.head();
+    assert_eq!((before.seq, before.slot, before.closed), (15, Some(15), false));
+    drop(rig);
+    assert!(reader.head().closed);
+}

@@ -19,9 +19,9 @@ use std::time::{Duration, SystemTime};
 use engine_api::{Checkpoint, Durability, Error, ErrorKind, Result};
 use tracing::{info, warn};
 
-use super::Feed;
 use super::record::{Change, FRAME_CHANGES_MAX, Frame, Identity, SEGMENT_HEADER_BYTES};
 use super::segment::{Found, Segment, clear, frame_at};
+use super::{Feed, Ring};
 use crate::status::unix_ms;
 
 /// Length of a segment where the retention is large enough: what is let go at a time, and what a new subscriber reads
@@ -54,6 +54,7 @@ pub struct FeedWriter {
     /// Appended, and not committed by the engine yet.
     pending: Option<Arc<Frame>>,
     buffer: Vec<u8>,
+    ring: Option<Ring>,
 }
 
 /// The last segment and where the next frame goes in it.
@@ -117,8 +118,14 @@ impl FeedWriter {
             end: log.end,
             pending: None,
             buffer: Vec::new(),
+            ring: None,
         };
         Ok((writer, feed))
+    }
+
+    /// Shows what is published in shared memory, too.
+    pub fn share(&mut self, ring: Ring) {
+        self.ring = Some(ring);
     }
 
     /// Appends the changes of a batch, the first of which gets `first_seq`. With [`Durability::Synced`] they are on the
@@ -161,6 +168,10 @@ impl FeedWriter {
         if let Some(frame) = &frame {
             self.end.at += frame.log_bytes() as u64;
         }
+        // First: who reads there counts microseconds.
+        if let Some(ring) = &mut self.ring {
+            ring.publish(frame.as_deref(), checkpoint.slot);
+        }
         self.feed.publish(frame, checkpoint);
     }
 
@@ -177,6 +188,9 @@ impl FeedWriter {
 
     /// Lets go what is older than the retention. Called once in a while: by time alone nothing else would.
     pub fn expire(&self) {
+        if let Some(ring) = &self.ring {
+            ring.beat();
+        }
         self.feed.expire(self.retention);
     }
 

@@ -58,11 +58,17 @@ pub struct ShmServer {
 }
 
 impl ShmServer {
-    /// Binds `path` and starts the thread. `label` is the engine's.
+    /// Binds `path` and starts the thread. `label` is the engine's, `feed` the ring of changes for clients to read.
     ///
     /// # Errors
     /// Something listens at `path`, the file is not a socket, or the system refuses.
-    pub fn start(path: &Path, engine: Arc<Measured>, shared: Arc<Shared>, label: &'static str) -> anyhow::Result<Self> {
+    pub fn start(
+        path: &Path,
+        engine: Arc<Measured>,
+        shared: Arc<Shared>,
+        label: &'static str,
+        feed: Option<OwnedFd>,
+    ) -> anyhow::Result<Self> {
         let (listener, file) = uds::bind(path, MODE)?;
         let doorbell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).context("cannot make an eventfd")?;
         let (stop, doorbell) = (Arc::new(AtomicBool::new(false)), Arc::new(doorbell));
@@ -77,6 +83,7 @@ impl ShmServer {
                 stop: &stopped,
                 shared: &shared,
                 label,
+                feed,
                 sessions,
                 scratch,
                 reading,
@@ -108,6 +115,7 @@ struct Server<'e> {
     stop: &'e AtomicBool,
     shared: &'e Shared,
     label: &'static str,
+    feed: Option<OwnedFd>,
     sessions: Vec<Session>,
     scratch: Scratch,
     reading: Reading<'e>,
@@ -220,7 +228,7 @@ impl Server<'_> {
                     tracing::warn!(max = SESSIONS_MAX, "a shared-memory client is refused: too many");
                     session::refuse(socket.as_fd(), hello::FULL);
                 }
-                Ok((socket, _)) => match Session::start(socket, self.doorbell) {
+                Ok((socket, _)) => match Session::start(socket, self.doorbell, self.feed.as_ref()) {
                     Ok(session) => self.sessions.push(session),
                     Err(error) => tracing::warn!(%error, "cannot start a shared-memory session"),
                 },

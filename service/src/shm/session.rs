@@ -45,11 +45,13 @@ pub(super) struct Scratch {
 
 impl Session {
     /// Makes the memory and hands it over.
-    pub(super) fn start(socket: UnixStream, service_doorbell: &OwnedFd) -> io::Result<Self> {
+    pub(super) fn start(socket: UnixStream, service_doorbell: &OwnedFd, feed: Option<&OwnedFd>) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         match Self::make() {
             Ok((memory, segment, doorbell, memfd)) => {
-                greet(socket.as_fd(), hello::OK, &[memfd.as_fd(), service_doorbell.as_fd(), doorbell.as_fd()])?;
+                let own = [memfd.as_fd(), service_doorbell.as_fd(), doorbell.as_fd()];
+                let fds: Vec<BorrowedFd<'_>> = own.into_iter().chain(feed.map(AsFd::as_fd)).collect();
+                greet(socket.as_fd(), hello::OK, &fds)?;
                 Ok(Self { segment, _memory: memory, socket, doorbell, answered: 0 })
             }
             Err(error) => {
@@ -184,7 +186,7 @@ pub(super) fn refuse(socket: BorrowedFd<'_>, status: u32) {
 }
 
 fn greet(socket: BorrowedFd<'_>, status: u32, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::other("no space for descriptors"));

@@ -26,7 +26,7 @@ struct Raw {
 fn connect(path: &Path) -> (Hello, Option<Raw>) {
     let socket = UnixStream::connect(path).unwrap();
     let mut bytes = [0u8; size_of::<Hello>()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut into = [IoSliceMut::new(&mut bytes)];
     assert_eq!(recvmsg(&socket, &mut into, &mut control, RecvFlags::empty()).unwrap().bytes, size_of::<Hello>());
@@ -61,7 +61,7 @@ impl Raw {
 
 fn start(pool: &Pool) -> (ShmServer, std::path::PathBuf) {
     let path = pool.dir.path().join("shm.sock");
-    let server = ShmServer::start(&path, Arc::clone(&pool.engine), Arc::clone(&pool.shared), "redb").unwrap();
+    let server = ShmServer::start(&path, Arc::clone(&pool.engine), Arc::clone(&pool.shared), "redb", None).unwrap();
     (server, path)
 }
 

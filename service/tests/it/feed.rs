@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
+use bytes::Bytes;
 use engines::{EngineOptions, OpenMode};
 use proto::v1::feed_client::FeedClient;
 use proto::v1::subscribe_request::Start;
@@ -16,6 +17,7 @@ use proto::v1::{Change, Filter, FromNow, SnapshotThenTail, SubscribeRequest, Sub
 use tonic::{Code, Status, Streaming};
 use workload::{Digest, Pairs, Rng};
 
+use crate::ring;
 use crate::support::{BASE_SLOT, Service, client_runtime, columns, digest, end, load, stream, uds_channel, wait_for};
 
 const KILLS: u64 = 20;
@@ -45,6 +47,7 @@ struct Follower {
     seq: u64,
     feed_id: Option<u64>,
     connections: u64,
+    changes: Vec<client::Change>,
 }
 
 impl Follower {
@@ -117,6 +120,10 @@ impl Follower {
             assert_eq!(held.as_deref(), change.old_value.as_deref(), "seq={}", change.seq);
         }
         assert_ne!(change.old_value, change.new_value);
+        let entry = |bytes: &Bytes| <[u8; 32]>::try_from(&bytes[..]).unwrap();
+        let (old, new) = (change.old_value.as_ref().map(entry), change.new_value.as_ref().map(entry));
+        let (seq, key, slot) = (change.seq, entry(&change.key), change.slot);
+        self.changes.push(client::Change { seq, key, old, new, slot });
     }
 }
 
@@ -136,7 +143,7 @@ fn held(dir: &Path, options: &EngineOptions) -> Map {
 fn killed_twenty_times_every_subscriber_has_every_change_once() {
     for options in columns() {
         let temp = tempfile::tempdir().unwrap();
-        let (dir, uds) = (temp.path().join("store"), temp.path().join("solkv.sock"));
+        let (dir, uds, shm) = (temp.path().join("store"), temp.path().join("solkv.sock"), temp.path().join("shm.sock"));
         let events = 120_000;
         let (stream, workload) = stream(&format!(
             "--pairs 20000 --events {events} --events-per-slot {EVENTS_PER_SLOT} --rate 30000 --replay-slots 1000000 \
@@ -156,6 +163,7 @@ fn killed_twenty_times_every_subscriber_has_every_change_once() {
             seq,
             feed_id: None,
             connections: 0,
+            changes: Vec::new(),
         };
         let followers = [
             follower(1, Start::FromSeq(workload.pairs + 1), base, workload.pairs, true),
@@ -163,8 +171,9 @@ fn killed_twenty_times_every_subscriber_has_every_change_once() {
             follower(3, Start::FromNow(FromNow {}), Map::new(), UNKNOWN, false),
         ]
         .map(|follower| follower.follow(Arc::clone(&last_seq)));
+        let rings = [4, 5].map(|n| ring::Follower::follow(&shm, n, Arc::clone(&last_seq)));
         let geyser = format!("http://{}", stream.address());
-        let more = ["--uds", uds.to_str().unwrap(), "--feed-heartbeat", "50ms"];
+        let more = ["--uds", uds.to_str().unwrap(), "--shm", shm.to_str().unwrap(), "--feed-heartbeat", "50ms"];
         let last_slot = BASE_SLOT + events / EVENTS_PER_SLOT;
         let (mut rng, mut reached) = (Rng::new(options.engine as u64), BASE_SLOT);
         for kill in 0..KILLS {
@@ -196,6 +205,11 @@ fn killed_twenty_times_every_subscriber_has_every_change_once() {
                     !follower.map.is_empty() && follower.map.iter().all(|(key, value)| map.get(key) == Some(value))
                 );
             }
+        }
+        for ring in rings.map(|thread| thread.join().unwrap()) {
+            assert!(ring.seq == Some(seq) && ring.connections > KILLS / 2, "connections={}", ring.connections);
+            let same = followers[0].changes.ends_with(&ring.changes) && ring.changes.len() > KILLS as usize * 100;
+            assert!(same, "{options:?}: other changes in shared memory: changes={}", ring.changes.len());
         }
         stream.stop().unwrap();
     }

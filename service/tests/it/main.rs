@@ -11,6 +11,7 @@ mod feed;
 mod follow;
 mod fork;
 mod gap;
+mod ring;
 mod secure;
 mod support;
 mod transports;

@@ -5,9 +5,9 @@
 //! side; [`Segment`] is not `Sync`.
 //!
 //! # A session
-//! A client connects to the service's Unix socket and receives one [`Hello`] with three file descriptors
+//! A client connects to the service's Unix socket and receives one [`Hello`] with three or four file descriptors
 //! (`SCM_RIGHTS`): the session's segment (a sealed memfd of [`SEGMENT_BYTES`]), the service's doorbell and the client's
-//! (eventfds). Nothing else is sent there: the socket is the life line. Its end tells each side that the other is gone,
+//! (eventfds), and where the service has a feed, its [`ring`]. Nothing else is sent there: the socket is the life line. Its end tells each side that the other is gone,
 //! and the kernel frees the memory with the last mapping, however a process ends: nothing has a name that could be left
 //! behind.
 //!
@@ -33,6 +33,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::v1::GET_MANY_KEYS_MAX;
+
+pub mod ring;
 
 /// Version of everything in this module. A service answers another one with [`status::VERSION`].
 pub const VERSION: u32 = 1;

@@ -1,0 +1,426 @@
+//! The change feed in shared memory: the newest changes in one ring that the service writes and everybody reads.
+//!
+//! Owns: the layout of the ring, and with [`RingWriter`] and [`RingReader`] the one place that touches those bytes. Must
+//! not: map memory, wait, or decide where a reader goes on. Threads: one writer; any number of readers, in any process.
+//!
+//! # The ring
+//! A sealed memfd of [`RING_BYTES`], the greeting's fourth descriptor where the service has a feed. Readers map it
+//! read-only: nothing they do reaches the service or each other. The change `seq` stands in record `seq % RING_RECORDS`,
+//! until the change `seq + RING_RECORDS` takes its place; whoever reads more slowly than that is told so.
+//!
+//! ```text
+//! offset  bytes  what
+//!      0     64  version u32, records u32, feed_id u64, first_seq u64: written before anybody has the memory
+//!     64     64  head_seq u64, slot u64, beat_unix_ms u64, wakes u32, flags u32
+//!   4096    128  record 0: stamp u64, key, old value, new value, slot u64, published_ns u64, flags u64
+//!   4224    128  record 1 ...
+//! ```
+//!
+//! A record's stamp is its seq, and 0 while it is being written. `wakes` is a futex word, raised after everything else.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use super::VERSION;
+
+/// Changes that the ring holds: 8 MiB of them, more than a second at fifty thousand a second, which is what a reader may
+/// be away for.
+pub const RING_RECORDS: usize = 1 << 16;
+
+/// One change of the map.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    /// The key.
+    pub key: [u8; 32],
+    /// What it held before.
+    pub old: Option<[u8; 32]>,
+    /// What it holds now.
+    pub new: Option<[u8; 32]>,
+    /// The slot of the change.
+    pub slot: u64,
+    /// When the service published it, ns of the machine's CLOCK_MONOTONIC; 0 for what was there before it started.
+    pub published_ns: u64,
+}
+
+/// How far the ring has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingHead {
+    /// The newest change.
+    pub seq: u64,
+    /// The last slot applied as a whole.
+    pub slot: Option<u64>,
+    /// When the writer last did anything, ms since the Unix epoch.
+    pub beat_unix_ms: u64,
+    /// The service has stopped: nothing more comes here.
+    pub closed: bool,
+}
+
+/// What reading a change came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The change.
+    Record(Record),
+    /// A newer one has taken its place.
+    Overwritten,
+}
+
+#[repr(C, align(64))]
+struct Identity {
+    version: AtomicU32,
+    records: AtomicU32,
+    feed_id: AtomicU64,
+    first_seq: AtomicU64,
+}
+
+#[repr(C, align(64))]
+struct Head {
+    seq: AtomicU64,
+    slot: AtomicU64,
+    beat_unix_ms: AtomicU64,
+    wakes: AtomicU32,
+    flags: AtomicU32,
+}
+
+/// `Head::flags`: `slot` means something.
+const HAS_SLOT: u32 = 1;
+/// `Head::flags`: see [`RingHead::closed`].
+const CLOSED: u32 = 2;
+
+/// Words of a record behind its stamp: three entries of four, slot, publishing time, flags.
+const WORDS: usize = 15;
+
+const HAS_OLD: u64 = 1;
+const HAS_NEW: u64 = 2;
+
+#[repr(C, align(64))]
+struct Place {
+    stamp: AtomicU64,
+    words: [AtomicU64; WORDS],
+}
+
+#[repr(C, align(4096))]
+struct Layout {
+    identity: Identity,
+    head: Head,
+    _pad: [u8; 4096 - 128],
+    places: [Place; RING_RECORDS],
+}
+
+/// Size of the ring in bytes.
+pub const RING_BYTES: usize = size_of::<Layout>();
+
+const _: () = {
+    assert!(size_of::<Place>() == 128 && RING_BYTES == 4096 + 128 * RING_RECORDS);
+    assert!(std::mem::offset_of!(Layout, head) == 64 && std::mem::offset_of!(Layout, places) == 4096);
+    assert!(std::mem::offset_of!(Head, wakes) == 24);
+};
+
+/// The service's side.
+#[derive(Debug)]
+pub struct RingWriter {
+    layout: NonNull<Layout>,
+    /// The next change must be this one.
+    next_seq: u64,
+    /// There is one writer.
+    _not_sync: PhantomData<std::cell::Cell<()>>,
+}
+
+// SAFETY: plain memory without thread affinity, touched through atomics alone; `!Sync` keeps the writer with one thread.
+unsafe impl Send for RingWriter {}
+
+impl RingWriter {
+    /// Takes over fresh memory for the feed `feed_id`, in which `first_seq` comes next.
+    ///
+    /// # Safety
+    /// `base` is the start of a mapping of at least [`RING_BYTES`], readable and writable, page aligned, zero, that
+    /// outlives the writer and cannot shrink; nobody else writes there.
+    pub unsafe fn new(base: NonNull<u8>, feed_id: u64, first_seq: u64) -> Self {
+        let writer = Self { layout: base.cast(), next_seq: first_seq, _not_sync: PhantomData };
+        let Identity { version, records, feed_id: id, first_seq: first } = &writer.layout().identity;
+        // ORDERING: Relaxed: handing the memory over, a system call, comes later.
+        version.store(VERSION, Ordering::Relaxed);
+        records.store(RING_RECORDS as u32, Ordering::Relaxed);
+        id.store(feed_id, Ordering::Relaxed);
+        first.store(first_seq, Ordering::Relaxed);
+        writer.layout().head.seq.store(first_seq.saturating_sub(1), Ordering::Relaxed);
+        writer
+    }
+
+    fn layout(&self) -> &Layout {
+        // SAFETY: `new` demands such a mapping; a Layout is atomics and padding, which others may read meanwhile.
+        unsafe { self.layout.as_ref() }
+    }
+
+    /// Writes the next change. Nobody sees it before [`RingWriter::publish`].
+    pub fn push(&mut self, record: &Record) {
+        let place = &self.layout().places[(self.next_seq % RING_RECORDS as u64) as usize];
+        place.stamp.store(0, Ordering::Relaxed);
+        // ORDERING: Release fence pairs with the Acquire fence in `RingReader::read`: who sees one of the words below
+        // sees the stamp gone as well.
+        fence(Ordering::Release);
+        for (word, value) in place.words.iter().zip(words(record)) {
+            word.store(value, Ordering::Relaxed);
+        }
+        // ORDERING: Release pairs with the Acquire in `RingReader::read`: who sees the stamp sees the words.
+        place.stamp.store(self.next_seq, Ordering::Release);
+        self.next_seq += 1;
+    }
+
+    /// Shows everything pushed. Wake those who sleep at [`RingWriter::futex`] then.
+    pub fn publish(&self, slot: Option<u64>, beat_unix_ms: u64) {
+        let head = &self.layout().head;
+        // ORDERING: Relaxed: whole in themselves; the seq's Release covers them.
+        head.slot.store(slot.unwrap_or_default(), Ordering::Relaxed);
+        head.beat_unix_ms.store(beat_unix_ms, Ordering::Relaxed);
+        if slot.is_some() {
+            head.flags.fetch_or(HAS_SLOT, Ordering::Relaxed);
+        }
+        // ORDERING: Release pairs with the Acquire in `RingReader::head`: who sees the seq sees the records up to it.
+        head.seq.store(self.next_seq.saturating_sub(1), Ordering::Release);
+        self.wake_word();
+    }
+
+    /// Says that the writer lives though nothing changes.
+    pub fn beat(&self, beat_unix_ms: u64) {
+        // ORDERING: Relaxed: nothing hangs on it.
+        self.layout().head.beat_unix_ms.store(beat_unix_ms, Ordering::Relaxed);
+    }
+
+    /// Says that nothing more comes. Wake those who sleep then.
+    pub fn close(&self) {
+        // ORDERING: Release pairs with the Acquire in `RingReader::head`: who sees the end has seen all that came before.
+        self.layout().head.flags.fetch_or(CLOSED, Ordering::Release);
+        self.wake_word();
+    }
+
+    fn wake_word(&self) {
+        // ORDERING: Release pairs with the Acquire in `RingReader::wakes`: who does not see this sleeps not, for the
+        // kernel compares the word again.
+        self.futex().fetch_add(1, Ordering::Release);
+    }
+
+    /// The word to wake at.
+    pub fn futex(&self) -> &AtomicU32 {
+        &self.layout().head.wakes
+    }
+}
+
+/// A reader's side.
+#[derive(Debug)]
+pub struct RingReader {
+    layout: NonNull<Layout>,
+}
+
+// SAFETY: plain memory without thread affinity, read through atomics alone.
+unsafe impl Send for RingReader {}
+
+impl RingReader {
+    /// A view of a mapping; `None` when it is not laid out as this version is.
+    ///
+    /// # Safety
+    /// `base` is the start of a mapping of at least [`RING_BYTES`], readable, page aligned, that outlives the view and
+    /// cannot shrink.
+    pub unsafe fn new(base: NonNull<u8>) -> Option<Self> {
+        let reader = Self { layout: base.cast() };
+        let Identity { version, records, .. } = &reader.layout().identity;
+        let known = version.load(Ordering::Relaxed) == VERSION;
+        (known && records.load(Ordering::Relaxed) == RING_RECORDS as u32).then_some(reader)
+    }
+
+    fn layout(&self) -> &Layout {
+        // SAFETY: `new` demands such a mapping; only loads are made through it.
+        unsafe { self.layout.as_ref() }
+    }
+
+    /// The feed that the seqs count in.
+    pub fn feed_id(&self) -> u64 {
+        self.layout().identity.feed_id.load(Ordering::Relaxed)
+    }
+
+    /// How far it has come.
+    pub fn head(&self) -> RingHead {
+        let head = &self.layout().head;
+        // ORDERING: Acquire pairs with the Release of `close`; before the seq, so that the end comes behind everything.
+        let flags = head.flags.load(Ordering::Acquire);
+        // ORDERING: Acquire pairs with the Release of `publish`.
+        let seq = head.seq.load(Ordering::Acquire);
+        RingHead {
+            seq,
+            slot: (flags & HAS_SLOT != 0).then(|| head.slot.load(Ordering::Relaxed)),
+            beat_unix_ms: head.beat_unix_ms.load(Ordering::Relaxed),
+            closed: flags & CLOSED != 0,
+        }
+    }
+
+    /// The oldest change that is still there when the newest is `head_seq`.
+    pub fn oldest_seq(&self, head_seq: u64) -> u64 {
+        let first_seq = self.layout().identity.first_seq.load(Ordering::Relaxed);
+        first_seq.max((head_seq + 1).saturating_sub(RING_RECORDS as u64))
+    }
+
+    /// The change `seq`, which must be between [`RingReader::oldest_seq`] and the head.
+    pub fn read(&self, seq: u64) -> Found {
+        let place = &self.layout().places[(seq % RING_RECORDS as u64) as usize];
+        // ORDERING: Acquire pairs with the Release of `push`.
+        if place.stamp.load(Ordering::Acquire) != seq {
+            return Found::Overwritten;
+        }
+        let words = std::array::from_fn(|index| place.words[index].load(Ordering::Relaxed));
+        // ORDERING: Acquire fence pairs with the Release fence in `push`: if any of the words was newer, the stamp is too.
+        fence(Ordering::Acquire);
+        if place.stamp.load(Ordering::Relaxed) != seq {
+            return Found::Overwritten;
+        }
+        Found::Record(record(&words))
+    }
+
+    /// What the futex word says: sleep at [`RingReader::futex`] while it says the same, if there was nothing new after
+    /// this call.
+    pub fn wakes(&self) -> u32 {
+        // ORDERING: Acquire pairs with the Release of `wake_word`: what comes after this call sees what the wake was for.
+        self.futex().load(Ordering::Acquire)
+    }
+
+    /// The word to sleep at.
+    pub fn futex(&self) -> &AtomicU32 {
+        &self.layout().head.wakes
+    }
+}
+
+fn words(record: &Record) -> [u64; WORDS] {
+    let mut words = [0; WORDS];
+    let entries = [record.key, record.old.unwrap_or_default(), record.new.unwrap_or_default()];
+    for (word, bytes) in words.iter_mut().zip(entries.as_flattened().as_chunks::<8>().0) {
+        *word = u64::from_ne_bytes(*bytes);
+    }
+    let flag = |on: bool, flag| if on { flag } else { 0 };
+    let flags = flag(record.old.is_some(), HAS_OLD) | flag(record.new.is_some(), HAS_NEW);
+    words[12..].copy_from_slice(&[record.slot, record.published_ns, flags]);
+    words
+}
+
+fn record(words: &[u64; WORDS]) -> Record {
+    let entry = |index: usize| {
+        let mut bytes = [0; 32];
+        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(&words[4 * index..]) {
+            *to = word.to_ne_bytes();
+        }
+        bytes
+    };
+    let [slot, published_ns, flags] = [words[12], words[13], words[14]];
+    let side = |flag: u64, index: usize| (flags & flag != 0).then(|| entry(index));
+    Record { key: entry(0), old: side(HAS_OLD, 1), new: side(HAS_NEW, 2), slot, published_ns }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Memory as a mapping gives it.
+    struct Memory(Box<std::cell::UnsafeCell<Layout>>);
+
+    impl Memory {
+        fn new() -> Self {
+            // SAFETY: all-zero bytes are a Layout.
+            Self(unsafe { Box::<std::cell::UnsafeCell<Layout>>::new_zeroed().assume_init() })
+        }
+
+        fn base(&self) -> NonNull<u8> {
+            NonNull::new(self.0.get().cast()).expect("a box is not null")
+        }
+
+        fn pair(&self, first_seq: u64) -> (RingWriter, RingReader) {
+            // SAFETY: the memory is fresh, outlives the views of these tests and is never moved.
+            unsafe { (RingWriter::new(self.base(), 7, first_seq), RingReader::new(self.base()).unwrap()) }
+        }
+    }
+
+    /// A record whose every word tells its seq.
+    fn of(seq: u64) -> Record {
+        let entry = |salt: u64| {
+            let mut bytes = [0; 32];
+            for (index, word) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                *word = seq.wrapping_mul(salt + index as u64).to_ne_bytes();
+            }
+            bytes
+        };
+        let side = |on: bool, salt| on.then(|| entry(salt));
+        let (old, new) = (side(seq % 3 > 0, 11), side(seq % 5 > 0, 23));
+        Record { key: entry(3), old, new, slot: seq / 2, published_ns: seq * 9 }
+    }
+
+    #[test]
+    fn what_is_read_is_what_was_published() {
+        let memory = Memory::new();
+        let (mut writer, reader) = memory.pair(5);
+        let empty = RingHead { seq: 4, slot: None, beat_unix_ms: 0, closed: false };
+        assert_eq!((reader.feed_id(), reader.head(), reader.oldest_seq(4)), (7, empty, 5));
+        (5..15).for_each(|seq| writer.push(&of(seq)));
+        assert_eq!(reader.head(), empty, "nothing is shown before it is published");
+        let wakes = reader.wakes();
+        writer.publish(Some(3), 100);
+        assert_ne!(reader.wakes(), wakes);
+        assert_eq!(reader.head(), RingHead { seq: 14, slot: Some(3), beat_unix_ms: 100, closed: false });
+        assert!((5..15).all(|seq| reader.read(seq) == Found::Record(of(seq))));
+        writer.beat(200);
+        writer.close();
+        assert_eq!(reader.head(), RingHead { seq: 14, slot: Some(3), beat_unix_ms: 200, closed: true });
+    }
+
+    #[test]
+    fn the_oldest_give_way_and_say_so() {
+        let memory = Memory::new();
+        let (mut writer, reader) = memory.pair(1);
+        let last = RING_RECORDS as u64 + 10;
+        (1..=last).for_each(|seq| writer.push(&of(seq)));
+        writer.publish(None, 0);
+        assert_eq!(reader.oldest_seq(reader.head().seq), 11);
+        assert!((1..11).all(|seq| reader.read(seq) == Found::Overwritten));
+        assert!((11..=last).all(|seq| reader.read(seq) == Found::Record(of(seq))));
+    }
+
+    #[test]
+    fn memory_of_another_layout_is_not_read() {
+        let memory = Memory::new();
+        // SAFETY: as in `pair`.
+        let reader = unsafe { RingReader::new(memory.base()) };
+        assert!(reader.is_none());
+    }
+
+    #[test]
+    fn a_reader_beside_the_writer_never_sees_half_a_change() {
+        const LAST: u64 = 20 * RING_RECORDS as u64;
+        let memory = Memory::new();
+        let (mut writer, reader) = memory.pair(1);
+        let read = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for seq in 1..=LAST {
+                    writer.push(&of(seq));
+                    if seq.is_multiple_of(100) {
+                        writer.publish(None, seq);
+                    }
+                }
+                writer.close();
+            });
+            let (mut read, mut next_seq) = (0u64, 1);
+            loop {
+                let head = reader.head();
+                // At the edge of what is being overwritten, where a torn change would be found.
+                next_seq = reader.oldest_seq(head.seq).max(next_seq);
+                while next_seq <= head.seq {
+                    if let Found::Record(record) = reader.read(next_seq) {
+                        assert_eq!(record, of(next_seq), "seq={next_seq}");
+                        read += 1;
+                    }
+                    next_seq += 1;
+                }
+                if head.closed && next_seq > head.seq {
+                    return read;
+                }
+                next_seq = 1;
+            }
+        });
+        assert!(read >= RING_RECORDS as u64 / 2, "read={read}");
+    }
+}

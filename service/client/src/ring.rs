@@ -1,0 +1,258 @@
+//! The feed over shared memory: the service's ring of the newest changes, read in place.
+//!
+//! Owns: where to go on after a break, the filter, the waiting. Must not: go on past a change that it did not see.
+//! Thread: the caller's; asleep in futex(2) when there is nothing new.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use memmap2::{MmapOptions, MmapRaw};
+use proto::shm::ring::{Found, RING_BYTES, RingHead, RingReader};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::futex;
+
+use crate::backoff::Backoff;
+use crate::error::{Error, ErrorKind, Result};
+use crate::feed::{Change, Event, Filter, Start};
+use crate::shm::Session;
+use crate::{Key, Value};
+
+/// One attempt to connect takes no longer.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// How often a reader that sleeps looks whether the service is still there: one that was killed wakes nobody.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Most changes of one event, as over gRPC.
+const CHANGES_MAX: u64 = 1000;
+
+/// A feed that goes on where it was after every break.
+pub(crate) struct RingSubscription {
+    path: PathBuf,
+    spin: Duration,
+    start: Start,
+    filter: Matcher,
+    link: Option<Link>,
+    backoff: Backoff,
+    /// `None` before the first answer.
+    feed_id: Option<u64>,
+    /// `None` before the first answer.
+    last_seq: Option<u64>,
+    published_ns: Option<u64>,
+}
+
+/// A service's ring.
+struct Link {
+    reader: RingReader,
+    /// Keeps the reader's memory.
+    _memory: MmapRaw,
+    /// Ends with the service.
+    socket: UnixStream,
+}
+
+/// A filter made ready; see [`Filter`].
+struct Matcher {
+    keys: HashSet<Key>,
+    values: HashSet<Value>,
+    key_prefixes: Vec<Vec<u8>>,
+}
+
+impl RingSubscription {
+    pub(crate) fn new(path: PathBuf, spin: Duration, start: Start, filter: Filter) -> Result<Self> {
+        let filter = Matcher::new(filter)?;
+        let (feed_id, last_seq) = match start {
+            Start::From { seq, feed_id } => (Some(feed_id), Some(seq.saturating_sub(1))),
+            Start::Now => (None, None),
+            Start::Snapshot => {
+                let way = "take it over unix:///PATH or http://HOST:PORT and go on from its end with Start::From";
+                return Err(Error::new(ErrorKind::Refused, format!("shared memory holds no snapshot: {way}")));
+            }
+        };
+        let backoff = Backoff::new();
+        Ok(Self { path, spin, start, filter, link: None, backoff, feed_id, last_seq, published_ns: None })
+    }
+
+    pub(crate) fn last_seq(&self) -> Option<u64> {
+        self.last_seq
+    }
+
+    pub(crate) fn feed_id(&self) -> Option<u64> {
+        self.feed_id
+    }
+
+    pub(crate) fn published_ns(&self) -> Option<u64> {
+        self.published_ns
+    }
+
+    /// The next event; `None` when `until` has passed without one.
+    pub(crate) fn next(&mut self, until: Instant) -> Result<Option<Event>> {
+        loop {
+            let Some(link) = &self.link else {
+                match self.connect(until)? {
+                    Some(event) => return Ok(Some(event)),
+                    None if Instant::now() >= until => return Ok(None),
+                    None => continue,
+                }
+            };
+            let last_seq = self.last_seq.unwrap_or_default();
+            let head = link.reader.head();
+            if head.seq > last_seq {
+                return self.read(last_seq + 1, &head).map(Some);
+            }
+            if head.closed || link.is_gone() {
+                // A last change may have come between the two looks.
+                if link.reader.head().seq == last_seq {
+                    self.link = None;
+                }
+            } else if !link.wait(last_seq, self.spin, until) && Instant::now() >= until {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// What is so when nothing happened.
+    pub(crate) fn heartbeat(&self) -> Option<Event> {
+        let head = self.link.as_ref()?.reader.head();
+        let seq = self.last_seq.filter(|last| *last == head.seq)?;
+        Some(Event::Heartbeat { seq, slot: head.slot, unix_ms: head.beat_unix_ms })
+    }
+
+    fn read(&mut self, from: u64, head: &RingHead) -> Result<Event> {
+        let Some(link) = &self.link else { return Err(Error::failed("read without a ring")) };
+        let last = head.seq.min(from + CHANGES_MAX - 1);
+        let mut changes = Vec::with_capacity((last + 1 - from) as usize);
+        for seq in from..=last {
+            let Found::Record(record) = link.reader.read(seq) else {
+                // What was read of this event is read again, from the log.
+                return Err(fell_behind(from, link.reader.oldest_seq(link.reader.head().seq)));
+            };
+            if self.filter.passes(&record.key, record.old.as_ref(), record.new.as_ref()) {
+                let proto::shm::ring::Record { key, old, new, slot, .. } = record;
+                changes.push(Change { seq, key, old, new, slot });
+            }
+            self.published_ns = Some(record.published_ns).filter(|ns| *ns > 0);
+        }
+        self.last_seq = Some(last);
+        Ok(Event::Changes(changes))
+    }
+
+    /// Takes over a service's ring, or pauses after an attempt that failed. The event, when there is one to tell.
+    fn connect(&mut self, until: Instant) -> Result<Option<Event>> {
+        let session = match Session::connect(&self.path, Instant::now() + CONNECT) {
+            Ok(session) => session,
+            Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::RetryLater) => {
+                let pause = self.backoff.pause();
+                std::thread::sleep(pause.min(until.saturating_duration_since(Instant::now())));
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let link = Link::take(session)?;
+        let (head, feed_id) = (link.reader.head(), link.reader.feed_id());
+        let oldest_seq = link.reader.oldest_seq(head.seq);
+        if let Some(was) = self.feed_id.filter(|was| *was != feed_id) {
+            return Err(Error::new(ErrorKind::FeedLost, format!("another feed: was={was:016x} now={feed_id:016x}")));
+        }
+        let next_seq = self.last_seq.map_or(head.seq + 1, |last| last + 1);
+        if next_seq > head.seq + 1 {
+            let newest = head.seq;
+            return Err(Error::new(
+                ErrorKind::FeedLost,
+                format!("the service is behind: next_seq={next_seq} newest_seq={newest}"),
+            ));
+        }
+        if next_seq < oldest_seq {
+            return Err(fell_behind(next_seq, oldest_seq));
+        }
+        let tell = self.feed_id.is_none() || matches!(self.start, Start::From { .. });
+        // Told once: what follows goes on from here.
+        self.start = Start::Now;
+        (self.feed_id, self.last_seq) = (Some(feed_id), Some(next_seq - 1));
+        (self.link, self.backoff) = (Some(link), Backoff::new());
+        Ok(tell.then_some(Event::Started { feed_id, next_seq, oldest_seq, slot: head.slot }))
+    }
+}
+
+impl Link {
+    fn take(session: Session) -> Result<Self> {
+        let (socket, ring) = session.into_feed();
+        let Some(ring) = ring else {
+            return Err(Error::new(ErrorKind::Refused, "the service has no feed: its setting feed = false"));
+        };
+        let map = || {
+            let file = File::from(ring);
+            // Less would be answered with a signal at the first touch.
+            if file.metadata()?.len() < RING_BYTES as u64 {
+                return Err(io::Error::other("it is too small"));
+            }
+            let memory = MmapOptions::new().map_raw_read_only(&file)?;
+            let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
+            // SAFETY: a shared mapping of the whole ring, sealed against shrinking, kept beside the view.
+            let reader = unsafe { RingReader::new(base) };
+            let reader = reader.ok_or_else(|| io::Error::other("its layout is of another version"))?;
+            Ok(Self { reader, _memory: memory, socket })
+        };
+        map().map_err(|error| Error::failed(format!("cannot take over the feed's ring: {error}")))
+    }
+
+    /// Looks for something newer than `last_seq` for up to `spin`, then sleeps until woken, for [`LOOK`] or until
+    /// `until`. True when there may be something.
+    fn wait(&self, last_seq: u64, spin: Duration, until: Instant) -> bool {
+        let started = Instant::now();
+        while started.elapsed() < spin {
+            for _ in 0..16 {
+                std::hint::spin_loop();
+                if self.reader.head().seq > last_seq {
+                    return true;
+                }
+            }
+        }
+        let wakes = self.reader.wakes();
+        let head = self.reader.head();
+        if head.seq > last_seq || head.closed {
+            return true;
+        }
+        let left = until.saturating_duration_since(Instant::now()).min(LOOK);
+        let left = Timespec::try_from(left).ok();
+        // Woken, changed before it slept, a signal, or the time: the caller looks again.
+        futex::wait(self.reader.futex(), futex::Flags::empty(), wakes, left.as_ref()).is_ok()
+    }
+
+    /// Whether the service has gone: it sends nothing, so whatever the socket says is its end.
+    fn is_gone(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+}
+
+impl Matcher {
+    fn new(filter: Filter) -> Result<Self> {
+        let Filter { keys, values, key_prefixes } = filter;
+        match key_prefixes.iter().find(|prefix| !(1..=32).contains(&prefix.len())) {
+            Some(prefix) => {
+                Err(Error::bad_input(format!("filter.key_prefixes must be 1 to 32 bytes: got={}", prefix.len())))
+            }
+            None => Ok(Self { keys: keys.into_iter().collect(), values: values.into_iter().collect(), key_prefixes }),
+        }
+    }
+
+    fn passes(&self, key: &Key, old: Option<&Value>, new: Option<&Value>) -> bool {
+        let wanted = |value: Option<&Value>| value.is_some_and(|value| self.values.contains(value));
+        (self.keys.is_empty() || self.keys.contains(key))
+            && (self.key_prefixes.is_empty() || self.key_prefixes.iter().any(|prefix| key.starts_with(prefix)))
+            && (self.values.is_empty() || wanted(old) || wanted(new))
+    }
+}
+
+fn fell_behind(next_seq: u64, oldest_seq: u64) -> Error {
+    let way = "read on over unix:///PATH or http://HOST:PORT with Start::From, and come back here";
+    Error::new(
+        ErrorKind::FellBehind,
+        format!("shared memory no longer holds it: next_seq={next_seq} oldest_seq={oldest_seq}; {way}"),
+    )
+}

@@ -1,0 +1,107 @@
+//! The feed's newest changes in shared memory, for readers in other processes.
+//!
+//! Owns: the memory, what is in it when the service starts, waking who sleeps. Must not: wait for a reader; none can
+//! write there, so none is known. Thread: made while the service starts, then with [`super::FeedWriter`] on ingest-apply.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+use memmap2::MmapRaw;
+use proto::shm::ring::{RING_BYTES, RING_RECORDS, Record, RingWriter};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::thread::futex;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::{Change, Cursor, Feed, Frame};
+use crate::status::unix_ms;
+
+/// Wakes all who sleep.
+const EVERYBODY: u32 = i32::MAX as u32;
+
+/// The ring as the service has it. Dropping it tells readers that nothing more comes.
+#[derive(Debug)]
+pub struct Ring {
+    writer: RingWriter,
+    /// Keeps the writer's memory.
+    _memory: MmapRaw,
+}
+
+impl Ring {
+    /// Makes the memory and fills it with the newest changes of the log, so that a reader that comes back after a restart
+    /// finds its place. The descriptor is for readers: what is made from it cannot write.
+    ///
+    /// # Errors
+    /// The system gives no memory.
+    pub fn create(feed: &Feed) -> io::Result<(Self, OwnedFd)> {
+        let memfd = memfd_create("solkv-feed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&memfd, RING_BYTES as u64)?;
+        let memfd = File::from(memfd);
+        let memory = MmapRaw::map_raw(&memfd)?;
+        // Behind the writer's own mapping nobody gets another that can write; a file that shrinks kills who reads it.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        fcntl_add_seals(&memfd, seals)?;
+        let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
+        let frames = newest(feed);
+        let head = *feed.head().borrow();
+        let first_seq = frames.first().map_or(head.seq + 1, |frame| frame.first_seq);
+        // SAFETY: a fresh shared mapping of the sealed size, zero, kept beside the writer, the only one that can write.
+        let writer = unsafe { RingWriter::new(base, feed.id(), first_seq) };
+        let mut ring = Self { writer, _memory: memory };
+        frames.iter().for_each(|frame| ring.push(frame, 0));
+        ring.writer.publish(head.slot, unix_ms());
+        Ok((ring, memfd.into()))
+    }
+
+    /// Shows the changes of a commit, or that a slot without any is complete.
+    pub(super) fn publish(&mut self, frame: Option<&Frame>, slot: Option<u64>) {
+        if let Some(frame) = frame {
+            let now = clock_gettime(ClockId::Monotonic);
+            self.push(frame, now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
+        }
+        self.writer.publish(slot, unix_ms());
+        self.wake();
+    }
+
+    /// Says that the writer lives.
+    pub(super) fn beat(&self) {
+        self.writer.beat(unix_ms());
+    }
+
+    fn push(&mut self, frame: &Frame, published_ns: u64) {
+        for Change { slot, key, old, new } in &frame.changes {
+            self.writer.push(&Record { key: *key, old: *old, new: *new, slot: *slot, published_ns });
+        }
+    }
+
+    fn wake(&self) {
+        // Its only errors are those of a wrong address.
+        let _woken = futex::wake(self.writer.futex(), futex::Flags::empty(), EVERYBODY);
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.writer.close();
+        self.wake();
+    }
+}
+
+/// The newest frames of the log, as many as the ring has place for. None when the log cannot be read: whoever wants them
+/// is told so by the log itself.
+fn newest(feed: &Feed) -> Vec<Frame> {
+    let head_seq = feed.head().borrow().seq;
+    let mut cursor = Cursor::new(feed.oldest_seq().max((head_seq + 1).saturating_sub(RING_RECORDS as u64)));
+    let mut frames = Vec::new();
+    loop {
+        match feed.read(&mut cursor) {
+            Ok(more) if more.is_empty() => return frames,
+            Ok(more) => frames.extend(more),
+            Err(error) => {
+                tracing::warn!(?error, "shared memory begins without the feed's newest changes");
+                return Vec::new();
+            }
+        }
+    }
+}
