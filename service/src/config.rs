@@ -87,7 +87,7 @@ pub struct Settings {
     /// Permissions of the Unix socket, which alone decide who may use it [default: 0660]
     #[arg(long, value_name = "OCTAL")]
     pub uds_mode: Option<SocketMode>,
-    /// Lookups over shared memory as well: the Unix socket (owner only) where clients are handed theirs
+    /// Lookups and the feed over shared memory as well: the Unix socket (owner only) where clients are handed theirs
     #[arg(long, value_name = "PATH")]
     pub shm: Option<PathBuf>,
     /// Keep every committed change for subscribers to follow: true or false [default: true]

@@ -4,9 +4,10 @@
 //! thread, which is the one client; see `drive` for what it does.
 
 mod drive;
+mod feed;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -24,7 +25,8 @@ use drive::{Driven, Load, Transport};
 pub const EXAMPLES: &str = "\
 One client asks in a closed loop: one key at a time for the round trip, then batches for keys a second. Transports take
 turns within each repeat, so that what drifts on the machine falls on all alike; figures are medians over the repeats.
-Every value is checked.
+Every value is checked. With --dir a second service of its own, on an empty store, then follows a short stream, and what
+commits take from there to a follower is measured, over shared memory and gRPC.
 
 Examples:
   bootstrap --engine strata --dir DIR --pairs 1000000 --seed 1
@@ -76,7 +78,7 @@ pub struct TransportsArgs {
     out: Option<PathBuf>,
 }
 
-/// A service of our own and its sockets' folder.
+/// A service of our own, and the folder of its sockets and of a new store.
 struct Own {
     service: Service,
     dir: PathBuf,
@@ -89,18 +91,21 @@ struct Own {
 pub fn run(args: &TransportsArgs) -> Result<()> {
     let (mut own, addresses) = match &args.dir {
         Some(dir) => {
-            let (own, addresses) = start(args, dir)?;
+            // Nobody is there to follow, so that only lookups are measured.
+            let (own, addresses) = serve(args, Some(dir), &format!("http://{}", free_address()?))?;
             (Some(own), addresses)
         }
         None => (None, args.address.clone()),
     };
     let outcome = measure(args, own.as_mut(), &addresses);
     if let Some(own) = own {
-        own.service.stop(STOP_BOUND)?;
-        std::fs::remove_dir(&own.dir).with_context(|| format!("cannot remove: dir={}", own.dir.display()))?;
+        own.stop(STOP_BOUND)?;
     }
     let measured = outcome?;
     print!("{}", table(args, &measured));
+    if args.dir.is_some() {
+        print!("\n{}", feed::run(args)?);
+    }
     Ok(())
 }
 
@@ -134,17 +139,27 @@ fn measure(args: &TransportsArgs, mut own: Option<&mut Own>, addresses: &[String
     Ok(measured)
 }
 
-/// Starts a service on `dir` that follows nothing, so that only lookups are measured.
-fn start(args: &TransportsArgs, dir: &std::path::Path) -> Result<(Own, Vec<String>)> {
+impl Own {
+    fn stop(self, bound: Duration) -> Result<()> {
+        self.service.stop(bound)?;
+        std::fs::remove_dir_all(&self.dir).with_context(|| format!("cannot remove: dir={}", self.dir.display()))
+    }
+}
+
+/// Starts a service behind `geyser` with every transport, on `dir` or a new store; its addresses: shared memory, Unix
+/// socket, TCP.
+fn serve(args: &TransportsArgs, dir: Option<&Path>, geyser: &str) -> Result<(Own, Vec<String>)> {
     let program = args.service_bin.clone().map_or_else(|| sibling("service"), Ok)?;
     // Short: a socket's path may have 107 bytes.
     let sockets = std::env::temp_dir().join(format!("solkv-transports-{}", std::process::id()));
     std::fs::create_dir(&sockets).with_context(|| format!("cannot make: dir={}", sockets.display()))?;
     let (shm, uds) = (sockets.join("shm.sock"), sockets.join("kv.sock"));
-    let (listen, metrics, nobody) = (free_address()?, free_address()?, free_address()?);
+    let (listen, metrics) = (free_address()?, free_address()?);
+    let own = sockets.join("store");
+    let dir = dir.unwrap_or(&own);
     let mut command = Command::new(&program);
     command.arg("--engine").arg(&args.engine).arg("--dir").arg(dir);
-    command.arg("--geyser").arg(format!("http://{nobody}"));
+    command.args(["--geyser", geyser]);
     command.args(["--listen", &listen.to_string(), "--metrics", &metrics.to_string()]);
     command.arg("--shm").arg(&shm).arg("--uds").arg(&uds);
     if let Some(memory) = args.memory {
@@ -271,7 +286,7 @@ fn record(
         pairs: load.pairs,
         baseline: None,
         device_read_ns: None,
-        machine: probe::machine(args.dir.as_deref().unwrap_or(std::path::Path::new("/"))),
+        machine: probe::machine(args.dir.as_deref().unwrap_or(Path::new("/"))),
         notes,
     }
 }
