@@ -6,6 +6,7 @@
 
 pub mod bench;
 pub mod commands;
+pub mod follow;
 pub mod live;
 pub mod query;
 pub mod report;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use loadgen::report::{self, best, compare};
-use loadgen::{bench, commands, live, query, transports};
+use loadgen::{bench, commands, follow, live, query, transports};
 
 /// Plays a Solana account stream, and measures a service that follows it
 #[derive(Parser)]
@@ -37,6 +37,9 @@ enum Command {
     /// Compare shared memory, Unix socket and TCP: round trips and batches, side by side
     #[command(after_help = transports::EXAMPLES)]
     Transports(Box<transports::TransportsArgs>),
+    /// Follow a service's changes, over shared memory, a Unix socket or TCP
+    #[command(after_help = follow::EXAMPLES)]
+    Follow(follow::FollowArgs),
     /// One run in its own process
     #[command(hide = true)]
     BenchRun(bench::child::ChildArgs),
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Live(args) => live::run(*args),
         Command::Query(args) => query::run(&args),
         Command::Transports(args) => transports::run(&args),
+        Command::Follow(args) => follow::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::BenchRun(args) => bench::child::run(&args),
         Command::BenchWrite(args) => bench::child::write_until_killed(&args),

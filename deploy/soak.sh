@@ -1,0 +1,81 @@
+#!/bin/bash
+# Hours of the whole service under a memory cap that its data does not fit: a stream with faults, lookups, followers of
+# the feed over shared memory and gRPC. Memory and lookup latency are sampled all along; at the end the store's digest
+# must be the stream's, the followers must have seen every change, and the second half must not have taken more memory
+# than the first. Run by `make soak`; needs to be allowed to make cgroups.
+set -euo pipefail
+: "${BIN:?folder of the built binaries; run this through make soak}"
+: "${OUT:?file for the samples, a table with tabs}"
+engine=${ENGINE:-strata} pairs=${PAIRS:-10000000} cap=${CAP:-384MiB} rate=${RATE:-3000} seconds=${SECONDS_LONG:-3600}
+every=${EVERY:-30}
+work=$(mktemp -d "${TMPDIR:-/tmp}/solkv-soak.XXXXXX")
+cleanup() {
+    # shellcheck disable=SC2046 # a list of processes
+    kill $(jobs -p) 2>/dev/null || true
+    wait
+    rm -rf "$work"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+"$BIN/bootstrap" --engine "$engine" --dir "$work/store" --pairs "$pairs" --order sorted >/dev/null 2>&1
+echo "== $engine, $pairs pairs, $(du -sh "$work/store" | cut -f1), cap $cap, $rate events/s for $seconds s"
+"$BIN/loadgen" live --engine "$engine" --dir "$work/store" --pairs "$pairs" --cap "$cap" --verify \
+    --events $((rate * seconds)) --rate "$rate" --events-per-slot $((rate * 2 / 5)) --change-share 0.3 --skew zipfian:0.8 \
+    --dead-every 50 --skip-every 37 --out-of-order-every 23 --disconnect-every $((rate * 600)) --duplicates \
+    -- --uds "$work/kv.sock" --shm "$work/shm.sock" >"$work/live.out" 2>"$work/live.err" &
+live=$!
+until [ -S "$work/kv.sock" ] && [ -S "$work/shm.sock" ]; do
+    kill -0 "$live" || { cat "$work/live.err" >&2; exit 1; }
+    sleep 0.2
+done
+service=$(pgrep -P "$live" -x service)
+for way in unix://"$work"/kv.sock shm://"$work"/shm.sock; do
+    "$BIN/loadgen" follow --address "$way" >"$work/follow.${way%%:*}" 2>"$work/follow.${way%%:*}.err" &
+done
+group=$(awk -F: '$2 == "memory" { print "/sys/fs/cgroup/memory" $3 } $1 == 0 { print "/sys/fs/cgroup" $3 }' \
+    "/proc/$service/cgroup" | head -1)
+charged() { cat "$group/memory.usage_in_bytes" 2>/dev/null || cat "$group/memory.current"; }
+
+printf 'seconds\trss_anon_kib\trss_file_kib\trss_shmem_kib\tcharged_kib\tfds\tthreads\tlookup_p50_us\tlookup_p99_us\n' >"$OUT"
+start=$SECONDS
+while kill -0 "$live" 2>/dev/null && status=$(cat "/proc/$service/status" 2>/dev/null); do
+    field() { awk -v name="$1:" '$1 == name { print $2 }' <<<"$status"; }
+    # The last line of the table: rate, achieved, ..., of which p50 and p99 are wanted.
+    "$BIN/loadgen" query --uds "$work/kv.sock" --pairs "$pairs" --rate 500 --time 5s --changed --negative-share 0.2 \
+        --out "$work/query.jsonl" >/dev/null 2>"$work/query.err" || { kill -0 "$live" 2>/dev/null || break; }
+    lookups=$(tail -n 1 "$work/query.jsonl" | python3 -c '
+import json, sys
+quantiles = [c["quantiles_ns"] for c in json.load(sys.stdin)["curves"] if c["op"] == "read_positive"][0]
+print(quantiles["p50"] / 1e3, quantiles["p99"] / 1e3, sep="\t")')
+    fds=$(find "/proc/$service/fd" -mindepth 1 2>/dev/null | wc -l)
+    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' $((SECONDS - start)) "$(field RssAnon)" "$(field RssFile)" \
+        "$(field RssShmem)" "$(($(charged) / 1024))" "$fds" "$(field Threads)" "$lookups" >>"$OUT"
+    for _ in $(seq $((every - 5))); do
+        kill -0 "$live" 2>/dev/null || break
+        sleep 1
+    done
+done
+wait "$live" || { cat "$work/live.out" "$work/live.err" >&2; exit 1; }
+kill %2 %3
+wait %2 %3 || true
+cat "$work/live.out" "$work"/follow.unix "$work"/follow.shm
+python3 - "$OUT" "$work/follow.unix" "$work/follow.shm" <<'PYTHON'
+import sys
+table, *followers = sys.argv[1:]
+seqs = {open(path).read().split()[0] for path in followers}
+assert len(seqs) == 1, f"the followers are not at one place: {seqs}"
+rows = [line.split("\t") for line in open(table)][1:]
+# The first samples warm caches up.
+rows = rows[len(rows) // 10:]
+half = len(rows) // 2
+worst = lambda rows, column: max(float(row[column]) for row in rows)
+for name, column in (("rss_anon_kib", 1), ("fds", 5), ("threads", 6)):
+    first, second = worst(rows[:half], column), worst(rows[half:], column)
+    print(f"{name}: highest in the first half {first:.0f}, in the second {second:.0f}")
+    assert second <= first * 1.05 + 4096 * (name == "rss_anon_kib"), f"{name} grows"
+median = lambda rows, column: sorted(float(row[column]) for row in rows)[len(rows) // 2]
+for name, column in (("lookup_p50_us", 7), ("lookup_p99_us", 8)):
+    print(f"{name}: median of the first half {median(rows[:half], column):.0f}, of the second {median(rows[half:], column):.0f}")
+PYTHON

@@ -1,0 +1,152 @@
+//! `loadgen follow`: follows a service's change feed as another program would, over any transport.
+//!
+//! Owns: the arguments and what is printed. Must not: check what the client already checks: a hole in the feed is the
+//! client's error, not ours. Runs on the main thread.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use clap::ValueEnum;
+use client::{Builder, Change, Event, Filter, Start};
+
+/// Shown under `loadgen follow --help`.
+pub const EXAMPLES: &str = "\
+Prints how far it is now and then, and a summary at the end; with --print every change: seq, slot, key, old value, new
+value, `-` for none. It goes on where it was when the service stops or is killed and comes back. Ctrl-C ends it.
+
+Examples:
+  loadgen follow --address unix:///run/solkv/kv.sock
+  loadgen follow --address shm:///run/solkv/shm.sock --print
+  loadgen follow --address http://127.0.0.1:7400 --from snapshot
+  loadgen follow --address http://127.0.0.1:7400 --from 2000001 --feed-id 1f0c5d7a9b3e2468";
+
+/// How long a wait for a change is before signals are looked for.
+const WAIT: Duration = Duration::from_millis(200);
+
+/// Arguments of `loadgen follow`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct FollowArgs {
+    /// Where the service is: shm:///PATH, unix:///PATH, http://HOST:PORT or https://HOST:PORT
+    #[arg(long, value_name = "URL")]
+    address: String,
+    /// Where to begin: now, snapshot, or the seq of a change
+    #[arg(long, value_name = "now|snapshot|SEQ", default_value = "now")]
+    from: String,
+    /// The feed that the seq counts in, as an earlier run printed it
+    #[arg(long, value_name = "HEX", requires = "from")]
+    feed_id: Option<String>,
+    /// Print every change
+    #[arg(long)]
+    print: bool,
+    /// Seconds between two lines about how far it is
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "10s")]
+    every: Duration,
+    /// End by itself after this long
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    time: Option<Duration>,
+    /// How a change's key and values are written
+    #[arg(long, value_enum, default_value = "base58")]
+    encoding: Encoding,
+}
+
+/// How 32 bytes are written.
+#[derive(ValueEnum, Clone, Copy, Debug)]
+enum Encoding {
+    /// As Solana writes pubkeys.
+    Base58,
+    /// As hexadecimal digits.
+    Hex,
+}
+
+impl Encoding {
+    fn of(self, bytes: &[u8; 32]) -> String {
+        match self {
+            Self::Base58 => bs58::encode(bytes).into_string(),
+            Self::Hex => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
+        }
+    }
+
+    fn or_none(self, bytes: Option<&[u8; 32]>) -> String {
+        bytes.map_or_else(|| "-".to_owned(), |bytes| self.of(bytes))
+    }
+}
+
+/// What was seen so far.
+#[derive(Default)]
+struct Seen {
+    pairs: u64,
+    changes: u64,
+    slot: Option<u64>,
+}
+
+/// Runs `loadgen follow`.
+///
+/// # Errors
+/// No service there at the start, and what the client says of the feed.
+pub fn run(args: &FollowArgs) -> Result<()> {
+    let stop = crate::commands::stop_flag()?;
+    let client = Builder::new(&args.address)?.connect_blocking()?;
+    let mut feed = client.subscribe(start(args)?, Filter::default())?;
+    let (started, mut told, mut seen) = (Instant::now(), Instant::now(), Seen::default());
+    let mut told_changes = 0;
+    // ORDERING: Relaxed: the flag carries nothing but itself.
+    while !stop.load(Ordering::Relaxed) && args.time.is_none_or(|time| started.elapsed() < time) {
+        if let Some(event) = feed.next_event_within(WAIT)? {
+            seen.take(args, event);
+        }
+        if told.elapsed() >= args.every {
+            let rate = (seen.changes - told_changes) as f64 / told.elapsed().as_secs_f64();
+            eprintln!("seq={:?} slot={:?} changes={} rate={rate:.0}/s", feed.last_seq(), seen.slot, seen.changes);
+            (told, told_changes) = (Instant::now(), seen.changes);
+        }
+    }
+    let (seq, feed_id) = (feed.last_seq().unwrap_or_default(), feed.feed_id().unwrap_or_default());
+    println!("seq={seq} feed_id={feed_id:016x} pairs={} changes={}", seen.pairs, seen.changes);
+    Ok(())
+}
+
+fn start(args: &FollowArgs) -> Result<Start> {
+    let feed_id = args.feed_id.as_deref().map(|id| u64::from_str_radix(id, 16)).transpose();
+    let Ok(feed_id) = feed_id else { bail!("not a feed's id: feed-id={:?}; give its 16 hex digits", args.feed_id) };
+    match (args.from.as_str(), feed_id) {
+        ("now", None) => Ok(Start::Now),
+        ("snapshot", None) => Ok(Start::Snapshot),
+        ("now" | "snapshot", Some(_)) => bail!("a feed's id goes with the seq of a change: from={:?}", args.from),
+        (seq, feed_id) => {
+            let Ok(seq) = seq.parse() else { bail!("from={seq:?}: give now, snapshot, or the seq of a change") };
+            ensure!(feed_id.is_some(), "from={seq}: name the feed that it counts in with --feed-id");
+            Ok(Start::From { seq, feed_id: feed_id.unwrap_or_default() })
+        }
+    }
+}
+
+impl Seen {
+    fn take(&mut self, args: &FollowArgs, event: Event) {
+        match event {
+            Event::Started { feed_id, next_seq, oldest_seq, slot } => {
+                eprintln!("feed_id={feed_id:016x} next_seq={next_seq} oldest_seq={oldest_seq} slot={slot:?}");
+                (self.pairs, self.slot) = (0, slot);
+            }
+            Event::Pairs(pairs) => self.pairs += pairs.len() as u64,
+            Event::SnapshotEnd { seq, slot, pairs } => {
+                eprintln!("snapshot: seq={seq} slot={slot:?} pairs={pairs}");
+                self.slot = slot;
+            }
+            Event::Changes(changes) => {
+                self.changes += changes.len() as u64;
+                self.slot = changes.last().map(|change| change.slot).or(self.slot);
+                if args.print {
+                    changes.iter().for_each(|change| println!("{}", line(args.encoding, change)));
+                }
+            }
+            Event::Heartbeat { slot, .. } => self.slot = slot,
+        }
+    }
+}
+
+fn line(encoding: Encoding, change: &Change) -> String {
+    let Change { seq, key, old, new, slot } = change;
+    let (old, new) = (encoding.or_none(old.as_ref()), encoding.or_none(new.as_ref()));
+    format!("{seq} {slot} {} {old} {new}", encoding.of(key))
+}
