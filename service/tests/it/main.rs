@@ -11,6 +11,7 @@ mod feed;
 mod follow;
 mod fork;
 mod gap;
+mod overload;
 mod ring;
 mod secure;
 mod support;
