@@ -59,6 +59,9 @@ pub struct Task {
     /// Whether there are sorted chunks among the batches.
     #[arg(long)]
     pub chunks: bool,
+    /// Changes that most batches have at most.
+    #[arg(long)]
+    pub changes: u64,
     /// Commits that are synced, in a hundred.
     #[arg(long)]
     pub synced: u64,
@@ -85,7 +88,7 @@ pub fn run(task: &Task) -> ExitCode {
     });
     let mut agent = Agent {
         task,
-        plan: Plan::new(task.seed, task.chunks),
+        plan: Plan::new(task.seed, task.chunks, task.changes),
         rng: Rng::of(task.seed, task.epoch),
         history: task.history.clone(),
         epoch: task.epoch,

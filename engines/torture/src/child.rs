@@ -34,6 +34,7 @@ impl Agent {
             ("--seed", task.seed),
             ("--epoch", task.epoch),
             ("--loading", task.loading),
+            ("--changes", task.changes),
             ("--synced", task.synced),
             ("--batches", task.batches),
             ("--park", task.park),

@@ -219,6 +219,7 @@ impl Life {
             epoch: self.epoch,
             loading: self.loading,
             chunks: self.swarm.chunks,
+            changes: self.swarm.changes,
             synced: self.swarm.synced,
             batches: if end.kind == EndKind::Close { end.acks } else { BATCHES_MAX },
             park: if end.kind == EndKind::KillWritten { end.acks + 1 } else { 0 },

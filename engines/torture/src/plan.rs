@@ -37,14 +37,13 @@ pub(crate) enum Work {
 pub(crate) struct Plan {
     seed: u64,
     chunks: bool,
-    /// Changes of the largest batch.
     most: u64,
 }
 
 impl Plan {
-    /// With sorted chunks among the batches or without.
-    pub(crate) fn new(seed: u64, chunks: bool) -> Self {
-        Self { seed, chunks, most: Rng::of(seed, 1).pick(&[20, 100, 400, 1500]) }
+    /// With sorted chunks among the batches or without; most batches have up to `most` changes.
+    pub(crate) fn new(seed: u64, chunks: bool, most: u64) -> Self {
+        Self { seed, chunks, most }
     }
 
     /// Number `seq`, from 1.
@@ -140,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_chunk_is_above_everything_before_it_and_a_batch_changes_with_its_epoch() {
-        let plan = Plan::new(3, true);
+        let plan = Plan::new(3, true, 100);
         let mut greatest = [0; 32];
         for seq in 1..400 {
             match plan.work(seq, 1) {

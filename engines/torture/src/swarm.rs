@@ -13,6 +13,8 @@ pub struct Swarm {
     pub fuse: bool,
     /// Whether there are sorted chunks among the batches.
     pub chunks: bool,
+    /// Changes that most batches have at most.
+    pub changes: u64,
     /// Commits that are synced, in a hundred.
     pub synced: u64,
     /// What an agent does beside writing.
@@ -83,6 +85,7 @@ impl Swarm {
         Self {
             fuse,
             chunks: rng.once_in(2),
+            changes: rng.pick(&[20, 100, 400, 1500]),
             synced: rng.pick(&[0, 10, 50, 100, 100]),
             habits: rng.next() & rng.pick(&[reading::ALL, reading::ALL, reading::GET | reading::SCAN]),
             ends,

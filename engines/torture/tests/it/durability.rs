@@ -7,7 +7,7 @@ use torture::{Column, EndKind, Swarm, Totals};
 
 use crate::{live, plain};
 
-const KILLS: u64 = 10;
+const KILLS: u64 = 8;
 const POWER_LOSSES: u64 = 30;
 
 fn killed(column: Column, synced: u64) {
@@ -86,7 +86,7 @@ mod mixed {
 
     fn mixed(column: Column) {
         let ends = vec![EndKind::Kill, EndKind::KillAt, EndKind::Power, EndKind::PowerAt];
-        let swarm = Swarm { synced: 20, chunks: true, habits: 63, ends, turns: 16, ..plain() };
+        let swarm = Swarm { synced: 20, chunks: true, habits: 63, ends, turns: 12, ..plain() };
         if let Some(totals) = live(column, 5, swarm) {
             assert!(totals.commits > 20, "{totals:?}");
         }

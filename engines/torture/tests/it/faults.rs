@@ -5,7 +5,7 @@ use torture::{Column, EndKind, FaultKind, Swarm};
 
 use crate::{live, plain};
 
-const TURNS: u64 = 8;
+const TURNS: u64 = 5;
 
 fn survives(fault: FaultKind) {
     for (column, seed) in Column::ALL.into_iter().zip(1..) {

@@ -16,6 +16,7 @@ fn plain() -> Swarm {
     Swarm {
         fuse: true,
         chunks: false,
+        changes: 60,
         synced: 100,
         habits: 0,
         ends: Vec::new(),
