@@ -38,3 +38,37 @@ each_fault! {
     the_disk_is_read_only ReadOnly;
     the_disk_is_slow Slow;
 }
+
+/// A flush fails, the store is opened again, goes on, and the power is lost: what the failed flush was to make durable
+/// is in the page cache and, no matter how often it is flushed again, not on the disk.
+mod a_failed_flush_and_then_a_power_loss {
+    use super::*;
+
+    fn survives(column: Column) {
+        let (ends, faults) = (vec![EndKind::PowerAt], vec![FaultKind::SyncError]);
+        let swarm = Swarm { changes: 5, ends, faults, faults_every: 1, turns: 300, ..plain() };
+        if let Some(totals) = live(column, 3, swarm) {
+            assert!(totals.faults[&FaultKind::SyncError] > 0 && totals.recovered_reopened > 0, "{totals:?}");
+        }
+    }
+
+    #[test]
+    fn rocksdb() {
+        survives(Column::Rocksdb);
+    }
+
+    #[test]
+    fn lmdb() {
+        survives(Column::Lmdb);
+    }
+
+    #[test]
+    fn redb() {
+        survives(Column::Redb);
+    }
+
+    #[test]
+    fn strata() {
+        survives(Column::Strata);
+    }
+}
