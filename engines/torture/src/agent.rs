@@ -303,8 +303,7 @@ impl Agent<'_> {
         say(format_args!("attempt {seq} {}", self.epoch));
         self.history.turn(seq, self.epoch);
         model.history.turn(seq, self.epoch);
-        let durability =
-            if self.rng.below(100) < self.task.synced { Durability::Synced } else { Durability::Buffered };
+        let durability = if self.rng.below(100) < self.task.synced { Durability::Synced } else { Durability::Buffered };
         let (durability, operations) = match self.plan.work(seq, self.epoch) {
             Work::Chunk(pairs) => (Durability::Synced, self.load(engine, model, seq, pairs)?),
             Work::Batch(changes) => {

@@ -29,7 +29,12 @@ impl Agent {
     pub(crate) fn start(binary: &Path, task: &Task, notices: Sender<Notice>) -> io::Result<Self> {
         let mut command = Command::new(binary);
         let engine = task.engine.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-        command.arg("agent").arg("--dir").arg(&task.dir).args(["--engine", &engine, "--history", &task.history.to_string()]);
+        command.arg("agent").arg("--dir").arg(&task.dir).args([
+            "--engine",
+            &engine,
+            "--history",
+            &task.history.to_string(),
+        ]);
         for (name, number) in [
             ("--seed", task.seed),
             ("--epoch", task.epoch),

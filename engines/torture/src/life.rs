@@ -237,7 +237,8 @@ impl Life {
             if timed && acks >= end.acks && until.is_none() {
                 until = Some(Instant::now() + Duration::from_micros(end.micros));
             }
-            let left = until.map_or(GLANCE, |until: Instant| until.saturating_duration_since(Instant::now()).min(GLANCE));
+            let left =
+                until.map_or(GLANCE, |until: Instant| until.saturating_duration_since(Instant::now()).min(GLANCE));
             match notices.recv_timeout(left) {
                 Ok(Notice::Trapped) => return Ok(Reached::Moment),
                 Ok(notice) => {
@@ -359,8 +360,7 @@ impl Life {
             }
             "acked" => {
                 let seq = number();
-                let durability =
-                    if rest.ends_with("synced") { Durability::Synced } else { Durability::Buffered };
+                let durability = if rest.ends_with("synced") { Durability::Synced } else { Durability::Buffered };
                 self.acked = seq;
                 self.floor = seq;
                 self.floor_power = self.column.survives_power_loss(durability, seq, self.floor_power);

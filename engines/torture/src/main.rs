@@ -137,8 +137,7 @@ impl Run {
     }
 
     fn is_over(&self) -> bool {
-        let time_is_up =
-            self.args.seed.is_none() && self.started.elapsed() >= Duration::from_secs(self.args.seconds);
+        let time_is_up = self.args.seed.is_none() && self.started.elapsed() >= Duration::from_secs(self.args.seconds);
         // ORDERING: Relaxed: the flag carries nothing but itself.
         time_is_up || self.interrupted.load(Ordering::Relaxed)
     }

@@ -68,7 +68,12 @@ impl FromStr for History {
             let (from, epoch) = part.split_once(':').ok_or("no colon")?;
             Ok((from.parse().map_err(|_| "no number")?, epoch.parse().map_err(|_| "no number")?))
         };
-        text.split(',').filter(|part| !part.is_empty()).map(part).collect::<Result<_, &str>>().map(Self).map_err(str::to_owned)
+        text.split(',')
+            .filter(|part| !part.is_empty())
+            .map(part)
+            .collect::<Result<_, &str>>()
+            .map(Self)
+            .map_err(str::to_owned)
     }
 }
 

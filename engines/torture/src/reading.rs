@@ -99,10 +99,12 @@ impl<'e> Readings<'e> {
     }
 
     fn copy(&self, engine: &dyn Engine, model: &Model, rng: &mut Rng) -> Check {
-        let remove = || fs::remove_dir_all(&self.copies).or_else(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => Ok(()),
-            _ => Err(engine_api::Error::io("cannot remove a copy", e)),
-        });
+        let remove = || {
+            fs::remove_dir_all(&self.copies).or_else(|e| match e.kind() {
+                std::io::ErrorKind::NotFound => Ok(()),
+                _ => Err(engine_api::Error::io("cannot remove a copy", e)),
+            })
+        };
         remove()?;
         engine.snapshot(&self.copies)?;
         let copy = engines::open(&self.copies, &self.column.options(rng), OpenMode::Existing)?;

@@ -33,15 +33,8 @@ pub enum FaultKind {
 
 impl FaultKind {
     /// All of them.
-    pub const ALL: [Self; 7] = [
-        Self::ReadError,
-        Self::WriteError,
-        Self::SyncError,
-        Self::Full,
-        Self::FullUnseen,
-        Self::ReadOnly,
-        Self::Slow,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::ReadError, Self::WriteError, Self::SyncError, Self::Full, Self::FullUnseen, Self::ReadOnly, Self::Slow];
 
     /// The name in tables and on the command line.
     pub fn as_str(self) -> &'static str {

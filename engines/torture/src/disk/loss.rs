@@ -272,7 +272,8 @@ mod tests {
             longer += u64::from(image.size() > 10_000 && image.read(10_000, 1) == [0]);
             assert!(first.iter().all(|byte| [1, 2].contains(byte)) && (10_000..=14_096).contains(&image.size()));
         }
-        for (count, what) in [(lost, "lost"), (kept, "kept"), (torn, "torn"), (reordered, "reordered"), (longer, "longer")]
+        for (count, what) in
+            [(lost, "lost"), (kept, "kept"), (torn, "torn"), (reordered, "reordered"), (longer, "longer")]
         {
             assert!(count > 5, "{what} in {count} of 500");
         }

@@ -395,8 +395,7 @@ impl File {
                 rest.push(Pending { at, change: Change::Write { offset, bytes: bytes[..head].to_vec() } });
             }
             if tail > 0 {
-                let change =
-                    Change::Write { offset: end - tail as u64, bytes: bytes[bytes.len() - tail..].to_vec() };
+                let change = Change::Write { offset: end - tail as u64, bytes: bytes[bytes.len() - tail..].to_vec() };
                 rest.push(Pending { at, change });
             }
         }

@@ -10,8 +10,16 @@ const TURNS: u64 = 5;
 fn survives(fault: FaultKind) {
     for (column, seed) in Column::ALL.into_iter().zip(1..) {
         let ends = vec![EndKind::Close, EndKind::Power];
-        let swarm =
-            Swarm { synced: 50, chunks: true, habits: 63, ends, faults: vec![fault], faults_every: 1, turns: TURNS, ..plain() };
+        let swarm = Swarm {
+            synced: 50,
+            chunks: true,
+            habits: 63,
+            ends,
+            faults: vec![fault],
+            faults_every: 1,
+            turns: TURNS,
+            ..plain()
+        };
         let Some(totals) = live(column, seed * 1000, swarm) else { return };
         println!(
             "{column} {}: hits={} went_on={} reopened={} sigbus={}",
