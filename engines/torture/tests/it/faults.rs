@@ -54,7 +54,7 @@ mod a_failed_flush_and_then_a_power_loss {
 
     fn survives(column: Column) {
         let (ends, faults) = (vec![EndKind::PowerAt], vec![FaultKind::SyncError]);
-        let swarm = Swarm { changes: 5, ends, faults, faults_every: 1, turns: 300, ..plain() };
+        let swarm = Swarm { changes: 5, ends, faults, faults_every: 1, turns: 40, ..plain() };
         if let Some(totals) = live(column, 3, swarm) {
             assert!(totals.faults[&FaultKind::SyncError] > 0 && totals.recovered_reopened > 0, "{totals:?}");
         }
