@@ -71,7 +71,7 @@ pub struct Task {
     /// Stands still before the commit of this batch, counted from its start; 0 for none.
     #[arg(long, default_value_t = 0)]
     pub park: u64,
-    /// Which of the things beside writing it does, one a bit: see [`crate::reading`].
+    /// Which of the things beside writing it does, one a bit.
     #[arg(long, default_value_t = 0)]
     pub habits: u64,
 }
