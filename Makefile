@@ -6,7 +6,7 @@ BLOOM ?= 20
 PAIRS ?= 2000000
 EVENTS ?= 1000000
 SEED ?= 1
-TORTURE_SECONDS ?= 60
+SECONDS ?= 60
 SOLKV_CACHE ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/solkv
 export SOLKV_CACHE
 export CARGO_TARGET_DIR ?= $(SOLKV_CACHE)/target
@@ -22,7 +22,7 @@ space := $(subst ,, )
 FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service loadgen,$(foreach e,$(ENGINES),$p/$e)))
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
-.PHONY: help setup build demo test loom miri fuzz torture check fmt clippy doc edges bench bench-full bench-targets bench-transports bench-instrument clients
+.PHONY: help setup build demo test loom miri fuzz torture mutations check fmt clippy doc edges bench bench-full bench-targets bench-transports bench-instrument clients
 .DEFAULT_GOAL := help
 
 help: ## Lists the targets.
@@ -43,7 +43,7 @@ test: setup ## Runs every test, on every engine.
 	$(CARGO) build --locked --release --workspace --bins
 	$(CARGO) test --locked --release --workspace
 	@$(MAKE) --no-print-directory loom
-	@$(MAKE) --no-print-directory torture TORTURE_SECONDS=20
+	@$(MAKE) --no-print-directory torture SECONDS=40
 
 loom: ## Runs strata's lock-free parts through the orders that threads can take (part of test).
 	CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 \
@@ -66,8 +66,15 @@ fuzz: ## Runs strata's fuzz targets, FUZZ_SECONDS=60 each (needs nightly and car
 			-max_total_time=$(FUZZ_SECONDS) -len_control=0 -max_len=1000 -print_final_stats=1 || exit 1; \
 	done
 
-torture: ## Kills, faults and flipped bits against strata for TORTURE_SECONDS (60); prints how to see a failure again.
-	cargo run --locked --release -p engine-strata --example torture -- --seconds $(TORTURE_SECONDS)
+# ARGS='--engine lmdb --seed 123' runs one life again, as a violation says; then nothing else runs.
+torture: ## Kills, power losses and disk faults against every engine for SECONDS=60; then strata's own, a third as long.
+	@$(CARGO) build --locked --release -p torture
+	@$(CARGO) build --locked --release -p engine-strata --example torture
+	@"$(BIN)/torture" $(if $(ARGS),$(ARGS),--seconds $$(($(SECONDS) * 3 / 4)))
+	@$(if $(ARGS),:,"$(BIN)/examples/torture" --seconds $$(($(SECONDS) / 4)))
+
+mutations: ## Breaks the code on purpose, one break at a time, in a copy: each must be caught (an hour).
+	@ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" engines/torture/mutations/run.sh $(ARGS)
 
 check: setup fmt clippy doc edges ## Format, lints, docs and the allowed crate edges.
 

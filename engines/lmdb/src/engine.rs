@@ -163,15 +163,14 @@ impl LmdbEngine {
         let failed = self.failed("LMDB commit failed", e);
         // A full disk that hit the meta page has made LMDB give up the environment: every transaction says so.
         let given_up = matches!(self.env.begin_ro_txn(), Err(lmdb::Error::Panic));
-        if failed.kind() == ErrorKind::FreeSpace && given_up {
-            self.poison();
-            return Error::with_source(
-                ErrorKind::Reopen,
-                "LMDB could not write its meta page: free space, close the process and open again",
-                failed,
-            );
-        }
-        failed
+        let what = match failed.kind() {
+            ErrorKind::FreeSpace if given_up => "LMDB could not write its meta page: free space, close the process and",
+            // The file system took the write and refused the flush, or the other way round: a remount as read-only.
+            ErrorKind::FixInput | ErrorKind::Retry => "LMDB could not write a commit: close the process and",
+            _ => return failed,
+        };
+        self.poison();
+        Error::with_source(ErrorKind::Reopen, format!("{what} open again: reason={failed}"), failed)
     }
 
     fn map_full(&self, what: &str, e: lmdb::Error) -> Error {

@@ -11,7 +11,7 @@ use crate::StrataOptions;
 use crate::budget::Budget;
 use crate::cache::RecordCache;
 use crate::engine::FROZEN_MAX;
-use crate::file::shown;
+use crate::file::{shown, sync_dir};
 use crate::filter::{PLANES, hash};
 use crate::lookup::Reads;
 use crate::manifest::Manifest;
@@ -60,20 +60,24 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &StrataOptions, manif
     let budget = Budget::new(options.memory_bytes.saturating_sub(mem_bytes));
     let reads = Arc::new(Reads::default());
     let (version, pages_beside_bytes) = open_version(storage, &manifest, &budget, &reads)?;
+    // The manifest's name may not be durable yet, and what it replaces is removed next.
+    sync_dir(&**storage)?;
     let (wals, highest) = clean_up(&**storage, &manifest)?;
     let mut ops: Vec<(Key, Option<Value>)> = Vec::new();
     let mut checkpoint = manifest.checkpoint;
     let mut position = Position { next: manifest.batch + 1, end: None };
+    let mut replayed_files = Vec::new();
     for id in &wals {
         position = wal::replay(&**storage, *id, position, |_, replayed| {
             checkpoint = replayed.checkpoint;
             ops.extend(replayed.ops);
             Ok(())
         })?;
+        replayed_files.extend(position.end.clone().map(|end| (*id, end)));
     }
     let batch = position.next - 1;
     // What was replayed may still be on its way to the device: a synced batch in the next file stands on all of it.
-    wals.iter().try_for_each(|id| wal::flush(&**storage, *id))?;
+    replayed_files.iter().try_for_each(|(id, end)| wal::flush(&**storage, *id, end))?;
     let next_id = manifest.next_id.max(highest + 1);
     let mem = Mem::new(ops.len().max(mem_records));
     ops.iter().enumerate().for_each(|(index, (key, value))| mem.append(index, hash(key), key, *value));

@@ -5,6 +5,7 @@
 //! Files are overwritten in place once their memtable is in a run: the device's metadata does not change then, and a
 //! flush is one write. What an older use left behind is told from a record by the file's number in it.
 
+use std::collections::VecDeque;
 use std::mem::offset_of;
 use std::sync::Arc;
 
@@ -79,8 +80,18 @@ pub(crate) struct Batch {
 pub(crate) struct Position {
     /// The batch that comes next.
     pub(crate) next: u64,
-    /// The file that ended before it, and where; none where the runs did.
-    pub(crate) end: Option<(String, u64)>,
+    /// The file that ended before it; none where the runs did.
+    pub(crate) end: Option<End>,
+}
+
+/// The end of a file that was replayed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    file: String,
+    /// The offset behind the last whole record.
+    offset: u64,
+    /// The offset of the first record of which no later one says that it was durable.
+    unsure: u64,
 }
 
 /// The name of a WAL file.
@@ -143,10 +154,23 @@ impl Wal {
     }
 }
 
-/// Makes a file durable that an earlier process may have left unflushed.
-pub(crate) fn flush(storage: &dyn Storage, id: u64) -> Result<()> {
-    let flushed = storage.open_write(&name(id)).and_then(|file| file.sync_data());
-    flushed.map_err(|e| Error::io(format!("cannot flush file={} reason={e}", shown(storage, &name(id))), e))
+/// Makes durable what was replayed of a file, up to `end`.
+///
+/// Records that an earlier process has left unflushed, or whose flush has failed, are written once more: after a failed
+/// flush the page cache still has them, takes them for durable, and flushes nothing.
+pub(crate) fn flush(storage: &dyn Storage, id: u64, end: &End) -> Result<()> {
+    let rewrite = || {
+        let (from, to) = (storage.open(&name(id), false)?, storage.open_write(&name(id))?);
+        let (mut at, mut bytes) = (end.unsure, Vec::new());
+        while at < end.offset {
+            bytes.resize(((end.offset - at) as usize).min(SEARCH_BYTES), 0);
+            from.read_at(&mut bytes, at)?;
+            to.write_at(&bytes, at)?;
+            at += bytes.len() as u64;
+        }
+        to.sync_data()
+    };
+    rewrite().map_err(|e| Error::io(format!("cannot flush file={} reason={e}", shown(storage, &name(id))), e))
 }
 
 /// Replays the batches of a WAL file from this position on, up to the first that is not whole: it was being
@@ -186,21 +210,29 @@ pub(crate) fn replay_file(
     let length = file.len_bytes().map_err(cannot_read)?;
     let mut offset = 0;
     let mut bytes = Vec::new();
+    let mut unsure = VecDeque::new();
     loop {
         let Some(header) = read_record(file, offset, length, id, &mut bytes).map_err(cannot_read)? else { break };
         if offset == 0 && header.batch > next {
             // A file is begun when all before it is durable.
-            let (file, end) = from.end.unwrap_or((shown.to_owned(), 0));
+            let (file, end) = from.end.map_or((shown.to_owned(), 0), |end| (end.file, end.offset));
             return Err(damaged(&file, end, next, format!("batch={} at the start of file={shown}", header.batch)));
         }
         let Some(batch) = decode(&bytes).filter(|_| header.batch == next) else { break };
         take(next, batch)?;
+        unsure.push_back((next, offset));
+        while unsure.front().is_some_and(|(batch, _)| *batch <= header.flushed.get()) {
+            unsure.pop_front();
+        }
         next += 1;
         offset += bytes.len() as u64;
     }
     match find_later(file, (offset + 1, length), id, next).map_err(cannot_read)? {
         Some((at, batch)) => Err(damaged(shown, offset, next, format!("batch={batch} at offset={at}"))),
-        None => Ok(Position { next, end: Some((shown.to_owned(), offset)) }),
+        None => {
+            let unsure = unsure.front().map_or(offset, |(_, at)| *at);
+            Ok(Position { next, end: Some(End { file: shown.to_owned(), offset, unsure }) })
+        }
     }
 }
 

@@ -153,6 +153,27 @@ fn a_failed_flush_refuses_every_further_write() {
 }
 
 #[test]
+fn what_a_failed_flush_has_lost_is_written_again_by_the_next_opening() {
+    for outcome in 0..20 {
+        let storage = FaultyStorage::default();
+        let engine = open(&storage).unwrap();
+        try_commit(&engine, &batch(8, 1, CHANGES), 1, Durability::Synced).unwrap();
+        storage.set(Fault::SyncAt(1));
+        try_commit(&engine, &batch(8, 2, CHANGES), 2, Durability::Synced).unwrap_err();
+        drop(engine);
+        // No run can be written: what follows stands on the WAL alone.
+        storage.set(Fault::NoSegments);
+        let engine = open(&storage).unwrap();
+        assert_eq!(engine.checkpoint().unwrap(), at(2), "the page cache still has the record");
+        try_commit(&engine, &batch(8, 3, CHANGES), 3, Durability::Synced).unwrap();
+        let left = storage.after_crash(outcome);
+        drop(engine);
+        let engine = open(&left).unwrap_or_else(|error| panic!("outcome={outcome}: {error}"));
+        assert_holds(&engine, &content(8, 3), 3, &format!("outcome={outcome}"));
+    }
+}
+
+#[test]
 fn a_synced_commit_is_one_flush_and_a_buffered_one_none() {
     let storage = FaultyStorage::default();
     let engine = open(&storage).unwrap();

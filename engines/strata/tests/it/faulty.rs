@@ -22,7 +22,7 @@ pub(crate) enum Fault {
     CrashAt(u64),
     /// This read fails with EIO.
     ReadAt(u64),
-    /// This flush fails with EIO.
+    /// This flush fails with EIO, and no later one makes up for it.
     SyncAt(u64),
     /// No allocation beyond this many bytes.
     FullAt(u64),
@@ -251,11 +251,12 @@ impl StorageFile for FaultyFile {
         let mut content = self.content.lock();
         disk.change()?;
         disk.syncs += 1;
+        let pending = std::mem::take(&mut content.pending);
         if disk.fault == Fault::SyncAt(disk.syncs) {
+            // They stay readable and are not tried again: so Linux does.
             return Err(eio());
         }
-        content.durable = content.bytes.clone();
-        content.pending.clear();
+        pending.iter().for_each(|(offset, written)| write_into(&mut content.durable, *offset as usize, written));
         Ok(())
     }
 

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Breaks the code on purpose and checks that the break is caught: run.sh [NAME...], by default every NAME.patch here.
+#
+# A patch begins with three lines, and the diff follows:
+#   what: what is broken, in words
+#   build: the command that builds what runs it; it must succeed
+#   run: the command that must fail with the patch, and must not without it
+# Commands run at the top of a copy of the tracked files, which is thrown away; the programs that were built are first
+# in the PATH. Everything else that they need from cargo is kept in a target directory beside the usual one.
+# Exit code 1: a mutation survived, no longer applies, or does not compile; or a command fails on the code as it is.
+set -euo pipefail
+cd "$(dirname "$0")/../../.."
+here=engines/torture/mutations
+target=${CARGO_TARGET_DIR:-$PWD/target}/mutations
+tree=$target/tree
+log=$target/log
+[ $# -gt 0 ] || set -- $(cd "$here" && ls ./*.patch | sed 's,^\./,,; s,\.patch$,,')
+
+rm -rf "$tree"
+mkdir -p "$tree"
+# With the time of now: what an interrupted run has built from broken files is not taken for these.
+git ls-files -z --cached --others --exclude-standard | tar --null --files-from - --create | tar --extract --touch --directory "$tree"
+patches=$PWD/$here
+cd "$tree"
+git init --quiet .
+export CARGO_TARGET_DIR=$target PATH=$target/release:$PATH
+trap 'rm -rf "$tree"' EXIT
+
+field() { sed -n "s/^$1: //p;/^diff /q" "$patches/$2.patch"; }
+# The command's exit code; what it printed is in $log.
+try() { nice bash -c "$1" >"$log" 2>&1; }
+# What caught it: the first line that says so.
+verdict() { grep -m1 -E 'VIOLATION|DIVERGED|panicked|^test .*FAILED|assertion|error' "$log" | cut -c1-150 || tail -1 "$log"; }
+
+table=() failed=0
+note() { table+=("$(printf '%-28s %-9s %5s s  %s' "$1" "$2" "$3" "$4")"); echo "${table[-1]}"; }
+
+# Caught means nothing where the code as it is fails too.
+declare -A sound
+for name in "$@"; do
+    run=$(field run "$name")
+    [ -z "${sound[$run]:-}" ] || continue
+    sound[$run]=1
+    try "$(field build "$name")" || { cat "$log"; echo "mutations: the code as it is does not build" >&2; exit 1; }
+    # A tenth of the time: what it would find is found again and again by the torture itself.
+    short=$(sed -E 's/--seconds ([0-9]+)0\b/--seconds \1/' <<<"$run")
+    try "$short" || { cat "$log"; echo "mutations: fails without a mutation: $short" >&2; exit 1; }
+done
+
+for name in "$@"; do
+    if ! git apply "$patches/$name.patch" 2>"$log"; then
+        note "$name" STALE 0 "$(head -1 "$log")"
+        failed=1
+        continue
+    fi
+    start=$SECONDS
+    if ! try "$(field build "$name")"; then
+        note "$name" NO-BUILD $((SECONDS - start)) "$(verdict)"
+        failed=1
+    else
+        start=$SECONDS
+        if try "$(field run "$name")"; then
+            note "$name" SURVIVED $((SECONDS - start)) "$(field what "$name")"
+            failed=1
+        else
+            note "$name" caught $((SECONDS - start)) "$(verdict)"
+        fi
+    fi
+    git apply --reverse "$patches/$name.patch"
+done
+echo
+printf '%s\n' "${table[@]}"
+exit "$failed"

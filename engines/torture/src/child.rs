@@ -1,0 +1,104 @@
+//! An agent as the supervisor has it: started, listened to, ended.
+//!
+//! Owns: the process and the thread that reads what it says; none outlives its owner. Must not: judge.
+
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+
+use crate::agent::Task;
+use crate::disk::Notice;
+
+/// How long a process that was killed may take to go. A request in flight can hold it.
+const GONE_WITHIN: Duration = Duration::from_secs(30);
+
+/// A running agent. Killed when dropped.
+pub(crate) struct Agent {
+    process: Child,
+    /// Its end ends the agent.
+    _stdin: Option<ChildStdin>,
+}
+
+impl Agent {
+    /// Starts `binary` as an agent; its lines, and their end, go to `notices`.
+    pub(crate) fn start(binary: &Path, task: &Task, notices: Sender<Notice>) -> io::Result<Self> {
+        let mut command = Command::new(binary);
+        let engine = task.engine.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        command.arg("agent").arg("--dir").arg(&task.dir).args([
+            "--engine",
+            &engine,
+            "--history",
+            &task.history.to_string(),
+        ]);
+        for (name, number) in [
+            ("--seed", task.seed),
+            ("--epoch", task.epoch),
+            ("--loading", task.loading),
+            ("--changes", task.changes),
+            ("--synced", task.synced),
+            ("--batches", task.batches),
+            ("--park", task.park),
+            ("--habits", task.habits),
+        ] {
+            command.args([name, &number.to_string()]);
+        }
+        if task.chunks {
+            command.arg("--chunks");
+        }
+        // An interrupt at the terminal is for the supervisor alone.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+        let mut process = command.spawn()?;
+        let stdin = process.stdin.take();
+        let stdout = process.stdout.take().ok_or_else(|| io::Error::other("an agent without output"))?;
+        std::thread::spawn(move || {
+            let mut out = BufReader::new(stdout);
+            let mut line = String::new();
+            // A line that was cut short is none.
+            while matches!(out.read_line(&mut line), Ok(bytes) if bytes > 0) {
+                if let Some(whole) = line.strip_suffix('\n')
+                    && notices.send(Notice::Line(whole.to_owned())).is_err()
+                {
+                    return;
+                }
+                line.clear();
+            }
+            notices.send(Notice::Silence).ok();
+        });
+        Ok(Self { process, _stdin: stdin })
+    }
+
+    /// SIGKILL, without waiting.
+    pub(crate) fn kill(&mut self) {
+        // One that has just ended by itself is as good.
+        self.process.kill().ok();
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// When it does not come in time: the kernel holds the process.
+    pub(crate) fn wait(&mut self) -> io::Result<ExitStatus> {
+        let until = Instant::now() + GONE_WITHIN;
+        loop {
+            if let Some(status) = self.process.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() >= until {
+                return Err(io::Error::other(format!("a killed agent does not end: pid={}", self.process.id())));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.kill();
+        self.wait().ok();
+    }
+}

@@ -1,0 +1,70 @@
+//! The engines as the torture opens them: each a column of its tables.
+//!
+//! Owns: names, options, what each engine promises. Must not: open anything.
+
+use bytesize::ByteSize;
+use engine_api::Durability;
+use engines::{EngineKind, EngineOptions};
+
+use crate::rng::Rng;
+
+/// An engine with its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum Column {
+    /// RocksDB's defaults.
+    Rocksdb,
+    /// The same with a Bloom filter of 20 bits a key.
+    RocksdbBloom,
+    /// LMDB.
+    Lmdb,
+    /// redb.
+    Redb,
+    /// strata.
+    Strata,
+}
+
+impl Column {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Rocksdb, Self::RocksdbBloom, Self::Lmdb, Self::Redb, Self::Strata];
+
+    /// The engine's label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Rocksdb => "rocksdb",
+            Self::RocksdbBloom => "rocksdb_bloom",
+            Self::Lmdb => "lmdb",
+            Self::Redb => "redb",
+            Self::Strata => "strata",
+        }
+    }
+
+    /// Its options; the memory is one of several, so that caches hold everything or little.
+    pub fn options(self, rng: &mut Rng) -> EngineOptions {
+        let kind = match self {
+            Self::Rocksdb | Self::RocksdbBloom => EngineKind::Rocksdb,
+            Self::Lmdb => EngineKind::Lmdb,
+            Self::Redb => EngineKind::Redb,
+            Self::Strata => EngineKind::Strata,
+        };
+        let bloom = (self == Self::RocksdbBloom).then_some(20);
+        EngineOptions { bloom, memory: Some(ByteSize::mib(rng.pick(&[8, 16, 64]))), ..EngineOptions::new(kind) }
+    }
+
+    /// The newest batch that a loss of power must leave, once batch `seq` was acknowledged; `before` is what it was
+    /// until then. This is the table of RELIABILITY.md.
+    pub fn survives_power_loss(self, durability: Durability, seq: u64, before: u64) -> u64 {
+        match (durability, self) {
+            (Durability::Synced, _) | (Durability::Buffered, Self::Redb) => seq,
+            // The newest alone may be missing.
+            (Durability::Buffered, Self::Lmdb) => before.max(seq - 1),
+            (Durability::Buffered, Self::Rocksdb | Self::RocksdbBloom | Self::Strata) => before,
+        }
+    }
+}
+
+impl std::fmt::Display for Column {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.as_str())
+    }
+}

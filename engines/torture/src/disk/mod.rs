@@ -1,0 +1,189 @@
+//! A disk that loses power: a file system in memory, mounted by FUSE, that knows what was flushed.
+//!
+//! Owns: mounting, unmounting, and what happens in between to the device. Must not: touch its own mount point once an
+//! agent works there; a request that this process makes of itself may wait for ever. The supervisor's thread calls it;
+//! the FUSE session has threads of its own.
+
+mod gate;
+mod image;
+mod loss;
+mod serve;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use fuser::{BackgroundSession, Config, Session, SessionACL};
+use parking_lot::Mutex;
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+pub use gate::{Fault, FaultKind, Notice};
+
+use crate::rng::Rng;
+use gate::Gate;
+use tree::Tree;
+
+/// Threads that answer requests: one that a fault delays does not delay all.
+const THREADS: usize = 3;
+/// How long requests in flight may hold up an unmount before the connection is cut.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the session's threads share with the supervisor.
+pub(crate) struct Shared {
+    gate: Gate,
+    tree: Mutex<Tree>,
+    rng: Mutex<Rng>,
+}
+
+impl Shared {
+    fn fail_sync(&self, ino: u64, chance: u64) {
+        self.tree.lock().fail_sync(ino, chance, &mut self.rng.lock());
+    }
+}
+
+/// A disk, mounted or not.
+pub struct Disk {
+    shared: Arc<Shared>,
+    point: PathBuf,
+    session: Option<BackgroundSession>,
+}
+
+/// Gives the calling thread, and processes and threads that it starts from now on, mounts of their own: whatever ends
+/// them, no mount is left behind.
+///
+/// # Errors
+/// The kernel's, where this process may not.
+pub fn own_mounts() -> io::Result<()> {
+    // SAFETY: only the calling thread's view of mounts and its own current directory and umask change; no file
+    // descriptor table is unshared.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    Ok(())
+}
+
+impl Disk {
+    /// An empty disk of `capacity_bytes`, mounted at `point`, which exists.
+    ///
+    /// # Errors
+    /// The kernel's, where FUSE is missing or this process may not mount.
+    pub fn new(point: &Path, capacity_bytes: u64, seed: u64) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            gate: Gate::default(),
+            tree: Mutex::new(Tree::new(capacity_bytes)),
+            rng: Mutex::new(Rng::new(seed)),
+        });
+        let mut disk = Self { shared, point: point.to_owned(), session: None };
+        disk.mount()?;
+        Ok(disk)
+    }
+
+    /// Where it is mounted.
+    pub fn point(&self) -> &Path {
+        &self.point
+    }
+
+    /// Sends [`Notice::Trapped`] there.
+    pub fn notify(&self, notices: Sender<Notice>) {
+        self.shared.gate.notify(notices);
+    }
+
+    /// Stops every operation once `operations` more have changed something; [`Disk::release`] lets them go on.
+    pub fn set_trap(&self, operations: Option<u64>) {
+        self.shared.gate.set_trap(operations);
+    }
+
+    /// Lets operations go on that the trap holds.
+    pub fn release(&self) {
+        self.shared.gate.release();
+    }
+
+    /// Sets the faults to come, in place of those that were; none heals the disk.
+    pub fn set_faults(&self, faults: Vec<Fault>, seed: u64) {
+        self.shared.gate.set_faults(faults, seed);
+    }
+
+    /// How often each kind of fault has hit since this was asked last.
+    pub fn take_hits(&self) -> BTreeMap<FaultKind, u64> {
+        self.shared.gate.take_hits()
+    }
+
+    /// From now on every operation fails without doing anything. The agent is killed next.
+    pub fn cut_power(&self) {
+        self.shared.gate.cut_power();
+    }
+
+    /// Mounts what a loss of power leaves. Call it when the agent is gone.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn lose_power(&mut self, seed: u64) -> io::Result<()> {
+        self.unmount()?;
+        self.shared.tree.lock().lose_power(&mut Rng::new(seed));
+        self.mount()
+    }
+
+    /// Mounts anew with empty caches. Call it when the agent is gone.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn drop_caches(&mut self) -> io::Result<()> {
+        self.unmount()?;
+        self.shared.tree.lock().drop_caches();
+        self.mount()
+    }
+
+    fn mount(&mut self) -> io::Result<()> {
+        self.shared.gate.reset();
+        let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+        let options = CString::new(options).map_err(io::Error::other)?;
+        mount("torture", &self.point, "fuse.torture", MountFlags::NOSUID | MountFlags::NODEV, Some(&*options))?;
+        let mut config = Config::default();
+        config.n_threads = Some(THREADS);
+        let served = serve::Served(Arc::clone(&self.shared));
+        let session = Session::from_fd(served, OwnedFd::from(device), SessionACL::Owner, config)?;
+        self.session = Some(session.spawn()?);
+        Ok(())
+    }
+
+    /// Unmounts, and cuts the connection where something still holds on to it.
+    fn unmount(&mut self) -> io::Result<()> {
+        let Some(session) = self.session.take() else { return Ok(()) };
+        // Whatever waits at the gate must not wait for us.
+        self.shared.gate.release();
+        let until = Instant::now() + PATIENCE;
+        while let Err(e) = unmount(&self.point, UnmountFlags::empty()) {
+            if e != rustix::io::Errno::BUSY || Instant::now() >= until {
+                // Aborts what is in flight; a mount that is busy all the same goes when its last user does.
+                unmount(&self.point, UnmountFlags::FORCE).ok();
+                unmount(&self.point, UnmountFlags::DETACH)?;
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        while !session.guard.is_finished() {
+            if Instant::now() >= until {
+                return Err(io::Error::other(format!("a FUSE session does not end: mount={}", self.point.display())));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        session.join()
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.shared.gate.cut_power();
+        if let Err(e) = self.unmount() {
+            eprintln!("torture: cannot unmount: mount={} reason={e}", self.point.display());
+        }
+    }
+}

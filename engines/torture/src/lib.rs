@@ -1,0 +1,38 @@
+//! Every engine under kills, losses of power and faults of the disk, compared with a model.
+//!
+//! Owns: the disk that loses power ([`Disk`]), the agents that work on a store and are killed, the oracle. Must not: know
+//! how an engine works; it opens them through the registry, as the programs do. A supervisor ([`Life`]) runs on the
+//! caller's thread; agents are processes of their own; the disk is a FUSE file system in the supervisor's process.
+//!
+//! What is promised and what is tested is in RELIABILITY.md at the top of the repository.
+
+mod agent;
+mod child;
+mod column;
+mod disk;
+mod life;
+mod model;
+mod plan;
+mod reading;
+mod rng;
+mod swarm;
+mod totals;
+
+pub use agent::{Task, run as run_agent};
+pub use column::Column;
+pub use disk::{Disk, Fault, FaultKind, Notice, own_mounts};
+pub use life::{Failure, Life};
+pub use model::History;
+pub use rng::Rng;
+pub use swarm::{EndKind, Swarm};
+pub use totals::{Table, Totals};
+
+/// Whether this process can mount the disk that loses power, after [`own_mounts`]; if not, why.
+///
+/// # Errors
+/// The reason.
+pub fn can_lose_power() -> Result<(), String> {
+    let reason = |e: std::io::Error| format!("cannot mount a FUSE file system: {e}");
+    let point = tempfile::tempdir().map_err(reason)?;
+    own_mounts().and_then(|()| Disk::new(point.path(), 1 << 20, 0)).map(drop).map_err(reason)
+}

@@ -1,0 +1,144 @@
+//! The command line of the torture: lives of stores, one after the other, until the time is up.
+//!
+//! Owns: seeds, the report, the exit code. Runs on the main thread; a signal sets a flag.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use clap::{Parser, Subcommand};
+use torture::{Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_power, run_agent};
+
+/// Every engine under kills, losses of power and faults of the disk, compared with a model.
+///
+/// A supervisor lets an agent work on a store, ends it (SIGKILL, or a loss of power on a file system in memory that
+/// knows what was flushed), and lets the next one compare everything. The disk has faults: EIO on reads, writes and
+/// flushes, no space, read-only, slow. What happens in a store's life follows from its seed, which is printed; half of
+/// all options are switched off in each, at random.
+///
+/// Exit code 0: no violation. 1: a violation, whose last line is the command that runs it again. 2: the torture itself
+/// could not go on.
+#[derive(Parser)]
+#[command(version, args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
+struct Args {
+    #[command(subcommand)]
+    hidden: Option<Hidden>,
+    /// How long new lives are begun.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Only these engines, separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    engine: Vec<Column>,
+    /// One life of that seed on each engine, whatever the time; as a violation names it.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// SIGKILL alone, on the file system of --dir: needs no rights.
+    #[arg(long)]
+    kills_only: bool,
+    /// Prints everything that is said and done.
+    #[arg(long)]
+    trace: bool,
+    /// Where stores are. By default in the system's directory for temporary files.
+    #[arg(long)]
+    dir: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "Examples:
+  torture --seconds 600                      ten minutes, all engines
+  torture --engine lmdb --seed 123456        one life again
+  torture --engine redb,strata --kills-only  without root";
+
+#[derive(Subcommand)]
+enum Hidden {
+    /// The process that is killed.
+    #[command(hide = true)]
+    Agent(Task),
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(Hidden::Agent(task)) = &args.hidden {
+        return run_agent(task);
+    }
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        if let Err(e) = signal_hook::flag::register(signal, Arc::clone(&interrupted)) {
+            eprintln!("torture: cannot listen for signals: {e}");
+            return ExitCode::from(2);
+        }
+    }
+    let no_fuse = if args.kills_only { Err("--kills-only".to_owned()) } else { can_lose_power() };
+    let mut run = Run { args, fuse: no_fuse.is_ok(), interrupted, started: Instant::now(), totals: BTreeMap::new() };
+    let outcome = run.all();
+    println!("{}", Table(&run.totals));
+    if let Err(reason) = no_fuse {
+        println!("torture: NO POWER LOSSES AND NO FAULTS OF THE DISK were among it: {reason}");
+    }
+    match outcome {
+        Ok(()) => {
+            println!("torture: no violation in {} s", run.started.elapsed().as_secs());
+            ExitCode::SUCCESS
+        }
+        Err((_, _, Failure::Io(error))) => {
+            println!("torture: cannot go on: {error}");
+            ExitCode::from(2)
+        }
+        Err((column, seed, violation)) => {
+            println!("torture: VIOLATION: {violation}");
+            println!("again: make torture ARGS='--engine {column} --seed {seed}'");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Run {
+    args: Args,
+    fuse: bool,
+    interrupted: Arc<AtomicBool>,
+    started: Instant,
+    totals: BTreeMap<Column, Totals>,
+}
+
+impl Run {
+    fn all(&mut self) -> Result<(), (Column, u64, Failure)> {
+        let columns = if self.args.engine.is_empty() { Column::ALL.to_vec() } else { self.args.engine.clone() };
+        let clock = SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
+        let mut seeds = Rng::new(clock);
+        loop {
+            for column in &columns {
+                if self.is_over() {
+                    return Ok(());
+                }
+                let seed = self.args.seed.unwrap_or_else(|| seeds.next() >> 20);
+                println!("torture: engine={column} seed={seed}");
+                self.life(*column, seed).map_err(|failure| (*column, seed, failure))?;
+            }
+            if self.args.seed.is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn life(&mut self, column: Column, seed: u64) -> Result<(), Failure> {
+        let mut temporary = tempfile::Builder::new();
+        temporary.prefix("torture-");
+        let root = match &self.args.dir {
+            Some(dir) => temporary.tempdir_in(dir),
+            None => temporary.tempdir(),
+        }?;
+        let mut life = Life::new(column, seed, Swarm::of(seed, self.fuse), root.path(), &std::env::current_exe()?)?;
+        life.set_trace(self.args.trace);
+        let outcome = life.run(&|| self.is_over());
+        self.totals.entry(column).or_default().add(life.totals());
+        outcome
+    }
+
+    fn is_over(&self) -> bool {
+        let time_is_up = self.args.seed.is_none() && self.started.elapsed() >= Duration::from_secs(self.args.seconds);
+        // ORDERING: Relaxed: the flag carries nothing but itself.
+        time_is_up || self.interrupted.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,208 @@
+//! What a store must hold after a number of batches, and the comparison with what it does.
+//!
+//! Owns: the history (which epoch wrote which batch), the map that follows from it. Must not: write to a store. The
+//! supervisor holds the history; an agent builds the map from it and compares everything that it reads.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::str::FromStr;
+
+use engine_api::{Checkpoint, Engine, Key, Reader, Value};
+
+use crate::plan::{Plan, Work};
+use crate::rng::Rng;
+
+/// What ends an agent: an error of the engine where none may be, or a wrong answer.
+pub(crate) type Check<T = ()> = std::result::Result<T, Bad>;
+
+/// Why a check did not end well.
+#[derive(Debug)]
+pub(crate) enum Bad {
+    /// The engine said so: allowed under a fault, if the kind is.
+    Error(engine_api::Error),
+    /// The store is not what it must be.
+    Wrong(String),
+}
+
+impl From<engine_api::Error> for Bad {
+    fn from(error: engine_api::Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+pub(crate) fn wrong<T>(what: impl Into<String>) -> Check<T> {
+    Err(Bad::Wrong(what.into()))
+}
+
+/// The epochs of batches: each holds from a number on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct History(Vec<(u64, u64)>);
+
+impl History {
+    /// The epoch of a batch.
+    pub fn epoch(&self, seq: u64) -> u64 {
+        self.0.iter().rev().find(|(from, _)| *from <= seq).map_or(0, |(_, epoch)| *epoch)
+    }
+
+    /// Batches from `seq` on are of `epoch`; what they were before is forgotten.
+    pub fn turn(&mut self, seq: u64, epoch: u64) {
+        self.0.retain(|(from, _)| *from < seq);
+        if self.0.last().is_none_or(|(_, last)| *last != epoch) {
+            self.0.push((seq, epoch));
+        }
+    }
+}
+
+impl std::fmt::Display for History {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let parts: Vec<String> = self.0.iter().map(|(from, epoch)| format!("{from}:{epoch}")).collect();
+        f.write_str(&parts.join(","))
+    }
+}
+
+impl FromStr for History {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let part = |part: &str| {
+            let (from, epoch) = part.split_once(':').ok_or("no colon")?;
+            Ok((from.parse().map_err(|_| "no number")?, epoch.parse().map_err(|_| "no number")?))
+        };
+        text.split(',')
+            .filter(|part| !part.is_empty())
+            .map(part)
+            .collect::<Result<_, &str>>()
+            .map(Self)
+            .map_err(str::to_owned)
+    }
+}
+
+/// The content of a store at a checkpoint.
+#[derive(Clone)]
+pub(crate) struct Model {
+    pub(crate) plan: Plan,
+    pub(crate) history: History,
+    pub(crate) seq: u64,
+    map: BTreeMap<Key, Value>,
+    /// Pairs of a chunk whose load was cut short: any of them may be there until it is loaded again.
+    cut: BTreeMap<Key, Value>,
+}
+
+impl Model {
+    /// After the first `seq` batches of a history, when `loading` was the last chunk that was tried.
+    pub(crate) fn at(plan: Plan, history: History, seq: u64, loading: u64) -> Self {
+        let mut model = Self { plan, history, seq: 0, map: BTreeMap::new(), cut: BTreeMap::new() };
+        while model.seq < seq {
+            model.advance();
+        }
+        if loading > seq {
+            model.cut(plan.chunk_of(loading).unwrap_or_default());
+        }
+        model
+    }
+
+    pub(crate) fn checkpoint(&self) -> Checkpoint {
+        self.plan.checkpoint(self.seq, self.history.epoch(self.seq))
+    }
+
+    /// Applies the next batch of the history.
+    pub(crate) fn advance(&mut self) {
+        self.seq += 1;
+        match self.plan.work(self.seq, self.history.epoch(self.seq)) {
+            Work::Chunk(pairs) => {
+                self.map.extend(pairs);
+                self.cut.clear();
+            }
+            Work::Batch(changes) => {
+                for (key, value) in changes {
+                    match value {
+                        Some(value) => self.map.insert(key, value),
+                        None => self.map.remove(&key),
+                    };
+                }
+            }
+        }
+    }
+
+    /// A load of this chunk was tried and has failed.
+    pub(crate) fn cut(&mut self, pairs: Vec<(Key, Value)>) {
+        self.cut = pairs.into_iter().collect();
+    }
+
+    fn allows(&self, key: &Key, found: Option<Value>) -> bool {
+        found == self.map.get(key).copied() || (found.is_some() && found == self.cut.get(key).copied())
+    }
+
+    fn check(&self, key: &Key, found: Option<Value>) -> Check {
+        if self.allows(key, found) {
+            return Ok(());
+        }
+        let expected = self.map.get(key).map(|value| hex(value));
+        let found = found.as_ref().map(|value| hex(value));
+        wrong(format!("seq={} key={} found={found:?} expected={expected:?}", self.seq, hex(key)))
+    }
+
+    /// Some gets, one by one and many at once.
+    pub(crate) fn check_gets(&self, reader: &mut dyn Reader, rng: &mut Rng, count: usize) -> Check {
+        self.check_checkpoint(reader.checkpoint()?)?;
+        let keys: Vec<Key> = (0..count).map(|_| self.plan.any_key(rng)).collect();
+        for key in keys.iter().take(count / 2) {
+            self.check(key, reader.get(key)?)?;
+        }
+        let mut values = vec![None; keys.len()];
+        reader.get_many(&keys, &mut values)?;
+        keys.iter().zip(values).try_for_each(|(key, value)| self.check(key, value))
+    }
+
+    /// Every pair, in order, and none missing.
+    pub(crate) fn check_scan(&self, reader: &mut dyn Reader) -> Check {
+        self.check_checkpoint(reader.checkpoint()?)?;
+        let mut expected = self.map.iter().peekable();
+        let (mut last, mut outcome): (Option<Key>, Check) = (None, Ok(()));
+        reader.scan(&mut |key, value| {
+            outcome = self.check(key, Some(*value));
+            if last.is_some_and(|last| last >= *key) {
+                outcome = wrong(format!("a scan does not ascend: key={}", hex(key)));
+            }
+            last = Some(*key);
+            match expected.peek() {
+                Some((next, _)) if *next < key => {
+                    outcome = wrong(format!("seq={} key={} is missing in a scan", self.seq, hex(&next[..])));
+                }
+                Some((next, _)) if *next == key => drop(expected.next()),
+                _ => {}
+            }
+            if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        outcome?;
+        match expected.next() {
+            Some((key, _)) => wrong(format!("seq={} key={} is missing at a scan's end", self.seq, hex(&key[..]))),
+            None => Ok(()),
+        }
+    }
+
+    /// Everything, in every way there is.
+    pub(crate) fn check_store(&self, engine: &dyn Engine, rng: &mut Rng) -> Check {
+        self.check_checkpoint(engine.checkpoint()?)?;
+        let mut reader = engine.reader()?;
+        self.check_scan(&mut *reader)?;
+        self.check_gets(&mut *reader, rng, 64)?;
+        let keys: Vec<Key> = self.map.keys().copied().collect();
+        for key in keys.iter().step_by((keys.len() / 64).max(1)) {
+            self.check(key, reader.get(key)?)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_checkpoint(&self, found: Checkpoint) -> Check {
+        let expected = self.checkpoint();
+        if found == expected {
+            return Ok(());
+        }
+        wrong(format!("found={found:?} expected={expected:?}"))
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,43 @@
+//! The one generator of the crate: seeded, so that a printed seed repeats a run.
+//!
+//! Does no I/O. Used on any thread, one generator each.
+
+/// splitmix64 (Steele, Lea, Flood 2014).
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// A generator whose numbers follow from `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// A generator that follows from `seed` and `what`, unrelated to those of other seeds and other `what`.
+    pub fn of(seed: u64, what: u64) -> Self {
+        Self(Self(seed ^ what.wrapping_mul(0x2545_f491_4f6c_dd1d)).next())
+    }
+
+    /// The next number.
+    #[allow(clippy::should_implement_trait, reason = "it has no end and is no iterator")]
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    /// A number below `bound`, which is not zero.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    /// True once in `times`.
+    pub fn once_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    /// One of them.
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+}

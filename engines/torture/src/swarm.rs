@@ -1,0 +1,121 @@
+//! What a life is tortured with: drawn from its seed, with half of everything switched off at random.
+//!
+//! Owns: the choice. Must not: do anything of it. A fault that every run has hides those that only come without it.
+
+use crate::disk::{Fault, FaultKind};
+use crate::reading;
+use crate::rng::Rng;
+
+/// What may happen in a life.
+#[derive(Clone, Debug)]
+pub struct Swarm {
+    /// On the disk that loses power; else on a real file system, where processes are killed only.
+    pub fuse: bool,
+    /// Whether there are sorted chunks among the batches.
+    pub chunks: bool,
+    /// Changes that most batches have at most.
+    pub changes: u64,
+    /// Commits that are synced, in a hundred.
+    pub synced: u64,
+    /// What an agent does beside writing.
+    pub habits: u64,
+    /// How agents end.
+    pub ends: Vec<EndKind>,
+    /// What the disk does wrong; one turn in `faults_every` has one.
+    pub faults: Vec<FaultKind>,
+    /// See `faults`; zero for never.
+    pub faults_every: u64,
+    /// Agents, one after the other.
+    pub turns: u64,
+}
+
+/// How an agent ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EndKind {
+    /// It closes the store.
+    Close,
+    /// SIGKILL at a random moment.
+    Kill,
+    /// SIGKILL between the writes and the commit of a batch.
+    KillWritten,
+    /// SIGKILL at a random operation of the disk.
+    KillAt,
+    /// The power is lost at a random moment.
+    Power,
+    /// The power is lost at a random operation of the disk.
+    PowerAt,
+}
+
+impl EndKind {
+    /// Whether unflushed writes are lost.
+    pub fn is_power(self) -> bool {
+        matches!(self, Self::Power | Self::PowerAt)
+    }
+}
+
+/// How one agent ends, with its numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct End {
+    pub(crate) kind: EndKind,
+    /// Batches it acknowledges first.
+    pub(crate) acks: u64,
+    /// And how much longer it lives then.
+    pub(crate) micros: u64,
+    /// Operations of the disk that change something, from its start.
+    pub(crate) operations: u64,
+}
+
+impl Swarm {
+    /// The swarm of a seed. Without `fuse` there are kills alone.
+    pub fn of(seed: u64, fuse: bool) -> Self {
+        use EndKind::{Close, Kill, KillAt, KillWritten, Power, PowerAt};
+        let mut rng = Rng::of(seed, 2);
+        let fuse = fuse && !rng.once_in(8);
+        let mut ends: Vec<EndKind> = [Close, Kill, KillWritten].into_iter().filter(|_| rng.once_in(2)).collect();
+        if fuse {
+            ends.extend([KillAt, Power, PowerAt].into_iter().filter(|_| rng.once_in(2)));
+        }
+        if ends.is_empty() {
+            ends = if fuse { vec![Power, Kill] } else { vec![Kill] };
+        }
+        let mut faults: Vec<FaultKind> = FaultKind::ALL.into_iter().filter(|_| rng.once_in(2)).collect();
+        if !fuse {
+            faults.clear();
+        }
+        Self {
+            fuse,
+            chunks: rng.once_in(2),
+            changes: rng.pick(&[20, 100, 400, 1500]),
+            synced: rng.pick(&[0, 10, 50, 100, 100]),
+            habits: rng.next() & rng.pick(&[reading::ALL, reading::ALL, reading::GET | reading::SCAN]),
+            ends,
+            faults_every: if faults.is_empty() { 0 } else { rng.pick(&[0, 1, 2, 4]) },
+            faults,
+            turns: 12,
+        }
+    }
+
+    pub(crate) fn end(&self, rng: &mut Rng) -> End {
+        let early = rng.once_in(3);
+        End {
+            kind: rng.pick(&self.ends),
+            acks: if early { 0 } else { rng.pick(&[1, 10, 60]) + rng.below(40) },
+            micros: rng.below(if early { 150_000 } else { 20_000 }),
+            operations: if early { rng.below(60) } else { rng.below(1500) },
+        }
+    }
+
+    pub(crate) fn faults(&self, rng: &mut Rng) -> Vec<Fault> {
+        if self.faults_every == 0 || !rng.once_in(self.faults_every) {
+            return Vec::new();
+        }
+        let kind = rng.pick(&self.faults);
+        // Few reads reach a disk, and an opening is full of them.
+        let most = if kind == FaultKind::ReadError { 60 } else { rng.pick(&[20, 200, 1000]) };
+        let count = match kind {
+            FaultKind::Slow => rng.pick(&[20, 200]),
+            _ => rng.pick(&[1, 1, 2, 5, 40]),
+        };
+        vec![Fault { kind, from: rng.below(most), count }]
+    }
+}

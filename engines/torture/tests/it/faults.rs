@@ -1,0 +1,82 @@
+//! Each fault of the disk on each engine: refused with an error that tells, never a wrong value, and over when the fault
+//! is; a loss of power on top.
+
+use torture::{Column, EndKind, FaultKind, Swarm};
+
+use crate::{live, plain};
+
+const TURNS: u64 = 5;
+
+fn survives(fault: FaultKind) {
+    for (column, seed) in Column::ALL.into_iter().zip(1..) {
+        let ends = vec![EndKind::Close, EndKind::Power];
+        let swarm = Swarm {
+            synced: 50,
+            chunks: true,
+            habits: 63,
+            ends,
+            faults: vec![fault],
+            faults_every: 1,
+            turns: TURNS,
+            ..plain()
+        };
+        let Some(totals) = live(column, seed * 1000, swarm) else { return };
+        println!(
+            "{column} {}: hits={} went_on={} reopened={} sigbus={}",
+            fault.as_str(),
+            totals.faults.get(&fault).copied().unwrap_or(0),
+            totals.recovered_itself,
+            totals.recovered_reopened,
+            totals.bus_errors
+        );
+        assert!(totals.faults.contains_key(&fault), "the fault never came: {totals:?}");
+    }
+}
+
+macro_rules! each_fault {
+    ($($name:ident $fault:ident;)*) => { $(#[test] fn $name() { survives(FaultKind::$fault); })* };
+}
+
+each_fault! {
+    reads_fail ReadError;
+    writes_fail WriteError;
+    flushes_fail SyncError;
+    the_disk_is_full Full;
+    the_disk_is_full_unseen FullUnseen;
+    the_disk_is_read_only ReadOnly;
+    the_disk_is_slow Slow;
+}
+
+/// A flush fails, the store is opened again, goes on, and the power is lost: what the failed flush was to make durable
+/// is in the page cache and, no matter how often it is flushed again, not on the disk.
+mod a_failed_flush_and_then_a_power_loss {
+    use super::*;
+
+    fn survives(column: Column) {
+        let (ends, faults) = (vec![EndKind::PowerAt], vec![FaultKind::SyncError]);
+        let swarm = Swarm { changes: 5, ends, faults, faults_every: 1, turns: 40, ..plain() };
+        if let Some(totals) = live(column, 3, swarm) {
+            assert!(totals.faults[&FaultKind::SyncError] > 0 && totals.recovered_reopened > 0, "{totals:?}");
+        }
+    }
+
+    #[test]
+    fn rocksdb() {
+        survives(Column::Rocksdb);
+    }
+
+    #[test]
+    fn lmdb() {
+        survives(Column::Lmdb);
+    }
+
+    #[test]
+    fn redb() {
+        survives(Column::Redb);
+    }
+
+    #[test]
+    fn strata() {
+        survives(Column::Strata);
+    }
+}

@@ -1,0 +1,43 @@
+//! The torture with fixed seeds: the table of what a commit survives, and every fault on every engine.
+//!
+//! The agents are processes of the crate's own program.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod durability;
+mod faults;
+
+use std::path::Path;
+
+use torture::{Column, Life, Swarm, Totals, can_lose_power};
+
+/// What is switched on where a test says nothing else: batches alone, on the disk that loses power.
+fn plain() -> Swarm {
+    Swarm {
+        fuse: true,
+        chunks: false,
+        changes: 60,
+        synced: 100,
+        habits: 0,
+        ends: Vec::new(),
+        faults: Vec::new(),
+        faults_every: 0,
+        turns: 0,
+    }
+}
+
+/// The whole life of a store. `None` where the disk that loses power cannot be mounted, which needs root.
+fn live(column: Column, seed: u64, swarm: Swarm) -> Option<Totals> {
+    if swarm.fuse
+        && let Err(reason) = can_lose_power()
+    {
+        println!("not tested: {reason}");
+        return None;
+    }
+    let root = tempfile::tempdir().unwrap();
+    let mut life = Life::new(column, seed, swarm, root.path(), Path::new(env!("CARGO_BIN_EXE_torture"))).unwrap();
+    if let Err(violation) = life.run(&|| false) {
+        panic!("{violation}");
+    }
+    Some(life.totals().clone())
+}
