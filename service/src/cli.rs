@@ -11,6 +11,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, LogFormat, Settings};
+use crate::metrics;
 use crate::net::Edge;
 use crate::run::run;
 
@@ -39,11 +40,24 @@ enum Command {
     Run(Box<Args>),
     /// Print the configuration in effect and how memory is divided, and exit
     CheckConfig(Box<Args>),
+    /// Print what is made from the metric catalogue
+    #[command(hide = true)]
+    Metrics {
+        /// METRICS.md, or the Grafana dashboard
+        #[arg(long, value_enum)]
+        format: MetricsFormat,
+    },
     /// Print shell completions
     Completions {
         /// Which shell
         shell: clap_complete::Shell,
     },
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum MetricsFormat {
+    Markdown,
+    Grafana,
 }
 
 #[derive(clap::Args, Debug)]
@@ -75,6 +89,16 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
             run(&config)
         }),
         Command::CheckConfig(args) => args.config().and_then(|config| check(&config)),
+        Command::Metrics { format } => {
+            print!(
+                "{}",
+                match format {
+                    MetricsFormat::Markdown => metrics::document::markdown(),
+                    MetricsFormat::Grafana => metrics::grafana::dashboard(),
+                }
+            );
+            Ok(())
+        }
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "service", &mut std::io::stdout());
             Ok(())

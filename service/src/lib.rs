@@ -18,4 +18,5 @@ mod reading;
 pub mod rpc;
 pub mod run;
 pub mod shm;
+pub mod slow;
 pub mod status;

@@ -50,6 +50,7 @@ pub fn run(config: &Config) -> Result<()> {
     let checkpoint = engine.checkpoint()?;
     let overlay = Overlay::new(&checkpoint, config.processed, config.commitment == Commitment::Finalized);
     let shared = Shared::with_overlay(checkpoint, overlay);
+    shared.slow.set_threshold_ns(config.slow_request.as_nanos() as u64);
     info!(engine = label, dir = %config.dir.display(), seq = checkpoint.seq, slot = checkpoint.slot, "store is open");
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(NET_THREADS)
