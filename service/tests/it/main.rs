@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod abuse;
+mod backup;
 mod browser;
 mod crash;
 mod dashboard;
@@ -11,6 +12,8 @@ mod feed;
 mod follow;
 mod fork;
 mod gap;
+mod metrics;
 mod secure;
+mod slow;
 mod support;
 mod transports;
