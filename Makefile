@@ -22,7 +22,7 @@ space := $(subst ,, )
 FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service loadgen,$(foreach e,$(ENGINES),$p/$e)))
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
-.PHONY: help setup build demo test loom miri fuzz torture mutations check fmt clippy doc edges bench bench-full bench-targets bench-transports bench-instrument clients
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 .DEFAULT_GOAL := help
 
 help: ## Lists the targets.
@@ -76,7 +76,7 @@ torture: ## Kills, power losses and disk faults against every engine for SECONDS
 mutations: ## Breaks the code on purpose, one break at a time, in a copy: each must be caught (an hour).
 	@ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" engines/torture/mutations/run.sh $(ARGS)
 
-check: setup fmt clippy doc edges ## Format, lints, docs and the allowed crate edges.
+check: setup fmt clippy doc edges catalogue prometheus ## Format, lints, docs, crate edges, metric documents, rules.
 
 fmt:
 	cargo fmt --all --check
@@ -89,6 +89,24 @@ doc:
 
 edges:
 	@.ci/edges
+
+# What is made from the metric catalogue is committed: these say when it is old, `make metrics` makes it anew.
+GENERATE = $(CARGO) build --locked --release -q -p service --bin service && "$(BIN)/service" metrics --format
+catalogue:
+	@$(GENERATE) markdown | diff -u METRICS.md - || { echo "METRICS.md is old: make metrics" >&2; exit 1; }
+	@$(GENERATE) grafana | diff -u deploy/grafana/solkv.json - >/dev/null || \
+		{ echo "deploy/grafana/solkv.json is old: make metrics" >&2; exit 1; }
+	@echo "catalogue: METRICS.md and the Grafana dashboard are as the catalogue says"
+
+metrics: ## Makes METRICS.md and the Grafana dashboard from the metric catalogue.
+	$(GENERATE) markdown >METRICS.md.new && mv METRICS.md.new METRICS.md
+	$(GENERATE) grafana >solkv.json.new && mv solkv.json.new deploy/grafana/solkv.json
+
+prometheus:
+	@deploy/prometheus/check.sh
+
+test-prometheus: build ## A real Prometheus (Debian package) scrapes a live service: every query and rule has data.
+	@BIN="$(BIN)" deploy/test/prometheus.sh
 
 # Results go into a folder of the day; runs that are in its file already are not repeated.
 RESULTS ?= results/$(shell date +%F)

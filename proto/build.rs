@@ -14,5 +14,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         &["proto/solkv/v1/kv.proto", "proto/solkv/v1/feed.proto"],
         &["proto"],
     )?;
+    // Not among the descriptors that reflection tells everybody: it is served on a socket of its own.
+    let mut config = tonic_prost_build::Config::new();
+    config.protoc_executable(protoc_bin_vendored::protoc_bin_path()?);
+    tonic_prost_build::configure().compile_with_config(config, &["proto/solkv/admin/v1/admin.proto"], &["proto"])?;
     Ok(())
 }

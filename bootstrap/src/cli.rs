@@ -1,25 +1,28 @@
-//! The command line: `bootstrap [load] ...`, `verify`, `info`, `count`, `completions`.
+//! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `info`, `count`, `completions`.
 //!
-//! Owns: arguments and exit codes. `load` may be left out: it is what the program is for.
+//! Owns: arguments and exit codes. `load` may be left out: it is what the program is for; `migrate` too, which
+//! --from-store tells.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::{info, load, verify};
+use crate::{info, load, migrate, verify};
 
 const AFTER_HELP: &str = "\
 Examples:
   bootstrap --engine rocksdb --bloom 20 --dir /data/solkv --pairs 2000000 --seed 1
   bootstrap --engine lmdb --order sorted --dir /data/solkv --input pairs.bin --slot 312000000
   bootstrap --engine redb --dir /data/solkv --input owners.csv --on-duplicate last
+  bootstrap --from-store /data/solkv --engine strata --dir /data/solkv-strata
   bootstrap verify --engine redb --dir /data/solkv --input owners.csv
   bootstrap info --dir /data/solkv --digest
 
-`bootstrap load --help` explains the options of a load; the word load may be left out.
+`bootstrap load --help` explains the options of a load; the word load may be left out. With
+--from-store it means `bootstrap migrate`.
 
-Exit codes: 0 done; 1 the store differs from the source (verify) or an error, said on stderr; 2 wrong arguments;
+Exit codes: 0 done; 1 the store differs from the source (verify, migrate) or an error, said on stderr; 2 wrong arguments;
 130 or 143 stopped by Ctrl-C or SIGTERM, everything committed, --resume goes on.";
 
 #[derive(Parser, Debug)]
@@ -34,6 +37,8 @@ struct Cli {
 enum Command {
     /// Load pairs into a new store, or go on with --resume
     Load(Box<load::LoadArgs>),
+    /// Take a store over into a new one, of another engine for instance, checkpoint included, and compare the two
+    Migrate(Box<migrate::MigrateArgs>),
     /// Read every pair of a source back from a store and compare
     Verify(verify::VerifyArgs),
     /// Say what is in a directory
@@ -52,10 +57,15 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
     // A first word that is an option of a load means load; --help and --version stay the program's own.
     let first = args.get(1).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     if first.starts_with('-') && !["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
-        args.insert(1, "load".into());
+        let from_store = |arg: &OsString| {
+            let arg = arg.to_string_lossy();
+            arg == "--from-store" || arg.starts_with("--from-store=")
+        };
+        args.insert(1, if args.iter().any(from_store) { "migrate".into() } else { "load".into() });
     }
     let outcome = match Cli::parse_from(args).command {
         Command::Load(args) => load::run(&args),
+        Command::Migrate(args) => migrate::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Count(args) => info::count(&args),

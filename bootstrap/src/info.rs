@@ -90,7 +90,8 @@ fn open(dir: &std::path::Path, memory: Option<ByteSize>) -> Result<Box<dyn Engin
     Ok(engines::open(dir, &options, OpenMode::Existing)?)
 }
 
-fn scan(engine: &dyn Engine) -> Result<Digest> {
+/// The digest of everything in a store.
+pub(crate) fn scan(engine: &dyn Engine) -> Result<Digest> {
     let mut digest = Digest::default();
     engine.reader()?.scan(&mut |key, value| {
         digest.add(key, value);

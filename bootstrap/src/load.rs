@@ -79,7 +79,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
         probe::check_disk(&args.dir, disk_estimate(args, records))?;
     }
     let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
-    check_directory(args)?;
+    check_directory(&args.dir, args.resume)?;
     let started = Instant::now();
     let work = work_dir(args);
     let mut reading = Progress::new(records, "reading");
@@ -228,15 +228,15 @@ impl Load<'_> {
 }
 
 /// Refuses before the source is read what would be refused after it.
-fn check_directory(args: &LoadArgs) -> Result<()> {
-    let state = State::read(&args.dir)?;
-    match (args.resume, state) {
+pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<()> {
+    let state = State::read(dir)?;
+    match (resume, state) {
         (false, Some(State { pairs: None, .. })) => bail!(
             "the directory holds a load that was interrupted: dir={}; go on with --resume, or remove the directory",
-            args.dir.display()
+            dir.display()
         ),
         (true, Some(State { pairs: Some(pairs), .. })) => {
-            bail!("the load is complete, there is nothing to resume: dir={} pairs={pairs}", args.dir.display())
+            bail!("the load is complete, there is nothing to resume: dir={} pairs={pairs}", dir.display())
         }
         _ => Ok(()),
     }
@@ -272,16 +272,22 @@ fn work_dir(args: &LoadArgs) -> PathBuf {
     })
 }
 
-/// Bytes that the load needs at its peak, spill included: what 700M pairs took in the public comparison of these
-/// engines (LMDB 71.3 GB, redb 62.9 GB, RocksDB 40.8 GB), rounded up; RocksDB with room for a compaction.
+/// Bytes that the load needs at its peak, spill included.
 fn disk_estimate(args: &LoadArgs, records: u64) -> u64 {
-    let per_pair = match args.engine.engine {
+    let spilled = args.order == Order::Sorted || args.source.input.is_some();
+    let spill_bytes = if spilled { records * crate::limits::RECORD_BYTES as u64 } else { 0 };
+    store_bytes(args.engine.engine, records) + spill_bytes
+}
+
+/// Bytes that a store of so many pairs needs while it is loaded: what 700M pairs took in the public comparison of these
+/// engines (LMDB 71.3 GB, redb 62.9 GB, RocksDB 40.8 GB), rounded up; RocksDB with room for a compaction.
+pub(crate) fn store_bytes(engine: EngineKind, records: u64) -> u64 {
+    let per_pair = match engine {
         EngineKind::Rocksdb => 120,
         EngineKind::Lmdb => 110,
         EngineKind::Redb => 130,
         // Twice the store while runs are merged.
         EngineKind::Strata => 140,
     };
-    let spilled = args.order == Order::Sorted || args.source.input.is_some();
-    records * (per_pair + if spilled { crate::limits::RECORD_BYTES as u64 } else { 0 })
+    records * per_pair
 }

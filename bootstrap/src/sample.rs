@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use engine_api::Reader as _;
 use engine_latency::{Measured, Op, Snapshot};
 use serde::Serialize;
 use workload::Pairs;

@@ -1,9 +1,15 @@
-//! `solkv.v1`, the wire contract: message types, client and server, generated from `proto/solkv/v1/*.proto`; and the
-//! same contract in shared memory.
+//! `solkv.v1`, the wire contract: message types, client and server, generated from `proto/solkv/v1/*.proto`; the
+//! same contract in shared memory; and the owner's own, `proto/solkv/admin/v1`.
 //!
 //! Owns: the generated code, the descriptor set, the layouts. Must not: hold logic.
 
 pub mod shm;
+
+/// What a store's owner asks of the service that has it open.
+#[allow(missing_docs, unreachable_pub, clippy::pedantic, reason = "generated code")]
+pub mod admin {
+    tonic::include_proto!("solkv.admin.v1");
+}
 
 /// Version 1 of the contract. Fields are only ever added.
 #[allow(missing_docs, unreachable_pub, clippy::pedantic, reason = "generated code")]

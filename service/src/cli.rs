@@ -1,4 +1,4 @@
-//! The command line: `service [run] ...`, `check-config`, `completions`.
+//! The command line: `service [run] ...`, `snapshot`, `restore`, `check-config`, `completions`.
 //!
 //! Owns: arguments, logging, exit codes. `run` may be left out.
 
@@ -10,7 +10,9 @@ use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+use crate::backup;
 use crate::config::{Config, LogFormat, Settings};
+use crate::metrics;
 use crate::net::Edge;
 use crate::run::run;
 
@@ -19,6 +21,8 @@ Examples:
   service --engine rocksdb --dir /data/solkv --geyser https://geyser.example:443 --x-token-file /etc/solkv/token
   service --config /etc/solkv/service.toml
   service check-config --config /etc/solkv/service.toml
+  service snapshot --dir /data/solkv --to /data/snapshots/monday
+  service restore --from /data/snapshots/monday --dir /data/solkv-again
 
 `service run --help` explains every setting; each is also a key of the file, with _ for -. The word run may be left
 out. RUST_LOG sets the log level (default info).
@@ -39,11 +43,28 @@ enum Command {
     Run(Box<Args>),
     /// Print the configuration in effect and how memory is divided, and exit
     CheckConfig(Box<Args>),
+    /// Copy a store, of the service that is running or of none, into a directory that is itself a store
+    Snapshot(backup::SnapshotArgs),
+    /// Make a store of a snapshot; a service started on it catches up from there
+    Restore(backup::RestoreArgs),
+    /// Print what is made from the metric catalogue
+    #[command(hide = true)]
+    Metrics {
+        /// METRICS.md, or the Grafana dashboard
+        #[arg(long, value_enum)]
+        format: MetricsFormat,
+    },
     /// Print shell completions
     Completions {
         /// Which shell
         shell: clap_complete::Shell,
     },
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum MetricsFormat {
+    Markdown,
+    Grafana,
 }
 
 #[derive(clap::Args, Debug)]
@@ -75,6 +96,18 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
             run(&config)
         }),
         Command::CheckConfig(args) => args.config().and_then(|config| check(&config)),
+        Command::Snapshot(args) => backup::snapshot(&args),
+        Command::Restore(args) => backup::restore(&args),
+        Command::Metrics { format } => {
+            print!(
+                "{}",
+                match format {
+                    MetricsFormat::Markdown => metrics::document::markdown(),
+                    MetricsFormat::Grafana => metrics::grafana::dashboard(),
+                }
+            );
+            Ok(())
+        }
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "service", &mut std::io::stdout());
             Ok(())

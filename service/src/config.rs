@@ -136,6 +136,10 @@ pub struct Settings {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub request_timeout: Option<Duration>,
+    /// A lookup that takes this long is logged with its cause, without its keys; 0s is never [default: 10ms]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub slow_request: Option<Duration>,
     /// Threads that read the engine for lookups [default: 2]
     #[arg(long, value_name = "N")]
     pub lookup_threads: Option<u32>,
@@ -266,6 +270,8 @@ pub struct Config {
     pub max_connections: u32,
     #[serde(with = "humantime_serde")]
     pub request_timeout: Duration,
+    #[serde(with = "humantime_serde")]
+    pub slow_request: Duration,
     pub lookup_threads: u32,
     pub log_format: LogFormat,
     #[serde(with = "humantime_serde")]
@@ -287,7 +293,7 @@ impl Settings {
         pick!(engine bloom profile memory lmdb_map_size dir geyser x_token_file extract commitment processed
             commit_every commit_interval durability idle_timeout gap_timeout listen uds uds_mode shm feed
             feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout
-            metrics tls_cert tls_key tls_client_ca bearer_token_file insecure max_connections request_timeout lookup_threads log_format
+            metrics tls_cert tls_key tls_client_ca bearer_token_file insecure max_connections request_timeout slow_request lookup_threads log_format
             shutdown_timeout)
     }
 
@@ -357,6 +363,7 @@ impl Settings {
             insecure: self.insecure.unwrap_or(false),
             max_connections,
             request_timeout,
+            slow_request: self.slow_request.unwrap_or(Duration::from_millis(10)),
             lookup_threads,
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             shutdown_timeout: self.shutdown_timeout.unwrap_or(Duration::from_secs(10)),

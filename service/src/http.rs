@@ -83,14 +83,8 @@ async fn readyz(State(state): State<HttpState>) -> Response {
 }
 
 async fn metrics(State(state): State<HttpState>) -> Response {
-    let (engine, shared, feed) = (state.engine, Arc::clone(&state.shared), state.feed.clone());
-    of_snapshot(state, PROMETHEUS, move |snapshot| {
-        let mut text = String::new();
-        metrics::prometheus(engine, &shared, feed.as_ref(), &mut text);
-        export::prometheus(snapshot, &mut text);
-        text.into_bytes()
-    })
-    .await
+    let figures = state.clone();
+    of_snapshot(state, PROMETHEUS, move |snapshot| metrics::prometheus(&figures, snapshot).into_bytes()).await
 }
 
 async fn histograms_json(State(state): State<HttpState>) -> Response {
@@ -122,7 +116,7 @@ fn status_json(engine: &str, shared: &Shared) -> Value {
         status.gap.map(|gap| json!({ "first_slot": gap.first_slot, "last_slot": gap.last_slot, "detail": gap.detail }));
     let counters: Map<String, Value> = metrics::counters(&shared.counters)
         .into_iter()
-        .map(|(name, _, value)| (name.trim_start_matches("solkv_").to_owned(), json!(value)))
+        .map(|(metric, value)| (metric.short_name().to_owned(), json!(value)))
         .collect();
     json!({
         "engine": status.engine,
@@ -166,6 +160,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
+    use crate::lookups::Origin;
     use crate::lookups::tests::Pool;
     use crate::overlay::Commitment;
     use crate::status::{Gap, Readiness};
@@ -209,7 +204,7 @@ mod tests {
     async fn metrics_are_what_prometheus_reads() {
         let pool = Pool::start();
         let address = start(&pool).await;
-        pool.lookups.get([1; 32], Commitment::Confirmed).await.unwrap();
+        pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
         let stats = engine_api::Stats { pairs_estimate: 1, disk_bytes: 2, details: vec![("cache_bytes", 3)] };
         pool.shared.stats.store(Arc::new(stats));
         let gap = Gap { first_slot: 8, last_slot: 9, detail: String::new() };
@@ -246,7 +241,7 @@ mod tests {
     async fn status_and_histograms_are_json() {
         let pool = Pool::start();
         let address = start(&pool).await;
-        pool.lookups.get([1; 32], Commitment::Confirmed).await.unwrap();
+        pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
         let (_, body) = fetch(address, "/status.json").await;
         let status: Value = serde_json::from_str(&body).unwrap();
         assert_eq!(status["checkpoint"]["slot"], 7);

@@ -4,6 +4,8 @@
 //! stops. Must not: apply a slot out of chain order, skip a gap, or touch the engine on a network thread.
 //! Threads: see [`run`].
 
+pub mod admin;
+mod backup;
 pub mod cli;
 pub mod config;
 pub mod dashboard;
@@ -18,4 +20,5 @@ mod reading;
 pub mod rpc;
 pub mod run;
 pub mod shm;
+pub mod slow;
 pub mod status;

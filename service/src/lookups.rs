@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use engine_api::{Error, Key, Value};
-use engine_latency::Measured;
+use engine_latency::{Latency, Measured};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::overlay::Commitment;
 use crate::reading::Reading;
+use crate::slow::{Parts, Slow, Transport};
 use crate::status::{Shared, count};
 
 /// Requests that may wait for a thread. At the 100 us of a lookup that reads from a device, a full queue is about
@@ -43,6 +44,17 @@ pub struct Answer<T = Option<Value>> {
     pub slot: Option<u64>,
 }
 
+/// Where a request comes from and what became of its time before it was queued.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Origin {
+    /// What it came in by.
+    pub transport: Transport,
+    /// When it was decoded, by [`Lookups::clock`].
+    pub asked: u64,
+    /// What it has waited for a slot, in ns.
+    pub slot_wait_ns: u64,
+}
+
 /// Why there is no answer.
 #[derive(Debug)]
 pub enum LookupError {
@@ -66,6 +78,7 @@ pub struct Lookups {
     queue: Sender<Request>,
     many: Arc<Semaphore>,
     shared: Arc<Shared>,
+    latency: Arc<Latency>,
 }
 
 /// The threads of the pool. Dropping it tells them to end, [`LookupThreads::join`] also waits.
@@ -92,16 +105,27 @@ impl Lookups {
                 .spawn(move || run(&engine, &shared, &requests, &stopped))?;
             pool.threads.push(thread);
         }
-        Ok((Self { queue, many: Arc::new(Semaphore::new(GET_MANY_QUEUE)), shared }, pool))
+        let (many, latency) = (Arc::new(Semaphore::new(GET_MANY_QUEUE)), Arc::clone(engine.latency()));
+        Ok((Self { queue, many, shared, latency }, pool))
+    }
+
+    /// The time now, for [`Origin::asked`].
+    pub fn clock(&self) -> u64 {
+        self.latency.clock().raw()
+    }
+
+    /// The ns since a reading of [`Lookups::clock`].
+    pub fn elapsed_ns(&self, since: u64) -> u64 {
+        self.latency.clock().delta_as_nanos(since, self.clock())
     }
 
     /// The value of one key. Dropping the future while the request is queued takes its work away.
     ///
     /// # Errors
     /// See [`LookupError`].
-    pub async fn get(&self, key: Key, commitment: Commitment) -> Result<Answer, LookupError> {
+    pub async fn get(&self, key: Key, commitment: Commitment, origin: Origin) -> Result<Answer, LookupError> {
         let (reply, answer) = oneshot::channel();
-        self.enqueue(Request::Get { key, commitment, reply })?;
+        self.enqueue(Request { commitment, origin, asked: Asked::Get { key, reply } })?;
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
@@ -113,13 +137,14 @@ impl Lookups {
         &self,
         keys: Vec<Key>,
         commitment: Commitment,
+        origin: Origin,
     ) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
         let Ok(permit) = Arc::clone(&self.many).try_acquire_owned() else {
             count(&self.shared.counters.lookups_refused, 1);
             return Err(LookupError::Busy);
         };
         let (reply, answer) = oneshot::channel();
-        self.enqueue(Request::GetMany { keys, commitment, reply, _permit: permit })?;
+        self.enqueue(Request { commitment, origin, asked: Asked::GetMany { keys, reply, _permit: permit } })?;
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
@@ -148,15 +173,19 @@ impl LookupThreads {
     }
 }
 
-enum Request {
+struct Request {
+    commitment: Commitment,
+    origin: Origin,
+    asked: Asked,
+}
+
+enum Asked {
     Get {
         key: Key,
-        commitment: Commitment,
         reply: oneshot::Sender<Result<Answer, LookupError>>,
     },
     GetMany {
         keys: Vec<Key>,
-        commitment: Commitment,
         reply: oneshot::Sender<Result<Answer<Vec<Option<Value>>>, LookupError>>,
         /// Travels with the keys, so that a request given up on counts until its memory is freed.
         _permit: OwnedSemaphorePermit,
@@ -169,7 +198,7 @@ fn run(engine: &Measured, shared: &Shared, requests: &Receiver<Request>, stopped
         crossbeam_channel::select_biased! {
             recv(stopped) -> _ => return,
             recv(requests) -> request => match request {
-                Ok(request) => serve(&mut reading, request),
+                Ok(request) => serve(&mut reading, shared, engine.latency(), request),
                 Err(_) => return,
             },
             default(IDLE_REFRESH) => reading.refresh_idle(),
@@ -177,19 +206,32 @@ fn run(engine: &Measured, shared: &Shared, requests: &Receiver<Request>, stopped
     }
 }
 
-fn serve(reading: &mut Reading<'_>, request: Request) {
-    match request {
-        Request::Get { key, commitment, reply } => {
-            // Nobody waits any more: the deadline passed while it was queued.
-            if !reply.is_closed() {
-                let _gone = reply.send(reading.get(&key, commitment));
-            }
+/// Answers one, unless nobody waits any more: then the deadline passed while it was queued.
+fn serve(reading: &mut Reading<'_>, shared: &Shared, latency: &Latency, request: Request) {
+    let Request { commitment, origin, asked } = request;
+    let taken = latency.clock().raw();
+    let (answered, keys) = match asked {
+        Asked::Get { reply, .. } if reply.is_closed() => return,
+        Asked::GetMany { reply, .. } if reply.is_closed() => return,
+        Asked::Get { key, reply } => {
+            let answer = reading.get(&key, commitment);
+            let answered = answer.is_ok();
+            let _gone = reply.send(answer);
+            (answered, 1)
         }
-        Request::GetMany { keys, commitment, reply, _permit } => {
-            if !reply.is_closed() {
-                let _gone = reply.send(reading.get_many(&keys, commitment));
-            }
+        Asked::GetMany { keys, reply, _permit } => {
+            let answer = reading.get_many(&keys, commitment);
+            let answered = answer.is_ok();
+            let _gone = reply.send(answer);
+            (answered, keys.len())
         }
+    };
+    let total_ns = latency.clock().delta_as_nanos(origin.asked, latency.clock().raw());
+    if answered && shared.slow.is_slow(total_ns) {
+        let (slot_wait_ns, spent) = (origin.slot_wait_ns, reading.spent());
+        let queue_ns = latency.clock().delta_as_nanos(origin.asked, taken).saturating_sub(slot_wait_ns);
+        let parts = Parts { slot_wait_ns, queue_ns, overlay_ns: spent.overlay_ns, read_ns: spent.read_ns };
+        shared.slow.report(&Slow { transport: origin.transport, keys, commitment, total_ns, parts });
     }
 }
 
@@ -245,21 +287,28 @@ pub(crate) mod tests {
         let pool = Pool::start();
         for slot in 8..40u8 {
             let key = [slot; 32];
-            assert_eq!(pool.lookups.get(key, Commitment::Confirmed).await.unwrap().value, None);
+            assert_eq!(pool.lookups.get(key, Commitment::Confirmed, Origin::default()).await.unwrap().value, None);
             commit(&pool.engine, &pool.shared, key, u64::from(slot));
             let expected = Answer { value: Some(key), slot: Some(u64::from(slot)) };
-            assert_eq!(pool.lookups.get(key, Commitment::Confirmed).await.unwrap(), expected);
+            assert_eq!(pool.lookups.get(key, Commitment::Confirmed, Origin::default()).await.unwrap(), expected);
         }
-        let many = pool.lookups.get_many(vec![[1; 32], [0; 32], [9; 32]], Commitment::Confirmed).await.unwrap();
+        let many = pool
+            .lookups
+            .get_many(vec![[1; 32], [0; 32], [9; 32]], Commitment::Confirmed, Origin::default())
+            .await
+            .unwrap();
         assert_eq!(many, Answer { value: vec![Some([7; 32]), None, Some([9; 32])], slot: Some(39) });
     }
 
     #[tokio::test]
     async fn joining_frees_the_engine_while_handles_remain() {
         let pool = Pool::start();
-        pool.lookups.get([1; 32], Commitment::Confirmed).await.unwrap();
+        pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
         pool.threads.join();
-        assert!(matches!(pool.lookups.get([1; 32], Commitment::Confirmed).await, Err(LookupError::Stopped)));
+        assert!(matches!(
+            pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await,
+            Err(LookupError::Stopped)
+        ));
         let Ok(engine) = Arc::try_unwrap(pool.engine) else { panic!("the engine is still held") };
         Box::new(engine).close().unwrap();
     }
@@ -268,8 +317,11 @@ pub(crate) mod tests {
     async fn too_many_get_many_are_refused() {
         let pool = Pool::start();
         let all = Arc::clone(&pool.lookups.many).try_acquire_many_owned(GET_MANY_QUEUE as u32).unwrap();
-        assert!(matches!(pool.lookups.get_many(vec![[1; 32]], Commitment::Confirmed).await, Err(LookupError::Busy)));
+        assert!(matches!(
+            pool.lookups.get_many(vec![[1; 32]], Commitment::Confirmed, Origin::default()).await,
+            Err(LookupError::Busy)
+        ));
         drop(all);
-        pool.lookups.get_many(vec![[1; 32]], Commitment::Confirmed).await.unwrap();
+        pool.lookups.get_many(vec![[1; 32]], Commitment::Confirmed, Origin::default()).await.unwrap();
     }
 }

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use arc_swap::Guard;
 use engine_api::{Checkpoint, Key, Reader, Value};
-use engine_latency::Measured;
+use engine_latency::{Measured, MeasuredReader};
 
 use crate::ingest::assemble::Base;
 use crate::lookups::{Answer, LookupError};
@@ -40,10 +40,20 @@ pub(crate) struct Reading<'e> {
     /// Under which its lookups are recorded.
     source: &'static str,
     snapshot: Option<Snapshot<'e>>,
+    spent: Spent,
+}
+
+/// Where the time of the last lookup that was answered went, in ns.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Spent {
+    /// Beside the engine; at confirmed nothing lies there.
+    pub(crate) overlay_ns: u64,
+    /// In the engine.
+    pub(crate) read_ns: u64,
 }
 
 struct Snapshot<'e> {
-    reader: Box<dyn Reader + 'e>,
+    reader: MeasuredReader<'e>,
     /// The block that the reader's checkpoint named when `published` was current.
     base: Option<Base>,
     /// Kept alive, so that comparing addresses cannot mistake a new checkpoint for this one.
@@ -59,7 +69,12 @@ impl Snapshot<'_> {
 impl<'e> Reading<'e> {
     /// Opens nothing yet.
     pub(crate) fn new(engine: &'e Measured, shared: &'e Shared, source: &'static str) -> Self {
-        Self { engine, shared, source, snapshot: None }
+        Self { engine, shared, source, snapshot: None, spent: Spent::default() }
+    }
+
+    /// Where the time of the last lookup went, if it was answered.
+    pub(crate) fn spent(&self) -> Spent {
+        self.spent
     }
 
     /// Lets the snapshot go until the next request.
@@ -132,14 +147,18 @@ impl<'e> Reading<'e> {
         look_up: impl FnOnce(&mut dyn Reader) -> engine_api::Result<T>,
     ) -> Result<Answer<T>, LookupError> {
         let answer = self.refresh().and_then(|snapshot| {
-            let value = look_up(&mut *snapshot.reader)?;
-            Ok(Answer { value, slot: snapshot.slot() })
+            let value = look_up(&mut snapshot.reader)?;
+            Ok((Answer { value, slot: snapshot.slot() }, snapshot.reader.last_ns()))
         });
-        answer.map_err(|error| self.failed(error))
+        let (answer, read_ns) = answer.map_err(|error| self.failed(error))?;
+        self.spent = Spent { overlay_ns: 0, read_ns };
+        Ok(answer)
     }
 
     /// An answer that the engine alone does not give: what lies beside it first, the engine for the rest.
     fn beside(&mut self, keys: &[Key], commitment: Commitment) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
+        let clock = self.engine.latency().clock();
+        let start = clock.raw();
         let mut known: Vec<Option<Option<Value>>> = vec![None; keys.len()];
         let slot = match commitment {
             Commitment::Processed => self.processed(keys, &mut known)?,
@@ -148,13 +167,16 @@ impl<'e> Reading<'e> {
         let missing: Vec<Key> =
             keys.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(key, _)| *key).collect();
         let mut rest = vec![None; missing.len()];
+        self.spent = Spent { overlay_ns: clock.delta_as_nanos(start, clock.raw()), read_ns: 0 };
         if let Some(snapshot) = &mut self.snapshot {
             let read = match missing.as_slice() {
                 [] => Ok(()),
                 [key] => snapshot.reader.get(key).map(|value| rest[0] = value),
                 many => snapshot.reader.get_many(many, &mut rest),
             };
+            let read_ns = if missing.is_empty() { 0 } else { snapshot.reader.last_ns() };
             read.map_err(|error| self.failed(error))?;
+            self.spent.read_ns = read_ns;
         }
         let mut rest = rest.into_iter();
         let value = known.into_iter().map(|known| known.unwrap_or_else(|| rest.next().flatten())).collect();

@@ -18,6 +18,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
 
+use crate::admin::{self, Admin};
 use crate::config::{Config, DurabilityArg};
 use crate::dashboard::Sampler;
 use crate::feed::{Feed, FeedWriter, Retention, Ring, Snapshots};
@@ -51,6 +52,7 @@ pub fn run(config: &Config) -> Result<()> {
     let checkpoint = engine.checkpoint()?;
     let overlay = Overlay::new(&checkpoint, config.processed, config.commitment == Commitment::Finalized);
     let shared = Shared::with_overlay(checkpoint, overlay);
+    shared.slow.set_threshold_ns(config.slow_request.as_nanos() as u64);
     info!(engine = label, dir = %config.dir.display(), seq = checkpoint.seq, slot = checkpoint.slot, "store is open");
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(NET_THREADS)
@@ -73,7 +75,8 @@ pub fn run(config: &Config) -> Result<()> {
     let http_state = HttpState { latency, shared: Arc::clone(&shared), feed: feed.clone(), engine: label, history };
     let feed_service = FeedService::new(feed, snapshots.clone(), feed_limits(config));
     let apply = ApplyParts { engine: Arc::clone(&engine), shared: Arc::clone(&shared), writer };
-    let outcome = runtime.block_on(serve(config, &edge, apply, lookups, feed_service, http_state));
+    let admin = Admin::new(&engine, &shared);
+    let outcome = runtime.block_on(serve(config, &edge, apply, lookups, feed_service, http_state, admin.clone()));
     // While the runtime still runs: they send through it.
     snapshots.stop();
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -82,6 +85,7 @@ pub fn run(config: &Config) -> Result<()> {
     if let Some(shm) = shm {
         shm.join();
     }
+    admin.wait_for_snapshot();
     match Arc::try_unwrap(engine) {
         Ok(engine) => Box::new(engine).close()?,
         // Every commit is durable already; closing would only make the next open quicker.
@@ -106,6 +110,7 @@ async fn serve(
     lookups: Lookups,
     feed_service: FeedService,
     http_state: HttpState,
+    admin: Admin,
 ) -> Result<()> {
     let (shared, feed) = (Arc::clone(&apply.shared), http_state.feed.clone());
     let bind = async |name: &str, addresses: &[SocketAddr]| {
@@ -133,6 +138,7 @@ async fn serve(
     let services = rpc::Services { lookups, shared: Arc::clone(&shared), feed: feed_service, engine: label };
     let rpc = tokio::spawn(rpc::serve(door, services, until(stopped.clone())));
     let http = tokio::spawn(http::serve(http, http_state, until(stopped.clone())));
+    let admin = tokio::spawn(admin::serve(config.dir.clone(), admin, until(stopped.clone())));
     let receiver = tokio::spawn(receive(receive_config(config)?, messages, Arc::clone(&shared), stopped.clone()));
     overlay::start(receive_config(config)?, &shared, stopped.clone()).context("cannot start the overlay thread")?;
     let apply = Apply::new(apply.engine, shared, apply.writer, apply_config(config), stopped)?;
@@ -162,6 +168,7 @@ async fn serve(
         };
         rpc.await??;
         http.await?;
+        admin.await?;
         match outcome {
             Ok(applied) => {
                 applied.map_err(anyhow::Error::from).context("the engine failed: see its error for the way out")

@@ -12,6 +12,7 @@ use engine_api::{Checkpoint, Stats};
 
 use crate::net::figures::Figures;
 use crate::overlay::Overlay;
+use crate::slow::SlowLog;
 
 /// Slots that the stream can no longer deliver. Both ends included.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -38,6 +39,8 @@ pub enum Readiness {
 /// The figures. One writer per field; see each.
 #[derive(Debug)]
 pub struct Shared {
+    /// When the service started, ms since the Unix epoch.
+    pub start_unix_ms: u64,
     /// The newest committed checkpoint. Writer: ingest-apply.
     pub checkpoint: ArcSwap<Checkpoint>,
     /// Writer: ingest-apply, and the receiver for a gap that the server itself reports.
@@ -48,6 +51,14 @@ pub struct Shared {
     pub newest_slot: AtomicU64,
     /// Milliseconds from the creation of the newest applied slot's block meta to its commit. Writer: ingest-apply.
     pub lag_ms: AtomicU64,
+    /// When the newest updates of the stream were handed on, ms since the Unix epoch; 0 before the first. Writer: the
+    /// receiver.
+    pub last_update_unix_ms: AtomicU64,
+    /// When the newest commit was published, ms since the Unix epoch; 0 before the first. Writer: ingest-apply.
+    pub last_commit_unix_ms: AtomicU64,
+    /// Since when ingest-apply is at what it was last handed, ms since the Unix epoch; 0 while it waits for more. Writer:
+    /// ingest-apply.
+    pub busy_since_unix_ms: AtomicU64,
     /// Connected to the stream right now. Writer: the receiver.
     pub connected: AtomicBool,
     /// Batches between the receiver and ingest-apply. Writer: the receiver.
@@ -62,6 +73,25 @@ pub struct Shared {
     pub counters: Counters,
     /// What the network edge counts. Writer: the network edge.
     pub net: Figures,
+    /// Slow requests. Writer: whoever serves lookups.
+    pub slow: SlowLog,
+    /// Snapshots of the store made on request. Writer: the snapshot's thread.
+    pub snapshots: SnapshotFigures,
+}
+
+/// Snapshots of the store since start.
+#[derive(Debug, Default)]
+pub struct SnapshotFigures {
+    /// One is being made.
+    pub running: AtomicBool,
+    /// Made whole.
+    pub made: AtomicU64,
+    /// Given up.
+    pub failed: AtomicU64,
+    /// When the newest whole one was begun, ms since the Unix epoch; 0 before the first.
+    pub last_unix_ms: AtomicU64,
+    /// What it took, in ms.
+    pub last_took_ms: AtomicU64,
 }
 
 /// Monotonic counters since start.
@@ -79,6 +109,7 @@ pub struct Counters {
     pub slots_duplicate: AtomicU64,
     pub updates_duplicate: AtomicU64,
     pub commits: AtomicU64,
+    pub commits_without_space: AtomicU64,
     pub lookups: AtomicU64,
     pub lookups_refused: AtomicU64,
 }
@@ -95,11 +126,15 @@ impl Shared {
     /// The state at start, with the overlay of a service that follows more than confirmed slots, or less.
     pub fn with_overlay(checkpoint: Checkpoint, overlay: Overlay) -> Arc<Self> {
         Arc::new(Self {
+            start_unix_ms: unix_ms(),
             checkpoint: ArcSwap::from_pointee(checkpoint),
             readiness: ArcSwap::from_pointee(Readiness::NotReady("starting".to_owned())),
             stats: ArcSwap::from_pointee(Stats::default()),
             newest_slot: AtomicU64::new(0),
             lag_ms: AtomicU64::new(0),
+            last_update_unix_ms: AtomicU64::new(0),
+            last_commit_unix_ms: AtomicU64::new(0),
+            busy_since_unix_ms: AtomicU64::new(0),
             connected: AtomicBool::new(false),
             queue_batches: AtomicU64::new(0),
             shm_sessions: AtomicU64::new(0),
@@ -107,6 +142,8 @@ impl Shared {
             overlay,
             counters: Counters::default(),
             net: Figures::default(),
+            slow: SlowLog::default(),
+            snapshots: SnapshotFigures::default(),
         })
     }
 

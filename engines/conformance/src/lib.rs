@@ -45,7 +45,7 @@ macro_rules! suite {
                 own_writes_are_visible extreme_keys_and_values checkpoint_is_part_of_the_batch reopen_keeps_everything
                 scan_is_ordered_and_complete a_second_writer_waits;
             readers: a_snapshot_stays_until_refresh readers_see_whole_batches get_many_equals_get;
-            copies: a_copy_opens_and_equals;
+            copies: a_copy_opens_and_equals a_copy_made_while_writing_is_one_commit;
             bulk: loaded_chunks_equal_puts unsorted_input_is_refused loading_a_chunk_again_converges;
             full: full_disk_loses_nothing disk_filled_by_others_loses_nothing full_size_loses_nothing;
             identity: a_second_process_is_refused closing_releases_the_directory;

@@ -46,6 +46,25 @@ const BOUNDS: [(&str, u64); 25] = [
 /// The `stat` label of the quantile gauge. Not `quantile`: Prometheus reserves that name for summaries.
 const STATS: [(&str, f64); 5] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)];
 
+/// A family of the Prometheus text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Family {
+    /// Its name.
+    pub name: &'static str,
+    /// What it says.
+    pub help: &'static str,
+}
+
+/// The histogram, by `engine`, `op` and `source`.
+pub const LATENCY: Family =
+    Family { name: "solkv_op_latency_seconds", help: "Latency of engine operations since start" };
+/// Its quantiles as gauges, by `stat` too.
+pub const QUANTILE: Family =
+    Family { name: "solkv_op_latency_quantile_seconds", help: "Quantiles and maximum of the same values" };
+/// What two readings of the clock cost.
+pub const INSTRUMENT: Family =
+    Family { name: "solkv_op_latency_instrument_seconds", help: "Cost of the two clock reads of one measurement" };
+
 /// The JSON form of a snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -82,23 +101,20 @@ pub struct ReportSeries {
 /// Appends the snapshot in the Prometheus text format: a histogram, its quantiles as gauges (exact to 3 digits,
 /// where a bucket gives only its bounds) and the instrument's own cost.
 pub fn prometheus(snapshot: &Snapshot, out: &mut String) {
-    out.push_str("# HELP solkv_op_latency_seconds Latency of engine operations since start.\n");
-    out.push_str("# TYPE solkv_op_latency_seconds histogram\n");
+    head(LATENCY, "histogram", out);
     for series in &snapshot.series {
         prometheus_histogram(&labels(&snapshot.engine, series), series, out);
     }
-    out.push_str("# HELP solkv_op_latency_quantile_seconds Quantiles and maximum of the same values.\n");
-    out.push_str("# TYPE solkv_op_latency_quantile_seconds gauge\n");
+    head(QUANTILE, "gauge", out);
     for series in &snapshot.series {
         let labels = labels(&snapshot.engine, series);
         for (stat, quantile) in STATS {
             let value = seconds(series.histogram.value_at_quantile(quantile));
-            line(out, format_args!("solkv_op_latency_quantile_seconds{{{labels},stat=\"{stat}\"}} {value}"));
+            line(out, format_args!("{}{{{labels},stat=\"{stat}\"}} {value}", QUANTILE.name));
         }
     }
-    out.push_str("# HELP solkv_op_latency_instrument_seconds Cost of the two clock reads of one measurement.\n");
-    out.push_str("# TYPE solkv_op_latency_instrument_seconds gauge\n");
-    line(out, format_args!("solkv_op_latency_instrument_seconds {}", seconds(instrument_ns())));
+    head(INSTRUMENT, "gauge", out);
+    line(out, format_args!("{} {}", INSTRUMENT.name, seconds(instrument_ns())));
 }
 
 /// The snapshot as an HdrHistogram V2 log with one interval per series, tagged `op.source`; values in ns, and the
@@ -159,7 +175,7 @@ impl Report {
 }
 
 fn prometheus_histogram(labels: &str, series: &Series, out: &mut String) {
-    let histogram = &series.histogram;
+    let (name, histogram) = (LATENCY.name, &series.histogram);
     let mut counts = [0u64; BOUNDS.len()];
     for bucket in histogram.iter_recorded() {
         let value = histogram.lowest_equivalent(bucket.value_iterated_to());
@@ -171,12 +187,17 @@ fn prometheus_histogram(labels: &str, series: &Series, out: &mut String) {
     let mut below = 0;
     for ((le, _), count) in BOUNDS.iter().zip(counts) {
         below += count;
-        line(out, format_args!("solkv_op_latency_seconds_bucket{{{labels},le=\"{le}\"}} {below}"));
+        line(out, format_args!("{name}_bucket{{{labels},le=\"{le}\"}} {below}"));
     }
     let (total, sum) = (histogram.len(), seconds(series.sum_ns));
-    line(out, format_args!("solkv_op_latency_seconds_bucket{{{labels},le=\"+Inf\"}} {total}"));
-    line(out, format_args!("solkv_op_latency_seconds_sum{{{labels}}} {sum}"));
-    line(out, format_args!("solkv_op_latency_seconds_count{{{labels}}} {total}"));
+    line(out, format_args!("{name}_bucket{{{labels},le=\"+Inf\"}} {total}"));
+    line(out, format_args!("{name}_sum{{{labels}}} {sum}"));
+    line(out, format_args!("{name}_count{{{labels}}} {total}"));
+}
+
+fn head(family: Family, kind: &str, out: &mut String) {
+    line(out, format_args!("# HELP {} {}.", family.name, family.help));
+    line(out, format_args!("# TYPE {} {kind}", family.name));
 }
 
 fn labels(engine: &str, series: &Series) -> String {

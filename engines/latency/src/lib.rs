@@ -16,7 +16,7 @@ mod recorder;
 mod snapshot;
 pub mod table;
 
-pub use measured::Measured;
+pub use measured::{Measured, MeasuredReader};
 pub use recorder::{Latency, Recorder, instrument_ns};
 pub use snapshot::{Series, Snapshot};
 

@@ -32,9 +32,9 @@ impl Measured {
     ///
     /// # Errors
     /// Those of [`Engine::reader`].
-    pub fn reader_for(&self, source: &'static str) -> Result<Box<dyn Reader + '_>> {
+    pub fn reader_for(&self, source: &'static str) -> Result<MeasuredReader<'_>> {
         let reader = self.engine.reader()?;
-        Ok(Box::new(MeasuredReader { reader, recorder: self.latency.recorder(source) }))
+        Ok(MeasuredReader { reader, recorder: self.latency.recorder(source), last_ns: 0 })
     }
 
     /// Where the latencies go.
@@ -54,7 +54,7 @@ impl Engine for Measured {
     }
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        self.reader_for(self.source)
+        Ok(Box::new(self.reader_for(self.source)?))
     }
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
@@ -87,30 +87,44 @@ impl Engine for Measured {
     }
 }
 
-struct MeasuredReader<'e> {
+/// A reader whose gets, batches and scans are recorded.
+pub struct MeasuredReader<'e> {
     reader: Box<dyn Reader + 'e>,
     recorder: Recorder,
+    last_ns: u64,
+}
+
+impl MeasuredReader<'_> {
+    /// What the last operation that was recorded took, in ns; 0 before the first.
+    pub fn last_ns(&self) -> u64 {
+        self.last_ns
+    }
+
+    fn record(&mut self, op: Op, start: u64) {
+        self.last_ns = self.recorder.elapsed_ns(start);
+        self.recorder.record(op, self.last_ns);
+    }
 }
 
 impl Reader for MeasuredReader<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
         let start = self.recorder.start();
         let found = self.reader.get(key)?;
-        self.recorder.record_since(read_op(found.as_ref()), start);
+        self.record(read_op(found.as_ref()), start);
         Ok(found)
     }
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
         let start = self.recorder.start();
         self.reader.get_many(keys, values)?;
-        self.recorder.record_since(Op::GetMany, start);
+        self.record(Op::GetMany, start);
         Ok(())
     }
 
     fn scan(&mut self, visit: &mut Visitor<'_>) -> Result<()> {
         let start = self.recorder.start();
         self.reader.scan(visit)?;
-        self.recorder.record_since(Op::Scan, start);
+        self.record(Op::Scan, start);
         Ok(())
     }
 

@@ -16,6 +16,7 @@
 //! directory that [`OpenMode::Create`] and [`OpenMode::CreateOrOpen`] take up again. The lock is taken before anything
 //! of the engine is touched.
 
+mod copy;
 mod lock;
 mod marker;
 mod memory;

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
 
+use crate::copy;
 use crate::lock::{DirLock, LOCK};
 use crate::marker::{self, Identity, MARKER, MARKER_TEMPORARY};
 use crate::options::{EngineKind, EngineOptions, Profile, TUNED_BLOOM_BITS};
 
 /// The engine's own directory within the store's.
-const DATA: &str = "data";
+pub(crate) const DATA: &str = "data";
 
 /// What [`open`] expects of the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,15 +119,9 @@ impl Engine for Store {
         self.engine.stats()
     }
 
-    /// The marker comes last: a copy that was cut short is not taken for a store.
+    /// `dir` may also be empty: a service's directory is often made for it. See [`crate::copy`].
     fn snapshot(&self, dir: &Path) -> Result<()> {
-        let failed = |e: std::io::Error| {
-            Error::io(format!("cannot make the snapshot's directory: dir={} reason={e}", dir.display()), e)
-        };
-        fs::create_dir(dir).map_err(failed)?;
-        self.engine.snapshot(&dir.join(DATA))?;
-        marker::write(dir, &self.identity)?;
-        sync_parent(dir)
+        copy::write(&*self.engine, &self.identity, dir)
     }
 
     fn bulk(&self) -> Option<&dyn BulkLoad> {
@@ -214,7 +209,7 @@ fn create_dir(dir: &Path) -> Result<()> {
 }
 
 /// Makes the name of `dir` itself durable.
-fn sync_parent(dir: &Path) -> Result<()> {
+pub(crate) fn sync_parent(dir: &Path) -> Result<()> {
     let failed = |e: std::io::Error| {
         Error::io(format!("cannot sync the directory above the store: dir={} reason={e}", dir.display()), e)
     };

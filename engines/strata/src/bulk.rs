@@ -46,20 +46,23 @@ impl BulkLoad for StrataEngine {
 }
 
 /// Copies the newest state into `dir`: the segments are linked where the file system can, for they never change.
+/// Commits wait for the memtable's flush, not for the links: the version that is held keeps its files.
 pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
-    let mut writer = shared.writer()?;
-    shared.drain(&mut writer)?;
     let copy_failed =
         |e: std::io::Error| Error::io(format!("cannot copy into the snapshot: dir={} reason={e}", dir.display()), e);
     std::fs::create_dir(dir).map_err(copy_failed)?;
     let target = DirStorage::open(dir).map_err(copy_failed)?;
-    // Held to the end: no merge may retire what is being linked.
-    let manifest = shared.install.lock();
-    let now = shared.visible.load_full();
+    let (now, mut copy) = {
+        let mut writer = shared.writer()?;
+        shared.drain(&mut writer)?;
+        // The writer is held until both are taken: nothing is committed, so a merge alone could come between, and the
+        // install lock keeps it out.
+        let manifest = shared.install.lock();
+        (shared.visible.load_full(), manifest.clone())
+    };
     for found in now.version.segments() {
         shared.storage.share(&segment::name(found.info.id), dir).map_err(copy_failed)?;
     }
-    let mut copy = manifest.clone();
     copy.checkpoint = now.checkpoint;
     // The copy's WAL starts anew, above every number that was given.
     copy.next_id = shared.new_id() + 1;

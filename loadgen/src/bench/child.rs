@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use engine_api::{Checkpoint, Durability, Engine};
+use engine_api::{Checkpoint, Durability, Engine, Reader};
 use engine_latency::{Latency, Measured, Op, Snapshot};
 use engines::OpenMode;
 use serde::{Deserialize, Serialize};

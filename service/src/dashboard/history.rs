@@ -162,6 +162,11 @@ impl History {
         (inner.samples.range(from..).cloned().collect(), Arc::clone(&inner.newest))
     }
 
+    /// What was read with the newest sample; nothing before the first.
+    pub(crate) fn newest(&self) -> Arc<Newest> {
+        Arc::clone(&self.lock().newest)
+    }
+
     /// A poisoned lock is taken over: each statement leaves the ring whole.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)

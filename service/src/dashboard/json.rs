@@ -58,7 +58,7 @@ fn status(state: &HttpState) -> Value {
     let status = status_response(state.engine, shared);
     let counters: Map<String, Value> = metrics::counters(&shared.counters)
         .into_iter()
-        .map(|(name, _, value)| (name.trim_start_matches("solkv_").to_owned(), json!(value)))
+        .map(|(metric, value)| (metric.short_name().to_owned(), json!(value)))
         .collect();
     // ORDERING: Relaxed: statistics, nothing is inferred from them.
     let newest_slot = shared.newest_slot.load(Ordering::Relaxed);

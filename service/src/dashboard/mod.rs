@@ -21,6 +21,7 @@ use base64::prelude::BASE64_STANDARD;
 use crate::http::HttpState;
 
 pub use history::History;
+pub(crate) use history::Newest;
 pub use sample::Sampler;
 
 const PAGE: &str = include_str!("page.html");

@@ -113,6 +113,7 @@ impl Apply {
             if *self.stop.borrow() {
                 break;
             }
+            self.busy_since(unix_ms());
             match message {
                 // After a gap nothing may be applied; what arrives is let go so that the connection stays alive.
                 _ if self.gap => {}
@@ -134,9 +135,15 @@ impl Apply {
                 self.flush()?;
             }
             self.shared.overlay.settle();
+            self.busy_since(0);
         }
         // A commit here would only shorten the replay; the slot being assembled comes again.
         self.flush()
+    }
+
+    fn busy_since(&self, unix_ms: u64) {
+        // ORDERING: Relaxed: a statistic.
+        self.shared.busy_since_unix_ms.store(unix_ms, Ordering::Relaxed);
     }
 
     fn input(&mut self, input: Input) -> Result<()> {
@@ -205,6 +212,7 @@ impl Apply {
             match self.commit(slot) {
                 Ok(checkpoint) => break checkpoint,
                 Err(failed) if failed.kind() == ErrorKind::FreeSpace && !*self.stop.borrow() => {
+                    count(&self.shared.counters.commits_without_space, 1);
                     warn!(error = %failed, "no space: lookups go on, the batch is kept and tried again");
                     self.not_ready(format!("no space: {failed}"));
                     std::thread::sleep(FULL_RETRY);
@@ -272,9 +280,11 @@ impl Apply {
         if let Some(feed) = &mut self.feed {
             feed.publish(&checkpoint);
         }
+        let now_unix_ms = unix_ms();
+        // ORDERING: Relaxed: statistics.
+        self.shared.last_commit_unix_ms.store(now_unix_ms, Ordering::Relaxed);
         if self.created_unix_ms > 0 {
-            // ORDERING: Relaxed: a statistic.
-            self.shared.lag_ms.store(unix_ms().saturating_sub(self.created_unix_ms), Ordering::Relaxed);
+            self.shared.lag_ms.store(now_unix_ms.saturating_sub(self.created_unix_ms), Ordering::Relaxed);
         }
         let past_start = match (self.start_slot, checkpoint.slot) {
             (Some(start), Some(slot)) => slot > start,

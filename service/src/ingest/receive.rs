@@ -21,7 +21,7 @@ use super::connect::{Connection, Ended, Next};
 use super::convert::{Converted, convert};
 use super::extract::Extract;
 use super::subscribe::{Commitment, request};
-use crate::status::{Gap, Shared, count};
+use crate::status::{Gap, Shared, count, unix_ms};
 
 /// Batches in the channel between the receiver and ingest-apply: with [`BATCH_INPUTS`] about 260 thousand updates or
 /// 40 MiB at most, a few seconds at full rate, so that a commit does not stop the socket; more only adds lag.
@@ -169,6 +169,8 @@ impl Receiver {
         };
         batch.push(input);
         if boundary || batch.len() == BATCH_INPUTS {
+            // ORDERING: Relaxed: a statistic.
+            self.shared.last_update_unix_ms.store(unix_ms(), Ordering::Relaxed);
             self.send(Message::Batch(std::mem::replace(batch, Vec::with_capacity(BATCH_INPUTS)))).await?;
         }
         Ok(boundary)

@@ -10,10 +10,12 @@ use proto::v1::{
     Checkpoint, Entry, GET_MANY_KEYS_MAX, Gap, GetManyRequest, GetManyResponse, GetRequest, GetResponse, StatusRequest,
     StatusResponse,
 };
-use tonic::{Request, Response, Status};
+use tonic::{Extensions, Request, Response, Status};
 
+use super::budget::Peer;
 use super::wait::{Waits, Wanted};
-use crate::lookups::{LookupError, Lookups};
+use crate::lookups::{LookupError, Lookups, Origin};
+use crate::slow::Transport;
 use crate::status::{Readiness, Shared};
 
 /// The service behind both listeners.
@@ -28,6 +30,16 @@ impl KvService {
     pub(super) fn new(lookups: Lookups, shared: Arc<Shared>, engine: &'static str) -> Self {
         let waits = Waits::new(Arc::clone(&shared));
         Self { lookups, shared, waits, engine }
+    }
+
+    /// Waits for the slot that is wanted; how long, in ns. Most requests want none, and no clock is read for them.
+    async fn wait(&self, wanted: &Wanted, keys: usize) -> Result<u64, Status> {
+        if !wanted.names_a_slot() {
+            return Ok(0);
+        }
+        let start = self.lookups.clock();
+        self.waits.until(wanted, keys).await?;
+        Ok(self.lookups.elapsed_ns(start))
     }
 }
 
@@ -66,23 +78,27 @@ pub fn status_response(engine: &str, shared: &Shared) -> StatusResponse {
 #[tonic::async_trait]
 impl Kv for KvService {
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
-        let (metadata, _, GetRequest { key: bytes, commitment, min_context_slot }) = request.into_parts();
+        let asked = self.lookups.clock();
+        let (metadata, extensions, GetRequest { key: bytes, commitment, min_context_slot }) = request.into_parts();
         let key = key(&bytes)
             .ok_or_else(|| Status::invalid_argument(format!("key must be 32 bytes: got={}", bytes.len())))?;
         let wanted = Wanted::new(&metadata, commitment, min_context_slot)?;
-        self.waits.until(&wanted, 1).await?;
-        let answer = self.lookups.get(key, wanted.commitment).await.map_err(status)?;
+        let slot_wait_ns = self.wait(&wanted, 1).await?;
+        let origin = Origin { transport: transport(&extensions), asked, slot_wait_ns };
+        let answer = self.lookups.get(key, wanted.commitment, origin).await.map_err(status)?;
         wanted.check(answer.slot)?;
         Ok(Response::new(GetResponse { value: answer.value.map(wire), slot: answer.slot }))
     }
 
     async fn get_many(&self, request: Request<GetManyRequest>) -> Result<Response<GetManyResponse>, Status> {
-        let (metadata, _, asked) = request.into_parts();
-        let wanted = Wanted::new(&metadata, asked.commitment, asked.min_context_slot)?;
-        let packed = !asked.packed_keys.is_empty();
-        let keys = keys_of(asked)?;
-        self.waits.until(&wanted, keys.len()).await?;
-        let answer = self.lookups.get_many(keys, wanted.commitment).await.map_err(status)?;
+        let asked = self.lookups.clock();
+        let (metadata, extensions, message) = request.into_parts();
+        let wanted = Wanted::new(&metadata, message.commitment, message.min_context_slot)?;
+        let packed = !message.packed_keys.is_empty();
+        let keys = keys_of(message)?;
+        let slot_wait_ns = self.wait(&wanted, keys.len()).await?;
+        let origin = Origin { transport: transport(&extensions), asked, slot_wait_ns };
+        let answer = self.lookups.get_many(keys, wanted.commitment, origin).await.map_err(status)?;
         wanted.check(answer.slot)?;
         let mut response = GetManyResponse { slot: answer.slot, ..Default::default() };
         if packed {
@@ -96,6 +112,12 @@ impl Kv for KvService {
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
         Ok(Response::new(status_response(self.engine, &self.shared)))
     }
+}
+
+/// A request of no connection, as a test may make it, counts as one over TCP.
+fn transport(extensions: &Extensions) -> Transport {
+    let local = extensions.get::<Arc<Peer>>().is_some_and(|peer| peer.from.is_none());
+    if local { Transport::GrpcUds } else { Transport::GrpcTcp }
 }
 
 /// The keys of a batch, checked, whichever way they came.

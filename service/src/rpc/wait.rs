@@ -66,6 +66,11 @@ impl Wanted {
         if self.is_in(slot) { Ok(()) } else { Err(self.not_reached(slot)) }
     }
 
+    /// Whether a slot has to be waited for, reached already or not.
+    pub(super) fn names_a_slot(&self) -> bool {
+        self.min_context_slot.is_some()
+    }
+
     fn is_in(&self, slot: Option<u64>) -> bool {
         self.min_context_slot.is_none_or(|min| slot.is_some_and(|slot| slot >= min))
     }

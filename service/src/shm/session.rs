@@ -20,8 +20,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use crate::lookups::LookupError;
 use crate::overlay;
-use crate::reading::Reading;
+use crate::reading::{Reading, Spent};
 use crate::rpc::status_response;
+use crate::slow::{Parts, Slow, Transport};
 use crate::status::Shared;
 
 /// A client and its segment.
@@ -106,9 +107,16 @@ impl Session {
             None if request.op == op::STATUS => self.status(shared, label),
             None => self.look_up(&request, reading, scratch),
         };
+        let looked_up = response.status == status::OK && request.op == op::GET;
         self.answered = seq;
         if self.segment.respond(seq, response) {
             ring(&self.doorbell);
+        }
+        let Spent { overlay_ns, read_ns } = reading.spent();
+        if looked_up && shared.slow.is_slow(overlay_ns + read_ns) {
+            let parts = Parts { overlay_ns, read_ns, ..Parts::default() };
+            let (keys, commitment) = (scratch.keys.len(), commitment(request.commitment));
+            shared.slow.report(&Slow { transport: Transport::Shm, keys, commitment, total_ns: parts.sum_ns(), parts });
         }
         true
     }

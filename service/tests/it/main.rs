@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod abuse;
+mod backup;
 mod browser;
 mod crash;
 mod dashboard;
@@ -13,6 +14,8 @@ mod fork;
 mod gap;
 mod overload;
 mod ring;
+mod metrics;
 mod secure;
+mod slow;
 mod support;
 mod transports;

@@ -125,3 +125,33 @@ fn a_copy_that_was_cut_short_is_no_store() {
     refused(&copy, &options(), OpenMode::Existing);
     refused(&copy, &options(), OpenMode::CreateOrOpen);
 }
+
+#[test]
+fn a_copy_takes_a_free_place_and_nothing_else() {
+    let home = tempfile::tempdir().unwrap();
+    let engine = engines::open(&home.path().join("store"), &options(), OpenMode::Create).unwrap();
+    let refusal = |to: &Path| engine.snapshot(to).unwrap_err();
+    let (empty, full) = (home.path().join("empty"), home.path().join("full"));
+    fs::create_dir(&empty).unwrap();
+    fs::create_dir(&full).unwrap();
+    fs::write(full.join("mine"), b"1").unwrap();
+    engine.snapshot(&empty).unwrap();
+    open(&empty, &options(), OpenMode::Existing).unwrap();
+    let error = refusal(&full);
+    assert!(error.kind() == ErrorKind::FixInput && error.to_string().contains("it holds mine"), "{error}");
+    assert!(refusal(&full.join("mine")).to_string().contains("it is a file"));
+    assert_eq!(refusal(Path::new("/")).kind(), ErrorKind::FixInput);
+
+    // What a crash leaves is neither taken for a copy nor written over.
+    let cut = home.path().join("cut.partial");
+    fs::create_dir(&cut).unwrap();
+    let error = refusal(&home.path().join("cut"));
+    assert!(error.kind() == ErrorKind::FixInput && error.to_string().contains("cut.partial"), "{error}");
+    assert!(cut.exists() && !home.path().join("cut").exists());
+
+    // A failure leaves nothing.
+    assert!(engine.snapshot(&home.path().join("missing").join("copy")).is_err());
+    let mut left: Vec<_> = fs::read_dir(home.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["cut.partial", "empty", "full", "store"]);
+}

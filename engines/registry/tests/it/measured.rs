@@ -1,7 +1,7 @@
 //! The measured engine around real engines: which call is counted as what.
 
 use ::conformance::Store;
-use engine_api::{Checkpoint, Durability, Engine};
+use engine_api::{Checkpoint, Durability, Engine, Reader};
 use engine_latency::{Latency, Measured, Op};
 
 use crate::conformance::compiled_columns;

@@ -1,0 +1,222 @@
+//! `bootstrap migrate`: the pairs of one store into a new one, of another engine for instance, with its checkpoint.
+//!
+//! Owns: the order of the two stores, resume, the comparison at the end. Must not: write to the source store, or
+//! finish while the two differ. Threads: `scan` reads the source a few chunks ahead; main writes.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use bytesize::ByteSize;
+use engine_api::{Checkpoint, Durability, Engine, Key, Value};
+use engines::{EngineKind, EngineOptions, OpenMode};
+use workload::{Digest, source_id};
+
+use crate::info;
+use crate::limits::{BULK_PAIRS, CHUNK_PAIRS, CHUNKS_AHEAD};
+use crate::load::{check_directory, store_bytes};
+use crate::progress::Progress;
+use crate::signal::Stop;
+use crate::state::State;
+
+/// Takes a store over into a new one.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct MigrateArgs {
+    /// Directory of the store to read; no process may have it open, and nothing in it changes but for its lock
+    #[arg(long, value_name = "DIR")]
+    pub(crate) from_store: PathBuf,
+    /// Engine of that store; the default is what its directory says
+    #[arg(long, value_enum, value_name = "ENGINE")]
+    pub(crate) from_engine: Option<EngineKind>,
+    /// Memory for that engine; the default is an eighth of what this process may use
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) from_memory: Option<ByteSize>,
+    #[command(flatten)]
+    pub(crate) engine: EngineOptions,
+    /// Directory of the new store: missing or empty, unless --resume
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Go on with a migration of the same store that was stopped or killed
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// Settle background work (RocksDB's compaction) before the comparison
+    #[arg(long)]
+    pub(crate) settle: bool,
+    /// Start even where the disk looks too small
+    #[arg(long)]
+    pub(crate) skip_disk_check: bool,
+}
+
+/// The share of the memory that the source's engine gets: it is read once, from front to back.
+const FROM_MEMORY_SHARE: u64 = 8;
+
+/// Runs the migration; the exit code is 0 when both stores hold the same, 1 when not, 128 + signal when it was asked
+/// to stop.
+pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
+    let stop = Stop::install()?;
+    check_directory(&args.dir, args.resume)?;
+    let from = open_source(args)?;
+    let origin = from.checkpoint()?;
+    let estimate = from.stats()?.pairs_estimate;
+    if !args.skip_disk_check && !args.resume {
+        probe::check_disk(&args.dir, store_bytes(args.engine.engine, estimate))?;
+    }
+    let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
+    let to = engines::open(&args.dir, &args.engine, mode)?;
+    let mut state = state(args, &*from, &origin, estimate)?;
+    let id = source_id(state.source.as_bytes());
+    state.source_id = format!("{id:016x}");
+    let begun = to.checkpoint()?;
+    // Its last commit gives it the source's own checkpoint: then all that is left is the comparison.
+    let done = begun == origin && begun.seq > 0;
+    ensure!(
+        done || begun.seq == 0 || begun.source == id,
+        "the store was not begun from this one as it is now: dir={} from={}; remove it and start over",
+        args.dir.display(),
+        state.source
+    );
+    state.write(&args.dir)?;
+    let skip = if done { u64::MAX } else { begun.seq };
+    let migration = Migration { from: &*from, to: &*to, stop: &stop, id };
+    let started = Instant::now();
+    let Some(read) = migration.pairs(skip, estimate)? else {
+        let seq = to.checkpoint()?.seq;
+        to.close()?;
+        eprintln!("stopped after {seq} pairs, all of them committed; the same command with --resume goes on");
+        return Ok(stop.asked().unwrap_or(1));
+    };
+    to.begin()?.commit(&origin, Durability::Synced)?;
+    if args.settle {
+        to.settle()?;
+    }
+    let took = started.elapsed();
+    let code = compare(&read, &*to, &origin, took)?;
+    if code == 0 {
+        state.pairs = Some(read.pairs());
+        state.write(&args.dir)?;
+    }
+    from.close()?;
+    to.close()?;
+    Ok(code)
+}
+
+fn open_source(args: &MigrateArgs) -> Result<Box<dyn Engine>> {
+    let dir = &args.from_store;
+    let identity = engines::inspect(dir)?
+        .with_context(|| format!("there is no store: dir={}: correct --from-store", dir.display()))?;
+    if let Some(State { pairs: None, source, .. }) = State::read(dir)? {
+        bail!("the store to read is half loaded: dir={} from={source}: finish that load first", dir.display());
+    }
+    let memory = (engines::memory_limit().bytes / FROM_MEMORY_SHARE).max(engines::MEMORY_MIN);
+    let options = EngineOptions {
+        profile: identity.profile,
+        memory: Some(args.from_memory.unwrap_or(ByteSize::b(memory))),
+        ..EngineOptions::new(args.from_engine.unwrap_or(identity.engine))
+    };
+    Ok(engines::open(dir, &options, OpenMode::Existing)?)
+}
+
+/// What the new store's directory says of the load. The source is named with its checkpoint, so that a resume from a
+/// store that has moved on is refused.
+fn state(args: &MigrateArgs, from: &dyn Engine, origin: &Checkpoint, estimate: u64) -> Result<State> {
+    let dir = std::path::absolute(&args.from_store)
+        .with_context(|| format!("cannot name dir={}", args.from_store.display()))?;
+    let slot = origin.slot.map_or("none".to_owned(), |slot| slot.to_string());
+    let source = format!("store dir={} engine={} seq={} slot={slot}", dir.display(), from.label(), origin.seq);
+    Ok(State { source, source_id: String::new(), records: estimate, pairs: None })
+}
+
+struct Migration<'e> {
+    from: &'e dyn Engine,
+    to: &'e dyn Engine,
+    stop: &'e Stop,
+    /// Names the source in the checkpoints of the way.
+    id: u64,
+}
+
+impl Migration<'_> {
+    /// Writes all pairs but the first `skip`, which are there; the digest of all of them. `None` when asked to stop.
+    fn pairs(&self, skip: u64, estimate: u64) -> Result<Option<Digest>> {
+        std::thread::scope(|scope| {
+            let (sender, chunks) = sync_channel(CHUNKS_AHEAD);
+            let scanner = std::thread::Builder::new()
+                .name("scan".to_owned())
+                .spawn_scoped(scope, || scan(self.from, skip, sender))
+                .context("cannot start the scanning thread")?;
+            let mut progress = Progress::new(Some(estimate), self.to.label());
+            let mut at = if skip == u64::MAX { 0 } else { skip };
+            progress.start_at(at);
+            let mut bulk: Vec<(Key, Value)> = Vec::with_capacity(BULK_PAIRS);
+            for chunk in &chunks {
+                bulk.extend_from_slice(&chunk);
+                if bulk.len() + CHUNK_PAIRS > BULK_PAIRS {
+                    at = self.store(&mut bulk, at)?;
+                    progress.set(at);
+                }
+                if self.stop.asked().is_some() {
+                    return Ok(None);
+                }
+            }
+            let read = scanner.join().map_err(|_| anyhow!("the scanning thread panicked"))??;
+            if !bulk.is_empty() {
+                self.store(&mut bulk, at)?;
+            }
+            progress.clear();
+            Ok(Some(read))
+        })
+    }
+
+    /// Writes a chunk behind the `at` pairs that are there; gives how many are there then.
+    fn store(&self, pairs: &mut Vec<(Key, Value)>, at: u64) -> Result<u64> {
+        let seq = at + pairs.len() as u64;
+        let checkpoint = Checkpoint { seq, source: self.id, ..Checkpoint::default() };
+        let Some(bulk) = self.to.bulk() else { bail!("engine={} has no path for sorted pairs", self.to.label()) };
+        bulk.load_sorted(pairs, &checkpoint)?;
+        pairs.clear();
+        Ok(seq)
+    }
+}
+
+/// Hands on what comes behind the first `skip` pairs, until nobody takes them; the digest of all that was read.
+fn scan(from: &dyn Engine, skip: u64, sender: SyncSender<Vec<(Key, Value)>>) -> Result<Digest> {
+    let mut read = Digest::default();
+    let mut chunk = Vec::with_capacity(CHUNK_PAIRS);
+    let mut taken = true;
+    from.reader()?.scan(&mut |key, value| {
+        read.add(key, value);
+        if read.pairs() > skip {
+            chunk.push((*key, *value));
+        }
+        if chunk.len() == CHUNK_PAIRS {
+            taken = sender.send(std::mem::replace(&mut chunk, Vec::with_capacity(CHUNK_PAIRS))).is_ok();
+        }
+        if taken { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    if taken && !chunk.is_empty() {
+        // Whoever takes them may have gone, and has a reason of its own.
+        sender.send(chunk).ok();
+    }
+    Ok(read)
+}
+
+/// Reads the new store and says how it compares with what was read of the other; the exit code.
+fn compare(read: &Digest, to: &dyn Engine, origin: &Checkpoint, took: Duration) -> Result<u8> {
+    let started = Instant::now();
+    let written = info::scan(to)?;
+    let (load_s, verify_s) = (took.as_secs_f64(), started.elapsed().as_secs_f64());
+    let disk_bytes = to.stats()?.disk_bytes;
+    let (engine, pairs) = (to.label(), written.pairs());
+    println!(
+        "migrated: engine={engine} pairs={pairs} load_s={load_s:.1} verify_s={verify_s:.1} disk_bytes={disk_bytes}"
+    );
+    let slot = origin.slot.map_or("none".to_owned(), |slot| slot.to_string());
+    println!("checkpoint seq={} slot={slot} blockhash={}", origin.seq, bs58::encode(origin.blockhash).into_string());
+    if *read != written {
+        println!("not equal: from_digest={read} digest={written}");
+        return Ok(1);
+    }
+    println!("equal: digest={written}");
+    Ok(0)
+}

@@ -1,0 +1,25 @@
+#!/bin/sh
+# Checks the Prometheus configuration and rules with promtool, runs the rules' tests, and that each alert has one, a place
+# in the healthy one, and a place in the runbook. `make check` runs it. Says so where promtool is not installed.
+set -eu
+cd "$(dirname "$0")"
+
+alerts=$(sed -n 's/^ *- alert: //p' solkv.alerts.yml)
+tests=solkv.tests.yml
+runbook=$(ls ../../RUNBOOK*.md)
+for alert in $alerts; do
+    grep -q "^      - alertname: $alert\$" "$tests" || { echo "prometheus: no test in which $alert fires" >&2; exit 1; }
+    grep -q "alertname: $alert, eval_time: 30m, exp_alerts: \[\]" "$tests" ||
+        { echo "prometheus: the healthy test does not ask for $alert" >&2; exit 1; }
+    # shellcheck disable=SC2086 -- a list of files
+    grep -qh "^##* $alert\$" $runbook || { echo "prometheus: the runbook has no heading $alert" >&2; exit 1; }
+done
+
+if ! command -v promtool >/dev/null 2>&1; then
+    echo "prometheus: NOT CHECKED by promtool, which is not installed (Debian package prometheus)"
+    exit 0
+fi
+promtool check config prometheus.yml >/dev/null
+promtool check rules solkv.recording.yml solkv.alerts.yml >/dev/null
+promtool test rules "$tests" >/dev/null
+echo "prometheus: $(echo "$alerts" | wc -w) alerts, each fires in its test and is quiet in the healthy one"

@@ -1,0 +1,200 @@
+//! The admin socket: what the owner of a store asks of the service that has it open, a snapshot above all.
+//!
+//! Owns: `DIR/admin.sock`, which its owner alone may use, and the thread `snapshot`, one at a time. Must not: be reached
+//! over a network, or hold up the ingest. Threads: the tokio runtime of the network edge; the copy is made on `snapshot`.
+
+use std::io::{self, ErrorKind as Io};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use engine_api::{Engine, Error, ErrorKind};
+use engine_latency::Measured;
+use hyper_util::rt::TokioIo;
+use proto::admin::admin_client::AdminClient;
+use proto::admin::admin_server::{Admin as AdminRpc, AdminServer};
+use proto::admin::{SnapshotRequest, SnapshotResponse};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::oneshot;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Request, Response, Status};
+use tower::service_fn;
+
+use crate::rpc::uds::{self, SocketFile};
+use crate::status::{Shared, count, unix_ms};
+
+/// The socket, in the store's directory.
+pub const SOCKET: &str = "admin.sock";
+
+/// The owner alone may connect.
+const MODE: u32 = 0o600;
+
+/// How long a stop waits for a snapshot under way. Links are made in less; a copy of everything is given up and leaves
+/// `DIR.partial`.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// What the socket answers. Clones share it.
+#[derive(Clone)]
+pub struct Admin {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    /// The service closes the engine when it stops, which needs it alone: here it is only borrowed.
+    engine: Weak<Measured>,
+    shared: Arc<Shared>,
+    running: Mutex<bool>,
+    ended: Condvar,
+}
+
+impl Admin {
+    /// For `engine`, which is held during a snapshot only.
+    pub fn new(engine: &Arc<Measured>, shared: &Arc<Shared>) -> Self {
+        let (engine, shared) = (Arc::downgrade(engine), Arc::clone(shared));
+        Self { inner: Arc::new(Inner { engine, shared, running: Mutex::new(false), ended: Condvar::new() }) }
+    }
+
+    /// Waits a few seconds for a snapshot under way. To be called once nothing is served any more.
+    pub fn wait_for_snapshot(&self) {
+        let running = self.inner.running();
+        let waited = self.inner.ended.wait_timeout_while(running, STOP_GRACE, |running| *running);
+        if *waited.unwrap_or_else(PoisonError::into_inner).0 {
+            tracing::warn!(grace_s = STOP_GRACE.as_secs(), "a snapshot under way is given up");
+        }
+    }
+
+    /// Starts one; the answer comes through the channel.
+    fn start(&self, dir: PathBuf) -> Result<oneshot::Receiver<engine_api::Result<Duration>>, Status> {
+        let engine = self.inner.engine.upgrade().ok_or_else(|| Status::unavailable("the service is shutting down"))?;
+        let mut running = self.inner.running();
+        if *running {
+            return Err(Status::resource_exhausted("a snapshot is under way, try again later"));
+        }
+        let (answer, answered) = oneshot::channel();
+        let inner = Arc::clone(&self.inner);
+        let make = move || {
+            let made = inner.snapshot(&engine, &dir);
+            // Before the end is told: whoever waits for it wants the engine alone.
+            drop(engine);
+            *inner.running() = false;
+            inner.ended.notify_all();
+            // A caller that is gone has the log.
+            answer.send(made).ok();
+        };
+        std::thread::Builder::new()
+            .name("snapshot".to_owned())
+            .spawn(make)
+            .map_err(|error| Status::resource_exhausted(format!("cannot start a thread: {error}")))?;
+        *running = true;
+        Ok(answered)
+    }
+}
+
+impl Inner {
+    fn running(&self) -> MutexGuard<'_, bool> {
+        // A flag is whole whatever happened to who set it.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn snapshot(&self, engine: &Measured, dir: &Path) -> engine_api::Result<Duration> {
+        let (figures, begun_unix_ms, start) = (&self.shared.snapshots, unix_ms(), Instant::now());
+        let set = |figure: &AtomicU64, value| figure.store(value, Ordering::Relaxed);
+        // ORDERING: Relaxed, also in `set`: statistics.
+        figures.running.store(true, Ordering::Relaxed);
+        tracing::info!(dir = %dir.display(), "a snapshot begins");
+        let made = engine.snapshot(dir);
+        let took = start.elapsed();
+        match &made {
+            Ok(()) => {
+                count(&figures.made, 1);
+                set(&figures.last_unix_ms, begun_unix_ms);
+                set(&figures.last_took_ms, took.as_millis() as u64);
+                tracing::info!(dir = %dir.display(), took_ms = took.as_millis() as u64, "a snapshot is made");
+            }
+            Err(error) => {
+                count(&figures.failed, 1);
+                tracing::error!(%error, dir = %dir.display(), "a snapshot failed");
+            }
+        }
+        figures.running.store(false, Ordering::Relaxed);
+        made.map(|()| took)
+    }
+}
+
+#[tonic::async_trait]
+impl AdminRpc for Admin {
+    async fn snapshot(&self, request: Request<SnapshotRequest>) -> Result<Response<SnapshotResponse>, Status> {
+        let dir = PathBuf::from(request.into_inner().dir);
+        if !dir.is_absolute() {
+            return Err(Status::invalid_argument(format!("not an absolute path: dir={}", dir.display())));
+        }
+        let made = self.start(dir)?.await;
+        let took = made.map_err(|_| Status::internal("the snapshot's thread panicked"))?.map_err(refusal)?;
+        Ok(Response::new(SnapshotResponse { took_ms: took.as_millis() as u64 }))
+    }
+}
+
+fn refusal(error: Error) -> Status {
+    let message = error.to_string();
+    match error.kind() {
+        ErrorKind::FixInput => Status::failed_precondition(message),
+        ErrorKind::Retry | ErrorKind::FreeSpace | ErrorKind::Reopen => Status::unavailable(message),
+        ErrorKind::DataDamaged => Status::data_loss(message),
+        ErrorKind::Internal => Status::internal(message),
+    }
+}
+
+/// Serves the socket in `dir` until `shutdown` is ready; a request under way gets no answer then. Without a socket, as
+/// where the path is too long for one, the service runs all the same and the log says so.
+pub async fn serve(dir: PathBuf, admin: Admin, shutdown: impl Future<Output = ()>) {
+    let (listener, _file) = match bind(&dir) {
+        Ok(bound) => bound,
+        Err(error) => {
+            let error = format!("{error:#}");
+            tracing::warn!(error, "there is no admin socket: a snapshot needs the service stopped");
+            return;
+        }
+    };
+    let incoming = UnixListenerStream::new(listener);
+    tokio::select! {
+        served = Server::builder().add_service(AdminServer::new(admin)).serve_with_incoming(incoming) => {
+            if let Err(error) = served {
+                tracing::error!(%error, "the admin socket is not served any more");
+            }
+        }
+        () = shutdown => {}
+    }
+}
+
+fn bind(dir: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
+    let (listener, file) = uds::bind(&dir.join(SOCKET), MODE)?;
+    Ok((UnixListener::from_std(listener).context("cannot watch a unix socket")?, file))
+}
+
+/// The running service of the store in `dir`; `None` when nobody listens.
+///
+/// # Errors
+/// Those of connecting: a caller who may not, for one.
+pub(crate) async fn connect(dir: &Path) -> anyhow::Result<Option<AdminClient<Channel>>> {
+    let path = dir.join(SOCKET);
+    // Once by itself, for an error that tells who is missing.
+    match UnixStream::connect(&path).await {
+        Ok(_) => {}
+        Err(error) if matches!(error.kind(), Io::NotFound | Io::ConnectionRefused) => return Ok(None),
+        Err(error) => {
+            let user = "as its user, or as root";
+            return Err(error)
+                .with_context(|| format!("cannot reach the running service {user}: socket={}", path.display()));
+        }
+    }
+    let connector = service_fn(move |_| {
+        let path = path.clone();
+        async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
+    });
+    // The name is never resolved.
+    let channel = Endpoint::from_static("http://admin").connect_with_connector(connector).await?;
+    Ok(Some(AdminClient::new(channel)))
+}

@@ -1,0 +1,174 @@
+//! `service snapshot` and `service restore`: a store as a copy that is a store, and back.
+//!
+//! Owns: who makes the copy (the running service, or this process), the digest beside it, the comparison. Must not: touch
+//! a store that a service has open. Runs on the main thread.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use bytesize::ByteSize;
+use engine_api::{Checkpoint, Engine};
+use engines::{EngineOptions, OpenMode};
+use proto::admin::SnapshotRequest;
+use serde::{Deserialize, Serialize};
+use workload::Digest;
+
+use crate::admin;
+
+/// What a snapshot holds beside the store, where it was asked for.
+const RECORD: &str = "snapshot.toml";
+
+/// Copies a store.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct SnapshotArgs {
+    /// Directory of the store; a running service makes the copy itself and goes on meanwhile
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// Where to: a missing or empty directory. On the store's file system RocksDB and strata link their files
+    #[arg(long, value_name = "DIR2")]
+    to: PathBuf,
+    /// Scan the copy for its digest and keep it there, for restore --verify
+    #[arg(long)]
+    digest: bool,
+    /// Memory for this program's engine, which opens the copy
+    #[arg(long, value_name = "BYTES", default_value_t = ByteSize::b(engines::MEMORY_MIN))]
+    memory: ByteSize,
+}
+
+/// Makes a store of a snapshot.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct RestoreArgs {
+    /// The snapshot; what is linked stays shared with it
+    #[arg(long, value_name = "DIR2")]
+    from: PathBuf,
+    /// Directory of the new store: missing or empty
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// Compare the new store's digest with the snapshot's: the one kept there, or that of a scan
+    #[arg(long)]
+    verify: bool,
+    /// Memory for the engine meanwhile
+    #[arg(long, value_name = "BYTES", default_value_t = ByteSize::b(engines::MEMORY_MIN))]
+    memory: ByteSize,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    digest: String,
+}
+
+pub(crate) fn snapshot(args: &SnapshotArgs) -> Result<()> {
+    let to = std::path::absolute(&args.to).with_context(|| format!("cannot name dir={}", args.to.display()))?;
+    let started = Instant::now();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let by = if runtime.block_on(by_service(&args.dir, &to))? {
+        "service"
+    } else {
+        let store = open(&args.dir, args.memory)?;
+        store.snapshot(&to)?;
+        store.close()?;
+        "this program"
+    };
+    let took_s = started.elapsed().as_secs_f64();
+    // A copy that was never opened is no backup.
+    let copy = open(&to, args.memory)?;
+    println!("snapshot: dir={} engine={} made_by={by:?} took_s={took_s:.3}", to.display(), copy.label());
+    print_checkpoint(&copy.checkpoint()?);
+    if args.digest {
+        let digest = digest(&*copy)?;
+        let record = Record { digest: digest.to_string() };
+        let path = to.join(RECORD);
+        write_synced(&path, &toml::to_string(&record)?).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("digest={digest}");
+    }
+    Ok(copy.close()?)
+}
+
+pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
+    let started = Instant::now();
+    let from = open(&args.from, args.memory)?;
+    from.snapshot(&args.dir)?;
+    let store = open(&args.dir, args.memory)?;
+    let checkpoint = store.checkpoint()?;
+    ensure!(
+        checkpoint == from.checkpoint()?,
+        "the new store does not stand where its snapshot does: dir={}: remove it, and do not trust the snapshot",
+        args.dir.display()
+    );
+    let took_s = started.elapsed().as_secs_f64();
+    println!("restored: dir={} engine={} took_s={took_s:.3}", args.dir.display(), store.label());
+    print_checkpoint(&checkpoint);
+    if args.verify {
+        let (expected, whose) = match read_record(&args.from)? {
+            Some(kept) => (kept, "kept with the snapshot"),
+            None => (digest(&*from)?, "of the snapshot as it is now"),
+        };
+        let found = digest(&*store)?;
+        if found != expected {
+            bail!(
+                "the new store differs from its snapshot: dir={} digest={found} expected={expected}, {whose}: remove \
+                   it, and use an older snapshot",
+                args.dir.display()
+            );
+        }
+        println!("digest={found} equal to the one {whose}");
+    }
+    store.close()?;
+    Ok(from.close()?)
+}
+
+/// Has the running service make the copy; `false` when none runs.
+async fn by_service(dir: &Path, to: &Path) -> Result<bool> {
+    let Some(mut service) = admin::connect(dir).await? else { return Ok(false) };
+    let to = to.to_str().with_context(|| format!("not a path in UTF-8: dir={}", to.display()))?;
+    let asked = service.snapshot(SnapshotRequest { dir: to.to_owned() }).await;
+    // The message is the service's own, with its way out.
+    asked.map_err(|status| anyhow!("{}", status.message()).context("the service made no snapshot"))?;
+    Ok(true)
+}
+
+/// Opens with the engine that the directory names.
+fn open(dir: &Path, memory: ByteSize) -> Result<Box<dyn Engine>> {
+    let identity = engines::inspect(dir)?
+        .with_context(|| format!("there is no store: dir={}: correct the path", dir.display()))?;
+    let options =
+        EngineOptions { profile: identity.profile, memory: Some(memory), ..EngineOptions::new(identity.engine) };
+    Ok(engines::open(dir, &options, OpenMode::Existing)?)
+}
+
+fn digest(engine: &dyn Engine) -> Result<Digest> {
+    let mut digest = Digest::default();
+    engine.reader()?.scan(&mut |key, value| {
+        digest.add(key, value);
+        ControlFlow::Continue(())
+    })?;
+    Ok(digest)
+}
+
+fn print_checkpoint(checkpoint: &Checkpoint) {
+    let slot = checkpoint.slot.map_or("none".to_owned(), |slot| slot.to_string());
+    let blockhash = bs58::encode(checkpoint.blockhash).into_string();
+    println!("checkpoint seq={} slot={slot} blockhash={blockhash}", checkpoint.seq);
+}
+
+fn read_record(dir: &Path) -> Result<Option<Digest>> {
+    let path = dir.join(RECORD);
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot read file={}", path.display())),
+    };
+    let damaged = || format!("the snapshot's record is damaged: file={}", path.display());
+    let record: Record = toml::from_str(&text).with_context(damaged)?;
+    record.digest.parse().map(Some).map_err(|error: String| anyhow!(error)).with_context(damaged)
+}
+
+fn write_synced(path: &Path, text: &str) -> std::io::Result<()> {
+    use std::io::Write as _;
+    let mut file = std::fs::File::create(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    std::fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+}

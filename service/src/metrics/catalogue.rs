@@ -1,0 +1,332 @@
+//! The metric catalogue: every family that /metrics can show, with its type, unit, labels and help.
+//!
+//! Owns: all of that, in one place; /metrics, METRICS.md and the Grafana dashboard are made from it. Must not: hold
+//! values. A family that is not here cannot be written: [`super::collect`] takes nothing else.
+
+use engine_latency::export;
+
+/// How a family behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows, until a restart.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Buckets, their sum and count.
+    Histogram,
+}
+
+impl Kind {
+    /// As Prometheus writes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
+/// What a value counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// 1 or 0.
+    Bool,
+    /// Bytes.
+    Bytes,
+    /// Things, which the name says.
+    Count,
+    /// Seconds.
+    Seconds,
+    /// Seconds since the Unix epoch.
+    UnixSeconds,
+    /// Slot numbers.
+    Slot,
+    /// Numbers of changes.
+    Seq,
+    /// Each value's name says its own.
+    Mixed,
+}
+
+impl Unit {
+    /// In words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bool => "1 or 0",
+            Self::Bytes => "bytes",
+            Self::Count => "count",
+            Self::Seconds => "seconds",
+            Self::UnixSeconds => "unix seconds",
+            Self::Slot => "slot",
+            Self::Seq => "seq",
+            Self::Mixed => "by name",
+        }
+    }
+}
+
+/// The parts of METRICS.md and the rows of the dashboard, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the titles say what each is")]
+pub enum Group {
+    Health,
+    Lag,
+    Ingest,
+    Latency,
+    Memory,
+    Engine,
+    Feed,
+    Connections,
+    Commitments,
+    Snapshots,
+}
+
+impl Group {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Health,
+        Self::Lag,
+        Self::Ingest,
+        Self::Latency,
+        Self::Memory,
+        Self::Engine,
+        Self::Feed,
+        Self::Connections,
+        Self::Commitments,
+        Self::Snapshots,
+    ];
+
+    /// The heading.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Health => "Health",
+            Self::Lag => "Lag",
+            Self::Ingest => "Ingest",
+            Self::Latency => "Latency and lookups",
+            Self::Memory => "Memory and disk",
+            Self::Engine => "Engine",
+            Self::Feed => "Feed and subscribers",
+            Self::Connections => "Connections and refusals",
+            Self::Commitments => "Processed and finalized",
+            Self::Snapshots => "Snapshots",
+        }
+    }
+}
+
+/// When a family has samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// In every scrape.
+    Always,
+    /// Only under this condition.
+    If(&'static str),
+}
+
+/// A metric family.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// As scraped; a counter's ends with `_total`.
+    pub name: &'static str,
+    /// See [`Kind`].
+    pub kind: Kind,
+    /// See [`Unit`].
+    pub unit: Unit,
+    /// See [`Group`].
+    pub group: Group,
+    /// Its labels, each as `name` or, where its values are known, as `name=one|other`.
+    pub labels: &'static [&'static str],
+    /// See [`When`].
+    pub when: When,
+    /// What it says, without a full stop.
+    pub help: &'static str,
+}
+
+impl Metric {
+    /// Its name in JSON, where the program's own name would be repeated on every line.
+    pub fn short_name(&self) -> &'static str {
+        self.name.trim_start_matches("solkv_").trim_end_matches("_total")
+    }
+}
+
+macro_rules! catalogue {
+    ($($group:ident { $($id:ident $kind:ident $unit:ident [$($label:literal)*] $when:expr, $name:expr, $help:expr;)+ })+) => {
+        $($(
+            #[allow(missing_docs, reason = "the help says it")]
+            pub const $id: Metric = Metric {
+                name: $name,
+                kind: Kind::$kind,
+                unit: Unit::$unit,
+                group: Group::$group,
+                labels: &[$($label),*],
+                when: $when,
+                help: $help,
+            };
+        )+)+
+
+        /// Every family, group by group.
+        pub const ALL: &[Metric] = &[$($($id),+),+];
+    };
+}
+
+const ALWAYS: When = When::Always;
+const SLOT_KNOWN: When = When::If("a slot is known, from a load or from the stream");
+const HEARD: When = When::If("the stream has been heard");
+const APPLIED: When = When::If("a slot has been applied since the start");
+const GAP: When = When::If("slots are missing");
+const WITH_FEED: When = When::If("feed = true");
+const WITH_PROCESSED: When = When::If("processed = true");
+const SAMPLED: When = When::If("the kernel tells");
+const SNAPSHOT_MADE: When = When::If("a snapshot has been made since the start");
+
+catalogue! {
+    Health {
+        BUILD_INFO Gauge Bool ["version" "engine"] ALWAYS, "solkv_build_info",
+            "Constant 1; its labels say which version runs on which engine";
+        START_TIME Gauge UnixSeconds [] ALWAYS, "solkv_start_time_seconds", "When the service started";
+        READY Gauge Bool [] ALWAYS, "solkv_ready", "1 when lookups stand for the live chain, else 0";
+        GAP_OPEN Gauge Bool [] ALWAYS, "solkv_gap", "1 while slots are missing and nothing is applied, else 0";
+        GAP_FIRST_SLOT Gauge Slot [] GAP, "solkv_gap_first_slot", "First missing slot";
+        GAP_LAST_SLOT Gauge Slot [] GAP, "solkv_gap_last_slot", "Last missing slot";
+        INGEST_BUSY Gauge Seconds [] ALWAYS, "solkv_ingest_busy_seconds",
+            "How long the ingest thread has been at what it was last handed; 0 while it waits for more";
+    }
+    Lag {
+        CONNECTED Gauge Bool [] ALWAYS, "solkv_connected", "1 when connected to the stream, else 0";
+        CONNECTS Counter Count [] ALWAYS, "solkv_connects_total", "Connections made to the stream's server";
+        NEWEST_SLOT Gauge Slot [] HEARD, "solkv_newest_slot", "Newest slot heard of from the stream";
+        CHECKPOINT_SLOT Gauge Slot [] SLOT_KNOWN, "solkv_checkpoint_slot", "Last slot applied as a whole";
+        CHECKPOINT_SEQ Gauge Seq [] ALWAYS, "solkv_checkpoint_seq", "Seq of the newest committed change";
+        LAG_SLOTS Gauge Count [] HEARD, "solkv_lag_slots",
+            "Slots between the newest heard of and the newest applied";
+        LAG Gauge Seconds [] APPLIED, "solkv_lag_seconds",
+            "Time from the creation of the newest applied slot's block meta to its commit";
+        LAST_UPDATE_TIME Gauge UnixSeconds [] HEARD, "solkv_last_update_time_seconds",
+            "When updates of the stream were last handed on to the ingest";
+        LAST_COMMIT_TIME Gauge UnixSeconds [] APPLIED, "solkv_last_commit_time_seconds",
+            "When the ingest last committed";
+        QUEUE_BATCHES Gauge Count [] ALWAYS, "solkv_queue_batches",
+            "Batches of updates received and not yet taken in; at most 256";
+    }
+    Ingest {
+        UPDATES_RECEIVED Counter Count [] ALWAYS, "solkv_updates_received_total", "Updates received from the stream";
+        UPDATES_MALFORMED Counter Count [] ALWAYS, "solkv_updates_malformed_total",
+            "Updates that nothing can be made of; each ends its connection and is a gap until it comes well formed";
+        UPDATES_DUPLICATE Counter Count [] ALWAYS, "solkv_updates_duplicate_total",
+            "Account updates dropped because their slot is whole already, as a replay sends them";
+        EVENTS_APPLIED Counter Count [] ALWAYS, "solkv_events_applied_total", "Events applied to the store";
+        EVENTS_WRITTEN Counter Count [] ALWAYS, "solkv_events_written_total", "Events that set a value";
+        EVENTS_DELETED Counter Count [] ALWAYS, "solkv_events_deleted_total", "Events that removed a key";
+        SLOTS_APPLIED Counter Count [] ALWAYS, "solkv_slots_applied_total", "Slots applied as a whole";
+        SLOTS_DEAD Counter Count [] ALWAYS, "solkv_slots_dead_total", "Slots dropped because they are not on the chain";
+        SLOTS_DUPLICATE Counter Count [] ALWAYS, "solkv_slots_duplicate_total",
+            "Slots dropped because they were applied before";
+        COMMITS Counter Count [] ALWAYS, "solkv_commits_total", "Commits of the ingest path";
+        COMMITS_WITHOUT_SPACE Counter Count [] ALWAYS, "solkv_commits_without_space_total",
+            "Attempts to commit that found no space on the disk; the batch is kept and tried again";
+    }
+    Latency {
+        OP_LATENCY Histogram Seconds ["engine" "op=read_negative|read_positive|write|commit|commit_per_item|get_many|scan" "source=ingest|rpc|shm" "le"] ALWAYS, export::LATENCY.name, export::LATENCY.help;
+        OP_LATENCY_QUANTILE Gauge Seconds ["engine" "op=read_negative|read_positive|write|commit|commit_per_item|get_many|scan" "source=ingest|rpc|shm"
+            "stat=p50|p90|p99|p999|max"] ALWAYS, export::QUANTILE.name,
+            export::QUANTILE.help;
+        OP_LATENCY_INSTRUMENT Gauge Seconds [] ALWAYS, export::INSTRUMENT.name, export::INSTRUMENT.help;
+        LOOKUPS Counter Count [] ALWAYS, "solkv_lookups_total", "Keys looked up";
+        LOOKUPS_REFUSED Counter Count [] ALWAYS, "solkv_lookups_refused_total",
+            "Lookup requests refused because too many waited";
+        SLOW_REQUESTS Counter Count ["transport=grpc-tcp|grpc-uds|shm"] ALWAYS, "solkv_slow_requests_total",
+            "Lookup requests that took slow_request or longer; the log has their causes";
+    }
+    Memory {
+        MEMORY_CAP Gauge Bytes [] SAMPLED, "solkv_memory_cap_bytes",
+            "Memory that this process may use: its cgroup's limit, or the machine's memory";
+        MEMORY Gauge Bytes ["kind=charged|anon|page_cache"] When::If("the process is in a memory cgroup"), "solkv_memory_bytes",
+            "What the cgroup with the cap is charged: all of it, anonymous memory, page cache";
+        RESIDENT Gauge Bytes ["kind=anon|file"] SAMPLED, "solkv_memory_resident_bytes",
+            "Resident memory of this process: anonymous, and mapped files";
+        DISK_FREE Gauge Bytes [] SAMPLED, "solkv_disk_free_bytes", "Free space of the store's file system";
+        DISK_SIZE Gauge Bytes [] SAMPLED, "solkv_disk_size_bytes", "Size of the store's file system";
+        ENGINE_DISK Gauge Bytes [] ALWAYS, "solkv_engine_disk_bytes", "Bytes the store occupies on disk";
+    }
+    Engine {
+        ENGINE_PAIRS Gauge Count [] ALWAYS, "solkv_engine_pairs",
+            "Pairs in the store; exact for lmdb and redb, an estimate for rocksdb and strata";
+        ENGINE_DETAIL Gauge Mixed ["name"] ALWAYS, "solkv_engine_detail",
+            "Figures of the engine's own, each in the unit at the end of its name";
+    }
+    Feed {
+        FEED_SEQ Gauge Seq [] WITH_FEED, "solkv_feed_seq", "The newest published change";
+        FEED_OLDEST_SEQ Gauge Seq [] WITH_FEED, "solkv_feed_oldest_seq", "The oldest change that is kept";
+        FEED_LOG Gauge Bytes [] WITH_FEED, "solkv_feed_log_bytes", "Bytes of the feed's log on disk";
+        FEED_SUBSCRIBERS Gauge Count [] WITH_FEED, "solkv_feed_subscribers", "Subscribers of the feed";
+        FEED_SUBSCRIBER_LAG Gauge Count [] WITH_FEED, "solkv_feed_subscriber_lag",
+            "Changes that the subscriber furthest behind was not sent yet";
+        FEED_CHANGES_SENT Counter Count [] WITH_FEED, "solkv_feed_changes_sent_total", "Changes sent to subscribers";
+        FEED_CUT_OFF Counter Count [] WITH_FEED, "solkv_feed_cut_off_total",
+            "Subscribers cut off because they did not read";
+    }
+    Connections {
+        CONNECTIONS Gauge Count ["listener=grpc-tcp|grpc-uds|http"] ALWAYS, "solkv_connections", "Connections open now";
+        CONNECTIONS_ACCEPTED Counter Count ["listener=grpc-tcp|grpc-uds|http"] ALWAYS, "solkv_connections_accepted_total",
+            "Connections accepted, refused ones not among them";
+        CONNECTIONS_REFUSED Counter Count ["listener=grpc-tcp|grpc-uds|http"] ALWAYS, "solkv_connections_refused_total",
+            "Connections closed at once because as many as allowed were open";
+        CONNECTIONS_CUT Counter Count ["listener=grpc-tcp|grpc-uds|http"] ALWAYS, "solkv_connections_cut_total",
+            "Connections ended by the service: nothing came in time, or answers were not read";
+        SHM_SESSIONS Gauge Count [] ALWAYS, "solkv_shm_sessions", "Clients on shared memory; at most 64";
+        TLS_FAILED Counter Count [] ALWAYS, "solkv_tls_handshakes_failed_total",
+            "TLS handshakes that failed or took too long";
+        UNAUTHENTICATED Counter Count [] ALWAYS, "solkv_requests_unauthenticated_total",
+            "Requests without a bearer token that is accepted";
+        WIRE_REFUSED Counter Count [] ALWAYS, "solkv_wire_refused_total",
+            "Requests and answers refused: no room for their bytes";
+        WIRE Gauge Bytes [] ALWAYS, "solkv_wire_bytes",
+            "Bytes of large requests and of answers not yet read; at most 64 MiB";
+    }
+    Commitments {
+        FINALIZED_SLOT Gauge Slot [] When::If("finalized lookups can be answered"), "solkv_finalized_slot",
+            "Newest finalized slot that can be read";
+        UNDO_CHANGES Gauge Count [] When::If("commitment = confirmed"), "solkv_undo_changes",
+            "Changes after the finalized slot, whose old values are kept in memory";
+        PROCESSED_SLOT Gauge Slot [] When::If("processed = true and a slot is known"), "solkv_processed_slot",
+            "Newest slot on the processed fork";
+        OVERLAY_CONNECTED Gauge Bool [] WITH_PROCESSED, "solkv_overlay_connected",
+            "1 when connected to the processed stream, else 0";
+        OVERLAY_BANKS Gauge Count [] WITH_PROCESSED, "solkv_overlay_banks",
+            "Banks held that are not committed yet; at most 256";
+        OVERLAY Gauge Bytes [] WITH_PROCESSED, "solkv_overlay_bytes", "Bytes that these banks take; at most 256 MiB";
+        OVERLAY_OVERFLOWED Gauge Bool [] WITH_PROCESSED, "solkv_overlay_overflowed",
+            "1 while processed lookups are refused because there were too many banks or bytes, else 0";
+        OVERLAY_UPDATES Counter Count [] WITH_PROCESSED, "solkv_overlay_updates_received_total",
+            "Updates received from the processed stream";
+        OVERLAY_DROPPED Counter Count ["reason=committed|dead|abandoned|overflow|disconnected|duplicate"] WITH_PROCESSED, "solkv_overlay_banks_dropped_total",
+            "Banks dropped, by reason: only committed, dead and abandoned are the chain's own";
+    }
+    Snapshots {
+        SNAPSHOTS Counter Count ["result=made|failed"] ALWAYS, "solkv_snapshots_total",
+            "Snapshots of the store asked for on its admin socket: made, or failed";
+        SNAPSHOT_RUNNING Gauge Bool [] ALWAYS, "solkv_snapshot_running", "1 while a snapshot is being made, else 0";
+        SNAPSHOT_LAST_TIME Gauge UnixSeconds [] SNAPSHOT_MADE, "solkv_snapshot_last_time_seconds",
+            "When the newest whole snapshot was begun";
+        SNAPSHOT_LAST_TOOK Gauge Seconds [] SNAPSHOT_MADE, "solkv_snapshot_last_took_seconds", "What it took";
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_say_type_and_unit() {
+        let names: BTreeSet<&str> = ALL.iter().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        for Metric { name, kind, unit, help, .. } in ALL {
+            assert!(name.starts_with("solkv_") && !help.is_empty() && !help.ends_with('.'), "{name}");
+            assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name}");
+            let seconds = matches!(unit, Unit::Seconds | Unit::UnixSeconds);
+            assert_eq!(name.ends_with("_seconds"), seconds, "{name}");
+            assert_eq!(name.ends_with("_time_seconds"), *unit == Unit::UnixSeconds, "{name}");
+            assert_eq!(name.ends_with("_bytes"), *unit == Unit::Bytes, "{name}");
+        }
+    }
+}

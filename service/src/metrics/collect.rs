@@ -1,0 +1,239 @@
+//! The values of a scrape: what the service knows of itself, under the names of the catalogue.
+//!
+//! Owns: which figure is which family's value, and which family has none now. Must not: name a family itself, or touch
+//! the engine; its figures are those that ingest-apply published. Threads: the blocking pool.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+
+use super::catalogue::{self as c, Kind, Metric};
+use crate::dashboard::Newest;
+use crate::feed::Feed;
+use crate::http::HttpState;
+use crate::net::figures::{Connections, Listener};
+use crate::overlay::{Commitment, Overlay};
+use crate::slow::Transport;
+use crate::status::{Readiness, Shared, unix_ms};
+
+/// Everything of a scrape but the latencies.
+#[derive(Debug)]
+pub(super) struct Families {
+    engine: &'static str,
+    shared: Arc<Shared>,
+    feed: Option<Arc<Feed>>,
+    newest: Arc<Newest>,
+}
+
+impl Families {
+    pub(super) fn new(state: &HttpState) -> Self {
+        Self {
+            engine: state.engine,
+            shared: Arc::clone(&state.shared),
+            feed: state.feed.clone(),
+            newest: state.history.newest(),
+        }
+    }
+}
+
+impl Collector for Families {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = Out { encoder };
+        for (metric, value) in super::counters(&self.shared.counters) {
+            out.one(metric, value as f64)?;
+        }
+        self.health(&mut out)?;
+        self.lag(&mut out)?;
+        self.memory(&mut out)?;
+        self.engine(&mut out)?;
+        self.edge(&mut out)?;
+        if let Some(feed) = &self.feed {
+            self.feed(&mut out, feed)?;
+        }
+        self.overlay(&mut out, &self.shared.overlay)?;
+        self.snapshots(&mut out)
+    }
+}
+
+impl Families {
+    fn health(&self, out: &mut Out<'_>) -> fmt::Result {
+        let shared = &self.shared;
+        let labels = [("version", env!("CARGO_PKG_VERSION")), ("engine", self.engine)];
+        sample(&c::BUILD_INFO, 1.0, out.family(&c::BUILD_INFO)?.encode_family(&labels)?)?;
+        out.one(&c::START_TIME, shared.start_unix_ms as f64 / 1e3)?;
+        let readiness = shared.readiness.load();
+        out.one(&c::READY, flag(**readiness == Readiness::Ready))?;
+        let gap = match &**readiness {
+            Readiness::Gap(gap) => Some(gap),
+            Readiness::Ready | Readiness::NotReady(_) => None,
+        };
+        out.one(&c::GAP_OPEN, flag(gap.is_some()))?;
+        out.maybe(&c::GAP_FIRST_SLOT, gap.map(|gap| gap.first_slot as f64))?;
+        out.maybe(&c::GAP_LAST_SLOT, gap.map(|gap| gap.last_slot as f64))?;
+        let since = Some(read(&shared.busy_since_unix_ms)).filter(|since| *since > 0);
+        out.one(&c::INGEST_BUSY, since.map_or(0.0, |since| unix_ms().saturating_sub(since) as f64 / 1e3))
+    }
+
+    /// Absent rather than 0 where 0 would be read as a slot, a lag or a time.
+    fn lag(&self, out: &mut Out<'_>) -> fmt::Result {
+        let shared = &self.shared;
+        let (checkpoint, newest) = (shared.checkpoint.load(), read(&shared.newest_slot));
+        out.one(&c::CONNECTED, is(&shared.connected))?;
+        out.one(&c::QUEUE_BATCHES, read(&shared.queue_batches) as f64)?;
+        out.one(&c::CHECKPOINT_SEQ, checkpoint.seq as f64)?;
+        out.maybe(&c::CHECKPOINT_SLOT, checkpoint.slot.map(|slot| slot as f64))?;
+        let heard = newest > 0;
+        out.maybe(&c::NEWEST_SLOT, heard.then_some(newest as f64))?;
+        out.maybe(&c::LAG_SLOTS, shared.lag_slots().filter(|_| heard).map(|lag| lag as f64))?;
+        let applied = read(&shared.counters.slots_applied) > 0;
+        out.maybe(&c::LAG, applied.then(|| read(&shared.lag_ms) as f64 / 1e3))?;
+        out.maybe(&c::LAST_UPDATE_TIME, time(&shared.last_update_unix_ms))?;
+        out.maybe(&c::LAST_COMMIT_TIME, time(&shared.last_commit_unix_ms))
+    }
+
+    fn memory(&self, out: &mut Out<'_>) -> fmt::Result {
+        let newest = &self.newest;
+        // Before the first sample nothing is known.
+        out.maybe(&c::MEMORY_CAP, Some(newest.cap_bytes as f64).filter(|bytes| *bytes > 0.0))?;
+        if let Some(group) = newest.group {
+            let kinds =
+                [("charged", group.charged_bytes), ("anon", group.anon_bytes), ("page_cache", group.page_cache_bytes)];
+            out.by(&c::MEMORY, "kind", kinds)?;
+        }
+        if let Some(rss) = newest.rss {
+            out.by(&c::RESIDENT, "kind", [("anon", rss.anon_bytes), ("file", rss.file_bytes)])?;
+        }
+        out.maybe(&c::DISK_FREE, newest.space.map(|space| space.free_bytes as f64))?;
+        out.maybe(&c::DISK_SIZE, newest.space.map(|space| space.total_bytes as f64))
+    }
+
+    fn engine(&self, out: &mut Out<'_>) -> fmt::Result {
+        let stats = self.shared.stats.load();
+        out.one(&c::ENGINE_PAIRS, stats.pairs_estimate as f64)?;
+        out.one(&c::ENGINE_DISK, stats.disk_bytes as f64)?;
+        out.by(&c::ENGINE_DETAIL, "name", stats.details.iter().copied())
+    }
+
+    fn edge(&self, out: &mut Out<'_>) -> fmt::Result {
+        let (net, shared) = (&self.shared.net, &self.shared);
+        let by_listener = |figure: fn(&Connections) -> &AtomicU64| {
+            Listener::ALL.map(|listener| (listener.name(), read(figure(net.of(listener)))))
+        };
+        out.by(&c::CONNECTIONS, "listener", by_listener(|of| &of.open))?;
+        out.by(&c::CONNECTIONS_ACCEPTED, "listener", by_listener(|of| &of.accepted))?;
+        out.by(&c::CONNECTIONS_REFUSED, "listener", by_listener(|of| &of.refused))?;
+        out.by(&c::CONNECTIONS_CUT, "listener", by_listener(|of| &of.cut))?;
+        out.one(&c::SHM_SESSIONS, read(&shared.shm_sessions) as f64)?;
+        out.one(&c::TLS_FAILED, read(&net.handshakes_failed) as f64)?;
+        out.one(&c::UNAUTHENTICATED, read(&net.unauthenticated) as f64)?;
+        out.one(&c::WIRE_REFUSED, read(&net.bytes_refused) as f64)?;
+        out.one(&c::WIRE, read(&net.bytes_held) as f64)?;
+        let slow = Transport::ALL.map(|transport| (transport.name(), shared.slow.count(transport)));
+        out.by(&c::SLOW_REQUESTS, "transport", slow)
+    }
+
+    fn feed(&self, out: &mut Out<'_>, feed: &Feed) -> fmt::Result {
+        let subscribed = feed.subscribed();
+        let behind = subscribed.iter().map(|subscriber| subscriber.lag_seq).max().unwrap_or(0);
+        let subscribers = feed.subscribers();
+        out.one(&c::FEED_SEQ, feed.head().borrow().seq as f64)?;
+        out.one(&c::FEED_OLDEST_SEQ, feed.oldest_seq() as f64)?;
+        out.one(&c::FEED_LOG, feed.log_bytes() as f64)?;
+        out.one(&c::FEED_SUBSCRIBERS, subscribed.len() as f64)?;
+        out.one(&c::FEED_SUBSCRIBER_LAG, behind as f64)?;
+        out.one(&c::FEED_CHANGES_SENT, read(&subscribers.changes_sent) as f64)?;
+        out.one(&c::FEED_CUT_OFF, read(&subscribers.cut_off) as f64)
+    }
+
+    fn overlay(&self, out: &mut Out<'_>, overlay: &Overlay) -> fmt::Result {
+        out.maybe(&c::FINALIZED_SLOT, overlay.slot(Commitment::Finalized).map(|slot| slot as f64))?;
+        out.maybe(&c::UNDO_CHANGES, overlay.undo().map(|undo| undo.changes() as f64))?;
+        let Some(processed) = overlay.processed() else { return Ok(()) };
+        let figures = &processed.figures;
+        out.maybe(&c::PROCESSED_SLOT, overlay.slot(Commitment::Processed).map(|slot| slot as f64))?;
+        out.one(&c::OVERLAY_CONNECTED, is(&figures.connected))?;
+        out.one(&c::OVERLAY_BANKS, read(&figures.banks) as f64)?;
+        out.one(&c::OVERLAY, read(&figures.bytes) as f64)?;
+        out.one(&c::OVERLAY_OVERFLOWED, flag(processed.view().overflowed))?;
+        out.one(&c::OVERLAY_UPDATES, read(&figures.updates) as f64)?;
+        out.by(&c::OVERLAY_DROPPED, "reason", figures.dropped.load().by_reason())
+    }
+
+    fn snapshots(&self, out: &mut Out<'_>) -> fmt::Result {
+        let figures = &self.shared.snapshots;
+        out.by(&c::SNAPSHOTS, "result", [("made", read(&figures.made)), ("failed", read(&figures.failed))])?;
+        out.one(&c::SNAPSHOT_RUNNING, is(&figures.running))?;
+        let last = time(&figures.last_unix_ms);
+        out.maybe(&c::SNAPSHOT_LAST_TIME, last)?;
+        out.maybe(&c::SNAPSHOT_LAST_TOOK, last.map(|_| read(&figures.last_took_ms) as f64 / 1e3))
+    }
+}
+
+/// Writes families of the catalogue. Slots, counts and bytes are below 2^53, where a double is exact.
+struct Out<'e> {
+    encoder: DescriptorEncoder<'e>,
+}
+
+impl Out<'_> {
+    fn one(&mut self, metric: &Metric, value: f64) -> fmt::Result {
+        let family = self.family(metric)?;
+        sample(metric, value, family)
+    }
+
+    fn maybe(&mut self, metric: &Metric, value: Option<f64>) -> fmt::Result {
+        value.map_or(Ok(()), |value| self.one(metric, value))
+    }
+
+    /// One sample for each value of a label.
+    fn by<'l>(
+        &mut self,
+        metric: &Metric,
+        label: &'static str,
+        values: impl IntoIterator<Item = (&'l str, u64)>,
+    ) -> fmt::Result {
+        let mut family = self.family(metric)?;
+        values
+            .into_iter()
+            .try_for_each(|(name, value)| sample(metric, value as f64, family.encode_family(&[(label, name)])?))
+    }
+
+    fn family(&mut self, metric: &Metric) -> Result<MetricEncoder<'_>, fmt::Error> {
+        let kind = if metric.kind == Kind::Counter { MetricType::Counter } else { MetricType::Gauge };
+        self.encoder.encode_descriptor(metric.name.trim_end_matches("_total"), metric.help, None, kind)
+    }
+}
+
+fn sample(metric: &Metric, value: f64, encoder: MetricEncoder<'_>) -> fmt::Result {
+    // Whole numbers are written as such: a slot with a fraction would be odd to read.
+    let whole = value.fract() == 0.0;
+    match metric.kind {
+        Kind::Counter if whole => ConstCounter::new(value as u64).encode(encoder),
+        Kind::Counter => ConstCounter::new(value).encode(encoder),
+        Kind::Gauge | Kind::Histogram if whole => ConstGauge::new(value as i64).encode(encoder),
+        Kind::Gauge | Kind::Histogram => ConstGauge::new(value).encode(encoder),
+    }
+}
+
+// ORDERING: Relaxed: statistics, nothing is inferred from them.
+fn read(figure: &AtomicU64) -> u64 {
+    figure.load(Ordering::Relaxed)
+}
+
+fn is(figure: &AtomicBool) -> f64 {
+    flag(figure.load(Ordering::Relaxed))
+}
+
+fn flag(is: bool) -> f64 {
+    f64::from(u8::from(is))
+}
+
+/// A time in ms since the Unix epoch as seconds; `None` for 0, which stands for never.
+fn time(unix_ms: &AtomicU64) -> Option<f64> {
+    Some(read(unix_ms)).filter(|time| *time > 0).map(|time| time as f64 / 1e3)
+}

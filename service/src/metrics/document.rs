@@ -1,0 +1,42 @@
+//! METRICS.md, from the catalogue.
+//!
+//! Owns: its layout. Must not: say of a family what the catalogue does not.
+
+use std::fmt::Write as _;
+
+use super::catalogue::{ALL, Group, Metric, When};
+
+const HEAD: &str = "\
+# Metrics
+
+Made from the catalogue in `service/src/metrics/catalogue.rs` by `make metrics`; `make check` compares. What is scraped at
+`/metrics` is exactly this. A family without a condition is in every scrape; the others are absent rather than 0 where
+they have no value. Counters begin at 0 with the process. Dashboard: [deploy/grafana](deploy/grafana); alerts:
+[deploy/prometheus](deploy/prometheus).
+";
+
+/// The whole document.
+pub fn markdown() -> String {
+    let mut out = HEAD.to_owned();
+    for group in Group::ALL {
+        write!(
+            out,
+            "\n## {}\n\n| name | type | unit | labels | what it says |\n|---|---|---|---|---|\n",
+            group.title()
+        )
+        .expect("a string takes every write");
+        ALL.iter().filter(|metric| metric.group == group).for_each(|metric| row(metric, &mut out));
+    }
+    out
+}
+
+fn row(metric: &Metric, out: &mut String) {
+    let Metric { name, kind, unit, labels, when, help, .. } = metric;
+    let labels: Vec<String> = labels.iter().map(|label| label.replace('|', ", ").replacen('=', ": ", 1)).collect();
+    let condition = match when {
+        When::Always => String::new(),
+        When::If(condition) => format!(". Only while {condition}"),
+    };
+    let (kind, unit, labels) = (kind.name(), unit.name(), labels.join("; "));
+    writeln!(out, "| `{name}` | {kind} | {unit} | {labels} | {help}{condition} |").expect("a string takes every write");
+}

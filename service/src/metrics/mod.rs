@@ -1,0 +1,73 @@
+//! Metrics: the catalogue, its values as Prometheus text, and the documents made from it.
+//!
+//! Owns: what leaves the service under `/metrics`. Must not: hold values; they are read from what the service knows of
+//! itself at each scrape. Threads: the blocking pool; `main` for the documents.
+
+pub mod catalogue;
+mod collect;
+pub mod document;
+pub mod grafana;
+mod panels;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use engine_latency::{Snapshot, export};
+use prometheus_client::encoding::text::encode_registry;
+use prometheus_client::registry::Registry;
+
+use crate::http::HttpState;
+use crate::status::Counters;
+use catalogue::Metric;
+
+/// Everything of a scrape, in the Prometheus text format.
+pub fn prometheus(state: &HttpState, snapshot: &Snapshot) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(collect::Families::new(state)));
+    let (mut text, mut out) = (String::new(), String::new());
+    encode_registry(&mut text, &registry).expect("a string takes every write");
+    classic(&text, &mut out);
+    export::prometheus(snapshot, &mut out);
+    out
+}
+
+/// The service's own counters.
+pub fn counters(counters: &Counters) -> [(&'static Metric, u64); 14] {
+    use catalogue as c;
+    // ORDERING: Relaxed: statistics, nothing is inferred from them.
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let of = counters;
+    [
+        (&c::UPDATES_RECEIVED, read(&of.updates_received)),
+        (&c::UPDATES_MALFORMED, read(&of.updates_malformed)),
+        (&c::UPDATES_DUPLICATE, read(&of.updates_duplicate)),
+        (&c::CONNECTS, read(&of.connects)),
+        (&c::EVENTS_APPLIED, read(&of.events_applied)),
+        (&c::EVENTS_WRITTEN, read(&of.events_written)),
+        (&c::EVENTS_DELETED, read(&of.events_deleted)),
+        (&c::SLOTS_APPLIED, read(&of.slots_applied)),
+        (&c::SLOTS_DEAD, read(&of.slots_dead)),
+        (&c::SLOTS_DUPLICATE, read(&of.slots_duplicate)),
+        (&c::COMMITS, read(&of.commits)),
+        (&c::COMMITS_WITHOUT_SPACE, read(&of.commits_without_space)),
+        (&c::LOOKUPS, read(&of.lookups)),
+        (&c::LOOKUPS_REFUSED, read(&of.lookups_refused)),
+    ]
+}
+
+/// From OpenMetrics to the classic text format that the latency families are in: there a counter's family has
+/// the name of its samples, with `_total`.
+fn classic(text: &str, out: &mut String) {
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        let counter = |line: &str| line.starts_with("# TYPE ") && line.ends_with(" counter");
+        if counter(line) || (line.starts_with("# HELP ") && lines.peek().is_some_and(|next| counter(next))) {
+            let mut words = line.splitn(4, ' ');
+            let mut word = || words.next().unwrap_or_default();
+            let (hash, keyword, name, rest) = (word(), word(), word(), word());
+            out.push_str(&format!("{hash} {keyword} {name}_total {rest}\n"));
+        } else {
+            out.push_str(line);
+            out.push('\n');
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What the Grafana dashboard shows: the panels of each group and their queries.
+//!
+//! Owns: titles, queries, legends, units. Must not: lay anything out; `grafana` does. In a query `@` stands for the
+//! instances chosen at the top of the dashboard, `$__rate_interval` is Grafana's own.
+
+use super::catalogue::Group;
+
+/// One panel.
+pub(super) struct Panel {
+    pub(super) group: Group,
+    pub(super) title: &'static str,
+    /// Grafana's name of the unit.
+    pub(super) unit: &'static str,
+    /// A single value instead of a curve.
+    pub(super) stat: bool,
+    /// Query and legend.
+    pub(super) queries: &'static [(&'static str, &'static str)],
+}
+
+macro_rules! panels {
+    ($($group:ident { $($kind:ident $title:literal $unit:literal: $($query:literal => $legend:literal),+;)+ })+) => {
+        pub(super) const PANELS: &[Panel] = &[$($(Panel {
+            group: Group::$group,
+            title: $title,
+            unit: $unit,
+            stat: matches!(stringify!($kind).as_bytes(), b"stat"),
+            queries: &[$(($query, $legend)),+],
+        }),+),+];
+    };
+}
+
+panels! {
+    Health {
+        stat "Ready" "bool_yes_no": "solkv_ready{@}" => "{{instance}}";
+        stat "Gap" "bool_yes_no": "solkv_gap{@}" => "{{instance}}";
+        stat "Missing slots" "none": "solkv_gap_last_slot{@} - solkv_gap_first_slot{@} + 1" => "{{instance}}";
+        stat "Running for" "s": "time() - solkv_start_time_seconds{@}" => "{{instance}}";
+        stat "Version" "none": "solkv_build_info{@}" => "{{instance}} {{version}} {{engine}}";
+        curve "Ingest busy with one message" "s": "solkv_ingest_busy_seconds{@}" => "{{instance}}";
+    }
+    Lag {
+        curve "Lag" "s": "solkv_lag_seconds{@}" => "{{instance}}";
+        curve "Lag in slots" "none": "solkv_lag_slots{@}" => "{{instance}}";
+        curve "Slots" "none":
+            "solkv_newest_slot{@}" => "{{instance}} heard of",
+            "solkv_checkpoint_slot{@}" => "{{instance}} applied";
+        curve "Since the last update and commit" "s":
+            "time() - solkv_last_update_time_seconds{@}" => "{{instance}} update",
+            "time() - solkv_last_commit_time_seconds{@}" => "{{instance}} commit";
+        curve "Connected to the stream" "none":
+            "solkv_connected{@}" => "{{instance}} connected",
+            "increase(solkv_connects_total{@}[$__rate_interval])" => "{{instance}} connections made";
+        curve "Batches received and not taken in (at most 256)" "none": "solkv_queue_batches{@}" => "{{instance}}";
+    }
+    Ingest {
+        curve "Updates received" "ops":
+            "rate(solkv_updates_received_total{@}[$__rate_interval])" => "{{instance}} received",
+            "rate(solkv_updates_duplicate_total{@}[$__rate_interval])" => "{{instance}} duplicate",
+            "rate(solkv_updates_malformed_total{@}[$__rate_interval])" => "{{instance}} malformed";
+        curve "Events" "ops":
+            "rate(solkv_events_applied_total{@}[$__rate_interval])" => "{{instance}} applied",
+            "rate(solkv_events_written_total{@}[$__rate_interval])" => "{{instance}} written",
+            "rate(solkv_events_deleted_total{@}[$__rate_interval])" => "{{instance}} deleted";
+        curve "Commits" "ops":
+            "rate(solkv_commits_total{@}[$__rate_interval])" => "{{instance}}",
+            "rate(solkv_commits_without_space_total{@}[$__rate_interval])" => "{{instance}} without space";
+        curve "Slots" "ops":
+            "rate(solkv_slots_applied_total{@}[$__rate_interval])" => "{{instance}} applied",
+            "rate(solkv_slots_dead_total{@}[$__rate_interval])" => "{{instance}} dead",
+            "rate(solkv_slots_duplicate_total{@}[$__rate_interval])" => "{{instance}} duplicate";
+        curve "Changes committed" "ops": "rate(solkv_checkpoint_seq{@}[$__rate_interval])" => "{{instance}}";
+    }
+    Latency {
+        curve "Negative read" "s":
+            "histogram_quantile(0.5, sum by (instance, source, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"read_negative\"}[$__rate_interval])))" => "{{instance}} {{source}} p50",
+            "histogram_quantile(0.99, sum by (instance, source, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"read_negative\"}[$__rate_interval])))" => "{{instance}} {{source}} p99",
+            "histogram_quantile(0.999, sum by (instance, source, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"read_negative\"}[$__rate_interval])))" => "{{instance}} {{source}} p99.9";
+        curve "Positive read" "s":
+            "histogram_quantile(0.5, sum by (instance, source, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"read_positive\"}[$__rate_interval])))" => "{{instance}} {{source}} p50",
+            "histogram_quantile(0.99, sum by (instance, source, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"read_positive\"}[$__rate_interval])))" => "{{instance}} {{source}} p99",
+            "histogram_quantile(0.999, sum by (instance, source, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"read_positive\"}[$__rate_interval])))" => "{{instance}} {{source}} p99.9";
+        curve "Write" "s":
+            "histogram_quantile(0.5, sum by (instance, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"write\"}[$__rate_interval])))" => "{{instance}} p50",
+            "histogram_quantile(0.99, sum by (instance, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"write\"}[$__rate_interval])))" => "{{instance}} p99",
+            "histogram_quantile(0.999, sum by (instance, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"write\"}[$__rate_interval])))" => "{{instance}} p99.9";
+        curve "Commit" "s":
+            "histogram_quantile(0.5, sum by (instance, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"commit\"}[$__rate_interval])))" => "{{instance}} p50",
+            "histogram_quantile(0.99, sum by (instance, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"commit\"}[$__rate_interval])))" => "{{instance}} p99",
+            "histogram_quantile(0.999, sum by (instance, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"commit\"}[$__rate_interval])))" => "{{instance}} p99.9";
+        curve "Longest since the start" "s":
+            "solkv_op_latency_quantile_seconds{@,stat=\"max\"}" => "{{instance}} {{source}} {{op}}";
+        stat "Clock's share of each figure" "s": "solkv_op_latency_instrument_seconds{@}" => "{{instance}}";
+        curve "Lookups" "ops":
+            "rate(solkv_lookups_total{@}[$__rate_interval])" => "{{instance}} keys",
+            "rate(solkv_lookups_refused_total{@}[$__rate_interval])" => "{{instance}} requests refused";
+        curve "Slow requests" "ops":
+            "rate(solkv_slow_requests_total{@}[$__rate_interval])" => "{{instance}} {{transport}}";
+    }
+    Memory {
+        curve "Memory against the cap" "bytes":
+            "solkv_memory_cap_bytes{@}" => "{{instance}} cap",
+            "solkv_memory_bytes{@}" => "{{instance}} {{kind}}";
+        curve "Resident" "bytes": "solkv_memory_resident_bytes{@}" => "{{instance}} {{kind}}";
+        curve "Disk" "bytes":
+            "solkv_disk_free_bytes{@}" => "{{instance}} free",
+            "solkv_disk_size_bytes{@}" => "{{instance}} size",
+            "solkv_engine_disk_bytes{@}" => "{{instance}} store",
+            "solkv_feed_log_bytes{@}" => "{{instance}} feed";
+    }
+    Engine {
+        curve "Pairs" "none": "solkv_engine_pairs{@}" => "{{instance}}";
+        curve "Bytes" "bytes": "solkv_engine_detail{@,name=~\".*_bytes\"}" => "{{instance}} {{name}}";
+        curve "Figures" "none": "solkv_engine_detail{@,name!~\".*_(bytes|us)\"}" => "{{instance}} {{name}}";
+        curve "Commits held up" "none":
+            "increase(solkv_engine_detail{@,name=\"write_stalls\"}[$__rate_interval])" => "{{instance}} strata: waited for a flush",
+            "solkv_engine_detail{@,name=\"write_stopped\"}" => "{{instance}} rocksdb: writes stopped";
+    }
+    Feed {
+        curve "Changes kept" "none": "solkv_feed_seq{@} - solkv_feed_oldest_seq{@} + 1" => "{{instance}}";
+        curve "Subscribers" "none": "solkv_feed_subscribers{@}" => "{{instance}}";
+        curve "Furthest behind, in changes" "none": "solkv_feed_subscriber_lag{@}" => "{{instance}}";
+        curve "Changes sent" "ops":
+            "rate(solkv_feed_changes_sent_total{@}[$__rate_interval])" => "{{instance}}";
+        curve "Subscribers cut off" "none":
+            "increase(solkv_feed_cut_off_total{@}[$__rate_interval])" => "{{instance}}";
+    }
+    Connections {
+        curve "Open" "none":
+            "solkv_connections{@}" => "{{instance}} {{listener}}",
+            "solkv_shm_sessions{@}" => "{{instance}} shared memory";
+        curve "Accepted" "ops":
+            "rate(solkv_connections_accepted_total{@}[$__rate_interval])" => "{{instance}} {{listener}}";
+        curve "Refused and cut" "ops":
+            "rate(solkv_connections_refused_total{@}[$__rate_interval])" => "{{instance}} {{listener}} refused",
+            "rate(solkv_connections_cut_total{@}[$__rate_interval])" => "{{instance}} {{listener}} cut";
+        curve "Requests turned away" "ops":
+            "rate(solkv_tls_handshakes_failed_total{@}[$__rate_interval])" => "{{instance}} handshake failed",
+            "rate(solkv_requests_unauthenticated_total{@}[$__rate_interval])" => "{{instance}} no token",
+            "rate(solkv_wire_refused_total{@}[$__rate_interval])" => "{{instance}} no room";
+        curve "Bytes of requests and unread answers" "bytes": "solkv_wire_bytes{@}" => "{{instance}}";
+    }
+    Commitments {
+        curve "Slots ahead of and behind the store" "none":
+            "solkv_processed_slot{@} - solkv_checkpoint_slot{@}" => "{{instance}} processed ahead",
+            "solkv_checkpoint_slot{@} - solkv_finalized_slot{@}" => "{{instance}} finalized behind";
+        curve "Changes not yet final" "none": "solkv_undo_changes{@}" => "{{instance}}";
+        curve "Banks not yet committed" "none":
+            "solkv_overlay_banks{@}" => "{{instance}} banks",
+            "solkv_overlay_connected{@}" => "{{instance}} connected",
+            "solkv_overlay_overflowed{@}" => "{{instance}} overflowed";
+        curve "Bytes of banks" "bytes": "solkv_overlay_bytes{@}" => "{{instance}}";
+        curve "Processed updates" "ops":
+            "rate(solkv_overlay_updates_received_total{@}[$__rate_interval])" => "{{instance}}";
+        curve "Banks dropped" "ops":
+            "rate(solkv_overlay_banks_dropped_total{@}[$__rate_interval])" => "{{instance}} {{reason}}";
+    }
+    Snapshots {
+        stat "Snapshot under way" "bool_yes_no": "solkv_snapshot_running{@}" => "{{instance}}";
+        stat "Newest snapshot's age" "s": "time() - solkv_snapshot_last_time_seconds{@}" => "{{instance}}";
+        stat "It took" "s": "solkv_snapshot_last_took_seconds{@}" => "{{instance}}";
+        stat "Snapshots" "none": "solkv_snapshots_total{@}" => "{{instance}} {{result}}";
+    }
+}

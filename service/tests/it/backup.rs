@@ -1,0 +1,161 @@
+//! Snapshots of a running service, and stores made of them that catch up.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use engines::EngineOptions;
+use proto::v1::SubscribeRequest;
+use proto::v1::feed_client::FeedClient;
+use proto::v1::subscribe_request::Start;
+use proto::v1::subscribe_response::Kind;
+
+use crate::support::{BASE_SLOT, Service, client_runtime, columns, digest, end, load, stream};
+
+/// Three seconds of slots, all of them kept for replay.
+const LINE: &str = "--pairs 5000 --events 60000 --events-per-slot 400 --rate 20000 --change-share 0.3 --unknown-share 0.1 \
+                    --close-share 0.05 --replay-slots 100000";
+
+fn service(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_service")).args(args).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[track_caller]
+fn ok(args: &[&str]) -> String {
+    let output = service(args);
+    assert!(output.status.success(), "{args:?}: {}", text(&output));
+    text(&output)
+}
+
+#[track_caller]
+fn fails(args: &[&str]) -> String {
+    let output = service(args);
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {}", text(&output));
+    text(&output)
+}
+
+fn str(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// What `name=` says in an output.
+fn field<'t>(text: &'t str, name: &str) -> &'t str {
+    let found = text.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    found.unwrap_or_else(|| panic!("no {name}: {text}"))
+}
+
+/// The feed's id and the seq that comes next.
+fn feed(service: &Service) -> (u64, u64) {
+    let listen = service.listen.clone();
+    client_runtime().block_on(async {
+        let mut client = FeedClient::connect(format!("http://{listen}")).await.unwrap();
+        let start = Some(Start::FromNow(proto::v1::FromNow {}));
+        let request = SubscribeRequest { start, ..Default::default() };
+        let mut answers = client.subscribe(request).await.unwrap().into_inner();
+        match answers.message().await.unwrap().unwrap().kind {
+            Some(Kind::Started(started)) => (started.feed_id, started.next_seq),
+            other => panic!("not the beginning: {other:?}"),
+        }
+    })
+}
+
+#[test]
+fn a_snapshot_of_a_running_service_is_restored_and_catches_up() {
+    for options in columns() {
+        let temp = tempfile::tempdir().unwrap();
+        let [dir, copy, again] = ["store", "copy", "again"].map(|name| temp.path().join(name));
+        let (stream, workload) = stream(LINE);
+        load(&dir, &options, &workload);
+        let geyser = format!("http://{}", stream.address());
+        let mut running = Service::start(&dir, &options, &geyser, &[]);
+        running.wait_for_slot(BASE_SLOT + 20);
+        let made = ok(&["snapshot", "--dir", str(&dir), "--to", str(&copy), "--digest"]);
+        assert!(made.contains("made_by=\"service\"") && made.contains("digest="), "{made}");
+        let slot: u64 = field(&made, "slot").parse().unwrap();
+        assert_eq!(running.metric("solkv_snapshots_total{result=\"made\"}"), Some(1.0));
+        let before = feed(&running).0;
+        let end = end(&stream);
+        assert!((BASE_SLOT + 20..end.slot).contains(&slot), "in the middle of the stream: {made}");
+        running.wait_for_slot(end.slot);
+        assert!(running.terminate().success());
+        assert_eq!(digest(&dir, &options), end.digest, "{options:?}");
+
+        fs::create_dir(&again).unwrap();
+        let restored = ok(&["restore", "--from", str(&copy), "--dir", str(&again), "--verify"]);
+        assert!(restored.contains("equal to the one kept with the snapshot"), "{restored}");
+        for name in ["slot", "seq", "digest"] {
+            assert_eq!(field(&restored, name), field(&made, name), "{restored}");
+        }
+        let mut caught_up = Service::start(&again, &options, &geyser, &[]);
+        caught_up.wait_for_slot(end.slot);
+        assert_ne!(feed(&caught_up).0, before, "a restored store begins a new feed");
+        assert!(caught_up.terminate().success());
+        assert_eq!(digest(&again, &options), end.digest, "{options:?}");
+        // What shares files with it is not touched by its going on.
+        let still = ok(&["restore", "--from", str(&copy), "--dir", str(&temp.path().join("third")), "--verify"]);
+        assert_eq!(field(&still, "digest"), field(&made, "digest"));
+        stream.stop().unwrap();
+    }
+}
+
+/// A store that no service has open.
+fn stored(dir: &Path) -> EngineOptions {
+    let options = columns().pop().unwrap();
+    let (stream, workload) = stream("--pairs 3000 --events 10");
+    load(dir, &options, &workload);
+    stream.stop().unwrap();
+    options
+}
+
+#[test]
+fn what_would_be_overwritten_or_is_damaged_is_refused() {
+    let temp = tempfile::tempdir().unwrap();
+    let [dir, copy, again] = ["store", "copy", "again"].map(|name| temp.path().join(name));
+    let snapshot = |to: &Path| service(&["snapshot", "--dir", str(&dir), "--to", str(to), "--digest"]);
+    assert!(text(&snapshot(&copy)).contains("there is no store"));
+    stored(&dir);
+    let offline = snapshot(&copy);
+    assert!(offline.status.success() && text(&offline).contains("made_by=\"this program\""), "{}", text(&offline));
+    let taken = snapshot(&copy);
+    assert!(!taken.status.success() && text(&taken).contains("missing or empty directory"), "{}", text(&taken));
+    let taken = fails(&["restore", "--from", str(&copy), "--dir", str(&dir)]);
+    assert!(taken.contains("missing or empty directory"), "{taken}");
+
+    let record = copy.join("snapshot.toml");
+    let kept = fs::read_to_string(&record).unwrap();
+    fs::write(&record, kept.replace("3000:", "2999:")).unwrap();
+    let differs = fails(&["restore", "--from", str(&copy), "--dir", str(&again), "--verify"]);
+    assert!(differs.contains("differs from its snapshot"), "{differs}");
+    fs::write(&record, "digest = \"3000\"\n").unwrap();
+    let damaged = fails(&["restore", "--from", str(&copy), "--dir", str(&temp.path().join("other")), "--verify"]);
+    assert!(damaged.contains("record is damaged"), "{damaged}");
+    fs::remove_file(&record).unwrap();
+    let scanned = ok(&["restore", "--from", str(&copy), "--dir", str(&temp.path().join("third")), "--verify"]);
+    assert!(scanned.contains("equal to the one of the snapshot as it is now"), "{scanned}");
+}
+
+#[test]
+fn the_running_service_refuses_as_the_program_does_and_its_socket_is_the_owners() {
+    let temp = tempfile::tempdir().unwrap();
+    let (dir, full) = (temp.path().join("store"), temp.path().join("full"));
+    let options = stored(&dir);
+    // Nobody listens where the stream should be.
+    let mut running = Service::start(&dir, &options, "http://127.0.0.1:1", &[]);
+    let socket = dir.join("admin.sock");
+    crate::support::wait_for("the admin socket", || socket.exists().then_some(()));
+    crate::support::wait_for("an answer", || running.get("/healthz"));
+    assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    fs::create_dir(&full).unwrap();
+    fs::write(full.join("mine"), "1").unwrap();
+    let refused = fails(&["snapshot", "--dir", str(&dir), "--to", str(&full)]);
+    assert!(refused.contains("made no snapshot") && refused.contains("it holds mine"), "{refused}");
+    assert_eq!(running.metric("solkv_snapshots_total{result=\"failed\"}"), Some(1.0));
+    assert_eq!(fs::read_dir(temp.path()).unwrap().filter(|e| e.as_ref().unwrap().path().is_dir()).count(), 2);
+    assert!(running.terminate().success());
+    assert!(!socket.exists(), "the socket's file is gone with the service");
+}
