@@ -1,10 +1,11 @@
 //! `bootstrap`: fills a store with hundreds of millions of pairs, resumable and verified.
 //!
 //! Owns: sources (synthetic, raw records, CSV), their order (shuffled, sorted), duplicates, the load loop, resume,
-//! verification, and the report. Must not: hold the map in memory, load past an error, or know a concrete engine.
+//! verification, comparison, and the report. Must not: hold the map in memory, load past an error, or know a concrete engine.
 //! Threads: everything runs on the main thread; engines have their own background threads.
 
 pub mod cli;
+mod compare;
 mod info;
 pub mod limits;
 mod load;
@@ -12,6 +13,7 @@ mod order;
 mod progress;
 mod report;
 mod sample;
+mod scrub;
 mod signal;
 pub mod source;
 mod state;

@@ -8,4 +8,7 @@ pub(crate) mod convert;
 pub mod event;
 pub mod extract;
 pub mod receive;
+#[cfg(test)]
+mod simulation;
 pub mod subscribe;
+pub(crate) mod upstream;
