@@ -7,6 +7,8 @@ pub(crate) mod connect;
 pub(crate) mod convert;
 pub mod event;
 pub mod extract;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod receive;
 #[cfg(test)]
 mod simulation;

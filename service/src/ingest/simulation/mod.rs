@@ -207,10 +207,12 @@ impl Simulation {
         receiver.abort();
         receiver.await.ok();
         if killed {
+            self.oracle.follow(&feed);
             drop(apply);
         } else if let Err(failed) = apply.end() {
             assert_eq!(failed.to_string(), KILLED);
             self.cut = true;
+            self.oracle.follow(&feed);
         } else {
             self.oracle.check(&*engine, &feed, Some(&shared));
         }

@@ -91,15 +91,20 @@ impl Oracle {
         if let Some(earlier) = earlier {
             assert!(earlier.seq <= checkpoint.seq && earlier.slot <= checkpoint.slot, "{earlier:?} {checkpoint:?}");
         }
+        self.follow(feed);
+        assert_eq!(self.before + self.history.len() as u64, checkpoint.seq, "every change has its seq");
+        self.complete_through(&checkpoint);
+        self.check_map(engine);
+    }
+
+    /// Takes in what was published since the last look, as a subscriber would that sees the service die.
+    pub(super) fn follow(&mut self, feed: &Feed) {
         self.checks += 1;
         for frame in self.read(feed) {
             let next_seq = self.before + self.history.len() as u64 + 1;
             assert_eq!(frame.first_seq, next_seq, "frames follow one another");
             frame.changes.iter().for_each(|change| self.change(*change));
         }
-        assert_eq!(self.before + self.history.len() as u64, checkpoint.seq, "every change has its seq");
-        self.complete_through(&checkpoint);
-        self.check_map(engine);
     }
 
     /// The log as one reads it who was never there before: what was published, from the oldest on.
