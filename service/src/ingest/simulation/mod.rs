@@ -136,9 +136,11 @@ impl Simulation {
     async fn run(mut self) {
         let faulty_until = self.server.complete_at() + Duration::from_secs(self.rng.below(40));
         while Instant::now() < faulty_until {
+            // Long enough for a gap to show, or short enough for many a restart.
+            let longest_ms = [2000, 5000, 20_000, 60_000][self.rng.below(4) as usize];
             let until = match self.rng.below(3) {
                 0 => Until::Killed(self.rng.below(200)),
-                _ => Until::Stopped(Instant::now() + Duration::from_millis(self.rng.below(60_000))),
+                _ => Until::Stopped(Instant::now() + Duration::from_millis(self.rng.below(longest_ms))),
             };
             self.life(until).await;
             // A service that is down does not see the time go by.
@@ -147,8 +149,8 @@ impl Simulation {
         self.server.heal();
         // Without a restart first: only a gap may keep it from getting there.
         for life in 0..2 {
-            let readiness = self.life(Until::AtTip(Instant::now() + Duration::from_secs(200))).await;
-            if self.oracle.slot() == self.chain.tip().slot {
+            let (readiness, heard) = self.life(Until::AtTip(Instant::now() + Duration::from_secs(200))).await;
+            if self.oracle.slot() == self.chain.tip().slot && heard {
                 return;
             }
             let gap = matches!(readiness, Readiness::Gap(_));
@@ -156,8 +158,8 @@ impl Simulation {
         }
     }
 
-    /// From opening the store to the end of the process; what it said of itself last.
-    async fn life(&mut self, until: Until) -> Readiness {
+    /// From opening the store to the end of the process; what it said of itself last, and whether it heard anything.
+    async fn life(&mut self, until: Until) -> (Readiness, bool) {
         let opened = self.store.open();
         self.oracle.opened(&opened, std::mem::take(&mut self.cut));
         let Opened { engine, writer, feed, plan } = opened;
@@ -218,7 +220,7 @@ impl Simulation {
         }
         let readiness = Readiness::clone(&shared.readiness.load());
         info!(killed, slot = self.oracle.slot(), ?readiness, "a life ends");
-        readiness
+        (readiness, taken > 0)
     }
 
     fn fault(&mut self) -> Fault {

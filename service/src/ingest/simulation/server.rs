@@ -201,6 +201,8 @@ impl Client for Connection {
             }
             _ => {}
         }
+        let asked_of_chain = self.server.world().chain.blocks().any(|block| block.slot == from_slot);
+        assert!(asked_of_chain, "from_slot={from_slot} is no block that was ever applied");
         let script = self.server.world().script(self.fault, self.connection, from_slot)?;
         let (requests, received) = mpsc::channel(64);
         Ok((requests, play(script, Pings { received, sent: 0, answered: 0 })))
