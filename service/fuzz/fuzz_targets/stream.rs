@@ -68,14 +68,16 @@ fn update(sent: Sent) -> Option<Option<SubscribeUpdate>> {
             ..Default::default()
         }),
         // By far most blocks are those of one chain.
-        Sent::Meta { slot, bank, hash: other, parent, parent_hash } => UpdateOneof::BlockMeta(SubscribeUpdateBlockMeta {
-            slot: u64::from(slot % 16),
-            blockhash: base58(if other < 200 { slot % 16 } else { other }),
-            parent_slot: u64::from(if parent < 128 { (slot % 16).saturating_sub(1) } else { parent % 16 }),
-            parent_blockhash: base58(if parent_hash < 200 { (slot % 16).saturating_sub(1) } else { parent_hash }),
-            bank_id: u64::from(bank % 4),
-            ..Default::default()
-        }),
+        Sent::Meta { slot, bank, hash: other, parent, parent_hash } => {
+            UpdateOneof::BlockMeta(SubscribeUpdateBlockMeta {
+                slot: u64::from(slot % 16),
+                blockhash: base58(if other < 200 { slot % 16 } else { other }),
+                parent_slot: u64::from(if parent < 128 { (slot % 16).saturating_sub(1) } else { parent % 16 }),
+                parent_blockhash: base58(if parent_hash < 200 { (slot % 16).saturating_sub(1) } else { parent_hash }),
+                bank_id: u64::from(bank % 4),
+                ..Default::default()
+            })
+        }
         Sent::Text { slot, parent, hash } => UpdateOneof::BlockMeta(SubscribeUpdateBlockMeta {
             slot,
             blockhash: if hash.is_empty() { base58(1) } else { hash },

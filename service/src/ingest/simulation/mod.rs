@@ -171,13 +171,8 @@ impl Simulation {
         let shared = Shared::new(engine.checkpoint().expect("a checkpoint"));
         let (stop, stopped) = watch::channel(false);
         let (messages, mut received) = mpsc::channel([1, 2, 4, 256][self.rng.below(4) as usize]);
-        let receiver = receive_from(
-            self.server.clone(),
-            self.receive.clone(),
-            messages,
-            Arc::clone(&shared),
-            stopped.clone(),
-        );
+        let receiver =
+            receive_from(self.server.clone(), self.receive.clone(), messages, Arc::clone(&shared), stopped.clone());
         let receiver = tokio::spawn(receiver);
         let mut apply = Apply::new(Arc::clone(&engine), Arc::clone(&shared), Some(writer), self.apply, stopped)
             .expect("the engine has a checkpoint");

@@ -99,13 +99,7 @@ const FAULTS: [(Fault, u64); 14] = [
 ];
 
 impl Server {
-    pub(super) fn new(
-        chain: Arc<Chain>,
-        base_known: bool,
-        extract: Extract,
-        commitment: Commitment,
-        rng: Rng,
-    ) -> Self {
+    pub(super) fn new(chain: Arc<Chain>, base_known: bool, extract: Extract, commitment: Commitment, rng: Rng) -> Self {
         let world = World {
             chain,
             base_known,
