@@ -55,14 +55,20 @@ miri: ## Runs strata's unsafe code in Miri (needs nightly with miri and rust-src
 	CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/miri" MIRIFLAGS="-Zmiri-many-seeds=0..8" \
 		cargo +nightly miri test --locked -p engine-strata --lib -- mem resident
 
+SEEDS ?= 100000
+simulate: setup ## Tries SEEDS=100000 seeds of the ingest's simulation (2000 are part of test).
+	SIM_SEEDS=$(SEEDS) $(CARGO) test --locked --release -p service --lib simulation -- --nocapture
+
 # Long inputs from the start: a sequence of operations does nothing of interest while it is short.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS ?= page manifest wal footer ops
-fuzz: ## Runs strata's fuzz targets, FUZZ_SECONDS=60 each (needs nightly and cargo-fuzz).
+FUZZ_TARGETS ?= $(addprefix engines/strata/,page manifest wal footer ops) \
+	$(addprefix service/,stream feed config rpc shm) bootstrap/source
+fuzz: ## Runs every fuzz target, FUZZ_SECONDS=60 each (needs nightly and cargo-fuzz).
 	@cargo +nightly --version >/dev/null 2>&1 || { echo "needs: rustup toolchain install nightly" >&2; exit 1; }
 	@cargo +nightly fuzz --version >/dev/null 2>&1 || { echo "needs: cargo install --locked cargo-fuzz" >&2; exit 1; }
 	@for target in $(FUZZ_TARGETS); do \
-		CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/fuzz" cargo +nightly fuzz run --fuzz-dir engines/strata/fuzz $$target -- \
+		CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/fuzz" \
+			cargo +nightly fuzz run --fuzz-dir "$$(dirname $$target)/fuzz" "$$(basename $$target)" -- \
 			-max_total_time=$(FUZZ_SECONDS) -len_control=0 -max_len=1000 -print_final_stats=1 || exit 1; \
 	done
 
@@ -77,6 +83,11 @@ mutations: ## Breaks the code on purpose, one break at a time, in a copy: each m
 	@ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" engines/torture/mutations/run.sh $(ARGS)
 
 check: setup fmt clippy doc edges catalogue prometheus ## Format, lints, docs, crate edges, metric documents, rules.
+deny: ## Licences, sources, duplicates, known vulnerabilities of what is linked (needs cargo-deny, and for the last the network).
+	@cargo deny --version >/dev/null 2>&1 || { echo "needs: cargo install --locked cargo-deny" >&2; exit 1; }
+	cargo deny --locked check licenses bans sources
+	cargo deny --locked check advisories || \
+		{ echo "advisories: known vulnerabilities, or a database that could not be fetched: see above" >&2; exit 1; }
 
 fmt:
 	cargo fmt --all --check

@@ -1,4 +1,4 @@
-//! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `info`, `count`, `completions`.
+//! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `compare`, `scrub`, `info`, `count`, `completions`.
 //!
 //! Owns: arguments and exit codes. `load` may be left out: it is what the program is for; `migrate` too, which
 //! --from-store tells.
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::{info, load, migrate, verify};
+use crate::{compare, info, load, migrate, scrub, verify};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -18,11 +18,14 @@ Examples:
   bootstrap --from-store /data/solkv --engine strata --dir /data/solkv-strata
   bootstrap verify --engine redb --dir /data/solkv --input owners.csv
   bootstrap info --dir /data/solkv --digest
+  bootstrap scrub --dir /data/solkv
+  bootstrap compare --dir /data/solkv --with /backup/solkv
 
 `bootstrap load --help` explains the options of a load; the word load may be left out. With
 --from-store it means `bootstrap migrate`.
 
-Exit codes: 0 done; 1 the store differs from the source (verify, migrate) or an error, said on stderr; 2 wrong arguments;
+Exit codes: 0 done; 1 the store differs (verify, compare, migrate), is damaged (scrub), or an error, said on stderr; 2
+wrong arguments;
 130 or 143 stopped by Ctrl-C or SIGTERM, everything committed, --resume goes on.";
 
 #[derive(Parser, Debug)]
@@ -41,6 +44,10 @@ enum Command {
     Migrate(Box<migrate::MigrateArgs>),
     /// Read every pair of a source back from a store and compare
     Verify(verify::VerifyArgs),
+    /// Compare a store with another one, of any engine
+    Compare(compare::CompareArgs),
+    /// Read everything stored and check it, by the engine's own checksums where it has them (LMDB has none)
+    Scrub(scrub::ScrubArgs),
     /// Say what is in a directory
     Info(info::InfoArgs),
     /// Count the pairs by a full scan
@@ -67,6 +74,8 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         Command::Load(args) => load::run(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::Scrub(args) => scrub::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Count(args) => info::count(&args),
         Command::Completions { shell } => {

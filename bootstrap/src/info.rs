@@ -83,7 +83,7 @@ pub(crate) fn count(args: &CountArgs) -> Result<u8> {
 }
 
 /// Opens with the engine that the directory names.
-fn open(dir: &std::path::Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
+pub(crate) fn open(dir: &std::path::Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
     let identity = engines::inspect(dir)?
         .with_context(|| format!("there is no store: dir={}: correct the path", dir.display()))?;
     let options = EngineOptions { profile: identity.profile, memory, ..EngineOptions::new(identity.engine) };

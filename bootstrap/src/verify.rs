@@ -46,13 +46,14 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
     })?;
     check.chunk()?;
     let different = std::mem::take(&mut check.different);
-    let mut wrong = 0usize;
+    let (mut wrong, mut missing) = (0usize, 0usize);
     for (key, (number, expected)) in &different {
         let found = reader.get(key)?;
         if found.as_ref() == Some(expected) {
             continue;
         }
         wrong += 1;
+        missing += usize::from(found.is_none());
         if wrong <= SHOWN_MAX {
             let show = |value: &Value| bs58::encode(value).into_string();
             println!(
@@ -73,7 +74,10 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
     engine.close()?;
     let expected = State::read(&args.dir)?.and_then(|state| state.pairs).unwrap_or(records);
     if wrong > 0 || stored != expected {
-        println!("not equal: records={records} different={wrong} stored_pairs={stored} expected_pairs={expected}");
+        println!(
+            "not equal: records={records} different={wrong} of_them_missing={missing} stored_pairs={stored} \
+             expected_pairs={expected}"
+        );
         return Ok(1);
     }
     println!("equal: records={records} stored_pairs={stored}");

@@ -4,6 +4,7 @@
 //! writer), `lookup-N` and `shm-lookup` (readers), `overlay` (processed slots, if followed), `sample` (the dashboard's
 //! history).
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ use crate::config::{Config, DurabilityArg};
 use crate::dashboard::Sampler;
 use crate::feed::{Feed, FeedWriter, Retention, Ring, Snapshots};
 use crate::http::{self, HttpState};
-use crate::ingest::apply::{Apply, ApplyConfig};
+use crate::ingest::apply::{Apply, ApplyConfig, FULL_RETRY};
 use crate::ingest::receive::{QUEUE_BATCHES, ReceiveConfig, receive};
 use crate::ingest::subscribe::Commitment;
 use crate::lookups::Lookups;
@@ -191,6 +192,8 @@ fn receive_config(config: &Config) -> Result<ReceiveConfig> {
         extract: config.extract,
         commitment: config.commitment,
         idle_timeout: config.idle_timeout,
+        // The standard hasher's random keys are all the randomness this needs.
+        jitter_seed: RandomState::new().hash_one(0),
     })
 }
 
@@ -230,6 +233,7 @@ fn apply_config(config: &Config) -> ApplyConfig {
         commit_every: config.commit_every as usize,
         commit_interval: config.commit_interval,
         gap_timeout: config.gap_timeout,
+        full_retry: FULL_RETRY,
         durability: durability(config),
     }
 }

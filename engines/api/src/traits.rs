@@ -47,6 +47,17 @@ pub trait Engine: Send + Sync {
         Ok(())
     }
 
+    /// Reads everything that is stored and checks whatever the engine's format lets it check; returns the pairs. Takes
+    /// as long as reading the store does. Without readers or a writer beside it: what they hold would be left out.
+    ///
+    /// The default is [`scrub_by_scan`], which is all there is to check where reads verify checksums themselves.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DataDamaged`], naming the place where the engine can.
+    fn scrub(&mut self) -> Result<u64> {
+        scrub_by_scan(&mut *self.reader()?)
+    }
+
     /// Flushes everything committed to the device and closes.
     fn close(self: Box<Self>) -> Result<()>;
 }
@@ -132,6 +143,26 @@ pub fn one_slot_per_key(keys: &[Key], values: &[Option<Value>]) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Reads every pair: each read has to succeed, the keys have to ascend and the checkpoint has to be readable. Returns the
+/// pairs.
+///
+/// # Errors
+/// Those of the reads; [`ErrorKind::DataDamaged`] when the keys do not ascend.
+pub fn scrub_by_scan(reader: &mut dyn Reader) -> Result<u64> {
+    reader.checkpoint()?;
+    let (mut pairs, mut last, mut ascending) = (0, None, true);
+    reader.scan(&mut |key, _| {
+        ascending = last.is_none_or(|last| last < *key);
+        pairs += 1;
+        last = Some(*key);
+        if ascending { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    if !ascending {
+        return Err(Error::new(ErrorKind::DataDamaged, format!("keys do not ascend: pair={pairs}")));
+    }
+    Ok(pairs)
 }
 
 /// [`Reader::get_many`] for an engine that has nothing better than one get after another.

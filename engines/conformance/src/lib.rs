@@ -14,6 +14,7 @@ pub mod full;
 pub mod identity;
 pub mod model;
 pub mod readers;
+pub mod scrub;
 mod support;
 
 use std::path::Path;
@@ -33,6 +34,11 @@ pub trait Store: Sync {
     fn open_small(&self, dir: &Path) -> Result<Box<dyn Engine>> {
         self.open(dir)
     }
+
+    /// Whether stored values are under a checksum.
+    fn has_checksums(&self) -> bool {
+        true
+    }
 }
 
 /// One `#[test]` per topic for the store that the expression gives. The test binary also needs the child's entry:
@@ -46,6 +52,7 @@ macro_rules! suite {
                 scan_is_ordered_and_complete a_second_writer_waits;
             readers: a_snapshot_stays_until_refresh readers_see_whole_batches get_many_equals_get;
             copies: a_copy_opens_and_equals a_copy_made_while_writing_is_one_commit;
+            scrub: a_sound_store_passes_a_scrub a_flipped_bit_is_found;
             bulk: loaded_chunks_equal_puts unsorted_input_is_refused loading_a_chunk_again_converges;
             full: full_disk_loses_nothing disk_filled_by_others_loses_nothing full_size_loses_nothing;
             identity: a_second_process_is_refused closing_releases_the_directory;

@@ -82,6 +82,10 @@ impl Engine for Measured {
         self.engine.settle()
     }
 
+    fn scrub(&mut self) -> Result<u64> {
+        self.engine.scrub()
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         self.engine.close()
     }

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
+use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn, scrub_by_scan};
 use redb::{Database, ReadableDatabase, ReadableTableMetadata};
 
 use crate::reader::{RedbReader, open_snapshot, read_checkpoint};
@@ -159,6 +159,20 @@ impl Engine for RedbEngine {
 
     fn bulk(&self) -> Option<&dyn BulkLoad> {
         Some(self)
+    }
+
+    /// redb's own check of every page, then a scan. Should the newest commit alone be damaged, redb goes back to the one
+    /// before it; that is an error here all the same.
+    fn scrub(&mut self) -> Result<u64> {
+        let file = self.dir.join(FILE_NAME);
+        let sound = self.db.check_integrity().map_err(|e| error::open(&file.display().to_string(), e))?;
+        if !sound {
+            return Err(Error::new(
+                ErrorKind::DataDamaged,
+                format!("redb found damage and repaired it: file={}: compare its checkpoint and pairs", file.display()),
+            ));
+        }
+        scrub_by_scan(&mut *self.reader()?)
     }
 
     /// Every commit is already flushed; dropping the database records the allocator's state.

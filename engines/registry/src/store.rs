@@ -132,6 +132,10 @@ impl Engine for Store {
         self.engine.settle()
     }
 
+    fn scrub(&mut self) -> Result<u64> {
+        self.engine.scrub()
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         let Self { engine, dir, _lock, .. } = *self;
         engine.close()?;

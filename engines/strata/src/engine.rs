@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread::JoinHandle;
 
 use arc_swap::ArcSwap;
-use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
+use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn, scrub_by_scan};
 use parking_lot::{Condvar, Mutex};
 
 use crate::StrataOptions;
@@ -189,6 +189,13 @@ impl Engine for StrataEngine {
         self.shared.drain(&mut writer)?;
         self.shared.remove_spares();
         merge::settle(&self.shared)
+    }
+
+    /// Every byte of every segment, those that no scan reads (filters, directories, what newer runs hide) among them;
+    /// then a scan, for what spans segments.
+    fn scrub(&mut self) -> Result<u64> {
+        Self::scrub(self)?;
+        scrub_by_scan(&mut *self.reader()?)
     }
 
     fn close(mut self: Box<Self>) -> Result<()> {

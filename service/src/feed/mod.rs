@@ -5,6 +5,8 @@
 //! [`Feed::recent`] never blocks, [`Feed::read`] reads the disk and belongs on a thread that may wait.
 
 mod filter;
+#[doc(hidden)]
+pub mod fuzzing;
 mod record;
 mod ring;
 mod segment;

@@ -196,7 +196,7 @@ impl FeedWriter {
 
     /// Keeps the past differently from now on.
     #[cfg(test)]
-    pub(super) fn keep(&mut self, retention: Retention) {
+    pub(crate) fn keep(&mut self, retention: Retention) {
         self.retention = retention;
     }
 

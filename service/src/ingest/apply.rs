@@ -1,15 +1,17 @@
 //! Applies whole slots to the engine: reads each key, writes only what differs, commits with the checkpoint.
 //!
 //! Owns: the only write path of the service. Must not: apply anything out of chain order or past a gap.
-//! Runs on its own OS thread, `ingest-apply`, from the first message until the channel is closed.
+//! Runs on its own OS thread, `ingest-apply`, from the first message until the channel is closed. Its clock is tokio's,
+//! which outside of a simulation is the machine's.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Result};
 use engine_latency::Measured;
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use super::assemble::{Assembler, Base, Input, Limits};
@@ -19,7 +21,7 @@ use crate::feed::{Change, FeedWriter};
 use crate::status::{Gap, Readiness, Shared, count, unix_ms};
 
 /// How often a full disk is asked again.
-const FULL_RETRY: Duration = Duration::from_secs(2);
+pub const FULL_RETRY: Duration = Duration::from_secs(2);
 /// How often the engine's own figures are refreshed: some engines look at their files for them.
 const STATS_EVERY: Duration = Duration::from_secs(1);
 
@@ -33,6 +35,8 @@ pub struct ApplyConfig {
     /// How long a whole slot waits for its parent before the parent counts as missing. The clock stands still while
     /// there is no connection.
     pub gap_timeout: Duration,
+    /// How often a full disk is asked again.
+    pub full_retry: Duration,
     /// What a commit survives.
     pub durability: Durability,
 }
@@ -107,37 +111,52 @@ impl Apply {
     /// # Errors
     /// The engine's, of a kind that going on cannot mend: the process should end.
     pub fn run(mut self, mut messages: mpsc::Receiver<Message>) -> Result<()> {
-        self.refresh_stats();
-        self.not_ready("catching up with the stream".to_owned());
+        self.begin();
         while let Some(message) = messages.blocking_recv() {
             if *self.stop.borrow() {
                 break;
             }
             self.busy_since(unix_ms());
-            match message {
-                // After a gap nothing may be applied; what arrives is let go so that the connection stays alive.
-                _ if self.gap => {}
-                Message::Batch(inputs) => {
-                    for input in inputs {
-                        self.input(input)?;
-                    }
-                }
-                Message::Reconnected => {
-                    // The replay may bring what is missing.
-                    self.waiting_since = None;
-                    self.input(Input::Reconnected)?;
-                }
-                Message::Tick => self.check_waiting()?,
-                Message::Gap(gap) => self.report_gap(gap),
-            }
-            // Nothing waits: what is whole need not wait either.
-            if messages.is_empty() {
-                self.flush()?;
-            }
-            self.shared.overlay.settle();
+            self.take(message, messages.is_empty())?;
             self.busy_since(0);
         }
-        // A commit here would only shorten the replay; the slot being assembled comes again.
+        self.end()
+    }
+
+    /// Before the first message.
+    pub(super) fn begin(&mut self) {
+        self.refresh_stats();
+        self.not_ready("catching up with the stream".to_owned());
+    }
+
+    /// Takes one message in; `nothing_waits`: there is no further one yet.
+    pub(super) fn take(&mut self, message: Message, nothing_waits: bool) -> Result<()> {
+        match message {
+            // After a gap nothing may be applied; what arrives is let go so that the connection stays alive.
+            _ if self.gap => {}
+            Message::Batch(inputs) => {
+                for input in inputs {
+                    self.input(input)?;
+                }
+            }
+            Message::Reconnected => {
+                // The replay may bring what is missing.
+                self.waiting_since = None;
+                self.input(Input::Reconnected)?;
+            }
+            Message::Tick => self.check_waiting()?,
+            Message::Gap(gap) => self.report_gap(gap),
+        }
+        // What is whole need not wait either.
+        if nothing_waits {
+            self.flush()?;
+        }
+        self.shared.overlay.settle();
+        Ok(())
+    }
+
+    /// Behind the last message. A commit here only shortens the replay; the slot being assembled comes again.
+    pub(super) fn end(mut self) -> Result<()> {
         self.flush()
     }
 
@@ -215,7 +234,7 @@ impl Apply {
                     count(&self.shared.counters.commits_without_space, 1);
                     warn!(error = %failed, "no space: lookups go on, the batch is kept and tried again");
                     self.not_ready(format!("no space: {failed}"));
-                    std::thread::sleep(FULL_RETRY);
+                    std::thread::sleep(self.config.full_retry);
                 }
                 Err(failed) => return Err(failed),
             }

@@ -2,7 +2,7 @@
 //!
 //! Owns: the waits. Must not: sleep. Runs on a receiver's task.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(100);
@@ -12,14 +12,14 @@ const LONGEST: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Backoff {
     next: Duration,
-    jitter: RandomState,
+    seed: u64,
     waits: u64,
 }
 
 impl Backoff {
-    /// Starts with the shortest wait.
-    pub(crate) fn new() -> Self {
-        Self { next: FIRST, jitter: RandomState::new(), waits: 0 }
+    /// Starts with the shortest wait. The jitter follows from `seed`.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { next: FIRST, seed, waits: 0 }
     }
 
     /// The wait before the next attempt: half of it fixed, half random, so that clients of one server that
@@ -28,8 +28,8 @@ impl Backoff {
         let half = self.next / 2;
         self.next = (self.next * 2).min(LONGEST);
         self.waits = self.waits.wrapping_add(1);
-        // The standard hasher's random keys are all the randomness this needs.
-        let share = (self.jitter.hash_one(self.waits) % 1024) as u32;
+        let jitter = BuildHasherDefault::<DefaultHasher>::default().hash_one((self.seed, self.waits));
+        let share = (jitter % 1024) as u32;
         half + half * share / 1024
     }
 
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn waits_grow_to_the_longest_and_start_over() {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new(1);
         let mut base = FIRST;
         for _ in 0..20 {
             let wait = backoff.next_wait();

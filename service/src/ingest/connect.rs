@@ -1,39 +1,24 @@
 //! One connection to the Yellowstone server: made, subscribed, its pings answered, given up when silent.
 //!
-//! Owns: the client's settings, and what the end of a connection means. Must not: know what is done with an update, or
-//! log the token. Runs on a receiver's task.
+//! Owns: what the end of a connection means. Must not: know what is done with an update, or whether there is a network.
+//! Runs on a receiver's task. Its clock is tokio's, which the simulation turns.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use futures::StreamExt;
-use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
-use tonic::transport::ClientTlsConfig;
+use futures::{SinkExt, StreamExt};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 use tonic::{Code, Status};
 use tracing::{error, warn};
-use yellowstone_grpc_client::{
-    GeyserGrpcBuilder, GeyserGrpcBuilderError, GeyserGrpcClient, GeyserGrpcClientError, GeyserStream,
-    SubscribeRequestSink,
-};
+use yellowstone_grpc_client::GeyserGrpcClientError;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SubscribeRequest, SubscribeRequestPing, SubscribeUpdate};
 
 use super::backoff::Backoff;
-use super::receive::ReceiveConfig;
+use super::upstream::{Client, Upstream, chain};
 use crate::status::Gap;
-
-/// The largest message taken in: an account is at most 10 MiB, and a server may not honour the slice.
-const MESSAGE_MAX_BYTES: usize = 64 << 20;
-
-/// Requests waiting inside the client's channel before its buffer pushes back; only pings and one subscription.
-const CLIENT_BUFFER_REQUESTS: usize = 64;
-
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the server may take over one request that is not the stream itself.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often a quiet stream is looked at: the resolution of every timeout of the ingest.
 const TICK: Duration = Duration::from_millis(500);
@@ -42,9 +27,9 @@ const TICK: Duration = Duration::from_millis(500);
 const SLOW_RETRY: Duration = Duration::from_secs(30);
 
 /// A subscription that is open.
-pub(crate) struct Connection {
-    stream: GeyserStream,
-    sink: SubscribeRequestSink,
+pub(crate) struct Connection<C: Client> {
+    updates: C::Updates,
+    requests: C::Requests,
     ticks: Interval,
     heard_at: Instant,
     heard: bool,
@@ -74,27 +59,27 @@ pub(crate) enum Ended {
     Closed,
 }
 
-impl Connection {
+impl<C: Client> Connection<C> {
     /// Connects and subscribes. `from_slot` is the one in `request`: asked for first, where the server knows what it
     /// can replay.
     pub(crate) async fn open(
-        config: &ReceiveConfig,
+        upstream: &impl Upstream<Client = C>,
+        idle_timeout: Duration,
         request: SubscribeRequest,
         from_slot: Option<u64>,
     ) -> Result<Self, Ended> {
-        let mut client = connect(config).await?;
+        let mut client = upstream.connect().await?;
         if let Some(from_slot) = from_slot {
             check_replay(&mut client, from_slot).await?;
         }
-        let idle_timeout = config.idle_timeout;
-        let (sink, stream) = timeout(idle_timeout.max(REQUEST_TIMEOUT), client.subscribe_with_request(Some(request)))
+        let (requests, updates) = timeout(idle_timeout.max(REQUEST_TIMEOUT), client.subscribe(request))
             .await
             .map_err(|_| Ended::Retry("the server does not answer the subscription".to_owned()))?
             .map_err(|error| client_ended(error, from_slot))?;
         // One timer for the connection: one for each update would cost more than the update.
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Ok(Self { stream, sink, ticks, heard_at: Instant::now(), heard: false, idle_timeout, from_slot })
+        Ok(Self { updates, requests, ticks, heard_at: Instant::now(), heard: false, idle_timeout, from_slot })
     }
 
     /// Waits for an update or the next tick.
@@ -102,7 +87,7 @@ impl Connection {
         loop {
             let next = tokio::select! {
                 biased;
-                next = self.stream.next() => next,
+                next = self.updates.next() => next,
                 _ = self.ticks.tick() => {
                     if std::mem::take(&mut self.heard) {
                         self.heard_at = Instant::now();
@@ -123,8 +108,14 @@ impl Connection {
             if !matches!(update.update_oneof, Some(UpdateOneof::Ping(_))) {
                 return Ok(Next::Update(update));
             }
-            pong(&mut self.sink).await?;
+            self.pong().await?;
         }
+    }
+
+    async fn pong(&mut self) -> Result<(), Ended> {
+        // A request with a ping changes nothing of the subscription. Unanswered pings let load balancers drop the stream.
+        let request = SubscribeRequest { ping: Some(SubscribeRequestPing { id: 1 }), ..Default::default() };
+        self.requests.send(request).await.map_err(|error| Ended::Retry(format!("cannot answer a ping: {error}")))
     }
 }
 
@@ -150,51 +141,18 @@ impl Ended {
     }
 }
 
-async fn connect(config: &ReceiveConfig) -> Result<GeyserGrpcClient, Ended> {
-    let builder = builder(config).map_err(|error| {
-        // The token's own error does not hold the token.
-        Ended::Refused(format!("cannot use the stream's settings: url={}: {error}", config.url))
-    })?;
-    builder.connect().await.map_err(|error| Ended::Retry(format!("cannot connect: {}", chain(&error))))
-}
-
-fn builder(config: &ReceiveConfig) -> Result<GeyserGrpcBuilder, GeyserGrpcBuilderError> {
-    let builder = GeyserGrpcBuilder::from_shared(config.url.clone())?
-        .x_token(config.x_token.as_deref())?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .http2_adaptive_window(true)
-        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
-        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-        .keep_alive_while_idle(true)
-        .tcp_nodelay(true)
-        .buffer_size(CLIENT_BUFFER_REQUESTS)
-        .max_decoding_message_size(MESSAGE_MAX_BYTES);
-    if config.url.starts_with("https://") {
-        return builder.tls_config(ClientTlsConfig::new().with_native_roots());
-    }
-    Ok(builder)
-}
-
 /// Asks what the server can still replay, where it knows this request.
-async fn check_replay(client: &mut GeyserGrpcClient, from_slot: u64) -> Result<(), Ended> {
-    let reply = timeout(REQUEST_TIMEOUT, client.subscribe_replay_info())
+async fn check_replay(client: &mut impl Client, from_slot: u64) -> Result<(), Ended> {
+    let reply = timeout(REQUEST_TIMEOUT, client.first_available())
         .await
         .map_err(|_| Ended::Retry("the server does not answer a replay info request".to_owned()))?;
     match reply {
-        Ok(info) => match info.first_available {
-            Some(first) if first > from_slot => Err(Ended::Gap(not_available(from_slot, first))),
-            _ => Ok(()),
-        },
+        Ok(Some(first)) if first > from_slot => Err(Ended::Gap(not_available(from_slot, first))),
+        Ok(_) => Ok(()),
         // Older servers do not know the request: the subscription itself will tell.
         Err(GeyserGrpcClientError::TonicStatus(status)) if status.code() == Code::Unimplemented => Ok(()),
         Err(error) => Err(client_ended(error, Some(from_slot))),
     }
-}
-
-async fn pong(sink: &mut SubscribeRequestSink) -> Result<(), Ended> {
-    // A request with a ping changes nothing of the subscription. Unanswered pings let load balancers drop the stream.
-    let request = SubscribeRequest { ping: Some(SubscribeRequestPing { id: 1 }), ..Default::default() };
-    futures::SinkExt::send(sink, request).await.map_err(|error| Ended::Retry(format!("cannot answer a ping: {error}")))
 }
 
 fn not_available(from_slot: u64, first_available: u64) -> Gap {
@@ -240,17 +198,6 @@ fn status_ended(status: &Status, from_slot: Option<u64>) -> Ended {
 
 fn last_number(text: &str) -> Option<u64> {
     text.rsplit(|c: char| !c.is_ascii_digit()).find(|digits| !digits.is_empty())?.parse().ok()
-}
-
-/// The error with its causes: the transport's own text is only "transport error".
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text = format!("{text}: {cause}");
-        next = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -7,5 +7,10 @@ pub(crate) mod connect;
 pub(crate) mod convert;
 pub mod event;
 pub mod extract;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod receive;
+#[cfg(test)]
+mod simulation;
 pub mod subscribe;
+pub(crate) mod upstream;

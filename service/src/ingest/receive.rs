@@ -21,6 +21,7 @@ use super::connect::{Connection, Ended, Next};
 use super::convert::{Converted, convert};
 use super::extract::Extract;
 use super::subscribe::{Commitment, request};
+use super::upstream::Upstream;
 use crate::status::{Gap, Shared, count, unix_ms};
 
 /// Batches in the channel between the receiver and ingest-apply: with [`BATCH_INPUTS`] about 260 thousand updates or
@@ -43,6 +44,8 @@ pub struct ReceiveConfig {
     pub commitment: Commitment,
     /// Without any message, pings included, for this long the connection is given up.
     pub idle_timeout: Duration,
+    /// Sets the jitter of the waits between attempts apart from that of other clients.
+    pub jitter_seed: u64,
 }
 
 impl std::fmt::Debug for ReceiveConfig {
@@ -53,6 +56,7 @@ impl std::fmt::Debug for ReceiveConfig {
             .field("extract", &self.extract)
             .field("commitment", &self.commitment)
             .field("idle_timeout", &self.idle_timeout)
+            .field("jitter_seed", &self.jitter_seed)
             .finish()
     }
 }
@@ -77,10 +81,22 @@ pub async fn receive(
     config: ReceiveConfig,
     tx: mpsc::Sender<Message>,
     shared: Arc<Shared>,
+    stop: watch::Receiver<bool>,
+) {
+    receive_from(config.clone(), config, tx, shared, stop).await;
+}
+
+/// [`receive`] from any upstream.
+pub(super) async fn receive_from<U: Upstream>(
+    upstream: U,
+    config: ReceiveConfig,
+    tx: mpsc::Sender<Message>,
+    shared: Arc<Shared>,
     mut stop: watch::Receiver<bool>,
 ) {
-    let receiver = Receiver { config, tx, shared };
+    let receiver = Receiver { upstream, config, tx, shared };
     tokio::select! {
+        biased;
         () = receiver.run() => {}
         // An error is the sender's end, which means stop as well.
         _ = stop.wait_for(|stop| *stop) => {}
@@ -89,15 +105,16 @@ pub async fn receive(
     receiver.shared.connected.store(false, Ordering::Relaxed);
 }
 
-struct Receiver {
+struct Receiver<U> {
+    upstream: U,
     config: ReceiveConfig,
     tx: mpsc::Sender<Message>,
     shared: Arc<Shared>,
 }
 
-impl Receiver {
+impl<U: Upstream> Receiver<U> {
     async fn run(&self) {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new(self.config.jitter_seed);
         loop {
             let mut heard_slot = false;
             let from_slot = self.shared.resume_slot();
@@ -117,6 +134,7 @@ impl Receiver {
                 return;
             }
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(wait) => {}
                 () = self.tx.closed() => return,
             }
@@ -126,7 +144,8 @@ impl Receiver {
     /// One connection, from the first byte to its end.
     async fn follow(&self, from_slot: Option<u64>, heard_slot: &mut bool) -> Result<std::convert::Infallible, Ended> {
         let subscription = request(self.config.extract, self.config.commitment, from_slot);
-        let mut connection = Connection::open(&self.config, subscription, from_slot).await?;
+        let idle_timeout = self.config.idle_timeout;
+        let mut connection = Connection::open(&self.upstream, idle_timeout, subscription, from_slot).await?;
         self.send(Message::Reconnected).await?;
         // ORDERING: Relaxed: a statistic.
         self.shared.connected.store(true, Ordering::Relaxed);
@@ -204,6 +223,7 @@ mod tests {
             extract: Extract::TokenMint,
             commitment: Commitment::Confirmed,
             idle_timeout: Duration::from_secs(1),
+            jitter_seed: 0,
         };
         assert!(!format!("{config:?}").contains("hunter2"));
     }

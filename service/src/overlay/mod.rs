@@ -16,6 +16,8 @@
 
 pub mod banks;
 mod convert;
+#[doc(hidden)]
+pub mod fuzzing;
 mod receive;
 mod run;
 pub mod undo;

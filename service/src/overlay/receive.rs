@@ -50,7 +50,7 @@ struct Receiver {
 
 impl Receiver {
     async fn run(&self) {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new(self.config.jitter_seed);
         loop {
             let mut heard_slot = false;
             let ended = match self.follow(&mut heard_slot).await {
@@ -72,7 +72,7 @@ impl Receiver {
     /// One connection, from the first byte to its end.
     async fn follow(&self, heard_slot: &mut bool) -> Result<std::convert::Infallible, Ended> {
         let request = request_processed(self.config.extract);
-        let mut connection = Connection::open(&self.config, request, None).await?;
+        let mut connection = Connection::open(&self.config, self.config.idle_timeout, request, None).await?;
         self.send(vec![Seen::Connected]).await?;
         self.set_connected(true);
         info!(url = %self.config.url, "subscribed to processed slots");

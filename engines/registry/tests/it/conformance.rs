@@ -55,6 +55,10 @@ impl Store for Column {
         let lmdb_map_size = (self.engine == EngineKind::Lmdb).then_some(SMALL_MAP);
         engines::open(dir, &EngineOptions { lmdb_map_size, ..self.options() }, OpenMode::CreateOrOpen)
     }
+
+    fn has_checksums(&self) -> bool {
+        self.engine != EngineKind::Lmdb
+    }
 }
 
 /// The column of that name.

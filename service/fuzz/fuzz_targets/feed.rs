@@ -1,0 +1,17 @@
+//! Any bytes as the feed's log: opened, gone on with and read.
+//!
+//! Owns: a directory for them. Must not: check more than `service::feed::fuzzing` does. One thread.
+
+#![no_main]
+
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use tempfile::TempDir;
+
+static DIR: LazyLock<TempDir> = LazyLock::new(|| {
+    // Memory: the device would be what is measured.
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory for the log can be made")
+});
+
+fuzz_target!(|bytes: &[u8]| service::feed::fuzzing::log(bytes, &DIR.path().join("feed")));

@@ -1,0 +1,165 @@
+//! Any bytes as a request of any method, through a socket and everything that stands before the handlers.
+//!
+//! Owns: a service without a stream behind it. Must not: know what a request means: whatever is asked, it is answered
+//! with a status that a client can use. Threads: this one, and one for lookups.
+
+#![no_main]
+
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, Bytes};
+use engine_api::{Checkpoint, Durability, Engine as _};
+use engine_latency::{Latency, Measured};
+use engines::{EngineKind, EngineOptions, OpenMode};
+use http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
+use libfuzzer_sys::fuzz_target;
+use service::config::SocketMode;
+use service::feed::{Change, FeedWriter, Retention, Snapshots};
+use service::lookups::{LookupThreads, Lookups};
+use service::net::Access;
+use service::rpc::{self, Door, FeedLimits, FeedService, Services, UdsListener};
+use service::status::Shared;
+use tempfile::TempDir;
+use tokio::net::{TcpListener, UnixStream};
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+use tonic::client::Grpc;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+
+const PATHS: [&str; 8] = [
+    "/solkv.v1.Kv/Get",
+    "/solkv.v1.Kv/GetMany",
+    "/solkv.v1.Kv/Status",
+    "/solkv.v1.Feed/Subscribe",
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/solkv.v1.Kv/Unknown",
+];
+
+/// A request that waits for a slot gives up after this.
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(5);
+
+struct World {
+    runtime: Runtime,
+    channel: Channel,
+    _threads: LookupThreads,
+    _writer: FeedWriter,
+    _temp: TempDir,
+}
+
+static WORLD: LazyLock<World> = LazyLock::new(|| world().expect("a service can be started"));
+
+fuzz_target!(|bytes: &[u8]| {
+    let [path, message @ ..] = bytes else { return };
+    let path = PathAndQuery::from_static(PATHS[usize::from(*path) % PATHS.len()]);
+    let message = message.to_vec();
+    WORLD.runtime.block_on(async {
+        let mut grpc = Grpc::new(WORLD.channel.clone());
+        grpc.ready().await.expect("the service is there");
+        let mut answers = match grpc.server_streaming(Request::new(message), path, Raw).await {
+            Ok(answers) => answers.into_inner(),
+            Err(status) => return check(&status),
+        };
+        for _ in 0..3 {
+            match timeout(Duration::from_millis(1), answers.message()).await {
+                Ok(Ok(Some(_))) => {}
+                Ok(Err(status)) => return check(&status),
+                Ok(Ok(None)) | Err(_) => return,
+            }
+        }
+    });
+});
+
+/// A fault of the service's own is told from one of the request.
+fn check(status: &Status) {
+    let decoding = status.message().contains("failed to decode Protobuf message");
+    assert!(decoding || !matches!(status.code(), Code::Internal | Code::Unknown | Code::DataLoss), "{status:?}");
+}
+
+fn world() -> anyhow::Result<World> {
+    let temp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())?;
+    let options = EngineOptions::new(EngineKind::Redb);
+    let engine = engines::open(&temp.path().join("store"), &options, OpenMode::Create)?;
+    let engine = Arc::new(Measured::new(engine, Latency::new("redb"), "ingest"));
+    let change = Change { slot: 7, key: [1; 32], old: None, new: Some([7; 32]) };
+    let checkpoint = Checkpoint { seq: 1, slot: Some(7), ..Checkpoint::default() };
+    let retention = Retention { bytes: 1 << 20, time: Duration::from_secs(3600) };
+    let (mut writer, feed) =
+        FeedWriter::open(&temp.path().join("feed"), &Checkpoint::default(), Durability::Synced, retention)?;
+    writer.append(1, vec![change])?;
+    let mut txn = engine.begin()?;
+    txn.put(&[1; 32], &[7; 32])?;
+    txn.commit(&checkpoint, Durability::Synced)?;
+    writer.publish(&checkpoint);
+    let shared = Shared::new(checkpoint);
+    let (lookups, threads) = Lookups::start(Arc::clone(&engine), 1, Arc::clone(&shared))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let socket = temp.path().join("kv.sock");
+    let limits = FeedLimits { subscribers: 64, heartbeat: REQUEST_TIMEOUT, stall_timeout: Duration::from_secs(1) };
+    let feed = FeedService::new(Some(feed), Snapshots::new(engine), limits);
+    let channel = runtime.block_on(async {
+        let door = Door {
+            tcp: TcpListener::bind("127.0.0.1:0").await?,
+            uds: Some(UdsListener::bind(&socket, SocketMode::default())?),
+            access: Arc::new(Access::default()),
+            max_connections: 8,
+            request_timeout: REQUEST_TIMEOUT,
+        };
+        let services = Services { lookups, shared, feed, engine: "redb" };
+        tokio::spawn(rpc::serve(door, services, std::future::pending()));
+        connect(socket).await
+    })?;
+    Ok(World { runtime, channel, _threads: threads, _writer: writer, _temp: temp })
+}
+
+async fn connect(socket: PathBuf) -> anyhow::Result<Channel> {
+    let connector = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
+    });
+    Ok(Endpoint::from_static("http://fuzzed").connect_with_connector(connector).await?)
+}
+
+/// Messages as they are.
+#[derive(Clone, Copy, Default)]
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Vec<u8>;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        *self
+    }
+
+    fn decoder(&mut self) -> Self {
+        *self
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn encode(&mut self, item: Vec<u8>, out: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        out.put_slice(&item);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(from.copy_to_bytes(from.remaining())))
+    }
+}

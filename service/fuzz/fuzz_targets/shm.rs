@@ -1,0 +1,127 @@
+//! Any bytes in the memory that a client shares with the service: the service answers, and other clients see nothing
+//! of it.
+//!
+//! Owns: a service without a stream behind it, a client that keeps to the rules and one that does not. Must not: know
+//! how the service reads. Threads: this one, and the service's `shm-lookup`.
+
+#![no_main]
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use engine_api::{Checkpoint, Durability, Engine as _};
+use engine_latency::{Latency, Measured};
+use engines::{EngineKind, EngineOptions, OpenMode};
+use libfuzzer_sys::fuzz_target;
+use memmap2::MmapRaw;
+use proto::shm::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, op, status};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use service::shm::ShmServer;
+use service::status::Shared;
+use tempfile::TempDir;
+
+struct World {
+    rude: Client,
+    polite: Client,
+    _server: ShmServer,
+    _temp: TempDir,
+}
+
+struct Client {
+    segment: Segment,
+    memory: MmapRaw,
+    _socket: UnixStream,
+    service_doorbell: OwnedFd,
+    seq: u64,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and the mutex around it lets one thread in at a time.
+unsafe impl Send for World {}
+
+static WORLD: Mutex<Option<World>> = Mutex::new(None);
+
+/// What is behind the header: the presence bits, values and keys are copied, never understood.
+const HEADER_BYTES: usize = 128;
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut world = WORLD.lock().expect("a panic ends the process");
+    let world = world.get_or_insert_with(|| world_of().expect("a service can be started"));
+    for header in bytes.chunks(HEADER_BYTES) {
+        world.rude.scribble(header);
+        world.rude.ring();
+    }
+    let request = Request { version: VERSION, op: op::GET, count: 1, ..Request::default() };
+    let right = Response { status: status::OK, count: 1, has_slot: 1, slot: 7, ..Response::default() };
+    assert_eq!(world.polite.ask(request, &[[1; 32]]), right, "another client's answer");
+    assert_eq!(world.polite.segment.value(0), Some([7; 32]));
+});
+
+impl Client {
+    /// Writes over the start of the segment, the service's own line included, as a client could.
+    fn scribble(&mut self, bytes: &[u8]) {
+        for (at, byte) in bytes.iter().enumerate() {
+            // SAFETY: within the mapping. The service may read at the same time, as atomics or by volatile copies; what
+            // it makes of a byte that changes meanwhile is what is looked for here.
+            unsafe { self.memory.as_mut_ptr().add(at).write_volatile(*byte) };
+        }
+    }
+
+    fn ring(&self) {
+        let _heard = rustix::io::write(&self.service_doorbell, &1u64.to_ne_bytes());
+    }
+
+    fn ask(&mut self, request: Request, keys: &[[u8; 32]]) -> Response {
+        self.seq += 1;
+        if self.segment.send(self.seq, request, keys) {
+            self.ring();
+        }
+        let asked = Instant::now();
+        while !self.segment.answered(self.seq) {
+            std::thread::yield_now();
+            assert!(asked.elapsed().as_secs() < 10, "no answer: request={request:?}");
+        }
+        self.segment.response()
+    }
+}
+
+fn world_of() -> anyhow::Result<World> {
+    let temp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())?;
+    let options = EngineOptions::new(EngineKind::Redb);
+    let engine = engines::open(&temp.path().join("store"), &options, OpenMode::Create)?;
+    let engine = Arc::new(Measured::new(engine, Latency::new("redb"), "ingest"));
+    let checkpoint = Checkpoint { seq: 1, slot: Some(7), ..Checkpoint::default() };
+    let mut txn = engine.begin()?;
+    txn.put(&[1; 32], &[7; 32])?;
+    txn.commit(&checkpoint, Durability::Synced)?;
+    let path = temp.path().join("shm.sock");
+    let server = ShmServer::start(&path, Arc::clone(&engine), Shared::new(checkpoint), "redb")?;
+    Ok(World { rude: connect(&path)?, polite: connect(&path)?, _server: server, _temp: temp })
+}
+
+fn connect(path: &Path) -> anyhow::Result<Client> {
+    let socket = UnixStream::connect(path)?;
+    let mut bytes = [0u8; size_of::<Hello>()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    recvmsg(&socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::empty())?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    let Ok([memfd, service_doorbell, _doorbell]) = <[OwnedFd; 3]>::try_from(fds) else {
+        anyhow::bail!("a session comes with three descriptors")
+    };
+    let memory = MmapRaw::map_raw(&std::fs::File::from(memfd))?;
+    assert_eq!(memory.len(), SEGMENT_BYTES);
+    // SAFETY: a shared mapping of the whole segment, kept beside the view.
+    let segment = unsafe { Segment::new(NonNull::new(memory.as_mut_ptr()).expect("a mapping is not at 0")) };
+    Ok(Client { segment, memory, _socket: socket, service_doorbell, seq: 0 })
+}

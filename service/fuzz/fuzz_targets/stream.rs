@@ -1,0 +1,130 @@
+//! Whatever a Yellowstone server sends, well formed and not, through both ways in: whole slots and processed banks.
+//!
+//! Owns: which messages there are. Must not: check more than the two `fuzzing` modules do. One thread.
+
+#![no_main]
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use prost::Message as _;
+use service::ingest::assemble::Base;
+use service::ingest::extract::Extract;
+use service::ingest::subscribe::Commitment;
+use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
+use yellowstone_grpc_proto::geyser::{
+    SubscribeUpdate, SubscribeUpdateAccount, SubscribeUpdateAccountInfo, SubscribeUpdateBlockMeta, SubscribeUpdateSlot,
+};
+
+#[derive(Arbitrary, Debug)]
+struct Input {
+    extract: u8,
+    finalized: bool,
+    /// The slot stood at, and whether its blockhash is known.
+    base: Option<(u8, bool)>,
+    messages: Vec<Sent>,
+}
+
+/// Few slots, keys and hashes, so that messages have to do with one another; anything as it is in between.
+#[derive(Arbitrary, Debug)]
+enum Sent {
+    Reconnected,
+    Any(Vec<u8>),
+    Account { slot: u8, bank: u8, key: u8, write: Write, version: u8 },
+    Meta { slot: u8, bank: u8, hash: u8, parent: u8, parent_hash: u8 },
+    Text { slot: u64, parent: u64, hash: String },
+    Status { slot: u8, bank: u8, status: i8 },
+    FarStatus { slot: u64, status: u8 },
+}
+
+#[derive(Arbitrary, Debug)]
+enum Write {
+    Token(u8),
+    Closed,
+    Moved(u8),
+    Lengths(u8, u8, u8),
+}
+
+fuzz_target!(|input: Input| {
+    let extract = [Extract::AccountOwner, Extract::TokenOwner, Extract::TokenMint][usize::from(input.extract % 3)];
+    let commitment = if input.finalized { Commitment::Finalized } else { Commitment::Confirmed };
+    let base = input.base.map(|(slot, known)| Base {
+        slot: u64::from(slot % 16),
+        blockhash: if known { hash(slot % 16) } else { [0; 32] },
+    });
+    let updates: Vec<Option<SubscribeUpdate>> = input.messages.into_iter().filter_map(update).collect();
+    service::overlay::fuzzing::banks(extract, base, updates.clone());
+    service::ingest::fuzzing::stream(extract, commitment, base, updates);
+});
+
+/// `None` is nothing at all, `Some(None)` a new connection.
+fn update(sent: Sent) -> Option<Option<SubscribeUpdate>> {
+    let one = match sent {
+        Sent::Reconnected => return Some(None),
+        Sent::Any(bytes) => return SubscribeUpdate::decode(&bytes[..]).ok().map(Some),
+        Sent::Account { slot, bank, key, write, version } => UpdateOneof::Account(SubscribeUpdateAccount {
+            account: Some(account(key, write, version)),
+            slot: u64::from(slot % 16),
+            bank_id: (bank % 4 > 0).then_some(u64::from(bank % 4)),
+            ..Default::default()
+        }),
+        // By far most blocks are those of one chain.
+        Sent::Meta { slot, bank, hash: other, parent, parent_hash } => {
+            UpdateOneof::BlockMeta(SubscribeUpdateBlockMeta {
+                slot: u64::from(slot % 16),
+                blockhash: base58(if other < 200 { slot % 16 } else { other }),
+                parent_slot: u64::from(if parent < 128 { (slot % 16).saturating_sub(1) } else { parent % 16 }),
+                parent_blockhash: base58(if parent_hash < 200 { (slot % 16).saturating_sub(1) } else { parent_hash }),
+                bank_id: u64::from(bank % 4),
+                ..Default::default()
+            })
+        }
+        Sent::Text { slot, parent, hash } => UpdateOneof::BlockMeta(SubscribeUpdateBlockMeta {
+            slot,
+            blockhash: if hash.is_empty() { base58(1) } else { hash },
+            parent_slot: parent,
+            parent_blockhash: base58(1),
+            ..Default::default()
+        }),
+        Sent::Status { slot, bank, status } => UpdateOneof::Slot(SubscribeUpdateSlot {
+            slot: u64::from(slot % 16),
+            status: i32::from(status % 8),
+            bank_id: (bank % 4 > 0).then_some(u64::from(bank % 4)),
+            ..Default::default()
+        }),
+        Sent::FarStatus { slot, status } => {
+            UpdateOneof::Slot(SubscribeUpdateSlot { slot, status: i32::from(status % 7), ..Default::default() })
+        }
+    };
+    let update = SubscribeUpdate { update_oneof: Some(one), ..Default::default() };
+    // Over the wire and back.
+    let wire = update.encode_to_vec();
+    Some(Some(SubscribeUpdate::decode(&wire[..]).expect("just encoded")))
+}
+
+fn account(key: u8, write: Write, version: u8) -> SubscribeUpdateAccountInfo {
+    let token = bs58::decode(service::ingest::extract::TOKEN_PROGRAM).into_vec().expect("an address");
+    let (pubkey, lamports, owner, data) = match write {
+        Write::Token(value) => (vec![key % 8; 32], 1, token, vec![value; 32]),
+        Write::Closed => (vec![key % 8; 32], 0, vec![0; 32], Vec::new()),
+        Write::Moved(owner) => (vec![key % 8; 32], 1, vec![owner; 32], Vec::new()),
+        Write::Lengths(pubkey, owner, data) => {
+            (vec![key; usize::from(pubkey)], 1, vec![1; usize::from(owner)], vec![1; usize::from(data)])
+        }
+    };
+    SubscribeUpdateAccountInfo {
+        pubkey,
+        lamports,
+        owner,
+        data,
+        write_version: u64::from(version),
+        ..Default::default()
+    }
+}
+
+fn hash(n: u8) -> [u8; 32] {
+    [n.wrapping_add(1); 32]
+}
+
+fn base58(n: u8) -> String {
+    bs58::encode(hash(n)).into_string()
+}

@@ -1,0 +1,92 @@
+//! For the fuzz target `feed` in `service/fuzz`: a log of any bytes, opened and read.
+//!
+//! Owns: nothing. Must not: be called by the service. Any thread.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use engine_api::{Checkpoint, Durability};
+
+use super::record::{Change, FRAME_HEADER_BYTES, Frame, Header, Identity, SEGMENT_HEADER_BYTES, segment_header};
+use super::segment::Segment;
+use super::{Cursor, FeedError, FeedWriter, Retention};
+
+/// The seq that every segment's name gives.
+const FIRST_SEQ: u64 = 5;
+
+/// The bytes as a segment, as what follows a right header, and as changes of a valid segment with right checksums:
+/// opened behind a store at each seq of interest in `dir`, which is emptied. What is read follows one seq after another.
+pub fn log(bytes: &[u8], dir: &Path) {
+    open(bytes, dir);
+    let header = segment_header(Identity { feed_id: 9, boot: 0 }, FIRST_SEQ);
+    let mut sample = header.to_vec();
+    sample.extend_from_slice(bytes);
+    open(&sample, dir);
+    let mut sample = valid(&header);
+    for change in bytes.chunks_exact(3) {
+        let at = usize::from(u16::from_le_bytes([change[0], change[1]])) % sample.len();
+        sample[at] = change[2];
+    }
+    open(&sample, dir);
+    seal(&mut sample);
+    open(&sample, dir);
+}
+
+/// Three frames of one to three changes.
+fn valid(header: &[u8]) -> Vec<u8> {
+    let (mut out, mut frame, mut first_seq) = (header.to_vec(), Vec::new(), FIRST_SEQ);
+    for count in 1..4u8 {
+        let change = |n: u8| Change { slot: 7, key: [n; 32], old: (n % 2 == 0).then_some([1; 32]), new: Some([n; 32]) };
+        let changes: Vec<Change> = (0..count).map(change).collect();
+        Frame { first_seq, committed_unix_ms: 3, changes }.encode(&mut frame);
+        out.extend_from_slice(&frame);
+        first_seq += u64::from(count);
+    }
+    out.resize(out.len() + 200, 0);
+    out
+}
+
+/// Gives every frame that can be found a right checksum.
+fn seal(segment: &mut [u8]) {
+    let Some(mut rest) = segment.get_mut(SEGMENT_HEADER_BYTES as usize..) else { return };
+    while rest.len() >= FRAME_HEADER_BYTES {
+        let Header::Frame { count, .. } = Frame::header(&rest[..FRAME_HEADER_BYTES]) else { return };
+        let Some((frame, behind)) = rest.split_at_mut_checked(FRAME_HEADER_BYTES + count * super::record::RECORD_BYTES)
+        else {
+            return;
+        };
+        let crc = crc32c::crc32c(&frame[4..]);
+        frame[..4].copy_from_slice(&crc.to_le_bytes());
+        rest = behind;
+    }
+}
+
+fn open(segment: &[u8], dir: &Path) {
+    let retention = Retention { bytes: 1 << 20, time: Duration::from_secs(1 << 32) };
+    for seq in [FIRST_SEQ - 1, FIRST_SEQ, FIRST_SEQ + 2, FIRST_SEQ + 5, 1 << 62] {
+        fs::remove_dir_all(dir).ok();
+        fs::create_dir_all(dir).expect("a directory of the target's own");
+        fs::write(Segment::path(dir, FIRST_SEQ), segment).expect("a file of the target's own");
+        let checkpoint = Checkpoint { seq, ..Checkpoint::default() };
+        let (mut writer, feed) =
+            FeedWriter::open(dir, &checkpoint, Durability::Buffered, retention).expect("damage is no error");
+        let change = Change { slot: 1, key: [1; 32], old: None, new: Some([2; 32]) };
+        writer.append(seq + 1, vec![change]).expect("the log goes on");
+        writer.publish(&Checkpoint { seq: seq + 1, ..checkpoint });
+        let (mut cursor, mut next_seq) = (Cursor::new(feed.oldest_seq()), feed.oldest_seq());
+        loop {
+            match feed.read(&mut cursor) {
+                Ok(frames) if frames.is_empty() => break,
+                Ok(frames) => frames.iter().for_each(|frame| {
+                    assert_eq!(frame.first_seq, next_seq);
+                    next_seq = frame.last_seq() + 1;
+                }),
+                // What was not looked at when it was opened.
+                Err(FeedError::Log(_)) => return,
+                Err(FeedError::Gone { oldest_seq }) => panic!("oldest_seq={oldest_seq} is gone"),
+            }
+        }
+        assert_eq!(next_seq, seq + 2, "what was published can be read");
+    }
+}

@@ -1,0 +1,247 @@
+//! The ingest against a scripted Yellowstone server, in virtual time, from a seed.
+//!
+//! Owns: the lives of one simulated service and the seeds that are tried. Everything between the server's messages and
+//! the subscriber of the feed is what the service runs: receiver, assembler, ingest-apply, an engine, the feed's log.
+//! What is not here: the network under the messages, and the loop that waits for them on a thread of its own.
+//!
+//! `SIM_SEEDS=100000` tries more seeds; `SIM_SEED=7` tries that one and says what happens.
+
+mod chain;
+mod messages;
+mod oracle;
+mod server;
+mod store;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use engine_api::{Durability, Engine as _};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout_at};
+use tracing::info;
+use workload::Rng;
+
+use self::chain::Chain;
+use self::oracle::Oracle;
+use self::server::Server;
+use self::store::{Fault, KILLED, Opened, Store};
+use super::apply::{Apply, ApplyConfig};
+use super::extract::Extract;
+use super::receive::{ReceiveConfig, receive_from};
+use super::subscribe::Commitment;
+use crate::status::{Readiness, Shared};
+
+/// What `make test` tries.
+const SEEDS: u64 = 2000;
+
+#[test]
+fn simulation() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    if let Some(seed) = number("SIM_SEED") {
+        let filter = tracing_subscriber::EnvFilter::from_default_env();
+        tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().without_time().init();
+        return simulate(seed);
+    }
+    let seeds = number("SIM_SEEDS").unwrap_or(SEEDS);
+    let (next, failed) = (AtomicU64::new(0), AtomicBool::new(false));
+    let work = || {
+        // ORDERING: Relaxed: each number is given out once, nothing else is inferred.
+        while !failed.load(Ordering::Relaxed) {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds {
+                return;
+            }
+            if catch_unwind(AssertUnwindSafe(|| simulate(seed))).is_err() {
+                failed.store(true, Ordering::Relaxed);
+                eprintln!(
+                    "the simulation failed: SIM_SEED={seed} RUST_LOG=info cargo test --release --locked -p service \
+                     --lib simulation -- --nocapture"
+                );
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    assert!(!failed.into_inner(), "a seed failed: see above for how to see it again");
+}
+
+/// One chain, one store, as many lives as it takes.
+fn simulate(seed: u64) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime without sockets");
+    runtime.block_on(Simulation::new(seed).run());
+}
+
+struct Simulation {
+    rng: Rng,
+    chain: Arc<Chain>,
+    server: Server,
+    store: Store,
+    oracle: Oracle,
+    receive: ReceiveConfig,
+    apply: ApplyConfig,
+    /// The last life ended between the feed's append and the end of a commit.
+    cut: bool,
+}
+
+/// How a life ends, unless a fault of the plan ends it before.
+#[derive(Clone, Copy, Debug)]
+enum Until {
+    /// Asked to stop at that time.
+    Stopped(Instant),
+    /// Killed after that many messages.
+    Killed(u64),
+    /// The store stands at the tip, or this time has come.
+    AtTip(Instant),
+}
+
+impl Simulation {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let chain = Arc::new(Chain::new(&mut rng));
+        let extract = [Extract::TokenOwner, Extract::TokenMint, Extract::AccountOwner][rng.below(3) as usize];
+        let commitment = if rng.chance(0.25) { Commitment::Finalized } else { Commitment::Confirmed };
+        let durability = if rng.chance(0.15) { Durability::Buffered } else { Durability::Synced };
+        let base_known = rng.chance(0.7);
+        let store = Store::create(&chain, base_known, durability, &mut rng);
+        let of = |all: &[u64], rng: &mut Rng| all[rng.below(all.len() as u64) as usize];
+        let receive = ReceiveConfig {
+            url: "http://simulated".to_owned(),
+            x_token: None,
+            extract,
+            commitment,
+            idle_timeout: Duration::from_secs(of(&[5, 30], &mut rng)),
+            jitter_seed: seed,
+        };
+        let apply = ApplyConfig {
+            commit_every: of(&[1, 2, 3, 7, 50, 1000], &mut rng) as usize,
+            commit_interval: Duration::from_millis(of(&[0, 100, 1000], &mut rng)),
+            gap_timeout: Duration::from_secs(of(&[2, 20], &mut rng)),
+            full_retry: Duration::ZERO,
+            durability,
+        };
+        let server = Server::new(Arc::clone(&chain), base_known, extract, commitment, Rng::new(rng.next_u64()));
+        let oracle = Oracle::new(Arc::clone(&chain), base_known, durability);
+        Self { rng, chain, server, store, oracle, receive, apply, cut: false }
+    }
+
+    async fn run(mut self) {
+        let faulty_until = self.server.complete_at() + Duration::from_secs(self.rng.below(40));
+        while Instant::now() < faulty_until {
+            // Long enough for a gap to show, or short enough for many a restart.
+            let longest_ms = [2000, 5000, 20_000, 60_000][self.rng.below(4) as usize];
+            let until = match self.rng.below(3) {
+                0 => Until::Killed(self.rng.below(200)),
+                _ => Until::Stopped(Instant::now() + Duration::from_millis(self.rng.below(longest_ms))),
+            };
+            self.life(until).await;
+            // A service that is down does not see the time go by.
+            tokio::time::advance(Duration::from_millis(self.rng.below(2000))).await;
+        }
+        self.server.heal();
+        // Without a restart first: only a gap may keep it from getting there.
+        for life in 0..2 {
+            let (readiness, heard) = self.life(Until::AtTip(Instant::now() + Duration::from_secs(200))).await;
+            if self.oracle.slot() == self.chain.tip().slot && heard {
+                return;
+            }
+            let gap = matches!(readiness, Readiness::Gap(_));
+            assert!(life == 0 && gap, "stuck at slot={} of {:?}: {readiness:?}", self.oracle.slot(), self.chain.tip());
+        }
+    }
+
+    /// From opening the store to the end of the process; what it said of itself last, and whether it heard anything.
+    async fn life(&mut self, until: Until) -> (Readiness, bool) {
+        let opened = self.store.open();
+        self.oracle.opened(&opened, std::mem::take(&mut self.cut));
+        let Opened { engine, writer, feed, plan } = opened;
+        if !matches!(until, Until::AtTip(_)) && self.rng.chance(0.4) {
+            *plan.lock().expect("a plan") = Some((self.rng.below(20) as u32, self.fault()));
+        }
+        let started_at = self.oracle.slot();
+        info!(?until, started_at, plan = ?*plan.lock().expect("a plan"), "a life begins");
+        let shared = Shared::new(engine.checkpoint().expect("a checkpoint"));
+        let (stop, stopped) = watch::channel(false);
+        let (messages, mut received) = mpsc::channel([1, 2, 4, 256][self.rng.below(4) as usize]);
+        let receiver =
+            receive_from(self.server.clone(), self.receive.clone(), messages, Arc::clone(&shared), stopped.clone());
+        let receiver = tokio::spawn(receiver);
+        let mut apply = Apply::new(Arc::clone(&engine), Arc::clone(&shared), Some(writer), self.apply, stopped)
+            .expect("the engine has a checkpoint");
+        apply.begin();
+        let deadline = match until {
+            Until::Stopped(at) | Until::AtTip(at) => at,
+            Until::Killed(_) => Instant::now() + Duration::from_secs(120),
+        };
+        let mut taken = 0;
+        let killed = loop {
+            let Ok(message) = timeout_at(deadline, received.recv()).await else { break false };
+            let message = message.expect("the receiver goes on until it is stopped");
+            taken += 1;
+            if matches!(until, Until::Killed(after) if taken > after) {
+                break true;
+            }
+            if let Err(failed) = apply.take(message, received.is_empty()) {
+                assert_eq!(failed.to_string(), KILLED);
+                self.cut = true;
+                break true;
+            }
+            self.oracle.check(&*engine, &feed, Some(&shared));
+            self.check_readiness(&shared, started_at);
+            if matches!(until, Until::AtTip(_)) && self.oracle.slot() == self.chain.tip().slot {
+                break false;
+            }
+        };
+        stop.send_replace(true);
+        receiver.abort();
+        receiver.await.ok();
+        if killed {
+            self.oracle.follow(&feed);
+            drop(apply);
+        } else if let Err(failed) = apply.end() {
+            assert_eq!(failed.to_string(), KILLED);
+            self.cut = true;
+            self.oracle.follow(&feed);
+        } else {
+            self.oracle.check(&*engine, &feed, Some(&shared));
+        }
+        let readiness = Readiness::clone(&shared.readiness.load());
+        info!(killed, slot = self.oracle.slot(), ?readiness, "a life ends");
+        (readiness, taken > 0)
+    }
+
+    fn fault(&mut self) -> Fault {
+        match self.rng.below(5) {
+            0 => Fault::KillBefore,
+            1 => Fault::KillAfter,
+            2 => Fault::KillInWrites,
+            3 => Fault::FullAtCommit(1 + self.rng.below(3) as u8),
+            _ => Fault::FullAtWrite(1 + self.rng.below(3) as u8),
+        }
+    }
+
+    /// Whether it says of itself what is true.
+    fn check_readiness(&self, shared: &Shared, started_at: u64) {
+        let readiness = shared.readiness.load();
+        let slot = self.oracle.slot();
+        if **readiness == Readiness::Ready {
+            assert!(slot > started_at, "ready at slot={slot}, which may have been cut before the start");
+        }
+        let Some(lost) = self.server.lost().filter(|lost| slot < lost.slot) else { return };
+        // Ticks come twice a second; slots out of order may hide it for a few slots.
+        if Instant::now() > lost.since + self.apply.gap_timeout + Duration::from_secs(5) {
+            let Readiness::Gap(gap) = &**readiness else {
+                panic!("slot={} is missing and nobody says so: {readiness:?}", lost.slot);
+            };
+            assert!(gap.first_slot <= lost.slot, "{gap:?} is not {lost:?}");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! What the store, its checkpoint and the feed must be after each step.
+//!
+//! Owns: the model. It knows the chain and nothing of how the chain was sent. Must not: look at anything that a reader
+//! or a subscriber of the service cannot see.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use engine_api::{Checkpoint, Durability, Engine, Key, Value};
+
+use super::chain::{Block, Chain};
+use super::store::Opened;
+use crate::feed::{Change, Cursor, Feed, Frame};
+use crate::status::Shared;
+
+/// The model of one store over all of its lives.
+pub(super) struct Oracle {
+    chain: Arc<Chain>,
+    base_known: bool,
+    durability: Durability,
+    /// The map that the history leads to.
+    map: BTreeMap<Key, Value>,
+    /// Every change that was published.
+    history: Vec<Change>,
+    /// Seq of the first of them, less one.
+    before: u64,
+    /// Blocks that the history has begun, the base among them.
+    begun: usize,
+    /// What the last of them still has to change.
+    rest: BTreeMap<Key, Option<Value>>,
+    checkpoint: Option<Checkpoint>,
+    feed_id: Option<u64>,
+    /// The first seq of the feed that is open.
+    oldest_seq: u64,
+    cursor: Cursor,
+    checks: u64,
+}
+
+impl Oracle {
+    pub(super) fn new(chain: Arc<Chain>, base_known: bool, durability: Durability) -> Self {
+        let before = chain.initial.len() as u64;
+        Self {
+            map: chain.initial.clone(),
+            chain,
+            base_known,
+            durability,
+            history: Vec::new(),
+            before,
+            begun: 1,
+            rest: BTreeMap::new(),
+            checkpoint: None,
+            feed_id: None,
+            oldest_seq: before + 1,
+            cursor: Cursor::new(before + 1),
+            checks: 0,
+        }
+    }
+
+    /// The slot that the store stands at.
+    pub(super) fn slot(&self) -> u64 {
+        self.checkpoint.and_then(|checkpoint| checkpoint.slot).unwrap_or(self.chain.base.slot)
+    }
+
+    /// The store was opened again; `cut`: it was killed between the feed's append and the end of a commit.
+    pub(super) fn opened(&mut self, opened: &Opened, cut: bool) {
+        let id = opened.feed.id();
+        let next_seq = self.before + self.history.len() as u64 + 1;
+        self.cursor = Cursor::new(next_seq);
+        if let Some(known) = self.feed_id.replace(id).filter(|known| *known != id) {
+            // What a buffered engine did not keep may have been seen: only then nobody can go on.
+            assert!(self.durability == Durability::Buffered && cut, "the feed began anew: {known} before, {id} now");
+            self.oldest_seq = next_seq;
+        }
+        self.check(&*opened.engine, &opened.feed, None);
+        self.check_log(&opened.feed);
+    }
+
+    /// Looks at everything after a step. Cheap while nothing was committed.
+    pub(super) fn check(&mut self, engine: &dyn Engine, feed: &Feed, shared: Option<&Shared>) {
+        let checkpoint = engine.checkpoint().expect("a checkpoint");
+        if let Some(shared) = shared {
+            assert_eq!(**shared.checkpoint.load(), checkpoint, "what is published is what is committed");
+        }
+        let head = *feed.head().borrow();
+        assert_eq!((head.seq, head.slot), (checkpoint.seq, checkpoint.slot), "the feed stands where the store does");
+        let earlier = self.checkpoint.replace(checkpoint);
+        if earlier == Some(checkpoint) {
+            return;
+        }
+        if let Some(earlier) = earlier {
+            assert!(earlier.seq <= checkpoint.seq && earlier.slot <= checkpoint.slot, "{earlier:?} {checkpoint:?}");
+        }
+        self.follow(feed);
+        assert_eq!(self.before + self.history.len() as u64, checkpoint.seq, "every change has its seq");
+        self.complete_through(&checkpoint);
+        self.check_map(engine);
+    }
+
+    /// Takes in what was published since the last look, as a subscriber would that sees the service die.
+    pub(super) fn follow(&mut self, feed: &Feed) {
+        self.checks += 1;
+        for frame in self.read(feed) {
+            let next_seq = self.before + self.history.len() as u64 + 1;
+            assert_eq!(frame.first_seq, next_seq, "frames follow one another");
+            frame.changes.iter().for_each(|change| self.change(*change));
+        }
+    }
+
+    /// The log as one reads it who was never there before: what was published, from the oldest on.
+    pub(super) fn check_log(&self, feed: &Feed) {
+        assert_eq!(feed.oldest_seq(), self.oldest_seq);
+        let mut cursor = Cursor::new(self.oldest_seq);
+        let mut read = Vec::new();
+        loop {
+            let frames = feed.read(&mut cursor).expect("the log can be read");
+            if frames.is_empty() {
+                break;
+            }
+            read.extend(frames.into_iter().flat_map(|frame| frame.changes));
+        }
+        let from = (self.oldest_seq - 1 - self.before) as usize;
+        assert!(read == self.history[from..], "the log is not what was published");
+    }
+
+    /// What is new in the feed, from memory and from disk by turns.
+    fn read(&mut self, feed: &Feed) -> Vec<Frame> {
+        let next_seq = self.before + self.history.len() as u64 + 1;
+        let mut frames = Vec::new();
+        if self.checks.is_multiple_of(2)
+            && let Some(recent) = feed.recent(next_seq)
+        {
+            frames.extend(recent.iter().map(|frame| (**frame).clone()));
+            self.cursor = Cursor::new(frames.last().map_or(next_seq, |frame: &Frame| frame.last_seq() + 1));
+        }
+        loop {
+            let more = feed.read(&mut self.cursor).expect("the feed can be read");
+            if more.is_empty() {
+                return frames;
+            }
+            frames.extend(more);
+        }
+    }
+
+    fn change(&mut self, change: Change) {
+        while self.block().slot < change.slot {
+            self.next_block();
+        }
+        assert_eq!(self.block().slot, change.slot, "a change of a slot that is not of the chain, or is over");
+        assert_eq!(self.rest.remove(&change.key), Some(change.new), "not what the slot has yet to change: {change:?}");
+        assert_eq!(self.map.get(&change.key), change.old.as_ref(), "the old value: {change:?}");
+        match change.new {
+            Some(value) => self.map.insert(change.key, value),
+            None => self.map.remove(&change.key),
+        };
+        self.history.push(change);
+    }
+
+    fn complete_through(&mut self, checkpoint: &Checkpoint) {
+        let slot = checkpoint.slot.expect("the store began at a slot");
+        while self.block().slot < slot {
+            self.next_block();
+        }
+        let (begun, base) = (self.block().base(), self.chain.base);
+        let named = match begun.slot == slot {
+            true => {
+                assert!(self.rest.is_empty(), "slot={slot} is not whole: {:?}", self.rest);
+                begun
+            }
+            // The slot was cut: the one before it is named.
+            false => self.chain.blocks().nth(self.begun - 2).map_or(base, Block::base),
+        };
+        let unnamed = !self.base_known && slot == base.slot && checkpoint.blockhash == [0; 32];
+        assert!(unnamed || (named.slot, named.blockhash) == (slot, checkpoint.blockhash), "{named:?} {checkpoint:?}");
+        assert_eq!(checkpoint.source, 7);
+    }
+
+    fn check_map(&self, engine: &dyn Engine) {
+        let mut expected = self.map.iter();
+        let mut reader = engine.reader().expect("a reader");
+        reader
+            .scan(&mut |key, value| {
+                assert_eq!(Some((key, value)), expected.next(), "the map");
+                ControlFlow::Continue(())
+            })
+            .expect("a scan");
+        assert_eq!(expected.next(), None, "the map");
+    }
+
+    /// The block that the history is in.
+    fn block(&self) -> &Block {
+        self.chain.blocks().nth(self.begun - 1).expect("what was begun is there")
+    }
+
+    fn next_block(&mut self) {
+        assert!(self.rest.is_empty(), "slot={} was left with changes to make: {:?}", self.block().slot, self.rest);
+        let block = self.chain.blocks().nth(self.begun).expect("a block behind the last one was applied");
+        for write in block.last_writes() {
+            if self.map.get(&write.key) != write.value.as_ref() {
+                self.rest.insert(write.key, write.value);
+            }
+        }
+        self.begun += 1;
+    }
+}

@@ -1,0 +1,477 @@
+//! The scripted Yellowstone server: what one connection to it brings, faults and all.
+//!
+//! Owns: which faults there are and how often; each is something that a stock server, a balancer before several of
+//! them, or a network does. Must not: lose an update of a slot without losing its block meta or its confirmation: no
+//! client could tell.
+
+use std::collections::{HashSet, VecDeque};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use futures::channel::mpsc;
+use futures::{Stream, StreamExt as _, stream};
+use tokio::time::{Instant, sleep, sleep_until};
+use tonic::Status;
+use workload::Rng;
+use yellowstone_grpc_client::GeyserGrpcClientError;
+use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
+use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpdate};
+
+use super::chain::{Block, Chain, Slot};
+use super::messages;
+use crate::ingest::connect::Ended;
+use crate::ingest::extract::Extract;
+use crate::ingest::subscribe::Commitment;
+use crate::ingest::upstream::{Client, Upstream};
+
+/// From one slot to the next.
+const SLOT_TIME: Duration = Duration::from_millis(400);
+/// How often an idle connection is pinged.
+const PING_EVERY: Duration = Duration::from_secs(3);
+
+/// The server, and what it remembers of its connections.
+#[derive(Clone)]
+pub(super) struct Server {
+    world: Arc<Mutex<World>>,
+}
+
+struct World {
+    chain: Arc<Chain>,
+    /// The store knows the base's blockhash from the start.
+    base_known: bool,
+    extract: Extract,
+    commitment: Commitment,
+    /// When the base was confirmed.
+    started: Instant,
+    rng: Rng,
+    /// No more faults.
+    healthy: bool,
+    /// Slots whose failed bank was told of: it is not told of twice.
+    failed_told: HashSet<u64>,
+    /// Connections made.
+    connections: u64,
+    lost: Option<Lost>,
+}
+
+/// A slot that the connection open now has kept to itself, and from when on that can be told.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lost {
+    pub(super) slot: u64,
+    pub(super) since: Instant,
+    connection: u64,
+}
+
+/// What goes wrong with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    None,
+    Unreachable,
+    WrongToken,
+    TooOldByInfo,
+    TooOldByStatus,
+    Refused,
+    SilentAtSubscribe,
+    Silent,
+    TooLarge,
+    OtherChain,
+    Loses,
+    Malformed,
+    Lags,
+    Breaks,
+}
+
+const FAULTS: [(Fault, u64); 14] = [
+    (Fault::None, 20),
+    (Fault::Breaks, 40),
+    (Fault::Lags, 8),
+    (Fault::Loses, 10),
+    (Fault::Malformed, 4),
+    (Fault::OtherChain, 5),
+    (Fault::Silent, 5),
+    (Fault::SilentAtSubscribe, 2),
+    (Fault::TooLarge, 2),
+    (Fault::TooOldByInfo, 3),
+    (Fault::TooOldByStatus, 3),
+    (Fault::Unreachable, 4),
+    (Fault::WrongToken, 1),
+    (Fault::Refused, 1),
+];
+
+impl Server {
+    pub(super) fn new(chain: Arc<Chain>, base_known: bool, extract: Extract, commitment: Commitment, rng: Rng) -> Self {
+        let world = World {
+            chain,
+            base_known,
+            extract,
+            commitment,
+            started: Instant::now(),
+            rng,
+            healthy: false,
+            failed_told: HashSet::new(),
+            connections: 0,
+            lost: None,
+        };
+        Self { world: Arc::new(Mutex::new(world)) }
+    }
+
+    /// From now on everything works.
+    pub(super) fn heal(&self) {
+        self.world().healthy = true;
+    }
+
+    /// When the last slot of the chain is there.
+    pub(super) fn complete_at(&self) -> Instant {
+        let world = self.world();
+        world.started + SLOT_TIME * world.chain.slots.len() as u32
+    }
+
+    /// What the connection that is open lacks.
+    pub(super) fn lost(&self) -> Option<Lost> {
+        let world = self.world();
+        world.lost.filter(|lost| lost.connection == world.connections)
+    }
+
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().expect("nobody panics while holding it")
+    }
+}
+
+impl Upstream for Server {
+    type Client = Connection;
+
+    async fn connect(&self) -> Result<Connection, Ended> {
+        let (fault, connection) = {
+            let mut world = self.world();
+            world.connections += 1;
+            (world.fault(), world.connections)
+        };
+        tracing::info!(connection, ?fault, "connecting");
+        if fault == Fault::Unreachable {
+            return Err(Ended::Retry("nobody is there".to_owned()));
+        }
+        Ok(Connection { server: self.clone(), fault, connection })
+    }
+}
+
+/// One connection before its subscription.
+pub(super) struct Connection {
+    server: Server,
+    fault: Fault,
+    connection: u64,
+}
+
+type Item = Result<SubscribeUpdate, Status>;
+
+impl Client for Connection {
+    type Requests = mpsc::Sender<SubscribeRequest>;
+    type Updates = Pin<Box<dyn Stream<Item = Item> + Send>>;
+
+    async fn first_available(&mut self) -> Result<Option<u64>, GeyserGrpcClientError> {
+        let mut world = self.server.world();
+        let newest = world.newest(Instant::now());
+        match self.fault {
+            Fault::TooOldByInfo => Ok(Some(newest + 1 + world.rng.below(9))),
+            Fault::WrongToken => Err(Status::unauthenticated("No valid auth token").into()),
+            _ => match world.rng.below(3) {
+                0 => Err(Status::unimplemented("unknown method").into()),
+                1 => Ok(None),
+                _ => Ok(Some(world.chain.base.slot)),
+            },
+        }
+    }
+
+    async fn subscribe(
+        &mut self,
+        request: SubscribeRequest,
+    ) -> Result<(Self::Requests, Self::Updates), GeyserGrpcClientError> {
+        let from_slot = request.from_slot.expect("the store stands at a slot, so the stream begins at one");
+        match self.fault {
+            Fault::SilentAtSubscribe => return std::future::pending().await,
+            Fault::Refused => return Err(Status::invalid_argument("failed to create filter: too many").into()),
+            Fault::TooOldByStatus => {
+                let text = format!("broadcast from {from_slot} is not available, last available: {}", from_slot + 3);
+                return Err(Status::out_of_range(text).into());
+            }
+            _ => {}
+        }
+        let asked_of_chain = self.server.world().chain.blocks().any(|block| block.slot == from_slot);
+        assert!(asked_of_chain, "from_slot={from_slot} is no block that was ever applied");
+        let script = self.server.world().script(self.fault, self.connection, from_slot)?;
+        let (requests, received) = mpsc::channel(64);
+        Ok((requests, play(script, Pings { received, sent: 0, answered: 0 })))
+    }
+}
+
+/// What one subscription brings.
+struct Script {
+    items: VecDeque<(Instant, Item)>,
+    end: End,
+}
+
+enum End {
+    /// The connection stays, with pings.
+    Open,
+    Silent,
+    Closed,
+    Status(Status),
+}
+
+/// A server drops whoever leaves its pings unanswered.
+struct Pings {
+    received: mpsc::Receiver<SubscribeRequest>,
+    sent: u64,
+    answered: u64,
+}
+
+impl Pings {
+    fn look_at(&mut self, item: &Item) {
+        while let Ok(request) = self.received.try_recv() {
+            assert!(request.ping.is_some(), "only pings follow a subscription");
+            self.answered += 1;
+        }
+        assert_eq!(self.answered, self.sent, "a ping was not answered");
+        if let Ok(SubscribeUpdate { update_oneof: Some(UpdateOneof::Ping(_)), .. }) = item {
+            self.sent += 1;
+        }
+    }
+}
+
+fn play(script: Script, pings: Pings) -> <Connection as Client>::Updates {
+    let next = async |(mut script, mut pings): (Script, Pings)| {
+        let item = match script.items.pop_front() {
+            Some((at, item)) => {
+                if at > Instant::now() {
+                    sleep_until(at).await;
+                }
+                item
+            }
+            None => match std::mem::replace(&mut script.end, End::Closed) {
+                End::Closed => return None,
+                End::Silent => std::future::pending().await,
+                End::Status(status) => Err(status),
+                End::Open => {
+                    script.end = End::Open;
+                    sleep(PING_EVERY).await;
+                    Ok(messages::ping())
+                }
+            },
+        };
+        pings.look_at(&item);
+        Some((item, (script, pings)))
+    };
+    stream::unfold((script, pings), next).boxed()
+}
+
+impl World {
+    fn fault(&mut self) -> Fault {
+        if self.healthy {
+            return Fault::None;
+        }
+        let all = FAULTS.iter().map(|(_, weight)| weight).sum();
+        let mut at = self.rng.below(all);
+        for (fault, weight) in FAULTS {
+            match at.checked_sub(weight) {
+                Some(rest) => at = rest,
+                None => return fault,
+            }
+        }
+        Fault::None
+    }
+
+    /// The newest slot that is confirmed.
+    fn newest(&self, now: Instant) -> u64 {
+        let slots = (now - self.started).as_millis() / SLOT_TIME.as_millis();
+        self.chain.base.slot + slots.min(self.chain.slots.len() as u128 - 1) as u64
+    }
+
+    fn script(&mut self, fault: Fault, connection: u64, from_slot: u64) -> Result<Script, Status> {
+        let lag = match fault {
+            Fault::Lags => SLOT_TIME * (1 + self.rng.below(12) as u32),
+            _ => Duration::ZERO,
+        };
+        let now = Instant::now();
+        // Nothing of that slot is there yet.
+        if from_slot > self.newest(now.checked_sub(lag).unwrap_or(self.started).max(self.started)) {
+            return Err(Status::internal("failed to get replay response"));
+        }
+        let chain = match fault {
+            // A store that knows no blockhash yet takes the first chain for its own.
+            Fault::OtherChain if self.base_known || from_slot > self.chain.base.slot => {
+                let below = from_slot - self.chain.base.slot;
+                let from = from_slot - self.rng.below(below + 1);
+                Arc::new(self.chain.fork(from, &mut self.rng))
+            }
+            _ => Arc::clone(&self.chain),
+        };
+        let lost = (fault == Fault::Loses).then(|| self.lose(from_slot)).flatten();
+        let mut units: Vec<(u64, Vec<Item>)> = Vec::new();
+        for slot in chain.slots.iter().filter(|slot| slot.number >= from_slot) {
+            let live = self.confirmed_at(slot.number) > now && lag.is_zero();
+            units.push((slot.number, self.unit(slot, live, lost)));
+        }
+        self.reorder(&mut units);
+        let (mut at, mut items) = (now, VecDeque::new());
+        for (number, unit) in units {
+            at = at.max(self.confirmed_at(number) + lag);
+            items.extend(unit.into_iter().map(|item| (at, item)));
+        }
+        self.lost = lost.and_then(|(slot, _)| {
+            let child = chain.blocks().find(|block| block.parent.slot == slot)?.slot;
+            // Reordering keeps it from being told by that much.
+            let since = now.max(self.confirmed_at(child)) + lag;
+            Some(Lost { slot, since, connection })
+        });
+        let end = self.end(fault, from_slot, &mut items);
+        Ok(Script { items, end })
+    }
+
+    fn confirmed_at(&self, slot: u64) -> Instant {
+        self.started + SLOT_TIME * (slot - self.chain.base.slot) as u32
+    }
+
+    /// The slot that a connection keeps to itself, and which part of it: all, the block meta, the confirmation.
+    fn lose(&mut self, from_slot: u64) -> Option<(u64, u64)> {
+        let behind: Vec<u64> = self.chain.blocks().map(|block| block.slot).filter(|slot| *slot > from_slot).collect();
+        let last = behind.len().checked_sub(1)?;
+        let slot = *behind[..last].get(self.rng.below(last.max(1) as u64) as usize)?;
+        Some((slot, self.rng.below(3)))
+    }
+
+    /// The messages of one slot.
+    fn unit(&mut self, slot: &Slot, live: bool, lost: Option<(u64, u64)>) -> Vec<Item> {
+        let mut out = Vec::new();
+        if let Some((block, dead)) = &slot.failed
+            && live
+            && self.failed_told.insert(slot.number)
+        {
+            let mut bank = self.block(block, None);
+            // Neither was confirmed.
+            bank.retain(|update| !matches!(update.update_oneof, Some(UpdateOneof::Slot(_))));
+            out.append(&mut bank);
+            if *dead {
+                out.push(messages::status(slot.number, SlotStatus::SlotDead));
+            }
+        }
+        if let Some(block) = &slot.block {
+            let part = lost.filter(|(number, _)| *number == slot.number).map(|(_, part)| part);
+            if part != Some(0) {
+                out.append(&mut self.block(block, part));
+            }
+        }
+        out.into_iter().map(Ok).collect()
+    }
+
+    /// A confirmed block: its accounts, its meta and its confirmation, each before the later of these two.
+    fn block(&mut self, block: &Block, lost: Option<u64>) -> Vec<SubscribeUpdate> {
+        let (extract, slot) = (self.extract, block.slot);
+        let mut writes = if self.rng.chance(0.5) { block.last_writes() } else { block.writes.clone() };
+        if self.rng.chance(0.3) {
+            shuffle(&mut writes, &mut self.rng);
+        }
+        let mut out: Vec<SubscribeUpdate> = Vec::with_capacity(writes.len() + 4);
+        for write in &writes {
+            out.push(messages::account(extract, slot, write, &mut self.rng));
+            if self.rng.chance(0.05) {
+                out.push(out[out.len() - 1].clone());
+            }
+            if self.rng.chance(0.02) {
+                out.push(messages::noise(slot, &mut self.rng));
+            }
+        }
+        let finalized = self.commitment == Commitment::Finalized;
+        let confirmation = if finalized { SlotStatus::SlotFinalized } else { SlotStatus::SlotConfirmed };
+        let (mut meta, mut confirmed) = (messages::meta(block), messages::status(slot, confirmation));
+        if self.rng.chance(0.3) {
+            std::mem::swap(&mut meta, &mut confirmed);
+        }
+        let is_meta = |update: &SubscribeUpdate| matches!(update.update_oneof, Some(UpdateOneof::BlockMeta(_)));
+        let lost_one = |update: &SubscribeUpdate| lost.is_some_and(|part| (part == 1) == is_meta(update));
+        if !lost_one(&meta) {
+            let early = if self.rng.chance(0.3) { self.rng.below(out.len() as u64 + 1) as usize } else { out.len() };
+            out.insert(early, meta);
+        }
+        if finalized {
+            // What counts for others means nothing here.
+            let at = self.rng.below(out.len() as u64 + 1) as usize;
+            out.insert(at, messages::status(slot, SlotStatus::SlotConfirmed));
+        }
+        if !lost_one(&confirmed) {
+            out.push(confirmed);
+        }
+        out
+    }
+
+    /// Slots out of order, slots within one another, slots sent again.
+    fn reorder(&mut self, units: &mut Vec<(u64, Vec<Item>)>) {
+        if units.len() > 1 && self.rng.chance(0.5) {
+            for at in 0..units.len() - 1 {
+                if self.rng.chance(0.2) {
+                    let to = (at + 1 + self.rng.below(4) as usize).min(units.len() - 1);
+                    units[at..=to].rotate_left(1);
+                }
+            }
+        }
+        if units.len() > 1 && self.rng.chance(0.3) {
+            let at = self.rng.below(units.len() as u64 - 1) as usize;
+            let (number, second) = units.remove(at + 1);
+            let first = std::mem::take(&mut units[at].1);
+            units[at] = (number.max(units[at].0), self.riffle(first, second));
+        }
+        if !units.is_empty() && self.rng.chance(0.5) {
+            let at = self.rng.below(units.len() as u64) as usize;
+            let again = units[at].clone();
+            // The bank that failed is told of once.
+            let dead = |item: &Item| matches!(item, Ok(SubscribeUpdate { update_oneof: Some(UpdateOneof::Slot(status)), .. }) if status.status == SlotStatus::SlotDead as i32);
+            let failed = self.chain.slots.iter().any(|slot| slot.number == again.0 && slot.failed.is_some());
+            if !failed && !again.1.iter().any(dead) {
+                let to = (at + 1 + self.rng.below(6) as usize).min(units.len());
+                units.insert(to, again);
+            }
+        }
+    }
+
+    fn riffle(&mut self, first: Vec<Item>, second: Vec<Item>) -> Vec<Item> {
+        let (mut first, mut second) = (VecDeque::from(first), VecDeque::from(second));
+        let mut out = Vec::with_capacity(first.len() + second.len());
+        while !first.is_empty() || !second.is_empty() {
+            let next = if self.rng.chance(0.5) { first.pop_front() } else { second.pop_front() };
+            out.extend(next);
+        }
+        out
+    }
+
+    /// How the connection ends, and where it is cut for that.
+    fn end(&mut self, fault: Fault, from_slot: u64, items: &mut VecDeque<(Instant, Item)>) -> End {
+        let end = match fault {
+            Fault::Breaks => match self.rng.below(4) {
+                0 => End::Closed,
+                1 => End::Status(Status::internal("lagged to send an update")),
+                2 => End::Status(Status::unavailable("server is shutting down try again later")),
+                _ => End::Status(Status::internal("lagged to receive geyser messages")),
+            },
+            Fault::Silent => End::Silent,
+            Fault::TooLarge => {
+                End::Status(Status::out_of_range("decoded message length too large: found 99, limit 67"))
+            }
+            Fault::Malformed => {
+                let block = self.chain.blocks().find(|block| block.slot > from_slot).cloned();
+                let Some(block) = block else { return End::Open };
+                let malformed = messages::malformed(self.extract, &block, &mut self.rng);
+                let at = self.rng.below(items.len() as u64 + 1) as usize;
+                let when = items.get(at).map_or(Instant::now(), |(when, _)| *when);
+                items.insert(at, (when, Ok(malformed)));
+                return End::Open;
+            }
+            _ => return End::Open,
+        };
+        items.truncate(self.rng.below(items.len() as u64 + 1) as usize);
+        end
+    }
+}
+
+fn shuffle<T>(all: &mut [T], rng: &mut Rng) {
+    for at in (1..all.len()).rev() {
+        all.swap(at, rng.below(at as u64 + 1) as usize);
+    }
+}

@@ -1,0 +1,216 @@
+//! A real engine and a real feed log in a directory, and the ways in which a process can lose them.
+//!
+//! Owns: when a commit is cut. Must not: change what the engine answers.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use engine_api::{
+    BulkLoad, Checkpoint, Durability, Engine, Error, ErrorKind, Key, Reader, Result, Stats, Value, WriteTxn,
+};
+use engine_latency::{Latency, Measured};
+use engines::{EngineKind, EngineOptions, OpenMode};
+use tempfile::TempDir;
+use workload::Rng;
+
+use super::chain::Chain;
+use crate::feed::{Feed, FeedWriter, Retention};
+
+/// What becomes of a commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The process is killed with the feed appended and the engine's commit not made.
+    KillBefore,
+    /// The process is killed once the engine has committed, before anybody is told.
+    KillAfter,
+    /// The process is killed at the first write into the transaction.
+    KillInWrites,
+    /// The disk is full for this many attempts, at the commit.
+    FullAtCommit(u8),
+    /// The same at the first write.
+    FullAtWrite(u8),
+}
+
+/// After this many commits, this.
+pub(super) type Plan = Option<(u32, Fault)>;
+
+/// The directory of a store over all of its lives.
+pub(super) struct Store {
+    _temp: TempDir,
+    dir: PathBuf,
+    options: EngineOptions,
+    durability: Durability,
+    latency: Arc<Latency>,
+}
+
+/// What one life of the service works with.
+pub(super) struct Opened {
+    pub(super) engine: Arc<Measured>,
+    pub(super) writer: FeedWriter,
+    pub(super) feed: Arc<Feed>,
+    pub(super) plan: Arc<Mutex<Plan>>,
+}
+
+impl Store {
+    /// A store that stands at the chain's base, as a bootstrap leaves it: without the base's blockhash if it is not
+    /// `known`.
+    pub(super) fn create(chain: &Chain, known: bool, durability: Durability, rng: &mut Rng) -> Self {
+        // Memory, where the machine offers it: a device would only make every commit slower.
+        let shm = Path::new("/dev/shm");
+        let temp = if shm.is_dir() { tempfile::tempdir_in(shm) } else { tempfile::tempdir() };
+        let temp = temp.expect("a directory for the store can be made");
+        let options = EngineOptions::new(kind(rng));
+        let dir = temp.path().join("store");
+        let engine = engines::open(&dir, &options, OpenMode::Create).expect("a new store");
+        let mut txn = engine.begin().expect("a transaction");
+        for (key, value) in &chain.initial {
+            txn.put(key, value).expect("a write");
+        }
+        let blockhash = if known { chain.base.blockhash } else { [0; 32] };
+        let checkpoint =
+            Checkpoint { seq: chain.initial.len() as u64, slot: Some(chain.base.slot), blockhash, source: 7 };
+        txn.commit(&checkpoint, Durability::Synced).expect("a commit");
+        engine.close().expect("closed");
+        Self { _temp: temp, dir, options, durability, latency: Latency::new("simulation") }
+    }
+
+    pub(super) fn open(&self) -> Opened {
+        let engine = engines::open(&self.dir, &self.options, OpenMode::Existing).expect("the store opens again");
+        let plan = Arc::new(Mutex::new(None));
+        let engine = Box::new(Mortal { engine, plan: Arc::clone(&plan) });
+        let engine = Arc::new(Measured::new(engine, Arc::clone(&self.latency), "ingest"));
+        let checkpoint = engine.checkpoint().expect("a checkpoint");
+        let retention = Retention { bytes: 1 << 20, time: std::time::Duration::from_secs(1 << 32) };
+        let (mut writer, feed) = FeedWriter::open(&self.dir.join("feed"), &checkpoint, self.durability, retention)
+            .expect("the feed opens again");
+        // Segments of the least length, and all of them kept.
+        writer.keep(Retention { bytes: 1 << 40, ..retention });
+        Opened { engine, writer, feed, plan }
+    }
+}
+
+/// The engine that opens fastest is taken most often; each one comes up.
+fn kind(rng: &mut Rng) -> EngineKind {
+    let kinds = engines::compiled();
+    match EngineKind::Lmdb {
+        quick if kinds.contains(&quick) && rng.chance(0.9) => quick,
+        _ => kinds[rng.below(kinds.len() as u64) as usize],
+    }
+}
+
+/// An engine whose commits follow a plan.
+struct Mortal {
+    engine: Box<dyn Engine>,
+    plan: Arc<Mutex<Plan>>,
+}
+
+/// Why a commit failed that the plan cut. The message is how a life tells its own death from a fault of the engine.
+pub(super) const KILLED: &str = "killed by the plan";
+
+fn killed() -> Error {
+    Error::new(ErrorKind::Reopen, KILLED)
+}
+
+fn full() -> Error {
+    Error::new(ErrorKind::FreeSpace, "full by the plan")
+}
+
+impl Mortal {
+    fn plan(&self) -> MutexGuard<'_, Plan> {
+        self.plan.lock().expect("nobody panics while holding it")
+    }
+
+    /// What the plan says of the next commit.
+    fn due(&self) -> Option<Fault> {
+        self.plan().as_ref().filter(|(commits, _)| *commits == 0).map(|(_, fault)| *fault)
+    }
+}
+
+impl Engine for Mortal {
+    fn label(&self) -> &'static str {
+        self.engine.label()
+    }
+
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        self.engine.reader()
+    }
+
+    fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
+        Ok(Box::new(MortalTxn { txn: self.engine.begin()?, engine: self }))
+    }
+
+    fn checkpoint(&self) -> Result<Checkpoint> {
+        self.engine.checkpoint()
+    }
+
+    fn stats(&self) -> Result<Stats> {
+        self.engine.stats()
+    }
+
+    fn snapshot(&self, dir: &Path) -> Result<()> {
+        self.engine.snapshot(dir)
+    }
+
+    fn bulk(&self) -> Option<&dyn BulkLoad> {
+        self.engine.bulk()
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        self.engine.close()
+    }
+}
+
+struct MortalTxn<'e> {
+    txn: Box<dyn WriteTxn + 'e>,
+    engine: &'e Mortal,
+}
+
+impl MortalTxn<'_> {
+    fn before_write(&self) -> Result<()> {
+        match self.engine.due() {
+            Some(Fault::KillInWrites) => Err(killed()),
+            Some(Fault::FullAtWrite(left)) => {
+                *self.engine.plan() = (left > 1).then(|| (0, Fault::FullAtWrite(left - 1)));
+                Err(full())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl WriteTxn for MortalTxn<'_> {
+    fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+        self.txn.get(key)
+    }
+
+    fn put(&mut self, key: &Key, value: &Value) -> Result<()> {
+        self.before_write()?;
+        self.txn.put(key, value)
+    }
+
+    fn delete(&mut self, key: &Key) -> Result<()> {
+        self.before_write()?;
+        self.txn.delete(key)
+    }
+
+    fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
+        let Self { txn, engine } = *self;
+        match engine.due() {
+            Some(Fault::KillBefore) => return Err(killed()),
+            Some(Fault::KillAfter) => {
+                txn.commit(checkpoint, durability)?;
+                return Err(killed());
+            }
+            Some(Fault::FullAtCommit(left)) => {
+                *engine.plan() = (left > 1).then(|| (0, Fault::FullAtCommit(left - 1)));
+                return Err(full());
+            }
+            Some(Fault::KillInWrites | Fault::FullAtWrite(_)) | None => {}
+        }
+        txn.commit(checkpoint, durability)?;
+        if let Some((commits, _)) = engine.plan().as_mut() {
+            *commits = commits.saturating_sub(1);
+        }
+        Ok(())
+    }
+}
