@@ -15,6 +15,7 @@ use engine_latency::Measured;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::overlay::Commitment;
+use crate::pulse::Pulse;
 use crate::reading::Reading;
 use crate::status::{Shared, count};
 
@@ -87,9 +88,11 @@ impl Lookups {
         for n in 0..threads.max(1) {
             let (engine, shared) = (Arc::clone(&engine), Arc::clone(&shared));
             let (requests, stopped) = (requests.clone(), stopped.clone());
+            let name = format!("lookup-{n}");
+            let pulse = shared.pulses.add(name.as_str());
             let thread = std::thread::Builder::new()
-                .name(format!("lookup-{n}"))
-                .spawn(move || run(&engine, &shared, &requests, &stopped))?;
+                .name(name)
+                .spawn(move || run(&engine, &shared, &requests, &stopped, &pulse))?;
             pool.threads.push(thread);
         }
         Ok((Self { queue, many: Arc::new(Semaphore::new(GET_MANY_QUEUE)), shared }, pool))
@@ -120,6 +123,17 @@ impl Lookups {
         };
         let (reply, answer) = oneshot::channel();
         self.enqueue(Request::GetMany { keys, commitment, reply, _permit: permit })?;
+        answer.await.unwrap_or(Err(LookupError::Stopped))
+    }
+
+    /// Waits until a thread has opened the newest state of the store: from then on lookups are answered. Counted as
+    /// nothing.
+    ///
+    /// # Errors
+    /// See [`LookupError`].
+    pub async fn probe(&self) -> Result<(), LookupError> {
+        let (reply, answer) = oneshot::channel();
+        self.enqueue(Request::Probe { reply })?;
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
@@ -161,11 +175,21 @@ enum Request {
         /// Travels with the keys, so that a request given up on counts until its memory is freed.
         _permit: OwnedSemaphorePermit,
     },
+    Probe {
+        reply: oneshot::Sender<Result<(), LookupError>>,
+    },
 }
 
-fn run(engine: &Measured, shared: &Shared, requests: &Receiver<Request>, stopped: &Receiver<Infallible>) {
+fn run(
+    engine: &Measured,
+    shared: &Shared,
+    requests: &Receiver<Request>,
+    stopped: &Receiver<Infallible>,
+    pulse: &Pulse,
+) {
     let mut reading = Reading::new(engine, shared, SOURCE);
     loop {
+        pulse.beat();
         crossbeam_channel::select_biased! {
             recv(stopped) -> _ => return,
             recv(requests) -> request => match request {
@@ -189,6 +213,9 @@ fn serve(reading: &mut Reading<'_>, request: Request) {
             if !reply.is_closed() {
                 let _gone = reply.send(reading.get_many(&keys, commitment));
             }
+        }
+        Request::Probe { reply } => {
+            let _gone = reply.send(reading.probe());
         }
     }
 }

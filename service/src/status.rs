@@ -12,6 +12,7 @@ use engine_api::{Checkpoint, Stats};
 
 use crate::net::figures::Figures;
 use crate::overlay::Overlay;
+use crate::pulse::Pulses;
 
 /// Slots that the stream can no longer deliver. Both ends included.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -62,6 +63,8 @@ pub struct Shared {
     pub counters: Counters,
     /// What the network edge counts. Writer: the network edge.
     pub net: Figures,
+    /// Which threads get on. Writer: each of them.
+    pub pulses: Pulses,
 }
 
 /// Monotonic counters since start.
@@ -107,6 +110,7 @@ impl Shared {
             overlay,
             counters: Counters::default(),
             net: Figures::default(),
+            pulses: Pulses::default(),
         })
     }
 

@@ -16,6 +16,7 @@ use super::assemble::{Assembler, Base, Input, Limits};
 use super::event::{Event, WholeSlot};
 use super::receive::Message;
 use crate::feed::{Change, FeedWriter};
+use crate::pulse::Pulse;
 use crate::status::{Gap, Readiness, Shared, count, unix_ms};
 
 /// How often a full disk is asked again.
@@ -67,6 +68,7 @@ pub struct Apply {
     waiting_since: Option<Instant>,
     last_commit: Instant,
     last_stats: Option<Instant>,
+    pulse: Pulse,
 }
 
 impl Apply {
@@ -83,6 +85,7 @@ impl Apply {
     ) -> Result<Self> {
         let committed = engine.checkpoint()?;
         let complete = committed.slot.map(|slot| Base { slot, blockhash: committed.blockhash });
+        let pulse = shared.pulses.add("ingest-apply");
         Ok(Self {
             engine,
             shared,
@@ -99,6 +102,7 @@ impl Apply {
             waiting_since: None,
             last_commit: Instant::now(),
             last_stats: None,
+            pulse,
         })
     }
 
@@ -110,6 +114,7 @@ impl Apply {
         self.refresh_stats();
         self.not_ready("catching up with the stream".to_owned());
         while let Some(message) = messages.blocking_recv() {
+            self.pulse.beat();
             if *self.stop.borrow() {
                 break;
             }
@@ -128,6 +133,7 @@ impl Apply {
                 }
                 Message::Tick => self.check_waiting()?,
                 Message::Gap(gap) => self.report_gap(gap),
+                Message::Beat => {}
             }
             // Nothing waits: what is whole need not wait either.
             if messages.is_empty() {
@@ -202,6 +208,7 @@ impl Apply {
             return Ok(());
         }
         let checkpoint = loop {
+            self.pulse.beat();
             match self.commit(slot) {
                 Ok(checkpoint) => break checkpoint,
                 Err(failed) if failed.kind() == ErrorKind::FreeSpace && !*self.stop.borrow() => {
@@ -228,6 +235,7 @@ impl Apply {
         let mut txn = self.engine.begin()?;
         let mut changes = Vec::with_capacity(self.batch.len());
         for Due { slot, event } in &self.batch {
+            self.pulse.beat();
             let old = txn.get(&event.key)?;
             if old == event.value {
                 continue;
