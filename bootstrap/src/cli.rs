@@ -94,5 +94,6 @@ fn program(args: &[OsString]) -> String {
 }
 
 fn man(dir: &Path) -> Result<()> {
-    clap_mangen::generate_to(Cli::command(), dir).with_context(|| format!("cannot write manuals: dir={}", dir.display()))
+    clap_mangen::generate_to(Cli::command(), dir)
+        .with_context(|| format!("cannot write manuals: dir={}", dir.display()))
 }

@@ -53,6 +53,7 @@ pub fn run(config: &Config) -> Result<()> {
     let overlay = Overlay::new(&checkpoint, config.processed, config.commitment == Commitment::Finalized);
     let shared = Shared::with_overlay(checkpoint, overlay);
     info!(engine = label, dir = %config.dir.display(), seq = checkpoint.seq, slot = checkpoint.slot, "store is open");
+    info!("memory: {}", config.engine.division());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(NET_THREADS)
         .thread_name("net")
@@ -133,7 +134,8 @@ async fn serve(
         request_timeout: config.request_timeout,
     };
     let sleepers = Sleepers { apply: messages.downgrade(), shm: apply.doorbell };
-    let services = rpc::Services { lookups: lookups.clone(), shared: Arc::clone(&shared), feed: feed_service, engine: label };
+    let services =
+        rpc::Services { lookups: lookups.clone(), shared: Arc::clone(&shared), feed: feed_service, engine: label };
     let rpc = tokio::spawn(rpc::serve(door, services, until(stopped.clone())));
     let http = tokio::spawn(http::serve(http, http_state, until(stopped.clone())));
     let receiver = tokio::spawn(receive(receive_config(config)?, messages, Arc::clone(&shared), stopped.clone()));

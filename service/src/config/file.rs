@@ -95,7 +95,8 @@ mod tests {
     fn the_packaged_file_has_every_key_with_its_default() {
         let command = Settings::augment_args(clap::Command::new("service"));
         let keys: Vec<String> = command.get_arguments().map(|arg| arg.get_id().to_string()).collect();
-        let set = |line: &str| keys.iter().any(|key| line.strip_prefix(key.as_str()).is_some_and(|v| v.starts_with(" = ")));
+        let set =
+            |line: &str| keys.iter().any(|key| line.strip_prefix(key.as_str()).is_some_and(|v| v.starts_with(" = ")));
         let bare = |line: &str| line.trim_start_matches('#').to_owned();
         for key in &keys {
             let found = PACKAGED.lines().filter(|line| bare(line).starts_with(&format!("{key} = "))).count();
@@ -118,8 +119,17 @@ mod tests {
             }
         }
         let without_default = [
-            "bloom", "memory", "lmdb_map_size", "geyser", "x_token_file", "uds", "shm", "tls_cert", "tls_key",
-            "tls_client_ca", "bearer_token_file",
+            "bloom",
+            "memory",
+            "lmdb_map_size",
+            "geyser",
+            "x_token_file",
+            "uds",
+            "shm",
+            "tls_cert",
+            "tls_key",
+            "tls_client_ca",
+            "bearer_token_file",
         ];
         examples.sort();
         let mut expected = without_default.map(str::to_owned);

@@ -13,4 +13,5 @@ mod fork;
 mod gap;
 mod secure;
 mod support;
+mod systemd;
 mod transports;
