@@ -22,7 +22,7 @@ space := $(subst ,, )
 FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service loadgen,$(foreach e,$(ENGINES),$p/$e)))
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
-.PHONY: help setup build demo test loom miri fuzz torture check fmt clippy doc edges bench bench-full bench-targets bench-transports bench-instrument clients
+.PHONY: help setup build demo test loom miri fuzz torture check fmt clippy doc edges units bench bench-full bench-targets bench-transports bench-instrument clients deb tarball test-package test-systemd
 .DEFAULT_GOAL := help
 
 help: ## Lists the targets.
@@ -69,7 +69,7 @@ fuzz: ## Runs strata's fuzz targets, FUZZ_SECONDS=60 each (needs nightly and car
 torture: ## Kills, faults and flipped bits against strata for TORTURE_SECONDS (60); prints how to see a failure again.
 	cargo run --locked --release -p engine-strata --example torture -- --seconds $(TORTURE_SECONDS)
 
-check: setup fmt clippy doc edges ## Format, lints, docs and the allowed crate edges.
+check: setup fmt clippy doc edges units ## Format, lints, docs, the allowed crate edges, systemd units.
 
 fmt:
 	cargo fmt --all --check
@@ -82,6 +82,9 @@ doc:
 
 edges:
 	@.ci/edges
+
+units:
+	@.ci/units
 
 # Results go into a folder of the day; runs that are in its file already are not repeated.
 RESULTS ?= results/$(shell date +%F)
@@ -109,3 +112,19 @@ bench-instrument: build ## Compares the instrument with minimal programs, one an
 
 clients: build ## Public gRPC tools against a live service: Python's, and grpcurl where Go is.
 	@BIN="$(BIN)" CACHE="$(CARGO_TARGET_DIR)/clients" deploy/clients/run.sh
+
+# What is installed: programs, units, configuration, manuals, completions.
+PACKAGES := results/packages
+
+deb: build ## Makes the Debian package in results/packages.
+	@deploy/package/deb.sh "$(BIN)" "$(PACKAGES)"
+
+tarball: build ## Makes the tarball of the same for systems without dpkg.
+	@deploy/package/tarball.sh "$(BIN)" "$(PACKAGES)"
+
+test-package: ## Installs, runs, upgrades, removes and purges the package on a clean Debian (root, mmdebstrap, nspawn).
+	@rm -rf "$(PACKAGES)" && $(MAKE) --no-print-directory deb
+	@DEB="$$(echo $(PACKAGES)/solkv_*.deb)" CACHE="$(SOLKV_CACHE)" deploy/test/package.sh
+
+test-systemd: build ## Runs the units under a real systemd: readiness, watchdog, memory cap, crashes (root, nspawn).
+	@BIN="$(BIN)" deploy/test/systemd.sh
