@@ -82,7 +82,8 @@ torture: ## Kills, power losses and disk faults against every engine for SECONDS
 mutations: ## Breaks the code on purpose, one break at a time, in a copy: each must be caught (an hour).
 	@ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" engines/torture/mutations/run.sh $(ARGS)
 
-check: setup fmt clippy doc edges catalogue prometheus ## Format, lints, docs, crate edges, metric documents, rules.
+check: setup fmt clippy doc edges units catalogue prometheus ## Format, lints, docs, edges, units, metric documents, rules.
+
 deny: ## Licences, sources, duplicates, known vulnerabilities of what is linked (needs cargo-deny, and for the last the network).
 	@cargo deny --version >/dev/null 2>&1 || { echo "needs: cargo install --locked cargo-deny" >&2; exit 1; }
 	cargo deny --locked check licenses bans sources
@@ -119,6 +120,9 @@ prometheus:
 test-prometheus: build ## A real Prometheus (Debian package) scrapes a live service: every query and rule has data.
 	@BIN="$(BIN)" deploy/test/prometheus.sh
 
+units:
+	@.ci/units
+
 # Results go into a folder of the day; runs that are in its file already are not repeated.
 RESULTS ?= results/$(shell date +%F)
 SCENARIOS := $(wildcard loadgen/scenarios/*.toml)
@@ -145,3 +149,19 @@ bench-instrument: build ## Compares the instrument with minimal programs, one an
 
 clients: build ## Public gRPC tools against a live service: Python's, and grpcurl where Go is.
 	@BIN="$(BIN)" CACHE="$(CARGO_TARGET_DIR)/clients" deploy/clients/run.sh
+
+# What is installed: programs, units, configuration, manuals, completions.
+PACKAGES := results/packages
+
+deb: build ## Makes the Debian package in results/packages.
+	@deploy/package/deb.sh "$(BIN)" "$(PACKAGES)"
+
+tarball: build ## Makes the tarball of the same for systems without dpkg.
+	@deploy/package/tarball.sh "$(BIN)" "$(PACKAGES)"
+
+test-package: ## Installs, runs, upgrades, removes and purges the package on a clean Debian (root, mmdebstrap, nspawn).
+	@rm -rf "$(PACKAGES)" && $(MAKE) --no-print-directory deb
+	@DEB="$$(echo $(PACKAGES)/solkv_*.deb)" CACHE="$(SOLKV_CACHE)" deploy/test/package.sh
+
+test-systemd: build ## Runs the units under a real systemd: readiness, watchdog, memory cap, crashes (root, nspawn).
+	@BIN="$(BIN)" deploy/test/systemd.sh

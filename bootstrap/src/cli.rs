@@ -1,35 +1,40 @@
-//! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `compare`, `scrub`, `info`, `count`, `completions`.
+//! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `compare`, `scrub`, `info`, `count`, `completions`, `man`.
 //!
 //! Owns: arguments and exit codes. `load` may be left out: it is what the program is for; `migrate` too, which
-//! --from-store tells.
+//! --from-store tells. The program is called `solkv-bootstrap` where it is installed, which is the name in its help and its
+//! manual.
 
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::{compare, info, load, migrate, scrub, verify};
 
 const AFTER_HELP: &str = "\
 Examples:
-  bootstrap --engine rocksdb --bloom 20 --dir /data/solkv --pairs 2000000 --seed 1
-  bootstrap --engine lmdb --order sorted --dir /data/solkv --input pairs.bin --slot 312000000
-  bootstrap --engine redb --dir /data/solkv --input owners.csv --on-duplicate last
-  bootstrap --from-store /data/solkv --engine strata --dir /data/solkv-strata
-  bootstrap verify --engine redb --dir /data/solkv --input owners.csv
-  bootstrap info --dir /data/solkv --digest
-  bootstrap scrub --dir /data/solkv
-  bootstrap compare --dir /data/solkv --with /backup/solkv
+  solkv-bootstrap --engine strata --dir /data/solkv --input pairs.bin --slot 312000000
+  solkv-bootstrap --engine rocksdb --bloom 20 --dir /data/solkv --input owners.csv --on-duplicate last
+  solkv-bootstrap --engine lmdb --order sorted --dir /data/solkv --pairs 2000000 --seed 1
+  solkv-bootstrap --from-store /data/solkv --engine strata --dir /data/solkv-strata
+  solkv-bootstrap verify --engine strata --dir /data/solkv --input pairs.bin
+  solkv-bootstrap compare --dir /data/solkv --with /backup/solkv
+  solkv-bootstrap scrub --dir /data/solkv
+  solkv-bootstrap info --dir /data/solkv --digest
 
-`bootstrap load --help` explains the options of a load; the word load may be left out. With
---from-store it means `bootstrap migrate`.
+'load --help' explains the options of a load; the word load may be left out. With
+--from-store it means migrate.
 
-Exit codes: 0 done; 1 the store differs (verify, compare, migrate), is damaged (scrub), or an error, said on stderr; 2
-wrong arguments;
-130 or 143 stopped by Ctrl-C or SIGTERM, everything committed, --resume goes on.";
+Exit codes:
+  0         done
+  1         the store differs (verify, compare, migrate), is damaged (scrub), or an error, said on stderr
+  2         wrong arguments
+  130, 143  stopped by Ctrl-C or SIGTERM: everything so far is committed, --resume goes on";
 
 #[derive(Parser, Debug)]
-#[command(name = "bootstrap", version, after_help = AFTER_HELP)]
+#[command(name = "solkv-bootstrap", version, after_help = AFTER_HELP)]
 /// Bulk-loads pubkey-to-pubkey pairs into a store: hundreds of millions, in bounded memory, resumable and verified
 struct Cli {
     #[command(subcommand)]
@@ -57,10 +62,17 @@ enum Command {
         /// Which shell
         shell: clap_complete::Shell,
     },
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man {
+        /// Directory to write them to
+        dir: PathBuf,
+    },
 }
 
 /// Parses, runs, reports.
 pub fn main(mut args: Vec<OsString>) -> ExitCode {
+    let name = program(&args);
     // A first word that is an option of a load means load; --help and --version stay the program's own.
     let first = args.get(1).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     if first.starts_with('-') && !["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
@@ -79,15 +91,27 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Count(args) => info::count(&args),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "bootstrap", &mut std::io::stdout());
+            clap_complete::generate(shell, &mut Cli::command(), name.as_str(), &mut std::io::stdout());
             Ok(0)
         }
+        Command::Man { dir } => man(&dir).map(|()| 0),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("bootstrap: {error:#}");
+            eprintln!("{name}: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// The name that the program was started by: completions are for that one.
+fn program(args: &[OsString]) -> String {
+    let name = args.first().map(Path::new).and_then(Path::file_name);
+    name.map_or_else(|| "solkv-bootstrap".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+fn man(dir: &Path) -> Result<()> {
+    clap_mangen::generate_to(Cli::command(), dir)
+        .with_context(|| format!("cannot write manuals: dir={}", dir.display()))
 }

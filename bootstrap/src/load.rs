@@ -79,7 +79,9 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
         probe::check_disk(&args.dir, disk_estimate(args, records))?;
     }
     let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
-    check_directory(&args.dir, args.resume)?;
+    if check_directory(&args.dir, args.resume)? == Found::Complete {
+        return Ok(0);
+    }
     let started = Instant::now();
     let work = work_dir(args);
     let mut reading = Progress::new(records, "reading");
@@ -227,8 +229,18 @@ impl Load<'_> {
     }
 }
 
-/// Refuses before the source is read what would be refused after it.
-pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<()> {
+/// What a directory holds of a load.
+#[derive(PartialEq, Eq)]
+pub(crate) enum Found {
+    /// Nothing yet, or a part.
+    Open,
+    /// All of it.
+    Complete,
+}
+
+/// Refuses before the source is read what would be refused after it. A load that is complete needs no resuming, which
+/// is no failure: whoever starts the same command at each boot wants it to end well.
+pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
     let state = State::read(dir)?;
     match (resume, state) {
         (false, Some(State { pairs: None, .. })) => bail!(
@@ -236,9 +248,10 @@ pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<()> {
             dir.display()
         ),
         (true, Some(State { pairs: Some(pairs), .. })) => {
-            bail!("the load is complete, there is nothing to resume: dir={} pairs={pairs}", dir.display())
+            eprintln!("the load is complete, there is nothing to resume: dir={} pairs={pairs}", dir.display());
+            Ok(Found::Complete)
         }
-        _ => Ok(()),
+        _ => Ok(Found::Open),
     }
 }
 

@@ -3,17 +3,19 @@
 //! Owns: nothing else. Runs on the main thread.
 
 use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{CommandFactory, Parser, Subcommand};
 use loadgen::report::{self, best, compare};
 use loadgen::{bench, commands, follow, live, query, transports};
 
 /// Plays a Solana account stream, and measures a service that follows it
 #[derive(Parser)]
-#[command(name = "loadgen", version, arg_required_else_help = true)]
+#[command(name = "solkv-loadgen", version, arg_required_else_help = true)]
 #[command(
-    after_help = "Exit codes: 0 done; 1 a run failed or a map differs from the stream's digest; 2 wrong arguments."
+    after_help = "Exit codes:\n  0  done\n  1  a run failed, or a map differs from the stream's digest\n  2  wrong arguments"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -60,6 +62,12 @@ enum Command {
         /// The shell to complete for
         shell: clap_complete::Shell,
     },
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man {
+        /// Directory to write them to
+        dir: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -82,9 +90,11 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args),
         Command::Best(args) => best::run(&args),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "loadgen", &mut std::io::stdout());
+            clap_complete::generate(shell, &mut Cli::command(), program(), &mut std::io::stdout());
             Ok(())
         }
+        Command::Man { dir } => clap_mangen::generate_to(Cli::command(), &dir)
+            .with_context(|| format!("cannot write manuals: dir={}", dir.display())),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -93,4 +103,11 @@ fn main() -> ExitCode {
             ExitCode::from(1)
         }
     }
+}
+
+/// The name that the program was started by: completions are for that one. Installed it is `solkv-loadgen`.
+fn program() -> String {
+    let path = std::env::args_os().next().unwrap_or_default();
+    let name = Path::new(&path).file_name();
+    name.map_or_else(|| "solkv-loadgen".to_owned(), |name| name.to_string_lossy().into_owned())
 }

@@ -1,36 +1,40 @@
-//! The command line: `service [run] ...`, `snapshot`, `restore`, `check-config`, `completions`.
+//! The command line: `service [run] ...`, `snapshot`, `restore`, `check-config`, `completions`, `man`.
 //!
-//! Owns: arguments, logging, exit codes. `run` may be left out.
+//! Owns: arguments, logging, exit codes. `run` may be left out. The program is called `solkv-service` where it is
+//! installed, which is the name in its help and its manual.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::backup;
-use crate::config::{Config, LogFormat, Settings};
+use crate::config::{Config, LogFormat, Settings, file};
 use crate::metrics;
 use crate::net::Edge;
 use crate::run::run;
 
 const AFTER_HELP: &str = "\
 Examples:
-  service --engine rocksdb --dir /data/solkv --geyser https://geyser.example:443 --x-token-file /etc/solkv/token
-  service --config /etc/solkv/service.toml
-  service check-config --config /etc/solkv/service.toml
-  service snapshot --dir /data/solkv --to /data/snapshots/monday
-  service restore --from /data/snapshots/monday --dir /data/solkv-again
+  solkv-service --config /etc/solkv/solkv.toml
+  solkv-service check-config --config /etc/solkv/solkv.toml
+  solkv-service --engine strata --dir /data/solkv --geyser https://geyser.example:443
+  solkv-service snapshot --dir /data/solkv --to /data/snapshots/monday
+  solkv-service restore --from /data/snapshots/monday --dir /data/solkv-again
 
-`service run --help` explains every setting; each is also a key of the file, with _ for -. The word run may be left
-out. RUST_LOG sets the log level (default info).
+'run --help' explains every setting; each is also a key of the file, with _ for -.
+The word run may be left out. RUST_LOG sets the log level (default info).
 
-Exit codes: 0 stopped as asked; 1 an error, said on stderr or in the log; 2 wrong arguments.";
+Exit codes:
+  0  stopped as asked
+  1  an error, said on stderr or in the log
+  2  wrong arguments or configuration: starting again will not help";
 
 #[derive(Parser, Debug)]
-#[command(name = "service", version, after_help = AFTER_HELP)]
+#[command(name = "solkv-service", version, after_help = AFTER_HELP)]
 /// Follows a Yellowstone account stream into a store and serves lookups from it
 struct Cli {
     #[command(subcommand)]
@@ -59,6 +63,12 @@ enum Command {
         /// Which shell
         shell: clap_complete::Shell,
     },
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man {
+        /// Directory to write them to
+        dir: PathBuf,
+    },
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -66,6 +76,21 @@ enum MetricsFormat {
     Markdown,
     Grafana,
 }
+
+/// What went wrong, and whether starting again could help.
+struct Failed {
+    code: u8,
+    error: anyhow::Error,
+}
+
+impl From<anyhow::Error> for Failed {
+    fn from(error: anyhow::Error) -> Self {
+        Self { code: 1, error }
+    }
+}
+
+/// The exit code for what the caller has to change; clap uses it for arguments.
+const WRONG: u8 = 2;
 
 #[derive(clap::Args, Debug)]
 struct Args {
@@ -77,14 +102,18 @@ struct Args {
 }
 
 impl Args {
-    fn config(self) -> Result<Config> {
-        let file = self.config.as_deref().map(Settings::read).transpose()?.unwrap_or_default();
-        self.settings.or(file).resolve()
+    fn config(self) -> Result<Config, Failed> {
+        let config = match self.config {
+            Some(path) => file::config(&path, self.settings),
+            None => self.settings.resolve(),
+        };
+        config.map_err(|error| Failed { code: WRONG, error })
     }
 }
 
 /// Parses, runs, reports.
 pub fn main(mut args: Vec<OsString>) -> ExitCode {
+    let name = program(&args);
     // A first word that is a setting means run; --help and --version stay the program's own.
     let first = args.get(1).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     if first.starts_with('-') && !["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
@@ -93,11 +122,11 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
     let outcome = match Cli::parse_from(args).command {
         Command::Run(args) => args.config().and_then(|config| {
             log(config.log_format);
-            run(&config)
+            Ok(run(&config)?)
         }),
-        Command::CheckConfig(args) => args.config().and_then(|config| check(&config)),
-        Command::Snapshot(args) => backup::snapshot(&args),
-        Command::Restore(args) => backup::restore(&args),
+        Command::CheckConfig(args) => args.config().and_then(|config| Ok(check(&config)?)),
+        Command::Snapshot(args) => backup::snapshot(&args).map_err(Failed::from),
+        Command::Restore(args) => backup::restore(&args).map_err(Failed::from),
         Command::Metrics { format } => {
             print!(
                 "{}",
@@ -109,17 +138,29 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
             Ok(())
         }
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "service", &mut std::io::stdout());
+            clap_complete::generate(shell, &mut Cli::command(), name.as_str(), &mut std::io::stdout());
             Ok(())
         }
+        Command::Man { dir } => man(&dir).map_err(Failed::from),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("service: {error:#}");
-            ExitCode::FAILURE
+        Err(Failed { code, error }) => {
+            eprintln!("{name}: {error:#}");
+            ExitCode::from(code)
         }
     }
+}
+
+/// The name that the program was started by: completions are for that one.
+fn program(args: &[OsString]) -> String {
+    let name = args.first().map(Path::new).and_then(Path::file_name);
+    name.map_or_else(|| "solkv-service".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+fn man(dir: &Path) -> Result<()> {
+    clap_mangen::generate_to(Cli::command(), dir)
+        .with_context(|| format!("cannot write manuals: dir={}", dir.display()))
 }
 
 fn check(config: &Config) -> Result<()> {

@@ -2,8 +2,10 @@
 //!
 //! Owns: names, defaults, checks. Must not: open anything but the configuration and the stream's token.
 
+pub mod file;
+
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -279,12 +281,6 @@ pub struct Config {
 }
 
 impl Settings {
-    /// Reads a file; unknown keys are refused by name.
-    pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read file={}", path.display()))?;
-        toml::from_str(&text).with_context(|| format!("cannot use file={}", path.display()))
-    }
-
     /// These settings, and those of `file` where these say nothing.
     pub fn or(self, file: Self) -> Self {
         macro_rules! pick {
@@ -384,6 +380,8 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]

@@ -15,6 +15,7 @@ use engine_latency::{Latency, Measured};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::overlay::Commitment;
+use crate::pulse::Pulse;
 use crate::reading::Reading;
 use crate::slow::{Parts, Slow, Transport};
 use crate::status::{Shared, count};
@@ -100,9 +101,11 @@ impl Lookups {
         for n in 0..threads.max(1) {
             let (engine, shared) = (Arc::clone(&engine), Arc::clone(&shared));
             let (requests, stopped) = (requests.clone(), stopped.clone());
+            let name = format!("lookup-{n}");
+            let pulse = shared.pulses.add(name.as_str());
             let thread = std::thread::Builder::new()
-                .name(format!("lookup-{n}"))
-                .spawn(move || run(&engine, &shared, &requests, &stopped))?;
+                .name(name)
+                .spawn(move || run(&engine, &shared, &requests, &stopped, &pulse))?;
             pool.threads.push(thread);
         }
         let (many, latency) = (Arc::new(Semaphore::new(GET_MANY_QUEUE)), Arc::clone(engine.latency()));
@@ -125,7 +128,7 @@ impl Lookups {
     /// See [`LookupError`].
     pub async fn get(&self, key: Key, commitment: Commitment, origin: Origin) -> Result<Answer, LookupError> {
         let (reply, answer) = oneshot::channel();
-        self.enqueue(Request { commitment, origin, asked: Asked::Get { key, reply } })?;
+        self.enqueue(Request::Lookup { commitment, origin, asked: Asked::Get { key, reply } })?;
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
@@ -144,7 +147,19 @@ impl Lookups {
             return Err(LookupError::Busy);
         };
         let (reply, answer) = oneshot::channel();
-        self.enqueue(Request { commitment, origin, asked: Asked::GetMany { keys, reply, _permit: permit } })?;
+        let asked = Asked::GetMany { keys, reply, _permit: permit };
+        self.enqueue(Request::Lookup { commitment, origin, asked })?;
+        answer.await.unwrap_or(Err(LookupError::Stopped))
+    }
+
+    /// Waits until a thread has opened the newest state of the store: from then on lookups are answered. Counted as
+    /// nothing.
+    ///
+    /// # Errors
+    /// See [`LookupError`].
+    pub async fn probe(&self) -> Result<(), LookupError> {
+        let (reply, answer) = oneshot::channel();
+        self.enqueue(Request::Probe { reply })?;
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
@@ -173,10 +188,9 @@ impl LookupThreads {
     }
 }
 
-struct Request {
-    commitment: Commitment,
-    origin: Origin,
-    asked: Asked,
+enum Request {
+    Lookup { commitment: Commitment, origin: Origin, asked: Asked },
+    Probe { reply: oneshot::Sender<Result<(), LookupError>> },
 }
 
 enum Asked {
@@ -192,13 +206,25 @@ enum Asked {
     },
 }
 
-fn run(engine: &Measured, shared: &Shared, requests: &Receiver<Request>, stopped: &Receiver<Infallible>) {
+fn run(
+    engine: &Measured,
+    shared: &Shared,
+    requests: &Receiver<Request>,
+    stopped: &Receiver<Infallible>,
+    pulse: &Pulse,
+) {
     let mut reading = Reading::new(engine, shared, SOURCE);
     loop {
+        pulse.beat();
         crossbeam_channel::select_biased! {
             recv(stopped) -> _ => return,
             recv(requests) -> request => match request {
-                Ok(request) => serve(&mut reading, shared, engine.latency(), request),
+                Ok(Request::Lookup { commitment, origin, asked }) => {
+                    serve(&mut reading, shared, engine.latency(), (commitment, origin), asked);
+                }
+                Ok(Request::Probe { reply }) => {
+                    let _gone = reply.send(reading.probe());
+                }
                 Err(_) => return,
             },
             default(IDLE_REFRESH) => reading.refresh_idle(),
@@ -207,8 +233,13 @@ fn run(engine: &Measured, shared: &Shared, requests: &Receiver<Request>, stopped
 }
 
 /// Answers one, unless nobody waits any more: then the deadline passed while it was queued.
-fn serve(reading: &mut Reading<'_>, shared: &Shared, latency: &Latency, request: Request) {
-    let Request { commitment, origin, asked } = request;
+fn serve(
+    reading: &mut Reading<'_>,
+    shared: &Shared,
+    latency: &Latency,
+    (commitment, origin): (Commitment, Origin),
+    asked: Asked,
+) {
     let taken = latency.clock().raw();
     let (answered, keys) = match asked {
         Asked::Get { reply, .. } if reply.is_closed() => return,

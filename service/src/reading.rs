@@ -132,6 +132,12 @@ impl<'e> Reading<'e> {
         }
     }
 
+    /// Opens the newest state and reads nothing.
+    pub(crate) fn probe(&mut self) -> Result<(), LookupError> {
+        let opened = self.refresh().map(drop);
+        opened.map_err(|error| self.failed(error))
+    }
+
     /// Moves an idle reader to the newest commit.
     pub(crate) fn refresh_idle(&mut self) {
         // A failure closes the reader; the next request opens one anew and tells its caller.

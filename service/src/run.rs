@@ -31,8 +31,9 @@ use crate::lookups::Lookups;
 use crate::net::{Edge, limit};
 use crate::overlay::{self, Overlay};
 use crate::rpc::{self, Door, FeedLimits, FeedService, UdsListener};
-use crate::shm::ShmServer;
+use crate::shm::{Doorbell, ShmServer};
 use crate::status::Shared;
+use crate::systemd::{self, Sleepers};
 
 /// Threads of the network edge: one reads the stream while the other answers.
 const NET_THREADS: usize = 2;
@@ -46,6 +47,7 @@ pub fn run(config: &Config) -> Result<()> {
     let edge = Edge::open(config)?;
     edge.addresses.warn(config, &edge.access);
     limit::open_files(config.max_connections)?;
+    systemd::status(&format!("opening and recovering the store in {}", config.dir.display()));
     let engine = engines::open(&config.dir, &config.engine, OpenMode::CreateOrOpen)?;
     let label = engine.label();
     let latency = Latency::new(label);
@@ -55,6 +57,7 @@ pub fn run(config: &Config) -> Result<()> {
     let shared = Shared::with_overlay(checkpoint, overlay);
     shared.slow.set_threshold_ns(config.slow_request.as_nanos() as u64);
     info!(engine = label, dir = %config.dir.display(), seq = checkpoint.seq, slot = checkpoint.slot, "store is open");
+    info!("memory: {}", config.engine.division());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(NET_THREADS)
         .thread_name("net")
@@ -75,7 +78,8 @@ pub fn run(config: &Config) -> Result<()> {
         .context("cannot start the sampling thread")?;
     let http_state = HttpState { latency, shared: Arc::clone(&shared), feed: feed.clone(), engine: label, history };
     let feed_service = FeedService::new(feed, snapshots.clone(), feed_limits(config));
-    let apply = ApplyParts { engine: Arc::clone(&engine), shared: Arc::clone(&shared), writer };
+    let doorbell = shm.as_ref().map(ShmServer::doorbell);
+    let apply = ApplyParts { engine: Arc::clone(&engine), shared: Arc::clone(&shared), writer, doorbell };
     let admin = Admin::new(&engine, &shared);
     let outcome = runtime.block_on(serve(config, &edge, apply, lookups, feed_service, http_state, admin.clone()));
     // While the runtime still runs: they send through it.
@@ -102,6 +106,7 @@ struct ApplyParts {
     engine: Arc<Measured>,
     shared: Arc<Shared>,
     writer: Option<FeedWriter>,
+    doorbell: Option<Doorbell>,
 }
 
 async fn serve(
@@ -136,19 +141,23 @@ async fn serve(
         max_connections: config.max_connections,
         request_timeout: config.request_timeout,
     };
-    let services = rpc::Services { lookups, shared: Arc::clone(&shared), feed: feed_service, engine: label };
+    let sleepers = Sleepers { apply: messages.downgrade(), shm: apply.doorbell };
+    let services =
+        rpc::Services { lookups: lookups.clone(), shared: Arc::clone(&shared), feed: feed_service, engine: label };
     let rpc = tokio::spawn(rpc::serve(door, services, until(stopped.clone())));
     let http = tokio::spawn(http::serve(http, http_state, until(stopped.clone())));
     let admin = tokio::spawn(admin::serve(config.dir.clone(), admin, until(stopped.clone())));
     let receiver = tokio::spawn(receive(receive_config(config)?, messages, Arc::clone(&shared), stopped.clone()));
     overlay::start(receive_config(config)?, &shared, stopped.clone()).context("cannot start the overlay thread")?;
-    let apply = Apply::new(apply.engine, shared, apply.writer, apply_config(config), stopped)?;
+    let apply = Apply::new(apply.engine, Arc::clone(&shared), apply.writer, apply_config(config), stopped)?;
     let (ended, mut apply_ended) = oneshot::channel();
     std::thread::Builder::new()
         .name("ingest-apply".to_owned())
         .spawn(move || ended.send(apply.run(received)))
         .context("cannot start the ingest thread")?;
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    lookups.probe().await.map_err(|failed| anyhow!("the store is open and no lookup is answered: {failed:?}"))?;
+    systemd::ready();
+    let watch = tokio::spawn(systemd::watch(shared, sleepers));
     let early = tokio::select! {
         signal = signalled() => {
             info!(signal = signal?, "stopping");
@@ -156,7 +165,8 @@ async fn serve(
         }
         outcome = &mut apply_ended => Some(outcome),
     };
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    watch.abort();
+    systemd::stopping();
     stop.send_replace(true);
     if let Some(feed) = feed {
         feed.close();

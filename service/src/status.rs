@@ -12,6 +12,7 @@ use engine_api::{Checkpoint, Stats};
 
 use crate::net::figures::Figures;
 use crate::overlay::Overlay;
+use crate::pulse::Pulses;
 use crate::slow::SlowLog;
 
 /// Slots that the stream can no longer deliver. Both ends included.
@@ -73,6 +74,8 @@ pub struct Shared {
     pub counters: Counters,
     /// What the network edge counts. Writer: the network edge.
     pub net: Figures,
+    /// Which threads get on. Writer: each of them.
+    pub pulses: Pulses,
     /// Slow requests. Writer: whoever serves lookups.
     pub slow: SlowLog,
     /// Snapshots of the store made on request. Writer: the snapshot's thread.
@@ -144,6 +147,7 @@ impl Shared {
             net: Figures::default(),
             slow: SlowLog::default(),
             snapshots: SnapshotFigures::default(),
+            pulses: Pulses::default(),
         })
     }
 

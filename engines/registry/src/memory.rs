@@ -107,17 +107,19 @@ fn limit_files(cgroups: &str) -> Vec<PathBuf> {
     for line in cgroups.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else { continue };
-        let (root, name) = if controllers.is_empty() {
-            (CGROUP_V2, "memory.max")
+        let (root, names) = if controllers.is_empty() {
+            // Beyond `high` there is no failure, and each allocation waits for the kernel to take something back.
+            (CGROUP_V2, ["memory.max", "memory.high"].as_slice())
         } else if controllers.split(',').any(|controller| controller == "memory") {
-            (CGROUP_V1, "memory.limit_in_bytes")
+            (CGROUP_V1, ["memory.limit_in_bytes"].as_slice())
         } else {
             continue;
         };
         // In a container the group may be named from outside it; the names that do not exist here are skipped, and
         // the root, which is the container's own group, is among the ancestors.
         let group = Path::new(group.trim_start_matches('/'));
-        files.extend(group.ancestors().map(|above| Path::new(root).join(above).join(name)));
+        let above = group.ancestors();
+        files.extend(above.flat_map(|above| names.iter().map(move |name| Path::new(root).join(above).join(name))));
     }
     files
 }
@@ -132,12 +134,15 @@ mod tests {
             "/sys/fs/cgroup/a/b/memory.max" => Some("max\n".to_owned()),
             "/sys/fs/cgroup/a/memory.max" => Some("1000\n".to_owned()),
             "/sys/fs/cgroup/memory.max" => Some("2000\n".to_owned()),
+            "/sys/fs/cgroup/high/memory.max" => Some("1000\n".to_owned()),
+            "/sys/fs/cgroup/high/memory.high" => Some("900\n".to_owned()),
             "/sys/fs/cgroup/memory/x/memory.limit_in_bytes" => Some("9223372036854771712\n".to_owned()),
             "/sys/fs/cgroup/memory/memory.limit_in_bytes" => Some("500\n".to_owned()),
             _ => None,
         };
         let v2 = smallest("0::/a/b\n", 5000, read);
         assert_eq!((v2.bytes, v2.cgroup_file), (1000, Some("/sys/fs/cgroup/a/memory.max".into())));
+        assert_eq!(smallest("0::/high/c\n", 5000, read).bytes, 900);
         let v1 = smallest("3:cpu:/x\n2:memory:/x\n", 5000, read);
         assert_eq!(v1.bytes, 500);
         assert_eq!(smallest("", 5000, read), MemoryLimit { bytes: 5000, cgroup_file: None });

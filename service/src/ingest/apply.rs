@@ -18,6 +18,7 @@ use super::assemble::{Assembler, Base, Input, Limits};
 use super::event::{Event, WholeSlot};
 use super::receive::Message;
 use crate::feed::{Change, FeedWriter};
+use crate::pulse::Pulse;
 use crate::status::{Gap, Readiness, Shared, count, unix_ms};
 
 /// How often a full disk is asked again.
@@ -71,6 +72,7 @@ pub struct Apply {
     waiting_since: Option<Instant>,
     last_commit: Instant,
     last_stats: Option<Instant>,
+    pulse: Pulse,
 }
 
 impl Apply {
@@ -87,6 +89,7 @@ impl Apply {
     ) -> Result<Self> {
         let committed = engine.checkpoint()?;
         let complete = committed.slot.map(|slot| Base { slot, blockhash: committed.blockhash });
+        let pulse = shared.pulses.add("ingest-apply");
         Ok(Self {
             engine,
             shared,
@@ -103,6 +106,7 @@ impl Apply {
             waiting_since: None,
             last_commit: Instant::now(),
             last_stats: None,
+            pulse,
         })
     }
 
@@ -113,6 +117,7 @@ impl Apply {
     pub fn run(mut self, mut messages: mpsc::Receiver<Message>) -> Result<()> {
         self.begin();
         while let Some(message) = messages.blocking_recv() {
+            self.pulse.beat();
             if *self.stop.borrow() {
                 break;
             }
@@ -146,6 +151,7 @@ impl Apply {
             }
             Message::Tick => self.check_waiting()?,
             Message::Gap(gap) => self.report_gap(gap),
+            Message::Beat => {}
         }
         // What is whole need not wait either.
         if nothing_waits {
@@ -228,6 +234,7 @@ impl Apply {
             return Ok(());
         }
         let checkpoint = loop {
+            self.pulse.beat();
             match self.commit(slot) {
                 Ok(checkpoint) => break checkpoint,
                 Err(failed) if failed.kind() == ErrorKind::FreeSpace && !*self.stop.borrow() => {
@@ -255,6 +262,7 @@ impl Apply {
         let mut txn = self.engine.begin()?;
         let mut changes = Vec::with_capacity(self.batch.len());
         for Due { slot, event } in &self.batch {
+            self.pulse.beat();
             let old = txn.get(&event.key)?;
             if old == event.value {
                 continue;

@@ -72,6 +72,8 @@ pub enum Message {
     Tick,
     /// The server says that it cannot send these slots.
     Gap(Gap),
+    /// Somebody wants to see that this is read.
+    Beat,
 }
 
 /// Receives until `stop` turns true, its sender is gone, or the channel's other end is gone.

@@ -24,6 +24,7 @@ use proto::shm::{hello, sleep_fence};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::lookups::IDLE_REFRESH;
+use crate::pulse::Pulse;
 use crate::reading::Reading;
 use crate::rpc::uds::{self, SocketFile};
 use crate::status::Shared;
@@ -57,6 +58,17 @@ pub struct ShmServer {
     thread: JoinHandle<()>,
 }
 
+/// Wakes the thread from any other.
+#[derive(Clone)]
+pub struct Doorbell(Arc<OwnedFd>);
+
+impl Doorbell {
+    /// The thread looks around once.
+    pub fn ring(&self) {
+        session::ring(&self.0);
+    }
+}
+
 impl ShmServer {
     /// Binds `path` and starts the thread. `label` is the engine's, `feed` the ring of changes for clients to read.
     ///
@@ -73,6 +85,7 @@ impl ShmServer {
         let doorbell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).context("cannot make an eventfd")?;
         let (stop, doorbell) = (Arc::new(AtomicBool::new(false)), Arc::new(doorbell));
         let (stopped, own) = (Arc::clone(&stop), Arc::clone(&doorbell));
+        let pulse = shared.pulses.add("shm-lookup");
         let run = move || {
             let _file: SocketFile = file;
             let reading = Reading::new(&engine, &shared, SOURCE);
@@ -88,6 +101,7 @@ impl ShmServer {
                 scratch,
                 reading,
                 accept_at: None,
+                pulse,
             }
             .run();
         };
@@ -96,6 +110,11 @@ impl ShmServer {
             .spawn(run)
             .context("cannot start the shared-memory thread")?;
         Ok(Self { stop, doorbell, thread })
+    }
+
+    /// What wakes the thread.
+    pub fn doorbell(&self) -> Doorbell {
+        Doorbell(Arc::clone(&self.doorbell))
     }
 
     /// Ends the thread and waits. Clients see their socket end; after it no reader holds the engine any more.
@@ -121,6 +140,7 @@ struct Server<'e> {
     reading: Reading<'e>,
     /// Nobody is accepted before, after a failure.
     accept_at: Option<Instant>,
+    pulse: Pulse,
 }
 
 impl Server<'_> {
@@ -137,11 +157,13 @@ impl Server<'_> {
                 now = Instant::now();
             }
             if now.duration_since(answered) > SPIN {
+                self.pulse.beat();
                 if self.sleep() {
                     answered = Instant::now();
                 }
                 looked = Instant::now();
             } else if now.duration_since(looked) > LOOK_AROUND {
+                self.pulse.beat();
                 self.look_around(Some(Duration::ZERO));
                 looked = Instant::now();
             }

@@ -116,10 +116,7 @@ fn who_was_away_for_too_long_goes_on_over_grpc_and_comes_back() {
     let newest = service.metric("solkv_feed_seq").unwrap() as u64;
     assert!(newest > workload.pairs + proto::shm::ring::RING_RECORDS as u64, "newest={newest}");
 
-    let lost = wait_for("the news of the new service", || match away.next_event_within(Duration::from_millis(100)) {
-        Ok(_) => None,
-        Err(error) => Some(error),
-    });
+    let lost = wait_for("the news of the new service", || away.next_event_within(Duration::from_millis(100)).err());
     assert_eq!(lost.kind(), ErrorKind::FellBehind, "{lost}");
     assert_eq!(away.last_seq(), Some(workload.pairs), "nothing is counted as seen");
     let from = |seq| Start::From { seq, feed_id };

@@ -1,0 +1,274 @@
+#!/bin/bash
+# Says what on this machine will hurt solkv: value, verdict, why, and the command that changes it. Changes nothing by
+# itself; --apply changes what is named, now and until the next boot, and shows before and after. Needs no root but for
+# --apply. Installed as solkv-host-check.
+set -u
+
+usage() {
+    cat <<'END'
+Says what on this machine will hurt solkv. Changes nothing unless told to.
+
+Usage: solkv-host-check [--dir DIR] [--root DIR] [--apply NAME...]
+
+  --dir DIR        the store's directory, or the one it will be in [default: /var/lib/solkv]
+  --root DIR       look at /proc and /sys below DIR, such as a host's in a container
+  --apply NAME...  change these, until the next boot; the names are those of the table
+
+Verdicts: ok; hurts: slower or less even than it could be; bad: lookups or data are at risk;
+unknown: not to be seen here. Exit codes: 0 looked, or applied; 1 something could not be applied;
+2 wrong arguments.
+END
+}
+
+dir=/var/lib/solkv root='' apply='' failed=0
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) usage; exit 0 ;;
+        --dir | --root)
+            [ $# -ge 2 ] || { echo "solkv-host-check: $1 needs a directory" >&2; exit 2; }
+            if [ "$1" = --dir ]; then dir=$2; else root=$2; fi
+            shift 2 ;;
+        --apply)
+            shift
+            while [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; do apply="$apply $1"; shift; done
+            [ -n "$apply" ] || { echo "solkv-host-check: --apply needs a name from the table" >&2; exit 2; } ;;
+        *) echo "solkv-host-check: unknown argument: $1" >&2; usage >&2; exit 2 ;;
+    esac
+done
+
+# ---- Reading
+
+first() { # the first line of a file, or nothing
+    { head -n 1 "$root$1"; } 2>/dev/null
+}
+chosen() { # of "a [b] c" the b
+    first "$1" | sed -n 's/.*\[\(.*\)\].*/\1/p'
+}
+number() { # true when $1 is one
+    case $1 in '' | *[!0-9]*) return 1 ;; esac
+}
+
+# The nearest folder that exists stands for one that will be made.
+below=$dir
+while [ ! -d "$below" ] && [ "$below" != / ] && [ "$below" != . ]; do below=$(dirname "$below"); done
+fs=$(stat -f -c %T "$below" 2>/dev/null)
+mount=$(df --output=target "$below" 2>/dev/null | tail -n 1)
+# The last mount on a place is the one that is seen.
+options=$(awk -v at="$mount" '$2 == at { found = $4 } END { print found }' "$root/proc/mounts" 2>/dev/null)
+fstype=$(awk -v at="$mount" '$2 == at { found = $3 } END { print found }' "$root/proc/mounts" 2>/dev/null)
+source=$(df --output=source "$below" 2>/dev/null | tail -n 1)
+# A partition has no queue of its own, its disk has.
+block=$(basename "$(readlink -f "$source" 2>/dev/null || echo "$source")")
+queue=/sys/class/block/$block/queue
+if [ ! -d "$root$queue" ]; then
+    disk=$(basename "$(dirname "$(readlink -f "$root/sys/class/block/$block" 2>/dev/null)")" 2>/dev/null)
+    queue=/sys/class/block/$disk/queue
+fi
+
+# ---- Showing
+
+# One look: show NAME VALUE VERDICT WHY COMMAND KEEP. COMMAND changes it now, KEEP makes it last.
+show() {
+    [ -z "$only" ] || [ "$only" = "$1" ] || return 0
+    if [ -n "$only" ]; then
+        shown_value=$2 shown_command=$5
+        return 0
+    fi
+    printf '%-17s %-8s %s\n' "$1" "$3" "$2"
+    [ "$3" != ok ] || return 0
+    printf '%-17s   why:    %s\n' '' "$4"
+    [ -z "$5" ] || printf '%-17s   change: %s\n' '' "$5"
+    [ -z "${6:-}" ] || printf '%-17s   keep:   %s\n' '' "$6"
+}
+
+# ---- Looking, one function a topic
+
+look_memory() {
+    thp=$(chosen /sys/kernel/mm/transparent_hugepage/enabled)
+    case $thp in
+        madvise) verdict=ok ;;
+        always) verdict=hurts ;;
+        never) verdict=hurts ;;
+        *) verdict=unknown thp='not to be seen' ;;
+    esac
+    show thp "$thp" "$verdict" \
+        "always: engines that did not ask get them, and wait for the kernel to make room; never: strata asks, in vain" \
+        "echo madvise > $root/sys/kernel/mm/transparent_hugepage/enabled" \
+        "'w /sys/kernel/mm/transparent_hugepage/enabled - - - - madvise' in /etc/tmpfiles.d/solkv-host.conf"
+
+    huge=$(first /proc/sys/vm/nr_hugepages)
+    verdict=ok; number "$huge" || verdict=unknown
+    [ "$verdict" = unknown ] || [ "$huge" -eq 0 ] || verdict=hurts
+    show hugepages "${huge:-not to be seen} reserved" "$verdict" \
+        "reserved huge pages are lost to solkv, which takes transparent ones" \
+        "echo 0 > $root/proc/sys/vm/nr_hugepages" "vm.nr_hugepages = 0 in /etc/sysctl.d/60-solkv.conf"
+
+    swap=$(awk '$1 == "SwapTotal:" { print $2 }' "$root/proc/meminfo" 2>/dev/null)
+    swappiness=$(first /proc/sys/vm/swappiness)
+    verdict=ok; number "$swap" && number "$swappiness" || verdict=unknown
+    [ "$verdict" = unknown ] || [ "$swap" -eq 0 ] || [ "$swappiness" -le 10 ] || verdict=hurts
+    show swap "${swap:-?} KiB, swappiness ${swappiness:-?}" "$verdict" \
+        "filters and caches that went to swap cost a read of the device where there should be none" \
+        "echo 1 > $root/proc/sys/vm/swappiness" "vm.swappiness = 1 in /etc/sysctl.d/60-solkv.conf"
+
+    maps=$(first /proc/sys/vm/max_map_count)
+    verdict=ok; number "$maps" || verdict=unknown
+    [ "$verdict" = unknown ] || [ "$maps" -ge 65530 ] || verdict=bad
+    show max_map_count "${maps:-not to be seen}" "$verdict" "below the kernel's default: allocations of large stores may fail" \
+        "echo 65530 > $root/proc/sys/vm/max_map_count" "vm.max_map_count = 65530 in /etc/sysctl.d/60-solkv.conf"
+
+    over=$(first /proc/sys/vm/overcommit_memory)
+    case $over in
+        0 | 1) verdict=ok ;;
+        2) verdict=bad ;;
+        *) verdict=unknown over='not to be seen' ;;
+    esac
+    show overcommit "$over" "$verdict" "2: thread stacks and caches count in full before they are used, and may be refused" \
+        "echo 0 > $root/proc/sys/vm/overcommit_memory" "vm.overcommit_memory = 0 in /etc/sysctl.d/60-solkv.conf"
+}
+
+look_disk() {
+    ahead=$(first "$queue/read_ahead_kb")
+    verdict=ok; number "$ahead" || verdict=unknown
+    [ "$verdict" = unknown ] || [ "$ahead" -le 128 ] || verdict=hurts
+    show readahead "${ahead:-not to be seen} KiB on $block" "$verdict" \
+        "a page that a memory map misses may bring all of it: measured 200 times slower at 8192; solkv's engines ask for none, backups and other programs do not" \
+        "echo 128 > $root$queue/read_ahead_kb" \
+        "'ACTION==\"add|change\", KERNEL==\"$block\", ATTR{queue/read_ahead_kb}=\"128\"' in /etc/udev/rules.d/60-solkv.rules"
+
+    scheduler=$(chosen "$queue/scheduler")
+    [ -n "$scheduler" ] || scheduler=$(first "$queue/scheduler")
+    case $scheduler in
+        none | mq-deadline | kyber) verdict=ok ;;
+        '') verdict=unknown scheduler='not to be seen' ;;
+        *) verdict=hurts ;;
+    esac
+    show scheduler "$scheduler on $block" "$verdict" "it lets a read wait for others, which a flash drive does not need" \
+        "echo none > $root$queue/scheduler" \
+        "'ACTION==\"add|change\", KERNEL==\"$block\", ATTR{queue/scheduler}=\"none\"' in /etc/udev/rules.d/60-solkv.rules"
+
+    rotational=$(first "$queue/rotational")
+    case $rotational in
+        0) verdict=ok kind='no turning disk' ;;
+        1) verdict=hurts kind='turning disk, or a virtual one that says so' ;;
+        *) verdict=unknown kind='not to be seen' ;;
+    esac
+    show disk "$kind: $block" "$verdict" "a turning disk takes 10 ms a lookup that memory does not answer" '' ''
+
+    case ${fstype:-$fs} in
+        ext4 | xfs | ext2/ext3) verdict=ok ;;
+        nfs* | cifs | fuse* | tmpfs | 9p) verdict=bad ;;
+        '') verdict=unknown ;;
+        *) verdict=hurts ;;
+    esac
+    show filesystem "${fstype:-${fs:-not to be seen}} at $below" "$verdict" \
+        "measured on ext4; copy-on-write file systems write twice, network ones and memory do not keep the promise of a flush" '' ''
+
+    case ,$options, in
+        *,nobarrier,* | *,barrier=0,* | *,data=writeback,*) verdict=bad ;;
+        *,sync,* | *,strictatime,*) verdict=hurts ;;
+        ,,) verdict=unknown ;;
+        *) verdict=ok ;;
+    esac
+    show mount "${options:-not to be seen}" "$verdict" \
+        "without barriers a power cut loses what was committed; sync and strictatime write at every turn" \
+        "mount -o remount,barrier=1,relatime $mount" "the same options in /etc/fstab"
+}
+
+look_processor() {
+    governor=$(cat "$root"/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor 2>/dev/null | sort | uniq -c | sort -rn |
+        awk '{ print $2; exit }')
+    case $governor in
+        performance) verdict=ok ;;
+        '') verdict=ok governor='none, the host or the firmware decides' ;;
+        *) verdict=hurts ;;
+    esac
+    show governor "$governor" "$verdict" "a core that slept is slow for the first lookups after each pause" \
+        "for f in $root/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor; do echo performance > \"\$f\"; done" \
+        "cpufreq.default_governor=performance on the kernel's command line"
+
+    clock=$(first /sys/devices/system/clocksource/clocksource0/current_clocksource)
+    case $clock in
+        tsc | kvm-clock | hyperv_clocksource_tsc_page | arch_sys_counter) verdict=ok ;;
+        '') verdict=unknown clock='not to be seen' ;;
+        *) verdict=hurts ;;
+    esac
+    show clocksource "$clock" "$verdict" "asking for the time is a system call, or a slow device, at each of many turns" \
+        "echo tsc > $root/sys/devices/system/clocksource/clocksource0/current_clocksource" \
+        "clocksource=tsc on the kernel's command line, if the kernel offers it"
+}
+
+look_limits() {
+    files=$(ulimit -H -n 2>/dev/null)
+    verdict=ok
+    [ "$files" = unlimited ] || { number "$files" && [ "$files" -ge 65536 ]; } || verdict=hurts
+    show nofile "$files in this shell" "$verdict" \
+        "engines keep every file of a store open; the unit sets its own limit, so this is about runs by hand" '' \
+        "'* hard nofile 1048576' in /etc/security/limits.d/solkv.conf"
+
+    kernel=$(first /proc/sys/kernel/osrelease)
+    major=${kernel%%.*} minor=${kernel#*.} minor=${minor%%.*}
+    lock=$(ulimit -H -l 2>/dev/null)
+    verdict=ok
+    if ! number "$major" || ! number "$minor"; then
+        verdict=unknown
+    elif [ "$major" -lt 5 ] || { [ "$major" -eq 5 ] && [ "$minor" -lt 12 ]; }; then
+        [ "$lock" = unlimited ] || { number "$lock" && [ "$lock" -ge 65536 ]; } || verdict=hurts
+    fi
+    show memlock "$lock KiB, Linux ${kernel:-?}" "$verdict" \
+        "before Linux 5.12 rings of io_uring count as locked memory; the unit sets its own limit" '' \
+        "'* hard memlock 65536' in /etc/security/limits.d/solkv.conf"
+
+    uring=$(first /proc/sys/kernel/io_uring_disabled)
+    case $uring in
+        0) verdict=ok ;;
+        '') verdict=ok uring='no switch, it is on from Linux 5.1' ;;
+        *) verdict=hurts ;;
+    esac
+    show io_uring_disabled "$uring" "$verdict" "strata reads batches one page after another without it" \
+        "echo 0 > $root/proc/sys/kernel/io_uring_disabled" "kernel.io_uring_disabled = 0 in /etc/sysctl.d/60-solkv.conf"
+
+    if [ -e "$root/sys/fs/cgroup/cgroup.controllers" ]; then
+        version=v2 verdict=ok
+    elif [ -d "$root/sys/fs/cgroup/memory" ]; then
+        version=v1 verdict=hurts
+    else
+        version='none to be seen' verdict=unknown
+    fi
+    show cgroup "$version" "$verdict" "with v1 MemoryMax holds, and MemoryHigh and MemorySwapMax do nothing" '' \
+        "systemd.unified_cgroup_hierarchy=1 on the kernel's command line"
+}
+
+look() { look_memory; look_disk; look_processor; look_limits; }
+
+# ---- Changing
+
+only='' shown_value='' shown_command=''
+if [ -z "$apply" ]; then
+    look
+    exit 0
+fi
+for only in $apply; do
+    shown_value='' shown_command=''
+    look
+    if [ -z "$shown_value" ]; then
+        echo "$only: not a name of the table" >&2
+        failed=2
+        continue
+    fi
+    if [ -z "$shown_command" ]; then
+        echo "$only: nothing that this program could change; its line in the table says what to do" >&2
+        failed=1
+        continue
+    fi
+    before=$shown_value
+    # The commands are this file's own, made above.
+    if ! sh -c "$shown_command"; then
+        echo "$only: not changed: $shown_command" >&2
+        failed=1
+        continue
+    fi
+    look
+    echo "$only: before: $before; after: $shown_value"
+done
+exit "$failed"

@@ -1,0 +1,37 @@
+#!/bin/sh
+# Makes the Debian package: deb.sh BIN OUT. VERSION names another version than the workspace's.
+set -eu
+bin=${1:?folder of the built binaries} out=${2:?folder for the package}
+cd "$(dirname "$0")/../.."
+here=deploy/package
+version=${VERSION:-$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)}
+arch=$(dpkg --print-architecture)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+root=$work/root
+"$here/tree.sh" "$bin" "$root"
+doc=$root/usr/share/doc/solkv
+cp "$here/copyright" "$doc/copyright"
+# The date of the last change, not of the build: the same sources make the same package.
+export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}"
+printf 'solkv (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- solkv <solkv@localhost>  %s\n' \
+    "$version" "$(date -uRd "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$doc/changelog.gz"
+gzip -9n "$doc/CHANGELOG.md"
+install -D -m 644 "$here/lintian-overrides" "$root/usr/share/lintian/overrides/solkv"
+mkdir "$root/DEBIAN" "$work/debian"
+# dpkg-shlibdeps reads the sources' own control file for nothing but its existence.
+printf 'Source: solkv\n\nPackage: solkv\nArchitecture: any\n' >"$work/debian/control"
+depends=$(cd "$work" && dpkg-shlibdeps -O root/usr/bin/solkv-service root/usr/bin/solkv-bootstrap \
+    root/usr/bin/solkv-loadgen | sed -n 's/^shlibs:Depends=//p')
+size=$(du -k -s --exclude=DEBIAN "$root" | cut -f 1)
+sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" -e "s/@SIZE@/$size/" -e "s/@DEPENDS@/$depends/" \
+    "$here/control.in" >"$root/DEBIAN/control"
+echo /etc/solkv/solkv.toml >"$root/DEBIAN/conffiles"
+for script in postinst prerm postrm; do
+    install -m 755 "$here/$script" "$root/DEBIAN/$script"
+done
+(cd "$root" && find usr etc -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums)
+find "$root" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+mkdir -p "$out"
+dpkg-deb --root-owner-group -Zxz --build "$root" "$out/solkv_${version}_$arch.deb" >/dev/null
+echo "made: $out/solkv_${version}_$arch.deb"

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Makes the tarball for systems without dpkg: tarball.sh BIN OUT. Unpacked over / it is what the package installs; the
+# programs need the C and C++ runtime of the machine that built them, or a newer one, and nothing else.
+set -eu
+bin=${1:?folder of the built binaries} out=${2:?folder for the tarball}
+cd "$(dirname "$0")/../.."
+version=${VERSION:-$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)}
+name=solkv-$version-$(uname -m)-linux-gnu
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+deploy/package/tree.sh "$bin" "$work/$name"
+cp LICENSE-APACHE LICENSE-MIT "$work/$name/usr/share/doc/solkv/"
+mkdir -p "$out"
+stamp=$(git log -1 --format=%ct 2>/dev/null || date +%s)
+tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$stamp" -cf - "$name" |
+    gzip -9n >"$out/$name.tar.gz"
+echo "made: $out/$name.tar.gz"

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# For other scripts to source: boots a real systemd in a container, with memory limits that hold.
+# On cgroup v1 the container's cgroups have to be its own: the calling shell moves into fresh ones, and `container_leave`
+# moves it back. Where cgroup v2 is, nothing of that is needed.
+
+container_hierarchies=()
+container_group=solkv-test-$$
+
+# Refuses with what is missing.
+container_needs() {
+    [ "$(id -u)" -eq 0 ] || { echo "$1: run as root: it starts a container" >&2; exit 1; }
+    local program
+    for program in systemd-nspawn "${@:2}"; do
+        command -v "$program" >/dev/null ||
+            { echo "$1: please install: $program (Debian: systemd-container, python3, mmdebstrap)" >&2; exit 1; }
+    done
+}
+
+container_enter() {
+    [ -d /sys/fs/cgroup/memory ] || return 0
+    container_hierarchies=(memory pids cpu systemd)
+    container_before=$(awk -F: '$2 == "memory" { print $3 }' /proc/$$/cgroup)
+    local hierarchy
+    for hierarchy in "${container_hierarchies[@]}"; do
+        mkdir -p "/sys/fs/cgroup/$hierarchy/$container_group"
+        echo $$ >"/sys/fs/cgroup/$hierarchy/$container_group/cgroup.procs"
+    done
+}
+
+container_leave() {
+    local hierarchy home
+    for hierarchy in "${container_hierarchies[@]}"; do
+        home=/sys/fs/cgroup/$hierarchy
+        [ "$hierarchy" = memory ] && home=$home$container_before
+        echo $$ >"$home/cgroup.procs"
+        find "/sys/fs/cgroup/$hierarchy/$container_group" -depth -type d -exec rmdir {} \; 2>/dev/null || true
+    done
+    container_hierarchies=()
+}
+
+# container_run ROOT SCRIPT OUT SECONDS NSPAWN-ARGUMENTS...: boots ROOT, runs SCRIPT (a path in it) as a unit with the
+# environment of /srv/environment, and ends. What it says is in OUT/inside.log; true when its last line is the one that
+# the scripts end with.
+container_run() {
+    local root=$1 script=$2 out=$3 seconds=$4
+    shift 4
+    mkdir -p "$root/srv/out" "$root/etc/systemd/system"
+    : >"$root/etc/machine-id"
+    : >>"$root/srv/environment"
+    : >"$out/inside.log"
+    cat >"$root/etc/systemd/system/inside.service" <<END
+[Unit]
+After=basic.target
+[Service]
+Type=oneshot
+EnvironmentFile=/srv/environment
+ExecStart=/bin/bash $script
+ExecStopPost=/bin/systemctl poweroff -ff
+StandardOutput=append:/srv/out/inside.log
+StandardError=append:/srv/out/inside.log
+END
+    # nspawn mounts the controllers read-only; the container's systemd has to write limits there. The rest is for the
+    # shell in the container:
+    # shellcheck disable=SC2016
+    timeout -k 10 "$seconds" systemd-nspawn -q -D "$root" --bind="$out:/srv/out" "$@" --private-network \
+        --register=no --keep-unit --console=pipe \
+        /bin/sh -c 'for c in memory pids; do
+                        [ ! -d /sys/fs/cgroup/$c ] || mount -o remount,rw,bind /sys/fs/cgroup/$c
+                    done
+                    exec /lib/systemd/systemd --log-target=journal --show-status=no --unit=inside.service' \
+        >"$out/console.log" 2>&1 || true
+    cat "$out/inside.log"
+    [ "$(tail -n 1 "$out/inside.log")" = "all of it holds" ] && return 0
+    echo "failed; the last of the console:" >&2
+    tail -n 20 "$out/console.log" >&2
+    return 1
+}

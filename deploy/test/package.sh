@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Installs the package on a clean Debian under a real systemd, runs it, upgrades, removes and purges it, and asserts
+# what each step leaves; package-inside.sh is what runs there. Root, systemd-nspawn, mmdebstrap and a Debian mirror.
+# DEB: the package. SUITE: which Debian (bookworm). CACHE keeps its root between runs; OUT keeps the logs.
+set -euo pipefail
+: "${DEB:?the package; run this through make test-package}"
+DEB=$(realpath "$DEB")
+cd "$(dirname "$0")/../.."
+# shellcheck source=deploy/test/container.sh
+. deploy/test/container.sh
+container_needs package systemd-nspawn mmdebstrap dpkg-deb
+SUITE=${SUITE:-bookworm}
+
+work=$(mktemp -d)
+out=$(realpath -m "${OUT:-$work/out}")
+mkdir -p "$out" "$work/root"
+cleanup() {
+    container_leave
+    rm -rf "$work"
+}
+trap cleanup EXIT
+
+# What the package depends on is there already: the container has no network.
+tar=${CACHE:-$work}/debian-$SUITE.tar
+if [ ! -f "$tar" ]; then
+    mkdir -p "$(dirname "$tar")"
+    mmdebstrap --quiet --variant=minbase --include=systemd,libstdc++6 "$SUITE" "$tar.part"
+    mv "$tar.part" "$tar"
+fi
+tar -C "$work/root" -xf "$tar"
+cp "$DEB" "$work/root/srv/first.deb"
+# The next version: the same programs, and a default configuration that has changed as well.
+dpkg-deb -R "$DEB" "$work/next"
+sed -i 's/^Version: .*/Version: 999.0.0/' "$work/next/DEBIAN/control"
+echo '# A line of the next version.' >>"$work/next/etc/solkv/solkv.toml"
+dpkg-deb --root-owner-group -Znone --build "$work/next" "$work/root/srv/next.deb" >/dev/null
+install -m 755 deploy/test/package-inside.sh "$work/root/srv/"
+echo "package: $(basename "$DEB") on Debian $SUITE"
+container_enter
+container_run "$work/root" /srv/package-inside.sh "$out" "${TIME_LIMIT:-300}"

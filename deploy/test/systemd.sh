@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Runs the installed units under a real systemd, in a container over this machine's own system, and asserts what they
+# promise; systemd-inside.sh is what runs there. Root, systemd-nspawn and 3 GB of disk; leaves nothing behind.
+# BIN: folder of the built programs. ENGINE (rocksdb), PAIRS, CAP (MemoryMax) and EVENTS size it; OUT keeps the logs.
+set -euo pipefail
+: "${BIN:?folder of the built programs; run this through make test-systemd}"
+cd "$(dirname "$0")/../.."
+# shellcheck source=deploy/test/container.sh
+. deploy/test/container.sh
+container_needs systemd systemd-nspawn python3 curl
+ENGINE=${ENGINE:-rocksdb} PAIRS=${PAIRS:-4000000} CAP=${CAP:-128M} EVENTS=${EVENTS:-600000}
+
+work=$(mktemp -d)       # the store, on this machine's disk
+root=$(mktemp -d)       # what the container writes elsewhere, in memory
+out=$(realpath -m "${OUT:-$work/out}")
+mkdir -p "$out" "$work/state"
+cleanup() {
+    container_leave
+    umount "$root/merged" "$root" 2>/dev/null || true
+    rmdir "$root" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap cleanup EXIT
+
+mount -t tmpfs tmpfs "$root"
+mkdir "$root/upper" "$root/work" "$root/merged"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$root/upper,workdir=$root/work" "$root/merged"
+deploy/package/tree.sh "$BIN" "$work/tree"
+cp -a "$work/tree/." "$root/merged/"
+rm -rf "$work/tree"
+mkdir -p "$root/merged/srv" "$root/merged/var/lib/solkv"
+install -m 755 deploy/test/systemd-inside.sh deploy/test/freeze.py "$root/merged/srv/"
+printf '%s\n' "ENGINE=$ENGINE" "PAIRS=$PAIRS" "CAP=$CAP" "EVENTS=$EVENTS" >"$root/merged/srv/environment"
+echo "systemd: engine=$ENGINE pairs=$PAIRS cap=$CAP events=$EVENTS, $(systemctl --version | head -n 1)"
+container_enter
+container_run "$root/merged" /srv/systemd-inside.sh "$out" "${TIME_LIMIT:-600}" --bind="$work/state:/var/lib/solkv"

@@ -1,0 +1,139 @@
+//! The configuration's file: read, merged with the flags, checked; what is wrong is said with file and line.
+//!
+//! Owns: where in the file a wrong value stands. Must not: decide what is wrong; `Settings` does. Runs on `main`.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::{Config, Settings};
+
+/// The configuration in effect: `flags` win over the file.
+///
+/// # Errors
+/// The file cannot be read or is no TOML; a key is unknown; a value is refused. Each names the file, and the line where
+/// it is the file's.
+pub fn config(path: &Path, flags: Settings) -> Result<Config> {
+    let name = path.display();
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read file={name}"))?;
+    let file: Settings = toml::from_str(&text).with_context(|| format!("cannot use file={name}"))?;
+    let given = keys(&flags);
+    flags.or(file).resolve().map_err(|refused| {
+        let message = format!("{refused:#}");
+        match line_of(&text, &given, &message) {
+            Some(line) => refused.context(format!("cannot use file={name} line={line}")),
+            None => refused.context(format!("cannot use file={name}")),
+        }
+    })
+}
+
+/// The keys that are set.
+fn keys(settings: &Settings) -> Vec<String> {
+    toml::Table::try_from(settings).map(|table| table.keys().cloned().collect()).unwrap_or_default()
+}
+
+/// The line of the first key in the message that the file has and no flag has overruled.
+fn line_of(text: &str, overruled: &[String], message: &str) -> Option<usize> {
+    let lines: Vec<&str> = text.lines().map(|line| line.split('=').next().unwrap_or_default().trim()).collect();
+    let words = message.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|word| !word.is_empty());
+    let mut words = words.filter(|word| !overruled.iter().any(|key| key == word));
+    words.find_map(|word| lines.iter().position(|key| *key == word)).map(|at| at + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Args as _;
+
+    use super::*;
+
+    /// The file that the package installs.
+    const PACKAGED: &str = include_str!("../../../deploy/package/solkv.toml");
+
+    fn refused(text: &str, flags: Settings) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("solkv.toml");
+        std::fs::write(&path, text).unwrap();
+        let error = format!("{:#}", config(&path, flags).unwrap_err());
+        assert!(error.contains(&path.display().to_string()), "{error}");
+        error
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_line_and_what_would_be_right() {
+        let base = "dir = \"/a\"\ngeyser = \"http://h:1\"\n";
+        let cases = [
+            ("comit_every = 5", "line 3", "commit_every"),
+            ("engine = \"level\"", "line 3", "strata"),
+            ("commit_every = \"many\"", "line 3", "expected u32"),
+            ("idle_timeout = \"soon\"", "line 3", "idle_timeout"),
+            ("memory = \"4Q\"", "line 3", "memory"),
+            ("commit_every = 0", "line=3", "give 1 to"),
+            ("# a comment\nengine = \"lmdb\"\nbloom = 20", "line=5", "bloom"),
+            ("lookup_threads = 1000", "line=3", "1 to 256"),
+            ("max_connections = 0", "line=3", "1 to 65536"),
+            ("request_timeout = \"0s\"", "line=3", "10s"),
+            ("processed = true\ncommitment = \"finalized\"", "line=3", "confirmed"),
+        ];
+        for (text, line, right) in cases {
+            let error = refused(&format!("{base}{text}\n"), Settings::default());
+            assert!(error.contains(line) && error.contains(right), "{text}: {error}");
+        }
+        let error = refused("geyser = \"ftp://h\"\ndir = \"/a\"", Settings::default());
+        assert!(error.contains("line=1") && error.contains("https://HOST:PORT"), "{error}");
+        let error = refused("dir = \"/a\"", Settings::default());
+        assert!(!error.contains("line") && error.contains("geyser = "), "{error}");
+    }
+
+    #[test]
+    fn a_flag_is_not_blamed_on_the_file() {
+        let flags = Settings { commit_every: Some(0), ..Settings::default() };
+        let error = refused("dir = \"/a\"\ngeyser = \"http://h:1\"\ncommit_every = 5", flags);
+        assert!(!error.contains("line="), "{error}");
+    }
+
+    #[test]
+    fn the_packaged_file_has_every_key_with_its_default() {
+        let command = Settings::augment_args(clap::Command::new("service"));
+        let keys: Vec<String> = command.get_arguments().map(|arg| arg.get_id().to_string()).collect();
+        let set =
+            |line: &str| keys.iter().any(|key| line.strip_prefix(key.as_str()).is_some_and(|v| v.starts_with(" = ")));
+        let bare = |line: &str| line.trim_start_matches('#').to_owned();
+        for key in &keys {
+            let found = PACKAGED.lines().filter(|line| bare(line).starts_with(&format!("{key} = "))).count();
+            assert_eq!(found, 1, "{key}");
+        }
+        // As it is installed it says where the store is, and that the stream's address is missing.
+        let installed: Settings = toml::from_str(PACKAGED).unwrap();
+        let error = format!("{:#}", installed.clone().resolve().unwrap_err());
+        assert!(error.contains("geyser = "), "{error}");
+        // Every default in it is the default: taken out of the comment it changes nothing.
+        let stream = Settings { geyser: Some("http://h:1".to_owned()), ..Settings::default() };
+        let shown = |settings: Settings| toml::to_string(&settings.resolve().unwrap()).unwrap();
+        let expected = shown(stream.clone().or(installed.clone()));
+        let mut examples = Vec::new();
+        for line in PACKAGED.lines().filter(|line| line.starts_with('#') && set(&bare(line))) {
+            let alone: Settings = toml::from_str(&bare(line)).unwrap_or_else(|error| panic!("{line}: {error}"));
+            match alone.or(installed.clone()).or(stream.clone()).resolve() {
+                Ok(config) if toml::to_string(&config).unwrap() == expected => {}
+                _ => examples.push(bare(line).split(' ').next().unwrap_or_default().to_owned()),
+            }
+        }
+        let without_default = [
+            "bloom",
+            "memory",
+            "lmdb_map_size",
+            "geyser",
+            "x_token_file",
+            "uds",
+            "shm",
+            "tls_cert",
+            "tls_key",
+            "tls_client_ca",
+            "bearer_token_file",
+        ];
+        examples.sort();
+        let mut expected = without_default.map(str::to_owned);
+        expected.sort();
+        assert_eq!(examples, expected);
+    }
+}

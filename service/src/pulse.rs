@@ -1,0 +1,73 @@
+//! The signs of life of the threads that do the service's work, for the watchdog of systemd.
+//!
+//! Owns: one counter a thread. Must not: block; a beat is one relaxed addition. A thread beats when it begins a round of
+//! its loop and, in long rounds, after each piece; who looks twice and finds the same number has found a thread that
+//! stands still in one piece of work, be it a deadlock or a device that does not answer.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// One thread's counter. Clones are the same thread's.
+#[derive(Clone, Debug, Default)]
+pub struct Pulse(Arc<AtomicU64>);
+
+impl Pulse {
+    /// Says that the thread gets on.
+    pub fn beat(&self) {
+        // ORDERING: Relaxed: the number alone counts.
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn beats(&self) -> u64 {
+        // ORDERING: Relaxed: see `beat`.
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Every thread that has to get on.
+#[derive(Debug, Default)]
+pub struct Pulses(Mutex<Vec<(String, Pulse)>>);
+
+impl Pulses {
+    /// A new thread's counter. The thread has to beat from now on.
+    pub fn add(&self, thread: impl Into<String>) -> Pulse {
+        let pulse = Pulse::default();
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((thread.into(), pulse.clone()));
+        pulse
+    }
+
+    /// The threads that have not beaten since `seen`, which is brought up to date. A thread seen for the first time
+    /// has.
+    pub fn still(&self, seen: &mut Vec<u64>) -> Vec<String> {
+        let threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut still = Vec::new();
+        for (n, (name, pulse)) in threads.iter().enumerate() {
+            let beats = pulse.beats();
+            match seen.get_mut(n) {
+                Some(seen) if *seen == beats => still.push(name.clone()),
+                Some(seen) => *seen = beats,
+                None => seen.push(beats),
+            }
+        }
+        still
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_does_not_beat_is_named() {
+        let pulses = Pulses::default();
+        let (first, second) = (pulses.add("first"), pulses.add("second"));
+        let mut seen = Vec::new();
+        assert!(pulses.still(&mut seen).is_empty(), "seen for the first time");
+        first.beat();
+        assert_eq!(pulses.still(&mut seen), ["second"]);
+        assert_eq!(pulses.still(&mut seen), ["first", "second"]);
+        second.beat();
+        first.beat();
+        assert!(pulses.still(&mut seen).is_empty());
+    }
+}

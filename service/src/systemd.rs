@@ -1,0 +1,195 @@
+//! What systemd is told: a status line, that the service is ready, and that it is alive.
+//!
+//! Owns: these messages. Must not: say alive while a thread that works on the store or on lookups stands still. Runs as
+//! one task on the tokio runtime of the network edge, so that a runtime that stands still is silent as well. Without
+//! systemd (no NOTIFY_SOCKET in the environment) nothing runs.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use sd_notify::NotifyState;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tracing::{error, warn};
+
+use crate::ingest::receive::Message;
+use crate::shm::Doorbell;
+use crate::status::{Readiness, Shared};
+
+/// How often the state is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// The numbers in a line change with each slot: the same line with other numbers waits this long.
+const SAME_EVERY: Duration = Duration::from_secs(5);
+
+/// Looks within one period of the watchdog: three may find a thread still before the fourth is overdue.
+const LOOKS_A_PERIOD: u32 = 4;
+
+/// Says what the service is doing, in words.
+pub fn status(text: &str) {
+    notify(&[NotifyState::Status(text)]);
+}
+
+/// Says that lookups are answered.
+pub fn ready() {
+    notify(&[NotifyState::Ready]);
+}
+
+/// Says that the service is going to end.
+pub fn stopping() {
+    notify(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
+}
+
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        warn!(%error, "cannot tell systemd");
+    }
+}
+
+/// Threads that sleep until somebody wants something: they are woken so that they can show that they would.
+pub struct Sleepers {
+    /// Leads to ingest-apply. Weak: the thread ends when the receiver lets go of its own.
+    pub apply: mpsc::WeakSender<Message>,
+    /// Leads to shm-lookup, where there is one.
+    pub shm: Option<Doorbell>,
+}
+
+impl Sleepers {
+    fn wake(&self) {
+        if let Some(apply) = self.apply.upgrade() {
+            // A full queue keeps it awake anyway.
+            let _full = apply.try_send(Message::Beat);
+        }
+        if let Some(shm) = &self.shm {
+            shm.ring();
+        }
+    }
+}
+
+/// Tells what the service is doing and, where the unit has a watchdog, that every thread gets on. Ends only without
+/// systemd; abort it.
+pub async fn watch(shared: Arc<Shared>, sleepers: Sleepers) {
+    if std::env::var_os("NOTIFY_SOCKET").is_none() {
+        return;
+    }
+    let mut looks = interval(LOOK_EVERY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut line = Line::default();
+    let mut watchdog = sd_notify::watchdog_enabled().map(|period| Watchdog::new(period / LOOKS_A_PERIOD));
+    loop {
+        looks.tick().await;
+        if let Some(text) = line.due(&shared, Instant::now()) {
+            status(text);
+        }
+        if let Some(watchdog) = &mut watchdog
+            && watchdog.due(Instant::now())
+        {
+            let still = shared.pulses.still(&mut watchdog.seen);
+            if still.is_empty() {
+                notify(&[NotifyState::Watchdog]);
+            } else {
+                error!(threads = still.join(" "), since = ?watchdog.every, "threads stand still: the watchdog is not fed");
+            }
+            sleepers.wake();
+        }
+    }
+}
+
+/// When the threads are looked at.
+struct Watchdog {
+    every: Duration,
+    at: Option<Instant>,
+    seen: Vec<u64>,
+}
+
+impl Watchdog {
+    fn new(every: Duration) -> Self {
+        Self { every, at: None, seen: Vec::new() }
+    }
+
+    fn due(&mut self, now: Instant) -> bool {
+        let due = self.at.is_none_or(|at| now.duration_since(at) >= self.every);
+        if due {
+            self.at = Some(now);
+        }
+        due
+    }
+}
+
+/// The line that was sent last.
+#[derive(Default)]
+struct Line {
+    text: String,
+    at: Option<Instant>,
+}
+
+impl Line {
+    /// The line to send now, if it says something new.
+    fn due(&mut self, shared: &Shared, now: Instant) -> Option<&str> {
+        let text = describe(shared);
+        let fresh = self.at.is_some_and(|at| now.duration_since(at) < SAME_EVERY);
+        if text == self.text || fresh && without_digits(&text).eq(without_digits(&self.text)) {
+            return None;
+        }
+        self.text = text;
+        self.at = Some(now);
+        Some(&self.text)
+    }
+}
+
+fn without_digits(text: &str) -> impl Iterator<Item = char> + '_ {
+    text.chars().filter(|c| !c.is_ascii_digit())
+}
+
+/// What the service is doing, in one line.
+fn describe(shared: &Shared) -> String {
+    // ORDERING: Relaxed: statistics.
+    let (newest, connected) = (shared.newest_slot.load(Ordering::Relaxed), shared.connected.load(Ordering::Relaxed));
+    let slot = shared.checkpoint.load().slot;
+    let at = slot.map_or_else(|| "no slot yet".to_owned(), |slot| format!("slot {slot}"));
+    match &**shared.readiness.load() {
+        Readiness::Gap(gap) => format!("gap: slots {} to {} are missing, at {at}", gap.first_slot, gap.last_slot),
+        _ if !connected => format!("not connected to the stream, lookups go on, at {at}"),
+        Readiness::Ready => format!("live at {at}, lag {} ms", shared.lag_ms.load(Ordering::Relaxed)),
+        Readiness::NotReady(reason) if newest > slot.unwrap_or(0) => format!("{reason}: replaying, {at} of {newest}"),
+        Readiness::NotReady(reason) => format!("{reason}: {at}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine_api::Checkpoint;
+
+    use super::*;
+    use crate::status::Gap;
+
+    #[test]
+    fn every_state_has_its_line() {
+        let checkpoint = Checkpoint { slot: Some(7), ..Checkpoint::default() };
+        let shared = Shared::new(checkpoint);
+        let set = |readiness| shared.readiness.store(Arc::new(readiness));
+        assert_eq!(describe(&shared), "not connected to the stream, lookups go on, at slot 7");
+        shared.connected.store(true, Ordering::Relaxed);
+        assert_eq!(describe(&shared), "starting: slot 7");
+        shared.newest_slot.store(9, Ordering::Relaxed);
+        set(Readiness::NotReady("catching up with the stream".to_owned()));
+        assert_eq!(describe(&shared), "catching up with the stream: replaying, slot 7 of 9");
+        set(Readiness::Ready);
+        assert_eq!(describe(&shared), "live at slot 7, lag 0 ms");
+        set(Readiness::Gap(Gap { first_slot: 8, last_slot: 9, detail: String::new() }));
+        assert_eq!(describe(&shared), "gap: slots 8 to 9 are missing, at slot 7");
+    }
+
+    #[test]
+    fn a_line_with_other_numbers_waits_and_one_in_other_words_does_not() {
+        let shared = Shared::new(Checkpoint { slot: Some(7), ..Checkpoint::default() });
+        let (mut line, start) = (Line::default(), Instant::now());
+        assert!(line.due(&shared, start).is_some());
+        shared.checkpoint.store(Arc::new(Checkpoint { slot: Some(18), ..Checkpoint::default() }));
+        assert_eq!(line.due(&shared, start + LOOK_EVERY), None);
+        assert!(line.due(&shared, start + SAME_EVERY).is_some_and(|text| text.ends_with("slot 18")));
+        shared.connected.store(true, Ordering::Relaxed);
+        assert!(line.due(&shared, start + SAME_EVERY).is_some_and(|text| text.starts_with("starting")));
+    }
+}
