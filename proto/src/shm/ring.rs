@@ -346,7 +346,7 @@ mod tests {
             bytes
         };
         let side = |on: bool, salt| on.then(|| entry(salt));
-        let (old, new) = (side(seq % 3 > 0, 11), side(seq % 5 > 0, 23));
+        let (old, new) = (side(!seq.is_multiple_of(3), 11), side(!seq.is_multiple_of(5), 23));
         Record { key: entry(3), old, new, slot: seq / 2, published_ns: seq * 9 }
     }
 
