@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Breaks the code on purpose and checks that the break is caught: run.sh [NAME...], by default every NAME.patch here.
+# Breaks the code on purpose and checks that the break is caught: run.sh [NAME...], by default every NAME.patch in the
+# folders of mutations.
 #
 # A patch begins with three lines, and the diff follows:
 #   what: what is broken, in words
@@ -10,23 +11,30 @@
 # Exit code 1: a mutation survived, no longer applies, or does not compile; or a command fails on the code as it is.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
-here=engines/torture/mutations
+homes=(engines/torture/mutations service/mutations)
 target=${CARGO_TARGET_DIR:-$PWD/target}/mutations
 tree=$target/tree
 log=$target/log
-[ $# -gt 0 ] || set -- $(cd "$here" && ls ./*.patch | sed 's,^\./,,; s,\.patch$,,')
+[ $# -gt 0 ] || set -- $(for home in "${homes[@]}"; do basename -s .patch "$home"/*.patch; done)
 
 rm -rf "$tree"
 mkdir -p "$tree"
 # With the time of now: what an interrupted run has built from broken files is not taken for these.
 git ls-files -z --cached --others --exclude-standard | tar --null --files-from - --create | tar --extract --touch --directory "$tree"
-patches=$PWD/$here
+top=$PWD
 cd "$tree"
 git init --quiet .
 export CARGO_TARGET_DIR=$target PATH=$target/release:$PATH
 trap 'rm -rf "$tree"' EXIT
 
-field() { sed -n "s/^$1: //p;/^diff /q" "$patches/$2.patch"; }
+patch() {
+    for home in "${homes[@]}"; do
+        [ ! -f "$top/$home/$1.patch" ] || { echo "$top/$home/$1.patch"; return; }
+    done
+    echo "mutations: no such mutation: name=$1" >&2
+    exit 1
+}
+field() { sed -n "s/^$1: //p;/^diff /q" "$(patch "$2")"; }
 # The command's exit code; what it printed is in $log.
 try() { nice bash -c "$1" >"$log" 2>&1; }
 # What caught it: the first line that says so.
@@ -48,7 +56,7 @@ for name in "$@"; do
 done
 
 for name in "$@"; do
-    if ! git apply "$patches/$name.patch" 2>"$log"; then
+    if ! git apply "$(patch "$name")" 2>"$log"; then
         note "$name" STALE 0 "$(head -1 "$log")"
         failed=1
         continue
@@ -66,7 +74,7 @@ for name in "$@"; do
             note "$name" caught $((SECONDS - start)) "$(verdict)"
         fi
     fi
-    git apply --reverse "$patches/$name.patch"
+    git apply --reverse "$(patch "$name")"
 done
 echo
 printf '%s\n' "${table[@]}"
