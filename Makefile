@@ -73,11 +73,11 @@ fuzz: ## Runs every fuzz target, FUZZ_SECONDS=60 each (needs nightly and cargo-f
 	done
 
 # ARGS='--engine lmdb --seed 123' runs one life again, as a violation says; then nothing else runs.
-torture: ## Kills, power losses and disk faults against every engine for SECONDS=60; then strata's own, a third as long.
+torture: ## Kills, power losses and disk faults against every engine for SECONDS=60, a quarter of it strata's own.
 	@$(CARGO) build --locked --release -p torture
 	@$(CARGO) build --locked --release -p engine-strata --example torture
-	@"$(BIN)/torture" $(if $(ARGS),$(ARGS),--seconds $$(($(SECONDS) * 3 / 4)))
 	@$(if $(ARGS),:,"$(BIN)/examples/torture" --seconds $$(($(SECONDS) / 4)))
+	@"$(BIN)/torture" $(if $(ARGS),$(ARGS),--seconds $$(($(SECONDS) * 3 / 4)))
 
 mutations: ## Breaks the code on purpose, one break at a time, in a copy: each must be caught (an hour).
 	@ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" engines/torture/mutations/run.sh $(ARGS)
