@@ -1,7 +1,8 @@
 //! The admin socket: what the owner of a store asks of the service that has it open, a snapshot above all.
 //!
-//! Owns: `DIR/admin.sock`, which its owner alone may use, and the thread `snapshot`, one at a time. Must not: be reached
-//! over a network, or hold up the ingest. Threads: the tokio runtime of the network edge; the copy is made on `snapshot`.
+//! Owns: `DIR/admin.sock`, which its owner alone may use, and the thread `snapshot`, one at a time. Must not: be
+//! reached over a network, or hold up the ingest. Threads: the tokio runtime of the network edge; the copy is made on
+//! `snapshot`.
 
 use std::io::{self, ErrorKind as Io};
 use std::path::{Path, PathBuf};

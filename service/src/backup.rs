@@ -1,7 +1,7 @@
 //! `service snapshot` and `service restore`: a store as a copy that is a store, and back.
 //!
-//! Owns: who makes the copy (the running service, or this process), the digest beside it, the comparison. Must not: touch
-//! a store that a service has open. Runs on the main thread.
+//! Owns: who makes the copy (the running service, or this process), the digest beside it, the comparison. Must not:
+//! touch a store that a service has open. Runs on the main thread.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};

@@ -57,8 +57,8 @@ pub struct Shared {
     pub last_update_unix_ms: AtomicU64,
     /// When the newest commit was published, ms since the Unix epoch; 0 before the first. Writer: ingest-apply.
     pub last_commit_unix_ms: AtomicU64,
-    /// Since when ingest-apply is at what it was last handed, ms since the Unix epoch; 0 while it waits for more. Writer:
-    /// ingest-apply.
+    /// Since when ingest-apply is at what it was last handed, ms since the Unix epoch; 0 while it waits for more.
+    /// Writer: ingest-apply.
     pub busy_since_unix_ms: AtomicU64,
     /// Connected to the stream right now. Writer: the receiver.
     pub connected: AtomicBool,

@@ -1,7 +1,7 @@
 //! The metric catalogue: every family that /metrics can show, with its type, unit, labels and help.
 //!
 //! Owns: all of that, in one place; /metrics, METRICS.md and the Grafana dashboard are made from it. Must not: hold
-//! values. A family that is not here cannot be written: [`super::collect`] takes nothing else.
+//! values. A family that is not here cannot be written: `collect` takes nothing else.
 
 use engine_latency::export;
 
@@ -148,7 +148,9 @@ impl Metric {
 }
 
 macro_rules! catalogue {
-    ($($group:ident { $($id:ident $kind:ident $unit:ident [$($label:literal)*] $when:expr, $name:expr, $help:expr;)+ })+) => {
+    ($($group:ident {
+        $($id:ident $kind:ident $unit:ident [$($label:expr),*] $when:expr, $name:expr, $help:expr;)+
+    })+) => {
         $($(
             #[allow(missing_docs, reason = "the help says it")]
             pub const $id: Metric = Metric {
@@ -167,6 +169,11 @@ macro_rules! catalogue {
     };
 }
 
+const OPS: &str = "op=read_negative|read_positive|write|commit|commit_per_item|get_many|scan";
+const SOURCES: &str = "source=ingest|rpc|shm";
+const REASONS: &str = "reason=committed|dead|abandoned|overflow|disconnected|duplicate";
+const LISTENERS: &str = "listener=grpc-tcp|grpc-uds|http";
+
 const ALWAYS: When = When::Always;
 const SLOT_KNOWN: When = When::If("a slot is known, from a load or from the stream");
 const HEARD: When = When::If("the stream has been heard");
@@ -175,11 +182,12 @@ const GAP: When = When::If("slots are missing");
 const WITH_FEED: When = When::If("feed = true");
 const WITH_PROCESSED: When = When::If("processed = true");
 const SAMPLED: When = When::If("the kernel tells");
+const IN_CGROUP: When = When::If("the process is in a memory cgroup");
 const SNAPSHOT_MADE: When = When::If("a snapshot has been made since the start");
 
 catalogue! {
     Health {
-        BUILD_INFO Gauge Bool ["version" "engine"] ALWAYS, "solkv_build_info",
+        BUILD_INFO Gauge Bool ["version", "engine"] ALWAYS, "solkv_build_info",
             "Constant 1; its labels say which version runs on which engine";
         START_TIME Gauge UnixSeconds [] ALWAYS, "solkv_start_time_seconds", "When the service started";
         READY Gauge Bool [] ALWAYS, "solkv_ready", "1 when lookups stand for the live chain, else 0";
@@ -224,10 +232,10 @@ catalogue! {
             "Attempts to commit that found no space on the disk; the batch is kept and tried again";
     }
     Latency {
-        OP_LATENCY Histogram Seconds ["engine" "op=read_negative|read_positive|write|commit|commit_per_item|get_many|scan" "source=ingest|rpc|shm" "le"] ALWAYS, export::LATENCY.name, export::LATENCY.help;
-        OP_LATENCY_QUANTILE Gauge Seconds ["engine" "op=read_negative|read_positive|write|commit|commit_per_item|get_many|scan" "source=ingest|rpc|shm"
-            "stat=p50|p90|p99|p999|max"] ALWAYS, export::QUANTILE.name,
-            export::QUANTILE.help;
+        OP_LATENCY Histogram Seconds ["engine", OPS, SOURCES, "le"] ALWAYS,
+            export::LATENCY.name, export::LATENCY.help;
+        OP_LATENCY_QUANTILE Gauge Seconds ["engine", OPS, SOURCES, "stat=p50|p90|p99|p999|max"] ALWAYS,
+            export::QUANTILE.name, export::QUANTILE.help;
         OP_LATENCY_INSTRUMENT Gauge Seconds [] ALWAYS, export::INSTRUMENT.name, export::INSTRUMENT.help;
         LOOKUPS Counter Count [] ALWAYS, "solkv_lookups_total", "Keys looked up";
         LOOKUPS_REFUSED Counter Count [] ALWAYS, "solkv_lookups_refused_total",
@@ -238,7 +246,7 @@ catalogue! {
     Memory {
         MEMORY_CAP Gauge Bytes [] SAMPLED, "solkv_memory_cap_bytes",
             "Memory that this process may use: its cgroup's limit, or the machine's memory";
-        MEMORY Gauge Bytes ["kind=charged|anon|page_cache"] When::If("the process is in a memory cgroup"), "solkv_memory_bytes",
+        MEMORY Gauge Bytes ["kind=charged|anon|page_cache"] IN_CGROUP, "solkv_memory_bytes",
             "What the cgroup with the cap is charged: all of it, anonymous memory, page cache";
         RESIDENT Gauge Bytes ["kind=anon|file"] SAMPLED, "solkv_memory_resident_bytes",
             "Resident memory of this process: anonymous, and mapped files";
@@ -264,12 +272,12 @@ catalogue! {
             "Subscribers cut off because they did not read";
     }
     Connections {
-        CONNECTIONS Gauge Count ["listener=grpc-tcp|grpc-uds|http"] ALWAYS, "solkv_connections", "Connections open now";
-        CONNECTIONS_ACCEPTED Counter Count ["listener=grpc-tcp|grpc-uds|http"] ALWAYS, "solkv_connections_accepted_total",
+        CONNECTIONS Gauge Count [LISTENERS] ALWAYS, "solkv_connections", "Connections open now";
+        CONNECTIONS_ACCEPTED Counter Count [LISTENERS] ALWAYS, "solkv_connections_accepted_total",
             "Connections accepted, refused ones not among them";
-        CONNECTIONS_REFUSED Counter Count ["listener=grpc-tcp|grpc-uds|http"] ALWAYS, "solkv_connections_refused_total",
+        CONNECTIONS_REFUSED Counter Count [LISTENERS] ALWAYS, "solkv_connections_refused_total",
             "Connections closed at once because as many as allowed were open";
-        CONNECTIONS_CUT Counter Count ["listener=grpc-tcp|grpc-uds|http"] ALWAYS, "solkv_connections_cut_total",
+        CONNECTIONS_CUT Counter Count [LISTENERS] ALWAYS, "solkv_connections_cut_total",
             "Connections ended by the service: nothing came in time, or answers were not read";
         SHM_SESSIONS Gauge Count [] ALWAYS, "solkv_shm_sessions", "Clients on shared memory; at most 64";
         TLS_FAILED Counter Count [] ALWAYS, "solkv_tls_handshakes_failed_total",
@@ -297,7 +305,7 @@ catalogue! {
             "1 while processed lookups are refused because there were too many banks or bytes, else 0";
         OVERLAY_UPDATES Counter Count [] WITH_PROCESSED, "solkv_overlay_updates_received_total",
             "Updates received from the processed stream";
-        OVERLAY_DROPPED Counter Count ["reason=committed|dead|abandoned|overflow|disconnected|duplicate"] WITH_PROCESSED, "solkv_overlay_banks_dropped_total",
+        OVERLAY_DROPPED Counter Count [REASONS] WITH_PROCESSED, "solkv_overlay_banks_dropped_total",
             "Banks dropped, by reason: only committed, dead and abandoned are the chain's own";
     }
     Snapshots {

@@ -9,10 +9,12 @@ use super::catalogue::{ALL, Group, Metric, When};
 const HEAD: &str = "\
 # Metrics
 
-Made from the catalogue in `service/src/metrics/catalogue.rs` by `make metrics`; `make check` compares. What is scraped at
-`/metrics` is exactly this. A family without a condition is in every scrape; the others are absent rather than 0 where
-they have no value. Counters begin at 0 with the process. Dashboard: [deploy/grafana](deploy/grafana); alerts:
-[deploy/prometheus](deploy/prometheus).
+Made from the catalogue in `service/src/metrics/catalogue.rs` by `make metrics`; `make check` compares. What is scraped
+at `/metrics` is exactly this. A family without a condition is in every scrape; the others are absent rather than 0
+where they have no value. Counters begin at 0 with the process.
+
+[deploy/grafana/solkv.json](deploy/grafana/solkv.json) is a dashboard of all of it: import it and choose the Prometheus.
+[deploy/prometheus](deploy/prometheus) has a scrape configuration, recording rules and alerts.
 ";
 
 /// The whole document.

@@ -18,7 +18,7 @@ pub(super) struct Panel {
 }
 
 macro_rules! panels {
-    ($($group:ident { $($kind:ident $title:literal $unit:literal: $($query:literal => $legend:literal),+;)+ })+) => {
+    ($($group:ident { $($kind:ident $title:literal $unit:literal: $($query:expr => $legend:literal),+;)+ })+) => {
         pub(super) const PANELS: &[Panel] = &[$($(Panel {
             group: Group::$group,
             title: $title,
@@ -26,6 +26,19 @@ macro_rules! panels {
             stat: matches!(stringify!($kind).as_bytes(), b"stat"),
             queries: &[$(($query, $legend)),+],
         }),+),+];
+    };
+}
+
+/// A quantile of an operation's latency, by who asked for it.
+macro_rules! quantile {
+    ($quantile:literal, $op:literal) => {
+        concat!(
+            "histogram_quantile(",
+            $quantile,
+            ", sum by (instance, source, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"",
+            $op,
+            "\"}[$__rate_interval])))"
+        )
     };
 }
 
@@ -72,21 +85,21 @@ panels! {
     }
     Latency {
         curve "Negative read" "s":
-            "histogram_quantile(0.5, sum by (instance, source, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"read_negative\"}[$__rate_interval])))" => "{{instance}} {{source}} p50",
-            "histogram_quantile(0.99, sum by (instance, source, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"read_negative\"}[$__rate_interval])))" => "{{instance}} {{source}} p99",
-            "histogram_quantile(0.999, sum by (instance, source, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"read_negative\"}[$__rate_interval])))" => "{{instance}} {{source}} p99.9";
+            quantile!("0.5", "read_negative") => "{{instance}} {{source}} p50",
+            quantile!("0.99", "read_negative") => "{{instance}} {{source}} p99",
+            quantile!("0.999", "read_negative") => "{{instance}} {{source}} p99.9";
         curve "Positive read" "s":
-            "histogram_quantile(0.5, sum by (instance, source, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"read_positive\"}[$__rate_interval])))" => "{{instance}} {{source}} p50",
-            "histogram_quantile(0.99, sum by (instance, source, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"read_positive\"}[$__rate_interval])))" => "{{instance}} {{source}} p99",
-            "histogram_quantile(0.999, sum by (instance, source, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"read_positive\"}[$__rate_interval])))" => "{{instance}} {{source}} p99.9";
+            quantile!("0.5", "read_positive") => "{{instance}} {{source}} p50",
+            quantile!("0.99", "read_positive") => "{{instance}} {{source}} p99",
+            quantile!("0.999", "read_positive") => "{{instance}} {{source}} p99.9";
         curve "Write" "s":
-            "histogram_quantile(0.5, sum by (instance, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"write\"}[$__rate_interval])))" => "{{instance}} p50",
-            "histogram_quantile(0.99, sum by (instance, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"write\"}[$__rate_interval])))" => "{{instance}} p99",
-            "histogram_quantile(0.999, sum by (instance, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"write\"}[$__rate_interval])))" => "{{instance}} p99.9";
+            quantile!("0.5", "write") => "{{instance}} {{source}} p50",
+            quantile!("0.99", "write") => "{{instance}} {{source}} p99",
+            quantile!("0.999", "write") => "{{instance}} {{source}} p99.9";
         curve "Commit" "s":
-            "histogram_quantile(0.5, sum by (instance, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"commit\"}[$__rate_interval])))" => "{{instance}} p50",
-            "histogram_quantile(0.99, sum by (instance, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"commit\"}[$__rate_interval])))" => "{{instance}} p99",
-            "histogram_quantile(0.999, sum by (instance, le) (rate(solkv_op_latency_seconds_bucket{@,op=\"commit\"}[$__rate_interval])))" => "{{instance}} p99.9";
+            quantile!("0.5", "commit") => "{{instance}} {{source}} p50",
+            quantile!("0.99", "commit") => "{{instance}} {{source}} p99",
+            quantile!("0.999", "commit") => "{{instance}} {{source}} p99.9";
         curve "Longest since the start" "s":
             "solkv_op_latency_quantile_seconds{@,stat=\"max\"}" => "{{instance}} {{source}} {{op}}";
         stat "Clock's share of each figure" "s": "solkv_op_latency_instrument_seconds{@}" => "{{instance}}";
@@ -112,7 +125,8 @@ panels! {
         curve "Bytes" "bytes": "solkv_engine_detail{@,name=~\".*_bytes\"}" => "{{instance}} {{name}}";
         curve "Figures" "none": "solkv_engine_detail{@,name!~\".*_(bytes|us)\"}" => "{{instance}} {{name}}";
         curve "Commits held up" "none":
-            "increase(solkv_engine_detail{@,name=\"write_stalls\"}[$__rate_interval])" => "{{instance}} strata: waited for a flush",
+            "increase(solkv_engine_detail{@,name=\"write_stalls\"}[$__rate_interval])"
+                => "{{instance}} strata: waited for a flush",
             "solkv_engine_detail{@,name=\"write_stopped\"}" => "{{instance}} rocksdb: writes stopped";
     }
     Feed {

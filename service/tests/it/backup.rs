@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use engines::EngineOptions;
 use proto::v1::SubscribeRequest;
@@ -11,11 +11,11 @@ use proto::v1::feed_client::FeedClient;
 use proto::v1::subscribe_request::Start;
 use proto::v1::subscribe_response::Kind;
 
-use crate::support::{BASE_SLOT, Service, client_runtime, columns, digest, end, load, stream};
+use crate::support::{BASE_SLOT, Service, client_runtime, columns, digest, end, load, stream, wait_for};
 
 /// Three seconds of slots, all of them kept for replay.
-const LINE: &str = "--pairs 5000 --events 60000 --events-per-slot 400 --rate 20000 --change-share 0.3 --unknown-share 0.1 \
-                    --close-share 0.05 --replay-slots 100000";
+const LINE: &str = "--pairs 5000 --events 60000 --events-per-slot 400 --rate 20000 --change-share 0.3 \
+                    --unknown-share 0.1 --close-share 0.05 --replay-slots 100000";
 
 fn service(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_service")).args(args).output().unwrap()
@@ -103,6 +103,37 @@ fn a_snapshot_of_a_running_service_is_restored_and_catches_up() {
     }
 }
 
+/// SIGKILL as soon as the copy's directory is there: what then has the snapshot's name is whole, or nothing has it.
+#[test]
+fn a_kill_leaves_a_whole_snapshot_or_none() {
+    for options in columns() {
+        let temp = tempfile::tempdir().unwrap();
+        let [dir, copy, partial] = ["store", "copy", "copy.partial"].map(|name| temp.path().join(name));
+        let (stream, workload) = stream("--pairs 200000 --events 10");
+        load(&dir, &options, &workload);
+        stream.stop().unwrap();
+        let running = Service::start(&dir, &options, "http://127.0.0.1:1", &[]);
+        wait_for("the admin socket", || dir.join("admin.sock").exists().then_some(()));
+        let asked = Command::new(env!("CARGO_BIN_EXE_service"))
+            .args(["snapshot", "--dir", str(&dir), "--to", str(&copy)])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        wait_for("the copy's beginning", || (partial.exists() || copy.exists()).then_some(()));
+        running.kill();
+        let answered = asked.unwrap().wait().unwrap();
+        assert!(copy.exists() || !answered.success(), "{options:?}");
+        if copy.exists() {
+            assert_eq!(digest(&copy, &options), digest(&dir, &options), "{options:?}");
+        } else if partial.exists() {
+            let again = fails(&["snapshot", "--dir", str(&dir), "--to", str(&copy)]);
+            assert!(again.contains("was cut short or is under way"), "{again}");
+            fs::remove_dir_all(&partial).unwrap();
+            ok(&["snapshot", "--dir", str(&dir), "--to", str(&copy)]);
+        }
+    }
+}
+
 /// A store that no service has open.
 fn stored(dir: &Path) -> EngineOptions {
     let options = columns().pop().unwrap();
@@ -147,8 +178,8 @@ fn the_running_service_refuses_as_the_program_does_and_its_socket_is_the_owners(
     // Nobody listens where the stream should be.
     let mut running = Service::start(&dir, &options, "http://127.0.0.1:1", &[]);
     let socket = dir.join("admin.sock");
-    crate::support::wait_for("the admin socket", || socket.exists().then_some(()));
-    crate::support::wait_for("an answer", || running.get("/healthz"));
+    wait_for("the admin socket", || socket.exists().then_some(()));
+    wait_for("an answer", || running.get("/healthz"));
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     fs::create_dir(&full).unwrap();
     fs::write(full.join("mine"), "1").unwrap();
