@@ -143,6 +143,12 @@ bench-transports: build ## Compares lookups over shared memory, Unix socket and 
 		"$(BIN)/loadgen" transports --engine strata --dir "$$work/store" --pairs 1000000 --seed 1 \
 			--out "$(RESULTS)/transports.jsonl"
 
+SOAK_SECONDS ?= 3600
+soak: build ## The whole service for SOAK_SECONDS=3600 under a cap that its data does not fit, sampled all along.
+	@mkdir -p "$(RESULTS)"
+	@BIN="$(BIN)" OUT="$(RESULTS)/soak-$(ENGINE).tsv" ENGINE="$(ENGINE)" SECONDS_LONG=$(SOAK_SECONDS) \
+		deploy/soak.sh
+
 bench-instrument: build ## Compares the instrument with minimal programs, one an engine.
 	$(CARGO) build --locked --release -p loadgen --example instrument
 	"$(BIN)/examples/instrument" "$(BIN)"

@@ -16,7 +16,7 @@ use workload::{Digest, source_id};
 
 use crate::info;
 use crate::limits::{BULK_PAIRS, CHUNK_PAIRS, CHUNKS_AHEAD};
-use crate::load::{check_directory, store_bytes};
+use crate::load::{Found, check_directory, store_bytes};
 use crate::progress::Progress;
 use crate::signal::Stop;
 use crate::state::State;
@@ -56,7 +56,9 @@ const FROM_MEMORY_SHARE: u64 = 8;
 /// to stop.
 pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let stop = Stop::install()?;
-    check_directory(&args.dir, args.resume)?;
+    if check_directory(&args.dir, args.resume)? == Found::Complete {
+        return Ok(0);
+    }
     let from = open_source(args)?;
     let origin = from.checkpoint()?;
     let estimate = from.stats()?.pairs_estimate;

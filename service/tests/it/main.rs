@@ -8,6 +8,7 @@ mod backup;
 mod browser;
 mod crash;
 mod dashboard;
+mod disk;
 mod feed;
 mod follow;
 mod fork;

@@ -182,6 +182,11 @@ impl Service {
         Some((head.split(' ').nth(1)?.parse().ok()?, head.to_owned(), body.to_owned()))
     }
 
+    /// How it ended by itself, if it did.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
+    }
+
     /// The slot that its store stands at.
     pub(crate) fn slot(&mut self) -> Option<u64> {
         let status: serde_json::Value = serde_json::from_str(&self.get("/status.json")?.1).ok()?;
