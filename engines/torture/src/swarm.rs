@@ -25,6 +25,8 @@ pub struct Swarm {
     pub faults: Vec<FaultKind>,
     /// See `faults`; zero for never.
     pub faults_every: u64,
+    /// Operations of its kind that pass before a fault, at most.
+    pub faults_within: u64,
     /// Agents, one after the other.
     pub turns: u64,
 }
@@ -91,6 +93,7 @@ impl Swarm {
             ends,
             faults_every: if faults.is_empty() { 0 } else { rng.pick(&[0, 1, 2, 4]) },
             faults,
+            faults_within: rng.pick(&[20, 200, 1000]),
             turns: 12,
         }
     }
@@ -111,7 +114,7 @@ impl Swarm {
         }
         let kind = rng.pick(&self.faults);
         // Few reads reach a disk, and an opening is full of them.
-        let most = if kind == FaultKind::ReadError { 60 } else { rng.pick(&[20, 200, 1000]) };
+        let most = if kind == FaultKind::ReadError { self.faults_within.min(60) } else { self.faults_within };
         let count = match kind {
             FaultKind::Slow => rng.pick(&[20, 200]),
             _ => rng.pick(&[1, 1, 2, 5, 40]),

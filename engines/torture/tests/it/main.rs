@@ -22,6 +22,7 @@ fn plain() -> Swarm {
         ends: Vec::new(),
         faults: Vec::new(),
         faults_every: 0,
+        faults_within: 40,
         turns: 0,
     }
 }
