@@ -37,7 +37,8 @@ pub fn log(bytes: &[u8], dir: &Path) {
 fn valid(header: &[u8]) -> Vec<u8> {
     let (mut out, mut frame, mut first_seq) = (header.to_vec(), Vec::new(), FIRST_SEQ);
     for count in 1..4u8 {
-        let change = |n: u8| Change { slot: 7, key: [n; 32], old: n.is_multiple_of(2).then_some([1; 32]), new: Some([n; 32]) };
+        let change =
+            |n: u8| Change { slot: 7, key: [n; 32], old: n.is_multiple_of(2).then_some([1; 32]), new: Some([n; 32]) };
         let changes: Vec<Change> = (0..count).map(change).collect();
         Frame { first_seq, committed_unix_ms: 3, changes }.encode(&mut frame);
         out.extend_from_slice(&frame);
