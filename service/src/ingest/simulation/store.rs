@@ -16,6 +16,9 @@ use workload::Rng;
 use super::chain::Chain;
 use crate::feed::{Feed, FeedWriter, Retention};
 
+/// A file system in memory, on Linux.
+const MEMORY: &str = "/dev/shm";
+
 /// What becomes of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
@@ -55,9 +58,7 @@ impl Store {
     /// A store that stands at the chain's base, as a bootstrap leaves it: without the base's blockhash if it is not
     /// `known`.
     pub(super) fn create(chain: &Chain, known: bool, durability: Durability, rng: &mut Rng) -> Self {
-        // Memory, where the machine offers it: a device would only make every commit slower.
-        let shm = Path::new("/dev/shm");
-        let temp = if shm.is_dir() { tempfile::tempdir_in(shm) } else { tempfile::tempdir() };
+        let temp = if in_memory() { tempfile::tempdir_in(MEMORY) } else { tempfile::tempdir() };
         let temp = temp.expect("a directory for the store can be made");
         let options = EngineOptions::new(kind(rng));
         let dir = temp.path().join("store");
@@ -87,6 +88,12 @@ impl Store {
         writer.keep(Retention { bytes: 1 << 40, ..retention });
         Opened { engine, writer, feed, plan }
     }
+}
+
+/// Memory, where the machine offers enough of it for what engines keep free: a device would only make commits slower.
+fn in_memory() -> bool {
+    const ENOUGH_BYTES: u64 = 4 << 30;
+    rustix::fs::statvfs(MEMORY).is_ok_and(|space| space.f_bavail.saturating_mul(space.f_frsize) >= ENOUGH_BYTES)
 }
 
 /// The engine that opens fastest is taken most often; each one comes up.
