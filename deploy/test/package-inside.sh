@@ -34,7 +34,8 @@ for program in solkv-service solkv-bootstrap solkv-loadgen; do
     bash -n "/usr/share/bash-completion/completions/$program"
     grep -q "complete .*$program\$" "/usr/share/bash-completion/completions/$program" || fail "completions of $program"
 done
-solkv-host-check | grep -q '^cgroup ' || fail "the host check"
+solkv-host-check >/srv/out/host.log
+grep -q '^cgroup ' /srv/out/host.log || fail "the host check"
 
 step "configure, load, run"
 sed -i 's|^#geyser = .*|geyser = "http://127.0.0.1:1"|; s|^#engine = .*|engine = "strata"|' /etc/solkv/solkv.toml
@@ -66,6 +67,7 @@ gone /usr/bin/solkv-service
 ! grep -qsx solkv-service /proc/[0-9]*/comm || fail "still runs"
 there /var/lib/solkv/store/SOLKV
 there /etc/solkv/solkv.toml
+gone /run/solkv
 
 step "installed again it goes on with them"
 dpkg --force-confdef --force-confold -i /srv/first.deb

@@ -103,6 +103,11 @@ wait_for 60 "live" status_is "live at slot"
 step "status: $(show StatusText)"
 
 step "lookups beside the ingest, under the cap"
+ask --batch 100 --rate 20 --time 2s >/dev/null || fail "batches"
+if [ "$ENGINE" = strata ]; then
+    ls -l "/proc/$(show MainPID)/fd" >/srv/out/fds.log
+    grep -q 'anon_inode:\[io_uring\]' /srv/out/fds.log || fail "the unit keeps strata from io_uring"
+fi
 at=$(slot)
 ask --rate 3000 --time 20s >/srv/out/query.log || fail "a lookup failed: $(tail -n 3 /srv/out/query.log)"
 [ "$(slot)" -gt "$at" ] || fail "nothing was ingested meanwhile"
