@@ -77,7 +77,8 @@ fn a_full_disk_is_said_lookups_go_on_and_space_mends_it() {
             Some(said) => {
                 println!("{label}: not ready: {}", said.trim());
                 assert!(service.metric("solkv_commits_without_space_total").unwrap() > 0.0);
-                let mut client = Builder::new(&format!("unix://{}", uds.display())).unwrap().connect_blocking().unwrap();
+                let mut client =
+                    Builder::new(&format!("unix://{}", uds.display())).unwrap().connect_blocking().unwrap();
                 let answer = client.get(&known).unwrap();
                 assert!(answer.slot.is_some_and(|slot| slot >= at), "lookups go on: {answer:?}");
                 std::fs::remove_file(&ballast).unwrap();

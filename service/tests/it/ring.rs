@@ -113,7 +113,8 @@ fn who_was_away_for_too_long_goes_on_over_grpc_and_comes_back() {
     let mut service = Service::start(&dir, &options, &geyser, &more);
     let end = end(&stream);
     service.wait_for_slot(end.slot);
-    let newest = service.metric("solkv_feed_seq").unwrap() as u64;
+    // The feed's own figure may be a moment behind.
+    let newest = service.metric("solkv_checkpoint_seq").unwrap() as u64;
     assert!(newest > workload.pairs + proto::shm::ring::RING_RECORDS as u64, "newest={newest}");
 
     let lost = wait_for("the news of the new service", || away.next_event_within(Duration::from_millis(100)).err());

@@ -111,7 +111,8 @@ fn refusal(temp: &TempDir, args: &[&str]) -> String {
     command.args(["run", "--engine", "redb", "--geyser", NO_STREAM, "--dir"]).arg(temp.path().join("refused"));
     let output = command.args(args).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{args:?} is not refused\n{text}");
+    // 2 for a setting that can never work, 1 for what it names.
+    assert!(matches!(output.status.code(), Some(1 | 2)), "{args:?} is not refused: {}\n{text}", output.status);
     assert!(!temp.path().join("refused").exists(), "the store is made before {args:?} is refused");
     text
 }
