@@ -175,14 +175,15 @@ fn killed_twenty_times_every_subscriber_has_every_change_once() {
         let geyser = format!("http://{}", stream.address());
         let more = ["--uds", uds.to_str().unwrap(), "--shm", shm.to_str().unwrap(), "--feed-heartbeat", "50ms"];
         let last_slot = BASE_SLOT + events / EVENTS_PER_SLOT;
-        let (mut rng, mut reached) = (Rng::new(options.engine as u64), BASE_SLOT);
+        let (mut rng, mut reached, mut midway) = (Rng::new(options.engine as u64), BASE_SLOT, 0);
         for kill in 0..KILLS {
             let mut service = Service::start(&dir, &options, &geyser, &more);
             let part = (last_slot - BASE_SLOT) * (kill + 1) / (KILLS + 1);
             reached = service.wait_for_slot((BASE_SLOT + part).saturating_sub(rng.below(9)).max(reached));
+            midway += u64::from(reached < last_slot);
             service.kill();
         }
-        assert!(stream.outcome().unwrap().is_none(), "the stream was over before the last kill");
+        assert!(midway > KILLS / 2, "kills behind the last slot prove nothing: midway={midway}");
         let mut service = Service::start(&dir, &options, &geyser, &more);
         let end = end(&stream);
         service.wait_for_slot(end.slot);

@@ -170,7 +170,7 @@ fn a_service_that_stands_still_ends_in_the_deadline_and_answers_later() {
     for client in &mut clients {
         client.get(&key(1)).unwrap();
     }
-    setup.service.signal("STOP");
+    setup.service.freeze();
     let short = ReadOptions { deadline: Some(Duration::from_millis(30)), ..ReadOptions::default() };
     for client in &mut clients {
         for _ in 0..2 {
@@ -194,7 +194,7 @@ fn clients_outlive_a_killed_service() {
     // Killed while the calls wait for it, and while nobody asks.
     for under_way in [true, false] {
         if under_way {
-            setup.service.signal("STOP");
+            setup.service.freeze();
         }
         let calls: Vec<_> = clients
             .drain(..)
@@ -255,7 +255,7 @@ fn a_killed_client_leaves_nothing() {
         wait_for("its requests", || setup.service.metric("solkv_lookups_total").filter(|now| *now > asked + 10_000.0));
         if kill % 2 == 1 {
             // Dead before the service has read its request.
-            setup.service.signal("STOP");
+            setup.service.freeze();
             signal(&child, "KILL");
             setup.service.signal("CONT");
         } else {
