@@ -43,7 +43,7 @@ systemctl reset-failed solkv.service
 
 step "bootstrap: stopped, gone on with, complete, and started once more"
 cat >/etc/solkv/solkv.bootstrap <<END
-LOAD=--engine $ENGINE --dir $store --pairs $PAIRS --seed 1 --slot 999
+LOAD=--engine $ENGINE --dir $store --pairs $PAIRS --seed 1 --slot 999 --settle
 END
 systemctl start --no-block solkv-bootstrap@solkv.service
 wait_for 60 "a part of the load" test -s $store/bootstrap.toml

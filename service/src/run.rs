@@ -25,7 +25,7 @@ use crate::dashboard::Sampler;
 use crate::feed::{Feed, FeedWriter, Retention, Ring, Snapshots};
 use crate::http::{self, HttpState};
 use crate::ingest::apply::{Apply, ApplyConfig, FULL_RETRY};
-use crate::ingest::receive::{QUEUE_BATCHES, ReceiveConfig, receive};
+use crate::ingest::receive::{ReceiveConfig, queue_batches, receive};
 use crate::ingest::subscribe::Commitment;
 use crate::lookups::Lookups;
 use crate::net::{Edge, limit};
@@ -132,7 +132,7 @@ async fn serve(
         shm = config.shm.as_ref().map(|path| path.display().to_string()), access = %edge.access, "listening"
     );
     let (stop, stopped) = watch::channel(false);
-    let (messages, received) = mpsc::channel(QUEUE_BATCHES);
+    let (messages, received) = mpsc::channel(queue_batches());
     let label = http_state.engine;
     let door = Door {
         tcp,

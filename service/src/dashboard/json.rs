@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::history::{COLUMNS, Curve, HISTORY_SAMPLES, Newest, Sample, SeriesNow};
 use super::sample::QUANTILES;
 use crate::http::HttpState;
-use crate::ingest::receive::QUEUE_BATCHES;
+use crate::ingest::receive::queue_batches;
 use crate::metrics;
 use crate::rpc::status_response;
 use crate::status::unix_ms;
@@ -80,7 +80,7 @@ fn status(state: &HttpState) -> Value {
         "lag_ms": applied.then(|| shared.lag_ms.load(Ordering::Relaxed)),
         "pairs_estimate": status.pairs_estimate,
         "queue_batches": shared.queue_batches.load(Ordering::Relaxed),
-        "queue_batches_max": QUEUE_BATCHES,
+        "queue_batches_max": queue_batches(),
         "counters": counters,
     })
 }

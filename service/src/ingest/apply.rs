@@ -95,7 +95,7 @@ impl Apply {
             shared,
             config,
             stop,
-            assembler: Assembler::new(complete, Limits::default()),
+            assembler: Assembler::new(complete, Limits::within(engines::memory_limit().bytes)),
             committed,
             batch: Vec::with_capacity(config.commit_every),
             feed,

@@ -112,6 +112,14 @@ struct Meta {
     created_unix_ms: u64,
 }
 
+impl Limits {
+    /// The default, or less: no more than a quarter of what the process may use.
+    pub fn within(limit_bytes: u64) -> Self {
+        let quarter = usize::try_from(limit_bytes / 4).unwrap_or(usize::MAX);
+        Self { bytes_max: DEFAULT_BYTES_MAX.min(quarter), ..Self::default() }
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self { slots_max: DEFAULT_SLOTS_MAX, bytes_max: DEFAULT_BYTES_MAX }

@@ -6,8 +6,8 @@
 //!
 //! Backpressure: a full channel leaves the socket unread, so the server's own queue is what fills.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -24,12 +24,31 @@ use super::subscribe::{Commitment, request};
 use super::upstream::Upstream;
 use crate::status::{Gap, Shared, count, unix_ms};
 
-/// Batches in the channel between the receiver and ingest-apply: with [`BATCH_INPUTS`] about 260 thousand updates or
-/// 40 MiB at most, a few seconds at full rate, so that a commit does not stop the socket; more only adds lag.
-pub const QUEUE_BATCHES: usize = 256;
+/// Batches in the channel between the receiver and ingest-apply at most: with [`BATCH_INPUTS`] about 260 thousand
+/// updates or 40 MiB, a few seconds at full rate, so that a commit does not stop the socket; more only adds lag.
+pub const QUEUE_BATCHES_MAX: usize = 256;
+
+/// The part of the memory limit that the channel may fill: beside an engine in a small cgroup 40 MiB end the process
+/// while it catches up.
+const QUEUE_SHARE: u64 = 16;
+
+/// Fewer would make receiver and ingest-apply wait for each other.
+const QUEUE_BATCHES_MIN: usize = 8;
 
 /// Inputs in one batch: enough to make the channel's cost per update vanish.
 pub const BATCH_INPUTS: usize = 1024;
+
+/// Batches in the channel of this process: [`QUEUE_BATCHES_MAX`], or fewer under a small memory limit. Decided once.
+pub fn queue_batches() -> usize {
+    static BATCHES: LazyLock<usize> = LazyLock::new(|| batches_within(engines::memory_limit().bytes));
+    *BATCHES
+}
+
+fn batches_within(limit_bytes: u64) -> usize {
+    let batch_bytes = (BATCH_INPUTS * size_of::<Input>()) as u64;
+    let batches = usize::try_from(limit_bytes / QUEUE_SHARE / batch_bytes).unwrap_or(usize::MAX);
+    batches.clamp(QUEUE_BATCHES_MIN, QUEUE_BATCHES_MAX)
+}
 
 /// Where from, and what.
 #[derive(Clone)]
@@ -216,6 +235,14 @@ impl<U: Upstream> Receiver<U> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_small_memory_limit_makes_the_queue_smaller() {
+        assert_eq!(batches_within(u64::MAX), QUEUE_BATCHES_MAX);
+        assert_eq!(batches_within(0), QUEUE_BATCHES_MIN);
+        let bytes = batches_within(128 << 20) * BATCH_INPUTS * size_of::<Input>();
+        assert!((7 << 20..=8 << 20).contains(&bytes), "{bytes}");
+    }
 
     #[test]
     fn the_token_is_not_printed() {
