@@ -221,13 +221,13 @@ impl Service {
     pub(crate) fn freeze(&self) {
         self.signal("STOP");
         wait_for("threads that stand still", || {
-            let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+            let mut threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
             let stopped = |entry: std::io::Result<std::fs::DirEntry>| {
                 let stat = std::fs::read_to_string(entry.unwrap().path().join("stat")).unwrap_or_default();
                 // The state is behind the name, which is in parentheses.
                 stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
             };
-            threads.map(stopped).all(|stopped| stopped).then_some(())
+            threads.all(stopped).then_some(())
         });
     }
 
