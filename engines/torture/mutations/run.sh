@@ -37,8 +37,14 @@ patch() {
 field() { sed -n "s/^$1: //p;/^diff /q" "$(patch "$2")"; }
 # The command's exit code; what it printed is in $log.
 try() { nice bash -c "$1" >"$log" 2>&1; }
-# What caught it: the first line that says so.
-verdict() { grep -m1 -E 'VIOLATION|DIVERGED|panicked|^test .*FAILED|assertion|error' "$log" | cut -c1-150 || tail -1 "$log"; }
+# What caught it: the first line of the most telling kind.
+verdict() {
+    local kind
+    for kind in 'VIOLATION|DIVERGED' '^test .*FAILED' 'panicked' '^error'; do
+        grep -m1 -E "$kind" "$log" | cut -c1-150 && return
+    done
+    tail -1 "$log"
+}
 
 table=() failed=0
 note() { table+=("$(printf '%-28s %-9s %5s s  %s' "$1" "$2" "$3" "$4")"); echo "${table[-1]}"; }

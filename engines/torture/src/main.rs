@@ -88,7 +88,9 @@ fn main() -> ExitCode {
         }
         Err((column, seed, violation)) => {
             println!("torture: VIOLATION: {violation}");
-            println!("again: make torture ARGS='--engine {column} --seed {seed}'");
+            // The seed has chosen among what was possible.
+            let kills_only = if run.fuse { "" } else { " --kills-only" };
+            println!("again: make torture ARGS='--engine {column} --seed {seed}{kills_only}'");
             ExitCode::FAILURE
         }
     }

@@ -94,7 +94,7 @@ impl Swarm {
             faults_every: if faults.is_empty() { 0 } else { rng.pick(&[0, 1, 2, 4]) },
             faults,
             faults_within: rng.pick(&[20, 200, 1000]),
-            turns: 12,
+            turns: rng.pick(&[4, 8, 16]),
         }
     }
 
