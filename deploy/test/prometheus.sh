@@ -13,7 +13,8 @@ done
 work=$(mktemp -d)
 pids=""
 finish() {
-    # shellcheck disable=SC2086 -- a list of processes
+    # A list of processes.
+    # shellcheck disable=SC2086
     [ -z "$pids" ] || kill $pids 2>/dev/null || true
     wait
     rm -rf "$work"
@@ -27,7 +28,8 @@ import socket
 sockets = [socket.create_server(('127.0.0.1', 0)) for _ in range($1)]
 print(*(socket.getsockname()[1] for socket in sockets))"
 }
-# shellcheck disable=SC2046 -- four words
+# Four words.
+# shellcheck disable=SC2046
 set -- $(free_ports 4)
 stream=127.0.0.1:$1 grpc=127.0.0.1:$2 http=127.0.0.1:$3 prometheus=127.0.0.1:$4
 
@@ -45,6 +47,8 @@ prometheus --config.file="$work/prometheus.yml" --storage.tsdb.path="$work/tsdb"
     >"$work/prometheus.log" 2>&1 &
 pids="$pids $!"
 until curl -sf "http://$http/readyz" >/dev/null; do
+    # Processes, one a word.
+    # shellcheck disable=SC2086
     kill -0 $pids || { cat "$work"/*.log >&2; exit 1; }
     sleep 0.2
 done
