@@ -123,6 +123,7 @@ test-prometheus: build ## A real Prometheus (Debian package) scrapes a live serv
 
 units:
 	@.ci/units
+	@deploy/test/host.sh
 
 # Results go into a folder of the day; runs that are in its file already are not repeated.
 RESULTS ?= results/$(shell date +%F)

@@ -43,7 +43,7 @@ systemctl reset-failed solkv.service
 
 step "bootstrap: stopped, gone on with, complete, and started once more"
 cat >/etc/solkv/solkv.bootstrap <<END
-LOAD=--engine $ENGINE --dir $store --pairs $PAIRS --seed 1 --slot 999 --settle
+LOAD=--engine $ENGINE --dir $store --pairs $PAIRS --seed 1 --slot 999 --order sorted --settle
 END
 systemctl start --no-block solkv-bootstrap@solkv.service
 wait_for 60 "a part of the load" test -s $store/bootstrap.toml
@@ -163,6 +163,9 @@ systemctl stop solkv.service
 solkv-bootstrap info --dir $store --digest >/srv/out/info.log
 grep -qF "$digest" /srv/out/info.log ||
     fail "digest=$digest but $(cat /srv/out/info.log)"
+
+kills=$(journalctl -u solkv.service -o cat | grep -c 'code=killed, status=9/KILL' || true)
+is "ends by SIGKILL, of which one was this test's and more would be the kernel's for want of memory" "$kills" 1
 
 step "two instances beside each other, each with its own store"
 n=0

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Runs the installed units under a real systemd, in a container over this machine's own system, and asserts what they
 # promise; systemd-inside.sh is what runs there. Root, systemd-nspawn and 3 GB of disk; leaves nothing behind.
-# BIN: folder of the built programs. ENGINE (rocksdb), PAIRS, CAP (MemoryMax) and EVENTS size it; OUT keeps the logs.
+# BIN: folder of the built programs. ENGINE, PAIRS, CAP (MemoryMax) and EVENTS size it: the store has to be larger than
+# the cap. 192M is what RocksDB without further settings needs; LMDB and strata live in 128M. OUT keeps the logs.
 set -euo pipefail
 : "${BIN:?folder of the built programs; run this through make test-systemd}"
 cd "$(dirname "$0")/../.."
 # shellcheck source=deploy/test/container.sh
 . deploy/test/container.sh
 container_needs systemd systemd-nspawn python3 curl
-ENGINE=${ENGINE:-rocksdb} PAIRS=${PAIRS:-4000000} CAP=${CAP:-128M} EVENTS=${EVENTS:-600000}
+ENGINE=${ENGINE:-rocksdb} PAIRS=${PAIRS:-4000000} CAP=${CAP:-192M} EVENTS=${EVENTS:-600000}
 
 work=$(mktemp -d)       # the store, on this machine's disk
 root=$(mktemp -d)       # what the container writes elsewhere, in memory
