@@ -222,7 +222,7 @@ impl Agent<'_> {
     /// Writes and reads until the batches are done or the store is to be opened again.
     fn work(&mut self, engine: &dyn Engine, mut model: Model) -> Check<End> {
         self.recovered();
-        let mut readings = Readings::new(self.task.engine, self.task.habits, self.task.dir.join("copy"));
+        let mut readings = Readings::new(self.task.engine, self.task.habits, self.task.dir.join("copies"));
         let mut last = self.batches + 1 + self.rng.below(120);
         if !readings.reopens() {
             last = u64::MAX;

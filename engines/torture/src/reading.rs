@@ -105,9 +105,12 @@ impl<'e> Readings<'e> {
                 _ => Err(engine_api::Error::io("cannot remove a copy", e)),
             })
         };
+        // Whatever a copy that was cut short has left.
         remove()?;
-        engine.snapshot(&self.copies)?;
-        let copy = engines::open(&self.copies, &self.column.options(rng), OpenMode::Existing)?;
+        fs::create_dir(&self.copies).map_err(|e| engine_api::Error::io("cannot make room for a copy", e))?;
+        let dir = self.copies.join("store");
+        engine.snapshot(&dir)?;
+        let copy = engines::open(&dir, &self.column.options(rng), OpenMode::Existing)?;
         model.check_store(&*copy, rng)?;
         drop(copy);
         Ok(remove()?)
