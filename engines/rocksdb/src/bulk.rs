@@ -82,9 +82,9 @@ fn ingest(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<()> {
     let mut options = IngestExternalFileOptions::default();
     options.set_move_files(true);
     engine.db().ingest_external_file_opts(&options, files).map_err(|e| {
-        // The manifest may or may not name the files.
+        // The manifest may or may not name the files, and RocksDB has removed them.
         engine.poison();
-        error::write("RocksDB cannot take in sorted files", e)
+        error::write("RocksDB cannot take in sorted files; if it refuses to open the store now, load it anew", e)
     })
 }
 

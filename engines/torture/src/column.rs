@@ -51,6 +51,12 @@ impl Column {
         EngineOptions { bloom, memory: Some(ByteSize::mib(rng.pick(&[8, 16, 64]))), ..EngineOptions::new(kind) }
     }
 
+    /// Whether a load whose manifest could not be flushed may leave a store that is refused: RocksDB removes files that
+    /// the manifest may name. See RELIABILITY.md.
+    pub fn loses_failed_loads(self) -> bool {
+        matches!(self, Self::Rocksdb | Self::RocksdbBloom)
+    }
+
     /// The newest batch that a loss of power must leave, once batch `seq` was acknowledged; `before` is what it was
     /// until then. This is the table of RELIABILITY.md.
     pub fn survives_power_loss(self, durability: Durability, seq: u64, before: u64) -> u64 {

@@ -100,6 +100,10 @@ pub struct Life {
     powered: bool,
     faulty: bool,
     opened: bool,
+    /// A load has failed that [`Column::loses_failed_loads`] speaks of.
+    load_failed: bool,
+    /// It has cost the store.
+    lost: bool,
     totals: Totals,
 }
 
@@ -133,6 +137,8 @@ impl Life {
             powered: true,
             faulty: false,
             opened: false,
+            load_failed: false,
+            lost: false,
             totals: Totals { lives: 1, ..Totals::default() },
         })
     }
@@ -149,6 +155,10 @@ impl Life {
             let end = self.swarm.end(&mut self.rng);
             let faults = self.swarm.faults(&mut self.rng);
             self.turn(&end, faults, stop)?;
+            if self.lost {
+                self.totals.lost_loads += 1;
+                return Ok(());
+            }
         }
         let end = End { kind: EndKind::Close, acks: LAST_BATCHES, micros: 0, operations: 0 };
         self.turn(&end, Vec::new(), &|| false)
@@ -374,7 +384,7 @@ impl Life {
             "recovered" => self.totals.recovered_reopened += 1,
             "closed" => self.floor_power = self.floor,
             "error" => self.refused(rest)?,
-            "gave" if !self.faulty && self.powered => self.violated("a store cannot be opened")?,
+            "gave" if !self.faulty && self.powered && !self.lost => self.violated("a store cannot be opened")?,
             "gave" | "done" => {}
             _ => self.violated(line.clone())?,
         }
@@ -394,8 +404,13 @@ impl Life {
     }
 
     /// The engine has refused something: only while something is wrong with the disk, and with a kind that tells.
-    fn refused(&self, what: &str) -> Result<(), Failure> {
-        if !self.powered {
+    fn refused(&mut self, what: &str) -> Result<(), Failure> {
+        if self.column.loses_failed_loads() {
+            self.load_failed |= what.starts_with("load Reopen") && what.contains("MANIFEST");
+            let missing = what.starts_with("open DataDamaged") && what.contains("No such file or directory");
+            self.lost |= self.load_failed && missing;
+        }
+        if !self.powered || self.lost {
             return Ok(());
         }
         let kind = what.split(' ').nth(1).unwrap_or("");

@@ -33,6 +33,8 @@ pub struct Totals {
     pub recovered_reopened: u64,
     /// Processes that a read error of a mapping has ended by SIGBUS.
     pub bus_errors: u64,
+    /// Stores that RocksDB refuses after a load whose manifest could not be flushed; see RELIABILITY.md.
+    pub lost_loads: u64,
 }
 
 impl Totals {
@@ -49,6 +51,7 @@ impl Totals {
         self.recovered_itself += other.recovered_itself;
         self.recovered_reopened += other.recovered_reopened;
         self.bus_errors += other.bus_errors;
+        self.lost_loads += other.lost_loads;
     }
 }
 
@@ -83,6 +86,7 @@ impl fmt::Display for Table<'_> {
         row(f, "buffered commits lost", &|totals| totals.lost_batches)?;
         row(f, "went on by itself", &|totals| totals.recovered_itself)?;
         row(f, "went on when reopened", &|totals| totals.recovered_reopened)?;
-        row(f, "ended by SIGBUS", &|totals| totals.bus_errors)
+        row(f, "ended by SIGBUS", &|totals| totals.bus_errors)?;
+        row(f, "lost by a failed load", &|totals| totals.lost_loads)
     }
 }
