@@ -37,6 +37,11 @@ done
 solkv-host-check >/srv/out/host.log
 grep -q '^cgroup ' /srv/out/host.log || fail "the host check"
 
+step "loadgen finds the service under its installed name"
+solkv-bootstrap --engine strata --dir /tmp/live --pairs 2000 --seed 1 --slot 999 >/dev/null 2>&1
+solkv-loadgen live --engine strata --dir /tmp/live --pairs 2000 --seed 1 --events 5000 --verify >/srv/out/live.log 2>&1 ||
+    fail "$(tail -n 5 /srv/out/live.log)"
+
 step "configure, load, run"
 sed -i 's|^#geyser = .*|geyser = "http://127.0.0.1:1"|; s|^#engine = .*|engine = "strata"|' /etc/solkv/solkv.toml
 echo 'LOAD=--engine strata --dir /var/lib/solkv/store --pairs 20000 --seed 1' >/etc/solkv/solkv.bootstrap

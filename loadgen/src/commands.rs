@@ -19,12 +19,12 @@ const POLL_PERIOD: Duration = Duration::from_millis(50);
 /// Shown under `loadgen stream --help`.
 pub const STREAM_EXAMPLES: &str = "\
 Prints `listening=HOST:PORT` when it serves, and at the end
-`final slot=… events=… slots=… digest=PAIRS:HEX`: what `bootstrap info --digest` must say of a follower's directory.
+`final slot=… events=… slots=… digest=PAIRS:HEX`: what `solkv-bootstrap info --digest` must say of a follower's directory.
 
 Examples:
-  loadgen stream --listen 127.0.0.1:10000 --pairs 2000000 --seed 1 --events 1000000
-  loadgen stream --listen 127.0.0.1:0 --rate 20000 --extract token-owner --skew zipfian:0.99
-  loadgen stream --listen 127.0.0.1:0 --disconnect-every 50000 --dead-every 7 --duplicates --out-of-order-every 11";
+  solkv-loadgen stream --listen 127.0.0.1:10000 --pairs 2000000 --seed 1 --events 1000000
+  solkv-loadgen stream --listen 127.0.0.1:0 --rate 20000 --extract token-owner --skew zipfian:0.99
+  solkv-loadgen stream --listen 127.0.0.1:0 --disconnect-every 50000 --dead-every 7 --duplicates --out-of-order-every 11";
 
 /// Arguments of `loadgen stream`.
 #[derive(clap::Args, Clone, Debug)]

@@ -16,10 +16,10 @@ Prints how far it is now and then, and a summary at the end; with --print every 
 value, `-` for none. It goes on where it was when the service stops or is killed and comes back. Ctrl-C ends it.
 
 Examples:
-  loadgen follow --address unix:///run/solkv/kv.sock
-  loadgen follow --address shm:///run/solkv/shm.sock --print
-  loadgen follow --address http://127.0.0.1:7400 --from snapshot
-  loadgen follow --address http://127.0.0.1:7400 --from 2000001 --feed-id 1f0c5d7a9b3e2468";
+  solkv-loadgen follow --address unix:///run/solkv/kv.sock
+  solkv-loadgen follow --address shm:///run/solkv/shm.sock --print
+  solkv-loadgen follow --address http://127.0.0.1:7400 --from snapshot
+  solkv-loadgen follow --address http://127.0.0.1:7400 --from 2000001 --feed-id 1f0c5d7a9b3e2468";
 
 /// How long a wait for a change is before signals are looked for.
 const WAIT: Duration = Duration::from_millis(200);

@@ -37,9 +37,9 @@ A scenario is a TOML file; loadgen/scenarios holds the reviewed ones. Each run i
 file. Running the same command again does what is missing. Needs root, or a cgroup it may write, to cap memory.
 
 Examples:
-  loadgen bench loadgen/scenarios/read-under-cap.toml --out results/reads.jsonl
-  loadgen bench loadgen/scenarios/*.toml --pairs 1000000 --repeats 1 --seconds 2 --out small.jsonl
-  loadgen report small.jsonl --html small.html";
+  solkv-loadgen bench loadgen/scenarios/read-under-cap.toml --out results/reads.jsonl
+  solkv-loadgen bench loadgen/scenarios/*.toml --pairs 1000000 --repeats 1 --seconds 2 --out small.jsonl
+  solkv-loadgen report small.jsonl --html small.html";
 
 /// Arguments of `loadgen bench`.
 #[derive(clap::Args, Clone, Debug)]

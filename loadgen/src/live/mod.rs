@@ -21,14 +21,17 @@ use crate::stream::{Delivery, Final, Stream, Workload};
 use probe::{Cap, Charged};
 use process::{Service, Usage, free_address, get};
 
+/// What the programs' names begin with where they are installed.
+const INSTALLED: &str = "solkv-";
+
 /// Shown under `loadgen live --help`.
 pub const EXAMPLES: &str = "\
 Options of the service that loadgen does not know are passed on after `--`.
 
 Examples:
-  bootstrap --engine rocksdb --bloom 20 --dir DIR --pairs 2000000 --seed 1
-  loadgen live --engine rocksdb --bloom 20 --dir DIR --pairs 2000000 --seed 1 --events 1000000 --verify
-  loadgen live --engine lmdb --dir DIR --pairs 2000000 --cap 1GiB --report live.json -- --commit-every 1000";
+  solkv-bootstrap --engine rocksdb --bloom 20 --dir DIR --pairs 2000000 --seed 1
+  solkv-loadgen live --engine rocksdb --bloom 20 --dir DIR --pairs 2000000 --seed 1 --events 1000000 --verify
+  solkv-loadgen live --engine lmdb --dir DIR --pairs 2000000 --cap 1GiB --report live.json -- --commit-every 1000";
 
 /// How often the service is asked how far it is.
 const POLL_PERIOD: Duration = Duration::from_millis(100);
@@ -73,7 +76,7 @@ pub struct LiveArgs {
     /// Measure a service that is already running instead of starting one: HOST:PORT of its metrics
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["dir", "cap", "verify"])]
     pub service_metrics: Option<String>,
-    /// At the end compare the directory's digest with the stream's (by `bootstrap info --digest`)
+    /// At the end compare the directory's digest with the stream's (by `solkv-bootstrap info --digest`)
     #[arg(long)]
     pub verify: bool,
     /// Write the run as JSON
@@ -171,10 +174,16 @@ fn extract_name(args: &LiveArgs) -> Result<String> {
     Ok(name.as_str().context("an extractor serializes as its name")?.to_owned())
 }
 
-/// A program beside this one, as `cargo build` and the packages put them.
+/// The program `name` beside another one: `name` where `cargo build` puts it, `solkv-name` where it is installed.
+fn beside(program: &Path, name: &str) -> PathBuf {
+    let installed = program.file_name().is_some_and(|own| own.to_string_lossy().starts_with(INSTALLED));
+    program.with_file_name(if installed { format!("{INSTALLED}{name}") } else { name.to_owned() })
+}
+
+/// A program beside this one.
 pub(crate) fn sibling(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find the own executable")?;
-    let path = own.with_file_name(name);
+    let path = beside(&own, name);
     ensure!(path.is_file(), "no {name} program: file={}; build it, or name it with --service-bin", path.display());
     Ok(path)
 }
@@ -269,7 +278,7 @@ fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, metrics: &str) {
 fn verify(args: &LiveArgs, end: &Final) -> Result<String> {
     let dir = args.dir.as_deref().context("--verify needs --dir")?;
     let program = match &args.service_bin {
-        Some(service) => service.with_file_name("bootstrap"),
+        Some(service) => beside(service, "bootstrap"),
         None => sibling("bootstrap")?,
     };
     let digest = directory_digest(&program, dir)?;

@@ -27,9 +27,9 @@ The knee is the highest rate of a sweep that was kept (99% of it or more) with a
 rate's.
 
 Examples:
-  loadgen query --target 127.0.0.1:7400 --pairs 2000000 --seed 1 --rate 5000
-  loadgen query --uds /run/solkv/kv.sock --pairs 2000000 --rate 1000,5000,10000,20000 --negative-share 0.5
-  loadgen query --target 127.0.0.1:7400 --pairs 2000000 --batch 1000 --rate max --in-flight 4 --out query.jsonl";
+  solkv-loadgen query --target 127.0.0.1:7400 --pairs 2000000 --seed 1 --rate 5000
+  solkv-loadgen query --uds /run/solkv/kv.sock --pairs 2000000 --rate 1000,5000,10000,20000 --negative-share 0.5
+  solkv-loadgen query --target 127.0.0.1:7400 --pairs 2000000 --batch 1000 --rate max --in-flight 4 --out query.jsonl";
 
 /// A p99 beyond this many times the lowest rate's is past the knee.
 const KNEE_FACTOR: u64 = 10;
@@ -45,7 +45,7 @@ pub struct QueryArgs {
     /// The service's Unix socket
     #[arg(long, value_name = "PATH")]
     uds: Option<PathBuf>,
-    /// Pairs in the store, as `bootstrap --pairs N --seed S` loaded them
+    /// Pairs in the store, as `solkv-bootstrap --pairs N --seed S` loaded them
     #[arg(long, value_name = "N")]
     pairs: u64,
     /// Seed of the pairs
@@ -75,7 +75,7 @@ pub struct QueryArgs {
     /// The store follows a stream: values may have changed since the load and are checked for their length only
     #[arg(long)]
     changed: bool,
-    /// Append what was measured to a result file for `loadgen report`
+    /// Append what was measured to a result file for `solkv-loadgen report`
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }

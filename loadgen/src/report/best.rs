@@ -19,7 +19,7 @@ cell, and how many times better the engine is (below 1: it is beaten). Where the
 a run, the engine's latency is also given as a multiple of the device's own 4 KiB random read.
 
 Examples:
-  loadgen best results.jsonl --engine strata > best.md";
+  solkv-loadgen best results.jsonl --engine strata > best.md";
 
 /// Arguments of `loadgen best`.
 #[derive(clap::Args, Clone, Debug)]

@@ -26,10 +26,10 @@ repeats the verdict is `unknown`, and never a failure.
 Exit codes: 0 done; 1 with --fail-above, something got worse beyond noise and by more than that, or an error.
 
 Examples:
-  loadgen compare before.jsonl after.jsonl
-  loadgen compare before.jsonl after.jsonl --fail-above 5
-  loadgen compare results.jsonl --engines lmdb,redb --changed
-  loadgen compare before.jsonl after.jsonl --json | jq '.rows[] | select(.verdict == \"worse\")'";
+  solkv-loadgen compare before.jsonl after.jsonl
+  solkv-loadgen compare before.jsonl after.jsonl --fail-above 5
+  solkv-loadgen compare results.jsonl --engines lmdb,redb --changed
+  solkv-loadgen compare before.jsonl after.jsonl --json | jq '.rows[] | select(.verdict == \"worse\")'";
 
 /// Repeats a side that a verdict takes.
 const RUNS_MIN: usize = 3;

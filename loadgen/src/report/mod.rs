@@ -35,9 +35,9 @@ the report shows their median with the smallest and the largest. The page is one
 from disk. `?theme=dark` or `?theme=light` behind its address overrides what the system prefers.
 
 Examples:
-  loadgen report results/*.jsonl --html report.html --title 'NVMe, 700M pairs'
-  loadgen report monday.jsonl tuesday.jsonl --html report.html --markdown report.md
-  loadgen report run.jsonl | less";
+  solkv-loadgen report results/*.jsonl --html report.html --title 'NVMe, 700M pairs'
+  solkv-loadgen report monday.jsonl tuesday.jsonl --html report.html --markdown report.md
+  solkv-loadgen report run.jsonl | less";
 
 /// Arguments of `loadgen report`.
 #[derive(clap::Args, Clone, Debug)]

@@ -14,7 +14,7 @@ use crate::stream::account::Extract;
 /// The workload: a pure function of these and nothing else, so that two runs deliver the same slots.
 #[derive(clap::Args, Clone, Debug, serde::Serialize)]
 pub struct Workload {
-    /// Known keys: pair i < N is what `bootstrap --pairs N --seed S` loads
+    /// Known keys: pair i < N is what `solkv-bootstrap --pairs N --seed S` loads
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     pub pairs: u64,
     /// Seed of keys, values and of everything random

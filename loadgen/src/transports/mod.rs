@@ -29,9 +29,9 @@ Every value is checked. With --dir a second service of its own, on an empty stor
 commits take from there to a follower is measured, over shared memory and gRPC.
 
 Examples:
-  bootstrap --engine strata --dir DIR --pairs 1000000 --seed 1
-  loadgen transports --engine strata --dir DIR --pairs 1000000 --seed 1 --out transports.jsonl
-  loadgen transports --address unix:///run/solkv/kv.sock --address http://127.0.0.1:7400 --pairs 1000000";
+  solkv-bootstrap --engine strata --dir DIR --pairs 1000000 --seed 1
+  solkv-loadgen transports --engine strata --dir DIR --pairs 1000000 --seed 1 --out transports.jsonl
+  solkv-loadgen transports --address unix:///run/solkv/kv.sock --address http://127.0.0.1:7400 --pairs 1000000";
 
 /// Longest wait for the started service to answer; opening a store counts.
 const START_BOUND: Duration = Duration::from_secs(120);
@@ -58,7 +58,7 @@ pub struct TransportsArgs {
     /// Instead of starting a service: where one runs, as shm:///PATH, unix:///PATH or http://HOST:PORT; several times
     #[arg(long, value_name = "URL")]
     address: Vec<String>,
-    /// Pairs in the store, as `bootstrap --pairs N --seed S` loaded them
+    /// Pairs in the store, as `solkv-bootstrap --pairs N --seed S` loaded them
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pairs: u64,
     /// Seed of the pairs
@@ -73,7 +73,7 @@ pub struct TransportsArgs {
     /// Rounds over all transports
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     repeats: u32,
-    /// Append what was measured to a result file for `loadgen report`
+    /// Append what was measured to a result file for `solkv-loadgen report`
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
