@@ -254,11 +254,13 @@ pub(crate) struct Attempts {
     pub(crate) deadline: Instant,
     backoff: crate::backoff::Backoff,
     resent: bool,
+    /// The slot asked for, once the service has said that it is not reached.
+    behind: Option<u64>,
 }
 
 impl Attempts {
     pub(crate) fn new(deadline: Instant) -> Self {
-        Self { deadline, backoff: crate::backoff::Backoff::new(), resent: false }
+        Self { deadline, backoff: crate::backoff::Backoff::new(), resent: false, behind: None }
     }
 
     /// After a failed attempt to connect: how long to pause before the next, or the error when there is none.
@@ -271,7 +273,8 @@ impl Attempts {
     /// After an exchange that gave no answer: `Ok` to connect and send once more.
     pub(crate) fn lost(&mut self, lost: &Lost) -> Result<()> {
         match lost {
-            Lost::Late => Err(Error::deadline()),
+            // What the last answer said is more than that the next one did not come in time.
+            Lost::Late => Err(self.behind.map_or_else(Error::deadline, not_reached)),
             Lost::Gone if self.resent => Err(Error::unavailable("the service went away twice during one call")),
             Lost::Gone => {
                 self.resent = true;
@@ -281,10 +284,12 @@ impl Attempts {
     }
 
     /// The slot asked for is not reached: `Ok` to ask again after [`SLOT_PAUSE`].
-    pub(crate) fn behind(&self, asked: u64) -> Result<()> {
-        if Instant::now() + SLOT_PAUSE < self.deadline {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::Refused, format!("slot not reached within the deadline: min_context_slot={asked}")))
+    pub(crate) fn behind(&mut self, asked: u64) -> Result<()> {
+        self.behind = Some(asked);
+        if Instant::now() + SLOT_PAUSE < self.deadline { Ok(()) } else { Err(not_reached(asked)) }
     }
+}
+
+fn not_reached(asked: u64) -> Error {
+    Error::new(ErrorKind::Refused, format!("slot not reached within the deadline: min_context_slot={asked}"))
 }
