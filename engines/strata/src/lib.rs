@@ -71,6 +71,7 @@ mod merge;
 mod page;
 mod reader;
 mod recover;
+mod replay;
 mod resident;
 mod retire;
 mod segment;

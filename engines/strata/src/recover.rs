@@ -5,22 +5,23 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use engine_api::{Error, Key, Result, Value};
+use engine_api::{Error, Result};
 
 use crate::StrataOptions;
 use crate::budget::Budget;
 use crate::cache::RecordCache;
 use crate::engine::FROZEN_MAX;
 use crate::file::{shown, sync_dir};
-use crate::filter::{PLANES, hash};
+use crate::filter::PLANES;
 use crate::lookup::Reads;
 use crate::manifest::Manifest;
 use crate::mem::{ENTRY_BYTES, Mem};
+use crate::replay::{Replay, Replayed};
 use crate::segment::Segment;
 use crate::storage::Storage;
 use crate::version::{Run, Version};
-use crate::visible::{Frozen, Visible};
-use crate::wal::{self, Position, Wal};
+use crate::visible::Visible;
+use crate::wal::Wal;
 
 /// The part of the memory, one in so many, for the memtables, the active one and those that are frozen.
 const MEM_SHARE: u64 = 16;
@@ -53,40 +54,26 @@ pub(crate) struct Recovered {
 }
 
 /// Runs from the manifest, batches behind them from the WAL; files that nothing names are removed.
-pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &StrataOptions, manifest: Manifest) -> Result<Recovered> {
+pub(crate) fn recover(
+    storage: &Arc<dyn Storage>,
+    options: &StrataOptions,
+    mut manifest: Manifest,
+) -> Result<Recovered> {
     let mem_bytes = options.memory_bytes / MEM_SHARE;
     let per_mem = mem_bytes / ENTRY_BYTES / (FROZEN_MAX as u64 + 1);
     let mem_records = per_mem.clamp(MEM_RECORDS_MIN, MEM_RECORDS_MAX) as usize;
     let budget = Budget::new(options.memory_bytes.saturating_sub(mem_bytes));
     let reads = Arc::new(Reads::default());
-    let (version, pages_beside_bytes) = open_version(storage, &manifest, &budget, &reads)?;
+    let (mut version, pages_beside_bytes) = open_version(storage, &manifest, &budget, &reads)?;
     // The manifest's name may not be durable yet, and what it replaces is removed next.
     sync_dir(&**storage)?;
     let (wals, highest) = clean_up(&**storage, &manifest)?;
-    let mut ops: Vec<(Key, Option<Value>)> = Vec::new();
-    let mut checkpoint = manifest.checkpoint;
-    let mut position = Position { next: manifest.batch + 1, end: None };
-    let mut replayed_files = Vec::new();
-    for id in &wals {
-        position = wal::replay(&**storage, *id, position, |_, replayed| {
-            checkpoint = replayed.checkpoint;
-            ops.extend(replayed.ops);
-            Ok(())
-        })?;
-        replayed_files.extend(position.end.clone().map(|end| (*id, end)));
-    }
-    let batch = position.next - 1;
-    // What was replayed may still be on its way to the device: a synced batch in the next file stands on all of it.
-    replayed_files.iter().try_for_each(|(id, end)| wal::flush(&**storage, *id, end))?;
     let next_id = manifest.next_id.max(highest + 1);
-    let mem = Mem::new(ops.len().max(mem_records));
-    ops.iter().enumerate().for_each(|(index, (key, value))| mem.append(index, hash(key), key, *value));
-    let mem = Arc::new(mem);
+    let mut replay = Replay { storage, budget: &budget, reads: &reads, mem_records, next_id };
+    let Replayed { batch, checkpoint, frozen } = replay.run(&wals, &mut manifest, &mut version)?;
+    let next_id = replay.next_id;
     let wal = Wal::create(&**storage, next_id, None, batch)?;
-    // What was replayed keeps its files until it is flushed: it is frozen at once, behind a new active memtable.
-    let frozen = wals
-        .last()
-        .map(|last| Arc::new(Frozen { mem: Arc::clone(&mem), length: ops.len(), wal_id: *last, batch, checkpoint }));
+    // What was replayed is frozen at once, behind a new active memtable.
     let visible = Visible {
         active: Arc::new(Mem::new(mem_records)),
         length: 0,

@@ -154,6 +154,11 @@ impl Wal {
     }
 }
 
+/// Most records that a file of this length holds.
+pub(crate) fn records_max(length_bytes: u64) -> u64 {
+    length_bytes / OP_BYTES as u64
+}
+
 /// Makes durable what was replayed of a file, up to `end`.
 ///
 /// Records that an earlier process has left unflushed, or whose flush has failed, are written once more: after a failed

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine_api::{Durability, Engine, ErrorKind};
-use engine_strata::StrataEngine;
+use engine_strata::{StrataEngine, StrataOptions};
 
 use crate::faulty::{Fault, FaultyStorage};
 use crate::support::{Map, OPTIONS, all, apply, assert_holds, at, batch, key, try_commit};
@@ -121,6 +121,48 @@ fn a_synced_commit_in_the_next_file_stands_on_the_file_before() {
         let left = storage.after_crash(outcome);
         drop(engine);
         assert_holds(&open(&left).unwrap(), &map, 2, &format!("outcome={outcome}"));
+    }
+}
+
+#[test]
+fn a_wal_of_more_memory_than_there_is_now_becomes_runs_whatever_happens_meanwhile() {
+    // Thrice what the memtables of `OPTIONS` take, in those of a larger memory.
+    const RECORDS: u64 = 150_000;
+    const LARGE: StrataOptions = StrataOptions { memory_bytes: 256 << 20, disk_reserve_bytes: 0 };
+    let storage = FaultyStorage::default();
+    let engine = StrataEngine::open_on(Arc::new(storage.clone()), &LARGE).unwrap();
+    storage.set(Fault::NoSegments);
+    let (mut map, mut seq) = (Map::new(), 0);
+    for first in (0..RECORDS).step_by(5000) {
+        seq += 1;
+        let change = |n: u64| (key(n % 70_000), (!n.is_multiple_of(7)).then_some([seq as u8; 32]));
+        let changes: Vec<_> = (first..first + 5000).map(change).collect();
+        try_commit(&engine, &changes, seq, Durability::Synced).unwrap();
+        apply(&mut map, &changes);
+    }
+    drop(engine);
+    let written = storage.after_crash(0);
+    let whole = written.after_crash(0);
+    whole.set(Fault::None);
+    let engine = open(&whole).unwrap();
+    let (changes, ..) = whole.counts();
+    assert!(changes > 20, "runs are written: changes={changes}");
+    assert_holds(&engine, &map, seq, "opened with less memory");
+    drop(engine);
+    for crash_at in 1..=changes + 1 {
+        let storage = written.after_crash(0);
+        storage.set(Fault::CrashAt(crash_at));
+        // Cut short, or just done when the power fails.
+        drop(open(&storage));
+        let left = storage.after_crash(crash_at);
+        let engine = open(&left).unwrap_or_else(|error| panic!("crash_at={crash_at}: {error}"));
+        assert_holds(&engine, &map, seq, &format!("crash_at={crash_at}"));
+        try_commit(&engine, &batch(9, 1, 20), seq + 1, Durability::Synced).unwrap();
+        drop(engine);
+        let mut more = map.clone();
+        apply(&mut more, &batch(9, 1, 20));
+        let again = left.after_crash(crash_at + 1);
+        assert_holds(&open(&again).unwrap(), &more, seq + 1, &format!("again crash_at={crash_at}"));
     }
 }
 

@@ -1,0 +1,127 @@
+//! What the WAL holds behind the runs, brought back: into one memtable, or, where that would be more than memory is set
+//! aside for, into runs that are written while the WAL is read.
+//!
+//! Owns: FORMAT.md's "Recovery", steps 3 to 5. Runs on the thread that opens the store.
+
+use std::sync::Arc;
+
+use engine_api::{Checkpoint, Error, Key, Result, Value};
+
+use crate::budget::Budget;
+use crate::engine::FROZEN_MAX;
+use crate::file::{shown, sync_dir};
+use crate::filter::{PLANES, hash};
+use crate::lookup::Reads;
+use crate::manifest::Manifest;
+use crate::mem::Mem;
+use crate::segment::Segment;
+use crate::storage::Storage;
+use crate::version::{Run, Version};
+use crate::visible::Frozen;
+use crate::wal::{self, Position};
+use crate::writer::SegmentWriter;
+
+/// What was replayed.
+pub(crate) struct Replayed {
+    /// Number of the last batch.
+    pub(crate) batch: u64,
+    pub(crate) checkpoint: Checkpoint,
+    /// Its memtable, where it fits into one: it keeps its files until it is flushed.
+    pub(crate) frozen: Option<Arc<Frozen>>,
+}
+
+/// What a replay writes to.
+pub(crate) struct Replay<'a> {
+    pub(crate) storage: &'a Arc<dyn Storage>,
+    pub(crate) budget: &'a Arc<Budget>,
+    pub(crate) reads: &'a Arc<Reads>,
+    /// Records of a memtable.
+    pub(crate) mem_records: usize,
+    /// The next file's number.
+    pub(crate) next_id: u64,
+}
+
+/// The records that are not in a run yet.
+struct Tail {
+    mem: Mem,
+    length: usize,
+}
+
+impl Replay<'_> {
+    /// Replays the files `wals`, in the order of their numbers. Records that do not fit into the memtables that this
+    /// memory allows, because the store was written with more, become delta runs of `version`, and `manifest` says so:
+    /// nothing is left of these files then.
+    pub(crate) fn run(&mut self, wals: &[u64], manifest: &mut Manifest, version: &mut Version) -> Result<Replayed> {
+        let mut checkpoint = manifest.checkpoint;
+        let mut position = Position { next: manifest.batch + 1, end: None };
+        let capacity = self.capacity(wals)?;
+        let mut tail = Tail { mem: Mem::new(capacity), length: 0 };
+        let (mut ends, mut runs) = (Vec::new(), Vec::new());
+        for id in wals {
+            position = wal::replay(&**self.storage, *id, position, |_, replayed| {
+                checkpoint = replayed.checkpoint;
+                for (key, value) in &replayed.ops {
+                    if tail.length == capacity {
+                        runs.insert(0, self.write(&tail)?);
+                        tail = Tail { mem: Mem::new(capacity), length: 0 };
+                    }
+                    tail.mem.append(tail.length, hash(key), key, *value);
+                    tail.length += 1;
+                }
+                Ok(())
+            })?;
+            ends.extend(position.end.clone().map(|end| (*id, end)));
+        }
+        let batch = position.next - 1;
+        if runs.is_empty() {
+            // What was replayed may still be on its way to the device: a synced batch in the next file stands on all
+            // of it.
+            ends.iter().try_for_each(|(id, end)| wal::flush(&**self.storage, *id, end))?;
+            let frozen = wals.last().map(|last| {
+                Arc::new(Frozen { mem: Arc::new(tail.mem), length: tail.length, wal_id: *last, batch, checkpoint })
+            });
+            return Ok(Replayed { batch, checkpoint, frozen });
+        }
+        runs.insert(0, self.write(&tail)?);
+        version.deltas.splice(0..0, runs);
+        manifest.runs = version.runs().map(|run| run.segments().iter().map(|segment| segment.info).collect()).collect();
+        manifest.wal_floor = wals.last().map_or(manifest.wal_floor, |last| last + 1);
+        (manifest.batch, manifest.checkpoint, manifest.next_id) = (batch, checkpoint, self.next_id);
+        sync_dir(&**self.storage)?;
+        manifest.write(&**self.storage)?;
+        // One that stays is removed by the next opening.
+        wals.iter().for_each(|id| drop(self.storage.remove(&wal::name(*id))));
+        Ok(Replayed { batch, checkpoint, frozen: None })
+    }
+
+    /// Records that the memtable of a replay takes: what the files may hold, at least one memtable and at most as many
+    /// as there are when a commit waits.
+    fn capacity(&self, wals: &[u64]) -> Result<usize> {
+        let mut records = 0;
+        for id in wals {
+            let name = wal::name(*id);
+            let length = self.storage.open(&name, false).and_then(|file| file.len_bytes());
+            records +=
+                wal::records_max(length.map_err(|e| {
+                    Error::io(format!("cannot read file={} reason={e}", shown(&**self.storage, &name)), e)
+                })?);
+        }
+        let most = (FROZEN_MAX + 1) * self.mem_records;
+        Ok(usize::try_from(records).unwrap_or(usize::MAX).clamp(self.mem_records, most))
+    }
+
+    /// Writes the records as a run, which no manifest names yet.
+    fn write(&mut self, tail: &Tail) -> Result<Arc<Run>> {
+        let records: Vec<(Key, Option<Value>)> = tail.mem.sorted(tail.length);
+        let mut segments = Vec::new();
+        if !records.is_empty() {
+            let mut writer = SegmentWriter::create(self.storage, self.next_id, None)?;
+            self.next_id += 1;
+            records.iter().try_for_each(|(key, value)| writer.push(key, hash(key), value.as_ref()))?;
+            let segment = Segment::open(self.storage, writer.finish()?.info, self.budget, self.reads)?;
+            (1..PLANES).try_for_each(|plane| segment.load_plane(plane, self.budget, 0))?;
+            segments.push(segment);
+        }
+        Ok(Arc::new(Run::new(segments)))
+    }
+}
