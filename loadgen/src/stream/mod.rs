@@ -25,7 +25,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use tokio::sync::oneshot;
 
 pub use chain::{Final, Gap, Keys};
-pub use options::{Delivery, Rate, SkewArg, Workload};
+pub use options::{Delivery, Rate, SkewArg, Workload, options};
 
 use chain::Chain;
 use feed::Shared;

@@ -99,6 +99,25 @@ pub struct Delivery {
     pub duplicates: bool,
 }
 
+/// What `loadgen stream` takes, for those who start a stream themselves.
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    workload: Workload,
+    #[command(flatten)]
+    delivery: Delivery,
+}
+
+/// A workload and its delivery from the options of `loadgen stream`, written as on a command line.
+///
+/// # Errors
+/// Options that the command would refuse.
+pub fn options(line: &str) -> Result<(Workload, Delivery)> {
+    let Line { workload, delivery } =
+        clap::Parser::try_parse_from(std::iter::once("stream").chain(line.split_whitespace()))?;
+    Ok((workload, delivery))
+}
+
 impl Workload {
     /// Refuses what would not make a stream, naming the option.
     pub fn check(&self) -> Result<()> {

@@ -10,13 +10,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
 use client::{Builder, Event, Filter, Start};
 use engine_latency::table::{aligned, grouped, micros};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{Own, POLL_PERIOD, START_BOUND, STOP_BOUND, TransportsArgs, serve};
-use crate::stream::{Delivery, Stream, Workload};
+use crate::stream::{self, Stream};
 
 /// Slots of 20 events, 200 of them a second: each is a commit, and a commit is what is followed.
 const STREAM: &str =
@@ -25,14 +24,6 @@ const EVENTS_PER_SECOND: u64 = 4000;
 
 /// Without anything for so long the feed has brought what there is.
 const QUIET: Duration = Duration::from_millis(300);
-
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    workload: Workload,
-    #[command(flatten)]
-    delivery: Delivery,
-}
 
 /// An arrival: the last change that came with it, when it came, when it was published, ns of CLOCK_MONOTONIC.
 struct Arrival {
@@ -59,8 +50,7 @@ fn follow<const N: usize>(
     args: &TransportsArgs,
     followers: [(&'static str, usize, Duration); N],
 ) -> Result<[Vec<Arrival>; N]> {
-    let Line { mut workload, delivery } =
-        Line::try_parse_from(std::iter::once("feed").chain(STREAM.split_whitespace()))?;
+    let (mut workload, delivery) = stream::options(STREAM)?;
     workload.events = EVENTS_PER_SECOND * args.time.as_secs().max(1) * u64::from(args.repeats);
     let stream = Stream::start(workload, &delivery, "127.0.0.1:0")?;
     let (mut own, addresses) = serve(args, None, &format!("http://{}", stream.address()))?;

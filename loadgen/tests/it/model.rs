@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use clap::Parser;
 use futures::StreamExt;
 use loadgen::stream::account::Extract;
 use loadgen::stream::{Delivery, Final, Stream, Workload};
@@ -15,18 +14,9 @@ use yellowstone_grpc_proto::geyser::{
     SubscribeRequestFilterSlots, SubscribeUpdate, SubscribeUpdateAccountInfo,
 };
 
-#[derive(Parser)]
-struct Options {
-    #[command(flatten)]
-    workload: Workload,
-    #[command(flatten)]
-    delivery: Delivery,
-}
-
 /// Parses options as the command line would.
 pub(crate) fn options(line: &str) -> (Workload, Delivery) {
-    let options = Options::parse_from(std::iter::once("loadgen").chain(line.split_whitespace()));
-    (options.workload, options.delivery)
+    loadgen::stream::options(line).unwrap()
 }
 
 /// Starts a stream on a free port.

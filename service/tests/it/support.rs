@@ -10,10 +10,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
-use clap::Parser;
 use engine_api::{Checkpoint, Durability};
 use engines::{EngineKind, EngineOptions, OpenMode};
-use loadgen::stream::{Delivery, Final, Stream, Workload};
+use loadgen::stream::{Final, Stream, Workload};
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use workload::{Digest, Pairs};
@@ -39,17 +38,9 @@ pub(crate) fn columns() -> Vec<EngineOptions> {
     columns
 }
 
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    workload: Workload,
-    #[command(flatten)]
-    delivery: Delivery,
-}
-
 /// A stream from the options of `loadgen stream`.
 pub(crate) fn stream(line: &str) -> (Stream, Workload) {
-    let Line { workload, delivery } = Line::parse_from(std::iter::once("stream").chain(line.split_whitespace()));
+    let (workload, delivery) = loadgen::stream::options(line).unwrap();
     (Stream::start(workload.clone(), &delivery, "127.0.0.1:0").unwrap(), workload)
 }
 
