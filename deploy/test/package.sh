@@ -24,7 +24,7 @@ trap cleanup EXIT
 tar=${CACHE:-$work}/debian-$SUITE.tar
 if [ ! -f "$tar" ]; then
     mkdir -p "$(dirname "$tar")"
-    mmdebstrap --quiet --variant=minbase --include=systemd,libstdc++6 "$SUITE" "$tar.part"
+    mmdebstrap --quiet --format=tar --variant=minbase --include=systemd,libstdc++6 "$SUITE" "$tar.part"
     mv "$tar.part" "$tar"
 fi
 tar -C "$work/root" -xf "$tar"
