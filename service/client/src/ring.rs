@@ -190,7 +190,8 @@ impl Link {
             if file.metadata()?.len() < RING_BYTES as u64 {
                 return Err(io::Error::other("it is too small"));
             }
-            let memory = MmapOptions::new().map_raw_read_only(&file)?;
+            // A page met for the first time would be a fault in the middle of a change.
+            let memory = MmapOptions::new().populate().map_raw_read_only(&file)?;
             let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
             // SAFETY: a shared mapping of the whole ring, sealed against shrinking, kept beside the view.
             let reader = unsafe { RingReader::new(base) };

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-use memmap2::MmapRaw;
+use memmap2::{MmapOptions, MmapRaw};
 use proto::shm::ring::{RING_BYTES, RING_RECORDS, Record, RingWriter};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::thread::futex;
@@ -38,7 +38,8 @@ impl Ring {
         let memfd = memfd_create("solkv-feed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&memfd, RING_BYTES as u64)?;
         let memfd = File::from(memfd);
-        let memory = MmapRaw::map_raw(&memfd)?;
+        // All of it now: a page touched for the first time would cost a commit's followers more than its changes do.
+        let memory = MmapOptions::new().populate().map_raw(&memfd)?;
         // Behind the writer's own mapping nobody gets another that can write; a file that shrinks kills who reads it.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         fcntl_add_seals(&memfd, seals)?;
