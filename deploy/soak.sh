@@ -42,7 +42,6 @@ printf 'seconds\trss_anon_kib\trss_file_kib\trss_shmem_kib\tcharged_kib\tfds\tth
 start=$SECONDS
 while kill -0 "$live" 2>/dev/null && status=$(cat "/proc/$service/status" 2>/dev/null); do
     field() { awk -v name="$1:" '$1 == name { print $2 }' <<<"$status"; }
-    # The last line of the table: rate, achieved, ..., of which p50 and p99 are wanted.
     "$BIN/loadgen" query --uds "$work/kv.sock" --pairs "$pairs" --rate 500 --time 5s --changed --negative-share 0.2 \
         --out "$work/query.jsonl" >/dev/null 2>"$work/query.err" || { kill -0 "$live" 2>/dev/null || break; }
     lookups=$(tail -n 1 "$work/query.jsonl" | python3 -c '

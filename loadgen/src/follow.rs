@@ -7,13 +7,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use clap::ValueEnum;
 use client::{Builder, Change, Event, Filter, Start};
 
 /// Shown under `loadgen follow --help`.
 pub const EXAMPLES: &str = "\
 Prints how far it is now and then, and a summary at the end; with --print every change: seq, slot, key, old value, new
-value, `-` for none. It goes on where it was when the service stops or is killed and comes back. Ctrl-C ends it.
+value, in base58, `-` for none. It goes on where it was when the service stops or is killed and comes back. Ctrl-C ends it.
 
 Examples:
   solkv-loadgen follow --address unix:///run/solkv/kv.sock
@@ -39,37 +38,12 @@ pub struct FollowArgs {
     /// Print every change
     #[arg(long)]
     print: bool,
-    /// Seconds between two lines about how far it is
+    /// Time between two lines about how far it is
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "10s")]
     every: Duration,
     /// End by itself after this long
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     time: Option<Duration>,
-    /// How a change's key and values are written
-    #[arg(long, value_enum, default_value = "base58")]
-    encoding: Encoding,
-}
-
-/// How 32 bytes are written.
-#[derive(ValueEnum, Clone, Copy, Debug)]
-enum Encoding {
-    /// As Solana writes pubkeys.
-    Base58,
-    /// As hexadecimal digits.
-    Hex,
-}
-
-impl Encoding {
-    fn of(self, bytes: &[u8; 32]) -> String {
-        match self {
-            Self::Base58 => bs58::encode(bytes).into_string(),
-            Self::Hex => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
-        }
-    }
-
-    fn or_none(self, bytes: Option<&[u8; 32]>) -> String {
-        bytes.map_or_else(|| "-".to_owned(), |bytes| self.of(bytes))
-    }
 }
 
 /// What was seen so far.
@@ -137,7 +111,7 @@ impl Seen {
                 self.changes += changes.len() as u64;
                 self.slot = changes.last().map(|change| change.slot).or(self.slot);
                 if args.print {
-                    changes.iter().for_each(|change| println!("{}", line(args.encoding, change)));
+                    changes.iter().for_each(|change| println!("{}", line(change)));
                 }
             }
             Event::Heartbeat { slot, .. } => self.slot = slot,
@@ -145,8 +119,9 @@ impl Seen {
     }
 }
 
-fn line(encoding: Encoding, change: &Change) -> String {
+fn line(change: &Change) -> String {
     let Change { seq, key, old, new, slot } = change;
-    let (old, new) = (encoding.or_none(old.as_ref()), encoding.or_none(new.as_ref()));
-    format!("{seq} {slot} {} {old} {new}", encoding.of(key))
+    let base58 = |bytes: &[u8; 32]| bs58::encode(bytes).into_string();
+    let or_none = |bytes: &Option<[u8; 32]>| bytes.as_ref().map_or_else(|| "-".to_owned(), base58);
+    format!("{seq} {slot} {} {} {}", base58(key), or_none(old), or_none(new))
 }
