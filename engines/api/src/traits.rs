@@ -73,10 +73,16 @@ pub trait Reader {
     /// [`ErrorKind::FixInput`] when the two lengths differ.
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()>;
 
-    /// Visits every pair exactly once in ascending key order, until `visit` breaks.
+    /// Visits every pair whose key is `first` or greater exactly once in ascending key order, until `visit` breaks. Finds
+    /// `first` without reading the pairs before it.
     ///
     /// Push-style because an engine's cursor borrows from its transaction.
-    fn scan(&mut self, visit: &mut Visitor<'_>) -> Result<()>;
+    fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()>;
+
+    /// Visits every pair exactly once in ascending key order, until `visit` breaks.
+    fn scan(&mut self, visit: &mut Visitor<'_>) -> Result<()> {
+        self.scan_from(&[0; 32], visit)
+    }
 
     /// The checkpoint this snapshot stands for.
     fn checkpoint(&mut self) -> Result<Checkpoint>;

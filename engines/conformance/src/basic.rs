@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use engine_api::{Checkpoint, Durability};
+use engine_api::{Checkpoint, Durability, Key, Reader};
 
 use crate::Store;
 use crate::support::{Change, Map, apply, assert_holds, commit, key, mark, must, reader, scan, temp_dir, value};
@@ -185,6 +185,77 @@ pub fn scan_is_ordered_and_complete(store: &dyn Store) {
     must("settle", engine.settle());
     drop(reader);
     assert_holds(&*engine, &map, &mark(10));
+}
+
+/// A scan from a key gives what a whole scan gives from there on: from zero, from keys that are there, were removed, lie
+/// between others or beyond all. After each commit, in one view while others are written, after settling and opening.
+pub fn scan_from_begins_at_its_key(store: &dyn Store) {
+    let dir = temp_dir();
+    let engine = must("create", store.open(dir.path()));
+    assert_scans_from(&mut *reader(&*engine), &Map::new());
+    let mut map = Map::new();
+    let mut views = Vec::new();
+    for seq in 1..=12u64 {
+        // Neighbours that share their first eight bytes, and their first 31; some put, some removed, some put again.
+        let number = |i: u64| (seq * 137 + i * 7) % 1500;
+        let changes: Vec<Change> = (0..500)
+            .map(|i| (neighbour(number(i)), ((seq + i) % 4 != 0).then(|| value(seq + i))))
+            .chain([([0; 32], (seq % 2 == 0).then(|| value(1))), ([0xff; 32], (seq % 3 == 0).then(|| value(2)))])
+            .collect();
+        commit(&*engine, &changes, seq, Durability::Buffered);
+        apply(&mut map, &changes);
+        assert_scans_from(&mut *reader(&*engine), &map);
+        if seq % 5 == 0 {
+            must("settle", engine.settle());
+        }
+        if seq % 4 == 0 {
+            views.push((reader(&*engine), map.clone()));
+        }
+    }
+    // What no commit ended is in no view.
+    let mut open = must("begin", engine.begin());
+    must("put", open.put(&neighbour(2000), &value(9)));
+    assert_scans_from(&mut *reader(&*engine), &map);
+    drop(open);
+    for (mut view, then) in views {
+        assert_scans_from(&mut *view, &then);
+    }
+    must("settle", engine.settle());
+    assert_scans_from(&mut *reader(&*engine), &map);
+    must("close", engine.close());
+    assert_scans_from(&mut *reader(&*must("reopen", store.open(dir.path()))), &map);
+}
+
+/// Keys in groups: of two neighbours most share all but the last byte, and eight numbers share the first eight bytes.
+fn neighbour(number: u64) -> Key {
+    let mut out = key(number / 8);
+    out[8..30].fill((number / 4 % 2) as u8);
+    out[31] = (number % 4) as u8;
+    out
+}
+
+/// From every fifth key of `expected`, the keys next to it on both sides, and both ends; whole, and with a break.
+#[track_caller]
+fn assert_scans_from(reader: &mut dyn Reader, expected: &Map) {
+    let next_to = |key: &Key| {
+        let (mut below, mut above) = (*key, *key);
+        (below[31], above[31]) = (key[31].wrapping_sub(1), key[31].wrapping_add(1));
+        [*key, below, above]
+    };
+    let ends = [[0; 32], [0xff; 32], [0x80; 32]];
+    let picked = expected.keys().step_by(5).flat_map(next_to).take(120);
+    for (count, first) in ends.into_iter().chain(picked).enumerate() {
+        // Most are short: what comes first is what goes wrong.
+        let most = if count < 6 { usize::MAX } else { count % 7 * 40 + 1 };
+        let mut found = Vec::new();
+        let outcome = reader.scan_from(&first, &mut |key, value| {
+            found.push((*key, *value));
+            if found.len() == most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        must("scan_from", outcome);
+        let wanted = expected.range(first..).take(most).map(|(key, value)| (*key, *value));
+        assert!(found.iter().copied().eq(wanted), "first={first:x?} most={most} found={}", found.len());
+    }
 }
 
 /// A second `begin` on another thread waits for the first transaction, and sees what it committed.

@@ -42,8 +42,8 @@ enum Step {
     Reopen(bool),
     /// A copy, from which the run goes on.
     MoveToCopy,
-    /// A scan that ends after so many pairs.
-    PartialScan(usize),
+    /// A scan from this key that ends after so many pairs.
+    PartialScan(u64, usize),
     Settle,
 }
 
@@ -63,7 +63,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (1..50u64).prop_map(Step::Bulk),
         1 => any::<bool>().prop_map(Step::Reopen),
         1 => Just(Step::MoveToCopy),
-        2 => (1..30usize).prop_map(Step::PartialScan),
+        2 => (0..2 * KEYS, 1..30usize).prop_map(|(from, count)| Step::PartialScan(from, count)),
         1 => Just(Step::Settle),
     ]
 }
@@ -131,15 +131,17 @@ fn apply_step(engine: &dyn Engine, step: &Step, state: &mut State) {
             state.loaded += count;
             state.map.extend(pairs);
         }
-        Step::PartialScan(count) => {
+        Step::PartialScan(from, count) => {
+            // Keys that are stored now and then, keys that never are, and the sorted path's.
+            let first = if *from < KEYS + KEYS / 2 { low_key(*from) } else { above(from - KEYS) };
             let mut seen = Map::new();
-            let outcome = reader(engine).scan(&mut |key, value| {
+            let outcome = reader(engine).scan_from(&first, &mut |key, value| {
                 seen.insert(*key, *value);
                 if seen.len() == *count { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             });
             must("scan", outcome);
-            let expected: Map = state.map.iter().take(*count).map(|(key, value)| (*key, *value)).collect();
-            assert!(seen == expected, "a scan of {count} pairs differs");
+            let expected: Map = state.map.range(first..).take(*count).map(|(key, value)| (*key, *value)).collect();
+            assert!(seen == expected, "a scan of {count} pairs from {first:x?} differs");
         }
         Step::Settle => must("settle", engine.settle()),
         Step::Reopen(_) | Step::MoveToCopy => unreachable!("these replace the engine and are done by the caller"),

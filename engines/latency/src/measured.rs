@@ -125,9 +125,9 @@ impl Reader for MeasuredReader<'_> {
         Ok(())
     }
 
-    fn scan(&mut self, visit: &mut Visitor<'_>) -> Result<()> {
+    fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
         let start = self.recorder.start();
-        self.reader.scan(visit)?;
+        self.reader.scan_from(first, visit)?;
         self.record(Op::Scan, start);
         Ok(())
     }

@@ -44,11 +44,11 @@ impl Reader for LmdbReader<'_> {
         get_many_by_get(self, keys, values)
     }
 
-    fn scan(&mut self, visit: &mut Visitor<'_>) -> Result<()> {
+    fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
         const WHAT: &str = "LMDB scan failed";
         let txn = self.txn()?;
         let mut cursor = txn.open_ro_cursor(self.engine.pairs()).map_err(|e| error::lmdb(WHAT, e))?;
-        let pairs = match cursor.iter_start() {
+        let pairs = match cursor.iter_from(first) {
             Iter::Err(e) => return Err(error::lmdb(WHAT, e)),
             pairs => pairs,
         };

@@ -5,7 +5,7 @@
 use std::ops::ControlFlow;
 
 use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, get_many_by_get};
-use redb::{ReadTransaction, ReadableDatabase, ReadableTable};
+use redb::{ReadTransaction, ReadableDatabase};
 
 use crate::engine::RedbEngine;
 use crate::{CHECKPOINT, META, PAIRS, PairsReadOnly, error};
@@ -36,9 +36,9 @@ impl Reader for RedbReader<'_> {
         get_many_by_get(self, keys, values)
     }
 
-    fn scan(&mut self, visit: &mut Visitor<'_>) -> Result<()> {
+    fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
         const WHAT: &str = "redb scan failed";
-        for pair in self.pairs.iter().map_err(|e| error::storage(WHAT, e))? {
+        for pair in self.pairs.range::<&Key>(first..).map_err(|e| error::storage(WHAT, e))? {
             let (key, value) = pair.map_err(|e| error::storage(WHAT, e))?;
             if let ControlFlow::Break(()) = visit(key.value(), value.value()) {
                 break;

@@ -7,7 +7,7 @@ use rocksdb::{ColumnFamily, DB, DEFAULT_COLUMN_FAMILY_NAME, ReadOptions, Snapsho
 
 use crate::{CHECKPOINT_KEY, FIRST_PAIR, error};
 
-/// A scan reads ahead this many bytes: 2 MiB keep any device busy.
+/// A scan of the whole store reads ahead this many bytes: 2 MiB keep any device busy.
 const SCAN_READAHEAD_BYTES: usize = 2 << 20;
 
 pub(crate) struct RocksdbReader<'e> {
@@ -41,10 +41,10 @@ impl Reader for RocksdbReader<'_> {
         Ok(())
     }
 
-    fn scan(&mut self, visit: &mut Visitor<'_>) -> Result<()> {
+    fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
         let mut options = ReadOptions::default();
         options.set_snapshot(&self.snapshot);
-        scan_from(self.db, options, &FIRST_PAIR, visit)
+        scan_from(self.db, options, first, visit)
     }
 
     fn checkpoint(&mut self) -> Result<Checkpoint> {
@@ -81,7 +81,10 @@ pub(crate) fn checkpoint(db: &DB, options: &ReadOptions) -> Result<Checkpoint> {
 /// Visits the pairs from `first` on. Leaves the block cache to lookups.
 pub(crate) fn scan_from(db: &DB, mut options: ReadOptions, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
     options.fill_cache(false);
-    options.set_readahead_size(SCAN_READAHEAD_BYTES);
+    // From any other key it may be a short range: RocksDB's own read-ahead grows with what was read in a row.
+    if *first == FIRST_PAIR {
+        options.set_readahead_size(SCAN_READAHEAD_BYTES);
+    }
     let mut iterator = db.raw_iterator_opt(options);
     iterator.seek(first);
     while let Some((key, value)) = iterator.item() {

@@ -7,13 +7,16 @@ use std::sync::Arc;
 
 use engine_api::{Error, ErrorKind, Key, Result, Value, Visitor};
 
+use crate::mem::Ascending;
 use crate::page::{PAGE_BYTES, Page, prefix};
 use crate::segment::Segment;
 use crate::uring::Pipeline;
 use crate::version::Run;
 
-/// Pages read at once: large enough for any device to be busy.
+/// Most pages read at once: large enough for any device to be busy.
 const READ_PAGES: usize = 64;
+/// Pages of the first read; each further one is twice as long, so that a short range costs few of them.
+const FIRST_PAGES: u32 = 4;
 /// One chunk of pages is looked at while the next is being read.
 const SLOTS: usize = 2;
 
@@ -24,6 +27,7 @@ pub(crate) type Record = (Key, Option<Value>);
 pub(crate) enum Cursor {
     Run(Box<RunCursor>),
     List(std::vec::IntoIter<Record>),
+    Mem(Ascending),
 }
 
 /// What happens to pages that were read.
@@ -40,6 +44,8 @@ pub(crate) struct RunCursor {
     run: Arc<Run>,
     /// Segment and page that are asked for next.
     ask: (usize, u32),
+    /// Pages to ask for at most.
+    window: u32,
     /// Pages being looked at, and those that come next.
     now: Option<Chunk>,
     ahead: Option<Chunk>,
@@ -80,6 +86,7 @@ impl RunCursor {
         Self {
             run: Arc::clone(run),
             ask: (segment, page),
+            window: FIRST_PAGES,
             now: None,
             ahead: None,
             page: 0,
@@ -91,13 +98,19 @@ impl RunCursor {
         }
     }
 
-    /// Gives every pair of the run to `visit`, whatever range was asked for.
+    /// Gives the pairs of the run from the first key asked for to `visit`, whatever end was asked for.
     pub(crate) fn visit(mut self, visit: &mut Visitor<'_>) -> Result<()> {
+        let mut from = Some(self.from);
         while self.now.is_some() || self.advance()? {
             let Some(page) = self.current() else { break };
             for index in 0..page.len() {
+                let key = page.key(index);
+                if from.is_some_and(|from| key < from) {
+                    continue;
+                }
+                from = None;
                 if let Some(value) = page.value(index)
-                    && visit(&page.key(index), &value) == ControlFlow::Break(())
+                    && visit(&key, &value) == ControlFlow::Break(())
                 {
                     return Ok(());
                 }
@@ -184,7 +197,7 @@ impl RunCursor {
             if self.to.is_some_and(|to| segment.page_prefix(first) > prefix(&to)) {
                 return Ok(None);
             }
-            let end = segment.pages().min(first + READ_PAGES as u32);
+            let end = segment.pages().min(first + self.window);
             let ready = segment.ready(first).is_some();
             // The first page is asked once: another thread may bring it in at any moment.
             let alike = (first + 1..end).take_while(|page| segment.ready(*page).is_some() == ready).count() as u32 + 1;
@@ -196,6 +209,7 @@ impl RunCursor {
                 segment.count_run_read(bytes);
             }
             self.ask = (at, pages.end);
+            self.window = (self.window * 2).min(READ_PAGES as u32);
             return Ok(Some(Chunk { segment: at, pages, slot: (!ready).then_some(slot) }));
         }
     }
@@ -217,6 +231,7 @@ impl Cursor {
         let record = match self {
             Self::Run(cursor) => cursor.next()?,
             Self::List(records) => records.next(),
+            Self::Mem(records) => records.next(),
         };
         Ok(record.map(|record| (prefix(&record.0), record)))
     }

@@ -6,7 +6,10 @@
 //! A reader's snapshot is a length: it ignores entries from there on. An entry is written once, before the chain that
 //! leads to it, and never changed; the newest of a key comes first in its chain.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 use engine_api::{Key, Value};
 
@@ -30,6 +33,30 @@ struct Entry {
 pub(crate) struct Mem {
     entries: Box<[UnsafeCell<MaybeUninit<Entry>>]>,
     heads: Box<[AtomicU32]>,
+}
+
+/// A memtable's records in order of their keys, the newest of each. They are sorted as they are taken, because a scan of a
+/// range takes few of them.
+pub(crate) struct Ascending {
+    mem: Arc<Mem>,
+    /// The least key first, and of equal ones the newest entry.
+    heap: BinaryHeap<Reverse<(Key, Reverse<u32>)>>,
+}
+
+impl Ascending {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+
+    /// The next record; `None` as its value is a deletion.
+    pub(crate) fn next(&mut self) -> Option<(Key, Option<Value>)> {
+        let Reverse((key, Reverse(index))) = self.heap.pop()?;
+        while self.heap.peek().is_some_and(|Reverse((older, _))| *older == key) {
+            self.heap.pop();
+        }
+        // SAFETY: the index was below a length that came with a snapshot when the heap was made.
+        Some((key, unsafe { self.mem.entry(index as usize) }.value))
+    }
 }
 
 // SAFETY: an entry is written once, by the only writer, before its index is released through a head (or through the
@@ -96,6 +123,15 @@ impl Mem {
             }
         }
         out
+    }
+
+    /// The records of the first `length` entries from `first` on. `length` must have been acquired with a snapshot.
+    pub(crate) fn ascending(self: &Arc<Self>, length: usize, first: &Key) -> Ascending {
+        // SAFETY: these are below a length that came with a snapshot, which was released after they were written.
+        let key = |index: u32| unsafe { self.entry(index as usize) }.key;
+        let keys = (0..length as u32).map(|index| (key(index), index)).filter(|(key, _)| key >= first);
+        let heap: Vec<_> = keys.map(|(key, index)| Reverse((key, Reverse(index)))).collect();
+        Ascending { mem: Arc::clone(self), heap: heap.into() }
     }
 
     /// # Safety

@@ -39,13 +39,13 @@ impl Reader for StrataReader<'_> {
         Ok(())
     }
 
-    fn scan(&mut self, visit: &mut Visitor<'_>) -> Result<()> {
-        let lists = self.visible.lists();
+    fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
+        let lists = self.visible.lists_from(first);
         let mut runs = self.visible.version.runs().filter(|run| run.records() > 0);
         match (lists.is_empty(), runs.next(), runs.next()) {
             // One run and nothing else, as after a load: its pages as they are.
-            (true, Some(run), None) => RunCursor::new(run, &[0; 32], None, Keep::InMemory).visit(visit),
-            _ => scan_merged(&self.visible, lists, visit),
+            (true, Some(run), None) => RunCursor::new(run, first, None, Keep::InMemory).visit(visit),
+            _ => scan_merged(&self.visible, lists, first, visit),
         }
     }
 
@@ -62,9 +62,9 @@ impl Reader for StrataReader<'_> {
     }
 }
 
-/// Every pair of a snapshot, newest wins.
-fn scan_merged(visible: &Visible, lists: Vec<Cursor>, visit: &mut Visitor<'_>) -> Result<()> {
-    let runs = visible.version.runs().map(|run| RunCursor::boxed(run, &[0; 32], None, Keep::InMemory));
+/// Every pair of a snapshot whose key is `first` or greater, newest wins.
+fn scan_merged(visible: &Visible, lists: Vec<Cursor>, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
+    let runs = visible.version.runs().map(|run| RunCursor::boxed(run, first, None, Keep::InMemory));
     let mut records = Merged::new(lists.into_iter().chain(runs).collect())?;
     while let Some((key, value)) = records.next()? {
         if let Some(value) = value

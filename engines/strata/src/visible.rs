@@ -51,11 +51,12 @@ impl Visible {
         active.or_else(|| self.frozen.iter().find_map(|frozen| frozen.mem.get(frozen.length, hash, key)))
     }
 
-    /// The memtables' records in order, newest memtable first; empty ones are left out.
-    pub(crate) fn lists(&self) -> Vec<Cursor> {
-        let active = (self.length > 0).then(|| self.active.sorted(self.length));
-        let frozen = self.frozen.iter().map(|frozen| frozen.mem.sorted(frozen.length));
-        active.into_iter().chain(frozen).map(|records| Cursor::List(records.into_iter())).collect()
+    /// The memtables' records from `first` on in order, newest memtable first; those without any are left out.
+    pub(crate) fn lists_from(&self, first: &Key) -> Vec<Cursor> {
+        let frozen = self.frozen.iter().map(|frozen| (&frozen.mem, frozen.length));
+        let mems = std::iter::once((&self.active, self.length)).chain(frozen);
+        let lists = mems.map(|(mem, length)| mem.ascending(length, first));
+        lists.filter(|list| !list.is_empty()).map(Cursor::Mem).collect()
     }
 
     /// Records in memtables.

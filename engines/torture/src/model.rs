@@ -181,11 +181,36 @@ impl Model {
         }
     }
 
+    /// Some pairs from a key on.
+    pub(crate) fn check_scan_from(&self, reader: &mut dyn Reader, rng: &mut Rng) -> Check {
+        self.check_checkpoint(reader.checkpoint()?)?;
+        let (first, most) = (self.plan.any_key(rng), rng.below(300) as usize + 1);
+        let mut found = Vec::with_capacity(most);
+        reader.scan_from(&first, &mut |key, value| {
+            found.push((*key, *value));
+            if found.len() == most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        for (key, value) in &found {
+            self.check(key, Some(*value))?;
+        }
+        if !found.is_sorted_by(|a, b| a.0 < b.0) || found.first().is_some_and(|(key, _)| *key < first) {
+            return wrong(format!("a scan from a key does not ascend from there: first={}", hex(&first)));
+        }
+        // Up to where it ended, or to the end of all.
+        let last = found.last().filter(|_| found.len() == most).map_or([0xff; 32], |(key, _)| *key);
+        let missing = |key: &&Key| found.binary_search_by(|(found, _)| found.cmp(key)).is_err();
+        match self.map.range(first..=last.max(first)).map(|(key, _)| key).find(missing) {
+            Some(key) => wrong(format!("seq={} key={} is missing in a scan from a key", self.seq, hex(key))),
+            None => Ok(()),
+        }
+    }
+
     /// Everything, in every way there is.
     pub(crate) fn check_store(&self, engine: &dyn Engine, rng: &mut Rng) -> Check {
         self.check_checkpoint(engine.checkpoint()?)?;
         let mut reader = engine.reader()?;
         self.check_scan(&mut *reader)?;
+        self.check_scan_from(&mut *reader, rng)?;
         self.check_gets(&mut *reader, rng, 64)?;
         let keys: Vec<Key> = self.map.keys().copied().collect();
         for key in keys.iter().step_by((keys.len() / 64).max(1)) {

@@ -20,7 +20,7 @@ const HELD_MAX: usize = 2;
 
 /// Gets between the batches.
 pub(crate) const GET: u64 = 1;
-/// Whole scans between the batches.
+/// Scans between the batches, whole and from a key.
 pub(crate) const SCAN: u64 = 2;
 /// Readers that stay on an old snapshot.
 pub(crate) const HOLD: u64 = 4;
@@ -62,7 +62,11 @@ impl<'e> Readings<'e> {
         };
         match chosen & self.habits {
             GET => model.check_gets(&mut *engine.reader()?, rng, GETS)?,
-            SCAN => model.check_scan(&mut *engine.reader()?)?,
+            SCAN => {
+                let mut reader = engine.reader()?;
+                model.check_scan(&mut *reader)?;
+                model.check_scan_from(&mut *reader, rng)?;
+            }
             HOLD => self.hold(engine, model, rng)?,
             SETTLE => {
                 engine.settle()?;
@@ -89,7 +93,7 @@ impl<'e> Readings<'e> {
                 *then = model.clone();
                 then.check_gets(&mut **reader, rng, GETS)
             }
-            1 => then.check_scan(&mut **reader),
+            1 => then.check_scan(&mut **reader).and_then(|()| then.check_scan_from(&mut **reader, rng)),
             2 => {
                 self.held.swap_remove(chosen);
                 Ok(())

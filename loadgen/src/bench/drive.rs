@@ -314,7 +314,7 @@ mod tests {
         fn get_many(&mut self, _: &[Key], _: &mut [Option<Value>]) -> engine_api::Result<()> {
             Ok(())
         }
-        fn scan(&mut self, visit: &mut Visitor<'_>) -> engine_api::Result<()> {
+        fn scan_from(&mut self, _: &Key, visit: &mut Visitor<'_>) -> engine_api::Result<()> {
             let _: ControlFlow<()> = visit(&[0; 32], &[0; 32]);
             Ok(())
         }

@@ -56,6 +56,18 @@ fn assert_holds(engine: &StrataEngine, map: &Map) {
         })
         .unwrap();
     assert!(expected.next().is_none(), "a scan ended early");
+    for (number, first) in map.keys().step_by((map.len() / 16).max(1)).enumerate() {
+        let mut first = *first;
+        // Every other one begins between two keys.
+        first[31] ^= (number % 2) as u8;
+        let mut found = Vec::new();
+        let short = |key: &Key, value: &Value| {
+            found.push((*key, *value));
+            if found.len() == 60 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        reader.scan_from(&first, &mut { short }).unwrap();
+        assert!(found.into_iter().eq(map.range(first..).take(60).map(|(key, value)| (*key, *value))), "{first:x?}");
+    }
     for (key, value) in map.iter().step_by(7) {
         assert_eq!(reader.get(key).unwrap(), Some(*value));
     }
