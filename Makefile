@@ -1,7 +1,7 @@
 # solkv: `make demo` shows the main job, `make test` runs every test, `make help` lists the rest.
 
 SHELL := /bin/sh
-ENGINE ?= rocksdb
+ENGINE ?= strata
 BLOOM ?= 20
 PAIRS ?= 2000000
 EVENTS ?= 1000000
@@ -12,14 +12,20 @@ export SOLKV_CACHE
 export CARGO_TARGET_DIR ?= $(SOLKV_CACHE)/target
 BIN := $(CARGO_TARGET_DIR)/release
 
-# The engines to compile in: all for tests and checks, one for the demo. RocksDB's C++ is linked from the copy
-# that engines/rocksdb/static-lib.sh keeps, and only where it is asked for.
+# The engines to compile in: all for tests and checks, one for the demo; `ENGINES="lmdb strata" make test` tests these
+# alone. RocksDB's C++ is linked from the copy that engines/rocksdb/static-lib.sh keeps, and only where it is asked for.
 ALL_ENGINES := rocksdb lmdb redb strata
 demo: ENGINES := $(ENGINE)
 ENGINES ?= $(ALL_ENGINES)
+unknown = $(filter-out $(ALL_ENGINES),$(ENGINES) $(ENGINE))
+$(if $(unknown),$(error no such engine: $(unknown): choose from $(ALL_ENGINES)))
 comma := ,
 space := $(subst ,, )
-FEATURES = $(subst $(space),$(comma),$(foreach p,bootstrap service loadgen,$(foreach e,$(ENGINES),$p/$e)))
+# $(call with,PACKAGES): cargo's options that give these packages the engines and nothing else.
+with = --no-default-features --features $(subst $(space),$(comma),$(strip $(foreach p,$1,$(foreach e,$(ENGINES),$p/$e)) $2))
+# Every package but the engines that were not asked for; the instrument links three of them.
+WORKSPACE = --workspace $(foreach e,$(filter-out $(ENGINES),$(ALL_ENGINES)),--exclude engine-$e) \
+	$(call with,engines torture bootstrap service loadgen,$(if $(filter-out $(ENGINES),rocksdb lmdb redb),,loadgen/instrument))
 CARGO = $(if $(filter rocksdb,$(ENGINES)),ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" )cargo
 
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
@@ -33,15 +39,15 @@ setup: ## Installs what the build needs (a C++ compiler; libclang for RocksDB's 
 	@ENGINES="$(ENGINES)" .ci/setup
 
 build: setup ## Builds bootstrap, service and loadgen (ENGINES="redb lmdb" to choose).
-	$(CARGO) build --locked --release -p bootstrap -p service -p loadgen --no-default-features --features $(FEATURES)
+	$(CARGO) build --locked --release -p bootstrap -p service -p loadgen $(call with,bootstrap service loadgen)
 	@echo "built: $(BIN)/bootstrap $(BIN)/service $(BIN)/loadgen"
 
 demo: build ## Loads pairs, plays a live Yellowstone stream through a real socket, prints both tables.
 	@BIN="$(BIN)" ENGINE="$(ENGINE)" BLOOM="$(BLOOM)" PAIRS="$(PAIRS)" EVENTS="$(EVENTS)" SEED="$(SEED)" deploy/demo.sh
 
-test: setup ## Runs every test, on every engine.
-	$(CARGO) build --locked --release --workspace --bins
-	$(CARGO) test --locked --release --workspace
+test: setup ## Runs every test, on every engine (ENGINES=strata: on that one, without compiling RocksDB).
+	$(CARGO) build --locked --release $(WORKSPACE) --bins
+	$(CARGO) test --locked --release $(WORKSPACE)
 	@$(MAKE) --no-print-directory loom
 	@$(MAKE) --no-print-directory torture SECONDS=40
 
@@ -57,7 +63,7 @@ miri: ## Runs strata's unsafe code in Miri (needs nightly with miri and rust-src
 
 SEEDS ?= 100000
 simulate: setup ## Tries SEEDS=100000 seeds of the ingest's simulation (2000 are part of test).
-	SIM_SEEDS=$(SEEDS) $(CARGO) test --locked --release -p service --lib simulation -- --nocapture
+	SIM_SEEDS=$(SEEDS) $(CARGO) test --locked --release -p service $(call with,service) --lib simulation -- --nocapture
 
 # Long inputs from the start: a sequence of operations does nothing of interest while it is short.
 FUZZ_SECONDS ?= 60
@@ -74,7 +80,7 @@ fuzz: ## Runs every fuzz target, FUZZ_SECONDS=60 each (needs nightly and cargo-f
 
 # ARGS='--engine lmdb --seed 123' runs one life again, as a violation says; then nothing else runs.
 torture: ## Kills, power losses and disk faults against every engine for SECONDS=60, a quarter of it strata's own.
-	@$(CARGO) build --locked --release -p torture
+	@$(CARGO) build --locked --release -p torture $(call with,torture)
 	@$(CARGO) build --locked --release -p engine-strata --example torture
 	@$(if $(ARGS),:,"$(BIN)/examples/torture" --seconds $$(($(SECONDS) / 4)))
 	@"$(BIN)/torture" $(if $(ARGS),$(ARGS),--seconds $$(($(SECONDS) * 3 / 4)))
@@ -94,17 +100,17 @@ fmt:
 	cargo fmt --all --check
 
 clippy:
-	$(CARGO) clippy --locked --release --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked --release $(WORKSPACE) --all-targets -- -D warnings
 
 doc:
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --release --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --release $(WORKSPACE) --no-deps
 
 edges:
 	@.ci/edges
 
 # What is made from the metric catalogue is committed: this says when it is old, `make metrics` makes it anew. Built as
 # `make test` builds it, so that nothing is compiled twice.
-GENERATE = $(CARGO) build --locked --release -q --workspace --bins && "$(BIN)/service" metrics --format
+GENERATE = $(CARGO) build --locked --release -q $(WORKSPACE) --bins && "$(BIN)/service" metrics --format
 catalogue:
 	@$(GENERATE) markdown | diff -u METRICS.md - || { echo "METRICS.md is old: make metrics" >&2; exit 1; }
 	@$(GENERATE) grafana | diff -u deploy/grafana/solkv.json - >/dev/null || \
@@ -124,6 +130,7 @@ test-prometheus: build ## A real Prometheus (Debian package) scrapes a live serv
 units:
 	@.ci/units
 	@deploy/test/host.sh
+	@deploy/test/setup.sh
 
 # Results go into a folder of the day; runs that are in its file already are not repeated.
 RESULTS ?= results/$(shell date +%F)
@@ -152,7 +159,7 @@ soak: build ## The whole service for SOAK_SECONDS=3600 under a cap that its data
 		deploy/soak.sh
 
 bench-instrument: build ## Compares the instrument with minimal programs, one an engine.
-	$(CARGO) build --locked --release -p loadgen --example instrument
+	$(CARGO) build --locked --release -p loadgen --features instrument --example instrument
 	"$(BIN)/examples/instrument" "$(BIN)"
 
 clients: build ## Public gRPC tools against a live service: Python's, and grpcurl where Go is.

@@ -268,15 +268,16 @@ fn serve(
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use bytesize::ByteSize;
     use engine_api::{Checkpoint, Durability, Engine};
     use engine_latency::Latency;
-    use engines::{EngineKind, EngineOptions, OpenMode};
+    use engines::{EngineOptions, OpenMode};
     use tempfile::TempDir;
 
     use super::*;
     use crate::overlay::Overlay;
 
-    /// A redb store with key `[1; 32]` at slot 7, and its pool.
+    /// A store of an engine in this build with key `[1; 32]` at slot 7, and its pool.
     pub(crate) struct Pool {
         pub(crate) engine: Arc<Measured>,
         pub(crate) shared: Arc<Shared>,
@@ -293,9 +294,10 @@ pub(crate) mod tests {
         /// One of a service that follows processed slots, or whose engine takes in finalized slots only.
         pub(crate) fn with_overlay(processed: bool, engine_is_final: bool) -> Self {
             let dir = tempfile::tempdir().unwrap();
-            let options = EngineOptions::new(EngineKind::Redb);
+            let kind = *engines::compiled().last().expect("a build has an engine");
+            let options = EngineOptions { memory: Some(ByteSize::mib(64)), ..EngineOptions::new(kind) };
             let engine = engines::open(&dir.path().join("store"), &options, OpenMode::Create).unwrap();
-            let engine = Arc::new(Measured::new(engine, Latency::new("redb"), "ingest"));
+            let engine = Arc::new(Measured::new(engine, Latency::new(options.label()), "ingest"));
             let overlay = Overlay::new(&Checkpoint::default(), processed, engine_is_final);
             let shared = Shared::with_overlay(Checkpoint::default(), overlay);
             commit(&engine, &shared, [1; 32], 7);

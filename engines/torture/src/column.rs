@@ -28,6 +28,16 @@ impl Column {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Rocksdb, Self::RocksdbBloom, Self::Lmdb, Self::Redb, Self::Strata];
 
+    /// Those whose engine is in this build.
+    pub fn compiled() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|column| column.is_compiled())
+    }
+
+    /// Whether its engine is in this build.
+    pub fn is_compiled(self) -> bool {
+        engines::compiled().contains(&self.kind())
+    }
+
     /// The engine's label.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -41,14 +51,17 @@ impl Column {
 
     /// Its options; the memory is one of several, so that caches hold everything or little.
     pub fn options(self, rng: &mut Rng) -> EngineOptions {
-        let kind = match self {
+        let bloom = (self == Self::RocksdbBloom).then_some(20);
+        EngineOptions { bloom, memory: Some(ByteSize::mib(rng.pick(&[8, 16, 64]))), ..EngineOptions::new(self.kind()) }
+    }
+
+    fn kind(self) -> EngineKind {
+        match self {
             Self::Rocksdb | Self::RocksdbBloom => EngineKind::Rocksdb,
             Self::Lmdb => EngineKind::Lmdb,
             Self::Redb => EngineKind::Redb,
             Self::Strata => EngineKind::Strata,
-        };
-        let bloom = (self == Self::RocksdbBloom).then_some(20);
-        EngineOptions { bloom, memory: Some(ByteSize::mib(rng.pick(&[8, 16, 64]))), ..EngineOptions::new(kind) }
+        }
     }
 
     /// Whether a load whose manifest could not be flushed may leave a store that is refused: RocksDB removes files that

@@ -108,7 +108,8 @@ fn listens(service: &mut Service) {
 /// What the program says when it does not start.
 fn refusal(temp: &TempDir, args: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
-    command.args(["run", "--engine", "redb", "--geyser", NO_STREAM, "--dir"]).arg(temp.path().join("refused"));
+    let engine = engines::compiled()[0].as_str();
+    command.args(["run", "--engine", engine, "--geyser", NO_STREAM, "--dir"]).arg(temp.path().join("refused"));
     let output = command.args(args).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     // 2 for a setting that can never work, 1 for what it names.

@@ -26,18 +26,18 @@ fn power_lost(column: Column, synced: u64) -> Option<Totals> {
 }
 
 macro_rules! synced_survives {
-    ($($name:ident $column:ident;)*) => {
+    ($($name:ident $column:ident $feature:literal;)*) => {
         mod synced_process_killed {
             use super::*;
-            $(#[test] fn $name() { killed(Column::$column, 100); })*
+            $(#[cfg(feature = $feature)] #[test] fn $name() { killed(Column::$column, 100); })*
         }
         mod buffered_process_killed {
             use super::*;
-            $(#[test] fn $name() { killed(Column::$column, 0); })*
+            $(#[cfg(feature = $feature)] #[test] fn $name() { killed(Column::$column, 0); })*
         }
         mod synced_power_lost {
             use super::*;
-            $(#[test] fn $name() {
+            $(#[cfg(feature = $feature)] #[test] fn $name() {
                 if let Some(totals) = power_lost(Column::$column, 100) {
                     assert_eq!(totals.lost_batches, 0, "{totals:?}");
                 }
@@ -46,11 +46,17 @@ macro_rules! synced_survives {
     };
 }
 
-synced_survives! { rocksdb Rocksdb; lmdb Lmdb; redb Redb; strata Strata; }
+synced_survives! {
+    rocksdb Rocksdb "rocksdb";
+    lmdb Lmdb "lmdb";
+    redb Redb "redb";
+    strata Strata "strata";
+}
 
 mod buffered_power_lost {
     use super::*;
 
+    #[cfg(feature = "rocksdb")]
     #[test]
     fn rocksdb_may_lose_the_newest() {
         if let Some(totals) = power_lost(Column::Rocksdb, 0) {
@@ -58,6 +64,7 @@ mod buffered_power_lost {
         }
     }
 
+    #[cfg(feature = "strata")]
     #[test]
     fn strata_may_lose_the_newest() {
         if let Some(totals) = power_lost(Column::Strata, 0) {
@@ -65,6 +72,7 @@ mod buffered_power_lost {
         }
     }
 
+    #[cfg(feature = "lmdb")]
     #[test]
     fn lmdb_may_lose_the_newest_alone() {
         if let Some(totals) = power_lost(Column::Lmdb, 0) {
@@ -72,6 +80,7 @@ mod buffered_power_lost {
         }
     }
 
+    #[cfg(feature = "redb")]
     #[test]
     fn redb_loses_none() {
         if let Some(totals) = power_lost(Column::Redb, 0) {
@@ -92,26 +101,31 @@ mod mixed {
         }
     }
 
+    #[cfg(feature = "rocksdb")]
     #[test]
     fn rocksdb() {
         mixed(Column::Rocksdb);
     }
 
+    #[cfg(feature = "rocksdb")]
     #[test]
     fn rocksdb_bloom() {
         mixed(Column::RocksdbBloom);
     }
 
+    #[cfg(feature = "lmdb")]
     #[test]
     fn lmdb() {
         mixed(Column::Lmdb);
     }
 
+    #[cfg(feature = "redb")]
     #[test]
     fn redb() {
         mixed(Column::Redb);
     }
 
+    #[cfg(feature = "strata")]
     #[test]
     fn strata() {
         mixed(Column::Strata);
