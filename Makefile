@@ -88,7 +88,10 @@ torture: ## Kills, power losses and disk faults against every engine for SECONDS
 mutations: ## Breaks the code on purpose, one break at a time, in a copy: each must be caught (an hour).
 	@ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" engines/torture/mutations/run.sh $(ARGS)
 
-check: setup fmt clippy doc edges units catalogue prometheus ## Format, lints, docs, edges, units, metric documents, rules.
+mutations-apply:
+	@engines/torture/mutations/run.sh --check
+
+check: setup fmt mutations-apply clippy doc edges units catalogue prometheus ## Format, lints, docs, edges, units, metric documents, rules, mutations apply.
 
 deny: ## Licences, sources, duplicates, known vulnerabilities of what is linked (needs cargo-deny, and for the last the network).
 	@cargo deny --version >/dev/null 2>&1 || { echo "needs: cargo install --locked cargo-deny" >&2; exit 1; }

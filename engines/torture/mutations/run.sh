@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Breaks the code on purpose and checks that the break is caught: run.sh [NAME...], by default every NAME.patch in the
-# folders of mutations.
+# folders of mutations. run.sh --check builds and runs nothing: it checks that each patch applies to the code as it is
+# and has its three lines; `make check` does so.
 #
 # A patch begins with three lines, and the diff follows:
 #   what: what is broken, in words
@@ -12,6 +13,20 @@
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 homes=(engines/torture/mutations service/mutations)
+if [ "${1:-}" = --check ]; then
+    count=0 failed=0
+    for file in $(printf '%s/*.patch\n' "${homes[@]}"); do
+        count=$((count + 1))
+        for field in what build run; do
+            sed '/^diff /q' "$file" | grep -q "^$field: ." ||
+                { echo "mutations: has no line \"$field: \": file=$file" >&2; failed=1; }
+        done
+        said=$(git apply --check "$file" 2>&1) ||
+            { printf 'mutations: no longer applies, make it anew: file=%s\n%s\n' "$file" "$said" >&2; failed=1; }
+    done
+    [ "$failed" -eq 0 ] && echo "mutations: all $count patches apply"
+    exit "$failed"
+fi
 target=${CARGO_TARGET_DIR:-$PWD/target}/mutations
 tree=$target/tree
 log=$target/log
