@@ -18,6 +18,7 @@ use crate::feed::FRAME_CHANGES_MAX;
 use crate::ingest::extract::Extract;
 use crate::ingest::subscribe::Commitment;
 use crate::net::secrets;
+use crate::readiness::Limits;
 
 /// Name of the systemd credential that may hold the token.
 const TOKEN_CREDENTIAL: &str = "x-token";
@@ -72,14 +73,20 @@ pub struct Settings {
     /// What a commit survives: synced (power loss) or buffered (a killed process) [default: synced]
     #[arg(long, value_enum)]
     pub durability: Option<DurabilityArg>,
-    /// Without any message for this long the connection to the stream is made anew [default: 30s]
+    /// Without news of any slot for this long the connection to the stream is made anew [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub idle_timeout: Option<Duration>,
-    /// How long a slot waits for its parent before the parent counts as missing, a gap [default: 20s]
+    /// How long a slot waits for its parent before the parent counts as missing, a gap [default: 60s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub gap_timeout: Option<Duration>,
+    /// Not ready once the newest applied slot is older than this, in milliseconds [default: 10000]
+    #[arg(long, value_name = "MS")]
+    pub max_lag_ms: Option<u64>,
+    /// Not ready once the newest slot heard of is this many slots ahead of the newest applied [default: 150]
+    #[arg(long, value_name = "N")]
+    pub max_lag_slots: Option<u64>,
     /// gRPC lookups on TCP [default: 127.0.0.1:7400]
     #[arg(long, value_name = "HOST:PORT")]
     pub listen: Option<String>,
@@ -244,6 +251,8 @@ pub struct Config {
     pub idle_timeout: Duration,
     #[serde(with = "humantime_serde")]
     pub gap_timeout: Duration,
+    pub max_lag_ms: u64,
+    pub max_lag_slots: u64,
     pub listen: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uds: Option<PathBuf>,
@@ -287,7 +296,7 @@ impl Settings {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
         pick!(engine bloom profile memory lmdb_map_size dir geyser x_token_file extract commitment processed
-            commit_every commit_interval durability idle_timeout gap_timeout listen uds uds_mode shm feed
+            commit_every commit_interval durability idle_timeout gap_timeout max_lag_ms max_lag_slots listen uds uds_mode shm feed
             feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout
             metrics tls_cert tls_key tls_client_ca bearer_token_file insecure max_connections request_timeout slow_request lookup_threads log_format
             shutdown_timeout)
@@ -322,6 +331,11 @@ impl Settings {
         ensure!((1..=65_536).contains(&max_connections), "max_connections={max_connections}: give 1 to 65536");
         let request_timeout = self.request_timeout.unwrap_or(Duration::from_secs(10));
         ensure!(!request_timeout.is_zero(), "request_timeout=0s: give more, such as 10s");
+        let limits = Limits::default();
+        let max_lag_ms = self.max_lag_ms.unwrap_or(limits.max_lag.as_millis() as u64);
+        ensure!(max_lag_ms > 0, "max_lag_ms=0: give more, such as 10000");
+        let max_lag_slots = self.max_lag_slots.unwrap_or(limits.max_lag_slots);
+        ensure!(max_lag_slots > 0, "max_lag_slots=0: give more, such as 150");
         let commitment = self.commitment.unwrap_or(Commitment::Confirmed);
         let processed = self.processed.unwrap_or(false);
         ensure!(
@@ -340,7 +354,9 @@ impl Settings {
             commit_interval: self.commit_interval.unwrap_or(Duration::from_secs(1)),
             durability: self.durability.unwrap_or(DurabilityArg::Synced),
             idle_timeout: self.idle_timeout.unwrap_or(Duration::from_secs(30)),
-            gap_timeout: self.gap_timeout.unwrap_or(Duration::from_secs(20)),
+            gap_timeout: self.gap_timeout.unwrap_or(Duration::from_secs(60)),
+            max_lag_ms,
+            max_lag_slots,
             listen: self.listen.unwrap_or_else(|| "127.0.0.1:7400".to_owned()),
             uds: self.uds,
             uds_mode: self.uds_mode.unwrap_or_default(),
@@ -368,6 +384,11 @@ impl Settings {
 }
 
 impl Config {
+    /// The limits of readiness.
+    pub fn readiness_limits(&self) -> Limits {
+        Limits { max_lag: Duration::from_millis(self.max_lag_ms), max_lag_slots: self.max_lag_slots }
+    }
+
     /// The token, from its file or the systemd credential. Never logged.
     pub fn x_token(&self) -> Result<Option<String>> {
         let Some(path) = secrets::find(self.x_token_file.as_deref(), TOKEN_CREDENTIAL) else { return Ok(None) };

@@ -160,10 +160,10 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
+    use crate::chain::{Gap, Phase};
     use crate::lookups::Origin;
     use crate::lookups::tests::Pool;
     use crate::overlay::Commitment;
-    use crate::status::{Gap, Readiness};
 
     async fn fetch(address: SocketAddr, path: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -190,10 +190,11 @@ mod tests {
         let pool = Pool::start();
         let address = start(&pool).await;
         assert_eq!(fetch(address, "/readyz").await, (503, "starting\n".to_owned()));
-        pool.shared.readiness.store(Arc::new(Readiness::Ready));
+        pool.shared.readiness.slot_applied(Duration::from_millis(20));
+        pool.shared.readiness.set_phase(Phase::Live);
         assert_eq!(fetch(address, "/readyz").await.0, 200);
         let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned() };
-        pool.shared.readiness.store(Arc::new(Readiness::Gap(gap)));
+        pool.shared.readiness.set_phase(Phase::Gap(gap));
         let (code, reason) = fetch(address, "/readyz").await;
         assert_eq!((code, reason.as_str()), (503, "slots are missing: first_slot=8 last_slot=9\n"));
         assert_eq!(fetch(address, "/healthz").await.0, 200);
@@ -208,7 +209,7 @@ mod tests {
         let stats = engine_api::Stats { pairs_estimate: 1, disk_bytes: 2, details: vec![("cache_bytes", 3)] };
         pool.shared.stats.store(Arc::new(stats));
         let gap = Gap { first_slot: 8, last_slot: 9, detail: String::new() };
-        pool.shared.readiness.store(Arc::new(Readiness::Gap(gap)));
+        pool.shared.readiness.set_phase(Phase::Gap(gap));
         let (_, text) = fetch(address, "/metrics").await;
         for line in [
             "# TYPE solkv_lookups_total counter",

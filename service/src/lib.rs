@@ -6,6 +6,7 @@
 
 pub mod admin;
 mod backup;
+pub mod chain;
 pub mod cli;
 pub mod config;
 pub mod dashboard;
@@ -17,6 +18,7 @@ pub mod metrics;
 pub mod net;
 pub mod overlay;
 pub mod pulse;
+pub mod readiness;
 mod reading;
 pub mod rpc;
 pub mod run;

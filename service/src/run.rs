@@ -56,6 +56,7 @@ pub fn run(config: &Config) -> Result<()> {
     let overlay = Overlay::new(&checkpoint, config.processed, config.commitment == Commitment::Finalized);
     let shared = Shared::with_overlay(checkpoint, overlay);
     shared.slow.set_threshold_ns(config.slow_request.as_nanos() as u64);
+    shared.readiness.set_limits(config.readiness_limits());
     info!(engine = label, dir = %config.dir.display(), seq = checkpoint.seq, slot = checkpoint.slot, "store is open");
     info!("memory: {}", config.engine.division());
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -13,29 +13,8 @@ use engine_api::{Checkpoint, Stats};
 use crate::net::figures::Figures;
 use crate::overlay::Overlay;
 use crate::pulse::Pulses;
+use crate::readiness::{Readiness, Verdict};
 use crate::slow::SlowLog;
-
-/// Slots that the stream can no longer deliver. Both ends included.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Gap {
-    /// First missing slot.
-    pub first_slot: u64,
-    /// Last missing slot.
-    pub last_slot: u64,
-    /// What was seen that shows the gap.
-    pub detail: String,
-}
-
-/// Whether lookups stand for the live chain, and if not, why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Readiness {
-    /// Following the stream with no gap, past the slot that was applied before the start.
-    Ready,
-    /// Not yet, or no longer; in words.
-    NotReady(String),
-    /// Slots are missing.
-    Gap(Gap),
-}
 
 /// The figures. One writer per field; see each.
 #[derive(Debug)]
@@ -44,14 +23,12 @@ pub struct Shared {
     pub start_unix_ms: u64,
     /// The newest committed checkpoint. Writer: ingest-apply.
     pub checkpoint: ArcSwap<Checkpoint>,
-    /// Writer: ingest-apply, and the receiver for a gap that the server itself reports.
-    pub readiness: ArcSwap<Readiness>,
+    /// What readiness follows from; ask [`Shared::verdict`]. Writers: ingest-apply and the receiver.
+    pub readiness: Readiness,
     /// Engine statistics, refreshed about once a second. Writer: ingest-apply.
     pub stats: ArcSwap<Stats>,
     /// The newest slot heard of from the stream; 0 before the first. Writer: the receiver.
     pub newest_slot: AtomicU64,
-    /// Milliseconds from the creation of the newest applied slot's block meta to its commit. Writer: ingest-apply.
-    pub lag_ms: AtomicU64,
     /// When the newest updates of the stream were handed on, ms since the Unix epoch; 0 before the first. Writer: the
     /// receiver.
     pub last_update_unix_ms: AtomicU64,
@@ -62,6 +39,8 @@ pub struct Shared {
     pub busy_since_unix_ms: AtomicU64,
     /// Connected to the stream right now. Writer: the receiver.
     pub connected: AtomicBool,
+    /// How many connections to the stream ingest-apply has given up, counted from the first: see [`Shared::give_up`].
+    given_up: AtomicU64,
     /// Batches between the receiver and ingest-apply. Writer: the receiver.
     pub queue_batches: AtomicU64,
     /// Clients on shared memory. Writer: shm-lookup.
@@ -131,14 +110,14 @@ impl Shared {
         Arc::new(Self {
             start_unix_ms: unix_ms(),
             checkpoint: ArcSwap::from_pointee(checkpoint),
-            readiness: ArcSwap::from_pointee(Readiness::NotReady("starting".to_owned())),
+            readiness: Readiness::default(),
             stats: ArcSwap::from_pointee(Stats::default()),
             newest_slot: AtomicU64::new(0),
-            lag_ms: AtomicU64::new(0),
             last_update_unix_ms: AtomicU64::new(0),
             last_commit_unix_ms: AtomicU64::new(0),
             busy_since_unix_ms: AtomicU64::new(0),
             connected: AtomicBool::new(false),
+            given_up: AtomicU64::new(0),
             queue_batches: AtomicU64::new(0),
             shm_sessions: AtomicU64::new(0),
             resume_slot: AtomicU64::new(checkpoint.slot.unwrap_or(NO_SLOT)),
@@ -164,11 +143,31 @@ impl Shared {
         self.resume_slot.store(slot, Ordering::Relaxed);
     }
 
-    /// Slots between the newest heard of and the newest applied; `None` before the first slot.
+    /// Slots between the newest heard of and the newest applied; `None` before the first of either.
     pub fn lag_slots(&self) -> Option<u64> {
         let applied = self.checkpoint.load().slot?;
         // ORDERING: Relaxed: a statistic.
-        Some(self.newest_slot.load(Ordering::Relaxed).saturating_sub(applied))
+        let newest = Some(self.newest_slot.load(Ordering::Relaxed)).filter(|newest| *newest > 0)?;
+        Some(newest.saturating_sub(applied))
+    }
+
+    /// Whether lookups stand for the live chain at this moment, and the lag. All that the service says of its readiness
+    /// comes from here.
+    pub fn verdict(&self) -> Verdict {
+        self.readiness.verdict(self.lag_slots())
+    }
+
+    /// Gives up the `connection`-th connection that the receiver has announced, and all before it: it does not bring
+    /// what is missing, and a new one may.
+    pub fn give_up(&self, connection: u64) {
+        // ORDERING: Relaxed: the receiver only has to see it sooner or later.
+        self.given_up.fetch_max(connection, Ordering::Relaxed);
+    }
+
+    /// Whether the `connection`-th connection is given up.
+    pub fn is_given_up(&self, connection: u64) -> bool {
+        // ORDERING: Relaxed: see the write.
+        connection <= self.given_up.load(Ordering::Relaxed)
     }
 }
 

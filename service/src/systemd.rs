@@ -14,8 +14,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{error, warn};
 
 use crate::ingest::receive::Message;
+use crate::readiness::Verdict;
 use crate::shm::Doorbell;
-use crate::status::{Readiness, Shared};
+use crate::status::Shared;
 
 /// How often the state is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -148,12 +149,17 @@ fn describe(shared: &Shared) -> String {
     let (newest, connected) = (shared.newest_slot.load(Ordering::Relaxed), shared.connected.load(Ordering::Relaxed));
     let slot = shared.checkpoint.load().slot;
     let at = slot.map_or_else(|| "no slot yet".to_owned(), |slot| format!("slot {slot}"));
-    match &**shared.readiness.load() {
-        Readiness::Gap(gap) => format!("gap: slots {} to {} are missing, at {at}", gap.first_slot, gap.last_slot),
-        _ if !connected => format!("not connected to the stream, lookups go on, at {at}"),
-        Readiness::Ready => format!("live at {at}, lag {} ms", shared.lag_ms.load(Ordering::Relaxed)),
-        Readiness::NotReady(reason) if newest > slot.unwrap_or(0) => format!("{reason}: replaying, {at} of {newest}"),
-        Readiness::NotReady(reason) => format!("{reason}: {at}"),
+    let Verdict { not_ready, gap, lag_ms } = shared.verdict();
+    match (gap, not_ready) {
+        (Some(gap), _) => {
+            format!("not ready: gap: slots {} to {} are missing, at {at}", gap.first_slot, gap.last_slot)
+        }
+        (None, Some(why)) if connected && newest > slot.unwrap_or(0) => {
+            format!("not ready: {why}: replaying, {at} of {newest}")
+        }
+        (None, Some(why)) => format!("not ready: {why}: lookups go on, at {at}"),
+        (None, None) if connected => format!("live at {at}, lag {} ms", lag_ms.unwrap_or(0)),
+        (None, None) => format!("live at {at}, not connected to the stream, lag {} ms", lag_ms.unwrap_or(0)),
     }
 }
 
@@ -162,23 +168,25 @@ mod tests {
     use engine_api::Checkpoint;
 
     use super::*;
-    use crate::status::Gap;
+    use crate::chain::{Gap, Phase};
 
     #[test]
     fn every_state_has_its_line() {
         let checkpoint = Checkpoint { slot: Some(7), ..Checkpoint::default() };
         let shared = Shared::new(checkpoint);
-        let set = |readiness| shared.readiness.store(Arc::new(readiness));
-        assert_eq!(describe(&shared), "not connected to the stream, lookups go on, at slot 7");
+        let set = |phase| shared.readiness.set_phase(phase);
+        assert_eq!(describe(&shared), "not ready: starting: lookups go on, at slot 7");
         shared.connected.store(true, Ordering::Relaxed);
-        assert_eq!(describe(&shared), "starting: slot 7");
         shared.newest_slot.store(9, Ordering::Relaxed);
-        set(Readiness::NotReady("catching up with the stream".to_owned()));
-        assert_eq!(describe(&shared), "catching up with the stream: replaying, slot 7 of 9");
-        set(Readiness::Ready);
-        assert_eq!(describe(&shared), "live at slot 7, lag 0 ms");
-        set(Readiness::Gap(Gap { first_slot: 8, last_slot: 9, detail: String::new() }));
-        assert_eq!(describe(&shared), "gap: slots 8 to 9 are missing, at slot 7");
+        set(Phase::CatchingUp);
+        assert_eq!(describe(&shared), "not ready: catching up with the stream: replaying, slot 7 of 9");
+        shared.readiness.slot_applied(Duration::from_millis(20));
+        set(Phase::Live);
+        assert_eq!(describe(&shared), "live at slot 7, lag 20 ms");
+        shared.connected.store(false, Ordering::Relaxed);
+        assert_eq!(describe(&shared), "live at slot 7, not connected to the stream, lag 20 ms");
+        set(Phase::Gap(Gap { first_slot: 8, last_slot: 9, detail: String::new() }));
+        assert_eq!(describe(&shared), "not ready: gap: slots 8 to 9 are missing, at slot 7");
     }
 
     #[test]
@@ -190,6 +198,7 @@ mod tests {
         assert_eq!(line.due(&shared, start + LOOK_EVERY), None);
         assert!(line.due(&shared, start + SAME_EVERY).is_some_and(|text| text.ends_with("slot 18")));
         shared.connected.store(true, Ordering::Relaxed);
-        assert!(line.due(&shared, start + SAME_EVERY).is_some_and(|text| text.starts_with("starting")));
+        shared.readiness.set_phase(Phase::CatchingUp);
+        assert!(line.due(&shared, start + SAME_EVERY).is_some_and(|text| text.contains("catching up")));
     }
 }

@@ -62,7 +62,6 @@ fn status(state: &HttpState) -> Value {
         .collect();
     // ORDERING: Relaxed: statistics, nothing is inferred from them.
     let newest_slot = shared.newest_slot.load(Ordering::Relaxed);
-    let applied = shared.counters.slots_applied.load(Ordering::Relaxed) > 0;
     json!({
         "now_unix_ms": unix_ms(),
         "version": status.version,
@@ -76,8 +75,8 @@ fn status(state: &HttpState) -> Value {
         "newest_slot": (newest_slot > 0).then_some(newest_slot),
         "applied_slot": status.checkpoint.as_ref().and_then(|checkpoint| checkpoint.slot),
         "checkpoint_seq": status.checkpoint.map(|checkpoint| checkpoint.seq),
-        "lag_slots": shared.lag_slots().filter(|_| newest_slot > 0),
-        "lag_ms": applied.then(|| shared.lag_ms.load(Ordering::Relaxed)),
+        "lag_slots": status.lag_slots,
+        "lag_ms": status.lag_ms,
         "pairs_estimate": status.pairs_estimate,
         "queue_batches": shared.queue_batches.load(Ordering::Relaxed),
         "queue_batches_max": queue_batches(),

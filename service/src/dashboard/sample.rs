@@ -22,7 +22,7 @@ use engine_latency::{Latency, Series, Snapshot};
 use super::history::{
     COLUMNS, Curve, Detail, History, Newest, SAMPLE_EVERY, SERIES_MAX, Sample, SeriesNow, SeriesSample,
 };
-use crate::status::{Counters, Readiness, Shared};
+use crate::status::{Counters, Shared};
 
 /// Where a distribution is read: by nines, with points between them for a smooth curve.
 pub(crate) const QUANTILES: [f64; 15] =
@@ -148,11 +148,11 @@ impl Reading {
         }
         let some = |value: u64| Some(value as f64);
         let shared = &self.shared;
-        let ready = **shared.readiness.load() == Readiness::Ready;
-        set("lag_slots", self.lag_slots().map(|slots| slots as f64));
-        set("lag_ms", (load(&shared.counters.slots_applied) > 0).then(|| load(&shared.lag_ms) as f64));
+        let verdict = shared.verdict();
+        set("lag_slots", shared.lag_slots().map(|slots| slots as f64));
+        set("lag_ms", verdict.lag_ms.map(|lag_ms| lag_ms as f64));
         set("queue_batches", some(load(&shared.queue_batches)));
-        set("ready", some(u64::from(ready)));
+        set("ready", some(u64::from(verdict.is_ready())));
         set("connected", some(u64::from(self.connected)));
         set("rss_anon_bytes", newest.rss.map(|rss| rss.anon_bytes as f64));
         set("anon_bytes", newest.group.map(|group| group.anon_bytes as f64));
@@ -177,10 +177,6 @@ impl Reading {
         if applied != self.applied {
             (self.applied, self.applied_unix_ms) = (applied, Some(time_unix_ms));
         }
-    }
-
-    fn lag_slots(&self) -> Option<u64> {
-        (load(&self.shared.newest_slot) > 0).then(|| self.shared.lag_slots()).flatten()
     }
 
     fn newest(&self) -> Newest {

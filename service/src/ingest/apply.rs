@@ -12,14 +12,16 @@ use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Result};
 use engine_latency::Measured;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use tracing::{error, info, warn};
+use tracing::warn;
 
 use super::assemble::{Assembler, Base, Input, Limits};
 use super::event::{Event, WholeSlot};
 use super::receive::Message;
+use super::standing::Standing;
+use crate::chain::Gap;
 use crate::feed::{Change, FeedWriter};
 use crate::pulse::Pulse;
-use crate::status::{Gap, Readiness, Shared, count, unix_ms};
+use crate::status::{Shared, count, unix_ms};
 
 /// How often a full disk is asked again.
 pub const FULL_RETRY: Duration = Duration::from_secs(2);
@@ -65,9 +67,7 @@ pub struct Apply {
     /// The newest slot that is wholly in `batch` or committed.
     complete: Option<Base>,
     created_unix_ms: u64,
-    /// The slot the store stood at when the service started: the one after it may have been cut.
-    start_slot: Option<u64>,
-    gap: bool,
+    standing: Standing,
     /// Since when a whole slot waits for its parent.
     waiting_since: Option<Instant>,
     last_commit: Instant,
@@ -90,6 +90,7 @@ impl Apply {
         let committed = engine.checkpoint()?;
         let complete = committed.slot.map(|slot| Base { slot, blockhash: committed.blockhash });
         let pulse = shared.pulses.add("ingest-apply");
+        let standing = Standing::new(Arc::clone(&shared), committed.slot);
         Ok(Self {
             engine,
             shared,
@@ -101,8 +102,7 @@ impl Apply {
             feed,
             complete,
             created_unix_ms: 0,
-            start_slot: committed.slot,
-            gap: false,
+            standing,
             waiting_since: None,
             last_commit: Instant::now(),
             last_stats: None,
@@ -131,14 +131,14 @@ impl Apply {
     /// Before the first message.
     pub(super) fn begin(&mut self) {
         self.refresh_stats();
-        self.not_ready("catching up with the stream".to_owned());
+        self.standing.begin();
     }
 
     /// Takes one message in; `nothing_waits`: there is no further one yet.
     pub(super) fn take(&mut self, message: Message, nothing_waits: bool) -> Result<()> {
+        let let_go = self.standing.lets_go(&message);
         match message {
-            // After a gap nothing may be applied; what arrives is let go so that the connection stays alive.
-            _ if self.gap => {}
+            _ if let_go => {}
             Message::Batch(inputs) => {
                 for input in inputs {
                     self.input(input)?;
@@ -150,7 +150,7 @@ impl Apply {
                 self.input(Input::Reconnected)?;
             }
             Message::Tick => self.check_waiting()?,
-            Message::Gap(gap) => self.report_gap(gap),
+            Message::Gap(gap) => self.start_over(gap)?,
             Message::Beat => {}
         }
         // What is whole need not wait either.
@@ -172,18 +172,18 @@ impl Apply {
     }
 
     fn input(&mut self, input: Input) -> Result<()> {
-        if self.gap {
+        if self.standing.has_given_up() {
             return Ok(());
         }
         if let Err(gap) = self.assembler.push(input) {
-            return self.stop_at(gap);
+            return self.start_over(gap);
         }
         if !matches!(input, Input::Account { .. }) {
             while let Some(slot) = self.assembler.next() {
                 self.slot(&slot)?;
             }
             if let Some(gap) = self.assembler.check_gap() {
-                return self.stop_at(gap);
+                return self.start_over(gap);
             }
             self.check_waiting()?;
             let dropped = self.assembler.dropped();
@@ -201,7 +201,7 @@ impl Apply {
             self.waiting_since = None;
         } else if self.waiting_since.get_or_insert_with(Instant::now).elapsed() >= timeout {
             let gap = self.assembler.missing_parent(&format!("over gap_timeout={timeout:?}"));
-            return gap.map_or(Ok(()), |gap| self.stop_at(gap));
+            return gap.map_or(Ok(()), |gap| self.start_over(gap));
         }
         Ok(())
     }
@@ -240,7 +240,7 @@ impl Apply {
                 Err(failed) if failed.kind() == ErrorKind::FreeSpace && !*self.stop.borrow() => {
                     count(&self.shared.counters.commits_without_space, 1);
                     warn!(error = %failed, "no space: lookups go on, the batch is kept and tried again");
-                    self.not_ready(format!("no space: {failed}"));
+                    self.standing.no_space(failed.to_string());
                     std::thread::sleep(self.config.full_retry);
                 }
                 Err(failed) => return Err(failed),
@@ -302,26 +302,15 @@ impl Apply {
     }
 
     fn publish(&mut self, checkpoint: Checkpoint) {
+        let new_slot = checkpoint.slot.filter(|_| checkpoint.slot != self.shared.checkpoint.load().slot);
         self.shared.checkpoint.store(Arc::new(checkpoint));
         self.shared.overlay.published(checkpoint.slot);
         if let Some(feed) = &mut self.feed {
             feed.publish(&checkpoint);
         }
-        let now_unix_ms = unix_ms();
-        // ORDERING: Relaxed: statistics.
-        self.shared.last_commit_unix_ms.store(now_unix_ms, Ordering::Relaxed);
-        if self.created_unix_ms > 0 {
-            self.shared.lag_ms.store(now_unix_ms.saturating_sub(self.created_unix_ms), Ordering::Relaxed);
-        }
-        let past_start = match (self.start_slot, checkpoint.slot) {
-            (Some(start), Some(slot)) => slot > start,
-            (None, slot) => slot.is_some(),
-            (Some(_), None) => false,
-        };
-        if past_start && **self.shared.readiness.load() != Readiness::Ready {
-            info!(slot = checkpoint.slot, "ready");
-            self.shared.readiness.store(Arc::new(Readiness::Ready));
-        }
+        // ORDERING: Relaxed: a statistic.
+        self.shared.last_commit_unix_ms.store(unix_ms(), Ordering::Relaxed);
+        self.standing.committed(new_slot, self.created_unix_ms);
     }
 
     fn refresh_stats(&mut self) {
@@ -335,26 +324,13 @@ impl Apply {
         }
     }
 
-    fn not_ready(&self, reason: String) {
-        self.shared.readiness.store(Arc::new(Readiness::NotReady(reason)));
-    }
-
-    /// A gap in the chain as received: what came before it is committed, nothing after it is applied.
-    fn stop_at(&mut self, gap: Gap) -> Result<()> {
+    /// A gap in the chain as received: what came before it is committed, nothing after it is applied, and the next
+    /// connection starts over from there.
+    fn start_over(&mut self, gap: Gap) -> Result<()> {
         self.flush()?;
-        self.gap = true;
-        self.report_gap(gap);
+        self.assembler.restart(self.complete);
+        self.waiting_since = None;
+        self.standing.gap(gap);
         Ok(())
-    }
-
-    fn report_gap(&self, gap: Gap) {
-        error!(
-            first_slot = gap.first_slot,
-            last_slot = gap.last_slot,
-            detail = gap.detail,
-            "gap: slots are missing; the store stays at the slot before them until it is bootstrapped anew or the \
-             stream delivers them"
-        );
-        self.shared.readiness.store(Arc::new(Readiness::Gap(gap)));
     }
 }

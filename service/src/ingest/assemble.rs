@@ -10,15 +10,16 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::event::{Event, WholeSlot};
-use crate::status::Gap;
+use crate::chain::Gap;
 
 /// Slots handed out whose blockhash is remembered, to tell a duplicate from another block in the same slot: more than
 /// the 150 slots that a stock server replays.
 pub const REMEMBERED_SLOTS: usize = 512;
 
-/// Whole slots that may wait for a parent. Servers are at most a few slots out of order; a slot with this many
-/// confirmed ones behind it is final, so a parent that did not come by then is not going to come.
-pub const DEFAULT_SLOTS_MAX: usize = 32;
+/// Whole slots that may wait for a parent: a minute of them at five a second. The real server drops a slot's
+/// confirmation now and then and sends the slot only once a descendant is rooted, 32 slots later at best and more under
+/// load; a parent that did not come within this many is more likely to come on another connection.
+pub const DEFAULT_SLOTS_MAX: usize = 300;
 
 /// Memory for slots that are not handed out yet, in bytes: some three million updates, far over a replay window of
 /// ordinary slots.
@@ -141,7 +142,7 @@ impl Assembler {
         }
     }
 
-    /// Takes one input in. After a gap nothing that follows can be handed out: start over from a new base.
+    /// Takes one input in. After a gap nothing that follows can be handed out: [restart](Self::restart).
     pub fn push(&mut self, input: Input) -> Result<(), Gap> {
         match input {
             Input::Account { slot, event } => self.account(slot, event),
@@ -158,6 +159,19 @@ impl Assembler {
                 self.drop_partial_through(u64::MAX);
                 Ok(())
             }
+        }
+    }
+
+    /// Drops everything held and starts over behind `base`: the last slot handed out, or the base of [`Self::new`].
+    /// Call it after a gap, before the inputs of a connection that begins at that slot.
+    pub fn restart(&mut self, base: Option<Base>) {
+        self.drop_partial_through(u64::MAX);
+        self.whole.clear();
+        self.held_bytes = 0;
+        self.last = base;
+        // A blockhash that the base has only learned from the stream may be of a fork: it is learned anew.
+        if let (Some(base), Some(newest)) = (base, self.remembered.back_mut()) {
+            *newest = base;
         }
     }
 

@@ -5,28 +5,49 @@
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 
-const FIRST: Duration = Duration::from_millis(100);
-const LONGEST: Duration = Duration::from_secs(10);
+/// After a connection that broke: shortest and longest wait.
+const BROKEN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
+
+/// After a connection that did not bring a slot: shortest and longest wait. A server asks its validator's memory for
+/// each replay, so this starts slower.
+const GAP: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+
+/// The waits of one subscription.
+#[derive(Debug)]
+pub(crate) struct Waits {
+    /// After a connection that broke.
+    pub(crate) broken: Backoff,
+    /// After a connection that did not bring a slot.
+    pub(crate) gap: Backoff,
+}
+
+impl Waits {
+    /// Starts with the shortest waits. The jitter follows from `seed`.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { broken: Backoff::new(BROKEN, seed), gap: Backoff::new(GAP, seed) }
+    }
+}
 
 /// The waits since the last success.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     next: Duration,
+    first: Duration,
+    longest: Duration,
     seed: u64,
     waits: u64,
 }
 
 impl Backoff {
-    /// Starts with the shortest wait. The jitter follows from `seed`.
-    pub(crate) fn new(seed: u64) -> Self {
-        Self { next: FIRST, seed, waits: 0 }
+    fn new([first, longest]: [Duration; 2], seed: u64) -> Self {
+        Self { next: first, first, longest, seed, waits: 0 }
     }
 
     /// The wait before the next attempt: half of it fixed, half random, so that clients of one server that
     /// restarted do not come back all at once.
     pub(crate) fn next_wait(&mut self) -> Duration {
         let half = self.next / 2;
-        self.next = (self.next * 2).min(LONGEST);
+        self.next = (self.next * 2).min(self.longest);
         self.waits = self.waits.wrapping_add(1);
         let jitter = BuildHasherDefault::<DefaultHasher>::default().hash_one((self.seed, self.waits));
         let share = (jitter % 1024) as u32;
@@ -35,7 +56,7 @@ impl Backoff {
 
     /// After a success.
     pub(crate) fn reset(&mut self) {
-        self.next = FIRST;
+        self.next = self.first;
     }
 }
 
@@ -45,14 +66,15 @@ mod tests {
 
     #[test]
     fn waits_grow_to_the_longest_and_start_over() {
-        let mut backoff = Backoff::new(1);
-        let mut base = FIRST;
+        let [first, longest] = BROKEN;
+        let mut backoff = Backoff::new(BROKEN, 1);
+        let mut base = first;
         for _ in 0..20 {
             let wait = backoff.next_wait();
             assert!(wait >= base / 2 && wait <= base, "wait={wait:?} base={base:?}");
-            base = (base * 2).min(LONGEST);
+            base = (base * 2).min(longest);
         }
         backoff.reset();
-        assert!(backoff.next_wait() <= FIRST);
+        assert!(backoff.next_wait() <= first);
     }
 }

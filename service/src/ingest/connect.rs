@@ -1,4 +1,4 @@
-//! One connection to the Yellowstone server: made, subscribed, its pings answered, given up when silent.
+//! One connection to the Yellowstone server: made, subscribed, its pings answered, given up when no slot comes.
 //!
 //! Owns: what the end of a connection means. Must not: know what is done with an update, or whether there is a network.
 //! Runs on a receiver's task. Its clock is tokio's, which the simulation turns.
@@ -13,9 +13,9 @@ use yellowstone_grpc_client::GeyserGrpcClientError;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SubscribeRequest, SubscribeRequestPing, SubscribeUpdate};
 
-use super::backoff::Backoff;
+use super::backoff::Waits;
 use super::upstream::{Client, Upstream, chain};
-use crate::status::Gap;
+use crate::chain::{Gap, SLOT_END};
 
 /// How long the server may take over one request that is not the stream itself.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -23,7 +23,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a quiet stream is looked at: the resolution of every timeout of the ingest.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Wait before trying again what only a person can put right: a token, a filter, a gap.
+/// Wait before trying again what only a person can put right: a token, a filter.
 const SLOW_RETRY: Duration = Duration::from_secs(30);
 
 /// A subscription that is open.
@@ -31,10 +31,14 @@ pub(crate) struct Connection<C: Client> {
     updates: C::Updates,
     requests: C::Requests,
     ticks: Interval,
-    heard_at: Instant,
-    heard: bool,
+    /// When the last tick was.
+    ticked_at: Instant,
+    /// How long no slot was heard of. Only time in which this connection was read counts: a receiver that is held up by
+    /// a full queue is no silence of the server.
+    silent: Duration,
     idle_timeout: Duration,
-    from_slot: Option<u64>,
+    /// The slot that the store stands at.
+    applied: Option<u64>,
 }
 
 /// What comes of a connection next.
@@ -53,33 +57,43 @@ pub(crate) enum Ended {
     Retry(String),
     /// Trying again helps only once somebody changed something.
     Refused(String),
-    /// The server no longer has the slots.
+    /// The server no longer has the slots, or one of its messages cannot be read.
     Gap(Gap),
+    /// What the server can send again begins right after the slot that was asked for: ask for this one.
+    BeginsAt(u64),
+    /// ingest-apply has seen a gap on this connection.
+    GivenUp,
     /// Nobody takes what is received.
     Closed,
 }
 
 impl<C: Client> Connection<C> {
-    /// Connects and subscribes. `from_slot` is the one in `request`: asked for first, where the server knows what it
-    /// can replay.
+    /// Connects and subscribes. `applied` is the slot that the store stands at, which `request` asks to begin with; the
+    /// server is asked first from where it can. One that begins right after that slot is asked for the next one: the
+    /// assembler compares its parent with what was applied.
     pub(crate) async fn open(
         upstream: &impl Upstream<Client = C>,
         idle_timeout: Duration,
-        request: SubscribeRequest,
-        from_slot: Option<u64>,
+        mut request: SubscribeRequest,
+        applied: Option<u64>,
     ) -> Result<Self, Ended> {
         let mut client = upstream.connect().await?;
-        if let Some(from_slot) = from_slot {
-            check_replay(&mut client, from_slot).await?;
+        if let Some(from_slot) = request.from_slot {
+            request.from_slot = Some(check_replay(&mut client, from_slot, applied).await?);
         }
         let (requests, updates) = timeout(idle_timeout.max(REQUEST_TIMEOUT), client.subscribe(request))
             .await
             .map_err(|_| Ended::Retry("the server does not answer the subscription".to_owned()))?
-            .map_err(|error| client_ended(error, from_slot))?;
+            .map_err(|error| client_ended(error, applied))?;
         // One timer for the connection: one for each update would cost more than the update.
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Ok(Self { updates, requests, ticks, heard_at: Instant::now(), heard: false, idle_timeout, from_slot })
+        Ok(Self { updates, requests, ticks, ticked_at: Instant::now(), silent: Duration::ZERO, idle_timeout, applied })
+    }
+
+    /// What was read last says something of a slot. Pings say that the server lives, which nobody is served by.
+    pub(crate) fn heard_of_a_slot(&mut self) {
+        self.silent = Duration::ZERO;
     }
 
     /// Waits for an update or the next tick.
@@ -89,22 +103,21 @@ impl<C: Client> Connection<C> {
                 biased;
                 next = self.updates.next() => next,
                 _ = self.ticks.tick() => {
-                    if std::mem::take(&mut self.heard) {
-                        self.heard_at = Instant::now();
-                    }
-                    if self.heard_at.elapsed() > self.idle_timeout {
-                        let idle_ms = self.heard_at.elapsed().as_millis();
-                        return Err(Ended::Retry(format!("no message for idle_ms={idle_ms}")));
+                    let now = Instant::now();
+                    self.silent += now.duration_since(self.ticked_at).min(2 * TICK);
+                    self.ticked_at = now;
+                    if self.silent > self.idle_timeout {
+                        let idle_ms = self.silent.as_millis();
+                        return Err(Ended::Retry(format!("the server is there and sent no slot for idle_ms={idle_ms}")));
                     }
                     return Ok(Next::Tick);
                 }
             };
             let update = match next {
                 None => return Err(Ended::Retry("the server closed the stream".to_owned())),
-                Some(Err(status)) => return Err(status_ended(&status, self.from_slot)),
+                Some(Err(status)) => return Err(status_ended(&status, self.applied)),
                 Some(Ok(update)) => update,
             };
-            self.heard = true;
             if !matches!(update.update_oneof, Some(UpdateOneof::Ping(_))) {
                 return Ok(Next::Update(update));
             }
@@ -115,17 +128,40 @@ impl<C: Client> Connection<C> {
     async fn pong(&mut self) -> Result<(), Ended> {
         // A request with a ping changes nothing of the subscription. Unanswered pings let load balancers drop the stream.
         let request = SubscribeRequest { ping: Some(SubscribeRequestPing { id: 1 }), ..Default::default() };
-        self.requests.send(request).await.map_err(|error| Ended::Retry(format!("cannot answer a ping: {error}")))
+        let Err(error) = self.requests.send(request).await else { return Ok(()) };
+        // The server has ended the stream, and says why after all that it had sent before.
+        let last_word = async {
+            while let Some(update) = self.updates.next().await {
+                if let Err(status) = update {
+                    return Some(status);
+                }
+            }
+            None
+        };
+        let last_word = timeout(TICK, last_word).await.ok().flatten();
+        Err(last_word.map_or_else(
+            || Ended::Retry(format!("cannot answer a ping: {error}")),
+            |status| status_ended(&status, self.applied),
+        ))
     }
 }
 
 impl Ended {
+    /// Why the stream brings nothing now, unless it is that slots are missing.
+    pub(crate) fn trouble(&self) -> Option<&str> {
+        match self {
+            Self::Retry(why) | Self::Refused(why) => Some(why),
+            Self::Gap(_) | Self::BeginsAt(_) | Self::GivenUp | Self::Closed => None,
+        }
+    }
+
     /// Logs why, and gives the wait before the next attempt; `None` when there is none to be made.
-    pub(crate) fn log_and_wait(&self, url: &str, backoff: &mut Backoff) -> Option<Duration> {
+    pub(crate) fn log_and_wait(&self, url: &str, waits: &mut Waits) -> Option<Duration> {
         match self {
             Self::Closed => None,
+            Self::BeginsAt(_) => Some(Duration::ZERO),
             Self::Retry(why) => {
-                let wait = backoff.next_wait();
+                let wait = waits.broken.next_wait();
                 warn!(url, retry_ms = wait.as_millis() as u64, "stream ended: {why}");
                 Some(wait)
             }
@@ -133,57 +169,73 @@ impl Ended {
                 error!(url, retry_ms = SLOW_RETRY.as_millis() as u64, "{why}");
                 Some(SLOW_RETRY)
             }
-            Self::Gap(gap) => {
-                error!(first_slot = gap.first_slot, last_slot = gap.last_slot, "gap: {}", gap.detail);
-                Some(SLOW_RETRY)
+            // ingest-apply tells of it.
+            Self::Gap(_) | Self::GivenUp => {
+                let wait = waits.gap.next_wait();
+                warn!(url, retry_ms = wait.as_millis() as u64, "the next connection is asked for the missing slots");
+                Some(wait)
             }
         }
     }
 }
 
-/// Asks what the server can still replay, where it knows this request.
-async fn check_replay(client: &mut impl Client, from_slot: u64) -> Result<(), Ended> {
-    let reply = timeout(REQUEST_TIMEOUT, client.first_available())
-        .await
-        .map_err(|_| Ended::Retry("the server does not answer a replay info request".to_owned()))?;
-    match reply {
-        Ok(Some(first)) if first > from_slot => Err(Ended::Gap(not_available(from_slot, first))),
-        Ok(_) => Ok(()),
-        // Older servers do not know the request: the subscription itself will tell.
-        Err(GeyserGrpcClientError::TonicStatus(status)) if status.code() == Code::Unimplemented => Ok(()),
-        Err(error) => Err(client_ended(error, Some(from_slot))),
+/// Asks what the server can still replay. Gives the slot to begin with: `from_slot`, or the one after it where the
+/// server's slots begin there and `from_slot` is applied.
+async fn check_replay(client: &mut impl Client, from_slot: u64, applied: Option<u64>) -> Result<u64, Ended> {
+    match timeout(REQUEST_TIMEOUT, client.first_available()).await {
+        Ok(Ok(Some(first))) if first > from_slot => match not_available(applied.unwrap_or(from_slot), first) {
+            Ended::BeginsAt(next) => Ok(next),
+            ended => Err(ended),
+        },
+        Ok(Ok(_)) => Ok(from_slot),
+        Ok(Err(GeyserGrpcClientError::TransportError(error))) => Err(Ended::Retry(chain(&error))),
+        // Servers need not know this request, nor allow it or answer it: the subscription itself will tell.
+        Ok(Err(GeyserGrpcClientError::TonicStatus(_))) | Err(_) => Ok(from_slot),
     }
 }
 
-fn not_available(from_slot: u64, first_available: u64) -> Gap {
-    Gap {
-        // The slot asked for is applied already; what is missing starts behind it.
-        first_slot: from_slot.saturating_add(1),
-        last_slot: first_available.saturating_sub(1).max(from_slot.saturating_add(1)),
+/// A server that has `first_available` as its oldest slot was asked for more, by a store that stands at `applied`.
+fn not_available(applied: u64, first_available: u64) -> Ended {
+    if first_available >= SLOT_END {
+        return Ended::Retry(format!(
+            "the server does not know yet which slots it can send: first_available={first_available}"
+        ));
+    }
+    let missing = applied.saturating_add(1);
+    if first_available == missing {
+        return Ended::BeginsAt(missing);
+    }
+    Ended::Gap(Gap {
+        first_slot: missing,
+        last_slot: first_available.saturating_sub(1).max(missing),
         detail: format!(
-            "the server cannot replay from_slot={from_slot}: first_available={first_available}; load a newer snapshot"
+            "the server cannot replay from slot={applied}: first_available={first_available}; unless another server \
+             behind this URL has the slots, load a newer snapshot"
         ),
-    }
+    })
 }
 
-fn client_ended(error: GeyserGrpcClientError, from_slot: Option<u64>) -> Ended {
+fn client_ended(error: GeyserGrpcClientError, applied: Option<u64>) -> Ended {
     match error {
-        GeyserGrpcClientError::TonicStatus(status) => status_ended(&status, from_slot),
+        GeyserGrpcClientError::TonicStatus(status) => status_ended(&status, applied),
         GeyserGrpcClientError::TransportError(error) => Ended::Retry(chain(&error)),
     }
 }
 
-fn status_ended(status: &Status, from_slot: Option<u64>) -> Ended {
+fn status_ended(status: &Status, applied: Option<u64>) -> Ended {
     let (code, message) = (status.code(), status.message());
     match code {
         // The same code also says that a message was too large, which is no gap.
         Code::OutOfRange if message.contains("broadcast from") => {
-            let from_slot = from_slot.unwrap_or(0);
-            let first_available = last_number(message).unwrap_or(from_slot);
-            let mut gap = not_available(from_slot, first_available);
-            gap.detail = format!("{}: {message}", gap.detail);
-            Ended::Gap(gap)
+            let applied = applied.unwrap_or(0);
+            match not_available(applied, last_number(message).unwrap_or(applied)) {
+                Ended::Gap(gap) => Ended::Gap(Gap { detail: format!("{}: {message:?}", gap.detail), ..gap }),
+                ended => ended,
+            }
         }
+        Code::Internal if message.contains("from_slot is not supported") => Ended::Refused(format!(
+            "the server keeps no slots to send again: message={message:?}; it needs replay_stored_slots of 150 or more"
+        )),
         Code::Unauthenticated | Code::PermissionDenied => Ended::Refused(format!(
             "the server refuses the token: code={code:?} message={message:?}; check x-token-file"
         )),
@@ -214,8 +266,31 @@ mod tests {
     }
 
     #[test]
+    fn slots_that_begin_right_after_the_applied_one_are_no_gap() {
+        assert!(matches!(not_available(100, 101), Ended::BeginsAt(101)));
+        let status = Status::out_of_range("broadcast from 100 is not available, last available: 101");
+        assert!(matches!(status_ended(&status, Some(100)), Ended::BeginsAt(101)));
+        let Ended::Gap(gap) = not_available(100, 102) else { panic!("a gap") };
+        assert_eq!((gap.first_slot, gap.last_slot), (101, 101));
+    }
+
+    #[test]
+    fn a_server_that_has_just_started_has_no_gap() {
+        for first_available in [u64::MAX, u64::MAX - 1, SLOT_END] {
+            assert!(matches!(not_available(100, first_available), Ended::Retry(_)), "{first_available}");
+        }
+        let status = Status::out_of_range(format!("broadcast from 100 is not available, last available: {}", u64::MAX));
+        assert!(matches!(status_ended(&status, Some(100)), Ended::Retry(_)));
+    }
+
+    #[test]
     fn what_a_person_must_put_right_is_told_from_what_passes() {
-        for status in [Status::unauthenticated("no"), Status::permission_denied("no"), Status::invalid_argument("no")] {
+        for status in [
+            Status::unauthenticated("no"),
+            Status::permission_denied("no"),
+            Status::invalid_argument("no"),
+            Status::internal("from_slot is not supported"),
+        ] {
             assert!(matches!(status_ended(&status, None), Ended::Refused(_)), "{status}");
         }
         for status in [

@@ -12,5 +12,6 @@ pub mod fuzzing;
 pub mod receive;
 #[cfg(test)]
 mod simulation;
+mod standing;
 pub mod subscribe;
 pub(crate) mod upstream;

@@ -16,13 +16,14 @@ use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
 
 use super::assemble::Input;
-use super::backoff::Backoff;
+use super::backoff::Waits;
 use super::connect::{Connection, Ended, Next};
 use super::convert::{Converted, convert};
 use super::extract::Extract;
 use super::subscribe::{Commitment, request};
 use super::upstream::Upstream;
-use crate::status::{Gap, Shared, count, unix_ms};
+use crate::chain::{Gap, SLOT_END};
+use crate::status::{Shared, count, unix_ms};
 
 /// Batches in the channel between the receiver and ingest-apply at most: with [`BATCH_INPUTS`] about 260 thousand
 /// updates or 40 MiB, a few seconds at full rate, so that a commit does not stop the socket; more only adds lag.
@@ -61,7 +62,7 @@ pub struct ReceiveConfig {
     pub extract: Extract,
     /// When a slot is taken in.
     pub commitment: Commitment,
-    /// Without any message, pings included, for this long the connection is given up.
+    /// Without a block meta or a slot's confirmation or death for this long the connection is given up.
     pub idle_timeout: Duration,
     /// Sets the jitter of the waits between attempts apart from that of other clients.
     pub jitter_seed: u64,
@@ -126,6 +127,40 @@ pub(super) async fn receive_from<U: Upstream>(
     receiver.shared.connected.store(false, Ordering::Relaxed);
 }
 
+/// What the receiver remembers from one connection to the next.
+#[derive(Debug, Default)]
+struct Past {
+    /// The slot that the store stood at when the newest connection was made.
+    applied: Option<u64>,
+    /// Connections announced to ingest-apply.
+    connections: u64,
+    /// The newest connection brought something of a slot.
+    heard_of_a_slot: bool,
+    /// The server has said that its slots begin here, right after the applied one.
+    begins_at: Option<u64>,
+}
+
+impl Past {
+    /// Keeps what the server says of where its slots begin. One that says so of the very slot that it was asked for is
+    /// asked again later.
+    fn begin_at(&mut self, ended: Ended) -> Ended {
+        match ended {
+            Ended::BeginsAt(slot) if self.begins_at == Some(slot) => {
+                self.begins_at = None;
+                Ended::Retry(format!("the server does not send slot={slot}, where it says that its slots begin"))
+            }
+            Ended::BeginsAt(slot) => {
+                self.begins_at = Some(slot);
+                Ended::BeginsAt(slot)
+            }
+            ended => {
+                self.begins_at = None;
+                ended
+            }
+        }
+    }
+}
+
 struct Receiver<U> {
     upstream: U,
     config: ReceiveConfig,
@@ -135,20 +170,28 @@ struct Receiver<U> {
 
 impl<U: Upstream> Receiver<U> {
     async fn run(&self) {
-        let mut backoff = Backoff::new(self.config.jitter_seed);
+        let mut waits = Waits::new(self.config.jitter_seed);
+        let mut past = Past::default();
         loop {
-            let mut heard_slot = false;
-            let from_slot = self.shared.resume_slot();
-            let ended = match self.follow(from_slot, &mut heard_slot).await {
+            let applied = self.shared.resume_slot();
+            if applied != past.applied {
+                past.applied = applied;
+                waits.gap.reset();
+            }
+            let ended = match self.follow(applied, &mut past).await {
                 Err(ended) => ended,
                 Ok(never) => match never {},
             };
             // ORDERING: Relaxed: a statistic.
             self.shared.connected.store(false, Ordering::Relaxed);
-            if heard_slot {
-                backoff.reset();
+            if std::mem::take(&mut past.heard_of_a_slot) {
+                waits.broken.reset();
             }
-            let Some(wait) = ended.log_and_wait(&self.config.url, &mut backoff) else { return };
+            let ended = past.begin_at(ended);
+            if let Some(why) = ended.trouble() {
+                self.shared.readiness.set_trouble(why);
+            }
+            let Some(wait) = ended.log_and_wait(&self.config.url, &mut waits) else { return };
             if let Ended::Gap(gap) = ended
                 && self.tx.send(Message::Gap(gap)).await.is_err()
             {
@@ -163,11 +206,13 @@ impl<U: Upstream> Receiver<U> {
     }
 
     /// One connection, from the first byte to its end.
-    async fn follow(&self, from_slot: Option<u64>, heard_slot: &mut bool) -> Result<std::convert::Infallible, Ended> {
+    async fn follow(&self, applied: Option<u64>, past: &mut Past) -> Result<std::convert::Infallible, Ended> {
+        let from_slot = past.begins_at.or(applied);
         let subscription = request(self.config.extract, self.config.commitment, from_slot);
         let idle_timeout = self.config.idle_timeout;
-        let mut connection = Connection::open(&self.upstream, idle_timeout, subscription, from_slot).await?;
+        let mut connection = Connection::open(&self.upstream, idle_timeout, subscription, applied).await?;
         self.send(Message::Reconnected).await?;
+        past.connections += 1;
         // ORDERING: Relaxed: a statistic.
         self.shared.connected.store(true, Ordering::Relaxed);
         count(&self.shared.counters.connects, 1);
@@ -176,7 +221,17 @@ impl<U: Upstream> Receiver<U> {
         loop {
             match connection.next().await? {
                 Next::Tick => self.send(Message::Tick).await?,
-                Next::Update(update) => *heard_slot |= self.take(update, &mut batch).await?,
+                Next::Update(update) => {
+                    if !self.take(update, &mut batch).await? {
+                        continue;
+                    }
+                    past.heard_of_a_slot = true;
+                    connection.heard_of_a_slot();
+                    self.shared.readiness.clear_trouble();
+                }
+            }
+            if self.shared.is_given_up(past.connections) {
+                return Err(Ended::GivenUp);
             }
         }
     }
@@ -218,8 +273,10 @@ impl<U: Upstream> Receiver<U> {
 
     fn heard_of(&self, input: &Input) {
         if let Input::BlockMeta { slot, .. } | Input::Status { slot, confirmed: true, .. } = input {
-            // ORDERING: Relaxed: a statistic.
-            self.shared.newest_slot.fetch_max(*slot, Ordering::Relaxed);
+            if *slot < SLOT_END {
+                // ORDERING: Relaxed: a statistic.
+                self.shared.newest_slot.fetch_max(*slot, Ordering::Relaxed);
+            }
         }
     }
 

@@ -206,7 +206,8 @@ catalogue! {
         LAG_SLOTS Gauge Count [] HEARD, "solkv_lag_slots",
             "Slots between the newest heard of and the newest applied";
         LAG Gauge Seconds [] APPLIED, "solkv_lag_seconds",
-            "Time from the creation of the newest applied slot's block meta to its commit";
+            "Age of the newest applied slot: from the creation of its block meta to its commit, and the time since once a \
+             second has passed without a slot";
         LAST_UPDATE_TIME Gauge UnixSeconds [] HEARD, "solkv_last_update_time_seconds",
             "When updates of the stream were last handed on to the ingest";
         LAST_COMMIT_TIME Gauge UnixSeconds [] APPLIED, "solkv_last_commit_time_seconds",

@@ -20,7 +20,7 @@ use crate::http::HttpState;
 use crate::net::figures::{Connections, Listener};
 use crate::overlay::{Commitment, Overlay};
 use crate::slow::Transport;
-use crate::status::{Readiness, Shared, unix_ms};
+use crate::status::{Shared, unix_ms};
 
 /// Everything of a scrape but the latencies.
 #[derive(Debug)]
@@ -67,15 +67,12 @@ impl Families {
         let labels = [("version", env!("CARGO_PKG_VERSION")), ("engine", self.engine)];
         sample(&c::BUILD_INFO, 1.0, out.family(&c::BUILD_INFO)?.encode_family(&labels)?)?;
         out.one(&c::START_TIME, shared.start_unix_ms as f64 / 1e3)?;
-        let readiness = shared.readiness.load();
-        out.one(&c::READY, flag(**readiness == Readiness::Ready))?;
-        let gap = match &**readiness {
-            Readiness::Gap(gap) => Some(gap),
-            Readiness::Ready | Readiness::NotReady(_) => None,
-        };
+        let verdict = shared.verdict();
+        out.one(&c::READY, flag(verdict.is_ready()))?;
+        let gap = verdict.gap;
         out.one(&c::GAP_OPEN, flag(gap.is_some()))?;
-        out.maybe(&c::GAP_FIRST_SLOT, gap.map(|gap| gap.first_slot as f64))?;
-        out.maybe(&c::GAP_LAST_SLOT, gap.map(|gap| gap.last_slot as f64))?;
+        out.maybe(&c::GAP_FIRST_SLOT, gap.as_ref().map(|gap| gap.first_slot as f64))?;
+        out.maybe(&c::GAP_LAST_SLOT, gap.as_ref().map(|gap| gap.last_slot as f64))?;
         let since = Some(read(&shared.busy_since_unix_ms)).filter(|since| *since > 0);
         out.one(&c::INGEST_BUSY, since.map_or(0.0, |since| unix_ms().saturating_sub(since) as f64 / 1e3))
     }
@@ -90,9 +87,8 @@ impl Families {
         out.maybe(&c::CHECKPOINT_SLOT, checkpoint.slot.map(|slot| slot as f64))?;
         let heard = newest > 0;
         out.maybe(&c::NEWEST_SLOT, heard.then_some(newest as f64))?;
-        out.maybe(&c::LAG_SLOTS, shared.lag_slots().filter(|_| heard).map(|lag| lag as f64))?;
-        let applied = read(&shared.counters.slots_applied) > 0;
-        out.maybe(&c::LAG, applied.then(|| read(&shared.lag_ms) as f64 / 1e3))?;
+        out.maybe(&c::LAG_SLOTS, shared.lag_slots().map(|lag| lag as f64))?;
+        out.maybe(&c::LAG, shared.verdict().lag_ms.map(|lag_ms| lag_ms as f64 / 1e3))?;
         out.maybe(&c::LAST_UPDATE_TIME, time(&shared.last_update_unix_ms))?;
         out.maybe(&c::LAST_COMMIT_TIME, time(&shared.last_commit_unix_ms))
     }

@@ -20,7 +20,7 @@ use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 use super::banks::Seen;
 use super::convert::convert;
 use super::run::Message;
-use crate::ingest::backoff::Backoff;
+use crate::ingest::backoff::Waits;
 use crate::ingest::connect::{Connection, Ended, Next};
 use crate::ingest::receive::{BATCH_INPUTS, ReceiveConfig};
 use crate::ingest::subscribe::request_processed;
@@ -50,7 +50,7 @@ struct Receiver {
 
 impl Receiver {
     async fn run(&self) {
-        let mut backoff = Backoff::new(self.config.jitter_seed);
+        let mut waits = Waits::new(self.config.jitter_seed);
         loop {
             let mut heard_slot = false;
             let ended = match self.follow(&mut heard_slot).await {
@@ -59,9 +59,9 @@ impl Receiver {
             };
             self.set_connected(false);
             if heard_slot {
-                backoff.reset();
+                waits.broken.reset();
             }
-            let Some(wait) = ended.log_and_wait(&self.config.url, &mut backoff) else { return };
+            let Some(wait) = ended.log_and_wait(&self.config.url, &mut waits) else { return };
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
                 () = self.tx.closed() => return,
@@ -79,7 +79,10 @@ impl Receiver {
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
         loop {
             let Next::Update(update) = connection.next().await? else { continue };
-            *heard_slot |= self.take(update, &mut batch).await?;
+            if self.take(update, &mut batch).await? {
+                *heard_slot = true;
+                connection.heard_of_a_slot();
+            }
         }
     }
 

@@ -1,7 +1,6 @@
 //! The methods of `solkv.v1.Kv`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use engine_api::{ErrorKind, Key, Value};
@@ -16,7 +15,7 @@ use super::budget::Peer;
 use super::wait::{Waits, Wanted};
 use crate::lookups::{LookupError, Lookups, Origin};
 use crate::slow::Transport;
-use crate::status::{Readiness, Shared};
+use crate::status::Shared;
 
 /// The service behind both listeners.
 pub(super) struct KvService {
@@ -46,18 +45,7 @@ impl KvService {
 /// What the service says of itself; `engine` is the engine's label.
 pub fn status_response(engine: &str, shared: &Shared) -> StatusResponse {
     let checkpoint = shared.checkpoint.load();
-    let (ready, not_ready_reason, gap) = match &**shared.readiness.load() {
-        Readiness::Ready => (true, String::new(), None),
-        Readiness::NotReady(reason) => (false, reason.clone(), None),
-        Readiness::Gap(gap) => {
-            let reason = format!("slots are missing: first_slot={} last_slot={}", gap.first_slot, gap.last_slot);
-            let detail = gap.detail.clone();
-            (false, reason, Some(Gap { first_slot: gap.first_slot, last_slot: gap.last_slot, detail }))
-        }
-    };
-    // ORDERING: Relaxed: statistics, nothing is inferred from them.
-    let heard = shared.newest_slot.load(Ordering::Relaxed) > 0;
-    let applied = shared.counters.slots_applied.load(Ordering::Relaxed) > 0;
+    let verdict = shared.verdict();
     StatusResponse {
         engine: engine.to_owned(),
         pairs_estimate: shared.stats.load().pairs_estimate,
@@ -66,11 +54,11 @@ pub fn status_response(engine: &str, shared: &Shared) -> StatusResponse {
             slot: checkpoint.slot,
             blockhash: Bytes::copy_from_slice(&checkpoint.blockhash),
         }),
-        lag_slots: shared.lag_slots().filter(|_| heard),
-        lag_ms: applied.then(|| shared.lag_ms.load(Ordering::Relaxed)),
-        ready,
-        not_ready_reason,
-        gap,
+        lag_slots: shared.lag_slots(),
+        lag_ms: verdict.lag_ms,
+        ready: verdict.is_ready(),
+        not_ready_reason: verdict.not_ready.unwrap_or_default(),
+        gap: verdict.gap.map(|gap| Gap { first_slot: gap.first_slot, last_slot: gap.last_slot, detail: gap.detail }),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     }
 }

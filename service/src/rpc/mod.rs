@@ -7,6 +7,7 @@ mod accept;
 mod budget;
 mod feed;
 mod guard;
+mod health;
 mod kv;
 mod socket;
 pub(crate) mod uds;
@@ -108,9 +109,8 @@ pub async fn serve<F>(door: Door, services: Services, shutdown: F) -> anyhow::Re
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let (health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<KvServer<kv::KvService>>().await;
-    health.set_serving::<FeedServer<FeedService>>().await;
+    let (reporter, health_service) = tonic_health::server::health_reporter();
+    health::begin(&reporter).await;
     let Services { lookups, shared, feed, engine } = services;
     let mut routes = Routes::builder();
     let feed =
@@ -126,10 +126,13 @@ where
         // Older tools speak only this one.
         .add_service(reflection().build_v1alpha()?);
     let routes = routes.routes();
+    let figures = Arc::clone(&shared);
     let ended = async move {
-        shutdown.await;
-        health.set_not_serving::<KvServer<kv::KvService>>().await;
-        health.set_not_serving::<FeedServer<FeedService>>().await;
+        tokio::select! {
+            () = shutdown => {}
+            () = health::follow(reporter.clone(), figures) => {}
+        }
+        health::end(&reporter).await;
     }
     .boxed()
     .shared();

@@ -10,12 +10,13 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
+use tonic_health::ServingStatus;
 
 use super::*;
+use crate::chain::{Gap, Phase};
 use crate::config::SocketMode;
 use crate::feed::Snapshots;
 use crate::lookups::tests::Pool;
-use crate::status::{Gap, Readiness};
 
 /// No request of these tests takes so long.
 const LONG: Duration = Duration::from_secs(10);
@@ -26,6 +27,17 @@ struct Running {
     socket: PathBuf,
     stop: oneshot::Sender<()>,
     server: JoinHandle<anyhow::Result<()>>,
+}
+
+const SERVING: i32 = ServingStatus::Serving as i32;
+const NOT_SERVING: i32 = ServingStatus::NotServing as i32;
+
+impl Running {
+    /// As after a slot that was applied.
+    fn live(&self) {
+        self.pool.shared.readiness.slot_applied(Duration::from_millis(20));
+        self.pool.shared.readiness.set_phase(Phase::Live);
+    }
 }
 
 async fn start() -> Running {
@@ -138,7 +150,7 @@ async fn packed_batches_are_the_same_answers_in_less() {
 async fn status_names_the_gap_and_a_stopped_pool_is_unavailable() {
     let mut run = start().await;
     let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned() };
-    run.pool.shared.readiness.store(Arc::new(Readiness::Gap(gap)));
+    run.pool.shared.readiness.set_phase(Phase::Gap(gap));
     let status = run.client.status(StatusRequest {}).await.unwrap().into_inner();
     assert_eq!((status.engine.as_str(), status.ready, status.lag_slots), ("redb", false, None));
     assert_eq!(status.checkpoint.unwrap().slot, Some(7));
@@ -172,7 +184,23 @@ async fn health_and_reflection_answer() {
     let channel = Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
     let mut health = tonic_health::pb::health_client::HealthClient::new(channel.clone());
     let asked = tonic_health::pb::HealthCheckRequest { service: "solkv.v1.Kv".to_owned() };
-    assert_eq!(health.check(asked).await.unwrap().into_inner().status, 1);
+    assert_eq!(health.check(asked.clone()).await.unwrap().into_inner().status, NOT_SERVING);
+    let mut watch = health.watch(asked.clone()).await.unwrap().into_inner();
+    assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(NOT_SERVING));
+    run.live();
+    assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(SERVING));
+    for (service, status) in
+        [("", SERVING), ("solkv.v1.Kv", SERVING), ("solkv.v1.Feed", SERVING), ("liveness", SERVING)]
+    {
+        let asked = tonic_health::pb::HealthCheckRequest { service: service.to_owned() };
+        assert_eq!(health.check(asked).await.unwrap().into_inner().status, status, "{service:?}");
+    }
+    run.pool.shared.readiness.set_phase(Phase::CatchingUp);
+    assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(NOT_SERVING));
+    for (service, status) in [("", NOT_SERVING), ("solkv.v1.Feed", NOT_SERVING), ("liveness", SERVING)] {
+        let asked = tonic_health::pb::HealthCheckRequest { service: service.to_owned() };
+        assert_eq!(health.check(asked).await.unwrap().into_inner().status, status, "{service:?}");
+    }
     {
         use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
         use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
@@ -209,10 +237,12 @@ async fn a_stream_of_answers_outlasts_the_time_of_a_request() {
     let mut health = tonic_health::pb::health_client::HealthClient::new(channel);
     let asked = tonic_health::pb::HealthCheckRequest { service: "solkv.v1.Kv".to_owned() };
     let mut watch = health.watch(asked).await.unwrap().into_inner();
-    assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(1));
+    assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(NOT_SERVING));
+    run.live();
+    assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(SERVING));
     tokio::time::sleep(timeout * 2).await;
     run.stop.send(()).unwrap();
-    assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(2));
+    assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(NOT_SERVING));
 }
 
 #[tokio::test]

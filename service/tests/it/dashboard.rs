@@ -152,7 +152,7 @@ fn live(browser: &mut Browser, dir: &Path) {
     browser.wait("document.getElementById('headline').innerText === 'Not ready'");
     assert!(!browser.eval("document.body.classList.contains('stale')").as_bool().unwrap());
     let reason = browser.text("#reason");
-    assert_eq!(reason, "Reason: catching up with the stream.");
+    assert!(reason.starts_with("Reason: catching up with the stream"), "{reason}");
     assert!(browser.eval("store.rows.length < 60").as_bool().unwrap(), "the other process's history is gone");
     assert!(service.terminate().success());
 }

@@ -52,6 +52,10 @@ struct World {
     /// Connections made.
     connections: u64,
     lost: Option<Lost>,
+    /// The slot that was asked for last.
+    asked: u64,
+    /// First available slots that were told, which are not slots that were applied.
+    begins_at: HashSet<u64>,
 }
 
 /// A slot that the connection open now has kept to itself, and from when on that can be told.
@@ -68,11 +72,13 @@ enum Fault {
     None,
     Unreachable,
     WrongToken,
+    JustStarted,
     TooOldByInfo,
     TooOldByStatus,
     Refused,
     SilentAtSubscribe,
     Silent,
+    PingsOnly,
     TooLarge,
     OtherChain,
     Loses,
@@ -81,7 +87,7 @@ enum Fault {
     Breaks,
 }
 
-const FAULTS: [(Fault, u64); 14] = [
+const FAULTS: [(Fault, u64); 16] = [
     (Fault::None, 20),
     (Fault::Breaks, 40),
     (Fault::Lags, 8),
@@ -89,6 +95,8 @@ const FAULTS: [(Fault, u64); 14] = [
     (Fault::Malformed, 4),
     (Fault::OtherChain, 5),
     (Fault::Silent, 5),
+    (Fault::PingsOnly, 5),
+    (Fault::JustStarted, 3),
     (Fault::SilentAtSubscribe, 2),
     (Fault::TooLarge, 2),
     (Fault::TooOldByInfo, 3),
@@ -100,6 +108,7 @@ const FAULTS: [(Fault, u64); 14] = [
 
 impl Server {
     pub(super) fn new(chain: Arc<Chain>, base_known: bool, extract: Extract, commitment: Commitment, rng: Rng) -> Self {
+        let asked = chain.base.slot;
         let world = World {
             chain,
             base_known,
@@ -111,6 +120,8 @@ impl Server {
             failed_told: HashSet::new(),
             connections: 0,
             lost: None,
+            asked,
+            begins_at: HashSet::new(),
         };
         Self { world: Arc::new(Mutex::new(world)) }
     }
@@ -173,9 +184,15 @@ impl Client for Connection {
         match self.fault {
             Fault::TooOldByInfo => Ok(Some(newest + 1 + world.rng.below(9))),
             Fault::WrongToken => Err(Status::unauthenticated("No valid auth token").into()),
-            _ => match world.rng.below(3) {
+            Fault::JustStarted => Ok(Some(u64::MAX)),
+            _ => match world.rng.below(5) {
                 0 => Err(Status::unimplemented("unknown method").into()),
-                1 => Ok(None),
+                1 => Err(Status::permission_denied("not in your plan").into()),
+                2 => Ok(None),
+                3 => {
+                    let (asked, base) = (world.asked, world.chain.base.slot);
+                    Ok(Some(world.begin_after(asked).unwrap_or(base)))
+                }
                 _ => Ok(Some(world.chain.base.slot)),
             },
         }
@@ -188,16 +205,25 @@ impl Client for Connection {
         let from_slot = request.from_slot.expect("the store stands at a slot, so the stream begins at one");
         match self.fault {
             Fault::SilentAtSubscribe => return std::future::pending().await,
+            Fault::WrongToken => return Err(Status::unauthenticated("No valid auth token").into()),
+            Fault::JustStarted => panic!("nobody subscribes where nothing can be sent yet"),
             Fault::Refused => return Err(Status::invalid_argument("failed to create filter: too many").into()),
             Fault::TooOldByStatus => {
-                let text = format!("broadcast from {from_slot} is not available, last available: {}", from_slot + 3);
+                let mut world = self.server.world();
+                let next = if world.rng.chance(0.5) { world.begin_after(from_slot) } else { None };
+                let first = next.unwrap_or(from_slot + 3);
+                let text = format!("broadcast from {from_slot} is not available, last available: {first}");
                 return Err(Status::out_of_range(text).into());
             }
             _ => {}
         }
-        let asked_of_chain = self.server.world().chain.blocks().any(|block| block.slot == from_slot);
-        assert!(asked_of_chain, "from_slot={from_slot} is no block that was ever applied");
-        let script = self.server.world().script(self.fault, self.connection, from_slot)?;
+        let mut world = self.server.world();
+        let asked_of_chain = world.chain.blocks().any(|block| block.slot == from_slot);
+        let told = world.begins_at.contains(&from_slot);
+        assert!(asked_of_chain || told, "from_slot={from_slot} is no block that was ever applied");
+        world.asked = from_slot;
+        let script = world.script(self.fault, self.connection, from_slot)?;
+        drop(world);
         let (requests, received) = mpsc::channel(64);
         Ok((requests, play(script, Pings { received, sent: 0, answered: 0 })))
     }
@@ -277,6 +303,13 @@ impl World {
             }
         }
         Fault::None
+    }
+
+    /// What can be sent begins right after a slot. Not where the store would not know it by its blockhash.
+    fn begin_after(&mut self, slot: u64) -> Option<u64> {
+        let next = (self.base_known || slot > self.chain.base.slot).then_some(slot + 1);
+        self.begins_at.extend(next);
+        next
     }
 
     /// The newest slot that is confirmed.
@@ -451,6 +484,7 @@ impl World {
                 _ => End::Status(Status::internal("lagged to receive geyser messages")),
             },
             Fault::Silent => End::Silent,
+            Fault::PingsOnly => End::Open,
             Fault::TooLarge => {
                 End::Status(Status::out_of_range("decoded message length too large: found 99, limit 67"))
             }

@@ -1,0 +1,147 @@
+//! Where ingest-apply stands on the chain: past its start or not, in a gap or not, stopped by a full disk or not.
+//!
+//! Owns: the phase that readiness is told, when a gap is over, and which messages of a connection that was given up are
+//! let go. Must not: touch the engine or the assembler. Runs on the ingest-apply thread.
+//!
+//! A gap is no end. The connection that showed it is given up, the assembler starts over behind the last applied slot,
+//! and the receiver connects anew from there. The gap is over once its first slot, or a later one, is applied; until
+//! then the service is not ready, and each connection that does not bring the slot tells the gap again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{error, info};
+
+use super::receive::Message;
+use crate::chain::{Gap, Phase};
+use crate::status::{Shared, unix_ms};
+
+/// The standing, and whom it is told to.
+#[derive(Debug)]
+pub(super) struct Standing {
+    shared: Arc<Shared>,
+    /// The slot that the store stood at when the service started: the one after it may have been cut.
+    start_slot: Option<u64>,
+    /// A whole slot was applied since the start, the last gap and the last full disk.
+    live: bool,
+    gap: Option<Gap>,
+    /// Connections that the receiver has announced.
+    connections: u64,
+    /// The newest of them was given up: what still comes of it is let go.
+    given_up: bool,
+}
+
+impl Standing {
+    /// The standing at the start, of a store at `start_slot`.
+    pub(super) fn new(shared: Arc<Shared>, start_slot: Option<u64>) -> Self {
+        Self { shared, start_slot, live: false, gap: None, connections: 0, given_up: false }
+    }
+
+    /// Before the first message.
+    pub(super) fn begin(&self) {
+        self.tell();
+    }
+
+    /// Whether a message belongs to a connection that was given up. A new connection ends that.
+    pub(super) fn lets_go(&mut self, message: &Message) -> bool {
+        match message {
+            Message::Reconnected => {
+                self.connections += 1;
+                self.given_up = false;
+                false
+            }
+            Message::Batch(_) | Message::Tick => self.given_up,
+            Message::Gap(_) | Message::Beat => false,
+        }
+    }
+
+    /// Whether what comes of the newest connection is let go.
+    pub(super) fn has_given_up(&self) -> bool {
+        self.given_up
+    }
+
+    /// Slots are missing on the newest connection, or the server says that it cannot send them.
+    pub(super) fn gap(&mut self, gap: Gap) {
+        error!(
+            first_slot = gap.first_slot,
+            last_slot = gap.last_slot,
+            detail = gap.detail,
+            "gap: slots are missing; the store stays at the slot before them, and the stream is asked for them again \
+             until it brings them"
+        );
+        self.live = false;
+        self.gap = Some(gap);
+        self.given_up = true;
+        self.shared.give_up(self.connections);
+        self.tell();
+    }
+
+    /// A commit failed for want of space and is tried again.
+    pub(super) fn no_space(&self, why: String) {
+        self.shared.readiness.set_phase(Phase::NoSpace(why));
+    }
+
+    /// A commit was published. `slot`: the newest whole slot in it, if no commit before had one as new; its block meta
+    /// was created at `created_unix_ms`, or 0 where the server does not say.
+    pub(super) fn committed(&mut self, slot: Option<u64>, created_unix_ms: u64) {
+        if let Some(slot) = slot {
+            let lag_ms = if created_unix_ms > 0 { unix_ms().saturating_sub(created_unix_ms) } else { 0 };
+            self.shared.readiness.slot_applied(Duration::from_millis(lag_ms));
+            if let Some(gap) = self.gap.take_if(|gap| gap.first_slot <= slot) {
+                info!(first_slot = gap.first_slot, last_slot = gap.last_slot, slot, "the gap is over: the slots came");
+            }
+            self.live = self.gap.is_none() && self.start_slot.is_none_or(|start| slot > start);
+        }
+        self.tell();
+    }
+
+    fn tell(&self) {
+        self.shared.readiness.set_phase(match &self.gap {
+            Some(gap) => Phase::Gap(gap.clone()),
+            None if self.live => Phase::Live,
+            None => Phase::CatchingUp,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine_api::Checkpoint;
+
+    use super::*;
+
+    fn gap(slot: u64) -> Gap {
+        Gap { first_slot: slot, last_slot: slot, detail: String::new() }
+    }
+
+    #[test]
+    fn a_gap_is_over_once_its_first_slot_or_a_later_one_is_applied() {
+        let shared = Shared::new(Checkpoint { slot: Some(7), ..Checkpoint::default() });
+        let mut standing = Standing::new(Arc::clone(&shared), Some(7));
+        standing.begin();
+        assert!(!standing.lets_go(&Message::Reconnected));
+        standing.committed(Some(8), 0);
+        assert!(shared.verdict().is_ready());
+        standing.gap(gap(12));
+        assert!(shared.is_given_up(1) && !shared.is_given_up(2));
+        assert!(standing.lets_go(&Message::Tick) && standing.has_given_up());
+        assert!(!standing.lets_go(&Message::Reconnected) && !standing.lets_go(&Message::Tick));
+        standing.committed(Some(11), 0);
+        assert_eq!(shared.verdict().gap, Some(gap(12)), "the slots before it came again");
+        standing.committed(None, 0);
+        assert_eq!(shared.verdict().gap, Some(gap(12)), "a part of the next slot is no slot");
+        standing.committed(Some(13), 0);
+        assert!(shared.verdict().is_ready(), "slot 12 was skipped by the chain");
+    }
+
+    #[test]
+    fn a_slot_that_was_cut_before_the_start_is_not_live() {
+        let shared = Shared::new(Checkpoint { slot: Some(7), ..Checkpoint::default() });
+        let mut standing = Standing::new(Arc::clone(&shared), Some(7));
+        standing.no_space("full".to_owned());
+        standing.committed(Some(7), 0);
+        assert_eq!(shared.readiness.phase(), Phase::CatchingUp);
+        standing.committed(Some(8), 0);
+        assert_eq!(shared.readiness.phase(), Phase::Live);
+    }
+}

@@ -1,0 +1,66 @@
+//! gRPC health: each service is SERVING while the service is ready, as `/readyz` says it.
+//!
+//! Owns: telling the health service, and the log, when that changes. Must not: decide what ready means. Runs as one task
+//! on the tokio runtime of the network edge.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::v1::feed_server::FeedServer;
+use proto::v1::kv_server::KvServer;
+use tokio::time::{MissedTickBehavior, interval};
+use tonic::server::NamedService as _;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+use tracing::{info, warn};
+
+use super::feed::FeedService;
+use super::kv::KvService;
+use crate::status::Shared;
+
+/// How often readiness is looked at: a client that watches hears of a change this much later.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// The names that follow readiness; the empty one stands for the server as a whole.
+const FOLLOWING: [&str; 3] = ["", KvServer::<KvService>::NAME, FeedServer::<FeedService>::NAME];
+
+/// Serving for as long as the process answers, ready or not: what may decide about a restart.
+const LIVENESS: &str = "liveness";
+
+/// Tells the health service what it is at the start.
+pub(super) async fn begin(health: &HealthReporter) {
+    health.set_service_status(LIVENESS, ServingStatus::Serving).await;
+    set(health, ServingStatus::NotServing).await;
+}
+
+/// Follows readiness. Ends never; drop it at the shutdown.
+pub(super) async fn follow(health: HealthReporter, shared: Arc<Shared>) {
+    let mut looks = interval(LOOK_EVERY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut was_ready = false;
+    loop {
+        looks.tick().await;
+        let verdict = shared.verdict();
+        if verdict.is_ready() == was_ready {
+            continue;
+        }
+        was_ready = verdict.is_ready();
+        let slot = shared.checkpoint.load().slot.unwrap_or(0);
+        match verdict.not_ready {
+            None => info!(slot, "ready"),
+            Some(why) => warn!(slot, "not ready any more: {why}"),
+        }
+        set(&health, if was_ready { ServingStatus::Serving } else { ServingStatus::NotServing }).await;
+    }
+}
+
+/// Nothing is served any more.
+pub(super) async fn end(health: &HealthReporter) {
+    set(health, ServingStatus::NotServing).await;
+}
+
+async fn set(health: &HealthReporter, status: ServingStatus) {
+    for name in FOLLOWING {
+        health.set_service_status(name, status).await;
+    }
+}
