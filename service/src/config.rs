@@ -63,10 +63,11 @@ pub struct Settings {
     /// Follow processed slots too, for lookups at processed: a second subscription, kept in memory [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub processed: Option<bool>,
-    /// Events per commit; a slot's end commits too [default: 1000]
+    /// While catching up, commit at the end of the slot that brings the batch to this many changes, 1 to 1048576
+    /// [default: up to 65536, as memory allows]
     #[arg(long, value_name = "N")]
     pub commit_every: Option<u32>,
-    /// While catching up small slots share a commit, for at most this long [default: 1s]
+    /// While catching up slots share a commit, for at most this long [default: 1s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub commit_interval: Option<Duration>,
@@ -243,7 +244,8 @@ pub struct Config {
     pub extract: Extract,
     pub commitment: Commitment,
     pub processed: bool,
-    pub commit_every: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit_every: Option<u32>,
     #[serde(with = "humantime_serde")]
     pub commit_interval: Duration,
     pub durability: DurabilityArg,
@@ -320,9 +322,10 @@ impl Settings {
             geyser.starts_with("http://") || geyser.starts_with("https://"),
             "not a URL of a Yellowstone server: geyser={geyser:?} expected=http://HOST:PORT or https://HOST:PORT"
         );
-        let commit_every = self.commit_every.unwrap_or(1000);
         let most = FRAME_CHANGES_MAX as u32;
-        ensure!((1..=most).contains(&commit_every), "commit_every={commit_every}: give 1 to {most}");
+        if let Some(changes) = self.commit_every {
+            ensure!((1..=most).contains(&changes), "commit_every={changes}: give 1 to {most}");
+        }
         let feed_heartbeat = self.feed_heartbeat.unwrap_or(Duration::from_secs(1));
         ensure!(feed_heartbeat >= HEARTBEAT_MIN, "feed_heartbeat={feed_heartbeat:?}: give {HEARTBEAT_MIN:?} or more");
         let lookup_threads = self.lookup_threads.unwrap_or(2);
@@ -350,7 +353,7 @@ impl Settings {
             extract: self.extract.unwrap_or(Extract::AccountOwner),
             commitment,
             processed,
-            commit_every,
+            commit_every: self.commit_every,
             commit_interval: self.commit_interval.unwrap_or(Duration::from_secs(1)),
             durability: self.durability.unwrap_or(DurabilityArg::Synced),
             idle_timeout: self.idle_timeout.unwrap_or(Duration::from_secs(30)),
@@ -413,7 +416,7 @@ mod tests {
         let flags = Settings { dir: Some("/b".into()), ..Settings::default() };
         let config = flags.or(file).resolve().unwrap();
         assert_eq!((config.engine.engine, config.dir.as_path()), (EngineKind::Redb, Path::new("/b")));
-        assert_eq!((config.commit_interval, config.commit_every), (Duration::from_secs(5), 1000));
+        assert_eq!((config.commit_interval, config.commit_every), (Duration::from_secs(5), None));
         let again: Settings = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
         assert_eq!(toml::to_string(&again.resolve().unwrap()).unwrap(), toml::to_string(&config).unwrap());
     }

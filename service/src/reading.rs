@@ -5,15 +5,15 @@
 //!
 //! # Why no answer mixes two states
 //!
-//! **Confirmed** is one snapshot of the engine, and nothing else.
+//! **Confirmed** is one snapshot of the engine, and nothing else. Every commit ends where a slot ends, so a snapshot never
+//! holds a part of a slot.
 //!
 //! **Processed** is a view and a snapshot, in this order: load the view, move the snapshot to the newest commit, load
 //! the root. A bank leaves the view only once the commit of its slot was published, and a snapshot taken after that
 //! holds the slot: so what is missing in the view is in the snapshot, and no value is missed or goes back to an older
 //! one. Banks at or below the snapshot's slot are left out: the snapshot has them. What is left counts only when the
 //! oldest of it is the child of the snapshot's block and the root is the snapshot's block or among it: then the view's
-//! fork is the chain that the engine follows, and a part of a slot that a commit in the middle of it left in the
-//! snapshot is covered by the whole bank of that slot. Otherwise nothing is left, and the answer is the confirmed one.
+//! fork is the chain that the engine follows. Otherwise nothing is left, and the answer is the confirmed one.
 //!
 //! **Finalized** is a snapshot and the undo overlay, with its lock held while the snapshot moves: see
 //! [`undo`](crate::overlay::undo).

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use engine_api::{Checkpoint, Durability, Engine};
 use engine_latency::{Latency, Measured};
-use engines::OpenMode;
+use engines::{OpenMode, memory_limit};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
@@ -25,6 +25,7 @@ use crate::dashboard::Sampler;
 use crate::feed::{Feed, FeedWriter, Retention, Ring, Snapshots};
 use crate::http::{self, HttpState};
 use crate::ingest::apply::{Apply, ApplyConfig, FULL_RETRY};
+use crate::ingest::batch;
 use crate::ingest::receive::{ReceiveConfig, queue_batches, receive};
 use crate::ingest::subscribe::Commitment;
 use crate::lookups::Lookups;
@@ -241,7 +242,11 @@ fn durability(config: &Config) -> Durability {
 
 fn apply_config(config: &Config) -> ApplyConfig {
     ApplyConfig {
-        commit_every: config.commit_every as usize,
+        batch: batch::Limits::within(
+            memory_limit().bytes,
+            config.engine.engine,
+            config.commit_every.map(|changes| changes as usize),
+        ),
         commit_interval: config.commit_interval,
         gap_timeout: config.gap_timeout,
         full_retry: FULL_RETRY,

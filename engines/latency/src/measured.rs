@@ -13,8 +13,8 @@ use crate::{Latency, Op, Recorder};
 /// An engine whose readers and transactions record their latencies.
 ///
 /// A get is `read_positive` or `read_negative` by its result, inside a transaction too. A delete is a `write`.
-/// `commit_per_item` is a commit's time over the events of its batch, the larger count of gets and writes: an event
-/// that changes nothing is read and not written, and is an item all the same.
+/// `commit_per_item` is a commit's time over the events of its batch: the largest of gets, writes and what
+/// [`Measured::begin_for`] was told. An event that changes nothing is read and not written, and is an item all the same.
 /// Opening, refreshing, bulk loading and administration are not operations and are passed through.
 pub struct Measured {
     engine: Box<dyn Engine>,
@@ -35,6 +35,16 @@ impl Measured {
     pub fn reader_for(&self, source: &'static str) -> Result<MeasuredReader<'_>> {
         let reader = self.engine.reader()?;
         Ok(MeasuredReader { reader, recorder: self.latency.recorder(source), last_ns: 0 })
+    }
+
+    /// A transaction for a batch that came of `events`, some of which change nothing and do not come up in it:
+    /// `commit_per_item` divides by their number.
+    ///
+    /// # Errors
+    /// Those of [`Engine::begin`].
+    pub fn begin_for(&self, events: u64) -> Result<Box<dyn WriteTxn + '_>> {
+        let txn = self.engine.begin()?;
+        Ok(Box::new(MeasuredTxn { txn, recorder: self.latency.recorder(self.source), events, gets: 0, writes: 0 }))
     }
 
     /// Where the latencies go.
@@ -58,8 +68,7 @@ impl Engine for Measured {
     }
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
-        let txn = self.engine.begin()?;
-        Ok(Box::new(MeasuredTxn { txn, recorder: self.latency.recorder(self.source), gets: 0, writes: 0 }))
+        self.begin_for(0)
     }
 
     fn checkpoint(&self) -> Result<Checkpoint> {
@@ -144,6 +153,7 @@ impl Reader for MeasuredReader<'_> {
 struct MeasuredTxn<'e> {
     txn: Box<dyn WriteTxn + 'e>,
     recorder: Recorder,
+    events: u64,
     gets: u64,
     writes: u64,
 }
@@ -174,13 +184,13 @@ impl WriteTxn for MeasuredTxn<'_> {
     }
 
     fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
-        let Self { txn, mut recorder, gets, writes } = *self;
+        let Self { txn, mut recorder, events, gets, writes } = *self;
         let start = recorder.start();
         txn.commit(checkpoint, durability)?;
         let nanos = recorder.elapsed_ns(start);
         recorder.record(Op::Commit, nanos);
         // An item is one event of the batch: read first and written if it differs, or written without a read.
-        let items = gets.max(writes);
+        let items = events.max(gets).max(writes);
         if items > 0 {
             recorder.record(Op::CommitPerItem, nanos.div_ceil(items));
         }

@@ -40,6 +40,15 @@ impl EngineKind {
             Self::Strata => "strata",
         }
     }
+
+    /// Bytes of the pages that a transaction holds in memory for each key it changes, keys being far apart: a leaf of
+    /// its own in a B+tree, none where changes are collected in a log.
+    pub fn transaction_page_bytes(self) -> u64 {
+        match self {
+            Self::Lmdb | Self::Redb => 4096,
+            Self::Rocksdb | Self::Strata => 0,
+        }
+    }
 }
 
 impl fmt::Display for EngineKind {

@@ -124,6 +124,7 @@ mod tests {
             "lmdb_map_size",
             "geyser",
             "x_token_file",
+            "commit_every",
             "uds",
             "shm",
             "tls_cert",

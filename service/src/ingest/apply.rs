@@ -1,6 +1,7 @@
-//! Applies whole slots to the engine: reads each key, writes only what differs, commits with the checkpoint.
+//! Applies whole slots to the engine: collects what they change, commits it with the checkpoint.
 //!
-//! Owns: the only write path of the service. Must not: apply anything out of chain order or past a gap.
+//! Owns: the only write path of the service. Must not: apply anything out of chain order or past a gap, or commit a part
+//! of a slot.
 //! Runs on its own OS thread, `ingest-apply`, from the first message until the channel is closed. Its clock is tokio's,
 //! which outside of a simulation is the machine's.
 
@@ -15,11 +16,12 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::assemble::{Assembler, Base, Input, Limits};
-use super::event::{Event, WholeSlot};
+use super::batch::{self, Batch};
+use super::event::WholeSlot;
 use super::receive::Message;
 use super::standing::Standing;
 use crate::chain::Gap;
-use crate::feed::{Change, FeedWriter};
+use crate::feed::FeedWriter;
 use crate::pulse::Pulse;
 use crate::status::{Shared, count, unix_ms};
 
@@ -31,9 +33,9 @@ const STATS_EVERY: Duration = Duration::from_secs(1);
 /// When to commit, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct ApplyConfig {
-    /// Events per commit; a slot's end commits too.
-    pub commit_every: usize,
-    /// Small slots share a commit while more are waiting, but no commit is put off longer than this.
+    /// How large a commit becomes while more is waiting. When nothing waits, what is whole is committed.
+    pub batch: batch::Limits,
+    /// Slots share a commit while more are waiting, but no commit is put off longer than this.
     pub commit_interval: Duration,
     /// How long a whole slot waits for its parent before the parent counts as missing. The clock stands still while
     /// there is no connection.
@@ -42,13 +44,6 @@ pub struct ApplyConfig {
     pub full_retry: Duration,
     /// What a commit survives.
     pub durability: Durability,
-}
-
-/// An event of the batch, and the slot that it was written in.
-#[derive(Clone, Copy, Debug)]
-struct Due {
-    slot: u64,
-    event: Event,
 }
 
 /// The applying side of the ingest.
@@ -60,8 +55,8 @@ pub struct Apply {
     assembler: Assembler,
     /// The checkpoint of the last commit.
     committed: Checkpoint,
-    /// Events since then, and the checkpoint they lead to once their slot is complete.
-    batch: Vec<Due>,
+    /// What was taken in since then.
+    batch: Batch,
     /// Where what changes the map is handed on, unless there is no feed.
     feed: Option<FeedWriter>,
     /// The newest slot that is wholly in `batch` or committed.
@@ -98,7 +93,7 @@ impl Apply {
             stop,
             assembler: Assembler::new(complete, Limits::within(engines::memory_limit().bytes)),
             committed,
-            batch: Vec::with_capacity(config.commit_every),
+            batch: Batch::new(config.batch),
             feed,
             complete,
             created_unix_ms: 0,
@@ -180,7 +175,9 @@ impl Apply {
         }
         if !matches!(input, Input::Account { .. }) {
             while let Some(slot) = self.assembler.next() {
-                self.slot(&slot)?;
+                if let Some(gap) = self.slot(&slot)? {
+                    return self.start_over(gap);
+                }
             }
             if let Some(gap) = self.assembler.check_gap() {
                 return self.start_over(gap);
@@ -206,31 +203,34 @@ impl Apply {
         Ok(())
     }
 
-    fn slot(&mut self, slot: &WholeSlot) -> Result<()> {
+    /// Takes in the next slot of the chain; the gap, when it cannot be applied.
+    fn slot(&mut self, slot: &WholeSlot) -> Result<Option<Gap>> {
         let base = Base { slot: slot.slot, blockhash: slot.blockhash };
-        self.shared.overlay.begin(base);
-        for events in slot.events.chunks(self.config.commit_every) {
-            if self.batch.len() + events.len() > self.config.commit_every {
-                self.flush()?;
-            }
-            self.batch.extend(events.iter().map(|event| Due { slot: slot.slot, event: *event }));
+        if !self.batch.has_room(slot.events.len()) {
+            self.flush()?;
         }
+        self.shared.overlay.begin(base);
+        // Opened for each slot: none is held while the engine commits.
+        let mut reader = self.engine.reader()?;
+        if let Some(gap) = self.batch.take(slot, &mut *reader, &self.pulse)? {
+            return Ok(Some(gap));
+        }
+        drop(reader);
         self.complete = Some(base);
         self.created_unix_ms = slot.created_unix_ms;
         self.shared.set_resume_slot(slot.slot);
         self.waiting_since = None;
         count(&self.shared.counters.slots_applied, 1);
-        let full = self.batch.len() >= self.config.commit_every;
-        if full || self.last_commit.elapsed() >= self.config.commit_interval {
+        if self.batch.is_due() || self.last_commit.elapsed() >= self.config.commit_interval {
             self.flush()?;
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Commits the batch. The checkpoint names the newest slot that is whole, so a restart replays a cut one.
+    /// Commits the batch, which ends where the newest slot ends.
     fn flush(&mut self) -> Result<()> {
         let slot = self.complete.map(|base| base.slot);
-        if self.batch.is_empty() && slot == self.committed.slot {
+        if self.batch.changes().is_empty() && slot == self.committed.slot {
             return Ok(());
         }
         let checkpoint = loop {
@@ -256,22 +256,17 @@ impl Apply {
         Ok(())
     }
 
-    /// Writes what the batch changes; the changes are in the feed before the engine commits them. Returns what the
-    /// engine stands at then.
+    /// Writes the batch; its changes are in the feed before the engine commits them. Returns what the engine stands at
+    /// then.
     fn commit(&mut self, slot: Option<u64>) -> Result<Checkpoint> {
-        let mut txn = self.engine.begin()?;
-        let mut changes = Vec::with_capacity(self.batch.len());
-        for Due { slot, event } in &self.batch {
+        let changes = self.batch.changes();
+        let mut txn = self.engine.begin_for(self.batch.events())?;
+        for change in changes {
             self.pulse.beat();
-            let old = txn.get(&event.key)?;
-            if old == event.value {
-                continue;
+            match &change.new {
+                Some(value) => txn.put(&change.key, value)?,
+                None => txn.delete(&change.key)?,
             }
-            match &event.value {
-                Some(value) => txn.put(&event.key, value)?,
-                None => txn.delete(&event.key)?,
-            }
-            changes.push(Change { slot: *slot, key: event.key, old, new: event.value });
         }
         let checkpoint = Checkpoint {
             seq: self.committed.seq + changes.len() as u64,
@@ -282,7 +277,7 @@ impl Apply {
         let (all, deleted) = (changes.len(), changes.iter().filter(|change| change.new.is_none()).count());
         self.shared.overlay.committing(changes.iter().map(|change| (change.slot, change.key, change.old)));
         if let Some(feed) = &mut self.feed {
-            feed.append(self.committed.seq + 1, changes)?;
+            feed.append(self.committed.seq + 1, changes.to_vec())?;
         }
         if let Err(failed) = txn.commit(&checkpoint, self.config.durability) {
             // Not after a commit of which nobody knows what became: opening again decides what the feed holds.
@@ -295,7 +290,7 @@ impl Apply {
         }
         let counters = &self.shared.counters;
         count(&counters.commits, 1);
-        count(&counters.events_applied, self.batch.len() as u64);
+        count(&counters.events_applied, self.batch.events());
         count(&counters.events_written, (all - deleted) as u64);
         count(&counters.events_deleted, deleted as u64);
         Ok(checkpoint)

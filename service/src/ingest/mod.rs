@@ -3,6 +3,7 @@
 pub mod apply;
 pub mod assemble;
 pub(crate) mod backoff;
+pub mod batch;
 pub(crate) mod connect;
 pub(crate) mod convert;
 pub mod event;

@@ -45,9 +45,9 @@ impl View {
     /// The banks on top of a snapshot of the engine that stands at `snapshot`, the tip first. `root` is the newest
     /// block that ingest-apply has begun to apply, loaded after the snapshot was taken.
     ///
-    /// None apply when a bank in between is missing, or when the fork is not that of `root`: a commit in the middle of
-    /// a slot leaves a part of that slot in the snapshot, and that part belongs to the ancestry of `root`. On that
-    /// ancestry the part is covered by the whole slot's bank.
+    /// None apply when a bank in between is missing, or when the fork is not that of `root`: a commit can be read a moment
+    /// before its slot is known, so that the snapshot may hold a part of the ancestry of `root` beyond `snapshot`. On that
+    /// ancestry the banks cover that part.
     pub fn above(&self, snapshot: Option<Base>, root: Option<Base>) -> &[Block] {
         let Some(snapshot) = snapshot else { return &[] };
         let above = self.path.iter().take_while(|block| block.base.slot > snapshot.slot).count();

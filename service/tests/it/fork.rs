@@ -38,8 +38,8 @@ struct Sample {
     keys: Vec<u64>,
     slot: u64,
     values: Values,
-    /// It is the state of that slot and nothing of a later one. What the engine alone answers may hold a part of the next
-    /// slot, where a commit fell into the middle of it.
+    /// It is the state of that slot. What the engine alone answers may be newer: the commit of the next slot is there a
+    /// moment before its slot is named.
     exact: bool,
 }
 
@@ -80,7 +80,6 @@ async fn every_answer_is_the_state_of_the_slot_it_names() {
     let (stream, workload) = stream(LINE);
     load(&dir, &options, &workload);
     let geyser = format!("http://{}", stream.address());
-    // Commits in the middle of slots.
     let mut service = Service::start(&dir, &options, &geyser, &["--processed", "--commit-every", "70"]);
     service.wait_for_slot(BASE_SLOT + 1);
     let mut asker = connect(&service, workload.seed).await;

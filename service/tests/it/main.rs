@@ -21,3 +21,4 @@ mod slow;
 mod support;
 mod systemd;
 mod transports;
+mod whole;

@@ -28,9 +28,11 @@ use self::oracle::Oracle;
 use self::server::Server;
 use self::store::{Fault, KILLED, Opened, Store};
 use super::apply::{Apply, ApplyConfig};
+use super::batch;
 use super::extract::Extract;
 use super::receive::{ReceiveConfig, receive_from};
 use super::subscribe::Commitment;
+use crate::feed::FRAME_CHANGES_MAX;
 use crate::readiness::{Limits, Verdict};
 use crate::status::Shared;
 
@@ -123,7 +125,7 @@ impl Simulation {
             jitter_seed: seed,
         };
         let apply = ApplyConfig {
-            commit_every: of(&[1, 2, 3, 7, 50, 1000], &mut rng) as usize,
+            batch: batch::Limits { due: of(&[1, 2, 3, 7, 50, 1000], &mut rng) as usize, most: FRAME_CHANGES_MAX },
             commit_interval: Duration::from_millis(of(&[0, 100, 1000], &mut rng)),
             gap_timeout: Duration::from_secs(of(&[2, 20], &mut rng)),
             full_retry: Duration::ZERO,

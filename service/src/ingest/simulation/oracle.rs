@@ -104,6 +104,8 @@ impl Oracle {
             let next_seq = self.before + self.history.len() as u64 + 1;
             assert_eq!(frame.first_seq, next_seq, "frames follow one another");
             frame.changes.iter().for_each(|change| self.change(*change));
+            // Each frame is a commit, and what readers saw then.
+            assert!(self.rest.is_empty(), "a commit ends within slot={}: {:?}", self.block().slot, self.rest);
         }
     }
 
@@ -161,15 +163,8 @@ impl Oracle {
         while self.block().slot < slot {
             self.next_block();
         }
-        let (begun, base) = (self.block().base(), self.chain.base);
-        let named = match begun.slot == slot {
-            true => {
-                assert!(self.rest.is_empty(), "slot={slot} is not whole: {:?}", self.rest);
-                begun
-            }
-            // The slot was cut: the one before it is named.
-            false => self.chain.blocks().nth(self.begun - 2).map_or(base, Block::base),
-        };
+        let (named, base) = (self.block().base(), self.chain.base);
+        assert!(self.rest.is_empty(), "slot={slot} is not whole: {:?}", self.rest);
         let unnamed = !self.base_known && slot == base.slot && checkpoint.blockhash == [0; 32];
         assert!(unnamed || (named.slot, named.blockhash) == (slot, checkpoint.blockhash), "{named:?} {checkpoint:?}");
         assert_eq!(checkpoint.source, 7);

@@ -1,0 +1,235 @@
+//! The batch: what the next commit changes, collected slot by slot.
+//!
+//! Owns: reading each key, leaving out what changes nothing, when a commit is due and how large it may be. Must not:
+//! write to the engine, or keep a part of a slot. Runs on the ingest-apply thread.
+//!
+//! Keys are read when their slot is taken in, from the newest commit and from the batch itself. A batch therefore holds
+//! changes alone, and its size says what a commit costs: of ten thousand events that change nothing none is in it.
+//!
+//! A batch ends where a slot ends, whatever the limits say, because readers see every commit: a lookup then never finds a
+//! part of a slot, nor does a copy of the store or a restart. The price is memory for the largest slot, which
+//! [`Limits::most`] bounds. One block of the chain cannot write-lock more than some 330 thousand accounts (100 million
+//! compute units a block, 300 for each lock), so that only a small memory limit makes that bound matter.
+
+use std::collections::HashMap;
+
+use engine_api::{Key, Reader, Result};
+use engines::EngineKind;
+
+use super::event::WholeSlot;
+use crate::chain::Gap;
+use crate::feed::{Change, FRAME_CHANGES_MAX};
+use crate::pulse::Pulse;
+
+/// Changes after which a commit is due while more waits. Two flushes are nothing for this many changes, and a commit of
+/// them still fits whole into the feed's memory and into its ring, so that followers do not fall back to the disk.
+pub const CHANGES_DUE: usize = 1 << 16;
+
+/// The least that [`CHANGES_DUE`] shrinks to under a small memory limit: below it flushes take most of the time.
+const CHANGES_DUE_MIN: usize = 1000;
+
+/// The part of the memory limit that a batch of several slots may fill, its commit included.
+const DUE_SHARE: u64 = 16;
+
+/// The part of the memory limit that a single slot may fill, its commit included. With more the process would be ended.
+const SLOT_SHARE: u64 = 2;
+
+/// The least changes that a slot may make: every update of a mainnet slot changes something.
+const SLOT_CHANGES_MIN: usize = 8192;
+
+/// What a change takes in memory until it is committed, in bytes, rounded up: here with its index, in the feed's frame
+/// and its bytes, in the engine's transaction.
+const CHANGE_BYTES: u64 = 768;
+
+/// How large a batch may become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Changes after which a commit is due at the end of a slot, while more waits.
+    pub due: usize,
+    /// Most changes of one commit. A slot with more cannot be applied.
+    pub most: usize,
+}
+
+/// What the next commit changes. Holds whole slots.
+#[derive(Debug)]
+pub struct Batch {
+    limits: Limits,
+    changes: Vec<Change>,
+    /// Where the newest change of a key stands in `changes`.
+    newest: HashMap<Key, usize>,
+    events: u64,
+}
+
+impl Limits {
+    /// The limits of a process that may use `limit_bytes` of memory. `due`: what the operator set.
+    pub fn within(limit_bytes: u64, engine: EngineKind, due: Option<usize>) -> Self {
+        let bytes = CHANGE_BYTES + engine.transaction_page_bytes();
+        let fit = |share: u64| usize::try_from(limit_bytes / share / bytes).unwrap_or(usize::MAX);
+        let most = fit(SLOT_SHARE).clamp(SLOT_CHANGES_MIN, FRAME_CHANGES_MAX);
+        let due = due.unwrap_or_else(|| fit(DUE_SHARE).clamp(CHANGES_DUE_MIN, CHANGES_DUE));
+        Self { due: due.min(most), most }
+    }
+}
+
+impl Batch {
+    /// An empty one.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, changes: Vec::new(), newest: HashMap::new(), events: 0 }
+    }
+
+    /// The changes, in the order of the chain.
+    pub fn changes(&self) -> &[Change] {
+        &self.changes
+    }
+
+    /// The events that were taken in, also those that change nothing.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Whether it is to be committed though more waits.
+    pub fn is_due(&self) -> bool {
+        self.changes.len() >= self.limits.due
+    }
+
+    /// Whether a slot of so many events fits beside what is there. An empty batch takes any slot.
+    pub fn has_room(&self, events: usize) -> bool {
+        self.changes.is_empty() || self.changes.len() + events <= self.limits.most
+    }
+
+    /// Takes in what `slot` changes. `reader` is of the newest commit. The gap, when the slot changes more than one
+    /// commit can hold; then nothing of it is in the batch.
+    ///
+    /// # Errors
+    /// The reader's.
+    pub fn take(&mut self, slot: &WholeSlot, reader: &mut dyn Reader, pulse: &Pulse) -> Result<Option<Gap>> {
+        let before = self.changes.len();
+        for event in &slot.events {
+            pulse.beat();
+            let old = match self.newest.get(&event.key) {
+                Some(&at) => self.changes[at].new,
+                None => reader.get(&event.key)?,
+            };
+            if old == event.value {
+                continue;
+            }
+            if self.changes.len() == self.limits.most {
+                self.forget_after(before);
+                return Ok(Some(self.too_large(slot)));
+            }
+            self.newest.insert(event.key, self.changes.len());
+            self.changes.push(Change { slot: slot.slot, key: event.key, old, new: event.value });
+        }
+        self.events += slot.events.len() as u64;
+        Ok(None)
+    }
+
+    /// Begins anew after a commit.
+    pub fn clear(&mut self) {
+        // A batch that grew while catching up gives its memory back.
+        if self.changes.capacity() > self.limits.due {
+            (self.changes, self.newest) = (Vec::new(), HashMap::new());
+        }
+        self.changes.clear();
+        self.newest.clear();
+        self.events = 0;
+    }
+
+    fn forget_after(&mut self, changes: usize) {
+        self.changes.truncate(changes);
+        self.newest = self.changes.iter().enumerate().map(|(at, change)| (change.key, at)).collect();
+    }
+
+    fn too_large(&self, slot: &WholeSlot) -> Gap {
+        let (slot, most) = (slot.slot, self.limits.most);
+        let detail = format!(
+            "slot={slot} changes more keys than one commit can hold here: most={most}; give the service more memory"
+        );
+        Gap { first_slot: slot, last_slot: slot, detail }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine_api::{Checkpoint, Durability, Engine};
+    use engines::{EngineOptions, OpenMode};
+
+    use super::*;
+    use crate::ingest::event::Event;
+    use crate::pulse::Pulses;
+
+    const FEW: Limits = Limits { due: 3, most: 4 };
+
+    fn slot(slot: u64, writes: &[(u8, Option<u8>)]) -> WholeSlot {
+        let event = |(key, value): &(u8, Option<u8>)| Event {
+            key: [*key; 32],
+            value: value.map(|value| [value; 32]),
+            write_version: 0,
+        };
+        let (blockhash, parent_blockhash) = ([slot as u8; 32], [slot as u8 - 1; 32]);
+        let events = writes.iter().map(event).collect();
+        WholeSlot { slot, blockhash, parent_slot: slot - 1, parent_blockhash, created_unix_ms: 0, events }
+    }
+
+    /// A store in which key 1 holds 1.
+    fn store(dir: &std::path::Path) -> Box<dyn Engine> {
+        let engine = engines::open(dir, &EngineOptions::new(EngineKind::Redb), OpenMode::Create).unwrap();
+        let mut txn = engine.begin().unwrap();
+        txn.put(&[1; 32], &[1; 32]).unwrap();
+        txn.commit(&Checkpoint::default(), Durability::Buffered).unwrap();
+        engine
+    }
+
+    #[test]
+    fn a_commit_is_due_by_changes_and_a_change_is_counted_once() {
+        let (dir, pulse) = (tempfile::tempdir().unwrap(), Pulses::default().add("test"));
+        let engine = store(&dir.path().join("store"));
+        let mut reader = engine.reader().unwrap();
+        let mut batch = Batch::new(FEW);
+        for n in 2..50 {
+            assert_eq!(batch.take(&slot(n, &[(1, Some(1)), (9, None)]), &mut *reader, &pulse).unwrap(), None);
+        }
+        assert!(!batch.is_due() && batch.changes().is_empty(), "nothing changed: {:?}", batch.changes());
+        assert_eq!(batch.events(), 96);
+        // The second look at a key finds what the batch leaves in it.
+        batch.take(&slot(50, &[(1, Some(2)), (2, Some(5))]), &mut *reader, &pulse).unwrap();
+        batch.take(&slot(51, &[(1, Some(2)), (2, None)]), &mut *reader, &pulse).unwrap();
+        let seen: Vec<_> = batch.changes().iter().map(|c| (c.slot, c.key[0], c.old.map(|v| v[0]))).collect();
+        assert_eq!(seen, [(50, 1, Some(1)), (50, 2, None), (51, 2, Some(5))]);
+        assert!(batch.is_due());
+        batch.clear();
+        assert_eq!((batch.changes().len(), batch.events(), batch.is_due()), (0, 0, false));
+    }
+
+    #[test]
+    fn a_slot_is_taken_whole_or_not_at_all() {
+        let (dir, pulse) = (tempfile::tempdir().unwrap(), Pulses::default().add("test"));
+        let engine = store(&dir.path().join("store"));
+        let mut reader = engine.reader().unwrap();
+        let mut batch = Batch::new(FEW);
+        let five = [2, 3, 4, 5, 6].map(|key| (key, Some(key)));
+        batch.take(&slot(10, &five[..1]), &mut *reader, &pulse).unwrap();
+        assert!(batch.has_room(3) && !batch.has_room(4) && Batch::new(FEW).has_room(5));
+        let gap = batch.take(&slot(11, &five), &mut *reader, &pulse).unwrap().unwrap();
+        assert_eq!((gap.first_slot, gap.last_slot), (11, 11));
+        assert!(gap.detail.contains("most=4") && gap.detail.contains("memory"), "{gap:?}");
+        assert_eq!((batch.changes().len(), batch.changes()[0].slot), (1, 10));
+        // What was taken back is not remembered either.
+        batch.take(&slot(12, &[(3, None), (2, Some(2))]), &mut *reader, &pulse).unwrap();
+        assert_eq!(batch.changes().len(), 1);
+    }
+
+    #[test]
+    fn memory_bounds_what_waits_and_what_a_slot_may_be() {
+        let of = |mib: u64, engine, due| Limits::within(mib << 20, engine, due);
+        let roomy = of(64 << 10, EngineKind::Strata, None);
+        assert_eq!(roomy, Limits { due: CHANGES_DUE, most: FRAME_CHANGES_MAX });
+        let small = of(128, EngineKind::Strata, None);
+        assert!(small.due > 7000 && small.due < CHANGES_DUE && small.most > 80_000, "{small:?}");
+        // A page for each change.
+        let tree = of(128, EngineKind::Lmdb, None);
+        assert!(tree.due >= CHANGES_DUE_MIN && tree.due < 2000 && tree.most > 10_000, "{tree:?}");
+        assert_eq!(of(64 << 10, EngineKind::Redb, Some(10)).due, 10);
+        assert_eq!(of(1, EngineKind::Redb, Some(1 << 20)), Limits { due: SLOT_CHANGES_MIN, most: SLOT_CHANGES_MIN });
+    }
+}
