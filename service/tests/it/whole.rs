@@ -13,9 +13,12 @@ use workload::Pairs;
 
 use crate::support::{Service, client_runtime, columns, end, load, stream, uds_channel};
 
-/// Slots of 5000 updates, of which each changes something; a tenth of them are on the keys that are looked up.
-const LINE: &str = "--pairs 200 --events 250000 --events-per-slot 5000 --rate 60000 --unknown-share 0.9 \
+/// Slots of 5000 updates, of which each changes something.
+const LINE: &str = "--pairs 5000 --events 250000 --events-per-slot 5000 --rate 60000 --unknown-share 0 \
                     --change-share 1.0 --close-share 0";
+
+/// Keys that are looked up: a slot writes more than half of them, all over its length.
+const KEYS: u64 = 200;
 
 type Values = Vec<Option<Bytes>>;
 
@@ -26,7 +29,7 @@ fn no_answer_holds_a_part_of_a_slot() {
         let (dir, uds) = (temp.path().join("store"), temp.path().join("solkv.sock"));
         let (stream, workload) = stream(LINE);
         load(&dir, &options, &workload);
-        let keys: Vec<Bytes> = (0..workload.pairs).map(|n| Pairs::new(workload.seed).key(n).to_vec().into()).collect();
+        let keys: Vec<Bytes> = (0..KEYS).map(|n| Pairs::new(workload.seed).key(n).to_vec().into()).collect();
         let geyser = format!("http://{}", stream.address());
         // Far less than a slot changes.
         let more = ["--uds", uds.to_str().unwrap(), "--commit-every", "1000"];
