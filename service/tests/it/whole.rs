@@ -14,7 +14,7 @@ use workload::Pairs;
 use crate::support::{Service, client_runtime, columns, end, load, stream, uds_channel};
 
 /// Slots of 5000 updates, of which each changes something.
-const LINE: &str = "--pairs 5000 --events 250000 --events-per-slot 5000 --rate 60000 --unknown-share 0 \
+const LINE: &str = "--pairs 5000 --events 150000 --events-per-slot 5000 --rate 60000 --unknown-share 0 \
                     --change-share 1.0 --close-share 0";
 
 /// Keys that are looked up: a slot writes more than half of them, all over its length.
