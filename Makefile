@@ -132,6 +132,7 @@ test-prometheus: build ## A real Prometheus (Debian package) scrapes a live serv
 
 units:
 	@.ci/units
+	@.ci/links
 	@deploy/test/host.sh
 	@deploy/test/setup.sh
 
@@ -171,7 +172,7 @@ clients: build ## Public gRPC tools against a live service: Python's, and grpcur
 # What is installed: programs, units, configuration, manuals, completions.
 PACKAGES := results/packages
 
-deb: build ## Makes the Debian package in results/packages.
+deb: build ## Makes the Debian package in results/packages, and solkv-dbgsym with its symbols.
 	@deploy/package/deb.sh "$(BIN)" "$(PACKAGES)"
 
 tarball: build ## Makes the tarball of the same for systems without dpkg.
@@ -183,3 +184,7 @@ test-package: ## Installs, runs, upgrades, removes and purges the package on a c
 
 test-systemd: build ## Runs the units under a real systemd: readiness, watchdog, memory cap, crashes (root, nspawn).
 	@BIN="$(BIN)" deploy/test/systemd.sh
+
+CASES ?= setup demo strata all
+test-fresh: ## Both commands of README on clean Debian roots, and setup on machines with every clang (root, nspawn; hours).
+	@CACHE="$(SOLKV_CACHE)" deploy/test/fresh.sh $(CASES)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the Debian package: deb.sh BIN OUT. VERSION names another version than the workspace's.
+# Makes the Debian package, and one with the symbols of its programs (solkv-dbgsym): deb.sh BIN OUT. VERSION names another version than the workspace's.
 set -eu
 bin=${1:?folder of the built binaries} out=${2:?folder for the package}
 cd "$(dirname "$0")/../.."
@@ -9,14 +9,14 @@ arch=$(dpkg --print-architecture)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/root
-"$here/tree.sh" "$bin" "$root"
+symbols=$work/symbols
+"$here/tree.sh" "$bin" "$root" "$symbols"
 doc=$root/usr/share/doc/solkv
 cp "$here/copyright" "$doc/copyright"
 # The date of the last change, not of the build: the same sources make the same package.
 export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}"
 printf 'solkv (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- solkv <solkv@localhost>  %s\n' \
     "$version" "$(date -uRd "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$doc/changelog.gz"
-gzip -9n "$doc/CHANGELOG.md"
 install -D -m 644 "$here/lintian-overrides" "$root/usr/share/lintian/overrides/solkv"
 mkdir "$root/DEBIAN" "$work/debian"
 # dpkg-shlibdeps reads the sources' own control file for nothing but its existence.
@@ -30,8 +30,17 @@ echo /etc/solkv/solkv.toml >"$root/DEBIAN/conffiles"
 for script in postinst prerm postrm; do
     install -m 755 "$here/$script" "$root/DEBIAN/$script"
 done
-(cd "$root" && find usr etc -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums)
-find "$root" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+mkdir "$symbols/DEBIAN"
+install -D -m 644 "$here/copyright" "$symbols/usr/share/doc/solkv-dbgsym/copyright"
+size=$(du -k -s --exclude=DEBIAN "$symbols" | cut -f 1)
+sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" -e "s/@SIZE@/$size/" "$here/control-dbgsym.in" >"$symbols/DEBIAN/control"
 mkdir -p "$out"
-dpkg-deb --root-owner-group -Zxz --build "$root" "$out/solkv_${version}_$arch.deb" >/dev/null
-echo "made: $out/solkv_${version}_$arch.deb"
+pack() { # pack ROOT FILE COMPRESSION
+    (cd "$1" && find . -type f ! -path './DEBIAN/*' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums)
+    find "$1" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+    dpkg-deb --root-owner-group "$3" --build "$1" "$2" >/dev/null
+    echo "made: $2"
+}
+pack "$root" "$out/solkv_${version}_$arch.deb" -Zxz
+# Its contents are compressed already.
+pack "$symbols" "$out/solkv-dbgsym_${version}_$arch.deb" -Znone

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the tarball for systems without dpkg: tarball.sh BIN OUT. Unpacked over / with tar's --strip-components=1 it is
+# Makes the tarball for systems without dpkg, and one with the symbols of its programs: tarball.sh BIN OUT. Unpacked over / with tar's --strip-components=1 it is
 # what the package installs; the programs need the C and C++ runtime of the machine that built them, or a newer one, and
 # nothing else.
 set -eu
@@ -9,10 +9,12 @@ version=${VERSION:-$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 name=solkv-$version-$(uname -m)-linux-gnu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-deploy/package/tree.sh "$bin" "$work/$name"
+deploy/package/tree.sh "$bin" "$work/$name" "$work/$name-dbgsym"
 cp LICENSE-APACHE LICENSE-MIT "$work/$name/usr/share/doc/solkv/"
 mkdir -p "$out"
 stamp=$(git log -1 --format=%ct 2>/dev/null || date +%s)
-tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$stamp" -cf - "$name" |
-    gzip -9n >"$out/$name.tar.gz"
-echo "made: $out/$name.tar.gz"
+for each in "$name" "$name-dbgsym"; do
+    tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$stamp" -cf - "$each" |
+        gzip -9n >"$out/$each.tar.gz"
+    echo "made: $out/$each.tar.gz"
+done

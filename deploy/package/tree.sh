@@ -1,8 +1,9 @@
 #!/bin/sh
 # Lays out what is installed below a folder: deb.sh and tarball.sh pack it, the Dockerfile copies it.
-# tree.sh BIN DEST: BIN holds the built bootstrap, service and loadgen; DEST must not exist.
+# tree.sh BIN DEST [DEBUG]: BIN holds the built bootstrap, service and loadgen; DEST must not exist. What is installed is
+# stripped; DEBUG, where it is given, gets the symbols and lines, where gdb and backtraces look for them.
 set -eu
-bin=${1:?folder of the built binaries} dest=${2:?folder to fill}
+bin=${1:?folder of the built binaries} dest=${2:?folder to fill} debug=${3:-}
 cd "$(dirname "$0")/../.."
 [ ! -e "$dest" ] || { echo "tree: is there already, remove it: dest=$dest" >&2; exit 1; }
 umask 022
@@ -11,9 +12,18 @@ mkdir -p "$dest/usr/bin" "$share/man/man1" "$share/bash-completion/completions" 
     "$share/fish/vendor_completions.d"
 for name in service bootstrap loadgen; do
     program=$dest/usr/bin/solkv-$name
-    # Without debug information, which is nine tenths of it; symbols stay, so that a backtrace names functions.
-    objcopy --strip-debug "$bin/$name" "$program"
+    # Symbols and debug information are 95% of what is built.
+    objcopy --strip-all "$bin/$name" "$program"
     chmod 755 "$program"
+    if [ -n "$debug" ]; then
+        id=$(readelf -n "$program" | sed -n 's/^ *Build ID: *//p')
+        [ ${#id} -gt 2 ] || { echo "tree: has no build id, link it with --build-id: file=$bin/$name" >&2; exit 1; }
+        symbols=$debug/usr/lib/debug/.build-id/$(echo "$id" | cut -c 1-2)/$(echo "$id" | cut -c 3-).debug
+        mkdir -p "$(dirname "$symbols")"
+        objcopy --only-keep-debug --compress-debug-sections "$bin/$name" "$symbols"
+        chmod 644 "$symbols"
+        objcopy --add-gnu-debuglink="$symbols" "$program"
+    fi
     "$program" man "$share/man/man1"
     "$program" completions bash >"$share/bash-completion/completions/solkv-$name"
     "$program" completions zsh >"$share/zsh/vendor-completions/_solkv-$name"
@@ -35,6 +45,5 @@ for dropin in deploy/systemd/memory-*.conf; do
     put 644 "$dropin" "usr/share/solkv/systemd/$(basename "$dropin")"
 done
 put 644 deploy/package/solkv.toml etc/solkv/solkv.toml
-for doc in README.md RUNBOOK.md ARCHITECTURE.md CHANGELOG.md; do
-    put 644 "$doc" "usr/share/doc/solkv/$doc"
-done
+deploy/package/docs.sh "$dest"
+.ci/links --root "$dest" "$dest"/usr/share/doc/solkv/*.md

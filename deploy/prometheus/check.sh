@@ -11,6 +11,8 @@ for alert in $alerts; do
     grep -q "^      - alertname: $alert\$" "$tests" || { echo "prometheus: no test in which $alert fires" >&2; exit 1; }
     grep -q "alertname: $alert, eval_time: 30m, exp_alerts: \[\]" "$tests" ||
         { echo "prometheus: the healthy test does not ask for $alert" >&2; exit 1; }
+    url="file:///usr/share/doc/solkv/RUNBOOK.md#$(echo "$alert" | tr '[:upper:]' '[:lower:]')"
+    grep -qxF "          runbook_url: $url" solkv.alerts.yml || { echo "prometheus: no runbook_url: $url" >&2; exit 1; }
     # A list of files.
     # shellcheck disable=SC2086
     grep -qh "^##* $alert\$" $runbook || { echo "prometheus: the runbook has no heading $alert" >&2; exit 1; }

@@ -29,6 +29,22 @@ if [ ! -f "$tar" ]; then
 fi
 tar -C "$work/root" -xf "$tar"
 cp "$DEB" "$work/root/srv/first.deb"
+# Installed programs are stripped, and the package beside has the symbols of each.
+dpkg-deb -x "${DEB/solkv_/solkv-dbgsym_}" "$work/symbols"
+dpkg-deb -x "$DEB" "$work/installed"
+for program in "$work"/installed/usr/bin/solkv-{service,bootstrap,loadgen}; do
+    readelf -SW "$program" | grep -qE '\.(symtab|debug_)' && { echo "package: is not stripped: $program" >&2; exit 1; }
+    id=$(readelf -n "$program" | sed -n 's/^ *Build ID: *//p')
+    symbols=$work/symbols/usr/lib/debug/.build-id/${id:0:2}/${id:2}.debug
+    { readelf -SW "$symbols" && nm "$symbols"; } | grep -cE '\.debug_line|\bmain$' | grep -qx 2 ||
+        { echo "package: no symbols: program=$(basename "$program") file=$symbols" >&2; exit 1; }
+done
+# Every path and link in the installed documents is in the package.
+.ci/links --root "$work/installed" "$work"/installed/usr/share/doc/solkv/*.md
+# An alert leads to a heading of the installed runbook.
+for url in $(sed -n 's/^ *runbook_url: file:\/\///p' "$work/installed/usr/share/solkv/prometheus/solkv.alerts.yml"); do
+    grep -qix "### ${url#*#}" "$work/installed${url%%#*}" || { echo "package: leads nowhere: runbook_url=$url" >&2; exit 1; }
+done
 # The next version: the same programs, and a default configuration that has changed as well.
 dpkg-deb -R "$DEB" "$work/next"
 sed -i 's/^Version: .*/Version: 999.0.0/' "$work/next/DEBIAN/control"
