@@ -15,11 +15,11 @@ use crate::{compare, info, load, migrate, scrub, verify};
 
 const AFTER_HELP: &str = "\
 Examples:
-  solkv-bootstrap --engine strata --dir /data/solkv --input pairs.bin --slot 312000000
+  solkv-bootstrap --dir /data/solkv --input pairs.bin --slot 312000000 --extract token-owner
   solkv-bootstrap --engine rocksdb --bloom 20 --dir /data/solkv --input owners.csv --on-duplicate last
   solkv-bootstrap --engine lmdb --order sorted --dir /data/solkv --pairs 2000000 --seed 1
   solkv-bootstrap --from-store /data/solkv --engine strata --dir /data/solkv-strata
-  solkv-bootstrap verify --engine strata --dir /data/solkv --input pairs.bin
+  solkv-bootstrap verify --dir /data/solkv --input pairs.bin
   solkv-bootstrap compare --dir /data/solkv --with /backup/solkv
   solkv-bootstrap scrub --dir /data/solkv
   solkv-bootstrap info --dir /data/solkv --digest

@@ -1,15 +1,16 @@
 //! `bootstrap info` and `bootstrap count`: what a directory holds.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bytesize::ByteSize;
 use engine_api::Engine;
-use engines::{EngineOptions, OpenMode};
+use engines::Holds;
 use serde_json::json;
 use workload::Digest;
 
+use crate::load::is_complete;
 use crate::state::State;
 
 /// Describes a store.
@@ -41,20 +42,15 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
     let engine = open(&args.dir, args.memory)?;
     let checkpoint = engine.checkpoint()?;
     let stats = engine.stats()?;
-    let load = match State::read(&args.dir)? {
-        None => "none".to_owned(),
-        Some(State { pairs: Some(pairs), source, .. }) => format!("complete: {pairs} pairs from {source}"),
-        Some(State { records, source, .. }) => {
-            format!("interrupted: {} of {records} records from {source}; --resume goes on", checkpoint.seq)
-        }
-    };
+    let load = load(&args.dir, checkpoint.seq)?;
+    let holds = engines::inspect(&args.dir)?.map(|known| known.holds).unwrap_or_default();
     let digest = args.digest.then(|| scan(&*engine)).transpose()?;
     let blockhash = bs58::encode(checkpoint.blockhash).into_string();
     if args.json {
         let json = json!({
             "engine": engine.label(), "pairs_estimate": stats.pairs_estimate, "disk_bytes": stats.disk_bytes,
             "seq": checkpoint.seq, "slot": checkpoint.slot, "blockhash": blockhash, "load": load,
-            "digest": digest.map(|digest| digest.to_string()),
+            "holds": holds, "digest": digest.map(|digest| digest.to_string()),
             "details": stats.details.iter().copied().collect::<std::collections::BTreeMap<_, _>>(),
         });
         println!("{json:#}");
@@ -64,6 +60,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
         let slot = checkpoint.slot.map_or("none".to_owned(), |slot| slot.to_string());
         println!("checkpoint seq={} slot={slot} blockhash={blockhash}", checkpoint.seq);
         println!("load={load}");
+        println!("holds {}", meaning(&holds));
         for (name, value) in &stats.details {
             println!("{name}={value}");
         }
@@ -75,6 +72,25 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
     Ok(0)
 }
 
+/// The load in words; `seq`: how many pairs are committed.
+fn load(dir: &Path, seq: u64) -> Result<String> {
+    let Some(complete) = is_complete(dir)? else { return Ok("none".to_owned()) };
+    Ok(match State::read(dir)? {
+        Some(State { pairs: Some(pairs), source, .. }) if complete => format!("complete: {pairs} pairs from {source}"),
+        Some(State { records, source, .. }) if !complete => {
+            format!("interrupted: {seq} of {records} records from {source}; --resume goes on")
+        }
+        _ if complete => "complete".to_owned(),
+        _ => "interrupted; --resume goes on".to_owned(),
+    })
+}
+
+fn meaning(holds: &Holds) -> String {
+    let word = |word: &Option<String>| word.clone().unwrap_or_else(|| "unknown".to_owned());
+    let programs = holds.programs.as_ref().map_or("unknown".to_owned(), |programs| programs.join(","));
+    format!("extract={} programs={programs} cluster={}", word(&holds.extract), word(&holds.cluster))
+}
+
 pub(crate) fn count(args: &CountArgs) -> Result<u8> {
     let engine = open(&args.dir, None)?;
     println!("{}", scan(&*engine)?.pairs());
@@ -83,11 +99,8 @@ pub(crate) fn count(args: &CountArgs) -> Result<u8> {
 }
 
 /// Opens with the engine that the directory names.
-pub(crate) fn open(dir: &std::path::Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
-    let identity = engines::inspect(dir)?
-        .with_context(|| format!("there is no store: dir={}: correct the path", dir.display()))?;
-    let options = EngineOptions { profile: identity.profile, memory, ..EngineOptions::new(identity.engine) };
-    Ok(engines::open(dir, &options, OpenMode::Existing)?)
+pub(crate) fn open(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
+    Ok(engines::open_existing(dir, memory)?)
 }
 
 /// The digest of everything in a store.

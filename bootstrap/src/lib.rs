@@ -10,6 +10,7 @@ mod compare;
 mod info;
 pub mod limits;
 mod load;
+mod meaning;
 mod migrate;
 mod order;
 mod progress;

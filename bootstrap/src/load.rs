@@ -8,9 +8,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use engine_api::{Checkpoint, Durability, Engine, Key, Value};
 use engine_latency::{Latency, Measured};
-use engines::{EngineKind, EngineOptions, OpenMode};
+use engines::{EngineArgs, EngineKind, LoadState, LoadTerm, OpenMode, Terms};
 
 use crate::limits::BULK_PAIRS;
+use crate::meaning::MeaningArgs;
 use crate::order::{OnDuplicate, Order, Ordered, Tally};
 use crate::progress::Progress;
 use crate::report::{self, Outcome};
@@ -23,10 +24,12 @@ use crate::state::State;
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct LoadArgs {
     #[command(flatten)]
-    pub(crate) engine: EngineOptions,
+    pub(crate) engine: EngineArgs,
     /// Directory of the store: missing or empty, unless --resume
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) meaning: MeaningArgs,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
     /// Order in which keys reach the engine: random, or ascending through the engine's bulk path
@@ -75,13 +78,18 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let stop = Stop::install()?;
     let source = Source::new(&args.source)?;
     let records = source.count_hint()?;
+    let options = engines::options_for(&args.dir, &args.engine)?;
     if let (Some(records), false) = (records, args.skip_disk_check || args.resume) {
-        probe::check_disk(&args.dir, disk_estimate(args, records))?;
+        probe::check_disk(&args.dir, disk_estimate(args, options.engine, records))?;
     }
     let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
     if check_directory(&args.dir, args.resume)? == Found::Complete {
         return Ok(0);
     }
+    let mut terms = Terms { holds: args.meaning.holds(), ..Terms::default() };
+    // Reading the source can take an hour: whoever gave a wrong directory is told before.
+    engines::check(&args.dir, &options, mode, &terms)?;
+    let new = engines::inspect(&args.dir)?.is_none();
     let started = Instant::now();
     let work = work_dir(args);
     let mut reading = Progress::new(records, "reading");
@@ -93,11 +101,13 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
         }
     })?;
     reading.clear();
-    let engine = engines::open(&args.dir, &args.engine, mode)?;
+    terms.load = LoadTerm::Loading(hex(ordered.source_id));
+    let engine = engines::open_on(&args.dir, &options, mode, &terms)?;
     let latency = Latency::new(engine.label());
     let engine = Measured::new(engine, latency, "bootstrap");
     let begun = engine.checkpoint()?;
     let mut state = resume_state(args, &source, &ordered, &begun)?;
+    engines::mark_load(&args.dir, load_of(LoadState::Loading, ordered.source_id))?;
     state.write(&args.dir)?;
     let every = args.sample_every.unwrap_or((ordered.records / 200).max(10_000));
     let mut load = Load {
@@ -105,7 +115,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
         engine: &engine,
         checkpoint: Checkpoint { source: ordered.source_id, slot: None, ..begun },
         commits: 0,
-        progress: Progress::new(Some(ordered.records), args.engine.label()),
+        progress: Progress::new(Some(ordered.records), options.label()),
         sampler: Sampler::new(&engine, &args.dir, every, begun.seq),
         stop: &stop,
     };
@@ -126,13 +136,39 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     drop(load);
     state.pairs = Some(tally.pairs);
     state.write(&args.dir)?;
-    let outcome = Outcome { args, source: &source, tally, loaded, elapsed, samples, engine: &engine };
+    // The marker's word is the one that counts: killed before it, the load goes on and finds nothing left to load.
+    engines::mark_load(&args.dir, load_of(LoadState::Complete, ordered.source_id))?;
+    let outcome =
+        Outcome { args, options: &options, source: &source, tally, loaded, elapsed, samples, engine: &engine };
     report::print_and_write(outcome)?;
     Box::new(engine).close()?;
     if work.exists() {
         std::fs::remove_dir_all(&work).with_context(|| format!("cannot remove dir={}", work.display()))?;
     }
+    if new && args.engine.engine.is_none() {
+        println!("{}", chosen(options.engine));
+    }
     Ok(0)
+}
+
+/// What a load says at its end that was left to choose the engine by itself.
+fn chosen(engine: EngineKind) -> String {
+    let built: Vec<_> = engines::compiled().iter().map(|engine| engine.as_str()).collect();
+    format!(
+        "engine={engine} was taken because none was named; this build has {}: --engine ENGINE chooses for a new \
+         directory, and README.md says which is for what",
+        built.join(", ")
+    )
+}
+
+/// What the marker says of a load.
+pub(crate) fn load_of(state: LoadState, source_id: u64) -> engines::Load {
+    engines::Load { state, source: hex(source_id) }
+}
+
+/// The number of a source as markers and states write it: TOML's integers are signed.
+pub(crate) fn hex(source_id: u64) -> String {
+    format!("{source_id:016x}")
 }
 
 struct Load<'a> {
@@ -241,18 +277,29 @@ pub(crate) enum Found {
 /// Refuses before the source is read what would be refused after it. A load that is complete needs no resuming, which
 /// is no failure: whoever starts the same command at each boot wants it to end well.
 pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
-    let state = State::read(dir)?;
-    match (resume, state) {
-        (false, Some(State { pairs: None, .. })) => bail!(
+    match (resume, is_complete(dir)?) {
+        (false, Some(false)) => bail!(
             "the directory holds a load that was interrupted: dir={}; go on with --resume, or remove the directory",
             dir.display()
         ),
-        (true, Some(State { pairs: Some(pairs), .. })) => {
+        (true, Some(true)) => {
+            let pairs = State::read(dir)?.and_then(|state| state.pairs);
+            let pairs = pairs.map_or("unknown".to_owned(), |pairs| pairs.to_string());
             eprintln!("the load is complete, there is nothing to resume: dir={} pairs={pairs}", dir.display());
             Ok(Found::Complete)
         }
         _ => Ok(Found::Open),
     }
+}
+
+/// Whether the load of the store in `dir` is complete; `None` where nothing was loaded. The marker says so; in a store
+/// of an earlier version, whose marker did not, the load's own file does.
+pub(crate) fn is_complete(dir: &Path) -> Result<Option<bool>> {
+    let load = engines::inspect(dir)?.and_then(|known| known.load);
+    Ok(match load {
+        Some(load) => Some(load.state == LoadState::Complete),
+        None => State::read(dir)?.map(|state| state.pairs.is_some()),
+    })
 }
 
 /// Checks that the store is this load's, and says what to write about it.
@@ -266,30 +313,26 @@ fn resume_state(args: &LoadArgs, source: &Source, ordered: &Ordered, begun: &Che
             begun.seq
         );
     }
-    Ok(State {
-        source: source.to_string(),
-        source_id: format!("{:016x}", ordered.source_id),
-        records: ordered.records,
-        pairs: None,
-    })
+    Ok(State { source: source.to_string(), source_id: hex(ordered.source_id), records: ordered.records, pairs: None })
 }
 
 fn work_dir(args: &LoadArgs) -> PathBuf {
-    args.work_dir.clone().unwrap_or_else(|| {
-        let mut name = args.dir.clone().into_os_string();
-        while name.to_string_lossy().ends_with('/') {
-            name = Path::new(&name).components().collect::<PathBuf>().into_os_string();
-        }
-        name.push(".work");
-        PathBuf::from(name)
-    })
+    args.work_dir.clone().unwrap_or_else(|| beside(&args.dir, ".work"))
+}
+
+/// `dir` with `ending` at the end of its name.
+pub(crate) fn beside(dir: &Path, ending: &str) -> PathBuf {
+    // Without a slash at the end.
+    let mut name = dir.components().collect::<PathBuf>().into_os_string();
+    name.push(ending);
+    PathBuf::from(name)
 }
 
 /// Bytes that the load needs at its peak, spill included.
-fn disk_estimate(args: &LoadArgs, records: u64) -> u64 {
+fn disk_estimate(args: &LoadArgs, engine: EngineKind, records: u64) -> u64 {
     let spilled = args.order == Order::Sorted || args.source.input.is_some();
-    let spill_bytes = if spilled { records * crate::limits::RECORD_BYTES as u64 } else { 0 };
-    store_bytes(args.engine.engine, records) + spill_bytes
+    let spill_bytes = if spilled { records.saturating_mul(crate::limits::RECORD_BYTES as u64) } else { 0 };
+    store_bytes(engine, records).saturating_add(spill_bytes)
 }
 
 /// Bytes that a store of so many pairs needs while it is loaded: what 700M pairs took in the public comparison of these
@@ -302,5 +345,5 @@ pub(crate) fn store_bytes(engine: EngineKind, records: u64) -> u64 {
         // Twice the store while runs are merged.
         EngineKind::Strata => 140,
     };
-    records * per_pair
+    records.saturating_mul(per_pair)
 }

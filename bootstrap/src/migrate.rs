@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bytesize::ByteSize;
 use engine_api::{Checkpoint, Durability, Engine, Key, Value};
-use engines::{EngineKind, EngineOptions, OpenMode};
+use engines::{EngineArgs, EngineKind, EngineOptions, Holds, LoadState, LoadTerm, OpenMode, Terms};
 use workload::{Digest, source_id};
 
 use crate::info;
 use crate::limits::{BULK_PAIRS, CHUNK_PAIRS, CHUNKS_AHEAD};
-use crate::load::{Found, check_directory, store_bytes};
+use crate::load::{Found, check_directory, hex, is_complete, load_of, store_bytes};
 use crate::progress::Progress;
 use crate::signal::Stop;
 use crate::state::State;
@@ -34,7 +34,7 @@ pub(crate) struct MigrateArgs {
     #[arg(long, value_name = "BYTES")]
     pub(crate) from_memory: Option<ByteSize>,
     #[command(flatten)]
-    pub(crate) engine: EngineOptions,
+    pub(crate) engine: EngineArgs,
     /// Directory of the new store: missing or empty, unless --resume
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
@@ -59,17 +59,20 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     if check_directory(&args.dir, args.resume)? == Found::Complete {
         return Ok(0);
     }
-    let from = open_source(args)?;
+    let options = engines::options_for(&args.dir, &args.engine)?;
+    let (from, holds) = open_source(args)?;
+    engines::refuse_nested(&args.from_store, &args.dir)?;
     let origin = from.checkpoint()?;
     let estimate = from.stats()?.pairs_estimate;
     if !args.skip_disk_check && !args.resume {
-        probe::check_disk(&args.dir, store_bytes(args.engine.engine, estimate))?;
+        probe::check_disk(&args.dir, store_bytes(options.engine, estimate))?;
     }
     let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
-    let to = engines::open(&args.dir, &args.engine, mode)?;
     let mut state = state(args, &*from, &origin, estimate)?;
     let id = source_id(state.source.as_bytes());
-    state.source_id = format!("{id:016x}");
+    state.source_id = hex(id);
+    let terms = Terms { holds, load: LoadTerm::Loading(hex(id)) };
+    let to = engines::open_on(&args.dir, &options, mode, &terms)?;
     let begun = to.checkpoint()?;
     // Its last commit gives it the source's own checkpoint: then all that is left is the comparison.
     let done = begun == origin && begun.seq > 0;
@@ -79,6 +82,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
         args.dir.display(),
         state.source
     );
+    engines::mark_load(&args.dir, load_of(LoadState::Loading, id))?;
     state.write(&args.dir)?;
     let skip = if done { u64::MAX } else { begun.seq };
     let migration = Migration { from: &*from, to: &*to, stop: &stop, id };
@@ -98,17 +102,20 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     if code == 0 {
         state.pairs = Some(read.pairs());
         state.write(&args.dir)?;
+        engines::mark_load(&args.dir, load_of(LoadState::Complete, id))?;
     }
     from.close()?;
     to.close()?;
     Ok(code)
 }
 
-fn open_source(args: &MigrateArgs) -> Result<Box<dyn Engine>> {
+/// The store to read, and what its pairs mean, which the new one is to say too.
+fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Holds)> {
     let dir = &args.from_store;
     let identity = engines::inspect(dir)?
         .with_context(|| format!("there is no store: dir={}: correct --from-store", dir.display()))?;
-    if let Some(State { pairs: None, source, .. }) = State::read(dir)? {
+    if is_complete(dir)? == Some(false) {
+        let source = State::read(dir)?.map_or("unknown".to_owned(), |state| state.source);
         bail!("the store to read is half loaded: dir={} from={source}: finish that load first", dir.display());
     }
     let memory = (engines::memory_limit().bytes / FROM_MEMORY_SHARE).max(engines::MEMORY_MIN);
@@ -117,7 +124,7 @@ fn open_source(args: &MigrateArgs) -> Result<Box<dyn Engine>> {
         memory: Some(args.from_memory.unwrap_or(ByteSize::b(memory))),
         ..EngineOptions::new(args.from_engine.unwrap_or(identity.engine))
     };
-    Ok(engines::open(dir, &options, OpenMode::Existing)?)
+    Ok((engines::open(dir, &options, OpenMode::Existing)?, identity.holds))
 }
 
 /// What the new store's directory says of the load. The source is named with its checkpoint, so that a resume from a

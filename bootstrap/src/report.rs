@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use bytesize::ByteSize;
 use engine_api::Engine;
 use engine_latency::{Measured, Op, export, table};
+use engines::EngineOptions;
 use serde_json::json;
 
 use crate::load::LoadArgs;
@@ -16,6 +17,7 @@ use crate::source::Source;
 /// What a finished load has to tell.
 pub(crate) struct Outcome<'a> {
     pub(crate) args: &'a LoadArgs,
+    pub(crate) options: &'a EngineOptions,
     pub(crate) source: &'a Source,
     pub(crate) tally: Tally,
     /// Pairs loaded by this run: fewer than the tally's after a resume.
@@ -61,7 +63,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
         let json = json!({
             "solkv": env!("CARGO_PKG_VERSION"),
             "engine": outcome.engine.label(),
-            "options": &args.engine,
+            "options": outcome.options,
             "source": outcome.source.to_string(),
             "order": args.order,
             "batch": args.batch,

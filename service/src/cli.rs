@@ -13,15 +13,15 @@ use tracing_subscriber::EnvFilter;
 
 use crate::backup;
 use crate::config::{Config, LogFormat, Settings, file};
+use crate::failed::Failed;
 use crate::metrics;
-use crate::net::Edge;
-use crate::run::run;
+use crate::run::{Checked, run};
 
 const AFTER_HELP: &str = "\
 Examples:
   solkv-service --config /etc/solkv/solkv.toml
   solkv-service check-config --config /etc/solkv/solkv.toml
-  solkv-service --engine strata --dir /data/solkv --geyser https://geyser.example:443
+  solkv-service --dir /data/solkv --geyser https://geyser.example:443
   solkv-service snapshot --dir /data/solkv --to /data/snapshots/monday
   solkv-service restore --from /data/snapshots/monday --dir /data/solkv-again
 
@@ -31,7 +31,8 @@ The word run may be left out. RUST_LOG sets the log level (default info).
 Exit codes:
   0  stopped as asked
   1  an error, said on stderr or in the log
-  2  wrong arguments or configuration: starting again will not help";
+  2  wrong arguments, configuration or store: starting again will not help, and
+     check-config says the same";
 
 #[derive(Parser, Debug)]
 #[command(name = "solkv-service", version, after_help = AFTER_HELP)]
@@ -45,7 +46,7 @@ struct Cli {
 enum Command {
     /// Follow the stream and serve
     Run(Box<Args>),
-    /// Print the configuration in effect and how memory is divided, and exit
+    /// Print the configuration in effect and how memory is divided, or what a start would refuse, and exit
     CheckConfig(Box<Args>),
     /// Copy a store, of the service that is running or of none, into a directory that is itself a store
     Snapshot(backup::SnapshotArgs),
@@ -77,21 +78,6 @@ enum MetricsFormat {
     Grafana,
 }
 
-/// What went wrong, and whether starting again could help.
-struct Failed {
-    code: u8,
-    error: anyhow::Error,
-}
-
-impl From<anyhow::Error> for Failed {
-    fn from(error: anyhow::Error) -> Self {
-        Self { code: 1, error }
-    }
-}
-
-/// The exit code for what the caller has to change; clap uses it for arguments.
-const WRONG: u8 = 2;
-
 #[derive(clap::Args, Debug)]
 struct Args {
     /// Configuration file (TOML); flags win over it
@@ -107,7 +93,7 @@ impl Args {
             Some(path) => file::config(&path, self.settings),
             None => self.settings.resolve(),
         };
-        config.map_err(|error| Failed { code: WRONG, error })
+        config.map_err(Failed::wrong)
     }
 }
 
@@ -122,9 +108,9 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
     let outcome = match Cli::parse_from(args).command {
         Command::Run(args) => args.config().and_then(|config| {
             log(config.log_format);
-            Ok(run(&config)?)
+            run(&config)
         }),
-        Command::CheckConfig(args) => args.config().and_then(|config| Ok(check(&config)?)),
+        Command::CheckConfig(args) => args.config().and_then(|config| check(&config)),
         Command::Snapshot(args) => backup::snapshot(&args).map_err(Failed::from),
         Command::Restore(args) => backup::restore(&args).map_err(Failed::from),
         Command::Metrics { format } => {
@@ -145,9 +131,9 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failed { code, error }) => {
-            eprintln!("{name}: {error:#}");
-            ExitCode::from(code)
+        Err(failed) => {
+            eprintln!("{name}: {failed}");
+            ExitCode::from(failed.code())
         }
     }
 }
@@ -163,13 +149,13 @@ fn man(dir: &Path) -> Result<()> {
         .with_context(|| format!("cannot write manuals: dir={}", dir.display()))
 }
 
-fn check(config: &Config) -> Result<()> {
-    print!("{}", toml::to_string(config)?);
+fn check(config: &Config) -> Result<(), Failed> {
+    print!("{}", toml::to_string(config).context("cannot print the configuration")?);
     println!("# memory: {}", config.engine.division());
-    // Read, so that a missing or empty file is found now; never printed.
-    let token = config.x_token()?;
-    println!("# x-token: {}", if token.is_some() { "given" } else { "none" });
-    println!("# access: {}", Edge::open(config)?.access);
+    // All that a start would refuse, found in the same way.
+    let Checked { edge, x_token } = Checked::of(config)?;
+    println!("# x-token: {}", if x_token.is_some() { "given" } else { "none" });
+    println!("# access: {}", edge.access);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! The configuration: a TOML file and flags with the same names; a flag wins over the file, the file over defaults.
 //!
-//! Owns: names, defaults, checks. Must not: open anything but the configuration and the stream's token.
+//! Owns: names, defaults, checks. Must not: open anything but the configuration, the stream's token and the store's
+//! marker, which says the engine and the extraction where nothing else does.
 
 pub mod file;
 
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytesize::ByteSize;
-use engines::{EngineKind, EngineOptions, Profile};
+use engines::{EngineArgs, EngineKind, EngineOptions, Profile};
 use serde::{Deserialize, Serialize};
 
 use crate::feed::FRAME_CHANGES_MAX;
@@ -19,6 +20,7 @@ use crate::ingest::extract::Extract;
 use crate::ingest::subscribe::Commitment;
 use crate::net::secrets;
 use crate::readiness::Limits;
+use crate::store;
 
 /// Name of the systemd credential that may hold the token.
 const TOKEN_CREDENTIAL: &str = "x-token";
@@ -30,7 +32,7 @@ const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
 #[derive(clap::Args, Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// Storage engine of the store: rocksdb, lmdb, redb or strata [default: rocksdb]
+    /// Storage engine: rocksdb, lmdb, redb or strata [default: the store's own; for an empty store strata]
     #[arg(long, value_enum)]
     pub engine: Option<EngineKind>,
     /// Bits per key of RocksDB's Bloom filter; without it the store keeps what it was made with
@@ -39,22 +41,30 @@ pub struct Settings {
     /// RocksDB's settings: vanilla or tuned [default: vanilla]
     #[arg(long, value_enum)]
     pub profile: Option<Profile>,
-    /// Memory for the engine's cache, such as 4GiB [default: a quarter of the cgroup's limit or of the machine]
+    /// Memory for the engine, such as 4GiB [default: of the cgroup's limit or the machine's memory five eighths for
+    /// strata, a quarter for rocksdb and redb; lmdb takes none]
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<ByteSize>,
     /// Fixed size of LMDB's map [default: 1 TiB of address space, growing]
     #[arg(long, value_name = "BYTES")]
     pub lmdb_map_size: Option<ByteSize>,
-    /// Directory of the store; made when it is missing
+    /// Directory of the store, which bootstrap has made
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
+    /// Where there is no store, make an empty one: for a stream that brings every key [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub create_empty: Option<bool>,
+    /// Your name for the chain, such as mainnet: the store keeps it, and another name is refused
+    #[arg(long, value_name = "NAME")]
+    pub cluster: Option<String>,
     /// URL of the Yellowstone gRPC server
     #[arg(long, value_name = "URL")]
     pub geyser: Option<String>,
     /// File whose first line is the server's token [default: the systemd credential x-token, if there is one]
     #[arg(long, value_name = "FILE")]
     pub x_token_file: Option<PathBuf>,
-    /// What becomes of an account: its owner program, or a token account's owner or mint [default: account-owner]
+    /// What becomes of an account: its owner program, or a token account's owner or mint; a store keeps the first that it
+    /// is told, and another is refused [default: the store's own; for one that does not say account-owner]
     #[arg(long, value_enum)]
     pub extract: Option<Extract>,
     /// When a slot is taken in: confirmed or finalized [default: confirmed]
@@ -238,6 +248,9 @@ pub struct Config {
     #[serde(flatten)]
     pub engine: EngineOptions,
     pub dir: PathBuf,
+    pub create_empty: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
     pub geyser: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub x_token_file: Option<PathBuf>,
@@ -297,24 +310,25 @@ impl Settings {
         macro_rules! pick {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
-        pick!(engine bloom profile memory lmdb_map_size dir geyser x_token_file extract commitment processed
+        pick!(engine bloom profile memory lmdb_map_size dir create_empty cluster geyser x_token_file extract commitment processed
             commit_every commit_interval durability idle_timeout gap_timeout max_lag_ms max_lag_slots listen uds uds_mode shm feed
             feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout
             metrics tls_cert tls_key tls_client_ca bearer_token_file insecure max_connections request_timeout slow_request lookup_threads log_format
             shutdown_timeout)
     }
 
-    /// Fills in the defaults and checks.
+    /// Fills in the defaults, those that the store's directory keeps among them, and checks.
     pub fn resolve(self) -> Result<Config> {
-        let engine = EngineOptions {
+        let Some(dir) = self.dir else { bail!("no store: give --dir DIR, or dir = \"DIR\" in the file") };
+        let engine = EngineArgs {
+            engine: self.engine,
             bloom: self.bloom,
             profile: self.profile.unwrap_or_default(),
             memory: self.memory,
             lmdb_map_size: self.lmdb_map_size,
-            ..EngineOptions::new(self.engine.unwrap_or(EngineKind::Rocksdb))
         };
-        engine.validate()?;
-        let Some(dir) = self.dir else { bail!("no store: give --dir DIR, or dir = \"DIR\" in the file") };
+        let engine = engines::options_for(&dir, &engine)?;
+        let kept_extract = if self.extract.is_none() { store::extract_of(&dir)? } else { None };
         let Some(geyser) = self.geyser else {
             bail!("no stream: give --geyser URL, or geyser = \"URL\" in the file");
         };
@@ -348,9 +362,11 @@ impl Settings {
         Ok(Config {
             engine,
             dir,
+            create_empty: self.create_empty.unwrap_or(false),
+            cluster: self.cluster,
             geyser,
             x_token_file: self.x_token_file,
-            extract: self.extract.unwrap_or(Extract::AccountOwner),
+            extract: self.extract.or(kept_extract).unwrap_or(Extract::AccountOwner),
             commitment,
             processed,
             commit_every: self.commit_every,

@@ -5,7 +5,6 @@
 //! history).
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,14 +13,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use engine_api::{Checkpoint, Durability, Engine};
 use engine_latency::{Latency, Measured};
-use engines::{OpenMode, memory_limit};
-use tokio::net::TcpListener;
+use engines::memory_limit;
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
 
 use crate::admin::{self, Admin};
 use crate::config::{Config, DurabilityArg};
 use crate::dashboard::Sampler;
+use crate::failed::Failed;
 use crate::feed::{Feed, FeedWriter, Retention, Ring, Snapshots};
 use crate::http::{self, HttpState};
 use crate::ingest::apply::{Apply, ApplyConfig, FULL_RETRY};
@@ -29,11 +28,12 @@ use crate::ingest::batch;
 use crate::ingest::receive::{ReceiveConfig, queue_batches, receive};
 use crate::ingest::subscribe::Commitment;
 use crate::lookups::Lookups;
-use crate::net::{Edge, limit};
+use crate::net::{Access, Edge, Ports, limit};
 use crate::overlay::{self, Overlay};
 use crate::rpc::{self, Door, FeedLimits, FeedService, UdsListener};
 use crate::shm::{Doorbell, ShmServer};
 use crate::status::Shared;
+use crate::store;
 use crate::systemd::{self, Sleepers};
 
 /// Threads of the network edge: one reads the stream while the other answers.
@@ -42,14 +42,36 @@ const NET_THREADS: usize = 2;
 /// The log of the feed, in the store's directory beside the engine's own.
 const FEED_DIR: &str = "feed";
 
+/// What the configuration names outside of itself, read and found right.
+pub struct Checked {
+    /// Addresses, certificates, tokens of clients.
+    pub edge: Edge,
+    /// The stream's token.
+    pub x_token: Option<String>,
+}
+
+impl Checked {
+    /// Reads and checks all of it, the store's marker too. Changes nothing.
+    ///
+    /// # Errors
+    /// What can never work as it is says so by its exit code.
+    pub fn of(config: &Config) -> Result<Self, Failed> {
+        let edge = Edge::open(config)?;
+        let x_token = config.x_token().map_err(Failed::wrong)?;
+        store::check(config)?;
+        Ok(Self { edge, x_token })
+    }
+}
+
 /// Runs until SIGTERM or SIGINT, or until the engine fails.
-pub fn run(config: &Config) -> Result<()> {
+pub fn run(config: &Config) -> Result<(), Failed> {
     // What is refused is refused before the store is touched.
-    let edge = Edge::open(config)?;
+    let Checked { edge, .. } = Checked::of(config)?;
     edge.addresses.warn(config, &edge.access);
+    let front = Front { ports: edge.addresses.bind()?, access: edge.access };
     limit::open_files(config.max_connections)?;
     systemd::status(&format!("opening and recovering the store in {}", config.dir.display()));
-    let engine = engines::open(&config.dir, &config.engine, OpenMode::CreateOrOpen)?;
+    let engine = store::open(config)?;
     let label = engine.label();
     let latency = Latency::new(label);
     let engine = Arc::new(Measured::new(engine, Arc::clone(&latency), "ingest"));
@@ -83,7 +105,7 @@ pub fn run(config: &Config) -> Result<()> {
     let doorbell = shm.as_ref().map(ShmServer::doorbell);
     let apply = ApplyParts { engine: Arc::clone(&engine), shared: Arc::clone(&shared), writer, doorbell };
     let admin = Admin::new(&engine, &shared);
-    let outcome = runtime.block_on(serve(config, &edge, apply, lookups, feed_service, http_state, admin.clone()));
+    let outcome = runtime.block_on(serve(config, front, apply, lookups, feed_service, http_state, admin.clone()));
     // While the runtime still runs: they send through it.
     snapshots.stop();
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -103,6 +125,12 @@ pub fn run(config: &Config) -> Result<()> {
     Ok(())
 }
 
+/// Where clients come in, and who may.
+struct Front {
+    ports: Ports,
+    access: Arc<Access>,
+}
+
 /// What the ingest thread is made of.
 struct ApplyParts {
     engine: Arc<Measured>,
@@ -113,7 +141,7 @@ struct ApplyParts {
 
 async fn serve(
     config: &Config,
-    edge: &Edge,
+    front: Front,
     apply: ApplyParts,
     lookups: Lookups,
     feed_service: FeedService,
@@ -121,28 +149,20 @@ async fn serve(
     admin: Admin,
 ) -> Result<()> {
     let (shared, feed) = (Arc::clone(&apply.shared), http_state.feed.clone());
-    let bind = async |name: &str, addresses: &[SocketAddr]| {
-        TcpListener::bind(addresses).await.with_context(|| format!("cannot listen on address={name}"))
-    };
-    let (tcp, http) =
-        (bind(&config.listen, &edge.addresses.listen).await?, bind(&config.metrics, &edge.addresses.metrics).await?);
+    let Front { ports, access } = front;
+    let (tcp, http) = ports.listen()?;
     let uds = config.uds.as_deref().map(|path| UdsListener::bind(path, config.uds_mode)).transpose()?;
-    edge.access.reload_at_hangup()?;
+    access.reload_at_hangup()?;
     info!(
         listen = %tcp.local_addr()?, metrics = %http.local_addr()?,
         uds = config.uds.as_ref().map(|path| path.display().to_string()),
-        shm = config.shm.as_ref().map(|path| path.display().to_string()), access = %edge.access, "listening"
+        shm = config.shm.as_ref().map(|path| path.display().to_string()), %access, "listening"
     );
     let (stop, stopped) = watch::channel(false);
     let (messages, received) = mpsc::channel(queue_batches());
     let label = http_state.engine;
-    let door = Door {
-        tcp,
-        uds,
-        access: Arc::clone(&edge.access),
-        max_connections: config.max_connections,
-        request_timeout: config.request_timeout,
-    };
+    let door =
+        Door { tcp, uds, access, max_connections: config.max_connections, request_timeout: config.request_timeout };
     let sleepers = Sleepers { apply: messages.downgrade(), shm: apply.doorbell };
     let services =
         rpc::Services { lookups: lookups.clone(), shared: Arc::clone(&shared), feed: feed_service, engine: label };

@@ -251,6 +251,8 @@ fn ctrl_c_stops_between_batches_and_says_how_to_go_on() {
     assert!(text(&output).contains("--resume goes on"), "{}", text(&output));
     assert!(fails(1, &args).contains("--resume"), "an interrupted load is not started over by accident");
     assert!(ok(&["info", "--dir", str(&store)]).contains("load=interrupted"));
+    // A service looks at the marker.
+    assert!(engines::inspect(&store).unwrap().unwrap().is_loading());
 }
 
 #[test]
@@ -285,21 +287,130 @@ fn a_migration_is_refused_where_it_would_mix_or_miss() {
     };
     assert!(migrate(&[]).contains("there is no store"));
     ok(&["--engine", engine, "--dir", str(&store), "--pairs", "1000"]);
-    // What a load leaves that was cut short.
-    let state = store.join("bootstrap.toml");
-    let complete = fs::read_to_string(&state).unwrap();
-    let cut: String = complete.lines().filter(|line| !line.starts_with("pairs")).flat_map(|l| [l, "\n"]).collect();
-    fs::write(&state, &cut).unwrap();
+    cut_short(&store);
     assert!(migrate(&[]).contains("half loaded"));
-    fs::write(&state, complete).unwrap();
+    ok(&["--resume", "--dir", str(&store), "--pairs", "1000"]);
     let other = engines().find(|other| *other != engine);
     if let Some(other) = other {
         assert!(migrate(&["--from-engine", other]).contains(&format!("directory holds {engine}")));
     }
     ok(&["--engine", engine, "--dir", str(&new), "--pairs", "500", "--seed", "9"]);
-    fs::remove_file(new.join("bootstrap.toml")).unwrap();
+    cut_short(&new);
     assert!(migrate(&["--resume"]).contains("was not begun from this one"));
+    assert!(migrate(&[]).contains("interrupted"));
+    fs::remove_dir_all(&new).unwrap();
+    ok(&["--engine", engine, "--dir", str(&new), "--pairs", "500", "--seed", "9"]);
     assert!(migrate(&[]).contains("already holds"));
+}
+
+/// What a load leaves that was killed before its last word.
+fn cut_short(store: &Path) {
+    let load = engines::inspect(store).unwrap().unwrap().load.unwrap();
+    engines::mark_load(store, engines::Load { state: engines::LoadState::Loading, ..load }).unwrap();
+    let state = store.join("bootstrap.toml");
+    let text = fs::read_to_string(&state).unwrap();
+    let cut: String = text.lines().filter(|line| !line.starts_with("pairs")).flat_map(|line| [line, "\n"]).collect();
+    fs::write(&state, cut).unwrap();
+}
+
+#[test]
+fn a_load_without_an_engine_says_which_was_taken_and_the_directory_keeps_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let default = engines::default_engine().as_str();
+    let said = ok(&["--dir", str(&store), "--pairs", "1000", "--slot", "5"]);
+    let last = said.lines().last().unwrap();
+    assert!(last.starts_with(&format!("engine={default} was taken")) && last.contains("--engine ENGINE"), "{last}");
+    assert!(engines().all(|engine| last.contains(engine)), "{last}");
+    // Whatever the engine, it need not be said again.
+    for engine in engines() {
+        let store = dir.path().join(engine);
+        let named = ok(&["--engine", engine, "--dir", str(&store), "--pairs", "1000"]);
+        assert!(!named.contains("was taken"), "{named}");
+        ok(&["verify", "--dir", str(&store), "--pairs", "1000"]);
+        cut_short(&store);
+        let resumed = ok(&["--resume", "--dir", str(&store), "--pairs", "1000"]);
+        assert!(!resumed.contains("was taken"), "{resumed}");
+        if let Some(other) = engines().find(|other| *other != engine) {
+            let refused = fails(1, &["verify", "--engine", other, "--dir", str(&store), "--pairs", "1000"]);
+            assert!(refused.contains(&format!("directory holds {engine}, asked for {other}")), "{refused}");
+        }
+    }
+}
+
+#[test]
+fn what_the_pairs_mean_is_kept_and_goes_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, moved) = (dir.path().join("store"), dir.path().join("moved"));
+    let load = ["--dir", str(&store), "--pairs", "1000"];
+    ok(&[&load[..], &["--extract", "token-owner", "--cluster", "mainnet"]].concat());
+    ok(&["--from-store", str(&store), "--dir", str(&moved)]);
+    for store in [&store, &moved] {
+        let known = engines::inspect(store).unwrap().unwrap();
+        assert_eq!(known.load.as_ref().map(|load| load.state), Some(engines::LoadState::Complete));
+        assert_eq!(
+            (known.holds.extract.as_deref(), known.holds.cluster.as_deref()),
+            (Some("token-owner"), Some("mainnet"))
+        );
+        let info = ok(&["info", "--dir", str(store)]);
+        assert!(info.contains("holds extract=token-owner programs=unknown cluster=mainnet"), "{info}");
+    }
+    cut_short(&store);
+    let other = fails(1, &[&load[..], &["--resume", "--extract", "token-mint"]].concat());
+    assert!(other.contains("holds extract=token-owner, asked for extract=token-mint"), "{other}");
+    ok(&[&load[..], &["--resume"]].concat());
+    assert!(fails(2, &[&load[..], &["--extract", "owner"]].concat()).contains("token-owner"));
+}
+
+#[test]
+fn verify_takes_the_number_of_pairs_from_the_source() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let pairs =
+        |keys: &[u8]| -> Vec<([u8; 32], [u8; 32])> { keys.iter().map(|key| ([*key; 32], [*key; 32])).collect() };
+    let file = |name: &str, keys: &[u8]| {
+        let place = dir.path().join(name);
+        fs::create_dir(&place).unwrap();
+        raw_file(&place, pairs(keys))
+    };
+    ok(&["--dir", str(&store), "--input", str(&file("loaded", &[1, 2, 3]))]);
+    // As a stream does: a key goes, two come.
+    let engine = engines::open_existing(&store, None).unwrap();
+    let mut txn = engine.begin().unwrap();
+    txn.delete(&[3; 32]).unwrap();
+    for (key, value) in pairs(&[4, 5]) {
+        txn.put(&key, &value).unwrap();
+    }
+    txn.commit(&engine.checkpoint().unwrap(), engine_api::Durability::Synced).unwrap();
+    engine.close().unwrap();
+    let verify = |name: &str, keys: &[u8]| {
+        let input = file(name, keys);
+        let args = ["verify", "--dir", str(&store), "--input", str(&input)];
+        let output = command(&args).output().unwrap();
+        (output.status.code(), text(&output))
+    };
+    let equal = |records: u64| (Some(0), format!("equal: records={records} stored_pairs=4\n"));
+    assert_eq!(verify("now", &[1, 2, 4, 5]), equal(4));
+    assert_eq!(verify("twice", &[1, 2, 4, 5, 1]), equal(5));
+    let (code, said) = verify("then", &[1, 2, 3]);
+    assert!(code == Some(1) && said.contains("of_them_missing=1"), "{said}");
+    let (code, said) = verify("fewer", &[1, 2, 4]);
+    assert!(code == Some(1) && said.contains("expected_pairs=3 stored_pairs=4 only_in_store=1"), "{said}");
+    // As many records as the store has pairs, and not those.
+    let (code, said) = verify("fewer-twice", &[1, 2, 4, 4]);
+    assert!(code == Some(1) && said.contains("expected_pairs=3 stored_pairs=4 only_in_store=1"), "{said}");
+    assert!(!dir.path().join("store.verify").exists());
+}
+
+#[test]
+fn a_number_of_pairs_beyond_any_disk_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let args = ["--dir", str(&store), "--pairs", "18446744073709551615"];
+    for order in ["shuffled", "sorted"] {
+        let said = fails(1, &[&args[..], &["--order", order]].concat());
+        assert!(said.contains("not enough disk"), "{said}");
+    }
 }
 
 /// SIGKILL at random moments, then --resume, until the migration is complete.

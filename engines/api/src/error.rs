@@ -8,10 +8,11 @@ use std::fmt;
 /// The reaction an error asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// Transient: the same call may succeed later, nothing was changed.
+    /// Transient: the same call may succeed later, nothing was changed. A directory that another process has open is
+    /// one case.
     Retry,
-    /// The caller's options, arguments or directory are wrong: another engine's files, a newer format, a
-    /// directory opened by another process.
+    /// The caller's options, arguments or directory are wrong: another engine's files, a newer format, a directory
+    /// that is missing.
     FixInput,
     /// The disk or the configured size is full. Nothing committed is lost; reads go on.
     FreeSpace,

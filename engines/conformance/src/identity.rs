@@ -16,17 +16,17 @@ pub fn a_second_process_is_refused(store: &dyn Store) {
 
     let second = Agent::start(store, "hold", dir.path(), 0, None);
     let answer = second.next_line().expect("the agent answers before it ends");
-    assert!(answer.starts_with("refused kind=FixInput"), "{answer}");
+    assert!(answer.starts_with("refused kind=Retry"), "{answer}");
     assert!(answer.contains(&*dir.path().to_string_lossy()), "the error names the directory: {answer}");
     assert!(answer.contains(&std::process::id().to_string()), "the error names the holder: {answer}");
     drop(second);
-    must_fail("a second open in one process", ErrorKind::FixInput, store.open(dir.path()));
+    must_fail("a second open in one process", ErrorKind::Retry, store.open(dir.path()));
     assert_holds(&*engine, &Map::from([(key(1), value(1))]), &mark(1));
     must("close", engine.close());
 
     let holder = Agent::start(store, "hold", dir.path(), 0, None);
     assert_eq!(holder.next_line().as_deref(), Some("opened"));
-    let error = must_fail("open while another holds it", ErrorKind::FixInput, store.open(dir.path()));
+    let error = must_fail("open while another holds it", ErrorKind::Retry, store.open(dir.path()));
     assert!(error.to_string().contains(&holder.id().to_string()), "the error names the holder: {error}");
     holder.kill();
     assert_holds(

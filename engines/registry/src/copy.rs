@@ -11,18 +11,20 @@ use std::path::{Path, PathBuf};
 use engine_api::{Engine, Error, ErrorKind, Result};
 
 use crate::marker::{self, Identity};
-use crate::store::{DATA, sync_parent};
+use crate::store::{DATA, new_dir, sync_parent};
 
-/// Writes the newest commit of `engine` to `dir`, which is missing or empty. A crash leaves `dir` as it was and
-/// `DIR.partial`, which is not a store; a failure removes that too.
+/// Writes the newest commit of `engine`, whose store is in `store`, to `dir`, which is missing or empty. A crash leaves
+/// `dir` as it was and `DIR.partial`, which is not a store; a failure removes that too.
 ///
 /// # Errors
-/// `FixInput`: something is at `dir` or `DIR.partial`; else the engine's and the file system's.
-pub(crate) fn write(engine: &dyn Engine, identity: &Identity, dir: &Path) -> Result<()> {
+/// `FixInput`: something is at `dir` or `DIR.partial`, or one directory is inside the other; else the engine's and the
+/// file system's.
+pub(crate) fn write(engine: &dyn Engine, identity: &Identity, store: &Path, dir: &Path) -> Result<()> {
+    refuse_nested(store, dir)?;
     refuse_unless_empty(dir)?;
     let partial = partial(dir)?;
     let shown = partial.display();
-    fs::create_dir(&partial).map_err(|e| match e.kind() {
+    new_dir(&partial).map_err(|e| match e.kind() {
         Io::AlreadyExists => Error::new(
             ErrorKind::FixInput,
             format!("a copy to this place was cut short or is under way: dir={shown}: remove it if none is"),
@@ -47,6 +49,37 @@ fn fill(engine: &dyn Engine, identity: &Identity, partial: &Path) -> Result<()> 
     sync_tree(&data).map_err(|e| Error::io(format!("cannot sync the copy: dir={} reason={e}", data.display()), e))?;
     // Last and synced with its directory: what has a marker is whole, whatever its directory is called.
     marker::write(partial, identity)
+}
+
+/// Refuses a copy inside its store, which would go wherever the store goes, also when it is removed; and a store inside
+/// the copy.
+pub fn refuse_nested(store: &Path, dir: &Path) -> Result<()> {
+    let failed = |e: std::io::Error| {
+        Error::io(format!("cannot resolve the store's directory: dir={} reason={e}", store.display()), e)
+    };
+    let (store, place) = (store.canonicalize().map_err(failed)?, resolved(dir));
+    if !place.starts_with(&store) && !store.starts_with(&place) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::FixInput,
+        format!(
+            "a store and its copy need directories of their own: store={} copy={}: name a directory beside the store",
+            store.display(),
+            place.display()
+        ),
+    ))
+}
+
+/// Where `dir` will be: the nearest directory above it that exists, without links, and the names below that one.
+fn resolved(dir: &Path) -> PathBuf {
+    let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
+    for above in dir.ancestors() {
+        if let (Ok(real), Ok(below)) = (above.canonicalize(), dir.strip_prefix(above)) {
+            return real.join(below);
+        }
+    }
+    dir
 }
 
 fn refuse_unless_empty(dir: &Path) -> Result<()> {

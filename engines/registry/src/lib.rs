@@ -8,7 +8,7 @@
 //!
 //! | entry | what it is |
 //! |---|---|
-//! | `SOLKV` | TOML: format version, engine, who created it, the options that the files depend on |
+//! | `SOLKV` | TOML: format version, engine, who created it, the options that the files depend on, how far its load has come, what its pairs mean |
 //! | `LOCK` | held by `flock` while the store is open; holds the pid of the last holder |
 //! | `data/` | the engine's own files |
 //!
@@ -22,8 +22,13 @@ mod marker;
 mod memory;
 mod options;
 mod store;
+mod terms;
 
+pub use copy::refuse_nested;
 pub use marker::{FORMAT_VERSION, Identity};
 pub use memory::{Division, MEMORY_MIN, MEMORY_SHARE, MemoryLimit, STRATA_SHARE, memory_limit};
-pub use options::{EngineKind, EngineOptions, Profile};
-pub use store::{OpenMode, compiled, inspect, open};
+pub use options::{EngineArgs, EngineKind, EngineOptions, Profile};
+pub use store::{
+    OpenMode, check, compiled, default_engine, inspect, mark_load, open, open_existing, open_on, options_for,
+};
+pub use terms::{Holds, Load, LoadState, LoadTerm, Terms};

@@ -2,11 +2,15 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use engine_api::{Error, ErrorKind, Result};
 
 pub(crate) const LOCK: &str = "LOCK";
+
+/// The owner alone may open the lock's file: whoever can open it, even to read, can hold the lock and keep the store shut.
+const MODE: u32 = 0o600;
 
 /// Held as long as the value lives; the kernel releases it when the process ends, however it ends.
 pub(crate) struct DirLock {
@@ -31,10 +35,11 @@ impl DirLock {
             .write(true)
             .create(true)
             .truncate(false)
+            .mode(MODE)
             .open(&path)
             .map_err(|e| Error::io(format!("cannot open the store's lock: {at} reason={e}"), e))?;
         match file.try_lock() {
-            Ok(()) => {}
+            Ok(()) => keep_to_owner(&file),
             Err(TryLockError::WouldBlock) => return Err(held(dir, &mut file)),
             Err(TryLockError::Error(e)) => {
                 return Err(Error::io(format!("cannot lock the store: {at} reason={e}"), e));
@@ -46,6 +51,14 @@ impl DirLock {
     }
 }
 
+/// An earlier version made the file readable for everybody. Where it is not ours to change, it stays as it is.
+fn keep_to_owner(file: &File) {
+    let loose = file.metadata().is_ok_and(|found| found.permissions().mode() & 0o077 != 0);
+    if loose {
+        let _ = file.set_permissions(std::fs::Permissions::from_mode(MODE));
+    }
+}
+
 fn held(dir: &Path, file: &mut File) -> Error {
     let mut pid = String::new();
     // Without a readable pid the directory alone has to do.
@@ -54,8 +67,9 @@ fn held(dir: &Path, file: &mut File) -> Error {
         "" => "unknown",
         pid => pid,
     };
+    // Whoever holds it may end: the same call may succeed later.
     Error::new(
-        ErrorKind::FixInput,
+        ErrorKind::Retry,
         format!("store is open in another process: dir={} holder_pid={pid}: stop that process first", dir.display()),
     )
 }

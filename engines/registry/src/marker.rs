@@ -10,12 +10,14 @@ use engine_api::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::options::{EngineKind, Profile};
+use crate::terms::{Holds, Load, LoadState};
 
 pub(crate) const MARKER: &str = "SOLKV";
 pub(crate) const MARKER_TEMPORARY: &str = "SOLKV.tmp";
 
-/// The format this build writes, and the newest it reads.
-pub const FORMAT_VERSION: u32 = 1;
+/// The format this build writes, and the newest it reads. Format 1 said nothing of what a store holds and of its load:
+/// it is read as not known, and replaced when the store is opened for writing.
+pub const FORMAT_VERSION: u32 = 2;
 
 /// What a directory holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +34,12 @@ pub struct Identity {
     /// RocksDB's profile as last opened. Informative: both profiles read the same files.
     #[serde(default)]
     pub profile: Profile,
+    /// The load that fills or has filled the store. `None`: the store was made empty, or by a version that did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<Load>,
+    /// What the pairs mean.
+    #[serde(default, skip_serializing_if = "Holds::is_unknown")]
+    pub holds: Holds,
 }
 
 /// Only the version, so that a newer format is named even where its other fields have changed.
@@ -41,9 +49,15 @@ struct Version {
 }
 
 impl Identity {
-    pub(crate) fn new(engine: EngineKind, bloom: u32, profile: Profile) -> Self {
+    pub(crate) fn new(engine: EngineKind) -> Self {
         let created_by = concat!("solkv ", env!("CARGO_PKG_VERSION")).to_owned();
-        Self { format: FORMAT_VERSION, engine, created_by, bloom, profile }
+        let (bloom, profile, holds) = (0, Profile::default(), Holds::default());
+        Self { format: FORMAT_VERSION, engine, created_by, bloom, profile, load: None, holds }
+    }
+
+    /// Whether the store holds a part of what a load was to bring.
+    pub fn is_loading(&self) -> bool {
+        self.load.as_ref().is_some_and(|load| load.state == LoadState::Loading)
     }
 }
 

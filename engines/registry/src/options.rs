@@ -79,14 +79,30 @@ impl Profile {
 }
 
 /// Which engine, and how it is set up. An option of another engine is refused by [`open`](crate::open).
-#[derive(clap::Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[allow(missing_docs, reason = "the fields are those of EngineArgs, where each is explained")]
 pub struct EngineOptions {
-    /// Storage engine of the store.
-    ///
-    /// A directory keeps the engine it was created with; naming another one is refused.
-    #[arg(long, value_enum, value_name = "ENGINE", default_value_t = EngineKind::Rocksdb)]
     pub engine: EngineKind,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bloom: Option<u32>,
+    pub profile: Profile,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<ByteSize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lmdb_map_size: Option<ByteSize>,
+}
+
+/// The engine as a command line names it. [`options_for`](crate::options_for) takes an engine that is left out from the
+/// store's directory.
+#[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct EngineArgs {
+    /// Storage engine of the store [default: the one that the directory says; for a new store strata]
+    ///
+    /// A directory keeps the engine it was created with; naming another one is refused. A build without strata makes
+    /// new stores with the first engine that it has.
+    #[arg(long, value_enum, value_name = "ENGINE")]
+    pub engine: Option<EngineKind>,
 
     /// Bits per key of RocksDB's Bloom filter; 0 is none.
     ///
@@ -94,7 +110,6 @@ pub struct EngineOptions {
     /// billion keys, 20 bits 1 in 6000 and 2.5 GB. Without this option a store keeps what it was created with; a
     /// different number holds for files written from now on.
     #[arg(long, value_name = "BITS")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub bloom: Option<u32>,
 
     /// How RocksDB is set up: as it comes, or for uniform keys under a memory cap.
@@ -103,11 +118,10 @@ pub struct EngineOptions {
 
     /// Memory for the engine's cache, such as 512MB or 4GiB.
     ///
-    /// RocksDB's block cache or redb's page cache; LMDB has none, it reads through the kernel's page cache. The
-    /// default is a quarter of this process's cgroup limit, or of the machine's memory where there is no limit, and
-    /// at least 64 MiB.
+    /// All that strata holds in memory, RocksDB's block cache, or redb's page cache; LMDB has none, it reads through the
+    /// kernel's page cache. The default is a part of this process's cgroup limit, or of the machine's memory where there
+    /// is no limit: five eighths for strata, a quarter for RocksDB and redb; and at least 64 MiB.
     #[arg(long, value_name = "BYTES")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
 
     /// Fixed size of LMDB's map, such as 64GiB: the most that the store can grow to.
@@ -115,13 +129,20 @@ pub struct EngineOptions {
     /// Takes address space, not memory or disk. The default starts at 1 TiB and grows when full; set it only where
     /// the address space is limited.
     #[arg(long, value_name = "BYTES")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub lmdb_map_size: Option<ByteSize>,
+}
+
+impl EngineArgs {
+    /// These options, for an engine.
+    pub fn for_engine(&self, engine: EngineKind) -> EngineOptions {
+        let Self { engine: _, bloom, profile, memory, lmdb_map_size } = *self;
+        EngineOptions { engine, bloom, profile, memory, lmdb_map_size }
+    }
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self::new(EngineKind::Rocksdb)
+        Self::new(EngineKind::Strata)
     }
 }
 

@@ -1,19 +1,25 @@
 //! Opening a directory, and the open store: the engine together with its directory's lock.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io::ErrorKind as Io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
+use bytesize::ByteSize;
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
 
 use crate::copy;
 use crate::lock::{DirLock, LOCK};
-use crate::marker::{self, Identity, MARKER, MARKER_TEMPORARY};
-use crate::options::{EngineKind, EngineOptions, Profile, TUNED_BLOOM_BITS};
+use crate::marker::{self, FORMAT_VERSION, Identity, MARKER, MARKER_TEMPORARY};
+use crate::options::{EngineArgs, EngineKind, EngineOptions, Profile, TUNED_BLOOM_BITS};
+use crate::terms::{Load, Terms};
 
 /// The engine's own directory within the store's.
 pub(crate) const DATA: &str = "data";
+
+/// A store's directory is made for its owner alone: with a way in, others could open the lock's file or the pairs.
+const DIR_MODE: u32 = 0o700;
 
 /// What [`open`] expects of the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,28 +54,80 @@ pub fn inspect(dir: &Path) -> Result<Option<Identity>> {
     marker::read(dir)
 }
 
-/// Opens the store in `dir`.
-///
-/// The engine is fixed when the store is created. A Bloom filter that is not given is the one the store was last
-/// opened with; a different one is written to the marker and holds for files written from then on.
+/// The engine of a new store where none is named: strata, which was made for this map, or the first of this build.
+pub fn default_engine() -> EngineKind {
+    let compiled = compiled();
+    if compiled.contains(&EngineKind::Strata) {
+        return EngineKind::Strata;
+    }
+    // In a build without any engine every name is refused when a store is opened.
+    compiled.first().copied().unwrap_or(EngineKind::Strata)
+}
+
+/// The options for the store in `dir`: an engine that is not named is the one that the directory says, or for a new
+/// store the default.
 ///
 /// # Errors
-/// `FixInput` naming the directory: it is not what `mode` expects, holds another engine or a newer format, is open
-/// elsewhere, or the options are not the engine's.
+/// Those of [`inspect`]; `FixInput` for an option of another engine.
+pub fn options_for(dir: &Path, args: &EngineArgs) -> Result<EngineOptions> {
+    let engine = match args.engine {
+        Some(engine) => engine,
+        None => marker::read(dir)?.map_or_else(default_engine, |known| known.engine),
+    };
+    let options = args.for_engine(engine);
+    options.validate()?;
+    Ok(options)
+}
+
+/// Opens the store in `dir` without any [`Terms`]: see [`open_on`].
+///
+/// # Errors
+/// As those of [`open_on`].
 pub fn open(dir: &Path, options: &EngineOptions, mode: OpenMode) -> Result<Box<dyn Engine>> {
+    open_on(dir, options, mode, &Terms::default())
+}
+
+/// Opens the store that is in `dir`, with the engine and the profile that the directory says.
+///
+/// # Errors
+/// As those of [`open_on`].
+pub fn open_existing(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
+    let Some(identity) = marker::read(dir)? else { return Err(no_store(dir)) };
+    let options = EngineOptions { profile: identity.profile, memory, ..EngineOptions::new(identity.engine) };
+    open(dir, &options, OpenMode::Existing)
+}
+
+/// Whether [`open_on`] would refuse the directory, the options or the terms. Creates, locks and changes nothing.
+///
+/// # Errors
+/// As those of [`open_on`], but for what only the lock and the engine know.
+pub fn check(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms) -> Result<()> {
     options.validate()?;
     refuse_unless_compiled(options.engine)?;
+    let known = check_mode(dir, options.engine, mode)?;
+    terms.meet(dir, known.as_ref()).map(drop)
+}
+
+/// Opens the store in `dir` on `terms`.
+///
+/// The engine is fixed when the store is created. A Bloom filter that is not given is the one the store was last
+/// opened with; a different one is written to the marker and holds for files written from then on. What the terms say
+/// and the store does not know is written to the marker before the engine is opened.
+///
+/// # Errors
+/// `FixInput` naming the directory: it is not what `mode` expects, holds another engine, something else than the terms
+/// say, or a newer format, or the options are not the engine's. `Retry`: another process has it open.
+pub fn open_on(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms) -> Result<Box<dyn Engine>> {
     // Before anything is created: a wrong path must not turn into a directory with a lock in it.
-    check_mode(dir, options.engine, mode)?;
+    check(dir, options, mode, terms)?;
     create_dir(dir)?;
     let lock = DirLock::take(dir)?;
     let known = check_mode(dir, options.engine, mode)?;
+    let (holds, load) = terms.meet(dir, known.as_ref())?;
     let options = effective(options, known.as_ref());
-    let bloom = options.bloom.unwrap_or(0);
-    let identity = match &known {
-        Some(known) => Identity { bloom, profile: options.profile, ..known.clone() },
-        None => Identity::new(options.engine, bloom, options.profile),
-    };
+    let made = known.clone().unwrap_or_else(|| Identity::new(options.engine));
+    let (bloom, profile) = (options.bloom.unwrap_or(0), options.profile);
+    let identity = Identity { format: FORMAT_VERSION, bloom, profile, load, holds, ..made };
     if known.as_ref() != Some(&identity) {
         marker::write(dir, &identity)?;
     }
@@ -78,6 +136,19 @@ pub fn open(dir: &Path, options: &EngineOptions, mode: OpenMode) -> Result<Box<d
     marker::sync_dir(dir)
         .map_err(|e| Error::io(format!("cannot sync the store's directory: dir={} reason={e}", dir.display()), e))?;
     Ok(Box::new(Store { engine, identity, dir: dir.to_owned(), _lock: lock }))
+}
+
+/// Says in the marker how far the load of the store in `dir` has come. To be called by the process that has it open for
+/// loading; [`Complete`](crate::LoadState::Complete) once the load's last commit is durable.
+///
+/// # Errors
+/// `FixInput`: there is no store; else the file system's.
+pub fn mark_load(dir: &Path, load: Load) -> Result<()> {
+    let known = marker::read(dir)?.ok_or_else(|| no_store(dir))?;
+    if known.load.as_ref() == Some(&load) {
+        return Ok(());
+    }
+    marker::write(dir, &Identity { load: Some(load), ..known })
 }
 
 /// Allows this process as many open files as it may allow itself: RocksDB and strata keep every file of a store open,
@@ -121,7 +192,7 @@ impl Engine for Store {
 
     /// `dir` may also be empty: a service's directory is often made for it. See [`crate::copy`].
     fn snapshot(&self, dir: &Path) -> Result<()> {
-        copy::write(&*self.engine, &self.identity, dir)
+        copy::write(&*self.engine, &self.identity, &self.dir, dir)
     }
 
     fn bulk(&self) -> Option<&dyn BulkLoad> {
@@ -164,7 +235,7 @@ fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<I
     let names = names(dir)?;
     let Some(identity) = marker::read(dir)? else {
         if mode == OpenMode::Existing {
-            return refuse(format!("there is no store: dir={shown}: create it with bootstrap, or correct the path"));
+            return Err(no_store(dir));
         }
         let foreign = names.iter().find(|name| ![LOCK, MARKER_TEMPORARY].contains(&name.as_str()));
         return match foreign {
@@ -193,6 +264,13 @@ fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<I
     }
 }
 
+fn no_store(dir: &Path) -> Error {
+    Error::new(
+        ErrorKind::FixInput,
+        format!("there is no store: dir={}: create it with bootstrap, or correct the path", dir.display()),
+    )
+}
+
 /// The entries of `dir`; none where it is missing.
 fn names(dir: &Path) -> Result<BTreeSet<String>> {
     let failed = |e: std::io::Error| {
@@ -207,9 +285,27 @@ fn names(dir: &Path) -> Result<BTreeSet<String>> {
 }
 
 fn create_dir(dir: &Path) -> Result<()> {
-    fs::create_dir_all(dir)
+    let create = || {
+        if dir.is_dir() {
+            return Ok(());
+        }
+        if let Some(parent) = dir.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        match new_dir(dir) {
+            // Another process has just made it.
+            Err(e) if e.kind() == Io::AlreadyExists && dir.is_dir() => Ok(()),
+            made => made,
+        }
+    };
+    create()
         .map_err(|e| Error::io(format!("cannot create the store's directory: dir={} reason={e}", dir.display()), e))?;
     sync_parent(dir)
+}
+
+/// Makes the directory of a store. One that is there keeps its mode: an operator may have set it.
+pub(crate) fn new_dir(dir: &Path) -> std::io::Result<()> {
+    DirBuilder::new().mode(DIR_MODE).create(dir)
 }
 
 /// Makes the name of `dir` itself durable.

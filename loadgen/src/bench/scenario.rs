@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use engines::{EngineKind, EngineOptions, Profile};
+use engines::{EngineArgs, EngineKind, EngineOptions, Profile};
 use serde::{Deserialize, Serialize};
 
 use crate::result;
@@ -353,10 +353,11 @@ fn parse_engine(line: &str) -> Result<EngineOptions> {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        engine: EngineOptions,
+        engine: EngineArgs,
     }
     let words = ["engine", "--engine"].into_iter().chain(line.split_whitespace());
     let Line { engine } = Line::try_parse_from(words).with_context(|| format!("not an engine: {line:?}"))?;
+    let engine = engine.for_engine(engine.engine.with_context(|| format!("no engine: {line:?}"))?);
     engine.validate()?;
     ensure!(engines::compiled().contains(&engine.engine), "not in this build: engine={}", engine.engine.as_str());
     Ok(engine)

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bytesize::ByteSize;
 use engine_latency::export::Report;
 use engine_latency::table::live_table;
+use engines::EngineKind;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
@@ -30,8 +31,8 @@ Options of the service that loadgen does not know are passed on after `--`.
 
 Examples:
   solkv-bootstrap --engine rocksdb --bloom 20 --dir DIR --pairs 2000000 --seed 1
-  solkv-loadgen live --engine rocksdb --bloom 20 --dir DIR --pairs 2000000 --seed 1 --events 1000000 --verify
-  solkv-loadgen live --engine lmdb --dir DIR --pairs 2000000 --cap 1GiB --report live.json -- --commit-every 1000";
+  solkv-loadgen live --dir DIR --pairs 2000000 --seed 1 --events 1000000 --verify
+  solkv-loadgen live --dir DIR --pairs 2000000 --cap 1GiB --report live.json -- --commit-every 1000";
 
 /// How often the service is asked how far it is.
 const POLL_PERIOD: Duration = Duration::from_millis(100);
@@ -43,9 +44,9 @@ const STOP_BOUND: Duration = Duration::from_secs(120);
 /// Arguments of `loadgen live`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct LiveArgs {
-    /// Engine of the directory: rocksdb, lmdb, redb or strata
-    #[arg(long, default_value = "rocksdb")]
-    pub engine: String,
+    /// Engine of the directory: rocksdb, lmdb, redb or strata [default: what the directory says]
+    #[arg(long)]
+    pub engine: Option<String>,
     /// Bloom filter bits per key (rocksdb)
     #[arg(long, value_name = "BITS")]
     pub bloom: Option<u32>,
@@ -106,6 +107,8 @@ struct Outcome {
 /// Runs `loadgen live`.
 pub fn run(args: LiveArgs) -> Result<()> {
     let stop = crate::commands::stop_flag()?;
+    // A directory without a store is refused by name, before a service is started on it and leaves its log there.
+    let engine = args.dir.as_deref().map(engine_of).transpose()?;
     let stream = Stream::start(args.workload.clone(), &args.delivery, &args.stream_listen)?;
     let cap = args.cap.map_or_else(|| Cap::None("not asked for".to_owned()), |cap| Cap::create(cap.as_u64()));
     if let (Some(_), Cap::None(why)) = (args.cap, &cap) {
@@ -133,8 +136,13 @@ pub fn run(args: LiveArgs) -> Result<()> {
     print_outcome(&args, &outcome, &cap, &metrics);
     let verified = args.verify.then(|| verify(&args, &outcome.end)).transpose();
     if let Some(path) = &args.report {
-        let text =
-            serde_json::to_string_pretty(&report(&args, &outcome, &cap, verified.as_ref().ok().cloned().flatten()))?;
+        let text = serde_json::to_string_pretty(&report(
+            &args,
+            engine,
+            &outcome,
+            &cap,
+            verified.as_ref().ok().cloned().flatten(),
+        ))?;
         std::fs::write(path, text).with_context(|| format!("cannot write report: file={}", path.display()))?;
     }
     if let Some(digest) = verified? {
@@ -147,7 +155,10 @@ fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> 
     let dir = args.dir.as_deref().context("no directory: give --dir, or --service-metrics of a running service")?;
     let program = args.service_bin.clone().map_or_else(|| sibling("service"), Ok)?;
     let mut command = cap.command(&program)?;
-    command.arg("--engine").arg(&args.engine).arg("--dir").arg(dir);
+    command.arg("--dir").arg(dir);
+    if let Some(engine) = &args.engine {
+        command.arg("--engine").arg(engine);
+    }
     command.arg("--geyser").arg(format!("http://{}", stream.address()));
     command.arg("--extract").arg(extract_name(args)?);
     command.args(["--metrics", metrics, "--listen", &free_address()?.to_string()]);
@@ -167,6 +178,13 @@ fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> 
     let log = args.service_log.clone().unwrap_or_else(|| dir.with_extension("service.log"));
     eprintln!("service metrics at http://{metrics}/metrics, log in {}", log.display());
     Service::start(command, &log)
+}
+
+/// The engine of the store in `dir`.
+pub(crate) fn engine_of(dir: &Path) -> Result<EngineKind> {
+    let known = engines::inspect(dir)?;
+    let known = known.with_context(|| format!("there is no store: dir={}: load one with bootstrap", dir.display()))?;
+    Ok(known.engine)
 }
 
 fn extract_name(args: &LiveArgs) -> Result<String> {
@@ -307,12 +325,18 @@ fn directory_digest(program: &Path, dir: &Path) -> Result<String> {
     Ok(digest.with_context(|| format!("bootstrap info printed no digest=: output={text:?}"))?.to_owned())
 }
 
-fn report(args: &LiveArgs, outcome: &Outcome, cap: &Cap, verified: Option<String>) -> Value {
+fn report(
+    args: &LiveArgs,
+    engine: Option<EngineKind>,
+    outcome: &Outcome,
+    cap: &Cap,
+    verified: Option<String>,
+) -> Value {
     json!({
         "program": crate::result::program(),
         "machine": probe::machine(args.dir.as_deref().unwrap_or(Path::new("/"))),
         "engine": {
-            "kind": args.engine, "bloom": args.bloom, "profile": args.profile,
+            "kind": args.engine.as_deref().or(engine.map(EngineKind::as_str)), "bloom": args.bloom, "profile": args.profile,
             "memory_bytes": args.memory.map(|size| size.as_u64()), "service_args": args.service_args,
         },
         "workload": args.workload,

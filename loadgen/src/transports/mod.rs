@@ -17,7 +17,7 @@ use engine_latency::table::{aligned, grouped, micros};
 
 use crate::bench::child::curves;
 use crate::live::process::{Service, free_address};
-use crate::live::sibling;
+use crate::live::{engine_of, sibling};
 use crate::result::{Io, Record, SCHEMA_VERSION, Workload};
 use drive::{Driven, Load, Transport};
 
@@ -29,8 +29,8 @@ Every value is checked. With --dir a second service of its own, on an empty stor
 commits take from there to a follower is measured, over shared memory and gRPC.
 
 Examples:
-  solkv-bootstrap --engine strata --dir DIR --pairs 1000000 --seed 1
-  solkv-loadgen transports --engine strata --dir DIR --pairs 1000000 --seed 1 --out transports.jsonl
+  solkv-bootstrap --dir DIR --pairs 1000000 --seed 1
+  solkv-loadgen transports --dir DIR --pairs 1000000 --seed 1 --out transports.jsonl
   solkv-loadgen transports --address unix:///run/solkv/kv.sock --address http://127.0.0.1:7400 --pairs 1000000";
 
 /// Longest wait for the started service to answer; opening a store counts.
@@ -46,9 +46,9 @@ pub struct TransportsArgs {
     /// A bootstrapped directory: a service is started on it, with every transport
     #[arg(long, required_unless_present = "address", conflicts_with = "address")]
     dir: Option<PathBuf>,
-    /// Engine of the directory: rocksdb, lmdb, redb or strata
-    #[arg(long, default_value = "strata")]
-    engine: String,
+    /// Engine of the directory: rocksdb, lmdb, redb or strata [default: what the directory says]
+    #[arg(long)]
+    engine: Option<String>,
     /// Memory of the engine's own caches
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
@@ -156,9 +156,18 @@ fn serve(args: &TransportsArgs, dir: Option<&Path>, geyser: &str) -> Result<(Own
     let (shm, uds) = (sockets.join("shm.sock"), sockets.join("kv.sock"));
     let (listen, metrics) = (free_address()?, free_address()?);
     let own = sockets.join("store");
-    let dir = dir.unwrap_or(&own);
     let mut command = Command::new(&program);
-    command.arg("--engine").arg(&args.engine).arg("--dir").arg(dir);
+    match (&args.engine, &args.dir) {
+        (Some(engine), _) => drop(command.arg("--engine").arg(engine)),
+        // Also for the new store: both are measured on one engine.
+        (None, Some(loaded)) => drop(command.args(["--engine", engine_of(loaded)?.as_str()])),
+        (None, None) => {}
+    }
+    if dir.is_none() {
+        command.arg("--create-empty");
+    }
+    let dir = dir.unwrap_or(&own);
+    command.arg("--dir").arg(dir);
     command.args(["--geyser", geyser]);
     command.args(["--listen", &listen.to_string(), "--metrics", &metrics.to_string()]);
     command.arg("--shm").arg(&shm).arg("--uds").arg(&uds);

@@ -43,6 +43,7 @@ fn line_of(text: &str, overruled: &[String], message: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use clap::Args as _;
+    use engines::EngineKind;
 
     use super::*;
 
@@ -125,6 +126,7 @@ mod tests {
             "geyser",
             "x_token_file",
             "commit_every",
+            "cluster",
             "uds",
             "shm",
             "tls_cert",
@@ -133,7 +135,9 @@ mod tests {
             "bearer_token_file",
         ];
         examples.sort();
-        let mut expected = without_default.map(str::to_owned);
+        let mut expected = without_default.map(str::to_owned).to_vec();
+        // The file speaks for the package, whose programs have every engine.
+        expected.extend((engines::default_engine() != EngineKind::Strata).then(|| "engine".to_owned()));
         expected.sort();
         assert_eq!(examples, expected);
     }

@@ -63,6 +63,23 @@ impl Extract {
         Ok(Event { key, value, write_version: account.write_version })
     }
 
+    /// The name, as in the configuration and in a store's marker.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AccountOwner => "account-owner",
+            Self::TokenOwner => "token-owner",
+            Self::TokenMint => "token-mint",
+        }
+    }
+
+    /// The programs whose accounts have a value.
+    pub fn programs(self) -> &'static [&'static str] {
+        match self {
+            Self::AccountOwner => &["all"],
+            Self::TokenOwner | Self::TokenMint => &[TOKEN_PROGRAM, TOKEN_2022_PROGRAM],
+        }
+    }
+
     /// Offset and length in bytes of the part of an account's data that holds the value.
     pub fn data_slice(self) -> (u64, u64) {
         match self {

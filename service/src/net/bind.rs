@@ -1,13 +1,19 @@
 //! Which addresses may be listened on: loopback ones, others only behind TLS or when told so.
 //!
-//! Owns: resolving the addresses and this rule. Threads: `main`, before anything else is started.
+//! Owns: resolving the addresses, this rule, and binding. Threads: `main`, before anything else is started.
 
+use std::io::ErrorKind as Io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
+use tokio::net::{TcpListener, TcpSocket};
 
 use super::Access;
 use crate::config::Config;
+use crate::failed::Failed;
+
+/// Connections that the kernel completes before they are accepted: as many as tokio's own listeners have.
+const BACKLOG: u32 = 1024;
 
 /// What the listeners will be bound to. A name may have several addresses; the first that can be bound is taken.
 #[derive(Clone, Debug)]
@@ -23,21 +29,43 @@ impl Addresses {
     ///
     /// # Errors
     /// An address cannot be resolved, or is refused; the error names the ways out.
-    pub fn of(config: &Config, access: &Access) -> Result<Self> {
-        let (listen, metrics) = (resolve(&config.listen)?, resolve(&config.metrics)?);
+    pub fn of(config: &Config, access: &Access) -> Result<Self, Failed> {
+        let addresses =
+            Self { listen: resolve("listen", &config.listen)?, metrics: resolve("metrics", &config.metrics)? };
+        addresses.check(config, access).map_err(Failed::wrong)?;
+        Ok(addresses)
+    }
+
+    fn check(&self, config: &Config, access: &Access) -> Result<()> {
+        let Self { listen, metrics } = self;
         ensure!(
-            access.tls.is_some() || config.insecure || loopback(&listen),
+            !collide(listen, metrics),
+            "gRPC and HTTP cannot share a port: listen={} metrics={}: give one of them another",
+            config.listen,
+            config.metrics
+        );
+        ensure!(
+            access.tls.is_some() || config.insecure || loopback(listen),
             "other machines could reach gRPC, and without encryption: listen={} is not loopback; give --tls-cert and \
              --tls-key, or --insecure where the network is trusted",
             config.listen
         );
         ensure!(
-            config.insecure || loopback(&metrics),
+            config.insecure || loopback(metrics),
             "other machines could reach HTTP, which is never encrypted: metrics={} is not loopback; give a loopback \
              address and put a proxy before it, or --insecure where the network is trusted",
             config.metrics
         );
-        Ok(Self { listen, metrics })
+        Ok(())
+    }
+
+    /// Takes the ports, so that one that is in use is found before the store is touched. Nobody can connect before
+    /// [`Ports::listen`].
+    ///
+    /// # Errors
+    /// An address cannot be bound; the error names the option.
+    pub fn bind(&self) -> Result<Ports> {
+        Ok(Ports { listen: bound("listen", &self.listen)?, metrics: bound("metrics", &self.metrics)? })
     }
 
     /// Says in the log what of it is open to others.
@@ -58,13 +86,72 @@ impl Addresses {
     }
 }
 
-fn resolve(address: &str) -> Result<Vec<SocketAddr>> {
-    let found: Vec<_> = address
-        .to_socket_addrs()
-        .with_context(|| format!("cannot resolve address={address:?} expected=HOST:PORT"))?
-        .collect();
-    ensure!(!found.is_empty(), "the name has no address: address={address:?}");
+/// The two ports, taken and not listened on yet.
+#[derive(Debug)]
+pub struct Ports {
+    listen: TcpSocket,
+    metrics: TcpSocket,
+}
+
+impl Ports {
+    /// Lets clients connect: to gRPC and to HTTP. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// Another process has begun to listen there; the error names the option.
+    pub fn listen(self) -> Result<(TcpListener, TcpListener)> {
+        let listen = |option: &str, socket: TcpSocket| {
+            let address = socket.local_addr()?;
+            socket.listen(BACKLOG).with_context(|| format!("cannot listen on {option}={address}"))
+        };
+        Ok((listen("listen", self.listen)?, listen("metrics", self.metrics)?))
+    }
+}
+
+/// The first of the addresses that can be bound.
+fn bound(option: &str, addresses: &[SocketAddr]) -> Result<TcpSocket> {
+    let bind = |address: SocketAddr| {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // As tokio's own listeners: a restart need not wait for what is left of the last one's connections.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        Ok(socket)
+    };
+    let mut failed = anyhow!("there is no address: option={option}");
+    for &address in addresses {
+        match bind(address) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => {
+                let error: std::io::Error = error;
+                failed = anyhow::Error::new(error).context(format!("cannot listen on {option}={address}"));
+            }
+        }
+    }
+    Err(failed)
+}
+
+fn resolve(option: &str, address: &str) -> Result<Vec<SocketAddr>, Failed> {
+    let named = || format!("cannot use {option}={address:?}: expected HOST:PORT");
+    let found: Vec<_> = match address.to_socket_addrs() {
+        Ok(found) => found.collect(),
+        // Not of this form. All else is the resolver's, which may know the name in a moment.
+        Err(error) if error.kind() == Io::InvalidInput => {
+            return Err(Failed::wrong(anyhow::Error::new(error).context(named())));
+        }
+        Err(error) => return Err(anyhow::Error::new(error).context(named()).into()),
+    };
+    if found.is_empty() {
+        return Err(anyhow!("the name has no address: {option}={address:?}").into());
+    }
     Ok(found)
+}
+
+/// Whether a socket on one of these keeps one of those from being bound.
+fn collide(these: &[SocketAddr], those: &[SocketAddr]) -> bool {
+    let same = |this: &SocketAddr, that: &SocketAddr| {
+        let any = this.ip().is_unspecified() || that.ip().is_unspecified();
+        this.port() == that.port() && this.port() != 0 && (any || this.ip() == that.ip())
+    };
+    these.iter().any(|this| those.iter().any(|that| same(this, that)))
 }
 
 fn loopback(addresses: &[SocketAddr]) -> bool {
@@ -76,7 +163,7 @@ mod tests {
     use super::*;
     use crate::config::Settings;
 
-    fn addresses(listen: &str, metrics: &str, insecure: bool) -> Result<Addresses> {
+    fn addresses(listen: &str, metrics: &str, insecure: bool) -> Result<Addresses, Failed> {
         let settings = Settings {
             dir: Some("/store".into()),
             geyser: Some("http://h:1".into()),
@@ -105,6 +192,19 @@ mod tests {
             }
             assert_eq!(addresses(other, other, true).unwrap().listen.len(), 1);
         }
-        assert!(addresses("nowhere", "127.0.0.1:0", false).unwrap_err().to_string().contains("HOST:PORT"));
+    }
+
+    #[test]
+    fn what_is_no_address_or_the_same_twice_can_never_work() {
+        for (listen, metrics, says) in [
+            ("nowhere", "127.0.0.1:0", "cannot use listen=\"nowhere\": expected HOST:PORT"),
+            ("127.0.0.1:0", "127.0.0.1:99999", "cannot use metrics="),
+            ("127.0.0.1:7400", "127.0.0.1:7400", "cannot share a port"),
+        ] {
+            let failed = addresses(listen, metrics, false).unwrap_err();
+            assert!(failed.code() == 2 && failed.to_string().contains(says), "{failed}");
+        }
+        let failed = addresses("0.0.0.0:7400", "127.0.0.1:7400", true).unwrap_err();
+        assert!(failed.to_string().contains("cannot share a port"), "{failed}");
     }
 }

@@ -13,12 +13,11 @@ mod tokens;
 
 use std::sync::Arc;
 
-use anyhow::Result;
-
 use crate::config::Config;
+use crate::failed::Failed;
 
 pub use access::Access;
-pub use bind::Addresses;
+pub use bind::{Addresses, Ports};
 pub use tls::Tls;
 pub use tokens::{Refusal, Tokens};
 
@@ -35,8 +34,8 @@ impl Edge {
     ///
     /// # Errors
     /// See [`Access::open`] and [`Addresses::of`].
-    pub fn open(config: &Config) -> Result<Self> {
-        let access = Access::open(config)?;
+    pub fn open(config: &Config) -> Result<Self, Failed> {
+        let access = Access::open(config).map_err(Failed::wrong)?;
         let addresses = Addresses::of(config, &access)?;
         Ok(Self { access: Arc::new(access), addresses })
     }

@@ -18,6 +18,7 @@ mod overload;
 mod ring;
 mod secure;
 mod slow;
+mod store;
 mod support;
 mod systemd;
 mod transports;

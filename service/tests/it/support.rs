@@ -149,6 +149,10 @@ impl Service {
         let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
         command.args(["--engine", options.engine.as_str(), "--memory", "64MiB", "--geyser", geyser]);
         command.args(["--listen", &listen, "--metrics", &metrics]).arg("--dir").arg(dir);
+        // What was not loaded begins empty.
+        if !dir.exists() {
+            command.arg("--create-empty");
+        }
         if let Some(bits) = options.bloom {
             command.args(["--bloom", &bits.to_string()]);
         }

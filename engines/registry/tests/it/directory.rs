@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use engine_api::{Error, ErrorKind};
-use engines::{EngineKind, EngineOptions, OpenMode, inspect};
+use engines::{EngineArgs, EngineKind, EngineOptions, Holds, Load, LoadState, LoadTerm, OpenMode, Terms, inspect};
 
 fn options() -> EngineOptions {
     EngineOptions { memory: Some(bytesize::ByteSize::mib(64)), ..EngineOptions::new(engines::compiled()[0]) }
@@ -154,4 +156,126 @@ fn a_copy_takes_a_free_place_and_nothing_else() {
     let mut left: Vec<_> = fs::read_dir(home.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["cut.partial", "empty", "full", "store"]);
+}
+
+fn holds(extract: Option<&str>, cluster: Option<&str>) -> Terms {
+    let (extract, cluster) = (extract.map(str::to_owned), cluster.map(str::to_owned));
+    Terms { holds: Holds { extract, cluster, ..Holds::default() }, ..Terms::default() }
+}
+
+#[test]
+fn a_store_keeps_what_it_is_told_to_hold_and_refuses_another() {
+    let home = tempfile::tempdir().unwrap();
+    let (dir, copy) = (home.path().join("store"), home.path().join("copy"));
+    let on = |dir: &Path, terms: &Terms| {
+        engines::open_on(dir, &options(), OpenMode::CreateOrOpen, terms).map(|engine| engine.close().unwrap())
+    };
+    on(&dir, &Terms::default()).unwrap();
+    assert!(inspect(&dir).unwrap().unwrap().holds.is_unknown());
+    on(&dir, &holds(Some("a"), None)).unwrap();
+    on(&dir, &holds(None, Some("c"))).unwrap();
+    on(&dir, &Terms::default()).unwrap();
+    assert_eq!(inspect(&dir).unwrap().unwrap().holds, holds(Some("a"), Some("c")).holds);
+    let programs =
+        Terms { holds: Holds { programs: Some(vec!["p".to_owned()]), ..Holds::default() }, ..Terms::default() };
+    on(&dir, &programs).unwrap();
+    let engine = engines::open(&dir, &options(), OpenMode::Existing).unwrap();
+    engine.snapshot(&copy).unwrap();
+    engine.close().unwrap();
+    let other = Terms { holds: Holds { programs: Some(vec!["q".to_owned()]), ..Holds::default() }, ..Terms::default() };
+    for dir in [&dir, &copy] {
+        let before = fs::read(dir.join("SOLKV")).unwrap();
+        for (terms, says) in [
+            (&holds(Some("b"), None), "holds extract=a, asked for extract=b"),
+            (&holds(Some("a"), Some("d")), "holds cluster=c, asked for cluster=d"),
+            (&other, "holds programs=p, asked for programs=q"),
+        ] {
+            let checked = engines::check(dir, &options(), OpenMode::Existing, terms).unwrap_err();
+            let opened = on(dir, terms).unwrap_err();
+            assert!(opened.kind() == ErrorKind::FixInput && opened.to_string().contains(says), "{opened}");
+            assert_eq!(checked.to_string(), opened.to_string());
+        }
+        assert_eq!(fs::read(dir.join("SOLKV")).unwrap(), before);
+    }
+}
+
+#[test]
+fn a_load_is_unfinished_until_it_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let on = |term: LoadTerm, mode| {
+        let terms = Terms { load: term, ..Terms::default() };
+        engines::open_on(dir.path(), &options(), mode, &terms).map(|engine| engine.close().unwrap())
+    };
+    let load = |state, source: &str| Load { state, source: source.to_owned() };
+    on(LoadTerm::Loading("1".to_owned()), OpenMode::Create).unwrap();
+    let error = on(LoadTerm::Finished, OpenMode::Existing).unwrap_err();
+    assert!(error.kind() == ErrorKind::FixInput && error.to_string().contains("--resume"), "{error}");
+    // Going on with it, and tools that look at it.
+    on(LoadTerm::Loading("2".to_owned()), OpenMode::CreateOrOpen).unwrap();
+    on(LoadTerm::Any, OpenMode::Existing).unwrap();
+    assert_eq!(inspect(dir.path()).unwrap().unwrap().load, Some(load(LoadState::Loading, "1")));
+    engines::mark_load(dir.path(), load(LoadState::Complete, "1")).unwrap();
+    on(LoadTerm::Finished, OpenMode::Existing).unwrap();
+}
+
+#[test]
+fn a_marker_of_format_1_says_nothing_and_is_brought_up_to_date() {
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path(), &options(), OpenMode::Create).unwrap();
+    let marker = dir.path().join("SOLKV");
+    let text = fs::read_to_string(&marker).unwrap();
+    fs::write(&marker, text.replace("format = 2", "format = 1")).unwrap();
+    let known = inspect(dir.path()).unwrap().unwrap();
+    assert!(known.format == 1 && known.holds.is_unknown() && known.load.is_none());
+    let terms = Terms { load: LoadTerm::Finished, ..holds(Some("a"), None) };
+    engines::open_on(dir.path(), &options(), OpenMode::Existing, &terms).unwrap().close().unwrap();
+    let known = inspect(dir.path()).unwrap().unwrap();
+    assert_eq!((known.format, known.holds.extract.as_deref()), (engines::FORMAT_VERSION, Some("a")));
+}
+
+#[test]
+fn an_engine_that_is_not_named_is_the_directorys_or_the_default() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("store");
+    let args = EngineArgs::default();
+    assert_eq!(engines::options_for(&dir, &args).unwrap().engine, engines::default_engine());
+    for &engine in engines::compiled() {
+        let dir = home.path().join(engine.as_str());
+        open(&dir, &EngineOptions { engine, ..options() }, OpenMode::Create).unwrap();
+        assert_eq!(engines::options_for(&dir, &args).unwrap().engine, engine);
+        let named = EngineArgs { engine: Some(engines::default_engine()), ..args.clone() };
+        assert_eq!(engines::options_for(&dir, &named).unwrap().engine, engines::default_engine());
+    }
+}
+
+#[test]
+fn others_can_neither_enter_a_store_nor_hold_its_lock() {
+    let home = tempfile::tempdir().unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let (dir, copy) = (home.path().join("above/store"), home.path().join("copy"));
+    let engine = engines::open(&dir, &options(), OpenMode::Create).unwrap();
+    engine.snapshot(&copy).unwrap();
+    engine.close().unwrap();
+    assert_eq!((mode(&dir), mode(&dir.join("LOCK")), mode(&copy)), (0o700, 0o600, 0o700));
+    assert_ne!(mode(&home.path().join("above")), 0o700, "only the store's own directory");
+    // As an earlier version left them: the directory is the operator's, the lock is ours.
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(dir.join("LOCK"), fs::Permissions::from_mode(0o644)).unwrap();
+    open(&dir, &options(), OpenMode::Existing).unwrap();
+    assert_eq!((mode(&dir), mode(&dir.join("LOCK"))), (0o755, 0o600));
+}
+
+#[test]
+fn a_copy_inside_its_store_is_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("store");
+    let engine = engines::open(&dir, &options(), OpenMode::Create).unwrap();
+    let link = home.path().join("link");
+    std::os::unix::fs::symlink(&dir, &link).unwrap();
+    for inside in [dir.join("copy"), dir.join("data/copy"), link.join("a/b"), dir.clone(), home.path().to_owned()] {
+        let error = engine.snapshot(&inside).unwrap_err();
+        let refused = error.kind() == ErrorKind::FixInput && error.to_string().contains("directories of their own");
+        assert!(refused, "{}: {error}", inside.display());
+    }
+    engine.snapshot(&home.path().join("store-copy")).unwrap();
 }

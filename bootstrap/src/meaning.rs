@@ -1,0 +1,48 @@
+//! What the pairs of a store mean: said when it is loaded, kept in its marker, and held against every service that opens
+//! it.
+//!
+//! Owns: the words of the command line. Must not: read accounts; the pairs come from a file as they are.
+
+use engines::Holds;
+
+/// What the pairs mean.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct MeaningArgs {
+    /// What the values are; a service with another --extract is refused [default: what the first service says]
+    ///
+    /// Without it the store takes the meaning that the first service started on it is told, and keeps that one.
+    #[arg(long, value_enum, value_name = "EXTRACT")]
+    pub(crate) extract: Option<Extract>,
+    /// Your name for the chain that the pairs come from, such as mainnet; a service that names another is refused
+    #[arg(long, value_name = "NAME")]
+    pub(crate) cluster: Option<String>,
+}
+
+/// What a value is. The names are those of the service's setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Extract {
+    /// The program that owns the account.
+    AccountOwner,
+    /// The wallet that owns the token account.
+    TokenOwner,
+    /// The mint of the token account.
+    TokenMint,
+}
+
+impl Extract {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::AccountOwner => "account-owner",
+            Self::TokenOwner => "token-owner",
+            Self::TokenMint => "token-mint",
+        }
+    }
+}
+
+impl MeaningArgs {
+    /// As the marker keeps it. Which programs' accounts are followed is the service's to say.
+    pub(crate) fn holds(&self) -> Holds {
+        let extract = self.extract.map(|extract| extract.as_str().to_owned());
+        Holds { extract, programs: None, cluster: self.cluster.clone() }
+    }
+}

@@ -1,0 +1,134 @@
+//! What the pairs of a store mean and how far its load has come, as the marker keeps them, and what a program that
+//! opens the store asks of both.
+//!
+//! Owns: the comparison and its refusals. Must not: know what a meaning is; the words are those of the programs that
+//! write pairs. Does no I/O.
+
+use std::path::Path;
+
+use engine_api::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::marker::{Identity, MARKER};
+
+/// What the pairs of a store mean. A field that is `None` is not known, and is taken from the first program that says it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Holds {
+    /// What the value under a key is, such as `account-owner`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub extract: Option<String>,
+    /// The programs whose accounts are keys, or `all`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub programs: Option<Vec<String>>,
+    /// The operator's name for the chain that the pairs come from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+}
+
+impl Holds {
+    /// Whether nothing is known.
+    pub fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// How far the load that fills a store has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LoadState {
+    /// It was begun. The store holds a part of its source.
+    Loading,
+    /// The store holds all of its source.
+    Complete,
+}
+
+/// The load that fills or has filled a store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// How far it has come.
+    pub state: LoadState,
+    /// Which source it reads: the number in its checkpoints, as hex.
+    pub source: String,
+}
+
+/// What a load must be for a store to be opened, and what opening makes of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LoadTerm {
+    /// As it is.
+    #[default]
+    Any,
+    /// A load that has not finished is refused.
+    Finished,
+    /// This program loads. A store without an unfinished load is marked as loading from this source, its number as hex;
+    /// one that is loading stays as it is. [`mark_load`](crate::mark_load) says what comes after.
+    Loading(String),
+}
+
+/// What a program that opens a store says about it. The default says nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// What the pairs mean: kept by a store that does not know, refused by one that holds something else.
+    pub holds: Holds,
+    /// What its load must be.
+    pub load: LoadTerm,
+}
+
+impl Terms {
+    /// What the marker is to say after opening.
+    ///
+    /// # Errors
+    /// `FixInput`: the store holds something else, or its load has not finished.
+    pub(crate) fn meet(&self, dir: &Path, known: Option<&Identity>) -> Result<(Holds, Option<Load>)> {
+        let holds = self.holds(dir, known.map(|known| &known.holds))?;
+        let load = known.and_then(|known| known.load.clone());
+        let unfinished = load.as_ref().filter(|load| load.state == LoadState::Loading);
+        let load = match (&self.load, unfinished) {
+            (LoadTerm::Finished, Some(unfinished)) => {
+                return Err(Error::new(
+                    ErrorKind::FixInput,
+                    format!(
+                        "the load of this store has not finished: dir={} source={}: go on with bootstrap --resume, or \
+                         remove the directory and load again",
+                        dir.display(),
+                        unfinished.source
+                    ),
+                ));
+            }
+            (LoadTerm::Loading(source), None) => Some(Load { state: LoadState::Loading, source: source.clone() }),
+            (LoadTerm::Any | LoadTerm::Finished | LoadTerm::Loading(_), _) => load,
+        };
+        Ok((holds, load))
+    }
+
+    fn holds(&self, dir: &Path, known: Option<&Holds>) -> Result<Holds> {
+        let unknown = Holds::default();
+        let (known, asked) = (known.unwrap_or(&unknown), &self.holds);
+        let way_out = "leave the setting out to go on with what the store holds, or name another directory";
+        let extract = one(dir, "extract", known.extract.as_ref(), asked.extract.as_ref(), way_out)?;
+        let joined = |programs: &Vec<String>| programs.join(",");
+        let (held, wanted) = (known.programs.as_ref().map(joined), asked.programs.as_ref().map(joined));
+        one(dir, "programs", held.as_ref(), wanted.as_ref(), "name another directory, or load this store again")?;
+        let way_out = format!("correct the setting, or file={} where the store's is wrong", dir.join(MARKER).display());
+        let cluster = one(dir, "cluster", known.cluster.as_ref(), asked.cluster.as_ref(), &way_out)?;
+        Ok(Holds { extract, programs: known.programs.clone().or_else(|| asked.programs.clone()), cluster })
+    }
+}
+
+/// What is known, or what is asked for where nothing is.
+fn one(
+    dir: &Path,
+    what: &str,
+    known: Option<&String>,
+    asked: Option<&String>,
+    way_out: &str,
+) -> Result<Option<String>> {
+    match (known, asked) {
+        (Some(known), Some(asked)) if known != asked => Err(Error::new(
+            ErrorKind::FixInput,
+            format!("the store holds {what}={known}, asked for {what}={asked}: dir={}: {way_out}", dir.display()),
+        )),
+        (Some(known), _) => Ok(Some(known.clone())),
+        (None, asked) => Ok(asked.cloned()),
+    }
+}

@@ -1,0 +1,195 @@
+//! Which store is served: none by accident, none half loaded, none that holds something else; and what can never work
+//! ends with 2, before the store is touched, also by `check-config`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use engines::{EngineKind, EngineOptions, Load, LoadState, LoadTerm, OpenMode, Terms};
+
+use crate::support::{Service, columns, free_address, load, secret, stream, wait_for};
+
+const NO_STREAM: &str = "http://127.0.0.1:1";
+
+fn service(command: &str, dir: &Path, more: &[&str]) -> Output {
+    let mut service = Command::new(env!("CARGO_BIN_EXE_service"));
+    service.args([command, "--geyser", NO_STREAM, "--dir"]).arg(dir);
+    for option in ["--listen", "--metrics"].into_iter().filter(|option| !more.contains(option)) {
+        service.args([option, &free_address("127.0.0.1")]);
+    }
+    service.args(more).output().unwrap()
+}
+
+/// What `run` and `check-config` say, both of which must end with 2.
+#[track_caller]
+fn refused(dir: &Path, more: &[&str]) -> String {
+    let mut said = Vec::new();
+    for command in ["run", "check-config"] {
+        let output = service(command, dir, more);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{command} {more:?}: {text}");
+        said.push(text);
+    }
+    assert!(said[0].ends_with(&said[1]), "the log, and the same words: {said:?}");
+    said.remove(1)
+}
+
+/// Every file and what is in it.
+fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(contents(&path))
+        } else {
+            drop(found.insert(path.clone(), fs::read(&path).unwrap()))
+        }
+    }
+    found
+}
+
+fn loaded(dir: &Path, options: &EngineOptions) {
+    let (stream, workload) = stream("--pairs 100 --events 1");
+    load(dir, options, &workload);
+    stream.stop().unwrap();
+}
+
+#[test]
+fn a_missing_store_is_refused_unless_an_empty_one_is_wanted() {
+    for options in columns() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("store");
+        let said = refused(&dir, &[]);
+        for part in ["there is no store", "bootstrap", "--create-empty", dir.to_str().unwrap()] {
+            assert!(said.contains(part), "{said}");
+        }
+        assert!(!dir.exists(), "a refusal makes nothing");
+        assert!(service("check-config", &dir, &["--create-empty"]).status.success());
+        let mut running = Service::start(&dir, &options, NO_STREAM, &["--create-empty"]);
+        wait_for("its first page", || running.get("/healthz"));
+        running.kill();
+        assert!(service("check-config", &dir, &[]).status.success(), "it is there now");
+    }
+}
+
+#[test]
+fn a_store_that_is_half_loaded_is_never_served() {
+    let options = columns().remove(0);
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("store");
+    let terms = Terms { load: LoadTerm::Loading("00ff".to_owned()), ..Terms::default() };
+    engines::open_on(&dir, &options, OpenMode::Create, &terms).unwrap().close().unwrap();
+    let before = contents(&dir);
+    for more in [&[][..], &["--create-empty"]] {
+        let said = refused(&dir, more);
+        assert!(said.contains("has not finished") && said.contains("bootstrap --resume"), "{said}");
+    }
+    assert_eq!(contents(&dir), before);
+    engines::mark_load(&dir, Load { state: LoadState::Complete, source: "00ff".to_owned() }).unwrap();
+    assert!(service("check-config", &dir, &[]).status.success());
+}
+
+#[test]
+fn a_store_keeps_its_extract_and_its_cluster() {
+    let options = columns().remove(0);
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("store");
+    loaded(&dir, &options);
+    assert_eq!(engines::inspect(&dir).unwrap().unwrap().holds.extract, None, "a load without a word");
+    let serve = |more: &[&str]| {
+        let mut running = Service::start(&dir, &options, NO_STREAM, more);
+        wait_for("its first page", || running.get("/healthz"));
+        running.kill();
+    };
+    serve(&["--extract", "token-owner"]);
+    let holds = engines::inspect(&dir).unwrap().unwrap().holds;
+    assert_eq!((holds.extract.as_deref(), holds.cluster.as_deref()), (Some("token-owner"), None));
+    assert_eq!(holds.programs.map(|programs| programs.len()), Some(2));
+    serve(&["--cluster", "mainnet"]);
+    let before = contents(&dir);
+    for (more, says) in [
+        (["--extract", "account-owner"], "extract=token-owner, asked for extract=account-owner"),
+        (["--extract", "token-mint"], "extract=token-owner, asked for extract=token-mint"),
+        (["--cluster", "devnet"], "cluster=mainnet, asked for cluster=devnet"),
+    ] {
+        let said = refused(&dir, &more);
+        assert!(said.contains(says) && said.contains(dir.to_str().unwrap()), "{said}");
+    }
+    assert_eq!(contents(&dir), before, "nothing is written");
+    let shown = service("check-config", &dir, &[]);
+    assert!(String::from_utf8(shown.stdout).unwrap().contains("extract = \"token-owner\""), "the store's own");
+}
+
+#[test]
+fn the_engine_is_the_directorys() {
+    for options in columns() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("store");
+        loaded(&dir, &options);
+        let shown = String::from_utf8(service("check-config", &dir, &[]).stdout).unwrap();
+        assert!(shown.contains(&format!("engine = \"{}\"", options.engine)), "{shown}");
+        let before = contents(&dir);
+        for other in EngineKind::ALL.into_iter().filter(|other| *other != options.engine) {
+            let said = refused(&dir, &["--engine", other.as_str()]);
+            let says = if engines::compiled().contains(&other) { "directory holds" } else { "not in this build" };
+            assert!(said.contains(says), "{said}");
+        }
+        assert_eq!(contents(&dir), before);
+    }
+}
+
+#[test]
+fn what_can_never_work_ends_with_2_before_the_store_is_touched() {
+    let options = columns().pop().unwrap();
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("store");
+    loaded(&dir, &options);
+    let file = |name: &str, text: &str| {
+        let path = temp.path().join(name);
+        secret(&path, text);
+        path.to_str().unwrap().to_owned()
+    };
+    let (empty, junk) = (file("empty", ""), file("junk", "junk"));
+    let open = temp.path().join("open").to_str().unwrap().to_owned();
+    fs::write(&open, "token\n").unwrap();
+    let gone = temp.path().join("gone").to_str().unwrap().to_owned();
+    let before = contents(&dir);
+    for (more, says) in [
+        (vec!["--x-token-file", &gone], "cannot read file="),
+        (vec!["--x-token-file", &empty], "is empty"),
+        (vec!["--x-token-file", &open], "chmod o-r"),
+        (vec!["--bearer-token-file", &gone], "cannot read file="),
+        (vec!["--listen", "127.0.0.1"], "listen=\"127.0.0.1\": expected HOST:PORT"),
+        (vec!["--metrics", "127.0.0.1:port"], "metrics=\"127.0.0.1:port\": expected HOST:PORT"),
+        (vec!["--listen", "0.0.0.0:7400"], "--insecure"),
+        (vec!["--listen", "127.0.0.1:7400", "--metrics", "127.0.0.1:7400"], "cannot share a port"),
+        (vec!["--tls-cert", &junk], "tls_cert without tls_key"),
+        (vec!["--tls-cert", &junk, "--tls-key", &junk], "no certificate in it"),
+        (vec!["--tls-cert", &gone, "--tls-key", &junk], "cannot read file="),
+        (vec!["--memory", "1KB"], "memory is too small"),
+    ] {
+        let said = refused(&dir, &more);
+        assert!(said.contains(says), "{more:?}: {said}");
+    }
+    assert_eq!(contents(&dir), before);
+}
+
+#[test]
+fn a_port_in_use_may_pass_and_is_named_by_its_option() {
+    let options = columns().pop().unwrap();
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("store");
+    loaded(&dir, &options);
+    let before = contents(&dir);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    for option in ["listen", "metrics"] {
+        let output = service("run", &dir, &[&format!("--{option}")[..], &address]);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains(&format!("cannot listen on {option}={address}")), "{text}");
+    }
+    assert_eq!(contents(&dir), before, "neither the store nor its feed");
+}
