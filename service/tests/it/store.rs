@@ -67,7 +67,7 @@ fn a_missing_store_is_refused_unless_an_empty_one_is_wanted() {
         }
         assert!(!dir.exists(), "a refusal makes nothing");
         assert!(service("check-config", &dir, &["--create-empty"]).status.success());
-        let mut running = Service::start(&dir, &options, NO_STREAM, &["--create-empty"]);
+        let mut running = Service::start(&dir, &options, NO_STREAM, &[]);
         wait_for("its first page", || running.get("/healthz"));
         running.kill();
         assert!(service("check-config", &dir, &[]).status.success(), "it is there now");
