@@ -31,8 +31,8 @@ def check_reflection(channel):
 def follow(channel, pairs, changes):
     """The map after so many changes, in two subscriptions: the second begins where the first was left."""
     feed = feed_pb2_grpc.FeedStub(channel)
-    held, seq, feed_id, first = {}, None, None, None
-    request = feed_pb2.SubscribeRequest(snapshot_then_tail=feed_pb2.SnapshotThenTail())
+    held, seq, feed_id, first, dumped = {}, None, None, None, None
+    request = feed_pb2.SubscribeRequest(dump_then_tail=feed_pb2.DumpThenTail())
     for part in (changes // 2, changes):
         call = feed.Subscribe(request)
         for message in call:
@@ -40,23 +40,25 @@ def follow(channel, pairs, changes):
             if kind == "started":
                 assert feed_id in (None, message.started.feed_id)
                 feed_id = message.started.feed_id
-            elif kind == "snapshot_pairs":
-                packed = message.snapshot_pairs.packed_pairs
+            elif kind == "dump_pairs":
+                packed = message.dump_pairs.packed_pairs
                 for at in range(0, len(packed), 64):
                     held[packed[at : at + 32]] = packed[at + 32 : at + 64]
-            elif kind == "snapshot_end":
-                assert len(held) == message.snapshot_end.pairs >= pairs * 0.9
-                seq = first = message.snapshot_end.seq
+                dumped = message.dump_pairs.through_key
+            elif kind == "dump_end":
+                assert message.dump_end.pairs >= pairs * 0.9
+                seq = first = message.dump_end.seq
             elif kind == "changes":
                 for change in message.changes.changes:
-                    assert change.seq == seq + 1, (change.seq, seq)
+                    # In a dump those of the keys that are there; after it all of them.
+                    assert change.key <= dumped if seq is None else change.seq == seq + 1, (change.seq, seq)
                     old = change.old_value if change.HasField("old_value") else None
                     assert held.get(change.key) == old
                     if change.HasField("new_value"):
                         held[change.key] = change.new_value
                     else:
                         del held[change.key]
-                    seq = change.seq
+                    seq = None if seq is None else change.seq
             if seq is not None and seq - first >= part:
                 break
         call.cancel()

@@ -17,7 +17,7 @@ value, in base58, `-` for none. It goes on where it was when the service stops o
 Examples:
   solkv-loadgen follow --address unix:///run/solkv/kv.sock
   solkv-loadgen follow --address shm:///run/solkv/shm.sock --print
-  solkv-loadgen follow --address http://127.0.0.1:7400 --from snapshot
+  solkv-loadgen follow --address http://127.0.0.1:7400 --from dump
   solkv-loadgen follow --address http://127.0.0.1:7400 --from 2000001 --feed-id 1f0c5d7a9b3e2468";
 
 /// How long a wait for a change is before signals are looked for.
@@ -29,8 +29,8 @@ pub struct FollowArgs {
     /// Where the service is: shm:///PATH, unix:///PATH, http://HOST:PORT or https://HOST:PORT
     #[arg(long, value_name = "URL")]
     address: String,
-    /// Where to begin: now, snapshot, or the seq of a change
-    #[arg(long, value_name = "now|snapshot|SEQ", default_value = "now")]
+    /// Where to begin: now, dump, or the seq of a change
+    #[arg(long, value_name = "now|dump|SEQ", default_value = "now")]
     from: String,
     /// The feed that the seq counts in, as an earlier run printed it
     #[arg(long, value_name = "HEX", requires = "from")]
@@ -85,10 +85,10 @@ fn start(args: &FollowArgs) -> Result<Start> {
     let Ok(feed_id) = feed_id else { bail!("not a feed's id: feed-id={:?}; give its 16 hex digits", args.feed_id) };
     match (args.from.as_str(), feed_id) {
         ("now", None) => Ok(Start::Now),
-        ("snapshot", None) => Ok(Start::Snapshot),
-        ("now" | "snapshot", Some(_)) => bail!("a feed's id goes with the seq of a change: from={:?}", args.from),
+        ("dump", None) => Ok(Start::Dump),
+        ("now" | "dump", Some(_)) => bail!("a feed's id goes with the seq of a change: from={:?}", args.from),
         (seq, feed_id) => {
-            let Ok(seq) = seq.parse() else { bail!("from={seq:?}: give now, snapshot, or the seq of a change") };
+            let Ok(seq) = seq.parse() else { bail!("from={seq:?}: give now, dump, or the seq of a change") };
             ensure!(feed_id.is_some(), "from={seq}: name the feed that it counts in with --feed-id");
             Ok(Start::From { seq, feed_id: feed_id.unwrap_or_default() })
         }
@@ -103,8 +103,8 @@ impl Seen {
                 (self.pairs, self.slot) = (0, slot);
             }
             Event::Pairs(pairs) => self.pairs += pairs.len() as u64,
-            Event::SnapshotEnd { seq, slot, pairs } => {
-                eprintln!("snapshot: seq={seq} slot={slot:?} pairs={pairs}");
+            Event::DumpEnd { seq, slot, pairs } => {
+                eprintln!("dump: seq={seq} slot={slot:?} pairs={pairs}");
                 self.slot = slot;
             }
             Event::Changes(changes) => {

@@ -106,7 +106,9 @@ impl Inner {
         // ORDERING: Relaxed, also in `set`: statistics.
         figures.running.store(true, Ordering::Relaxed);
         tracing::info!(dir = %dir.display(), "a snapshot begins");
+        let held = self.shared.views.hold();
         let made = engine.snapshot(dir);
+        drop(held);
         let took = start.elapsed();
         match &made {
             Ok(()) => {

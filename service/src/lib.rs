@@ -28,3 +28,4 @@ pub mod slow;
 pub mod status;
 mod store;
 pub mod systemd;
+pub mod views;

@@ -21,7 +21,7 @@ use crate::admin::{self, Admin};
 use crate::config::{Config, DurabilityArg};
 use crate::dashboard::Sampler;
 use crate::failed::Failed;
-use crate::feed::{Feed, FeedWriter, Retention, Ring, Snapshots};
+use crate::feed::{Feed, FeedWriter, Retention, Ring, Workers};
 use crate::http::{self, HttpState};
 use crate::ingest::apply::{Apply, ApplyConfig, FULL_RETRY};
 use crate::ingest::batch;
@@ -97,17 +97,22 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         ShmServer::start(path, Arc::clone(&engine), Arc::clone(&shared), label, ring)
     };
     let shm = config.shm.as_ref().map(start_shm).transpose().context("shared memory")?;
-    let snapshots = Snapshots::new(Arc::clone(&engine));
+    let workers = feed
+        .as_ref()
+        .map(|_| Workers::start(Arc::clone(&engine), Arc::clone(&shared), config.feed_subscribers as usize))
+        .transpose()
+        .context("cannot start the feed's threads")?;
     let (sampler, history) = Sampler::start(Arc::clone(&latency), Arc::clone(&shared), config.dir.clone())
         .context("cannot start the sampling thread")?;
     let http_state = HttpState { latency, shared: Arc::clone(&shared), feed: feed.clone(), engine: label, history };
-    let feed_service = FeedService::new(feed, snapshots.clone(), feed_limits(config));
+    let feed_service = FeedService::new(feed.zip(workers.clone()), feed_limits(config));
     let doorbell = shm.as_ref().map(ShmServer::doorbell);
     let apply = ApplyParts { engine: Arc::clone(&engine), shared: Arc::clone(&shared), writer, doorbell };
     let admin = Admin::new(&engine, &shared);
     let outcome = runtime.block_on(serve(config, front, apply, lookups, feed_service, http_state, admin.clone()));
-    // While the runtime still runs: they send through it.
-    snapshots.stop();
+    if let Some(workers) = workers {
+        workers.stop();
+    }
     runtime.shutdown_timeout(Duration::from_secs(1));
     lookup_threads.join();
     drop(sampler);

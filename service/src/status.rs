@@ -15,6 +15,7 @@ use crate::overlay::Overlay;
 use crate::pulse::Pulses;
 use crate::readiness::{Readiness, Verdict};
 use crate::slow::SlowLog;
+use crate::views::Views;
 
 /// The figures. One writer per field; see each.
 #[derive(Debug)]
@@ -59,6 +60,8 @@ pub struct Shared {
     pub slow: SlowLog,
     /// Snapshots of the store made on request. Writer: the snapshot's thread.
     pub snapshots: SnapshotFigures,
+    /// Views of the store held by dumps and snapshots. Writers: their threads.
+    pub views: Views,
 }
 
 /// Snapshots of the store since start.
@@ -126,6 +129,7 @@ impl Shared {
             net: Figures::default(),
             slow: SlowLog::default(),
             snapshots: SnapshotFigures::default(),
+            views: Views::default(),
             pulses: Pulses::default(),
         })
     }

@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 use crate::address::Address;
 use crate::builder::Builder;
 use crate::error::{Error, Result};
-use crate::feed::{Event, Filter, Start};
+use crate::feed::{Dumped, Event, Filter, Start};
 use crate::ring::RingSubscription;
 use crate::shm::{self, Attempts, Lost, SLOT_PAUSE, Session};
 use crate::{Answer, Key, ReadOptions, StatusResponse, Value, nonblocking};
@@ -145,7 +145,7 @@ impl Client {
 
     /// Follows the changes of the map from `start`, those that pass `filter`, over a connection of its own. Over shared
     /// memory changes are read where the service writes them: see [`Builder::spin`] for how long a wait looks for them
-    /// before it sleeps. A snapshot comes over gRPC alone.
+    /// before it sleeps. A dump comes over gRPC alone.
     ///
     /// # Errors
     /// A filter or start that this transport does not serve; over gRPC also those of connecting.
@@ -206,11 +206,20 @@ impl Subscription {
         }
     }
 
-    /// The last change seen, to begin after it another time; `None` before the first answer and during a snapshot.
+    /// The last change seen, to begin after it another time; `None` before the first answer and during a dump.
     pub fn last_seq(&self) -> Option<u64> {
         match &self.0 {
             Way::Ring(ring) => ring.last_seq(),
             Way::Grpc { subscription, .. } => subscription.last_seq(),
+        }
+    }
+
+    /// How far a dump has come, to go on with it another time by [`crate::Start::DumpFrom`]; `None` before its first
+    /// pairs, once it is complete, and over shared memory.
+    pub fn dumped(&self) -> Option<Dumped> {
+        match &self.0 {
+            Way::Ring(_) => None,
+            Way::Grpc { subscription, .. } => subscription.dumped(),
         }
     }
 

@@ -32,7 +32,7 @@ pub enum ErrorKind {
     /// The deadline passed.
     DeadlineExceeded,
     /// The feed cannot go on from where it was: its changes are no longer kept, or it is another feed now. Begin again
-    /// with a snapshot.
+    /// with a dump.
     FeedLost,
     /// A reader of the feed over shared memory was away for longer than the ring holds; the feed's log may have what it
     /// missed: read on over gRPC.

@@ -11,7 +11,7 @@ use futures::Stream;
 use proto::v1::feed_client::FeedClient;
 use proto::v1::subscribe_request::Start as WireStart;
 use proto::v1::subscribe_response::Kind;
-use proto::v1::{FromNow, SnapshotThenTail, Started, SubscribeRequest, SubscribeResponse};
+use proto::v1::{DumpFrom, DumpPairs, DumpThenTail, FromNow, Started, SubscribeRequest, SubscribeResponse};
 use tokio::time::Instant;
 use tonic::{Code, Status, Streaming};
 
@@ -40,7 +40,23 @@ pub enum Start {
     /// With what is committed from now on.
     Now,
     /// With every pair, then every change since.
-    Snapshot,
+    Dump,
+    /// With the rest of a dump that was cut, as [`Subscription::dumped`] told it then; then every change since.
+    DumpFrom {
+        /// How far the dump had come.
+        dumped: Dumped,
+        /// The feed that its seq counts in.
+        feed_id: u64,
+    },
+}
+
+/// How far a dump has come: the caller's map has every key up to `key`, as they are after the change `seq`, and none after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dumped {
+    /// The last key that the dump has come to.
+    pub key: Key,
+    /// The last change that is in what was dumped.
+    pub seq: u64,
 }
 
 /// What is wanted; everything without one. A change passes when it passes each part that is not empty. At most 10,000
@@ -58,26 +74,29 @@ pub struct Filter {
 /// What a subscription brings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Always the first. It comes again when a snapshot was cut short and begins anew: forget its pairs so far.
+    /// Always the first. It comes again when a dump was cut and cannot go on, because the service has begun a new feed: the
+    /// dump begins anew, forget its pairs so far.
     Started {
         /// The feed, for [`Start::From`].
         feed_id: u64,
-        /// The first change that follows; for a snapshot see [`Event::SnapshotEnd`].
+        /// The first change that follows; for a dump see [`Event::DumpEnd`].
         next_seq: u64,
         /// The oldest change that the service keeps.
         oldest_seq: u64,
         /// The last slot applied as a whole.
         slot: Option<u64>,
     },
-    /// Pairs of the snapshot, ascending by key.
+    /// Pairs of the dump, ascending by key: set each key to its value. With a filter also none, so that
+    /// [`Subscription::dumped`] moves on. Between them come [`Event::Changes`] of keys that were dumped before.
     Pairs(Vec<(Key, Value)>),
-    /// The snapshot is complete: the map after the change `seq`.
-    SnapshotEnd {
+    /// The dump is complete: with all pairs and changes so far, in their order, the caller has the map after the change
+    /// `seq`.
+    DumpEnd {
         /// The next change is this + 1.
         seq: u64,
         /// The last slot wholly in it.
         slot: Option<u64>,
-        /// Pairs that were sent.
+        /// Pairs that were sent, those before a break of the connection among them.
         pairs: u64,
     },
     /// Changes in order; with a filter also none, so that [`Subscription::last_seq`] moves on.
@@ -124,23 +143,38 @@ pub struct Subscription {
 struct Position {
     start: Start,
     feed_id: Option<u64>,
-    /// Everything up to here was seen; `None` before the first Started, and during a snapshot.
+    /// Everything up to here was seen; `None` before the first Started, and during a dump.
     last_seq: Option<u64>,
+    /// How far a dump has come that is not complete.
+    dumped: Option<Dumped>,
+    /// Pairs of the dump taken in so far.
+    pairs: u64,
 }
 
 impl Subscription {
     pub(crate) fn new(grpc: Arc<Grpc>, start: Start, filter: Filter) -> Self {
         let (feed_id, last_seq) = match start {
             Start::From { seq, feed_id } => (Some(feed_id), Some(seq.saturating_sub(1))),
-            Start::Now | Start::Snapshot => (None, None),
+            Start::DumpFrom { feed_id, .. } => (Some(feed_id), None),
+            Start::Now | Start::Dump => (None, None),
         };
-        let position = Position { start, feed_id, last_seq };
+        let dumped = match start {
+            Start::DumpFrom { dumped, .. } => Some(dumped),
+            Start::From { .. } | Start::Now | Start::Dump => None,
+        };
+        let position = Position { start, feed_id, last_seq, dumped, pairs: 0 };
         Self { grpc, filter, position, stream: None, starting: false, backoff: Backoff::new() }
     }
 
-    /// The last change seen, to begin after it another time; `None` before the first answer and during a snapshot.
+    /// The last change seen, to begin after it another time; `None` before the first answer and during a dump.
     pub fn last_seq(&self) -> Option<u64> {
         self.position.last_seq
+    }
+
+    /// How far a dump has come, to go on with it another time by [`Start::DumpFrom`]; `None` before its first pairs, and
+    /// once it is complete.
+    pub fn dumped(&self) -> Option<Dumped> {
+        self.position.dumped
     }
 
     /// The feed that the changes count in; `None` before the first answer.
@@ -220,8 +254,11 @@ impl Subscription {
         Ok(())
     }
 
-    async fn reconnect(&self, status: &Status, connection: &Arc<Connection>) -> Result<()> {
+    async fn reconnect(&mut self, status: &Status, connection: &Arc<Connection>) -> Result<()> {
         if status.code() == Code::Unauthenticated && self.grpc.renew(connection).await?.is_some() {
+            return Ok(());
+        }
+        if self.position.begins_anew(status) {
             return Ok(());
         }
         if is_final(status) {
@@ -269,12 +306,18 @@ impl Position {
         let wire = |entries: &[[u8; 32]]| entries.iter().map(|entry| Bytes::copy_from_slice(entry)).collect();
         let start = match (self.last_seq, &self.start) {
             (Some(last), _) => WireStart::FromSeq(last.saturating_add(1)),
-            (None, Start::Snapshot) => WireStart::SnapshotThenTail(SnapshotThenTail {}),
+            (None, Start::Dump | Start::DumpFrom { .. }) => match self.dumped {
+                Some(dumped) => {
+                    let after_key = Bytes::copy_from_slice(&dumped.key);
+                    WireStart::DumpFrom(DumpFrom { after_key, seq: dumped.seq })
+                }
+                None => WireStart::DumpThenTail(DumpThenTail {}),
+            },
             (None, Start::Now | Start::From { .. }) => WireStart::FromNow(FromNow {}),
         };
         SubscribeRequest {
             start: Some(start),
-            feed_id: self.last_seq.and(self.feed_id),
+            feed_id: self.last_seq.or(self.dumped.map(|dumped| dumped.seq)).and(self.feed_id),
             filter: Some(proto::v1::Filter {
                 keys: wire(&filter.keys),
                 values: wire(&filter.values),
@@ -286,22 +329,16 @@ impl Position {
     fn take(&mut self, kind: Kind) -> Result<Option<Event>> {
         match kind {
             Kind::Started(started) => self.started(&started),
-            Kind::SnapshotPairs(pairs) => {
-                let (pairs, rest) = pairs.packed_pairs.as_chunks::<64>();
-                if !rest.is_empty() {
-                    return Err(Error::failed("packed_pairs must be 64 bytes a pair"));
+            Kind::DumpPairs(pairs) => self.pairs(&pairs).map(Some),
+            Kind::DumpEnd(end) => {
+                if let Some(dumped) = self.dumped.filter(|dumped| dumped.seq > end.seq) {
+                    return Err(Error::failed(format!(
+                        "a dump's end from before: seq={} dumped={}",
+                        end.seq, dumped.seq
+                    )));
                 }
-                let split = |pair: &[u8; 64]| {
-                    let (mut key, mut value) = (Key::default(), Value::default());
-                    key.copy_from_slice(&pair[..32]);
-                    value.copy_from_slice(&pair[32..]);
-                    (key, value)
-                };
-                Ok(Some(Event::Pairs(pairs.iter().map(split).collect())))
-            }
-            Kind::SnapshotEnd(end) => {
-                self.last_seq = Some(end.seq);
-                Ok(Some(Event::SnapshotEnd { seq: end.seq, slot: end.slot, pairs: end.pairs }))
+                (self.last_seq, self.dumped) = (Some(end.seq), None);
+                Ok(Some(Event::DumpEnd { seq: end.seq, slot: end.slot, pairs: self.pairs }))
             }
             Kind::Changes(changes) => {
                 self.follows(changes.first_seq)?;
@@ -311,11 +348,19 @@ impl Position {
                 if range.is_empty() || !ascending || all.iter().any(|change| !range.contains(&change.seq)) {
                     return Err(Error::failed(format!("changes out of order: range={range:?}")));
                 }
-                self.last_seq = Some(changes.last_seq);
+                match &mut self.dumped {
+                    Some(dumped) => {
+                        if let Some(change) = all.iter().find(|change| change.key > dumped.key) {
+                            return Err(Error::failed(format!("a change of a key not dumped yet: seq={}", change.seq)));
+                        }
+                        dumped.seq = changes.last_seq;
+                    }
+                    None => self.last_seq = Some(changes.last_seq),
+                }
                 Ok(Some(Event::Changes(all)))
             }
             Kind::Heartbeat(beat) => {
-                // During a snapshot it says only that the service is there.
+                // During a dump it says only that the service is there.
                 if let Some(last) = self.last_seq {
                     if beat.seq < last {
                         return Err(Error::failed(format!(
@@ -330,9 +375,38 @@ impl Position {
         }
     }
 
+    fn pairs(&mut self, message: &DumpPairs) -> Result<Event> {
+        let (packed, rest) = message.packed_pairs.as_chunks::<64>();
+        if !rest.is_empty() {
+            return Err(Error::failed("packed_pairs must be 64 bytes a pair"));
+        }
+        let split = |pair: &[u8; 64]| {
+            let (mut key, mut value) = (Key::default(), Value::default());
+            key.copy_from_slice(&pair[..32]);
+            value.copy_from_slice(&pair[32..]);
+            (key, value)
+        };
+        let pairs: Vec<_> = packed.iter().map(split).collect();
+        let len = message.through_key.len();
+        let through = Key::try_from(&message.through_key[..])
+            .map_err(|_| Error::failed(format!("through_key must be 32 bytes: got={len}")))?;
+        let (after, seq) = self.dumped.map_or((None, 0), |dumped| (Some(dumped.key), dumped.seq));
+        let first = pairs.first().map(|(key, _)| *key);
+        let last = pairs.last().map(|(key, _)| *key);
+        let follows = first.is_none_or(|first| after < Some(first)) && last <= Some(through) && after <= Some(through);
+        let ascending = pairs.is_sorted_by(|a, b| a.0 < b.0);
+        if self.last_seq.is_some() || !follows || !ascending || message.seq < seq {
+            return Err(Error::failed(format!("pairs of a dump out of order: seq={} dumped={seq}", message.seq)));
+        }
+        self.dumped = Some(Dumped { key: through, seq: message.seq });
+        self.pairs += pairs.len() as u64;
+        Ok(Event::Pairs(pairs))
+    }
+
     fn started(&mut self, started: &Started) -> Result<Option<Event>> {
-        let goes_on = self.last_seq.is_some();
-        let first = self.feed_id.is_none() || matches!(self.start, Start::From { .. });
+        let goes_on = self.last_seq.is_some() || self.dumped.is_some();
+        let named = matches!(self.start, Start::From { .. } | Start::DumpFrom { .. });
+        let first = self.feed_id.is_none() || named;
         if goes_on {
             if self.feed_id.is_some_and(|id| id != started.feed_id) {
                 let (was, now) = (self.feed_id.unwrap_or_default(), started.feed_id);
@@ -344,9 +418,11 @@ impl Position {
         if !goes_on && self.start == Start::Now {
             self.last_seq = Some(started.next_seq.saturating_sub(1));
         }
-        if matches!(self.start, Start::From { .. }) {
-            // Told once: what follows goes on from here.
-            self.start = Start::Now;
+        // Told once: what follows goes on from here.
+        match self.start {
+            Start::From { .. } => self.start = Start::Now,
+            Start::DumpFrom { .. } => self.start = Start::Dump,
+            Start::Now | Start::Dump => {}
         }
         let tell = !goes_on || first;
         Ok(tell.then_some(Event::Started {
@@ -357,9 +433,19 @@ impl Position {
         }))
     }
 
+    /// Whether a dump that was cut begins anew: the service has another feed, in which it cannot go on. A dump that the
+    /// log no longer reaches back to is told instead, because it would be cut again.
+    fn begins_anew(&mut self, status: &Status) -> bool {
+        let anew = self.start == Start::Dump && self.dumped.is_some() && status.code() == Code::FailedPrecondition;
+        if anew {
+            (self.feed_id, self.dumped, self.pairs) = (None, None, 0);
+        }
+        anew
+    }
+
     /// Whether `seq` is the next after all that was seen.
     fn follows(&self, seq: u64) -> Result<()> {
-        match self.last_seq {
+        match self.last_seq.or(self.dumped.map(|dumped| dumped.seq)) {
             Some(last) if seq == last.saturating_add(1) => Ok(()),
             last => Err(Error::failed(format!("the feed has a hole: last_seq={last:?} next_seq={seq}"))),
         }

@@ -68,9 +68,9 @@ impl RingSubscription {
         let (feed_id, last_seq) = match start {
             Start::From { seq, feed_id } => (Some(feed_id), Some(seq.saturating_sub(1))),
             Start::Now => (None, None),
-            Start::Snapshot => {
+            Start::Dump | Start::DumpFrom { .. } => {
                 let way = "take it over unix:///PATH or http://HOST:PORT and go on from its end with Start::From";
-                return Err(Error::new(ErrorKind::Refused, format!("shared memory holds no snapshot: {way}")));
+                return Err(Error::new(ErrorKind::Refused, format!("shared memory holds no dump: {way}")));
             }
         };
         let backoff = Backoff::new();

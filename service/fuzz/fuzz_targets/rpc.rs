@@ -17,7 +17,7 @@ use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use libfuzzer_sys::fuzz_target;
 use service::config::SocketMode;
-use service::feed::{Change, FeedWriter, Retention, Snapshots};
+use service::feed::{Change, FeedWriter, Retention, Workers};
 use service::lookups::{LookupThreads, Lookups};
 use service::net::Access;
 use service::rpc::{self, Door, FeedLimits, FeedService, Services, UdsListener};
@@ -102,7 +102,8 @@ fn world() -> anyhow::Result<World> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let socket = temp.path().join("kv.sock");
     let limits = FeedLimits { subscribers: 64, heartbeat: REQUEST_TIMEOUT, stall_timeout: Duration::from_secs(1) };
-    let feed = FeedService::new(Some(feed), Snapshots::new(engine), limits);
+    let workers = Workers::start(engine, Arc::clone(&shared), limits.subscribers)?;
+    let feed = FeedService::new(Some((feed, workers)), limits);
     let channel = runtime.block_on(async {
         let door = Door {
             tcp: TcpListener::bind("127.0.0.1:0").await?,

@@ -1,8 +1,10 @@
 //! Which changes a subscriber wants.
 //!
-//! Owns: the checks of a filter and its decision. Must not: know gRPC's status codes.
+//! Owns: the checks of a filter and its decision. Must not: know gRPC's status codes, or cost more than a search for each
+//! change: a filter may have ten thousand entries, and every change of the map is looked at for every subscriber.
+//! Threads: made on the network edge, asked on `feed-read-N` and `feed-dump-N`.
 
-use std::collections::HashSet;
+use std::ops::Range;
 
 use engine_api::{Key, Value};
 use proto::v1::FILTER_ENTRIES_MAX;
@@ -12,9 +14,28 @@ use super::record::Change;
 /// Passes what passes each part that says something.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    keys: HashSet<Key>,
-    values: HashSet<Value>,
-    key_prefixes: Vec<Vec<u8>>,
+    /// Ascending, each once.
+    keys: Vec<Key>,
+    /// Ascending, each once.
+    values: Vec<Value>,
+    /// Ascending; none begins with another one.
+    prefixes: Vec<Prefix>,
+}
+
+/// The beginning of a key. Prefixes sort as their padded bytes do, a shorter one before a longer one of the same bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Prefix {
+    /// Zeros from `len` on: the least key that begins with it.
+    padded: Key,
+    /// 1 to 32.
+    len: u8,
+}
+
+impl Prefix {
+    fn begins(&self, key: &Key) -> bool {
+        let len = usize::from(self.len);
+        key[..len] == self.padded[..len]
+    }
 }
 
 impl Filter {
@@ -27,14 +48,10 @@ impl Filter {
         if entries > FILTER_ENTRIES_MAX {
             return Err(format!("too many entries in the filter: got={entries} max={FILTER_ENTRIES_MAX}"));
         }
-        let prefix = |(index, prefix): (usize, &bytes::Bytes)| match prefix.len() {
-            1..=32 => Ok(prefix.to_vec()),
-            len => Err(format!("filter.key_prefixes must be 1 to 32 bytes: got={len} index={index}")),
-        };
         Ok(Self {
             keys: exact("keys", &filter.keys)?,
             values: exact("values", &filter.values)?,
-            key_prefixes: filter.key_prefixes.iter().enumerate().map(prefix).collect::<Result<_, _>>()?,
+            prefixes: prefixes(&filter.key_prefixes)?,
         })
     }
 
@@ -43,26 +60,149 @@ impl Filter {
         self.passes_key(&change.key) && self.passes_value(change.old.as_ref(), change.new.as_ref())
     }
 
-    /// Whether a pair of a snapshot passes.
+    /// Whether a pair of a dump passes.
     pub fn passes_pair(&self, key: &Key, value: &Value) -> bool {
         self.passes_key(key) && self.passes_value(Some(value), None)
     }
 
-    fn passes_key(&self, key: &Key) -> bool {
-        (self.keys.is_empty() || self.keys.contains(key))
-            && (self.key_prefixes.is_empty() || self.key_prefixes.iter().any(|prefix| key.starts_with(prefix)))
+    /// Whether some value makes a pair or a change of `key` pass.
+    pub fn passes_key(&self, key: &Key) -> bool {
+        (self.keys.is_empty() || self.keys.binary_search(key).is_ok())
+            && (self.prefixes.is_empty() || self.prefix_of(key).is_some())
+    }
+
+    /// Whether only the keys that [`Filter::wanted_keys`] gives can pass.
+    pub fn names_keys(&self) -> bool {
+        !self.keys.is_empty()
+    }
+
+    /// The next `most` keys from `first` on that can pass, ascending, where [`Filter::names_keys`].
+    pub fn wanted_keys(&self, first: &Key, most: usize) -> Vec<Key> {
+        let from = self.keys.partition_point(|key| key < first);
+        self.keys[from..].iter().filter(|key| self.passes_key(key)).take(most).copied().collect()
+    }
+
+    /// The least key from `first` on that the prefixes let pass; `None` when all that pass come before it.
+    pub fn first_wanted(&self, first: &Key) -> Option<Key> {
+        if self.prefixes.is_empty() || self.prefix_of(first).is_some() {
+            return Some(*first);
+        }
+        self.prefixes.get(self.prefixes_up_to(first)).map(|prefix| prefix.padded)
     }
 
     fn passes_value(&self, old: Option<&Value>, new: Option<&Value>) -> bool {
-        let wanted = |value: Option<&Value>| value.is_some_and(|value| self.values.contains(value));
+        let wanted = |value: Option<&Value>| value.is_some_and(|value| self.values.binary_search(value).is_ok());
         self.values.is_empty() || wanted(old) || wanted(new)
+    }
+
+    /// The prefix that `key` begins with. It is the greatest that is not above the key: whatever lies between a prefix and
+    /// a key that begins with it begins with it as well, and no prefix begins with another.
+    fn prefix_of(&self, key: &Key) -> Option<&Prefix> {
+        let up_to = self.prefixes_up_to(key);
+        self.prefixes[..up_to].last().filter(|prefix| prefix.begins(key))
+    }
+
+    fn prefixes_up_to(&self, key: &Key) -> usize {
+        self.prefixes.partition_point(|prefix| prefix.padded <= *key)
     }
 }
 
-fn exact(part: &str, entries: &[bytes::Bytes]) -> Result<HashSet<[u8; 32]>, String> {
+fn exact(part: &str, entries: &[bytes::Bytes]) -> Result<Vec<[u8; 32]>, String> {
     let one = |(index, bytes): (usize, &bytes::Bytes)| {
         let len = bytes.len();
         bytes[..].try_into().map_err(|_| format!("filter.{part} must be 32 bytes each: got={len} index={index}"))
     };
-    entries.iter().enumerate().map(one).collect()
+    let mut entries = entries.iter().enumerate().map(one).collect::<Result<Vec<_>, _>>()?;
+    entries.sort_unstable();
+    entries.dedup();
+    Ok(entries)
+}
+
+/// Ascending and without those that begin with another one, which say nothing of their own.
+fn prefixes(entries: &[bytes::Bytes]) -> Result<Vec<Prefix>, String> {
+    const LENGTHS: Range<usize> = 1..33;
+    let one = |(index, bytes): (usize, &bytes::Bytes)| {
+        let len = bytes.len();
+        if !LENGTHS.contains(&len) {
+            return Err(format!("filter.key_prefixes must be 1 to 32 bytes: got={len} index={index}"));
+        }
+        let mut padded = [0; 32];
+        padded[..len].copy_from_slice(bytes);
+        Ok(Prefix { padded, len: len as u8 })
+    };
+    let mut prefixes = entries.iter().enumerate().map(one).collect::<Result<Vec<_>, _>>()?;
+    prefixes.sort_unstable();
+    // The first of two stays: the second one of them begins with it.
+    prefixes.dedup_by(|next, kept| next.len >= kept.len && kept.begins(&next.padded));
+    Ok(prefixes)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Keys of few different bytes, so that prefixes meet them and each other.
+    fn key() -> impl Strategy<Value = Key> {
+        prop::collection::vec(0u8..3, 4).prop_map(|head| {
+            let mut key = [0; 32];
+            key[..4].copy_from_slice(&head);
+            key[31] = head[0];
+            key
+        })
+    }
+
+    fn prefix() -> impl Strategy<Value = Bytes> {
+        (key(), 1usize..6).prop_map(|(key, len)| Bytes::copy_from_slice(&key[..if len == 5 { 32 } else { len }]))
+    }
+
+    fn bytes(entries: &[Key]) -> Vec<Bytes> {
+        entries.iter().map(|entry| Bytes::copy_from_slice(entry)).collect()
+    }
+
+    proptest! {
+        /// The searches decide as comparing with one entry after the other does.
+        #[test]
+        fn a_filter_decides_as_a_walk_through_its_entries(
+            keys in prop::collection::vec(key(), 0..6),
+            values in prop::collection::vec(key(), 0..4),
+            prefixes in prop::collection::vec(prefix(), 0..8),
+            asked in prop::collection::vec((key(), prop::option::of(key()), prop::option::of(key())), 1..40),
+        ) {
+            let wire = proto::v1::Filter { keys: bytes(&keys), values: bytes(&values), key_prefixes: prefixes.clone() };
+            let filter = Filter::new(&wire).unwrap();
+            let by_prefix = |key: &Key| prefixes.is_empty() || prefixes.iter().any(|prefix| key.starts_with(prefix));
+            let by_key = |key: &Key| (keys.is_empty() || keys.contains(key)) && by_prefix(key);
+            for (key, old, new) in &asked {
+                let by_value = values.is_empty() || [old, new].into_iter().flatten().any(|value| values.contains(value));
+                let change = Change { slot: 0, key: *key, old: *old, new: *new };
+                prop_assert_eq!(filter.passes(&change), by_key(key) && by_value);
+                prop_assert_eq!(filter.passes_key(key), by_key(key));
+                let mut wanted: Vec<Key> = keys.iter().filter(|wanted| *wanted >= key && by_prefix(wanted)).copied().collect();
+                wanted.sort_unstable();
+                wanted.dedup();
+                wanted.truncate(2);
+                prop_assert_eq!(filter.wanted_keys(key, 2), wanted);
+                // No key that a prefix lets pass lies between the two, and the second one passes.
+                let first = filter.first_wanted(key);
+                let between = asked.iter().map(|(other, ..)| other).filter(|other| *other >= key && by_prefix(other));
+                prop_assert!(between.into_iter().all(|other| first.is_some_and(|first| first <= *other)));
+                prop_assert!(first.is_none_or(|first| first >= *key && by_prefix(&first)));
+            }
+        }
+    }
+
+    #[test]
+    fn covered_prefixes_are_dropped_and_wrong_ones_named() {
+        let of = |entries: &[&'static [u8]]| {
+            prefixes(&entries.iter().map(|entry| Bytes::from_static(entry)).collect::<Vec<_>>())
+        };
+        let kept = of(&[b"ab", b"a\0", b"abc", b"a\0\0", b"b", b"ab"]).unwrap();
+        let kept: Vec<&[u8]> = kept.iter().map(|prefix| &prefix.padded[..usize::from(prefix.len)]).collect();
+        assert_eq!(kept, [&b"a\0"[..], b"ab", b"b"]);
+        assert!(of(&[b"a", b""]).unwrap_err().contains("got=0 index=1"));
+        assert!(of(&[&[1; 33]]).unwrap_err().contains("got=33 index=0"));
+    }
 }

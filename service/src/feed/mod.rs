@@ -4,16 +4,19 @@
 //! make the writer wait for a reader. [`FeedWriter`] runs on ingest-apply; [`Feed`] is shared with everybody:
 //! [`Feed::recent`] never blocks, [`Feed::read`] reads the disk and belongs on a thread that may wait.
 
+mod dump;
 mod filter;
 #[doc(hidden)]
 pub mod fuzzing;
+mod pool;
 mod record;
 mod ring;
 mod segment;
-mod snapshot;
 mod subscribers;
+mod tail;
 #[cfg(test)]
 mod tests;
+mod workers;
 mod writer;
 
 use std::collections::VecDeque;
@@ -23,11 +26,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use engine_api::{Checkpoint, Error, ErrorKind};
 use tokio::sync::watch;
 
+pub use dump::{DUMPS_MAX, DumpError, DumpRange};
 pub use filter::Filter;
+pub use pool::NotDone;
 pub use record::{Change, FRAME_CHANGES_MAX, Frame};
 pub use ring::Ring;
-pub use snapshot::{Part, Refused, SNAPSHOTS_MAX, Snapshots};
 pub use subscribers::{Registration, Subscriber, Subscribers, TooManySubscribers};
+pub use tail::{Piece, Scope, Tail};
+pub use workers::Workers;
 pub use writer::{FeedWriter, Retention};
 
 use crate::status::unix_ms;
@@ -281,6 +287,6 @@ fn damaged(segment: &Segment, at: u64, seq: u64) -> FeedError {
     let file = segment.path.display();
     FeedError::Log(Error::new(
         ErrorKind::DataDamaged,
-        format!("the feed's log is damaged: file={file} offset={at} seq={seq}; subscribe with a snapshot to go on"),
+        format!("the feed's log is damaged: file={file} offset={at} seq={seq}; subscribe with a dump to go on"),
     ))
 }

@@ -6,12 +6,16 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::dump::DUMPS_MAX;
 use crate::status::unix_ms;
 
 /// The list.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Subscribers {
     list: Mutex<List>,
+    dump_places: Arc<Semaphore>,
     /// Subscribers cut off because they did not read, since start.
     pub cut_off: AtomicU64,
     /// Changes sent to all of them together, since start.
@@ -64,7 +68,28 @@ pub struct Registration<'f> {
     entry: Arc<Entry>,
 }
 
+impl Default for Subscribers {
+    fn default() -> Self {
+        Self {
+            list: Mutex::default(),
+            dump_places: Arc::new(Semaphore::new(DUMPS_MAX)),
+            cut_off: AtomicU64::new(0),
+            changes_sent: AtomicU64::new(0),
+        }
+    }
+}
+
 impl Subscribers {
+    /// Takes one of [`DUMPS_MAX`] places for a dump, left when it is dropped; `None` when all are taken.
+    pub fn begin_dump(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.dump_places).try_acquire_owned().ok()
+    }
+
+    /// Dumps under way.
+    pub fn dumps(&self) -> usize {
+        DUMPS_MAX - self.dump_places.available_permits()
+    }
+
     /// Takes a place.
     ///
     /// # Errors

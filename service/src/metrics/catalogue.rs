@@ -271,6 +271,11 @@ catalogue! {
         FEED_CHANGES_SENT Counter Count [] WITH_FEED, "solkv_feed_changes_sent_total", "Changes sent to subscribers";
         FEED_CUT_OFF Counter Count [] WITH_FEED, "solkv_feed_cut_off_total",
             "Subscribers cut off because they did not read";
+        FEED_DUMPS Gauge Count [] WITH_FEED, "solkv_feed_dumps", "Subscribers that are being sent a dump; at most 8";
+        VIEWS Gauge Count [] ALWAYS, "solkv_views",
+            "Views of the store held by dumps and by a snapshot: what they see stays on disk";
+        VIEW_AGE Gauge Seconds [] ALWAYS, "solkv_view_age_seconds",
+            "For how long the oldest of these views has been held, 0 without one; a dump's is let go within a second";
     }
     Connections {
         CONNECTIONS Gauge Count [LISTENERS] ALWAYS, "solkv_connections", "Connections open now";

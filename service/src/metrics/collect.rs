@@ -56,6 +56,7 @@ impl Collector for Families {
         if let Some(feed) = &self.feed {
             self.feed(&mut out, feed)?;
         }
+        self.views(&mut out)?;
         self.overlay(&mut out, &self.shared.overlay)?;
         self.snapshots(&mut out)
     }
@@ -144,7 +145,14 @@ impl Families {
         out.one(&c::FEED_SUBSCRIBERS, subscribed.len() as f64)?;
         out.one(&c::FEED_SUBSCRIBER_LAG, behind as f64)?;
         out.one(&c::FEED_CHANGES_SENT, read(&subscribers.changes_sent) as f64)?;
-        out.one(&c::FEED_CUT_OFF, read(&subscribers.cut_off) as f64)
+        out.one(&c::FEED_CUT_OFF, read(&subscribers.cut_off) as f64)?;
+        out.one(&c::FEED_DUMPS, subscribers.dumps() as f64)
+    }
+
+    fn views(&self, out: &mut Out<'_>) -> fmt::Result {
+        let (count, oldest) = self.shared.views.held();
+        out.one(&c::VIEWS, count as f64)?;
+        out.one(&c::VIEW_AGE, oldest.as_secs_f64())
     }
 
     fn overlay(&self, out: &mut Out<'_>, overlay: &Overlay) -> fmt::Result {

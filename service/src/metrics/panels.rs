@@ -137,6 +137,10 @@ panels! {
             "rate(solkv_feed_changes_sent_total{@}[$__rate_interval])" => "{{instance}}";
         curve "Subscribers cut off" "none":
             "increase(solkv_feed_cut_off_total{@}[$__rate_interval])" => "{{instance}}";
+        curve "Dumps and views held" "none":
+            "solkv_feed_dumps{@}" => "{{instance}} dumps",
+            "solkv_views{@}" => "{{instance}} views";
+        curve "Oldest view" "s": "solkv_view_age_seconds{@}" => "{{instance}}";
     }
     Connections {
         curve "Open" "none":

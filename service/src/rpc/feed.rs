@@ -1,7 +1,8 @@
 //! `solkv.v1.Feed`: one task a subscriber, which reads the feed at the subscriber's own pace.
 //!
-//! Owns: what a subscriber is sent and when it is cut off. Must not: make the writer wait, or block a tokio worker; the
-//! disk is read on the blocking pool.
+//! Owns: what a subscriber is sent and when it is cut off. Must not: make the writer wait, or keep a network thread busy:
+//! what may take long is done on `feed-read-N` and `feed-dump-N`, in pieces; after each of them the task looks whether the
+//! subscriber is still there and whether the service stops.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,18 +10,19 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
+use engine_api::Key;
 use futures::{FutureExt as _, Stream, StreamExt as _, stream};
 use proto::v1::feed_server::Feed as FeedRpc;
 use proto::v1::subscribe_request::Start;
 use proto::v1::subscribe_response::Kind;
-use proto::v1::{Change, Changes, Heartbeat, SnapshotEnd, SnapshotPairs, Started, SubscribeRequest, SubscribeResponse};
-use tokio::sync::{mpsc, oneshot};
+use proto::v1::{Change, Changes, Heartbeat, Started, SubscribeRequest, SubscribeResponse};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::budget::Peer;
-use crate::feed::{Cursor, Feed, FeedError, Filter, Frame, Part, Refused, Registration, Snapshots};
+use crate::feed::{DUMPS_MAX, Feed, FeedError, Filter, Head, NotDone, Registration, Scope, Tail, Workers};
 use crate::status::unix_ms;
 
 /// Messages between a subscriber's task and its connection: with [`CHANGES_PER_MESSAGE`] some two megabytes. More would
@@ -28,7 +30,7 @@ use crate::status::unix_ms;
 const SUBSCRIBER_QUEUE: usize = 16;
 
 /// Most changes of one message: 150 KB, well below the 4 MiB that clients take by default.
-const CHANGES_PER_MESSAGE: usize = 1000;
+pub(super) const CHANGES_PER_MESSAGE: usize = 1000;
 
 /// What subscribers are granted.
 #[derive(Clone, Copy, Debug)]
@@ -44,15 +46,14 @@ pub struct FeedLimits {
 /// The service behind both listeners.
 #[derive(Clone)]
 pub struct FeedService {
-    feed: Option<Arc<Feed>>,
-    snapshots: Snapshots,
+    feed: Option<(Arc<Feed>, Workers)>,
     limits: FeedLimits,
 }
 
 impl FeedService {
-    /// Serves `feed`; without one every subscription is refused.
-    pub fn new(feed: Option<Arc<Feed>>, snapshots: Snapshots, limits: FeedLimits) -> Self {
-        Self { feed, snapshots, limits }
+    /// Serves the feed; without one every subscription is refused.
+    pub fn new(feed: Option<(Arc<Feed>, Workers)>, limits: FeedLimits) -> Self {
+        Self { feed, limits }
     }
 }
 
@@ -63,7 +64,7 @@ impl FeedRpc for FeedService {
     type SubscribeStream = Responses;
 
     async fn subscribe(&self, request: Request<SubscribeRequest>) -> Result<Response<Responses>, Status> {
-        let Some(feed) = self.feed.clone() else {
+        let Some((feed, workers)) = self.feed.clone() else {
             return Err(Status::failed_precondition("the service keeps no feed: its configuration says feed = false"));
         };
         let (transport, peer) = peer(&request);
@@ -71,31 +72,23 @@ impl FeedRpc for FeedService {
         if let Some(feed_id) = request.feed_id.filter(|id| *id != feed.id()) {
             let message = format!(
                 "this is another feed, its seqs are not continued: asked={feed_id} feed_id={}; subscribe with \
-                 snapshot_then_tail",
+                 dump_then_tail",
                 feed.id()
             );
             return Err(Status::failed_precondition(message));
         }
         let filter = request.filter.as_ref().map(Filter::new).transpose().map_err(Status::invalid_argument)?;
-        let start = request
-            .start
-            .ok_or_else(|| Status::invalid_argument("say where to start: from_seq, from_now or snapshot_then_tail"))?;
-        let head = *feed.head().borrow();
-        let next_seq = match start {
-            Start::FromSeq(seq) => {
-                in_range(&feed, seq, head.seq)?;
-                seq
-            }
-            Start::FromNow(_) | Start::SnapshotThenTail(_) => head.seq + 1,
-        };
+        let (next_seq, dump) = begin(&feed, &request)?;
         let (sender, receiver) = mpsc::channel(SUBSCRIBER_QUEUE);
         let (end, ended) = oneshot::channel();
         let subscription = Subscription {
             sender,
-            filter: filter.unwrap_or_default(),
-            snapshots: matches!(start, Start::SnapshotThenTail(_)).then(|| self.snapshots.clone()),
+            feed: Arc::clone(&feed),
+            filter: Arc::new(filter.unwrap_or_default()),
+            workers,
+            head: feed.head(),
             limits: self.limits,
-            next_seq,
+            told_seq: next_seq.saturating_sub(1),
             sent: Instant::now(),
         };
         // The place is taken before the answer, so that a refusal is the call's own status.
@@ -114,7 +107,7 @@ impl FeedRpc for FeedService {
                     return;
                 }
             };
-            if let Err(Some(status)) = subscription.run(&feed, &place).await {
+            if let Err(Some(status)) = subscription.run(dump, &place).await {
                 tracing::info!(code = ?status.code(), reason = status.message(), "a subscriber was sent away");
                 end.send(status).ok();
             }
@@ -125,144 +118,201 @@ impl FeedRpc for FeedService {
     }
 }
 
+/// A dump that a subscription begins with.
+pub(super) struct Dump {
+    /// The last key that the subscriber has.
+    pub(super) after: Option<Key>,
+    /// Left when the dump has ended.
+    pub(super) _place: OwnedSemaphorePermit,
+}
+
+/// The first change wanted, and the dump that comes before it.
+fn begin(feed: &Feed, request: &SubscribeRequest) -> Result<(u64, Option<Dump>), Status> {
+    let head = *feed.head().borrow();
+    let dump = |after| {
+        let busy =
+            || Status::resource_exhausted(format!("too many dumps are under way, try again later: max={DUMPS_MAX}"));
+        Ok::<_, Status>(Some(Dump { after, _place: feed.subscribers().begin_dump().ok_or_else(busy)? }))
+    };
+    match &request.start {
+        Some(Start::FromSeq(seq)) => {
+            in_range(feed, *seq, head.seq)?;
+            Ok((*seq, None))
+        }
+        Some(Start::FromNow(_)) => Ok((head.seq + 1, None)),
+        Some(Start::DumpThenTail(_)) => Ok((head.seq + 1, dump(None)?)),
+        Some(Start::DumpFrom(from)) => {
+            if request.feed_id.is_none() {
+                return Err(Status::invalid_argument("dump_from needs the feed_id that its seq counts in"));
+            }
+            let len = from.after_key.len();
+            let after = Key::try_from(&from.after_key[..]);
+            let after = after
+                .map_err(|_| Status::invalid_argument(format!("dump_from.after_key must be 32 bytes: got={len}")))?;
+            let next_seq = from.seq.saturating_add(1);
+            in_range(feed, next_seq, head.seq)?;
+            Ok((next_seq, dump(Some(after))?))
+        }
+        None => Err(Status::invalid_argument("say where to start: from_seq, from_now, dump_then_tail or dump_from")),
+    }
+}
+
 /// One subscriber.
-struct Subscription {
+pub(super) struct Subscription {
     sender: mpsc::Sender<SubscribeResponse>,
-    filter: Filter,
-    /// For one that starts with a snapshot.
-    snapshots: Option<Snapshots>,
+    feed: Arc<Feed>,
+    pub(super) filter: Arc<Filter>,
+    pub(super) workers: Workers,
+    head: watch::Receiver<Head>,
     limits: FeedLimits,
-    next_seq: u64,
+    /// The last change that a message has spoken of: the next message begins with the one after it.
+    pub(super) told_seq: u64,
     /// When the last message was handed over.
     sent: Instant,
 }
 
 /// Why a subscription ends: with a status, or `None` when the subscriber is gone.
-type Ended = Option<Status>;
+pub(super) type Ended = Option<Status>;
 
 impl Subscription {
-    async fn run(mut self, feed: &Arc<Feed>, place: &Registration<'_>) -> Result<(), Ended> {
+    async fn run(mut self, dump: Option<Dump>, place: &Registration<'_>) -> Result<(), Ended> {
         let started = Started {
-            feed_id: feed.id(),
-            next_seq: self.next_seq,
-            oldest_seq: feed.oldest_seq(),
-            slot: feed.head().borrow().slot,
+            feed_id: self.feed.id(),
+            next_seq: self.told_seq + 1,
+            oldest_seq: self.feed.oldest_seq(),
+            slot: self.feed.head().borrow().slot,
         };
-        self.send(feed, Kind::Started(started)).await?;
-        if let Some(snapshots) = self.snapshots.take() {
-            self.snapshot(feed, &snapshots).await?;
+        self.send(Kind::Started(started)).await?;
+        let mut tail = Tail::new(Arc::clone(&self.feed), Arc::clone(&self.filter), self.told_seq + 1);
+        if let Some(dump) = dump {
+            tail = self.dump(tail, dump).await?;
         }
-        let mut head = feed.head();
-        let mut cursor = Cursor::new(self.next_seq);
+        let everything = Scope { last_seq: u64::MAX, last_key: None, most: CHANGES_PER_MESSAGE };
+        let mut head = self.feed.head();
         loop {
             let now = *head.borrow_and_update();
-            if now.closed {
-                return Err(Some(Status::unavailable("the service is shutting down: come back with the last seq")));
-            }
-            loop {
-                let (frames, behind) = next(feed, cursor).await?;
-                cursor = behind;
-                for frame in &frames {
-                    self.changes(feed, frame).await?;
+            let mut more = true;
+            while more {
+                (tail, more) = self.piece(tail, everything).await?;
+                place.reached(tail.next_seq() - 1);
+                // What a filter keeps back is silence too. The slot is told of a subscriber that has come up to it.
+                let due = self.sent + self.limits.heartbeat;
+                if due <= Instant::now() {
+                    self.told_seq = tail.next_seq() - 1;
+                    let slot = now.slot.filter(|_| !more);
+                    self.send(Kind::Heartbeat(Heartbeat { seq: self.told_seq, slot, unix_ms: unix_ms() })).await?;
                 }
-                place.reached(self.next_seq - 1);
-                if frames.is_empty() {
-                    break;
-                }
-            }
-            // Everything there is was looked at, which is what a heartbeat says. What a filter keeps back is silence too.
-            let due = self.sent + self.limits.heartbeat;
-            if due <= Instant::now() {
-                let heartbeat = Heartbeat { seq: self.next_seq - 1, slot: now.slot, unix_ms: unix_ms() };
-                self.send(feed, Kind::Heartbeat(heartbeat)).await?;
-                continue;
             }
             tokio::select! {
-                _ = tokio::time::timeout_at(due, head.changed()) => {}
+                _ = tokio::time::timeout_at(self.sent + self.limits.heartbeat, head.changed()) => {}
                 () = self.sender.closed() => return Err(None),
             }
         }
     }
 
-    async fn snapshot(&mut self, feed: &Feed, snapshots: &Snapshots) -> Result<(), Ended> {
-        let (sender, mut parts) = mpsc::channel(SUBSCRIBER_QUEUE);
-        snapshots.start(self.filter.clone(), sender, self.limits.stall_timeout).map_err(|refused| match refused {
-            Refused::Busy => Status::resource_exhausted("too many snapshots are under way, try again later"),
-            Refused::Stopped => Status::unavailable("the service is shutting down"),
-        })?;
-        while let Some(part) = parts.recv().await {
-            match part {
-                Part::Pairs(packed_pairs) => {
-                    let packed_pairs = Bytes::from(packed_pairs);
-                    self.send(feed, Kind::SnapshotPairs(SnapshotPairs { packed_pairs })).await?;
-                }
-                Part::End { seq, slot, pairs } => {
-                    self.next_seq = seq + 1;
-                    return self.send(feed, Kind::SnapshotEnd(SnapshotEnd { seq, slot, pairs })).await;
-                }
-                Part::Failed(reason) => return Err(Some(Status::internal(reason))),
-            }
+    /// Looks at the next changes within `scope` and sends those that pass. Gives the place after them, and whether there
+    /// is more within the scope.
+    pub(super) async fn piece(&mut self, mut tail: Tail, scope: Scope) -> Result<(Tail, bool), Ended> {
+        if self.head.borrow().closed {
+            return Err(Some(closing()));
         }
-        Err(Some(Status::unavailable("the snapshot was cut short: the service is shutting down")))
+        if self.sender.is_closed() {
+            return Err(None);
+        }
+        let next_seq = tail.next_seq();
+        let found = if let Some(at_hand) = tail.at_hand(&scope) {
+            let head_seq = self.head.borrow().seq;
+            changes(&mut tail, &at_hand)
+                .map(|(changes, more)| (changes, more || tail.next_seq() <= scope.last_seq.min(head_seq)))
+        } else {
+            let job = move || {
+                let found = changes(&mut tail, &scope);
+                (tail, found)
+            };
+            let found;
+            (tail, found) = self.workers.read(job).await.map_err(not_done)?;
+            found
+        };
+        let (changes, more) = found.map_err(|error| unreadable(error, next_seq))?;
+        if !changes.is_empty() {
+            // What was looked at before without anything that passes is told with it.
+            let first_seq = self.told_seq + 1;
+            self.told_seq = tail.next_seq() - 1;
+            // ORDERING: Relaxed: a statistic.
+            self.feed.subscribers().changes_sent.fetch_add(changes.len() as u64, Ordering::Relaxed);
+            self.send(Kind::Changes(Changes { first_seq, last_seq: self.told_seq, changes })).await?;
+        }
+        Ok((tail, more))
     }
 
-    /// The part of a frame that is not sent yet, in messages.
-    async fn changes(&mut self, feed: &Feed, frame: &Frame) -> Result<(), Ended> {
-        let sent = (self.next_seq - frame.first_seq) as usize;
-        for chunk in frame.changes[sent..].chunks(CHANGES_PER_MESSAGE) {
-            let first_seq = self.next_seq;
-            self.next_seq += chunk.len() as u64;
-            let numbered = (first_seq..).zip(chunk);
-            let passing = numbered.filter(|(_, change)| self.filter.passes(change));
-            let changes: Vec<Change> = passing.map(|(seq, change)| wire(seq, change)).collect();
-            if !changes.is_empty() {
-                // ORDERING: Relaxed: a statistic.
-                feed.subscribers().changes_sent.fetch_add(changes.len() as u64, Ordering::Relaxed);
-                let changes = Changes { first_seq, last_seq: self.next_seq - 1, changes };
-                self.send(feed, Kind::Changes(changes)).await?;
-            }
+    /// Waits until the change `seq` is published: a commit can be read a moment before.
+    pub(super) async fn published(&mut self, seq: u64) -> Result<(), Ended> {
+        match self.head.wait_for(|head| head.seq >= seq || head.closed).await {
+            Ok(head) if !head.closed => Ok(()),
+            _ => Err(Some(closing())),
         }
+    }
+
+    /// Hands a message over; waits for the subscriber to take what was sent before, though not for ever.
+    pub(super) async fn send(&mut self, kind: Kind) -> Result<(), Ended> {
+        let message = SubscribeResponse { kind: Some(kind) };
+        let place = match self.sender.try_reserve() {
+            Ok(place) => place,
+            Err(mpsc::error::TrySendError::Closed(())) => return Err(None),
+            Err(mpsc::error::TrySendError::Full(())) => {
+                let waited = tokio::select! {
+                    waited = tokio::time::timeout(self.limits.stall_timeout, self.sender.reserve()) => waited.ok(),
+                    closed = self.head.wait_for(|head| head.closed) => {
+                        drop(closed);
+                        return Err(Some(closing()));
+                    }
+                };
+                match waited {
+                    Some(place) => place.map_err(|_| None)?,
+                    None => return Err(Some(self.cut_off())),
+                }
+            }
+        };
+        place.send(message);
+        self.sent = Instant::now();
         Ok(())
     }
 
-    async fn send(&mut self, feed: &Feed, kind: Kind) -> Result<(), Ended> {
-        let sent = self.sender.send(SubscribeResponse { kind: Some(kind) });
-        match tokio::time::timeout(self.limits.stall_timeout, sent).await {
-            Ok(Ok(())) => {
-                self.sent = Instant::now();
-                Ok(())
-            }
-            Ok(Err(_)) => Err(None),
-            Err(_) => {
-                // ORDERING: Relaxed: a statistic.
-                feed.subscribers().cut_off.fetch_add(1, Ordering::Relaxed);
-                let message = format!(
-                    "cut off, nothing was read for {:?}: come back with the last seq",
-                    self.limits.stall_timeout
-                );
-                Err(Some(Status::resource_exhausted(message)))
-            }
-        }
+    fn cut_off(&self) -> Status {
+        // ORDERING: Relaxed: a statistic.
+        self.feed.subscribers().cut_off.fetch_add(1, Ordering::Relaxed);
+        let stalled = self.limits.stall_timeout;
+        Status::resource_exhausted(format!(
+            "cut off, nothing was read for {stalled:?}: come back with the last seq, or with dump_from"
+        ))
     }
 }
 
-/// What comes next, from memory or from disk, and the cursor behind it; empty when there is nothing newer.
-async fn next(feed: &Arc<Feed>, mut cursor: Cursor) -> Result<(Vec<Arc<Frame>>, Cursor), Ended> {
-    if let Some(frames) = feed.recent(cursor.next_seq) {
-        let behind = frames.last().map_or(cursor.next_seq, |frame| frame.last_seq() + 1);
-        return Ok((frames, Cursor::new(behind)));
-    }
-    let feed = Arc::clone(feed);
-    let read = tokio::task::spawn_blocking(move || (feed.read(&mut cursor), cursor)).await;
-    match read {
-        Ok((Ok(frames), cursor)) => Ok((frames.into_iter().map(Arc::new).collect(), cursor)),
-        Ok((Err(FeedError::Gone { oldest_seq }), cursor)) => Err(Some(gone(cursor.next_seq, oldest_seq))),
-        Ok((Err(FeedError::Log(error)), _)) => {
+/// The next piece of `tail` as it is sent, and whether there is more.
+fn changes(tail: &mut Tail, scope: &Scope) -> Result<(Vec<Change>, bool), FeedError> {
+    let piece = tail.piece(scope)?;
+    Ok((piece.changes.iter().map(|(seq, change)| wire(*seq, change)).collect(), piece.more))
+}
+
+pub(super) fn closing() -> Status {
+    Status::unavailable("the service is shutting down: come back with the last seq, or with dump_from")
+}
+
+fn not_done(why: NotDone) -> Ended {
+    Some(match why {
+        NotDone::Busy => Status::resource_exhausted("too many subscribers are behind, try again later"),
+        NotDone::Stopped => closing(),
+    })
+}
+
+fn unreadable(error: FeedError, next_seq: u64) -> Ended {
+    Some(match error {
+        FeedError::Gone { oldest_seq } => gone(next_seq, oldest_seq),
+        FeedError::Log(error) => {
             tracing::error!(%error, "the feed cannot be read");
-            Err(Some(Status::data_loss(error.to_string())))
+            Status::data_loss(error.to_string())
         }
-        Err(error) => Err(Some(Status::internal(format!("reading the feed failed: {error}")))),
-    }
+    })
 }
 
 fn in_range(feed: &Feed, seq: u64, newest_seq: u64) -> Result<(), Status> {
@@ -273,7 +323,7 @@ fn in_range(feed: &Feed, seq: u64, newest_seq: u64) -> Result<(), Status> {
     if seq > newest_seq + 1 {
         let message = format!(
             "from_seq is ahead of the feed: from_seq={seq} newest_seq={newest_seq}; the seq of another store? subscribe \
-             with snapshot_then_tail"
+             with dump_then_tail"
         );
         return Err(Status::out_of_range(message));
     }
@@ -282,7 +332,7 @@ fn in_range(feed: &Feed, seq: u64, newest_seq: u64) -> Result<(), Status> {
 
 fn gone(seq: u64, oldest_seq: u64) -> Status {
     Status::out_of_range(format!(
-        "changes that old are no longer kept: from_seq={seq} oldest_seq={oldest_seq}; subscribe with snapshot_then_tail"
+        "changes that old are no longer kept: from_seq={seq} oldest_seq={oldest_seq}; subscribe with dump_then_tail"
     ))
 }
 

@@ -5,6 +5,7 @@
 
 mod accept;
 mod budget;
+mod dump;
 mod feed;
 mod guard;
 mod health;

@@ -15,7 +15,6 @@ use tonic_health::ServingStatus;
 use super::*;
 use crate::chain::{Gap, Phase};
 use crate::config::SocketMode;
-use crate::feed::Snapshots;
 use crate::lookups::tests::Pool;
 
 /// No request of these tests takes so long.
@@ -54,7 +53,7 @@ async fn start_with(pool: Pool, request_timeout: Duration) -> Running {
     let door = Door { tcp, uds: Some(uds), access, max_connections: 100, request_timeout };
     let limits =
         FeedLimits { subscribers: 1, heartbeat: Duration::from_millis(10), stall_timeout: Duration::from_secs(1) };
-    let feed = FeedService::new(None, Snapshots::new(Arc::clone(&pool.engine)), limits);
+    let feed = FeedService::new(None, limits);
     let services = Services { lookups: pool.lookups.clone(), shared: Arc::clone(&pool.shared), feed, engine: "redb" };
     let server = tokio::spawn(serve(door, services, stopped.map(|_| ())));
     let client = KvClient::connect(format!("http://{address}")).await.unwrap();

@@ -9,6 +9,7 @@ mod browser;
 mod crash;
 mod dashboard;
 mod disk;
+mod dump;
 mod feed;
 mod follow;
 mod fork;

@@ -141,7 +141,7 @@ fn who_was_away_for_too_long_goes_on_over_grpc_and_comes_back() {
     assert_eq!(kind(Start::From { seq: newest, feed_id: feed_id ^ 1 }), ErrorKind::FeedLost);
     assert_eq!(kind(from(newest + 2)), ErrorKind::FeedLost);
     let client = Builder::new(&ring).unwrap().connect_blocking().unwrap();
-    assert_eq!(client.subscribe(Start::Snapshot, Filter::default()).err().unwrap().kind(), ErrorKind::Refused);
+    assert_eq!(client.subscribe(Start::Dump, Filter::default()).err().unwrap().kind(), ErrorKind::Refused);
     assert!(service.terminate().success());
     let service = Service::start(&dir, &options, &geyser, &[&more[..], &["--feed", "false"]].concat());
     assert_eq!(kind(from(newest)), ErrorKind::Refused);

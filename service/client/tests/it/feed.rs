@@ -5,13 +5,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use client::{Builder, Change, Client, ErrorKind, Event, Filter, Start, Subscription};
+use client::{Builder, Change, Client, Dumped, ErrorKind, Event, Filter, Start, Subscription};
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use proto::v1::feed_server::{Feed, FeedServer};
 use proto::v1::subscribe_request::Start as Asked;
 use proto::v1::subscribe_response::Kind;
-use proto::v1::{Changes, Heartbeat, SnapshotEnd, SnapshotPairs, Started, SubscribeRequest, SubscribeResponse};
+use proto::v1::{Changes, DumpEnd, DumpFrom, DumpPairs, Heartbeat, Started, SubscribeRequest, SubscribeResponse};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Code, Request, Response, Status};
@@ -62,7 +62,7 @@ impl Script {
     }
 
     fn asked(&self) -> Vec<(Option<Asked>, Option<u64>)> {
-        self.asked.lock().unwrap().iter().map(|asked| (asked.start, asked.feed_id)).collect()
+        self.asked.lock().unwrap().iter().map(|asked| (asked.start.clone(), asked.feed_id)).collect()
     }
 }
 
@@ -137,28 +137,102 @@ async fn a_server_that_comes_back_is_found_again() {
     assert_eq!(waiting.await.unwrap().unwrap(), changed(3, 3));
 }
 
+fn pairs(bytes: std::ops::Range<u8>, seq: u64, through: u8) -> Kind {
+    let packed_pairs = bytes.flat_map(|byte| [byte; 64]).collect::<Vec<_>>().into();
+    Kind::DumpPairs(DumpPairs { packed_pairs, seq, through_key: vec![through; 32].into() })
+}
+
+fn paired(bytes: std::ops::Range<u8>) -> Event {
+    Event::Pairs(bytes.map(|byte| ([byte; 32], [byte; 32])).collect())
+}
+
+fn dump_end(seq: u64) -> Kind {
+    Kind::DumpEnd(DumpEnd { seq, slot: Some(9), pairs: 2 })
+}
+
+fn asked_from(key: u8, seq: u64) -> Option<Asked> {
+    Some(Asked::DumpFrom(DumpFrom { after_key: vec![key; 32].into(), seq }))
+}
+
 #[tokio::test]
-async fn a_snapshot_cut_short_begins_anew() {
-    let pairs = Kind::SnapshotPairs(SnapshotPairs { packed_pairs: vec![4; 128].into() });
-    let end = Kind::SnapshotEnd(SnapshotEnd { seq: 20, slot: Some(9), pairs: 2 });
+async fn a_dump_that_was_cut_goes_on_where_it_was() {
     let script = Script::new(vec![
-        vec![started(7, 1), pairs.clone(), heartbeat(3)],
-        vec![started(8, 1), pairs, end],
-        vec![started(8, 21), changes(21, 21)],
+        vec![started(7, 5), pairs(1..4, 6, 5)],
+        vec![started(7, 7), changes(7, 8)],
+        vec![started(7, 9), changes(9, 9), pairs(6..8, 12, 8), pairs(0..0, 12, 20)],
+        vec![started(7, 13), pairs(30..31, 14, 255), dump_end(14)],
+        vec![started(7, 15), changes(15, 15)],
     ]);
-    let (mut feed, _dir) = script.subscribe(Start::Snapshot).await;
-    let pairs = Event::Pairs(vec![([4; 32], [4; 32]); 2]);
-    assert_eq!(feed.next().await.unwrap(), told(7, 1));
-    assert_eq!(feed.next().await.unwrap(), pairs);
-    assert!(matches!(feed.next().await.unwrap(), Event::Heartbeat { .. }));
-    assert_eq!(feed.last_seq(), None, "a part of a snapshot is nothing to go on from");
-    assert_eq!(feed.next().await.unwrap(), told(8, 1), "another feed may have taken its place: all begins anew");
-    assert_eq!(feed.next().await.unwrap(), pairs);
-    assert_eq!(feed.next().await.unwrap(), Event::SnapshotEnd { seq: 20, slot: Some(9), pairs: 2 });
-    assert_eq!(feed.next().await.unwrap(), changed(21, 21));
+    let (mut feed, _dir) = script.subscribe(Start::Dump).await;
+    for event in [told(7, 5), paired(1..4), changed(7, 8), changed(9, 9), paired(6..8), paired(0..0)] {
+        assert_eq!(feed.next().await.unwrap(), event);
+        assert_eq!(feed.last_seq(), None, "a part of a dump is no place in the feed");
+    }
+    assert_eq!(feed.dumped(), Some(Dumped { key: [20; 32], seq: 12 }));
+    assert_eq!(feed.next().await.unwrap(), paired(30..31));
+    assert_eq!(feed.next().await.unwrap(), Event::DumpEnd { seq: 14, slot: Some(9), pairs: 6 });
+    assert_eq!((feed.dumped(), feed.last_seq()), (None, Some(14)));
+    assert_eq!(feed.next().await.unwrap(), changed(15, 15));
     let asked = script.asked();
-    assert!(matches!(asked[1], (Some(Asked::SnapshotThenTail(_)), None)), "{asked:?}");
-    assert_eq!(asked[2], (Some(Asked::FromSeq(21)), Some(8)));
+    assert!(matches!(asked[0], (Some(Asked::DumpThenTail(_)), None)), "{asked:?}");
+    let named = |start| (start, Some(7));
+    assert_eq!(asked[1..4], [named(asked_from(5, 6)), named(asked_from(5, 8)), named(asked_from(20, 12))]);
+    assert_eq!(asked[4], named(Some(Asked::FromSeq(15))));
+    // A program that was itself ended goes on with what it has kept.
+    let script = Script::new(vec![vec![started(7, 9), pairs(6..8, 9, 255), dump_end(9)]]);
+    let kept = Start::DumpFrom { dumped: Dumped { key: [5; 32], seq: 8 }, feed_id: 7 };
+    let (mut feed, _dir) = script.subscribe(kept).await;
+    assert_eq!(feed.next().await.unwrap(), told(7, 9));
+    assert_eq!(feed.next().await.unwrap(), paired(6..8));
+    assert_eq!(script.asked(), [named(asked_from(5, 8))]);
+}
+
+#[tokio::test]
+async fn a_dump_of_a_feed_that_is_gone_begins_anew_and_one_too_late_is_told() {
+    let script = Script::new(vec![
+        vec![started(7, 1), pairs(4..5, 2, 4)],
+        vec![],
+        vec![started(8, 1), pairs(1..2, 1, 1)],
+        vec![],
+    ]);
+    script.told.lock().unwrap()[1].push(Err(Status::failed_precondition("another feed")));
+    script.told.lock().unwrap()[3].push(Err(Status::out_of_range("oldest_seq=9")));
+    let (mut feed, _dir) = script.subscribe(Start::Dump).await;
+    for event in [told(7, 1), paired(4..5), told(8, 1), paired(1..2)] {
+        assert_eq!(feed.next().await.unwrap(), event);
+    }
+    assert_eq!(feed.next().await.unwrap_err().kind(), ErrorKind::FeedLost);
+    let asked = script.asked();
+    assert_eq!(asked[1], (asked_from(4, 2), Some(7)));
+    assert!(matches!(asked[2], (Some(Asked::DumpThenTail(_)), None)), "{asked:?}");
+    assert_eq!(asked[3], (asked_from(1, 1), Some(8)));
+}
+
+#[tokio::test]
+async fn what_would_spoil_a_dump_is_an_error() {
+    let other_key = |key: u8| {
+        let Kind::Changes(mut other) = changes(3, 3) else { panic!("changes") };
+        other.changes[0].key = vec![key; 32].into();
+        Kind::Changes(other)
+    };
+    let short = Kind::DumpPairs(DumpPairs { through_key: vec![9; 31].into(), ..DumpPairs::default() });
+    for (name, wrong) in [
+        ("a key again", pairs(4..6, 2, 9)),
+        ("a key beyond the range", pairs(6..9, 2, 7)),
+        ("an older range", pairs(6..7, 1, 9)),
+        ("a range that ends before", pairs(0..0, 2, 3)),
+        ("a short key", short),
+        ("a hole in the changes", changes(4, 4)),
+        ("a change of a key to come", other_key(6)),
+        ("an end from before", dump_end(1)),
+    ] {
+        let (mut feed, _dir) =
+            Script::new(vec![vec![started(7, 1), pairs(4..5, 2, 5), wrong]]).subscribe(Start::Dump).await;
+        assert_eq!(feed.next().await.unwrap(), told(7, 1));
+        assert_eq!(feed.next().await.unwrap(), paired(4..5));
+        assert_eq!(feed.next().await.unwrap_err().kind(), ErrorKind::Failed, "{name}");
+        assert_eq!(feed.dumped(), Some(Dumped { key: [5; 32], seq: 2 }), "{name}: what was refused was not taken in");
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,329 @@
+//! A dump: the copy of the map that a subscriber begins with, made range by range.
+//!
+//! Owns: the `feed-dump-N` threads, and what a range may cost. Must not: hold a view of the store while a subscriber takes
+//! what was copied, or keep the engine after [`Dumps::stop`].
+//!
+//! A view that stays open keeps every page that LMDB and redb free meanwhile, and the runs that strata merges away, so a
+//! subscriber that takes a dump slowly would fill the disk. A range is therefore copied into memory from a view of its own,
+//! which is let go before the first pair is sent. Ranges of one dump are of different moments; what makes them one map:
+//!
+//! 1. Range `i` holds the pairs with `after < key <= through`, as they were after the change `seq(i)`.
+//! 2. Before its pairs the subscriber is sent the changes from `seq(i-1)` (exclusive) to `seq(i)` of the keys up to `after`,
+//!    which it has. They come from the feed's log.
+//! 3. So once it has the range, all keys up to `through` are as they were after `seq(i)`. Changes of greater keys are not
+//!    sent: their range is still to come and will hold them.
+//! 4. After the last range the whole map is that of its seq; the tail goes on with the next change.
+//!
+//! At every message what the subscriber holds is therefore described by a key and a seq, and a subscription that begins with
+//! these two goes on there. The log must still hold the changes after the seq: else the subscriber is told `OUT_OF_RANGE`.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::{io, mem};
+
+use engine_api::{Key, Reader, Value};
+use engine_latency::Measured;
+
+use super::Filter;
+use super::pool::{NotDone, Pool};
+use crate::status::Shared;
+
+/// Dumps under way at a time: each holds a range that is sent and one that is copied, 32 MiB for all of them.
+pub const DUMPS_MAX: usize = 8;
+
+/// Threads that copy ranges, and so views that dumps hold at a time: two of them already fill what a device reads.
+const DUMP_THREADS: usize = 2;
+
+/// Most pairs of a range: 2 MiB.
+const RANGE_PAIRS: usize = 32_768;
+
+/// A range ends after this long, however few pairs pass: a view pins the changes of this time at most, and of the read
+/// that is under way then.
+const RANGE_TIME: Duration = Duration::from_millis(250);
+
+/// Pairs between two looks at the clock and at whether the service stops.
+const LOOK_EVERY: usize = 256;
+
+/// Pairs passed over before a scan begins anew at the next prefix: seeking costs about as much as reading these.
+const SKIP_PAIRS: usize = 512;
+
+/// Keys of one read where the filter names keys.
+const KEYS_AT_ONCE: usize = 1024;
+
+/// A part of the map in ascending order of keys.
+#[derive(Debug, Default)]
+pub struct DumpRange {
+    /// The newest change in it.
+    pub seq: u64,
+    /// The last slot wholly in it.
+    pub slot: Option<u64>,
+    /// Pairs that pass, 64 bytes each, key and value.
+    pub packed_pairs: Vec<u8>,
+    /// The last key looked at; `None` when there is none after the range, which is the last one then.
+    pub through: Option<Key>,
+}
+
+/// Why there is no range.
+#[derive(Debug)]
+pub enum DumpError {
+    /// The service is shutting down.
+    Stopped,
+    /// The engine failed.
+    Engine(engine_api::Error),
+}
+
+/// The way to the threads. Clones share them.
+#[derive(Clone)]
+pub struct Dumps {
+    pool: Pool,
+    source: Arc<Source>,
+}
+
+struct Source {
+    /// `None` once stopped.
+    engine: Mutex<Option<Arc<Measured>>>,
+    shared: Arc<Shared>,
+    stop: AtomicBool,
+}
+
+impl Dumps {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// Those of starting a thread.
+    pub fn start(engine: Arc<Measured>, shared: Arc<Shared>) -> io::Result<Self> {
+        let source = Source { engine: Mutex::new(Some(engine)), shared, stop: AtomicBool::new(false) };
+        Ok(Self {
+            // Each dump has one range under way at most.
+            pool: Pool::start("feed-dump", DUMP_THREADS, DUMPS_MAX)?,
+            source: Arc::new(source),
+        })
+    }
+
+    /// Copies the range after `after`, or the first one, from a view of the newest commit.
+    ///
+    /// # Errors
+    /// See [`DumpError`].
+    pub async fn range(&self, filter: Arc<Filter>, after: Option<Key>) -> Result<DumpRange, DumpError> {
+        let source = Arc::clone(&self.source);
+        match self.pool.run(move || source.copy(&filter, after.as_ref())).await {
+            Ok(range) => range,
+            Err(NotDone::Busy | NotDone::Stopped) => Err(DumpError::Stopped),
+        }
+    }
+
+    /// Ends what is under way and the threads. After it none holds the engine.
+    pub fn stop(&self) {
+        // ORDERING: Relaxed: only a flag, the join orders everything else.
+        self.source.stop.store(true, Ordering::Relaxed);
+        drop(self.source.engine.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.pool.stop();
+    }
+}
+
+impl Source {
+    fn copy(&self, filter: &Filter, after: Option<&Key>) -> Result<DumpRange, DumpError> {
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let engine = engine.ok_or(DumpError::Stopped)?;
+        let _held = self.shared.views.hold();
+        // Not the measured reader: a range is no latency of a lookup.
+        let mut reader = engine.inner().reader().map_err(DumpError::Engine)?;
+        let checkpoint = reader.checkpoint().map_err(DumpError::Engine)?;
+        let mut copy = Copy { filter, stop: &self.stop, begun: Instant::now(), looked: 0, range: DumpRange::default() };
+        (copy.range.seq, copy.range.slot) = (checkpoint.seq, checkpoint.slot);
+        let first = after.map_or(Some([0; 32]), following);
+        let copied = match first {
+            Some(first) if filter.names_keys() => copy.keys(&mut *reader, first),
+            Some(first) => copy.ranges(&mut *reader, first),
+            None => Ok(None),
+        };
+        copy.range.through = copied.map_err(DumpError::Engine)?;
+        // ORDERING: Relaxed: see the store.
+        if self.stop.load(Ordering::Relaxed) { Err(DumpError::Stopped) } else { Ok(mem::take(&mut copy.range)) }
+    }
+}
+
+/// A range that is being copied.
+struct Copy<'c> {
+    filter: &'c Filter,
+    stop: &'c AtomicBool,
+    begun: Instant,
+    looked: usize,
+    range: DumpRange,
+}
+
+impl Copy<'_> {
+    /// The pairs from `first` on until the range is full. Gives the last key looked at, or `None` at the end of all.
+    fn ranges(&mut self, reader: &mut dyn Reader, first: Key) -> engine_api::Result<Option<Key>> {
+        let mut from = self.filter.first_wanted(&first);
+        while let Some(first) = from {
+            // Where the scan was broken off, and whether the range has ended there.
+            let mut broken = None;
+            let mut passed_over = 0;
+            reader.scan_from(&first, &mut |key, value| {
+                if self.filter.passes_key(key) {
+                    passed_over = 0;
+                    self.take(key, value);
+                } else {
+                    passed_over += 1;
+                }
+                let full = self.is_full();
+                if full || passed_over > SKIP_PAIRS {
+                    broken = Some((*key, full));
+                    return ControlFlow::Break(());
+                }
+                ControlFlow::Continue(())
+            })?;
+            match broken {
+                None => return Ok(None),
+                Some((key, true)) => return Ok(Some(key)),
+                Some((key, false)) => from = following(&key).and_then(|next| self.filter.first_wanted(&next)),
+            }
+            // A seek may take as long as many pairs do: the clock is looked at after the next pair.
+            self.looked = self.looked.next_multiple_of(LOOK_EVERY) - 1;
+        }
+        Ok(None)
+    }
+
+    /// As [`Copy::ranges`] where the filter names the keys.
+    fn keys(&mut self, reader: &mut dyn Reader, first: Key) -> engine_api::Result<Option<Key>> {
+        let keys = self.filter.wanted_keys(&first, KEYS_AT_ONCE);
+        let mut values = vec![None; keys.len()];
+        reader.get_many(&keys, &mut values)?;
+        for (key, value) in keys.iter().zip(&values) {
+            if let Some(value) = value {
+                self.take(key, value);
+            }
+        }
+        Ok(keys.last().copied().filter(|_| keys.len() == KEYS_AT_ONCE))
+    }
+
+    fn take(&mut self, key: &Key, value: &Value) {
+        if self.filter.passes_pair(key, value) {
+            self.range.packed_pairs.extend_from_slice(key);
+            self.range.packed_pairs.extend_from_slice(value);
+        }
+    }
+
+    /// Whether the range ends with the pair that was looked at last.
+    fn is_full(&mut self) -> bool {
+        self.looked += 1;
+        self.range.packed_pairs.len() >= RANGE_PAIRS * 64
+            || (self.looked.is_multiple_of(LOOK_EVERY)
+                // ORDERING: Relaxed: see the store.
+                && (self.begun.elapsed() >= RANGE_TIME || self.stop.load(Ordering::Relaxed)))
+    }
+}
+
+/// The least key after `key`; `None` after the greatest.
+fn following(key: &Key) -> Option<Key> {
+    let mut next = *key;
+    for byte in next.iter_mut().rev() {
+        let carried;
+        (*byte, carried) = byte.overflowing_add(1);
+        if !carried {
+            return Some(next);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use engine_api::{Checkpoint, Durability, Engine as _, Result, Visitor};
+
+    use super::*;
+    use crate::lookups::tests::Pool as Store;
+
+    /// A reader that counts the pairs it visits.
+    struct Counting<'e>(Box<dyn Reader + 'e>, usize);
+
+    impl Reader for Counting<'_> {
+        fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+            self.0.get(key)
+        }
+        fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
+            self.1 += keys.len();
+            self.0.get_many(keys, values)
+        }
+        fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
+            let visited = &mut self.1;
+            self.0.scan_from(first, &mut |key, value| {
+                *visited += 1;
+                visit(key, value)
+            })
+        }
+        fn checkpoint(&mut self) -> Result<Checkpoint> {
+            self.0.checkpoint()
+        }
+        fn refresh(&mut self) -> Result<()> {
+            self.0.refresh()
+        }
+    }
+
+    /// All ranges of a dump one after another, and the pairs visited for them.
+    fn dump(store: &Store, filter: &Filter) -> (BTreeMap<Key, Value>, usize, usize) {
+        let (mut map, mut visited, mut ranges, mut first) = (BTreeMap::new(), 0, 0, Some([0; 32]));
+        while let Some(from) = first {
+            let stop = AtomicBool::new(false);
+            let mut reader = Counting(store.engine.inner().reader().unwrap(), 0);
+            let mut copy = Copy { filter, stop: &stop, begun: Instant::now(), looked: 0, range: DumpRange::default() };
+            let through = match filter.names_keys() {
+                true => copy.keys(&mut reader, from).unwrap(),
+                false => copy.ranges(&mut reader, from).unwrap(),
+            };
+            let (pairs, rest) = copy.range.packed_pairs.as_chunks::<64>();
+            assert!(rest.is_empty() && pairs.len() <= RANGE_PAIRS);
+            for pair in pairs {
+                let (key, value): (Key, Value) = (pair[..32].try_into().unwrap(), pair[32..].try_into().unwrap());
+                assert!(key >= from && through.is_none_or(|through| key <= through));
+                assert_eq!(map.insert(key, value), None);
+            }
+            (visited, ranges, first) = (visited + reader.1, ranges + 1, through.as_ref().and_then(following));
+        }
+        (map, visited, ranges)
+    }
+
+    #[test]
+    fn ranges_join_to_what_passes_and_read_little_else() {
+        let store = Store::start();
+        let mut txn = store.engine.begin().unwrap();
+        let mut all = BTreeMap::from([([1; 32], [7; 32])]);
+        for n in 0..80_000u64 {
+            let mut key = [n as u8; 32];
+            key[..8].copy_from_slice(&n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+            txn.put(&key, &[(n % 5) as u8; 32]).unwrap();
+            all.insert(key, [(n % 5) as u8; 32]);
+        }
+        txn.commit(&Checkpoint { seq: 80_000, ..Checkpoint::default() }, Durability::Synced).unwrap();
+        let bytes = |entries: &[&[u8]]| entries.iter().map(|entry| bytes::Bytes::copy_from_slice(entry)).collect();
+        let (map, visited, ranges) = dump(&store, &Filter::default());
+        assert!(map == all && visited == all.len() && ranges >= 3, "visited={visited} ranges={ranges}");
+        let prefixes =
+            proto::v1::Filter { key_prefixes: bytes(&[&[9], &[9, 9], &[200, 3], &[255; 4]]), ..Default::default() };
+        let filter = Filter::new(&prefixes).unwrap();
+        let (map, visited, ranges) = dump(&store, &filter);
+        assert!(map.len() > 250 && map == all.clone().into_iter().filter(|(key, _)| filter.passes_key(key)).collect());
+        assert!(visited <= map.len() + (ranges + 2) * (SKIP_PAIRS + 1), "visited={visited} of={}", map.len());
+        let keys = all.keys().step_by(30).map(|key| &key[..]).chain([&[3; 32][..]]).collect::<Vec<_>>();
+        let filter = Filter::new(&proto::v1::Filter { keys: bytes(&keys), ..Default::default() }).unwrap();
+        let (map, visited, ranges) = dump(&store, &filter);
+        assert_eq!((map.len(), visited, ranges), (keys.len() - 1, keys.len(), keys.len() / KEYS_AT_ONCE + 1));
+    }
+
+    #[test]
+    fn the_following_key_carries_and_ends() {
+        let key = |tail: [u8; 2]| {
+            let mut key = [7; 32];
+            key[30..].copy_from_slice(&tail);
+            key
+        };
+        assert_eq!(following(&key([1, 2])), Some(key([1, 3])));
+        assert_eq!(following(&key([1, 255])), Some(key([2, 0])));
+        assert_eq!(following(&[255; 32]), None);
+    }
+}

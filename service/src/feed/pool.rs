@@ -1,0 +1,128 @@
+//! A few threads with names that work off one bounded queue, for what subscribers cost.
+//!
+//! Owns: the queue and the threads. Must not: know what a job does. Threads: jobs are handed over on the network edge and
+//! run on `NAME-N`, one after another in the order they came.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Sender, TrySendError, bounded};
+use tokio::sync::oneshot;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Why a job was not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotDone {
+    /// The queue is full.
+    Busy,
+    /// The service is shutting down, or the job panicked.
+    Stopped,
+}
+
+/// A handle on the threads. Clones share them.
+#[derive(Clone)]
+pub(super) struct Pool {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    /// `None` once stopped.
+    queue: Mutex<Option<Sender<Job>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Pool {
+    /// Starts `threads` threads called `name-N`; `queue` jobs may wait for one of them.
+    ///
+    /// # Errors
+    /// Those of starting a thread; the threads already started end.
+    pub(super) fn start(name: &str, threads: usize, queue: usize) -> io::Result<Self> {
+        let (sender, jobs) = bounded::<Job>(queue);
+        let mut started = Vec::new();
+        for n in 0..threads {
+            let jobs = jobs.clone();
+            let run = move || {
+                for job in jobs {
+                    // Whoever waits for the job is told by its channel.
+                    if catch_unwind(AssertUnwindSafe(job)).is_err() {
+                        tracing::error!("work for a subscriber panicked");
+                    }
+                }
+            };
+            started.push(std::thread::Builder::new().name(format!("{name}-{n}")).spawn(run)?);
+        }
+        let inner = Inner { queue: Mutex::new(Some(sender)), threads: Mutex::new(started) };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Runs `job` on one of the threads and gives what it returns.
+    ///
+    /// # Errors
+    /// See [`NotDone`].
+    pub(super) async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T, NotDone> {
+        let (reply, done) = oneshot::channel();
+        let job: Job = Box::new(move || drop(reply.send(job())));
+        {
+            let queue = self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let queue = queue.as_ref().ok_or(NotDone::Stopped)?;
+            queue.try_send(job).map_err(|error| match error {
+                TrySendError::Full(_) => NotDone::Busy,
+                TrySendError::Disconnected(_) => NotDone::Stopped,
+            })?;
+        }
+        done.await.map_err(|_| NotDone::Stopped)
+    }
+
+    /// Takes no further jobs, waits for those that are queued, and ends the threads.
+    pub(super) fn stop(&self) {
+        drop(self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let threads = std::mem::take(&mut *self.inner.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the feed panicked");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn jobs_run_on_the_named_threads_and_a_full_queue_refuses() {
+        let pool = Pool::start("feed-test", 1, 1).unwrap();
+        let name = || std::thread::current().name().map(str::to_owned);
+        assert_eq!(pool.run(name).await.unwrap().as_deref(), Some("feed-test-0"));
+        assert_eq!(pool.run(|| panic!("on purpose")).await.err(), Some(NotDone::Stopped));
+        let (hold, held) = crossbeam_channel::bounded::<()>(0);
+        let (begun, begins) = oneshot::channel();
+        let running = tokio::spawn({
+            let pool = pool.clone();
+            async move {
+                pool.run(move || {
+                    begun.send(()).ok();
+                    held.recv().ok();
+                })
+                .await
+            }
+        });
+        begins.await.unwrap();
+        let mut waiting = Box::pin(pool.run(|| 7));
+        assert!(futures::poll!(&mut waiting).is_pending());
+        assert_eq!(pool.run(|| 8).await, Err(NotDone::Busy));
+        drop(hold);
+        assert_eq!(waiting.await, Ok(7));
+        running.await.unwrap().unwrap();
+        tokio::task::spawn_blocking({
+            let pool = pool.clone();
+            move || pool.stop()
+        })
+        .await
+        .unwrap();
+        assert_eq!(pool.run(|| 9).await, Err(NotDone::Stopped));
+    }
+}
