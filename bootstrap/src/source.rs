@@ -155,6 +155,8 @@ const LINE_BYTES_MAX: u64 = 256;
 
 fn read_csv(mut input: impl BufRead, take: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
     let mut line = Vec::new();
+    // Blank lines may end a file, as editors leave them. Between pairs one may stand for a pair that was lost.
+    let mut blank = None;
     for number in 0u64.. {
         line.clear();
         let at = number + 1;
@@ -168,6 +170,13 @@ fn read_csv(mut input: impl BufRead, take: &mut dyn FnMut(Record) -> Result<()>)
             "line is too long: line={at} max_bytes={LINE_BYTES_MAX}"
         );
         let text = line.trim_ascii();
+        if text.is_empty() {
+            blank.get_or_insert(at);
+            continue;
+        }
+        if let Some(blank) = blank {
+            bail!("a blank line between pairs: line={blank}: remove it, or find the pair that is missing");
+        }
         let mut columns = text.split(|byte| *byte == b',');
         let (Some(key), Some(value), None) = (columns.next(), columns.next(), columns.next()) else {
             bail!("expected two columns, KEY,VALUE in base58: line={at} text={:?}", String::from_utf8_lossy(text));
@@ -225,6 +234,15 @@ mod tests {
     }
 
     #[test]
+    fn blank_lines_may_end_a_file() {
+        let good = bs58::encode([7u8; 32]).into_string();
+        for end in ["\n", "\n\n", "\r\n \r\n\n"] {
+            let records = all(Format::Csv, format!("{good},{good}{end}").as_bytes()).unwrap();
+            assert_eq!(records, [(0, [7; 32], [7; 32])], "{end:?}");
+        }
+    }
+
+    #[test]
     fn errors_name_the_place() {
         let good = bs58::encode([7u8; 32]).into_string();
         let error = |csv: &str| format!("{:#}", all(Format::Csv, csv.as_bytes()).unwrap_err());
@@ -232,6 +250,7 @@ mod tests {
         assert!(error(&format!("{good}\n")).contains("line=1"));
         assert!(error(&format!("{good},abc\n")).contains("bytes=3 expected=32"));
         assert!(error(&"1".repeat(1000)).contains("line is too long: line=1"));
+        assert!(error(&format!("{good},{good}\n\n\n{good},{good}\n")).contains("a blank line between pairs: line=2:"));
         assert!(format!("{:#}", all(Format::Raw, &[0; 100]).unwrap_err()).contains("offset=64 record_bytes=36"));
     }
 }

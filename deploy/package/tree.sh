@@ -29,6 +29,7 @@ for name in service bootstrap loadgen; do
     "$program" completions zsh >"$share/zsh/vendor-completions/_solkv-$name"
     "$program" completions fish >"$share/fish/vendor_completions.d/solkv-$name.fish"
 done
+deploy/package/man.sh "$share/man/man1"
 install -m 644 deploy/host/solkv-host-check.1 "$share/man/man1/"
 gzip -9n "$share/man/man1"/*.1
 put() { # put MODE FILE TARGET

@@ -31,6 +31,11 @@ for file in /usr/share/man/man1/solkv-{service,bootstrap,loadgen,host-check}.1.g
     /usr/share/solkv/systemd/memory-8g.conf /usr/bin/solkv-host-check; do
     there "$file"
 done
+for page in /usr/share/man/man1/solkv-*.1.gz; do
+    text=$(zcat "$page")
+    grep -qx '.SH SEE ALSO' <<<"$text" || fail "no SEE ALSO: $page"
+    ! grep -qx '.SH EXTRA' <<<"$text" || fail "a section called EXTRA: $page"
+done
 for program in solkv-service solkv-bootstrap solkv-loadgen; do
     "$program" --version | grep -q "^$program " || fail "$program does not say its name"
     bash -n "/usr/share/bash-completion/completions/$program"

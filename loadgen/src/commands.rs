@@ -18,7 +18,7 @@ const POLL_PERIOD: Duration = Duration::from_millis(50);
 
 /// Shown under `loadgen stream --help`.
 pub const STREAM_EXAMPLES: &str = "\
-Prints `listening=HOST:PORT` when it serves, and at the end
+Prints `listening=HOST:PORT` when it serves, and at the end \
 `final slot=… events=… slots=… digest=PAIRS:HEX`: what `solkv-bootstrap info --digest` must say of a follower's directory.
 
 Examples:

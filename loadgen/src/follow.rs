@@ -11,7 +11,7 @@ use client::{Builder, Change, Event, Filter, Start};
 
 /// Shown under `loadgen follow --help`.
 pub const EXAMPLES: &str = "\
-Prints how far it is now and then, and a summary at the end; with --print every change: seq, slot, key, old value, new
+Prints how far it is now and then, and a summary at the end; with --print every change: seq, slot, key, old value, new \
 value, in base58, `-` for none. It goes on where it was when the service stops or is killed and comes back. Ctrl-C ends it.
 
 Examples:

@@ -6,10 +6,11 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use loadgen::report::{self, best, compare};
 use loadgen::{bench, commands, follow, live, query, transports};
+use tracing_subscriber::EnvFilter;
 
 /// Plays a Solana account stream, and measures a service that follows it
 #[derive(Parser)]
@@ -71,7 +72,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,loadgen=info".into());
+    let filter = match log_filter() {
+        Ok(filter) => filter,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            return ExitCode::from(2);
+        }
+    };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
@@ -105,9 +112,36 @@ fn main() -> ExitCode {
     }
 }
 
+/// What RUST_LOG asks for.
+fn log_filter() -> Result<EnvFilter> {
+    let text = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
+    let text = if text.is_empty() { "warn,loadgen=info" } else { &text };
+    EnvFilter::builder()
+        .parse(text)
+        .with_context(|| format!("not a filter of logs: RUST_LOG={text}: such as info, or warn,loadgen=debug"))
+}
+
 /// The name that the program was started by: completions are for that one. Installed it is `solkv-loadgen`.
 fn program() -> String {
     let path = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&path).file_name();
     name.map_or_else(|| "solkv-loadgen".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// clap wraps a paragraph to the width of the terminal: a line that ends in the source is broken twice.
+    #[test]
+    fn a_paragraph_of_help_is_one_line() {
+        for command in Cli::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let lines: Vec<&str> = help.lines().collect();
+            let is_prose = |line: &str| !line.is_empty() && !line.starts_with("  ");
+            for pair in lines.windows(2).filter(|pair| pair[0] != "Examples:") {
+                assert!(!(is_prose(pair[0]) && is_prose(pair[1])), "{}: {pair:?}", command.get_name());
+            }
+        }
+    }
 }

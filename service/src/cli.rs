@@ -107,7 +107,7 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
     }
     let outcome = match Cli::parse_from(args).command {
         Command::Run(args) => args.config().and_then(|config| {
-            log(config.log_format);
+            log(config.log_format).map_err(Failed::wrong)?;
             run(&config)
         }),
         Command::CheckConfig(args) => args.config().and_then(|config| check(&config)),
@@ -159,11 +159,34 @@ fn check(config: &Config) -> Result<(), Failed> {
     Ok(())
 }
 
-fn log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+/// What RUST_LOG asks for.
+fn log_filter(text: Option<&str>) -> Result<EnvFilter> {
+    let text = text.filter(|text| !text.is_empty()).unwrap_or("info");
+    EnvFilter::builder()
+        .parse(text)
+        .with_context(|| format!("not a filter of logs: RUST_LOG={text}: such as info, or warn,service=debug"))
+}
+
+fn log(format: LogFormat) -> Result<()> {
+    let filter = log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok().as_deref())?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => builder.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
         LogFormat::Json => builder.json().init(),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_of_logs_that_is_none_is_refused() {
+        for good in [None, Some(""), Some("debug"), Some("warn,service=debug")] {
+            log_filter(good).unwrap();
+        }
+        let error = format!("{:#}", log_filter(Some("info,service=loud")).unwrap_err());
+        assert!(error.contains("RUST_LOG=info,service=loud"), "{error}");
     }
 }

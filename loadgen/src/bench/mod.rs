@@ -33,7 +33,7 @@ const DEVICE_READS_TIME: Duration = Duration::from_millis(500);
 
 /// Shown under `loadgen bench --help`.
 pub const EXAMPLES: &str = "\
-A scenario is a TOML file; loadgen/scenarios holds the reviewed ones. Each run is one line of JSON in the result
+A scenario is a TOML file; loadgen/scenarios holds the reviewed ones. Each run is one line of JSON in the result \
 file. Running the same command again does what is missing. Needs root, or a cgroup it may write, to cap memory.
 
 Examples:

@@ -20,10 +20,10 @@ use drive::{Driven, Load, SOURCE, Target};
 
 /// Shown under `loadgen query --help`.
 pub const EXAMPLES: &str = "\
-Latency runs from the moment a request was due, whether or not an earlier one was still under way, so that a stall of
+Latency runs from the moment a request was due, whether or not an earlier one was still under way, so that a stall of \
 the service counts for everything it delays. `--rate max` keeps --in-flight requests under way instead (closed loop).
 
-The knee is the highest rate of a sweep that was kept (99% of it or more) with a p99 of at most ten times the lowest
+The knee is the highest rate of a sweep that was kept (99% of it or more) with a p99 of at most ten times the lowest \
 rate's.
 
 Examples:

@@ -23,9 +23,9 @@ use drive::{Driven, Load, Transport};
 
 /// Shown under `loadgen transports --help`.
 pub const EXAMPLES: &str = "\
-One client asks in a closed loop: one key at a time for the round trip, then batches for keys a second. Transports take
-turns within each repeat, so that what drifts on the machine falls on all alike; figures are medians over the repeats.
-Every value is checked. With --dir a second service of its own, on an empty store, then follows a short stream, and what
+One client asks in a closed loop: one key at a time for the round trip, then batches for keys a second. Transports take \
+turns within each repeat, so that what drifts on the machine falls on all alike; figures are medians over the repeats. \
+Every value is checked. With --dir a second service of its own, on an empty store, then follows a short stream, and what \
 commits take from there to a follower is measured, over shared memory and gRPC.
 
 Examples:
