@@ -1,6 +1,6 @@
 """Lists the services by reflection, looks a key up, and follows the feed from a copy of the map, checking every seq.
 
-Usage: follow.py HOST:PORT PAIRS CHANGES, with the modules generated from proto/solkv/v1 in PYTHONPATH.
+Usage: follow.py HOST:PORT|unix:PATH PAIRS CHANGES, with the modules generated from proto/solkv/v1 in PYTHONPATH.
 """
 
 import sys
@@ -14,7 +14,9 @@ from solkv.v1 import feed_pb2, feed_pb2_grpc, kv_pb2, kv_pb2_grpc
 
 
 def connect(target):
-    channel = grpc.insecure_channel(target)
+    # Over a Unix socket grpcio would send the path as the authority, which HTTP/2 does not allow.
+    options = [("grpc.default_authority", "localhost")] if target.startswith("unix:") else []
+    channel = grpc.insecure_channel(target, options=options)
     grpc.channel_ready_future(channel).result(timeout=30)
     return channel
 

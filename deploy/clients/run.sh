@@ -23,12 +23,15 @@ pairs=20000 listen=127.0.0.1:17400 stream=127.0.0.1:17402
 "$BIN/loadgen" stream --listen $stream --pairs $pairs --seed 7 --events 200000 --rate 40000 --change-share 0.5 \
     > "$work/stream.log" 2>&1 &
 children="$children $!"
-"$BIN/service" --engine strata --dir "$work/store" --geyser http://$stream --listen $listen --metrics 127.0.0.1:17401 \
+"$BIN/service" --engine strata --dir "$work/store" --geyser http://$stream --listen $listen --uds "$work/kv.sock" \
+    --metrics 127.0.0.1:17401 \
     > "$work/service.log" 2>&1 &
 children="$children $!"
 
 echo "== Python: reflection, a lookup, and the feed from a copy of the map to 50,000 changes"
 PYTHONPATH="$work" "$python/bin/python" "$here/follow.py" $listen $pairs 50000
+echo "== Python: the same over the Unix socket"
+PYTHONPATH="$work" "$python/bin/python" "$here/follow.py" "unix:$work/kv.sock" $pairs 60000
 
 if command -v go >/dev/null 2>&1; then
     echo "== grpcurl"

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::feed::FRAME_CHANGES_MAX;
 use crate::ingest::extract::Extract;
 use crate::ingest::subscribe::Commitment;
+use crate::net::limit::ConnectionLimits;
 use crate::net::secrets;
 use crate::readiness::Limits;
 use crate::store;
@@ -134,6 +135,9 @@ pub struct Settings {
     /// HTTP for the dashboard, metrics, health and histograms [default: 127.0.0.1:7401]
     #[arg(long, value_name = "HOST:PORT")]
     pub metrics: Option<String>,
+    /// Names that HTTP answers to, separated by commas; IP addresses, localhost and the machine's own name always are
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub metrics_hosts: Option<Vec<String>>,
     /// TLS for gRPC on TCP: the certificate, PEM [default: the systemd credential tls-cert, if there is one]
     #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
@@ -152,6 +156,13 @@ pub struct Settings {
     /// gRPC connections at once, on TCP and the Unix socket together [default: 1024]
     #[arg(long, value_name = "N")]
     pub max_connections: Option<u32>,
+    /// gRPC connections of one address (IPv6: of one /64; Unix socket: of one user) [default: a quarter of max_connections]
+    #[arg(long, value_name = "N")]
+    pub max_connections_per_address: Option<u32>,
+    /// A connection on which nothing is asked nor under way for this long is closed; 0s is never [default: 10m]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub idle_connection_timeout: Option<Duration>,
     /// A request that is not answered for this long is given up; streams may last [default: 10s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
@@ -284,6 +295,7 @@ pub struct Config {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shm: Option<PathBuf>,
     pub metrics: String,
+    pub metrics_hosts: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_cert: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -294,6 +306,9 @@ pub struct Config {
     pub bearer_token_file: Option<PathBuf>,
     pub insecure: bool,
     pub max_connections: u32,
+    pub max_connections_per_address: u32,
+    #[serde(with = "humantime_serde")]
+    pub idle_connection_timeout: Duration,
     #[serde(with = "humantime_serde")]
     pub request_timeout: Duration,
     #[serde(with = "humantime_serde")]
@@ -313,8 +328,9 @@ impl Settings {
         pick!(engine bloom profile memory lmdb_map_size dir create_empty cluster geyser x_token_file extract commitment processed
             commit_every commit_interval durability idle_timeout gap_timeout max_lag_ms max_lag_slots listen uds uds_mode shm feed
             feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout
-            metrics tls_cert tls_key tls_client_ca bearer_token_file insecure max_connections request_timeout slow_request lookup_threads log_format
-            shutdown_timeout)
+            metrics metrics_hosts tls_cert tls_key tls_client_ca bearer_token_file insecure max_connections
+            max_connections_per_address idle_connection_timeout request_timeout slow_request lookup_threads
+            log_format shutdown_timeout)
     }
 
     /// Fills in the defaults, those that the store's directory keeps among them, and checks.
@@ -346,6 +362,12 @@ impl Settings {
         ensure!((1..=256).contains(&lookup_threads), "lookup_threads={lookup_threads}: give 1 to 256");
         let max_connections = self.max_connections.unwrap_or(1024);
         ensure!((1..=65_536).contains(&max_connections), "max_connections={max_connections}: give 1 to 65536");
+        let per_address =
+            self.max_connections_per_address.unwrap_or(ConnectionLimits::default_per_source(max_connections));
+        ensure!(
+            (1..=max_connections).contains(&per_address),
+            "max_connections_per_address={per_address}: give 1 to max_connections={max_connections}"
+        );
         let request_timeout = self.request_timeout.unwrap_or(Duration::from_secs(10));
         ensure!(!request_timeout.is_zero(), "request_timeout=0s: give more, such as 10s");
         let limits = Limits::default();
@@ -387,12 +409,15 @@ impl Settings {
             feed_stall_timeout: self.feed_stall_timeout.unwrap_or(Duration::from_secs(30)),
             shm: self.shm,
             metrics: self.metrics.unwrap_or_else(|| "127.0.0.1:7401".to_owned()),
+            metrics_hosts: self.metrics_hosts.unwrap_or_default(),
             tls_cert: self.tls_cert,
             tls_key: self.tls_key,
             tls_client_ca: self.tls_client_ca,
             bearer_token_file: self.bearer_token_file,
             insecure: self.insecure.unwrap_or(false),
             max_connections,
+            max_connections_per_address: per_address,
+            idle_connection_timeout: self.idle_connection_timeout.unwrap_or(Duration::from_secs(600)),
             request_timeout,
             slow_request: self.slow_request.unwrap_or(Duration::from_millis(10)),
             lookup_threads,

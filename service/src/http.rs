@@ -3,17 +3,18 @@
 //! Owns: these pages. Must not: serve lookups. Threads: the tokio runtime of the network edge; a histogram
 //! snapshot takes milliseconds and runs on the blocking pool.
 
+mod host;
 mod server;
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Router, middleware};
 use engine_latency::{Latency, Snapshot, export};
 use futures::FutureExt as _;
 use serde_json::{Map, Value, json};
@@ -25,6 +26,8 @@ use crate::metrics;
 use crate::net::limit::Limit;
 use crate::rpc::status_response;
 use crate::status::Shared;
+
+pub use host::Hosts;
 
 /// How long a request under way may take after the shutdown began.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
@@ -46,6 +49,8 @@ pub struct HttpState {
     pub engine: &'static str,
     /// What the dashboard shows of the past.
     pub history: Arc<History>,
+    /// The names that are answered to.
+    pub hosts: Arc<Hosts>,
 }
 
 /// Serves until `shutdown` is ready, then finishes the requests under way and returns.
@@ -63,6 +68,7 @@ where
 }
 
 fn router(state: HttpState) -> Router {
+    let host = middleware::from_fn_with_state((Arc::clone(&state.hosts), Arc::clone(&state.shared)), host::check);
     Router::new()
         .route("/healthz", get(async || page(TEXT, "ok\n")))
         .route("/readyz", get(readyz))
@@ -72,6 +78,7 @@ fn router(state: HttpState) -> Router {
         .route("/histograms.hlog", get(histograms_hlog))
         .merge(dashboard::routes())
         .with_state(state)
+        .layer(host)
 }
 
 async fn readyz(State(state): State<HttpState>) -> Response {
@@ -166,8 +173,12 @@ mod tests {
     use crate::overlay::Commitment;
 
     async fn fetch(address: SocketAddr, path: &str) -> (u16, String) {
+        fetch_as(address, path, "host: localhost\r\n").await
+    }
+
+    async fn fetch_as(address: SocketAddr, path: &str, host: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\n{host}connection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
@@ -180,7 +191,8 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let latency = Arc::clone(pool.engine.latency());
         let shared = Arc::clone(&pool.shared);
-        let state = HttpState { latency, shared, feed: None, engine: "redb", history: Arc::default() };
+        let state =
+            HttpState { latency, shared, feed: None, engine: "redb", history: Arc::default(), hosts: Arc::default() };
         tokio::spawn(serve(listener, state, std::future::pending()));
         address
     }
@@ -199,6 +211,22 @@ mod tests {
         assert_eq!((code, reason.as_str()), (503, "slots are missing: first_slot=8 last_slot=9\n"));
         assert_eq!(fetch(address, "/healthz").await.0, 200);
         assert_eq!(fetch(address, "/none").await.0, 404);
+    }
+
+    #[tokio::test]
+    async fn a_page_of_another_name_reads_nothing() {
+        let pool = Pool::start();
+        let address = start(&pool).await;
+        for path in ["/", "/dashboard.json", "/status.json", "/metrics", "/readyz", "/healthz", "/none"] {
+            let (code, body) = fetch_as(address, path, "host: rebound.example:7401\r\n").await;
+            assert_eq!(code, 421, "{path}");
+            assert!(body.contains("rebound.example") && body.contains("metrics_hosts"), "{body}");
+        }
+        let two = "host: localhost\r\nhost: rebound.example\r\n";
+        assert_eq!(fetch_as(address, "/healthz", two).await.0, 421);
+        assert_eq!(fetch_as(address, "http://rebound.example/healthz", "host: localhost\r\n").await.0, 421);
+        assert_eq!(fetch_as(address, "/healthz", &format!("host: {address}\r\n")).await.0, 200);
+        assert_eq!(pool.shared.net.foreign_hosts.load(std::sync::atomic::Ordering::Relaxed), 9);
     }
 
     #[tokio::test]

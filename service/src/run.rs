@@ -22,13 +22,14 @@ use crate::config::{Config, DurabilityArg};
 use crate::dashboard::Sampler;
 use crate::failed::Failed;
 use crate::feed::{Feed, FeedWriter, Retention, Ring, Workers};
-use crate::http::{self, HttpState};
+use crate::http::{self, Hosts, HttpState};
 use crate::ingest::apply::{Apply, ApplyConfig, FULL_RETRY};
 use crate::ingest::batch;
 use crate::ingest::receive::{ReceiveConfig, queue_batches, receive};
 use crate::ingest::subscribe::Commitment;
 use crate::lookups::Lookups;
-use crate::net::{Access, Edge, Ports, limit};
+use crate::net::limit::{self, ConnectionLimits};
+use crate::net::{Access, Edge, Ports};
 use crate::overlay::{self, Overlay};
 use crate::rpc::{self, Door, FeedLimits, FeedService, UdsListener};
 use crate::shm::{Doorbell, ShmServer};
@@ -104,7 +105,14 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         .context("cannot start the feed's threads")?;
     let (sampler, history) = Sampler::start(Arc::clone(&latency), Arc::clone(&shared), config.dir.clone())
         .context("cannot start the sampling thread")?;
-    let http_state = HttpState { latency, shared: Arc::clone(&shared), feed: feed.clone(), engine: label, history };
+    let http_state = HttpState {
+        latency,
+        shared: Arc::clone(&shared),
+        feed: feed.clone(),
+        engine: label,
+        history,
+        hosts: Arc::new(Hosts::new(&config.metrics, &config.metrics_hosts)),
+    };
     let feed_service = FeedService::new(feed.zip(workers.clone()), feed_limits(config));
     let doorbell = shm.as_ref().map(ShmServer::doorbell);
     let apply = ApplyParts { engine: Arc::clone(&engine), shared: Arc::clone(&shared), writer, doorbell };
@@ -166,8 +174,17 @@ async fn serve(
     let (stop, stopped) = watch::channel(false);
     let (messages, received) = mpsc::channel(queue_batches());
     let label = http_state.engine;
-    let door =
-        Door { tcp, uds, access, max_connections: config.max_connections, request_timeout: config.request_timeout };
+    let door = Door {
+        tcp,
+        uds,
+        access,
+        limits: ConnectionLimits {
+            max: config.max_connections,
+            per_source: config.max_connections_per_address,
+            idle_timeout: config.idle_connection_timeout,
+        },
+        request_timeout: config.request_timeout,
+    };
     let sleepers = Sleepers { apply: messages.downgrade(), shm: apply.doorbell };
     let services =
         rpc::Services { lookups: lookups.clone(), shared: Arc::clone(&shared), feed: feed_service, engine: label };

@@ -5,10 +5,15 @@
 use std::future::Future;
 use std::io;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
+use futures::future::{Either, ready};
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -17,7 +22,9 @@ use tokio_io_timeout::TimeoutWriter;
 use tower::ServiceBuilder;
 use tower::limit::GlobalConcurrencyLimitLayer;
 
-use crate::net::limit::{Admission, Limit};
+use crate::net::figures::Ending;
+use crate::net::limit::{Admission, HTTP_SOURCE_MAX, Limit};
+use crate::net::source::Source;
 
 /// From the connection until a whole head has come. One request a connection: an idle one could not be told from a slow
 /// head, and scrapers ask every few seconds at most.
@@ -38,7 +45,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Serves until `shutdown` is ready, then finishes the requests under way and returns.
 pub(super) async fn serve(listener: TcpListener, router: Router, limit: Limit, shutdown: impl Future<Output = ()>) {
     let service = ServiceBuilder::new().layer(GlobalConcurrencyLimitLayer::new(PAGES_AT_ONCE)).service(router);
-    let service = TowerToHyperService::new(service);
+    let pages = TowerToHyperService::new(service);
     let graceful = GracefulShutdown::new();
     let mut shutdown = pin!(shutdown);
     loop {
@@ -48,33 +55,48 @@ pub(super) async fn serve(listener: TcpListener, router: Router, limit: Limit, s
         };
         let mut io = TimeoutWriter::new(stream);
         io.set_timeout(Some(WRITE_TIMEOUT));
+        let (seat, pages) = (Arc::clone(admission.seat()), pages.clone());
+        // A connection is a newcomer until its head is there.
+        let service = service_fn(move |request| match seat.settle() {
+            Ok(()) => Either::Left(pages.call(request)),
+            Err(_) => Either::Right(ready(Ok(full()))),
+        });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .keep_alive(false)
             .header_read_timeout(HEAD_TIMEOUT)
             .max_buf_size(HEAD_BYTES_MAX)
-            .serve_connection(TokioIo::new(Box::pin(io)), service.clone());
+            .serve_connection(TokioIo::new(Box::pin(io)), service);
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            let ended = tokio::select! {
+                ended = connection => ended,
+                () = admission.evicted() => return,
+            };
+            if let Err(error) = ended {
                 if error.is_timeout() {
-                    admission.cut();
+                    admission.cut(Ending::Greeting);
                 }
                 tracing::debug!(%error, "an HTTP connection ended early");
             }
-            drop(admission);
         });
     }
     drop(listener);
     graceful.shutdown().await;
 }
 
+/// The answer to one connection too many of a source.
+fn full() -> Response {
+    let message = format!("too many connections from this address, try again later: max={HTTP_SOURCE_MAX}\n");
+    (StatusCode::SERVICE_UNAVAILABLE, message).into_response()
+}
+
 /// The next connection that there is room for; the others are closed.
 async fn accept(listener: &TcpListener, limit: &Limit) -> (TcpStream, Admission) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
-                if let Some(admission) = limit.admit() {
+            Ok((stream, from)) => {
+                if let Some(admission) = limit.admit(Source::of(from.ip())) {
                     // An error is a socket that is gone, which the first read tells.
                     stream.set_nodelay(true).ok();
                     return (stream, admission);

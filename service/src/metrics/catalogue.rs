@@ -172,6 +172,9 @@ macro_rules! catalogue {
 const OPS: &str = "op=read_negative|read_positive|write|commit|commit_per_item|get_many|scan";
 const SOURCES: &str = "source=ingest|rpc|shm";
 const REASONS: &str = "reason=committed|dead|abandoned|overflow|disconnected|duplicate";
+const ENDINGS: &str = "rule=full|source_share|newcomer|handshake|greeting|first_request|idle|unread";
+const PLACES: &str = "place=subscribers|waiters|batches|dumps|bytes";
+const SCOPES: &str = "scope=connection|source|network|all";
 const LISTENERS: &str = "listener=grpc-tcp|grpc-uds|http";
 
 const ALWAYS: When = When::Always;
@@ -282,9 +285,15 @@ catalogue! {
         CONNECTIONS_ACCEPTED Counter Count [LISTENERS] ALWAYS, "solkv_connections_accepted_total",
             "Connections accepted, refused ones not among them";
         CONNECTIONS_REFUSED Counter Count [LISTENERS] ALWAYS, "solkv_connections_refused_total",
-            "Connections closed at once because as many as allowed were open";
+            "Connections closed because as many as allowed were open, or to make room before their first request";
         CONNECTIONS_CUT Counter Count [LISTENERS] ALWAYS, "solkv_connections_cut_total",
-            "Connections ended by the service: nothing came in time, or answers were not read";
+            "Connections ended by the service: nothing came in time, nothing was asked, or answers were not read";
+        CONNECTIONS_ENDED Counter Count [ENDINGS] ALWAYS, "solkv_connections_ended_total",
+            "Connections turned away or ended by the service on all listeners, by the rule that they met";
+        PLACES_REFUSED Counter Count [PLACES, SCOPES] ALWAYS, "solkv_places_refused_total",
+            "Requests refused because a share of shared places was taken: whose share of which places";
+        FOREIGN_HOSTS Counter Count [] ALWAYS, "solkv_http_foreign_hosts_total",
+            "HTTP requests refused because they name a host that is not among metrics_hosts";
         SHM_SESSIONS Gauge Count [] ALWAYS, "solkv_shm_sessions", "Clients on shared memory; at most 64";
         TLS_FAILED Counter Count [] ALWAYS, "solkv_tls_handshakes_failed_total",
             "TLS handshakes that failed or took too long";

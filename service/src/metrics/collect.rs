@@ -17,7 +17,7 @@ use super::catalogue::{self as c, Kind, Metric};
 use crate::dashboard::Newest;
 use crate::feed::Feed;
 use crate::http::HttpState;
-use crate::net::figures::{Connections, Listener};
+use crate::net::figures::{Connections, Ending, Listener, Place, Scope};
 use crate::overlay::{Commitment, Overlay};
 use crate::slow::Transport;
 use crate::status::{Shared, unix_ms};
@@ -126,10 +126,19 @@ impl Families {
         out.by(&c::CONNECTIONS_ACCEPTED, "listener", by_listener(|of| &of.accepted))?;
         out.by(&c::CONNECTIONS_REFUSED, "listener", by_listener(|of| &of.refused))?;
         out.by(&c::CONNECTIONS_CUT, "listener", by_listener(|of| &of.cut))?;
+        out.by(&c::CONNECTIONS_ENDED, "rule", Ending::ALL.map(|ending| (ending.name(), net.endings(ending))))?;
+        let mut refused = out.family(&c::PLACES_REFUSED)?;
+        for (place, scope) in Place::ALL.into_iter().flat_map(|place| Scope::ALL.map(|scope| (place, scope))) {
+            let labels = [("place", place.name()), ("scope", scope.name())];
+            let value = net.refused_places(place, scope) as f64;
+            sample(&c::PLACES_REFUSED, value, refused.encode_family(&labels)?)?;
+        }
+        out.one(&c::FOREIGN_HOSTS, read(&net.foreign_hosts) as f64)?;
         out.one(&c::SHM_SESSIONS, read(&shared.shm_sessions) as f64)?;
         out.one(&c::TLS_FAILED, read(&net.handshakes_failed) as f64)?;
         out.one(&c::UNAUTHENTICATED, read(&net.unauthenticated) as f64)?;
-        out.one(&c::WIRE_REFUSED, read(&net.bytes_refused) as f64)?;
+        let no_room = Scope::ALL.map(|scope| net.refused_places(Place::Bytes, scope)).iter().sum::<u64>();
+        out.one(&c::WIRE_REFUSED, no_room as f64)?;
         out.one(&c::WIRE, read(&net.bytes_held) as f64)?;
         let slow = Transport::ALL.map(|transport| (transport.name(), shared.slow.count(transport)));
         out.by(&c::SLOW_REQUESTS, "transport", slow)

@@ -151,10 +151,15 @@ panels! {
         curve "Refused and cut" "ops":
             "rate(solkv_connections_refused_total{@}[$__rate_interval])" => "{{instance}} {{listener}} refused",
             "rate(solkv_connections_cut_total{@}[$__rate_interval])" => "{{instance}} {{listener}} cut";
+        curve "Connections ended, by rule" "ops":
+            "rate(solkv_connections_ended_total{@}[$__rate_interval])" => "{{instance}} {{rule}}";
+        curve "Requests without a place, by share" "ops":
+            "rate(solkv_places_refused_total{@}[$__rate_interval])" => "{{instance}} {{place}} {{scope}}";
         curve "Requests turned away" "ops":
             "rate(solkv_tls_handshakes_failed_total{@}[$__rate_interval])" => "{{instance}} handshake failed",
             "rate(solkv_requests_unauthenticated_total{@}[$__rate_interval])" => "{{instance}} no token",
-            "rate(solkv_wire_refused_total{@}[$__rate_interval])" => "{{instance}} no room";
+            "rate(solkv_wire_refused_total{@}[$__rate_interval])" => "{{instance}} no room",
+            "rate(solkv_http_foreign_hosts_total{@}[$__rate_interval])" => "{{instance}} foreign host";
         curve "Bytes of requests and unread answers" "bytes": "solkv_wire_bytes{@}" => "{{instance}}";
     }
     Commitments {

@@ -1,99 +1,328 @@
-//! How many connections may be open at once, and the file descriptors that they need.
+//! How many connections may be open at once, who gives way when there is no room, and the file descriptors they need.
 //!
-//! Owns: the count. Must not: wait; whoever finds no room is turned away. Threads: the network edge.
+//! Owns: the places. A connection is a newcomer until its first request was let in, and settled from then on. Newcomers
+//! take only places that are free: when there are none, the next one evicts the oldest newcomer of the source that has
+//! the most of them, so that connections without a token cannot keep out those with one. Settled ones keep their places;
+//! each source has a share of them. Must not: wait; whoever finds no room is turned away. Threads: the network edge.
 
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use futures::task::AtomicWaker;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::figures::Listener;
+use super::figures::{Ending, Listener};
+use super::source::Source;
 use crate::status::{Shared, count};
 
 /// One in so many gRPC connections is kept for the Unix socket: whoever takes every connection over the network does
 /// not lock out the machine's own processes.
 const UDS_SHARE: u32 = 8;
 
+/// Without a setting, one source may have one in so many of the gRPC connections: it takes several to take them all,
+/// and a machine or proxy, which needs a handful because each carries 256 requests at once, does not notice.
+const SOURCE_SHARE: u32 = 4;
+
+/// But so many at least, where `max_connections` is small: one machine may run several programs.
+const SOURCE_MIN: u32 = 8;
+
 /// HTTP connections: a handful of scrapers and browsers, and a page of histograms may be a megabyte.
-pub const HTTP_CONNECTIONS_MAX: usize = 128;
+pub const HTTP_CONNECTIONS_MAX: u32 = 128;
+
+/// HTTP connections of one source: a browser opens six, and each carries one request.
+pub const HTTP_SOURCE_MAX: u32 = 32;
 
 /// Descriptors left to the store, the log, the stream. RocksDB keeps every file of the store open: about one for each
 /// 64 MB of it.
 const FILES_RESERVE: u64 = 512;
 
-/// Lets connections of one listener in while there is room. Clones share the room.
-#[derive(Clone)]
+/// What connections have to keep to, as configured.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionLimits {
+    /// gRPC connections, on TCP and the Unix socket together.
+    pub max: u32,
+    /// Those of one source that are settled. See [`Source`].
+    pub per_source: u32,
+    /// A connection on which nothing was asked, nor is under way, is cut after this long; zero is never.
+    pub idle_timeout: Duration,
+}
+
+impl ConnectionLimits {
+    /// The share of one source where no setting says another.
+    pub fn default_per_source(max: u32) -> u32 {
+        (max / SOURCE_SHARE).max(SOURCE_MIN).min(max)
+    }
+}
+
+/// Lets connections of one listener in while there is room. Clones, and the two of gRPC, share the room.
+#[derive(Clone, Debug)]
 pub struct Limit {
-    rooms: Vec<Arc<Semaphore>>,
+    rooms: Arc<Rooms>,
     listener: Listener,
+}
+
+#[derive(Debug)]
+struct Rooms {
     shared: Arc<Shared>,
+    max: u32,
+    network_max: u32,
+    source_max: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Connections that hold a place.
+    open: u32,
+    /// Those of them that came over the network.
+    network: u32,
+    settled: HashMap<Source, u32>,
+    /// The oldest first.
+    newcomers: BTreeMap<u64, Arc<Seat>>,
+    next_id: u64,
+}
+
+/// Which limit a connection met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// Its source has as many settled connections as it may have.
+    Source {
+        /// How many.
+        max: u32,
+    },
+    /// It was evicted, or has ended.
+    Gone,
 }
 
 impl Limit {
-    /// The limits of gRPC on TCP and on the Unix socket, `max` in all.
-    pub fn grpc(max: u32, shared: &Arc<Shared>) -> (Self, Self) {
-        let all = Arc::new(Semaphore::new(max as usize));
-        let network = Arc::new(Semaphore::new((max - max / UDS_SHARE) as usize));
-        let tcp = vec![network, Arc::clone(&all)];
-        (
-            Self { rooms: tcp, listener: Listener::GrpcTcp, shared: Arc::clone(shared) },
-            Self { rooms: vec![all], listener: Listener::GrpcUds, shared: Arc::clone(shared) },
-        )
+    /// The limits of gRPC on TCP and on the Unix socket.
+    pub fn grpc(limits: ConnectionLimits, shared: &Arc<Shared>) -> (Self, Self) {
+        let rooms = Rooms::new(limits.max, limits.max - limits.max / UDS_SHARE, limits.per_source, shared);
+        (Self { rooms: Arc::clone(&rooms), listener: Listener::GrpcTcp }, Self { rooms, listener: Listener::GrpcUds })
     }
 
     /// The limit of HTTP.
     pub fn http(shared: &Arc<Shared>) -> Self {
-        let room = Arc::new(Semaphore::new(HTTP_CONNECTIONS_MAX));
-        Self { rooms: vec![room], listener: Listener::Http, shared: Arc::clone(shared) }
+        let rooms = Rooms::new(HTTP_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, HTTP_SOURCE_MAX, shared);
+        Self { rooms, listener: Listener::Http }
     }
 
-    /// Room for one more connection, held until it is dropped; none is counted as a refusal.
-    pub fn admit(&self) -> Option<Admission> {
-        let permits: Result<Vec<_>, _> = self.rooms.iter().map(|room| Arc::clone(room).try_acquire_owned()).collect();
-        let figures = self.shared.net.of(self.listener);
-        match permits {
-            Ok(permits) => {
+    /// Room for one more connection, held until it is dropped; none is counted as a refusal. One over the Unix socket
+    /// is settled at once, because its file's mode has let it in.
+    pub fn admit(&self, source: Source) -> Option<Admission> {
+        let figures = self.rooms.shared.net.of(self.listener);
+        match self.rooms.enter(source, self.listener) {
+            Ok(seat) => {
                 count(&figures.accepted, 1);
                 count(&figures.open, 1);
-                Some(Admission { _permits: permits, listener: self.listener, shared: Arc::clone(&self.shared) })
+                Some(Admission { seat })
             }
-            Err(_) => {
+            Err(ending) => {
                 count(&figures.refused, 1);
+                self.rooms.shared.net.ended(ending);
                 None
             }
         }
     }
 }
 
-/// An open connection.
-pub struct Admission {
-    _permits: Vec<OwnedSemaphorePermit>,
-    listener: Listener,
-    shared: Arc<Shared>,
+impl Rooms {
+    fn new(max: u32, network_max: u32, source_max: u32, shared: &Arc<Shared>) -> Arc<Self> {
+        let (shared, state) = (Arc::clone(shared), Mutex::default());
+        Arc::new(Self { shared, max, network_max, source_max, state })
+    }
+
+    fn enter(self: &Arc<Self>, source: Source, listener: Listener) -> Result<Arc<Seat>, Ending> {
+        let network = source.is_network();
+        let mut state = self.lock();
+        if !network && state.settled.get(&source).is_some_and(|settled| *settled >= self.source_max) {
+            return Err(Ending::SourceShare);
+        }
+        let full = state.open >= self.max || (network && state.network >= self.network_max);
+        if full && !state.evict(self) {
+            return Err(Ending::Full);
+        }
+        let id = state.next_id;
+        let at = AtomicU8::new(if network { NEWCOMER } else { SETTLED });
+        let seat =
+            Arc::new(Seat { rooms: Arc::clone(self), listener, source, id, state: at, evicted: AtomicWaker::new() });
+        state.next_id += 1;
+        state.open += 1;
+        if network {
+            state.network += 1;
+            state.newcomers.insert(id, Arc::clone(&seat));
+        } else {
+            *state.settled.entry(source).or_default() += 1;
+        }
+        Ok(seat)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change of it is complete before anything that could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-impl Admission {
+impl State {
+    /// Takes its place from the oldest newcomer of the source that has the most; false when there is no newcomer.
+    fn evict(&mut self, rooms: &Rooms) -> bool {
+        let mut by_source: HashMap<Source, (u32, u64)> = HashMap::new();
+        for (id, seat) in &self.newcomers {
+            by_source.entry(seat.source).or_insert((0, *id)).0 += 1;
+        }
+        // Among sources with as many, the one whose oldest has waited longest.
+        let most = by_source.into_values().max_by_key(|(newcomers, oldest)| (*newcomers, u64::MAX - oldest));
+        let Some(seat) = most.and_then(|(_, oldest)| self.newcomers.remove(&oldest)) else { return false };
+        self.leave(&seat);
+        // ORDERING: Release, and Acquire where it is read: pairs with nothing but itself; the waker is what wakes.
+        seat.state.store(EVICTED, Ordering::Release);
+        count(&rooms.shared.net.of(seat.listener).refused, 1);
+        rooms.shared.net.ended(Ending::Newcomer);
+        seat.evicted.wake();
+        true
+    }
+
+    fn leave(&mut self, seat: &Seat) {
+        self.open -= 1;
+        self.network -= u32::from(seat.source.is_network());
+    }
+}
+
+/// Waiting for its first request to be let in.
+const NEWCOMER: u8 = 0;
+/// Its first request was let in.
+const SETTLED: u8 = 1;
+/// Its place has gone to another.
+const EVICTED: u8 = 2;
+/// Its connection has ended.
+const GONE: u8 = 3;
+
+/// The place of a connection.
+#[derive(Debug)]
+pub struct Seat {
+    rooms: Arc<Rooms>,
+    listener: Listener,
+    source: Source,
+    id: u64,
+    /// Changed under the lock of the rooms alone.
+    state: AtomicU8,
+    evicted: AtomicWaker,
+}
+
+impl Seat {
+    /// Where the connection comes from.
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
     /// What it came in by.
     pub fn listener(&self) -> Listener {
         self.listener
     }
 
-    /// The service's figures.
-    pub fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+    /// Whether a request of it was let in.
+    pub fn is_settled(&self) -> bool {
+        // ORDERING: Acquire: see `State::evict`.
+        self.state.load(Ordering::Acquire) == SETTLED
     }
 
-    /// Counts that the service ends it.
-    pub fn cut(&self) {
-        count(&self.shared.net.of(self.listener).cut, 1);
+    /// Settles it: a request of it was let in. Does nothing from the second time on.
+    ///
+    /// # Errors
+    /// See [`Refused`]; it stays a newcomer.
+    pub fn settle(&self) -> Result<(), Refused> {
+        if self.is_settled() {
+            return Ok(());
+        }
+        let mut state = self.rooms.lock();
+        // ORDERING: Relaxed: changed under this lock alone.
+        match self.state.load(Ordering::Relaxed) {
+            NEWCOMER => {}
+            SETTLED => return Ok(()),
+            _ => return Err(Refused::Gone),
+        }
+        let max = self.rooms.source_max;
+        let settled = state.settled.entry(self.source).or_default();
+        if *settled >= max {
+            self.rooms.shared.net.ended(Ending::SourceShare);
+            return Err(Refused::Source { max });
+        }
+        *settled += 1;
+        state.newcomers.remove(&self.id);
+        // ORDERING: Release: see `State::evict`.
+        self.state.store(SETTLED, Ordering::Release);
+        Ok(())
+    }
+
+    /// Ready once another connection has taken its place.
+    pub fn poll_evicted(&self, context: &mut TaskContext<'_>) -> Poll<()> {
+        if self.is_settled() {
+            return Poll::Pending;
+        }
+        self.evicted.register(context.waker());
+        // ORDERING: Acquire: see `State::evict`.
+        if self.state.load(Ordering::Acquire) == EVICTED { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+/// An open connection.
+#[derive(Debug)]
+pub struct Admission {
+    seat: Arc<Seat>,
+}
+
+impl Admission {
+    /// Its place.
+    pub fn seat(&self) -> &Arc<Seat> {
+        &self.seat
+    }
+
+    /// The service's figures.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.seat.rooms.shared
+    }
+
+    /// Counts that the service ends it, and why.
+    pub fn cut(&self, ending: Ending) {
+        count(&self.shared().net.of(self.seat.listener).cut, 1);
+        self.shared().net.ended(ending);
+    }
+
+    /// Ready once another connection has taken its place.
+    pub async fn evicted(&self) {
+        poll_fn(|context| self.seat.poll_evicted(context)).await;
     }
 }
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        // ORDERING: Relaxed: a statistic; the permits are what limits.
-        self.shared.net.of(self.listener).open.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+        let seat = &self.seat;
+        let mut state = seat.rooms.lock();
+        // ORDERING: Relaxed: changed under this lock alone.
+        match seat.state.swap(GONE, Ordering::Relaxed) {
+            NEWCOMER => {
+                state.newcomers.remove(&seat.id);
+                state.leave(seat);
+            }
+            SETTLED => {
+                state.leave(seat);
+                if let Some(settled) = state.settled.get_mut(&seat.source) {
+                    *settled -= 1;
+                    if *settled == 0 {
+                        state.settled.remove(&seat.source);
+                    }
+                }
+            }
+            _ => {}
+        }
+        drop(state);
+        // ORDERING: Relaxed: a statistic; the state is what limits.
+        self.shared().net.of(seat.listener).open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -106,7 +335,7 @@ pub fn open_files(max_connections: u32) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
         .context("cannot raise the limit of open files")?;
-    let needed = u64::from(max_connections) + HTTP_CONNECTIONS_MAX as u64 + FILES_RESERVE;
+    let needed = u64::from(max_connections) + u64::from(HTTP_CONNECTIONS_MAX) + FILES_RESERVE;
     ensure!(
         limit.maximum.is_none_or(|maximum| maximum >= needed),
         "max_connections={max_connections} needs more open files than the process may have: needed={needed} \
@@ -117,17 +346,36 @@ pub fn open_files(max_connections: u32) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::Ordering;
-
+pub(crate) mod tests {
     use super::*;
+
+    /// Limits that leave a test alone with what it looks at.
+    pub(crate) const ROOMY: ConnectionLimits =
+        ConnectionLimits { max: 100, per_source: 100, idle_timeout: Duration::ZERO };
+
+    /// A source of the network.
+    pub(crate) fn source(n: u8) -> Source {
+        Source::of([192, 0, 2, n].into())
+    }
+
+    fn limits(max: u32, per_source: u32) -> ConnectionLimits {
+        ConnectionLimits { max, per_source, ..ROOMY }
+    }
+
+    fn evicted(admission: &Admission) -> bool {
+        let mut context = TaskContext::from_waker(std::task::Waker::noop());
+        admission.seat.poll_evicted(&mut context).is_ready()
+    }
 
     #[test]
     fn the_network_leaves_room_for_the_unix_socket() {
         let shared = Shared::new(Default::default());
-        let (tcp, uds) = Limit::grpc(16, &shared);
-        let network: Vec<_> = std::iter::from_fn(|| tcp.admit()).collect();
-        let local: Vec<_> = std::iter::from_fn(|| uds.admit()).collect();
+        let (tcp, uds) = Limit::grpc(limits(16, 16), &shared);
+        let settled = |limit: &Limit, source| {
+            std::iter::from_fn(|| limit.admit(source).inspect(|admission| admission.seat.settle().unwrap()))
+                .collect::<Vec<_>>()
+        };
+        let (network, local) = (settled(&tcp, source(1)), settled(&uds, Source::User(0)));
         assert_eq!((network.len(), local.len()), (14, 2));
         let of = |listener| {
             let figures = shared.net.of(listener);
@@ -136,6 +384,43 @@ mod tests {
         assert_eq!((of(Listener::GrpcTcp), of(Listener::GrpcUds)), ([14, 14, 1], [2, 2, 1]));
         drop(network);
         assert_eq!(of(Listener::GrpcTcp), [0, 14, 1]);
-        assert!(uds.admit().is_some(), "what the network gave back is free for both");
+        assert!(uds.admit(Source::User(0)).is_some(), "what the network gave back is free for both");
+    }
+
+    #[test]
+    fn newcomers_give_way_the_oldest_of_the_most_numerous_source_first() {
+        let shared = Shared::new(Default::default());
+        let (tcp, uds) = Limit::grpc(limits(16, 16), &shared);
+        let honest = tcp.admit(source(1)).unwrap();
+        let settled = tcp.admit(source(2)).unwrap();
+        settled.seat.settle().unwrap();
+        let flood: Vec<_> = (0..100).map(|_| tcp.admit(source(2)).unwrap()).collect();
+        let left: Vec<_> = (0..100).filter(|n| !evicted(&flood[*n])).collect();
+        assert_eq!(left, (88..100).collect::<Vec<_>>(), "12 of 14 places are left to the flood, its newest ones");
+        assert!(!evicted(&honest) && !evicted(&settled));
+        honest.seat.settle().unwrap();
+        assert_eq!(flood[0].seat.settle(), Err(Refused::Gone));
+        let local: Vec<_> = (0..3).map(|_| uds.admit(Source::User(7)).unwrap()).collect();
+        assert!(evicted(&flood[88]) && !evicted(&flood[89]), "the third takes a newcomer's place");
+        assert_eq!(shared.net.endings(Ending::Newcomer), 89);
+        drop((local, flood));
+        let state = tcp.rooms.lock();
+        assert_eq!((state.open, state.network, state.newcomers.len(), state.settled.len()), (2, 2, 0, 2));
+    }
+
+    #[test]
+    fn a_source_has_a_share_of_the_settled_ones() {
+        let shared = Shared::new(Default::default());
+        let (tcp, uds) = Limit::grpc(limits(16, 3), &shared);
+        let mut of_one: Vec<_> = (0..4).map(|_| tcp.admit(source(1)).unwrap()).collect();
+        let settled: Vec<_> = of_one.iter().map(|admission| admission.seat.settle()).collect();
+        assert_eq!(settled, [Ok(()), Ok(()), Ok(()), Err(Refused::Source { max: 3 })]);
+        tcp.admit(source(2)).unwrap().seat.settle().unwrap();
+        drop(of_one.remove(0));
+        of_one[2].seat.settle().unwrap();
+        let local: Vec<_> = (0..4).filter_map(|_| uds.admit(Source::User(0))).collect();
+        assert_eq!((local.len(), shared.net.endings(Ending::SourceShare)), (3, 2));
+        assert_eq!(ConnectionLimits::default_per_source(1024), 256);
+        assert_eq!([1, 8, 16, 100].map(ConnectionLimits::default_per_source), [1, 8, 8, 25]);
     }
 }

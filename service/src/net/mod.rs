@@ -8,6 +8,7 @@ mod bind;
 pub mod figures;
 pub mod limit;
 pub mod secrets;
+pub mod source;
 mod tls;
 mod tokens;
 

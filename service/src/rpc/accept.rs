@@ -8,15 +8,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::budget::{Budget, Peer};
 use super::socket::{Socket, Transport};
-use crate::net::Access;
+use crate::net::figures::Ending;
 use crate::net::limit::{Admission, Limit};
+use crate::net::source::Source;
+use crate::net::{Access, Tls};
 use crate::status::count;
 
 /// A TLS handshake takes two round trips; whoever is slower than this holds a connection that others could use.
@@ -35,18 +37,23 @@ pub(super) enum Listening {
     Uds(UnixListener),
 }
 
+/// What every connection of a listener is given.
+#[derive(Clone)]
+pub(super) struct Terms {
+    pub(super) limit: Limit,
+    pub(super) budget: Arc<Budget>,
+    /// See [`ConnectionLimits::idle_timeout`](crate::net::limit::ConnectionLimits::idle_timeout).
+    pub(super) idle_timeout: Duration,
+}
+
 /// Accepts until the stream of connections is dropped; then the listener is closed and handshakes are given up.
-pub(super) fn connections(
-    listening: Listening,
-    limit: Limit,
-    budget: Arc<Budget>,
-) -> ReceiverStream<io::Result<Socket>> {
+pub(super) fn connections(listening: Listening, terms: Terms) -> ReceiverStream<io::Result<Socket>> {
     let (ready, sockets) = mpsc::channel(READY_QUEUE);
-    tokio::spawn(accept(listening, limit, budget, ready));
+    tokio::spawn(accept(listening, terms, ready));
     ReceiverStream::new(sockets)
 }
 
-async fn accept(listening: Listening, limit: Limit, budget: Arc<Budget>, ready: mpsc::Sender<io::Result<Socket>>) {
+async fn accept(listening: Listening, terms: Terms, ready: mpsc::Sender<io::Result<Socket>>) {
     let mut opening = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -58,10 +65,10 @@ async fn accept(listening: Listening, limit: Limit, budget: Arc<Budget>, ready: 
         match accepted {
             Ok(accepted) => {
                 // Dropping it is the refusal.
-                let Some(admission) = limit.admit() else { continue };
-                let (budget, ready) = (Arc::clone(&budget), ready.clone());
+                let Some(admission) = terms.limit.admit(accepted.source()) else { continue };
+                let (terms, ready) = (terms.clone(), ready.clone());
                 opening.spawn(async move {
-                    if let Some(socket) = open(accepted, budget, admission).await {
+                    if let Some(socket) = open(accepted, &terms, admission).await {
                         // An error is a server that has stopped.
                         let _stopped = ready.send(Ok(socket)).await;
                     }
@@ -77,8 +84,18 @@ async fn accept(listening: Listening, limit: Limit, budget: Arc<Budget>, ready: 
 }
 
 enum Accepted {
-    Plain(Box<dyn Transport>),
+    Uds(UnixStream),
     Tcp(TcpStream, SocketAddr, Arc<Access>),
+}
+
+impl Accepted {
+    fn source(&self) -> Source {
+        match self {
+            // An error is a socket that is gone; until that is noticed it counts as a user that no process has.
+            Self::Uds(stream) => Source::User(stream.peer_cred().map_or(u32::MAX, |peer| peer.uid())),
+            Self::Tcp(_, from, _) => Source::of(from.ip()),
+        }
+    }
 }
 
 impl Listening {
@@ -88,7 +105,7 @@ impl Listening {
                 let (stream, from) = listener.accept().await?;
                 Ok(Accepted::Tcp(stream, from, Arc::clone(access)))
             }
-            Self::Uds(listener) => Ok(Accepted::Plain(Box::new(listener.accept().await?.0))),
+            Self::Uds(listener) => Ok(Accepted::Uds(listener.accept().await?.0)),
         }
     }
 }
@@ -98,39 +115,42 @@ fn of_the_client(error: &io::Error) -> bool {
 }
 
 /// Up to where HTTP/2 begins; nothing when it does not come to that.
-async fn open(accepted: Accepted, budget: Arc<Budget>, admission: Admission) -> Option<Socket> {
+async fn open(accepted: Accepted, terms: &Terms, admission: Admission) -> Option<Socket> {
     let (transport, from) = match accepted {
-        Accepted::Plain(transport) => (transport, None),
+        Accepted::Uds(stream) => (Box::new(stream) as Box<dyn Transport>, None),
         Accepted::Tcp(stream, from, access) => {
             // An error is a socket that is gone, which the first read tells.
             stream.set_nodelay(true).ok();
             match &access.tls {
                 None => (Box::new(stream) as Box<dyn Transport>, Some(from)),
-                Some(tls) => {
-                    let handshake = tls.acceptor().accept(stream);
-                    let failed = match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
-                        Ok(Ok(stream)) => return Some(socket(Box::new(stream), Some(from), budget, admission)),
-                        Ok(Err(error)) => error.to_string(),
-                        Err(_) => {
-                            admission.cut();
-                            format!("not done within {HANDSHAKE_TIMEOUT:?}")
-                        }
-                    };
-                    count(&admission.shared().net.handshakes_failed, 1);
-                    tracing::debug!(error = failed, %from, "TLS handshake failed");
-                    return None;
-                }
+                Some(tls) => (handshake(tls, stream, from, &admission).await?, Some(from)),
             }
         }
     };
-    Some(socket(transport, from, budget, admission))
+    let peer = Peer::new(Arc::clone(&terms.budget), from, Arc::clone(admission.seat()));
+    Some(Socket::new(transport, peer, admission, terms.idle_timeout))
 }
 
-fn socket(
-    transport: Box<dyn Transport>,
-    from: Option<SocketAddr>,
-    budget: Arc<Budget>,
-    admission: Admission,
-) -> Socket {
-    Socket::new(transport, Peer::new(budget, from), admission)
+async fn handshake(
+    tls: &Tls,
+    stream: TcpStream,
+    from: SocketAddr,
+    admission: &Admission,
+) -> Option<Box<dyn Transport>> {
+    let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.acceptor().accept(stream));
+    let done = tokio::select! {
+        done = handshake => done,
+        () = admission.evicted() => return None,
+    };
+    let failed = match done {
+        Ok(Ok(stream)) => return Some(Box::new(stream)),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => {
+            admission.cut(Ending::Handshake);
+            format!("not done within {HANDSHAKE_TIMEOUT:?}")
+        }
+    };
+    count(&admission.shared().net.handshakes_failed, 1);
+    tracing::debug!(error = failed, %from, "TLS handshake failed");
+    None
 }

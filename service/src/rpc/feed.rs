@@ -22,7 +22,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::budget::Peer;
+use super::places::{Places, Taking};
 use crate::feed::{DUMPS_MAX, Feed, FeedError, Filter, Head, NotDone, Registration, Scope, Tail, Workers};
+use crate::net::figures::Place;
 use crate::status::unix_ms;
 
 /// Messages between a subscriber's task and its connection: with [`CHANGES_PER_MESSAGE`] some two megabytes. More would
@@ -67,6 +69,7 @@ impl FeedRpc for FeedService {
         let Some((feed, workers)) = self.feed.clone() else {
             return Err(Status::failed_precondition("the service keeps no feed: its configuration says feed = false"));
         };
+        let caller = Arc::clone(Peer::of(request.extensions())?);
         let (transport, peer) = peer(&request);
         let request = request.into_inner();
         if let Some(feed_id) = request.feed_id.filter(|id| *id != feed.id()) {
@@ -78,7 +81,8 @@ impl FeedRpc for FeedService {
             return Err(Status::failed_precondition(message));
         }
         let filter = request.filter.as_ref().map(Filter::new).transpose().map_err(Status::invalid_argument)?;
-        let (next_seq, dump) = begin(&feed, &request)?;
+        let share = Places::take(&caller, Place::Subscribers, 1, self.limits.subscribers as u64)?;
+        let (next_seq, dump) = begin(&feed, &request, &caller)?;
         let (sender, receiver) = mpsc::channel(SUBSCRIBER_QUEUE);
         let (end, ended) = oneshot::channel();
         let subscription = Subscription {
@@ -95,6 +99,7 @@ impl FeedRpc for FeedService {
         let limits = self.limits;
         let (taken, placed) = oneshot::channel();
         tokio::spawn(async move {
+            let _share = share;
             let place = feed.subscribers().register(transport, peer, next_seq.saturating_sub(1), limits.subscribers);
             let place = match place {
                 Ok(place) => {
@@ -124,15 +129,18 @@ pub(super) struct Dump {
     pub(super) after: Option<Key>,
     /// Left when the dump has ended.
     pub(super) _place: OwnedSemaphorePermit,
+    /// The subscriber's share of such places.
+    _share: Taking,
 }
 
 /// The first change wanted, and the dump that comes before it.
-fn begin(feed: &Feed, request: &SubscribeRequest) -> Result<(u64, Option<Dump>), Status> {
+fn begin(feed: &Feed, request: &SubscribeRequest, caller: &Arc<Peer>) -> Result<(u64, Option<Dump>), Status> {
     let head = *feed.head().borrow();
     let dump = |after| {
         let busy =
             || Status::resource_exhausted(format!("too many dumps are under way, try again later: max={DUMPS_MAX}"));
-        Ok::<_, Status>(Some(Dump { after, _place: feed.subscribers().begin_dump().ok_or_else(busy)? }))
+        let _share = Places::take(caller, Place::Dumps, 1, DUMPS_MAX as u64)?;
+        Ok::<_, Status>(Some(Dump { after, _place: feed.subscribers().begin_dump().ok_or_else(busy)?, _share }))
     };
     match &request.start {
         Some(Start::FromSeq(seq)) => {

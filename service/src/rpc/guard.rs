@@ -1,6 +1,7 @@
 //! Before and after every request: is it let in, how large may it and its answer be, how long may it take.
 //!
-//! Owns: the token check, which comes before anything of the request is read; the charging of what is read and sent;
+//! Owns: the token check, which comes before anything of the request is read; settling the connection, which comes after
+//! it; the charging of what is read and sent;
 //! the service's own time limit. Must not: know a method, but for health, which everybody may ask. Threads: the network
 //! edge.
 
@@ -18,7 +19,8 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::{Layer, Service};
 
-use super::budget::{BYTES_MAX, Charge, FREE_BYTES, PEER_BYTES_MAX, Peer};
+use super::budget::{BYTES_MAX, Charge, FREE_BYTES, PEER_BYTES_MAX, Peer, SOURCE_BYTES_MAX, UnderWay};
+use crate::net::limit::Refused;
 use crate::net::{Access, Refusal};
 use crate::status::count;
 
@@ -68,13 +70,14 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let Some(peer) = request.extensions().get::<Arc<Peer>>().cloned() else {
-            let status = Status::internal("a request of no connection: this is a bug");
-            return Box::pin(std::future::ready(Ok(status.into_http())));
+        let peer = match Peer::of(request.extensions()) {
+            Ok(peer) => Arc::clone(peer),
+            Err(status) => return Box::pin(std::future::ready(Ok(status.into_http()))),
         };
         if let Err(status) = self.guard.admit(&peer, &request) {
             return Box::pin(std::future::ready(Ok(status.into_http())));
         }
+        let under_way = UnderWay::new(&peer);
         let charge = Arc::new(Charge::new(&peer));
         let asked = Arc::clone(&charge);
         let request = request.map(|body| Body::new(Asked { body, charge: asked, free: FREE_BYTES }));
@@ -87,23 +90,32 @@ where
                 let message = format!("not answered within request_timeout={timeout:?}");
                 return Ok(Status::deadline_exceeded(message).into_http());
             };
-            Ok(answered?.map(|body| Body::new(Answer { body, peer, free: FREE_BYTES })))
+            Ok(answered?.map(|body| Body::new(Answer { body, peer, free: FREE_BYTES, _under_way: under_way })))
         })
     }
 }
 
 impl GuardLayer {
+    /// Checks the token, then settles the connection: room is counted for those that may ask.
     fn admit(&self, peer: &Peer, request: &Request<Body>) -> Result<(), Status> {
-        let Some(tokens) = self.access.tokens.as_ref().filter(|_| peer.from.is_some()) else { return Ok(()) };
         if request.uri().path().starts_with(OPEN_PATHS) {
             return Ok(());
         }
-        tokens.check(request.headers().get(AUTHORIZATION)).map_err(|refusal| {
-            count(&peer.shared().net.unauthenticated, 1);
-            Status::unauthenticated(match refusal {
-                Refusal::Missing => "a bearer token is required: send metadata authorization: Bearer TOKEN",
-                Refusal::Unknown => "the bearer token is not among those of the service's bearer_token_file",
-            })
+        if let Some(tokens) = self.access.tokens.as_ref().filter(|_| peer.from.is_some()) {
+            tokens.check(request.headers().get(AUTHORIZATION)).map_err(|refusal| {
+                count(&peer.shared().net.unauthenticated, 1);
+                Status::unauthenticated(match refusal {
+                    Refusal::Missing => "a bearer token is required: send metadata authorization: Bearer TOKEN",
+                    Refusal::Unknown => "the bearer token is not among those of the service's bearer_token_file",
+                })
+            })?;
+        }
+        peer.seat().settle().map_err(|refused| match refused {
+            Refused::Source { max } => Status::resource_exhausted(format!(
+                "too many connections from this address, send requests over fewer or raise \
+                 max_connections_per_address: max={max}"
+            )),
+            Refused::Gone => Status::unavailable("the connection is closed to make room for another, connect again"),
         })
     }
 }
@@ -153,6 +165,7 @@ struct Answer {
     body: Body,
     peer: Arc<Peer>,
     free: usize,
+    _under_way: UnderWay,
 }
 
 impl HttpBody for Answer {
@@ -194,6 +207,6 @@ impl HttpBody for Answer {
 fn no_room(what: &str) -> Status {
     Status::resource_exhausted(format!(
         "too many bytes of {what}, try again later or in smaller parts: connection_max_bytes={PEER_BYTES_MAX} \
-         all_max_bytes={BYTES_MAX}"
+         address_max_bytes={SOURCE_BYTES_MAX} all_max_bytes={BYTES_MAX}"
     ))
 }

@@ -9,11 +9,13 @@ use proto::v1::{
     Checkpoint, Entry, GET_MANY_KEYS_MAX, Gap, GetManyRequest, GetManyResponse, GetRequest, GetResponse, StatusRequest,
     StatusResponse,
 };
-use tonic::{Extensions, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
 use super::budget::Peer;
+use super::places::Places;
 use super::wait::{Waits, Wanted};
-use crate::lookups::{LookupError, Lookups, Origin};
+use crate::lookups::{GET_MANY_QUEUE, LookupError, Lookups, Origin};
+use crate::net::figures::Place;
 use crate::slow::Transport;
 use crate::status::Shared;
 
@@ -32,12 +34,12 @@ impl KvService {
     }
 
     /// Waits for the slot that is wanted; how long, in ns. Most requests want none, and no clock is read for them.
-    async fn wait(&self, wanted: &Wanted, keys: usize) -> Result<u64, Status> {
+    async fn wait(&self, wanted: &Wanted, keys: usize, peer: &Arc<Peer>) -> Result<u64, Status> {
         if !wanted.names_a_slot() {
             return Ok(0);
         }
         let start = self.lookups.clock();
-        self.waits.until(wanted, keys).await?;
+        self.waits.until(wanted, keys, peer).await?;
         Ok(self.lookups.elapsed_ns(start))
     }
 }
@@ -68,11 +70,11 @@ impl Kv for KvService {
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         let asked = self.lookups.clock();
         let (metadata, extensions, GetRequest { key: bytes, commitment, min_context_slot }) = request.into_parts();
-        let key = key(&bytes)
-            .ok_or_else(|| Status::invalid_argument(format!("key must be 32 bytes: got={}", bytes.len())))?;
+        let key = key(&bytes).ok_or_else(|| wrong_length(&bytes, ""))?;
         let wanted = Wanted::new(&metadata, commitment, min_context_slot)?;
-        let slot_wait_ns = self.wait(&wanted, 1).await?;
-        let origin = Origin { transport: transport(&extensions), asked, slot_wait_ns };
+        let peer = Peer::of(&extensions)?;
+        let slot_wait_ns = self.wait(&wanted, 1, peer).await?;
+        let origin = Origin { transport: transport(peer), asked, slot_wait_ns };
         let answer = self.lookups.get(key, wanted.commitment, origin).await.map_err(status)?;
         wanted.check(answer.slot)?;
         Ok(Response::new(GetResponse { value: answer.value.map(wire), slot: answer.slot }))
@@ -84,8 +86,10 @@ impl Kv for KvService {
         let wanted = Wanted::new(&metadata, message.commitment, message.min_context_slot)?;
         let packed = !message.packed_keys.is_empty();
         let keys = keys_of(message)?;
-        let slot_wait_ns = self.wait(&wanted, keys.len()).await?;
-        let origin = Origin { transport: transport(&extensions), asked, slot_wait_ns };
+        let peer = Peer::of(&extensions)?;
+        let slot_wait_ns = self.wait(&wanted, keys.len(), peer).await?;
+        let origin = Origin { transport: transport(peer), asked, slot_wait_ns };
+        let _place = Places::take(peer, Place::Batches, 1, GET_MANY_QUEUE as u64)?;
         let answer = self.lookups.get_many(keys, wanted.commitment, origin).await.map_err(status)?;
         wanted.check(answer.slot)?;
         let mut response = GetManyResponse { slot: answer.slot, ..Default::default() };
@@ -102,10 +106,8 @@ impl Kv for KvService {
     }
 }
 
-/// A request of no connection, as a test may make it, counts as one over TCP.
-fn transport(extensions: &Extensions) -> Transport {
-    let local = extensions.get::<Arc<Peer>>().is_some_and(|peer| peer.from.is_none());
-    if local { Transport::GrpcUds } else { Transport::GrpcTcp }
+fn transport(peer: &Peer) -> Transport {
+    if peer.from.is_none() { Transport::GrpcUds } else { Transport::GrpcTcp }
 }
 
 /// The keys of a batch, checked, whichever way they came.
@@ -131,9 +133,7 @@ fn keys_of(asked: GetManyRequest) -> Result<Vec<Key>, Status> {
     }
     let mut keys = Vec::with_capacity(asked.len());
     for (index, bytes) in asked.iter().enumerate() {
-        keys.push(key(bytes).ok_or_else(|| {
-            Status::invalid_argument(format!("key must be 32 bytes: got={} index={index}", bytes.len()))
-        })?);
+        keys.push(key(bytes).ok_or_else(|| wrong_length(bytes, &format!(" index={index}")))?);
     }
     Ok(keys)
 }
@@ -147,6 +147,16 @@ fn pack(values: &[Option<Value>]) -> (Bytes, Bytes) {
         present[index / 8] |= u8::from(value.is_some()) << (index % 8);
     }
     (packed.into(), present.into())
+}
+
+/// A pubkey in base58 is 43 or 44 characters, which as base64 are 33 bytes: the usual mistake is named.
+fn wrong_length(bytes: &[u8], at: &str) -> Status {
+    let hint = match bytes.len() {
+        33 => "; a base58 pubkey where JSON takes base64?",
+        43 | 44 if bytes.is_ascii() => "; a base58 pubkey as text? give its 32 bytes",
+        _ => "",
+    };
+    Status::invalid_argument(format!("key must be 32 bytes: got={}{at}{hint}", bytes.len()))
 }
 
 fn key(bytes: &[u8]) -> Option<Key> {

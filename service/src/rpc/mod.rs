@@ -10,6 +10,7 @@ mod feed;
 mod guard;
 mod health;
 mod kv;
+mod places;
 mod socket;
 pub(crate) mod uds;
 mod wait;
@@ -29,9 +30,9 @@ use tower::layer::util::{Identity, Stack};
 
 use crate::lookups::Lookups;
 use crate::net::Access;
-use crate::net::limit::Limit;
+use crate::net::limit::{ConnectionLimits, Limit};
 use crate::status::Shared;
-use accept::{Listening, connections};
+use accept::{Listening, Terms, connections};
 use budget::Budget;
 use guard::GuardLayer;
 
@@ -97,7 +98,7 @@ pub struct Door {
     /// TLS and tokens.
     pub access: Arc<Access>,
     /// On both listeners together.
-    pub max_connections: u32,
+    pub limits: ConnectionLimits,
     /// A request that is not answered for this long is given up. Streams of answers may last.
     pub request_timeout: Duration,
 }
@@ -137,16 +138,17 @@ where
     }
     .boxed()
     .shared();
-    let Door { tcp, uds, access, max_connections, request_timeout } = door;
-    let (tcp_limit, uds_limit) = Limit::grpc(max_connections, &shared);
+    let Door { tcp, uds, access, limits, request_timeout } = door;
+    let (tcp_limit, uds_limit) = Limit::grpc(limits, &shared);
     let budget = Budget::new(shared);
     let guard = GuardLayer::new(Arc::clone(&access), request_timeout);
-    let incoming = connections(Listening::Tcp(tcp, access), tcp_limit, Arc::clone(&budget));
+    let terms = |limit| Terms { limit, budget: Arc::clone(&budget), idle_timeout: limits.idle_timeout };
+    let incoming = connections(Listening::Tcp(tcp, access), terms(tcp_limit));
     let on_tcp = router(routes.clone(), guard.clone()).serve_with_incoming_shutdown(incoming, ended.clone());
     let on_uds = async {
         let Some(uds) = uds else { return Ok(()) };
         let (listener, _file) = uds.into_parts();
-        let incoming = connections(Listening::Uds(listener), uds_limit, budget);
+        let incoming = connections(Listening::Uds(listener), terms(uds_limit));
         router(routes, guard).serve_with_incoming_shutdown(incoming, ended.clone()).await
     };
     let overdue = async {

@@ -1,8 +1,8 @@
 //! A connection as the HTTP/2 server gets it: bytes in and out, and an end to it when the other side is silent.
 //!
-//! Owns: the socket, its room among the connections, and two deadlines that HTTP/2 has not: the first bytes must come
-//! soon, and answers that are held must be read. Dead peers are HTTP/2's own affair (its pings). Threads: the network
-//! edge.
+//! Owns: the socket, its room among the connections, and the deadlines that HTTP/2 has not: the first bytes and the first
+//! request must come soon, others within the idle limit, and answers that are held must be read. A connection whose place
+//! was given to another ends at once. Dead peers are HTTP/2's own affair (its pings). Threads: the network edge.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
@@ -15,20 +15,25 @@ use tokio::time::{Instant, Sleep};
 use tonic::transport::server::Connected;
 
 use super::budget::Peer;
+use crate::net::figures::Ending;
 use crate::net::limit::Admission;
 
 /// From accepting a connection (or the end of its TLS handshake) until HTTP/2's opening line has come.
 pub(super) const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// From then until the first request that is let in, or between two health checks of a connection that asks for nothing
+/// else: a client that connects has something to ask, and one that waits longer connects again when it asks.
+pub(super) const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Length of HTTP/2's opening line, `PRI * HTTP/2.0...`.
 const PREFACE_BYTES: u64 = 24;
 
-/// How often it is looked at whether held answers are read.
+/// How often it is looked at whether held answers are read, and whether anything was asked.
 const STALL_TICK: Duration = Duration::from_secs(10);
 
-/// Ticks in a row without any progress until the connection is cut: a minute. A client whose HTTP/2 runs but which asks
-/// for none of its answers must not keep others from theirs.
-const STALL_TICKS_MAX: u32 = 6;
+/// Held answers without any progress for so long end the connection. A client whose HTTP/2 runs but which asks for none
+/// of its answers must not keep others from theirs.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a connection runs over: TCP, TLS or a Unix socket.
 pub(super) trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -40,39 +45,92 @@ pub(super) struct Socket {
     transport: Box<dyn Transport>,
     peer: Arc<Peer>,
     admission: Admission,
+    /// Zero is never.
+    idle_timeout: Duration,
     received: u64,
     tick: Pin<Box<Sleep>>,
+    /// See [`Peer::activity`], at the last tick.
+    requests: u64,
+    /// When the connection was last seen at something.
+    busy_at: Instant,
     /// See [`Peer::progress`], at the last tick.
     progress: Option<u64>,
-    stalled_ticks: u32,
+    /// When it was last seen to move.
+    progress_at: Instant,
 }
 
 impl Socket {
-    pub(super) fn new(transport: Box<dyn Transport>, peer: Arc<Peer>, admission: Admission) -> Self {
+    pub(super) fn new(
+        transport: Box<dyn Transport>,
+        peer: Arc<Peer>,
+        admission: Admission,
+        idle_timeout: Duration,
+    ) -> Self {
         let tick = Box::pin(tokio::time::sleep(GREETING_TIMEOUT));
-        Self { transport, peer, admission, received: 0, tick, progress: None, stalled_ticks: 0 }
+        let now = Instant::now();
+        Self {
+            transport,
+            peer,
+            admission,
+            idle_timeout,
+            received: 0,
+            tick,
+            requests: 0,
+            busy_at: now,
+            progress: None,
+            progress_at: now,
+        }
     }
 
-    /// An error once a deadline has passed. Asked at each read, write and flush, so that it is heard of whichever of
-    /// them the connection is at.
+    /// An error once a deadline has passed or the place is gone. Asked at each read, write and flush, so that it is heard
+    /// of whichever of them the connection is at.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if self.admission.seat().poll_evicted(context).is_ready() {
+            return Err(io::Error::new(ErrorKind::ConnectionAborted, "another connection has taken its place"));
+        }
         while self.tick.as_mut().poll(context).is_ready() {
             if self.received < PREFACE_BYTES {
-                self.admission.cut();
-                return Err(io::Error::new(ErrorKind::TimedOut, "no HTTP/2 came in time"));
+                return Err(self.cut(Ending::Greeting, "no HTTP/2 came in time"));
             }
-            let progress = self.peer.progress();
-            let stalled = progress.is_some() && progress == self.progress;
-            self.stalled_ticks = if stalled { self.stalled_ticks + 1 } else { 0 };
-            self.progress = progress;
-            if self.stalled_ticks >= STALL_TICKS_MAX {
-                self.admission.cut();
-                tracing::info!(listener = self.admission.listener().name(), "cut a connection that reads no answers");
-                return Err(io::Error::new(ErrorKind::TimedOut, "the answers are not read"));
+            let now = Instant::now();
+            if self.stalled(now) {
+                tracing::info!(
+                    listener = self.admission.seat().listener().name(),
+                    "cut a connection that reads no answers"
+                );
+                return Err(self.cut(Ending::Unread, "the answers are not read"));
             }
-            self.tick.as_mut().reset(Instant::now() + STALL_TICK);
+            let activity = self.peer.activity();
+            if activity.busy || self.progress.is_some() || activity.requests != self.requests {
+                (self.requests, self.busy_at) = (activity.requests, now);
+            }
+            let (limit, ending) = if self.admission.seat().is_settled() {
+                (Some(self.idle_timeout).filter(|limit| !limit.is_zero()), Ending::Idle)
+            } else {
+                (Some(FIRST_REQUEST_TIMEOUT), Ending::FirstRequest)
+            };
+            let end = limit.map(|limit| self.busy_at + limit);
+            if end.is_some_and(|end| end <= now) {
+                return Err(self.cut(ending, "nothing was asked"));
+            }
+            let tick = now + STALL_TICK;
+            self.tick.as_mut().reset(end.map_or(tick, |end| end.min(tick)));
         }
         Ok(())
+    }
+
+    /// Whether answers are held of which none was read for a minute.
+    fn stalled(&mut self, now: Instant) -> bool {
+        let progress = self.peer.progress();
+        if progress.is_none() || progress != self.progress {
+            (self.progress, self.progress_at) = (progress, now);
+        }
+        now - self.progress_at >= STALL_TIMEOUT
+    }
+
+    fn cut(&self, ending: Ending, why: &'static str) -> io::Error {
+        self.admission.cut(ending);
+        io::Error::new(ErrorKind::TimedOut, why)
     }
 }
 
@@ -134,46 +192,91 @@ impl AsyncWrite for Socket {
 mod tests {
     use std::sync::atomic::Ordering;
 
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
-    use super::super::budget::{Budget, Charge};
+    use super::super::budget::{Budget, Charge, UnderWay};
     use super::*;
     use crate::net::figures::Listener;
-    use crate::net::limit::Limit;
+    use crate::net::limit::tests::source;
+    use crate::net::limit::{ConnectionLimits, Limit};
     use crate::status::Shared;
 
-    fn socket(shared: &Arc<Shared>) -> (Socket, tokio::io::DuplexStream) {
+    const IDLE: Duration = Duration::from_secs(300);
+
+    /// A connection over TCP; one more evicts it.
+    fn socket(shared: &Arc<Shared>) -> (Socket, DuplexStream, Limit) {
         let (ours, theirs) = tokio::io::duplex(64);
-        let peer = Peer::new(Budget::new(Arc::clone(shared)), None);
-        let admission = Limit::grpc(1, shared).0.admit().unwrap();
-        (Socket::new(Box::new(ours), peer, admission), theirs)
+        let limits = ConnectionLimits { max: 1, per_source: 1, idle_timeout: IDLE };
+        let limit = Limit::grpc(limits, shared).0;
+        let admission = limit.admit(source(1)).unwrap();
+        let peer = Peer::new(Budget::new(Arc::clone(shared)), None, Arc::clone(admission.seat()));
+        (Socket::new(Box::new(ours), peer, admission, IDLE), theirs, limit)
     }
 
-    fn cut(shared: &Shared) -> u64 {
-        shared.net.of(Listener::GrpcTcp).cut.load(Ordering::Relaxed)
+    /// One that has sent its opening line.
+    async fn greeted(shared: &Arc<Shared>) -> (Socket, DuplexStream, Limit) {
+        let (mut socket, mut theirs, limit) = socket(shared);
+        theirs.write_all(&[0; 24]).await.unwrap();
+        socket.read_exact(&mut [0; 24]).await.unwrap();
+        (socket, theirs, limit)
+    }
+
+    /// How many were cut by this rule, and by all.
+    fn cut(shared: &Shared, ending: Ending) -> (u64, u64) {
+        (shared.net.endings(ending), shared.net.of(Listener::GrpcTcp).cut.load(Ordering::Relaxed))
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_is_cut_and_a_greeting_is_not() {
+    async fn silence_is_cut_and_so_is_a_greeting_that_no_request_follows() {
         let shared = Shared::new(Default::default());
-        let (mut silent, mut theirs) = socket(&shared);
+        let (mut silent, mut theirs, _limit) = socket(&shared);
         theirs.write_all(b"PRI").await.unwrap();
-        let mut buffer = [0; 24];
-        let error = silent.read_exact(&mut buffer).await.unwrap_err();
-        assert_eq!((error.kind(), cut(&shared)), (ErrorKind::TimedOut, 1));
-        let (mut greeted, mut theirs) = socket(&shared);
-        theirs.write_all(&buffer).await.unwrap();
-        greeted.read_exact(&mut buffer).await.unwrap();
-        let idle = tokio::time::timeout(STALL_TICK * 100, greeted.read_u8()).await;
-        assert!(idle.is_err() && cut(&shared) == 1, "an idle connection without answers under way is let be");
+        let error = silent.read_exact(&mut [0; 24]).await.unwrap_err();
+        assert_eq!((error.kind(), cut(&shared, Ending::Greeting)), (ErrorKind::TimedOut, (1, 1)));
+        let (mut greeted, _theirs, _limit) = greeted(&shared).await;
+        let begun = Instant::now();
+        let error = greeted.read_u8().await.unwrap_err();
+        assert_eq!((error.kind(), cut(&shared, Ending::FirstRequest)), (ErrorKind::TimedOut, (1, 2)));
+        assert!(begun.elapsed() >= FIRST_REQUEST_TIMEOUT && begun.elapsed() < FIRST_REQUEST_TIMEOUT * 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_settled_connection_is_cut_when_it_asks_nothing_and_has_nothing_under_way() {
+        let shared = Shared::new(Default::default());
+        let (mut socket, _theirs, _limit) = greeted(&shared).await;
+        socket.peer.seat().settle().unwrap();
+        let peer = Arc::clone(&socket.peer);
+        let subscription = UnderWay::new(&peer);
+        let idle = tokio::time::timeout(IDLE * 3, socket.read_u8()).await;
+        assert!(idle.is_err(), "an answer is under way");
+        drop(subscription);
+        for _ in 0..10 {
+            drop(UnderWay::new(&peer));
+            let idle = tokio::time::timeout(IDLE - STALL_TICK, socket.read_u8()).await;
+            assert!(idle.is_err(), "it asks now and then");
+        }
+        assert_eq!(cut(&shared, Ending::Idle), (0, 0));
+        let error = socket.read_u8().await.unwrap_err();
+        assert_eq!((error.kind(), cut(&shared, Ending::Idle)), (ErrorKind::TimedOut, (1, 1)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_newcomer_that_loses_its_place_ends_at_once() {
+        let shared = Shared::new(Default::default());
+        let (mut socket, _theirs, limit) = greeted(&shared).await;
+        let begun = Instant::now();
+        let next = async { limit.admit(source(2)).unwrap() };
+        let (error, next) = tokio::join!(socket.read_u8(), next);
+        assert_eq!((error.unwrap_err().kind(), begun.elapsed()), (ErrorKind::ConnectionAborted, Duration::ZERO));
+        drop(socket);
+        assert!(limit.admit(source(3)).is_some());
+        drop(next);
     }
 
     #[tokio::test(start_paused = true)]
     async fn answers_that_are_not_read_end_the_connection_and_slow_ones_do_not() {
         let shared = Shared::new(Default::default());
-        let (mut socket, mut theirs) = socket(&shared);
-        theirs.write_all(&[0; 24]).await.unwrap();
-        socket.read_exact(&mut [0; 24]).await.unwrap();
+        let (mut socket, _theirs, _limit) = greeted(&shared).await;
         let hold = |peer: &Arc<Peer>| {
             let charge = Charge::new(peer);
             assert!(charge.grow(1));
@@ -184,7 +287,7 @@ mod tests {
         let mut others: Vec<_> = (0..20).map(|_| hold(&peer)).collect();
         let slow = async {
             while others.pop().is_some() {
-                tokio::time::sleep(STALL_TICK * (STALL_TICKS_MAX - 1)).await;
+                tokio::time::sleep(STALL_TIMEOUT - STALL_TICK).await;
             }
         };
         tokio::select! {
@@ -192,6 +295,6 @@ mod tests {
             () = slow => {}
         }
         let error = socket.read_u8().await.unwrap_err();
-        assert_eq!((error.kind(), cut(&shared)), (ErrorKind::TimedOut, 1));
+        assert_eq!((error.kind(), cut(&shared, Ending::Unread)), (ErrorKind::TimedOut, (1, 1)));
     }
 }

@@ -50,7 +50,8 @@ async fn start_with(pool: Pool, request_timeout: Duration) -> Running {
     let uds = UdsListener::bind(&socket, SocketMode::default()).unwrap();
     let (stop, stopped) = oneshot::channel();
     let access = Arc::new(Access::default());
-    let door = Door { tcp, uds: Some(uds), access, max_connections: 100, request_timeout };
+    let limits = ConnectionLimits { max: 100, per_source: 100, idle_timeout: LONG };
+    let door = Door { tcp, uds: Some(uds), access, limits, request_timeout };
     let limits =
         FeedLimits { subscribers: 1, heartbeat: Duration::from_millis(10), stall_timeout: Duration::from_secs(1) };
     let feed = FeedService::new(None, limits);
@@ -73,6 +74,13 @@ async fn get_answers_present_absent_and_refuses_a_wrong_length() {
     assert_eq!((absent.value, absent.slot), (None, Some(7)));
     let refused = run.client.get(get(&[1; 31])).await.unwrap_err();
     assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, "key must be 32 bytes: got=31"));
+    const PUBKEY: &str = "So11111111111111111111111111111111111111112";
+    let text = run.client.get(get(PUBKEY.as_bytes())).await.unwrap_err();
+    assert_eq!(text.message(), "key must be 32 bytes: got=43; a base58 pubkey as text? give its 32 bytes");
+    let other = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA1";
+    let pasted = base64::Engine::decode(&base64::prelude::BASE64_STANDARD, other).unwrap();
+    let pasted = run.client.get(get(&pasted)).await.unwrap_err();
+    assert_eq!(pasted.message(), "key must be 32 bytes: got=33; a base58 pubkey where JSON takes base64?");
 }
 
 #[tokio::test]

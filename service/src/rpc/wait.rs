@@ -6,10 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
+use super::budget::Peer;
+use super::places::Places;
+use crate::net::figures::Place;
 use crate::overlay::Commitment;
 use crate::status::Shared;
 
@@ -19,7 +21,8 @@ const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Gets that may wait at a time. A batch counts as one for each [`KEYS_PER_WAITER`] of its keys, so that the keys held
 /// meanwhile are bounded too, to about 20 MB.
-const WAITERS_MAX: usize = 1024;
+/// Each connection and each source has a share of them; see `places`.
+const WAITERS_MAX: u64 = 1024;
 
 /// See [`WAITERS_MAX`].
 const KEYS_PER_WAITER: usize = 512;
@@ -41,7 +44,6 @@ pub(super) struct Wanted {
 #[derive(Debug)]
 pub(super) struct Waits {
     shared: Arc<Shared>,
-    places: Semaphore,
 }
 
 impl Wanted {
@@ -87,12 +89,12 @@ impl Wanted {
 impl Waits {
     /// Nobody waits.
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, places: Semaphore::new(WAITERS_MAX) }
+        Self { shared }
     }
 
     /// Waits until a lookup reads the slot that is wanted; at once when it does already, or none is. `keys` is how many
     /// keys the request holds.
-    pub(super) async fn until(&self, wanted: &Wanted, keys: usize) -> Result<(), Status> {
+    pub(super) async fn until(&self, wanted: &Wanted, keys: usize, peer: &Arc<Peer>) -> Result<(), Status> {
         if wanted.min_context_slot.is_none() {
             return Ok(());
         }
@@ -104,10 +106,8 @@ impl Waits {
         if wanted.is_in(*reached.borrow_and_update()) {
             return Ok(());
         }
-        let places = u32::try_from(keys.div_ceil(KEYS_PER_WAITER).max(1)).unwrap_or(u32::MAX);
-        let Ok(_places) = self.places.try_acquire_many(places) else {
-            return Err(Status::resource_exhausted("too many requests wait for a slot, try again later"));
-        };
+        let places = keys.div_ceil(KEYS_PER_WAITER).max(1) as u64;
+        let _places = Places::take(peer, Place::Waiters, places, WAITERS_MAX)?;
         let arrives = reached.wait_for(|slot| wanted.is_in(*slot));
         match tokio::time::timeout(wanted.wait, arrives).await {
             Ok(Ok(_)) => Ok(()),
@@ -140,12 +140,18 @@ mod tests {
     use engine_api::Checkpoint;
     use tonic::Code;
 
+    use super::super::budget::Budget;
     use super::*;
+    use crate::net::limit::tests::source;
     use crate::overlay::Overlay;
 
     fn waits(slot: u64) -> Waits {
         let checkpoint = Checkpoint { slot: Some(slot), ..Checkpoint::default() };
         Waits::new(Shared::with_overlay(checkpoint, Overlay::new(&checkpoint, false, false)))
+    }
+
+    fn peer(waits: &Waits) -> Arc<Peer> {
+        Peer::of_test(&Budget::new(Arc::clone(&waits.shared)), source(1))
     }
 
     fn wanted(min_context_slot: u64, timeout: &'static str) -> Wanted {
@@ -169,13 +175,14 @@ mod tests {
     #[tokio::test]
     async fn a_slot_is_waited_for_and_the_slot_reached_is_named() {
         let waits = waits(7);
-        waits.until(&wanted(7, "8S"), 1).await.unwrap();
-        let refused = waits.until(&wanted(9, "8m"), 1).await.unwrap_err();
+        let peer = peer(&waits);
+        waits.until(&wanted(7, "8S"), 1, &peer).await.unwrap();
+        let refused = waits.until(&wanted(9, "8m"), 1, &peer).await.unwrap_err();
         assert_eq!(refused.code(), Code::FailedPrecondition);
         assert!(refused.message().contains("min_context_slot=9") && refused.message().contains("slot=7"), "{refused}");
         let shared = Arc::clone(&waits.shared);
         let nine = wanted(9, "9S");
-        let waiter = tokio::spawn(async move { waits.until(&nine, 1).await });
+        let waiter = tokio::spawn(async move { waits.until(&nine, 1, &peer).await });
         shared.overlay.published(Some(8));
         shared.overlay.published(Some(9));
         waiter.await.unwrap().unwrap();
@@ -184,10 +191,16 @@ mod tests {
     #[tokio::test]
     async fn those_that_wait_are_bounded() {
         let waits = Arc::new(waits(7));
-        let all = waits.places.try_acquire_many(WAITERS_MAX as u32).unwrap();
-        let refused = waits.until(&wanted(9, "8S"), 1).await.unwrap_err();
+        let peer = peer(&waits);
+        let (share, nine) = (WAITERS_MAX / 4, wanted(9, "8S"));
+        let mut waiting: Vec<_> = (0..share).map(|_| Box::pin(waits.until(&nine, KEYS_PER_WAITER, &peer))).collect();
+        for waiter in &mut waiting {
+            assert!(futures::poll!(waiter).is_pending());
+        }
+        let refused = waits.until(&nine, 1, &peer).await.unwrap_err();
         assert_eq!(refused.code(), Code::ResourceExhausted);
-        drop(all);
-        assert_eq!(waits.until(&wanted(9, "8m"), 10_000).await.unwrap_err().code(), Code::FailedPrecondition);
+        drop(waiting);
+        let refused = waits.until(&wanted(9, "8m"), 10_000, &peer).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition);
     }
 }

@@ -18,6 +18,7 @@ mod metrics;
 mod overload;
 mod ring;
 mod secure;
+mod shares;
 mod slow;
 mod store;
 mod support;

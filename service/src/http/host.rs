@@ -1,0 +1,124 @@
+//! Which names HTTP answers to: a page of an attacker, whose own name resolves to this machine (DNS rebinding), must not
+//! read through the browser of whoever opens it.
+//!
+//! Owns: this rule. Must not: decide who may connect. Threads: the network edge.
+//!
+//! A browser sends the name that stands in its address bar. An attacker can make a name of theirs resolve to any
+//! address, but they can neither write an IP address there nor a name that is not theirs.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::uri::Authority;
+use axum::http::{StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+
+use crate::status::{Shared, count};
+
+/// Longer names are cut in the answer.
+const SHOWN_MAX: usize = 100;
+
+/// The names that are answered to, besides those that no attacker can have.
+#[derive(Clone, Debug, Default)]
+pub struct Hosts {
+    names: Vec<String>,
+}
+
+impl Hosts {
+    /// Those of the setting `metrics_hosts`, the name in the setting `metrics`, and the machine's own.
+    pub fn new(metrics: &str, configured: &[String]) -> Self {
+        let listened = metrics.rsplit_once(':').map_or(metrics, |(name, _)| name);
+        let own = host_name();
+        let own = own.iter().flat_map(|own| [own.as_str(), own.split('.').next().unwrap_or_default()]);
+        let names = configured.iter().map(String::as_str).chain([listened]).chain(own);
+        Self { names: names.map(plain).filter(|name| !name.is_empty()).collect() }
+    }
+
+    /// Whether a request for this host, with or without a port, is answered.
+    fn answers(&self, host: &str) -> bool {
+        let Ok(authority) = host.parse::<Authority>() else { return false };
+        if authority.as_str().contains('@') {
+            return false;
+        }
+        let host = plain(authority.host());
+        let six = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        host.parse::<Ipv4Addr>().is_ok()
+            || six.is_some_and(|host| host.parse::<Ipv6Addr>().is_ok())
+            || host == "localhost"
+            // Browsers resolve these themselves, to this machine (RFC 6761).
+            || host.ends_with(".localhost")
+            || self.names.contains(&host)
+    }
+}
+
+/// The name of this machine, as the kernel has it.
+fn host_name() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// Refuses a request that names another host. One that names none is answered: every browser names one.
+pub(super) async fn check(
+    State((hosts, shared)): State<(Arc<Hosts>, Arc<Shared>)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let named = request.headers().get_all(header::HOST).iter().map(|host| host.to_str().ok());
+    let in_line = request.uri().authority().map(|authority| Some(authority.as_str()));
+    let foreign = named.chain(in_line).find(|host| !host.is_some_and(|host| hosts.answers(host)));
+    let Some(foreign) = foreign else { return next.run(request).await };
+    count(&shared.net.foreign_hosts, 1);
+    let shown: String = foreign.unwrap_or_default().chars().take(SHOWN_MAX).collect();
+    let message = format!(
+        "this service does not answer to host={shown:?}: ask for its IP address, or add the name to the setting \
+         metrics_hosts\n"
+    );
+    (StatusCode::MISDIRECTED_REQUEST, super::page(super::TEXT, message)).into_response()
+}
+
+/// As names are compared: in lower case, without the dot that may end them.
+fn plain(name: &str) -> String {
+    name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_an_attacker_may_own_are_not_answered_to() {
+        let hosts = Hosts::new("metrics.internal:7401", &["solkv.example".to_owned()]);
+        let own = host_name().unwrap();
+        for host in [
+            "127.0.0.1:7401",
+            "192.0.2.1",
+            "[::1]:7401",
+            "[2001:db8::1]",
+            "localhost:7401",
+            "LocalHost.",
+            "a.localhost",
+            "solkv.example:80",
+            "SOLKV.EXAMPLE.",
+            "metrics.internal:7401",
+            &own,
+        ] {
+            assert!(hosts.answers(host), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "solkv.example.evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "evil-localhost",
+            "localhost@evil.example",
+            "evil.example@127.0.0.1",
+            "0x7f.1",
+            "",
+            "a b",
+        ] {
+            assert!(!hosts.answers(host), "{host}");
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Whom a share is counted by: where a connection comes from, as far as its owner can vary that at no cost.
+//!
+//! Owns: this rule. Must not: count; `limit` and `rpc::budget` do. Threads: the network edge.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+/// The origin of a connection. Two connections with the same one share what one peer may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Source {
+    /// An IPv4 address. All of 127.0.0.0/8 is one, because every local process may use each of them.
+    V4(Ipv4Addr),
+    /// The first 64 bits of an IPv6 address: a network of that size is the least that a customer is given, and whoever
+    /// has it chooses the other 64 bits freely.
+    V6(u64),
+    /// A user of this machine, over the Unix socket.
+    User(u32),
+}
+
+impl Source {
+    /// The one of an address. An IPv4 address written as IPv6 is the IPv4 one.
+    pub fn of(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) if address.is_loopback() => Self::V4(Ipv4Addr::LOCALHOST),
+            IpAddr::V4(address) => Self::V4(address),
+            IpAddr::V6(address) => Self::V6((address.to_bits() >> 64) as u64),
+        }
+    }
+
+    /// Whether it is another machine or may be one; users of the Unix socket are not.
+    pub fn is_network(self) -> bool {
+        !matches!(self, Self::User(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_peer_can_vary_at_no_cost_is_one_source() {
+        let of = |text: &str| Source::of(text.parse().unwrap());
+        for (one, other) in [
+            ("127.0.0.1", "127.200.3.4"),
+            ("192.0.2.1", "::ffff:192.0.2.1"),
+            ("2001:db8:1:2::1", "2001:db8:1:2:ffff:ffff:ffff:ffff"),
+        ] {
+            assert_eq!(of(one), of(other));
+        }
+        for (one, other) in [("192.0.2.1", "192.0.2.2"), ("2001:db8:1:2::1", "2001:db8:1:3::1"), ("127.0.0.1", "::1")] {
+            assert_ne!(of(one), of(other));
+        }
+        assert!(of("127.0.0.1").is_network() && !Source::User(0).is_network());
+    }
+}

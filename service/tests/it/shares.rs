@@ -1,0 +1,207 @@
+//! One client that takes all it can get, without meaning to use it: the others still get in, and get their share.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use h2::client::SendRequest;
+use proto::v1::feed_client::FeedClient;
+use proto::v1::kv_client::KvClient;
+use proto::v1::subscribe_request::Start;
+use proto::v1::{FromNow, GetRequest, SubscribeRequest, SubscribeResponse};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status, Streaming};
+
+use crate::support::{Service, columns, load, secret, stream, uds_channel, wait_for};
+
+/// All places of the default `max_connections` that are the network's.
+const NETWORK_CONNECTIONS: usize = 896;
+
+const TOKEN: &str = "first-token-0123456789";
+
+/// A slot that no stream of these tests reaches.
+const FAR: u64 = 1 << 40;
+
+struct Fixture {
+    service: Service,
+    uds: PathBuf,
+    _stream: loadgen::stream::Stream,
+    _temp: TempDir,
+}
+
+fn start(more: impl FnOnce(&Path) -> Vec<String>) -> Fixture {
+    let (temp, options) = (tempfile::tempdir().unwrap(), columns().remove(0));
+    let (dir, uds) = (temp.path().join("store"), temp.path().join("kv.sock"));
+    let (stream, workload) = stream("--pairs 100 --events 1000 --events-per-slot 100 --rate 1000 --replay-slots 100");
+    load(&dir, &options, &workload);
+    let mut arguments = more(temp.path());
+    arguments.extend(["--uds".to_owned(), uds.display().to_string()]);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut service = Service::start(&dir, &options, &format!("http://{}", stream.address()), &arguments);
+    wait_for("its first page", || service.get("/healthz"));
+    Fixture { service, uds, _stream: stream, _temp: temp }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+async fn channel(address: &str) -> Channel {
+    Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
+}
+
+/// A connection whose HTTP/2 runs, pings answered, and on which nothing is asked.
+async fn idle(address: &str) -> SendRequest<Bytes> {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let (requests, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(async {
+        // How it ends is what the callers look at.
+        connection.await.ok();
+    });
+    requests
+}
+
+fn get(token: Option<&str>, min_context_slot: Option<u64>) -> Request<GetRequest> {
+    let mut request = Request::new(GetRequest { key: vec![1; 32].into(), min_context_slot, ..Default::default() });
+    if let Some(token) = token {
+        let value: MetadataValue<_> = format!("Bearer {token}").parse().unwrap();
+        request.metadata_mut().insert("authorization", value);
+    }
+    request
+}
+
+async fn subscribe(channel: &Channel) -> Result<Streaming<SubscribeResponse>, Status> {
+    let request = SubscribeRequest { start: Some(Start::FromNow(FromNow {})), ..SubscribeRequest::default() };
+    Ok(FeedClient::new(channel.clone()).subscribe(request).await?.into_inner())
+}
+
+/// Subscriptions of one connection, until it is refused one.
+async fn subscribe_all(channel: &Channel) -> Vec<Streaming<SubscribeResponse>> {
+    let mut held = Vec::new();
+    loop {
+        match subscribe(channel).await {
+            Ok(subscription) => held.push(subscription),
+            Err(status) => {
+                assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+                return held;
+            }
+        }
+        assert!(held.len() <= 64, "more than there are places");
+    }
+}
+
+#[test]
+fn idle_connections_without_a_token_keep_nobody_out() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
+    let mut fixture = start(|temp| {
+        let tokens = temp.join("tokens");
+        secret(&tokens, &format!("{TOKEN}\n"));
+        vec!["--bearer-token-file".to_owned(), tokens.display().to_string()]
+    });
+    let listen = fixture.service.listen.clone();
+    runtime().block_on(async {
+        let mut flood = Vec::new();
+        for _ in 0..NETWORK_CONNECTIONS {
+            flood.push(idle(&listen).await);
+        }
+        let client = channel(&listen).await;
+        let answer = KvClient::new(client.clone()).get(get(Some(TOKEN), None)).await;
+        assert!(answer.is_ok(), "a client with a token: {answer:?}");
+        // What has asked keeps its place, whatever comes after it.
+        for _ in 0..NETWORK_CONNECTIONS {
+            flood.push(idle(&listen).await);
+        }
+        let refused = KvClient::new(channel(&listen).await).get(get(Some("no-token-of-this-service"), None)).await;
+        assert_eq!(refused.unwrap_err().code(), Code::Unauthenticated);
+        KvClient::new(client).get(get(Some(TOKEN), None)).await.unwrap();
+        let local = uds_channel(&fixture.uds).await.unwrap();
+        KvClient::new(local.clone()).get(get(None, None)).await.unwrap();
+        subscribe(&local).await.unwrap().message().await.unwrap();
+        for requests in flood {
+            let ended = async {
+                let mut requests = requests;
+                while futures::future::poll_fn(|context| requests.poll_ready(context)).await.is_ok() {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            };
+            let ended = tokio::time::timeout(Duration::from_secs(100), ended).await;
+            assert!(ended.is_ok(), "a connection that asks nothing is kept");
+        }
+    });
+    let rules = ["newcomer", "first_request"].map(|rule| {
+        let name = format!("solkv_connections_ended_total{{rule=\"{rule}\"}}");
+        wait_for(&name, || fixture.service.metric(&name))
+    });
+    assert!(rules[0] > NETWORK_CONNECTIONS as f64 && rules[1] > 800.0, "{rules:?}");
+}
+
+#[test]
+fn one_client_that_takes_every_place_it_can_leaves_the_others_theirs() {
+    let mut fixture = start(|_| Vec::new());
+    let listen = fixture.service.listen.clone();
+    runtime().block_on(async {
+        let clients = [channel(&listen).await, channel(&listen).await, channel(&listen).await];
+        let mut held = Vec::new();
+        for client in &clients {
+            held.push(subscribe_all(client).await);
+        }
+        let places: Vec<_> = held.iter().map(Vec::len).collect();
+        assert_eq!(places, [16, 16, 0], "a quarter of 64 a connection, half an address");
+        let local = uds_channel(&fixture.uds).await.unwrap();
+        let mut follower = subscribe(&local).await.unwrap();
+        assert!(follower.message().await.unwrap().is_some());
+
+        let refused = |status: &Status| status.code() == Code::ResourceExhausted;
+        let mut waiting = FuturesUnordered::new();
+        for n in 0..1280 {
+            let mut client = KvClient::new(clients[n % 3].clone());
+            waiting.push(async move { client.get(get(None, Some(FAR))).await.unwrap_err() });
+        }
+        // The first that are refused are those beyond the share: the others wait.
+        let first = waiting.next().await.unwrap();
+        assert!(refused(&first) && first.message().contains("wait for a slot"), "{first:?}");
+        let mut request = get(None, Some(FAR));
+        request.set_timeout(Duration::from_millis(800));
+        let local = KvClient::new(local).get(request).await.unwrap_err();
+        assert_eq!(local.code(), Code::FailedPrecondition, "it waited: {local:?}");
+        let ended: Vec<_> = waiting.collect().await;
+        let waited = ended.iter().filter(|status| status.code() == Code::FailedPrecondition).count();
+        assert!(waited <= 512, "half of 1024 an address: {waited}");
+        drop(held);
+    });
+    let refused = |service: &mut Service, place: &str, scope: &str| {
+        let name = format!("solkv_places_refused_total{{place=\"{place}\",scope=\"{scope}\"}}");
+        wait_for(&name, || service.metric(&name))
+    };
+    assert_eq!(refused(&mut fixture.service, "subscribers", "connection"), 2.0);
+    assert_eq!(refused(&mut fixture.service, "subscribers", "source"), 1.0);
+    assert!(refused(&mut fixture.service, "waiters", "source") >= 1.0);
+}
+
+#[test]
+fn an_idle_connection_ends_and_one_at_work_does_not() {
+    let mut fixture = start(|_| vec!["--idle-connection-timeout".to_owned(), "1s".to_owned()]);
+    let listen = fixture.service.listen.clone();
+    runtime().block_on(async {
+        let follower = channel(&listen).await;
+        let mut messages = subscribe(&follower).await.unwrap();
+        let held = channel(&listen).await;
+        KvClient::new(held.clone()).get(get(None, None)).await.unwrap();
+        let name = "solkv_connections_ended_total{rule=\"idle\"}";
+        let ended = async {
+            while tokio::task::block_in_place(|| fixture.service.metric(name)) != Some(1.0) {
+                assert!(messages.message().await.unwrap().is_some());
+            }
+        };
+        assert!(tokio::time::timeout(Duration::from_secs(100), ended).await.is_ok(), "the idle one is kept");
+        assert!(messages.message().await.unwrap().is_some(), "the subscription goes on");
+        KvClient::new(held).get(get(None, None)).await.unwrap();
+    });
+}
