@@ -24,6 +24,9 @@ const SOURCE_SHARE: u64 = 2;
 /// One place in so many is the Unix socket's alone, as it is for connections.
 const UDS_SHARE: u64 = 8;
 
+/// But so many subscribers at least, where `feed_subscribers` is small: whoever allows two may have both on one machine.
+const SUBSCRIBERS_MIN: u64 = 4;
+
 /// The most sources whose empty accounts are kept until they are looked through.
 const SWEEP_MIN: usize = 64;
 
@@ -113,7 +116,8 @@ impl Taking {
 
     /// Where it counts, the narrowest first, and how many may be taken there.
     fn scopes(&self, max: u64) -> impl Iterator<Item = (Scope, u64)> + use<> {
-        let of = |share: u64| (max / share).max(1);
+        let least = if self.place == Place::Subscribers { SUBSCRIBERS_MIN } else { 1 };
+        let of = |share: u64| (max / share).max(least).min(max);
         let network = self.peer.source().is_network();
         [
             Some((Scope::Connection, of(CONNECTION_SHARE))),
@@ -199,6 +203,8 @@ mod tests {
         let few = Places::take(&one, Place::Dumps, 1, 2).unwrap();
         assert!(Places::take(&two, Place::Dumps, 1, 2).is_err());
         drop((few, Places::take(&peer(source(9)), Place::Dumps, 1, 2).unwrap()));
+        let both = [(); 2].map(|()| Places::take(&one, Place::Subscribers, 1, 2));
+        assert!(both.iter().all(Result::is_ok), "whoever allows two may have both on one machine");
     }
 
     #[test]
