@@ -20,7 +20,7 @@ use futures::FutureExt as _;
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
-use crate::dashboard::{self, History};
+use crate::dashboard::{self, History, Identity};
 use crate::feed::Feed;
 use crate::metrics;
 use crate::net::limit::Limit;
@@ -28,6 +28,7 @@ use crate::rpc::status_response;
 use crate::status::Shared;
 
 pub use host::Hosts;
+pub(crate) use host::host_name;
 
 /// How long a request under way may take after the shutdown began.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
@@ -51,6 +52,8 @@ pub struct HttpState {
     pub history: Arc<History>,
     /// The names that are answered to.
     pub hosts: Arc<Hosts>,
+    /// Which service this is.
+    pub identity: Arc<Identity>,
 }
 
 /// Serves until `shutdown` is ready, then finishes the requests under way and returns.
@@ -191,8 +194,15 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let latency = Arc::clone(pool.engine.latency());
         let shared = Arc::clone(&pool.shared);
-        let state =
-            HttpState { latency, shared, feed: None, engine: "redb", history: Arc::default(), hosts: Arc::default() };
+        let state = HttpState {
+            latency,
+            shared,
+            feed: None,
+            engine: "redb",
+            history: Arc::default(),
+            hosts: Arc::default(),
+            identity: Arc::default(),
+        };
         tokio::spawn(serve(listener, state, std::future::pending()));
         address
     }

@@ -19,7 +19,7 @@ use tracing::{error, info};
 
 use crate::admin::{self, Admin};
 use crate::config::{Config, DurabilityArg};
-use crate::dashboard::Sampler;
+use crate::dashboard::{Identity, Sampler};
 use crate::failed::Failed;
 use crate::feed::{Feed, FeedWriter, Retention, Ring, Workers};
 use crate::http::{self, Hosts, HttpState};
@@ -29,7 +29,7 @@ use crate::ingest::receive::{ReceiveConfig, queue_batches, receive};
 use crate::ingest::subscribe::Commitment;
 use crate::lookups::Lookups;
 use crate::net::limit::{self, ConnectionLimits};
-use crate::net::{Access, Edge, Ports};
+use crate::net::{Access, Edge, Ports, Tokens};
 use crate::overlay::{self, Overlay};
 use crate::rpc::{self, Door, FeedLimits, FeedService, UdsListener};
 use crate::shm::{Doorbell, ShmServer};
@@ -82,7 +82,16 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     shared.slow.set_threshold_ns(config.slow_request.as_nanos() as u64);
     shared.readiness.set_limits(config.readiness_limits());
     info!(engine = label, dir = %config.dir.display(), seq = checkpoint.seq, slot = checkpoint.slot, "store is open");
-    info!("memory: {}", config.engine.division());
+    let division = config.engine.division();
+    info!(
+        memory_limit_bytes = division.limit.bytes,
+        limit_from =
+            division.limit.cgroup_file.as_ref().map_or("machine".to_owned(), |file| file.display().to_string()),
+        engine_cache_bytes = division.cache_bytes,
+        cache_by = if division.configured { "configured" } else { "default" },
+        rest_bytes = division.rest_bytes,
+        "memory is divided"
+    );
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(NET_THREADS)
         .thread_name("net")
@@ -111,6 +120,7 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         feed: feed.clone(),
         engine: label,
         history,
+        identity: Arc::new(Identity::of(config)),
         hosts: Arc::new(Hosts::new(&config.metrics, &config.metrics_hosts)),
     };
     let feed_service = FeedService::new(feed.zip(workers.clone()), feed_limits(config));
@@ -169,7 +179,8 @@ async fn serve(
     info!(
         listen = %tcp.local_addr()?, metrics = %http.local_addr()?,
         uds = config.uds.as_ref().map(|path| path.display().to_string()),
-        shm = config.shm.as_ref().map(|path| path.display().to_string()), %access, "listening"
+        shm = config.shm.as_ref().map(|path| path.display().to_string()), tls = access.tls_name(),
+        bearer_tokens = access.tokens.as_ref().map_or(0, Tokens::len), "listening"
     );
     let (stop, stopped) = watch::channel(false);
     let (messages, received) = mpsc::channel(queue_batches());

@@ -140,13 +140,21 @@ class Chart {
   /** Names at the ends of lines, moved apart where they would lie on each other. */
   ends(labels) {
     const { right } = this.size();
+    const sorted = labels.sort((one, two) => one.y - two.y);
     let last = -Infinity;
-    return labels
-      .sort((one, two) => one.y - two.y)
-      .map(({ y, label, style }) => {
-        last = Math.max(y, last + 12);
-        return svg('text', { class: `end ${style}`, x: right + 5, y: Math.min(last, HEIGHT - 4) + 4 }, label);
-      });
+    const places = sorted.map(({ y }) => {
+      last = Math.max(y, last + 12);
+      return last;
+    });
+    // Several at zero would lie below the chart: they are moved up from its foot.
+    let limit = HEIGHT - 4;
+    for (let at = places.length - 1; at >= 0; at -= 1) {
+      places[at] = Math.min(places[at], limit);
+      limit = places[at] - 12;
+    }
+    return sorted.map(({ label, style }, at) =>
+      svg('text', { class: `end ${style}`, x: right + 5, y: places[at] + 4 }, label),
+    );
   }
 
   /** The cursor's line and a dot on each value. */

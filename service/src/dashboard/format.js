@@ -66,6 +66,14 @@ function clock(unixMs, seconds = true) {
 
 /** A figure of the engine's own, by the unit at the end of its name: the name without it, and how it is written. */
 function detail(name) {
+  // A ratio of what was counted since the start: how fast it changes says nothing.
+  const amplification = '_amplification_percent';
+  if (name.endsWith(amplification))
+    return {
+      label: name.slice(0, -'_percent'.length).replaceAll('_', ' '),
+      format: (value) => `${digits(value / 100)} ×`,
+      ratio: true,
+    };
   const units = [
     ['_bytes_per_s', (value) => `${bytes(value)}/s`],
     ['_bytes', bytes],
@@ -75,7 +83,8 @@ function detail(name) {
     ['_count', count],
   ];
   const [unit, format] = units.find(([end]) => name.endsWith(end)) || ['', count];
-  return { label: name.slice(0, name.length - unit.length).replaceAll('_', ' '), format };
+  const ratio = ['_percent', '_per_million'].includes(unit);
+  return { label: name.slice(0, name.length - unit.length).replaceAll('_', ' '), format, ratio };
 }
 
 function fill(node, attributes, children) {

@@ -14,6 +14,7 @@ use super::sample::QUANTILES;
 use crate::http::HttpState;
 use crate::ingest::receive::queue_batches;
 use crate::metrics;
+use crate::net::figures::Listener;
 use crate::rpc::status_response;
 use crate::status::unix_ms;
 
@@ -21,7 +22,15 @@ use crate::status::unix_ms;
 pub(crate) fn render(state: &HttpState, since: u64) -> Vec<u8> {
     let (samples, newest) = state.history.since(since);
     let mut answer = status(state);
+    let net = &state.shared.net;
+    // ORDERING: Relaxed: a statistic.
+    let open = |listener| net.of(listener).open.load(Ordering::Relaxed);
     let more = json!({
+        "identity": *state.identity,
+        "connections": {
+            "grpc": open(Listener::GrpcTcp) + open(Listener::GrpcUds),
+            "shm": state.shared.shm_sessions.load(Ordering::Relaxed),
+        },
         "start_unix_ms": newest.start_unix_ms,
         "connected_since_unix_ms": newest.connected_since_unix_ms,
         "applied_unix_ms": newest.applied_unix_ms,

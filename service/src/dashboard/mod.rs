@@ -5,6 +5,7 @@
 //! of the network edge answers.
 
 mod history;
+mod identity;
 mod json;
 mod sample;
 
@@ -22,6 +23,7 @@ use crate::http::HttpState;
 
 pub use history::History;
 pub(crate) use history::Newest;
+pub use identity::Identity;
 pub use sample::Sampler;
 
 const PAGE: &str = include_str!("page.html");

@@ -51,8 +51,10 @@ const sections = [];
 function show() {
   if (store.answer === null) return;
   const now = view();
-  const { version, engine, now_unix_ms: time, start_unix_ms: start } = now.answer;
-  setText(byId('identity'), `${engine} · version ${version} · up ${duration(time - start)}`);
+  const { version, engine, identity, now_unix_ms: time, start_unix_ms: start } = now.answer;
+  setText(byId('where'), `${identity.host}:${identity.dir}`);
+  const from = `${identity.extract} of ${identity.provider}, ${identity.commitment}, ${identity.durability}`;
+  setText(byId('identity'), `${engine} · ${from} · version ${version} · up ${duration(time - start)}`);
   sections.forEach((update) => update(now));
   showState(verdict(now));
 }
@@ -70,7 +72,8 @@ function showState({ level, word, headline, reason, attention }) {
   const list = byId('attention');
   if (list.childElementCount !== attention.length) list.replaceChildren(...attention.map(() => el('li', {})));
   attention.forEach((text, at) => setText(list.children[at], text));
-  document.title = `${word} · solkv`;
+  const host = store.answer?.identity.host;
+  document.title = host ? `${word} · ${host} · solkv` : `${word} · solkv`;
 }
 
 /** Nobody answers: what is shown stays, grey, with the time it is of. */
@@ -144,11 +147,11 @@ function start() {
   });
   const builders = {
     now: buildNow,
-    stream: buildStream,
     latency: buildLatency,
+    stream: buildStream,
     storage: buildStorage,
-    engine: buildEngine,
     feed: buildFeed,
+    engine: buildEngine,
   };
   for (const [id, build] of Object.entries(builders)) sections.push(build(byId(id)));
   let width = window.innerWidth;

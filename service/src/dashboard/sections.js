@@ -13,13 +13,17 @@ function meanOf(rows, at, most, value) {
   return known.reduce((total, one) => total + one, 0) / known.length;
 }
 
+/** Who asks on behalf of clients. */
+const LOOKUP_SOURCES = ['shm', 'rpc'];
+const sourceRank = (source) => (LOOKUP_SOURCES.includes(source) ? 0 : 1);
+
 const mean = (view, name) => meanOf(view.rows, view.rows.length - 1, RATE_ROWS, (row) => view.column(row, name));
 
 const sum = (one, two) => (one === null || two === null ? null : one + two);
 
 /** A figure with its name above it and a word below; with a share, also as a bar. */
 class Tile {
-  constructor(label) {
+  constructor(name, label) {
     this.value = el('dd', { class: 'value' });
     this.more = el('dd', { class: 'more' });
     this.bar = svg('rect', { class: 'bar-used', height: 4, width: 0 });
@@ -30,7 +34,7 @@ class Tile {
       this.bar,
     );
     this.meter.toggleAttribute('hidden', true);
-    this.node = el('div', { class: 'tile' }, el('dt', {}, label), this.value, this.more, this.meter);
+    this.node = el('div', { class: 'tile', 'data-name': name }, el('dt', {}, label), this.value, this.more, this.meter);
   }
 
   set(value, more, share = null, warn = false) {
@@ -44,18 +48,18 @@ class Tile {
 
 function buildNow(host) {
   const labels = {
-    slot: 'Applied slot',
-    lag: 'Lag, block to commit',
-    queue: 'Queue to ingest-apply',
-    events: 'Events',
-    changes: 'Changes',
     lookups: 'Lookups',
-    read: 'Slowest read p99',
+    read: 'Lookup p99, in the engine',
+    clients: 'Clients',
+    lag: 'Lag',
+    slot: 'Applied slot',
+    changes: 'Changes',
     commit: 'Commit p99',
+    queue: 'Queue to ingest-apply',
     memory: 'Memory',
     disk: 'Disk free',
   };
-  const tiles = Object.fromEntries(Object.entries(labels).map(([name, label]) => [name, new Tile(label)]));
+  const tiles = Object.fromEntries(Object.entries(labels).map(([name, label]) => [name, new Tile(name, label)]));
   host.append(el('dl', { class: 'tiles' }, ...Object.values(tiles).map((tile) => tile.node)));
   const rate = (value) => (value === null ? NONE : `${short(Math.round(value))} /s`);
   return (view) => {
@@ -77,21 +81,22 @@ function buildNow(host) {
       queue,
       queue >= ATTENTION.queueShare,
     );
-    tiles.events.set(rate(mean(view, 'events_per_s')), `from ${rate(mean(view, 'updates_per_s'))} updates`);
     const [writes, deletes] = [mean(view, 'writes_per_s'), mean(view, 'deletes_per_s')];
-    tiles.changes.set(rate(sum(writes, deletes)), `${rate(writes)} writes, ${rate(deletes)} deletes`);
+    tiles.changes.set(rate(sum(writes, deletes)), `of ${rate(mean(view, 'events_per_s'))} events`);
     tiles.lookups.set(
       rate(mean(view, 'lookups_per_s')),
       `${count(answer.counters.lookups_refused)} requests refused so far`,
     );
-    const slowest = (ops) =>
+    const { grpc, shm } = answer.connections;
+    tiles.clients.set(count(grpc + shm), `${count(shm)} on shared memory, ${count(answer.subscribers.length)} follow`);
+    const slowest = (ops, sources) =>
       answer.latency.series
-        .filter((series) => ops.includes(series.op) && series.window)
+        .filter((series) => ops.includes(series.op) && sources.includes(series.source) && series.window)
         .map((series) => ({ ...series, p99: quantile(answer, series.window, 0.99) }))
         .sort((one, two) => two.p99 - one.p99)[0];
-    const read = slowest(['read_negative', 'read_positive']);
-    tiles.read.set(ns(read?.p99), read ? `${read.op}, ${read.source}, last 10 s` : 'no reads in the last 10 s');
-    const commit = slowest(['commit']);
+    const read = slowest(['read_negative', 'read_positive', 'get_many'], LOOKUP_SOURCES);
+    tiles.read.set(ns(read?.p99), read ? `${read.op}, ${read.source}, last 10 s` : 'no lookups in the last 10 s');
+    const commit = slowest(['commit'], ['ingest']);
     tiles.commit.set(
       ns(commit?.p99),
       commit ? `${plural(commit.window.count, 'commit', 'commits')} in the last 10 s` : 'no commits in the last 10 s',
@@ -105,13 +110,19 @@ function buildNow(host) {
       anon > ATTENTION.memoryShare * cap,
     );
     const { space, store_bytes: store } = answer.disk;
-    const full = space ? 1 - space.free_bytes / space.total_bytes : null;
-    tiles.disk.set(bytes(space?.free_bytes), `the store takes ${bytes(store)}`, full, full > 1 - ATTENTION.freeShare);
+    const free = space ? space.free_bytes / space.total_bytes : null;
+    const low = free !== null && free < ATTENTION.freeShare;
+    tiles.disk.set(bytes(space?.free_bytes), `the store takes ${bytes(store)}`, free, low);
   };
 }
 
 /** The value of a distribution at one of the quantiles it is read at. */
 const quantile = (answer, curve, at) => curve?.values_ns[answer.latency.quantiles.indexOf(at)] ?? null;
+
+/** Something that few look for, behind one line. */
+function fold(host, summary, ...children) {
+  host.append(el('details', {}, el('summary', {}, summary), ...children));
+}
 
 /** A grid of names and figures. */
 function facts(host, labels) {
@@ -150,18 +161,18 @@ function buildStream(host) {
       {
         mean: RATE_ROWS,
         lines: [
-          { label: 'updates', style: 's0' },
-          { label: 'events', style: 's1' },
-          { label: 'changes', style: 's2' },
-          { label: 'lookups', style: 's3' },
+          { label: 'lookups', style: 's0' },
+          { label: 'changes', style: 's1' },
+          { label: 'events', style: 's2' },
+          { label: 'updates', style: 's3' },
         ],
         scale: 'log',
         format: perSecond,
       },
-      ['updates_per_s', 'events_per_s', changes, 'lookups_per_s'],
+      ['lookups_per_s', changes, 'events_per_s', 'updates_per_s'],
     ),
     columnsChart(
-      'Lag: time from block to commit',
+      'Lag: age of the newest applied slot',
       {
         lines: [{ label: 'lag', style: 's0' }],
         scale: 'log',
@@ -191,7 +202,9 @@ function buildStream(host) {
       'Shaded: not ready. An event is an account update of a whole slot; a change is an event that wrote or deleted a key.',
     ),
   );
-  const set = facts(host, [
+  const counters = el('div', {});
+  fold(host, 'Counters since the start', counters);
+  const set = facts(counters, [
     'Connected',
     'Connects',
     'Updates received',
@@ -243,14 +256,15 @@ class Choice {
     this.node = el('fieldset', { class: 'choice' }, el('legend', { class: 'vh' }, legend));
     this.node.addEventListener('change', (event) => {
       this.chosen = event.target.value;
+      this.picked = true;
       chosen();
     });
   }
 
-  /** Offers these; keeps what is chosen if it is among them, else takes the first. */
+  /** Offers these; keeps what a person has picked if it is among them, else takes the first. */
   offer(names) {
     const key = names.join();
-    if (!names.includes(this.chosen)) [this.chosen = null] = names;
+    if (!this.picked || !names.includes(this.chosen)) [this.chosen = null] = names;
     if (key !== this.key) {
       this.key = key;
       const radio = (name) =>
@@ -266,7 +280,8 @@ class Choice {
   }
 }
 
-const OPS = ['read_negative', 'read_positive', 'write', 'commit'];
+/** The order in which they are offered: lookups before what the ingest does. */
+const OPS = ['read_positive', 'read_negative', 'commit', 'write'];
 
 function buildLatency(host) {
   let last = null;
@@ -309,7 +324,7 @@ function buildLatency(host) {
     const sources = latency.series
       .filter((series) => series.op === chosenOp)
       .map((series) => series.source)
-      .sort();
+      .sort((one, two) => sourceRank(one) - sourceRank(two) || one.localeCompare(two));
     const chosen = source.offer(sources);
     const at = latency.series.findIndex((series) => series.op === chosenOp && series.source === chosen);
     const points = view.shown.map((row) => ({
@@ -340,7 +355,7 @@ function allOperations(answer) {
   ];
   const rank = (series) => [...OPS, series.op].indexOf(series.op);
   const rows = [...latency.series]
-    .sort((one, two) => rank(one) - rank(two) || one.source.localeCompare(two.source))
+    .sort((one, two) => rank(one) - rank(two) || sourceRank(one.source) - sourceRank(two.source))
     .map((series) => [
       `${series.op}, ${series.source}`,
       series.window && to > from ? `${short(Math.round((series.window.count * 1000) / (to - from)))} /s` : NONE,
@@ -439,7 +454,9 @@ function buildStorage(host) {
 
 function buildEngine(host) {
   const body = el('div', { class: 'details' });
-  host.append(
+  fold(
+    host,
+    'Inside the engine',
     body,
     el(
       'p',
@@ -449,8 +466,8 @@ function buildEngine(host) {
   );
   return (view) => {
     const rows = view.answer.details.map(([name, value, perS]) => {
-      const { label, format } = detail(name);
-      const change = perS === null || perS === 0 ? NONE : `${perS > 0 ? '+' : '−'}${format(Math.abs(perS))} /s`;
+      const { label, format, ratio } = detail(name);
+      const change = perS === null || perS === 0 || ratio ? NONE : `${perS > 0 ? '+' : '−'}${format(Math.abs(perS))} /s`;
       return el(
         'tr',
         {},

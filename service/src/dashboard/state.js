@@ -46,7 +46,7 @@ function verdict(view) {
     };
   }
   if (attention.length > 0)
-    return { level: 'warn', word: 'Ready, look', headline: 'Ready, but look at this', reason: '', attention };
+    return { level: 'warn', word: 'Look', headline: 'Ready, but look at this', reason: '', attention };
   return { level: 'ok', word: 'Ready', headline: 'Ready', reason: 'Lookups stand for the live chain.', attention };
 }
 

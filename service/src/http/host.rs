@@ -54,7 +54,7 @@ impl Hosts {
 }
 
 /// The name of this machine, as the kernel has it.
-fn host_name() -> Option<String> {
+pub(crate) fn host_name() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }

@@ -105,7 +105,8 @@ fn gap(browser: &mut Browser, dir: &Path) {
     assert_eq!(browser.text("#headline"), "Not ready: slots are missing");
     let reason = browser.text("#reason");
     assert!(reason.contains("Slot 1,020 is missing") && reason.contains("stands at slot 1,019"), "{reason}");
-    assert_eq!(browser.eval("document.title"), "Not ready · solkv");
+    let title = browser.eval("document.title").as_str().unwrap().to_owned();
+    assert!(title.starts_with("Not ready · ") && title.ends_with(" · solkv"), "{title}");
     browser.wait("document.querySelector('#stream .shade') !== null");
     browser.shoot("gap");
     assert!(service.terminate().success());
@@ -124,7 +125,11 @@ fn live(browser: &mut Browser, dir: &Path) {
     browser.wait("['ok', 'warn'].includes(document.getElementById('state')?.dataset.level)");
     assert!(browser.text("#headline").starts_with("Ready"));
     let identity = browser.text("#identity");
-    assert!(identity.contains(options().engine.as_str()) && identity.contains(env!("CARGO_PKG_VERSION")), "{identity}");
+    let provider = stream.address().to_string();
+    for part in [options().engine.as_str(), env!("CARGO_PKG_VERSION"), "account-owner", "confirmed", &provider] {
+        assert!(identity.contains(part), "{part}: {identity}");
+    }
+    assert!(browser.text("#where").ends_with(&format!(":{}", dir.display())), "the store is named");
     assert_eq!(browser.text("#feed .empty"), "Nobody follows the feed.");
     changes(browser);
     controls(browser);
@@ -140,6 +145,8 @@ fn live(browser: &mut Browser, dir: &Path) {
     // The stream goes, then the service; then another process comes at the same address and is not ready.
     stream.stop().unwrap();
     browser.wait("document.getElementById('attention').innerText.includes('Not connected to the stream')");
+    let lag = browser.eval("store.answer.lag_ms").as_u64().unwrap();
+    browser.wait(&format!("store.answer.lag_ms > {lag} + 1000"));
     browser.shoot("disconnected");
     let (listen, metrics) = (service.listen.clone(), service.metrics.clone());
     assert!(service.terminate().success());
@@ -159,8 +166,18 @@ fn live(browser: &mut Browser, dir: &Path) {
 
 /// Figures appear, and are others a little later.
 fn changes(browser: &mut Browser) {
-    let slot = browser.text("#now .value");
-    browser.wait(&format!("document.querySelector('#now .value').innerText !== {slot:?}"));
+    let first = browser.eval("document.querySelector('#now .tile').dataset.name");
+    assert_eq!(first, "lookups", "what a service is for comes first");
+    let slot = browser.text("[data-name=slot] .value");
+    browser.wait(&format!("document.querySelector('[data-name=slot] .value').innerText !== {slot:?}"));
+    browser.wait("document.querySelector('[data-name=clients] .value').innerText !== '–'");
+    // The bar beside the free space is as long as the free space.
+    let bar = browser.eval("Number(document.querySelector('[data-name=disk] .bar-used').getAttribute('width'))");
+    let free = browser.eval("100 * store.answer.disk.space.free_bytes / store.answer.disk.space.total_bytes");
+    assert!((bar.as_f64().unwrap() - free.as_f64().unwrap()).abs() < 1.0, "bar={bar} free={free}");
+    let factor = browser.eval("detail('write_amplification_percent').format(12194)");
+    assert_eq!(factor, "122 ×");
+    assert_eq!(browser.eval("document.querySelector('#engine table').checkVisibility()"), json!(false), "folded");
     browser.wait(
         "[...document.querySelectorAll('#stream .joined')].every((line) => line.getAttribute('d').includes('L'))",
     );

@@ -1,0 +1,71 @@
+//! Which service a dashboard shows: several look alike, and an operator acts on the one that is named.
+//!
+//! Owns: these words. Must not: show what a URL carries besides host and port; it may hold a key. Threads: any.
+
+use serde::Serialize;
+
+use crate::config::Config;
+use crate::http::host_name;
+
+/// What tells one service from another.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Identity {
+    /// Name of the machine.
+    host: String,
+    /// Directory of the store.
+    dir: String,
+    /// What becomes of an account.
+    extract: String,
+    /// When a slot is taken in.
+    commitment: String,
+    /// What a commit survives.
+    durability: String,
+    /// Host and port of the stream's server.
+    provider: String,
+}
+
+impl Identity {
+    /// That of the service with this configuration.
+    pub fn of(config: &Config) -> Self {
+        Self {
+            host: host_name().unwrap_or_default(),
+            dir: config.dir.display().to_string(),
+            extract: word(config.extract),
+            commitment: word(config.commitment),
+            durability: word(config.durability),
+            provider: provider(&config.geyser),
+        }
+    }
+}
+
+/// A setting as it is written in the configuration.
+fn word(setting: impl Serialize) -> String {
+    serde_json::to_value(setting).ok().and_then(|word| Some(word.as_str()?.to_owned())).unwrap_or_default()
+}
+
+fn provider(url: &str) -> String {
+    let Ok(url) = url.parse::<http::Uri>() else { return String::new() };
+    let port = url.port_u16().map_or_else(String::new, |port| format!(":{port}"));
+    format!("{}{port}", url.host().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Settings;
+
+    #[test]
+    fn what_is_shown_of_a_provider_is_host_and_port() {
+        let url = "https://user:s3cret@geyser.example:8443/APIKEY?token=s3cret";
+        let settings = Settings { dir: Some("/data".into()), geyser: Some(url.to_owned()), ..Settings::default() };
+        let identity = serde_json::to_string(&Identity::of(&settings.resolve().unwrap())).unwrap();
+        assert!(identity.contains("\"provider\":\"geyser.example:8443\""), "{identity}");
+        assert!(!identity.contains("s3cret") && !identity.contains("APIKEY"), "{identity}");
+        assert!(
+            identity.contains("\"dir\":\"/data\"") && identity.contains("\"commitment\":\"confirmed\""),
+            "{identity}"
+        );
+        assert!(identity.contains("\"extract\":\"account-owner\""), "{identity}");
+        assert_eq!([provider("http://[::1]:10000"), provider("not a url")], ["[::1]:10000", ""]);
+    }
+}
