@@ -11,7 +11,7 @@
   const data = JSON.parse(document.getElementById("report-data").textContent);
   const charts = new Map(data.charts.map(chart => [chart.id, chart]));
   const drawn = [];
-  let stat = "avg";
+  let stat = "p99";
 
   // Colours repeat from the ninth engine on; dash and marker then differ.
   const look = engine => engine % MARKS.length;
@@ -204,7 +204,7 @@
       button.addEventListener("click", () => {
         const on = button.getAttribute("aria-pressed") !== "true";
         button.setAttribute("aria-pressed", String(on));
-        plot.u.setSeries(at + 1, { show: on });
+        if (plot.u) plot.u.setSeries(at + 1, { show: on });
       });
       box.append(button);
       return out;
@@ -233,6 +233,8 @@
 
   function draw(plot) {
     const { chart, holder } = plot;
+    // Inside a closed fold there is no width to draw in; the observer comes back once it opens.
+    if (!holder.clientWidth) return;
     const tables = chart.lines.map(line => [line.x, values(line, named(chart))]);
     const joined = tables.length > 1 ? uPlot.join(tables) : tables[0];
     const shown = plot.u && plot.u.series.map(series => series.show);
@@ -282,7 +284,16 @@
     theme.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; name(); drawn.forEach(draw); });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { name(); drawn.forEach(draw); });
     name();
+    const folds = [...document.querySelectorAll("details.fold")], all = document.createElement("button");
+    all.type = "button";
+    all.textContent = "Unfold all";
+    all.addEventListener("click", () => {
+      const open = folds.some(fold => !fold.open);
+      folds.forEach(fold => { fold.open = open; });
+      all.textContent = open ? "Fold all" : "Unfold all";
+    });
     if (charts.size) box.append(label);
+    if (folds.length) box.append(all);
     box.append(theme);
   }
 

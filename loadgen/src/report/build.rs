@@ -1,10 +1,10 @@
-//! Records to a [`Document`]: the machine, what to know, the scenarios, how to reproduce.
+//! Records to a [`Document`]: the answer, the scenarios, what to know, the machine, how to reproduce.
 //!
 //! Owns: the order of the page. Must not: render.
 
 use super::cells::{Scenario, distinct, engines, scenarios};
 use super::document::{Block, Document, Figures, Row, Section, Table};
-use super::{device, format, notes, scenario};
+use super::{device, format, notes, scenario, summary};
 use crate::result::Record;
 
 const READING: [&str; 7] = [
@@ -13,7 +13,7 @@ const READING: [&str; 7] = [
     "× is the ratio to the best engine of the row. Marked as best are the best median and every engine whose repeats \
      overlap its repeats: those are not told apart. Nothing is marked where \
      that is all of them.",
-    "† says that a repeat of the cell has a note, listed at the top, that not every run of the workload has.",
+    "† says that a repeat of the cell has a note, listed under “What to know”, that not every run of the workload has.",
     "A line over time, size or percentile is one real run: the repeat whose mean is the median of the repeats. Of \
      series longer than 240 samples neighbours are merged: means by their counts, the middle p50, the largest p99 and \
      max. Lines against the cap are medians over the repeats.",
@@ -29,8 +29,9 @@ const READING: [&str; 7] = [
 pub(crate) fn document(title: &str, records: &[Record]) -> Document {
     let engines = engines(records);
     let scenarios = scenarios(records);
-    let mut sections = vec![device::section(records), notes::section(&scenarios)];
+    let mut sections = vec![summary::section(&scenarios, &engines)];
     sections.extend(scenarios.iter().enumerate().map(|(at, scenario)| scenario::section(scenario, at, &engines)));
+    sections.extend([notes::section(&scenarios), device::section(records)]);
     sections.push(Section {
         id: "reading".to_owned(),
         title: "How to read this".to_owned(),

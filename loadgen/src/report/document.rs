@@ -35,14 +35,14 @@ pub(crate) struct Section {
 /// One piece of a section.
 #[derive(Debug)]
 pub(crate) enum Block {
-    /// A heading below the section's.
-    Heading(String),
     /// A paragraph.
     Text(String),
     /// Several of the same kind.
     List(Vec<String>),
     /// Several of the same kind behind one line that says what they are.
     Folded(String, Vec<String>),
+    /// Blocks of any kind behind one line that says what they are.
+    Fold(String, Vec<Block>),
     /// Text to be copied as it is.
     Code(String),
     /// Figures.

@@ -23,7 +23,7 @@ const CHART_HEADS: [(&str, &str); 4] = [
 
 /// The whole page.
 pub(crate) fn render(document: &Document) -> serde_json::Result<String> {
-    let charts: Vec<&Chart> = document.sections.iter().flat_map(charts).collect();
+    let charts: Vec<&Chart> = document.sections.iter().flat_map(|section| inside(&section.blocks)).collect();
     let data = serde_json::to_string(&serde_json::json!({ "engines": document.engines, "charts": charts }))?;
     let title = escape(&document.title);
     let links: String = document.sections.iter().map(link).collect();
@@ -45,8 +45,13 @@ pub(crate) fn render(document: &Document) -> serde_json::Result<String> {
     ))
 }
 
-fn charts(section: &Section) -> impl Iterator<Item = &Chart> {
-    section.blocks.iter().flat_map(|block| if let Block::Charts(charts) = block { charts.as_slice() } else { &[] })
+fn inside(blocks: &[Block]) -> Vec<&Chart> {
+    let of = blocks.iter().flat_map(|block| match block {
+        Block::Charts(charts) => charts.iter().collect(),
+        Block::Fold(_, blocks) => inside(blocks),
+        _ => Vec::new(),
+    });
+    of.collect()
 }
 
 fn link(section: &Section) -> String {
@@ -61,9 +66,8 @@ fn section(section: &Section) -> String {
     )
 }
 
-fn block(block: &Block) -> String {
-    match block {
-        Block::Heading(text) => format!("<h3>{}</h3>\n", escape(text)),
+fn block(one: &Block) -> String {
+    match one {
         Block::Text(text) => format!("<p>{}</p>\n", escape(text)),
         Block::List(lines) => {
             let lines: String = lines.iter().map(|line| format!("<li>{}</li>\n", escape(line))).collect();
@@ -72,6 +76,10 @@ fn block(block: &Block) -> String {
         Block::Folded(head, lines) => {
             let lines: String = lines.iter().map(|line| format!("<li>{}</li>\n", escape(line))).collect();
             format!("<details class=\"folded\"><summary>{}</summary>\n<ul>\n{lines}</ul></details>\n", escape(head))
+        }
+        Block::Fold(head, blocks) => {
+            let blocks: String = blocks.iter().map(block).collect();
+            format!("<details class=\"fold\"><summary>{}</summary>\n{blocks}</details>\n", escape(head))
         }
         Block::Code(text) => format!("<pre tabindex=\"0\"><code>{}</code></pre>\n", escape(text)),
         Block::Table(rows) => table(rows),

@@ -19,12 +19,14 @@ pub(crate) fn render(document: &Document) -> String {
 
 fn rendered(block: &Block) -> String {
     match block {
-        Block::Heading(text) => format!("\n### {}\n", escape(text)),
         Block::Text(text) => format!("\n{}\n", escape(text)),
         Block::List(lines) => lines.iter().fold("\n".to_owned(), |out, line| out + "- " + &escape(line) + "\n"),
         Block::Folded(head, lines) => {
             let list = lines.iter().fold(String::new(), |out, line| out + "- " + &escape(line) + "\n");
             format!("\n<details><summary>{}</summary>\n\n{list}\n</details>\n", escape(head))
+        }
+        Block::Fold(head, blocks) => {
+            blocks.iter().fold(format!("\n### {}\n", escape(head)), |out, block| out + &rendered(block))
         }
         Block::Code(text) => fenced(text),
         Block::Table(rows) => table(rows),

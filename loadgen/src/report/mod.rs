@@ -19,6 +19,7 @@ mod input;
 mod markdown;
 mod notes;
 mod scenario;
+mod summary;
 mod tables;
 
 use std::io::Write as _;

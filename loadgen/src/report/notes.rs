@@ -26,7 +26,7 @@ pub(crate) fn section(scenarios: &[Scenario<'_>]) -> Section {
                     let cap = format::cap(run.cap_bytes);
                     let workload = &group.workload.name;
                     let whose = format!("{} {workload}, {}, {cap}, repeat {}", scenario.name, run.engine, run.repeat);
-                    kinds.entry(kind(note)).or_default().push(format!("{note} ({whose})"));
+                    kinds.entry(kind(note)).or_default().push(format!("{} ({whose})", words(note)));
                 }
             }
             seen.extend(found(scenario, group));
@@ -51,7 +51,7 @@ pub(crate) fn section(scenarios: &[Scenario<'_>]) -> Section {
         blocks.push(Block::List(distinct(lines)));
     }
     blocks.extend(folded);
-    Section { id: "notes".to_owned(), title: "What to know first".to_owned(), blocks }
+    Section { id: "notes".to_owned(), title: "What to know".to_owned(), blocks }
 }
 
 /// Whether a repeat of the cell has a note that not every run of the workload has.
@@ -64,6 +64,15 @@ pub(crate) fn special(group: &Group<'_>, cell: &Cell<'_>) -> bool {
 /// The words before the figures of a note: `killed: …`, `rss_peak_bytes=…`.
 fn kind(note: &str) -> &str {
     note.split_once([':', '=']).map_or(note, |(kind, _)| kind)
+}
+
+/// A note for people: bytes with their unit.
+fn words(note: &str) -> String {
+    let bytes = note.split_once("_bytes=").and_then(|(name, bytes)| Some((name, bytes.parse::<u64>().ok()?)));
+    bytes.map_or_else(
+        || note.to_owned(),
+        |(name, bytes)| format!("{} {}", name.replace('_', " "), format::bytes(bytes as f64)),
+    )
 }
 
 /// What nobody noted and the records show.

@@ -16,7 +16,11 @@ pub(crate) fn section(scenario: &Scenario<'_>, at: usize, engines: &[&str]) -> S
     let mut blocks = Vec::new();
     let runs: Vec<_> = scenario.groups.iter().flat_map(Group::runs).collect();
     let notes: usize = runs.iter().filter(|run| !run.notes.is_empty()).count();
-    let noisy = if notes == 0 { String::new() } else { format!(" {notes} of them with notes, listed above.") };
+    let noisy = if notes == 0 {
+        String::new()
+    } else {
+        format!(" {notes} of them with notes, listed under “What to know”.")
+    };
     blocks.push(Block::Text(format!(
         "{} {}.{noisy} {}",
         runs.len(),
@@ -30,7 +34,9 @@ pub(crate) fn section(scenario: &Scenario<'_>, at: usize, engines: &[&str]) -> S
         // Engines that did not run this workload are no columns of it.
         let ran = ran(std::slice::from_ref(group), engines);
         let place = Place { id: format!("{id}-{}", nth + 1), engines, device_us: device::random_read_us(&runs) };
-        workload(group, &ran, &place, &format::workload(group.workload, &workloads), &mut blocks);
+        let title = format::workload(group.workload, &workloads);
+        let inside = workload(group, &ran, &place, &title);
+        blocks.push(Block::Fold(title, inside));
     }
     Section { id, title: scenario.name.to_owned(), blocks }
 }
@@ -40,8 +46,8 @@ fn ran<'a>(groups: &[Group<'_>], engines: &[&'a str]) -> Vec<&'a str> {
     engines.iter().filter(in_it).copied().collect()
 }
 
-fn workload(group: &Group<'_>, ran: &[&str], place: &Place<'_>, title: &str, blocks: &mut Vec<Block>) {
-    blocks.push(Block::Heading(title.to_owned()));
+fn workload(group: &Group<'_>, ran: &[&str], place: &Place<'_>, title: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
     let facts: Vec<String> =
         format::facts(group.workload).into_iter().map(|(name, value)| format!("{name} {value}")).collect();
     blocks.push(Block::Text(format!("{}.", facts.join(", "))));
@@ -74,4 +80,5 @@ fn workload(group: &Group<'_>, ran: &[&str], place: &Place<'_>, title: &str, blo
     ];
     blocks.extend(bars.into_iter().flatten().map(Block::Bars));
     blocks.push(Block::Table(tables::figures(group, ran, &format!("{title}: what an operation costs"), &COSTS)));
+    blocks
 }

@@ -1,0 +1,165 @@
+//! The answer before the figures: which engine is best at what, and one picture of it.
+//!
+//! Owns: which figure speaks for a workload, and how often an engine is the best. Must not: leave out a comparison; the
+//! repeats judge here as they do in every table.
+
+use super::cells::{Cell, Group, Scenario, Spread, distinct};
+use super::document::{Bar, BarGroup, Bars, Block, Figures, Row, Section, Table, compared};
+use super::figures::{BOOTSTRAP, Better, Figure, STATS, Stat};
+use super::format;
+use crate::result::Workload;
+
+/// What is shown of a workload's latencies where nothing else is said: what its slow operations take.
+const SHOWN: &str = "p99";
+
+/// One workload under one cap, and the figure that speaks for it.
+struct Comparison<'a> {
+    scenario: &'a str,
+    group: &'a Group<'a>,
+    title: String,
+    cap: Option<u64>,
+    spreads: Vec<Option<Spread>>,
+}
+
+/// Verdict, one chart, and behind a line every comparison.
+pub(crate) fn section(scenarios: &[Scenario<'_>], engines: &[&str]) -> Section {
+    let comparisons: Vec<Comparison<'_>> = scenarios.iter().flat_map(|scenario| of(scenario, engines)).collect();
+    let contested = |one: &&Comparison<'_>| one.spreads.iter().flatten().count() > 1;
+    let works = distinct(comparisons.iter().map(|one| one.group.workload.name.as_str()));
+    let verdicts: Vec<String> = works
+        .into_iter()
+        .filter_map(|work| {
+            let of_work = |one: &&Comparison<'_>| one.group.workload.name == work;
+            let of_work: Vec<_> = comparisons.iter().filter(of_work).filter(contested).collect();
+            verdict(work, &of_work, engines)
+        })
+        .collect();
+    let mut blocks = vec![if verdicts.is_empty() {
+        Block::Text("One engine ran, so nothing is compared.".to_owned())
+    } else {
+        Block::List(verdicts)
+    }];
+    blocks.extend(picture(&comparisons, engines).map(Block::Bars));
+    blocks.push(Block::Fold("Every comparison".to_owned(), vec![Block::Table(all(&comparisons, engines))]));
+    Section { id: "summary".to_owned(), title: "Summary".to_owned(), blocks }
+}
+
+fn of<'a>(scenario: &'a Scenario<'a>, engines: &[&str]) -> Vec<Comparison<'a>> {
+    let workloads: Vec<&Workload> = scenario.groups.iter().map(|group| group.workload).collect();
+    let of_group = |group: &'a Group<'a>| {
+        let title = format::workload(group.workload, &workloads);
+        group.caps().into_iter().map(move |cap| (group, title.clone(), cap))
+    };
+    let all = scenario.groups.iter().flat_map(of_group);
+    all.map(|(group, title, cap)| {
+        let spread = |engine: &&str| group.cell(engine, cap).and_then(|cell| headline(group, cell));
+        Comparison { scenario: scenario.name, group, title, cap, spreads: engines.iter().map(spread).collect() }
+    })
+    .collect()
+}
+
+/// The figure that speaks for a workload: the time of a load, else the p99 of its own operation.
+fn headline(group: &Group<'_>, cell: &Cell<'_>) -> Option<Spread> {
+    match time(group.workload) {
+        Some(figure) => cell.spread(figure.of),
+        None => cell.latency(operation(group)?, stat().of),
+    }
+}
+
+fn time(workload: &Workload) -> Option<&'static Figure> {
+    BOOTSTRAP.iter().find(|figure| workload.name == "bootstrap" && figure.name == "Time")
+}
+
+fn stat() -> &'static Stat {
+    STATS.iter().find(|stat| stat.name == SHOWN).unwrap_or(&STATS[0])
+}
+
+/// The operation that the workload is named after, else its first.
+fn operation<'a>(group: &Group<'a>) -> Option<&'a str> {
+    let ops = group.ops();
+    ops.iter().find(|op| **op == group.workload.name).or(ops.first()).copied()
+}
+
+fn text(group: &Group<'_>) -> fn(f64) -> String {
+    time(group.workload).map_or(format::nanos as fn(f64) -> String, |figure| figure.text)
+}
+
+/// How often each engine is the best of one kind of work, and by how much.
+fn verdict(work: &str, comparisons: &[&Comparison<'_>], engines: &[&str]) -> Option<String> {
+    let first = comparisons.first()?;
+    let mut wins: Vec<(usize, Vec<f64>)> = engines.iter().map(|_| (0, Vec::new())).collect();
+    let mut ties = 0;
+    for one in comparisons {
+        let cells = compared(&one.spreads, Some(Better::Lower), format::digits);
+        let best: Vec<usize> = (0..cells.len()).filter(|at| cells[*at].best).collect();
+        let [best] = best[..] else {
+            ties += 1;
+            continue;
+        };
+        let medians = |at: usize| one.spreads[at].map(|spread| spread.median);
+        let next = (0..cells.len()).filter(|at| *at != best).filter_map(medians).min_by(f64::total_cmp);
+        wins[best].0 += 1;
+        wins[best].1.extend(medians(best).zip(next).filter(|(own, _)| *own > 0.0).map(|(own, next)| next / own));
+    }
+    let mut order: Vec<usize> = (0..engines.len()).filter(|at| wins[*at].0 > 0).collect();
+    order.sort_by_key(|at| std::cmp::Reverse(wins[*at].0));
+    let of = comparisons.len();
+    let mut parts: Vec<String> = order
+        .into_iter()
+        .map(|at| {
+            let (won, times) = &wins[at];
+            let (low, high) = times.iter().fold((f64::MAX, 0.0f64), |(low, high), t| (low.min(*t), high.max(*t)));
+            let (low, high) = (format::digits(low), format::digits(high));
+            let ahead = if low == high { format!("{low} times") } else { format!("{low} to {high} times") };
+            format!("{} is best in {won} of {of} ({ahead} ahead of the next)", engines[at])
+        })
+        .collect();
+    if ties > 0 {
+        parts.push(format!("{ties} of {of} not told apart by their repeats"));
+    }
+    let figure = match time(first.group.workload) {
+        Some(_) => "time".to_owned(),
+        None => format!("{SHOWN} of {}", format::op(operation(first.group)?).to_lowercase()),
+    };
+    Some(format!("{}, {figure}: {}.", format::op(work), parts.join("; ")))
+}
+
+/// The comparison of most engines as bars, reads of present keys first: they are what most stores are for.
+fn picture(comparisons: &[Comparison<'_>], engines: &[&str]) -> Option<Bars> {
+    let rank = |one: &&Comparison<'_>| {
+        let engines = one.spreads.iter().flatten().count();
+        let repeats: usize = one.spreads.iter().flatten().map(|spread| spread.runs).sum();
+        (one.group.workload.name == "read_positive", engines, repeats)
+    };
+    let chosen = comparisons.iter().rev().max_by_key(rank)?;
+    let (group, text) = (chosen.group, text(chosen.group));
+    let of_cap = |cap: Option<u64>| {
+        let bar = |(engine, name): (usize, &&str)| {
+            let spread = headline(group, group.cell(name, cap)?)?;
+            let range = (spread.runs > 1).then_some((spread.min, spread.max));
+            let text = Figures::of(Some(spread), text);
+            Some(Bar { engine, name: (*name).to_owned(), parts: vec![spread.median], mark: None, range, text })
+        };
+        let bars: Vec<Bar> = engines.iter().enumerate().filter_map(bar).collect();
+        (!bars.is_empty()).then(|| BarGroup { title: format::cap(cap), limit: None, bars })
+    };
+    let figure = if time(group.workload).is_some() { "time" } else { SHOWN };
+    let title = format!("{}: {}, {figure}; lower is better", chosen.scenario, chosen.title);
+    let groups: Vec<BarGroup> = group.caps().into_iter().filter_map(of_cap).collect();
+    (!groups.is_empty()).then(|| Bars { title, parts: Vec::new(), groups })
+}
+
+fn all(comparisons: &[Comparison<'_>], engines: &[&str]) -> Table {
+    let mut rows = Vec::new();
+    let mut last = "";
+    for one in comparisons {
+        if one.scenario != last {
+            rows.push(Row::Title(one.scenario.to_owned()));
+            last = one.scenario;
+        }
+        let name = format!("{}, {}", one.title, format::cap(one.cap));
+        rows.push(Row::Figures(name, compared(&one.spreads, Some(Better::Lower), text(one.group))));
+    }
+    let head = std::iter::once(String::new()).chain(engines.iter().map(|engine| (*engine).to_owned())).collect();
+    Table { caption: format!("Time of loads, {SHOWN} of everything else; lower is better"), head, rows, words: false }
+}
