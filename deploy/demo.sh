@@ -1,6 +1,6 @@
 #!/bin/sh
-# The main job on one screen: bulk-load pairs, follow a live Yellowstone stream through a real socket, print the
-# load's row (Table 2) and the live latencies (Table 3), and check the final map against the stream's digest.
+# The main job on one screen: bulk-load pairs, follow a live Yellowstone stream through a real socket, print what
+# the load took and the live latencies, and check the final map against the stream's digest.
 # Run by `make demo`; ENGINE, PAIRS, EVENTS, BLOOM and SEED choose.
 set -eu
 : "${BIN:?folder of the built binaries; run this through make demo}"

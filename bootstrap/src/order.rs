@@ -31,6 +31,16 @@ pub(crate) enum Order {
     Sorted,
 }
 
+impl Order {
+    /// As it is written on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Shuffled => "shuffled",
+            Self::Sorted => "sorted",
+        }
+    }
+}
+
 /// What to do with a key that comes twice with different values. The same pair twice is harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum OnDuplicate {
@@ -111,11 +121,11 @@ impl Ordered {
                     toml::from_str(&text).with_context(|| format!("cannot read file={}", path.display()))?;
                 ensure!(
                     (known.source.as_str(), known.order, known.seed) == (&source.to_string(), order, seed),
-                    "work directory is of another load: dir={} source={:?} order={:?} seed={}; remove it or name \
+                    "work directory is of another load: dir={} source={:?} order={} seed={}; remove it or name \
                      another with --work-dir",
                     work.display(),
                     known.source,
-                    known.order,
+                    known.order.name(),
                     known.seed
                 );
                 known

@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use engine_latency::table::grouped;
-use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 /// Between two lines in a file.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -22,10 +22,15 @@ impl Progress {
     pub(crate) fn new(total: Option<u64>, message: &'static str) -> Self {
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr_with_hz(4));
         let template = match total {
-            Some(_) => "{msg} {wide_bar} {human_pos}/{human_len} pairs {per_sec} eta {eta}",
-            None => "{msg} {spinner} {human_pos} pairs {per_sec} {elapsed}",
+            Some(_) => "{msg} {wide_bar} {human_pos}/{human_len} pairs {rate}/s eta {eta}",
+            None => "{msg} {spinner} {human_pos} pairs {rate}/s {elapsed}",
         };
-        bar.set_style(ProgressStyle::with_template(template).expect("the template is a constant"));
+        // An error is the bar's own, which is not drawn then.
+        let rate = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            write!(out, "{}", grouped(state.per_sec() as u64)).ok();
+        };
+        let style = ProgressStyle::with_template(template).expect("the template is a constant");
+        bar.set_style(style.with_key("rate", rate));
         bar.set_message(message);
         let terminal = std::io::stderr().is_terminal();
         if terminal {

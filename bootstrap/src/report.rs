@@ -1,4 +1,4 @@
-//! The end of a load: the Table 2 row as text, everything as JSON, the histograms as a log.
+//! The end of a load: what it took and what to do next as text, everything as JSON, the histograms as a log.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use engines::EngineOptions;
 use serde_json::json;
 
 use crate::load::LoadArgs;
-use crate::order::{Order, Tally};
+use crate::order::Tally;
 use crate::sample::Sample;
 use crate::source::Source;
 
@@ -36,9 +36,9 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
     let snapshot = outcome.engine.latency().snapshot();
     let latencies = export::report(&snapshot);
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    let order = if args.order == Order::Sorted { "sorted" } else { "shuffled" };
+    let order = args.order.name();
     let mut rows = vec![
-        row("Table 2: bootstrap", outcome.engine.label().to_owned()),
+        row("Load", outcome.engine.label().to_owned()),
         row("  pairs", format!("{} ({order})", table::grouped(outcome.tally.pairs))),
         row("  disk usage", ByteSize::b(disk_bytes).to_string()),
         row("  bytes / pair", format!("{:.1}", disk_bytes as f64 / outcome.tally.pairs.max(1) as f64)),
@@ -58,6 +58,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
         rows.push(row("  duplicates", table::grouped(outcome.tally.duplicates)));
     }
     print!("{}", table::aligned(&rows));
+    print!("{}", next(&outcome));
     if let Some(path) = &args.report {
         let stats = outcome.engine.stats()?;
         let json = json!({
@@ -91,4 +92,24 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
             .with_context(|| format!("cannot write file={}", path.display()))?;
     }
     Ok(())
+}
+
+/// Where the store is and stands, and what to do with it.
+fn next(outcome: &Outcome<'_>) -> String {
+    let (args, pairs) = (outcome.args, outcome.tally.pairs);
+    let (dir, engine) = (args.dir.display(), args.engine.engine.as_str());
+    let slot = args.slot.map_or_else(|| "none".to_owned(), |slot| slot.to_string());
+    let from = match args.slot {
+        Some(slot) => format!("it follows the stream from slot {slot}"),
+        None => "it follows the stream from now, because no --slot was given".to_owned(),
+    };
+    // Installed programs are called solkv-NAME.
+    let own = std::env::args_os().next().unwrap_or_default();
+    let own = std::path::Path::new(&own).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let prefix = if own.starts_with("solkv-") { "solkv-" } else { "" };
+    format!(
+        "the store: dir={dir} engine={engine} seq={pairs} slot={slot}\n\
+         next: {prefix}service --engine {engine} --dir {dir} --geyser URL    ({from})\n\
+         its digest: {prefix}bootstrap info --digest --dir {dir}\n"
+    )
 }

@@ -84,7 +84,7 @@ else
     limit=memory.max peak=memory.peak
 fi
 is "the cgroup's limit" "$(memory $limit)" "$(numfmt --from=iec "$CAP")"
-division=$(journalctl -u solkv.service -o cat | grep -o 'memory: memory_limit=.*' | tail -n 1)
+division=$(journalctl -u solkv.service -o cat | grep -o 'memory_limit_bytes=.*' | tail -n 1)
 step "$division"
 [[ "$division" == *"limit_from=$group/$limit"* ]] || fail "the service does not size itself by it"
 

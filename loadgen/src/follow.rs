@@ -71,7 +71,8 @@ pub fn run(args: &FollowArgs) -> Result<()> {
         }
         if told.elapsed() >= args.every {
             let rate = (seen.changes - told_changes) as f64 / told.elapsed().as_secs_f64();
-            eprintln!("seq={:?} slot={:?} changes={} rate={rate:.0}/s", feed.last_seq(), seen.slot, seen.changes);
+            let (seq, slot) = (known(feed.last_seq()), known(seen.slot));
+            eprintln!("seq={seq} slot={slot} changes={} rate={rate:.0}/s", seen.changes);
             (told, told_changes) = (Instant::now(), seen.changes);
         }
     }
@@ -99,12 +100,12 @@ impl Seen {
     fn take(&mut self, args: &FollowArgs, event: Event) {
         match event {
             Event::Started { feed_id, next_seq, oldest_seq, slot } => {
-                eprintln!("feed_id={feed_id:016x} next_seq={next_seq} oldest_seq={oldest_seq} slot={slot:?}");
+                eprintln!("feed_id={feed_id:016x} next_seq={next_seq} oldest_seq={oldest_seq} slot={}", known(slot));
                 (self.pairs, self.slot) = (0, slot);
             }
             Event::Pairs(pairs) => self.pairs += pairs.len() as u64,
             Event::DumpEnd { seq, slot, pairs } => {
-                eprintln!("dump: seq={seq} slot={slot:?} pairs={pairs}");
+                eprintln!("dump: seq={seq} slot={} pairs={pairs}", known(slot));
                 self.slot = slot;
             }
             Event::Changes(changes) => {
@@ -117,6 +118,11 @@ impl Seen {
             Event::Heartbeat { slot, .. } => self.slot = slot,
         }
     }
+}
+
+/// A number that may not be there yet.
+fn known(number: Option<u64>) -> String {
+    number.map_or_else(|| "none".to_owned(), |number| number.to_string())
 }
 
 fn line(change: &Change) -> String {

@@ -28,7 +28,7 @@ enum Command {
     /// Play a Yellowstone server: slots of account updates from a seed, with filters, replay and faults
     #[command(after_help = commands::STREAM_EXAMPLES)]
     Stream(Box<commands::StreamArgs>),
-    /// Run the service on a bootstrapped directory against a stream and print its latencies (Table 3)
+    /// Run the service on a bootstrapped directory against a stream and print its latencies
     #[command(after_help = live::EXAMPLES)]
     Live(Box<live::LiveArgs>),
     /// Measure engines: scenarios of runs under memory caps, one JSON line each
@@ -106,7 +106,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", said(&error));
             ExitCode::from(1)
         }
     }
@@ -119,6 +119,18 @@ fn log_filter() -> Result<EnvFilter> {
     EnvFilter::builder()
         .parse(text)
         .with_context(|| format!("not a filter of logs: RUST_LOG={text}: such as info, or warn,loadgen=debug"))
+}
+
+/// The error with its causes, each text once: a transport repeats that of its cause.
+fn said(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |said, cause| {
+        let words = cause.to_string();
+        match said.as_str() {
+            "" => words,
+            _ if said.ends_with(&words) => said,
+            _ => format!("{said}: {words}"),
+        }
+    })
 }
 
 /// The name that the program was started by: completions are for that one. Installed it is `solkv-loadgen`.

@@ -72,7 +72,9 @@ fn both_orders_of_both_sources_hold_every_pair() {
             let load = ["--engine", engine, "--dir", str(&store), "--order", order];
             let source = ["--pairs", "30000", "--seed", "5"];
             let table = ok(&[&load[..], &source, &["--report", str(&report), "--slot", "77"]].concat());
-            assert!(table.contains("Table 2: bootstrap") && table.contains("30,000"), "{table}");
+            assert!(table.contains("30,000") && !table.contains("Table"), "{table}");
+            let end = format!("the store: dir={} engine={engine} seq=30000 slot=77\nnext: service ", store.display());
+            assert!(table.contains(&end) && table.contains("from slot 77"), "{table}");
             let json: serde_json::Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
             assert_eq!(json["pairs"], 30000);
             assert!(json["samples"].as_array().is_some_and(|samples| !samples.is_empty()));

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use bytesize::ByteSize;
 use engine_latency::export::Report;
-use engine_latency::table::live_table;
+use engine_latency::table::{grouped, live_table};
 use engines::EngineKind;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::stream::{Delivery, Final, Stream, Workload};
@@ -216,8 +216,12 @@ fn follow(
     stop: &AtomicBool,
 ) -> Result<Outcome> {
     let bar = ProgressBar::new(args.workload.events);
-    let style = "{msg} {wide_bar} {human_pos}/{human_len} events {per_sec} {eta}";
-    bar.set_style(ProgressStyle::with_template(style).context("a fixed template")?);
+    let style = "{msg} {wide_bar} {human_pos}/{human_len} events {rate}/s {eta}";
+    let rate = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        // An error is the bar's own, which is not drawn then.
+        write!(out, "{}", grouped(state.per_sec() as u64)).ok();
+    };
+    bar.set_style(ProgressStyle::with_template(style).context("a fixed template")?.with_key("rate", rate));
     bar.set_message("live");
     let mut started = None;
     let (mut last, mut moved) = ((0, None), Instant::now());
@@ -258,7 +262,11 @@ fn follow(
             (last, moved) = ((sent, slot), Instant::now());
         }
         if moved.elapsed() > STALL_BOUND {
-            bail!("no progress: stall_s={} sent_events={sent} applied_slot={slot:?}", STALL_BOUND.as_secs());
+            bail!(
+                "no progress: stall_s={} sent_events={sent} applied_slot={}",
+                STALL_BOUND.as_secs(),
+                slot.map_or_else(|| "none".to_owned(), |slot| slot.to_string())
+            );
         }
         std::thread::sleep(POLL_PERIOD);
     }
@@ -275,7 +283,8 @@ fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, metrics: &str) {
     if let Some(size) = args.cap {
         column = format!("{column} {size}");
     }
-    println!("Table 3: live stream, {} events on {} pairs", outcome.end.events, args.workload.pairs);
+    let (events, pairs) = (grouped(outcome.end.events), grouped(args.workload.pairs));
+    println!("Latencies while {events} events of a live stream were applied to {pairs} pairs:");
     println!("{}", live_table(&[(column, &outcome.latency)]));
     let rate = outcome.end.events as f64 / outcome.seconds.max(1e-9);
     println!("events/s: {rate:.0} over {:.2} s, {} slots", outcome.seconds, outcome.end.slots);
@@ -290,6 +299,18 @@ fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, metrics: &str) {
     println!("memory cap: {}", cap.describe());
     println!("the stream says: last slot {}, digest={}", outcome.end.slot, outcome.end.digest);
     println!("metrics were at http://{metrics}/metrics, /histograms.json and /histograms.hlog");
+    if let Some(dir) = &args.dir {
+        println!("the store: dir={} slot={}", dir.display(), outcome.end.slot);
+        if !args.verify {
+            println!("next, to compare its digest: {} info --digest --dir {}", program("bootstrap"), dir.display());
+        }
+    }
+}
+
+/// How the program `name` is called where this one is.
+fn program(name: &str) -> String {
+    let own = std::env::current_exe().unwrap_or_default();
+    beside(&own, name).file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The digest of the directory, if it is the stream's.

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail};
 use client::blocking::Client;
 use client::{Builder, Key, Value};
 use engine_latency::{Latency, Op, Snapshot};
@@ -96,7 +96,15 @@ pub(super) fn drive(transport: &Transport, load: &Load) -> Result<Driven> {
         let start = recorder.start();
         let found = ask(&mut client, &keys)?;
         let nanos = recorder.elapsed_ns(start);
-        ensure!(found == expected, "wrong answer: keys={keys:?} found={found:?} expected={expected:?}");
+        if let Some(at) = (0..keys.len()).find(|at| found.get(*at) != expected.get(*at)) {
+            let shown = |value: Option<&Option<Value>>| {
+                value
+                    .and_then(Option::as_ref)
+                    .map_or_else(|| "absent".to_owned(), |value| bs58::encode(value).into_string())
+            };
+            let (found, expected) = (shown(found.get(at)), shown(expected.get(at)));
+            bail!("wrong answer: key={} found={found} expected={expected}", bs58::encode(keys[at]).into_string());
+        }
         match measured {
             Some(started) => {
                 recorder.record(op, nanos);

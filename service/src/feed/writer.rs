@@ -97,7 +97,8 @@ impl FeedWriter {
             Ok(log) => log,
             Err(why) => {
                 let feed_id = RandomState::new().hash_one(SystemTime::now());
-                info!(feed_id, next_seq, why, "the feed begins anew: subscribers of an earlier one start over");
+                let shown = format!("{feed_id:016x}");
+                info!(feed_id = shown, next_seq, why, "the feed begins anew: subscribers of an earlier one start over");
                 Log::create(dir, Identity { feed_id, boot }, next_seq, segment_bytes)?
             }
         };

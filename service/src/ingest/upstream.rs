@@ -100,12 +100,15 @@ fn builder(config: &ReceiveConfig) -> Result<GeyserGrpcBuilder, GeyserGrpcBuilde
     Ok(builder)
 }
 
-/// The error with its causes: the transport's own text is only "transport error".
+/// The error with its causes, each text once: the transport's own is only "transport error", and says it three times.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
-        text = format!("{text}: {cause}");
+        let words = cause.to_string();
+        if !text.ends_with(&words) {
+            text = format!("{text}: {words}");
+        }
         next = cause.source();
     }
     text

@@ -53,6 +53,15 @@ impl Access {
         Ok(Self { tls, tokens })
     }
 
+    /// The TLS in one word, for the log: `none`, `server` or `mutual`.
+    pub fn tls_name(&self) -> &'static str {
+        match &self.tls {
+            None => "none",
+            Some(tls) if tls.mutual() => "mutual",
+            Some(_) => "server",
+        }
+    }
+
     /// At each SIGHUP reads the files again, until the runtime ends. What cannot be used is said in the log, and what
     /// was in effect stays. Connections that are open stay as they are; tokens are checked anew at each request.
     ///

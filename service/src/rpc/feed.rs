@@ -74,7 +74,7 @@ impl FeedRpc for FeedService {
         let request = request.into_inner();
         if let Some(feed_id) = request.feed_id.filter(|id| *id != feed.id()) {
             let message = format!(
-                "this is another feed, its seqs are not continued: asked={feed_id} feed_id={}; subscribe with \
+                "this is another feed, its seqs are not continued: asked={feed_id:016x} feed_id={:016x}; subscribe with \
                  dump_then_tail",
                 feed.id()
             );
