@@ -97,7 +97,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
 /// Where the store is and stands, and what to do with it.
 fn next(outcome: &Outcome<'_>) -> String {
     let (args, pairs) = (outcome.args, outcome.tally.pairs);
-    let (dir, engine) = (args.dir.display(), args.engine.engine.as_str());
+    let (dir, engine) = (args.dir.display(), outcome.engine.label());
     let slot = args.slot.map_or_else(|| "none".to_owned(), |slot| slot.to_string());
     let from = match args.slot {
         Some(slot) => format!("it follows the stream from slot {slot}"),
@@ -109,7 +109,7 @@ fn next(outcome: &Outcome<'_>) -> String {
     let prefix = if own.starts_with("solkv-") { "solkv-" } else { "" };
     format!(
         "the store: dir={dir} engine={engine} seq={pairs} slot={slot}\n\
-         next: {prefix}service --engine {engine} --dir {dir} --geyser URL    ({from})\n\
+         next: {prefix}service --dir {dir} --geyser URL    ({from})\n\
          its digest: {prefix}bootstrap info --digest --dir {dir}\n"
     )
 }
