@@ -103,7 +103,7 @@ pub(crate) const COSTS: [Figure; 8] = [
     PEAK_RSS,
 ];
 
-/// Rows of Table 2.
+/// Rows of the table of a load.
 pub(crate) const BOOTSTRAP: [Figure; 8] = [
     Figure {
         name: "Disk usage",

@@ -54,14 +54,13 @@ fn workload(group: &Group<'_>, ran: &[&str], place: &Place<'_>, title: &str) -> 
 
     let name = group.workload.name.as_str();
     if name == "bootstrap" {
-        blocks.push(Block::Table(tables::figures(group, ran, "Table 2: bootstrap", &BOOTSTRAP)));
+        blocks.push(Block::Table(tables::figures(group, ran, "What the load took", &BOOTSTRAP)));
     }
     let by_cap = charts::caps(group, place);
     if !by_cap.is_empty() {
         blocks.push(Block::Charts(by_cap));
     }
-    let caption = if name == "live" { format!("Table 3: {title}") } else { title.to_owned() };
-    blocks.extend(tables::latencies(group, ran, &caption).into_iter().map(Block::Table));
+    blocks.extend(tables::latencies(group, ran, title).into_iter().map(Block::Table));
 
     let lines =
         [charts::over(group, place, "pairs"), charts::over(group, place, "elapsed_s"), charts::nines(group, place)];

@@ -1,4 +1,4 @@
-//! Tables with engines as columns: latencies as in the reference's Table 3, loads as in its Table 2, and costs.
+//! Tables with engines as columns: latencies, what loads took, and costs.
 //!
 //! Owns: which rows a table has. Must not: render.
 

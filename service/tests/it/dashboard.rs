@@ -185,8 +185,8 @@ fn changes(browser: &mut Browser) {
     browser.wait("document.querySelectorAll('#engine tbody tr').length > 3");
     for figure in ["Events applied", "Slots dead", "Lookups"] {
         browser.wait(&format!(
-            "[...document.querySelectorAll('.facts div')].some((one) => one.firstChild.innerText === {figure:?} \
-             && one.lastChild.innerText !== '0')"
+            "[...document.querySelectorAll('.facts div')].some((one) => one.firstChild.textContent === {figure:?} \
+             && one.lastChild.textContent !== '0')"
         ));
     }
 }
