@@ -109,6 +109,8 @@ fn gap(browser: &mut Browser, dir: &Path) {
     assert!(title.starts_with("Not ready · ") && title.ends_with(" · solkv"), "{title}");
     browser.wait("document.querySelector('#stream .shade') !== null");
     browser.shoot("gap");
+    // The page would go on asking a service that has ended, and complain.
+    browser.open("about:blank");
     assert!(service.terminate().success());
     stream.stop().unwrap();
 }
