@@ -12,7 +12,7 @@ use std::thread;
 use anyhow::{Context, Result, anyhow, ensure};
 use engine_api::{Checkpoint, Engine, Key, Value};
 
-use crate::info::open;
+use crate::info::open_to_read;
 use crate::limits::{CHUNK_PAIRS, CHUNKS_AHEAD};
 
 /// Compares two stores.
@@ -35,7 +35,7 @@ type Pair = (Key, Value);
 pub(crate) fn run(args: &CompareArgs) -> Result<u8> {
     let same = args.dir.canonicalize().ok() == args.with.canonicalize().ok() && args.dir.exists();
     ensure!(!same, "both directories are the same: dir={} with={}", args.dir.display(), args.with.display());
-    let (engine, other) = (open(&args.dir, None)?, open(&args.with, None)?);
+    let (engine, other) = (open_to_read(&args.dir, None)?, open_to_read(&args.with, None)?);
     for (name, engine) in [("dir", &engine), ("with", &other)] {
         let Checkpoint { seq, slot, .. } = engine.checkpoint()?;
         let slot = slot.map_or("none".to_owned(), |slot| slot.to_string());

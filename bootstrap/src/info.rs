@@ -1,16 +1,21 @@
 //! `bootstrap info` and `bootstrap count`: what a directory holds.
+//!
+//! Owns: what is printed. Must not: write to the store; of one that is served, the service is asked. Runs on the main
+//! thread.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use bytesize::ByteSize;
-use engine_api::Engine;
+use engine_api::{Engine, ErrorKind};
 use engines::Holds;
 use serde_json::json;
 use workload::Digest;
 
 use crate::load::is_complete;
+use crate::served::{self, Served};
 use crate::state::State;
 
 /// Describes a store.
@@ -39,37 +44,67 @@ pub(crate) struct CountArgs {
 }
 
 pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
-    let engine = open(&args.dir, args.memory)?;
-    let checkpoint = engine.checkpoint()?;
-    let stats = engine.stats()?;
-    let load = load(&args.dir, checkpoint.seq)?;
-    let holds = engines::inspect(&args.dir)?.map(|known| known.holds).unwrap_or_default();
+    if let Some(served) = served::ask(&args.dir)? {
+        ensure!(
+            !args.digest && args.memory.is_none(),
+            "a running service has the store open: --digest and --memory need it stopped, or a snapshot of it: dir={}",
+            args.dir.display()
+        );
+        return print(args, &served, "service", None);
+    }
+    let engine = open_to_read(&args.dir, args.memory)?;
+    let (checkpoint, stats) = (engine.checkpoint()?, engine.stats()?);
     let digest = args.digest.then(|| scan(&*engine)).transpose()?;
-    let blockhash = bs58::encode(checkpoint.blockhash).into_string();
+    let found = Served {
+        engine: engine.label().to_owned(),
+        pairs_estimate: stats.pairs_estimate,
+        disk_bytes: stats.disk_bytes,
+        seq: checkpoint.seq,
+        slot: checkpoint.slot,
+        blockhash: bs58::encode(checkpoint.blockhash).into_string(),
+        details: stats.details.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+    };
+    engine.close()?;
+    print(args, &found, "none", digest)
+}
+
+fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>) -> Result<u8> {
+    let Served { engine, pairs_estimate, disk_bytes, seq, slot, blockhash, details } = found;
+    let load = load(&args.dir, *seq)?;
+    let holds = engines::inspect(&args.dir)?.map(|known| known.holds).unwrap_or_default();
     if args.json {
         let json = json!({
-            "engine": engine.label(), "pairs_estimate": stats.pairs_estimate, "disk_bytes": stats.disk_bytes,
-            "seq": checkpoint.seq, "slot": checkpoint.slot, "blockhash": blockhash, "load": load,
-            "holds": holds, "digest": digest.map(|digest| digest.to_string()),
-            "details": stats.details.iter().copied().collect::<std::collections::BTreeMap<_, _>>(),
+            "engine": engine, "pairs_estimate": pairs_estimate, "disk_bytes": disk_bytes, "open_in": open_in,
+            "seq": seq, "slot": slot, "blockhash": blockhash, "load": load, "holds": holds,
+            "digest": digest.map(|digest| digest.to_string()),
+            "details": details.iter().cloned().collect::<BTreeMap<_, _>>(),
         });
         println!("{json:#}");
-    } else {
-        println!("engine={}", engine.label());
-        println!("pairs_estimate={} disk_bytes={}", stats.pairs_estimate, stats.disk_bytes);
-        let slot = checkpoint.slot.map_or("none".to_owned(), |slot| slot.to_string());
-        println!("checkpoint seq={} slot={slot} blockhash={blockhash}", checkpoint.seq);
-        println!("load={load}");
-        println!("holds {}", meaning(&holds));
-        for (name, value) in &stats.details {
-            println!("{name}={value}");
-        }
-        if let Some(digest) = digest {
-            println!("digest={digest}");
-        }
+        return Ok(0);
     }
-    engine.close()?;
+    println!("engine={engine}");
+    println!("open_in={open_in}");
+    println!("pairs_estimate={pairs_estimate} disk_bytes={disk_bytes}");
+    let slot = slot.map_or("none".to_owned(), |slot| slot.to_string());
+    println!("checkpoint seq={seq} slot={slot} blockhash={blockhash}");
+    println!("load={load}");
+    println!("holds {}", meaning(&holds));
+    for (name, value) in details {
+        println!("{name}={value}");
+    }
+    if let Some(digest) = digest {
+        println!("digest={digest}");
+    }
     Ok(0)
+}
+
+/// Opens a store to read it, and writes nothing, so that one on a read-only file system will do. Only an engine that has
+/// to recover its files first, and cannot do that in memory, is opened as any program opens it.
+pub(crate) fn open_to_read(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
+    match engines::open_read_only(dir, memory) {
+        Err(error) if error.kind() == ErrorKind::Reopen => open(dir, memory),
+        opened => Ok(opened?),
+    }
 }
 
 /// The load in words; `seq`: how many pairs are committed.
@@ -92,7 +127,7 @@ fn meaning(holds: &Holds) -> String {
 }
 
 pub(crate) fn count(args: &CountArgs) -> Result<u8> {
-    let engine = open(&args.dir, None)?;
+    let engine = open_to_read(&args.dir, None)?;
     println!("{}", scan(&*engine)?.pairs());
     engine.close()?;
     Ok(0)

@@ -17,6 +17,7 @@ mod progress;
 mod report;
 mod sample;
 mod scrub;
+mod served;
 mod signal;
 pub mod source;
 mod state;

@@ -1,4 +1,4 @@
-//! The admin socket: what the owner of a store asks of the service that has it open, a snapshot above all.
+//! The admin socket: what the owner of a store asks of the service that has it open, a snapshot or what it holds.
 //!
 //! Owns: `DIR/admin.sock`, which its owner alone may use, and the thread `snapshot`, one at a time. Must not: be
 //! reached over a network, or hold up the ingest. Threads: the tokio runtime of the network edge; the copy is made on
@@ -11,6 +11,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
 use engine_api::{Engine, Error, ErrorKind};
 use engine_latency::Measured;
 use hyper_util::rt::TokioIo;
@@ -20,8 +23,9 @@ use proto::admin::{SnapshotRequest, SnapshotResponse};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::UnixListenerStream;
+use tonic::service::Routes;
 use tonic::transport::{Channel, Endpoint, Server};
-use tonic::{Request, Response, Status};
+use tonic::{Request, Status};
 use tower::service_fn;
 
 use crate::rpc::uds::{self, SocketFile};
@@ -129,15 +133,33 @@ impl Inner {
 
 #[tonic::async_trait]
 impl AdminRpc for Admin {
-    async fn snapshot(&self, request: Request<SnapshotRequest>) -> Result<Response<SnapshotResponse>, Status> {
+    async fn snapshot(&self, request: Request<SnapshotRequest>) -> Result<tonic::Response<SnapshotResponse>, Status> {
         let dir = PathBuf::from(request.into_inner().dir);
         if !dir.is_absolute() {
             return Err(Status::invalid_argument(format!("not an absolute path: dir={}", dir.display())));
         }
         let made = self.start(dir)?.await;
         let took = made.map_err(|_| Status::internal("the snapshot's thread panicked"))?.map_err(refusal)?;
-        Ok(Response::new(SnapshotResponse { took_ms: took.as_millis() as u64 }))
+        Ok(tonic::Response::new(SnapshotResponse { took_ms: took.as_millis() as u64 }))
     }
+}
+
+/// What `bootstrap info` prints of a store that is open here.
+async fn info(State(admin): State<Admin>) -> Response {
+    let Some(engine) = admin.inner.engine.upgrade() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the service is shutting down\n").into_response();
+    };
+    let (checkpoint, stats) = (admin.inner.shared.checkpoint.load(), admin.inner.shared.stats.load());
+    let json = serde_json::json!({
+        "engine": engine.label(),
+        "pairs_estimate": stats.pairs_estimate,
+        "disk_bytes": stats.disk_bytes,
+        "seq": checkpoint.seq,
+        "slot": checkpoint.slot,
+        "blockhash": bs58::encode(checkpoint.blockhash).into_string(),
+        "details": stats.details,
+    });
+    ([(header::CONTENT_TYPE, "application/json")], json.to_string()).into_response()
 }
 
 fn refusal(error: Error) -> Status {
@@ -162,8 +184,12 @@ pub async fn serve(dir: PathBuf, admin: Admin, shutdown: impl Future<Output = ()
         }
     };
     let incoming = UnixListenerStream::new(listener);
+    let info = axum::routing::get(info).with_state(admin.clone());
+    let routes = Routes::new(AdminServer::new(admin)).into_axum_router().route_service("/info", info);
+    // HTTP/1 for `info`, whose program speaks no gRPC.
+    let server = Server::builder().accept_http1(true).add_routes(Routes::from(routes));
     tokio::select! {
-        served = Server::builder().add_service(AdminServer::new(admin)).serve_with_incoming(incoming) => {
+        served = server.serve_with_incoming(incoming) => {
             if let Err(error) = served {
                 tracing::error!(%error, "the admin socket is not served any more");
             }

@@ -54,17 +54,31 @@ impl LmdbEngine {
         let shown = dir.display();
         fs::create_dir_all(dir)
             .map_err(|e| Error::io(format!("cannot create the store's directory: dir={shown} reason={e}"), e))?;
+        let engine = Self::open_with(dir, options, EnvironmentFlags::empty())?;
+        sync_dir(dir)?;
+        Ok(engine)
+    }
+
+    /// Opens the store in `dir` for reading alone, and writes nothing there, no lock file either: the caller keeps writers
+    /// out.
+    ///
+    /// # Errors
+    /// As [`LmdbEngine::open`]; there is no store.
+    pub fn open_read_only(dir: &Path, options: &LmdbOptions) -> Result<Self> {
+        Self::open_with(dir, options, EnvironmentFlags::READ_ONLY | EnvironmentFlags::NO_LOCK)
+    }
+
+    fn open_with(dir: &Path, options: &LmdbOptions, flags: EnvironmentFlags) -> Result<Self> {
         let opened = OpenDir::claim(dir)?;
-        let failed = |e| error::lmdb(&format!("cannot open the LMDB store: dir={shown}"), e);
+        let failed = |e| error::lmdb(&format!("cannot open the LMDB store: dir={}", dir.display()), e);
         let env = Environment::new()
-            .set_flags(EnvironmentFlags::NO_READAHEAD | EnvironmentFlags::NO_TLS)
+            .set_flags(EnvironmentFlags::NO_READAHEAD | EnvironmentFlags::NO_TLS | flags)
             .set_max_dbs(2)
             .set_max_readers(options.readers_max)
             .set_map_size(whole_pages(options.map_bytes))
             .open(dir)
             .map_err(failed)?;
         let (pairs, meta) = open_tables(&env, dir)?;
-        sync_dir(dir)?;
         let map = Map::new(&env, options)?;
         let engine = Self {
             env,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn, scrub_by_scan};
-use redb::{Database, ReadableDatabase, ReadableTableMetadata};
+use redb::{Database, DatabaseError, ReadOnlyDatabase, ReadTransaction, ReadableDatabase, ReadableTableMetadata};
 
 use crate::reader::{RedbReader, open_snapshot, read_checkpoint};
 use crate::write::{RedbTxn, begin};
@@ -16,11 +16,17 @@ use crate::{FILE_NAME, META, PAIRS, RedbOptions, copy, error, poisoned};
 
 /// A redb store.
 pub struct RedbEngine {
-    db: Database,
+    db: Db,
     dir: PathBuf,
     options: RedbOptions,
     commits: AtomicU64,
     poisoned: AtomicBool,
+}
+
+/// The file, open for both or for reading alone.
+enum Db {
+    Whole(Database),
+    ReadOnly(ReadOnlyDatabase),
 }
 
 impl RedbEngine {
@@ -38,6 +44,28 @@ impl RedbEngine {
         } else {
             create_file(dir, options.cache_bytes)?
         };
+        Self::check(Db::Whole(db), dir, options)
+    }
+
+    /// Opens the store in `dir` for reading alone, and writes nothing there.
+    ///
+    /// # Errors
+    /// As [`RedbEngine::open`]; `Reopen` after a kill, for redb then has to repair its file, which writes.
+    pub fn open_read_only(dir: &Path, options: &RedbOptions) -> Result<Self> {
+        let path = dir.join(FILE_NAME);
+        let db = builder(options.cache_bytes).open_read_only(&path).map_err(|e| match e {
+            DatabaseError::RepairAborted => Error::with_source(
+                ErrorKind::Reopen,
+                format!("redb has to repair its file, which writes: file={}: open it for writing once", path.display()),
+                e,
+            ),
+            other => error::open(&path.display().to_string(), other),
+        })?;
+        Self::check(Db::ReadOnly(db), dir, options)
+    }
+
+    /// A file with other tables, or a checkpoint this build cannot read, is refused now and not at the first use.
+    fn check(db: Db, dir: &Path, options: &RedbOptions) -> Result<Self> {
         let engine = Self {
             db,
             dir: dir.to_owned(),
@@ -45,16 +73,27 @@ impl RedbEngine {
             commits: AtomicU64::new(0),
             poisoned: AtomicBool::new(false),
         };
-        // A file with other tables, or a checkpoint this build cannot read, is refused now and not at the first use.
         engine.checkpoint()?;
         open_snapshot(&engine)?;
         Ok(engine)
     }
 
-    pub(crate) fn db(&self) -> &Database {
-        &self.db
+    /// Begins a read of the newest commit.
+    pub(crate) fn begin_read(&self) -> Result<ReadTransaction> {
+        let begun = match &self.db {
+            Db::Whole(db) => db.begin_read(),
+            Db::ReadOnly(db) => db.begin_read(),
+        };
+        begun.map_err(|e| error::transaction("redb cannot begin a read", e))
     }
 
+    /// The database to write to.
+    pub(crate) fn db(&self) -> Result<&Database> {
+        match &self.db {
+            Db::Whole(db) => Ok(db),
+            Db::ReadOnly(_) => Err(read_only()),
+        }
+    }
     /// Number of commits since opening.
     pub(crate) fn commits(&self) -> u64 {
         // ORDERING: Acquire pairs with the Release in `count_commit`: whoever sees the count takes a snapshot
@@ -117,8 +156,7 @@ impl Engine for RedbEngine {
     }
 
     fn checkpoint(&self) -> Result<Checkpoint> {
-        let txn = self.db.begin_read().map_err(|e| error::transaction("redb cannot begin a read", e))?;
-        read_checkpoint(&txn)
+        read_checkpoint(&self.begin_read()?)
     }
 
     fn stats(&self) -> Result<Stats> {
@@ -165,7 +203,8 @@ impl Engine for RedbEngine {
     /// before it; that is an error here all the same.
     fn scrub(&mut self) -> Result<u64> {
         let file = self.dir.join(FILE_NAME);
-        let sound = self.db.check_integrity().map_err(|e| error::open(&file.display().to_string(), e))?;
+        let Db::Whole(db) = &mut self.db else { return Err(read_only()) };
+        let sound = db.check_integrity().map_err(|e| error::open(&file.display().to_string(), e))?;
         if !sound {
             return Err(Error::new(
                 ErrorKind::DataDamaged,
@@ -205,6 +244,10 @@ pub(crate) fn create_file(dir: &Path, cache_bytes: u64) -> Result<Database> {
 
 fn open_file(path: &Path, cache_bytes: u64) -> Result<Database> {
     builder(cache_bytes).open(path).map_err(|e| error::open(&path.display().to_string(), e))
+}
+
+fn read_only() -> Error {
+    Error::new(ErrorKind::FixInput, "the redb store is open for reading alone")
 }
 
 fn builder(cache_bytes: u64) -> redb::Builder {

@@ -5,7 +5,7 @@
 use std::ops::ControlFlow;
 
 use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, get_many_by_get};
-use redb::{ReadTransaction, ReadableDatabase};
+use redb::ReadTransaction;
 
 use crate::engine::RedbEngine;
 use crate::{CHECKPOINT, META, PAIRS, PairsReadOnly, error};
@@ -75,7 +75,7 @@ pub(crate) fn read_checkpoint(txn: &ReadTransaction) -> Result<Checkpoint> {
 
 /// A snapshot of the newest commit with its pairs table.
 pub(crate) fn open_snapshot(engine: &RedbEngine) -> Result<(ReadTransaction, PairsReadOnly)> {
-    let txn = engine.db().begin_read().map_err(|e| error::transaction("redb cannot begin a read", e))?;
+    let txn = engine.begin_read()?;
     let pairs = txn.open_table(PAIRS).map_err(|e| error::table("redb cannot open the pairs table", e))?;
     Ok((txn, pairs))
 }

@@ -29,7 +29,7 @@ pub(crate) struct RedbTxn<'e> {
 
 impl<'e> RedbTxn<'e> {
     pub(crate) fn begin(engine: &'e RedbEngine) -> Result<Self> {
-        let txn = begin(engine.db())?;
+        let txn = begin(engine.db()?)?;
         let open = OpenTxn::try_new(txn, |txn| {
             txn.open_table(PAIRS).map_err(|e| error::table("redb cannot open the pairs table", e))
         })?;
@@ -68,7 +68,7 @@ impl WriteTxn for RedbTxn<'_> {
 impl BulkLoad for RedbEngine {
     fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
         self.check_writable()?;
-        let txn = begin(self.db())?;
+        let txn = begin(self.db()?)?;
         append(&txn, pairs.iter().map(|(key, value)| (key, value)))?;
         commit(self, txn, checkpoint)
     }

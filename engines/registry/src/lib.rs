@@ -21,6 +21,7 @@ mod lock;
 mod marker;
 mod memory;
 mod options;
+mod read_only;
 mod store;
 mod terms;
 
@@ -28,6 +29,7 @@ pub use copy::refuse_nested;
 pub use marker::{FORMAT_VERSION, Identity};
 pub use memory::{Division, MEMORY_MIN, MEMORY_SHARE, MemoryLimit, STRATA_SHARE, memory_limit};
 pub use options::{EngineArgs, EngineKind, EngineOptions, Profile};
+pub use read_only::open_read_only;
 pub use store::{
     OpenMode, check, compiled, default_engine, inspect, mark_load, open, open_existing, open_on, options_for,
 };

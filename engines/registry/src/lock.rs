@@ -51,6 +51,23 @@ impl DirLock {
     }
 }
 
+/// Keeps writers out of `dir` for as long as the file is open, along with others who only read. Changes nothing: where
+/// no lock was ever made there is nothing to hold.
+pub(crate) fn share(dir: &Path) -> Result<Option<File>> {
+    let path = dir.join(LOCK);
+    let at = format!("file={}", path.display());
+    let mut file = match File::open(&path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Error::io(format!("cannot open the store's lock: {at} reason={e}"), e)),
+    };
+    match file.try_lock_shared() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Err(held(dir, &mut file)),
+        Err(TryLockError::Error(e)) => Err(Error::io(format!("cannot lock the store: {at} reason={e}"), e)),
+    }
+}
+
 /// An earlier version made the file readable for everybody. Where it is not ours to change, it stays as it is.
 fn keep_to_owner(file: &File) {
     let loose = file.metadata().is_ok_and(|found| found.permissions().mode() & 0o077 != 0);

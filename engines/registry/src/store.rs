@@ -153,7 +153,7 @@ pub fn mark_load(dir: &Path, load: Load) -> Result<()> {
 
 /// Allows this process as many open files as it may allow itself: RocksDB and strata keep every file of a store open,
 /// more than a thousand at a billion pairs, and 1024 is what processes begin with.
-fn raise_open_files() {
+pub(crate) fn raise_open_files() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let most = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
     // Where it is refused, an engine that needs more says so.
@@ -216,7 +216,7 @@ impl Engine for Store {
 }
 
 /// Fills in what the store remembers and the profile implies.
-fn effective(options: &EngineOptions, known: Option<&Identity>) -> EngineOptions {
+pub(crate) fn effective(options: &EngineOptions, known: Option<&Identity>) -> EngineOptions {
     let mut options = options.clone();
     if options.engine == EngineKind::Rocksdb && options.bloom.is_none() {
         let tuned = options.profile == Profile::Tuned;
@@ -264,7 +264,7 @@ fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<I
     }
 }
 
-fn no_store(dir: &Path) -> Error {
+pub(crate) fn no_store(dir: &Path) -> Error {
     Error::new(
         ErrorKind::FixInput,
         format!("there is no store: dir={}: create it with bootstrap, or correct the path", dir.display()),
@@ -335,45 +335,52 @@ fn refuse_unless_compiled(engine: EngineKind) -> Result<()> {
     ))
 }
 
+#[cfg(feature = "rocksdb")]
+pub(crate) fn rocksdb_options(options: &EngineOptions) -> engine_rocksdb::RocksdbOptions {
+    let division = options.division();
+    let profile = match options.profile {
+        Profile::Vanilla => engine_rocksdb::Profile::Vanilla,
+        Profile::Tuned => engine_rocksdb::Profile::Tuned,
+    };
+    engine_rocksdb::RocksdbOptions {
+        profile,
+        bloom_bits: options.bloom.filter(|bits| *bits > 0),
+        cache_bytes: division.cache_bytes,
+        memory_limit_bytes: division.limit.bytes,
+        ..Default::default()
+    }
+}
+
+#[cfg(feature = "lmdb")]
+pub(crate) fn lmdb_options(options: &EngineOptions) -> engine_lmdb::LmdbOptions {
+    let mut lmdb = engine_lmdb::LmdbOptions::default();
+    if let Some(size) = options.lmdb_map_size {
+        lmdb.map_bytes = size.as_u64();
+        lmdb.map_bytes_max = size.as_u64();
+    }
+    lmdb
+}
+
+#[cfg(feature = "redb")]
+pub(crate) fn redb_options(options: &EngineOptions) -> engine_redb::RedbOptions {
+    engine_redb::RedbOptions { cache_bytes: options.division().cache_bytes, ..Default::default() }
+}
+
+#[cfg(feature = "strata")]
+pub(crate) fn strata_options(options: &EngineOptions) -> engine_strata::StrataOptions {
+    engine_strata::StrataOptions { memory_bytes: options.division().cache_bytes, ..Default::default() }
+}
+
 fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> {
     match options.engine {
         #[cfg(feature = "rocksdb")]
-        EngineKind::Rocksdb => {
-            let division = options.division();
-            let profile = match options.profile {
-                Profile::Vanilla => engine_rocksdb::Profile::Vanilla,
-                Profile::Tuned => engine_rocksdb::Profile::Tuned,
-            };
-            let options = engine_rocksdb::RocksdbOptions {
-                profile,
-                bloom_bits: options.bloom.filter(|bits| *bits > 0),
-                cache_bytes: division.cache_bytes,
-                memory_limit_bytes: division.limit.bytes,
-                ..Default::default()
-            };
-            Ok(Box::new(engine_rocksdb::RocksdbEngine::open(data, &options)?))
-        }
+        EngineKind::Rocksdb => Ok(Box::new(engine_rocksdb::RocksdbEngine::open(data, &rocksdb_options(options))?)),
         #[cfg(feature = "lmdb")]
-        EngineKind::Lmdb => {
-            let mut lmdb = engine_lmdb::LmdbOptions::default();
-            if let Some(size) = options.lmdb_map_size {
-                lmdb.map_bytes = size.as_u64();
-                lmdb.map_bytes_max = size.as_u64();
-            }
-            Ok(Box::new(engine_lmdb::LmdbEngine::open(data, &lmdb)?))
-        }
+        EngineKind::Lmdb => Ok(Box::new(engine_lmdb::LmdbEngine::open(data, &lmdb_options(options))?)),
         #[cfg(feature = "redb")]
-        EngineKind::Redb => {
-            let options =
-                engine_redb::RedbOptions { cache_bytes: options.division().cache_bytes, ..Default::default() };
-            Ok(Box::new(engine_redb::RedbEngine::open(data, &options)?))
-        }
+        EngineKind::Redb => Ok(Box::new(engine_redb::RedbEngine::open(data, &redb_options(options))?)),
         #[cfg(feature = "strata")]
-        EngineKind::Strata => {
-            let options =
-                engine_strata::StrataOptions { memory_bytes: options.division().cache_bytes, ..Default::default() };
-            Ok(Box::new(engine_strata::StrataEngine::open(data, &options)?))
-        }
+        EngineKind::Strata => Ok(Box::new(engine_strata::StrataEngine::open(data, &strata_options(options))?)),
         #[allow(unreachable_patterns, reason = "the arm for engines left out of the build")]
         engine => refuse_unless_compiled(engine).and_then(|()| {
             Err(Error::new(

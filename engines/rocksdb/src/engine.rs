@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
 use parking_lot::{Mutex, MutexGuard};
-use rocksdb::{DB, DEFAULT_COLUMN_FAMILY_NAME, Options, ReadOptions, WaitForCompactOptions, properties};
+use rocksdb::{
+    DB, DEFAULT_COLUMN_FAMILY_NAME, InfoLogger, LogLevel, Options, ReadOptions, WaitForCompactOptions, properties,
+};
 
 use crate::reader::RocksdbReader;
 use crate::write::RocksdbTxn;
@@ -42,6 +44,25 @@ impl RocksdbEngine {
             .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
         // Only once the directory is ours.
         bulk::remove_leftovers(dir)?;
+        Self::check(db, rocksdb_options, dir, options)
+    }
+
+    /// Opens the store in `dir` for reading alone, and writes nothing there, no log of RocksDB's either.
+    ///
+    /// # Errors
+    /// As [`RocksdbEngine::open`]; there is no store.
+    pub fn open_read_only(dir: &Path, options: &RocksdbOptions) -> Result<Self> {
+        let mut rocksdb_options = settings::rocksdb_options(dir, options)?;
+        rocksdb_options.create_if_missing(false);
+        rocksdb_options.set_info_logger(InfoLogger::new_stderr_logger(LogLevel::Fatal, None::<&str>));
+        let families = [(DEFAULT_COLUMN_FAMILY_NAME, rocksdb_options.clone())];
+        let db = DB::open_cf_with_opts_for_read_only(&rocksdb_options, dir, families, false)
+            .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
+        Self::check(db, rocksdb_options, dir, options)
+    }
+
+    /// A checkpoint this build cannot read is refused now and not at the first use.
+    fn check(db: DB, rocksdb_options: Options, dir: &Path, options: &RocksdbOptions) -> Result<Self> {
         let engine = Self {
             db,
             rocksdb_options,
@@ -50,7 +71,6 @@ impl RocksdbEngine {
             writer: Mutex::new(()),
             poisoned: AtomicBool::new(false),
         };
-        // A checkpoint this build cannot read is refused now and not at the first use.
         engine.checkpoint()?;
         Ok(engine)
     }

@@ -25,6 +25,7 @@ use crate::lookup::Reads;
 use crate::manifest::Manifest;
 use crate::merge;
 use crate::page::RECORD_BYTES;
+use crate::read_only::ReadOnlyStorage;
 use crate::reader::StrataReader;
 use crate::recover::{Recovered, recover};
 use crate::segment::SEGMENT_RECORDS;
@@ -110,6 +111,28 @@ impl StrataEngine {
     /// # Errors
     /// As [`StrataEngine::open`].
     pub fn open_on(storage: Arc<dyn Storage>, options: &StrataOptions) -> Result<Self> {
+        let shared = Self::recovered(storage, options)?;
+        let merging = Arc::clone(&shared);
+        let merger = std::thread::Builder::new()
+            .name("strata-merge".to_owned())
+            .spawn(move || merge::run(&merging))
+            .map_err(|e| Error::io("cannot start the merging thread", e))?;
+        Ok(Self { shared, merger: Some(merger) })
+    }
+
+    /// Opens the store in `dir` and writes nothing there: what recovery makes is kept in memory. Only for reading: nothing
+    /// merges, and what a transaction commits is lost.
+    ///
+    /// # Errors
+    /// As [`StrataEngine::open`].
+    pub fn open_read_only(dir: &Path, options: &StrataOptions) -> Result<Self> {
+        let shared = Self::recovered(Arc::new(ReadOnlyStorage::new(dir)), options)?;
+        // Nobody may wait for a thread that was never started.
+        shared.work.lock().ended = true;
+        Ok(Self { shared, merger: None })
+    }
+
+    fn recovered(storage: Arc<dyn Storage>, options: &StrataOptions) -> Result<Arc<Shared>> {
         let manifest = match Manifest::read(&*storage)? {
             Some(manifest) => manifest,
             None => {
@@ -119,13 +142,7 @@ impl StrataEngine {
             }
         };
         let recovered = recover(&storage, options, manifest)?;
-        let shared = Arc::new(Shared::new(storage, options, recovered));
-        let merging = Arc::clone(&shared);
-        let merger = std::thread::Builder::new()
-            .name("strata-merge".to_owned())
-            .spawn(move || merge::run(&merging))
-            .map_err(|e| Error::io("cannot start the merging thread", e))?;
-        Ok(Self { shared, merger: Some(merger) })
+        Ok(Arc::new(Shared::new(storage, options, recovered)))
     }
 
     /// Reads every byte of every segment of the newest version and checks it.

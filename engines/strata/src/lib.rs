@@ -69,6 +69,7 @@ mod mem;
 mod memory;
 mod merge;
 mod page;
+mod read_only;
 mod reader;
 mod recover;
 mod replay;

@@ -73,7 +73,12 @@ impl DirStorage {
     /// What the filesystem says.
     pub fn open(dir: &Path) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
-        Ok(Self { dir: dir.to_owned() })
+        Ok(Self::existing(dir))
+    }
+
+    /// The directory `dir`, which is there.
+    pub(crate) fn existing(dir: &Path) -> Self {
+        Self { dir: dir.to_owned() }
     }
 }
 

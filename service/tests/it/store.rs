@@ -193,3 +193,33 @@ fn a_port_in_use_may_pass_and_is_named_by_its_option() {
     }
     assert_eq!(contents(&dir), before, "neither the store nor its feed");
 }
+
+#[test]
+fn info_of_a_store_that_is_served_is_the_services() {
+    let bootstrap = Path::new(env!("CARGO_BIN_EXE_service")).with_file_name("bootstrap");
+    assert!(bootstrap.is_file(), "build it first: cargo build -p bootstrap");
+    for options in columns() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("store");
+        loaded(&dir, &options);
+        let info = |more: &[&str]| {
+            let output = Command::new(&bootstrap).args(["info", "--dir"]).arg(&dir).args(more).output().unwrap();
+            let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+            (output.status.success(), text)
+        };
+        let (ok, closed) = info(&[]);
+        assert!(ok && closed.contains("open_in=none") && closed.contains("checkpoint seq=100 slot=999"), "{closed}");
+        let mut running = Service::start(&dir, &options, NO_STREAM, &[]);
+        let (_, served) =
+            wait_for("the admin socket", || Some(info(&[])).filter(|(_, text)| text.contains("open_in=service")));
+        let line = |text: &str, start: &str| text.lines().find(|line| line.starts_with(start)).unwrap().to_owned();
+        for start in ["engine=", "checkpoint "] {
+            assert_eq!(line(&served, start), line(&closed, start));
+        }
+        assert!(served.contains("holds extract=account-owner programs=all cluster=unknown"), "{served}");
+        assert!(info(&["--json"]).1.contains("\"open_in\": \"service\""));
+        let (ok, digest) = info(&["--digest"]);
+        assert!(!ok && digest.contains("snapshot"), "{digest}");
+        assert!(running.ended().is_none());
+    }
+}

@@ -4,3 +4,4 @@
 mod conformance;
 mod directory;
 mod measured;
+mod read_only;

@@ -1,0 +1,111 @@
+//! Opening a store to look at it: nothing in its directory is created, changed or removed, so that a copy on a read-only
+//! file system can be looked at, too.
+//!
+//! Owns: the shared lock, and the refusal of every write. Threads: none of its own.
+
+use std::fs::File;
+use std::path::Path;
+
+use bytesize::ByteSize;
+use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
+
+use crate::lock;
+use crate::marker;
+use crate::options::{EngineKind, EngineOptions};
+use crate::store::{self, DATA, OpenMode};
+
+/// Opens the store in `dir` for reading alone. Others may do the same at once; a process that writes is kept out, and
+/// keeps this one out.
+///
+/// # Errors
+/// `FixInput`: there is no store. `Retry`: a process has it open for writing. `Reopen`: the engine has to recover the
+/// store first, which writes (redb, after a kill).
+pub fn open_read_only(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
+    let Some(known) = marker::read(dir)? else { return Err(store::no_store(dir)) };
+    let asked = EngineOptions { profile: known.profile, memory, ..EngineOptions::new(known.engine) };
+    store::check(dir, &asked, OpenMode::Existing, &crate::Terms::default())?;
+    let lock = lock::share(dir)?;
+    let options = store::effective(&asked, Some(&known));
+    store::raise_open_files();
+    let engine = open_engine(&dir.join(DATA), &options)?;
+    Ok(Box::new(ReadOnly { engine, dir: dir.display().to_string(), _lock: lock }))
+}
+
+/// A store open for reading.
+struct ReadOnly {
+    // First: closed before the lock is released.
+    engine: Box<dyn Engine>,
+    dir: String,
+    _lock: Option<File>,
+}
+
+impl ReadOnly {
+    fn refused(&self) -> Error {
+        Error::new(ErrorKind::FixInput, format!("the store is open for reading alone: dir={}", self.dir))
+    }
+}
+
+impl Engine for ReadOnly {
+    fn label(&self) -> &'static str {
+        self.engine.label()
+    }
+
+    fn reader(&self) -> Result<Box<dyn Reader + '_>> {
+        self.engine.reader()
+    }
+
+    fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
+        Err(self.refused())
+    }
+
+    fn checkpoint(&self) -> Result<Checkpoint> {
+        self.engine.checkpoint()
+    }
+
+    fn stats(&self) -> Result<Stats> {
+        self.engine.stats()
+    }
+
+    fn snapshot(&self, _dir: &Path) -> Result<()> {
+        Err(self.refused())
+    }
+
+    fn bulk(&self) -> Option<&dyn BulkLoad> {
+        None
+    }
+
+    fn settle(&self) -> Result<()> {
+        Err(self.refused())
+    }
+
+    fn scrub(&mut self) -> Result<u64> {
+        Err(self.refused())
+    }
+
+    /// There is nothing to flush: the engine is dropped, not closed.
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> {
+    match options.engine {
+        #[cfg(feature = "rocksdb")]
+        EngineKind::Rocksdb => {
+            Ok(Box::new(engine_rocksdb::RocksdbEngine::open_read_only(data, &store::rocksdb_options(options))?))
+        }
+        #[cfg(feature = "lmdb")]
+        EngineKind::Lmdb => Ok(Box::new(engine_lmdb::LmdbEngine::open_read_only(data, &store::lmdb_options(options))?)),
+        #[cfg(feature = "redb")]
+        EngineKind::Redb => Ok(Box::new(engine_redb::RedbEngine::open_read_only(data, &store::redb_options(options))?)),
+        #[cfg(feature = "strata")]
+        EngineKind::Strata => {
+            Ok(Box::new(engine_strata::StrataEngine::open_read_only(data, &store::strata_options(options))?))
+        }
+        #[allow(unreachable_patterns, reason = "the arm for engines left out of the build")]
+        engine => Err(Error::new(
+            ErrorKind::Internal,
+            format!("engine={engine} is compiled in but cannot be opened: dir={}", data.display()),
+        )),
+    }
+}
