@@ -53,7 +53,7 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Read everything stored and check it, by the engine's own checksums where it has them (LMDB has none)
     Scrub(scrub::ScrubArgs),
-    /// Say what is in a directory
+    /// Say what is in a directory, also while a service has it open
     Info(info::InfoArgs),
     /// Count the pairs by a full scan
     Count(info::CountArgs),

@@ -65,7 +65,11 @@ fn copy_files(from: &Path, to: &Path) {
             let entry = entry.unwrap();
             (entry.path(), entry.file_name())
         };
-        if path.is_dir() { copy_files(&path, &to.join(name)) } else { drop(fs::copy(&path, to.join(name)).unwrap()) }
+        if path.is_dir() {
+            copy_files(&path, &to.join(name))
+        } else {
+            fs::copy(&path, to.join(name)).unwrap();
+        }
     }
 }
 
