@@ -54,7 +54,8 @@ impl RocksdbEngine {
     pub fn open_read_only(dir: &Path, options: &RocksdbOptions) -> Result<Self> {
         let mut rocksdb_options = settings::rocksdb_options(dir, options)?;
         rocksdb_options.create_if_missing(false);
-        rocksdb_options.set_info_logger(InfoLogger::new_stderr_logger(LogLevel::Fatal, None::<&str>));
+        // Nowhere: RocksDB's own would be a new file in the directory.
+        rocksdb_options.set_info_logger(InfoLogger::new_callback_logger(LogLevel::Fatal, |_, _| {}));
         let families = [(DEFAULT_COLUMN_FAMILY_NAME, rocksdb_options.clone())];
         let db = DB::open_cf_with_opts_for_read_only(&rocksdb_options, dir, families, false)
             .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
