@@ -182,6 +182,9 @@ test-package: ## Installs, runs, upgrades, removes and purges the package on a c
 	@rm -rf "$(PACKAGES)" && $(MAKE) --no-print-directory deb
 	@DEB="$$(echo $(PACKAGES)/solkv_*.deb)" CACHE="$(SOLKV_CACHE)" deploy/test/package.sh
 
+test-readiness: build ## A provider that misbehaves for SECONDS (1200), and what the service says of itself, judged each second.
+	@BIN="$(BIN)" DURATION="$(if $(filter file,$(origin SECONDS)),1200,$(SECONDS))" deploy/test/readiness.sh
+
 test-systemd: build ## Runs the units under a real systemd: readiness, watchdog, memory cap, crashes (root, nspawn).
 	@BIN="$(BIN)" deploy/test/systemd.sh
 

@@ -38,6 +38,35 @@ container_leave() {
     container_hierarchies=()
 }
 
+# container_over_this_system BIN FILES...: a root for container_run, this machine's own system with the package installed
+# over it and FILES in /srv. Sets `work` (the store, on this machine's disk), `root` (what the container writes elsewhere,
+# in memory; the root itself is $root/merged) and `out` (OUT, or a folder that goes as well).
+container_over_this_system() {
+    local bin=$1
+    shift
+    work=$(mktemp -d)
+    root=$(mktemp -d)
+    out=$(realpath -m "${OUT:-$work/out}")
+    mkdir -p "$out" "$work/state"
+    mount -t tmpfs tmpfs "$root"
+    mkdir "$root/upper" "$root/work" "$root/merged"
+    mount -t overlay overlay -o "lowerdir=/,upperdir=$root/upper,workdir=$root/work" "$root/merged"
+    deploy/package/tree.sh "$bin" "$work/tree"
+    cp -a "$work/tree/." "$root/merged/"
+    rm -rf "$work/tree"
+    mkdir -p "$root/merged/srv" "$root/merged/var/lib/solkv"
+    install -m 755 "$@" "$root/merged/srv/"
+}
+
+# Takes away what container_enter and container_over_this_system have made.
+container_gone() {
+    container_leave
+    [ -n "${root:-}" ] || return 0
+    umount "$root/merged" "$root" 2>/dev/null || true
+    rmdir "$root" 2>/dev/null || true
+    rm -rf "$work"
+}
+
 # container_run ROOT SCRIPT OUT SECONDS NSPAWN-ARGUMENTS...: boots ROOT, runs SCRIPT (a path in it) as a unit with the
 # environment of /srv/environment, and ends. What it says is in OUT/inside.log; true when the line is in it that the
 # scripts end with.

@@ -11,26 +11,8 @@ cd "$(dirname "$0")/../.."
 container_needs systemd systemd-nspawn python3 curl
 ENGINE=${ENGINE:-rocksdb} PAIRS=${PAIRS:-4000000} CAP=${CAP:-192M} EVENTS=${EVENTS:-600000}
 
-work=$(mktemp -d)       # the store, on this machine's disk
-root=$(mktemp -d)       # what the container writes elsewhere, in memory
-out=$(realpath -m "${OUT:-$work/out}")
-mkdir -p "$out" "$work/state"
-cleanup() {
-    container_leave
-    umount "$root/merged" "$root" 2>/dev/null || true
-    rmdir "$root" 2>/dev/null || true
-    rm -rf "$work"
-}
-trap cleanup EXIT
-
-mount -t tmpfs tmpfs "$root"
-mkdir "$root/upper" "$root/work" "$root/merged"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$root/upper,workdir=$root/work" "$root/merged"
-deploy/package/tree.sh "$BIN" "$work/tree"
-cp -a "$work/tree/." "$root/merged/"
-rm -rf "$work/tree"
-mkdir -p "$root/merged/srv" "$root/merged/var/lib/solkv"
-install -m 755 deploy/test/systemd-inside.sh deploy/test/freeze.py "$root/merged/srv/"
+trap container_gone EXIT
+container_over_this_system "$BIN" deploy/test/systemd-inside.sh deploy/test/freeze.py
 printf '%s\n' "ENGINE=$ENGINE" "PAIRS=$PAIRS" "CAP=$CAP" "EVENTS=$EVENTS" >"$root/merged/srv/environment"
 echo "systemd: engine=$ENGINE pairs=$PAIRS cap=$CAP events=$EVENTS, $(systemctl --version | head -n 1)"
 container_enter

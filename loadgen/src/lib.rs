@@ -8,6 +8,7 @@ pub mod bench;
 pub mod commands;
 pub mod follow;
 pub mod live;
+pub mod provider;
 pub mod query;
 pub mod report;
 pub mod result;

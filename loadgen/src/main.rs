@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use loadgen::report::{self, best, compare};
-use loadgen::{bench, commands, follow, live, query, transports};
+use loadgen::{bench, commands, follow, live, provider, query, transports};
 use tracing_subscriber::EnvFilter;
 
 /// Plays a Solana account stream, and measures a service that follows it
@@ -28,6 +28,9 @@ enum Command {
     /// Play a Yellowstone server: slots of account updates from a seed, with filters, replay and faults
     #[command(after_help = commands::STREAM_EXAMPLES)]
     Stream(Box<commands::StreamArgs>),
+    /// Play a Yellowstone server that misbehaves by a script, and judge what a service says of its readiness
+    #[command(after_help = provider::EXAMPLES)]
+    Provider(Box<provider::ProviderArgs>),
     /// Run the service on a bootstrapped directory against a stream and print its latencies
     #[command(after_help = live::EXAMPLES)]
     Live(Box<live::LiveArgs>),
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Stream(args) => commands::stream(*args),
         Command::Live(args) => live::run(*args),
+        Command::Provider(args) => provider::run(&args),
         Command::Query(args) => query::run(&args),
         Command::Transports(args) => transports::run(&args),
         Command::Follow(args) => follow::run(&args),

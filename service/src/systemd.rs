@@ -157,7 +157,8 @@ fn describe(shared: &Shared) -> String {
         (None, Some(why)) if connected && newest > slot.unwrap_or(0) => {
             format!("not ready: {why}: replaying, {at} of {newest}")
         }
-        (None, Some(why)) => format!("not ready: {why}: lookups go on, at {at}"),
+        (None, Some(why)) if connected => format!("not ready: {why}: lookups go on, at {at}"),
+        (None, Some(why)) => format!("not ready, not connected to the stream: {why}: lookups go on, at {at}"),
         (None, None) if connected => format!("live at {at}, lag {} ms", lag_ms.unwrap_or(0)),
         (None, None) => format!("live at {at}, not connected to the stream, lag {} ms", lag_ms.unwrap_or(0)),
     }
@@ -175,7 +176,7 @@ mod tests {
         let checkpoint = Checkpoint { slot: Some(7), ..Checkpoint::default() };
         let shared = Shared::new(checkpoint);
         let set = |phase| shared.readiness.set_phase(phase);
-        assert_eq!(describe(&shared), "not ready: starting: lookups go on, at slot 7");
+        assert_eq!(describe(&shared), "not ready, not connected to the stream: starting: lookups go on, at slot 7");
         shared.connected.store(true, Ordering::Relaxed);
         shared.newest_slot.store(9, Ordering::Relaxed);
         set(Phase::CatchingUp);

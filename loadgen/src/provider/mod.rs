@@ -1,0 +1,251 @@
+//! `loadgen provider`: a Yellowstone server that misbehaves by a script, and the judge of a service that follows it.
+//!
+//! Owns: the script, the log of both sides, and what is right. Must not: read the service's own words as the truth: what
+//! is right follows from what was sent, and when. Threads: `provider` (every socket of the server); the main thread asks
+//! and judges.
+//!
+//! The service is right when it is not ready while the newest slot that it can know of is older than `--max-lag-ms`, and
+//! ready while that slot is younger; when each of its channels says the same; and when its lag is that age.
+
+mod messages;
+mod server;
+mod witness;
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+pub use server::{Act, Figures, Provider};
+pub use witness::{Said, Witness};
+
+use crate::commands::stop_flag;
+
+/// Shown under `loadgen provider --help`.
+pub const EXAMPLES: &str = "\
+Prints `listening=HOST:PORT` when it serves. Then, once a second, asks the service on every channel whether it is ready,
+and compares that with what was sent. Ends with 1 when the service was wrong at any second.
+
+Acts: serves, pings, down, refuses, lags (24 s), loses, small, restarts; each with its seconds. The script starts over
+until the time is up.
+
+Examples:
+  solkv-loadgen provider --seconds 1200 --log readiness.jsonl
+  solkv-loadgen provider --seconds 60 --acts pings=20,serves=10,down=20,serves=10 --unit solkv";
+
+/// Long enough that every act shows: silence is longer than the service's idle timeout, a lost slot than its gap timeout.
+const ACTS: &str = "serves=15,pings=45,serves=15,lags=30,serves=15,small=20,loses=100,serves=15,restarts=20,down=25,\
+                    serves=25,refuses=20,serves=50";
+
+/// How late the service lags under `lags`.
+const LAGS_SLOTS: u64 = 60;
+
+/// What may pass between the moment that something is sent and the moment that it is committed and said.
+const TOLERANCE_MS: u64 = 2000;
+
+/// Below this age the lag is that of a slot on its way; it is compared above.
+const LAG_COMPARED_MS: u64 = 4000;
+
+/// Arguments of `loadgen provider`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ProviderArgs {
+    /// Address to serve on; port 0 picks a free one
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:10000")]
+    pub listen: String,
+    /// The chain's first slot
+    #[arg(long, value_name = "SLOT", default_value_t = 1000)]
+    pub start_slot: u64,
+    /// Time from one slot to the next, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 400)]
+    pub slot_ms: u64,
+    /// The service's pages
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]
+    pub http: String,
+    /// The service's gRPC
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7400")]
+    pub grpc: String,
+    /// The unit that the service runs as: its status line is compared as well
+    #[arg(long, value_name = "NAME")]
+    pub unit: Option<String>,
+    /// The service's max_lag_ms
+    #[arg(long, value_name = "MS", default_value_t = 10_000)]
+    pub max_lag_ms: u64,
+    /// How long
+    #[arg(long, value_name = "N", default_value_t = 1200)]
+    pub seconds: u64,
+    /// The script
+    #[arg(long, value_name = "ACT=SECONDS,...", default_value = ACTS)]
+    pub acts: Script,
+    /// A JSON line a second: what the server did, what the service said, and whether that was right
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
+}
+
+/// Acts, and how long each goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Script(Vec<(Act, u64)>);
+
+impl FromStr for Script {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let acts: Result<Vec<_>> = text.split(',').map(step).collect();
+        let acts = acts?;
+        ensure!(acts.iter().map(|(_, seconds)| seconds).sum::<u64>() > 0, "the script takes no time: acts={text:?}");
+        Ok(Self(acts))
+    }
+}
+
+fn step(text: &str) -> Result<(Act, u64)> {
+    let (name, seconds) = text.split_once('=').with_context(|| format!("not ACT=SECONDS: {text:?}"))?;
+    let act = match name.trim() {
+        "serves" => Act::Serves,
+        "pings" => Act::Pings,
+        "down" => Act::Down,
+        "refuses" => Act::Refuses,
+        "lags" => Act::Lags(LAGS_SLOTS),
+        "loses" => Act::Loses,
+        "small" => Act::Small,
+        "restarts" => Act::Restarts,
+        _ => bail!("no such act: {name:?}; see --help"),
+    };
+    Ok((act, seconds.trim().parse().with_context(|| format!("not a number of seconds: {seconds:?}"))?))
+}
+
+impl Script {
+    /// The act at a second, and whether it begins there.
+    fn at(&self, second: u64) -> (Act, bool) {
+        let mut left = second % self.0.iter().map(|(_, seconds)| seconds).sum::<u64>();
+        for (act, seconds) in &self.0 {
+            if left < *seconds {
+                return (*act, left == 0);
+            }
+            left -= seconds;
+        }
+        (Act::Serves, false)
+    }
+}
+
+/// What is right, from one second to the next.
+#[derive(Debug, Default)]
+struct Judge {
+    max_lag_ms: u64,
+    /// For how many seconds in a row the newest slot sent has been young.
+    young_for: u64,
+}
+
+impl Judge {
+    /// What the service has said that is not right.
+    fn judge(&mut self, did: &Figures, said: &Said) -> Option<String> {
+        let age_ms = did.sent_age_ms;
+        let young = did.subscriptions > 0 && age_ms + TOLERANCE_MS < self.max_lag_ms;
+        self.young_for = if young { self.young_for + 1 } else { 0 };
+        let Some(ready) = said.ready() else { return Some("the channels do not agree".to_owned()) };
+        if ready && age_ms > self.max_lag_ms + TOLERANCE_MS {
+            return Some(format!("ready, and the newest slot sent is age_ms={age_ms}"));
+        }
+        // A service that has noticed a lost slot is right to say so at once.
+        if !ready && self.young_for > 3 && !did.lost {
+            return Some(format!("not ready, and the newest slot sent is age_ms={age_ms}: {}", said.reason));
+        }
+        let lag_ms = said.lag_s.map(|lag_s| (lag_s * 1000.0) as u64)?;
+        let apart = lag_ms.abs_diff(age_ms);
+        (age_ms > LAG_COMPARED_MS && apart > TOLERANCE_MS)
+            .then(|| format!("lag_ms={lag_ms}, and the newest slot sent is age_ms={age_ms}"))
+    }
+}
+
+/// Runs `loadgen provider`.
+///
+/// # Errors
+/// The service was wrong, the address is taken, or the log cannot be written.
+pub fn run(args: &ProviderArgs) -> Result<()> {
+    let stop = stop_flag()?;
+    let mut log = args.log.as_ref().map(File::create).transpose().context("cannot make the log")?;
+    let provider = Provider::start(&args.listen, args.start_slot, args.slot_ms)?;
+    println!("listening={}", provider.address());
+    let mut witness = Witness::new(&args.http, &args.grpc, args.unit.clone())?;
+    let mut judge = Judge { max_lag_ms: args.max_lag_ms, ..Judge::default() };
+    let (started, mut wrong, mut judged) = (Instant::now(), 0, 0);
+    for second in 0..args.seconds {
+        // ORDERING: Relaxed: the flag carries nothing but itself.
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let (act, begins) = args.acts.at(second);
+        if begins {
+            provider.set(act);
+            println!("second={second} act={act:?}");
+        }
+        std::thread::sleep((started + Duration::from_secs(second + 1)).saturating_duration_since(Instant::now()));
+        let (mut did, mut said) = (provider.figures(), witness.ask());
+        if said.ready().is_none() {
+            // The answers are some milliseconds apart, and readiness may have changed in between.
+            std::thread::sleep(Duration::from_millis(500));
+            (did, said) = (provider.figures(), witness.ask());
+        }
+        // Before the service has made its first connection there is nothing to be right about.
+        let verdict = if did.subscriptions == 0 { None } else { judge.judge(&did, &said) };
+        judged += u64::from(did.subscriptions > 0);
+        if let Some(log) = &mut log {
+            let line = serde_json::json!({ "second": second, "did": did, "said": said, "wrong": verdict });
+            writeln!(log, "{line}").context("cannot write the log")?;
+        }
+        if let Some(why) = verdict {
+            wrong += 1;
+            println!("second={second} act={:?} WRONG: {why} {said:?}", did.act);
+        }
+    }
+    provider.stop()?;
+    println!("judged={judged} wrong={wrong}");
+    ensure!(judged > 0, "the service never subscribed: url=http://{}", args.listen);
+    ensure!(wrong == 0, "the service was wrong about its readiness: seconds={wrong} of={judged}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn did(sent_age_ms: u64, lost: bool) -> Figures {
+        Figures { act: Act::Serves, tip: 9, sent: 8, sent_age_ms, lost, subscriptions: 1 }
+    }
+
+    fn said(ready: bool, lag_s: f64) -> Said {
+        let one = Some(ready);
+        let (readyz, health, status, status_json, dashboard, metric) = (one, one, one, one, one, one);
+        Said { readyz, health, status, status_json, dashboard, metric, lag_s: Some(lag_s), ..Said::default() }
+    }
+
+    #[test]
+    fn the_judge_finds_each_wrong() {
+        let judge = || Judge { max_lag_ms: 10_000, young_for: 9 };
+        assert_eq!(judge().judge(&did(300, false), &said(true, 0.02)), None);
+        assert_eq!(judge().judge(&did(60_000, false), &said(false, 60.0)), None);
+        assert!(judge().judge(&did(60_000, false), &said(true, 60.0)).is_some(), "ready and late");
+        assert!(judge().judge(&did(300, false), &said(false, 0.02)).is_some(), "not ready and live");
+        assert_eq!(judge().judge(&did(300, true), &said(false, 0.02)), None, "a lost slot");
+        assert!(judge().judge(&did(60_000, false), &said(false, 0.02)).is_some(), "the lag stands still");
+        let differs = Said { health: Some(true), ..said(false, 60.0) };
+        assert!(judge().judge(&did(60_000, false), &differs).is_some(), "one channel differs");
+        let unit = Said { unit: Some(true), ..said(false, 60.0) };
+        assert!(judge().judge(&did(60_000, false), &unit).is_some(), "systemd is told something else");
+    }
+
+    #[test]
+    fn a_script_starts_over() {
+        let script: Script = "pings=2,lags=3".parse().unwrap();
+        let acts: Vec<_> = (0..7).map(|second| script.at(second)).collect();
+        let (pings, lags) = (Act::Pings, Act::Lags(LAGS_SLOTS));
+        let expected =
+            [(pings, true), (pings, false), (lags, true), (lags, false), (lags, false), (pings, true), (pings, false)];
+        assert_eq!(acts, expected);
+        for wrong in ["", "pings", "sings=3", "pings=x", "pings=0"] {
+            assert!(wrong.parse::<Script>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! A Yellowstone server that misbehaves when told to: silent, late, refusing, forgetful, restarted.
+//!
+//! Owns: what is sent on each subscription, and what of the chain has been sent as a whole. Must not: know the service,
+//! or judge it. Threads: `provider`, one, with every socket.
+//!
+//! The chain is a pure function of the slot and goes on by the clock, whatever the server does: a slot every
+//! `slot_ms`, none skipped, a few accounts each. Only confirmed slots are sent, whole and in order.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, anyhow};
+use futures::Stream;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::{Request, Response, Status, Streaming};
+use yellowstone_grpc_proto::geyser::geyser_server::{Geyser, GeyserServer};
+use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
+use yellowstone_grpc_proto::geyser::{
+    GetBlockHeightRequest, GetBlockHeightResponse, GetLatestBlockhashRequest, GetLatestBlockhashResponse,
+    GetSlotRequest, GetSlotResponse, GetVersionRequest, GetVersionResponse, IsBlockhashValidRequest,
+    IsBlockhashValidResponse, PingRequest, PongResponse, SubscribeDeshredRequest, SubscribeGossipRequest,
+    SubscribeReplayInfoRequest, SubscribeReplayInfoResponse, SubscribeRequest, SubscribeUpdate, SubscribeUpdateDeshred,
+    SubscribeUpdateGossip, SubscribeUpdatePing,
+};
+
+use super::messages;
+
+/// How often a subscription looks at what there is to send.
+const STEP: Duration = Duration::from_millis(20);
+/// How often a subscription is pinged.
+const PING_EVERY: Duration = Duration::from_secs(1);
+/// How long a server that was restarted knows of no slot.
+const RESTART: Duration = Duration::from_secs(3);
+/// Account updates of a slot, and of one while messages are small and many.
+const UPDATES: u32 = 20;
+const UPDATES_SMALL: u32 = 3000;
+
+/// What the server does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Act {
+    /// Sends every slot once it is there.
+    Serves,
+    /// Keeps connections and sends pings alone.
+    Pings,
+    /// Ends connections and lets nobody in, as while it is down.
+    Down,
+    /// Ends connections and refuses subscriptions, as after a plan has run out.
+    Refuses,
+    /// Sends every slot this many slots late.
+    Lags(u64),
+    /// Keeps the next slot from the connections that there are; later ones get it.
+    Loses,
+    /// Sends many small updates, each in a frame of its own.
+    Small,
+    /// Restarts: ends connections, then knows of no slot for a moment.
+    Restarts,
+}
+
+/// What the server has done so far.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct Figures {
+    /// What it does now.
+    pub act: Act,
+    /// Newest slot of the chain.
+    pub tip: u64,
+    /// Newest slot of which, and of each before it, all was sent.
+    pub sent: u64,
+    /// How old that slot is, in ms.
+    pub sent_age_ms: u64,
+    /// A slot was kept to itself and not been sent since.
+    pub lost: bool,
+    /// Subscriptions accepted.
+    pub subscriptions: u64,
+}
+
+/// A running server; stops when dropped.
+pub struct Provider {
+    address: std::net::SocketAddr,
+    world: Arc<Mutex<World>>,
+    shutdown: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+#[derive(Debug)]
+struct World {
+    act: Act,
+    start_slot: u64,
+    slot_ms: u64,
+    replay_slots: u64,
+    started: Instant,
+    started_unix_ms: u64,
+    /// Raised to end every subscription.
+    generation: u64,
+    restarted: Option<Instant>,
+    /// A slot, and the newest subscription that does not get it.
+    lost: Option<(u64, u64)>,
+    subscriptions: u64,
+    sent: u64,
+}
+
+impl Provider {
+    /// Binds `listen` (port 0 picks one) and serves a chain that begins at `start_slot`.
+    pub fn start(listen: &str, start_slot: u64, slot_ms: u64) -> Result<Self> {
+        let listener =
+            std::net::TcpListener::bind(listen).with_context(|| format!("cannot listen: address={listen}"))?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let world = World {
+            act: Act::Serves,
+            start_slot,
+            slot_ms,
+            replay_slots: 1000,
+            started: Instant::now(),
+            started_unix_ms: unix_ms(),
+            generation: 0,
+            restarted: None,
+            lost: None,
+            subscriptions: 0,
+            sent: start_slot - 1,
+        };
+        let world = Arc::new(Mutex::new(world));
+        let (shutdown, stopped) = oneshot::channel();
+        let service = GeyserServer::new(Server { world: Arc::clone(&world) });
+        let run = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let sockets = TcpListenerStream::new(tokio::net::TcpListener::from_std(listener)?);
+                let serve = tonic::transport::Server::builder().add_service(service).serve_with_incoming(sockets);
+                tokio::select! {
+                    served = serve => served.context("the provider's server failed"),
+                    _ = stopped => Ok(()),
+                }
+            })
+        };
+        let thread = std::thread::Builder::new().name("provider".to_owned()).spawn(run)?;
+        Ok(Self { address, world, shutdown: Some(shutdown), thread: Some(thread) })
+    }
+
+    /// The bound address.
+    pub fn address(&self) -> std::net::SocketAddr {
+        self.address
+    }
+
+    /// Does something else from now on.
+    pub fn set(&self, act: Act) {
+        let mut world = lock(&self.world);
+        world.act = act;
+        match act {
+            Act::Down | Act::Refuses => world.generation += 1,
+            Act::Restarts => {
+                world.generation += 1;
+                world.restarted = Some(Instant::now());
+            }
+            Act::Loses => world.lost = Some((world.tip() + 1, world.subscriptions)),
+            Act::Serves | Act::Pings | Act::Lags(_) | Act::Small => {}
+        }
+    }
+
+    /// What it has done so far.
+    pub fn figures(&self) -> Figures {
+        let world = lock(&self.world);
+        let age = unix_ms().saturating_sub(world.created_unix_ms(world.sent));
+        Figures {
+            act: world.act,
+            tip: world.tip(),
+            sent: world.sent,
+            sent_age_ms: age,
+            lost: world.lost.is_some_and(|(slot, _)| world.sent < slot),
+            subscriptions: world.subscriptions,
+        }
+    }
+
+    /// Ends every connection and waits for the thread.
+    pub fn stop(mut self) -> Result<()> {
+        self.shutdown = None;
+        self.thread.take().map_or(Ok(()), |thread| thread.join().map_err(|_| anyhow!("the provider panicked"))?)
+    }
+}
+
+impl World {
+    /// The newest slot. The first one is there from the start.
+    fn tip(&self) -> u64 {
+        self.start_slot + self.started.elapsed().as_millis() as u64 / self.slot_ms
+    }
+
+    fn created_unix_ms(&self, slot: u64) -> u64 {
+        self.started_unix_ms + slot.saturating_sub(self.start_slot) * self.slot_ms
+    }
+
+    /// The newest slot that is sent now, if any is.
+    fn sends_through(&self) -> Option<u64> {
+        match self.act {
+            Act::Serves | Act::Loses | Act::Small | Act::Restarts => Some(self.tip()),
+            Act::Lags(slots) => Some(self.tip().saturating_sub(slots)),
+            Act::Pings | Act::Down | Act::Refuses => None,
+        }
+    }
+
+    fn is_starting(&self) -> bool {
+        self.restarted.is_some_and(|at| at.elapsed() < RESTART)
+    }
+
+    fn first_available(&self) -> u64 {
+        self.tip().saturating_sub(self.replay_slots - 1).max(self.start_slot)
+    }
+
+    /// Why nobody may subscribe now.
+    fn refusal(&self, from_slot: Option<u64>) -> Option<Status> {
+        match (self.act, from_slot) {
+            (Act::Down, _) => Some(Status::unavailable("server is shutting down try again later")),
+            (Act::Refuses, _) => Some(Status::permission_denied("your plan has run out")),
+            (_, Some(_)) if self.is_starting() => Some(Status::internal("failed to get replay response")),
+            (_, Some(from)) if from > self.tip() => Some(Status::internal("failed to get replay response")),
+            (_, Some(from)) if from < self.first_available() => {
+                let first = self.first_available();
+                Some(Status::out_of_range(format!("broadcast from {from} is not available, last available: {first}")))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Provider {
+    fn drop(&mut self) {
+        self.shutdown = None;
+    }
+}
+
+type Updates = Pin<Box<dyn Stream<Item = Result<SubscribeUpdate, Status>> + Send>>;
+type Never<T> = tokio_stream::Pending<Result<T, Status>>;
+
+/// One subscription.
+struct Subscription {
+    world: Arc<Mutex<World>>,
+    tx: mpsc::Sender<Result<SubscribeUpdate, Status>>,
+    number: u64,
+    generation: u64,
+    next: u64,
+}
+
+impl Subscription {
+    /// Sends until the client or the server ends it.
+    async fn run(mut self) {
+        let mut pinged = Instant::now();
+        loop {
+            let (through, small) = {
+                let world = lock(&self.world);
+                if world.generation != self.generation {
+                    break;
+                }
+                (world.sends_through(), world.act == Act::Small)
+            };
+            if pinged.elapsed() >= PING_EVERY {
+                pinged = Instant::now();
+                let ping = messages::update(UpdateOneof::Ping(SubscribeUpdatePing {}), unix_ms());
+                if self.tx.send(Ok(ping)).await.is_err() {
+                    return;
+                }
+            }
+            if through.is_some_and(|through| self.next <= through) {
+                if self.slot(small).await.is_err() {
+                    return;
+                }
+            } else if tokio::time::timeout(STEP, self.tx.closed()).await.is_ok() {
+                return;
+            }
+        }
+        let ended = Status::unavailable("server is shutting down try again later");
+        // The client may be gone already.
+        self.tx.send(Err(ended)).await.ok();
+    }
+
+    /// Sends the next slot, unless it is kept from this subscription.
+    async fn slot(&mut self, small: bool) -> Result<(), mpsc::error::SendError<Result<SubscribeUpdate, Status>>> {
+        let slot = self.next;
+        self.next += 1;
+        let (created_unix_ms, kept) = {
+            let world = lock(&self.world);
+            (world.created_unix_ms(slot), world.lost.is_some_and(|lost| lost.0 == slot && self.number <= lost.1))
+        };
+        if kept {
+            return Ok(());
+        }
+        for index in 0..if small { UPDATES_SMALL } else { UPDATES } {
+            self.tx.send(Ok(messages::account(slot, index, created_unix_ms))).await?;
+        }
+        self.tx.send(Ok(messages::meta(slot, created_unix_ms))).await?;
+        self.tx.send(Ok(messages::confirmed(slot, unix_ms()))).await?;
+        let mut world = lock(&self.world);
+        if world.sent + 1 == slot {
+            world.sent = slot;
+        }
+        Ok(())
+    }
+}
+
+struct Server {
+    world: Arc<Mutex<World>>,
+}
+
+#[tonic::async_trait]
+impl Geyser for Server {
+    type SubscribeStream = Updates;
+    type SubscribeDeshredStream = Never<SubscribeUpdateDeshred>;
+    type SubscribeGossipStream = Never<SubscribeUpdateGossip>;
+
+    async fn subscribe(
+        &self,
+        request: Request<Streaming<SubscribeRequest>>,
+    ) -> Result<Response<Self::SubscribeStream>, Status> {
+        let mut requests = request.into_inner();
+        let first = requests.message().await?.ok_or_else(|| Status::invalid_argument("no subscription"))?;
+        // Room for one: each message leaves in a frame of its own, as from a server that flushes each.
+        let (tx, updates) = mpsc::channel(1);
+        let subscription = {
+            let mut world = lock(&self.world);
+            if let Some(refusal) = world.refusal(first.from_slot) {
+                return Err(refusal);
+            }
+            world.subscriptions += 1;
+            let next = first.from_slot.unwrap_or_else(|| world.tip());
+            if world.subscriptions == 1 {
+                // What the first client does not ask for, it has.
+                world.sent = next.saturating_sub(1);
+            }
+            let (number, generation) = (world.subscriptions, world.generation);
+            Subscription { world: Arc::clone(&self.world), tx, number, generation, next }
+        };
+        tokio::spawn(subscription.run());
+        // Pings' answers: read, so that the client's window stays open.
+        tokio::spawn(async move { while let Ok(Some(_)) = requests.message().await {} });
+        Ok(Response::new(Box::pin(ReceiverStream::new(updates))))
+    }
+
+    async fn subscribe_replay_info(
+        &self,
+        _: Request<SubscribeReplayInfoRequest>,
+    ) -> Result<Response<SubscribeReplayInfoResponse>, Status> {
+        let world = lock(&self.world);
+        if world.act == Act::Refuses {
+            return Err(Status::permission_denied("method not in your plan"));
+        }
+        // As the real server says that it has none yet.
+        let first = if world.is_starting() { u64::MAX } else { world.first_available() };
+        Ok(Response::new(SubscribeReplayInfoResponse { first_available: Some(first) }))
+    }
+
+    async fn subscribe_deshred(
+        &self,
+        _: Request<Streaming<SubscribeDeshredRequest>>,
+    ) -> Result<Response<Self::SubscribeDeshredStream>, Status> {
+        Err(not_served())
+    }
+
+    async fn subscribe_gossip(
+        &self,
+        _: Request<SubscribeGossipRequest>,
+    ) -> Result<Response<Self::SubscribeGossipStream>, Status> {
+        Err(not_served())
+    }
+
+    async fn ping(&self, request: Request<PingRequest>) -> Result<Response<PongResponse>, Status> {
+        Ok(Response::new(PongResponse { count: request.into_inner().count }))
+    }
+
+    async fn get_latest_blockhash(
+        &self,
+        _: Request<GetLatestBlockhashRequest>,
+    ) -> Result<Response<GetLatestBlockhashResponse>, Status> {
+        Err(not_served())
+    }
+
+    async fn get_block_height(
+        &self,
+        _: Request<GetBlockHeightRequest>,
+    ) -> Result<Response<GetBlockHeightResponse>, Status> {
+        Err(not_served())
+    }
+
+    async fn get_slot(&self, _: Request<GetSlotRequest>) -> Result<Response<GetSlotResponse>, Status> {
+        Ok(Response::new(GetSlotResponse { slot: lock(&self.world).tip() }))
+    }
+
+    async fn is_blockhash_valid(
+        &self,
+        _: Request<IsBlockhashValidRequest>,
+    ) -> Result<Response<IsBlockhashValidResponse>, Status> {
+        Err(not_served())
+    }
+
+    async fn get_version(&self, _: Request<GetVersionRequest>) -> Result<Response<GetVersionResponse>, Status> {
+        Ok(Response::new(GetVersionResponse { version: "{}".to_owned() }))
+    }
+}
+
+fn not_served() -> Status {
+    Status::unimplemented("not served by this provider")
+}
+
+fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
+    world.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+pub(super) fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}

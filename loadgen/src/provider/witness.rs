@@ -1,0 +1,122 @@
+//! What a service says of its readiness, on every channel that it has, at one moment.
+//!
+//! Owns: asking. Must not: judge what is said. Runs on the main thread, with a runtime of its own.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use proto::v1::StatusRequest;
+use proto::v1::kv_client::KvClient;
+use tokio::runtime::Runtime;
+use tonic::transport::{Channel, Endpoint};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+
+/// No answer within this is an answer of its own.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// `SERVING` of grpc.health.v1.
+const SERVING: i32 = 1;
+
+/// The answers of one moment; `None` is no answer.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct Said {
+    /// `/readyz`.
+    pub readyz: Option<bool>,
+    /// Why not, as `/readyz` says it.
+    pub reason: String,
+    /// gRPC health of `solkv.v1.Kv`.
+    pub health: Option<bool>,
+    /// The Status rpc.
+    pub status: Option<bool>,
+    /// `/status.json`.
+    pub status_json: Option<bool>,
+    /// `/dashboard.json`.
+    pub dashboard: Option<bool>,
+    /// `solkv_ready`.
+    pub metric: Option<bool>,
+    /// `solkv_lag_seconds`.
+    pub lag_s: Option<f64>,
+    /// systemd's status line says that it is live, where a unit is looked at.
+    pub unit: Option<bool>,
+}
+
+impl Said {
+    /// The one answer of all channels; `None` where two differ or one is missing. The unit's line is looked at four
+    /// times a second by the service, and is asked only where there is a unit.
+    pub fn ready(&self) -> Option<bool> {
+        let all = [self.readyz, self.health, self.status, self.status_json, self.dashboard, self.metric];
+        let first = all[0]?;
+        let agree = all.iter().all(|said| *said == Some(first)) && self.unit.is_none_or(|unit| unit == first);
+        agree.then_some(first)
+    }
+}
+
+/// Asks one service.
+pub struct Witness {
+    runtime: Runtime,
+    http: String,
+    kv: KvClient<Channel>,
+    health: HealthClient<Channel>,
+    unit: Option<String>,
+}
+
+impl Witness {
+    /// Of the service whose pages are at `http` and whose gRPC is at `grpc`, and that runs as `unit`, if as one.
+    pub fn new(http: &str, grpc: &str, unit: Option<String>) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let endpoint = Endpoint::from_shared(format!("http://{grpc}")).context("not an address")?;
+        let channel = {
+            let _entered = runtime.enter();
+            endpoint.timeout(TIMEOUT).connect_timeout(TIMEOUT).connect_lazy()
+        };
+        let (kv, health) = (KvClient::new(channel.clone()), HealthClient::new(channel));
+        Ok(Self { runtime, http: http.to_owned(), kv, health, unit })
+    }
+
+    /// Asks everywhere, one after the other, within a few milliseconds.
+    pub fn ask(&mut self) -> Said {
+        let mut said = Said::default();
+        if let Some((code, body)) = self.get("/readyz") {
+            said.readyz = Some(code == 200);
+            said.reason = body.trim().to_owned();
+        }
+        let json = |page: Option<(u16, String)>| {
+            serde_json::from_str::<serde_json::Value>(&page?.1).ok()?.get("ready")?.as_bool()
+        };
+        said.status_json = json(self.get("/status.json"));
+        said.dashboard = json(self.get(&format!("/dashboard.json?since={}", u64::MAX)));
+        if let Some((_, text)) = self.get("/metrics") {
+            let sample = |name: &str| -> Option<f64> {
+                text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+            };
+            said.metric = sample("solkv_ready").map(|ready| ready == 1.0);
+            said.lag_s = sample("solkv_lag_seconds");
+        }
+        let Self { runtime, kv, health, .. } = self;
+        let asked = HealthCheckRequest { service: "solkv.v1.Kv".to_owned() };
+        said.health = runtime.block_on(health.check(asked)).ok().map(|answer| answer.into_inner().status == SERVING);
+        said.status = runtime.block_on(kv.status(StatusRequest {})).ok().map(|answer| answer.into_inner().ready);
+        said.unit = self.unit.as_deref().and_then(unit_is_live);
+        said
+    }
+
+    /// GET over HTTP/1.0.
+    fn get(&self, path: &str) -> Option<(u16, String)> {
+        let mut socket = TcpStream::connect(&self.http).ok()?;
+        socket.set_read_timeout(Some(TIMEOUT)).ok()?;
+        write!(socket, "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", self.http).ok()?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+    }
+}
+
+fn unit_is_live(unit: &str) -> Option<bool> {
+    let output = Command::new("systemctl").args(["show", "--property=StatusText", "--value", unit]).output().ok()?;
+    output.status.success().then(|| output.stdout.starts_with(b"live"))
+}

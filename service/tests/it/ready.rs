@@ -1,0 +1,136 @@
+//! Ready means that lookups stand for the live chain, by the clock, and every channel says the same of it.
+
+use std::time::Duration;
+
+use loadgen::provider::{Act, Provider, Said, Witness};
+
+use crate::support::{BASE_SLOT, Service, columns, load, stream, wait_for};
+
+/// A service that follows a provider whose chain has a slot every 100 ms, from a store that stands at its begin.
+struct Followed {
+    provider: Provider,
+    service: Service,
+    witness: Witness,
+    _temp: tempfile::TempDir,
+}
+
+impl Followed {
+    fn start(more: &[&str]) -> Self {
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, options) = (temp.path().join("store"), columns().remove(0));
+        let (_, workload) = {
+            let (idle, workload) = stream("--pairs 500 --events 1");
+            (idle.stop().unwrap(), workload)
+        };
+        load(&dir, &options, &workload);
+        let provider = Provider::start("127.0.0.1:0", BASE_SLOT + 1, 100).unwrap();
+        let service = Service::start(&dir, &options, &format!("http://{}", provider.address()), more);
+        let witness = Witness::new(&service.metrics, &service.listen, None).unwrap();
+        Self { provider, service, witness, _temp: temp }
+    }
+
+    /// Waits until every channel says so; what they said then.
+    #[track_caller]
+    fn wait_until(&mut self, ready: bool) -> Said {
+        let what = format!("ready={ready} on every channel");
+        let Self { service, witness, .. } = self;
+        wait_for(&what, || {
+            assert!(service.ended().is_none(), "{}", service.log());
+            Some(witness.ask()).filter(|said| said.ready() == Some(ready))
+        })
+    }
+
+    fn end(self) {
+        assert!(self.service.terminate().success());
+        self.provider.stop().unwrap();
+    }
+}
+
+#[test]
+fn a_stream_that_is_silent_down_late_or_refused_is_not_ready_on_any_channel() {
+    let mut followed = Followed::start(&["--max-lag-ms", "2000", "--idle-timeout", "1s"]);
+    let said = followed.wait_until(true);
+    assert!(said.lag_s.unwrap() < 2.0, "{said:?}");
+
+    followed.provider.set(Act::Pings);
+    let said = followed.wait_until(false);
+    assert!(said.reason.contains("no slot was applied") || said.reason.contains("old"), "{said:?}");
+    assert!(said.reason.contains("max_lag_ms=2000"), "{said:?}");
+    let made = followed.provider.figures().subscriptions;
+    wait_for("two more connections under pings alone", || {
+        (followed.provider.figures().subscriptions >= made + 2).then_some(())
+    });
+    let later = followed.wait_until(false);
+    assert!(later.lag_s > said.lag_s, "the lag grows while nothing comes: {said:?} {later:?}");
+    assert!(later.reason.contains("sent no slot"), "{later:?}");
+    followed.provider.set(Act::Serves);
+    followed.wait_until(true);
+
+    followed.provider.set(Act::Down);
+    let said = followed.wait_until(false);
+    assert!(said.reason.contains("shutting down"), "the server's own words: {said:?}");
+    followed.provider.set(Act::Serves);
+    followed.wait_until(true);
+
+    // Every slot is applied at once, and each is six seconds old.
+    followed.provider.set(Act::Lags(60));
+    followed.wait_until(false);
+    let applied = followed.service.slot().unwrap();
+    followed.service.wait_for_slot(applied + 20);
+    let said = followed.wait_until(false);
+    assert!(said.lag_s.unwrap() > 2.0, "{said:?}");
+    followed.provider.set(Act::Serves);
+    followed.wait_until(true);
+
+    followed.provider.set(Act::Refuses);
+    let said = followed.wait_until(false);
+    let said = if said.reason.contains("refuses") { said } else { followed.wait_until(false) };
+    assert!(said.reason.contains("your plan has run out"), "{said:?}");
+    let log = followed.service.log();
+    assert!(log.contains("not ready any more") && log.contains("ready slot="), "{log}");
+    followed.end();
+}
+
+#[test]
+fn a_slot_that_one_connection_lost_comes_with_the_next_without_a_restart() {
+    let mut followed = Followed::start(&["--gap-timeout", "700ms"]);
+    followed.wait_until(true);
+    followed.provider.set(Act::Loses);
+    let lost = followed.provider.figures().sent + 1;
+    let said = followed.wait_until(false);
+    assert!(said.reason.starts_with("slots are missing: first_slot="), "{said:?}");
+    followed.wait_until(true);
+    assert!(followed.service.slot().unwrap() >= lost);
+    assert_eq!(followed.service.metric("solkv_gap"), Some(0.0));
+    let log = followed.service.log();
+    assert!(log.contains("gap: slots are missing") && log.contains("the gap is over"), "{log}");
+    followed.end();
+}
+
+#[test]
+fn a_server_that_has_just_started_and_one_that_refuses_to_tell_of_its_slots_have_no_gap() {
+    let mut followed = Followed::start(&["--max-lag-ms", "600000"]);
+    followed.wait_until(true);
+    let before = followed.provider.figures();
+    followed.provider.set(Act::Restarts);
+    wait_for("a new subscription", || (followed.provider.figures().subscriptions > before.subscriptions).then_some(()));
+    followed.service.wait_for_slot(before.tip + 1);
+    let log = followed.service.log();
+    assert!(!log.contains("gap"), "{log}");
+    assert!(log.contains("does not know yet which slots it can send"), "{log}");
+    followed.end();
+}
+
+#[test]
+fn small_messages_each_in_a_frame_of_its_own_keep_their_connection() {
+    let mut followed = Followed::start(&["--max-lag-ms", "600000"]);
+    followed.provider.set(Act::Small);
+    let updates = wait_for("100,000 updates", || {
+        std::thread::sleep(Duration::from_millis(100));
+        followed.service.metric("solkv_updates_received_total").filter(|updates| *updates > 100_000.0)
+    });
+    let log = followed.service.log();
+    assert_eq!(followed.service.metric("solkv_connects_total"), Some(1.0), "after updates={updates}: {log}");
+    assert!(!log.contains("GOAWAY") && !log.contains("ENHANCE_YOUR_CALM"), "{log}");
+    followed.end();
+}
