@@ -14,6 +14,7 @@ use tracing_subscriber::EnvFilter;
 use crate::backup;
 use crate::config::{Config, LogFormat, Settings, file};
 use crate::failed::Failed;
+use crate::ingest::provider;
 use crate::metrics;
 use crate::run::{Checked, run};
 
@@ -150,11 +151,13 @@ fn man(dir: &Path) -> Result<()> {
 }
 
 fn check(config: &Config) -> Result<(), Failed> {
-    print!("{}", toml::to_string(config).context("cannot print the configuration")?);
+    // What stands in the URL besides the host may be a secret.
+    let shown = Config { geyser: provider::shown(&config.geyser), ..config.clone() };
+    print!("{}", toml::to_string(&shown).context("cannot print the configuration")?);
     println!("# memory: {}", config.engine.division());
     // All that a start would refuse, found in the same way.
-    let Checked { edge, x_token } = Checked::of(config)?;
-    println!("# x-token: {}", if x_token.is_some() { "given" } else { "none" });
+    let Checked { edge, provider } = Checked::of(config)?;
+    println!("# {}: {}", provider.token_header, if provider.token_file.is_some() { "given" } else { "none" });
     println!("# access: {}", edge.access);
     Ok(())
 }

@@ -17,14 +17,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::feed::FRAME_CHANGES_MAX;
 use crate::ingest::extract::Extract;
+use crate::ingest::provider::{self, Compression, Settings as Provider};
 use crate::ingest::subscribe::Commitment;
 use crate::net::limit::ConnectionLimits;
 use crate::net::secrets;
 use crate::readiness::Limits;
 use crate::store;
 
-/// Name of the systemd credential that may hold the token.
+/// Names of the systemd credentials of the stream, used where no setting names a file.
 const TOKEN_CREDENTIAL: &str = "x-token";
+const CA_CREDENTIAL: &str = "geyser-ca";
+const CERT_CREDENTIAL: &str = "geyser-cert";
+const KEY_CREDENTIAL: &str = "geyser-key";
 
 /// Heartbeats more often than this would be load without news.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
@@ -64,6 +68,21 @@ pub struct Settings {
     /// File whose first line is the server's token [default: the systemd credential x-token, if there is one]
     #[arg(long, value_name = "FILE")]
     pub x_token_file: Option<PathBuf>,
+    /// Name of the header that the token is sent in, such as authorization [default: x-token]
+    #[arg(long, value_name = "NAME")]
+    pub x_token_header: Option<String>,
+    /// Who may sign the server's certificate, PEM [default: the systemd credential geyser-ca, or who the machine trusts]
+    #[arg(long, value_name = "FILE")]
+    pub geyser_ca: Option<PathBuf>,
+    /// Certificate shown to the stream's server, PEM [default: the systemd credential geyser-cert, if there is one]
+    #[arg(long, value_name = "FILE")]
+    pub geyser_cert: Option<PathBuf>,
+    /// The certificate's private key, PEM [default: the systemd credential geyser-key]
+    #[arg(long, value_name = "FILE")]
+    pub geyser_key: Option<PathBuf>,
+    /// Requests to the stream's server: none, gzip or zstd; answers may come in each of these [default: none]
+    #[arg(long, value_enum)]
+    pub geyser_compression: Option<Compression>,
     /// What becomes of an account: its owner program, or a token account's owner or mint; a store keeps the first that it
     /// is told, and another is refused [default: the store's own; for one that does not say account-owner]
     #[arg(long, value_enum)]
@@ -265,6 +284,14 @@ pub struct Config {
     pub geyser: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub x_token_file: Option<PathBuf>,
+    pub x_token_header: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub geyser_ca: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub geyser_cert: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub geyser_key: Option<PathBuf>,
+    pub geyser_compression: Compression,
     pub extract: Extract,
     pub commitment: Commitment,
     pub processed: bool,
@@ -325,7 +352,7 @@ impl Settings {
         macro_rules! pick {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
-        pick!(engine bloom profile memory lmdb_map_size dir create_empty cluster geyser x_token_file extract commitment processed
+        pick!(engine bloom profile memory lmdb_map_size dir create_empty cluster geyser x_token_file x_token_header geyser_ca geyser_cert geyser_key geyser_compression extract commitment processed
             commit_every commit_interval durability idle_timeout gap_timeout max_lag_ms max_lag_slots listen uds uds_mode shm feed
             feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout
             metrics metrics_hosts tls_cert tls_key tls_client_ca bearer_token_file insecure max_connections
@@ -350,7 +377,19 @@ impl Settings {
         };
         ensure!(
             geyser.starts_with("http://") || geyser.starts_with("https://"),
-            "not a URL of a Yellowstone server: geyser={geyser:?} expected=http://HOST:PORT or https://HOST:PORT"
+            "not a URL of a Yellowstone server: geyser={:?} expected=http://HOST:PORT or https://HOST:PORT",
+            provider::shown(&geyser)
+        );
+        let x_token_header = self.x_token_header.unwrap_or_else(|| "x-token".to_owned());
+        provider::check_header(&x_token_header)?;
+        ensure!(
+            self.geyser_cert.is_some() == self.geyser_key.is_some(),
+            "geyser_cert and geyser_key go together: give both, or none"
+        );
+        ensure!(
+            geyser.starts_with("https://") || self.geyser_ca.is_none() && self.geyser_cert.is_none(),
+            "geyser_ca and geyser_cert need a URL with https://: geyser={:?}",
+            provider::shown(&geyser)
         );
         let most = FRAME_CHANGES_MAX as u32;
         if let Some(changes) = self.commit_every {
@@ -388,6 +427,11 @@ impl Settings {
             cluster: self.cluster,
             geyser,
             x_token_file: self.x_token_file,
+            x_token_header,
+            geyser_ca: self.geyser_ca,
+            geyser_cert: self.geyser_cert,
+            geyser_key: self.geyser_key,
+            geyser_compression: self.geyser_compression.unwrap_or_default(),
             extract: self.extract.or(kept_extract).unwrap_or(Extract::AccountOwner),
             commitment,
             processed,
@@ -433,13 +477,17 @@ impl Config {
         Limits { max_lag: Duration::from_millis(self.max_lag_ms), max_lag_slots: self.max_lag_slots }
     }
 
-    /// The token, from its file or the systemd credential. Never logged.
-    pub fn x_token(&self) -> Result<Option<String>> {
-        let Some(path) = secrets::find(self.x_token_file.as_deref(), TOKEN_CREDENTIAL) else { return Ok(None) };
-        let text = secrets::read(&path)?;
-        let token = text.lines().next().unwrap_or_default().trim().to_owned();
-        ensure!(!token.is_empty(), "the token's file is empty: file={}", path.display());
-        Ok(Some(token))
+    /// The Yellowstone server, with its secrets as files: the settings', or the systemd credentials.
+    pub fn provider(&self) -> Provider {
+        Provider {
+            url: self.geyser.clone(),
+            token_file: secrets::find(self.x_token_file.as_deref(), TOKEN_CREDENTIAL),
+            token_header: self.x_token_header.clone(),
+            ca: secrets::find(self.geyser_ca.as_deref(), CA_CREDENTIAL),
+            cert: secrets::find(self.geyser_cert.as_deref(), CERT_CREDENTIAL),
+            key: secrets::find(self.geyser_key.as_deref(), KEY_CREDENTIAL),
+            compression: self.geyser_compression,
+        }
     }
 }
 

@@ -25,6 +25,7 @@ use crate::feed::{Feed, FeedWriter, Retention, Ring, Workers};
 use crate::http::{self, Hosts, HttpState};
 use crate::ingest::apply::{Apply, ApplyConfig, FULL_RETRY};
 use crate::ingest::batch;
+use crate::ingest::provider::{self, Provider};
 use crate::ingest::receive::{ReceiveConfig, queue_batches, receive};
 use crate::ingest::subscribe::Commitment;
 use crate::lookups::Lookups;
@@ -47,8 +48,8 @@ const FEED_DIR: &str = "feed";
 pub struct Checked {
     /// Addresses, certificates, tokens of clients.
     pub edge: Edge,
-    /// The stream's token.
-    pub x_token: Option<String>,
+    /// The stream's server; its secrets were read once and forgotten.
+    pub provider: provider::Settings,
 }
 
 impl Checked {
@@ -58,9 +59,10 @@ impl Checked {
     /// What can never work as it is says so by its exit code.
     pub fn of(config: &Config) -> Result<Self, Failed> {
         let edge = Edge::open(config)?;
-        let x_token = config.x_token().map_err(Failed::wrong)?;
+        let provider = config.provider();
+        provider.check().map_err(Failed::wrong)?;
         store::check(config)?;
-        Ok(Self { edge, x_token })
+        Ok(Self { edge, provider })
     }
 }
 
@@ -176,6 +178,7 @@ async fn serve(
     let (tcp, http) = ports.listen()?;
     let uds = config.uds.as_deref().map(|path| UdsListener::bind(path, config.uds_mode)).transpose()?;
     access.reload_at_hangup()?;
+    let hangups = provider::hangups()?;
     info!(
         listen = %tcp.local_addr()?, metrics = %http.local_addr()?,
         uds = config.uds.as_ref().map(|path| path.display().to_string()),
@@ -202,8 +205,10 @@ async fn serve(
     let rpc = tokio::spawn(rpc::serve(door, services, until(stopped.clone())));
     let http = tokio::spawn(http::serve(http, http_state, until(stopped.clone())));
     let admin = tokio::spawn(admin::serve(config.dir.clone(), admin, until(stopped.clone())));
-    let receiver = tokio::spawn(receive(receive_config(config)?, messages, Arc::clone(&shared), stopped.clone()));
-    overlay::start(receive_config(config)?, &shared, stopped.clone()).context("cannot start the overlay thread")?;
+    let receiver =
+        tokio::spawn(receive(receive_config(config, &hangups), messages, Arc::clone(&shared), stopped.clone()));
+    overlay::start(receive_config(config, &hangups), &shared, stopped.clone())
+        .context("cannot start the overlay thread")?;
     let apply = Apply::new(apply.engine, Arc::clone(&shared), apply.writer, apply_config(config), stopped)?;
     let (ended, mut apply_ended) = oneshot::channel();
     std::thread::Builder::new()
@@ -250,16 +255,15 @@ async fn serve(
     }
 }
 
-fn receive_config(config: &Config) -> Result<ReceiveConfig> {
-    Ok(ReceiveConfig {
-        url: config.geyser.clone(),
-        x_token: config.x_token()?,
+fn receive_config(config: &Config, hangups: &watch::Receiver<u64>) -> ReceiveConfig {
+    ReceiveConfig {
+        provider: Provider::new(config.provider(), hangups.clone()),
         extract: config.extract,
         commitment: config.commitment,
         idle_timeout: config.idle_timeout,
         // The standard hasher's random keys are all the randomness this needs.
         jitter_seed: RandomState::new().hash_one(0),
-    })
+    }
 }
 
 fn open_feed(config: &Config, checkpoint: &Checkpoint) -> Result<Option<(FeedWriter, Arc<Feed>)>> {

@@ -15,6 +15,8 @@ use anyhow::{Context, Result, anyhow};
 use futures::Stream;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::codec::CompressionEncoding;
+use tonic::metadata::{KeyAndValueRef, MetadataMap};
 use tonic::{Request, Response, Status, Streaming};
 use yellowstone_grpc_proto::geyser::geyser_server::{Geyser, GeyserServer};
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
@@ -98,6 +100,10 @@ struct World {
     restarted: Option<Instant>,
     /// A slot, and the newest subscription that does not get it.
     lost: Option<(u64, u64)>,
+    /// The header that requests have to carry.
+    required: Option<(String, String)>,
+    /// The headers of the newest subscription.
+    headers: Vec<(String, String)>,
     subscriptions: u64,
     sent: u64,
 }
@@ -105,6 +111,16 @@ struct World {
 impl Provider {
     /// Binds `listen` (port 0 picks one) and serves a chain that begins at `start_slot`.
     pub fn start(listen: &str, start_slot: u64, slot_ms: u64) -> Result<Self> {
+        Self::start_compressed(listen, start_slot, slot_ms, None)
+    }
+
+    /// The same, sending in an encoding to those that accept it.
+    pub fn start_compressed(
+        listen: &str,
+        start_slot: u64,
+        slot_ms: u64,
+        encoding: Option<CompressionEncoding>,
+    ) -> Result<Self> {
         let listener =
             std::net::TcpListener::bind(listen).with_context(|| format!("cannot listen: address={listen}"))?;
         listener.set_nonblocking(true)?;
@@ -119,12 +135,20 @@ impl Provider {
             generation: 0,
             restarted: None,
             lost: None,
+            required: None,
+            headers: Vec::new(),
             subscriptions: 0,
             sent: start_slot - 1,
         };
         let world = Arc::new(Mutex::new(world));
         let (shutdown, stopped) = oneshot::channel();
-        let service = GeyserServer::new(Server { world: Arc::clone(&world) });
+        let service = GeyserServer::new(Server { world: Arc::clone(&world) })
+            .accept_compressed(CompressionEncoding::Gzip)
+            .accept_compressed(CompressionEncoding::Zstd);
+        let service = match encoding {
+            Some(encoding) => service.send_compressed(encoding),
+            None => service,
+        };
         let run = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
@@ -158,6 +182,16 @@ impl Provider {
             Act::Loses => world.lost = Some((world.tip() + 1, world.subscriptions)),
             Act::Serves | Act::Pings | Act::Lags(_) | Act::Small => {}
         }
+    }
+
+    /// Refuses requests that do not carry this header from now on. Subscriptions that there are stay.
+    pub fn require(&self, name: &str, value: &str) {
+        lock(&self.world).required = Some((name.to_owned(), value.to_owned()));
+    }
+
+    /// The header of that name of the newest subscription.
+    pub fn header(&self, name: &str) -> Option<String> {
+        lock(&self.world).headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone())
     }
 
     /// What it has done so far.
@@ -206,6 +240,12 @@ impl World {
 
     fn first_available(&self) -> u64 {
         self.tip().saturating_sub(self.replay_slots - 1).max(self.start_slot)
+    }
+
+    fn check_token(&self, headers: &MetadataMap) -> Result<(), Status> {
+        let Some((name, value)) = &self.required else { return Ok(()) };
+        let given = headers.get(name.as_str()).is_some_and(|given| given.as_bytes() == value.as_bytes());
+        if given { Ok(()) } else { Err(Status::unauthenticated("No valid auth token")) }
     }
 
     /// Why nobody may subscribe now.
@@ -312,6 +352,8 @@ impl Geyser for Server {
         &self,
         request: Request<Streaming<SubscribeRequest>>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
+        let headers = request.metadata().clone();
+        lock(&self.world).check_token(&headers)?;
         let mut requests = request.into_inner();
         let first = requests.message().await?.ok_or_else(|| Status::invalid_argument("no subscription"))?;
         // Room for one: each message leaves in a frame of its own, as from a server that flushes each.
@@ -322,6 +364,7 @@ impl Geyser for Server {
                 return Err(refusal);
             }
             world.subscriptions += 1;
+            world.headers = ascii(&headers);
             let next = first.from_slot.unwrap_or_else(|| world.tip());
             if world.subscriptions == 1 {
                 // What the first client does not ask for, it has.
@@ -338,9 +381,10 @@ impl Geyser for Server {
 
     async fn subscribe_replay_info(
         &self,
-        _: Request<SubscribeReplayInfoRequest>,
+        request: Request<SubscribeReplayInfoRequest>,
     ) -> Result<Response<SubscribeReplayInfoResponse>, Status> {
         let world = lock(&self.world);
+        world.check_token(request.metadata())?;
         if world.act == Act::Refuses {
             return Err(Status::permission_denied("method not in your plan"));
         }
@@ -399,6 +443,14 @@ impl Geyser for Server {
 
 fn not_served() -> Status {
     Status::unimplemented("not served by this provider")
+}
+
+fn ascii(headers: &MetadataMap) -> Vec<(String, String)> {
+    let text = |header| match header {
+        KeyAndValueRef::Ascii(name, value) => Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned())),
+        KeyAndValueRef::Binary(..) => None,
+    };
+    headers.iter().filter_map(text).collect()
 }
 
 fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {

@@ -63,6 +63,8 @@ pub(crate) enum Ended {
     BeginsAt(u64),
     /// ingest-apply has seen a gap on this connection.
     GivenUp,
+    /// There are new credentials.
+    Renewed,
     /// Nobody takes what is received.
     Closed,
 }
@@ -151,7 +153,7 @@ impl Ended {
     pub(crate) fn trouble(&self) -> Option<&str> {
         match self {
             Self::Retry(why) | Self::Refused(why) => Some(why),
-            Self::Gap(_) | Self::BeginsAt(_) | Self::GivenUp | Self::Closed => None,
+            Self::Gap(_) | Self::BeginsAt(_) | Self::GivenUp | Self::Renewed | Self::Closed => None,
         }
     }
 
@@ -159,7 +161,7 @@ impl Ended {
     pub(crate) fn log_and_wait(&self, url: &str, waits: &mut Waits) -> Option<Duration> {
         match self {
             Self::Closed => None,
-            Self::BeginsAt(_) => Some(Duration::ZERO),
+            Self::BeginsAt(_) | Self::Renewed => Some(Duration::ZERO),
             Self::Retry(why) => {
                 let wait = waits.broken.next_wait();
                 warn!(url, retry_ms = wait.as_millis() as u64, "stream ended: {why}");

@@ -10,6 +10,7 @@ pub mod event;
 pub mod extract;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod provider;
 pub mod receive;
 #[cfg(test)]
 mod simulation;

@@ -6,6 +6,7 @@
 //!
 //! Backpressure: a full channel leaves the socket unread, so the server's own queue is what fills.
 
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -20,6 +21,7 @@ use super::backoff::Waits;
 use super::connect::{Connection, Ended, Next};
 use super::convert::{Converted, convert};
 use super::extract::Extract;
+use super::provider::Provider;
 use super::subscribe::{Commitment, request};
 use super::upstream::Upstream;
 use crate::chain::{Gap, SLOT_END};
@@ -52,12 +54,10 @@ fn batches_within(limit_bytes: u64) -> usize {
 }
 
 /// Where from, and what.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct ReceiveConfig {
-    /// `http://` or `https://` URL of the Yellowstone server.
-    pub url: String,
-    /// Sent as `x-token`. Never logged.
-    pub x_token: Option<String>,
+    /// The Yellowstone server.
+    pub provider: Provider,
     /// What to subscribe to.
     pub extract: Extract,
     /// When a slot is taken in.
@@ -66,19 +66,6 @@ pub struct ReceiveConfig {
     pub idle_timeout: Duration,
     /// Sets the jitter of the waits between attempts apart from that of other clients.
     pub jitter_seed: u64,
-}
-
-impl std::fmt::Debug for ReceiveConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ReceiveConfig")
-            .field("url", &self.url)
-            .field("x_token", &self.x_token.as_ref().map(|_| "(hidden)"))
-            .field("extract", &self.extract)
-            .field("commitment", &self.commitment)
-            .field("idle_timeout", &self.idle_timeout)
-            .field("jitter_seed", &self.jitter_seed)
-            .finish()
-    }
 }
 
 /// What the receiver hands on.
@@ -105,7 +92,7 @@ pub async fn receive(
     shared: Arc<Shared>,
     stop: watch::Receiver<bool>,
 ) {
-    receive_from(config.clone(), config, tx, shared, stop).await;
+    receive_from(config.provider.clone(), config, tx, shared, stop).await;
 }
 
 /// [`receive`] from any upstream.
@@ -191,7 +178,7 @@ impl<U: Upstream> Receiver<U> {
             if let Some(why) = ended.trouble() {
                 self.shared.readiness.set_trouble(why);
             }
-            let Some(wait) = ended.log_and_wait(&self.config.url, &mut waits) else { return };
+            let Some(wait) = ended.log_and_wait(self.config.provider.shown(), &mut waits) else { return };
             if let Ended::Gap(gap) = ended
                 && self.tx.send(Message::Gap(gap)).await.is_err()
             {
@@ -200,6 +187,7 @@ impl<U: Upstream> Receiver<U> {
             tokio::select! {
                 biased;
                 () = tokio::time::sleep(wait) => {}
+                () = self.upstream.renewed() => {}
                 () = self.tx.closed() => return,
             }
         }
@@ -216,10 +204,16 @@ impl<U: Upstream> Receiver<U> {
         // ORDERING: Relaxed: a statistic.
         self.shared.connected.store(true, Ordering::Relaxed);
         count(&self.shared.counters.connects, 1);
-        info!(url = %self.config.url, from_slot, "subscribed");
+        info!(url = self.config.provider.shown(), from_slot, "subscribed");
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
+        let mut renewed = pin!(self.upstream.renewed());
         loop {
-            match connection.next().await? {
+            let next = tokio::select! {
+                biased;
+                next = connection.next() => next?,
+                () = &mut renewed => return Err(Ended::Renewed),
+            };
+            match next {
                 Next::Tick => self.send(Message::Tick).await?,
                 Next::Update(update) => {
                     if !self.take(update, &mut batch).await? {
@@ -299,18 +293,5 @@ mod tests {
         assert_eq!(batches_within(0), QUEUE_BATCHES_MIN);
         let bytes = batches_within(128 << 20) * BATCH_INPUTS * size_of::<Input>();
         assert!((7 << 20..=8 << 20).contains(&bytes), "{bytes}");
-    }
-
-    #[test]
-    fn the_token_is_not_printed() {
-        let config = ReceiveConfig {
-            url: "http://localhost".to_owned(),
-            x_token: Some("hunter2".to_owned()),
-            extract: Extract::TokenMint,
-            commitment: Commitment::Confirmed,
-            idle_timeout: Duration::from_secs(1),
-            jitter_seed: 0,
-        };
-        assert!(!format!("{config:?}").contains("hunter2"));
     }
 }

@@ -1,33 +1,21 @@
 //! The far end of a connection: how a Yellowstone server is reached, and what it is asked.
 //!
-//! Owns: the client's settings. Must not: decide when to connect or what an answer means, or log the token. Runs on a
+//! Owns: what the ingest needs of a server. Must not: decide when to connect or what an answer means. Runs on a
 //! receiver's task. The simulation puts a scripted server here.
 
 use std::fmt::Display;
-use std::time::Duration;
 
-use futures::{Sink, Stream};
-use tonic::Status;
-use tonic::transport::ClientTlsConfig;
-use yellowstone_grpc_client::{
-    GeyserGrpcBuilder, GeyserGrpcBuilderError, GeyserGrpcClient, GeyserGrpcClientError, GeyserStream,
-    SubscribeRequestSink,
-};
-use yellowstone_grpc_proto::geyser::{SubscribeRequest, SubscribeUpdate};
+use futures::channel::mpsc;
+use futures::{Sink, SinkExt as _, Stream};
+use tonic::{Status, Streaming};
+use yellowstone_grpc_client::GeyserGrpcClientError;
+use yellowstone_grpc_proto::geyser::{SubscribeReplayInfoRequest, SubscribeRequest, SubscribeUpdate};
 
 use super::connect::Ended;
-use super::receive::ReceiveConfig;
+use super::provider::{Provider, ProviderClient};
 
-/// The largest message taken in: an account is at most 10 MiB, and a server may not honour the slice.
-const MESSAGE_MAX_BYTES: usize = 64 << 20;
-
-/// Requests waiting inside the client's channel before its buffer pushes back; only pings and one subscription.
-const CLIENT_BUFFER_REQUESTS: usize = 64;
-
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Requests of one subscription that wait to be sent: the subscription, and the answers to pings.
+const REQUESTS: usize = 64;
 
 /// Where connections lead to.
 pub(crate) trait Upstream: Send + Sync {
@@ -36,6 +24,11 @@ pub(crate) trait Upstream: Send + Sync {
 
     /// Makes a connection.
     fn connect(&self) -> impl Future<Output = Result<Self::Client, Ended>> + Send;
+
+    /// Ready once a new connection would be made with other credentials than the newest one was.
+    fn renewed(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
 }
 
 /// One connection, as far as the ingest uses it.
@@ -55,49 +48,34 @@ pub(crate) trait Client: Send {
     ) -> impl Future<Output = Result<(Self::Requests, Self::Updates), GeyserGrpcClientError>> + Send;
 }
 
-impl Upstream for ReceiveConfig {
-    type Client = GeyserGrpcClient;
+impl Upstream for Provider {
+    type Client = ProviderClient;
 
-    async fn connect(&self) -> Result<GeyserGrpcClient, Ended> {
-        let builder = builder(self).map_err(|error| {
-            // The token's own error does not hold the token.
-            Ended::Refused(format!("cannot use the stream's settings: url={}: {error}", self.url))
-        })?;
-        builder.connect().await.map_err(|error| Ended::Retry(format!("cannot connect: {}", chain(&error))))
+    async fn connect(&self) -> Result<ProviderClient, Ended> {
+        self.client().await.map_err(|error| Ended::Retry(chain(error.as_ref())))
+    }
+
+    async fn renewed(&self) {
+        Self::renewed(self).await;
     }
 }
 
-impl Client for GeyserGrpcClient {
-    type Requests = SubscribeRequestSink;
-    type Updates = GeyserStream;
+impl Client for ProviderClient {
+    type Requests = mpsc::Sender<SubscribeRequest>;
+    type Updates = Streaming<SubscribeUpdate>;
 
     async fn first_available(&mut self) -> Result<Option<u64>, GeyserGrpcClientError> {
-        Ok(self.subscribe_replay_info().await?.first_available)
+        Ok(self.subscribe_replay_info(SubscribeReplayInfoRequest {}).await?.into_inner().first_available)
     }
 
     async fn subscribe(
         &mut self,
         request: SubscribeRequest,
-    ) -> Result<(SubscribeRequestSink, GeyserStream), GeyserGrpcClientError> {
-        self.subscribe_with_request(Some(request)).await
+    ) -> Result<(mpsc::Sender<SubscribeRequest>, Streaming<SubscribeUpdate>), GeyserGrpcClientError> {
+        let (mut requests, sent) = mpsc::channel(REQUESTS);
+        requests.send(request).await.map_err(|_| Status::internal("a new channel is closed: this is a bug"))?;
+        Ok((requests, Self::subscribe(self, sent).await?.into_inner()))
     }
-}
-
-fn builder(config: &ReceiveConfig) -> Result<GeyserGrpcBuilder, GeyserGrpcBuilderError> {
-    let builder = GeyserGrpcBuilder::from_shared(config.url.clone())?
-        .x_token(config.x_token.as_deref())?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .http2_adaptive_window(true)
-        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
-        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-        .keep_alive_while_idle(true)
-        .tcp_nodelay(true)
-        .buffer_size(CLIENT_BUFFER_REQUESTS)
-        .max_decoding_message_size(MESSAGE_MAX_BYTES);
-    if config.url.starts_with("https://") {
-        return builder.tls_config(ClientTlsConfig::new().with_native_roots());
-    }
-    Ok(builder)
 }
 
 /// The error with its causes, each text once: the transport's own is only "transport error", and says it three times.

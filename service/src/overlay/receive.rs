@@ -10,6 +10,7 @@
 //! There is no replay here: a replayed bank cannot be told from one that was in flight. What was missed is confirmed a
 //! second later.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -61,9 +62,10 @@ impl Receiver {
             if heard_slot {
                 waits.broken.reset();
             }
-            let Some(wait) = ended.log_and_wait(&self.config.url, &mut waits) else { return };
+            let Some(wait) = ended.log_and_wait(self.config.provider.shown(), &mut waits) else { return };
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
+                () = self.config.provider.renewed() => {}
                 () = self.tx.closed() => return,
             }
         }
@@ -72,13 +74,19 @@ impl Receiver {
     /// One connection, from the first byte to its end.
     async fn follow(&self, heard_slot: &mut bool) -> Result<std::convert::Infallible, Ended> {
         let request = request_processed(self.config.extract);
-        let mut connection = Connection::open(&self.config, self.config.idle_timeout, request, None).await?;
+        let mut connection = Connection::open(&self.config.provider, self.config.idle_timeout, request, None).await?;
         self.send(vec![Seen::Connected]).await?;
         self.set_connected(true);
-        info!(url = %self.config.url, "subscribed to processed slots");
+        info!(url = self.config.provider.shown(), "subscribed to processed slots");
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
+        let mut renewed = pin!(self.config.provider.renewed());
         loop {
-            let Next::Update(update) = connection.next().await? else { continue };
+            let next = tokio::select! {
+                biased;
+                next = connection.next() => next?,
+                () = &mut renewed => return Err(Ended::Renewed),
+            };
+            let Next::Update(update) = next else { continue };
             if self.take(update, &mut batch).await? {
                 *heard_slot = true;
                 connection.heard_of_a_slot();

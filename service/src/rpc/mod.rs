@@ -23,6 +23,7 @@ use futures::FutureExt as _;
 use proto::v1::feed_server::FeedServer;
 use proto::v1::kv_server::KvServer;
 use tokio::net::TcpListener;
+use tonic::codec::CompressionEncoding;
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
@@ -115,9 +116,15 @@ where
     health::begin(&reporter).await;
     let Services { lookups, shared, feed, engine } = services;
     let mut routes = Routes::builder();
-    let feed =
-        FeedServer::new(feed).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let feed = FeedServer::new(feed)
+        .accept_compressed(CompressionEncoding::Gzip)
+        .accept_compressed(CompressionEncoding::Zstd)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    // Answers are sent as they are: compressing them would cost each lookup more time than a network takes.
     let kv = KvServer::new(kv::KvService::new(lookups, Arc::clone(&shared), engine))
+        .accept_compressed(CompressionEncoding::Gzip)
+        .accept_compressed(CompressionEncoding::Zstd)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     routes

@@ -16,6 +16,7 @@ mod fork;
 mod gap;
 mod metrics;
 mod overload;
+mod provider;
 mod ready;
 mod ring;
 mod secure;

@@ -24,19 +24,19 @@ const TOKEN: &str = "first-token-0123456789";
 const OTHER_TOKEN: &str = "other-token-0123456789";
 
 /// A certificate authority.
-struct Ca {
-    pem: String,
+pub(crate) struct Ca {
+    pub(crate) pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 /// A certificate with its key, PEM.
-struct Leaf {
-    cert: String,
-    key: String,
+pub(crate) struct Leaf {
+    pub(crate) cert: String,
+    pub(crate) key: String,
 }
 
 impl Ca {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(DnType::CommonName, name);
@@ -54,7 +54,7 @@ impl Ca {
         Leaf { cert, key: key.serialize_pem() }
     }
 
-    fn valid(&self) -> Leaf {
+    pub(crate) fn valid(&self) -> Leaf {
         self.issue(2999)
     }
 }

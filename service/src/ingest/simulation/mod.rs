@@ -30,6 +30,7 @@ use self::store::{Fault, KILLED, Opened, Store};
 use super::apply::{Apply, ApplyConfig};
 use super::batch;
 use super::extract::Extract;
+use super::provider::{Provider, Settings};
 use super::receive::{ReceiveConfig, receive_from};
 use super::subscribe::Commitment;
 use crate::feed::FRAME_CHANGES_MAX;
@@ -117,8 +118,7 @@ impl Simulation {
         let store = Store::create(&chain, base_known, durability, &mut rng);
         let of = |all: &[u64], rng: &mut Rng| all[rng.below(all.len() as u64) as usize];
         let receive = ReceiveConfig {
-            url: "http://simulated".to_owned(),
-            x_token: None,
+            provider: Provider::new(Settings::default(), watch::channel(0).1),
             extract,
             commitment,
             idle_timeout: Duration::from_secs(of(&[5, 30], &mut rng)),

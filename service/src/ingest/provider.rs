@@ -1,0 +1,352 @@
+//! The Yellowstone server as the configuration names it: URL, token, certificates, compression.
+//!
+//! Owns: its secrets, read anew for each connection and at SIGHUP, and what may be shown of its URL. Must not: print or
+//! log a secret. A URL may be one: some providers put a key into its path, so only scheme, host and port are shown.
+//! Threads: a receiver's task; files are read on the blocking pool.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tonic::codec::CompressionEncoding;
+use tonic::codegen::http::Uri;
+use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Request, Status};
+use tracing::{error, info};
+use yellowstone_grpc_proto::geyser::geyser_client::GeyserClient;
+
+use crate::net::secrets;
+
+/// The largest message taken in: an account is at most 10 MiB, and a server may not honour the slice.
+const MESSAGE_MAX_BYTES: usize = 64 << 20;
+
+/// Requests that wait inside the client before it pushes back; only pings and one subscription.
+const CLIENT_BUFFER_REQUESTS: usize = 64;
+
+/// What the server may send before it is read: 32 MiB carry 300 MB/s over 100 ms. It is fixed, because an adaptive window
+/// starts small, and h2 ends a connection whose server sends many messages a frame each by a budget that follows from it.
+const WINDOW_BYTES: u32 = 32 << 20;
+
+/// The same where memory is short, and where the process may use less than this.
+const WINDOW_SMALL_BYTES: u32 = 16 << 20;
+const MEMORY_SMALL_BYTES: u64 = 1 << 30;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How requests to the server are compressed. Its answers may come in each of these, whatever is set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compression {
+    /// As they are.
+    #[default]
+    None,
+    /// With gzip.
+    Gzip,
+    /// With Zstandard.
+    Zstd,
+}
+
+/// What the configuration says of the server.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// `http://` or `https://`, host and port.
+    pub url: String,
+    /// File whose first line is the token.
+    pub token_file: Option<PathBuf>,
+    /// Name of the metadata that the token is sent in.
+    pub token_header: String,
+    /// Certificates of those who may sign the server's, PEM. Without it the machine's.
+    pub ca: Option<PathBuf>,
+    /// The certificate shown to the server, PEM.
+    pub cert: Option<PathBuf>,
+    /// Its private key, PEM.
+    pub key: Option<PathBuf>,
+    /// How requests are compressed.
+    pub compression: Compression,
+}
+
+/// The server, for one subscription.
+#[derive(Clone, Debug)]
+pub struct Provider {
+    settings: Settings,
+    shown: String,
+    /// What the newest connection was made with.
+    used: Arc<Mutex<Option<Secrets>>>,
+    hangups: watch::Receiver<u64>,
+}
+
+/// What is read from files.
+#[derive(Clone, Default, PartialEq, Eq)]
+struct Secrets {
+    token: Option<String>,
+    ca: Option<String>,
+    identity: Option<(String, String)>,
+}
+
+/// A connection's client.
+pub(crate) type ProviderClient = GeyserClient<InterceptedService<Channel, Token>>;
+
+/// Puts the token into each request.
+#[derive(Clone)]
+pub(crate) struct Token(Option<(AsciiMetadataKey, AsciiMetadataValue)>);
+
+impl Interceptor for Token {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some((name, value)) = &self.0 {
+            request.metadata_mut().insert(name.clone(), value.clone());
+        }
+        Ok(request)
+    }
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(hidden)")
+    }
+}
+
+/// What may be shown of a URL: scheme, host and port. User, password, path and query may be secrets.
+pub fn shown(url: &str) -> String {
+    let Ok(uri) = url.parse::<Uri>() else { return "(not a URL)".to_owned() };
+    let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else { return "(not a URL)".to_owned() };
+    let user = if authority.as_str().contains('@') { "...@" } else { "" };
+    let port = authority.port_u16().map(|port| format!(":{port}")).unwrap_or_default();
+    let path = if matches!(uri.path_and_query().map(|path| path.as_str()), None | Some("/")) { "" } else { "/..." };
+    format!("{scheme}://{user}{}{port}{path}", authority.host())
+}
+
+/// Refuses the name of a header that cannot carry a token.
+///
+/// # Errors
+/// It is no name of metadata, or one that gRPC keeps for itself.
+pub fn check_header(name: &str) -> Result<()> {
+    let usable = AsciiMetadataKey::from_bytes(name.as_bytes()).is_ok() && name == name.to_ascii_lowercase();
+    let reserved = name.starts_with("grpc-") || ["te", "content-type", "user-agent"].contains(&name);
+    ensure!(
+        usable && !reserved,
+        "not a header that can carry a token: x_token_header={name:?} expected=lower case, such as x-token or authorization"
+    );
+    Ok(())
+}
+
+/// Counts SIGHUPs until the runtime ends.
+///
+/// # Errors
+/// The signal cannot be taken over.
+pub fn hangups() -> Result<watch::Receiver<u64>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut hangups = signal(SignalKind::hangup()).context("cannot take over SIGHUP")?;
+    let (tx, rx) = watch::channel(0);
+    tokio::spawn(async move {
+        while hangups.recv().await.is_some() {
+            tx.send_modify(|count| *count += 1);
+        }
+    });
+    Ok(rx)
+}
+
+impl Settings {
+    /// Reads every file once, and forgets it: what is missing or cannot be used is found before anything else is done.
+    ///
+    /// # Errors
+    /// A file cannot be read or is empty, may be read by everybody, or is no certificate.
+    pub fn check(&self) -> Result<()> {
+        let secrets = self.read()?;
+        self.endpoint(&secrets)?;
+        self.token(&secrets)?;
+        Ok(())
+    }
+
+    fn read(&self) -> Result<Secrets> {
+        let token = self.token_file.as_deref().map(first_line).transpose()?;
+        let ca = self.ca.as_deref().map(secrets::read_public).transpose()?;
+        let identity = match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => Some((secrets::read_public(cert)?, secrets::read(key)?)),
+            (None, None) => None,
+            _ => bail!("the stream's certificate and its key go together: give geyser_cert and geyser_key, or neither"),
+        };
+        Ok(Secrets { token, ca, identity })
+    }
+
+    fn token(&self, secrets: &Secrets) -> Result<Token> {
+        let Some(token) = &secrets.token else { return Ok(Token(None)) };
+        let name = AsciiMetadataKey::from_bytes(self.token_header.as_bytes()).context("not a header's name")?;
+        // The error of the conversion is not kept, because it might quote the token.
+        let Ok(mut value) = AsciiMetadataValue::try_from(token.as_str()) else {
+            bail!("the token is not printable ASCII, so it cannot be sent: check x_token_file");
+        };
+        value.set_sensitive(true);
+        Ok(Token(Some((name, value))))
+    }
+
+    fn endpoint(&self, secrets: &Secrets) -> Result<Endpoint> {
+        let small = engines::memory_limit().bytes < MEMORY_SMALL_BYTES;
+        let window = if small { WINDOW_SMALL_BYTES } else { WINDOW_BYTES };
+        let endpoint = Endpoint::from_shared(self.url.clone())
+            .with_context(|| format!("not a URL of a Yellowstone server: geyser={:?}", shown(&self.url)))?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_adaptive_window(false)
+            .initial_stream_window_size(window)
+            .initial_connection_window_size(window)
+            .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+            .keep_alive_while_idle(true)
+            .tcp_nodelay(true)
+            .buffer_size(CLIENT_BUFFER_REQUESTS);
+        if !self.url.starts_with("https://") {
+            return Ok(endpoint);
+        }
+        let tls = match &secrets.ca {
+            Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)),
+            None => ClientTlsConfig::new().with_native_roots(),
+        };
+        let tls = match &secrets.identity {
+            Some((cert, key)) => tls.identity(Identity::from_pem(cert, key)),
+            None => tls,
+        };
+        endpoint
+            .tls_config(tls)
+            .context("cannot use the certificates of the stream: check geyser_ca, geyser_cert, geyser_key")
+    }
+}
+
+impl Provider {
+    /// The server that `settings` name; its secrets are looked at again whenever `hangups` counts.
+    pub fn new(settings: Settings, hangups: watch::Receiver<u64>) -> Self {
+        let shown = shown(&settings.url);
+        Self { settings, shown, used: Arc::default(), hangups }
+    }
+
+    /// What may be shown of its URL.
+    pub fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// Connects with the secrets as they are now.
+    ///
+    /// # Errors
+    /// Secrets cannot be read, or nobody is there.
+    pub(crate) async fn client(&self) -> Result<ProviderClient> {
+        let secrets = self.read().await?;
+        *self.used() = Some(secrets.clone());
+        let (token, endpoint) = (self.settings.token(&secrets)?, self.settings.endpoint(&secrets)?);
+        let channel = endpoint.connect().await.context("cannot connect")?;
+        let client = GeyserClient::with_interceptor(channel, token)
+            .accept_compressed(CompressionEncoding::Zstd)
+            .accept_compressed(CompressionEncoding::Gzip)
+            .max_decoding_message_size(MESSAGE_MAX_BYTES);
+        Ok(match self.settings.compression {
+            Compression::None => client,
+            Compression::Gzip => client.send_compressed(CompressionEncoding::Gzip),
+            Compression::Zstd => client.send_compressed(CompressionEncoding::Zstd),
+        })
+    }
+
+    /// Ready once the secrets are others than those of the newest connection: looked at now and at each SIGHUP.
+    pub(crate) async fn renewed(&self) {
+        let mut hangups = self.hangups.clone();
+        hangups.mark_unchanged();
+        loop {
+            match self.read().await {
+                Ok(secrets) if self.used().as_ref() != Some(&secrets) => {
+                    info!(url = %self.shown, "the stream's token or certificates are new: connecting anew");
+                    return;
+                }
+                Ok(_) => {}
+                Err(failed) => {
+                    let failed = format!("{failed:#}");
+                    error!(error = failed, "the stream's secrets cannot be read: the connection stays as it is");
+                }
+            }
+            if hangups.changed().await.is_err() {
+                // Nobody counts any more: nothing is going to change.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    async fn read(&self) -> Result<Secrets> {
+        let settings = self.settings.clone();
+        tokio::task::spawn_blocking(move || settings.read()).await.context("reading the stream's secrets failed")?
+    }
+
+    fn used(&self) -> std::sync::MutexGuard<'_, Option<Secrets>> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn first_line(path: &Path) -> Result<String> {
+    let text = secrets::read(path)?;
+    let token = text.lines().next().unwrap_or_default().trim().to_owned();
+    ensure!(!token.is_empty(), "the token's file is empty: file={}", path.display());
+    Ok(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::secrets::tests::file;
+
+    #[test]
+    fn only_scheme_host_and_port_of_a_url_are_shown() {
+        for (url, expected) in [
+            ("https://geyser.example:443", "https://geyser.example:443"),
+            ("https://geyser.example/", "https://geyser.example"),
+            ("http://user:s3cret@h:1", "http://...@h:1"),
+            ("https://s3cret@h", "https://...@h"),
+            ("https://h:443/s3cret", "https://h:443/..."),
+            ("https://h?key=s3cret", "https://h/..."),
+            ("https://[::1]:443/s3cret", "https://[::1]:443/..."),
+            ("s3cret", "(not a URL)"),
+            ("https://s3 cret", "(not a URL)"),
+        ] {
+            assert_eq!(shown(url), expected);
+        }
+    }
+
+    #[test]
+    fn headers_that_cannot_carry_a_token_are_refused() {
+        for name in ["x-token", "authorization", "x-api-key", "x_api_key"] {
+            check_header(name).unwrap();
+        }
+        for name in ["", "X-Token", "x token", "grpc-timeout", "content-type", "key-bin"] {
+            assert!(check_header(name).unwrap_err().to_string().contains("x_token_header"), "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_new_token_is_noticed_at_a_hangup_and_no_secret_is_printed() {
+        let dir = tempfile::tempdir().unwrap();
+        let token = file(dir.path(), "token", "token-one\n", 0o600);
+        let settings = Settings {
+            url: "http://user:s3cret@127.0.0.1:1/s3cret".to_owned(),
+            token_file: Some(token),
+            token_header: "x-token".to_owned(),
+            ..Settings::default()
+        };
+        settings.check().unwrap();
+        let (hangup, hangups) = watch::channel(0);
+        let provider = Provider::new(settings, hangups);
+        let failed = format!("{:#}", provider.client().await.err().unwrap());
+        assert!(!failed.contains("s3cret") && !failed.contains("token-one"), "{failed}");
+        let used = format!("{:?} {}", provider.used(), provider.shown());
+        assert!(!used.contains("s3cret") && !used.contains("token-one"), "{used}");
+        let renewed = tokio::time::timeout(Duration::from_millis(200), provider.renewed());
+        let (early, ()) = tokio::join!(renewed, async {
+            hangup.send_replace(1);
+        });
+        assert!(early.is_err(), "the same token is no reason to connect anew");
+        file(dir.path(), "token", "token-two\n", 0o600);
+        tokio::join!(provider.renewed(), async {
+            hangup.send_replace(2);
+        });
+    }
+}
