@@ -162,17 +162,17 @@ impl Assembler {
         }
     }
 
-    /// Drops everything held and starts over behind `base`: the last slot handed out, or the base of [`Self::new`].
+    /// Drops everything held and starts over after `base`: the last slot that was taken, or the base of [`Self::new`].
     /// Call it after a gap, before the inputs of a connection that begins at that slot.
     pub fn restart(&mut self, base: Option<Base>) {
         self.drop_partial_through(u64::MAX);
         self.whole.clear();
         self.held_bytes = 0;
         self.last = base;
-        // A blockhash that the base has only learned from the stream may be of a fork: it is learned anew.
-        if let (Some(base), Some(newest)) = (base, self.remembered.back_mut()) {
-            *newest = base;
-        }
+        // A slot that was handed out and could not be taken is handed out again. A blockhash that the base has only
+        // learned from the stream may be of a fork: it is learned anew.
+        self.remembered.retain(|known| base.is_some_and(|base| known.slot < base.slot));
+        self.remembered.extend(base);
     }
 
     /// The next slot of the chain, when it is whole.
