@@ -28,13 +28,14 @@ in_container() {
 }
 
 as_process() {
-    local work pids=""
-    work=$(mktemp -d)
+    work=$(mktemp -d) pids=""
     out=$(realpath -m "${OUT:-$work/out}")
     mkdir -p "$out"
-    # What is started here, one a word.
-    # shellcheck disable=SC2064,SC2154
-    trap "kill \$pids 2>/dev/null; wait; rm -rf '$work'" EXIT
+    # What was started, one a word.
+    # shellcheck disable=SC2086
+    trap 'kill $pids 2>/dev/null; wait; rm -rf "$work"' EXIT
+    # Three words.
+    # shellcheck disable=SC2046
     set -- $(python3 -c 'import socket
 sockets = [socket.socket() for _ in range(3)]
 for s in sockets: s.bind(("127.0.0.1", 0))
@@ -43,7 +44,7 @@ print(*(s.getsockname()[1] for s in sockets))')
     printf "engine = \"%s\"\ndir = \"%s\"\ngeyser = \"http://127.0.0.1:$1\"\nlisten = \"127.0.0.1:$2\"\nmetrics = \"127.0.0.1:$3\"\n$limits" \
         "$ENGINE" "$work/store" >"$work/solkv.toml"
     "$BIN/service" --config "$work/solkv.toml" >"$out/service.log" 2>&1 &
-    pids=$!
+    pids="$pids $!"
     # The acts are one option and its value, or none.
     # shellcheck disable=SC2086
     "$BIN/loadgen" provider --listen "127.0.0.1:$1" --grpc "127.0.0.1:$2" --http "127.0.0.1:$3" --seconds "$DURATION" \
