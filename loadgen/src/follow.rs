@@ -7,12 +7,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use client::{Builder, Change, Event, Filter, Start};
+use client::{Builder, Change, Event, Filter, SlotEnd, Start};
 
 /// Shown under `loadgen follow --help`.
 pub const EXAMPLES: &str = "\
 Prints how far it is now and then, and a summary at the end; with --print every change: seq, slot, key, old value, new \
-value, in base58, `-` for none. It goes on where it was when the service stops or is killed and comes back. Ctrl-C ends it.
+value, in base58, `-` for none; and where a slot ends: seq of its last change, slot, the word end, blockhash, parent slot. \
+It goes on where it was when the service stops or is killed and comes back. Ctrl-C ends it.
 
 Examples:
   solkv-loadgen follow --address unix:///run/solkv/kv.sock
@@ -35,7 +36,7 @@ pub struct FollowArgs {
     /// The feed that the seq counts in, as an earlier run printed it
     #[arg(long, value_name = "HEX", requires = "from")]
     feed_id: Option<String>,
-    /// Print every change
+    /// Print every change, and where slots end
     #[arg(long)]
     print: bool,
     /// Time between two lines about how far it is
@@ -108,11 +109,12 @@ impl Seen {
                 eprintln!("dump: seq={seq} slot={} pairs={pairs}", known(slot));
                 self.slot = slot;
             }
-            Event::Changes(changes) => {
+            Event::Changes { changes, slot_end } => {
                 self.changes += changes.len() as u64;
-                self.slot = changes.last().map(|change| change.slot).or(self.slot);
+                self.slot = slot_end.map(|end| end.slot).or(self.slot);
                 if args.print {
                     changes.iter().for_each(|change| println!("{}", line(change)));
+                    slot_end.iter().for_each(|end| println!("{}", end_line(end)));
                 }
             }
             Event::Heartbeat { slot, .. } => self.slot = slot,
@@ -123,6 +125,11 @@ impl Seen {
 /// A number that may not be there yet.
 fn known(number: Option<u64>) -> String {
     number.map_or_else(|| "none".to_owned(), |number| number.to_string())
+}
+
+fn end_line(end: &SlotEnd) -> String {
+    let SlotEnd { seq, slot, blockhash, parent_slot } = end;
+    format!("{seq} {slot} end {} {parent_slot}", bs58::encode(blockhash).into_string())
 }
 
 fn line(change: &Change) -> String {

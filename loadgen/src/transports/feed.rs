@@ -102,7 +102,7 @@ fn follower(
         let mut arrivals = Vec::new();
         loop {
             match feed.next_event_within(QUIET).with_context(|| format!("follower={name}"))? {
-                Some(Event::Changes(changes)) => {
+                Some(Event::Changes { changes, .. }) => {
                     let at_ns = monotonic_ns();
                     let seq = changes.last().map_or(0, |change| change.seq);
                     arrivals.push(Arrival { seq, at_ns, published_ns: feed.published_ns() });

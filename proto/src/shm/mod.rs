@@ -37,7 +37,7 @@ use crate::v1::GET_MANY_KEYS_MAX;
 pub mod ring;
 
 /// Version of everything in this module. A service answers another one with [`status::VERSION`].
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// First bytes of a [`Hello`].
 pub const MAGIC: [u8; 8] = *b"solkvshm";

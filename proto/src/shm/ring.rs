@@ -12,8 +12,9 @@
 //! offset  bytes  what
 //!      0     64  version u32, records u32, feed_id u64, first_seq u64: written before anybody has the memory
 //!     64     64  head_seq u64, slot u64, beat_unix_ms u64, wakes u32, flags u32
-//!   4096    128  record 0: stamp u64, key, old value, new value, slot u64, published_ns u64, flags u64
-//!   4224    128  record 1 ...
+//!   4096    192  record 0: stamp u64, key, old value, new value, slot u64, published_ns u64, flags u64; where the flags
+//!                say that the slot ends with it: blockhash, parent_slot u64
+//!   4288    192  record 1 ...
 //! ```
 //!
 //! A record's stamp is its seq, and 0 while it is being written. `wakes` is a futex word, raised after everything else.
@@ -24,7 +25,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::VERSION;
 
-/// Changes that the ring holds: 8 MiB of them, more than a second at fifty thousand a second, which is what a reader may
+/// Changes that the ring holds: 12 MiB of them, more than a second at fifty thousand a second, which is what a reader may
 /// be away for.
 pub const RING_RECORDS: usize = 1 << 16;
 
@@ -41,6 +42,17 @@ pub struct Record {
     pub slot: u64,
     /// When the service published it, ns of the machine's CLOCK_MONOTONIC; 0 for what was there before it started.
     pub published_ns: u64,
+    /// The slot ends with this change.
+    pub slot_end: Option<SlotEnd>,
+}
+
+/// What is known of a slot that ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlotEnd {
+    /// The slot's blockhash.
+    pub blockhash: [u8; 32],
+    /// The slot of its parent.
+    pub parent_slot: u64,
 }
 
 /// How far the ring has come.
@@ -92,11 +104,17 @@ const WORDS: usize = 15;
 
 const HAS_OLD: u64 = 1;
 const HAS_NEW: u64 = 2;
+const ENDS_SLOT: u64 = 4;
+
+/// Words of a slot's end: the blockhash and the parent.
+const END_WORDS: usize = 5;
 
 #[repr(C, align(64))]
 struct Place {
     stamp: AtomicU64,
     words: [AtomicU64; WORDS],
+    /// A cache line of its own, touched only where the flags have [`ENDS_SLOT`].
+    end: [AtomicU64; END_WORDS],
 }
 
 #[repr(C, align(4096))]
@@ -111,7 +129,7 @@ struct Layout {
 pub const RING_BYTES: usize = size_of::<Layout>();
 
 const _: () = {
-    assert!(size_of::<Place>() == 128 && RING_BYTES == 4096 + 128 * RING_RECORDS);
+    assert!(size_of::<Place>() == 192 && RING_BYTES == 4096 + 192 * RING_RECORDS);
     assert!(std::mem::offset_of!(Layout, head) == 64 && std::mem::offset_of!(Layout, places) == 4096);
     assert!(std::mem::offset_of!(Head, wakes) == 24);
 };
@@ -161,6 +179,11 @@ impl RingWriter {
         fence(Ordering::Release);
         for (word, value) in place.words.iter().zip(words(record)) {
             word.store(value, Ordering::Relaxed);
+        }
+        if let Some(end) = &record.slot_end {
+            for (word, value) in place.end.iter().zip(end_words(end)) {
+                word.store(value, Ordering::Relaxed);
+            }
         }
         // ORDERING: Release pairs with the Acquire in `RingReader::read`: who sees the stamp sees the words.
         place.stamp.store(self.next_seq, Ordering::Release);
@@ -266,13 +289,15 @@ impl RingReader {
         if place.stamp.load(Ordering::Acquire) != seq {
             return Found::Overwritten;
         }
-        let words = std::array::from_fn(|index| place.words[index].load(Ordering::Relaxed));
+        let words: [u64; WORDS] = std::array::from_fn(|index| place.words[index].load(Ordering::Relaxed));
+        let end = (words[WORDS - 1] & ENDS_SLOT != 0)
+            .then(|| std::array::from_fn(|index| place.end[index].load(Ordering::Relaxed)));
         // ORDERING: Acquire fence pairs with the Release fence in `push`: if any of the words was newer, the stamp is too.
         fence(Ordering::Acquire);
         if place.stamp.load(Ordering::Relaxed) != seq {
             return Found::Overwritten;
         }
-        Found::Record(record(&words))
+        Found::Record(Record { slot_end: end.map(|words| slot_end(&words)), ..record(&words) })
     }
 
     /// What the futex word says: sleep at [`RingReader::futex`] while it says the same, if there was nothing new after
@@ -295,22 +320,41 @@ fn words(record: &Record) -> [u64; WORDS] {
         *word = u64::from_ne_bytes(*bytes);
     }
     let flag = |on: bool, flag| if on { flag } else { 0 };
-    let flags = flag(record.old.is_some(), HAS_OLD) | flag(record.new.is_some(), HAS_NEW);
+    let flags = flag(record.old.is_some(), HAS_OLD)
+        | flag(record.new.is_some(), HAS_NEW)
+        | flag(record.slot_end.is_some(), ENDS_SLOT);
     words[12..].copy_from_slice(&[record.slot, record.published_ns, flags]);
     words
 }
 
+fn end_words(end: &SlotEnd) -> [u64; END_WORDS] {
+    let mut words = [0; END_WORDS];
+    for (word, bytes) in words.iter_mut().zip(end.blockhash.as_chunks::<8>().0) {
+        *word = u64::from_ne_bytes(*bytes);
+    }
+    words[END_WORDS - 1] = end.parent_slot;
+    words
+}
+
+fn slot_end(words: &[u64; END_WORDS]) -> SlotEnd {
+    SlotEnd { blockhash: entry(words), parent_slot: words[END_WORDS - 1] }
+}
+
+/// The 32 bytes of the first four words.
+fn entry(words: &[u64]) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *to = word.to_ne_bytes();
+    }
+    bytes
+}
+
+/// A record but for its slot's end.
 fn record(words: &[u64; WORDS]) -> Record {
-    let entry = |index: usize| {
-        let mut bytes = [0; 32];
-        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(&words[4 * index..]) {
-            *to = word.to_ne_bytes();
-        }
-        bytes
-    };
+    let entry = |index: usize| entry(&words[4 * index..]);
     let [slot, published_ns, flags] = [words[12], words[13], words[14]];
     let side = |flag: u64, index: usize| (flags & flag != 0).then(|| entry(index));
-    Record { key: entry(0), old: side(HAS_OLD, 1), new: side(HAS_NEW, 2), slot, published_ns }
+    Record { key: entry(0), old: side(HAS_OLD, 1), new: side(HAS_NEW, 2), slot, published_ns, slot_end: None }
 }
 
 #[cfg(test)]
@@ -347,7 +391,8 @@ mod tests {
         };
         let side = |on: bool, salt| on.then(|| entry(salt));
         let (old, new) = (side(!seq.is_multiple_of(3), 11), side(!seq.is_multiple_of(5), 23));
-        Record { key: entry(3), old, new, slot: seq / 2, published_ns: seq * 9 }
+        let slot_end = (!seq.is_multiple_of(2)).then(|| SlotEnd { blockhash: entry(31), parent_slot: seq * 41 });
+        Record { key: entry(3), old, new, slot: seq / 2, published_ns: seq * 9, slot_end }
     }
 
     #[test]

@@ -99,8 +99,13 @@ pub enum Event {
         /// Pairs that were sent, those before a break of the connection among them.
         pairs: u64,
     },
-    /// Changes in order; with a filter also none, so that [`Subscription::last_seq`] moves on.
-    Changes(Vec<Change>),
+    /// Changes of one slot in order; with a filter also none. In a dump they may be of several slots.
+    Changes {
+        /// Those that pass the filter.
+        changes: Vec<Change>,
+        /// The slot ends with these changes: all of it was seen.
+        slot_end: Option<SlotEnd>,
+    },
     /// Nothing happened up to here.
     Heartbeat {
         /// The newest change looked at.
@@ -110,6 +115,19 @@ pub enum Event {
         /// The service's clock, milliseconds since the Unix epoch.
         unix_ms: u64,
     },
+}
+
+/// The end of a slot that changed something. A slot that changed nothing has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotEnd {
+    /// The number of the slot's last change, whether or not it passes the filter.
+    pub seq: u64,
+    /// The slot.
+    pub slot: u64,
+    /// Its blockhash.
+    pub blockhash: [u8; 32],
+    /// The slot of its parent, which may have changed nothing.
+    pub parent_slot: u64,
 }
 
 /// One change of the map.
@@ -348,6 +366,7 @@ impl Position {
                 if range.is_empty() || !ascending || all.iter().any(|change| !range.contains(&change.seq)) {
                     return Err(Error::failed(format!("changes out of order: range={range:?}")));
                 }
+                let slot_end = changes.slot_end.map(|end| slot_end(&end, changes.last_seq)).transpose()?;
                 match &mut self.dumped {
                     Some(dumped) => {
                         if let Some(change) = all.iter().find(|change| change.key > dumped.key) {
@@ -357,7 +376,7 @@ impl Position {
                     }
                     None => self.last_seq = Some(changes.last_seq),
                 }
-                Ok(Some(Event::Changes(all)))
+                Ok(Some(Event::Changes { changes: all, slot_end }))
             }
             Kind::Heartbeat(beat) => {
                 // During a dump it says only that the service is there.
@@ -450,6 +469,13 @@ impl Position {
             last => Err(Error::failed(format!("the feed has a hole: last_seq={last:?} next_seq={seq}"))),
         }
     }
+}
+
+fn slot_end(end: &proto::v1::SlotEnd, seq: u64) -> Result<SlotEnd> {
+    let blockhash = <[u8; 32]>::try_from(&end.blockhash[..]).map_err(|_| {
+        Error::failed(format!("blockhashes must be 32 bytes: got={} slot={}", end.blockhash.len(), end.slot))
+    })?;
+    Ok(SlotEnd { seq, slot: end.slot, blockhash, parent_slot: end.parent_slot })
 }
 
 fn change(change: proto::v1::Change) -> Result<Change> {

@@ -56,7 +56,7 @@ use std::time::Duration;
 pub use address::Address;
 pub use builder::Builder;
 pub use error::{Error, ErrorKind, Result};
-pub use feed::{Change, Dumped, Event, Filter, Start, Subscription};
+pub use feed::{Change, Dumped, Event, Filter, SlotEnd, Start, Subscription};
 pub use nonblocking::Client;
 pub use proto::v1::{Commitment, StatusResponse};
 

@@ -18,7 +18,7 @@ use rustix::thread::futex;
 
 use crate::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
-use crate::feed::{Change, Event, Filter, Start};
+use crate::feed::{Change, Event, Filter, SlotEnd, Start};
 use crate::shm::Session;
 use crate::{Key, Value};
 
@@ -124,7 +124,7 @@ impl RingSubscription {
 
     fn read(&mut self, from: u64, head: &RingHead) -> Result<Event> {
         let Some(link) = &self.link else { return Err(Error::failed("read without a ring")) };
-        let last = head.seq.min(from + CHANGES_MAX - 1);
+        let (mut last, mut slot_end) = (head.seq.min(from + CHANGES_MAX - 1), None);
         let mut changes = Vec::with_capacity((last + 1 - from) as usize);
         for seq in from..=last {
             let Found::Record(record) = link.reader.read(seq) else {
@@ -136,9 +136,14 @@ impl RingSubscription {
                 changes.push(Change { seq, key, old, new, slot });
             }
             self.published_ns = Some(record.published_ns).filter(|ns| *ns > 0);
+            if let Some(proto::shm::ring::SlotEnd { blockhash, parent_slot }) = record.slot_end {
+                slot_end = Some(SlotEnd { seq, slot: record.slot, blockhash, parent_slot });
+                last = seq;
+                break;
+            }
         }
         self.last_seq = Some(last);
-        Ok(Event::Changes(changes))
+        Ok(Event::Changes { changes, slot_end })
     }
 
     /// Takes over a service's ring, or pauses after an attempt that failed. The event, when there is one to tell.

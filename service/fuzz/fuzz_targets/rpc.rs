@@ -92,7 +92,7 @@ fn world() -> anyhow::Result<World> {
     let retention = Retention { bytes: 1 << 20, time: Duration::from_secs(3600) };
     let (mut writer, feed) =
         FeedWriter::open(&temp.path().join("feed"), &Checkpoint::default(), Durability::Synced, retention)?;
-    writer.append(1, vec![change])?;
+    writer.append(1, vec![change], Vec::new())?;
     let mut txn = engine.begin()?;
     txn.put(&[1; 32], &[7; 32])?;
     txn.commit(&checkpoint, Durability::Synced)?;

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use engine_api::{Checkpoint, Durability};
 
-use super::record::{Change, FRAME_HEADER_BYTES, Frame, Header, Identity, SEGMENT_HEADER_BYTES, segment_header};
+use super::record::{
+    Change, FRAME_HEADER_BYTES, Frame, Header, Identity, SEGMENT_HEADER_BYTES, SlotEnd, segment_header,
+};
 use super::segment::Segment;
 use super::{Cursor, FeedError, FeedWriter, Retention};
 
@@ -44,7 +46,9 @@ fn valid(header: &[u8]) -> Vec<u8> {
         let change =
             |n: u8| Change { slot: 7, key: [n; 32], old: n.is_multiple_of(2).then_some([1; 32]), new: Some([n; 32]) };
         let changes: Vec<Change> = (0..count).map(change).collect();
-        Frame { first_seq, committed_unix_ms: 3, changes }.encode(&mut frame);
+        let seq = first_seq + u64::from(count) - 1;
+        let ends = vec![SlotEnd { seq, slot: 7, blockhash: [8; 32], parent_slot: 6 }];
+        Frame { first_seq, committed_unix_ms: 3, changes, ends }.encode(&mut frame);
         out.extend_from_slice(&frame);
         first_seq += u64::from(count);
     }
@@ -56,11 +60,8 @@ fn valid(header: &[u8]) -> Vec<u8> {
 fn seal(segment: &mut [u8]) {
     let Some(mut rest) = segment.get_mut(SEGMENT_HEADER_BYTES as usize..) else { return };
     while rest.len() >= FRAME_HEADER_BYTES {
-        let Header::Frame { count, .. } = Frame::header(&rest[..FRAME_HEADER_BYTES]) else { return };
-        let Some((frame, behind)) = rest.split_at_mut_checked(FRAME_HEADER_BYTES + count * super::record::RECORD_BYTES)
-        else {
-            return;
-        };
+        let Header::Frame { bytes, .. } = Frame::header(&rest[..FRAME_HEADER_BYTES]) else { return };
+        let Some((frame, behind)) = rest.split_at_mut_checked(bytes) else { return };
         let crc = crc32c::crc32c(&frame[4..]);
         frame[..4].copy_from_slice(&crc.to_le_bytes());
         rest = behind;
@@ -76,7 +77,7 @@ fn open(segment: &[u8], dir: &Path, seq: u64) {
     let (mut writer, feed) =
         FeedWriter::open(dir, &checkpoint, Durability::Buffered, retention).expect("damage is no error");
     let change = Change { slot: 1, key: [1; 32], old: None, new: Some([2; 32]) };
-    writer.append(seq + 1, vec![change]).expect("the log goes on");
+    writer.append(seq + 1, vec![change], Vec::new()).expect("the log goes on");
     writer.publish(&Checkpoint { seq: seq + 1, ..checkpoint });
     let (mut cursor, mut next_seq) = (Cursor::new(feed.oldest_seq()), feed.oldest_seq());
     loop {

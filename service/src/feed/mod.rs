@@ -29,7 +29,7 @@ use tokio::sync::watch;
 pub use dump::{DUMPS_MAX, DumpError, DumpRange};
 pub use filter::Filter;
 pub use pool::NotDone;
-pub use record::{Change, FRAME_CHANGES_MAX, Frame};
+pub use record::{Change, FRAME_CHANGES_MAX, Frame, SlotEnd};
 pub use ring::Ring;
 pub use subscribers::{Registration, Subscriber, Subscribers, TooManySubscribers};
 pub use tail::{Piece, Scope, Tail};

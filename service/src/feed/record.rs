@@ -3,8 +3,8 @@
 //! Owns: the layouts and their checks. Must not: touch a file. Integers are little-endian.
 //!
 //! A segment is one [`SegmentHeader`], then frames one after another, then zeros: a segment has its full length from the
-//! start, so that appending never waits for space. A frame is one [`FrameHeader`] and `count` [`Record`]s; it holds the
-//! changes of one commit.
+//! start, so that appending never waits for space. A frame is one [`FrameHeader`], `count` [`Record`]s and `ends`
+//! [`EndRecord`]s; it holds the changes of one commit and the slots that end in it.
 
 use std::mem::size_of;
 
@@ -25,6 +25,19 @@ pub struct Change {
     pub new: Option<Value>,
 }
 
+/// Where a slot ends in the feed. Slots that change nothing have no end there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotEnd {
+    /// The seq of the slot's last change.
+    pub seq: u64,
+    /// The slot.
+    pub slot: u64,
+    /// Its blockhash.
+    pub blockhash: [u8; 32],
+    /// The slot of its parent.
+    pub parent_slot: u64,
+}
+
 /// The changes of one commit. The seq of `changes[i]` is `first_seq + i`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
@@ -34,9 +47,11 @@ pub struct Frame {
     pub committed_unix_ms: u64,
     /// At least one, at most [`FRAME_CHANGES_MAX`].
     pub changes: Vec<Change>,
+    /// The slots that end in it, ascending.
+    pub ends: Vec<SlotEnd>,
 }
 
-/// Most changes of one frame: 117 MB, the bound of what a damaged length can make a reader allocate.
+/// Most changes of one frame: 117 MB, or 185 where each is a slot of its own, the bound of what a damaged length can make a reader allocate.
 pub const FRAME_CHANGES_MAX: usize = 1 << 20;
 
 /// Bytes of a segment's header.
@@ -44,10 +59,10 @@ pub(super) const SEGMENT_HEADER_BYTES: u64 = size_of::<SegmentHeader>() as u64;
 /// Bytes of a frame's header.
 pub(super) const FRAME_HEADER_BYTES: usize = size_of::<FrameHeader>();
 /// Bytes of a change.
-pub(super) const RECORD_BYTES: usize = size_of::<Record>();
+const RECORD_BYTES: usize = size_of::<Record>();
 
 const MAGIC: [u8; 8] = *b"solkvfed";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 const HAS_OLD: u8 = 1;
 const HAS_NEW: u8 = 2;
@@ -75,7 +90,9 @@ struct FrameHeader {
     count: U32,
     first_seq: U64,
     committed_unix_ms: U64,
-    reserved: U64,
+    /// Number of slot ends after the records, no more than records.
+    ends: U32,
+    reserved: U32,
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -92,7 +109,18 @@ struct Record {
     reserved: [u8; 7],
 }
 
-const _: () = assert!(size_of::<SegmentHeader>() == 64 && size_of::<FrameHeader>() == 32 && size_of::<Record>() == 112);
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct EndRecord {
+    seq: U64,
+    slot: U64,
+    parent_slot: U64,
+    reserved: U64,
+    blockhash: [u8; 32],
+}
+
+const _: () = assert!(size_of::<SegmentHeader>() == 64 && size_of::<FrameHeader>() == 32);
+const _: () = assert!(size_of::<Record>() == 112 && size_of::<EndRecord>() == 64);
 
 /// What a segment says of the feed that it is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,8 +167,8 @@ pub(super) fn read_segment_header(bytes: &[u8]) -> std::result::Result<(Identity
 /// What stands where a frame's header may stand.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Header {
-    /// A frame of this many changes from this seq on, if its checksum holds.
-    Frame { count: usize, first_seq: u64 },
+    /// A frame of this many changes from this seq on and of this many bytes, if its checksum holds.
+    Frame { count: usize, first_seq: u64, bytes: usize },
     /// Zeros: no frame was ever written here.
     End,
     /// Neither.
@@ -155,7 +183,12 @@ impl Frame {
 
     /// Bytes in the log.
     pub(super) fn log_bytes(&self) -> usize {
-        FRAME_HEADER_BYTES + self.changes.len() * RECORD_BYTES
+        frame_bytes(self.changes.len(), self.ends.len())
+    }
+
+    /// The first slot that ends with the change `seq` or a later one of this frame.
+    pub(super) fn next_end(&self, seq: u64) -> Option<&SlotEnd> {
+        self.ends.get(self.ends.partition_point(|end| end.seq < seq))
     }
 
     /// Writes the frame's bytes over `out`.
@@ -166,7 +199,8 @@ impl Frame {
             count: (self.changes.len() as u32).into(),
             first_seq: self.first_seq.into(),
             committed_unix_ms: self.committed_unix_ms.into(),
-            reserved: U64::ZERO,
+            ends: (self.ends.len() as u32).into(),
+            reserved: U32::ZERO,
         };
         out.extend_from_slice(header.as_bytes());
         for change in &self.changes {
@@ -181,6 +215,10 @@ impl Frame {
             };
             out.extend_from_slice(record.as_bytes());
         }
+        for SlotEnd { seq, slot, blockhash, parent_slot } in self.ends.iter().copied() {
+            let (seq, slot, parent_slot) = (seq.into(), slot.into(), parent_slot.into());
+            out.extend_from_slice(EndRecord { seq, slot, parent_slot, reserved: U64::ZERO, blockhash }.as_bytes());
+        }
         let crc = crc32c::crc32c(&out[4..]);
         out[..4].copy_from_slice(&crc.to_le_bytes());
     }
@@ -188,17 +226,17 @@ impl Frame {
     /// Looks at the bytes of a header, [`FRAME_HEADER_BYTES`] of them.
     pub(super) fn header(bytes: &[u8]) -> Header {
         let Ok(header) = FrameHeader::ref_from_bytes(bytes) else { return Header::Damaged };
-        let count = header.count.get() as usize;
+        let (count, ends) = (header.count.get() as usize, header.ends.get() as usize);
         if bytes.iter().all(|byte| *byte == 0) {
             Header::End
-        } else if (1..=FRAME_CHANGES_MAX).contains(&count) {
-            Header::Frame { count, first_seq: header.first_seq.get() }
+        } else if (1..=FRAME_CHANGES_MAX).contains(&count) && ends <= count {
+            Header::Frame { count, first_seq: header.first_seq.get(), bytes: frame_bytes(count, ends) }
         } else {
             Header::Damaged
         }
     }
 
-    /// A frame from its bytes, header and records.
+    /// A frame from its bytes, header, records and slot ends.
     ///
     /// # Errors
     /// [`ErrorKind::DataDamaged`] when the checksum does not match or the length is not the count's.
@@ -209,10 +247,23 @@ impl Frame {
         if header.crc.get() != crc32c::crc32c(&bytes[4..]) {
             return Err(damaged("does not match its checksum"));
         }
-        let records = <[Record]>::ref_from_bytes(records).map_err(|_| damaged("is not whole records"))?;
-        if records.is_empty() || records.len() != header.count.get() as usize {
-            return Err(damaged("has another number of records than its header says"));
+        let (count, ends) = (header.count.get() as usize, header.ends.get() as usize);
+        let (records, ends) = <[Record]>::ref_from_prefix_with_elems(records, count)
+            .ok()
+            .and_then(|(records, rest)| Some((records, <[EndRecord]>::ref_from_bytes(rest).ok()?)))
+            .filter(|(records, found)| !records.is_empty() && found.len() == ends)
+            .ok_or_else(|| damaged("has another number of records than its header says"))?;
+        let seqs = header.first_seq.get()..header.first_seq.get().saturating_add(records.len() as u64);
+        if !ends.is_sorted_by(|a, b| a.seq.get() < b.seq.get()) || ends.iter().any(|end| !seqs.contains(&end.seq.get()))
+        {
+            return Err(damaged("has slots that end outside of it"));
         }
+        let ends = ends.iter().map(|end| SlotEnd {
+            seq: end.seq.get(),
+            slot: end.slot.get(),
+            blockhash: end.blockhash,
+            parent_slot: end.parent_slot.get(),
+        });
         let changes = records.iter().map(|record| Change {
             slot: record.slot.get(),
             key: record.key,
@@ -223,8 +274,13 @@ impl Frame {
             first_seq: header.first_seq.get(),
             committed_unix_ms: header.committed_unix_ms.get(),
             changes: changes.collect(),
+            ends: ends.collect(),
         })
     }
+}
+
+fn frame_bytes(changes: usize, ends: usize) -> usize {
+    FRAME_HEADER_BYTES + changes * RECORD_BYTES + ends * size_of::<EndRecord>()
 }
 
 #[cfg(test)]
@@ -235,11 +291,15 @@ mod tests {
     fn a_frame_survives_its_bytes_and_no_flipped_bit_passes() {
         let change = Change { slot: 9, key: [1; 32], old: None, new: Some([0; 32]) };
         let removed = Change { slot: 10, key: [2; 32], old: Some([3; 32]), new: None };
-        let frame = Frame { first_seq: 7, committed_unix_ms: 8, changes: vec![change, removed] };
+        let ends = vec![SlotEnd { seq: 7, slot: 9, blockhash: [4; 32], parent_slot: 5 }];
+        let frame = Frame { first_seq: 7, committed_unix_ms: 8, changes: vec![change, removed], ends };
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
         assert_eq!(bytes.len(), frame.log_bytes());
-        assert_eq!(Frame::header(&bytes[..FRAME_HEADER_BYTES]), Header::Frame { count: 2, first_seq: 7 });
+        assert_eq!(
+            Frame::header(&bytes[..FRAME_HEADER_BYTES]),
+            Header::Frame { count: 2, first_seq: 7, bytes: bytes.len() }
+        );
         assert_eq!(Frame::decode(&bytes).unwrap(), frame);
         assert_eq!(Frame::header(&[0; FRAME_HEADER_BYTES]), Header::End);
         for bit in 0..bytes.len() * 8 {

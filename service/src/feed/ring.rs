@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use memmap2::{MmapOptions, MmapRaw};
-use proto::shm::ring::{RING_BYTES, RING_RECORDS, Record, RingWriter};
+use proto::shm::ring::{RING_BYTES, RING_RECORDS, Record, RingWriter, SlotEnd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::thread::futex;
 use rustix::time::{ClockId, clock_gettime};
@@ -71,8 +71,12 @@ impl Ring {
     }
 
     fn push(&mut self, frame: &Frame, published_ns: u64) {
-        for Change { slot, key, old, new } in &frame.changes {
-            self.writer.push(&Record { key: *key, old: *old, new: *new, slot: *slot, published_ns });
+        let mut ends = frame.ends.iter().peekable();
+        for (seq, Change { slot, key, old, new }) in (frame.first_seq..).zip(&frame.changes) {
+            let slot_end = ends
+                .next_if(|end| end.seq == seq)
+                .map(|end| SlotEnd { blockhash: end.blockhash, parent_slot: end.parent_slot });
+            self.writer.push(&Record { key: *key, old: *old, new: *new, slot: *slot, published_ns, slot_end });
         }
     }
 

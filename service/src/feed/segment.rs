@@ -11,8 +11,7 @@ use engine_api::{Error, ErrorKind, Result};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::record::{
-    FRAME_HEADER_BYTES, Frame, Header, Identity, RECORD_BYTES, SEGMENT_HEADER_BYTES, read_segment_header,
-    segment_header,
+    FRAME_HEADER_BYTES, Frame, Header, Identity, SEGMENT_HEADER_BYTES, read_segment_header, segment_header,
 };
 
 /// A segment's file as the list of segments knows it.
@@ -120,12 +119,12 @@ pub(super) fn frame_at(file: &File, at: u64, expected_seq: u64, path: &Path) -> 
     if read_up_to(file, &mut header, at).map_err(failed)? < FRAME_HEADER_BYTES {
         return Ok(Found::End);
     }
-    let count = match Frame::header(&header) {
-        Header::Frame { count, first_seq } if first_seq == expected_seq => count,
+    let bytes = match Frame::header(&header) {
+        Header::Frame { first_seq, bytes, .. } if first_seq == expected_seq => bytes,
         Header::End => return Ok(Found::End),
         Header::Frame { .. } | Header::Damaged => return Ok(Found::Damaged),
     };
-    let mut bytes = vec![0; FRAME_HEADER_BYTES + count * RECORD_BYTES];
+    let mut bytes = vec![0; bytes];
     if read_up_to(file, &mut bytes, at).map_err(failed)? < bytes.len() {
         return Ok(Found::Damaged);
     }
@@ -148,12 +147,12 @@ pub(super) fn find(file: &File, segment: &Segment, seq: u64) -> Result<Option<(u
             Error::io(format!("cannot read the feed: file={} offset={at}", segment.path.display()), source)
         })?;
         match Frame::header(&header[..held]) {
-            Header::Frame { count, first_seq } if first_seq == expected => {
+            Header::Frame { count, first_seq, bytes } if first_seq == expected => {
                 if seq < expected + count as u64 {
                     return Ok(Some((at, expected)));
                 }
                 expected += count as u64;
-                at += (FRAME_HEADER_BYTES + count * RECORD_BYTES) as u64;
+                at += bytes as u64;
             }
             // Asked for what comes next.
             _ if seq == expected => return Ok(Some((at, expected))),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use engine_api::Key;
 
-use super::{Change, Cursor, Feed, FeedError, Filter, Frame};
+use super::{Change, Cursor, Feed, FeedError, Filter, Frame, SlotEnd};
 
 /// Most changes that a piece looks at: a millisecond or two with the largest filter, after which others have their turn
 /// and whoever is gone is noticed.
@@ -23,7 +23,7 @@ const SHORT_CHANGES: u64 = 256;
 pub struct Scope {
     /// The last change to look at.
     pub last_seq: u64,
-    /// Only changes of keys up to this one, if there is one.
+    /// Only changes of keys up to this one, if there is one. Slots do not end then, since the rest of them is left out.
     pub last_key: Option<Key>,
     /// Most changes that pass.
     pub most: usize,
@@ -34,6 +34,8 @@ pub struct Scope {
 pub struct Piece {
     /// What passes, with its seq, in order.
     pub changes: Vec<(u64, Change)>,
+    /// The slot that ends with the last change that was looked at.
+    pub slot_end: Option<SlotEnd>,
     /// Whether there is more to look at; else the scope or the feed has ended.
     pub more: bool,
 }
@@ -81,7 +83,7 @@ impl Tail {
         (last_seq.saturating_sub(self.next_seq) < SHORT_CHANGES).then_some(Scope { last_seq, ..*scope })
     }
 
-    /// Looks at the next changes of `scope`. May read the disk.
+    /// Looks at the next changes of `scope`, not beyond a slot's end. May read the disk.
     ///
     /// # Errors
     /// See [`FeedError`].
@@ -94,6 +96,7 @@ impl Tail {
             let Some(frame) = self.frames.front() else { break };
             // A frame of the disk may begin before the place.
             let known = (self.next_seq - frame.first_seq) as usize;
+            let end = frame.next_end(self.next_seq).filter(|_| scope.last_key.is_none()).copied();
             for change in &frame.changes[known..] {
                 if self.next_seq > scope.last_seq {
                     break;
@@ -107,9 +110,16 @@ impl Tail {
                     piece.changes.push((self.next_seq, *change));
                 }
                 self.next_seq += 1;
+                if end.is_some_and(|end| end.seq < self.next_seq) {
+                    (piece.slot_end, piece.more) = (end, true);
+                    break;
+                }
             }
             if frame.last_seq() < self.next_seq {
                 self.frames.pop_front();
+            }
+            if piece.slot_end.is_some() {
+                break;
             }
         }
         Ok(piece)

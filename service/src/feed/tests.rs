@@ -8,7 +8,6 @@ use std::time::Duration;
 use engine_api::Durability;
 use proptest::prelude::*;
 
-use super::record::{FRAME_HEADER_BYTES, RECORD_BYTES};
 use super::*;
 
 const KEEP_ALL: Retention = Retention { bytes: 1 << 30, time: Duration::from_secs(3600) };
@@ -22,6 +21,12 @@ fn change(n: u64) -> Change {
     let side = |on: bool, n: u64| on.then(|| word(n));
     let (fifth, seventh) = (n.is_multiple_of(5), n.is_multiple_of(7));
     Change { slot: n / 3, key: word(n % 97), old: side(!fifth, n), new: side(fifth || !seventh, n + 1) }
+}
+
+/// Where slots end among the changes up to `last`: each third change is the last of its slot.
+fn ends(first: u64, last: u64) -> Vec<SlotEnd> {
+    let end = |seq: u64| SlotEnd { seq, slot: seq / 3, blockhash: [seq as u8; 32], parent_slot: seq / 3 - 1 };
+    (first..=last).filter(|seq| seq % 3 == 2 && *seq > 3).map(end).collect()
 }
 
 fn at(seq: u64) -> Checkpoint {
@@ -50,7 +55,8 @@ impl Rig {
 
     fn append(&mut self, changes: u64) {
         let next = self.seq + 1;
-        self.writer.append(next, (next..next + changes).map(change).collect()).unwrap();
+        let last = next + changes - 1;
+        self.writer.append(next, (next..next + changes).map(change).collect(), ends(next, last)).unwrap();
     }
 
     fn commit(&mut self, changes: u64) {
@@ -69,7 +75,7 @@ impl Rig {
     fn check(&self, seq: u64) {
         let expected: Vec<Change> = (seq..=self.seq).map(change).collect();
         let mut cursor = Cursor::new(seq);
-        let (mut next_seq, mut read) = (seq, Vec::new());
+        let (mut next_seq, mut read, mut ended) = (seq, Vec::new(), Vec::<SlotEnd>::new());
         loop {
             let frames = self.feed.read(&mut cursor).unwrap();
             if frames.is_empty() {
@@ -78,9 +84,11 @@ impl Rig {
             for frame in frames {
                 assert!(frame.first_seq <= next_seq && next_seq <= frame.last_seq());
                 read.extend_from_slice(&frame.changes[(next_seq - frame.first_seq) as usize..]);
+                ended.extend(frame.ends.iter().filter(|end| end.seq >= next_seq));
                 next_seq = frame.last_seq() + 1;
             }
         }
+        assert!(ended == ends(seq, self.seq), "where slots end, from disk: seq={seq}");
         assert!(read == expected, "from disk: seq={seq} read={} expected={}", read.len(), expected.len());
         if let Some(frames) = self.feed.recent(seq)
             && let Some(first) = frames.first()
@@ -159,7 +167,7 @@ fn tear(rig: &Rig, changes: u64, share: f64) {
     if changes == 0 {
         return;
     }
-    let bytes = FRAME_HEADER_BYTES + changes as usize * RECORD_BYTES;
+    let bytes = rig.writer.pending_bytes();
     let kept = (bytes as f64 * share) as usize;
     let file = OpenOptions::new().write(true).open(rig.last_segment()).unwrap();
     file.write_all_at(&vec![0; bytes - kept], rig.writer.end() + kept as u64).unwrap();
@@ -287,6 +295,9 @@ fn who_reads_the_ring_cannot_write_it() {
         let proto::shm::ring::Found::Record(record) = reader.read(seq) else { panic!("seq={seq}") };
         let Change { slot, key, old, new } = change(seq);
         assert_eq!((record.slot, record.key, record.old, record.new), (slot, key, old, new));
+        let end =
+            record.slot_end.map(|end| SlotEnd { seq, slot, blockhash: end.blockhash, parent_slot: end.parent_slot });
+        assert_eq!(end, ends(seq, seq).pop());
         assert_eq!(record.published_ns > 0, seq > 10, "seq={seq}");
     }
     let before = reader.head();

@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime};
 use engine_api::{Checkpoint, Durability, Error, ErrorKind, Result};
 use tracing::{info, warn};
 
-use super::record::{Change, FRAME_CHANGES_MAX, Frame, Identity, SEGMENT_HEADER_BYTES};
+use super::record::{Change, FRAME_CHANGES_MAX, Frame, Identity, SEGMENT_HEADER_BYTES, SlotEnd};
 use super::segment::{Found, Segment, clear, frame_at};
 use super::{Feed, Ring};
 use crate::status::unix_ms;
@@ -129,17 +129,17 @@ impl FeedWriter {
         self.ring = Some(ring);
     }
 
-    /// Appends the changes of a batch, the first of which gets `first_seq`. With [`Durability::Synced`] they are on the
+    /// Appends the changes of a batch, the first of which gets `first_seq`, and where slots end in it. With [`Durability::Synced`] they are on the
     /// device when this returns. Follow with [`FeedWriter::publish`] or [`FeedWriter::abort`].
     ///
     /// # Errors
     /// [`ErrorKind::FreeSpace`] with nothing appended; [`ErrorKind::Reopen`] after a failed write or flush.
-    pub fn append(&mut self, first_seq: u64, changes: Vec<Change>) -> Result<()> {
+    pub fn append(&mut self, first_seq: u64, changes: Vec<Change>, ends: Vec<SlotEnd>) -> Result<()> {
         debug_assert!(self.pending.is_none() && changes.len() <= FRAME_CHANGES_MAX);
         if changes.is_empty() {
             return Ok(());
         }
-        let frame = Frame { first_seq, committed_unix_ms: unix_ms(), changes };
+        let frame = Frame { first_seq, committed_unix_ms: unix_ms(), changes, ends };
         let needed = frame.log_bytes() as u64;
         if self.end.at + needed > self.end.bytes {
             self.rotate(first_seq, needed)?;
@@ -199,6 +199,12 @@ impl FeedWriter {
     #[cfg(test)]
     pub(crate) fn keep(&mut self, retention: Retention) {
         self.retention = retention;
+    }
+
+    /// Bytes of the frame that was appended last and is not published.
+    #[cfg(test)]
+    pub(super) fn pending_bytes(&self) -> usize {
+        self.pending.as_ref().map_or(0, |frame| frame.log_bytes())
     }
 
     /// Where the next frame goes.

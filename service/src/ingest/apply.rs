@@ -277,7 +277,7 @@ impl Apply {
         let (all, deleted) = (changes.len(), changes.iter().filter(|change| change.new.is_none()).count());
         self.shared.overlay.committing(changes.iter().map(|change| (change.slot, change.key, change.old)));
         if let Some(feed) = &mut self.feed {
-            feed.append(self.committed.seq + 1, changes.to_vec())?;
+            feed.append(self.committed.seq + 1, changes.to_vec(), self.batch.ends(self.committed.seq))?;
         }
         if let Err(failed) = txn.commit(&checkpoint, self.config.durability) {
             // Not after a commit of which nobody knows what became: opening again decides what the feed holds.

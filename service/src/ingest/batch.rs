@@ -18,7 +18,7 @@ use engines::EngineKind;
 
 use super::event::WholeSlot;
 use crate::chain::Gap;
-use crate::feed::{Change, FRAME_CHANGES_MAX};
+use crate::feed::{Change, FRAME_CHANGES_MAX, SlotEnd};
 use crate::pulse::Pulse;
 
 /// Changes after which a commit is due while more waits. Two flushes are nothing for this many changes, and a commit of
@@ -55,6 +55,8 @@ pub struct Limits {
 pub struct Batch {
     limits: Limits,
     changes: Vec<Change>,
+    /// Where the slots end that change something; the seq counts the batch's changes from 1.
+    ends: Vec<SlotEnd>,
     /// Where the newest change of a key stands in `changes`.
     newest: HashMap<Key, usize>,
     events: u64,
@@ -74,12 +76,17 @@ impl Limits {
 impl Batch {
     /// An empty one.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, changes: Vec::new(), newest: HashMap::new(), events: 0 }
+        Self { limits, changes: Vec::new(), ends: Vec::new(), newest: HashMap::new(), events: 0 }
     }
 
     /// The changes, in the order of the chain.
     pub fn changes(&self) -> &[Change] {
         &self.changes
+    }
+
+    /// Where the slots end that change something, when the change before the batch's first is `seq`.
+    pub fn ends(&self, seq: u64) -> Vec<SlotEnd> {
+        self.ends.iter().map(|end| SlotEnd { seq: seq + end.seq, ..*end }).collect()
     }
 
     /// The events that were taken in, also those that change nothing.
@@ -120,6 +127,10 @@ impl Batch {
             self.newest.insert(event.key, self.changes.len());
             self.changes.push(Change { slot: slot.slot, key: event.key, old, new: event.value });
         }
+        if self.changes.len() > before {
+            let WholeSlot { slot, blockhash, parent_slot, .. } = *slot;
+            self.ends.push(SlotEnd { seq: self.changes.len() as u64, slot, blockhash, parent_slot });
+        }
         self.events += slot.events.len() as u64;
         Ok(None)
     }
@@ -131,6 +142,7 @@ impl Batch {
             (self.changes, self.newest) = (Vec::new(), HashMap::new());
         }
         self.changes.clear();
+        self.ends.clear();
         self.newest.clear();
         self.events = 0;
     }
@@ -197,6 +209,8 @@ mod tests {
         let seen: Vec<_> = batch.changes().iter().map(|c| (c.slot, c.key[0], c.old.map(|v| v[0]))).collect();
         assert_eq!(seen, [(50, 1, Some(1)), (50, 2, None), (51, 2, Some(5))]);
         assert!(batch.is_due());
+        let ends: Vec<_> = batch.ends(100).iter().map(|end| (end.seq, end.slot, end.parent_slot)).collect();
+        assert_eq!(ends, [(102, 50, 49), (103, 51, 50)], "slots that change nothing have no end");
         batch.clear();
         assert_eq!((batch.changes().len(), batch.events(), batch.is_due()), (0, 0, false));
     }
@@ -213,7 +227,7 @@ mod tests {
         let gap = batch.take(&slot(11, &five), &mut *reader, &pulse).unwrap().unwrap();
         assert_eq!((gap.first_slot, gap.last_slot), (11, 11));
         assert!(gap.detail.contains("most=4") && gap.detail.contains("memory"), "{gap:?}");
-        assert_eq!((batch.changes().len(), batch.changes()[0].slot), (1, 10));
+        assert_eq!((batch.changes().len(), batch.changes()[0].slot, batch.ends(0).len()), (1, 10, 1));
         // What was taken back is not remembered either.
         batch.take(&slot(12, &[(3, None), (2, Some(2))]), &mut *reader, &pulse).unwrap();
         assert_eq!(batch.changes().len(), 1);

@@ -15,7 +15,7 @@ use futures::{FutureExt as _, Stream, StreamExt as _, stream};
 use proto::v1::feed_server::Feed as FeedRpc;
 use proto::v1::subscribe_request::Start;
 use proto::v1::subscribe_response::Kind;
-use proto::v1::{Change, Changes, Heartbeat, Started, SubscribeRequest, SubscribeResponse};
+use proto::v1::{Change, Changes, Heartbeat, SlotEnd, Started, SubscribeRequest, SubscribeResponse};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
@@ -231,7 +231,7 @@ impl Subscription {
         let found = if let Some(at_hand) = tail.at_hand(&scope) {
             let head_seq = self.head.borrow().seq;
             changes(&mut tail, &at_hand)
-                .map(|(changes, more)| (changes, more || tail.next_seq() <= scope.last_seq.min(head_seq)))
+                .map(|(changes, end, more)| (changes, end, more || tail.next_seq() <= scope.last_seq.min(head_seq)))
         } else {
             let job = move || {
                 let found = changes(&mut tail, &scope);
@@ -241,14 +241,14 @@ impl Subscription {
             (tail, found) = self.workers.read(job).await.map_err(not_done)?;
             found
         };
-        let (changes, more) = found.map_err(|error| unreadable(error, next_seq))?;
-        if !changes.is_empty() {
+        let (changes, slot_end, more) = found.map_err(|error| unreadable(error, next_seq))?;
+        if !changes.is_empty() || slot_end.is_some() {
             // What was looked at before without anything that passes is told with it.
             let first_seq = self.told_seq + 1;
             self.told_seq = tail.next_seq() - 1;
             // ORDERING: Relaxed: a statistic.
             self.feed.subscribers().changes_sent.fetch_add(changes.len() as u64, Ordering::Relaxed);
-            self.send(Kind::Changes(Changes { first_seq, last_seq: self.told_seq, changes })).await?;
+            self.send(Kind::Changes(Changes { first_seq, last_seq: self.told_seq, changes, slot_end })).await?;
         }
         Ok((tail, more))
     }
@@ -296,10 +296,11 @@ impl Subscription {
     }
 }
 
-/// The next piece of `tail` as it is sent, and whether there is more.
-fn changes(tail: &mut Tail, scope: &Scope) -> Result<(Vec<Change>, bool), FeedError> {
+/// The next piece of `tail` as it is sent, the slot that ends with it, and whether there is more.
+fn changes(tail: &mut Tail, scope: &Scope) -> Result<(Vec<Change>, Option<SlotEnd>, bool), FeedError> {
     let piece = tail.piece(scope)?;
-    Ok((piece.changes.iter().map(|(seq, change)| wire(*seq, change)).collect(), piece.more))
+    let changes = piece.changes.iter().map(|(seq, change)| wire(*seq, change)).collect();
+    Ok((changes, piece.slot_end.as_ref().map(wire_end), piece.more))
 }
 
 pub(super) fn closing() -> Status {
@@ -353,6 +354,10 @@ fn wire(seq: u64, change: &crate::feed::Change) -> Change {
         new_value: change.new.as_ref().map(value),
         slot: change.slot,
     }
+}
+
+fn wire_end(end: &crate::feed::SlotEnd) -> SlotEnd {
+    SlotEnd { slot: end.slot, blockhash: Bytes::copy_from_slice(&end.blockhash), parent_slot: end.parent_slot }
 }
 
 /// Transport and address of a request's caller.

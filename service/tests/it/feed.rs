@@ -14,7 +14,9 @@ use engines::{EngineOptions, OpenMode};
 use proto::v1::feed_client::FeedClient;
 use proto::v1::subscribe_request::Start;
 use proto::v1::subscribe_response::Kind;
-use proto::v1::{Change, Changes, DumpFrom, DumpThenTail, Filter, FromNow, SubscribeRequest, SubscribeResponse};
+use proto::v1::{
+    Change, Changes, DumpFrom, DumpThenTail, Filter, FromNow, SlotEnd, SubscribeRequest, SubscribeResponse,
+};
 use tonic::{Code, Status, Streaming};
 use workload::{Digest, Pairs, Rng};
 
@@ -53,6 +55,9 @@ pub(crate) struct Follower {
     feed_id: Option<u64>,
     pub(crate) connections: u64,
     changes: Vec<client::Change>,
+    ends: Vec<client::SlotEnd>,
+    /// The slot of the last change, unless it has ended.
+    open: Option<u64>,
 }
 
 impl Follower {
@@ -61,7 +66,21 @@ impl Follower {
         let (whole, rng) = (!matches!(start, Start::FromNow(_)), Rng::new(seed));
         let (uds, changes) = (uds.to_owned(), Vec::new());
         let (dumped, pause, feed_id, connections) = (None, Duration::ZERO, None, 0);
-        Self { uds, rng, start, map, whole, seq, dumped, pause, feed_id, connections, changes }
+        Self {
+            uds,
+            rng,
+            start,
+            map,
+            whole,
+            seq,
+            dumped,
+            pause,
+            feed_id,
+            connections,
+            changes,
+            ends: Vec::new(),
+            open: None,
+        }
     }
 
     /// Follows until it has seen `last_seq`, which is set once it is known.
@@ -124,6 +143,7 @@ impl Follower {
                     assert_eq!((changes.first_seq, changes.changes[0].seq), (self.seq + 1, self.seq + 1));
                     changes.changes.iter().for_each(|change| self.apply(change));
                     assert_eq!(changes.last_seq, self.seq);
+                    changes.slot_end.iter().for_each(|end| self.end(end));
                 }
                 Kind::Heartbeat(heartbeat) => assert_eq!(heartbeat.seq, self.seq, "nothing is skipped in silence"),
             }
@@ -166,7 +186,18 @@ impl Follower {
         let entry = |bytes: &Bytes| <[u8; 32]>::try_from(&bytes[..]).unwrap();
         let (old, new) = (change.old_value.as_ref().map(entry), change.new_value.as_ref().map(entry));
         let (seq, key, slot) = (change.seq, entry(&change.key), change.slot);
+        assert!(*self.open.get_or_insert(slot) == slot, "slot={slot} begins before {:?} has ended", self.open);
         self.changes.push(client::Change { seq, key, old, new, slot });
+    }
+}
+
+impl Follower {
+    fn end(&mut self, end: &SlotEnd) {
+        assert_eq!(self.open.take(), Some(end.slot), "a slot ends once, after its changes");
+        let earlier = self.ends.last().map_or(BASE_SLOT, |end| end.slot);
+        assert!(end.parent_slot < end.slot && earlier < end.slot, "{end:?} after slot={earlier}");
+        let (blockhash, parent_slot) = (end.blockhash[..].try_into().unwrap(), end.parent_slot);
+        self.ends.push(client::SlotEnd { seq: self.seq, slot: end.slot, blockhash, parent_slot });
     }
 }
 
@@ -230,7 +261,12 @@ fn killed_twenty_times_every_subscriber_has_every_change_once() {
         map.iter().for_each(|(key, value)| sum.add(key[..].try_into().unwrap(), value[..].try_into().unwrap()));
         assert_eq!(sum.to_string(), end.digest, "{options:?}");
         for follower in &followers {
-            assert_eq!(follower.seq, seq);
+            assert_eq!((follower.seq, follower.open), (seq, None));
+            assert!(
+                followers[0].ends.ends_with(&follower.ends) && follower.ends.len() > 100,
+                "{}",
+                follower.ends.len()
+            );
             assert!(follower.connections > KILLS / 2, "connections={}", follower.connections);
             if follower.whole {
                 assert!(follower.map == map, "{options:?}: the followed map is another one");
@@ -243,6 +279,7 @@ fn killed_twenty_times_every_subscriber_has_every_change_once() {
         for ring in rings.map(|thread| thread.join().unwrap()) {
             assert!(ring.seq == Some(seq) && ring.connections > KILLS / 2, "connections={}", ring.connections);
             let same = followers[0].changes.ends_with(&ring.changes) && ring.changes.len() > KILLS as usize * 100;
+            assert!(followers[0].ends.ends_with(&ring.ends) && !ring.ends.is_empty(), "{options:?}: other slot ends");
             assert!(same, "{options:?}: other changes in shared memory: changes={}", ring.changes.len());
         }
         stream.stop().unwrap();

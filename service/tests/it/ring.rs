@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use client::blocking::Subscription;
-use client::{Builder, Change, ErrorKind, Event, Filter, Start};
+use client::{Builder, Change, ErrorKind, Event, Filter, SlotEnd, Start};
 use workload::Rng;
 
 use crate::support::{Service, columns, digest, end, load, stream, wait_for};
@@ -24,6 +24,7 @@ pub(crate) fn subscribe(address: &str, start: Start, filter: Filter) -> Subscrip
 pub(crate) struct Follower {
     rng: Rng,
     pub(crate) changes: Vec<Change>,
+    pub(crate) ends: Vec<SlotEnd>,
     pub(crate) seq: Option<u64>,
     feed_id: Option<u64>,
     pub(crate) connections: u64,
@@ -33,7 +34,14 @@ impl Follower {
     /// Follows until it has seen `last_seq`, which is set once it is known.
     pub(crate) fn follow(path: &Path, seed: u64, last_seq: Arc<AtomicU64>) -> JoinHandle<Self> {
         let address = format!("shm://{}", path.display());
-        let mut follower = Self { rng: Rng::new(seed), changes: Vec::new(), seq: None, feed_id: None, connections: 0 };
+        let mut follower = Self {
+            rng: Rng::new(seed),
+            changes: Vec::new(),
+            ends: Vec::new(),
+            seq: None,
+            feed_id: None,
+            connections: 0,
+        };
         std::thread::spawn(move || {
             // ORDERING: Relaxed: a number that is set once.
             while follower.seq.is_none_or(|seq| seq < last_seq.load(Ordering::Relaxed)) {
@@ -61,7 +69,9 @@ impl Follower {
                     assert!(self.seq.is_none_or(|seq| seq + 1 == next_seq));
                     (self.feed_id, self.seq) = (Some(feed_id), Some(next_seq - 1));
                 }
-                Some(Event::Changes(changes)) => {
+                Some(Event::Changes { changes, slot_end }) => {
+                    assert!(changes.iter().all(|change| change.slot == changes[0].slot), "of one slot");
+                    self.ends.extend(slot_end);
                     let first = changes.first().unwrap().seq;
                     assert_eq!(Some(first), self.seq.map(|seq| seq + 1), "each change once, in order");
                     self.seq = changes.last().map(|change| change.seq);
@@ -79,7 +89,7 @@ impl Follower {
 fn until(feed: &mut Subscription, last_seq: u64) -> Vec<Change> {
     let mut all = Vec::new();
     while feed.last_seq().is_none_or(|seq| seq < last_seq) {
-        if let Event::Changes(changes) = feed.next_event().unwrap() {
+        if let Event::Changes { changes, .. } = feed.next_event().unwrap() {
             all.extend(changes);
         }
     }

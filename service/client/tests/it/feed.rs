@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use client::{Builder, Change, Client, Dumped, ErrorKind, Event, Filter, Start, Subscription};
+use client::{Builder, Change, Client, Dumped, ErrorKind, Event, Filter, SlotEnd, Start, Subscription};
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use proto::v1::feed_server::{Feed, FeedServer};
@@ -78,7 +78,15 @@ fn changes(first_seq: u64, last_seq: u64) -> Kind {
         new_value: Some(Bytes::from_static(&[2; 32])),
         slot: 9,
     };
-    Kind::Changes(Changes { first_seq, last_seq, changes: (first_seq..=last_seq).map(change).collect() })
+    let changes = (first_seq..=last_seq).map(change).collect();
+    Kind::Changes(Changes { first_seq, last_seq, changes, slot_end: None })
+}
+
+/// The same, and slot 9 ends with them.
+fn last_changes(first_seq: u64, last_seq: u64, blockhash: &'static [u8]) -> Kind {
+    let Kind::Changes(changes) = changes(first_seq, last_seq) else { panic!("changes") };
+    let slot_end = proto::v1::SlotEnd { slot: 9, blockhash: Bytes::from_static(blockhash), parent_slot: 7 };
+    Kind::Changes(Changes { slot_end: Some(slot_end), ..changes })
 }
 
 fn heartbeat(seq: u64) -> Kind {
@@ -91,7 +99,7 @@ fn told(feed_id: u64, next_seq: u64) -> Event {
 
 fn changed(first: u64, last: u64) -> Event {
     let change = |seq| Change { seq, key: [1; 32], old: None, new: Some([2; 32]), slot: 9 };
-    Event::Changes((first..=last).map(change).collect())
+    Event::Changes { changes: (first..=last).map(change).collect(), slot_end: None }
 }
 
 #[tokio::test]
@@ -100,12 +108,14 @@ async fn a_feed_goes_on_where_it_broke() {
         vec![started(7, 5), changes(5, 6)],
         vec![],
         vec![started(7, 7), heartbeat(8), changes(9, 9)],
-        vec![started(7, 10), changes(10, 12)],
+        vec![started(7, 10), last_changes(10, 12, &[8; 32])],
     ]);
     script.told.lock().unwrap()[1].push(Err(Status::resource_exhausted("too slow")));
     let (mut feed, _dir) = script.subscribe(Start::Now).await;
     let beat = Event::Heartbeat { seq: 8, slot: Some(9), unix_ms: 5 };
-    for event in [told(7, 5), changed(5, 6), beat, changed(9, 9), changed(10, 12)] {
+    let Event::Changes { changes, .. } = changed(10, 12) else { panic!("changes") };
+    let slot_end = Some(SlotEnd { seq: 12, slot: 9, blockhash: [8; 32], parent_slot: 7 });
+    for event in [told(7, 5), changed(5, 6), beat, changed(9, 9), Event::Changes { changes, slot_end }] {
         assert_eq!(feed.next().await.unwrap(), event);
     }
     assert_eq!((feed.feed_id(), feed.last_seq()), (Some(7), Some(12)));
@@ -261,6 +271,7 @@ async fn what_would_lose_or_repeat_a_change_is_an_error() {
         ),
         ("a step back", vec![started(7, 5), heartbeat(3)], ErrorKind::Failed),
         ("a short value", vec![started(7, 5), wrong(&[1])], ErrorKind::Failed),
+        ("a short blockhash", vec![started(7, 5), last_changes(5, 5, &[1])], ErrorKind::Failed),
         ("no start", vec![changes(5, 5)], ErrorKind::Failed),
         ("two starts", vec![started(7, 5), started(7, 5)], ErrorKind::Failed),
     ] {

@@ -11,7 +11,7 @@ use engine_api::{Checkpoint, Durability, Engine, Key, Value};
 
 use super::chain::{Block, Chain};
 use super::store::Opened;
-use crate::feed::{Change, Cursor, Feed, Frame};
+use crate::feed::{Change, Cursor, Feed, Frame, SlotEnd};
 use crate::status::Shared;
 
 /// The model of one store over all of its lives.
@@ -23,6 +23,8 @@ pub(super) struct Oracle {
     map: BTreeMap<Key, Value>,
     /// Every change that was published.
     history: Vec<Change>,
+    /// Where the slots ended that changed something.
+    ends: Vec<SlotEnd>,
     /// Seq of the first of them, less one.
     before: u64,
     /// Blocks that the history has begun, the base among them.
@@ -46,6 +48,7 @@ impl Oracle {
             base_known,
             durability,
             history: Vec::new(),
+            ends: Vec::new(),
             before,
             begun: 1,
             rest: BTreeMap::new(),
@@ -103,7 +106,9 @@ impl Oracle {
         for frame in self.read(feed) {
             let next_seq = self.before + self.history.len() as u64 + 1;
             assert_eq!(frame.first_seq, next_seq, "frames follow one another");
+            let told = self.ends.len();
             frame.changes.iter().for_each(|change| self.change(*change));
+            assert!(frame.ends == self.ends[told..], "{:?} are not the ends {:?}", frame.ends, &self.ends[told..]);
             // Each frame is a commit, and what readers saw then.
             assert!(self.rest.is_empty(), "a commit ends within slot={}: {:?}", self.block().slot, self.rest);
         }
@@ -113,16 +118,21 @@ impl Oracle {
     pub(super) fn check_log(&self, feed: &Feed) {
         assert_eq!(feed.oldest_seq(), self.oldest_seq);
         let mut cursor = Cursor::new(self.oldest_seq);
-        let mut read = Vec::new();
+        let (mut read, mut ends) = (Vec::new(), Vec::new());
         loop {
             let frames = feed.read(&mut cursor).expect("the log can be read");
             if frames.is_empty() {
                 break;
             }
-            read.extend(frames.into_iter().flat_map(|frame| frame.changes));
+            for mut frame in frames {
+                read.append(&mut frame.changes);
+                ends.append(&mut frame.ends);
+            }
         }
         let from = (self.oldest_seq - 1 - self.before) as usize;
         assert!(read == self.history[from..], "the log is not what was published");
+        let from = self.ends.partition_point(|end| end.seq < self.oldest_seq);
+        assert!(ends == self.ends[from..], "the log has other ends of slots than were published");
     }
 
     /// What is new in the feed, from memory and from disk by turns.
@@ -156,6 +166,11 @@ impl Oracle {
             None => self.map.remove(&change.key),
         };
         self.history.push(change);
+        if self.rest.is_empty() {
+            let &Block { slot, hash: blockhash, parent, .. } = self.block();
+            let seq = self.before + self.history.len() as u64;
+            self.ends.push(SlotEnd { seq, slot, blockhash, parent_slot: parent.slot });
+        }
     }
 
     fn complete_through(&mut self, checkpoint: &Checkpoint) {
