@@ -38,6 +38,8 @@ Examples:
 const POLL_PERIOD: Duration = Duration::from_millis(100);
 /// Longest wait for a service that makes no progress; opening a large engine counts as none.
 const STALL_BOUND: Duration = Duration::from_secs(300);
+/// How long a service may say that it is not ready before its reason is printed.
+const REASON_AFTER: Duration = Duration::from_secs(5);
 /// Longest wait for a clean end: a last commit and closing the engine.
 const STOP_BOUND: Duration = Duration::from_secs(120);
 
@@ -224,6 +226,7 @@ fn follow(
     bar.set_style(ProgressStyle::with_template(style).context("a fixed template")?.with_key("rate", rate));
     bar.set_message("live");
     let mut started = None;
+    let mut reasons = Reasons { said: String::new(), since: Instant::now() };
     let (mut last, mut moved) = ((0, None), Instant::now());
     loop {
         // ORDERING: Relaxed: the flag carries nothing but itself.
@@ -241,6 +244,9 @@ fn follow(
         let status: Option<Value> =
             get(metrics, "/status.json").ok().and_then(|body| serde_json::from_slice(&body).ok());
         let slot = status.as_ref().and_then(applied_slot);
+        if let Some(reason) = status.as_ref().and_then(|status| reasons.due(status)) {
+            bar.suspend(|| eprintln!("the service is not ready: {reason}"));
+        }
         if let (Some(end), Some(slot), Some(status)) = (end, slot, &status)
             && slot >= end.slot
         {
@@ -262,13 +268,32 @@ fn follow(
             (last, moved) = ((sent, slot), Instant::now());
         }
         if moved.elapsed() > STALL_BOUND {
-            bail!(
-                "no progress: stall_s={} sent_events={sent} applied_slot={}",
-                STALL_BOUND.as_secs(),
-                slot.map_or_else(|| "none".to_owned(), |slot| slot.to_string())
-            );
+            let (stall_s, slot) =
+                (STALL_BOUND.as_secs(), slot.map_or_else(|| "none".to_owned(), |slot| slot.to_string()));
+            bail!("no progress: stall_s={stall_s} sent_events={sent} applied_slot={slot} reason={:?}", reasons.said);
         }
         std::thread::sleep(POLL_PERIOD);
+    }
+}
+
+/// Why the service says that it is not ready, told once for each reason that lasts.
+struct Reasons {
+    said: String,
+    since: Instant,
+}
+
+impl Reasons {
+    /// The reason to print now.
+    fn due(&mut self, status: &Value) -> Option<String> {
+        let ready = status.get("ready").and_then(Value::as_bool).unwrap_or(false);
+        let reason = status.get("not_ready_reason").and_then(Value::as_str).unwrap_or_default();
+        if ready || reason.is_empty() {
+            (self.since, self.said) = (Instant::now(), String::new());
+        } else if reason != self.said && self.since.elapsed() >= REASON_AFTER {
+            (self.since, self.said) = (Instant::now(), reason.to_owned());
+            return Some(self.said.clone());
+        }
+        None
     }
 }
 

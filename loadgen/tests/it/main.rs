@@ -7,6 +7,7 @@
 
 mod bench;
 mod follow;
+mod live;
 mod model;
 mod processed;
 mod protocol;
