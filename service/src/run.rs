@@ -14,6 +14,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use engine_api::{Checkpoint, Durability, Engine};
 use engine_latency::{Latency, Measured};
 use engines::memory_limit;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
 
@@ -71,7 +72,7 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     // What is refused is refused before the store is touched.
     let Checked { edge, .. } = Checked::of(config)?;
     edge.addresses.warn(config, &edge.access);
-    let front = Front { ports: edge.addresses.bind()?, access: edge.access };
+    let ports = edge.addresses.bind()?;
     limit::open_files(config.max_connections)?;
     systemd::status(&format!("opening and recovering the store in {}", config.dir.display()));
     let engine = store::open(config)?;
@@ -100,6 +101,9 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         .enable_all()
         .build()
         .context("cannot start the network threads")?;
+    // Before anybody is served: who was answered may stop the service, and it stops in good order.
+    let stops = runtime.block_on(async { Stops::take_over() })?;
+    let front = Front { ports, access: edge.access, stops };
     let (lookups, lookup_threads) =
         Lookups::start(Arc::clone(&engine), config.lookup_threads as usize, Arc::clone(&shared))
             .context("cannot start the lookup threads")?;
@@ -150,10 +154,11 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Where clients come in, and who may.
+/// Where clients come in, who may, and what stops it all.
 struct Front {
     ports: Ports,
     access: Arc<Access>,
+    stops: Stops,
 }
 
 /// What the ingest thread is made of.
@@ -174,7 +179,7 @@ async fn serve(
     admin: Admin,
 ) -> Result<()> {
     let (shared, feed) = (Arc::clone(&apply.shared), http_state.feed.clone());
-    let Front { ports, access } = front;
+    let Front { ports, access, mut stops } = front;
     let (tcp, http) = ports.listen()?;
     let uds = config.uds.as_deref().map(|path| UdsListener::bind(path, config.uds_mode)).transpose()?;
     access.reload_at_hangup()?;
@@ -219,8 +224,8 @@ async fn serve(
     systemd::ready();
     let watch = tokio::spawn(systemd::watch(shared, sleepers));
     let early = tokio::select! {
-        signal = signalled() => {
-            info!(signal = signal?, "stopping");
+        signal = stops.next() => {
+            info!(signal, "stopping");
             None
         }
         outcome = &mut apply_ended => Some(outcome),
@@ -316,12 +321,23 @@ async fn until(mut stopped: watch::Receiver<bool>) {
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
-async fn signalled() -> Result<&'static str> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).context("cannot take over SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot take over SIGINT")?;
-    Ok(tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
-    })
+/// The signals that stop the service. From [`Stops::take_over`] on they no longer end the process by themselves.
+struct Stops {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stops {
+    fn take_over() -> Result<Self> {
+        let terminate = signal(SignalKind::terminate()).context("cannot take over SIGTERM")?;
+        let interrupt = signal(SignalKind::interrupt()).context("cannot take over SIGINT")?;
+        Ok(Self { terminate, interrupt })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
 }
