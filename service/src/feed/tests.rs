@@ -316,28 +316,37 @@ fn a_tail_gives_what_passes_in_pieces_from_disk_and_from_memory() {
     let filter = proto::v1::Filter { values: values.collect(), ..Default::default() };
     let filter = Arc::new(Filter::new(&filter).unwrap());
     for reopened in [false, true] {
-        for (from, last_seq, last_key) in [(1, 40_000, None), (3999, 31_000, Some(key)), (39_000, u64::MAX, None)] {
+        for (from, last_seq, last_key) in [(1, 40_000, None), (3700, 31_000, Some(key)), (39_000, u64::MAX, None)] {
             let scope = Scope { last_seq, last_key, most: 100 };
             let mut tail = Tail::new(Arc::clone(&rig.feed), Arc::clone(&filter), from);
-            assert!(tail.at_hand(&scope).is_none(), "a thousand changes are ahead");
+            assert!(tail.at_hand(&scope).is_none(), "hundreds of changes are ahead");
             let passes = |change: &Change| filter.passes(change) && last_key.is_none_or(|last| change.key <= last);
             let range = from..=last_seq.min(40_000);
             let expected: Vec<_> = range.clone().map(|n| (n, change(n))).filter(|(_, change)| passes(change)).collect();
-            let (mut found, mut more) = (Vec::new(), true);
+            let (mut found, mut ended, mut more) = (Vec::new(), Vec::new(), true);
             while more {
                 let piece = tail.piece(&scope).unwrap();
+                assert!(piece.slot_end.is_none_or(|end| end.seq + 1 == tail.next_seq()));
+                ended.extend(piece.slot_end);
                 assert!(piece.changes.len() <= 100);
                 found.extend(piece.changes);
                 more = piece.more;
             }
             assert!(!expected.is_empty() && found == expected, "found={} of={}", found.len(), expected.len());
             assert_eq!(tail.next_seq(), range.end() + 1);
+            let whole = last_key.is_none().then(|| ends(from, *range.end()));
+            assert!(ended == whole.unwrap_or_default(), "where slots end");
             // What is left out is not looked at.
             if last_seq < 40_000 {
                 tail.skip_to(39_990);
                 let rest = Scope { last_seq: u64::MAX, last_key: None, most: 100 };
                 assert!(reopened || tail.at_hand(&rest).is_some_and(|at_hand| at_hand.last_seq == 40_000));
-                assert!(tail.piece(&rest).unwrap().changes.iter().all(|(seq, _)| *seq >= 39_990));
+                let mut more = true;
+                while more {
+                    let piece = tail.piece(&rest).unwrap();
+                    assert!(piece.changes.iter().all(|(seq, _)| *seq >= 39_990));
+                    more = piece.more;
+                }
                 assert_eq!(tail.next_seq(), 40_001);
             }
         }
