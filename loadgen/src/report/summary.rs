@@ -118,7 +118,8 @@ fn verdict(work: &str, comparisons: &[&Comparison<'_>], engines: &[&str]) -> Opt
         parts.push(format!("{ties} of {of} not told apart by their repeats"));
     }
     let figure = match time(first.group.workload) {
-        Some(_) => "time".to_owned(),
+        // A load that leaves work for later is not faster than one that has done it.
+        Some(_) => "time to the end of the load, work put off until later not in it".to_owned(),
         None => format!("{SHOWN} of {}", format::op(operation(first.group)?).to_lowercase()),
     };
     Some(format!("{}, {figure}: {}.", format::op(work), parts.join("; ")))
@@ -143,7 +144,7 @@ fn picture(comparisons: &[Comparison<'_>], engines: &[&str]) -> Option<Bars> {
         let bars: Vec<Bar> = engines.iter().enumerate().filter_map(bar).collect();
         (!bars.is_empty()).then(|| BarGroup { title: format::cap(cap), limit: None, bars })
     };
-    let figure = if time(group.workload).is_some() { "time" } else { SHOWN };
+    let figure = if time(group.workload).is_some() { "time to the end of the load" } else { SHOWN };
     let title = format!("{}: {}, {figure}; lower is better", chosen.scenario, chosen.title);
     let groups: Vec<BarGroup> = group.caps().into_iter().filter_map(of_cap).collect();
     (!groups.is_empty()).then(|| Bars { title, parts: Vec::new(), groups })
@@ -161,5 +162,10 @@ fn all(comparisons: &[Comparison<'_>], engines: &[&str]) -> Table {
         rows.push(Row::Figures(name, compared(&one.spreads, Some(Better::Lower), text(one.group))));
     }
     let head = std::iter::once(String::new()).chain(engines.iter().map(|engine| (*engine).to_owned())).collect();
-    Table { caption: format!("Time of loads, {SHOWN} of everything else; lower is better"), head, rows, words: false }
+    Table {
+        caption: format!("Time to the end of loads, {SHOWN} of everything else; lower is better"),
+        head,
+        rows,
+        words: false,
+    }
 }

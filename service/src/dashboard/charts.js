@@ -147,7 +147,7 @@ class Chart {
       return last;
     });
     // Several at zero would lie below the chart: they are moved up from its foot.
-    let limit = HEIGHT - 4;
+    let limit = HEIGHT - 8;
     for (let at = places.length - 1; at >= 0; at -= 1) {
       places[at] = Math.min(places[at], limit);
       limit = places[at] - 12;
