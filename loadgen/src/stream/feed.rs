@@ -181,7 +181,7 @@ impl Feed {
         if self.place.is_none() || request.from_slot.is_some() {
             let commitment = self.filter.commitment();
             let (id, cursor, replay) = self.shared.log.subscribe(request.from_slot, commitment, earlier)?;
-            tracing::info!(subscriber = id, from_slot = ?request.from_slot, replayed_slots = replay.len(), "subscribed");
+            tracing::info!(subscriber = id, from_slot = request.from_slot, replayed_slots = replay.len(), "subscribed");
             if let Some(old) = self.place.replace(Place { id, cursor }) {
                 self.shared.log.unsubscribe(old.id);
             }
