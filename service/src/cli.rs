@@ -159,7 +159,18 @@ fn check(config: &Config) -> Result<(), Failed> {
     let Checked { edge, provider } = Checked::of(config)?;
     println!("# {}: {}", provider.token_header, if provider.token_file.is_some() { "given" } else { "none" });
     println!("# access: {}", edge.access);
+    for caution in config.selection().cautions(label(config)?) {
+        println!("# follow: {caution}");
+    }
     Ok(())
+}
+
+/// The label of the store's engine: what is not said of its filter is what the directory says.
+fn label(config: &Config) -> Result<&'static str> {
+    let mut options = config.engine.clone();
+    let known = engines::inspect(&config.dir)?.filter(|known| known.engine == options.engine);
+    options.bloom = options.bloom.or(known.map(|known| known.bloom));
+    Ok(options.label())
 }
 
 /// What RUST_LOG asks for.

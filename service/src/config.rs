@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::feed::FRAME_CHANGES_MAX;
 use crate::ingest::extract::Extract;
+use crate::ingest::follow::{Follow, Selection};
 use crate::ingest::provider::{self, Compression, Settings as Provider};
 use crate::ingest::subscribe::Commitment;
 use crate::net::limit::ConnectionLimits;
@@ -87,6 +88,17 @@ pub struct Settings {
     /// is told, and another is refused [default: the store's own; for one that does not say account-owner]
     #[arg(long, value_enum)]
     pub extract: Option<Extract>,
+    /// Which accounts a token extraction is sent, which decides what it can miss [default: exact]
+    ///
+    /// A server sends the last write of an account in a slot, and only if the account then matches a filter of the
+    /// subscription. "exact" asks for every account, 17 thousand updates a second on mainnet, and misses nothing.
+    /// "wallets" asks for token accounts and System accounts without data; it misses a token account that moves to
+    /// another program than System, or becomes a mint, a multisig or uninitialised. "closed" asks for token accounts
+    /// and accounts without lamports; it also misses one that is closed and funded again in the same slot, or moves to
+    /// System with lamports. What is missed keeps its old value in the map for ever. Some servers allow no
+    /// subscription to all accounts (`any`), or few slices.
+    #[arg(long, value_enum)]
+    pub follow: Option<Follow>,
     /// When a slot is taken in: confirmed or finalized [default: confirmed]
     #[arg(long, value_enum)]
     pub commitment: Option<Commitment>,
@@ -293,6 +305,7 @@ pub struct Config {
     pub geyser_key: Option<PathBuf>,
     pub geyser_compression: Compression,
     pub extract: Extract,
+    pub follow: Follow,
     pub commitment: Commitment,
     pub processed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -352,7 +365,7 @@ impl Settings {
         macro_rules! pick {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
-        pick!(engine bloom profile memory lmdb_map_size dir create_empty cluster geyser x_token_file x_token_header geyser_ca geyser_cert geyser_key geyser_compression extract commitment processed
+        pick!(engine bloom profile memory lmdb_map_size dir create_empty cluster geyser x_token_file x_token_header geyser_ca geyser_cert geyser_key geyser_compression extract follow commitment processed
             commit_every commit_interval durability idle_timeout gap_timeout max_lag_ms max_lag_slots listen uds uds_mode shm feed
             feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout
             metrics metrics_hosts tls_cert tls_key tls_client_ca bearer_token_file insecure max_connections
@@ -420,6 +433,13 @@ impl Settings {
             !processed || commitment == Commitment::Confirmed,
             "processed = true needs commitment = \"confirmed\": processed slots stand on confirmed ones"
         );
+        let extract = self.extract.or(kept_extract).unwrap_or(Extract::AccountOwner);
+        let follow = self.follow.unwrap_or_default();
+        ensure!(
+            follow == Follow::Exact || extract != Extract::AccountOwner,
+            "follow = \"wallets\" and \"closed\" are for extract = \"token-owner\" and \"token-mint\"; account-owner takes \
+             every account: leave follow out"
+        );
         Ok(Config {
             engine,
             dir,
@@ -432,7 +452,8 @@ impl Settings {
             geyser_cert: self.geyser_cert,
             geyser_key: self.geyser_key,
             geyser_compression: self.geyser_compression.unwrap_or_default(),
-            extract: self.extract.or(kept_extract).unwrap_or(Extract::AccountOwner),
+            extract,
+            follow,
             commitment,
             processed,
             commit_every: self.commit_every,
@@ -489,6 +510,11 @@ impl Config {
             compression: self.geyser_compression,
         }
     }
+
+    /// Which accounts are followed, and what is made of them.
+    pub fn selection(&self) -> Selection {
+        Selection { extract: self.extract, follow: self.follow }
+    }
 }
 
 #[cfg(test)]
@@ -508,6 +534,21 @@ mod tests {
         assert_eq!((config.commit_interval, config.commit_every), (Duration::from_secs(5), None));
         let again: Settings = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
         assert_eq!(toml::to_string(&again.resolve().unwrap()).unwrap(), toml::to_string(&config).unwrap());
+    }
+
+    #[test]
+    fn account_owner_is_followed_exactly_or_not_at_all() {
+        let resolve = |more: &str| {
+            let text = format!("dir = \"/a\"\ngeyser = \"http://h:1\"\n{more}");
+            toml::from_str::<Settings>(&text).unwrap().resolve()
+        };
+        assert_eq!(resolve("extract = \"token-mint\"").unwrap().follow, Follow::Exact);
+        assert_eq!(resolve("extract = \"token-owner\"\nfollow = \"wallets\"").unwrap().follow, Follow::Wallets);
+        assert_eq!(resolve("follow = \"exact\"").unwrap().follow, Follow::Exact);
+        for follow in ["wallets", "closed"] {
+            let refused = resolve(&format!("follow = \"{follow}\"")).unwrap_err().to_string();
+            assert!(refused.contains("account-owner") && refused.contains("leave follow out"), "{refused}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use engine_latency::{Latency, Measured};
 use engines::memory_limit;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::admin::{self, Admin};
 use crate::config::{Config, DurabilityArg};
@@ -95,6 +95,9 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         rest_bytes = division.rest_bytes,
         "memory is divided"
     );
+    for caution in config.selection().cautions(label) {
+        warn!("{caution}");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(NET_THREADS)
         .thread_name("net")
@@ -263,7 +266,7 @@ async fn serve(
 fn receive_config(config: &Config, hangups: &watch::Receiver<u64>) -> ReceiveConfig {
     ReceiveConfig {
         provider: Provider::new(config.provider(), hangups.clone()),
-        extract: config.extract,
+        selection: config.selection(),
         commitment: config.commitment,
         idle_timeout: config.idle_timeout,
         // The standard hasher's random keys are all the randomness this needs.

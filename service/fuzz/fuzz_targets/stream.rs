@@ -9,6 +9,7 @@ use libfuzzer_sys::fuzz_target;
 use prost::Message as _;
 use service::ingest::assemble::Base;
 use service::ingest::extract::Extract;
+use service::ingest::follow::{Follow, Selection};
 use service::ingest::subscribe::Commitment;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{
@@ -38,7 +39,7 @@ enum Sent {
 
 #[derive(Arbitrary, Debug)]
 enum Write {
-    Token(u8),
+    Token(u8, u8),
     Closed,
     Moved(u8),
     Lengths(u8, u8, u8),
@@ -46,14 +47,19 @@ enum Write {
 
 fuzz_target!(|input: Input| {
     let extract = [Extract::AccountOwner, Extract::TokenOwner, Extract::TokenMint][usize::from(input.extract % 3)];
+    let follow = match extract {
+        Extract::AccountOwner => Follow::Exact,
+        _ => [Follow::Exact, Follow::Wallets, Follow::Closed][usize::from(input.extract / 3 % 3)],
+    };
+    let selection = Selection { extract, follow };
     let commitment = if input.finalized { Commitment::Finalized } else { Commitment::Confirmed };
     let base = input.base.map(|(slot, known)| Base {
         slot: u64::from(slot % 16),
         blockhash: if known { hash(slot % 16) } else { [0; 32] },
     });
     let updates: Vec<Option<SubscribeUpdate>> = input.messages.into_iter().filter_map(update).collect();
-    service::overlay::fuzzing::banks(extract, base, updates.clone());
-    service::ingest::fuzzing::stream(extract, commitment, base, updates);
+    service::overlay::fuzzing::banks(selection, base, updates.clone());
+    service::ingest::fuzzing::stream(selection, commitment, base, updates);
 });
 
 /// `None` is nothing at all, `Some(None)` a new connection.
@@ -104,7 +110,11 @@ fn update(sent: Sent) -> Option<Option<SubscribeUpdate>> {
 fn account(key: u8, write: Write, version: u8) -> SubscribeUpdateAccountInfo {
     let token = bs58::decode(service::ingest::extract::TOKEN_PROGRAM).into_vec().expect("an address");
     let (pubkey, lamports, owner, data) = match write {
-        Write::Token(value) => (vec![key % 8; 32], 1, token, vec![value; 32]),
+        // The value, the state, and of longer accounts the type and how far they reach.
+        Write::Token(value, more) => {
+            let shape = [1, 0, 2, 0, 0][..usize::from(more % 6)].to_vec();
+            (vec![key % 8; 32], 1, token, [vec![value; 32], shape].concat())
+        }
         Write::Closed => (vec![key % 8; 32], 0, vec![0; 32], Vec::new()),
         Write::Moved(owner) => (vec![key % 8; 32], 1, vec![owner; 32], Vec::new()),
         Write::Lengths(pubkey, owner, data) => {

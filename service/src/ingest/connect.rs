@@ -243,7 +243,7 @@ fn status_ended(status: &Status, applied: Option<u64>) -> Ended {
         )),
         Code::InvalidArgument | Code::Unimplemented => Ended::Refused(format!(
             "the server refuses the subscription: code={code:?} message={message:?}; it has to allow the filters of \
-             this extraction"
+             this extraction; where it allows no subscription to all accounts, or few data slices, see follow in --help"
         )),
         Code::OutOfRange => Ended::Refused(format!("the stream cannot be read: message={message:?}")),
         _ => Ended::Retry(format!("code={code:?} message={message:?}")),

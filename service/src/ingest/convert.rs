@@ -9,7 +9,7 @@ use yellowstone_grpc_proto::prost_types::Timestamp;
 
 use super::assemble::Input;
 use super::event::Event;
-use super::extract::Extract;
+use super::follow::Selection;
 use super::subscribe::Commitment;
 
 /// What a message comes down to.
@@ -34,14 +34,14 @@ pub(crate) struct MalformedUpdate {
 
 /// Converts one message. A slot's status counts once it is at `commitment`; finalized slots are confirmed ones too.
 pub(super) fn convert(
-    extract: Extract,
+    selection: Selection,
     commitment: Commitment,
     update: SubscribeUpdate,
 ) -> Result<Converted, MalformedUpdate> {
     match update.update_oneof {
         Some(UpdateOneof::Account(update)) => {
             let slot = update.slot;
-            Ok(Converted::Account(Input::Account { slot, event: account(extract, update)? }))
+            Ok(Converted::Account(Input::Account { slot, event: account(selection, update)? }))
         }
         Some(UpdateOneof::BlockMeta(meta)) => block_meta(&meta, unix_ms(update.created_at)).map(Converted::Boundary),
         Some(UpdateOneof::Slot(update)) => Ok(match SlotStatus::try_from(update.status) {
@@ -59,11 +59,11 @@ pub(super) fn convert(
 }
 
 /// The event of an account update.
-pub(crate) fn account(extract: Extract, update: SubscribeUpdateAccount) -> Result<Event, MalformedUpdate> {
+pub(crate) fn account(selection: Selection, update: SubscribeUpdateAccount) -> Result<Event, MalformedUpdate> {
     let slot = update.slot;
     let malformed = |detail: String| MalformedUpdate { slot, detail: format!("slot={slot}: {detail}") };
     let account = update.account.ok_or_else(|| malformed("account update without an account".to_owned()))?;
-    extract.extract(&account).map_err(|error| malformed(error.to_string()))
+    selection.extract(&account).map_err(|error| malformed(error.to_string()))
 }
 
 /// The [`Input::BlockMeta`] of a block meta.
@@ -102,6 +102,10 @@ mod tests {
     use yellowstone_grpc_proto::geyser::SubscribeUpdateSlot;
 
     use super::*;
+    use crate::ingest::extract::Extract;
+    use crate::ingest::follow::Follow;
+
+    const ALL: Selection = Selection { extract: Extract::AccountOwner, follow: Follow::Exact };
 
     fn update(one: UpdateOneof) -> SubscribeUpdate {
         SubscribeUpdate {
@@ -123,8 +127,7 @@ mod tests {
 
     #[test]
     fn block_meta_decodes_its_hashes() {
-        let converted =
-            convert(Extract::AccountOwner, Commitment::Confirmed, update(meta(&bs58::encode([2; 32]).into_string())));
+        let converted = convert(ALL, Commitment::Confirmed, update(meta(&bs58::encode([2; 32]).into_string())));
         let input = Input::BlockMeta {
             slot: 8,
             blockhash: [2; 32],
@@ -138,22 +141,18 @@ mod tests {
     #[test]
     fn malformed_messages_are_errors_with_their_slot() {
         for text in ["", "0OIl", "abc", &bs58::encode([2; 33]).into_string(), &"1".repeat(1000)] {
-            let error =
-                convert(Extract::AccountOwner, Commitment::Confirmed, update(meta(text))).expect_err("malformed");
+            let error = convert(ALL, Commitment::Confirmed, update(meta(text))).expect_err("malformed");
             assert_eq!(error.slot, 8);
         }
         let empty = UpdateOneof::Account(SubscribeUpdateAccount { slot: 5, ..Default::default() });
-        assert_eq!(
-            convert(Extract::AccountOwner, Commitment::Confirmed, update(empty)).expect_err("no account").slot,
-            5
-        );
+        assert_eq!(convert(ALL, Commitment::Confirmed, update(empty)).expect_err("no account").slot, 5);
     }
 
     #[test]
     fn only_statuses_that_matter_are_handed_on() {
         let status_at = |commitment, status: i32| {
             let slot = SubscribeUpdateSlot { slot: 9, status, ..Default::default() };
-            convert(Extract::AccountOwner, commitment, update(UpdateOneof::Slot(slot))).expect("well formed")
+            convert(ALL, commitment, update(UpdateOneof::Slot(slot))).expect("well formed")
         };
         let status = |status| status_at(Commitment::Confirmed, status);
         let confirmed = Converted::Boundary(Input::Status { slot: 9, confirmed: true, dead: false });

@@ -1,13 +1,15 @@
 //! Turns an account update into a key and a value.
 //!
 //! Owns: what each extraction means, and when an account counts as closed. Must not: do I/O, allocate for a well
-//! formed update, or panic on what a server sends. Runs on the receiver's task.
+//! formed update, or panic on what a server sends. Runs on the receivers' tasks.
 
 use std::fmt;
 
 use yellowstone_grpc_proto::geyser::SubscribeUpdateAccountInfo;
 
 use super::event::Event;
+use super::follow::{Follow, Selection};
+use super::token::{self, SHAPE_SLICES, TokenProgram};
 
 /// The SPL Token program.
 pub const TOKEN_PROGRAM: &str = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA";
@@ -40,29 +42,50 @@ pub enum Malformed {
     Pubkey(usize),
     /// The owner is not 32 bytes long; the length in bytes.
     Owner(usize),
-    /// The sliced data of a token account is not 32 bytes long: address, length in bytes.
+    /// The data of a token account is not sliced as asked: address, length in bytes.
     Data([u8; 32], usize),
 }
 
-impl Extract {
-    /// The event of one update, whose data is already sliced as the subscription asks for (see `subscribe`).
+impl Selection {
+    /// The event of one update, whose data is sliced as [`data_slices`](Self::data_slices) asks.
     ///
-    /// An account without lamports is closed: the value is `None`. So is one that a token extraction follows and
-    /// that no longer belongs to a token program.
+    /// An account without lamports is closed: the value is `None`. So it is of an account that a token extraction is
+    /// told of and that is no token account, or no longer one.
     pub fn extract(self, account: &SubscribeUpdateAccountInfo) -> Result<Event, Malformed> {
         let key = bytes_32(&account.pubkey).ok_or(Malformed::Pubkey(account.pubkey.len()))?;
         let owner = bytes_32(&account.owner).ok_or(Malformed::Owner(account.owner.len()))?;
         let open = account.lamports > 0;
-        let value = match self {
-            Self::AccountOwner => open.then_some(owner),
-            Self::TokenOwner | Self::TokenMint if open && is_token_program(&owner) => {
-                Some(bytes_32(&account.data).ok_or(Malformed::Data(key, account.data.len()))?)
+        let value = match (self.extract, token_program(&owner)) {
+            _ if !open => None,
+            (Extract::AccountOwner, _) => Some(owner),
+            (Extract::TokenOwner | Extract::TokenMint, None) => None,
+            (Extract::TokenOwner | Extract::TokenMint, Some(program)) => {
+                self.token_value(program, &account.data).map_err(|len| Malformed::Data(key, len))?
             }
-            Self::TokenOwner | Self::TokenMint => None,
         };
         Ok(Event { key, value, write_version: account.write_version })
     }
 
+    fn token_value(self, program: TokenProgram, data: &[u8]) -> Result<Option<[u8; 32]>, usize> {
+        match self.follow {
+            Follow::Exact => token::value(program, data),
+            // The server has looked at the whole data: of these programs its filters let token accounts through, and
+            // accounts without any data.
+            Follow::Wallets | Follow::Closed if data.is_empty() => Ok(None),
+            Follow::Wallets | Follow::Closed => bytes_32(data).map(Some).ok_or(data.len()),
+        }
+    }
+
+    /// Offset and length in bytes of the parts of an account's data to ask for, ascending: the value, and what tells a
+    /// token account where the server's filter does not.
+    pub fn data_slices(self) -> impl Iterator<Item = (u64, u64)> {
+        let exact = self.follow == Follow::Exact && self.extract != Extract::AccountOwner;
+        let shape = if exact { &SHAPE_SLICES[..] } else { &[] };
+        std::iter::once(self.extract.value_slice()).chain(shape.iter().copied())
+    }
+}
+
+impl Extract {
     /// The name, as in the configuration and in a store's marker.
     pub fn name(self) -> &'static str {
         match self {
@@ -81,7 +104,7 @@ impl Extract {
     }
 
     /// Offset and length in bytes of the part of an account's data that holds the value.
-    pub fn data_slice(self) -> (u64, u64) {
+    fn value_slice(self) -> (u64, u64) {
         match self {
             Self::AccountOwner => (0, 0),
             Self::TokenMint => (0, 32),
@@ -97,7 +120,7 @@ impl fmt::Display for Malformed {
             Self::Owner(len) => write!(f, "account owner is not 32 bytes long: len_bytes={len}"),
             Self::Data(key, len) => write!(
                 f,
-                "token account data is not the 32 bytes asked for: account={} len_bytes={len}; \
+                "token account data is not what was asked for: account={} len_bytes={len}; \
                  the server has to honour accounts_data_slice",
                 bs58::encode(key).into_string()
             ),
@@ -107,11 +130,15 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-fn is_token_program(owner: &[u8; 32]) -> bool {
-    *owner == TOKEN_PROGRAM_BYTES || *owner == TOKEN_2022_PROGRAM_BYTES
+fn token_program(owner: &[u8; 32]) -> Option<TokenProgram> {
+    match *owner {
+        TOKEN_PROGRAM_BYTES => Some(TokenProgram::Token),
+        TOKEN_2022_PROGRAM_BYTES => Some(TokenProgram::Token2022),
+        _ => None,
+    }
 }
 
-fn bytes_32(bytes: &[u8]) -> Option<[u8; 32]> {
+pub(super) fn bytes_32(bytes: &[u8]) -> Option<[u8; 32]> {
     bytes.try_into().ok()
 }
 
@@ -130,8 +157,13 @@ mod tests {
         }
     }
 
-    fn value(extract: Extract, account: &SubscribeUpdateAccountInfo) -> Option<[u8; 32]> {
-        extract.extract(account).expect("well formed").value
+    fn value(selection: Selection, account: &SubscribeUpdateAccountInfo) -> Option<[u8; 32]> {
+        selection.extract(account).expect("well formed").value
+    }
+
+    /// A token account's slices: the value, its state, its 165th byte.
+    fn token_data(value: u8, state: u8) -> Vec<u8> {
+        [vec![value; 32], vec![state, 0]].concat()
     }
 
     #[test]
@@ -147,34 +179,65 @@ mod tests {
 
     #[test]
     fn the_owner_of_any_open_account() {
-        assert_eq!(value(Extract::AccountOwner, &account([3; 32], 1, vec![])), Some([3; 32]));
-        assert_eq!(value(Extract::AccountOwner, &account([0; 32], 1, vec![])), Some([0; 32]));
-        assert_eq!(value(Extract::AccountOwner, &account([3; 32], 0, vec![])), None);
+        let all = Selection::exact(Extract::AccountOwner);
+        assert_eq!(value(all, &account([3; 32], 1, vec![])), Some([3; 32]));
+        assert_eq!(value(all, &account([0; 32], 1, vec![])), Some([0; 32]));
+        assert_eq!(value(all, &account([3; 32], 0, vec![])), None);
+        // Whatever data comes is nothing to it, token accounts' among them.
+        assert_eq!(value(all, &account(TOKEN_PROGRAM_BYTES, 1, vec![1; 165])), Some(TOKEN_PROGRAM_BYTES));
     }
 
     #[test]
     fn token_accounts_by_either_program() {
         for extract in [Extract::TokenOwner, Extract::TokenMint] {
+            let exact = Selection::exact(extract);
             for program in [TOKEN_PROGRAM_BYTES, TOKEN_2022_PROGRAM_BYTES] {
-                assert_eq!(value(extract, &account(program, 1, vec![9; 32])), Some([9; 32]));
-                assert_eq!(value(extract, &account(program, 0, vec![9; 32])), None, "closed");
+                assert_eq!(value(exact, &account(program, 1, token_data(9, 1))), Some([9; 32]));
+                assert_eq!(value(exact, &account(program, 1, token_data(9, 2))), Some([9; 32]), "frozen");
+                assert_eq!(value(exact, &account(program, 1, token_data(9, 0))), None, "uninitialised");
+                assert_eq!(value(exact, &account(program, 1, vec![9; 32])), None, "a mint");
+                assert_eq!(value(exact, &account(program, 1, vec![])), None, "without data");
+                assert_eq!(value(exact, &account(program, 0, token_data(9, 1))), None, "closed");
             }
-            assert_eq!(value(extract, &account([0; 32], 0, vec![])), None, "closed, back with System");
-            assert_eq!(value(extract, &account([4; 32], 1, vec![9; 32])), None, "moved to another program");
+            let multisig = [token_data(9, 1), vec![2, 1]].concat();
+            assert_eq!(value(exact, &account(TOKEN_2022_PROGRAM_BYTES, 1, multisig.clone())), None, "a multisig");
+            let longer = [multisig, vec![1]].concat();
+            assert_eq!(value(exact, &account(TOKEN_2022_PROGRAM_BYTES, 1, longer)), Some([9; 32]), "extensions");
+            assert_eq!(value(exact, &account([0; 32], 0, vec![])), None, "closed, back with System");
+            assert_eq!(value(exact, &account([0; 32], 1, vec![])), None, "closed and funded again");
+            assert_eq!(value(exact, &account([4; 32], 1, token_data(9, 1))), None, "moved to another program");
+        }
+    }
+
+    #[test]
+    fn what_the_servers_filter_lets_through_is_a_token_account() {
+        for follow in [Follow::Wallets, Follow::Closed] {
+            let selection = Selection { extract: Extract::TokenOwner, follow };
+            assert_eq!(value(selection, &account(TOKEN_2022_PROGRAM_BYTES, 1, vec![9; 32])), Some([9; 32]));
+            assert_eq!(value(selection, &account(TOKEN_PROGRAM_BYTES, 1, vec![])), None, "without data");
+            assert_eq!(value(selection, &account([0; 32], 1, vec![])), None);
+            assert_eq!(value(selection, &account([0; 32], 0, vec![])), None);
+            assert_eq!(selection.data_slices().collect::<Vec<_>>(), [(32, 32)]);
         }
     }
 
     #[test]
     fn wrong_lengths_are_named() {
+        let exact = Selection::exact(Extract::TokenMint);
         let mut bad = account([3; 32], 1, vec![]);
         bad.pubkey.pop();
-        assert_eq!(Extract::AccountOwner.extract(&bad), Err(Malformed::Pubkey(31)));
+        assert_eq!(Selection::exact(Extract::AccountOwner).extract(&bad), Err(Malformed::Pubkey(31)));
         let mut bad = account([3; 32], 1, vec![]);
         bad.owner.clear();
-        assert_eq!(Extract::AccountOwner.extract(&bad), Err(Malformed::Owner(0)));
-        for len in [0, 31, 33, 165] {
+        assert_eq!(Selection::exact(Extract::AccountOwner).extract(&bad), Err(Malformed::Owner(0)));
+        for len in [38, 82, 165] {
             let bad = account(TOKEN_PROGRAM_BYTES, 1, vec![0; len]);
-            assert_eq!(Extract::TokenMint.extract(&bad), Err(Malformed::Data([7; 32], len)));
+            assert_eq!(exact.extract(&bad), Err(Malformed::Data([7; 32], len)));
+        }
+        for len in [31, 33, 165] {
+            let bad = account(TOKEN_PROGRAM_BYTES, 1, vec![0; len]);
+            let filtered = Selection { follow: Follow::Closed, ..exact };
+            assert_eq!(filtered.extract(&bad), Err(Malformed::Data([7; 32], len)));
         }
     }
 }

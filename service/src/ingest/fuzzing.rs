@@ -9,7 +9,7 @@ use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 use super::assemble::{Assembler, Base, Input, Limits};
 use super::convert::{Converted, convert};
 use super::event::WholeSlot;
-use super::extract::Extract;
+use super::follow::Selection;
 use super::subscribe::Commitment;
 
 /// Small, so that both limits are met.
@@ -18,14 +18,14 @@ const LIMITS: Limits = Limits { slots_max: 4, bytes_max: 16 << 10 };
 /// Updates in the order they arrive; `None` is a new connection. What is handed out is a chain of whole slots, and a gap
 /// names a range. After a gap everything begins anew from where it stands, as after a restart.
 pub fn stream(
-    extract: Extract,
+    selection: Selection,
     commitment: Commitment,
     base: Option<Base>,
     updates: impl IntoIterator<Item = Option<SubscribeUpdate>>,
 ) {
     let mut assembler = Assembler::new(base, LIMITS);
     for update in updates {
-        let input = match update.map(|update| convert(extract, commitment, update)) {
+        let input = match update.map(|update| convert(selection, commitment, update)) {
             Some(Ok(Converted::Nothing)) => continue,
             Some(Ok(Converted::Account(input) | Converted::Boundary(input))) => input,
             // A message that cannot be read ends its connection.

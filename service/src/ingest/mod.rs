@@ -8,6 +8,7 @@ pub(crate) mod connect;
 pub(crate) mod convert;
 pub mod event;
 pub mod extract;
+pub mod follow;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod provider;
@@ -16,4 +17,5 @@ pub mod receive;
 mod simulation;
 mod standing;
 pub mod subscribe;
+mod token;
 pub(crate) mod upstream;

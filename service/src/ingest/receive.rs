@@ -20,7 +20,7 @@ use super::assemble::Input;
 use super::backoff::Waits;
 use super::connect::{Connection, Ended, Next};
 use super::convert::{Converted, convert};
-use super::extract::Extract;
+use super::follow::Selection;
 use super::provider::Provider;
 use super::subscribe::{Commitment, request};
 use super::upstream::Upstream;
@@ -59,7 +59,7 @@ pub struct ReceiveConfig {
     /// The Yellowstone server.
     pub provider: Provider,
     /// What to subscribe to.
-    pub extract: Extract,
+    pub selection: Selection,
     /// When a slot is taken in.
     pub commitment: Commitment,
     /// Without a block meta or a slot's confirmation or death for this long the connection is given up.
@@ -196,7 +196,7 @@ impl<U: Upstream> Receiver<U> {
     /// One connection, from the first byte to its end.
     async fn follow(&self, applied: Option<u64>, past: &mut Past) -> Result<std::convert::Infallible, Ended> {
         let from_slot = past.begins_at.or(applied);
-        let subscription = request(self.config.extract, self.config.commitment, from_slot);
+        let subscription = request(self.config.selection, self.config.commitment, from_slot);
         let idle_timeout = self.config.idle_timeout;
         let mut connection = Connection::open(&self.upstream, idle_timeout, subscription, applied).await?;
         self.send(Message::Reconnected).await?;
@@ -239,7 +239,7 @@ impl<U: Upstream> Receiver<U> {
             // Before ingest-apply hears of it, which then looks at what was heard.
             self.shared.overlay.heard_final(status.slot);
         }
-        let (input, boundary) = match convert(self.config.extract, self.config.commitment, update) {
+        let (input, boundary) = match convert(self.config.selection, self.config.commitment, update) {
             Ok(Converted::Nothing) => return Ok(false),
             Ok(Converted::Account(input)) => (input, false),
             Ok(Converted::Boundary(input)) => {
@@ -286,6 +286,7 @@ impl<U: Upstream> Receiver<U> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ingest::extract::Extract;
 
     #[test]
     fn a_small_memory_limit_makes_the_queue_smaller() {

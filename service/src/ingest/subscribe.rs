@@ -13,6 +13,7 @@ use yellowstone_grpc_proto::geyser::{
 };
 
 use super::extract::{Extract, SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
+use super::follow::{Follow, Selection};
 
 /// When a slot is taken in. Processed is not offered: a processed slot may be rolled back, and what is on disk may not.
 /// Lookups have a [commitment](crate::overlay::Commitment) of their own.
@@ -26,24 +27,24 @@ pub enum Commitment {
     Finalized,
 }
 
-/// The subscription for an extraction. `from_slot` is the first slot to send again; `None` starts with what is new.
-pub fn request(extract: Extract, commitment: Commitment, from_slot: Option<u64>) -> SubscribeRequest {
+/// The subscription for a selection. `from_slot` is the first slot to send again; `None` starts with what is new.
+pub fn request(selection: Selection, commitment: Commitment, from_slot: Option<u64>) -> SubscribeRequest {
     let level = match commitment {
         Commitment::Confirmed => CommitmentLevel::Confirmed,
         Commitment::Finalized => CommitmentLevel::Finalized,
     };
-    request_at(extract, level, from_slot)
+    request_at(selection, level, from_slot)
 }
 
 /// The subscription of the overlay: the same at processed, from now on.
-pub fn request_processed(extract: Extract) -> SubscribeRequest {
-    request_at(extract, CommitmentLevel::Processed, None)
+pub fn request_processed(selection: Selection) -> SubscribeRequest {
+    request_at(selection, CommitmentLevel::Processed, None)
 }
 
-fn request_at(extract: Extract, level: CommitmentLevel, from_slot: Option<u64>) -> SubscribeRequest {
-    let (offset, length) = extract.data_slice();
+fn request_at(selection: Selection, level: CommitmentLevel, from_slot: Option<u64>) -> SubscribeRequest {
+    let slices = selection.data_slices();
     SubscribeRequest {
-        accounts: account_filters(extract),
+        accounts: account_filters(selection),
         slots: named(
             "slots",
             SubscribeRequestFilterSlots {
@@ -54,36 +55,36 @@ fn request_at(extract: Extract, level: CommitmentLevel, from_slot: Option<u64>) 
         ),
         blocks_meta: named("meta", SubscribeRequestFilterBlocksMeta {}),
         commitment: Some(level as i32),
-        accounts_data_slice: vec![SubscribeRequestAccountsDataSlice { offset, length }],
+        accounts_data_slice: slices
+            .map(|(offset, length)| SubscribeRequestAccountsDataSlice { offset, length })
+            .collect(),
         from_slot,
         ..Default::default()
     }
 }
 
-fn account_filters(extract: Extract) -> HashMap<String, SubscribeRequestFilterAccounts> {
-    match extract {
-        Extract::AccountOwner => named("all", SubscribeRequestFilterAccounts::default()),
-        Extract::TokenOwner | Extract::TokenMint => {
-            // By state and not by size: a Token-2022 account with extensions is longer than 165 bytes.
-            let token = SubscribeRequestFilterAccounts {
-                owner: vec![TOKEN_PROGRAM.to_owned(), TOKEN_2022_PROGRAM.to_owned()],
-                filters: vec![state_filter(Filter::TokenAccountState(true))],
-                ..Default::default()
-            };
-            // A closed token account belongs to System and is empty: the filter above never matches it.
-            let lamports = SubscribeRequestFilterAccountsFilterLamports { cmp: Some(Cmp::Eq(0)) };
-            let closed = SubscribeRequestFilterAccounts {
-                owner: vec![SYSTEM_PROGRAM.to_owned()],
-                filters: vec![state_filter(Filter::Lamports(lamports))],
-                ..Default::default()
-            };
-            HashMap::from([("token".to_owned(), token), ("closed".to_owned(), closed)])
+fn account_filters(selection: Selection) -> HashMap<String, SubscribeRequestFilterAccounts> {
+    // An account that has left the token programs matches no filter that names them: only all accounts are exact.
+    let (name, leaving) = match selection {
+        Selection { extract: Extract::AccountOwner, .. } | Selection { follow: Follow::Exact, .. } => {
+            return named("all", SubscribeRequestFilterAccounts::default());
         }
-    }
-}
-
-fn state_filter(filter: Filter) -> SubscribeRequestFilterAccountsFilter {
-    SubscribeRequestFilterAccountsFilter { filter: Some(filter) }
+        // Closed accounts are among them.
+        Selection { follow: Follow::Wallets, .. } => ("wallets", Filter::Datasize(0)),
+        Selection { follow: Follow::Closed, .. } => {
+            ("closed", Filter::Lamports(SubscribeRequestFilterAccountsFilterLamports { cmp: Some(Cmp::Eq(0)) }))
+        }
+    };
+    let owned_by = |owners: &[&str], filter: Filter| SubscribeRequestFilterAccounts {
+        owner: owners.iter().map(|owner| (*owner).to_owned()).collect(),
+        filters: vec![SubscribeRequestFilterAccountsFilter { filter: Some(filter) }],
+        ..Default::default()
+    };
+    // By state and not by size: a Token-2022 account with extensions is longer than 165 bytes.
+    let token = owned_by(&[TOKEN_PROGRAM, TOKEN_2022_PROGRAM], Filter::TokenAccountState(true));
+    // A closed account belongs to System; the token programs are named for one that a validator reports as it was.
+    let left = owned_by(&[SYSTEM_PROGRAM, TOKEN_PROGRAM, TOKEN_2022_PROGRAM], leaving);
+    HashMap::from([("token".to_owned(), token), (name.to_owned(), left)])
 }
 
 fn named<T>(name: &str, filter: T) -> HashMap<String, T> {
@@ -94,12 +95,16 @@ fn named<T>(name: &str, filter: T) -> HashMap<String, T> {
 mod tests {
     use super::*;
 
+    fn slices(request: &SubscribeRequest) -> Vec<(u64, u64)> {
+        request.accounts_data_slice.iter().map(|slice| (slice.offset, slice.length)).collect()
+    }
+
     #[test]
     fn account_owner_asks_for_all_accounts_without_data() {
-        let request = request(Extract::AccountOwner, Commitment::Confirmed, Some(9));
+        let request = request(Selection::exact(Extract::AccountOwner), Commitment::Confirmed, Some(9));
         assert_eq!(request.accounts["all"], SubscribeRequestFilterAccounts::default());
         assert_eq!(request.accounts.len(), 1);
-        assert_eq!(request.accounts_data_slice, [SubscribeRequestAccountsDataSlice { offset: 0, length: 0 }]);
+        assert_eq!(slices(&request), [(0, 0)]);
         assert_eq!(request.commitment, Some(CommitmentLevel::Confirmed as i32));
         assert_eq!(request.from_slot, Some(9));
         assert_eq!(request.slots["slots"].interslot_updates, Some(true));
@@ -107,14 +112,31 @@ mod tests {
     }
 
     #[test]
-    fn token_extractions_ask_for_closed_accounts_too() {
+    fn token_extractions_ask_for_all_accounts_and_what_tells_them_apart() {
         for (extract, offset) in [(Extract::TokenMint, 0), (Extract::TokenOwner, 32)] {
-            let request = request(extract, Commitment::Finalized, None);
-            assert_eq!(request.accounts_data_slice, [SubscribeRequestAccountsDataSlice { offset, length: 32 }]);
+            for request in [
+                request(Selection::exact(extract), Commitment::Confirmed, None),
+                request_processed(Selection::exact(extract)),
+            ] {
+                assert_eq!(request.accounts, named("all", SubscribeRequestFilterAccounts::default()));
+                assert_eq!(slices(&request), [(offset, 32), (108, 1), (164, 1), (165, 1), (354, 1), (355, 1)]);
+            }
+        }
+    }
+
+    #[test]
+    fn narrower_selections_ask_for_token_accounts_and_what_they_mostly_become() {
+        let owners = [SYSTEM_PROGRAM, TOKEN_PROGRAM, TOKEN_2022_PROGRAM];
+        for (follow, name) in [(Follow::Wallets, "wallets"), (Follow::Closed, "closed")] {
+            let selection = Selection { extract: Extract::TokenOwner, follow };
+            let request = request(selection, Commitment::Finalized, None);
             assert_eq!(request.accounts["token"].owner, [TOKEN_PROGRAM, TOKEN_2022_PROGRAM]);
-            assert_eq!(request.accounts["closed"].owner, [SYSTEM_PROGRAM]);
+            assert_eq!(
+                (&request.accounts[name].owner[..], request.accounts.len()),
+                (&owners.map(str::to_owned)[..], 2)
+            );
+            assert_eq!(slices(&request), [(32, 32)]);
             assert_eq!(request.commitment, Some(CommitmentLevel::Finalized as i32));
-            assert_eq!(request.from_slot, None);
         }
     }
 }

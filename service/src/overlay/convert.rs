@@ -9,14 +9,14 @@ use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
 use super::banks::{BankStatus, Seen};
 use crate::ingest::assemble::{Base, Input};
 use crate::ingest::convert::{MalformedUpdate, account, block_meta};
-use crate::ingest::extract::Extract;
+use crate::ingest::follow::Selection;
 
 /// What one message says, if it matters to a bank.
-pub(super) fn convert(extract: Extract, update: SubscribeUpdate) -> Result<Option<Seen>, MalformedUpdate> {
+pub(super) fn convert(selection: Selection, update: SubscribeUpdate) -> Result<Option<Seen>, MalformedUpdate> {
     Ok(match update.update_oneof {
         Some(UpdateOneof::Account(update)) => {
             let (slot, bank) = (update.slot, named(update.bank_id.unwrap_or(0)));
-            Some(Seen::Account { slot, bank, event: account(extract, update)? })
+            Some(Seen::Account { slot, bank, event: account(selection, update)? })
         }
         Some(UpdateOneof::BlockMeta(meta)) => match block_meta(&meta, 0)? {
             Input::BlockMeta { slot, blockhash, parent_slot, parent_blockhash, .. } => Some(Seen::BlockMeta {
@@ -52,10 +52,11 @@ mod tests {
     };
 
     use super::*;
+    use crate::ingest::extract::Extract;
 
     fn seen(one: UpdateOneof) -> Option<Seen> {
-        convert(Extract::AccountOwner, SubscribeUpdate { update_oneof: Some(one), ..Default::default() })
-            .expect("well formed")
+        let all = Selection::exact(Extract::AccountOwner);
+        convert(all, SubscribeUpdate { update_oneof: Some(one), ..Default::default() }).expect("well formed")
     }
 
     #[test]

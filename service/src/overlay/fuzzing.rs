@@ -7,17 +7,17 @@ use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 use super::banks::{Banks, Limits, Seen};
 use super::convert::convert;
 use crate::ingest::assemble::Base;
-use crate::ingest::extract::Extract;
+use crate::ingest::follow::Selection;
 
 /// Small, so that both limits are met.
 const LIMITS: Limits = Limits { banks_max: 8, bytes_max: 16 << 10 };
 
 /// Updates in the order they arrive; `None` is a new connection. The banks stay within their limits, and the fork can be
 /// made of them at any time.
-pub fn banks(extract: Extract, base: Option<Base>, updates: impl IntoIterator<Item = Option<SubscribeUpdate>>) {
+pub fn banks(selection: Selection, base: Option<Base>, updates: impl IntoIterator<Item = Option<SubscribeUpdate>>) {
     let mut banks = Banks::new(base, LIMITS);
     for update in updates {
-        let seen = match update.map(|update| convert(extract, update)) {
+        let seen = match update.map(|update| convert(selection, update)) {
             Some(Ok(Some(seen))) => seen,
             Some(Ok(None)) => continue,
             Some(Err(_)) | None => Seen::Connected,

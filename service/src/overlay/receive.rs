@@ -73,7 +73,7 @@ impl Receiver {
 
     /// One connection, from the first byte to its end.
     async fn follow(&self, heard_slot: &mut bool) -> Result<std::convert::Infallible, Ended> {
-        let request = request_processed(self.config.extract);
+        let request = request_processed(self.config.selection);
         let mut connection = Connection::open(&self.config.provider, self.config.idle_timeout, request, None).await?;
         self.send(vec![Seen::Connected]).await?;
         self.set_connected(true);
@@ -100,7 +100,7 @@ impl Receiver {
             count(&processed.figures.updates, 1);
         }
         // A write that cannot be read leaves its bank incomplete: a new connection forgets the banks in flight.
-        let seen = convert(self.config.extract, update).map_err(|malformed| Ended::Retry(malformed.detail))?;
+        let seen = convert(self.config.selection, update).map_err(|malformed| Ended::Retry(malformed.detail))?;
         let Some(seen) = seen else { return Ok(false) };
         let boundary = !matches!(seen, Seen::Account { .. });
         batch.push(seen);

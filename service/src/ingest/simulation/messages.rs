@@ -40,7 +40,7 @@ pub(super) fn account(extract: Extract, slot: u64, write: &Write, rng: &mut Rng)
     let token = decode(if rng.chance(0.5) { TOKEN_PROGRAM } else { TOKEN_2022_PROGRAM });
     let followed = !matches!(extract, Extract::AccountOwner);
     let (lamports, owner, data) = match write.value {
-        Some(value) if followed => (1, token, value.to_vec()),
+        Some(value) if followed => (1, token, [&value[..], &[1, 0]].concat()),
         Some(value) => (1, value.to_vec(), Vec::new()),
         None => match rng.below(if followed { 3 } else { 2 }) {
             0 => (0, vec![0; 32], Vec::new()),

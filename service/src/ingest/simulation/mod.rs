@@ -30,6 +30,7 @@ use self::store::{Fault, KILLED, Opened, Store};
 use super::apply::{Apply, ApplyConfig};
 use super::batch;
 use super::extract::Extract;
+use super::follow::Selection;
 use super::provider::{Provider, Settings};
 use super::receive::{ReceiveConfig, receive_from};
 use super::subscribe::Commitment;
@@ -119,7 +120,7 @@ impl Simulation {
         let of = |all: &[u64], rng: &mut Rng| all[rng.below(all.len() as u64) as usize];
         let receive = ReceiveConfig {
             provider: Provider::new(Settings::default(), watch::channel(0).1),
-            extract,
+            selection: Selection::exact(extract),
             commitment,
             idle_timeout: Duration::from_secs(of(&[5, 30], &mut rng)),
             jitter_seed: seed,

@@ -1,0 +1,111 @@
+//! Which accounts a token extraction asks the server for, and what each choice misses.
+//!
+//! Owns: [`Follow`], and the words about it that operators read. Must not: do I/O. Any thread.
+
+use super::extract::Extract;
+
+/// Which accounts are asked for. An account that leaves the token programs takes its key out of the map, if its last
+/// write in a slot is sent; a server sends only what matches a filter of the subscription.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Follow {
+    /// Every account, with a slice of its data: nothing is missed.
+    #[default]
+    Exact,
+    /// Token accounts, and System accounts without data. Missed: accounts that leave for another program, or become a
+    /// mint, a multisig or uninitialised.
+    Wallets,
+    /// Token accounts, and accounts without lamports. Missed in addition: accounts that are closed and funded again in
+    /// one slot.
+    Closed,
+}
+
+/// An extraction, and which accounts it is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Selection {
+    /// What becomes of an account.
+    pub extract: Extract,
+    /// Which accounts are asked for. Always [`Follow::Exact`] with [`Extract::AccountOwner`].
+    pub follow: Follow,
+}
+
+impl Selection {
+    /// Every account that the extraction concerns.
+    pub fn exact(extract: Extract) -> Self {
+        Self { extract, follow: Follow::Exact }
+    }
+
+    /// What an operator should know before following like this on an engine with the label `engine`, as sentences.
+    pub fn cautions(self, engine: &str) -> impl Iterator<Item = String> {
+        self.misses().map(str::to_owned).into_iter().chain(self.reads(engine))
+    }
+
+    /// What the map may keep for ever; `None` where nothing is missed.
+    fn misses(self) -> Option<&'static str> {
+        match self.follow {
+            Follow::Exact => None,
+            Follow::Wallets => Some(
+                "follow = \"wallets\" misses a token account that moves to another program than System, or becomes a \
+                 mint, a multisig or uninitialised: its key keeps the old value",
+            ),
+            Follow::Closed => Some(
+                "follow = \"closed\" misses a token account that is closed and funded again in the same slot, moves \
+                 to another program, or becomes a mint, a multisig or uninitialised: its key keeps the old value",
+            ),
+        }
+    }
+
+    /// What following costs where the engine has no filter in memory; `None` where an absent key costs next to nothing.
+    ///
+    /// Most accounts on the stream are no token accounts, so most updates are about keys that the map does not hold.
+    fn reads(self, engine: &str) -> Option<String> {
+        if self.extract == Extract::AccountOwner || !matches!(engine, "lmdb" | "redb" | "rocksdb") {
+            return None;
+        }
+        let asked = match self.follow {
+            Follow::Exact => "follow = \"exact\" takes an update of every account, most of which are not in the map",
+            Follow::Wallets => "follow = \"wallets\" takes an update of every wallet, none of which is in the map",
+            Follow::Closed => return None,
+        };
+        let fewer = match self.follow {
+            Follow::Exact => "follow = \"wallets\" takes fewer and misses little, as --help says; ",
+            _ => "",
+        };
+        Some(format!(
+            "{asked}, and engine={engine} has no filter in memory, so that each may read the device; {fewer}strata, \
+             and rocksdb with --bloom, have a filter"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cautions(extract: Extract, follow: Follow, engine: &str) -> Vec<String> {
+        Selection { extract, follow }.cautions(engine).collect()
+    }
+
+    #[test]
+    fn an_engine_without_a_filter_is_named_with_the_way_out() {
+        for engine in ["lmdb", "redb", "rocksdb"] {
+            let said = cautions(Extract::TokenOwner, Follow::Exact, engine);
+            assert!(
+                said.len() == 1 && said[0].contains("follow = \"wallets\"") && said[0].contains(engine),
+                "{said:?}"
+            );
+            assert!(cautions(Extract::AccountOwner, Follow::Exact, engine).is_empty(), "every account is in the map");
+        }
+        for engine in ["strata", "rocksdb_bloom", "rocksdb_tuned"] {
+            assert!(cautions(Extract::TokenOwner, Follow::Exact, engine).is_empty());
+        }
+    }
+
+    #[test]
+    fn what_is_missed_is_said() {
+        for follow in [Follow::Wallets, Follow::Closed] {
+            let said = cautions(Extract::TokenMint, follow, "strata");
+            assert!(said.len() == 1 && said[0].contains("keeps the old value"), "{said:?}");
+        }
+    }
+}
