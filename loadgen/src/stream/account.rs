@@ -1,4 +1,4 @@
-//! The shape of an account update: where an extractor finds the pair of key and value.
+//! The shape of an account update: where an extractor finds the pair of key and value, and what an account may become.
 //!
 //! Owns: the byte layouts of SPL Token and Token-2022 accounts as far as a reader of the stream looks at them.
 //! Must not: know slots, filters or the wire. Plain functions, used on every feed's task.
@@ -30,6 +30,14 @@ pub const TOKEN_2022_PROGRAM: [u8; 32] = [
     189, 249, 40, 216, 161, 139, 252,
 ];
 
+/// What [`Account::left`] knows: a wallet, another program's account, a mint, a mint with an extension, a multisig, an
+/// uninitialised token account, one without lamports and data that still belongs to Token.
+pub const LEAVINGS: u8 = 7;
+
+/// Lamports of an account that is open: what a token account is rent exempt with.
+const OPEN_LAMPORTS: u64 = 2_039_280;
+/// Length of an SPL Token mint.
+const MINT_BYTES: usize = 82;
 /// Length of an SPL Token account.
 const TOKEN_BYTES: usize = 165;
 /// A Token-2022 account with one empty extension: the account type at 165, then a 2-byte type and a 2-byte length.
@@ -41,54 +49,87 @@ const STATE_OFFSET: usize = 108;
 /// Data of an account that is not a token account: any few bytes will do.
 const PLAIN_BYTES: usize = 40;
 
-/// An account as the validator would report it, before slicing. 170 bytes at most, on the stack.
+/// An account as the validator would report it, before slicing.
 #[derive(Clone, Debug)]
 pub struct Account {
     /// Balance in lamports; 0 for a closed account.
     pub lamports: u64,
     /// The owning program.
     pub owner: [u8; 32],
-    data: [u8; TOKEN_2022_BYTES],
-    data_len: usize,
+    data: Data,
+}
+
+/// The data: on the stack for what a stream is mostly made of.
+#[derive(Clone, Debug)]
+enum Data {
+    Short([u8; TOKEN_2022_BYTES], usize),
+    Any(Vec<u8>),
 }
 
 impl Account {
     /// The account `key` with the pair's `value`, shaped for `extract`. `version` varies what is not the value (the
     /// token amount), as a live account's data does.
     pub fn open(extract: Extract, key: &Key, value: &Value, version: u64) -> Self {
-        let mut account =
-            Self { lamports: 2_039_280, owner: *value, data: [0; TOKEN_2022_BYTES], data_len: PLAIN_BYTES };
+        let mut data = [0; TOKEN_2022_BYTES];
         if extract == Extract::AccountOwner {
-            account.data[..8].copy_from_slice(&version.to_le_bytes());
-            account.data[8..PLAIN_BYTES].copy_from_slice(key);
-            return account;
+            data[..8].copy_from_slice(&version.to_le_bytes());
+            data[8..PLAIN_BYTES].copy_from_slice(key);
+            return Self { lamports: OPEN_LAMPORTS, owner: *value, data: Data::Short(data, PLAIN_BYTES) };
         }
         // The other address field is the key itself: any address will do, and a mixed-up offset then shows.
         let (mint, owner) = if extract == Extract::TokenMint { (value, key) } else { (key, value) };
-        account.data[..32].copy_from_slice(mint);
-        account.data[32..64].copy_from_slice(owner);
-        account.data[64..72].copy_from_slice(&version.to_le_bytes());
-        account.data[STATE_OFFSET] = 1;
-        account.owner = TOKEN_PROGRAM;
-        account.data_len = TOKEN_BYTES;
+        data[..32].copy_from_slice(mint);
+        data[32..64].copy_from_slice(owner);
+        data[64..72].copy_from_slice(&version.to_le_bytes());
+        data[STATE_OFFSET] = 1;
         // One in eight, so that a reader that asks for exactly 165 bytes is found out.
-        if key[31] & 7 == 0 {
-            account.owner = TOKEN_2022_PROGRAM;
-            account.data[TOKEN_BYTES] = 2;
-            account.data[TOKEN_BYTES + 1] = 7;
-            account.data_len = TOKEN_2022_BYTES;
+        let (owner, data_len) = if key[31] & 7 == 0 {
+            data[TOKEN_BYTES] = 2;
+            data[TOKEN_BYTES + 1] = 7;
+            (TOKEN_2022_PROGRAM, TOKEN_2022_BYTES)
+        } else {
+            (TOKEN_PROGRAM, TOKEN_BYTES)
+        };
+        Self { lamports: OPEN_LAMPORTS, owner, data: Data::Short(data, data_len) }
+    }
+
+    /// Any account.
+    pub fn of(lamports: u64, owner: [u8; 32], data: Vec<u8>) -> Self {
+        Self { lamports, owner, data: Data::Any(data) }
+    }
+
+    /// What a token account may become and be a token account no more. `draw` picks one of [`LEAVINGS`].
+    pub fn left(draw: u8) -> Self {
+        // Looks like a token account in every place, so that only its owner and its length tell.
+        let data = |len: usize, state: u8, kind: u8| {
+            let mut data = vec![7; len];
+            for (at, byte) in [(STATE_OFFSET, state), (TOKEN_BYTES, kind)] {
+                data.get_mut(at).into_iter().for_each(|place| *place = byte);
+            }
+            data
+        };
+        match draw % LEAVINGS {
+            0 => Self::of(5, SYSTEM_PROGRAM, Vec::new()),
+            1 => Self::of(5, [9; 32], data(TOKEN_BYTES, 1, 0)),
+            2 => Self::of(5, TOKEN_PROGRAM, data(MINT_BYTES, 0, 0)),
+            3 => Self::of(5, TOKEN_2022_PROGRAM, data(TOKEN_2022_BYTES, 1, 1)),
+            4 => Self::of(5, TOKEN_2022_PROGRAM, data(MULTISIG_BYTES, 1, 2)),
+            5 => Self::of(5, TOKEN_PROGRAM, data(TOKEN_BYTES, 0, 0)),
+            _ => Self::of(0, TOKEN_PROGRAM, Vec::new()),
         }
-        account
     }
 
     /// A closed account: no lamports, no data, owned by the System program.
     pub fn closed() -> Self {
-        Self { lamports: 0, owner: SYSTEM_PROGRAM, data: [0; TOKEN_2022_BYTES], data_len: 0 }
+        Self { lamports: 0, owner: SYSTEM_PROGRAM, data: Data::Short([0; TOKEN_2022_BYTES], 0) }
     }
 
     /// The account's whole data.
     pub fn data(&self) -> &[u8] {
-        &self.data[..self.data_len]
+        match &self.data {
+            Data::Short(data, len) => &data[..*len],
+            Data::Any(data) => data,
+        }
     }
 }
 
@@ -122,5 +163,10 @@ mod tests {
         assert_eq!((short.data().len(), short.owner), (165, TOKEN_PROGRAM));
         assert!(is_token_account(long.data()) && is_token_account(short.data()));
         assert!(!is_token_account(Account::closed().data()));
+        for draw in 0..LEAVINGS {
+            let left = Account::left(draw);
+            let followed = [TOKEN_PROGRAM, TOKEN_2022_PROGRAM].contains(&left.owner) && is_token_account(left.data());
+            assert!(!followed || left.lamports == 0, "{left:?}");
+        }
     }
 }

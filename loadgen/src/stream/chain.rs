@@ -11,6 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use workload::{Digest, Key, Pairs, Picker, Rng, Value};
 
+use crate::stream::account::LEAVINGS;
 use crate::stream::options::Workload;
 
 /// An out-of-order slot comes after this many later ones.
@@ -65,8 +66,19 @@ pub(crate) struct Update {
     pub id: u64,
     /// Version of the value, for [`Keys::value`].
     pub version: u32,
-    /// The account was closed.
-    pub closed: bool,
+    /// What the account is after it.
+    pub write: Write,
+}
+
+/// What an account is after a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Write {
+    /// It holds the update's value.
+    Open,
+    /// It is closed.
+    Closed,
+    /// It is no token account any more: one of [`Account::left`](crate::stream::account::Account::left).
+    Left(u8),
 }
 
 /// What becomes of a block.
@@ -182,6 +194,23 @@ impl Chain {
             gap: None,
             touched: HashMap::default(),
             options,
+        }
+    }
+
+    /// The block that the run's first one stands on: of a chain that was there before, without updates.
+    pub(crate) fn base(options: &Workload) -> Block {
+        let slot = options.start_slot - 1;
+        let parent_slot = slot.saturating_sub(1);
+        Block {
+            slot,
+            parent_slot,
+            hash: block_hash(options.seed, slot),
+            parent_hash: block_hash(options.seed, parent_slot),
+            height: 0,
+            first_event: 0,
+            updates: Vec::new(),
+            bank: bank(slot),
+            kind: Kind::Sealed,
         }
     }
 
@@ -306,18 +335,21 @@ impl Chain {
         }
     }
 
-    /// A block of updates that look like any other and must leave no trace: changes, closes and new keys.
+    /// A block of updates that look like any other and must leave no trace: changes, closes, leavings and new keys.
     fn vanishing_block(&mut self, slot: u64, kind: Kind) -> Block {
         let count = (self.options.events_per_slot / 2).max(1);
         let mut updates = Vec::with_capacity(count as usize);
         for n in 0..count {
             self.bogus += 1;
-            let (id, closed) = match n % 3 {
-                0 => (CREATED | (1 << 62) | self.bogus, false),
-                1 => (self.picker.pick(&mut self.rng), true),
-                _ => (self.picker.pick(&mut self.rng), false),
+            let (id, write) = match n % 3 {
+                0 => (CREATED | (1 << 62) | self.bogus, Write::Open),
+                1 if self.options.leave_share > 0.0 && self.bogus.is_multiple_of(2) => {
+                    (self.picker.pick(&mut self.rng), Write::Left((self.bogus / 2) as u8))
+                }
+                1 => (self.picker.pick(&mut self.rng), Write::Closed),
+                _ => (self.picker.pick(&mut self.rng), Write::Open),
             };
-            updates.push(Update { id, version: ABSENT | self.bogus as u32, closed });
+            updates.push(Update { id, version: ABSENT | self.bogus as u32, write });
         }
         let (parent_slot, parent_hash, height) = self.fork.unwrap_or(self.parent);
         let hash = block_hash(self.options.seed, slot);
@@ -330,7 +362,7 @@ impl Chain {
     fn draw(&mut self) -> Update {
         if self.rng.chance(self.options.unknown_share) {
             self.created.push(0);
-            return Update { id: (self.created.len() as u64 - 1) | CREATED, version: 0, closed: false };
+            return Update { id: (self.created.len() as u64 - 1) | CREATED, version: 0, write: Write::Open };
         }
         let total = self.keys.known + self.created.len() as u64;
         let index = self.rng.below(total);
@@ -344,14 +376,16 @@ impl Chain {
         };
         let draw = self.rng.unit();
         let version = *state & !ABSENT;
-        if *state & ABSENT != 0 {
+        let (close, change, leave) = (self.options.close_share, self.options.change_share, self.options.leave_share);
+        let mut write = Write::Open;
+        if *state & ABSENT != 0 || (close..close + change).contains(&draw) {
             *state = (version + 1) & !ABSENT;
-        } else if draw < self.options.close_share {
-            *state = version | ABSENT;
-        } else if draw < self.options.close_share + self.options.change_share {
-            *state = (version + 1) & !ABSENT;
+        } else if draw < close {
+            (*state, write) = (version | ABSENT, Write::Closed);
+        } else if draw < close + change + leave {
+            (*state, write) = (version | ABSENT, Write::Left(self.rng.below(u64::from(LEAVINGS)) as u8));
         }
-        Update { id, version: *state & !ABSENT, closed: *state & ABSENT != 0 }
+        Update { id, version: *state & !ABSENT, write }
     }
 }
 

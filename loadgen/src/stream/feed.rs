@@ -19,14 +19,14 @@ use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpdatePing, SubscribeUpdatePong};
 
 use crate::stream::account::{Account, Extract};
-use crate::stream::chain::{Block, Keys, Kind, Update};
+use crate::stream::chain::{Block, Keys, Kind, Update, Write};
 use crate::stream::filter::{Commitment, Filter};
-use crate::stream::log::{Event, Log};
+use crate::stream::log::{Entry, Event, Log, Replayed};
 use crate::stream::wire;
 
 /// Bytes handed to HTTP/2 at a time: large enough that its cost per chunk vanishes.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// Pings to the subscriber, as the public server sends them.
+/// Pings to the subscriber, the first one at once, as the public server sends them.
 const PING_PERIOD: Duration = Duration::from_secs(10);
 /// What sets the value of an account's earlier write in a slot apart from the one it is left with.
 const EARLIER_VERSIONS: u32 = 1 << 30;
@@ -61,7 +61,7 @@ pub(crate) struct Feed {
     requests: Option<Streaming<SubscribeRequest>>,
     filter: Filter,
     place: Option<Place>,
-    replay: std::vec::IntoIter<Arc<Block>>,
+    replay: std::vec::IntoIter<Replayed>,
     sending: Option<Sending>,
     head: watch::Receiver<u64>,
     pings: Interval,
@@ -101,7 +101,6 @@ impl Feed {
         let head = shared.log.watch();
         let mut pings = tokio::time::interval(PING_PERIOD);
         pings.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        pings.reset();
         Self {
             shared,
             requests: Some(requests),
@@ -221,49 +220,55 @@ impl Feed {
     fn advance(&mut self, out: &mut BytesMut) -> Result<bool, Status> {
         const CONFIRMED: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed];
         const FINAL: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed, SlotStatus::SlotFinalized];
-        let final_only = self.filter.commitment() == Commitment::Finalized;
-        let live = self.filter.commitment() == Commitment::Processed && self.shared.confirms_later;
-        if let Some(block) = self.replay.next() {
-            let statuses = if final_only { FINAL } else { CONFIRMED };
-            self.begin_block(block, Timestamp::from(SystemTime::now()), statuses, false, out);
+        if let Some(Replayed { block, finalized }) = self.replay.next() {
+            let statuses = if finalized { FINAL } else { CONFIRMED };
+            self.begin_content(block, Timestamp::from(SystemTime::now()), statuses, false);
             return Ok(true);
         }
         let Some(place) = &mut self.place else { return Ok(false) };
         self.head.mark_unchanged();
         let Some(entry) = self.shared.log.entry(place.id, place.cursor)? else { return Ok(false) };
         place.cursor += 1;
-        match entry.event {
-            Event::Processed(block) if live => {
-                let statuses = live_statuses(&block);
-                self.begin_block(block, entry.created_at, statuses, true, out);
-            }
-            Event::Processed(_) => {}
-            Event::Block(block) if live => {
-                if block.kind == Kind::Sealed {
-                    self.status(&block, SlotStatus::SlotConfirmed, entry.created_at, out);
-                }
-            }
-            Event::Block(block) if !final_only || block.kind == Kind::Dead => {
-                let statuses = if block.kind == Kind::Dead { &[SlotStatus::SlotDead][..] } else { CONFIRMED };
-                self.begin_block(block, entry.created_at, statuses, false, out);
-            }
-            Event::Finalized(block) if final_only => self.begin_block(block, entry.created_at, FINAL, false, out),
-            Event::Finalized(block) => self.status(&block, SlotStatus::SlotFinalized, entry.created_at, out),
-            Event::Block(_) => {}
-        }
+        self.take_entry(entry, out);
         Ok(true)
     }
 
-    fn begin_block(
-        &mut self,
-        block: Arc<Block>,
-        created_at: Timestamp,
-        statuses: &'static [SlotStatus],
-        live: bool,
-        out: &mut BytesMut,
-    ) {
-        self.status(&block, SlotStatus::SlotFirstShredReceived, created_at, out);
-        self.status(&block, SlotStatus::SlotCreatedBank, created_at, out);
+    /// Statuses are sent at every commitment when they happen; the content of a block before its status at the
+    /// subscription's own.
+    fn take_entry(&mut self, Entry { event, created_at }: Entry, out: &mut BytesMut) {
+        let own = self.filter.commitment();
+        match event {
+            Event::Processed(block) => {
+                self.status(&block, SlotStatus::SlotFirstShredReceived, created_at, out);
+                self.status(&block, SlotStatus::SlotCreatedBank, created_at, out);
+                if own == Commitment::Processed {
+                    let statuses = processed_statuses(&block);
+                    return self.begin_content(block, created_at, statuses, self.shared.confirms_later);
+                }
+                if matches!(block.kind, Kind::Sealed | Kind::Abandoned) {
+                    self.status(&block, SlotStatus::SlotCompleted, created_at, out);
+                    self.status(&block, SlotStatus::SlotProcessed, created_at, out);
+                }
+            }
+            // A stock server sends nothing of it at these commitments but its death; this one is harsher.
+            Event::Block(block) if block.kind == Kind::Dead && own != Commitment::Processed => {
+                self.begin_content(block, created_at, &[SlotStatus::SlotDead], false);
+            }
+            Event::Block(block) if own == Commitment::Confirmed => {
+                self.begin_content(block, created_at, &[SlotStatus::SlotConfirmed], false);
+            }
+            Event::Block(block) if block.kind == Kind::Sealed => {
+                self.status(&block, SlotStatus::SlotConfirmed, created_at, out);
+            }
+            Event::Block(_) => {}
+            Event::Finalized(block) if own == Commitment::Finalized => {
+                self.begin_content(block, created_at, &[SlotStatus::SlotFinalized], false);
+            }
+            Event::Finalized(block) => self.status(&block, SlotStatus::SlotFinalized, created_at, out),
+        }
+    }
+
+    fn begin_content(&mut self, block: Arc<Block>, created_at: Timestamp, statuses: &'static [SlotStatus], live: bool) {
         let mut signature = [0; 64];
         signature[..32].copy_from_slice(&block.hash);
         signature[32..].copy_from_slice(&block.parent_hash);
@@ -271,11 +276,13 @@ impl Feed {
         self.sending = Some(Sending { block, next: 0, signature, created_at, created_at_bytes, statuses, live });
     }
 
-    /// The real order at confirmed: content, block meta, statuses. At processed a late write comes before the statuses.
+    /// The real order: content, block meta, statuses. At processed a late write comes before the statuses.
     fn end_block(&self, sending: &Sending, out: &mut BytesMut) {
         let block = &*sending.block;
         if matches!(block.kind, Kind::Sealed | Kind::Abandoned) {
-            self.status(block, SlotStatus::SlotCompleted, sending.created_at, out);
+            if sending.statuses == [SlotStatus::SlotProcessed] {
+                self.status(block, SlotStatus::SlotCompleted, sending.created_at, out);
+            }
             if !self.filter.blocks_meta().is_empty() {
                 wire::block_meta(out, self.filter.blocks_meta(), block, sending.created_at);
             }
@@ -330,7 +337,8 @@ impl Feed {
         let event = sending.block.first_event + index as u64;
         let key = self.shared.keys.key(update.id);
         let twice = if sending.live { key[29] & 3 } else { 0 };
-        let earlier = Update { version: update.version.wrapping_add(EARLIER_VERSIONS), closed: false, ..*update };
+        let version = update.version.wrapping_add(EARLIER_VERSIONS);
+        let earlier = Update { version, write: Write::Open, ..*update };
         let mut sent = 0;
         if twice == 1 {
             sent += self.account(sending, &key, &earlier, event, names, out);
@@ -353,11 +361,13 @@ impl Feed {
         names: &mut Vec<&'a str>,
         out: &mut BytesMut,
     ) -> u64 {
-        let account = if update.closed {
-            Account::closed()
-        } else {
-            let value = self.shared.keys.value(update.id, update.version);
-            Account::open(self.shared.extract, key, &value, write_version.saturating_sub(1))
+        let account = match update.write {
+            Write::Closed => Account::closed(),
+            Write::Left(draw) => Account::left(draw),
+            Write::Open => {
+                let value = self.shared.keys.value(update.id, update.version);
+                Account::open(self.shared.extract, key, &value, write_version.saturating_sub(1))
+            }
         };
         // One write in 64 comes from outside a transaction, as rent and rewards do.
         let signed = key[30] & 63 != 0;
@@ -391,11 +401,9 @@ impl Sending {
     }
 }
 
-/// What is said of a block as it happens. Confirmed and processed come in either order; only one in seven is confirmed
-/// this early, the others are later.
-fn live_statuses(block: &Block) -> &'static [SlotStatus] {
+/// What is said of a block once it was executed.
+fn processed_statuses(block: &Block) -> &'static [SlotStatus] {
     match block.kind {
-        Kind::Sealed if block.slot % 7 == 3 => &[SlotStatus::SlotConfirmed, SlotStatus::SlotProcessed],
         Kind::Sealed | Kind::Abandoned => &[SlotStatus::SlotProcessed],
         Kind::Dead => &[SlotStatus::SlotDead],
         Kind::GivenUp => &[],

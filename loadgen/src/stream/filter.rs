@@ -22,12 +22,15 @@ const STATE_FILTERS_MAX: usize = 4;
 const MEMCMP_BYTES_MAX: usize = 128;
 /// Named filters of one kind in a request: far above any real subscription.
 const FILTERS_MAX: usize = 64;
-/// Bytes in a filter's name, as in the public server's default.
-const NAME_BYTES_MAX: usize = 32;
+/// Bytes in a filter's name, as in the public server's configuration.
+const NAME_BYTES_MAX: usize = 128;
+/// Characters of a memcmp in base58 and in base64, as in the public server.
+const MEMCMP_BASE58_MAX: usize = 175;
+const MEMCMP_BASE64_MAX: usize = 172;
 
 /// A compiled subscription. Names are sorted, so that updates carry them in one order.
 #[derive(Debug, Default)]
-pub(crate) struct Filter {
+pub struct Filter {
     accounts: Vec<(String, AccountFilter)>,
     slots: Vec<SlotFilter>,
     blocks_meta: Vec<String>,
@@ -37,7 +40,7 @@ pub(crate) struct Filter {
 
 /// At which commitment a subscriber sees slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Commitment {
+pub enum Commitment {
     /// As executed. A slot is delivered whole unless the stream confirms slots later than that.
     #[default]
     Processed,
@@ -71,16 +74,19 @@ enum State {
 }
 
 impl Filter {
-    /// Compiles a request. The error is the text after "failed to create filter: ".
-    pub(crate) fn compile(request: &SubscribeRequest) -> Result<Self, String> {
+    /// Compiles a request.
+    ///
+    /// # Errors
+    /// The text that follows "failed to create filter: ".
+    pub fn compile(request: &SubscribeRequest) -> Result<Self, String> {
         refuse_unserved(request)?;
         let mut accounts = Vec::with_capacity(request.accounts.len());
-        check_names("accounts", request.accounts.keys())?;
+        check_names(request.accounts.keys())?;
         for (name, filter) in &request.accounts {
             accounts.push((name.clone(), AccountFilter::compile(filter)?));
         }
         accounts.sort_by(|a, b| a.0.cmp(&b.0));
-        check_names("slots", request.slots.keys())?;
+        check_names(request.slots.keys())?;
         let mut slots: Vec<SlotFilter> = request
             .slots
             .iter()
@@ -91,40 +97,40 @@ impl Filter {
             })
             .collect();
         slots.sort_by(|a, b| a.name.cmp(&b.name));
-        check_names("blocks_meta", request.blocks_meta.keys())?;
+        check_names(request.blocks_meta.keys())?;
         let mut blocks_meta: Vec<String> = request.blocks_meta.keys().cloned().collect();
         blocks_meta.sort();
         let commitment = match CommitmentLevel::try_from(request.commitment.unwrap_or(0)) {
             Ok(CommitmentLevel::Processed) => Commitment::Processed,
             Ok(CommitmentLevel::Confirmed) => Commitment::Confirmed,
             Ok(CommitmentLevel::Finalized) => Commitment::Finalized,
-            Err(_) => return Err(format!("failed to create CommitmentLevel from {:?}", request.commitment)),
+            Err(_) => return Err(bad_commitment(request.commitment.unwrap_or(0))),
         };
         Ok(Self { accounts, slots, blocks_meta, slices: compile_slices(&request.accounts_data_slice)?, commitment })
     }
 
     /// Whether anything is subscribed to; a first empty request is legal and asks for nothing.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.accounts.is_empty() && self.slots.is_empty() && self.blocks_meta.is_empty()
     }
 
     /// The commitment asked for.
-    pub(crate) fn commitment(&self) -> Commitment {
+    pub fn commitment(&self) -> Commitment {
         self.commitment
     }
 
     /// Data slices as (offset, length), ascending and disjoint; none for whole data.
-    pub(crate) fn slices(&self) -> &[(usize, usize)] {
+    pub fn slices(&self) -> &[(usize, usize)] {
         &self.slices
     }
 
     /// Names of the block meta filters.
-    pub(crate) fn blocks_meta(&self) -> &[String] {
+    pub fn blocks_meta(&self) -> &[String] {
         &self.blocks_meta
     }
 
     /// Calls `each` with the name of every account filter the update matches.
-    pub(crate) fn matching_accounts<'a>(
+    pub fn matching_accounts<'a>(
         &'a self,
         key: &[u8; 32],
         account: &Account,
@@ -138,9 +144,18 @@ impl Filter {
         }
     }
 
+    /// What is sent of an account's data: the slices one after the other, each left out whole where it does not fit.
+    pub fn sliced(&self, data: &[u8]) -> Vec<u8> {
+        if self.slices.is_empty() {
+            return data.to_vec();
+        }
+        let ends = |&(offset, length): &(usize, usize)| offset.checked_add(length).map(|end| offset..end);
+        self.slices.iter().filter_map(|slice| data.get(ends(slice)?)).flatten().copied().collect()
+    }
+
     /// Names of the slot filters that take a status: `interslot` for the kinds between slots, `own` when the status
     /// is the subscription's own commitment.
-    pub(crate) fn matching_slots(&self, interslot: bool, own: bool) -> Vec<String> {
+    pub fn matching_slots(&self, interslot: bool, own: bool) -> Vec<String> {
         let takes = |filter: &&SlotFilter| if interslot { filter.interslot } else { own || !filter.by_commitment };
         self.slots.iter().filter(takes).map(|filter| filter.name.clone()).collect()
     }
@@ -152,7 +167,11 @@ impl AccountFilter {
             return Err("cuckoo_accounts_filter is not served by this stream".to_owned());
         }
         if filter.filters.len() > STATE_FILTERS_MAX {
-            return Err(format!("Max amount of filters reached, only {STATE_FILTERS_MAX} allowed"));
+            return Err(format!("Too many filters provided; max {STATE_FILTERS_MAX}"));
+        }
+        let sizes = filter.filters.iter().filter(|state| matches!(state.filter, Some(StateOneof::Datasize(_))));
+        if sizes.count() > 1 {
+            return Err("datasize used more than once".to_owned());
         }
         Ok(Self {
             accounts: filter.account.iter().map(|text| pubkey(text)).collect::<Result<_, _>>()?,
@@ -182,6 +201,8 @@ impl State {
             StateOneof::Memcmp(memcmp) => {
                 let bytes = match memcmp.data.as_ref().ok_or("data for memcmp should be defined")? {
                     Data::Bytes(bytes) => bytes.clone(),
+                    Data::Base58(text) if text.len() > MEMCMP_BASE58_MAX => return Err("data too large".to_owned()),
+                    Data::Base64(text) if text.len() > MEMCMP_BASE64_MAX => return Err("data too large".to_owned()),
                     Data::Base58(text) => bs58::decode(text).into_vec().map_err(|_| "invalid base58")?,
                     Data::Base64(text) => {
                         base64::engine::general_purpose::STANDARD.decode(text).map_err(|_| "invalid base64")?
@@ -223,9 +244,9 @@ fn refuse_unserved(request: &SubscribeRequest) -> Result<(), String> {
     }
 }
 
-fn check_names<'a>(kind: &str, names: impl ExactSizeIterator<Item = &'a String>) -> Result<(), String> {
+fn check_names<'a>(names: impl ExactSizeIterator<Item = &'a String>) -> Result<(), String> {
     if names.len() > FILTERS_MAX {
-        return Err(format!("Max amount of {kind} filters reached, only {FILTERS_MAX} allowed"));
+        return Err(format!("Max amount of filters/data_slices reached, only {FILTERS_MAX} allowed"));
     }
     for name in names {
         if name.len() > NAME_BYTES_MAX {
@@ -241,10 +262,10 @@ fn compile_slices(slices: &[SubscribeRequestAccountsDataSlice]) -> Result<Vec<(u
         let (offset, length) = (slice.offset as usize, slice.length as usize);
         if let Some(&(last_offset, last_length)) = compiled.last() {
             if offset < last_offset {
-                return Err("data slices out of order".to_owned());
+                return Err("failed to create filter: data slices out of order".to_owned());
             }
             if offset < last_offset.saturating_add(last_length) {
-                return Err("data slices overlapped".to_owned());
+                return Err("failed to create filter: data slices overlapped".to_owned());
             }
         }
         compiled.push((offset, length));
@@ -256,8 +277,14 @@ fn pubkey(text: &str) -> Result<[u8; 32], String> {
     let mut key = [0u8; 32];
     match bs58::decode(text).onto(&mut key) {
         Ok(32) => Ok(key),
-        _ => Err(format!("invalid pubkey: {text:?}")),
+        Ok(_) | Err(bs58::decode::Error::BufferTooSmall) => Err("String is the wrong size".to_owned()),
+        Err(_) => Err("Invalid Base58 string".to_owned()),
     }
+}
+
+/// What is said of a commitment that there is not, by the subscription and by the calls that answer once.
+pub(crate) fn bad_commitment(commitment: i32) -> String {
+    format!("failed to create CommitmentLevel from {commitment}")
 }
 
 #[cfg(test)]
@@ -333,7 +360,17 @@ mod tests {
         transactions.transactions.insert("t".to_owned(), Default::default());
         assert!(error(&transactions).contains("transactions"));
         let bad_key = SubscribeRequestFilterAccounts { account: vec!["0OIl".to_owned()], ..Default::default() };
-        assert!(error(&request(&[("f", bad_key)])).contains("0OIl"));
+        assert_eq!(error(&request(&[("f", bad_key)])), "Invalid Base58 string");
+        let short = SubscribeRequestFilterAccounts { owner: vec!["abc".to_owned()], ..Default::default() };
+        assert_eq!(error(&request(&[("f", short)])), "String is the wrong size");
+        let twice = vec![state(StateOneof::Datasize(0)), state(StateOneof::Datasize(165))];
+        let twice = SubscribeRequestFilterAccounts { filters: twice, ..Default::default() };
+        assert_eq!(error(&request(&[("f", twice)])), "datasize used more than once");
+        let any = SubscribeRequestFilterAccounts::default();
+        assert!(Filter::compile(&request(&[(&"n".repeat(128), any.clone())])).is_ok());
+        assert!(error(&request(&[(&"n".repeat(129), any)])).contains("oversized filter name (max allowed size 128)"));
+        let level = SubscribeRequest { commitment: Some(9), ..Default::default() };
+        assert_eq!(error(&level), "failed to create CommitmentLevel from 9");
         let slices = |slices: &[(u64, u64)]| SubscribeRequest {
             accounts_data_slice: slices
                 .iter()
@@ -343,8 +380,8 @@ mod tests {
         };
         assert!(error(&slices(&[(32, 32), (0, 32)])).contains("out of order"));
         assert!(error(&slices(&[(0, 33), (32, 32)])).contains("overlapped"));
-        let filters = vec![state(StateOneof::Datasize(1)); 5];
+        let filters = vec![state(StateOneof::TokenAccountState(true)); 5];
         let many = SubscribeRequestFilterAccounts { filters, ..Default::default() };
-        assert!(error(&request(&[("f", many)])).contains("only 4"));
+        assert_eq!(error(&request(&[("f", many)])), "Too many filters provided; max 4");
     }
 }

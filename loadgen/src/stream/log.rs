@@ -15,19 +15,22 @@ use tonic::Status;
 use crate::stream::chain::{Block, Kind};
 use crate::stream::filter::Commitment;
 
-/// Slots the chain may be ahead of the slowest subscriber at max rate: enough that neither waits for the other.
-const AHEAD_ENTRIES: u64 = 16;
+/// Entries, three a slot, that the chain may be ahead of the slowest subscriber at max rate: enough that neither waits
+/// for the other.
+const AHEAD_ENTRIES: u64 = 24;
 /// Slots until a block is final, as on the real chain.
 const FINAL_AFTER_SLOTS: usize = 32;
-/// Entries kept for subscribers that are behind, besides three or four for each stored slot.
+/// Entries kept for subscribers that are behind, besides four for each stored slot: a slot may have two banks.
 const SPARE_ENTRIES: usize = 256;
+/// Blockhashes that a server has to have seen before it says which are valid, and that it knows then.
+const BLOCKHASHES: usize = 332;
 
 /// One step of the chain as subscribers see it.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// A bank was executed. Only where blocks are confirmed later.
+    /// A bank was executed, whatever becomes of it.
     Processed(Arc<Block>),
-    /// A slot was sealed and confirmed (or died, if it is of that kind).
+    /// A slot was confirmed (or died, if it is of that kind).
     Block(Arc<Block>),
     /// A slot became final.
     Finalized(Arc<Block>),
@@ -45,7 +48,9 @@ pub(crate) struct Entry {
 /// The tips of the chain, for the unary calls.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tip {
-    /// The newest sealed block.
+    /// The newest processed block.
+    pub(crate) processed: Option<Arc<Block>>,
+    /// The newest confirmed block.
     pub(crate) confirmed: Option<Arc<Block>>,
     /// The newest final block.
     pub(crate) finalized: Option<Arc<Block>>,
@@ -59,7 +64,14 @@ pub(crate) struct Log {
     head: watch::Sender<u64>,
     replay_slots: usize,
     confirm_after: usize,
-    start_parent: u64,
+}
+
+/// A block of the window, and whether it is final.
+pub(crate) struct Replayed {
+    /// The block.
+    pub(crate) block: Arc<Block>,
+    /// It is final, not just confirmed.
+    pub(crate) finalized: bool,
 }
 
 #[derive(Debug, Default)]
@@ -67,7 +79,7 @@ struct Inner {
     entries: VecDeque<Entry>,
     first: u64,
     stored: VecDeque<Arc<Block>>,
-    evicted: bool,
+    blockhashes: VecDeque<Arc<Block>>,
     unconfirmed: VecDeque<Arc<Block>>,
     unfinal: VecDeque<Arc<Block>>,
     tip: Tip,
@@ -84,11 +96,17 @@ impl Inner {
 }
 
 impl Log {
-    /// An empty log that keeps `replay_slots` slots of a chain that starts on top of `start_parent`. A slot is confirmed
-    /// once `confirm_after` later ones are there.
-    pub(crate) fn new(replay_slots: usize, confirm_after: usize, start_parent: u64) -> Self {
+    /// A log that keeps `replay_slots` slots and begins with the final block `base`, or with none: as a server does that
+    /// has just started. A slot is confirmed once `confirm_after` later ones are there.
+    pub(crate) fn new(replay_slots: usize, confirm_after: usize, base: Option<Block>) -> Self {
         let (head, _) = watch::channel(0);
-        Self { inner: Mutex::default(), moved: Condvar::new(), head, replay_slots, confirm_after, start_parent }
+        let base = base.map(Arc::new);
+        let mut inner = Inner {
+            tip: Tip { processed: base.clone(), confirmed: base.clone(), finalized: base.clone() },
+            ..Inner::default()
+        };
+        inner.stored.extend(base.filter(|_| replay_slots > 0));
+        Self { inner: Mutex::new(inner), moved: Condvar::new(), head, replay_slots, confirm_after }
     }
 
     /// Tells of every new entry.
@@ -100,8 +118,17 @@ impl Log {
     pub(crate) fn publish(&self, block: Arc<Block>) {
         let mut inner = self.lock();
         let created_at = Timestamp::from(SystemTime::now());
-        if self.confirm_after > 0 {
-            inner.entries.push_back(Entry { event: Event::Processed(Arc::clone(&block)), created_at });
+        // Where every slot is confirmed at once there is no time for another bank.
+        if self.confirm_after == 0 && matches!(block.kind, Kind::Abandoned | Kind::GivenUp) {
+            return;
+        }
+        inner.entries.push_back(Entry { event: Event::Processed(Arc::clone(&block)), created_at });
+        if matches!(block.kind, Kind::Sealed | Kind::Abandoned) {
+            inner.tip.processed = Some(Arc::clone(&block));
+            inner.blockhashes.push_back(Arc::clone(&block));
+            if inner.blockhashes.len() > BLOCKHASHES {
+                inner.blockhashes.pop_front();
+            }
         }
         match block.kind {
             Kind::Sealed => {
@@ -169,7 +196,7 @@ impl Log {
         from_slot: Option<u64>,
         commitment: Commitment,
         earlier: u64,
-    ) -> Result<(u64, u64, Vec<Arc<Block>>), Status> {
+    ) -> Result<(u64, u64, Vec<Replayed>), Status> {
         let mut inner = self.lock();
         let replay = match from_slot {
             Some(from) => self.replay(&inner, from, commitment, earlier)?,
@@ -206,9 +233,9 @@ impl Log {
         self.moved.notify_all();
     }
 
-    /// The first slot that from_slot can name.
+    /// The first slot that from_slot can name: 2^64-1 while there is none, and nothing where no slots are kept at all.
     pub(crate) fn first_available(&self) -> Option<u64> {
-        self.lock().stored.iter().map(|block| block.slot).min()
+        (self.replay_slots > 0).then(|| first_stored(&self.lock()).unwrap_or(u64::MAX))
     }
 
     /// The newest blocks.
@@ -216,38 +243,37 @@ impl Log {
         self.lock().tip.clone()
     }
 
-    /// The stored block of a hash.
-    pub(crate) fn find(&self, hash: &str) -> Option<Arc<Block>> {
-        self.lock().stored.iter().find(|block| block.hash_base58() == hash).cloned()
+    /// The recent block of a hash, if there is one; an error before enough of them were there.
+    pub(crate) fn find(&self, hash: &str) -> Result<Option<Arc<Block>>, Status> {
+        let inner = self.lock();
+        if inner.blockhashes.len() < BLOCKHASHES {
+            return Err(Status::internal("startup"));
+        }
+        Ok(inner.blockhashes.iter().find(|block| block.hash_base58() == hash).cloned())
     }
 
-    fn replay(
-        &self,
-        inner: &Inner,
-        from: u64,
-        commitment: Commitment,
-        earlier: u64,
-    ) -> Result<Vec<Arc<Block>>, Status> {
+    fn replay(&self, inner: &Inner, from: u64, commitment: Commitment, earlier: u64) -> Result<Vec<Replayed>, Status> {
         if self.replay_slots == 0 {
             return Err(Status::internal("from_slot is not supported"));
         }
-        let first = inner.stored.iter().map(|block| block.slot).min().unwrap_or(self.start_parent);
-        let first = if inner.evicted { first } else { first.min(self.start_parent) };
-        if from < first {
+        if let Some(first) = first_stored(inner).filter(|first| from < *first) {
             let text = format!("broadcast from {from} is not available, last available: {first}");
             return Err(Status::out_of_range(text));
         }
-        let newest = inner.tip.confirmed.as_ref().map_or(self.start_parent, |block| block.slot);
-        if from > newest {
+        let replayed = |block: &Arc<Block>| Replayed {
+            block: Arc::clone(block),
+            finalized: !inner.unfinal.iter().any(|unfinal| unfinal.slot == block.slot),
+        };
+        let reached = inner.stored.iter().map(replayed);
+        let mut reached: Vec<Replayed> =
+            reached.filter(|replayed| commitment != Commitment::Finalized || replayed.finalized).collect();
+        // Nothing to send is no answer for the server that this one is like: also before its first slot.
+        if !reached.iter().any(|replayed| replayed.block.slot >= from) {
             return Err(Status::internal("failed to get replay response"));
         }
-        let unfinal = |slot: u64| inner.unfinal.iter().any(|block| block.slot == slot);
-        let wanted = |block: &&Arc<Block>| {
-            block.slot >= from.saturating_sub(earlier) && (commitment != Commitment::Finalized || !unfinal(block.slot))
-        };
-        let mut blocks: Vec<Arc<Block>> = inner.stored.iter().filter(wanted).cloned().collect();
-        blocks.sort_by_key(|block| block.slot);
-        Ok(blocks)
+        reached.retain(|replayed| replayed.block.slot >= from.saturating_sub(earlier));
+        reached.sort_by_key(|replayed| replayed.block.slot);
+        Ok(reached)
     }
 
     fn confirm_oldest(&self, inner: &mut Inner, created_at: Timestamp) {
@@ -263,13 +289,11 @@ impl Log {
         }
         while inner.stored.len() > self.replay_slots {
             inner.stored.pop_front();
-            inner.evicted = true;
         }
     }
 
     fn trim_and_tell(&self, mut inner: MutexGuard<'_, Inner>) {
-        let each = if self.confirm_after > 0 { 4 } else { 3 };
-        let keep = self.replay_slots.saturating_mul(each).saturating_add(SPARE_ENTRIES);
+        let keep = self.replay_slots.saturating_mul(4).saturating_add(SPARE_ENTRIES);
         while inner.entries.len() > keep {
             inner.entries.pop_front();
             inner.first += 1;
@@ -283,6 +307,10 @@ impl Log {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn first_stored(inner: &Inner) -> Option<u64> {
+    inner.stored.iter().map(|block| block.slot).min()
 }
 
 fn finalize_oldest(inner: &mut Inner, created_at: Timestamp) {

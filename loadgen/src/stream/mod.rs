@@ -9,7 +9,7 @@
 pub mod account;
 mod chain;
 mod feed;
-mod filter;
+pub mod filter;
 mod log;
 mod options;
 mod server;
@@ -55,8 +55,9 @@ impl Stream {
             .with_context(|| format!("cannot listen: address={listen}; is another stream running there?"))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
+        let base = (!delivery.no_wait).then(|| Chain::base(&workload));
         let shared = Arc::new(Shared {
-            log: Log::new(delivery.replay_slots, delivery.confirm_after, workload.start_slot - 1),
+            log: Log::new(delivery.replay_slots, delivery.confirm_after, base),
             keys: Arc::clone(&keys),
             extract: workload.extract,
             duplicates: delivery.duplicates,

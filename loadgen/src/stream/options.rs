@@ -47,6 +47,10 @@ pub struct Workload {
     /// Share of events on known keys that close the account; a later event on the key creates it again
     #[arg(long, value_name = "SHARE", default_value_t = 0.005)]
     pub close_share: f64,
+    /// Share of events on known keys by which a token account leaves the token programs with its lamports, or becomes a
+    /// mint, a multisig or uninitialised; a later event on the key makes it a token account again
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    pub leave_share: f64,
     /// How events spread over the known keys: uniform or zipfian:EXPONENT
     #[arg(long, value_name = "SKEW", default_value = "uniform")]
     pub skew: SkewArg,
@@ -85,7 +89,8 @@ pub struct Delivery {
     /// commitment
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub confirm_after: usize,
-    /// Do not wait for a first subscriber before the first slot
+    /// Do not wait for a first subscriber before the first slot. Until that one is confirmed the server is as one that
+    /// has just started: it has no slot to replay, and SubscribeReplayInfo answers 2^64-1
     #[arg(long)]
     pub no_wait: bool,
     /// Require this token in x-token metadata: the file's first line
@@ -129,14 +134,20 @@ impl Workload {
             ("unknown-share", self.unknown_share),
             ("change-share", self.change_share),
             ("close-share", self.close_share),
+            ("leave-share", self.leave_share),
         ] {
             ensure!((0.0..=1.0).contains(&share), "not a share: {name}={share}; give 0 to 1");
         }
         ensure!(
-            self.change_share + self.close_share <= 1.0,
-            "shares exceed 1: change-share={} close-share={}",
+            self.change_share + self.close_share + self.leave_share <= 1.0,
+            "shares exceed 1: change-share={} close-share={} leave-share={}",
             self.change_share,
-            self.close_share
+            self.close_share,
+            self.leave_share
+        );
+        ensure!(
+            self.leave_share == 0.0 || self.extract != Extract::AccountOwner,
+            "leave-share is for token accounts: give --extract token-owner or token-mint, or leave it out"
         );
         ensure!(self.skip_every != 1, "skip-every=1 skips every slot; give 2 or more, or 0 for none");
         ensure!(self.dead_every != 1, "dead-every=1 leaves no live slot; give 2 or more, or 0 for none");

@@ -34,11 +34,13 @@ use yellowstone_grpc_proto::geyser::{
 
 use crate::stream::chain::Block;
 use crate::stream::feed::{End, Feed, Shared};
+use crate::stream::filter::bad_commitment;
 
 /// Largest request: filters of some thousand pubkeys.
 const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Blocks for which a blockhash stays valid, as on the real chain.
-const BLOCKHASH_VALID_BLOCKS: u64 = 150;
+/// What the public server adds to a block's height for the last one at which its blockhash is valid. (On the chain it
+/// is half of that.)
+const BLOCKHASH_VALID_BLOCKS: u64 = 300;
 
 /// Serves until `shutdown` resolves.
 pub(crate) async fn serve(
@@ -238,11 +240,18 @@ struct Unary {
 impl Unary {
     fn tip(&self, commitment: Option<i32>) -> Result<Arc<Block>, Status> {
         let tip = self.shared.log.tip();
-        let level = CommitmentLevel::try_from(commitment.unwrap_or(0))
-            .map_err(|_| Status::invalid_argument("failed to create CommitmentLevel"))?;
-        let block = if level == CommitmentLevel::Finalized { tip.finalized } else { tip.confirmed };
+        let block = match level(commitment)? {
+            CommitmentLevel::Processed => tip.processed,
+            CommitmentLevel::Confirmed => tip.confirmed,
+            CommitmentLevel::Finalized => tip.finalized,
+        };
         block.ok_or_else(|| Status::internal("block is not available yet"))
     }
+}
+
+fn level(commitment: Option<i32>) -> Result<CommitmentLevel, Status> {
+    let commitment = commitment.unwrap_or(0);
+    CommitmentLevel::try_from(commitment).map_err(|_| Status::unknown(bad_commitment(commitment)))
 }
 
 type Never<T> = tokio_stream::Pending<Result<T, Status>>;
@@ -315,12 +324,10 @@ impl Geyser for Unary {
         request: Request<IsBlockhashValidRequest>,
     ) -> Result<Response<IsBlockhashValidResponse>, Status> {
         let request = request.into_inner();
+        level(request.commitment)?;
+        let block = self.shared.log.find(&request.blockhash)?;
         let tip = self.tip(request.commitment)?;
-        let valid = self
-            .shared
-            .log
-            .find(&request.blockhash)
-            .is_some_and(|block| block.height <= tip.height && block.height + BLOCKHASH_VALID_BLOCKS >= tip.height);
+        let valid = block.is_some_and(|block| block.height <= tip.height);
         Ok(Response::new(IsBlockhashValidResponse { slot: tip.slot, valid }))
     }
 

@@ -2,7 +2,12 @@
 
 use crate::model::{Model, follow, start, subscription};
 use loadgen::stream::Final;
-use yellowstone_grpc_proto::geyser::SubscribeRequestAccountsDataSlice;
+use loadgen::stream::account::SYSTEM_PROGRAM;
+use yellowstone_grpc_proto::geyser::subscribe_request_filter_accounts_filter::Filter;
+use yellowstone_grpc_proto::geyser::{
+    SubscribeRequest, SubscribeRequestAccountsDataSlice, SubscribeRequestFilterAccounts,
+    SubscribeRequestFilterAccountsFilter,
+};
 
 const SMALL: &str = "--pairs 5000 --seed 3 --events 20000 --events-per-slot 400 --unknown-share 0.05 --change-share 0.2 \
                      --close-share 0.05";
@@ -37,6 +42,27 @@ async fn every_extractor_finds_the_value_whole_or_sliced() {
         let (model, _, end) = whole(&format!("{SMALL} --extract {extract} --skew zipfian:0.99"), slice).await;
         assert_eq!(model.digest(), end.digest, "extract={extract} slice={slice:?}");
     }
+}
+
+#[tokio::test]
+async fn an_account_that_leaves_the_token_programs_is_sent_to_those_who_ask_for_all() {
+    let line = format!("{SMALL} --extract token-owner --leave-share 0.1");
+    let (model, _, end) = whole(&line, None).await;
+    assert_eq!(model.digest(), end.digest);
+    let (stream, workload) = start(&line);
+    let token = SubscribeRequestFilterAccounts {
+        filters: vec![SubscribeRequestFilterAccountsFilter { filter: Some(Filter::TokenAccountState(true)) }],
+        ..Default::default()
+    };
+    let closed = SubscribeRequestFilterAccounts {
+        owner: vec![bs58::encode(SYSTEM_PROGRAM).into_string()],
+        ..Default::default()
+    };
+    let accounts = [("token".to_owned(), token), ("closed".to_owned(), closed)].into();
+    let mut model = Model::new(&workload);
+    let (_, end) = follow(&stream, &mut model, SubscribeRequest { accounts, ..subscription(None) }).await;
+    assert_ne!(model.digest(), end.digest, "a multisig or a mint is sent to nobody who asks for token accounts");
+    stream.stop().unwrap();
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use futures::StreamExt;
-use loadgen::stream::account::Extract;
+use loadgen::stream::account::{Extract, TOKEN_2022_PROGRAM, TOKEN_PROGRAM, is_token_account};
 use loadgen::stream::{Delivery, Final, Stream, Workload};
 use workload::{Digest, Pairs};
 use yellowstone_grpc_client::GeyserGrpcClient;
@@ -109,7 +109,11 @@ impl Model {
             let (slot, (_, updates)) = entry.remove_entry();
             self.applied = slot;
             for account in updates {
-                if account.lamports == 0 {
+                let token = [TOKEN_PROGRAM, TOKEN_2022_PROGRAM].iter().any(|program| account.owner == program);
+                // Sliced data do not tell what an account is; only whole ones are sent where any may have left.
+                let left = self.extract != Extract::AccountOwner
+                    && !(token && (self.slice.is_some() || is_token_account(&account.data)));
+                if account.lamports == 0 || left {
                     self.map.remove(&account.pubkey);
                 } else {
                     let offset = match (self.extract, self.slice) {

@@ -2,6 +2,8 @@
 //!
 //! Owns: the shape of messages. Must not: decide which are sent, or when.
 
+use loadgen::stream::account::{self as stream, Account, LEAVINGS};
+use loadgen::stream::filter::Filter;
 use workload::Rng;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{
@@ -10,7 +12,8 @@ use yellowstone_grpc_proto::geyser::{
 };
 
 use super::chain::{Block, Write};
-use crate::ingest::extract::{Extract, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
+use crate::ingest::extract::{Extract, TOKEN_PROGRAM};
+use crate::ingest::follow::{Follow, Selection};
 
 pub(super) fn update(one: UpdateOneof) -> SubscribeUpdate {
     SubscribeUpdate { update_oneof: Some(one), ..Default::default() }
@@ -34,21 +37,59 @@ pub(super) fn meta(block: &Block) -> SubscribeUpdate {
     }))
 }
 
-/// One write of an account. What leaves the map is an account that was closed, one that keeps its program's name while
-/// it is closed, or one that went to another program.
-pub(super) fn account(extract: Extract, slot: u64, write: &Write, rng: &mut Rng) -> SubscribeUpdate {
-    let token = decode(if rng.chance(0.5) { TOKEN_PROGRAM } else { TOKEN_2022_PROGRAM });
-    let followed = !matches!(extract, Extract::AccountOwner);
-    let (lamports, owner, data) = match write.value {
-        Some(value) if followed => (1, token, [&value[..], &[1, 0]].concat()),
-        Some(value) => (1, value.to_vec(), Vec::new()),
-        None => match rng.below(if followed { 3 } else { 2 }) {
-            0 => (0, vec![0; 32], Vec::new()),
-            1 => (0, token, vec![7; 32]),
-            _ => (5, vec![9; 32], vec![7; 32]),
-        },
+/// One write of an account as a server sends it; `None` where no filter matches what the account is after it.
+pub(super) fn account(
+    selection: Selection,
+    filter: &Filter,
+    slot: u64,
+    write: &Write,
+    rng: &mut Rng,
+) -> Option<SubscribeUpdate> {
+    let account = match write.value {
+        Some(value) => open(selection.extract, write, &value, rng),
+        None => left(selection, rng),
     };
-    account_of(slot, write.key.to_vec(), (lamports, owner, data), write.version)
+    let mut names = Vec::new();
+    filter.matching_accounts(&write.key, &account, true, |name| names.push(name.to_owned()));
+    let held = (account.lamports, account.owner.to_vec(), filter.sliced(account.data()));
+    let update = account_of(slot, write.key.to_vec(), held, write.version);
+    (!names.is_empty()).then(|| SubscribeUpdate { filters: names, ..update })
+}
+
+/// An account that holds the value; a token account of either program, with extensions or without.
+fn open(extract: Extract, write: &Write, value: &[u8; 32], rng: &mut Rng) -> Account {
+    let shape = match extract {
+        Extract::AccountOwner => stream::Extract::AccountOwner,
+        Extract::TokenOwner => stream::Extract::TokenOwner,
+        Extract::TokenMint => stream::Extract::TokenMint,
+    };
+    let account = Account::open(shape, &write.key, value, write.version);
+    if extract == Extract::AccountOwner || rng.chance(0.5) {
+        return account;
+    }
+    let mut data = account.data()[..165].to_vec();
+    if rng.chance(0.5) {
+        // Never 355 bytes: that is a multisig.
+        let len = [166, 170, 182, 354, 356, 400][rng.below(6) as usize];
+        data.push(2);
+        data.resize(len, 7);
+    }
+    Account::of(account.lamports, stream::TOKEN_2022_PROGRAM, data)
+}
+
+/// An account that is out of the map: closed, or become something else where the subscription shows that.
+fn left(selection: Selection, rng: &mut Rng) -> Account {
+    /// Of [`Account::left`]: a wallet, and no lamports and no data.
+    const WALLET: u8 = 0;
+    const EMPTY: u8 = 6;
+    let any = rng.below(u64::from(LEAVINGS)) as u8;
+    let draw = match selection {
+        _ if rng.chance(0.3) => return Account::closed(),
+        Selection { extract: Extract::AccountOwner, .. } | Selection { follow: Follow::Closed, .. } => EMPTY,
+        Selection { follow: Follow::Wallets, .. } => [WALLET, EMPTY][usize::from(any % 2)],
+        Selection { follow: Follow::Exact, .. } => any,
+    };
+    Account::left(draw)
 }
 
 fn account_of(slot: u64, pubkey: Vec<u8>, held: (u64, Vec<u8>, Vec<u8>), write_version: u64) -> SubscribeUpdate {
@@ -70,13 +111,13 @@ pub(super) fn noise(slot: u64, rng: &mut Rng) -> SubscribeUpdate {
 }
 
 /// What no server should send.
-pub(super) fn malformed(extract: Extract, block: &Block, rng: &mut Rng) -> SubscribeUpdate {
+pub(super) fn malformed(selection: Selection, block: &Block, rng: &mut Rng) -> SubscribeUpdate {
     let slot = block.slot;
     let token = decode(TOKEN_PROGRAM);
     match rng.below(6) {
         0 => account_of(slot, vec![1; 31], (1, vec![2; 32], vec![3; 32]), 1),
         1 => account_of(slot, vec![1; 32], (1, vec![2; 5], vec![3; 32]), 1),
-        2 if !matches!(extract, Extract::AccountOwner) => account_of(slot, vec![1; 32], (1, token, vec![3; 165]), 1),
+        2 if selection.extract != Extract::AccountOwner => account_of(slot, vec![1; 32], (1, token, vec![3; 165]), 1),
         3 => update(UpdateOneof::Account(SubscribeUpdateAccount { slot, ..Default::default() })),
         4 => {
             let parent = block.slot + rng.below(3);

@@ -30,7 +30,7 @@ use self::store::{Fault, KILLED, Opened, Store};
 use super::apply::{Apply, ApplyConfig};
 use super::batch;
 use super::extract::Extract;
-use super::follow::Selection;
+use super::follow::{Follow, Selection};
 use super::provider::{Provider, Settings};
 use super::receive::{ReceiveConfig, receive_from};
 use super::subscribe::Commitment;
@@ -113,6 +113,11 @@ impl Simulation {
         let mut rng = Rng::new(seed);
         let chain = Arc::new(Chain::new(&mut rng));
         let extract = [Extract::TokenOwner, Extract::TokenMint, Extract::AccountOwner][rng.below(3) as usize];
+        let follow = match extract {
+            Extract::AccountOwner => Follow::Exact,
+            _ => [Follow::Exact, Follow::Exact, Follow::Wallets, Follow::Closed][rng.below(4) as usize],
+        };
+        let selection = Selection { extract, follow };
         let commitment = if rng.chance(0.25) { Commitment::Finalized } else { Commitment::Confirmed };
         let durability = if rng.chance(0.15) { Durability::Buffered } else { Durability::Synced };
         let base_known = rng.chance(0.7);
@@ -120,7 +125,7 @@ impl Simulation {
         let of = |all: &[u64], rng: &mut Rng| all[rng.below(all.len() as u64) as usize];
         let receive = ReceiveConfig {
             provider: Provider::new(Settings::default(), watch::channel(0).1),
-            selection: Selection::exact(extract),
+            selection,
             commitment,
             idle_timeout: Duration::from_secs(of(&[5, 30], &mut rng)),
             jitter_seed: seed,
@@ -132,7 +137,7 @@ impl Simulation {
             full_retry: Duration::ZERO,
             durability,
         };
-        let server = Server::new(Arc::clone(&chain), base_known, extract, commitment, Rng::new(rng.next_u64()));
+        let server = Server::new(Arc::clone(&chain), base_known, selection, commitment, Rng::new(rng.next_u64()));
         let oracle = Oracle::new(Arc::clone(&chain), base_known, durability);
         Self { rng, chain, server, store, oracle, receive, apply, cut: false }
     }

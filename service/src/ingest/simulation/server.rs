@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures::channel::mpsc;
 use futures::{Stream, StreamExt as _, stream};
+use loadgen::stream::filter::Filter;
 use tokio::time::{Instant, sleep, sleep_until};
 use tonic::Status;
 use workload::Rng;
@@ -21,7 +22,7 @@ use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpda
 use super::chain::{Block, Chain, Slot};
 use super::messages;
 use crate::ingest::connect::Ended;
-use crate::ingest::extract::Extract;
+use crate::ingest::follow::Selection;
 use crate::ingest::subscribe::Commitment;
 use crate::ingest::upstream::{Client, Upstream};
 
@@ -40,7 +41,7 @@ struct World {
     chain: Arc<Chain>,
     /// The store knows the base's blockhash from the start.
     base_known: bool,
-    extract: Extract,
+    selection: Selection,
     commitment: Commitment,
     /// When the base was confirmed.
     started: Instant,
@@ -107,12 +108,18 @@ const FAULTS: [(Fault, u64); 16] = [
 ];
 
 impl Server {
-    pub(super) fn new(chain: Arc<Chain>, base_known: bool, extract: Extract, commitment: Commitment, rng: Rng) -> Self {
+    pub(super) fn new(
+        chain: Arc<Chain>,
+        base_known: bool,
+        selection: Selection,
+        commitment: Commitment,
+        rng: Rng,
+    ) -> Self {
         let asked = chain.base.slot;
         let world = World {
             chain,
             base_known,
-            extract,
+            selection,
             commitment,
             started: Instant::now(),
             rng,
@@ -217,12 +224,13 @@ impl Client for Connection {
             }
             _ => {}
         }
+        let filter = Filter::compile(&request).expect("a subscription that a server takes");
         let mut world = self.server.world();
         let asked_of_chain = world.chain.blocks().any(|block| block.slot == from_slot);
         let told = world.begins_at.contains(&from_slot);
         assert!(asked_of_chain || told, "from_slot={from_slot} is no block that was ever applied");
         world.asked = from_slot;
-        let script = world.script(self.fault, self.connection, from_slot)?;
+        let script = world.script(self.fault, self.connection, from_slot, &filter)?;
         drop(world);
         let (requests, received) = mpsc::channel(64);
         Ok((requests, play(script, Pings { received, sent: 0, answered: 0 })))
@@ -318,7 +326,7 @@ impl World {
         self.chain.base.slot + slots.min(self.chain.slots.len() as u128 - 1) as u64
     }
 
-    fn script(&mut self, fault: Fault, connection: u64, from_slot: u64) -> Result<Script, Status> {
+    fn script(&mut self, fault: Fault, connection: u64, from_slot: u64, filter: &Filter) -> Result<Script, Status> {
         let lag = match fault {
             Fault::Lags => SLOT_TIME * (1 + self.rng.below(12) as u32),
             _ => Duration::ZERO,
@@ -341,7 +349,7 @@ impl World {
         let mut units: Vec<(u64, Vec<Item>)> = Vec::new();
         for slot in chain.slots.iter().filter(|slot| slot.number >= from_slot) {
             let live = self.confirmed_at(slot.number) > now && lag.is_zero();
-            units.push((slot.number, self.unit(slot, live, lost)));
+            units.push((slot.number, self.unit(filter, slot, live, lost)));
         }
         self.reorder(&mut units);
         let (mut at, mut items) = (now, VecDeque::new());
@@ -372,13 +380,13 @@ impl World {
     }
 
     /// The messages of one slot.
-    fn unit(&mut self, slot: &Slot, live: bool, lost: Option<(u64, u64)>) -> Vec<Item> {
+    fn unit(&mut self, filter: &Filter, slot: &Slot, live: bool, lost: Option<(u64, u64)>) -> Vec<Item> {
         let mut out = Vec::new();
         if let Some((block, dead)) = &slot.failed
             && live
             && self.failed_told.insert(slot.number)
         {
-            let mut bank = self.block(block, None);
+            let mut bank = self.block(filter, block, None);
             // Neither was confirmed.
             bank.retain(|update| !matches!(update.update_oneof, Some(UpdateOneof::Slot(_))));
             out.append(&mut bank);
@@ -389,25 +397,27 @@ impl World {
         if let Some(block) = &slot.block {
             let part = lost.filter(|(number, _)| *number == slot.number).map(|(_, part)| part);
             if part != Some(0) {
-                out.append(&mut self.block(block, part));
+                out.append(&mut self.block(filter, block, part));
             }
         }
         out.into_iter().map(Ok).collect()
     }
 
     /// A confirmed block: its accounts, its meta and its confirmation, each before the later of these two.
-    fn block(&mut self, block: &Block, lost: Option<u64>) -> Vec<SubscribeUpdate> {
-        let (extract, slot) = (self.extract, block.slot);
-        let mut writes = if self.rng.chance(0.5) { block.last_writes() } else { block.writes.clone() };
+    fn block(&mut self, filter: &Filter, block: &Block, lost: Option<u64>) -> Vec<SubscribeUpdate> {
+        let (selection, slot) = (self.selection, block.slot);
+        // Mostly as a server does at these commitments; several servers behind one address need not.
+        let mut writes = if self.rng.chance(0.7) { block.last_writes() } else { block.writes.clone() };
         if self.rng.chance(0.3) {
             shuffle(&mut writes, &mut self.rng);
         }
         let mut out: Vec<SubscribeUpdate> = Vec::with_capacity(writes.len() + 4);
         for write in &writes {
-            out.push(messages::account(extract, slot, write, &mut self.rng));
+            let Some(update) = messages::account(selection, filter, slot, write, &mut self.rng) else { continue };
             if self.rng.chance(0.05) {
-                out.push(out[out.len() - 1].clone());
+                out.push(update.clone());
             }
+            out.push(update);
             if self.rng.chance(0.02) {
                 out.push(messages::noise(slot, &mut self.rng));
             }
@@ -491,7 +501,7 @@ impl World {
             Fault::Malformed => {
                 let block = self.chain.blocks().find(|block| block.slot > from_slot).cloned();
                 let Some(block) = block else { return End::Open };
-                let malformed = messages::malformed(self.extract, &block, &mut self.rng);
+                let malformed = messages::malformed(self.selection, &block, &mut self.rng);
                 let at = self.rng.below(items.len() as u64 + 1) as usize;
                 let when = items.get(at).map_or(Instant::now(), |(when, _)| *when);
                 items.insert(at, (when, Ok(malformed)));
