@@ -28,14 +28,11 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Status};
 use tower::service_fn;
 
-use crate::rpc::uds::{self, SocketFile};
+use crate::rpc::uds::{self, SocketAccess, SocketFile};
 use crate::status::{Shared, count, unix_ms};
 
 /// The socket, in the store's directory.
 pub const SOCKET: &str = "admin.sock";
-
-/// The owner alone may connect.
-const MODE: u32 = 0o600;
 
 /// How long a stop waits for a snapshot under way. Links are made in less; a copy of everything is given up and leaves
 /// `DIR.partial`.
@@ -199,7 +196,7 @@ pub async fn serve(dir: PathBuf, admin: Admin, shutdown: impl Future<Output = ()
 }
 
 fn bind(dir: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
-    let (listener, file) = uds::bind(&dir.join(SOCKET), MODE)?;
+    let (listener, file) = uds::bind(&dir.join(SOCKET), &SocketAccess::OWNER)?;
     Ok((UnixListener::from_std(listener).context("cannot watch a unix socket")?, file))
 }
 

@@ -1,16 +1,15 @@
 //! The configuration: a TOML file and flags with the same names; a flag wins over the file, the file over defaults.
 //!
-//! Owns: names, defaults, checks. Must not: open anything but the configuration, the stream's token and the store's
-//! marker, which says the engine and the extraction where nothing else does.
+//! Owns: names, defaults, checks. Must not: open anything but the configuration, the stream's token, the system's list of
+//! groups and the store's marker, which says the engine and the extraction where nothing else does.
 
 pub mod file;
+mod socket;
 
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use bytesize::ByteSize;
 use engines::{EngineArgs, EngineKind, EngineOptions, Profile};
 use serde::{Deserialize, Serialize};
@@ -24,6 +23,7 @@ use crate::net::limit::ConnectionLimits;
 use crate::net::secrets;
 use crate::readiness::Limits;
 use crate::store;
+pub use socket::{SocketAccess, SocketGroup, SocketMode};
 
 /// Names of the systemd credentials of the stream, used where no setting names a file.
 const TOKEN_CREDENTIAL: &str = "x-token";
@@ -139,9 +139,18 @@ pub struct Settings {
     /// Permissions of the Unix socket, which alone decide who may use it [default: 0660]
     #[arg(long, value_name = "OCTAL")]
     pub uds_mode: Option<SocketMode>,
-    /// Lookups and the feed over shared memory as well: the Unix socket (owner only) where clients are handed theirs
+    /// Group of the Unix socket, by name or number [default: the service's own]
+    #[arg(long, value_name = "GROUP")]
+    pub uds_group: Option<String>,
+    /// Lookups and the feed over shared memory as well: the Unix socket where clients are handed theirs
     #[arg(long, value_name = "PATH")]
     pub shm: Option<PathBuf>,
+    /// Permissions of the shared-memory socket, which alone decide who may use it [default: 0600]
+    #[arg(long, value_name = "OCTAL")]
+    pub shm_mode: Option<SocketMode>,
+    /// Group of the shared-memory socket, by name or number; let it in with a mode of 0660 [default: the service's own]
+    #[arg(long, value_name = "GROUP")]
+    pub shm_group: Option<String>,
     /// Keep every committed change for subscribers to follow: true or false [default: true]
     #[arg(long, value_name = "BOOL")]
     pub feed: Option<bool>,
@@ -234,55 +243,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// Permissions of a socket's file, written in octal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct SocketMode(u32);
-
-impl SocketMode {
-    /// The permission bits.
-    pub fn bits(self) -> u32 {
-        self.0
-    }
-}
-
-/// Owner and group may connect.
-impl Default for SocketMode {
-    fn default() -> Self {
-        Self(0o660)
-    }
-}
-
-impl fmt::Display for SocketMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:04o}", self.0)
-    }
-}
-
-impl From<SocketMode> for String {
-    fn from(mode: SocketMode) -> Self {
-        mode.to_string()
-    }
-}
-
-impl FromStr for SocketMode {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let bits = u32::from_str_radix(text, 8).ok().filter(|bits| *bits <= 0o777);
-        bits.map(Self)
-            .with_context(|| format!("not permissions: mode={text:?} expected=octal up to 0777, such as 0660"))
-    }
-}
-
-impl TryFrom<String> for SocketMode {
-    type Error = anyhow::Error;
-
-    fn try_from(text: String) -> Result<Self> {
-        text.parse()
-    }
-}
-
 /// The configuration in effect: every value decided and checked. Serializes back to a file that gives the same.
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs, reason = "the fields are those of Settings, where each is explained")]
@@ -323,6 +283,8 @@ pub struct Config {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uds: Option<PathBuf>,
     pub uds_mode: SocketMode,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uds_group: Option<SocketGroup>,
     pub feed: bool,
     pub feed_retention_bytes: ByteSize,
     #[serde(with = "humantime_serde")]
@@ -334,6 +296,9 @@ pub struct Config {
     pub feed_stall_timeout: Duration,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shm: Option<PathBuf>,
+    pub shm_mode: SocketMode,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shm_group: Option<SocketGroup>,
     pub metrics: String,
     pub metrics_hosts: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -366,7 +331,8 @@ impl Settings {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
         pick!(engine bloom profile memory lmdb_map_size dir create_empty cluster geyser x_token_file x_token_header geyser_ca geyser_cert geyser_key geyser_compression extract follow commitment processed
-            commit_every commit_interval durability idle_timeout gap_timeout max_lag_ms max_lag_slots listen uds uds_mode shm feed
+            commit_every commit_interval durability idle_timeout gap_timeout max_lag_ms max_lag_slots listen uds uds_mode
+            uds_group shm shm_mode shm_group feed
             feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout
             metrics metrics_hosts tls_cert tls_key tls_client_ca bearer_token_file insecure max_connections
             max_connections_per_address idle_connection_timeout request_timeout slow_request lookup_threads
@@ -465,7 +431,8 @@ impl Settings {
             max_lag_slots,
             listen: self.listen.unwrap_or_else(|| "127.0.0.1:7400".to_owned()),
             uds: self.uds,
-            uds_mode: self.uds_mode.unwrap_or_default(),
+            uds_mode: self.uds_mode.unwrap_or(SocketMode::OWNER_AND_GROUP),
+            uds_group: SocketGroup::resolve("uds_group", self.uds_group)?,
             feed: self.feed.unwrap_or(true),
             feed_retention_bytes: self.feed_retention_bytes.unwrap_or(ByteSize::gib(1)),
             feed_retention_time: self.feed_retention_time.unwrap_or(Duration::from_secs(24 * 3600)),
@@ -473,6 +440,8 @@ impl Settings {
             feed_heartbeat,
             feed_stall_timeout: self.feed_stall_timeout.unwrap_or(Duration::from_secs(30)),
             shm: self.shm,
+            shm_mode: self.shm_mode.unwrap_or(SocketMode::OWNER),
+            shm_group: SocketGroup::resolve("shm_group", self.shm_group)?,
             metrics: self.metrics.unwrap_or_else(|| "127.0.0.1:7401".to_owned()),
             metrics_hosts: self.metrics_hosts.unwrap_or_default(),
             tls_cert: self.tls_cert,
@@ -496,6 +465,16 @@ impl Config {
     /// The limits of readiness.
     pub fn readiness_limits(&self) -> Limits {
         Limits { max_lag: Duration::from_millis(self.max_lag_ms), max_lag_slots: self.max_lag_slots }
+    }
+
+    /// Who may connect to the Unix socket.
+    pub fn uds_access(&self) -> SocketAccess {
+        SocketAccess { mode: self.uds_mode, group: self.uds_group.clone() }
+    }
+
+    /// Who may connect to the shared-memory socket.
+    pub fn shm_access(&self) -> SocketAccess {
+        SocketAccess { mode: self.shm_mode, group: self.shm_group.clone() }
     }
 
     /// The Yellowstone server, with its secrets as files: the settings', or the systemd credentials.
@@ -548,15 +527,6 @@ mod tests {
         for follow in ["wallets", "closed"] {
             let refused = resolve(&format!("follow = \"{follow}\"")).unwrap_err().to_string();
             assert!(refused.contains("account-owner") && refused.contains("leave follow out"), "{refused}");
-        }
-    }
-
-    #[test]
-    fn socket_modes_are_octal() {
-        let parse = |text: &str| toml::from_str::<Settings>(&format!("uds_mode = {text:?}")).map(|s| s.uds_mode);
-        assert_eq!(parse("0600").unwrap().map(SocketMode::bits), Some(0o600));
-        for wrong in ["0888", "1777", "rw", ""] {
-            assert!(parse(wrong).unwrap_err().to_string().contains("octal"), "{wrong}");
         }
     }
 

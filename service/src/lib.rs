@@ -26,6 +26,7 @@ pub mod run;
 pub mod shm;
 pub mod slow;
 pub mod status;
+pub mod stop;
 mod store;
 pub mod systemd;
 pub mod views;

@@ -1,31 +1,36 @@
-//! Lookups: a pool of `lookup-N` OS threads with one reader each, fed by one bounded queue.
+//! Lookups: a pool of `lookup-N` OS threads, fed by one bounded queue of gets and one of batches.
 //!
-//! Owns: the queue and the threads. Must not: know gRPC, or block the caller; what a lookup reads is `reading`'s.
+//! Owns: the queues and the threads. Must not: know gRPC, or block the caller; in which order a thread answers is
+//! `worker`'s, what a lookup reads is `reading`'s.
 //! Threads: [`Lookups`] is used on the network edge; readers live and die on their `lookup-N` thread.
+
+mod queue;
+mod worker;
 
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Sender, TrySendError, bounded};
 use engine_api::{Error, Key, Value};
 use engine_latency::{Latency, Measured};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 
 use crate::overlay::Commitment;
-use crate::pulse::Pulse;
-use crate::reading::Reading;
-use crate::slow::{Parts, Slow, Transport};
+use crate::slow::Transport;
 use crate::status::{Shared, count};
+use crate::stop;
+use queue::{Batch, BatchQueue};
+use worker::{Request, Worker};
 
-/// Requests that may wait for a thread. At the 100 us of a lookup that reads from a device, a full queue is about
+/// Gets that may wait for a thread. At the 100 us of a lookup that reads from a device, a full queue is about
 /// 100 ms of work: whoever comes after that is better served by an answer at once that says so.
 pub const LOOKUP_QUEUE: usize = 1024;
 
-/// `get_many` requests queued or running. At 10,000 keys each 32 hold about 20 MB, where a queue full of them
-/// would hold over 600.
+/// `get_many` requests queued or running, of all connections. At 10,000 keys each 32 hold about 20 MB, where a queue full
+/// of them would hold over 600. One connection may take all of them until another one asks.
 pub const GET_MANY_QUEUE: usize = 32;
 
 /// An idle reader still holds its snapshot, and with it LMDB and redb keep every page freed since; moving it
@@ -50,6 +55,8 @@ pub struct Answer<T = Option<Value>> {
 pub struct Origin {
     /// What it came in by.
     pub transport: Transport,
+    /// Tells the batches of one connection from those of others; any number will do.
+    pub connection: usize,
     /// When it was decoded, by [`Lookups::clock`].
     pub asked: u64,
     /// What it has waited for a slot, in ns.
@@ -76,17 +83,29 @@ pub enum LookupError {
 /// A handle on the pool. Clones share it.
 #[derive(Clone)]
 pub struct Lookups {
-    queue: Sender<Request>,
-    many: Arc<Semaphore>,
+    requests: Sender<Request>,
+    batches: Arc<BatchQueue>,
     shared: Arc<Shared>,
     latency: Arc<Latency>,
 }
 
 /// The threads of the pool. Dropping it tells them to end, [`LookupThreads::join`] also waits.
 pub struct LookupThreads {
-    /// Nothing is ever sent: dropping it is the signal.
-    stop: Sender<Infallible>,
+    stop: Stop,
     threads: Vec<JoinHandle<()>>,
+}
+
+/// Ends the pool when dropped.
+struct Stop {
+    /// Nothing is ever sent: dropping it is the signal.
+    _signal: Sender<Infallible>,
+    batches: Arc<BatchQueue>,
+}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.batches.close();
+    }
 }
 
 impl Lookups {
@@ -95,21 +114,21 @@ impl Lookups {
     /// # Errors
     /// Those of starting a thread; the threads already started end.
     pub fn start(engine: Arc<Measured>, threads: usize, shared: Arc<Shared>) -> io::Result<(Self, LookupThreads)> {
-        let (queue, requests) = bounded(LOOKUP_QUEUE);
-        let (stop, stopped) = bounded(0);
+        let (requests, taken) = bounded(LOOKUP_QUEUE);
+        let (signal, stopped) = bounded(0);
+        let batches = Arc::new(BatchQueue::new());
+        let stop = Stop { _signal: signal, batches: Arc::clone(&batches) };
         let mut pool = LookupThreads { stop, threads: Vec::new() };
         for n in 0..threads.max(1) {
             let (engine, shared) = (Arc::clone(&engine), Arc::clone(&shared));
-            let (requests, stopped) = (requests.clone(), stopped.clone());
+            let (requests, batches, stopped) = (taken.clone(), Arc::clone(&batches), stopped.clone());
             let name = format!("lookup-{n}");
             let pulse = shared.pulses.add(name.as_str());
-            let thread = std::thread::Builder::new()
-                .name(name)
-                .spawn(move || run(&engine, &shared, &requests, &stopped, &pulse))?;
-            pool.threads.push(thread);
+            let run = move || Worker::new(&engine, &shared, &requests, &batches, &stopped, &pulse).run();
+            pool.threads.push(std::thread::Builder::new().name(name).spawn(run)?);
         }
-        let (many, latency) = (Arc::new(Semaphore::new(GET_MANY_QUEUE)), Arc::clone(engine.latency()));
-        Ok((Self { queue, many, shared, latency }, pool))
+        let latency = Arc::clone(engine.latency());
+        Ok((Self { requests, batches, shared, latency }, pool))
     }
 
     /// The time now, for [`Origin::asked`].
@@ -128,11 +147,11 @@ impl Lookups {
     /// See [`LookupError`].
     pub async fn get(&self, key: Key, commitment: Commitment, origin: Origin) -> Result<Answer, LookupError> {
         let (reply, answer) = oneshot::channel();
-        self.enqueue(Request::Lookup { commitment, origin, asked: Asked::Get { key, reply } })?;
+        self.enqueue(Request::Get { key, commitment, origin, reply })?;
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
-    /// The values of `keys`, all from one state, in their order.
+    /// The values of `keys`, all from one state, in their order. Dropping the future takes the work that is left away.
     ///
     /// # Errors
     /// See [`LookupError`]; busy also with [`GET_MANY_QUEUE`] such requests under way.
@@ -142,13 +161,9 @@ impl Lookups {
         commitment: Commitment,
         origin: Origin,
     ) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
-        let Ok(permit) = Arc::clone(&self.many).try_acquire_owned() else {
-            count(&self.shared.counters.lookups_refused, 1);
-            return Err(LookupError::Busy);
-        };
         let (reply, answer) = oneshot::channel();
-        let asked = Asked::GetMany { keys, reply, _permit: permit };
-        self.enqueue(Request::Lookup { commitment, origin, asked })?;
+        let refused = self.batches.push(Batch { keys, commitment, origin, reply });
+        count(&self.shared.counters.lookups_refused, refused as u64);
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
@@ -164,7 +179,7 @@ impl Lookups {
     }
 
     fn enqueue(&self, request: Request) -> Result<(), LookupError> {
-        self.queue.try_send(request).map_err(|error| match error {
+        self.requests.try_send(request).map_err(|error| match error {
             TrySendError::Full(_) => {
                 count(&self.shared.counters.lookups_refused, 1);
                 LookupError::Busy
@@ -175,94 +190,14 @@ impl Lookups {
 }
 
 impl LookupThreads {
-    /// Ends the threads and waits: each finishes the request it is at, what is still queued gets
-    /// [`LookupError::Stopped`]. After it no reader holds the engine any more.
-    pub fn join(self) {
+    /// Ends the threads and waits until `deadline`: each finishes the piece it is at, what is still queued gets
+    /// [`LookupError::Stopped`]. After it no reader holds the engine any more, unless a thread did not end.
+    ///
+    /// # Errors
+    /// The names of the threads that have not ended.
+    pub fn join(self, deadline: Instant) -> Result<(), stop::Stuck> {
         drop(self.stop);
-        for thread in self.threads {
-            let name = thread.thread().name().unwrap_or("lookup").to_owned();
-            if thread.join().is_err() {
-                tracing::error!(thread = name, "a lookup thread panicked");
-            }
-        }
-    }
-}
-
-enum Request {
-    Lookup { commitment: Commitment, origin: Origin, asked: Asked },
-    Probe { reply: oneshot::Sender<Result<(), LookupError>> },
-}
-
-enum Asked {
-    Get {
-        key: Key,
-        reply: oneshot::Sender<Result<Answer, LookupError>>,
-    },
-    GetMany {
-        keys: Vec<Key>,
-        reply: oneshot::Sender<Result<Answer<Vec<Option<Value>>>, LookupError>>,
-        /// Travels with the keys, so that a request given up on counts until its memory is freed.
-        _permit: OwnedSemaphorePermit,
-    },
-}
-
-fn run(
-    engine: &Measured,
-    shared: &Shared,
-    requests: &Receiver<Request>,
-    stopped: &Receiver<Infallible>,
-    pulse: &Pulse,
-) {
-    let mut reading = Reading::new(engine, shared, SOURCE);
-    loop {
-        pulse.beat();
-        crossbeam_channel::select_biased! {
-            recv(stopped) -> _ => return,
-            recv(requests) -> request => match request {
-                Ok(Request::Lookup { commitment, origin, asked }) => {
-                    serve(&mut reading, shared, engine.latency(), (commitment, origin), asked);
-                }
-                Ok(Request::Probe { reply }) => {
-                    let _gone = reply.send(reading.probe());
-                }
-                Err(_) => return,
-            },
-            default(IDLE_REFRESH) => reading.refresh_idle(),
-        }
-    }
-}
-
-/// Answers one, unless nobody waits any more: then the deadline passed while it was queued.
-fn serve(
-    reading: &mut Reading<'_>,
-    shared: &Shared,
-    latency: &Latency,
-    (commitment, origin): (Commitment, Origin),
-    asked: Asked,
-) {
-    let taken = latency.clock().raw();
-    let (answered, keys) = match asked {
-        Asked::Get { reply, .. } if reply.is_closed() => return,
-        Asked::GetMany { reply, .. } if reply.is_closed() => return,
-        Asked::Get { key, reply } => {
-            let answer = reading.get(&key, commitment);
-            let answered = answer.is_ok();
-            let _gone = reply.send(answer);
-            (answered, 1)
-        }
-        Asked::GetMany { keys, reply, _permit } => {
-            let answer = reading.get_many(&keys, commitment);
-            let answered = answer.is_ok();
-            let _gone = reply.send(answer);
-            (answered, keys.len())
-        }
-    };
-    let total_ns = latency.clock().delta_as_nanos(origin.asked, latency.clock().raw());
-    if answered && shared.slow.is_slow(total_ns) {
-        let (slot_wait_ns, spent) = (origin.slot_wait_ns, reading.spent());
-        let queue_ns = latency.clock().delta_as_nanos(origin.asked, taken).saturating_sub(slot_wait_ns);
-        let parts = Parts { slot_wait_ns, queue_ns, overlay_ns: spent.overlay_ns, read_ns: spent.read_ns };
-        shared.slow.report(&Slow { transport: origin.transport, keys, commitment, total_ns, parts });
+        stop::join_all(self.threads, deadline)
     }
 }
 
@@ -306,6 +241,11 @@ pub(crate) mod tests {
         }
     }
 
+    /// Only a hang takes until then.
+    pub(crate) fn later() -> Instant {
+        Instant::now() + Duration::from_secs(100)
+    }
+
     pub(crate) fn commit(engine: &Measured, shared: &Shared, key: Key, slot: u64) {
         let checkpoint = Checkpoint { seq: slot, slot: Some(slot), ..Checkpoint::default() };
         let mut txn = engine.begin().unwrap();
@@ -337,24 +277,12 @@ pub(crate) mod tests {
     async fn joining_frees_the_engine_while_handles_remain() {
         let pool = Pool::start();
         pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
-        pool.threads.join();
+        pool.threads.join(later()).unwrap();
         assert!(matches!(
             pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await,
             Err(LookupError::Stopped)
         ));
         let Ok(engine) = Arc::try_unwrap(pool.engine) else { panic!("the engine is still held") };
         Box::new(engine).close().unwrap();
-    }
-
-    #[tokio::test]
-    async fn too_many_get_many_are_refused() {
-        let pool = Pool::start();
-        let all = Arc::clone(&pool.lookups.many).try_acquire_many_owned(GET_MANY_QUEUE as u32).unwrap();
-        assert!(matches!(
-            pool.lookups.get_many(vec![[1; 32]], Commitment::Confirmed, Origin::default()).await,
-            Err(LookupError::Busy)
-        ));
-        drop(all);
-        pool.lookups.get_many(vec![[1; 32]], Commitment::Confirmed, Origin::default()).await.unwrap();
     }
 }

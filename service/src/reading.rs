@@ -18,7 +18,9 @@
 //! **Finalized** is a snapshot and the undo overlay, with its lock held while the snapshot moves: see
 //! [`undo`](crate::overlay::undo).
 //!
-//! A batch takes these parts once for all of its keys.
+//! A batch takes these parts once for all of its keys; a long one is read in pieces: see [`batch`].
+
+mod batch;
 
 use std::sync::Arc;
 
@@ -32,6 +34,8 @@ use crate::overlay::Commitment;
 use crate::overlay::undo::Undo;
 use crate::overlay::view::newest_write;
 use crate::status::{Shared, count};
+
+pub(crate) use batch::{BatchReading, PIECE_KEYS};
 
 /// One thread's reader. Opened at the first request and again after any failure.
 pub(crate) struct Reading<'e> {
@@ -94,18 +98,7 @@ impl<'e> Reading<'e> {
         }
     }
 
-    /// The values of several keys, in their order.
-    pub(crate) fn get_many(
-        &mut self,
-        keys: &[Key],
-        commitment: Commitment,
-    ) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
-        let mut values = vec![None; keys.len()];
-        let slot = self.get_into(keys, &mut values, commitment)?;
-        Ok(Answer { value: values, slot })
-    }
-
-    /// The same into `values`, one for each key; gives the slot that they stand for.
+    /// The values of several keys into `values`, one for each key; gives the slot that they stand for.
     pub(crate) fn get_into(
         &mut self,
         keys: &[Key],
@@ -166,10 +159,7 @@ impl<'e> Reading<'e> {
         let clock = self.engine.latency().clock();
         let start = clock.raw();
         let mut known: Vec<Option<Option<Value>>> = vec![None; keys.len()];
-        let slot = match commitment {
-            Commitment::Processed => self.processed(keys, &mut known)?,
-            Commitment::Confirmed | Commitment::Finalized => self.finalized(keys, &mut known)?,
-        };
+        let slot = self.overlaid(keys, &mut known, commitment)?;
         let missing: Vec<Key> =
             keys.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(key, _)| *key).collect();
         let mut rest = vec![None; missing.len()];
@@ -187,6 +177,19 @@ impl<'e> Reading<'e> {
         let mut rest = rest.into_iter();
         let value = known.into_iter().map(|known| known.unwrap_or_else(|| rest.next().flatten())).collect();
         Ok(Answer { value, slot })
+    }
+
+    /// Moves the snapshot and fills in what the overlay of `commitment` says of `keys`; gives the answer's slot.
+    fn overlaid(
+        &mut self,
+        keys: &[Key],
+        known: &mut [Option<Option<Value>>],
+        commitment: Commitment,
+    ) -> Result<Option<u64>, LookupError> {
+        match commitment {
+            Commitment::Processed => self.processed(keys, known),
+            Commitment::Confirmed | Commitment::Finalized => self.finalized(keys, known),
+        }
     }
 
     /// Fills in what the banks on top of the snapshot wrote; gives the slot of the newest of them.

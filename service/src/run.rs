@@ -8,7 +8,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use engine_api::{Checkpoint, Durability, Engine};
@@ -36,11 +36,16 @@ use crate::overlay::{self, Overlay};
 use crate::rpc::{self, Door, FeedLimits, FeedService, UdsListener};
 use crate::shm::{Doorbell, ShmServer};
 use crate::status::Shared;
+use crate::stop::Stuck;
 use crate::store;
 use crate::systemd::{self, Sleepers};
 
 /// Threads of the network edge: one reads the stream while the other answers.
 const NET_THREADS: usize = 2;
+
+/// How long a stop waits for threads, once nothing is served any more. Each ends within milliseconds, unless its device
+/// does not answer.
+const JOIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// The log of the feed, in the store's directory beside the engine's own.
 const FEED_DIR: &str = "feed";
@@ -72,6 +77,9 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     // What is refused is refused before the store is touched.
     let Checked { edge, .. } = Checked::of(config)?;
     edge.addresses.warn(config, &edge.access);
+    for (key, group) in [("uds_group", &config.uds_group), ("shm_group", &config.shm_group)] {
+        group.iter().try_for_each(|group| group.check_may_give(key)).map_err(Failed::wrong)?;
+    }
     let ports = edge.addresses.bind()?;
     limit::open_files(config.max_connections)?;
     systemd::status(&format!("opening and recovering the store in {}", config.dir.display()));
@@ -113,7 +121,7 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     let (mut writer, feed) = open_feed(config, &checkpoint)?.unzip();
     let start_shm = |path: &PathBuf| {
         let ring = writer.as_mut().zip(feed.as_deref()).map(|(writer, feed)| share(writer, feed)).transpose()?;
-        ShmServer::start(path, Arc::clone(&engine), Arc::clone(&shared), label, ring)
+        ShmServer::start(path, &config.shm_access(), Arc::clone(&engine), Arc::clone(&shared), label, ring)
     };
     let shm = config.shm.as_ref().map(start_shm).transpose().context("shared memory")?;
     let workers = feed
@@ -137,15 +145,11 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     let apply = ApplyParts { engine: Arc::clone(&engine), shared: Arc::clone(&shared), writer, doorbell };
     let admin = Admin::new(&engine, &shared);
     let outcome = runtime.block_on(serve(config, front, apply, lookups, feed_service, http_state, admin.clone()));
-    if let Some(workers) = workers {
-        workers.stop();
-    }
+    let deadline = Instant::now() + JOIN_LIMIT;
+    let workers = workers.map_or(Ok(()), |workers| workers.stop(deadline));
     runtime.shutdown_timeout(Duration::from_secs(1));
-    lookup_threads.join();
-    drop(sampler);
-    if let Some(shm) = shm {
-        shm.join();
-    }
+    let joined =
+        [workers, lookup_threads.join(deadline), sampler.join(deadline), shm.map_or(Ok(()), |shm| shm.join(deadline))];
     admin.wait_for_snapshot();
     match Arc::try_unwrap(engine) {
         Ok(engine) => Box::new(engine).close()?,
@@ -153,6 +157,10 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         Err(_) => error!("the store is still in use: not closed"),
     }
     outcome?;
+    let stuck: Vec<String> = joined.into_iter().filter_map(Result::err).flat_map(|Stuck(names)| names).collect();
+    if !stuck.is_empty() {
+        return Err(anyhow!("{} limit={JOIN_LIMIT:?}; everything committed is safe", Stuck(stuck)).into());
+    }
     info!("stopped");
     Ok(())
 }
@@ -184,7 +192,7 @@ async fn serve(
     let (shared, feed) = (Arc::clone(&apply.shared), http_state.feed.clone());
     let Front { ports, access, mut stops } = front;
     let (tcp, http) = ports.listen()?;
-    let uds = config.uds.as_deref().map(|path| UdsListener::bind(path, config.uds_mode)).transpose()?;
+    let uds = config.uds.as_deref().map(|path| UdsListener::bind(path, &config.uds_access())).transpose()?;
     access.reload_at_hangup()?;
     let hangups = provider::hangups()?;
     info!(

@@ -46,7 +46,7 @@ impl Transport {
 pub struct Parts {
     /// Waiting for the slot of `min_context_slot`.
     pub slot_wait_ns: u64,
-    /// Waiting for a lookup thread.
+    /// Waiting for a lookup thread; of a batch also while gets went before its pieces.
     pub queue_ns: u64,
     /// In the overlay: its lock, and what lies beside the engine. 0 at confirmed.
     pub overlay_ns: u64,

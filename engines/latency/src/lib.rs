@@ -36,7 +36,7 @@ pub enum Op {
     Commit,
     /// A commit's time divided by the events of its batch; once per commit that had any.
     CommitPerItem,
-    /// A whole `get_many`, whatever the number of keys.
+    /// One call of `get_many`, whatever the number of keys. The service makes one for each piece of a batch.
     GetMany,
     /// A whole scan, the visitor's own time included.
     Scan,

@@ -13,7 +13,8 @@ use workload::{Pairs, Rng};
 /// Unrecorded at the start of each run: connections, caches and the service's threads come up to speed.
 const WARM_UP: Duration = Duration::from_millis(200);
 
-/// How long a spinning client looks for its answer: beyond any in memory, so that it never sleeps in these runs.
+/// How long a spinning client may look for its answer: beyond any in memory. On a machine whose cores are busy it sleeps
+/// all the same, where that is quicker.
 const SPIN: Duration = Duration::from_millis(1);
 
 /// A way to the service.

@@ -5,16 +5,22 @@
 //! side; [`Segment`] is not `Sync`.
 //!
 //! # A session
-//! A client connects to the service's Unix socket and receives one [`Hello`] with three or four file descriptors
-//! (`SCM_RIGHTS`): the session's segment (a sealed memfd of [`SEGMENT_BYTES`]), the service's doorbell and the client's
-//! (eventfds), and where the service has a feed, its [`ring`]. Nothing else is sent there: the socket is the life line. Its end tells each side that the other is gone,
-//! and the kernel frees the memory with the last mapping, however a process ends: nothing has a name that could be left
-//! behind.
+//! A client connects to the service's Unix socket and receives one [`Hello`] with two or three file descriptors
+//! (`SCM_RIGHTS`): the session's segment (a sealed memfd of [`SEGMENT_BYTES`]), the session's bell (an eventfd), and
+//! where the service has a feed, its [`ring`]. The client sends nothing on the socket: it is the life line. Its end tells
+//! each side that the other is gone, and the kernel frees the memory with the last mapping, however a process ends:
+//! nothing has a name that could be left behind.
 //!
 //! # A request
 //! One at a time. The client writes keys and [`Request`], then raises `request_seq`; the service writes values and
 //! [`Response`], then raises `response_seq` to the same number. Whoever is about to sleep says so in its own flag first
-//! (`client_waits`, `service_sleeps`), and the other then rings its doorbell after raising its number:
+//! (`client_waits`, `service_sleeps`), and the other then wakes it after raising its number.
+//!
+//! # Waking
+//! A client wakes the service with a write to its session's bell. The service watches the bell for edges and never reads
+//! or writes it, because a client may change the mode of a descriptor that both hold, and fill or drain it.
+//! The service wakes a client in the way that `client_waits` names ([`Waits`]): at the futex word that is the low half of
+//! `response_seq`, or with a byte on the socket, sent with `MSG_DONTWAIT`. A socket that is full is not waited for.
 //!
 //! ```text
 //! offset     bytes  written by
@@ -84,7 +90,28 @@ pub mod hello {
     pub const FAILED: u32 = 2;
 }
 
-/// The one message on the socket, from the service.
+/// How a client that sleeps wants to be woken; the numbers of `client_waits`, where 0 is a client that is awake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Waits {
+    /// At [`Segment::futex`].
+    Futex = 1,
+    /// By a byte on the socket, for a client whose thread waits for other descriptors as well.
+    Socket = 2,
+}
+
+/// What the service owes a client after an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// The client is awake.
+    Nobody,
+    /// Wake one waiter of [`Segment::futex`].
+    Futex,
+    /// Send a byte.
+    Socket,
+}
+
+/// The greeting on the socket, from the service.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
@@ -257,7 +284,7 @@ impl Segment {
         unsafe { &(*self.service()).service_sleeps }
     }
 
-    /// Client: writes request `seq` and publishes it. True when the service sleeps: ring its doorbell.
+    /// Client: writes request `seq` and publishes it. True when the service sleeps: ring the bell.
     ///
     /// # Panics
     /// On more than [`GET_MANY_KEYS_MAX`] keys, which the caller splits.
@@ -284,19 +311,34 @@ impl Segment {
         self.response_seq().load(Ordering::Acquire) == seq
     }
 
-    /// Client: asks to be rung for the answer to `seq`. True when it is there already.
-    pub fn wait(&self, seq: u64) -> bool {
+    /// Client: asks to be woken for the answer to `seq`. True when it is there already.
+    pub fn wait(&self, seq: u64, how: Waits) -> bool {
         // ORDERING: Relaxed: ordered by the fence.
-        self.client_waits().store(1, Ordering::Relaxed);
+        self.client_waits().store(how as u32, Ordering::Relaxed);
         // ORDERING: SeqCst fence pairs with the one in `respond`: either this side sees the answer, or the service sees
         // that it waits.
         fence(Ordering::SeqCst);
         self.answered(seq)
     }
 
+    /// Client: what [`Segment::futex`] says while request `seq` has no answer; `None` once it has one.
+    pub fn unanswered(&self, seq: u64) -> Option<u32> {
+        // ORDERING: Acquire: as in `answered`.
+        let found = self.response_seq().load(Ordering::Acquire);
+        (found != seq).then_some(found as u32)
+    }
+
+    /// The word at which a client sleeps: the low half of `response_seq`, which changes with each answer.
+    pub fn futex(&self) -> &AtomicU32 {
+        let half = if cfg!(target_endian = "big") { 1 } else { 0 };
+        let word = std::ptr::from_ref(self.response_seq()).cast::<AtomicU32>();
+        // SAFETY: both halves of an aligned u64 in bounds are aligned; the futex calls alone read it by this reference.
+        unsafe { &*word.add(half) }
+    }
+
     /// Client: no longer waits.
     pub fn stop_waiting(&self) {
-        // ORDERING: Relaxed: at worst one ring too many.
+        // ORDERING: Relaxed: at worst one wake too many.
         self.client_waits().store(0, Ordering::Relaxed);
     }
 
@@ -384,8 +426,9 @@ impl Segment {
         }
     }
 
-    /// Service: publishes the answer to request `seq`. True when the client waits: ring its doorbell.
-    pub fn respond(&self, seq: u64, response: Response) -> bool {
+    /// Service: publishes the answer to request `seq`, and says how the client has to be woken. A number of
+    /// `client_waits` that means nothing is the client's own loss.
+    pub fn respond(&self, seq: u64, response: Response) -> Wake {
         // SAFETY: in bounds, and this side is its only writer.
         unsafe { (&raw mut (*self.service()).response).write(response) };
         // ORDERING: Release pairs with the Acquire of `answered`: who sees the number sees response and values.
@@ -393,7 +436,11 @@ impl Segment {
         // ORDERING: SeqCst fence pairs with the one in `wait`.
         fence(Ordering::SeqCst);
         // ORDERING: Relaxed: ordered by the fence.
-        self.client_waits().load(Ordering::Relaxed) != 0
+        match self.client_waits().load(Ordering::Relaxed) {
+            waits if waits == Waits::Futex as u32 => Wake::Futex,
+            waits if waits == Waits::Socket as u32 => Wake::Socket,
+            _ => Wake::Nobody,
+        }
     }
 
     /// Service: says that it is about to sleep. After it has said so to all its clients, and after [`sleep_fence`], it
@@ -417,70 +464,4 @@ pub fn sleep_fence() {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Memory as a mapping gives it, for both sides in one process.
-    struct Memory(Box<std::cell::UnsafeCell<Layout>>);
-
-    impl Memory {
-        fn new() -> Self {
-            // SAFETY: all-zero bytes are a Layout.
-            Self(unsafe { Box::<std::cell::UnsafeCell<Layout>>::new_zeroed().assume_init() })
-        }
-
-        fn segment(&self) -> Segment {
-            // SAFETY: the memory outlives the views of these tests and is never moved.
-            unsafe { Segment::new(NonNull::new(self.0.get().cast()).expect("a box is not null")) }
-        }
-    }
-
-    #[test]
-    fn an_answer_is_what_was_written_for_its_number() {
-        let memory = Memory::new();
-        let (client, service) = (memory.segment(), memory.segment());
-        let keys: Vec<[u8; 32]> = (0..GET_MANY_KEYS_MAX).map(|n| [n as u8; 32]).collect();
-        let request = Request { version: VERSION, op: op::GET, count: keys.len() as u32, ..Request::default() };
-        assert!(!client.send(1, request, &keys));
-        assert!(!client.answered(1));
-        let mut read = Vec::new();
-        service.keys(service.request().count as usize, &mut read);
-        assert_eq!((service.requested(), service.request(), &read), (1, request, &keys));
-        let values: Vec<Option<[u8; 32]>> = keys.iter().map(|key| (key[0] % 3 > 0).then_some(*key)).collect();
-        service.set_values(&values);
-        let response = Response { count: request.count, has_slot: 1, slot: 7, ..Response::default() };
-        assert!(!service.respond(1, response));
-        assert!(client.answered(1));
-        assert_eq!(client.response(), response);
-        assert_eq!((0..keys.len()).map(|index| client.value(index)).collect::<Vec<_>>(), values);
-    }
-
-    #[test]
-    fn who_sleeps_is_rung() {
-        let memory = Memory::new();
-        let (client, service) = (memory.segment(), memory.segment());
-        service.fall_asleep();
-        sleep_fence();
-        assert!(client.send(1, Request::default(), &[]));
-        service.wake_up();
-        assert!(!client.wait(1));
-        assert!(service.respond(1, Response::default()));
-        assert!(client.wait(1));
-        client.stop_waiting();
-        assert!(!client.send(2, Request::default(), &[]));
-        assert!(!service.respond(2, Response::default()));
-    }
-
-    #[test]
-    fn a_count_beyond_the_place_is_cut_and_a_greeting_of_others_is_none() {
-        let memory = Memory::new();
-        let (client, service) = (memory.segment(), memory.segment());
-        let mut keys = Vec::new();
-        service.keys(usize::MAX, &mut keys);
-        assert_eq!(keys.len(), GET_MANY_KEYS_MAX);
-        assert_eq!(client.status_bytes(u32::MAX).len(), STATUS_BYTES_MAX);
-        let hello = Hello::new(hello::FULL);
-        assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
-        assert_eq!(Hello::from_bytes(&[0; 24]), None);
-    }
-}
+mod tests;

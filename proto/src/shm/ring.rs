@@ -4,7 +4,7 @@
 //! not: map memory, wait, or decide where a reader goes on. Threads: one writer; any number of readers, in any process.
 //!
 //! # The ring
-//! A sealed memfd of [`RING_BYTES`], the greeting's fourth descriptor where the service has a feed. Readers map it
+//! A sealed memfd of [`RING_BYTES`], the greeting's third descriptor where the service has a feed. Readers map it
 //! read-only: nothing they do reaches the service or each other. The change `seq` stands in record `seq % RING_RECORDS`,
 //! until the change `seq + RING_RECORDS` takes its place; whoever reads more slowly than that is told so.
 //!

@@ -1,5 +1,5 @@
-//! The client for a thread of its own. Over shared memory it needs no async runtime: a call spins, then sleeps in
-//! poll(2).
+//! The client for a thread of its own. Over shared memory it needs no async runtime: a call looks for its answer, then
+//! sleeps in futex(2).
 //!
 //! Owns: the waiting. Threads: the caller's. Over gRPC each client has a small runtime that runs during its calls only;
 //! it must not be used from async code.
@@ -7,9 +7,8 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use proto::shm::{Request, Response};
+use proto::shm::{Request, Response, Waits};
 use proto::v1::GET_MANY_KEYS_MAX;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::Runtime;
 
 use crate::address::Address;
@@ -22,6 +21,13 @@ use crate::{Answer, Key, ReadOptions, StatusResponse, Value, nonblocking};
 
 /// How long [`Subscription::next_event`] is silent over shared memory when nothing happens.
 const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// A call that sleeps looks after this time whether the service is still there, then after twice the time, up to
+/// [`LOOK_MAX`]: one that was killed wakes nobody. Most answers come sooner.
+const LOOK_MIN: Duration = Duration::from_millis(1);
+
+/// See [`LOOK_MIN`].
+const LOOK_MAX: Duration = Duration::from_millis(100);
 
 /// A client of one thread.
 pub struct Client {
@@ -55,7 +61,7 @@ impl Client {
         let own = settings.clone();
         let transport = match &settings.address {
             Address::Shm(path) => {
-                let session = Session::connect(path, Instant::now() + deadline)?;
+                let session = Session::connect(path, settings.spin, Instant::now() + deadline)?;
                 Transport::Shm(Shm { path: path.clone(), spin: settings.spin, session: Some(session) })
             }
             Address::Unix(_) | Address::Tcp(_) => {
@@ -258,7 +264,7 @@ impl Shm {
         loop {
             let session = match &mut self.session {
                 Some(session) => session,
-                None => match Session::connect(&self.path, attempts.deadline) {
+                None => match Session::connect(&self.path, self.spin, attempts.deadline) {
                     Ok(session) => self.session.insert(session),
                     Err(error) => {
                         std::thread::sleep(attempts.pause(error)?);
@@ -266,7 +272,7 @@ impl Shm {
                     }
                 },
             };
-            match exchange(session, request, keys, self.spin, attempts.deadline) {
+            match exchange(session, request, keys, attempts.deadline) {
                 Ok(()) => match session.outcome(request)? {
                     Some(response) => return take(session, &response),
                     None => {
@@ -285,43 +291,49 @@ impl Shm {
     }
 }
 
-fn exchange(
-    session: &mut Session,
-    request: &Request,
-    keys: &[Key],
-    spin: Duration,
-    deadline: Instant,
-) -> Result<(), Lost> {
+fn exchange(session: &mut Session, request: &Request, keys: &[Key], deadline: Instant) -> Result<(), Lost> {
     // A call that gave up may have left its request there.
-    wait(session, spin, deadline)?;
+    wait(session, deadline)?;
     session.send(*request, keys);
-    wait(session, spin, deadline)
+    wait(session, deadline)
 }
 
-/// Until the newest request is answered: spinning first, then asleep until rung or the service is gone.
-fn wait(session: &Session, spin: Duration, deadline: Instant) -> Result<(), Lost> {
-    if session.answered(spin) {
+/// Until the newest request is answered: looking for it first, if that helps, then asleep until woken or the service is
+/// gone.
+fn wait(session: &mut Session, deadline: Instant) -> Result<(), Lost> {
+    if session.answered() {
         return Ok(());
     }
-    let outcome = loop {
-        if session.wait() {
-            break Ok(());
+    let spin = session.spin.next();
+    if let Some(took) = session.look(spin) {
+        session.spin.spun(took);
+        return Ok(());
+    }
+    let started = session.spin.is_on().then(Instant::now);
+    let outcome = sleep(session, deadline);
+    session.stop_waiting();
+    if let (Ok(()), Some(started)) = (&outcome, started) {
+        match spin.is_zero() {
+            true => session.spin.slept(started.elapsed()),
+            false => session.spin.spun(spin + started.elapsed()),
         }
+    }
+    outcome
+}
+
+fn sleep(session: &Session, deadline: Instant) -> Result<(), Lost> {
+    let mut look = LOOK_MIN;
+    while !session.wait(Waits::Futex) {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            break Err(Lost::Late);
+            return Err(Lost::Late);
         }
-        let mut fds = [PollFd::new(&session.doorbell, PollFlags::IN), PollFd::new(&session.socket, PollFlags::IN)];
-        // A time that does not fit is as good as none; an error is a signal: look again.
-        let _ready = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
-        if !fds[1].revents().is_empty() && !session.answered(Duration::ZERO) {
-            break Err(Lost::Gone);
+        if !session.sleep(left.min(look)) {
+            look = LOOK_MAX.min(look * 2);
+            if session.is_gone() && !session.answered() {
+                return Err(Lost::Gone);
+            }
         }
-        if !fds[0].revents().is_empty() {
-            // The ring is taken, so that the next poll sleeps; the answer is looked for at the top.
-            session.stop_waiting();
-        }
-    };
-    session.stop_waiting();
-    outcome
+    }
+    Ok(())
 }

@@ -63,8 +63,9 @@ impl Builder {
         self
     }
 
-    /// Shared memory: how long a call looks for its answer before it sleeps until it is rung [default: 20 us]. Zero
-    /// sleeps at once; longer saves the wake-up for the price of a core. An async caller's worker spins as well.
+    /// Shared memory: how long a call may look for its answer before it sleeps until it is woken [default: 20 us]. Zero
+    /// sleeps at once; longer saves the wake-up for the price of a core. An async caller's worker looks as well. A client
+    /// whose answers come later for it, as with all cores busy, sleeps at once and tries again now and then.
     #[must_use]
     pub fn spin(mut self, spin: Duration) -> Self {
         self.spin = spin;

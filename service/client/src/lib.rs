@@ -50,6 +50,7 @@ mod grpc;
 mod nonblocking;
 mod ring;
 mod shm;
+mod spin;
 
 use std::time::Duration;
 

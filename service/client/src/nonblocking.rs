@@ -3,15 +3,12 @@
 //! Owns: which transport a call takes, and the async waiting on shared memory. Must not: block a worker beyond the spin
 //! that was asked for. Threads: those of the caller's tokio runtime.
 
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::shm::{Request, Response};
+use proto::shm::{Request, Response, Waits};
 use proto::v1::GET_MANY_KEYS_MAX;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -44,10 +41,9 @@ struct Shm {
     link: Mutex<Option<Link>>,
 }
 
-/// A session and its two descriptors as tokio knows them.
+/// A session and its socket as tokio knows it.
 struct Link {
     session: Session,
-    doorbell: AsyncFd<OwnedFd>,
     socket: UnixStream,
 }
 
@@ -64,7 +60,7 @@ impl Client {
         let deadline = settings.deadline;
         let transport = match &settings.address {
             Address::Shm(path) => {
-                let link = Link::connect(path.clone(), Instant::now() + deadline).await?;
+                let link = Link::connect(path.clone(), settings.spin, Instant::now() + deadline).await?;
                 let shm = Shm { path: path.clone(), spin: settings.spin, link: Mutex::new(Some(link)) };
                 Transport::Shm(Arc::new(shm))
             }
@@ -173,47 +169,38 @@ impl Client {
 }
 
 impl Link {
-    async fn connect(path: PathBuf, deadline: Instant) -> Result<Self> {
-        let session = tokio::task::spawn_blocking(move || Session::connect(&path, deadline.into_std()));
+    async fn connect(path: PathBuf, spin: Duration, deadline: Instant) -> Result<Self> {
+        let session = tokio::task::spawn_blocking(move || Session::connect(&path, spin, deadline.into_std()));
         let session = session.await.map_err(|_| Error::failed("connecting panicked"))??;
-        let watch = || {
-            // SAFETY: an OwnedFd owns its descriptor, and nothing replaces or closes it while it is inside.
-            let doorbell =
-                unsafe { AsyncFd::register_with_interest(session.doorbell.try_clone()?, Interest::READABLE)? };
-            Ok((doorbell, UnixStream::from_std(session.socket.try_clone()?)?))
-        };
-        let (doorbell, socket) =
+        let watch = || UnixStream::from_std(session.socket.try_clone()?);
+        let socket =
             watch().map_err(|error: std::io::Error| Error::failed(format!("cannot watch a session: {error}")))?;
-        Ok(Self { session, doorbell, socket })
+        Ok(Self { session, socket })
     }
 
-    async fn exchange(
-        &mut self,
-        request: &Request,
-        keys: &[Key],
-        spin: Duration,
-        deadline: Instant,
-    ) -> Result<(), Lost> {
+    async fn exchange(&mut self, request: &Request, keys: &[Key], deadline: Instant) -> Result<(), Lost> {
         // A call that gave up or was dropped may have left its request there.
-        self.wait(spin, deadline).await?;
+        self.wait(deadline).await?;
         self.session.send(*request, keys);
-        self.wait(spin, deadline).await
+        self.wait(deadline).await
     }
 
-    /// Until the newest request is answered: spinning first, then as a task that is woken by the ring.
-    async fn wait(&mut self, spin: Duration, deadline: Instant) -> Result<(), Lost> {
-        if self.session.answered(spin) {
+    /// Until the newest request is answered: looking for it first, if that helps, then as a task that is woken by the
+    /// socket.
+    async fn wait(&mut self, deadline: Instant) -> Result<(), Lost> {
+        if self.session.answered() {
             return Ok(());
         }
-        while !self.session.wait() {
+        let spin = self.session.spin.next();
+        if let Some(took) = self.session.look(spin) {
+            self.session.spin.spun(took);
+            return Ok(());
+        }
+        let started = Instant::now();
+        while !self.session.wait(Waits::Socket) {
             tokio::select! {
-                ring = self.doorbell.readable() => {
-                    let mut ring = ring.map_err(|_| Lost::Gone)?;
-                    self.session.stop_waiting();
-                    ring.clear_ready();
-                }
                 _ = self.socket.readable() => {
-                    if !self.session.answered(Duration::ZERO) {
+                    if self.is_ended() && !self.session.answered() {
                         return Err(Lost::Gone);
                     }
                 }
@@ -221,7 +208,19 @@ impl Link {
             }
         }
         self.session.stop_waiting();
+        match spin.is_zero() {
+            true => self.session.spin.slept(started.elapsed()),
+            false => self.session.spin.spun(spin + started.elapsed()),
+        }
         Ok(())
+    }
+
+    /// Takes the rings that came. True when the socket has ended.
+    fn is_ended(&self) -> bool {
+        match self.socket.try_read(&mut [0; 64]) {
+            Ok(rings) => rings == 0,
+            Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+        }
     }
 }
 
@@ -241,7 +240,7 @@ impl Shm {
             };
             let connected = match &mut *link {
                 Some(connected) => connected,
-                None => match Link::connect(self.path.clone(), deadline).await {
+                None => match Link::connect(self.path.clone(), self.spin, deadline).await {
                     Ok(connected) => link.insert(connected),
                     Err(error) => {
                         drop(link);
@@ -250,7 +249,7 @@ impl Shm {
                     }
                 },
             };
-            match connected.exchange(request, keys, self.spin, deadline).await {
+            match connected.exchange(request, keys, deadline).await {
                 Ok(()) => match connected.session.outcome(request)? {
                     Some(response) => return take(&connected.session, &response),
                     None => {

@@ -148,7 +148,7 @@ impl RingSubscription {
 
     /// Takes over a service's ring, or pauses after an attempt that failed. The event, when there is one to tell.
     fn connect(&mut self, until: Instant) -> Result<Option<Event>> {
-        let session = match Session::connect(&self.path, Instant::now() + CONNECT) {
+        let session = match Session::connect(&self.path, Duration::ZERO, Instant::now() + CONNECT) {
             Ok(session) => session,
             Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::RetryLater) => {
                 let pause = self.backoff.pause();

@@ -1,7 +1,7 @@
 //! A session in shared memory: the handshake, a request, its answer.
 //!
-//! Owns: the segment's mapping on this side. Must not: wait or connect again; see `blocking` and `nonblocking` for
-//! that. Thread: whoever has it, one at a time.
+//! Owns: the segment's mapping on this side. Must not: wait for a deadline or connect again; see `blocking` and
+//! `nonblocking` for that. Thread: whoever has it, one at a time.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -14,14 +14,17 @@ use std::time::{Duration, Instant};
 
 use memmap2::MmapRaw;
 use prost::Message as _;
-use proto::shm::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, hello, op, status};
+use proto::shm::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, Waits, hello, op, status};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
     connect, recvmsg, socket_with,
 };
+use rustix::thread::futex;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::spin::Spin;
 use crate::{Answer, Commitment, Key, StatusResponse, Value};
 
 /// Between looks whether a slot is reached: a fraction of a slot's 400 ms.
@@ -32,19 +35,21 @@ pub(crate) struct Session {
     segment: Segment,
     /// Keeps the segment's memory.
     _memory: MmapRaw,
-    /// Ends with the service.
+    /// Ends with the service, and brings its rings where they were asked for.
     pub(crate) socket: UnixStream,
-    pub(crate) doorbell: OwnedFd,
-    service_doorbell: OwnedFd,
+    /// Wakes the service.
+    bell: OwnedFd,
     /// The feed's ring, where the service has one.
     ring: Option<OwnedFd>,
     /// The newest request sent.
     seq: u64,
+    pub(crate) spin: Spin,
 }
 
 impl Session {
-    /// Connects and takes over the session's memory, blocking until `deadline` at the latest.
-    pub(crate) fn connect(path: &Path, deadline: Instant) -> Result<Self> {
+    /// Connects and takes over the session's memory, blocking until `deadline` at the latest. Answers are looked for for at
+    /// most `spin`.
+    pub(crate) fn connect(path: &Path, spin: Duration, deadline: Instant) -> Result<Self> {
         let at = |what: &str, error: &dyn std::fmt::Display| {
             Error::unavailable(format!("{what}: {error}; is the service running? shm={}", path.display()))
         };
@@ -68,20 +73,14 @@ impl Session {
             _ => return Err(Error::failed("the service could not make a session: see its log")),
         }
         let mut fds = fds.into_iter();
-        let (Some(memfd), Some(service_doorbell), Some(doorbell)) = (fds.next(), fds.next(), fds.next()) else {
+        let (Some(memfd), Some(bell)) = (fds.next(), fds.next()) else {
             return Err(Error::failed("a greeting without its descriptors"));
         };
-        Self::map(memfd, socket, doorbell, service_doorbell, fds.next())
+        Self::map(memfd, socket, bell, fds.next(), Spin::new(spin))
             .map_err(|error| Error::failed(format!("cannot take over the session's memory: {error}")))
     }
 
-    fn map(
-        memfd: OwnedFd,
-        socket: UnixStream,
-        doorbell: OwnedFd,
-        service_doorbell: OwnedFd,
-        ring: Option<OwnedFd>,
-    ) -> io::Result<Self> {
+    fn map(memfd: OwnedFd, socket: UnixStream, bell: OwnedFd, ring: Option<OwnedFd>, spin: Spin) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         let memfd = File::from(memfd);
         // Less would be answered with a signal at the first touch.
@@ -93,7 +92,7 @@ impl Session {
         // SAFETY: a shared mapping of the whole segment, which the service made zero and sealed against shrinking,
         // kept beside the view; this process's only view of it.
         let segment = unsafe { Segment::new(base) };
-        Ok(Self { segment, _memory: memory, socket, doorbell, service_doorbell, ring, seq: 0 })
+        Ok(Self { segment, _memory: memory, socket, bell, ring, seq: 0, spin })
     }
 
     /// For one that only follows the feed: the life line and the ring.
@@ -105,43 +104,59 @@ impl Session {
     pub(crate) fn send(&mut self, request: Request, keys: &[Key]) {
         self.seq += 1;
         if self.segment.send(self.seq, request, keys) {
-            // It fails when the bell has been rung 2^64 times, unheard: the socket's end tells then.
-            let _heard = rustix::io::write(&self.service_doorbell, &1u64.to_ne_bytes());
+            // It fails when the bell has been rung 2^64 times: the service is woken by its clock then.
+            let _heard = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         }
     }
 
-    /// Whether the newest request has its answer, looking for it for up to `spin`.
-    pub(crate) fn answered(&self, spin: Duration) -> bool {
-        if self.segment.answered(self.seq) {
-            return true;
-        }
+    /// Whether the newest request has its answer.
+    pub(crate) fn answered(&self) -> bool {
+        self.segment.answered(self.seq)
+    }
+
+    /// Looks for the answer for up to `spin`; how long that took, to the last look at the clock, if it came.
+    pub(crate) fn look(&self, spin: Duration) -> Option<Duration> {
         if spin.is_zero() {
-            return false;
+            return None;
         }
-        let started = Instant::now();
-        loop {
+        let (started, mut took) = (Instant::now(), Duration::ZERO);
+        while took <= spin {
             for _ in 0..SPINS_A_LOOK {
                 std::hint::spin_loop();
-                if self.segment.answered(self.seq) {
-                    return true;
+                if self.answered() {
+                    return Some(took);
                 }
             }
-            if started.elapsed() > spin {
-                return false;
-            }
+            took = started.elapsed();
         }
+        None
     }
 
-    /// Asks to be rung for the answer. True when it is there already: nobody may ring then.
-    pub(crate) fn wait(&self) -> bool {
-        self.segment.wait(self.seq)
+    /// Asks to be woken for the answer in this way. True when it is there already: nobody need wake then.
+    pub(crate) fn wait(&self, how: Waits) -> bool {
+        self.segment.wait(self.seq, how)
     }
 
-    /// The end of a wait; takes the rings that came.
+    /// Sleeps until the service wakes this side, which was asked for with [`Waits::Futex`], for at most `time`. False when
+    /// all of it has passed.
+    pub(crate) fn sleep(&self, time: Duration) -> bool {
+        let Some(unanswered) = self.segment.unanswered(self.seq) else { return true };
+        // A time that does not fit is as good as none.
+        let time = Timespec::try_from(time).ok();
+        let slept = futex::wait(self.segment.futex(), futex::Flags::empty(), unanswered, time.as_ref());
+        slept != Err(rustix::io::Errno::TIMEDOUT)
+    }
+
+    /// The end of a wait.
     pub(crate) fn stop_waiting(&self) {
         self.segment.stop_waiting();
-        // Nothing to take is fine as well.
-        let _rings = rustix::io::read(&self.doorbell, &mut [0u8; 8]);
+    }
+
+    /// Whether the service has closed the session.
+    pub(crate) fn is_gone(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        // Its end is told without being asked for.
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// The answer's outcome; `None`: the slot asked for is not reached, ask again.

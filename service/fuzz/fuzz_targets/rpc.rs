@@ -16,7 +16,7 @@ use engines::{EngineKind, EngineOptions, OpenMode};
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use libfuzzer_sys::fuzz_target;
-use service::config::SocketMode;
+use service::config::SocketAccess;
 use service::feed::{Change, FeedWriter, Retention, Workers};
 use service::lookups::{LookupThreads, Lookups};
 use service::net::Access;
@@ -107,7 +107,7 @@ fn world() -> anyhow::Result<World> {
     let channel = runtime.block_on(async {
         let door = Door {
             tcp: TcpListener::bind("127.0.0.1:0").await?,
-            uds: Some(UdsListener::bind(&socket, SocketMode::default())?),
+            uds: Some(UdsListener::bind(&socket, &SocketAccess::OWNER)?),
             access: Arc::new(Access::default()),
             max_connections: 8,
             request_timeout: REQUEST_TIMEOUT,

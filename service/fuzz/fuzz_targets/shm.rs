@@ -22,6 +22,7 @@ use libfuzzer_sys::fuzz_target;
 use memmap2::MmapRaw;
 use proto::shm::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, op, status};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use service::config::SocketAccess;
 use service::shm::ShmServer;
 use service::status::Shared;
 use tempfile::TempDir;
@@ -37,7 +38,7 @@ struct Client {
     segment: Segment,
     memory: MmapRaw,
     _socket: UnixStream,
-    service_doorbell: OwnedFd,
+    bell: OwnedFd,
     seq: u64,
 }
 
@@ -73,7 +74,7 @@ impl Client {
     }
 
     fn ring(&self) {
-        let _heard = rustix::io::write(&self.service_doorbell, &1u64.to_ne_bytes());
+        let _heard = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
     fn ask(&mut self, request: Request, keys: &[[u8; 32]]) -> Response {
@@ -100,7 +101,7 @@ fn world_of() -> anyhow::Result<World> {
     txn.put(&[1; 32], &[7; 32])?;
     txn.commit(&checkpoint, Durability::Synced)?;
     let path = temp.path().join("shm.sock");
-    let server = ShmServer::start(&path, Arc::clone(&engine), Shared::new(checkpoint), "redb")?;
+    let server = ShmServer::start(&path, &SocketAccess::OWNER, Arc::clone(&engine), Shared::new(checkpoint), "redb", None)?;
     Ok(World { rude: connect(&path)?, polite: connect(&path)?, _server: server, _temp: temp })
 }
 
@@ -116,12 +117,12 @@ fn connect(path: &Path) -> anyhow::Result<Client> {
             fds.extend(received);
         }
     }
-    let Ok([memfd, service_doorbell, _doorbell]) = <[OwnedFd; 3]>::try_from(fds) else {
-        anyhow::bail!("a session comes with three descriptors")
+    let Ok([memfd, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
+        anyhow::bail!("a session comes with two descriptors")
     };
     let memory = MmapRaw::map_raw(&std::fs::File::from(memfd))?;
     assert_eq!(memory.len(), SEGMENT_BYTES);
     // SAFETY: a shared mapping of the whole segment, kept beside the view.
     let segment = unsafe { Segment::new(NonNull::new(memory.as_mut_ptr()).expect("a mapping is not at 0")) };
-    Ok(Client { segment, memory, _socket: socket, service_doorbell, seq: 0 })
+    Ok(Client { segment, memory, _socket: socket, bell, seq: 0 })
 }

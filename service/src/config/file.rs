@@ -73,6 +73,7 @@ mod tests {
             ("lookup_threads = 1000", "line=3", "1 to 256"),
             ("max_connections = 0", "line=3", "1 to 65536"),
             ("request_timeout = \"0s\"", "line=3", "10s"),
+            ("shm_group = \"no-such-group\"", "line=3", "groupadd"),
             ("processed = true\ncommitment = \"finalized\"", "line=3", "confirmed"),
         ];
         for (text, line, right) in cases {
@@ -131,7 +132,9 @@ mod tests {
             "commit_every",
             "cluster",
             "uds",
+            "uds_group",
             "shm",
+            "shm_group",
             "tls_cert",
             "tls_key",
             "tls_client_ca",

@@ -23,6 +23,7 @@ use super::history::{
     COLUMNS, Curve, Detail, History, Newest, SAMPLE_EVERY, SERIES_MAX, Sample, SeriesNow, SeriesSample,
 };
 use crate::status::{Counters, Shared};
+use crate::stop;
 
 /// Where a distribution is read: by nines, with points between them for a smooth curve.
 pub(crate) const QUANTILES: [f64; 15] =
@@ -37,11 +38,12 @@ const WINDOW_SAMPLES: u64 = 10;
 /// What the change of an engine's figure is taken over: its statistics are renewed once a second, not to the millisecond.
 const RATE_OVER: Duration = Duration::from_secs(10);
 
-/// The running sampler; ends when dropped.
+/// The running sampler. Dropping it tells it to end, [`Sampler::join`] also waits.
 #[derive(Debug)]
 pub struct Sampler {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    /// The thread waits on this channel: its end is the signal.
+    stop: Sender<()>,
+    thread: JoinHandle<()>,
 }
 
 impl Sampler {
@@ -60,18 +62,16 @@ impl Sampler {
                 into.push(sample, newest);
             });
         })?;
-        Ok((Self { stop: Some(stop), thread: Some(thread) }, history))
+        Ok((Self { stop, thread }, history))
     }
-}
 
-impl Drop for Sampler {
-    fn drop(&mut self) {
-        // The thread waits on this channel: its end is the signal.
-        self.stop.take();
-        if let Some(thread) = self.thread.take() {
-            // An error is its panic, which was written to the log.
-            thread.join().ok();
-        }
+    /// Ends the thread and waits until `deadline`.
+    ///
+    /// # Errors
+    /// The thread has not ended.
+    pub fn join(self, deadline: Instant) -> Result<(), stop::Stuck> {
+        drop(self.stop);
+        stop::join_all([self.thread], deadline)
     }
 }
 

@@ -29,6 +29,7 @@ use engine_latency::Measured;
 use super::Filter;
 use super::pool::{NotDone, Pool};
 use crate::status::Shared;
+use crate::stop;
 
 /// Dumps under way at a time: each holds a range that is sent and one that is copied, 32 MiB for all of them.
 pub const DUMPS_MAX: usize = 8;
@@ -115,11 +116,14 @@ impl Dumps {
     }
 
     /// Ends what is under way and the threads. After it none holds the engine.
-    pub fn stop(&self) {
+    ///
+    /// # Errors
+    /// The names of the threads that have not ended at `deadline`.
+    pub fn stop(&self, deadline: Instant) -> Result<(), stop::Stuck> {
         // ORDERING: Relaxed: only a flag, the join orders everything else.
         self.source.stop.store(true, Ordering::Relaxed);
         drop(self.source.engine.lock().unwrap_or_else(PoisonError::into_inner).take());
-        self.pool.stop();
+        self.pool.stop(deadline)
     }
 }
 

@@ -7,9 +7,12 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use crossbeam_channel::{Sender, TrySendError, bounded};
 use tokio::sync::oneshot;
+
+use crate::stop;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -76,20 +79,21 @@ impl Pool {
         done.await.map_err(|_| NotDone::Stopped)
     }
 
-    /// Takes no further jobs, waits for those that are queued, and ends the threads.
-    pub(super) fn stop(&self) {
+    /// Takes no further jobs, waits for those that are queued until `deadline`, and ends the threads.
+    ///
+    /// # Errors
+    /// The names of the threads that have not ended.
+    pub(super) fn stop(&self, deadline: Instant) -> Result<(), stop::Stuck> {
         drop(self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
         let threads = std::mem::take(&mut *self.inner.threads.lock().unwrap_or_else(PoisonError::into_inner));
-        for thread in threads {
-            if thread.join().is_err() {
-                tracing::error!("a thread of the feed panicked");
-            }
-        }
+        stop::join_all(threads, deadline)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[tokio::test]
@@ -119,7 +123,7 @@ mod tests {
         running.await.unwrap().unwrap();
         tokio::task::spawn_blocking({
             let pool = pool.clone();
-            move || pool.stop()
+            move || pool.stop(Instant::now() + Duration::from_secs(100)).unwrap()
         })
         .await
         .unwrap();

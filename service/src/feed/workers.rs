@@ -5,12 +5,14 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use engine_latency::Measured;
 
 use super::dump::Dumps;
 use super::pool::{NotDone, Pool};
 use crate::status::Shared;
+use crate::stop;
 
 /// Threads that look at changes for subscribers: one may wait for the disk while the other works.
 const READ_THREADS: usize = 2;
@@ -45,9 +47,12 @@ impl Workers {
         &self.dumps
     }
 
-    /// Ends all threads. After it none holds the engine.
-    pub fn stop(&self) {
-        self.dumps.stop();
-        self.read.stop();
+    /// Ends all threads and waits until `deadline`. After it none holds the engine, unless a thread did not end.
+    ///
+    /// # Errors
+    /// The names of the threads that have not ended.
+    pub fn stop(&self, deadline: Instant) -> Result<(), stop::Stuck> {
+        let dumps = self.dumps.stop(deadline);
+        self.read.stop(deadline).and(dumps)
     }
 }

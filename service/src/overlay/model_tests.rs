@@ -13,6 +13,16 @@ use crate::lookups::{Answer, LookupError};
 use crate::reading::Reading;
 use crate::status::Shared;
 
+fn get_many(
+    reading: &mut Reading<'_>,
+    keys: &[Key],
+    commitment: Commitment,
+) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
+    let mut value = vec![None; keys.len()];
+    let slot = reading.get_into(keys, &mut value, commitment)?;
+    Ok(Answer { value, slot })
+}
+
 impl World {
     /// Applies the next confirmed block as ingest-apply does, in pieces, with a look after each.
     fn apply(&mut self, shared: &Shared, engine: &Measured, reading: &mut Reading<'_>, strict: bool) {
@@ -76,12 +86,12 @@ impl World {
         let keys: Vec<Key> = (0..KEYS).map(key).collect();
         let values = |map: &Map| keys.iter().map(|key| map.get(key).copied()).collect::<Vec<_>>();
         let committed = self.truths[self.committed()].base.slot;
-        let confirmed = reading.get_many(&keys, Commitment::Confirmed).unwrap();
+        let confirmed = get_many(reading, &keys, Commitment::Confirmed).unwrap();
         assert_eq!(confirmed, Answer { value: values(&self.engine_map), slot: Some(committed) });
 
         let first_applied = self.chain.get(1).map(|&at| self.truths[at].base.slot);
         let slot = self.final_heard.map(|heard| heard.min(committed));
-        match reading.get_many(&keys, Commitment::Finalized) {
+        match get_many(reading, &keys, Commitment::Finalized) {
             Ok(found) => {
                 assert!(first_applied.is_some_and(|first| slot >= Some(first)));
                 let at = self.chain.iter().rev().find(|&&at| Some(self.truths[at].base.slot) <= slot).unwrap();
@@ -95,7 +105,7 @@ impl World {
             Err(error) => panic!("{error:?}"),
         }
 
-        let found = match reading.get_many(&keys, Commitment::Processed) {
+        let found = match get_many(reading, &keys, Commitment::Processed) {
             Err(LookupError::Overflowed) if !strict => {
                 self.seen.overflowed += 1;
                 return;

@@ -74,7 +74,7 @@ impl Kv for KvService {
         let wanted = Wanted::new(&metadata, commitment, min_context_slot)?;
         let peer = Peer::of(&extensions)?;
         let slot_wait_ns = self.wait(&wanted, 1, peer).await?;
-        let origin = Origin { transport: transport(peer), asked, slot_wait_ns };
+        let origin = origin(peer, asked, slot_wait_ns);
         let answer = self.lookups.get(key, wanted.commitment, origin).await.map_err(status)?;
         wanted.check(answer.slot)?;
         Ok(Response::new(GetResponse { value: answer.value.map(wire), slot: answer.slot }))
@@ -88,7 +88,7 @@ impl Kv for KvService {
         let keys = keys_of(message)?;
         let peer = Peer::of(&extensions)?;
         let slot_wait_ns = self.wait(&wanted, keys.len(), peer).await?;
-        let origin = Origin { transport: transport(peer), asked, slot_wait_ns };
+        let origin = origin(peer, asked, slot_wait_ns);
         let _place = Places::take(peer, Place::Batches, 1, GET_MANY_QUEUE as u64)?;
         let answer = self.lookups.get_many(keys, wanted.commitment, origin).await.map_err(status)?;
         wanted.check(answer.slot)?;
@@ -106,8 +106,10 @@ impl Kv for KvService {
     }
 }
 
-fn transport(peer: &Peer) -> Transport {
-    if peer.from.is_none() { Transport::GrpcUds } else { Transport::GrpcTcp }
+fn origin(peer: &Peer, asked: u64, slot_wait_ns: u64) -> Origin {
+    let transport = if peer.from.is_none() { Transport::GrpcUds } else { Transport::GrpcTcp };
+    // The address of what a connection's requests share names the connection.
+    Origin { transport, connection: std::ptr::from_ref(peer).addr(), asked, slot_wait_ns }
 }
 
 /// The keys of a batch, checked, whichever way they came.

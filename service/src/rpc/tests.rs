@@ -14,8 +14,8 @@ use tonic_health::ServingStatus;
 
 use super::*;
 use crate::chain::{Gap, Phase};
-use crate::config::SocketMode;
-use crate::lookups::tests::Pool;
+use crate::config::{SocketAccess, SocketMode};
+use crate::lookups::tests::{Pool, later};
 
 /// No request of these tests takes so long.
 const LONG: Duration = Duration::from_secs(10);
@@ -47,7 +47,7 @@ async fn start_with(pool: Pool, request_timeout: Duration) -> Running {
     let socket = pool.dir.path().join("kv.sock");
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = tcp.local_addr().unwrap();
-    let uds = UdsListener::bind(&socket, SocketMode::default()).unwrap();
+    let uds = UdsListener::bind(&socket, &SocketAccess::OWNER).unwrap();
     let (stop, stopped) = oneshot::channel();
     let access = Arc::new(Access::default());
     let limits = ConnectionLimits { max: 100, per_source: 100, idle_timeout: LONG };
@@ -162,7 +162,7 @@ async fn status_names_the_gap_and_a_stopped_pool_is_unavailable() {
     assert_eq!((status.engine.as_str(), status.ready, status.lag_slots), ("redb", false, None));
     assert_eq!(status.checkpoint.unwrap().slot, Some(7));
     assert_eq!(status.gap.map(|gap| (gap.first_slot, gap.last_slot)), Some((8, 9)));
-    run.pool.threads.join();
+    run.pool.threads.join(later()).unwrap();
     assert_eq!(run.client.get(get(&[1; 32])).await.unwrap_err().code(), Code::Unavailable);
 }
 
@@ -174,7 +174,7 @@ async fn the_unix_socket_serves_and_is_removed_at_shutdown() {
     let found = client.get(get(&[1; 32])).await.unwrap().into_inner();
     assert_eq!(found.value.as_deref(), Some(&[7u8; 32][..]));
     assert!(
-        UdsListener::bind(&run.socket, SocketMode::default())
+        UdsListener::bind(&run.socket, &SocketAccess::OWNER)
             .unwrap_err()
             .to_string()
             .starts_with("another process listens here")
@@ -259,12 +259,12 @@ async fn a_stale_socket_is_replaced_and_a_file_is_not() {
     let stale = dir.path().join("stale.sock");
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
     assert!(stale.exists());
-    let bound = UdsListener::bind(&stale, SocketMode::default()).unwrap();
+    let bound = UdsListener::bind(&stale, &SocketAccess { mode: SocketMode::OWNER_AND_GROUP, group: None }).unwrap();
     assert_eq!(std::fs::metadata(&stale).unwrap().permissions().mode() & 0o777, 0o660);
     drop(bound);
     assert!(!stale.exists());
     let file = dir.path().join("file");
     std::fs::write(&file, "kept").unwrap();
-    assert!(UdsListener::bind(&file, SocketMode::default()).unwrap_err().to_string().starts_with("not a socket"));
+    assert!(UdsListener::bind(&file, &SocketAccess::OWNER).unwrap_err().to_string().starts_with("not a socket"));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
 }

@@ -4,14 +4,14 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{self as unix, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use tokio::net::UnixListener;
 
-use crate::config::SocketMode;
+pub(crate) use crate::config::SocketAccess;
 
 /// A bound Unix socket; its file is removed when dropped.
 #[derive(Debug)]
@@ -21,13 +21,13 @@ pub struct UdsListener {
 }
 
 impl UdsListener {
-    /// Binds `path`, replacing a socket file that a dead process left; `mode` says who may connect. Needs a tokio
+    /// Binds `path`, replacing a socket file that a dead process left; `access` says who may connect. Needs a tokio
     /// runtime.
     ///
     /// # Errors
     /// Something listens there, the file is not a socket, or the file system refuses.
-    pub fn bind(path: &Path, mode: SocketMode) -> anyhow::Result<Self> {
-        let (listener, file) = bind(path, mode.bits())?;
+    pub fn bind(path: &Path, access: &SocketAccess) -> anyhow::Result<Self> {
+        let (listener, file) = bind(path, access)?;
         let listener = UnixListener::from_std(listener).context("cannot watch a unix socket")?;
         Ok(Self { listener, file })
     }
@@ -42,19 +42,29 @@ impl UdsListener {
     }
 }
 
-/// Binds `path` without blocking calls, replacing a socket file that a dead process left, with the permissions `mode`.
+/// Binds `path` without blocking calls, replacing a socket file that a dead process left, for those whom `access` lets in.
 ///
 /// # Errors
 /// Something listens there, the file is not a socket, or the file system refuses.
-pub(crate) fn bind(path: &Path, mode: u32) -> anyhow::Result<(std::os::unix::net::UnixListener, SocketFile)> {
+pub(crate) fn bind(
+    path: &Path,
+    access: &SocketAccess,
+) -> anyhow::Result<(std::os::unix::net::UnixListener, SocketFile)> {
     remove_stale(path)?;
     let name = path.display();
     let listener = std::os::unix::net::UnixListener::bind(path)
         .with_context(|| format!("cannot bind unix socket: path={name}"))?;
     let bound = fs::symlink_metadata(path).with_context(|| format!("cannot inspect socket: path={name}"))?;
     let file = SocketFile { path: path.to_owned(), id: (bound.dev(), bound.ino()) };
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))
-        .with_context(|| format!("cannot set the socket's mode: path={name} mode={mode:o}"))?;
+    // The group before the mode, so that nobody is let in who should not be.
+    if let Some(group) = &access.group {
+        let gid = group.gid();
+        unix::lchown(path, None, Some(gid))
+            .with_context(|| format!("cannot set the socket's group: path={name} gid={gid}"))?;
+    }
+    let mode = access.mode;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode.bits()))
+        .with_context(|| format!("cannot set the socket's mode: path={name} mode={mode}"))?;
     listener.set_nonblocking(true).with_context(|| format!("cannot set up socket: path={name}"))?;
     Ok((listener, file))
 }

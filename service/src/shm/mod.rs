@@ -1,17 +1,21 @@
-//! Lookups over shared memory: one `shm-lookup` OS thread that answers inline, with its own reader.
+//! Lookups over shared memory: one `shm-lookup` OS thread that answers inline, with readers of its own.
 //!
-//! Owns: the socket that clients come to, their sessions, when the thread spins and when it sleeps. Must not: trust
-//! what a client wrote, or wait for one. Thread: [`ShmServer`] is a handle; everything else is on `shm-lookup`.
+//! Owns: the socket that clients come to, their sessions, when the thread spins and when it sleeps, and who has his turn.
+//! Must not: trust what a client wrote, wait for one, or do more for one than the work of a turn. Thread: [`ShmServer`] is
+//! a handle; everything else is on `shm-lookup`.
 //!
-//! What it costs: after an answer the thread looks for the next request for [`SPIN`], so that a client that asks again
-//! at once finds it awake. Asked more often than that it keeps a core busy; asked rarely it takes [`SPIN`] and a
-//! wake-up a request; without clients it sleeps in one poll(2) and takes nothing.
+//! A turn answers a get of each session that asks, then one piece of one batch. What it costs: after an answer the thread
+//! looks for the next request for [`SPIN`], so that a client that asks again at once finds it awake. Asked more often than
+//! that it keeps a core busy; asked rarely it takes [`SPIN`] and a wake-up a request; without clients it sleeps and takes
+//! nothing.
 
+mod bells;
+mod discard;
 mod session;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,14 +25,16 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use engine_latency::Measured;
 use proto::shm::{hello, sleep_fence};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::lookups::IDLE_REFRESH;
 use crate::pulse::Pulse;
-use crate::reading::Reading;
-use crate::rpc::uds::{self, SocketFile};
+use crate::reading::{BatchReading, PIECE_KEYS, Reading};
+use crate::rpc::uds::{self, SocketAccess, SocketFile};
 use crate::status::Shared;
-use session::{Scratch, Session};
+use crate::stop;
+use bells::Bells;
+use discard::Discard;
+use session::{Scratch, Served, Session};
 
 /// Clients at a time. Each may cause 0.6 MiB of memory when it asks for the largest batches, 40 MiB in all, and costs
 /// the spinning thread one look at a cache line a round.
@@ -45,8 +51,8 @@ const LOOK_AROUND: Duration = Duration::from_millis(1);
 /// would be ready at once again.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// The owner alone may connect, and who cannot connect gets no memory.
-const MODE: u32 = 0o600;
+/// Clients that are let in during one look around, so that one that comes and goes without end does not hold up others.
+const ACCEPTS_A_LOOK: usize = 4;
 
 /// The source under which lookups are recorded.
 const SOURCE: &str = "shm";
@@ -65,45 +71,34 @@ pub struct Doorbell(Arc<OwnedFd>);
 impl Doorbell {
     /// The thread looks around once.
     pub fn ring(&self) {
-        session::ring(&self.0);
+        bells::ring_own(&self.0);
     }
 }
 
 impl ShmServer {
-    /// Binds `path` and starts the thread. `label` is the engine's, `feed` the ring of changes for clients to read.
+    /// Binds `path` and starts the thread. `label` is the engine's, `feed` the ring of changes for clients to read. Who
+    /// may not connect by `access` gets no memory.
     ///
     /// # Errors
     /// Something listens at `path`, the file is not a socket, or the system refuses.
     pub fn start(
         path: &Path,
+        access: &SocketAccess,
         engine: Arc<Measured>,
         shared: Arc<Shared>,
         label: &'static str,
         feed: Option<OwnedFd>,
     ) -> anyhow::Result<Self> {
-        let (listener, file) = uds::bind(path, MODE)?;
-        let doorbell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).context("cannot make an eventfd")?;
-        let (stop, doorbell) = (Arc::new(AtomicBool::new(false)), Arc::new(doorbell));
-        let (stopped, own) = (Arc::clone(&stop), Arc::clone(&doorbell));
+        let (listener, file) = uds::bind(path, access)?;
+        let doorbell = Arc::new(bells::bell().context("cannot make an eventfd")?);
+        let bells = Bells::new(&doorbell, &listener).context("cannot watch the shared-memory socket")?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
         let pulse = shared.pulses.add("shm-lookup");
         let run = move || {
             let _file: SocketFile = file;
-            let reading = Reading::new(&engine, &shared, SOURCE);
-            let (sessions, scratch) = (Vec::new(), Scratch::default());
-            Server {
-                listener,
-                doorbell: &own,
-                stop: &stopped,
-                shared: &shared,
-                label,
-                feed,
-                sessions,
-                scratch,
-                reading,
-                accept_at: None,
-                pulse,
-            }
-            .run();
+            let mut server = Server::new(listener, bells, &engine, &shared, label, feed);
+            server.run(&stopped, &pulse);
         };
         let thread = std::thread::Builder::new()
             .name("shm-lookup".to_owned())
@@ -117,38 +112,80 @@ impl ShmServer {
         Doorbell(Arc::clone(&self.doorbell))
     }
 
-    /// Ends the thread and waits. Clients see their socket end; after it no reader holds the engine any more.
-    pub fn join(self) {
+    /// Ends the thread and waits until `deadline`. Clients see their socket end; after it no reader holds the engine any
+    /// more, unless the thread did not end.
+    ///
+    /// # Errors
+    /// The thread has not ended.
+    pub fn join(self, deadline: Instant) -> Result<(), stop::Stuck> {
         // ORDERING: Release pairs with the Acquire in `run`: the flag is seen by whoever the doorbell wakes.
         self.stop.store(true, Ordering::Release);
-        session::ring(&self.doorbell);
-        if self.thread.join().is_err() {
-            tracing::error!("the shm-lookup thread panicked");
-        }
+        bells::ring_own(&self.doorbell);
+        stop::join_all([self.thread], deadline)
     }
 }
 
 struct Server<'e> {
     listener: UnixListener,
-    doorbell: &'e OwnedFd,
-    stop: &'e AtomicBool,
+    bells: Bells,
     shared: &'e Shared,
     label: &'static str,
     feed: Option<OwnedFd>,
     sessions: Vec<Session>,
+    /// The id of the next session.
+    next_id: u64,
     scratch: Scratch,
+    /// The reader of gets, and of batches that are one piece.
     reading: Reading<'e>,
+    /// The reader of longer batches, one at a time.
+    batches: BatchReading<'e>,
+    /// The session whose long batch is under way.
+    under_way: Option<u64>,
+    /// Sessions whose batch is not answered.
+    waiting: usize,
+    /// The place in `sessions` where the search for the next piece begins.
+    turn: usize,
+    discard: Discard,
     /// Nobody is accepted before, after a failure.
     accept_at: Option<Instant>,
-    pulse: Pulse,
+    /// When the readers were moved last, though nobody may have asked them.
+    refreshed: Instant,
 }
 
-impl Server<'_> {
-    fn run(&mut self) {
+impl<'e> Server<'e> {
+    fn new(
+        listener: UnixListener,
+        bells: Bells,
+        engine: &'e Measured,
+        shared: &'e Shared,
+        label: &'static str,
+        feed: Option<OwnedFd>,
+    ) -> Self {
+        Self {
+            listener,
+            bells,
+            shared,
+            label,
+            feed,
+            sessions: Vec::new(),
+            next_id: 0,
+            scratch: Scratch::default(),
+            reading: Reading::new(engine, shared, SOURCE),
+            batches: BatchReading::new(engine, shared, SOURCE),
+            under_way: None,
+            waiting: 0,
+            turn: 0,
+            discard: Discard::default(),
+            accept_at: None,
+            refreshed: Instant::now(),
+        }
+    }
+
+    fn run(&mut self, stop: &AtomicBool, pulse: &Pulse) {
         let mut now = Instant::now();
         let (mut answered, mut looked) = (now, now);
         // ORDERING: Acquire: see `join`.
-        while !self.stop.load(Ordering::Acquire) {
+        while !stop.load(Ordering::Acquire) {
             if self.serve() {
                 now = Instant::now();
                 answered = now;
@@ -157,13 +194,11 @@ impl Server<'_> {
                 now = Instant::now();
             }
             if now.duration_since(answered) > SPIN {
-                self.pulse.beat();
-                if self.sleep() {
-                    answered = Instant::now();
-                }
+                pulse.beat();
+                self.sleep();
                 looked = Instant::now();
             } else if now.duration_since(looked) > LOOK_AROUND {
-                self.pulse.beat();
+                pulse.beat();
                 self.look_around(Some(Duration::ZERO));
                 looked = Instant::now();
             }
@@ -171,99 +206,149 @@ impl Server<'_> {
         self.count_sessions(0);
     }
 
-    /// Answers what is asked right now. True when something was.
+    /// A turn: the gets that are asked right now, and a piece of a batch. True when there was anything.
     fn serve(&mut self) -> bool {
         let mut any = false;
         for session in &mut self.sessions {
-            any |= session.serve(&mut self.reading, &mut self.scratch, self.shared, self.label);
-        }
-        any
-    }
-
-    /// Waits for a ring, someone new, someone's end, or until the reader has to move on. True when a request may be
-    /// there.
-    fn sleep(&mut self) -> bool {
-        self.sessions.iter().for_each(|session| session.segment().fall_asleep());
-        sleep_fence();
-        let rung = if self.sessions.iter().any(Session::asked) {
-            true
-        } else {
-            let timeout = (!self.sessions.is_empty()).then_some(IDLE_REFRESH);
-            let rung = self.look_around(timeout);
-            if !rung {
-                self.reading.refresh_idle();
+            match session.serve(&mut self.reading, &mut self.scratch, self.shared, self.label) {
+                Served::Nothing => {}
+                Served::Answered => any = true,
+                Served::Batch => self.waiting += 1,
             }
-            rung
-        };
-        self.sessions.iter().for_each(|session| session.segment().wake_up());
-        rung
+        }
+        any | self.piece()
     }
 
-    /// Sees to those who come and go, waiting for something to happen for at most `timeout`. True when rung.
-    fn look_around(&mut self, timeout: Option<Duration>) -> bool {
-        let now = Instant::now();
-        let paused = self.accept_at.map(|at| at.saturating_duration_since(now)).filter(|left| !left.is_zero());
-        let timeout = match (timeout, paused) {
-            (Some(timeout), Some(paused)) => Some(timeout.min(paused)),
-            (timeout, paused) => timeout.or(paused),
-        };
-        let mut fds = Vec::with_capacity(2 + self.sessions.len());
-        fds.push(PollFd::new(self.doorbell, PollFlags::IN));
-        fds.push(PollFd::new(&self.listener, if paused.is_some() { PollFlags::empty() } else { PollFlags::IN }));
-        fds.extend(self.sessions.iter().map(|session| PollFd::new(session.socket(), PollFlags::IN)));
-        let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
-        // An error is a signal: the caller comes back.
-        if poll(&mut fds, timeout.as_ref()).unwrap_or(0) == 0 {
+    /// A piece of the batch of the session whose turn it is. A batch of one piece has its turn also while a longer one of
+    /// another session is under way; two long ones come one after the other. True when there was one.
+    fn piece(&mut self) -> bool {
+        if self.waiting == 0 {
             return false;
         }
-        let (rung, come) = (!fds[0].revents().is_empty(), fds[1].revents().contains(PollFlags::IN));
-        // A client sends nothing: whatever its socket has to say, it is the end.
-        let mut gone: Vec<bool> = fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect();
-        drop(fds);
-        if rung {
-            session::quiet(self.doorbell);
+        let sessions = self.sessions.len();
+        for at in (self.turn..sessions).chain(0..self.turn.min(sessions)) {
+            let session = &mut self.sessions[at];
+            let Some(keys) = session.batch_keys() else { continue };
+            let own = self.under_way == Some(session.id());
+            let answered = if keys <= PIECE_KEYS {
+                session.serve_short_batch(&mut self.reading, &mut self.scratch, self.shared);
+                true
+            } else if own || self.under_way.is_none() {
+                let begun = own || session.begin_batch(&mut self.batches);
+                let answered = !begun || session.piece_of_batch(&mut self.batches, self.shared);
+                self.under_way = (!answered).then_some(session.id());
+                answered
+            } else {
+                continue;
+            };
+            self.waiting -= usize::from(answered);
+            self.turn = at + 1;
+            return true;
         }
-        if gone.contains(&true) {
-            let mut gone = gone.drain(..);
-            self.sessions.retain(|_| !gone.next().unwrap_or(false));
-            self.left();
-        }
-        if come {
-            self.accept();
-        }
-        rung
+        false
     }
 
-    /// Without clients the reader is closed: nobody must keep a snapshot for nothing.
-    fn left(&mut self) {
+    /// Waits for a ring, someone new, someone's end, or until the readers have to move on.
+    fn sleep(&mut self) {
+        self.sessions.iter().for_each(|session| session.segment().fall_asleep());
+        sleep_fence();
+        if !self.sessions.iter().any(Session::asked) {
+            self.look_around((!self.sessions.is_empty()).then_some(IDLE_REFRESH));
+        }
+        self.sessions.iter().for_each(|session| session.segment().wake_up());
+    }
+
+    /// Sees to those who come and go, waiting for something to happen for at most `timeout`.
+    fn look_around(&mut self, timeout: Option<Duration>) {
+        let paused = self.accept_at.map(|at| at.saturating_duration_since(Instant::now()));
+        if paused.is_some_and(|left| left.is_zero()) {
+            self.accept_at = None;
+            self.bells.listen(&self.listener, true);
+        }
+        let paused = self.accept_at.and(paused);
+        let heard = self.bells.wait(match (timeout, paused) {
+            (Some(timeout), Some(paused)) => Some(timeout.min(paused)),
+            (timeout, paused) => timeout.or(paused),
+        });
+        if !heard.gone.is_empty() {
+            self.part(&heard.gone);
+        }
+        if heard.come {
+            self.accept();
+        }
+        // By the clock, because a client that rings or asks for the status without end asks no reader.
+        if self.refreshed.elapsed() >= IDLE_REFRESH {
+            self.reading.refresh_idle();
+            self.batches.refresh_idle();
+            self.refreshed = Instant::now();
+        }
+    }
+
+    /// Ends the sessions of clients that are gone. Without any the readers are closed: nobody must keep a snapshot for
+    /// nothing.
+    fn part(&mut self, gone: &[u64]) {
+        let bells = &self.bells;
+        self.sessions.retain(|session| {
+            let stays = !gone.contains(&session.id());
+            if !stays {
+                bells.remove(session);
+            }
+            stays
+        });
+        if self.under_way.is_some_and(|session| gone.contains(&session)) {
+            self.under_way = None;
+            self.batches.abandon();
+        }
+        self.waiting = self.sessions.iter().filter(|session| session.batch_keys().is_some()).count();
         if self.sessions.is_empty() {
             self.reading.close();
+            self.batches.close();
         }
         self.count_sessions(self.sessions.len());
     }
 
     fn accept(&mut self) {
-        self.accept_at = None;
-        loop {
+        for _ in 0..ACCEPTS_A_LOOK {
             match self.listener.accept() {
-                Ok((socket, _)) if self.sessions.len() >= SESSIONS_MAX => {
-                    tracing::warn!(max = SESSIONS_MAX, "a shared-memory client is refused: too many");
-                    session::refuse(socket.as_fd(), hello::FULL);
-                }
-                Ok((socket, _)) => match Session::start(socket, self.doorbell, self.feed.as_ref()) {
-                    Ok(session) => self.sessions.push(session),
-                    Err(error) => tracing::warn!(%error, "cannot start a shared-memory session"),
-                },
+                Ok((socket, _)) => self.welcome(socket),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     tracing::warn!(%error, pause_s = ACCEPT_PAUSE.as_secs(), "cannot accept a shared-memory client");
-                    self.accept_at = Some(Instant::now() + ACCEPT_PAUSE);
+                    self.pause();
                     break;
                 }
             }
         }
         self.count_sessions(self.sessions.len());
+    }
+
+    fn welcome(&mut self, socket: UnixStream) {
+        match session::deafen(&socket) {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::warn!("a shared-memory client is refused: it sends, which no client does");
+                self.discard.put(socket);
+                return self.pause();
+            }
+            Err(error) => return tracing::debug!(%error, "a shared-memory client is gone already"),
+        }
+        if self.sessions.len() >= SESSIONS_MAX {
+            tracing::warn!(max = SESSIONS_MAX, "a shared-memory client is refused: too many");
+            return session::refuse(socket.as_fd(), hello::FULL);
+        }
+        let started = Session::start(self.next_id, socket, self.feed.as_ref())
+            .and_then(|session| self.bells.add(&session).map(|()| session));
+        match started {
+            Ok(session) => self.sessions.push(session),
+            Err(error) => tracing::warn!(%error, "cannot start a shared-memory session"),
+        }
+        self.next_id += 1;
+    }
+
+    fn pause(&mut self) {
+        self.bells.listen(&self.listener, false);
+        self.accept_at = Some(Instant::now() + ACCEPT_PAUSE);
     }
 
     fn count_sessions(&self, sessions: usize) {

@@ -1,10 +1,17 @@
-//! One client's session: its memory, its doorbell, and the answer to its request.
+//! One client's session: its memory, its bell, and the answer to its request.
 //!
-//! Owns: the segment from the handshake until the client is gone. Must not: block. Thread: `shm-lookup`.
+//! Owns: the segment from the handshake until the client is gone. Must not: block, whatever the client does with what it
+//! was handed. Thread: `shm-lookup`.
+//!
+//! What the two sides share, and why the client cannot stop the service by it:
+//! - the segment: sealed against shrinking; every number in it is checked and every key copied;
+//! - the bell: never read or written by the service, see [`super::bells`];
+//! - the socket's other end: each call on this end says for itself that it must not block, and nothing is read here.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
@@ -12,29 +19,44 @@ use std::ptr::NonNull;
 use engine_api::{ErrorKind, Key, Value};
 use memmap2::MmapRaw;
 use prost::Message as _;
-use proto::shm::{Hello, Request, Response, SEGMENT_BYTES, STATUS_BYTES_MAX, Segment, VERSION, hello, op, status};
+use proto::shm::{
+    Hello, Request, Response, SEGMENT_BYTES, STATUS_BYTES_MAX, Segment, VERSION, Wake, hello, op, status,
+};
 use proto::v1::{Commitment, GET_MANY_KEYS_MAX};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+use rustix::thread::futex;
 
+use super::bells;
 use crate::lookups::LookupError;
 use crate::overlay;
-use crate::reading::{Reading, Spent};
+use crate::reading::{BatchReading, PIECE_KEYS, Reading, Spent};
 use crate::rpc::status_response;
 use crate::slow::{Parts, Slow, Transport};
 use crate::status::Shared;
 
 /// A client and its segment.
 pub(super) struct Session {
+    id: u64,
     segment: Segment,
     /// Keeps the segment's memory.
     _memory: MmapRaw,
     /// Ends with the client.
     socket: UnixStream,
-    doorbell: OwnedFd,
+    bell: OwnedFd,
     /// The newest request that was answered.
     answered: u64,
+    /// A batch that was asked for and is not answered.
+    batch: Option<(u64, Request)>,
+}
+
+/// What there was to do for a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Served {
+    Nothing,
+    Answered,
+    /// A batch was asked for, which waits for its turn.
+    Batch,
 }
 
 /// Buffers of the thread, used again and again.
@@ -45,15 +67,14 @@ pub(super) struct Scratch {
 }
 
 impl Session {
-    /// Makes the memory and hands it over.
-    pub(super) fn start(socket: UnixStream, service_doorbell: &OwnedFd, feed: Option<&OwnedFd>) -> io::Result<Self> {
-        socket.set_nonblocking(true)?;
+    /// Makes the memory and hands it over. `socket` is deaf already, see [`deafen`].
+    pub(super) fn start(id: u64, socket: UnixStream, feed: Option<&OwnedFd>) -> io::Result<Self> {
         match Self::make() {
-            Ok((memory, segment, doorbell, memfd)) => {
-                let own = [memfd.as_fd(), service_doorbell.as_fd(), doorbell.as_fd()];
+            Ok((memory, segment, bell, memfd)) => {
+                let own = [memfd.as_fd(), bell.as_fd()];
                 let fds: Vec<BorrowedFd<'_>> = own.into_iter().chain(feed.map(AsFd::as_fd)).collect();
                 greet(socket.as_fd(), hello::OK, &fds)?;
-                Ok(Self { segment, _memory: memory, socket, doorbell, answered: 0 })
+                Ok(Self { id, segment, _memory: memory, socket, bell, answered: 0, batch: None })
             }
             Err(error) => {
                 refuse(socket.as_fd(), hello::FAILED);
@@ -72,8 +93,15 @@ impl Session {
         let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
         // SAFETY: a fresh shared mapping of the sealed size, zero, kept beside the view; the service's only view of it.
         let segment = unsafe { Segment::new(base) };
-        let doorbell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        Ok((memory, segment, doorbell, memfd))
+        Ok((memory, segment, bells::bell()?, memfd))
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn bell(&self) -> &OwnedFd {
+        &self.bell
     }
 
     pub(super) fn segment(&self) -> &Segment {
@@ -86,39 +114,89 @@ impl Session {
 
     /// Whether a request waits.
     pub(super) fn asked(&self) -> bool {
-        self.segment.requested() != self.answered
+        self.batch.is_some() || self.segment.requested() != self.answered
     }
 
-    /// Answers the request that waits, if one does.
+    /// Keys of the batch that waits for its turn or is at it, if there is one.
+    pub(super) fn batch_keys(&self) -> Option<usize> {
+        self.batch.map(|(_, request)| request.count as usize)
+    }
+
+    /// Looks for a request: answers one of at most one key, takes note of a batch.
     pub(super) fn serve(
         &mut self,
         reading: &mut Reading<'_>,
         scratch: &mut Scratch,
         shared: &Shared,
         label: &str,
-    ) -> bool {
+    ) -> Served {
         let seq = self.segment.requested();
-        if seq == self.answered {
-            return false;
+        if seq == self.answered || self.batch.is_some() {
+            return Served::Nothing;
         }
         let request = self.segment.request();
         let response = match refusal(&request) {
             Some(status) => Response { status, ..Response::default() },
             None if request.op == op::STATUS => self.status(shared, label),
-            None => self.look_up(&request, reading, scratch),
+            None if request.count > 1 => {
+                self.batch = Some((seq, request));
+                return Served::Batch;
+            }
+            None => return self.look_up(seq, &request, reading, scratch, shared),
         };
-        let looked_up = response.status == status::OK && request.op == op::GET;
-        self.answered = seq;
-        if self.segment.respond(seq, response) {
-            ring(&self.doorbell);
+        self.answer(seq, response);
+        Served::Answered
+    }
+
+    /// Answers the batch that waits, in one piece: it has no more than [`PIECE_KEYS`] keys.
+    pub(super) fn serve_short_batch(&mut self, reading: &mut Reading<'_>, scratch: &mut Scratch, shared: &Shared) {
+        if let Some((seq, request)) = self.batch.take() {
+            debug_assert!(request.count as usize <= PIECE_KEYS, "a long one is read in pieces");
+            self.look_up(seq, &request, reading, scratch, shared);
         }
-        let Spent { overlay_ns, read_ns } = reading.spent();
-        if looked_up && shared.slow.is_slow(overlay_ns + read_ns) {
-            let parts = Parts { overlay_ns, read_ns, ..Parts::default() };
-            let (keys, commitment) = (scratch.keys.len(), commitment(request.commitment));
-            shared.slow.report(&Slow { transport: Transport::Shm, keys, commitment, total_ns: parts.sum_ns(), parts });
+    }
+
+    /// Fixes the state that the batch is read from. False when that failed: the batch is answered then.
+    pub(super) fn begin_batch(&mut self, batches: &mut BatchReading<'_>) -> bool {
+        let Some((_, request)) = self.batch else { return false };
+        self.segment.keys(request.count as usize, &mut batches.keys);
+        let begun = batches.begin(commitment(request.commitment));
+        begun.map_err(|error| self.end_batch(&error)).is_ok()
+    }
+
+    /// Reads the next piece of the batch. True when it was the last: the batch is answered then.
+    pub(super) fn piece_of_batch(&mut self, batches: &mut BatchReading<'_>, shared: &Shared) -> bool {
+        match batches.piece() {
+            Ok(false) => return false,
+            Err(error) => self.end_batch(&error),
+            Ok(true) => {
+                if let Some((seq, request)) = self.batch.take() {
+                    let response = self.found(&request, batches.slot(), &batches.values);
+                    self.answer(seq, response);
+                    report_slow(&request, response, batches.spent(), shared);
+                }
+            }
         }
         true
+    }
+
+    fn end_batch(&mut self, error: &LookupError) {
+        if let Some((seq, _)) = self.batch.take() {
+            self.answer(seq, Response { status: failure(error), ..Response::default() });
+        }
+    }
+
+    /// Publishes an answer and wakes the client, if it sleeps.
+    fn answer(&mut self, seq: u64, response: Response) {
+        self.answered = seq;
+        match self.segment.respond(seq, response) {
+            Wake::Nobody => {}
+            // One waiter: a session has no more, and others that a client makes cost only itself. Its only errors are
+            // those of a wrong address.
+            Wake::Futex => _ = futex::wake(self.segment.futex(), futex::Flags::empty(), 1),
+            // A full socket holds rings enough; a closed one is seen by the epoll.
+            Wake::Socket => _ = send(&self.socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
+        }
     }
 
     fn status(&self, shared: &Shared, label: &str) -> Response {
@@ -130,15 +208,30 @@ impl Session {
         Response { status: status::OK, count: encoded.len() as u32, ..Response::default() }
     }
 
-    fn look_up(&self, request: &Request, reading: &mut Reading<'_>, scratch: &mut Scratch) -> Response {
+    /// Reads the keys of a request from one state and answers it.
+    fn look_up(
+        &mut self,
+        seq: u64,
+        request: &Request,
+        reading: &mut Reading<'_>,
+        scratch: &mut Scratch,
+        shared: &Shared,
+    ) -> Served {
         let Scratch { keys, values } = scratch;
         self.segment.keys(request.count as usize, keys);
         values.clear();
         values.resize(keys.len(), None);
-        let slot = match reading.get_into(keys, values, commitment(request.commitment)) {
-            Ok(slot) => slot,
-            Err(error) => return Response { status: failure(&error), ..Response::default() },
+        let response = match reading.get_into(keys, values, commitment(request.commitment)) {
+            Ok(slot) => self.found(request, slot, values),
+            Err(error) => Response { status: failure(&error), ..Response::default() },
         };
+        self.answer(seq, response);
+        report_slow(request, response, reading.spent(), shared);
+        Served::Answered
+    }
+
+    /// The answer to a request whose values are those of `slot`.
+    fn found(&self, request: &Request, slot: Option<u64>, values: &[Option<Value>]) -> Response {
         let reached =
             Response { has_slot: slot.is_some().into(), slot: slot.unwrap_or_default(), ..Response::default() };
         // A confirmed slot 0 asks for nothing.
@@ -147,6 +240,16 @@ impl Session {
         }
         self.segment.set_values(values);
         Response { status: status::OK, count: values.len() as u32, ..reached }
+    }
+}
+
+/// Says in the log that a lookup was slow, if it was. A batch's waits between its pieces do not count: see [`Slow`].
+fn report_slow(request: &Request, response: Response, spent: Spent, shared: &Shared) {
+    let Spent { overlay_ns, read_ns } = spent;
+    if response.status == status::OK && shared.slow.is_slow(overlay_ns + read_ns) {
+        let parts = Parts { overlay_ns, read_ns, ..Parts::default() };
+        let (keys, commitment) = (request.count as usize, commitment(request.commitment));
+        shared.slow.report(&Slow { transport: Transport::Shm, keys, commitment, total_ns: parts.sum_ns(), parts });
     }
 }
 
@@ -205,13 +308,13 @@ fn greet(socket: BorrowedFd<'_>, status: u32, fds: &[BorrowedFd<'_>]) -> io::Res
     if sent == bytes.len() { Ok(()) } else { Err(io::Error::other("a greeting was cut")) }
 }
 
-/// Rings a doorbell. It fails when it has been rung 2^64 times unheard, which says all there is to say.
-pub(super) fn ring(doorbell: &OwnedFd) {
-    let _heard = rustix::io::write(doorbell, &1u64.to_ne_bytes());
-}
-
-/// Takes all rings so far.
-pub(super) fn quiet(doorbell: &OwnedFd) {
-    // Nothing to take is fine as well.
-    let _rings = rustix::io::read(doorbell, &mut [0u8; 8]);
+/// Shuts the way from the client: nothing is ever read from it. True when nothing waits there either, and then nothing
+/// ever will.
+///
+/// A client might send descriptors, whose last reference would be dropped here: closing a TCP socket that lingers, for
+/// one, blocks the thread that does it.
+pub(super) fn deafen(socket: &UnixStream) -> io::Result<bool> {
+    socket.set_nonblocking(true)?;
+    socket.shutdown(Shutdown::Read)?;
+    Ok(rustix::io::ioctl_fionread(socket)? == 0)
 }

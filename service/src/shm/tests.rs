@@ -1,6 +1,6 @@
 //! The wire as a client without manners uses it, on a real store.
 
-use std::io::IoSliceMut;
+use std::io::{IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
@@ -12,19 +12,22 @@ use proto::v1::{Commitment, GET_MANY_KEYS_MAX, StatusResponse};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::*;
-use crate::lookups::tests::Pool;
+use crate::lookups::tests::{Pool, commit, later};
 
 struct Raw {
     segment: Segment,
     _memory: MmapRaw,
-    _socket: UnixStream,
-    service_doorbell: OwnedFd,
+    socket: UnixStream,
+    bell: OwnedFd,
     seq: u64,
 }
 
 /// The greeting, and the session when there is one.
 fn connect(path: &Path) -> (Hello, Option<Raw>) {
-    let socket = UnixStream::connect(path).unwrap();
+    greeted(UnixStream::connect(path).unwrap())
+}
+
+fn greeted(socket: UnixStream) -> (Hello, Option<Raw>) {
     let mut bytes = [0u8; size_of::<Hello>()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -36,33 +39,64 @@ fn connect(path: &Path) -> (Hello, Option<Raw>) {
         fds.extend(received);
     }
     let hello = Hello::from_bytes(&bytes).unwrap();
-    let Ok([memfd, service_doorbell, _doorbell]) = <[OwnedFd; 3]>::try_from(fds) else { return (hello, None) };
+    let Ok([memfd, bell]) = <[OwnedFd; 2]>::try_from(fds) else { return (hello, None) };
     let memfd = std::fs::File::from(memfd);
     assert_eq!(memfd.metadata().unwrap().len(), SEGMENT_BYTES as u64);
     assert!(memfd.set_len(0).is_err(), "the memory is sealed");
     let memory = MmapRaw::map_raw(&memfd).unwrap();
     // SAFETY: a shared mapping of the whole segment, kept beside the view, the only one of this side.
     let segment = unsafe { Segment::new(NonNull::new(memory.as_mut_ptr()).unwrap()) };
-    (hello, Some(Raw { segment, _memory: memory, _socket: socket, service_doorbell, seq: 0 }))
+    (hello, Some(Raw { segment, _memory: memory, socket, bell, seq: 0 }))
 }
 
 impl Raw {
-    fn ask(&mut self, request: Request, keys: &[[u8; 32]]) -> Response {
+    fn send(&mut self, request: Request, keys: &[[u8; 32]]) {
         self.seq += 1;
         if self.segment.send(self.seq, request, keys) {
-            session::ring(&self.service_doorbell);
+            bells::ring_own(&self.bell);
         }
-        while !self.segment.answered(self.seq) {
-            std::thread::yield_now();
-        }
-        self.segment.response()
     }
+
+    fn answer(&self) -> Option<Response> {
+        self.segment.answered(self.seq).then(|| self.segment.response())
+    }
+
+    fn ask(&mut self, request: Request, keys: &[[u8; 32]]) -> Response {
+        self.send(request, keys);
+        loop {
+            match self.answer() {
+                Some(response) => return response,
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+}
+
+fn get(count: usize) -> Request {
+    Request { version: VERSION, op: op::GET, count: count as u32, ..Request::default() }
 }
 
 fn start(pool: &Pool) -> (ShmServer, std::path::PathBuf) {
     let path = pool.dir.path().join("shm.sock");
-    let server = ShmServer::start(&path, Arc::clone(&pool.engine), Arc::clone(&pool.shared), "redb", None).unwrap();
+    let (engine, shared) = (Arc::clone(&pool.engine), Arc::clone(&pool.shared));
+    let server = ShmServer::start(&path, &SocketAccess::OWNER, engine, shared, "redb", None).unwrap();
     (server, path)
+}
+
+/// Runs `test` with a server that does nothing by itself: the test takes its turns.
+fn by_hand(test: impl FnOnce(&Pool, &mut Server<'_>, &dyn Fn(&mut Server<'_>) -> Raw)) {
+    let pool = Pool::start();
+    let path = pool.dir.path().join("shm.sock");
+    let (listener, _file) = uds::bind(&path, &SocketAccess::OWNER).unwrap();
+    let own = bells::bell().unwrap();
+    let bells = Bells::new(&own, &listener).unwrap();
+    let mut server = Server::new(listener, bells, &pool.engine, &pool.shared, "redb", None);
+    let join = |server: &mut Server<'_>| {
+        let socket = UnixStream::connect(&path).unwrap();
+        server.look_around(Some(Duration::ZERO));
+        greeted(socket).1.unwrap()
+    };
+    test(&pool, &mut server, &join);
 }
 
 #[test]
@@ -92,9 +126,9 @@ fn every_bad_request_has_its_status_and_the_session_goes_on() {
     let response = client.ask(Request { version: VERSION, op: op::STATUS, ..Request::default() }, &[]);
     let told = StatusResponse::decode(&client.segment.status_bytes(response.count)[..]).unwrap();
     assert_eq!((response.status, told.engine.as_str()), (status::OK, "redb"));
-    server.join();
+    server.join(later()).unwrap();
     assert!(!path.exists());
-    pool.threads.join();
+    pool.threads.join(later()).unwrap();
     assert!(Arc::try_unwrap(pool.engine).is_ok(), "no reader holds the engine");
 }
 
@@ -110,7 +144,7 @@ fn the_largest_batch_keeps_its_order() {
     for index in 0..keys.len() {
         assert_eq!(client.segment.value(index), (index % 3 == 1).then_some([7; 32]), "index={index}");
     }
-    server.join();
+    server.join(later()).unwrap();
 }
 
 #[test]
@@ -131,6 +165,95 @@ fn one_client_too_many_is_refused_until_another_leaves() {
     }
     // ORDERING: Relaxed: a statistic.
     assert!(pool.shared.shm_sessions.load(Ordering::Relaxed) >= clients.len() as u64);
-    server.join();
+    server.join(later()).unwrap();
     assert_eq!(pool.shared.shm_sessions.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_get_waits_for_one_piece_at_most_and_no_batch_mixes_two_states() {
+    by_hand(|pool, server, join| {
+        let (mut hogs, mut other) = ([join(server), join(server)], join(server));
+        let (keys, mut slot, mut slots, mut turns) = (vec![[1; 32]; GET_MANY_KEYS_MAX], 7, Vec::new(), 0);
+        hogs.iter_mut().for_each(|hog| hog.send(get(keys.len()), &keys));
+        while slots.len() < 10 {
+            turns += 1;
+            slot += 1;
+            commit(&pool.engine, &pool.shared, [1; 32], slot);
+            other.send(get(1), &[[1; 32]]);
+            assert!(server.serve());
+            // Answered within this turn, which reads a piece at most, and from the newest state.
+            assert_eq!((other.answer().unwrap().slot, other.segment.value(0)), (slot, Some([slot as u8; 32])));
+            for hog in &mut hogs {
+                let Some(response) = hog.answer() else { continue };
+                let whole = Some([response.slot as u8; 32]);
+                assert_eq!((response.status, response.count as usize), (status::OK, keys.len()));
+                assert!((0..keys.len()).all(|index| hog.segment.value(index) == whole), "slot={}", response.slot);
+                slots.push(response.slot);
+                hog.send(get(keys.len()), &keys);
+            }
+        }
+        let pieces = GET_MANY_KEYS_MAX.div_ceil(PIECE_KEYS);
+        assert_eq!(turns, 10 * pieces, "a piece a turn");
+        assert!(slots.is_sorted() && slots.windows(2).all(|two| two[0] < two[1]), "{slots:?}");
+    });
+}
+
+#[test]
+fn a_batch_of_one_piece_does_not_wait_for_a_long_one() {
+    by_hand(|_, server, join| {
+        let (mut hogs, mut other) = ([join(server), join(server)], join(server));
+        let keys = vec![[1; 32]; GET_MANY_KEYS_MAX];
+        hogs.iter_mut().for_each(|hog| hog.send(get(keys.len()), &keys));
+        for _ in 0..100 {
+            other.send(get(PIECE_KEYS), &keys[..PIECE_KEYS]);
+            let turns = (0..).take_while(|_| server.serve() && other.answer().is_none()).count();
+            assert!(turns <= hogs.len(), "each of the others has a turn at most: turns={turns}");
+            for hog in &mut hogs {
+                if hog.answer().is_some() {
+                    hog.send(get(keys.len()), &keys);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_client_that_goes_in_the_middle_of_its_batch_leaves_the_turn_to_others() {
+    by_hand(|_, server, join| {
+        let (mut first, mut second) = (join(server), join(server));
+        let keys = vec![[1; 32]; GET_MANY_KEYS_MAX];
+        first.send(get(keys.len()), &keys);
+        second.send(get(keys.len()), &keys);
+        assert!(server.serve());
+        // It keeps its bell, which would go on ringing.
+        let bell = first.bell.try_clone().unwrap();
+        drop(first);
+        bells::ring_own(&bell);
+        server.look_around(Some(Duration::ZERO));
+        assert_eq!((server.sessions.len(), server.under_way, server.waiting), (1, None, 1));
+        let turns = (0..).take_while(|_| second.answer().is_none() && server.serve()).count();
+        assert_eq!(turns, GET_MANY_KEYS_MAX.div_ceil(PIECE_KEYS));
+        bells::ring_own(&bell);
+        let heard = server.bells.wait(Some(Duration::ZERO));
+        assert!(heard.rings == 0 && heard.gone.is_empty(), "a bell of nobody is not heard");
+    });
+}
+
+#[test]
+fn a_client_that_sends_is_refused_and_one_that_rings_does_no_more_than_wake() {
+    by_hand(|_, server, join| {
+        let mut rude = UnixStream::connect(server.listener.local_addr().unwrap().as_pathname().unwrap()).unwrap();
+        rude.write_all(&[0; 1000]).unwrap();
+        server.look_around(Some(Duration::ZERO));
+        assert!(server.sessions.is_empty() && server.accept_at.is_some());
+        // Closed unread on another thread, which resets it; it was not greeted.
+        assert!(rude.read_to_end(&mut Vec::new()).unwrap_or_default() == 0);
+        server.accept_at = Some(Instant::now());
+        let polite = join(server);
+        (&polite.socket).write_all(&[0]).unwrap_err();
+        (0..1000).for_each(|_| bells::ring_own(&polite.bell));
+        assert_eq!(server.bells.wait(Some(Duration::ZERO)).rings, 1, "however often it rings, it is one event");
+        assert!(!server.serve());
+        assert_eq!(server.bells.wait(Some(Duration::ZERO)).rings, 0);
+    });
 }

@@ -14,6 +14,7 @@ mod feed;
 mod follow;
 mod fork;
 mod gap;
+mod hostile;
 mod leaving;
 mod metrics;
 mod overload;

@@ -10,10 +10,10 @@ use workload::Pairs;
 use crate::support::{Service, columns, free_address, load, stream};
 
 /// systemd's end of the socket.
-struct Systemd(UnixDatagram);
+pub(crate) struct Systemd(UnixDatagram);
 
 impl Systemd {
-    fn bind(path: &Path) -> Self {
+    pub(crate) fn bind(path: &Path) -> Self {
         let socket = UnixDatagram::bind(path).unwrap();
         // Only a hang takes it all.
         socket.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
@@ -28,7 +28,7 @@ impl Systemd {
     }
 
     /// Skips to the first message with `part` in it.
-    fn until(&self, part: &str) -> String {
+    pub(crate) fn until(&self, part: &str) -> String {
         loop {
             let told = self.next();
             if told.contains(part) {

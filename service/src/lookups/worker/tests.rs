@@ -1,0 +1,143 @@
+//! One worker, turned by hand: which request it answers when, counted in pieces, and from which state.
+
+use std::sync::Arc;
+
+use crossbeam_channel::{Sender, bounded};
+use engine_api::{Checkpoint, Durability, Engine as _, Value};
+use tokio::sync::oneshot::Receiver as Reply;
+
+use super::*;
+use crate::lookups::LOOKUP_QUEUE;
+use crate::lookups::tests::Pool;
+
+const KEYS: usize = 1000;
+
+/// Keys of the largest batch.
+const BATCH: usize = 10_000;
+
+fn key(n: usize) -> Key {
+    let mut key = [9; 32];
+    key[..8].copy_from_slice(&(n as u64).to_be_bytes());
+    key
+}
+
+/// Every key takes the value of its slot, in one commit.
+fn commit_all(pool: &Pool, slot: u64) {
+    let checkpoint = Checkpoint { seq: slot, slot: Some(slot), ..Checkpoint::default() };
+    let mut txn = pool.engine.begin().unwrap();
+    (0..KEYS).for_each(|n| txn.put(&key(n), &[slot as u8; 32]).unwrap());
+    txn.commit(&checkpoint, Durability::Buffered).unwrap();
+    pool.shared.checkpoint.store(Arc::new(checkpoint));
+    pool.shared.overlay.published(checkpoint.slot);
+}
+
+fn batch(connection: usize) -> (Batch, Reply<Result<Answer<Vec<Option<Value>>>, LookupError>>) {
+    let (reply, answer) = oneshot::channel();
+    let keys = (0..BATCH).map(|n| key(n % KEYS)).collect();
+    let origin = Origin { connection, ..Origin::default() };
+    (Batch { keys, commitment: Commitment::Confirmed, origin, reply }, answer)
+}
+
+fn get(n: usize) -> (Request, Reply<Result<Answer, LookupError>>) {
+    let (reply, answer) = oneshot::channel();
+    (Request::Get { key: key(n), commitment: Commitment::Confirmed, origin: Origin::default(), reply }, answer)
+}
+
+/// Runs `test` with a worker, the channel to it, and its queue of batches.
+fn with_worker(test: impl FnOnce(&Pool, &mut Worker<'_>, &Sender<Request>, &BatchQueue)) {
+    let pool = Pool::start();
+    let (requests, taken) = bounded(LOOKUP_QUEUE);
+    let (_signal, stopped) = bounded(0);
+    let (queue, pulse) = (BatchQueue::new(), Pulse::default());
+    let mut worker = Worker::new(&pool.engine, &pool.shared, &taken, &queue, &stopped, &pulse);
+    test(&pool, &mut worker, &requests, &queue);
+}
+
+#[test]
+fn a_get_waits_for_one_piece_at_most_and_no_batch_mixes_two_states() {
+    with_worker(|pool, worker, requests, queue| {
+        let mut slot = 8;
+        commit_all(pool, slot);
+        let mut hog: Vec<_> = (0..8)
+            .map(|_| {
+                let (batch, answer) = batch(1);
+                assert_eq!(queue.push(batch), 0);
+                answer
+            })
+            .collect();
+        let (mut turns, mut slots) = (0, Vec::new());
+        while !hog.is_empty() {
+            if turns % 10 == 0 {
+                slot += 1;
+                commit_all(pool, slot);
+            }
+            let mut answer = worker.under_way.is_some().then(|| {
+                let (request, answer) = get(turns % KEYS);
+                requests.send(request).unwrap();
+                answer
+            });
+            assert!(worker.turn());
+            turns += 1;
+            if let Some(answer) = &mut answer {
+                // Answered within this turn, which reads a piece at most, and from the newest state.
+                let found = answer.try_recv().expect("a get is answered before the next piece").unwrap();
+                assert_eq!(found, Answer { value: Some([slot as u8; 32]), slot: Some(slot) });
+            }
+            if let Ok(found) = hog[0].try_recv() {
+                let found = found.unwrap();
+                let whole = found.slot.unwrap();
+                assert!(
+                    found.value.len() == BATCH && found.value.iter().all(|value| *value == Some([whole as u8; 32]))
+                );
+                slots.push(whole);
+                drop(hog.remove(0));
+            }
+        }
+        assert_eq!(turns, 8 * BATCH.div_ceil(PIECE_KEYS), "a piece a turn");
+        assert!(slots.is_sorted() && slots.first() < slots.last(), "each from the state it began at: {slots:?}");
+    });
+}
+
+#[test]
+fn gets_without_end_do_not_stop_a_batch() {
+    with_worker(|pool, worker, requests, queue| {
+        commit_all(pool, 8);
+        let (batch, mut answer) = batch(1);
+        assert_eq!(queue.push(batch), 0);
+        let (mut turns, mut waiting) = (0, Vec::new());
+        let found = loop {
+            let mut room = true;
+            while room {
+                let (request, answer) = get(1);
+                room = requests.try_send(request).is_ok();
+                // Every other one is given up on.
+                waiting.push((!waiting.len().is_multiple_of(2)).then_some(answer));
+            }
+            assert!(worker.turn());
+            turns += 1;
+            if let Ok(found) = answer.try_recv() {
+                break found.unwrap();
+            }
+            assert!(turns <= GETS_A_PIECE + BATCH, "the batch does not come to its end");
+        };
+        assert_eq!((found.value.len(), found.slot), (BATCH, Some(8)));
+    });
+}
+
+#[test]
+fn a_batch_that_nobody_waits_for_ends_at_once() {
+    with_worker(|pool, worker, _, queue| {
+        commit_all(pool, 8);
+        let (first, answer) = batch(1);
+        let (second, mut next) = batch(2);
+        assert_eq!((queue.push(first), queue.push(second)), (0, 0));
+        assert!(worker.turn());
+        drop(answer);
+        let mut turns = 0;
+        while next.try_recv().is_err() {
+            assert!(worker.turn());
+            turns += 1;
+        }
+        assert_eq!(turns, 1 + BATCH.div_ceil(PIECE_KEYS), "one turn to give it up");
+    });
+}

@@ -1,0 +1,71 @@
+//! Waiting for threads to end, with a limit.
+//!
+//! Owns: the wait and its log line. Must not: end a thread; whoever has told it to stop waits here. Threads: the one that
+//! stops the service, last of all.
+//!
+//! A thread that does not end (its device does not answer, or a bug) must not keep the process: everything committed is
+//! safe whenever the process ends, and an operator who has to kill it learns less than from the name of the thread.
+
+use std::fmt;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often a thread that was told to stop is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// Threads that had not ended when the limit was reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stuck(pub Vec<String>);
+
+impl fmt::Display for Stuck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "threads did not end: threads={}", self.0.join(","))
+    }
+}
+
+impl std::error::Error for Stuck {}
+
+/// Waits until all of `threads` have ended or `deadline` has passed. A thread's panic is logged.
+///
+/// # Errors
+/// The names of the threads that have not ended; they are left to the end of the process.
+pub fn join_all(threads: impl IntoIterator<Item = JoinHandle<()>>, deadline: Instant) -> Result<(), Stuck> {
+    let mut stuck = Stuck::default();
+    for thread in threads {
+        let name = thread.thread().name().unwrap_or("unnamed").to_owned();
+        while !thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        if !thread.is_finished() {
+            tracing::error!(thread = name, "the thread did not end in time: it is left to the end of the process");
+            stuck.0.push(name);
+        } else if thread.join().is_err() {
+            tracing::error!(thread = name, "the thread panicked");
+        }
+    }
+    if stuck.0.is_empty() { Ok(()) } else { Err(stuck) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_does_not_end_is_named_and_left() {
+        let (ends, ended) = mpsc::channel::<()>();
+        let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.to_owned()).spawn(run).unwrap()
+        };
+        let wait = move || _ = ended.recv();
+        let threads = [spawn("stuck", Box::new(wait)), spawn("quick", Box::new(|| {}))];
+        while !threads[1].is_finished() {
+            std::thread::yield_now();
+        }
+        assert_eq!(join_all(threads, Instant::now()), Err(Stuck(vec!["stuck".to_owned()])));
+        drop(ends);
+        let later = Instant::now() + Duration::from_secs(100);
+        assert_eq!(join_all([spawn("quick", Box::new(|| {}))], later), Ok(()));
+    }
+}

@@ -1,0 +1,288 @@
+//! Clients on shared memory that misuse every descriptor they were handed, while others are served, the watchdog is fed,
+//! and the service ends when it is told to; and who may connect at all.
+
+use std::fs::Permissions;
+use std::io::{IoSlice, IoSliceMut, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use client::{Builder, blocking};
+use memmap2::MmapRaw;
+use proto::shm::{Hello, Request, Segment, VERSION, Waits, op};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use rustix::process::{Gid, Uid, getuid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use tempfile::TempDir;
+use workload::Pairs;
+
+use crate::support::{Service, columns, free_address, load, stream, wait_for};
+use crate::systemd::Systemd;
+
+const PAIRS: u64 = 5000;
+
+/// Only a hang takes it all.
+const LONG: Duration = Duration::from_secs(100);
+
+struct Setup {
+    temp: TempDir,
+    systemd: Systemd,
+    service: Service,
+    seed: u64,
+}
+
+impl Setup {
+    fn start(more: &[&str]) -> Self {
+        let (temp, options) = (tempfile::tempdir().unwrap(), columns().remove(0));
+        let (stream, workload) = stream(&format!("--pairs {PAIRS} --events 1000"));
+        load(&temp.path().join("store"), &options, &workload);
+        stream.stop().unwrap();
+        let (notify, shm) = (temp.path().join("notify"), temp.path().join("shm.sock"));
+        let systemd = Systemd::bind(&notify);
+        let (listen, metrics) = (free_address("127.0.0.1"), free_address("127.0.0.1"));
+        // Nobody listens where the stream should be: lookups work all the same.
+        let dir = temp.path().join("store");
+        let service = Service::start_at(&dir, &options, "http://127.0.0.1:1", listen, metrics, |command| {
+            command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "2000000").arg("--shm").arg(&shm).args(more)
+        });
+        systemd.until("READY=1");
+        Self { temp, systemd, service, seed: workload.seed }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.temp.path().join("shm.sock")
+    }
+
+    fn client(&self) -> Builder {
+        Builder::new(&format!("shm://{}", self.socket().display())).unwrap().deadline(LONG)
+    }
+
+    fn is_served(&self, client: &mut blocking::Client) {
+        let pairs = Pairs::new(self.seed);
+        for index in 0..200 {
+            assert_eq!(client.get(&pairs.key(index)).unwrap().value, Some(pairs.value(index, 0)));
+        }
+        let keys: Vec<_> = (0..PAIRS).map(|index| pairs.key(index)).collect();
+        let found = client.get_many(&keys).unwrap().value;
+        assert!(found.into_iter().eq((0..PAIRS).map(|index| Some(pairs.value(index, 0)))));
+    }
+}
+
+/// A session without manners.
+struct Rude {
+    segment: Segment,
+    memory: MmapRaw,
+    socket: UnixStream,
+    bell: OwnedFd,
+    /// Memory and the feed's ring.
+    others: Vec<OwnedFd>,
+    seq: u64,
+}
+
+impl Rude {
+    fn connect(path: &Path) -> Option<Self> {
+        let socket = UnixStream::connect(path).ok()?;
+        let mut bytes = [0u8; size_of::<Hello>()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        recvmsg(&socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::empty()).ok()?;
+        let fds: Vec<OwnedFd> = control
+            .drain()
+            .flat_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
+                _ => Vec::new(),
+            })
+            .collect();
+        let mut fds = fds.into_iter();
+        let (memfd, bell) = (fds.next()?, fds.next()?);
+        let memory = MmapRaw::map_raw(&std::fs::File::from(memfd.try_clone().unwrap())).unwrap();
+        // SAFETY: a shared mapping of the whole segment, kept beside the view.
+        let segment = unsafe { Segment::new(NonNull::new(memory.as_mut_ptr()).unwrap()) };
+        Some(Self { segment, memory, socket, bell, others: [memfd].into_iter().chain(fds).collect(), seq: 0 })
+    }
+
+    /// From now on calls on what is shared block, for whoever makes them.
+    fn make_all_block(&self) {
+        for fd in self.others.iter().map(OwnedFd::as_fd).chain([self.bell.as_fd(), self.socket.as_fd()]) {
+            fcntl_setfl(fd, fcntl_getfl(fd).unwrap() - OFlags::NONBLOCK).unwrap();
+        }
+    }
+
+    fn ask(&mut self, waits: Waits) {
+        self.seq += 1;
+        let request = Request { version: VERSION, op: op::GET, count: 1, ..Request::default() };
+        self.segment.wait(self.seq, waits);
+        // Its bell is rung once only: it is full.
+        self.segment.send(self.seq, request, &[[1; 32]]);
+    }
+
+    /// Asks again and again and waits in this way, without reading what that brings.
+    fn asks_and_never_listens(mut self, waits: Waits, stop: &AtomicBool) {
+        // Two less than the counter holds: it is full after the next ring, and whoever rings then waits.
+        rustix::io::write(&self.bell, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+        rustix::io::write(&self.bell, &1u64.to_ne_bytes()).unwrap();
+        self.make_all_block();
+        // ORDERING: Relaxed, here and below: a flag.
+        while !stop.load(Ordering::Relaxed) {
+            self.ask(waits);
+            while !self.segment.answered(self.seq) && !stop.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Rings without end, and writes over the lines of both sides.
+    fn rings_and_scribbles(self, stop: &AtomicBool) {
+        let mut byte = 0u8;
+        while !stop.load(Ordering::Relaxed) {
+            rustix::io::write(&self.bell, &1u64.to_ne_bytes()).unwrap();
+            for at in 0..128 {
+                byte = byte.wrapping_mul(31).wrapping_add(7);
+                // SAFETY: within the mapping; the service reads it as atomics and by copies alone.
+                unsafe { self.memory.as_mut_ptr().add(at).write_volatile(byte) };
+            }
+        }
+    }
+}
+
+/// Comes and goes, keeps what it was handed, and sends descriptors of its own.
+fn comes_and_goes(path: &Path, stop: &AtomicBool) {
+    let mut kept = Vec::new();
+    for n in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        match n % 50 {
+            0 => {
+                let Ok(socket) = UnixStream::connect(path) else { continue };
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+                let mut control = SendAncillaryBuffer::new(&mut space);
+                let own = [socket.as_fd()];
+                assert!(control.push(SendAncillaryMessage::ScmRights(&own)));
+                // It may be closed already.
+                let _gone = sendmsg(&socket, &[IoSlice::new(b"x")], &mut control, SendFlags::NOSIGNAL);
+            }
+            1 => {
+                let Some(rude) = Rude::connect(path) else { continue };
+                (&rude.socket).write_all(b"x").unwrap_err();
+                kept.push(rude.bell);
+            }
+            _ => drop(Rude::connect(path)),
+        }
+        for bell in &kept {
+            rustix::io::write(bell, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn no_client_stops_the_service_or_another_client() {
+    let setup = Setup::start(&[]);
+    let (path, stop) = (setup.socket(), Arc::new(AtomicBool::new(false)));
+    let mut client = wait_for("a session", || setup.client().connect_blocking().ok());
+    let session = || wait_for("a session", || Rude::connect(&path));
+    let run = |abuse: Box<dyn FnOnce(&AtomicBool) + Send>| {
+        let stop = Arc::clone(&stop);
+        std::thread::spawn(move || abuse(&stop))
+    };
+    let (socket, futex, ringing, coming) = (session(), session(), session(), path.clone());
+    let abusers: Vec<JoinHandle<()>> = vec![
+        run(Box::new(move |stop| socket.asks_and_never_listens(Waits::Socket, stop))),
+        run(Box::new(move |stop| futex.asks_and_never_listens(Waits::Futex, stop))),
+        run(Box::new(move |stop| ringing.rings_and_scribbles(stop))),
+        run(Box::new(move |stop| comes_and_goes(&coming, stop))),
+    ];
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let pairs = Pairs::new(setup.seed);
+    for _ in 0..5 {
+        setup.is_served(&mut client);
+        // A task waits in another way than a thread; and a newcomer gets its session.
+        runtime.block_on(async {
+            let builder = setup.client().spin(Duration::ZERO);
+            let newcomer = loop {
+                match builder.clone().connect().await {
+                    Ok(newcomer) => break newcomer,
+                    Err(error) => assert_eq!(error.kind(), client::ErrorKind::RetryLater, "{error}"),
+                }
+            };
+            for index in 0..50 {
+                assert_eq!(newcomer.get(&pairs.key(index)).await.unwrap().value, Some(pairs.value(index, 0)));
+            }
+        });
+        setup.systemd.until("WATCHDOG=1");
+    }
+    // They go on while it stops.
+    let Setup { service, temp, .. } = setup;
+    let log = temp.path().join("store.log");
+    let ended = service.terminate();
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(ended.success() && !log.contains("did not end"), "{ended:?}\n{log}");
+    // ORDERING: Relaxed: a flag.
+    stop.store(true, Ordering::Relaxed);
+    abusers.into_iter().for_each(|abuser| abuser.join().unwrap());
+}
+
+/// Does something as another user of this group.
+fn as_other<T: Send>(group: u32, does: impl FnOnce() -> T + Send) -> T {
+    let other = || {
+        let gid = Gid::from_raw(group);
+        set_thread_groups(&[]).unwrap();
+        set_thread_res_gid(gid, gid, gid).unwrap();
+        let nobody = Uid::from_raw(65_534);
+        set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        does()
+    };
+    // The thread alone changes: these are the bare system calls.
+    std::thread::scope(|scope| scope.spawn(other).join().unwrap())
+}
+
+#[test]
+fn the_group_is_let_in_and_nobody_else() {
+    if !getuid().is_root() {
+        eprintln!("not tried: only root can be another user");
+        return;
+    }
+    const GROUP: u32 = 4242;
+    let group = GROUP.to_string();
+    let setup = Setup::start(&["--shm-mode", "0660", "--shm-group", &group]);
+    std::fs::set_permissions(setup.temp.path(), Permissions::from_mode(0o755)).unwrap();
+    let file = std::fs::metadata(setup.socket()).unwrap();
+    assert_eq!((file.gid(), file.permissions().mode() & 0o777), (GROUP, 0o660));
+    let admin = std::fs::metadata(setup.temp.path().join("store/admin.sock")).unwrap();
+    assert_eq!((admin.gid(), admin.permissions().mode() & 0o777), (0, 0o600), "the admin socket is its owner's alone");
+    as_other(GROUP, || {
+        let mut client = setup.client().connect_blocking().unwrap();
+        setup.is_served(&mut client);
+    });
+    let refused = as_other(GROUP + 1, || setup.client().connect_blocking().err().unwrap());
+    assert!(refused.to_string().contains("Permission denied"), "{refused}");
+    assert!(setup.service.terminate().success());
+}
+
+#[test]
+fn a_group_that_does_not_exist_is_found_before_the_store_is_touched() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("store");
+    for setting in ["--shm-group", "--uds-group"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
+        command.arg("--dir").arg(&dir).args(["--geyser", "http://127.0.0.1:1", setting, "no-such-group"]);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        let key = setting.trim_start_matches("--").replace('-', "_");
+        assert!(said.contains(&format!("{key}=no-such-group")) && said.contains("groupadd"), "{said}");
+        assert!(!dir.exists());
+    }
+}
