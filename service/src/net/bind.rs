@@ -190,7 +190,8 @@ mod tests {
             for part in [&format!("metrics={other}"), "proxy", "--insecure"] {
                 assert!(error.contains(part), "{error}");
             }
-            assert_eq!(addresses(other, other, true).unwrap().listen.len(), 1);
+            let metrics = other.replace("7400", "7401");
+            assert_eq!(addresses(other, &metrics, true).unwrap().listen.len(), 1);
         }
     }
 
