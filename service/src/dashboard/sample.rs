@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_samples_and_ends_when_dropped() {
+    fn the_thread_samples_and_ends_when_told() {
         let dir = tempfile::tempdir().unwrap();
         let shared = Shared::new(Checkpoint::default());
         let (sampler, history) =
@@ -361,7 +361,7 @@ mod tests {
         while history.since(0).0.is_empty() {
             std::thread::yield_now();
         }
-        drop(sampler);
+        sampler.join(Instant::now() + Duration::from_secs(100)).unwrap();
         assert_eq!(Arc::strong_count(&shared), 1, "its hold on the figures is gone with the thread");
     }
 }
