@@ -266,11 +266,11 @@ impl<U: Upstream> Receiver<U> {
     }
 
     fn heard_of(&self, input: &Input) {
-        if let Input::BlockMeta { slot, .. } | Input::Status { slot, confirmed: true, .. } = input {
-            if *slot < SLOT_END {
-                // ORDERING: Relaxed: a statistic.
-                self.shared.newest_slot.fetch_max(*slot, Ordering::Relaxed);
-            }
+        if let Input::BlockMeta { slot, .. } | Input::Status { slot, confirmed: true, .. } = input
+            && *slot < SLOT_END
+        {
+            // ORDERING: Relaxed: a statistic.
+            self.shared.newest_slot.fetch_max(*slot, Ordering::Relaxed);
         }
     }
 
@@ -286,7 +286,6 @@ impl<U: Upstream> Receiver<U> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ingest::extract::Extract;
 
     #[test]
     fn a_small_memory_limit_makes_the_queue_smaller() {

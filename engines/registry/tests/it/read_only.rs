@@ -1,5 +1,7 @@
 //! Opening for reading alone: the same pairs and checkpoint, nothing written, writers kept out.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::ControlFlow;

@@ -53,7 +53,7 @@ pub(super) fn account(
     filter.matching_accounts(&write.key, &account, true, |name| names.push(name.to_owned()));
     let held = (account.lamports, account.owner.to_vec(), filter.sliced(account.data()));
     let update = account_of(slot, write.key.to_vec(), held, write.version);
-    (!names.is_empty()).then(|| SubscribeUpdate { filters: names, ..update })
+    (!names.is_empty()).then_some(SubscribeUpdate { filters: names, ..update })
 }
 
 /// An account that holds the value; a token account of either program, with extensions or without.

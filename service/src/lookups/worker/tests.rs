@@ -31,7 +31,9 @@ fn commit_all(pool: &Pool, slot: u64) {
     pool.shared.overlay.published(checkpoint.slot);
 }
 
-fn batch(connection: usize) -> (Batch, Reply<Result<Answer<Vec<Option<Value>>>, LookupError>>) {
+type BatchReply = Reply<Result<Answer<Vec<Option<Value>>>, LookupError>>;
+
+fn batch(connection: usize) -> (Batch, BatchReply) {
     let (reply, answer) = oneshot::channel();
     let keys = (0..BATCH).map(|n| key(n % KEYS)).collect();
     let origin = Origin { connection, ..Origin::default() };
