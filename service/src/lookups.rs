@@ -30,7 +30,8 @@ use worker::{Request, Worker};
 pub const LOOKUP_QUEUE: usize = 1024;
 
 /// `get_many` requests queued or running, of all connections. At 10,000 keys each 32 hold about 20 MB, where a queue full
-/// of them would hold over 600. One connection may take all of them until another one asks.
+/// of them would hold over 600. Here one connection may take all of them until another one asks; `rpc::places` grants it
+/// fewer.
 pub const GET_MANY_QUEUE: usize = 32;
 
 /// An idle reader still holds its snapshot, and with it LMDB and redb keep every page freed since; moving it
