@@ -336,11 +336,14 @@ impl World {
         if from_slot > self.newest(now.checked_sub(lag).unwrap_or(self.started).max(self.started)) {
             return Err(Status::internal("failed to get replay response"));
         }
+        // A server that begins there was told of the slot after the store's.
+        let applied = from_slot - u64::from(self.begins_at.contains(&from_slot));
         let chain = match fault {
-            // A store that knows no blockhash yet takes the first chain for its own.
-            Fault::OtherChain if self.base_known || from_slot > self.chain.base.slot => {
-                let below = from_slot - self.chain.base.slot;
-                let from = from_slot - self.rng.below(below + 1);
+            // A store that knows no blockhash yet takes the first chain for its own. So does one that goes on after the
+            // slot where the fork begins: nothing tells the fork from the chain then.
+            Fault::OtherChain if self.base_known || applied > self.chain.base.slot => {
+                let below = applied - self.chain.base.slot;
+                let from = applied - self.rng.below(below + 1);
                 Arc::new(self.chain.fork(from, &mut self.rng))
             }
             _ => Arc::clone(&self.chain),
