@@ -8,9 +8,9 @@
 #   strata `ENGINES=strata make test` from nothing
 #   all    `make test` with all engines; RocksDB's C++ comes from the archive that this machine keeps
 #
-# Root, systemd-nspawn, mmdebstrap and a Debian mirror. SUITE: which Debian (bookworm). KINDS: machines of setup. CACHE keeps its root between
-# runs, and holds the roots while they are used (5 GB). OUT keeps the logs. Setup takes ten minutes, the others compile all
-# of solkv: 15 minutes to an hour each on two cores.
+# Root, systemd-nspawn, mmdebstrap and a Debian mirror. SUITE: which Debian (bookworm). KINDS: which machines of setup. CACHE
+# keeps its root between runs, and holds the roots while they are used (5 GB). OUT keeps the logs. Setup takes ten minutes, the
+# others compile all of solkv: 15 minutes to an hour each on two cores.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=deploy/test/container.sh
@@ -47,7 +47,7 @@ run() {
         kept=("--bind-ro=$(dirname "$(engines/rocksdb/static-lib.sh)"):/root/.cache/solkv/rocksdb")
     fi
     # strata uses io_uring where it may, which nspawn forbids unless it is told.
-    systemd-nspawn -q -D "$root" --as-pid2 --register=no --keep-unit --console=pipe --resolv-conf=copy-host \
+    systemd-nspawn -q -D "$root" --machine="solkv-fresh-$$" --as-pid2 --register=no --keep-unit --console=pipe --resolv-conf=copy-host \
         --system-call-filter='io_uring_setup io_uring_enter io_uring_register' \
         --bind-ro="$toolchain:/opt/rust" --bind-ro="$registry:/root/.cargo/registry" "${kept[@]}" \
         --setenv=PATH=/opt/rust/bin:/usr/sbin:/usr/bin:/sbin:/bin --setenv=CARGO_NET_OFFLINE=true --setenv=HOME=/root \
