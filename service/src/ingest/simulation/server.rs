@@ -189,7 +189,12 @@ impl Client for Connection {
         let mut world = self.server.world();
         let newest = world.newest(Instant::now());
         match self.fault {
-            Fault::TooOldByInfo => Ok(Some(newest + 1 + world.rng.below(9))),
+            Fault::TooOldByInfo => {
+                // May be the slot after the one that the store stands at.
+                let first = newest + 1 + world.rng.below(9);
+                world.begins_at.insert(first);
+                Ok(Some(first))
+            }
             Fault::WrongToken => Err(Status::unauthenticated("No valid auth token").into()),
             Fault::JustStarted => Ok(Some(u64::MAX)),
             _ => match world.rng.below(5) {
