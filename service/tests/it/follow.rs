@@ -90,6 +90,24 @@ fn held(dir: &Path, options: &engines::EngineOptions, seed: u64, pairs: u64) -> 
 }
 
 #[test]
+fn accounts_that_leave_the_token_programs_leave_the_map() {
+    let options = columns().remove(0);
+    for extract in ["token-owner", "token-mint"] {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("store");
+        let (stream, workload) = stream(&format!("{FAULTS} --extract {extract} --leave-share 0.1 --confirm-after 3"));
+        load(&dir, &options, &workload);
+        let geyser = format!("http://{}", stream.address());
+        let mut service = Service::start(&dir, &options, &geyser, &["--extract", extract]);
+        let end = end(&stream);
+        service.wait_for_slot(end.slot);
+        assert!(service.terminate().success());
+        assert_eq!(digest(&dir, &options), end.digest, "{extract}");
+        stream.stop().unwrap();
+    }
+}
+
+#[test]
 fn a_stream_that_breaks_before_the_first_commit_starts_over_behind_what_was_taken() {
     // An empty store without a checkpoint; every connection breaks within its first slots. They come at a pace: a reset
     // takes along what the kernel holds unread, and without a first slot there is none to start over from.

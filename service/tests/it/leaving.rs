@@ -153,3 +153,21 @@ fn what_narrower_subscriptions_miss_is_what_is_said_of_them() {
         assert_eq!(kept(Extract::TokenOwner, "closed", commitment), CLOSED, "{commitment:?}");
     }
 }
+
+#[test]
+fn check_config_names_what_is_missed_and_an_engine_without_a_filter() {
+    let temp = tempfile::tempdir().unwrap();
+    let checked = |engine: &str, follow: &str| {
+        let line = format!("check-config --create-empty --geyser http://h:1 --extract token-owner --engine {engine}");
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_service"));
+        command.args(line.split(' ')).args(["--follow", follow, "--dir"]).arg(temp.path().join("store"));
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    for options in columns() {
+        let engine = options.engine.as_str();
+        let (exact, wallets) = (checked(engine, "exact"), checked(engine, "wallets"));
+        let reads = exact.contains("# follow:") && exact.contains("follow = \"wallets\"");
+        assert_eq!(reads, engine != "strata", "{exact}");
+        assert!(wallets.contains("# follow:") && wallets.contains("keeps the old value"), "{wallets}");
+    }
+}
