@@ -27,10 +27,10 @@ use crate::commands::stop_flag;
 
 /// Shown under `loadgen provider --help`.
 pub const EXAMPLES: &str = "\
-Prints `listening=HOST:PORT` when it serves. Then, once a second, asks the service on every channel whether it is ready,
+Prints `listening=HOST:PORT` when it serves. Then, once a second, asks the service on every channel whether it is ready, \
 and compares that with what was sent. Ends with 1 when the service was wrong at any second.
 
-Acts: serves, pings, down, refuses, lags (24 s), loses, small, restarts; each with its seconds. The script starts over
+Acts: serves, pings, down, refuses, lags (24 s), loses, small, restarts; each with its seconds. The script starts over \
 until the time is up.
 
 Examples:
