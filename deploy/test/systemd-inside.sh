@@ -86,7 +86,7 @@ fi
 is "the cgroup's limit" "$(memory $limit)" "$(numfmt --from=iec "$CAP")"
 division=$(journalctl -u solkv.service -o cat | grep -o 'memory_limit_bytes=.*' | tail -n 1)
 step "$division"
-[[ "$division" == *"limit_from=$group/$limit"* ]] || fail "the service does not size itself by it"
+[[ "$division" == *"limit_from=\"$group/$limit\""* ]] || fail "the service does not size itself by it"
 
 step "the stream's token: refused without it, a credential after a restart"
 (umask 077 && echo open-sesame >/etc/credstore/solkv.x-token)
