@@ -303,7 +303,8 @@ fn slow_late_and_mistaken_subscribers_are_told() {
     service.wait_for_slot(end.slot);
     let newest = service.metric("solkv_checkpoint_seq").unwrap() as u64;
     let oldest = service.metric("solkv_feed_oldest_seq").unwrap() as u64;
-    assert!(workload.pairs + 1 < oldest && oldest + 100_000 < newest, "oldest={oldest} newest={newest}");
+    // At the worst every frame takes just more than half of a segment, of which one in eight was let go: 70,000 changes are left.
+    assert!(workload.pairs + 1 < oldest && oldest + 60_000 < newest, "oldest={oldest} newest={newest}");
     assert!(service.metric("solkv_feed_log_bytes").unwrap() <= f64::from(18 << 20));
 
     client_runtime().block_on(async {
