@@ -21,19 +21,19 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::StrataOptions;
 use crate::budget::Budget;
-use crate::lookup::Reads;
-use crate::manifest::Manifest;
-use crate::merge;
-use crate::page::RECORD_BYTES;
-use crate::read_only::ReadOnlyStorage;
-use crate::reader::StrataReader;
-use crate::recover::{Recovered, recover};
-use crate::segment::SEGMENT_RECORDS;
+use crate::format::manifest::Manifest;
+use crate::format::page::RECORD_BYTES;
+use crate::format::wal::Wal;
+use crate::read::lookup::Reads;
+use crate::read::read_only::ReadOnlyStorage;
+use crate::read::reader::StrataReader;
+use crate::read::segment::SEGMENT_RECORDS;
+use crate::read::visible::Visible;
 use crate::stats::Counters;
 use crate::storage::{DirStorage, Storage};
-use crate::txn::StrataTxn;
-use crate::visible::Visible;
-use crate::wal::Wal;
+use crate::write::merge;
+use crate::write::recover::{Recovered, recover};
+use crate::write::txn::StrataTxn;
 
 /// Memtables that wait for their flush before commits have to wait: one is being written, one is next.
 pub(crate) const FROZEN_MAX: usize = 2;
@@ -151,7 +151,7 @@ impl StrataEngine {
     /// `DataDamaged` naming file and offset.
     pub fn scrub(&self) -> Result<()> {
         let version = Arc::clone(&self.shared.visible.load().version);
-        version.segments().try_for_each(|segment| crate::segment::scrub(segment))
+        version.segments().try_for_each(|segment| crate::read::segment::scrub(segment))
     }
 
     fn stop(&mut self) {
@@ -192,7 +192,7 @@ impl Engine for StrataEngine {
     }
 
     fn snapshot(&self, dir: &Path) -> Result<()> {
-        crate::bulk::snapshot(&self.shared, dir)
+        crate::write::bulk::snapshot(&self.shared, dir)
     }
 
     fn bulk(&self) -> Option<&dyn BulkLoad> {

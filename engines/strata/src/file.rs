@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use engine_api::{Error, ErrorKind, Result};
 
-use crate::page::{PAGE_BYTES, PageBytes};
+use crate::format::page::{PAGE_BYTES, PageBytes};
 use crate::storage::{Storage, StorageFile};
 
 /// A file that is read past the page cache where the file system can.

@@ -7,12 +7,12 @@ use std::io;
 
 use engine_api::{Checkpoint, ErrorKind, Key};
 
-use crate::filter::plane_bytes;
-use crate::footer::{Footer, Section, SegmentInfo};
-use crate::manifest::Manifest;
-use crate::page::{PAGE_RECORDS_MAX, Page, PageBuilder, PageBytes};
+use crate::format::filter::plane_bytes;
+use crate::format::footer::{Footer, Section, SegmentInfo};
+use crate::format::manifest::Manifest;
+use crate::format::page::{PAGE_RECORDS_MAX, Page, PageBuilder, PageBytes};
+use crate::format::wal::{self, HEADER_BYTES, Position, replay_file};
 use crate::storage::StorageFile;
-use crate::wal::{self, HEADER_BYTES, Position, replay_file};
 
 /// The number of the segment, of the WAL file and of its first batch.
 const NUMBER: u64 = 1;

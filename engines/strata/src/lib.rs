@@ -50,41 +50,18 @@
 //!
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 
-mod batch;
 mod budget;
-mod bulk;
-mod cache;
-mod commit;
-mod cursor;
 mod engine;
 mod file;
-mod filter;
-mod footer;
+mod format;
 #[doc(hidden)]
 pub mod fuzzing;
-mod install;
-mod lookup;
-mod manifest;
-mod mem;
 mod memory;
-mod merge;
-mod page;
-mod read_only;
-mod reader;
-mod recover;
-mod replay;
-mod resident;
-mod retire;
-mod segment;
+mod read;
 mod stats;
 pub mod storage;
 mod sync;
-mod txn;
-mod uring;
-mod version;
-mod visible;
-mod wal;
-mod writer;
+mod write;
 
 pub use engine::StrataEngine;
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use memmap2::{Advice, MmapMut, MmapRaw};
 use parking_lot::Mutex;
 
-use crate::page::PAGE_BYTES;
+use crate::format::page::PAGE_BYTES;
 
 /// Pieces that are smaller share mappings of this many bytes. A mapping stays until its last piece is dropped; pieces
 /// that are made one after the other are mostly dropped so too.

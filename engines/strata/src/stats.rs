@@ -8,10 +8,10 @@ use std::time::Duration;
 use engine_api::{Error, PAIR_BYTES, Result, Stats};
 
 use crate::engine::Shared;
-use crate::filter::errors_per_million;
-use crate::mem::ENTRY_BYTES;
-use crate::segment::Segment;
-use crate::version::Version;
+use crate::format::filter::errors_per_million;
+use crate::read::segment::Segment;
+use crate::read::version::Version;
+use crate::write::mem::ENTRY_BYTES;
 
 /// Sums since the store was opened.
 #[derive(Default)]

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use engine_api::{Error, ErrorKind, Key, Result, Value, Visitor};
 
-use crate::mem::Ascending;
-use crate::page::{PAGE_BYTES, Page, prefix};
-use crate::segment::Segment;
-use crate::uring::Pipeline;
-use crate::version::Run;
+use crate::format::page::{PAGE_BYTES, Page, prefix};
+use crate::read::segment::Segment;
+use crate::read::uring::Pipeline;
+use crate::read::version::Run;
+use crate::write::mem::Ascending;
 
 /// Most pages read at once: large enough for any device to be busy.
 const READ_PAGES: usize = 64;

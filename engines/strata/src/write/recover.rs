@@ -9,19 +9,19 @@ use engine_api::{Error, Result};
 
 use crate::StrataOptions;
 use crate::budget::Budget;
-use crate::cache::RecordCache;
 use crate::engine::FROZEN_MAX;
 use crate::file::{shown, sync_dir};
-use crate::filter::PLANES;
-use crate::lookup::Reads;
-use crate::manifest::Manifest;
-use crate::mem::{ENTRY_BYTES, Mem};
-use crate::replay::{Replay, Replayed};
-use crate::segment::Segment;
+use crate::format::filter::PLANES;
+use crate::format::manifest::Manifest;
+use crate::format::wal::Wal;
+use crate::read::cache::RecordCache;
+use crate::read::lookup::Reads;
+use crate::read::segment::Segment;
+use crate::read::version::{Run, Version};
+use crate::read::visible::Visible;
 use crate::storage::Storage;
-use crate::version::{Run, Version};
-use crate::visible::Visible;
-use crate::wal::Wal;
+use crate::write::mem::{ENTRY_BYTES, Mem};
+use crate::write::replay::{Replay, Replayed};
 
 /// The part of the memory, one in so many, for the memtables, the active one and those that are frozen.
 const MEM_SHARE: u64 = 16;

@@ -7,7 +7,7 @@ use std::io::ErrorKind as Io;
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Result};
 
 use crate::file::{replace, shown};
-use crate::footer::SegmentInfo;
+use crate::format::footer::SegmentInfo;
 use crate::storage::Storage;
 
 const NAME: &str = "MANIFEST";

@@ -152,7 +152,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
-    use crate::filter::hash;
+    use crate::format::filter::hash;
 
     #[test]
     fn a_snapshot_sees_what_was_there_at_its_length() {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use engine_api::{Key, Result, Value};
 
-use crate::lookup::Lookup;
-use crate::page::prefix;
-use crate::segment::{Probe, Segment};
+use crate::format::page::prefix;
+use crate::read::lookup::Lookup;
+use crate::read::segment::{Probe, Segment};
 
 /// Segments with disjoint ranges, in ascending order.
 #[derive(Default)]

@@ -7,10 +7,10 @@ use engine_api::{BulkLoad, Checkpoint, Error, ErrorKind, Key, Result, Value};
 
 use crate::engine::{Shared, StrataEngine};
 use crate::file::sync_dir;
-use crate::merge::write_pairs;
-use crate::segment;
+use crate::read::segment;
+use crate::read::version::{Run, Version};
 use crate::storage::DirStorage;
-use crate::version::{Run, Version};
+use crate::write::merge::write_pairs;
 
 impl BulkLoad for StrataEngine {
     fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {

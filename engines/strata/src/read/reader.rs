@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, one_slot_per_key};
 
-use crate::batch::{Batch, DEPTH};
-use crate::cursor::{Cursor, Keep, Merged, RunCursor};
 use crate::engine::Shared;
-use crate::lookup::Lookup;
-use crate::uring::Pipeline;
-use crate::visible::Visible;
+use crate::read::batch::{Batch, DEPTH};
+use crate::read::cursor::{Cursor, Keep, Merged, RunCursor};
+use crate::read::lookup::Lookup;
+use crate::read::uring::Pipeline;
+use crate::read::visible::Visible;
 
 pub(crate) struct StrataReader<'e> {
     shared: &'e Shared,

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use engine_api::{Checkpoint, Key, Result, Value};
 
-use crate::cursor::Cursor;
-use crate::filter::hash;
-use crate::lookup::Lookup;
-use crate::mem::Mem;
-use crate::version::Version;
+use crate::format::filter::hash;
+use crate::read::cursor::Cursor;
+use crate::read::lookup::Lookup;
+use crate::read::version::Version;
+use crate::write::mem::Mem;
 
 /// What a reader sees: whole batches, nothing else.
 #[derive(Clone)]

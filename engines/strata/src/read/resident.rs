@@ -5,8 +5,8 @@
 use memmap2::{MmapMut, MmapRaw};
 
 use crate::budget::Share;
+use crate::format::page::{PAGE_BYTES, Page, PageBytes, offset_at};
 use crate::memory::prefetch;
-use crate::page::{PAGE_BYTES, Page, PageBytes, offset_at};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering, UnsafeCell};
 
 /// State of a page.
@@ -129,7 +129,7 @@ fn two_pages() -> Resident {
 
 #[cfg(test)]
 fn sealed(number: u32) -> PageBytes {
-    let mut builder = crate::page::PageBuilder::new();
+    let mut builder = crate::format::page::PageBuilder::new();
     builder.push(&[number as u8; 32], Some(&[7; 32]));
     builder.seal(1, number, |bytes| *bytes)
 }

@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use engine_api::{Error, ErrorKind, Key, PAIR_BYTES, Result, Value};
 
-use crate::cursor::{Cursor, Keep, Merged, RunCursor};
 use crate::engine::Shared;
-use crate::filter::hash;
-use crate::segment::Segment;
-use crate::version::{Run, Version};
-use crate::wal;
-use crate::writer::SegmentWriter;
+use crate::format::filter::hash;
+use crate::format::wal;
+use crate::read::cursor::{Cursor, Keep, Merged, RunCursor};
+use crate::read::segment::Segment;
+use crate::read::version::{Run, Version};
+use crate::write::writer::SegmentWriter;
 
 /// Delta runs of one size before they are merged.
 const FANOUT: usize = 4;

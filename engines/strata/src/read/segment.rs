@@ -11,14 +11,14 @@ use memmap2::MmapMut;
 
 use crate::budget::{Budget, Share};
 use crate::file::{PageBuffer, ReadFile};
-use crate::filter::{PLANES, may_contain, prefetch};
-use crate::footer::{Footer, Section, SegmentInfo, VERSION, Wrong};
-use crate::lookup::{Lookup, Reads};
+use crate::format::filter::{PLANES, may_contain, prefetch};
+use crate::format::footer::{Footer, Section, SegmentInfo, VERSION, Wrong};
+use crate::format::page::{PAGE_BYTES, Page, PageBytes, prefix};
 use crate::memory::{HugeBytes, Pool};
-use crate::page::{PAGE_BYTES, Page, PageBytes, prefix};
-use crate::resident::Resident;
-use crate::retire::Retire;
+use crate::read::lookup::{Lookup, Reads};
+use crate::read::resident::Resident;
 use crate::storage::Storage;
+use crate::write::retire::Retire;
 
 /// Most records of a segment: some 250 MiB. A merge needs the space of one group of segments on top.
 pub(crate) const SEGMENT_RECORDS: u64 = 4 << 20;

@@ -4,13 +4,13 @@
 
 use engine_api::{Error, Key, Result, Value};
 
-use crate::filter::hash;
-use crate::lookup::Lookup;
-use crate::page::PAGE_BYTES;
-use crate::segment::Segment;
-use crate::uring::Pipeline;
-use crate::version::Known;
-use crate::visible::Visible;
+use crate::format::filter::hash;
+use crate::format::page::PAGE_BYTES;
+use crate::read::lookup::Lookup;
+use crate::read::segment::Segment;
+use crate::read::uring::Pipeline;
+use crate::read::version::Known;
+use crate::read::visible::Visible;
 
 /// Reads that the device is given at once: where a flash drive's queue stops making it faster.
 pub(crate) const DEPTH: usize = 64;

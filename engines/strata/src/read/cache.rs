@@ -84,7 +84,7 @@ impl RecordCache {
 mod tests {
     use super::*;
     use crate::budget::Budget;
-    use crate::filter::hash;
+    use crate::format::filter::hash;
 
     #[test]
     fn what_is_asked_for_stays_and_another_segments_is_not_given() {

@@ -7,8 +7,8 @@ use engine_api::{Checkpoint, Durability, Key, Result, Value, WriteTxn};
 use parking_lot::MutexGuard;
 
 use crate::engine::{Shared, Writer};
-use crate::filter::hash;
-use crate::lookup::Lookup;
+use crate::format::filter::hash;
+use crate::read::lookup::Lookup;
 
 pub(crate) struct StrataTxn<'e> {
     shared: &'e Shared,

@@ -8,10 +8,10 @@ use engine_api::{Error, ErrorKind, Key, Result, Value};
 use memmap2::MmapMut;
 
 use crate::file::shown;
-use crate::filter::{PLANES, insert, plane_bytes};
-use crate::footer::{Footer, Section, SegmentInfo};
-use crate::page::{PAGE_BYTES, PageBuilder, prefix};
-use crate::segment::name;
+use crate::format::filter::{PLANES, insert, plane_bytes};
+use crate::format::footer::{Footer, Section, SegmentInfo};
+use crate::format::page::{PAGE_BYTES, PageBuilder, prefix};
+use crate::read::segment::name;
 use crate::storage::{Storage, StorageFile};
 
 /// Bytes collected before a write.

@@ -10,7 +10,7 @@ use engine_api::Result;
 use io_uring::{IoUring, opcode, types};
 
 use crate::file::{PageBuffer, ReadFile};
-use crate::page::PageBytes;
+use crate::format::page::PageBytes;
 use crate::storage::StorageFile;
 
 /// Slots, each of which is free, or being read into, or holds what was read.

@@ -10,16 +10,16 @@ use engine_api::{Checkpoint, Error, Key, Result, Value};
 use crate::budget::Budget;
 use crate::engine::FROZEN_MAX;
 use crate::file::{shown, sync_dir};
-use crate::filter::{PLANES, hash};
-use crate::lookup::Reads;
-use crate::manifest::Manifest;
-use crate::mem::Mem;
-use crate::segment::Segment;
+use crate::format::filter::{PLANES, hash};
+use crate::format::manifest::Manifest;
+use crate::format::wal::{self, Position};
+use crate::read::lookup::Reads;
+use crate::read::segment::Segment;
+use crate::read::version::{Run, Version};
+use crate::read::visible::Frozen;
 use crate::storage::Storage;
-use crate::version::{Run, Version};
-use crate::visible::Frozen;
-use crate::wal::{self, Position};
-use crate::writer::SegmentWriter;
+use crate::write::mem::Mem;
+use crate::write::writer::SegmentWriter;
 
 /// What was replayed.
 pub(crate) struct Replayed {

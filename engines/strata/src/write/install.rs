@@ -12,14 +12,14 @@ use memmap2::MmapMut;
 
 use crate::engine::Shared;
 use crate::file::sync_dir;
-use crate::filter::PLANES;
-use crate::manifest::Manifest;
+use crate::format::filter::PLANES;
+use crate::format::manifest::Manifest;
+use crate::format::page::{PAGE_BYTES, PAGE_RECORDS_MIN};
 use crate::memory::map_huge;
-use crate::page::{PAGE_BYTES, PAGE_RECORDS_MIN};
-use crate::segment::Segment;
-use crate::version::Version;
-use crate::visible::Visible;
-use crate::writer::Written;
+use crate::read::segment::Segment;
+use crate::read::version::Version;
+use crate::read::visible::Visible;
+use crate::write::writer::Written;
 
 impl Shared {
     /// Opens a segment that was just written.

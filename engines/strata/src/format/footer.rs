@@ -8,8 +8,8 @@ use engine_api::Key;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::filter::{PLANES, plane_bytes};
-use crate::page::{PAGE_BYTES, PAGE_RECORDS_MAX, PageBytes};
+use crate::format::filter::{PLANES, plane_bytes};
+use crate::format::page::{PAGE_BYTES, PAGE_RECORDS_MAX, PageBytes};
 
 /// The format written, and the only one read: an older one was never released.
 pub(crate) const VERSION: u32 = 2;

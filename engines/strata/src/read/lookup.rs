@@ -6,10 +6,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::cache::RecordCache;
 use crate::file::PageBuffer;
+use crate::format::page::PAGE_BYTES;
 use crate::memory::Pool;
-use crate::page::PAGE_BYTES;
+use crate::read::cache::RecordCache;
 
 /// Gets after which a reader adds what it has counted.
 const ADD_EVERY: u64 = 256;

@@ -11,10 +11,10 @@ use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
 use parking_lot::MutexGuard;
 
 use crate::engine::{FROZEN_MAX, Shared, Writer};
-use crate::filter::hash;
-use crate::mem::Mem;
-use crate::visible::{Frozen, Visible};
-use crate::wal::Wal;
+use crate::format::filter::hash;
+use crate::format::wal::Wal;
+use crate::read::visible::{Frozen, Visible};
+use crate::write::mem::Mem;
 
 /// A WAL of batches that change nothing ends at this size, so that it cannot grow for ever.
 const WAL_BYTES_MAX: u64 = 256 << 20;

@@ -1,0 +1,16 @@
+//! The reading side: versions of the runs, gets, batches of gets, scans, and what is kept in memory for them.
+//!
+//! Owns: everything that a reader touches. Must not: change a file. Runs on the readers' threads, and on `strata-merge`,
+//! whose merges read through cursors.
+
+pub(crate) mod batch;
+pub(crate) mod cache;
+pub(crate) mod cursor;
+pub(crate) mod lookup;
+pub(crate) mod read_only;
+pub(crate) mod reader;
+pub(crate) mod resident;
+pub(crate) mod segment;
+pub(crate) mod uring;
+pub(crate) mod version;
+pub(crate) mod visible;

@@ -1,0 +1,15 @@
+//! The writing side: transactions, the WAL, memtables, flushes, merges, recovery.
+//!
+//! Owns: every change of a file in the store's directory. Must not: be called by the reading side. Commits run on the thread
+//! of the transaction, flushes and merges on `strata-merge`.
+
+pub(crate) mod bulk;
+pub(crate) mod commit;
+pub(crate) mod install;
+pub(crate) mod mem;
+pub(crate) mod merge;
+pub(crate) mod recover;
+pub(crate) mod replay;
+pub(crate) mod retire;
+pub(crate) mod txn;
+pub(crate) mod writer;
