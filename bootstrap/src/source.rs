@@ -4,15 +4,28 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use engine_api::{Key, Value};
+use serde::{Deserialize, Serialize};
 use workload::Pairs;
 
 /// A pair and where it stands in its source: record or line number from 0.
 pub(crate) type Record = (u64, Key, Value);
+
+/// A place between two records of a source, where reading can go on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Place {
+    /// Bytes of the file before it; 0 for synthetic pairs.
+    pub(crate) bytes: u64,
+    /// Records or lines before it.
+    pub(crate) number: u64,
+}
+
+/// Takes a record and the place after it.
+pub(crate) type TakePlaced<'a> = dyn FnMut(Record, Place) -> Result<()> + 'a;
 
 /// The arguments that name a source; the same for loading and verifying.
 #[derive(clap::Args, Clone, Debug)]
@@ -33,7 +46,8 @@ pub struct SourceArgs {
 }
 
 /// How a file holds pairs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Format {
     /// 64 bytes a pair: key, then value.
     Raw,
@@ -85,19 +99,27 @@ impl Source {
 
     /// Calls `take` with every pair in the source's own order.
     pub(crate) fn for_each(&self, take: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
+        self.for_each_from(Place::default(), &mut |record, _| take(record))
+    }
+
+    /// Calls `take` with every pair after `from`, a place that an earlier call has handed out. Standard input can be
+    /// read from its start alone.
+    pub(crate) fn for_each_from(&self, from: Place, take: &mut TakePlaced<'_>) -> Result<()> {
         match self {
             Self::Synthetic { pairs, count, .. } => {
-                for index in 0..*count {
-                    take((index, pairs.key(index), pairs.value(index, 0)))?;
+                for index in from.number..*count {
+                    let after = Place { bytes: 0, number: index + 1 };
+                    take((index, pairs.key(index), pairs.value(index, 0)), after)?;
                 }
                 Ok(())
             }
             Self::File { path, format } => {
                 let named = |error: anyhow::Error| error.context(format!("in file={}", path.display()));
                 if self.is_stdin() {
-                    return read(*format, io::stdin().lock(), take).map_err(named);
+                    ensure!(from == Place::default(), "standard input can be read from its start alone");
+                    return read_from(*format, io::stdin().lock(), from, take).map_err(named);
                 }
-                let file = File::open(path).with_context(|| format!("cannot open file={}", path.display()))?;
+                let mut file = File::open(path).with_context(|| format!("cannot open file={}", path.display()))?;
                 let bytes = file.metadata().with_context(|| format!("cannot look at file={}", path.display()))?.len();
                 if *format == Format::Raw {
                     ensure!(
@@ -108,7 +130,11 @@ impl Source {
                         bytes % 64
                     );
                 }
-                read(*format, BufReader::with_capacity(1 << 20, file), take).map_err(named)
+                if from.bytes > 0 {
+                    file.seek(SeekFrom::Start(from.bytes))
+                        .with_context(|| format!("cannot seek in file={}", path.display()))?;
+                }
+                read_from(*format, BufReader::with_capacity(1 << 20, file), from, take).map_err(named)
             }
         }
     }
@@ -125,14 +151,19 @@ impl fmt::Display for Source {
 
 /// Reads pairs in `format`; errors name the byte offset or the line.
 pub fn read(format: Format, input: impl BufRead, take: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
+    read_from(format, input, Place::default(), &mut |record, _| take(record))
+}
+
+/// Reads pairs from `input`, which stands at `from`.
+fn read_from(format: Format, input: impl BufRead, from: Place, take: &mut TakePlaced<'_>) -> Result<()> {
     match format {
-        Format::Raw => read_raw(input, take),
-        Format::Csv => read_csv(input, take),
+        Format::Raw => read_raw(input, from, take),
+        Format::Csv => read_csv(input, from, take),
     }
 }
 
-fn read_raw(mut input: impl Read, take: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
-    for number in 0.. {
+fn read_raw(mut input: impl Read, from: Place, take: &mut TakePlaced<'_>) -> Result<()> {
+    for number in from.number.. {
         let mut record = [0u8; 64];
         let mut filled = 0;
         while filled < record.len() {
@@ -145,7 +176,8 @@ fn read_raw(mut input: impl Read, take: &mut dyn FnMut(Record) -> Result<()>) ->
             }
         }
         let (key, value) = record.split_at(32);
-        take((number, key.try_into()?, value.try_into()?))?;
+        let after = Place { bytes: (number + 1) * 64, number: number + 1 };
+        take((number, key.try_into()?, value.try_into()?), after)?;
     }
     Ok(())
 }
@@ -153,11 +185,12 @@ fn read_raw(mut input: impl Read, take: &mut dyn FnMut(Record) -> Result<()>) ->
 /// Longest line worth reading: two pubkeys of 44 characters, a comma, a line end, and room for blanks.
 const LINE_BYTES_MAX: u64 = 256;
 
-fn read_csv(mut input: impl BufRead, take: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
+fn read_csv(mut input: impl BufRead, from: Place, take: &mut TakePlaced<'_>) -> Result<()> {
     let mut line = Vec::new();
+    let mut offset = from.bytes;
     // Blank lines may end a file, as editors leave them. Between pairs one may stand for a pair that was lost.
     let mut blank = None;
-    for number in 0u64.. {
+    for number in from.number.. {
         line.clear();
         let at = number + 1;
         // Bounded: a file without line ends must not be read into memory.
@@ -165,6 +198,7 @@ fn read_csv(mut input: impl BufRead, take: &mut dyn FnMut(Record) -> Result<()>)
         if bytes.with_context(|| format!("cannot read: line={at}"))? == 0 {
             return Ok(());
         }
+        offset += line.len() as u64;
         ensure!(
             line.ends_with(b"\n") || (line.len() as u64) < LINE_BYTES_MAX,
             "line is too long: line={at} max_bytes={LINE_BYTES_MAX}"
@@ -181,7 +215,8 @@ fn read_csv(mut input: impl BufRead, take: &mut dyn FnMut(Record) -> Result<()>)
         let (Some(key), Some(value), None) = (columns.next(), columns.next(), columns.next()) else {
             bail!("expected two columns, KEY,VALUE in base58: line={at} text={:?}", String::from_utf8_lossy(text));
         };
-        take((number, pubkey(key, "key", at)?, pubkey(value, "value", at)?))?;
+        let after = Place { bytes: offset, number: number + 1 };
+        take((number, pubkey(key, "key", at)?, pubkey(value, "value", at)?), after)?;
     }
     Ok(())
 }
@@ -230,6 +265,38 @@ mod tests {
         fn any_bytes_are_pairs_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
             let _ = all(Format::Csv, &bytes);
             prop_assert_eq!(all(Format::Raw, &bytes).is_ok(), bytes.len() % 64 == 0);
+        }
+    }
+
+    #[test]
+    fn every_place_of_a_source_goes_on_with_the_next_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let pairs: Vec<[u8; 32]> = (1..9).map(|byte| [byte; 32]).collect();
+        let text = |key: &[u8; 32]| bs58::encode(key).into_string();
+        let csv: String = pairs.iter().map(|key| format!("{} ,{}\r\n", text(key), text(key))).collect();
+        let raw: Vec<u8> = pairs.iter().flat_map(|key| [*key, *key].concat()).collect();
+        let (csv_path, raw_path) = (dir.path().join("pairs.csv"), dir.path().join("pairs.bin"));
+        std::fs::write(&csv_path, csv + "\n").unwrap();
+        std::fs::write(&raw_path, raw).unwrap();
+        let sources = [
+            Source::File { path: csv_path, format: Format::Csv },
+            Source::File { path: raw_path, format: Format::Raw },
+            Source::Synthetic { pairs: Pairs::new(3), count: 8, seed: 3 },
+        ];
+        for source in sources {
+            let from = |place: Place| {
+                let mut out = Vec::new();
+                source.for_each_from(place, &mut |record, after| {
+                    out.push((record, after));
+                    Ok(())
+                })?;
+                anyhow::Ok(out)
+            };
+            let all = from(Place::default()).unwrap();
+            assert_eq!(all.len(), 8);
+            for (at, (_, after)) in all.iter().enumerate() {
+                assert_eq!(from(*after).unwrap(), all[at + 1..], "{source} {after:?}");
+            }
         }
     }
 
