@@ -19,7 +19,6 @@ use arc_swap::ArcSwap;
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn, scrub_by_scan};
 use parking_lot::{Condvar, Mutex};
 
-use crate::StrataOptions;
 use crate::budget::Budget;
 use crate::format::manifest::Manifest;
 use crate::format::page::RECORD_BYTES;
@@ -27,20 +26,16 @@ use crate::format::wal::Wal;
 use crate::read::lookup::Reads;
 use crate::read::read_only::ReadOnlyStorage;
 use crate::read::reader::StrataReader;
-use crate::read::segment::SEGMENT_RECORDS;
 use crate::read::visible::Visible;
 use crate::stats::Counters;
 use crate::storage::{DirStorage, Storage};
 use crate::write::merge;
 use crate::write::recover::{Recovered, recover};
 use crate::write::txn::StrataTxn;
+use crate::{Sizes, StrataOptions};
 
 /// Memtables that wait for their flush before commits have to wait: one is being written, one is next.
 pub(crate) const FROZEN_MAX: usize = 2;
-/// A segment has a record for this many bytes of memory: what is held while it is written, ten bytes a record, is then
-/// a twenty-fifth of it.
-const SEGMENT_SHARE: u64 = 256;
-const SEGMENT_RECORDS_MIN: u64 = 63 << 12;
 
 /// A strata store.
 pub struct StrataEngine {
@@ -60,9 +55,7 @@ pub(crate) struct Shared {
     pub(crate) reads: Arc<Reads>,
     /// A segment is given room for its pages while this much memory is left beside it.
     pub(crate) pages_beside_bytes: u64,
-    pub(crate) mem_records: usize,
-    /// Records of a full segment.
-    pub(crate) segment_records: u64,
+    pub(crate) sizes: Sizes,
     pub(crate) reserve_bytes: u64,
     pub(crate) work: Mutex<Work>,
     pub(crate) wake: Condvar,
@@ -111,7 +104,16 @@ impl StrataEngine {
     /// # Errors
     /// As [`StrataEngine::open`].
     pub fn open_on(storage: Arc<dyn Storage>, options: &StrataOptions) -> Result<Self> {
-        let shared = Self::recovered(storage, options)?;
+        Self::open_sized(storage, options, Sizes::of(options))
+    }
+
+    /// [`StrataEngine::open_on`] with other pieces than those that follow from the memory.
+    ///
+    /// # Errors
+    /// As [`StrataEngine::open`].
+    #[doc(hidden)]
+    pub fn open_sized(storage: Arc<dyn Storage>, options: &StrataOptions, sizes: Sizes) -> Result<Self> {
+        let shared = Self::recovered(storage, options, sizes)?;
         let merging = Arc::clone(&shared);
         let merger = std::thread::Builder::new()
             .name("strata-merge".to_owned())
@@ -126,13 +128,13 @@ impl StrataEngine {
     /// # Errors
     /// As [`StrataEngine::open`].
     pub fn open_read_only(dir: &Path, options: &StrataOptions) -> Result<Self> {
-        let shared = Self::recovered(Arc::new(ReadOnlyStorage::new(dir)), options)?;
+        let shared = Self::recovered(Arc::new(ReadOnlyStorage::new(dir)), options, Sizes::of(options))?;
         // Nobody may wait for a thread that was never started.
         shared.work.lock().ended = true;
         Ok(Self { shared, merger: None })
     }
 
-    fn recovered(storage: Arc<dyn Storage>, options: &StrataOptions) -> Result<Arc<Shared>> {
+    fn recovered(storage: Arc<dyn Storage>, options: &StrataOptions, sizes: Sizes) -> Result<Arc<Shared>> {
         let manifest = match Manifest::read(&*storage)? {
             Some(manifest) => manifest,
             None => {
@@ -141,8 +143,8 @@ impl StrataEngine {
                 manifest
             }
         };
-        let recovered = recover(&storage, options, manifest)?;
-        Ok(Arc::new(Shared::new(storage, options, recovered)))
+        let recovered = recover(&storage, options, sizes, manifest)?;
+        Ok(Arc::new(Shared::new(storage, options, sizes, recovered)))
     }
 
     /// Reads every byte of every segment of the newest version and checks it.
@@ -226,9 +228,8 @@ impl Engine for StrataEngine {
 }
 
 impl Shared {
-    fn new(storage: Arc<dyn Storage>, options: &StrataOptions, found: Recovered) -> Self {
-        let Recovered { visible, wal, batch, manifest, budget, reads, pages_beside_bytes, mem_records, next_id } =
-            found;
+    fn new(storage: Arc<dyn Storage>, options: &StrataOptions, sizes: Sizes, found: Recovered) -> Self {
+        let Recovered { visible, wal, batch, manifest, budget, reads, pages_beside_bytes, next_id } = found;
         Self {
             storage,
             visible: ArcSwap::from_pointee(visible),
@@ -239,10 +240,9 @@ impl Shared {
             budget,
             reads,
             pages_beside_bytes,
-            mem_records,
-            segment_records: (options.memory_bytes / SEGMENT_SHARE).clamp(SEGMENT_RECORDS_MIN, SEGMENT_RECORDS),
+            sizes,
             // Room for a WAL and the run that it becomes.
-            reserve_bytes: options.disk_reserve_bytes.max(3 * mem_records as u64 * RECORD_BYTES as u64),
+            reserve_bytes: options.disk_reserve_bytes.max(3 * sizes.mem_records as u64 * RECORD_BYTES as u64),
             work: Mutex::new(Work::default()),
             wake: Condvar::new(),
             done: Condvar::new(),

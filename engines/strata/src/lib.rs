@@ -58,12 +58,15 @@ mod format;
 pub mod fuzzing;
 mod memory;
 mod read;
+mod sizes;
 mod stats;
 pub mod storage;
 mod sync;
 mod write;
 
 pub use engine::StrataEngine;
+#[doc(hidden)]
+pub use sizes::Sizes;
 
 /// How strata is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

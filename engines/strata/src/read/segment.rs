@@ -20,9 +20,6 @@ use crate::read::resident::Resident;
 use crate::storage::Storage;
 use crate::write::retire::Retire;
 
-/// Most records of a segment: some 250 MiB. A merge needs the space of one group of segments on top.
-pub(crate) const SEGMENT_RECORDS: u64 = 4 << 20;
-
 /// The name of a segment's file.
 pub(crate) fn name(id: u64) -> String {
     format!("{id:012}.seg")

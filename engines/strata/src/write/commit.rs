@@ -16,9 +16,6 @@ use crate::format::wal::Wal;
 use crate::read::visible::{Frozen, Visible};
 use crate::write::mem::Mem;
 
-/// A WAL of batches that change nothing ends at this size, so that it cannot grow for ever.
-const WAL_BYTES_MAX: u64 = 256 << 20;
-
 impl Shared {
     /// The writer lock, unless writing is refused.
     pub(crate) fn writer(&self) -> Result<MutexGuard<'_, Writer>> {
@@ -72,7 +69,7 @@ impl Shared {
         synced: bool,
     ) -> Result<()> {
         let now = self.visible.load_full();
-        if now.length + ops.len() > now.active.capacity() || writer.wal.bytes() > WAL_BYTES_MAX {
+        if now.length + ops.len() > now.active.capacity() || writer.wal.bytes() > self.sizes.wal_bytes {
             self.rotate(writer, ops.len())?;
         }
         let batch = writer.batch + 1;
@@ -118,7 +115,7 @@ impl Shared {
             .map_err(|e| if e.kind() == ErrorKind::FreeSpace { e } else { self.poison(e) })?;
         let old = std::mem::replace(&mut writer.wal, wal);
         let batch = writer.batch;
-        let active = Arc::new(Mem::new(records.max(self.mem_records)));
+        let active = Arc::new(Mem::new(records.max(self.sizes.mem_records)));
         self.publish(|visible| {
             let mem = std::mem::replace(&mut visible.active, active);
             let (length, checkpoint) = (visible.length, visible.checkpoint);

@@ -248,7 +248,7 @@ fn merge_base(shared: &Shared) -> Result<()> {
         let start = base.segments().partition_point(|segment| segment.info.last < from);
         let (mut end, mut records) = (start, 0);
         while let Some(segment) = base.segments().get(end)
-            && (end == start || records + segment.info.records <= shared.segment_records)
+            && (end == start || records + segment.info.records <= shared.sizes.segment_records)
         {
             records += segment.info.records;
             end += 1;
@@ -283,7 +283,7 @@ fn replace_group(shared: &Shared, group: &Run, written: Vec<Arc<Segment>>, done:
     shared.install(&mut manifest, version, |_| (), |_| ())
 }
 
-/// Records written between two looks at the memtables: some ten milliseconds.
+/// Records written between two looks at the memtables, at most: some ten milliseconds.
 const FLUSH_CHECK_RECORDS: u64 = 1 << 16;
 
 /// Writes records as segments; the base has no tombstones. A merge names the newest run that it replaces.
@@ -305,13 +305,15 @@ fn write_into(
     segments: &mut Vec<Arc<Segment>>,
 ) -> Result<()> {
     let mut output = Output { shared, keep: true, writer: None, segments };
+    // Some looks a group, also where groups are small.
+    let check = FLUSH_CHECK_RECORDS.min((shared.sizes.segment_records / 4).max(1));
     let (mut seen, mut pace) = (0u64, Pace::new());
     while let Some((key, value)) = records.next()? {
         seen += 1;
         if let Some(newest) = merging
-            && seen.is_multiple_of(FLUSH_CHECK_RECORDS)
+            && seen.is_multiple_of(check)
         {
-            pace.keep(shared, FLUSH_CHECK_RECORDS * PAIR_BYTES)?;
+            pace.keep(shared, check * PAIR_BYTES)?;
             while flush_oldest(shared)? {
                 merge_deltas(shared, Some(newest))?;
             }
@@ -385,12 +387,12 @@ impl Output<'_> {
         let open = match &mut self.writer {
             Some(open) => open,
             None => {
-                let kept = if self.keep { self.shared.room_for_pages(self.shared.segment_records) } else { None };
+                let kept = if self.keep { self.shared.room_for_pages(self.shared.sizes.segment_records) } else { None };
                 self.writer.insert(SegmentWriter::create(&self.shared.storage, self.shared.new_id(), kept)?)
             }
         };
         open.push(key, hash(key), value)?;
-        if open.records() == self.shared.segment_records { self.finish() } else { Ok(()) }
+        if open.records() == self.shared.sizes.segment_records { self.finish() } else { Ok(()) }
     }
 
     /// Completes the segment that is open, if one is.

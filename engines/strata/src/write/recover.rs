@@ -7,9 +7,7 @@ use std::sync::Arc;
 
 use engine_api::{Error, Result};
 
-use crate::StrataOptions;
 use crate::budget::Budget;
-use crate::engine::FROZEN_MAX;
 use crate::file::{shown, sync_dir};
 use crate::format::filter::PLANES;
 use crate::format::manifest::Manifest;
@@ -19,12 +17,12 @@ use crate::read::lookup::Reads;
 use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
+use crate::sizes::mem_bytes;
 use crate::storage::Storage;
-use crate::write::mem::{ENTRY_BYTES, Mem};
+use crate::write::mem::Mem;
 use crate::write::replay::{Replay, Replayed};
+use crate::{Sizes, StrataOptions};
 
-/// The part of the memory, one in so many, for the memtables, the active one and those that are frozen.
-const MEM_SHARE: u64 = 16;
 /// The part of the index, one in so many, that is left for what merges and new deltas need on top.
 const INDEX_RESERVE: u64 = 16;
 /// The part of the memory, one in so many, that records get before the second plane does: between a sixty-fourth and a
@@ -33,9 +31,6 @@ const INDEX_RESERVE: u64 = 16;
 const CACHE_LEAST: u64 = 20;
 /// A record cache smaller than this is not worth its locks.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
-/// Pairs of a memtable: enough for a run to be worth a file, few enough to be sorted in a second.
-const MEM_RECORDS_MIN: u64 = 16 << 10;
-const MEM_RECORDS_MAX: u64 = 1 << 20;
 
 /// What was found, and what goes on from there.
 pub(crate) struct Recovered {
@@ -48,8 +43,6 @@ pub(crate) struct Recovered {
     pub(crate) reads: Arc<Reads>,
     /// A segment is given room for its pages while this much memory is left beside it.
     pub(crate) pages_beside_bytes: u64,
-    /// Pairs of a memtable.
-    pub(crate) mem_records: usize,
     pub(crate) next_id: u64,
 }
 
@@ -57,12 +50,11 @@ pub(crate) struct Recovered {
 pub(crate) fn recover(
     storage: &Arc<dyn Storage>,
     options: &StrataOptions,
+    sizes: Sizes,
     mut manifest: Manifest,
 ) -> Result<Recovered> {
-    let mem_bytes = options.memory_bytes / MEM_SHARE;
-    let per_mem = mem_bytes / ENTRY_BYTES / (FROZEN_MAX as u64 + 1);
-    let mem_records = per_mem.clamp(MEM_RECORDS_MIN, MEM_RECORDS_MAX) as usize;
-    let budget = Budget::new(options.memory_bytes.saturating_sub(mem_bytes));
+    let mem_records = sizes.mem_records;
+    let budget = Budget::new(options.memory_bytes.saturating_sub(mem_bytes(options)));
     let reads = Arc::new(Reads::default());
     let (mut version, pages_beside_bytes) = open_version(storage, &manifest, &budget, &reads)?;
     // The manifest's name may not be durable yet, and what it replaces is removed next.
@@ -81,17 +73,7 @@ pub(crate) fn recover(
         version: Arc::new(version),
         checkpoint,
     };
-    Ok(Recovered {
-        visible,
-        wal,
-        batch,
-        manifest,
-        budget,
-        reads,
-        pages_beside_bytes,
-        mem_records,
-        next_id: next_id + 1,
-    })
+    Ok(Recovered { visible, wal, batch, manifest, budget, reads, pages_beside_bytes, next_id: next_id + 1 })
 }
 
 /// Opens all runs: first what every get needs, then the other planes, then pages or single records with what is left.

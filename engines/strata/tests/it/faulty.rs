@@ -1,7 +1,8 @@
 //! A directory in memory that fails on request and crashes like a machine that loses its power.
 //!
 //! A crash keeps what was flushed. Of the writes since, each file keeps any subset, each of them torn at any 512-byte
-//! sector; of the names created, renamed and removed since the directory was flushed, any prefix has happened.
+//! sector. Of the names created, renamed and removed since the directory was flushed, any subset has happened: a file
+//! system may write a later one first. A rename is whole, and a name goes from one file to the next in their order.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -39,12 +40,15 @@ struct Content {
 }
 
 type Names = BTreeMap<String, Arc<Mutex<Content>>>;
+/// What one call made of some names, which happens as a whole: the file that each has now, if any.
+type Naming = Vec<(String, Option<Arc<Mutex<Content>>>)>;
 
 #[derive(Default)]
 struct Disk {
     names: Names,
     durable_names: Names,
-    pending_names: Vec<Names>,
+    /// Since the directory was flushed.
+    pending_names: Vec<Naming>,
     fault: Fault,
     changes: u64,
     reads: u64,
@@ -80,11 +84,24 @@ impl Disk {
         Ok(())
     }
 
-    fn rename_all(&mut self, change: impl FnOnce(&mut Names) -> io::Result<()>) -> io::Result<()> {
+    fn name(&mut self, naming: Naming) -> io::Result<()> {
         self.change()?;
-        change(&mut self.names)?;
-        self.pending_names.push(self.names.clone());
+        apply(&mut self.names, &naming);
+        self.pending_names.push(naming);
         Ok(())
+    }
+
+    fn find(&self, name: &str) -> io::Result<Arc<Mutex<Content>>> {
+        self.names.get(name).cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+fn apply(names: &mut Names, naming: &Naming) {
+    for (name, content) in naming {
+        match content {
+            Some(content) => names.insert(name.clone(), Arc::clone(content)),
+            None => names.remove(name),
+        };
     }
 }
 
@@ -105,11 +122,12 @@ impl FaultyStorage {
     pub(crate) fn after_crash(&self, seed: u64) -> Self {
         let mut rng = Rng(seed);
         let disk = self.0.lock();
-        let happened = rng.below(disk.pending_names.len() as u64 + 1) as usize;
-        let names = match happened.checked_sub(1) {
-            Some(last) => &disk.pending_names[last],
-            None => &disk.durable_names,
-        };
+        let mut names = disk.durable_names.clone();
+        // In order up to some point, and of what came after it any subset.
+        let first = rng.below(disk.pending_names.len() as u64 + 1) as usize;
+        let happened = |at: usize, rng: &mut Rng| at < first || rng.below(2) == 0;
+        let namings = disk.pending_names.iter().enumerate();
+        namings.filter(|(at, _)| happened(*at, &mut rng)).for_each(|(_, naming)| apply(&mut names, naming));
         let left: Names = names
             .iter()
             .map(|(name, content)| {
@@ -153,18 +171,15 @@ impl Storage for FaultyStorage {
         if disk.fault == Fault::NoSegments && name.ends_with(".seg") {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        disk.rename_all(|names| {
-            if names.contains_key(name) {
-                return Err(io::ErrorKind::AlreadyExists.into());
-            }
-            names.insert(name.to_owned(), Arc::clone(&content));
-            Ok(())
-        })?;
+        if disk.names.contains_key(name) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        disk.name(vec![(name.to_owned(), Some(Arc::clone(&content)))])?;
         Ok(Arc::new(FaultyFile { disk: Arc::clone(&self.0), content }))
     }
 
     fn open(&self, name: &str, _direct: bool) -> io::Result<Arc<dyn StorageFile>> {
-        let content = self.0.lock().names.get(name).cloned().ok_or(io::ErrorKind::NotFound)?;
+        let content = self.0.lock().find(name)?;
         Ok(Arc::new(FaultyFile { disk: Arc::clone(&self.0), content }))
     }
 
@@ -173,17 +188,15 @@ impl Storage for FaultyStorage {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-        self.0.lock().rename_all(|names| {
-            let content = names.remove(from).ok_or(io::ErrorKind::NotFound)?;
-            names.insert(to.to_owned(), content);
-            Ok(())
-        })
+        let mut disk = self.0.lock();
+        let content = disk.find(from)?;
+        disk.name(vec![(from.to_owned(), None), (to.to_owned(), Some(content))])
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
         let mut disk = self.0.lock();
-        let freed = disk.names.get(name).map_or(0, |content| content.lock().bytes.len() as u64);
-        disk.rename_all(|names| names.remove(name).map(drop).ok_or_else(|| io::ErrorKind::NotFound.into()))?;
+        let freed = disk.find(name)?.lock().bytes.len() as u64;
+        disk.name(vec![(name.to_owned(), None)])?;
         disk.allocated -= freed;
         Ok(())
     }
@@ -213,7 +226,7 @@ impl Storage for FaultyStorage {
     }
 
     fn share(&self, name: &str, dir: &Path) -> io::Result<()> {
-        let content = self.0.lock().names.get(name).cloned().ok_or(io::ErrorKind::NotFound)?;
+        let content = self.0.lock().find(name)?;
         let bytes = content.lock().bytes.clone();
         std::fs::write(dir.join(name), bytes)
     }

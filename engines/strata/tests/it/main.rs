@@ -5,6 +5,7 @@
 
 mod faults;
 mod faulty;
+mod groups;
 mod support;
 
 use std::fs;

@@ -93,3 +93,9 @@ pub(crate) fn assert_holds(engine: &dyn Engine, map: &Map, seq: u64, place: &str
         assert_eq!(reader.get(&key(i)).unwrap(), map.get(&key(i)).copied(), "key={i} {place}");
     }
 }
+
+/// A figure of the engine's own statistics.
+pub(crate) fn stat(engine: &dyn Engine, name: &str) -> u64 {
+    let stats = engine.stats().unwrap();
+    stats.details.iter().find(|(found, _)| *found == name).unwrap_or_else(|| panic!("no figure {name}")).1
+}

@@ -1,0 +1,142 @@
+//! Merges into a base of many segments, which replace one group of them after the other: killed or without power at
+//! every change of the disk. And what they leave on it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use engine_api::{Durability, Engine};
+use engine_strata::{Sizes, StrataEngine};
+
+use crate::faulty::{Fault, FaultyStorage};
+use crate::support::{Map, OPTIONS, apply, assert_holds, batch, stat, try_commit};
+
+/// Memtables of a few batches; the base of [`batch`]'s keys then has six segments or more, each a group by itself.
+pub(crate) const SIZES: Sizes = Sizes { mem_records: 256, segment_records: 384, wal_bytes: 64 << 10 };
+const CHANGES: u64 = 250;
+/// Batches before the merge that is cut short, and of those that it brings into the base.
+const BASE: u64 = 24;
+const DELTAS: u64 = 4;
+
+pub(crate) fn open(storage: &FaultyStorage) -> engine_api::Result<StrataEngine> {
+    StrataEngine::open_sized(Arc::new(storage.clone()), &OPTIONS, SIZES)
+}
+
+fn content(seq: u64) -> Map {
+    let mut map = Map::new();
+    (1..=seq).for_each(|seq| apply(&mut map, &batch(21, seq, CHANGES)));
+    map
+}
+
+fn commit(engine: &StrataEngine, seq: u64) {
+    try_commit(engine, &batch(21, seq, CHANGES), seq, Durability::Synced).unwrap();
+}
+
+/// A settled store of several segments, with deltas beside them that wait for a merge.
+fn before() -> FaultyStorage {
+    let storage = FaultyStorage::default();
+    let engine = open(&storage).unwrap();
+    (1..=BASE).for_each(|seq| commit(&engine, seq));
+    engine.settle().unwrap();
+    let segments = stat(&engine, "segments");
+    assert!(segments >= 6, "a base of many groups: segments={segments}");
+    (BASE + 1..=BASE + DELTAS).for_each(|seq| commit(&engine, seq));
+    Box::new(engine).close().unwrap();
+    storage.after_crash(0)
+}
+
+/// Opens and settles; where it stopped is of no interest.
+fn settle(storage: &FaultyStorage) {
+    if let Ok(engine) = open(storage) {
+        engine.settle().ok();
+    }
+}
+
+/// Everything that was committed is there, and can be merged, read and written again.
+fn assert_whole(storage: &FaultyStorage, map: &Map, place: &str) {
+    let engine = open(storage).unwrap_or_else(|error| panic!("{place}: {error}"));
+    assert_holds(&engine, map, BASE + DELTAS, place);
+    engine.settle().unwrap_or_else(|error| panic!("settling again: {place}: {error}"));
+    assert_holds(&engine, map, BASE + DELTAS, place);
+    engine.scrub().unwrap_or_else(|error| panic!("{place}: {error}"));
+}
+
+#[test]
+fn a_base_merge_of_many_groups_is_cut_anywhere_and_loses_nothing() {
+    let (before, map) = (before(), content(BASE + DELTAS));
+    let whole = before.after_crash(0);
+    whole.set(Fault::None);
+    settle(&whole);
+    let (changes, ..) = whole.counts();
+    println!("changes of the disk: {changes}");
+    assert!(changes > 60, "some groups: changes={changes}");
+    for cut_at in 1..=changes + 1 {
+        let storage = before.after_crash(0);
+        storage.set(Fault::CrashAt(cut_at));
+        settle(&storage);
+        // The power is gone: what was not flushed may be there or not, in any order.
+        for outcome in 0..4 {
+            assert_whole(
+                &storage.after_crash(cut_at * 8 + outcome),
+                &map,
+                &format!("cut_at={cut_at} outcome={outcome}"),
+            );
+        }
+        // The process is gone: what it wrote is there.
+        storage.set(Fault::None);
+        assert_whole(&storage, &map, &format!("killed cut_at={cut_at}"));
+    }
+}
+
+#[test]
+fn the_opening_after_a_kill_loses_its_power_anywhere_and_loses_nothing() {
+    let (before, map) = (before(), content(BASE + DELTAS));
+    let whole = before.after_crash(0);
+    whole.set(Fault::None);
+    settle(&whole);
+    let (changes, ..) = whole.counts();
+    for killed_at in 1..=changes + 1 {
+        let killed = || {
+            let storage = before.after_crash(0);
+            storage.set(Fault::CrashAt(killed_at));
+            settle(&storage);
+            storage
+        };
+        let storage = killed();
+        storage.set(Fault::None);
+        drop(open(&storage).unwrap());
+        let (opening, ..) = storage.counts();
+        // Every place of the first kills, later some: the opening does the same again and again.
+        for cut_at in (1..=opening + 1).step_by(if killed_at < 20 { 1 } else { 4 }) {
+            // Names that the process gave and did not flush are there for the opening, and not yet durable.
+            let storage = killed();
+            storage.set(Fault::CrashAt(cut_at));
+            drop(open(&storage));
+            for outcome in 0..2 {
+                let place = format!("killed_at={killed_at} cut_at={cut_at} outcome={outcome}");
+                let left = storage.after_crash(cut_at * 8 + outcome);
+                let engine = open(&left).unwrap_or_else(|error| panic!("{place}: {error}"));
+                assert_holds(&engine, &map, BASE + DELTAS, &place);
+            }
+        }
+    }
+}
+
+#[test]
+fn files_that_a_merge_has_replaced_are_removed_while_the_store_is_open() {
+    let storage = FaultyStorage::default();
+    let engine = open(&storage).unwrap();
+    for seq in 1..=3 * BASE {
+        commit(&engine, seq);
+        if seq % BASE == 0 {
+            engine.settle().unwrap();
+        }
+    }
+    let named = stat(&engine, "segments");
+    let until = Instant::now() + Duration::from_secs(60);
+    let files = || storage.names().iter().filter(|name| name.ends_with(".seg")).count() as u64;
+    while files() != named {
+        assert!(Instant::now() < until, "files={} of which {named} are the store's", files());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_holds(&engine, &content(3 * BASE), 3 * BASE, "settled");
+}
