@@ -1,0 +1,159 @@
+//! Settings become a configuration: defaults are filled in and every value is checked.
+//!
+//! Owns: defaults and bounds. Must not: open anything but the system's list of groups and the store's marker. Runs on `main`.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use bytesize::ByteSize;
+use engines::EngineArgs;
+
+use super::{Config, DurabilityArg, LogFormat, Settings, SocketGroup, SocketMode};
+use crate::feed::FRAME_CHANGES_MAX;
+use crate::ingest::extract::Extract;
+use crate::ingest::follow::Follow;
+use crate::ingest::provider;
+use crate::ingest::subscribe::Commitment;
+use crate::net::limit::ConnectionLimits;
+use crate::readiness::Limits;
+use crate::store;
+
+/// Heartbeats more often than this would be load without news.
+const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
+
+impl Settings {
+    /// Fills in the defaults, those that the store's directory keeps among them, and checks.
+    ///
+    /// # Errors
+    /// The directory or the stream is missing; a value is out of its bounds; two do not fit together.
+    pub fn resolve(self) -> Result<Config> {
+        let Some(dir) = self.dir else { bail!("no store: give --dir DIR, or dir = \"DIR\" in the file") };
+        let engine = EngineArgs {
+            engine: self.engine,
+            bloom: self.bloom,
+            profile: self.profile.unwrap_or_default(),
+            memory: self.memory,
+            lmdb_map_size: self.lmdb_map_size,
+        };
+        let engine = engines::options_for(&dir, &engine)?;
+        let kept_extract = if self.extract.is_none() { store::extract_of(&dir)? } else { None };
+        let Some(geyser) = self.geyser else {
+            bail!("no stream: give --geyser URL, or geyser = \"URL\" in the file");
+        };
+        let limits = Limits::default();
+        let max_connections = self.max_connections.unwrap_or(1024);
+        let config = Config {
+            engine,
+            dir,
+            create_empty: self.create_empty.unwrap_or(false),
+            cluster: self.cluster,
+            geyser,
+            x_token_file: self.x_token_file,
+            x_token_header: self.x_token_header.unwrap_or_else(|| "x-token".to_owned()),
+            geyser_ca: self.geyser_ca,
+            geyser_cert: self.geyser_cert,
+            geyser_key: self.geyser_key,
+            geyser_compression: self.geyser_compression.unwrap_or_default(),
+            extract: self.extract.or(kept_extract).unwrap_or(Extract::AccountOwner),
+            follow: self.follow.unwrap_or_default(),
+            commitment: self.commitment.unwrap_or(Commitment::Confirmed),
+            processed: self.processed.unwrap_or(false),
+            commit_every: self.commit_every,
+            commit_interval: self.commit_interval.unwrap_or(Duration::from_secs(1)),
+            durability: self.durability.unwrap_or(DurabilityArg::Synced),
+            idle_timeout: self.idle_timeout.unwrap_or(Duration::from_secs(30)),
+            gap_timeout: self.gap_timeout.unwrap_or(Duration::from_secs(60)),
+            max_lag_ms: self.max_lag_ms.unwrap_or(limits.max_lag.as_millis() as u64),
+            max_lag_slots: self.max_lag_slots.unwrap_or(limits.max_lag_slots),
+            listen: self.listen.unwrap_or_else(|| "127.0.0.1:7400".to_owned()),
+            uds: self.uds,
+            uds_mode: self.uds_mode.unwrap_or(SocketMode::OWNER_AND_GROUP),
+            uds_group: SocketGroup::resolve("uds_group", self.uds_group)?,
+            feed: self.feed.unwrap_or(true),
+            feed_retention_bytes: self.feed_retention_bytes.unwrap_or(ByteSize::gib(1)),
+            feed_retention_time: self.feed_retention_time.unwrap_or(Duration::from_secs(24 * 3600)),
+            feed_subscribers: self.feed_subscribers.unwrap_or(64),
+            feed_heartbeat: self.feed_heartbeat.unwrap_or(Duration::from_secs(1)),
+            feed_stall_timeout: self.feed_stall_timeout.unwrap_or(Duration::from_secs(30)),
+            shm: self.shm,
+            shm_mode: self.shm_mode.unwrap_or(SocketMode::OWNER),
+            shm_group: SocketGroup::resolve("shm_group", self.shm_group)?,
+            metrics: self.metrics.unwrap_or_else(|| "127.0.0.1:7401".to_owned()),
+            metrics_hosts: self.metrics_hosts.unwrap_or_default(),
+            tls_cert: self.tls_cert,
+            tls_key: self.tls_key,
+            tls_client_ca: self.tls_client_ca,
+            bearer_token_file: self.bearer_token_file,
+            insecure: self.insecure.unwrap_or(false),
+            max_connections,
+            max_connections_per_address: self
+                .max_connections_per_address
+                .unwrap_or(ConnectionLimits::default_per_source(max_connections)),
+            idle_connection_timeout: self.idle_connection_timeout.unwrap_or(Duration::from_secs(600)),
+            request_timeout: self.request_timeout.unwrap_or(Duration::from_secs(10)),
+            slow_request: self.slow_request.unwrap_or(Duration::from_millis(10)),
+            lookup_threads: self.lookup_threads.unwrap_or(2),
+            log_format: self.log_format.unwrap_or(LogFormat::Text),
+            shutdown_timeout: self.shutdown_timeout.unwrap_or(Duration::from_secs(10)),
+        };
+        config.check_stream()?;
+        config.check_following()?;
+        config.check_bounds()?;
+        Ok(config)
+    }
+}
+
+impl Config {
+    fn check_stream(&self) -> Result<()> {
+        let (https, shown) = (self.geyser.starts_with("https://"), provider::shown(&self.geyser));
+        ensure!(
+            https || self.geyser.starts_with("http://"),
+            "not a URL of a Yellowstone server: geyser={shown:?} expected=http://HOST:PORT or https://HOST:PORT"
+        );
+        provider::check_header(&self.x_token_header)?;
+        ensure!(
+            self.geyser_cert.is_some() == self.geyser_key.is_some(),
+            "geyser_cert and geyser_key go together: give both, or none"
+        );
+        ensure!(
+            https || self.geyser_ca.is_none() && self.geyser_cert.is_none(),
+            "geyser_ca and geyser_cert need a URL with https://: geyser={shown:?}"
+        );
+        Ok(())
+    }
+
+    fn check_following(&self) -> Result<()> {
+        ensure!(
+            !self.processed || self.commitment == Commitment::Confirmed,
+            "processed = true needs commitment = \"confirmed\": processed slots stand on confirmed ones"
+        );
+        ensure!(
+            self.follow == Follow::Exact || self.extract != Extract::AccountOwner,
+            "follow = \"wallets\" and \"closed\" are for extract = \"token-owner\" and \"token-mint\"; account-owner takes \
+             every account: leave follow out"
+        );
+        Ok(())
+    }
+
+    fn check_bounds(&self) -> Result<()> {
+        let most = FRAME_CHANGES_MAX as u32;
+        if let Some(changes) = self.commit_every {
+            ensure!((1..=most).contains(&changes), "commit_every={changes}: give 1 to {most}");
+        }
+        let heartbeat = self.feed_heartbeat;
+        ensure!(heartbeat >= HEARTBEAT_MIN, "feed_heartbeat={heartbeat:?}: give {HEARTBEAT_MIN:?} or more");
+        let threads = self.lookup_threads;
+        ensure!((1..=256).contains(&threads), "lookup_threads={threads}: give 1 to 256");
+        let connections = self.max_connections;
+        ensure!((1..=65_536).contains(&connections), "max_connections={connections}: give 1 to 65536");
+        let per_address = self.max_connections_per_address;
+        ensure!(
+            (1..=connections).contains(&per_address),
+            "max_connections_per_address={per_address}: give 1 to max_connections={connections}"
+        );
+        ensure!(!self.request_timeout.is_zero(), "request_timeout=0s: give more, such as 10s");
+        ensure!(self.max_lag_ms > 0, "max_lag_ms=0: give more, such as 10000");
+        ensure!(self.max_lag_slots > 0, "max_lag_slots=0: give more, such as 150");
+        Ok(())
+    }
+}

@@ -1,0 +1,241 @@
+//! The settings: every name that the file and the flags know, with its help.
+//!
+//! Owns: names and help. Must not: hold a default or check a value; `resolve` does. Runs on `main`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use engines::{EngineKind, Profile};
+use serde::{Deserialize, Serialize};
+
+use super::SocketMode;
+use crate::ingest::extract::Extract;
+use crate::ingest::follow::Follow;
+use crate::ingest::provider::Compression;
+use crate::ingest::subscribe::Commitment;
+
+/// What can be said, in the file or by flags. Nothing said is `None`.
+#[derive(clap::Args, Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Storage engine: rocksdb, lmdb, redb or strata [default: the store's own; for an empty store strata]
+    #[arg(long, value_enum)]
+    pub engine: Option<EngineKind>,
+    /// Bits per key of RocksDB's Bloom filter; without it the store keeps what it was made with
+    #[arg(long, value_name = "BITS")]
+    pub bloom: Option<u32>,
+    /// RocksDB's settings: vanilla or tuned [default: vanilla]
+    #[arg(long, value_enum)]
+    pub profile: Option<Profile>,
+    /// Memory for the engine, such as 4GiB [default: of the cgroup's limit or the machine's memory five eighths for
+    /// strata, a quarter for rocksdb and redb; lmdb takes none]
+    #[arg(long, value_name = "BYTES")]
+    pub memory: Option<ByteSize>,
+    /// Fixed size of LMDB's map [default: 1 TiB of address space, growing]
+    #[arg(long, value_name = "BYTES")]
+    pub lmdb_map_size: Option<ByteSize>,
+    /// Directory of the store, which bootstrap has made
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Where there is no store, make an empty one: for a stream that brings every key [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub create_empty: Option<bool>,
+    /// Your name for the chain, such as mainnet: the store keeps it, and another name is refused
+    #[arg(long, value_name = "NAME")]
+    pub cluster: Option<String>,
+    /// URL of the Yellowstone gRPC server
+    #[arg(long, value_name = "URL")]
+    pub geyser: Option<String>,
+    /// File whose first line is the server's token [default: the systemd credential x-token, if there is one]
+    #[arg(long, value_name = "FILE")]
+    pub x_token_file: Option<PathBuf>,
+    /// Name of the header that the token is sent in, such as authorization [default: x-token]
+    #[arg(long, value_name = "NAME")]
+    pub x_token_header: Option<String>,
+    /// Who may sign the server's certificate, PEM [default: the systemd credential geyser-ca, or who the machine trusts]
+    #[arg(long, value_name = "FILE")]
+    pub geyser_ca: Option<PathBuf>,
+    /// Certificate shown to the stream's server, PEM [default: the systemd credential geyser-cert, if there is one]
+    #[arg(long, value_name = "FILE")]
+    pub geyser_cert: Option<PathBuf>,
+    /// The certificate's private key, PEM [default: the systemd credential geyser-key]
+    #[arg(long, value_name = "FILE")]
+    pub geyser_key: Option<PathBuf>,
+    /// Requests to the stream's server: none, gzip or zstd; answers may come in each of these [default: none]
+    #[arg(long, value_enum)]
+    pub geyser_compression: Option<Compression>,
+    /// What becomes of an account: its owner program, or a token account's owner or mint; a store keeps the first that it
+    /// is told, and another is refused [default: the store's own; for one that does not say account-owner]
+    #[arg(long, value_enum)]
+    pub extract: Option<Extract>,
+    /// Which accounts a token extraction is sent, which decides what it can miss [default: exact]
+    ///
+    /// A server sends the last write of an account in a slot, and only if the account then matches a filter of the
+    /// subscription. "exact" asks for every account, 17 thousand updates a second on mainnet, and misses nothing.
+    /// "wallets" asks for token accounts and System accounts without data; it misses a token account that moves to
+    /// another program than System, or becomes a mint, a multisig or uninitialised. "closed" asks for token accounts
+    /// and accounts without lamports; it also misses one that is closed and funded again in the same slot, or moves to
+    /// System with lamports. What is missed keeps its old value in the map for ever. Some servers allow no
+    /// subscription to all accounts (`any`), or few slices.
+    #[arg(long, value_enum)]
+    pub follow: Option<Follow>,
+    /// When a slot is taken in: confirmed or finalized [default: confirmed]
+    #[arg(long, value_enum)]
+    pub commitment: Option<Commitment>,
+    /// Follow processed slots too, for lookups at processed: a second subscription, kept in memory [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub processed: Option<bool>,
+    /// While catching up, commit at the end of the slot that brings the batch to this many changes, 1 to 1048576
+    /// [default: up to 65536, as memory allows]
+    #[arg(long, value_name = "N")]
+    pub commit_every: Option<u32>,
+    /// While catching up slots share a commit, for at most this long [default: 1s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub commit_interval: Option<Duration>,
+    /// What a commit survives: synced (power loss) or buffered (a killed process) [default: synced]
+    #[arg(long, value_enum)]
+    pub durability: Option<DurabilityArg>,
+    /// Without news of any slot for this long the connection to the stream is made anew [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub idle_timeout: Option<Duration>,
+    /// How long a slot waits for its parent before the parent counts as missing, a gap [default: 60s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub gap_timeout: Option<Duration>,
+    /// Not ready once the newest applied slot is older than this, in milliseconds [default: 10000]
+    #[arg(long, value_name = "MS")]
+    pub max_lag_ms: Option<u64>,
+    /// Not ready once the newest slot heard of is this many slots ahead of the newest applied [default: 150]
+    #[arg(long, value_name = "N")]
+    pub max_lag_slots: Option<u64>,
+    /// gRPC lookups on TCP [default: 127.0.0.1:7400]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub listen: Option<String>,
+    /// gRPC lookups on a Unix socket as well
+    #[arg(long, value_name = "PATH")]
+    pub uds: Option<PathBuf>,
+    /// Permissions of the Unix socket, which alone decide who may use it [default: 0660]
+    #[arg(long, value_name = "OCTAL")]
+    pub uds_mode: Option<SocketMode>,
+    /// Group of the Unix socket, by name or number [default: the service's own]
+    #[arg(long, value_name = "GROUP")]
+    pub uds_group: Option<String>,
+    /// Lookups and the feed over shared memory as well: the Unix socket where clients are handed theirs
+    #[arg(long, value_name = "PATH")]
+    pub shm: Option<PathBuf>,
+    /// Permissions of the shared-memory socket, which alone decide who may use it [default: 0600]
+    #[arg(long, value_name = "OCTAL")]
+    pub shm_mode: Option<SocketMode>,
+    /// Group of the shared-memory socket, by name or number; let it in with a mode of 0660 [default: the service's own]
+    #[arg(long, value_name = "GROUP")]
+    pub shm_group: Option<String>,
+    /// Keep every committed change for subscribers to follow: true or false [default: true]
+    #[arg(long, value_name = "BOOL")]
+    pub feed: Option<bool>,
+    /// Changes kept for subscribers that come back, in bytes of disk at 112 a change [default: 1GiB]
+    #[arg(long, value_name = "BYTES")]
+    pub feed_retention_bytes: Option<ByteSize>,
+    /// Changes kept for subscribers that come back, by age [default: 1day]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub feed_retention_time: Option<Duration>,
+    /// Subscribers of the feed at a time [default: 64]
+    #[arg(long, value_name = "N")]
+    pub feed_subscribers: Option<u32>,
+    /// A subscriber that is sent nothing else for this long is sent a heartbeat [default: 1s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub feed_heartbeat: Option<Duration>,
+    /// A subscriber that reads nothing for this long is cut off [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub feed_stall_timeout: Option<Duration>,
+    /// HTTP for the dashboard, metrics, health and histograms [default: 127.0.0.1:7401]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub metrics: Option<String>,
+    /// Names that HTTP answers to, separated by commas; IP addresses, localhost and the machine's own name always are
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub metrics_hosts: Option<Vec<String>>,
+    /// TLS for gRPC on TCP: the certificate, PEM [default: the systemd credential tls-cert, if there is one]
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's private key, PEM [default: the systemd credential tls-key]
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Clients must present a certificate signed by one of these, PEM [default: the systemd credential tls-client-ca]
+    #[arg(long, value_name = "FILE")]
+    pub tls_client_ca: Option<PathBuf>,
+    /// Clients on TCP must send one of these tokens, one a line [default: the systemd credential bearer-tokens]
+    #[arg(long, value_name = "FILE")]
+    pub bearer_token_file: Option<PathBuf>,
+    /// Listen on addresses that other machines reach without encryption [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub insecure: Option<bool>,
+    /// gRPC connections at once, on TCP and the Unix socket together [default: 1024]
+    #[arg(long, value_name = "N")]
+    pub max_connections: Option<u32>,
+    /// gRPC connections of one address (IPv6: of one /64; Unix socket: of one user) [default: a quarter of max_connections]
+    #[arg(long, value_name = "N")]
+    pub max_connections_per_address: Option<u32>,
+    /// A connection on which nothing is asked nor under way for this long is closed; 0s is never [default: 10m]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub idle_connection_timeout: Option<Duration>,
+    /// A request that is not answered for this long is given up; streams may last [default: 10s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub request_timeout: Option<Duration>,
+    /// A lookup that takes this long is logged with its cause, without its keys; 0s is never [default: 10ms]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub slow_request: Option<Duration>,
+    /// Threads that read the engine for lookups [default: 2]
+    #[arg(long, value_name = "N")]
+    pub lookup_threads: Option<u32>,
+    /// Log as text or json [default: text]
+    #[arg(long, value_enum)]
+    pub log_format: Option<LogFormat>,
+    /// Time for a clean stop after SIGTERM [default: 10s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[serde(with = "humantime_serde")]
+    pub shutdown_timeout: Option<Duration>,
+}
+
+/// `Durability` as it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DurabilityArg {
+    /// Survives a killed process.
+    Buffered,
+    /// Survives power loss.
+    Synced,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines.
+    Json,
+}
+
+impl Settings {
+    /// These settings, and those of `file` where these say nothing.
+    pub fn or(self, file: Self) -> Self {
+        macro_rules! pick {
+            ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
+        }
+        pick!(engine bloom profile memory lmdb_map_size dir create_empty cluster geyser x_token_file x_token_header geyser_ca geyser_cert geyser_key geyser_compression extract follow commitment processed
+            commit_every commit_interval durability idle_timeout gap_timeout max_lag_ms max_lag_slots listen uds uds_mode
+            uds_group shm shm_mode shm_group feed
+            feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout
+            metrics metrics_hosts tls_cert tls_key tls_client_ca bearer_token_file insecure max_connections
+            max_connections_per_address idle_connection_timeout request_timeout slow_request lookup_threads
+            log_format shutdown_timeout)
+    }
+}
