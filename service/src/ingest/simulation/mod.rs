@@ -9,6 +9,7 @@
 mod chain;
 mod messages;
 mod oracle;
+mod script;
 mod server;
 mod store;
 

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures::channel::mpsc;
-use futures::{Stream, StreamExt as _, stream};
+use futures::Stream;
 use loadgen::stream::filter::Filter;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::Instant;
 use tonic::Status;
 use workload::Rng;
 use yellowstone_grpc_client::GeyserGrpcClientError;
@@ -21,6 +21,7 @@ use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpda
 
 use super::chain::{Block, Chain, Slot};
 use super::messages;
+use super::script::{End, Pings, Script, play};
 use crate::ingest::connect::Ended;
 use crate::ingest::follow::Selection;
 use crate::ingest::subscribe::Commitment;
@@ -28,8 +29,6 @@ use crate::ingest::upstream::{Client, Upstream};
 
 /// From one slot to the next.
 const SLOT_TIME: Duration = Duration::from_millis(400);
-/// How often an idle connection is pinged.
-const PING_EVERY: Duration = Duration::from_secs(3);
 
 /// The server, and what it remembers of its connections.
 #[derive(Clone)]
@@ -179,7 +178,7 @@ pub(super) struct Connection {
     connection: u64,
 }
 
-type Item = Result<SubscribeUpdate, Status>;
+pub(super) type Item = Result<SubscribeUpdate, Status>;
 
 impl Client for Connection {
     type Requests = mpsc::Sender<SubscribeRequest>;
@@ -238,68 +237,8 @@ impl Client for Connection {
         let script = world.script(self.fault, self.connection, from_slot, &filter)?;
         drop(world);
         let (requests, received) = mpsc::channel(64);
-        Ok((requests, play(script, Pings { received, sent: 0, answered: 0 })))
+        Ok((requests, play(script, Pings::new(received))))
     }
-}
-
-/// What one subscription brings.
-struct Script {
-    items: VecDeque<(Instant, Item)>,
-    end: End,
-}
-
-enum End {
-    /// The connection stays, with pings.
-    Open,
-    Silent,
-    Closed,
-    Status(Status),
-}
-
-/// A server drops whoever leaves its pings unanswered.
-struct Pings {
-    received: mpsc::Receiver<SubscribeRequest>,
-    sent: u64,
-    answered: u64,
-}
-
-impl Pings {
-    fn look_at(&mut self, item: &Item) {
-        while let Ok(request) = self.received.try_recv() {
-            assert!(request.ping.is_some(), "only pings follow a subscription");
-            self.answered += 1;
-        }
-        assert_eq!(self.answered, self.sent, "a ping was not answered");
-        if let Ok(SubscribeUpdate { update_oneof: Some(UpdateOneof::Ping(_)), .. }) = item {
-            self.sent += 1;
-        }
-    }
-}
-
-fn play(script: Script, pings: Pings) -> <Connection as Client>::Updates {
-    let next = async |(mut script, mut pings): (Script, Pings)| {
-        let item = match script.items.pop_front() {
-            Some((at, item)) => {
-                if at > Instant::now() {
-                    sleep_until(at).await;
-                }
-                item
-            }
-            None => match std::mem::replace(&mut script.end, End::Closed) {
-                End::Closed => return None,
-                End::Silent => std::future::pending().await,
-                End::Status(status) => Err(status),
-                End::Open => {
-                    script.end = End::Open;
-                    sleep(PING_EVERY).await;
-                    Ok(messages::ping())
-                }
-            },
-        };
-        pings.look_at(&item);
-        Some((item, (script, pings)))
-    };
-    stream::unfold((script, pings), next).boxed()
 }
 
 impl World {

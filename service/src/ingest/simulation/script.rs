@@ -1,0 +1,85 @@
+//! One subscription of the simulated server: its messages, each at its time, and the end of the connection.
+//!
+//! Owns: when a message goes out, and whether pings were answered. Must not: decide what the messages are.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use futures::channel::mpsc;
+use futures::{StreamExt as _, stream};
+use tokio::time::{Instant, sleep, sleep_until};
+use tonic::Status;
+use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
+use yellowstone_grpc_proto::geyser::{SubscribeRequest, SubscribeUpdate};
+
+use super::messages;
+use super::server::{Connection, Item};
+use crate::ingest::upstream::Client;
+
+/// How often an idle connection is pinged.
+const PING_EVERY: Duration = Duration::from_secs(3);
+
+/// What one subscription brings.
+pub(super) struct Script {
+    pub(super) items: VecDeque<(Instant, Item)>,
+    pub(super) end: End,
+}
+
+pub(super) enum End {
+    /// The connection stays, with pings.
+    Open,
+    Silent,
+    Closed,
+    Status(Status),
+}
+
+/// A server drops whoever leaves its pings unanswered.
+pub(super) struct Pings {
+    received: mpsc::Receiver<SubscribeRequest>,
+    sent: u64,
+    answered: u64,
+}
+
+impl Pings {
+    pub(super) fn new(received: mpsc::Receiver<SubscribeRequest>) -> Self {
+        Self { received, sent: 0, answered: 0 }
+    }
+
+    fn look_at(&mut self, item: &Item) {
+        while let Ok(request) = self.received.try_recv() {
+            assert!(request.ping.is_some(), "only pings follow a subscription");
+            self.answered += 1;
+        }
+        assert_eq!(self.answered, self.sent, "a ping was not answered");
+        if let Ok(SubscribeUpdate { update_oneof: Some(UpdateOneof::Ping(_)), .. }) = item {
+            self.sent += 1;
+        }
+    }
+}
+
+/// Plays `script`: each item at its time.
+pub(super) fn play(script: Script, pings: Pings) -> <Connection as Client>::Updates {
+    let next = async |(mut script, mut pings): (Script, Pings)| {
+        let item = match script.items.pop_front() {
+            Some((at, item)) => {
+                if at > Instant::now() {
+                    sleep_until(at).await;
+                }
+                item
+            }
+            None => match std::mem::replace(&mut script.end, End::Closed) {
+                End::Closed => return None,
+                End::Silent => std::future::pending().await,
+                End::Status(status) => Err(status),
+                End::Open => {
+                    script.end = End::Open;
+                    sleep(PING_EVERY).await;
+                    Ok(messages::ping())
+                }
+            },
+        };
+        pings.look_at(&item);
+        Some((item, (script, pings)))
+    };
+    stream::unfold((script, pings), next).boxed()
+}
