@@ -9,8 +9,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use futures::channel::mpsc;
 use futures::Stream;
+use futures::channel::mpsc;
 use loadgen::stream::filter::Filter;
 use tokio::time::Instant;
 use tonic::Status;
