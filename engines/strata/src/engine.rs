@@ -22,6 +22,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::budget::Budget;
 use crate::format::manifest::Manifest;
 use crate::format::page::RECORD_BYTES;
+use crate::format::secret::{Seed, WalKey};
 use crate::format::wal::Wal;
 use crate::read::lookup::Reads;
 use crate::read::read_only::ReadOnlyStorage;
@@ -138,7 +139,8 @@ impl StrataEngine {
         let manifest = match Manifest::read(&*storage)? {
             Some(manifest) => manifest,
             None => {
-                let manifest = Manifest { next_id: 1, runs: vec![Vec::new()], ..Manifest::default() };
+                let (seed, wal_key) = (Seed::random()?, WalKey::random()?);
+                let manifest = Manifest { seed, wal_key, next_id: 1, runs: vec![Vec::new()], ..Manifest::default() };
                 manifest.write(&*storage)?;
                 manifest
             }

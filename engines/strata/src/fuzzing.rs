@@ -8,14 +8,17 @@ use std::io;
 use engine_api::{Checkpoint, ErrorKind, Key};
 
 use crate::format::filter::plane_bytes;
-use crate::format::footer::{Footer, Section, SegmentInfo};
+use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
 use crate::format::manifest::Manifest;
 use crate::format::page::{PAGE_RECORDS_MAX, Page, PageBuilder, PageBytes};
+use crate::format::secret::{SALT_BYTES, Salt};
 use crate::format::wal::{self, HEADER_BYTES, Position, replay_file};
 use crate::storage::StorageFile;
 
 /// The number of the segment, of the WAL file and of its first batch.
 const NUMBER: u64 = 1;
+/// The salt of the WAL file.
+const SALT: Salt = [0xa5; SALT_BYTES];
 
 /// Gives `check` the bytes, the bytes with right checksums, and `sample` changed by them with right checksums: three
 /// bytes are an offset and what stands there. Nobody would guess a magic number and a length behind it.
@@ -97,7 +100,8 @@ pub fn footer(bytes: &[u8]) {
     let info = segment(NUMBER, 1, 9);
     let section = |at: u64, bytes: usize| Section { offset: at << 12, bytes: bytes as u64, crc: 7 };
     let planes = std::array::from_fn(|n| section(8 + n as u64, plane_bytes(n, info.records)));
-    let sample = Footer { info, pages: 8, planes, directory: section(16, 64) }.encode().to_vec();
+    let sample =
+        Footer { info, pages: 8, planes, directory: section(11, 64), origin: Origin::default() }.encode().to_vec();
     each(&whole_page(bytes), sample, seal, |bytes| {
         let Ok(footer) = Footer::decode(&whole_page(bytes)) else { return };
         assert_eq!(Footer::decode(&footer.encode()), Ok(footer.clone()), "another footer");
@@ -112,13 +116,13 @@ pub fn wal(bytes: &[u8]) {
     for count in 0..3 {
         let ops: Vec<_> = (0..count).map(|n| (key(n), (n != 1).then_some(key(n)))).collect();
         let mut record = Vec::new();
-        wal::encode(&mut record, (NUMBER, NUMBER + u64::from(count), NUMBER), &Checkpoint::default(), &ops);
+        wal::encode(&mut record, (&SALT, NUMBER), (NUMBER + u64::from(count), NUMBER), &Checkpoint::default(), &ops);
         sample.extend(record);
     }
     each(bytes, sample, seal_records, |bytes| {
         let mut expected = NUMBER;
         let from = Position { next: NUMBER, end: None };
-        let end = replay_file(&Bytes(bytes), "fuzzed", NUMBER, from, |number, _| {
+        let end = replay_file(&Bytes(bytes), "fuzzed", (&SALT, NUMBER), from, |number, _| {
             assert_eq!(number, expected);
             expected += 1;
             Ok(())
@@ -136,8 +140,9 @@ fn seal_records(mut bytes: &mut [u8]) {
     while bytes.len() >= HEADER_BYTES {
         let body = u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i])) as usize;
         let Some((record, rest)) = bytes.split_at_mut_checked(HEADER_BYTES + body) else { return };
-        record[8..16].copy_from_slice(&NUMBER.to_le_bytes());
-        record[16..24].copy_from_slice(&number.to_le_bytes());
+        record[8..24].copy_from_slice(&SALT);
+        record[24..32].copy_from_slice(&NUMBER.to_le_bytes());
+        record[32..40].copy_from_slice(&number.to_le_bytes());
         seal(record);
         number += 1;
         bytes = rest;

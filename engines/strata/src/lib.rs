@@ -35,6 +35,9 @@
 //! `Buffered` writes the WAL and does not flush it; `Synced` adds one `fdatasync`. Recovery replays the WAL up to the
 //! first record that is not whole. Where that record was durable once, opening fails and names the place.
 //!
+//! Who chooses keys, values and their order can neither forge a record of the WAL nor make keys collide: both depend on
+//! secrets of the store (FORMAT.md, "Secrets").
+//!
 //! # How it is tested
 //!
 //! Beside the conformance suite: power loss at every change of a simulated device, failed reads, flushes and allocations

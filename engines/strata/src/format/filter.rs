@@ -4,8 +4,6 @@
 //! Owns: the bytes of a plane (FORMAT.md, "Filter plane"). Must not: do I/O.
 
 use crate::memory;
-use engine_api::Key;
-use xxhash_rust::xxh3::xxh3_64;
 
 /// Planes of a segment.
 pub(crate) const PLANES: usize = 3;
@@ -22,11 +20,6 @@ const BLOCK_BYTES: usize = 64;
 /// Absent keys that the first `loaded` planes let through, of a million.
 pub(crate) fn errors_per_million(loaded: usize) -> u64 {
     ERRORS_PER_MILLION.iter().take(loaded).fold(1_000_000, |through, errors| through * errors / 1_000_000)
-}
-
-/// The hash of a key, from which every filter and memtable takes its own.
-pub(crate) fn hash(key: &Key) -> u64 {
-    xxh3_64(key)
 }
 
 /// Bytes of plane `plane` for this many keys.
@@ -78,6 +71,7 @@ fn mix(x: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::secret::Seed;
 
     #[test]
     fn nothing_inserted_is_missed_and_errors_multiply() {
@@ -85,7 +79,7 @@ mod tests {
         let hash_of = |n: u64| {
             let mut key = [0; 32];
             key[..8].copy_from_slice(&n.to_be_bytes());
-            hash(&key)
+            Seed::fixed().hash(&key)
         };
         let mut planes: [Vec<u8>; PLANES] = std::array::from_fn(|n| vec![0; plane_bytes(n, keys)]);
         for (n, plane) in planes.iter_mut().enumerate() {

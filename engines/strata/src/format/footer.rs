@@ -4,15 +4,16 @@
 
 use std::mem::offset_of;
 
-use engine_api::Key;
+use engine_api::{Checkpoint, Key};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::format::filter::{PLANES, plane_bytes};
 use crate::format::page::{PAGE_BYTES, PAGE_RECORDS_MAX, PageBytes};
+use crate::format::secret::{SEED_BYTES, Seed};
 
 /// The format written, and the only one read: an older one was never released.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 const MAGIC: [u8; 8] = *b"stratasg";
 
 /// What a manifest says of a segment.
@@ -34,6 +35,19 @@ pub(crate) struct Section {
     pub(crate) crc: u32,
 }
 
+/// Where a segment's records come from: what a manifest that is lost is made again from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// The store's.
+    pub(crate) seed: Seed,
+    /// The newest batch that may have a record here.
+    pub(crate) batch: u64,
+    /// Whether it was written for the base.
+    pub(crate) base: bool,
+    /// That of the batch, or of the load.
+    pub(crate) checkpoint: Checkpoint,
+}
+
 /// A footer's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Footer {
@@ -41,6 +55,7 @@ pub(crate) struct Footer {
     pub(crate) pages: u32,
     pub(crate) planes: [Section; PLANES],
     pub(crate) directory: Section,
+    pub(crate) origin: Origin,
 }
 
 /// What is wrong with a footer.
@@ -75,15 +90,22 @@ struct RawFooter {
     last: Key,
     /// The filter planes, then the directory.
     sections: [RawSection; PLANES + 1],
+    seed: [u8; SEED_BYTES],
+    batch: U64,
+    /// 1 where it was written for the base.
+    base: U32,
+    /// Bytes of the checkpoint, which stands behind this.
+    checkpoint_bytes: U32,
 }
 
 const _: () = {
-    assert!(size_of::<RawSection>() == 24 && size_of::<RawFooter>() == 208);
+    assert!(size_of::<RawSection>() == 24 && size_of::<RawFooter>() == 304);
     assert!(
         offset_of!(RawFooter, version) == 4 && offset_of!(RawFooter, magic) == 8 && offset_of!(RawFooter, id) == 16
     );
     assert!(offset_of!(RawFooter, pages) == 40 && offset_of!(RawFooter, first) == 48);
-    assert!(offset_of!(RawFooter, sections) == 112);
+    assert!(offset_of!(RawFooter, sections) == 112 && offset_of!(RawFooter, seed) == 208);
+    assert!(offset_of!(RawFooter, batch) == 288 && offset_of!(RawFooter, base) == 296);
 };
 
 impl Footer {
@@ -94,6 +116,7 @@ impl Footer {
             crc: section.crc.into(),
             zero: U32::ZERO,
         };
+        let checkpoint = self.origin.checkpoint.encode();
         let raw = RawFooter {
             crc: U32::ZERO,
             version: VERSION.into(),
@@ -106,8 +129,13 @@ impl Footer {
             first: self.info.first,
             last: self.info.last,
             sections: std::array::from_fn(|n| section(self.planes.get(n).unwrap_or(&self.directory))),
+            seed: self.origin.seed.to_bytes(),
+            batch: self.origin.batch.into(),
+            base: u32::from(self.origin.base).into(),
+            checkpoint_bytes: (checkpoint.len() as u32).into(),
         };
         let mut out = [0; PAGE_BYTES];
+        out[size_of::<RawFooter>()..][..checkpoint.len()].copy_from_slice(&checkpoint);
         out[..size_of::<RawFooter>()].copy_from_slice(raw.as_bytes());
         let crc = crc32c::crc32c(&out[4..]);
         out[..4].copy_from_slice(&crc.to_le_bytes());
@@ -115,7 +143,7 @@ impl Footer {
     }
 
     pub(crate) fn decode(bytes: &PageBytes) -> Result<Self, Wrong> {
-        let Ok((raw, _)) = RawFooter::ref_from_prefix(bytes) else {
+        let Ok((raw, rest)) = RawFooter::ref_from_prefix(bytes) else {
             return Err(Wrong::Damaged("shorter than a footer".to_owned()));
         };
         let computed = crc32c::crc32c(&bytes[4..]);
@@ -133,6 +161,12 @@ impl Footer {
             bytes: raw.sections[n].bytes.get(),
             crc: raw.sections[n].crc.get(),
         };
+        let checkpoint =
+            rest.get(..raw.checkpoint_bytes.get() as usize).and_then(|bytes| Checkpoint::decode(bytes).ok());
+        let (Some(checkpoint), true) = (checkpoint, raw.base.get() <= 1) else {
+            let (base, bytes) = (raw.base, raw.checkpoint_bytes);
+            return Err(Wrong::Damaged(format!("base={base} checkpoint_bytes={bytes}")));
+        };
         let footer = Self {
             info: SegmentInfo {
                 id: raw.id.get(),
@@ -144,32 +178,44 @@ impl Footer {
             pages: raw.pages.get(),
             planes: std::array::from_fn(section),
             directory: section(PLANES),
+            origin: Origin {
+                seed: Seed::from_bytes(&raw.seed),
+                batch: raw.batch.get(),
+                base: raw.base.get() == 1,
+                checkpoint,
+            },
         };
         footer.check().map_err(Wrong::Damaged)?;
         Ok(footer)
     }
 
-    /// Where the last section ends.
-    pub(crate) fn end_bytes(&self) -> u64 {
-        let sections = self.planes.iter().chain([&self.directory]);
-        sections.map(|section| section.offset.saturating_add(section.bytes)).max().unwrap_or(0)
+    /// Where the footer itself is: behind the last section.
+    pub(crate) fn offset(&self) -> u64 {
+        self.directory.offset + self.directory.bytes.next_multiple_of(PAGE_BYTES as u64)
     }
 
     /// Whether the figures can be true of one file.
     fn check(&self) -> Result<(), String> {
-        let (records, pages) = (self.info.records, u64::from(self.pages));
-        if pages == 0 || records < pages || records > pages * PAGE_RECORDS_MAX as u64 {
-            return Err(format!("records={records} pages={pages}"));
+        let SegmentInfo { records, tombstones, first, last, .. } = self.info;
+        let pages = u64::from(self.pages);
+        if pages == 0 || records < pages || records > pages * PAGE_RECORDS_MAX as u64 || tombstones > records {
+            return Err(format!("records={records} tombstones={tombstones} pages={pages}"));
+        }
+        if first > last {
+            return Err("the first key is behind the last".to_owned());
         }
         let planes = self.planes.iter().enumerate();
         let expected = planes.map(|(n, plane)| (plane, plane_bytes(n, records) as u64));
+        // One behind the other, from the last page on.
+        let mut offset = pages * PAGE_BYTES as u64;
         for (section, bytes) in expected.chain([(&self.directory, pages * 8)]) {
-            if !section.offset.is_multiple_of(PAGE_BYTES as u64) || section.bytes != bytes {
+            if section.offset != offset || section.bytes != bytes {
                 return Err(format!(
-                    "section offset={} bytes={} expected_bytes={bytes}",
+                    "section offset={} bytes={} expected_offset={offset} expected_bytes={bytes}",
                     section.offset, section.bytes
                 ));
             }
+            offset += bytes.next_multiple_of(PAGE_BYTES as u64);
         }
         Ok(())
     }
@@ -186,7 +232,8 @@ mod tests {
             info: SegmentInfo { id: 3, records: 100, tombstones: 4, first: [1; 32], last: [2; 32] },
             pages: 2,
             planes: std::array::from_fn(|n| section(8192 + n as u64 * 4096, plane_bytes(n, 100))),
-            directory: section(24576, 16),
+            directory: section(20480, 16),
+            origin: Origin { seed: Seed::fixed(), batch: 17, base: true, checkpoint: Checkpoint::default() },
         };
         let bytes = footer.encode();
         assert_eq!(Footer::decode(&bytes), Ok(footer));
@@ -195,10 +242,19 @@ mod tests {
             flipped[bit / 8] ^= 1 << (bit % 8);
             assert!(matches!(Footer::decode(&flipped), Err(Wrong::Damaged(_))), "bit={bit}");
         }
-        let mut newer = bytes;
-        newer[4] = 3;
-        let crc = crc32c::crc32c(&newer[4..]);
-        newer[..4].copy_from_slice(&crc.to_le_bytes());
-        assert_eq!(Footer::decode(&newer), Err(Wrong::OtherVersion(3)));
+        let with = |at: usize, byte: u8| {
+            let mut other = bytes;
+            other[at] = byte;
+            let crc = crc32c::crc32c(&other[4..]);
+            other[..4].copy_from_slice(&crc.to_le_bytes());
+            Footer::decode(&other)
+        };
+        assert_eq!(with(4, 2), Err(Wrong::OtherVersion(2)));
+        assert_eq!(with(4, 4), Err(Wrong::OtherVersion(4)));
+        // Behind a right checksum: more tombstones than records, the first key behind the last, another place of a
+        // plane, and neither a base nor a delta.
+        for (at, byte) in [(32, 101), (48, 3), (113, 0x30), (296, 2), (300, 65)] {
+            assert!(matches!(with(at, byte), Err(Wrong::Damaged(_))), "at={at}");
+        }
     }
 }

@@ -8,16 +8,22 @@ use engine_api::{Checkpoint, Error, ErrorKind, Key, Result};
 
 use crate::file::{replace, shown};
 use crate::format::footer::SegmentInfo;
+use crate::format::secret::{SALT_BYTES, SEED_BYTES, Seed, WalKey};
 use crate::storage::Storage;
 
 const NAME: &str = "MANIFEST";
 const MAGIC: [u8; 8] = *b"stratamf";
-const VERSION: u32 = 2;
+/// The format written, and the only one read: an older one was never released.
+const VERSION: u32 = 3;
 const SEGMENT_BYTES: usize = 24 + 64;
 
 /// What a manifest says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Manifest {
+    /// What keys are hashed with. It never changes: filters on the device are made with it.
+    pub(crate) seed: Seed,
+    /// What the WAL files are salted with.
+    pub(crate) wal_key: WalKey,
     /// The next file's number; never given twice.
     pub(crate) next_id: u64,
     /// WAL files below this are in the runs.
@@ -58,6 +64,8 @@ impl Manifest {
         let mut out = vec![0; 4];
         out.extend_from_slice(&VERSION.to_le_bytes());
         out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&self.seed.to_bytes());
+        out.extend_from_slice(&self.wal_key.to_bytes());
         for word in [self.next_id, self.wal_floor, self.batch] {
             out.extend_from_slice(&word.to_le_bytes());
         }
@@ -95,6 +103,8 @@ impl Manifest {
                 format!("written by another strata: version={version} known={VERSION}"),
             ));
         }
+        let seed = Seed::from_bytes(&input.take::<SEED_BYTES>()?);
+        let wal_key = WalKey::from_bytes(&input.take::<SALT_BYTES>()?);
         let (next_id, wal_floor, batch) = (input.word()?, input.word()?, input.word()?);
         let checkpoint = Checkpoint::decode(&input.take::<{ Checkpoint::BYTES }>()?)?;
         let mut runs = Vec::new();
@@ -114,7 +124,7 @@ impl Manifest {
         if runs.is_empty() || !input.0.is_empty() {
             return Err(damaged("wrong length"));
         }
-        Ok(Self { next_id, wal_floor, batch, checkpoint, runs })
+        Ok(Self { seed, wal_key, next_id, wal_floor, batch, checkpoint, runs })
     }
 }
 
@@ -155,6 +165,8 @@ mod tests {
     fn sample() -> Manifest {
         let segment = |id: u64, n: u8| SegmentInfo { id, records: 5, tombstones: 1, first: [n; 32], last: [n + 1; 32] };
         Manifest {
+            seed: Seed::fixed(),
+            wal_key: WalKey::from_bytes(&[7; SALT_BYTES]),
             next_id: 9,
             wal_floor: 4,
             batch: 17,
@@ -175,14 +187,16 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_is_named() {
-        let mut bytes = sample().encode();
-        bytes[4] = 3;
-        let crc = crc32c::crc32c(&bytes[4..]);
-        bytes[..4].copy_from_slice(&crc.to_le_bytes());
-        let error = Manifest::decode(&bytes).expect_err("newer");
-        assert_eq!(error.kind(), ErrorKind::FixInput);
-        assert!(error.to_string().contains("version=3"));
+    fn an_older_and_a_newer_version_are_named() {
+        for version in [2, 4] {
+            let mut bytes = sample().encode();
+            bytes[4] = version;
+            let crc = crc32c::crc32c(&bytes[4..]);
+            bytes[..4].copy_from_slice(&crc.to_le_bytes());
+            let error = Manifest::decode(&bytes).expect_err("another version");
+            assert_eq!(error.kind(), ErrorKind::FixInput);
+            assert!(error.to_string().contains(&format!("version={version}")), "{error}");
+        }
     }
 
     proptest! {

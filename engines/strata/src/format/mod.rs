@@ -7,4 +7,5 @@ pub(crate) mod filter;
 pub(crate) mod footer;
 pub(crate) mod manifest;
 pub(crate) mod page;
+pub(crate) mod secret;
 pub(crate) mod wal;

@@ -3,7 +3,8 @@
 //! Owns: its bytes (FORMAT.md, "WAL"), writing at the end, replaying from the start. Must not: know the memtable.
 //!
 //! Files are overwritten in place once their memtable is in a run: the device's metadata does not change then, and a
-//! flush is one write. What an older use left behind is told from a record by the file's number in it.
+//! flush is one write. What an older use left behind is told from a record by the file's salt, which is in every record of
+//! this use and which nobody can know who only chooses keys and values.
 
 use std::collections::VecDeque;
 use std::mem::offset_of;
@@ -14,6 +15,7 @@ use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::file::shown;
+use crate::format::secret::{SALT_BYTES, Salt, WalKey};
 use crate::storage::{Storage, StorageFile};
 
 /// What a record begins with; behind it the checkpoint and the operations.
@@ -24,6 +26,8 @@ struct Header {
     crc: U32,
     /// Bytes behind this header.
     body_bytes: U32,
+    /// The file's.
+    salt: Salt,
     /// Number of the file.
     file: U64,
     /// Number of the batch.
@@ -44,7 +48,7 @@ struct Op {
 
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 const OP_BYTES: usize = size_of::<Op>();
-const FILE_AT: usize = offset_of!(Header, file);
+const SALT_AT: usize = offset_of!(Header, salt);
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
 /// The longest record that is believed: a length beyond it is a torn header.
@@ -53,15 +57,17 @@ const RECORD_BYTES_MAX: u64 = 2 << 30;
 const SEARCH_BYTES: usize = 1 << 20;
 
 const _: () = {
-    assert!(HEADER_BYTES == 40 && OP_BYTES == 65 && FILE_AT == 8);
-    assert!(offset_of!(Header, batch) == 16 && offset_of!(Header, flushed) == 24 && offset_of!(Header, ops) == 32);
+    assert!(HEADER_BYTES == 56 && OP_BYTES == 65 && SALT_AT == 8 && offset_of!(Header, file) == 24);
+    assert!(offset_of!(Header, batch) == 32 && offset_of!(Header, flushed) == 40 && offset_of!(Header, ops) == 48);
 };
 
 /// A WAL file that is being written.
 pub(crate) struct Wal {
     file: Arc<dyn StorageFile>,
     shown: String,
+    key: WalKey,
     id: u64,
+    salt: Salt,
     offset: u64,
     buffer: Vec<u8>,
     /// The last batch that was appended, and the last that is durable.
@@ -94,6 +100,9 @@ pub(crate) struct End {
     unsure: u64,
 }
 
+/// One use of a file: the salt that is in every record of it, and the number it has then.
+pub(crate) type Use<'a> = (&'a Salt, u64);
+
 /// The name of a WAL file.
 pub(crate) fn name(id: u64) -> String {
     format!("{id:012}.wal")
@@ -101,7 +110,13 @@ pub(crate) fn name(id: u64) -> String {
 
 impl Wal {
     /// A new file, or `spare` under a new name. Every batch up to `flushed` is durable elsewhere.
-    pub(crate) fn create(storage: &dyn Storage, id: u64, spare: Option<String>, flushed: u64) -> Result<Self> {
+    pub(crate) fn create(
+        storage: &dyn Storage,
+        key: &WalKey,
+        id: u64,
+        spare: Option<String>,
+        flushed: u64,
+    ) -> Result<Self> {
         let own = name(id);
         let make = || {
             let file = match &spare {
@@ -116,7 +131,22 @@ impl Wal {
         };
         let shown = shown(storage, &own);
         let file = make().map_err(|e| Error::io(format!("cannot create file={shown} reason={e}"), e))?;
-        Ok(Self { file, shown, id, offset: 0, buffer: Vec::new(), last: flushed, flushed })
+        Ok(Self {
+            file,
+            shown,
+            key: *key,
+            id,
+            salt: key.salt(id),
+            offset: 0,
+            buffer: Vec::new(),
+            last: flushed,
+            flushed,
+        })
+    }
+
+    /// What the store's files are salted with.
+    pub(crate) fn key(&self) -> &WalKey {
+        &self.key
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -130,7 +160,7 @@ impl Wal {
 
     /// Appends a batch, not flushed. After an error the record is not there: the next one takes its place.
     pub(crate) fn append(&mut self, batch: u64, checkpoint: &Checkpoint, ops: &[(Key, Option<Value>)]) -> Result<()> {
-        encode(&mut self.buffer, (self.id, batch, self.flushed), checkpoint, ops);
+        encode(&mut self.buffer, (&self.salt, self.id), (batch, self.flushed), checkpoint, ops);
         self.file
             .write_at(&self.buffer, self.offset)
             .map_err(|e| Error::io(format!("cannot write file={} offset={} reason={e}", self.shown, self.offset), e))?;
@@ -185,6 +215,7 @@ pub(crate) fn flush(storage: &dyn Storage, id: u64, end: &End) -> Result<()> {
 /// `DataDamaged` naming file and offset, where what stands behind shows that the batch was durable once.
 pub(crate) fn replay(
     storage: &dyn Storage,
+    key: &WalKey,
     id: u64,
     from: Position,
     take: impl FnMut(u64, Batch) -> Result<()>,
@@ -192,7 +223,7 @@ pub(crate) fn replay(
     let shown = shown(storage, &name(id));
     let opened = storage.open(&name(id), false);
     let file = opened.map_err(|e| Error::io(format!("cannot read file={shown} reason={e}"), e))?;
-    replay_file(&*file, &shown, id, from, take)
+    replay_file(&*file, &shown, (&key.salt(id), id), from, take)
 }
 
 /// The same on an open file.
@@ -202,7 +233,7 @@ pub(crate) fn replay(
 pub(crate) fn replay_file(
     file: &dyn StorageFile,
     shown: &str,
-    id: u64,
+    use_of: Use<'_>,
     from: Position,
     mut take: impl FnMut(u64, Batch) -> Result<()>,
 ) -> Result<Position> {
@@ -217,7 +248,7 @@ pub(crate) fn replay_file(
     let mut bytes = Vec::new();
     let mut unsure = VecDeque::new();
     loop {
-        let Some(header) = read_record(file, offset, length, id, &mut bytes).map_err(cannot_read)? else { break };
+        let Some(header) = read_record(file, offset, length, use_of, &mut bytes).map_err(cannot_read)? else { break };
         if offset == 0 && header.batch > next {
             // A file is begun when all before it is durable.
             let (file, end) = from.end.map_or((shown.to_owned(), 0), |end| (end.file, end.offset));
@@ -232,7 +263,7 @@ pub(crate) fn replay_file(
         next += 1;
         offset += bytes.len() as u64;
     }
-    match find_later(file, (offset + 1, length), id, next).map_err(cannot_read)? {
+    match find_later(file, (offset + 1, length), use_of, next).map_err(cannot_read)? {
         Some((at, batch)) => Err(damaged(shown, offset, next, format!("batch={batch} at offset={at}"))),
         None => {
             let unsure = unsure.front().map_or(offset, |(_, at)| *at);
@@ -241,12 +272,12 @@ pub(crate) fn replay_file(
     }
 }
 
-/// Reads the record at `offset` into `bytes`, if a whole one of file `id` stands there.
+/// Reads the record at `offset` into `bytes`, if a whole one of this use stands there.
 fn read_record(
     file: &dyn StorageFile,
     offset: u64,
     length: u64,
-    id: u64,
+    (salt, id): Use<'_>,
     bytes: &mut Vec<u8>,
 ) -> std::io::Result<Option<Header>> {
     if offset + HEADER_BYTES as u64 > length {
@@ -255,7 +286,7 @@ fn read_record(
     bytes.resize(HEADER_BYTES, 0);
     file.read_at(bytes, offset)?;
     let Ok(header) = Header::read_from_bytes(bytes) else { return Ok(None) };
-    if header.file != id {
+    if header.salt != *salt || header.file != id {
         return Ok(None);
     }
     let body = u64::from(header.body_bytes.get());
@@ -268,43 +299,45 @@ fn read_record(
     Ok((header.crc == crc32c::crc32c(&bytes[4..])).then_some(header))
 }
 
-/// A whole record of file `id` within these offsets that was written when batch `missing` was durable: where it
-/// stands, and which it is.
+/// A whole record of this use within these offsets that was written when batch `missing` was durable: where it stands,
+/// and which it is.
 fn find_later(
     file: &dyn StorageFile,
     (from, to): (u64, u64),
-    id: u64,
+    use_of: Use<'_>,
     missing: u64,
 ) -> std::io::Result<Option<(u64, u64)>> {
-    let wanted = id.to_le_bytes();
-    let (mut at, mut window, mut record) = (from + FILE_AT as u64, Vec::new(), Vec::new());
-    while at + wanted.len() as u64 <= to {
+    let wanted = use_of.0;
+    let (mut at, mut window, mut record) = (from + SALT_AT as u64, Vec::new(), Vec::new());
+    while at + SALT_BYTES as u64 <= to {
         window.resize(((to - at) as usize).min(SEARCH_BYTES), 0);
         file.read_at(&mut window, at)?;
-        for (n, _) in window.windows(wanted.len()).enumerate().filter(|(_, bytes)| **bytes == wanted) {
-            let start = at + n as u64 - FILE_AT as u64;
-            if let Some(header) = read_record(file, start, to, id, &mut record)?
+        for (n, _) in window.windows(SALT_BYTES).enumerate().filter(|(_, bytes)| bytes == wanted) {
+            let start = at + n as u64 - SALT_AT as u64;
+            if let Some(header) = read_record(file, start, to, use_of, &mut record)?
                 && header.batch > missing
                 && header.flushed >= missing
             {
                 return Ok(Some((start, header.batch.get())));
             }
         }
-        at += (window.len() - (wanted.len() - 1)) as u64;
+        at += (window.len() - (SALT_BYTES - 1)) as u64;
     }
     Ok(None)
 }
 
-/// Puts the record of a batch into `out`: its file, its number, and the last batch that is durable.
+/// Puts the record of a batch into `out`: the use of the file, its number, and the last batch that is durable.
 pub(crate) fn encode(
     out: &mut Vec<u8>,
-    (file, batch, flushed): (u64, u64, u64),
+    (salt, file): Use<'_>,
+    (batch, flushed): (u64, u64),
     checkpoint: &Checkpoint,
     ops: &[(Key, Option<Value>)],
 ) {
     let header = Header {
         crc: U32::ZERO,
         body_bytes: ((Checkpoint::BYTES + ops.len() * OP_BYTES) as u32).into(),
+        salt: *salt,
         file: file.into(),
         batch: batch.into(),
         flushed: flushed.into(),
@@ -343,13 +376,15 @@ mod tests {
     use super::*;
     use crate::storage::DirStorage;
 
+    const KEY: WalKey = WalKey::from_bytes(&[5; SALT_BYTES]);
+
     /// Replays `bytes` as if they were file `id`.
     fn replayed(bytes: &[u8], id: u64, next: u64) -> Result<(u64, Vec<usize>)> {
         let dir = tempfile::tempdir().expect("a directory");
         fs::write(dir.path().join(name(id)), bytes).expect("written");
         let storage = DirStorage::open(dir.path()).expect("opened");
         let mut seen = Vec::new();
-        let end = replay(&storage, id, Position { next, end: None }, |_, batch| {
+        let end = replay(&storage, &KEY, id, Position { next, end: None }, |_, batch| {
             seen.push(batch.ops.len());
             Ok(())
         })?;
@@ -360,7 +395,7 @@ mod tests {
     fn written() -> (Vec<u8>, Vec<u64>) {
         let dir = tempfile::tempdir().expect("a directory");
         let storage = DirStorage::open(dir.path()).expect("opened");
-        let mut wal = Wal::create(&storage, 3, None, 10).expect("created");
+        let mut wal = Wal::create(&storage, &KEY, 3, None, 10).expect("created");
         let ops = |n: usize| (0..n).map(|i| ([i as u8; 32], (i % 2 == 0).then_some([7; 32]))).collect::<Vec<_>>();
         let mut ends = Vec::new();
         for n in 1..5 {
@@ -412,7 +447,8 @@ mod tests {
             if bytes.len() >= HEADER_BYTES {
                 let body = (bytes.len() - HEADER_BYTES) as u32;
                 bytes[4..8].copy_from_slice(&body.to_le_bytes());
-                for (at, word) in [(8, 1u64), (16, 1), (32, u64::from(body).saturating_sub(64) / 65)] {
+                bytes[SALT_AT..SALT_AT + SALT_BYTES].copy_from_slice(&KEY.salt(1));
+                for (at, word) in [(24, 1u64), (32, 1), (48, u64::from(body).saturating_sub(64) / 65)] {
                     bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
                 }
                 let crc = crc32c::crc32c(&bytes[4..]);

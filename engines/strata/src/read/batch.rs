@@ -4,7 +4,6 @@
 
 use engine_api::{Error, Key, Result, Value};
 
-use crate::format::filter::hash;
 use crate::format::page::PAGE_BYTES;
 use crate::read::lookup::Lookup;
 use crate::read::segment::Segment;
@@ -74,7 +73,7 @@ impl<'a> Batch<'a> {
     /// Answers a get, or says which page it needs.
     fn begin(&mut self, index: usize) -> Result<Option<Waiting<'a>>> {
         let (key, visible) = (&self.keys[index], self.visible);
-        let hash = hash(key);
+        let hash = self.lookup.hash(key);
         self.lookup.count_get();
         if let Some(found) = visible.in_memtables(key, hash) {
             self.values[index] = found;

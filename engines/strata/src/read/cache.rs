@@ -84,12 +84,13 @@ impl RecordCache {
 mod tests {
     use super::*;
     use crate::budget::Budget;
-    use crate::format::filter::hash;
+    use crate::format::secret::Seed;
 
     #[test]
     fn what_is_asked_for_stays_and_another_segments_is_not_given() {
         let cache = RecordCache::new(1, Budget::new(0).take_always(0));
         let key = |n: u8| [n; 32];
+        let hash = |key: &Key| Seed::fixed().hash(key);
         let put = |n: u8| cache.put(&key(n), hash(&key(n)), 5, &[n; 32]);
         let get = |n: u8, segment| cache.get(&key(n), hash(&key(n)), segment);
         (0..8).for_each(put);

@@ -6,8 +6,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use engine_api::Key;
+
 use crate::file::PageBuffer;
 use crate::format::page::PAGE_BYTES;
+use crate::format::secret::Seed;
 use crate::memory::Pool;
 use crate::read::cache::RecordCache;
 
@@ -15,8 +18,9 @@ use crate::read::cache::RecordCache;
 const ADD_EVERY: u64 = 256;
 
 /// What the segments of a store share: what gets have cost, and the records that were read lately.
-#[derive(Default)]
 pub(crate) struct Reads {
+    /// What keys are hashed with.
+    pub(crate) seed: Seed,
     /// Set once the store is open and its memory divided; none where all pages have room.
     pub(crate) cache: OnceLock<RecordCache>,
     /// Where filter planes are held.
@@ -41,10 +45,25 @@ pub(crate) struct Counts {
 pub(crate) struct Lookup {
     pub(crate) buffer: PageBuffer,
     pub(crate) counts: Counts,
+    seed: Seed,
     reads: Arc<Reads>,
 }
 
 impl Reads {
+    pub(crate) fn new(seed: Seed) -> Self {
+        Self {
+            seed,
+            cache: OnceLock::new(),
+            pool: Pool::default(),
+            gets: AtomicU64::new(0),
+            get_reads: AtomicU64::new(0),
+            filter_errors: AtomicU64::new(0),
+            cache_hits: AtomicU64::new(0),
+            cache_misses: AtomicU64::new(0),
+            run_read_bytes: AtomicU64::new(0),
+        }
+    }
+
     /// One page was read for a get.
     pub(crate) fn count_get_read(&self) {
         // ORDERING: Relaxed, here and below: statistics.
@@ -85,7 +104,12 @@ impl Counts {
 
 impl Lookup {
     pub(crate) fn new(reads: &Arc<Reads>) -> Self {
-        Self { buffer: PageBuffer::new(1), counts: Counts::default(), reads: Arc::clone(reads) }
+        Self { buffer: PageBuffer::new(1), counts: Counts::default(), seed: reads.seed, reads: Arc::clone(reads) }
+    }
+
+    /// The hash of a key.
+    pub(crate) fn hash(&self, key: &Key) -> u64 {
+        self.seed.hash(key)
     }
 
     /// The buffer's bytes: one page.

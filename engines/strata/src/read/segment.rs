@@ -12,7 +12,7 @@ use memmap2::MmapMut;
 use crate::budget::{Budget, Share};
 use crate::file::{PageBuffer, ReadFile};
 use crate::format::filter::{PLANES, may_contain, prefetch};
-use crate::format::footer::{Footer, Section, SegmentInfo, VERSION, Wrong};
+use crate::format::footer::{Footer, Origin, Section, SegmentInfo, VERSION, Wrong};
 use crate::format::page::{PAGE_BYTES, Page, PageBytes, prefix};
 use crate::memory::{HugeBytes, Pool};
 use crate::read::lookup::{Lookup, Reads};
@@ -76,17 +76,22 @@ impl Segment {
                 format!("written by another strata: file={} version={version} known={VERSION}", file.shown()),
             ),
         })?;
-        if footer.end_bytes() > at {
-            return Err(damaged(&file, at, "a section beyond the footer"));
+        if footer.offset() != at {
+            let expected = footer.offset() + PAGE_BYTES as u64;
+            return Err(damaged(&file, at, &format!("length_bytes={length} expected_bytes={expected}")));
         }
         if footer.info != info {
             return Err(damaged(&file, at, "the footer is not what the manifest says"));
         }
+        if footer.origin.seed != reads.seed {
+            return Err(damaged(&file, at, "it is a segment of another store"));
+        }
         let share = budget.take_always(footer.directory.bytes);
         let directory = read_section(&file, footer.directory, &Pool::default())?;
         let directory = directory.bytes();
-        let directory =
+        let directory: Vec<u64> =
             directory.chunks_exact(8).map(|word| u64::from_le_bytes(std::array::from_fn(|i| word[i]))).collect();
+        check_directory(&directory, &info).map_err(|why| damaged(&file, footer.directory.offset, why))?;
         let removed_from = Arc::clone(storage);
         let segment = Self {
             info,
@@ -137,6 +142,11 @@ impl Segment {
     pub(crate) fn filter_bytes(&self) -> u64 {
         let planes = self.planes.iter().zip(&self.footer.planes);
         planes.filter(|(plane, _)| plane.get().is_some()).map(|(_, section)| section.bytes).sum()
+    }
+
+    /// Where its records come from.
+    pub(crate) fn origin(&self) -> &Origin {
+        &self.footer.origin
     }
 
     /// Bytes are read for a scan or a merge.
@@ -363,6 +373,18 @@ impl Segment {
         }
         from + directory[from..to].partition_point(|prefix| *prefix <= wanted)
     }
+}
+
+/// Whether the first keys of the pages can be those of a segment from its first key to its last.
+fn check_directory(directory: &[u64], info: &SegmentInfo) -> Result<(), &'static str> {
+    let ends = directory.first().zip(directory.last());
+    if ends.is_none_or(|(first, last)| *first != prefix(&info.first) || *last > prefix(&info.last)) {
+        return Err("the directory is not of the range from the first key to the last");
+    }
+    if !directory.is_sorted() {
+        return Err("the directory is out of order");
+    }
+    Ok(())
 }
 
 fn read_section(file: &ReadFile, section: Section, pool: &Pool) -> Result<HugeBytes> {

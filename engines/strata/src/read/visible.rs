@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use engine_api::{Checkpoint, Key, Result, Value};
 
-use crate::format::filter::hash;
 use crate::read::cursor::Cursor;
 use crate::read::lookup::Lookup;
 use crate::read::version::Version;
@@ -37,7 +36,7 @@ impl Visible {
     /// The value of `key` in this snapshot.
     pub(crate) fn get(&self, key: &Key, lookup: &mut Lookup) -> Result<Option<Value>> {
         lookup.count_get();
-        let hash = hash(key);
+        let hash = lookup.hash(key);
         match self.in_memtables(key, hash) {
             Some(found) => Ok(found),
             None => self.version.get(key, hash, lookup),

@@ -7,6 +7,7 @@ use engine_api::{BulkLoad, Checkpoint, Error, ErrorKind, Key, Result, Value};
 
 use crate::engine::{Shared, StrataEngine};
 use crate::file::sync_dir;
+use crate::format::secret::WalKey;
 use crate::read::segment;
 use crate::read::version::{Run, Version};
 use crate::storage::DirStorage;
@@ -30,7 +31,7 @@ impl BulkLoad for StrataEngine {
             let ops: Vec<_> = pairs.iter().map(|(key, value)| (*key, Some(*value))).collect();
             return shared.commit(&mut writer, &ops, checkpoint, true);
         }
-        let written = write_pairs(shared, pairs)?;
+        let written = write_pairs(shared, pairs, &shared.origin(writer.batch, true, checkpoint))?;
         let mut manifest = shared.install.lock();
         let mut version = Version::clone(&shared.visible.load().version);
         version.base = Arc::new(Run::new([version.base.segments(), &written].concat()));
@@ -64,6 +65,8 @@ pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
         shared.storage.share(&segment::name(found.info.id), dir).map_err(copy_failed)?;
     }
     copy.checkpoint = now.checkpoint;
+    // Who has the copy must not know the salts of this store's WAL files.
+    copy.wal_key = WalKey::random()?;
     // The copy's WAL starts anew, above every number that was given.
     copy.next_id = shared.new_id() + 1;
     copy.wal_floor = copy.next_id;

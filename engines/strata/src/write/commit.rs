@@ -11,7 +11,6 @@ use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
 use parking_lot::MutexGuard;
 
 use crate::engine::{FROZEN_MAX, Shared, Writer};
-use crate::format::filter::hash;
 use crate::format::wal::Wal;
 use crate::read::visible::{Frozen, Visible};
 use crate::write::mem::Mem;
@@ -86,7 +85,7 @@ impl Shared {
         let now = self.visible.load();
         let (active, length) = (Arc::clone(&now.active), now.length);
         for (index, (key, value)) in ops.iter().enumerate() {
-            active.append(length + index, hash(key), key, *value);
+            active.append(length + index, self.reads.seed.hash(key), key, *value);
         }
         self.publish(|visible| {
             visible.length = length + ops.len();
@@ -111,7 +110,7 @@ impl Shared {
         // ORDERING: Relaxed: a number that is given once; the manifest orders files.
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let spare = self.work.lock().spare.pop();
-        let wal = Wal::create(&*self.storage, id, spare, writer.batch)
+        let wal = Wal::create(&*self.storage, writer.wal.key(), id, spare, writer.batch)
             .map_err(|e| if e.kind() == ErrorKind::FreeSpace { e } else { self.poison(e) })?;
         let old = std::mem::replace(&mut writer.wal, wal);
         let batch = writer.batch;

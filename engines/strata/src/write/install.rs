@@ -7,12 +7,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use engine_api::Result;
+use engine_api::{Checkpoint, Result};
 use memmap2::MmapMut;
 
 use crate::engine::Shared;
 use crate::file::sync_dir;
 use crate::format::filter::PLANES;
+use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
 use crate::format::page::{PAGE_BYTES, PAGE_RECORDS_MIN};
 use crate::memory::map_huge;
@@ -40,6 +41,11 @@ impl Shared {
         let room = self.budget.left_bytes() >= bytes.saturating_add(self.pages_beside_bytes);
         // Without memory the pages are read when they are asked for.
         room.then(|| map_huge(bytes as usize).ok()).flatten()
+    }
+
+    /// Where records that are written now come from.
+    pub(crate) fn origin(&self, batch: u64, base: bool, checkpoint: &Checkpoint) -> Origin {
+        Origin { seed: self.reads.seed, batch, base, checkpoint: *checkpoint }
     }
 
     /// A number for a new file.

@@ -152,7 +152,11 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
-    use crate::format::filter::hash;
+    use crate::format::secret::Seed;
+
+    fn hash(key: &Key) -> u64 {
+        Seed::fixed().hash(key)
+    }
 
     #[test]
     fn a_snapshot_sees_what_was_there_at_its_length() {

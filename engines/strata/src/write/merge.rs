@@ -13,10 +13,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine_api::{Error, ErrorKind, Key, PAIR_BYTES, Result, Value};
+use engine_api::{Checkpoint, Error, ErrorKind, Key, PAIR_BYTES, Result, Value};
 
 use crate::engine::Shared;
-use crate::format::filter::hash;
+use crate::format::footer::Origin;
 use crate::format::wal;
 use crate::read::cursor::{Cursor, Keep, Merged, RunCursor};
 use crate::read::segment::Segment;
@@ -164,7 +164,8 @@ fn flush_oldest(shared: &Shared) -> Result<bool> {
     let Some(frozen) = oldest else { return Ok(false) };
     let records = frozen.mem.sorted(frozen.length);
     let mut list = Merged::new(vec![Cursor::List(records.into_iter())])?;
-    let segments = write(shared, &mut list, false, None)?;
+    let origin = shared.origin(frozen.batch, false, &frozen.checkpoint);
+    let segments = write(shared, &mut list, &origin, None)?;
     let mut manifest = shared.install.lock();
     let mut version = Version::clone(&shared.visible.load().version);
     if !segments.is_empty() {
@@ -212,7 +213,8 @@ fn merge_deltas(shared: &Shared, busy: Option<&Arc<Run>>) -> Result<()> {
         let Some(count) = like_sized(&deltas, memtable) else { return Ok(()) };
         let merged = &deltas[..count];
         let cursors = merged.iter().map(|run| RunCursor::boxed(run, &[0; 32], None, Keep::Nothing)).collect();
-        let segments = write(shared, &mut Merged::new(cursors)?, false, Some(&merged[0]))?;
+        let segments =
+            write(shared, &mut Merged::new(cursors)?, &newest_origin(shared, merged, false), Some(&merged[0]))?;
         let mut manifest = shared.install.lock();
         let mut version = Version::clone(&shared.visible.load().version);
         // Newer runs may have been flushed meanwhile, and stand before these.
@@ -258,7 +260,7 @@ fn merge_base(shared: &Shared) -> Result<()> {
         let mut cursors: Vec<Cursor> =
             deltas.iter().map(|run| RunCursor::boxed(run, &from, to, Keep::Nothing)).collect();
         cursors.push(RunCursor::boxed(&group, &from, to, Keep::Nothing));
-        let written = write(shared, &mut Merged::new(cursors)?, true, Some(newest))?;
+        let written = write(shared, &mut Merged::new(cursors)?, &newest_origin(shared, &deltas, true), Some(newest))?;
         replace_group(shared, &group, written, to.is_none().then_some(&deltas[..]))?;
         match to {
             Some(to) => from = to,
@@ -286,10 +288,24 @@ fn replace_group(shared: &Shared, group: &Run, written: Vec<Arc<Segment>>, done:
 /// Records written between two looks at the memtables, at most: some ten milliseconds.
 const FLUSH_CHECK_RECORDS: u64 = 1 << 16;
 
+/// Where the records of these runs come from, newest first.
+fn newest_origin(shared: &Shared, runs: &[Arc<Run>], base: bool) -> Origin {
+    let newest = runs.iter().flat_map(|run| run.segments()).next();
+    match newest.map(|segment| segment.origin()) {
+        Some(newest) => Origin { base, ..newest.clone() },
+        None => shared.origin(0, base, &Checkpoint::default()),
+    }
+}
+
 /// Writes records as segments; the base has no tombstones. A merge names the newest run that it replaces.
-fn write(shared: &Shared, records: &mut Merged, base: bool, merging: Option<&Arc<Run>>) -> Result<Vec<Arc<Segment>>> {
+fn write(
+    shared: &Shared,
+    records: &mut Merged,
+    origin: &Origin,
+    merging: Option<&Arc<Run>>,
+) -> Result<Vec<Arc<Segment>>> {
     let mut segments = Vec::new();
-    let written = write_into(shared, records, base, merging, &mut segments);
+    let written = write_into(shared, records, origin, merging, &mut segments);
     if written.is_err() {
         // No manifest will name them.
         segments.iter().for_each(|segment| segment.retire());
@@ -300,11 +316,11 @@ fn write(shared: &Shared, records: &mut Merged, base: bool, merging: Option<&Arc
 fn write_into(
     shared: &Shared,
     records: &mut Merged,
-    base: bool,
+    origin: &Origin,
     merging: Option<&Arc<Run>>,
     segments: &mut Vec<Arc<Segment>>,
 ) -> Result<()> {
-    let mut output = Output { shared, keep: true, writer: None, segments };
+    let mut output = Output { shared, origin, keep: true, writer: None, segments };
     // Some looks a group, also where groups are small.
     let check = FLUSH_CHECK_RECORDS.min((shared.sizes.segment_records / 4).max(1));
     let (mut seen, mut pace) = (0u64, Pace::new());
@@ -318,7 +334,7 @@ fn write_into(
                 merge_deltas(shared, Some(newest))?;
             }
         }
-        if base && value.is_none() {
+        if origin.base && value.is_none() {
             continue;
         }
         output.push(&key, value.as_ref())?;
@@ -361,10 +377,10 @@ impl Pace {
 }
 
 /// Writes ascending pairs as segments of the base.
-pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)]) -> Result<Vec<Arc<Segment>>> {
+pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Origin) -> Result<Vec<Arc<Segment>>> {
     let mut segments = Vec::new();
     // A load is followed by another opening, which divides the memory anew.
-    let mut output = Output { shared, keep: false, writer: None, segments: &mut segments };
+    let mut output = Output { shared, origin, keep: false, writer: None, segments: &mut segments };
     let written =
         pairs.iter().try_for_each(|(key, value)| output.push(key, Some(value))).and_then(|()| output.finish());
     if written.is_err() {
@@ -376,6 +392,7 @@ pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)]) -> Result<Vec
 /// Cuts records into segments.
 struct Output<'a> {
     shared: &'a Shared,
+    origin: &'a Origin,
     /// Whether pages stay in memory where there is room.
     keep: bool,
     writer: Option<SegmentWriter>,
@@ -388,10 +405,15 @@ impl Output<'_> {
             Some(open) => open,
             None => {
                 let kept = if self.keep { self.shared.room_for_pages(self.shared.sizes.segment_records) } else { None };
-                self.writer.insert(SegmentWriter::create(&self.shared.storage, self.shared.new_id(), kept)?)
+                self.writer.insert(SegmentWriter::create(
+                    &self.shared.storage,
+                    self.shared.new_id(),
+                    self.origin,
+                    kept,
+                )?)
             }
         };
-        open.push(key, hash(key), value)?;
+        open.push(key, value)?;
         if open.records() == self.shared.sizes.segment_records { self.finish() } else { Ok(()) }
     }
 

@@ -55,7 +55,7 @@ pub(crate) fn recover(
 ) -> Result<Recovered> {
     let mem_records = sizes.mem_records;
     let budget = Budget::new(options.memory_bytes.saturating_sub(mem_bytes(options)));
-    let reads = Arc::new(Reads::default());
+    let reads = Arc::new(Reads::new(manifest.seed));
     let (mut version, pages_beside_bytes) = open_version(storage, &manifest, &budget, &reads)?;
     // The manifest's name may not be durable yet, and what it replaces is removed next.
     sync_dir(&**storage)?;
@@ -64,7 +64,7 @@ pub(crate) fn recover(
     let mut replay = Replay { storage, budget: &budget, reads: &reads, mem_records, next_id };
     let Replayed { batch, checkpoint, frozen } = replay.run(&wals, &mut manifest, &mut version)?;
     let next_id = replay.next_id;
-    let wal = Wal::create(&**storage, next_id, None, batch)?;
+    let wal = Wal::create(&**storage, &manifest.wal_key, next_id, None, batch)?;
     // What was replayed is frozen at once, behind a new active memtable.
     let visible = Visible {
         active: Arc::new(Mem::new(mem_records)),

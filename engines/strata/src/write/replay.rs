@@ -10,7 +10,8 @@ use engine_api::{Checkpoint, Error, Key, Result, Value};
 use crate::budget::Budget;
 use crate::engine::FROZEN_MAX;
 use crate::file::{shown, sync_dir};
-use crate::format::filter::{PLANES, hash};
+use crate::format::filter::PLANES;
+use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
 use crate::format::wal::{self, Position};
 use crate::read::lookup::Reads;
@@ -58,14 +59,14 @@ impl Replay<'_> {
         let mut tail = Tail { mem: Mem::new(capacity), length: 0 };
         let (mut ends, mut runs) = (Vec::new(), Vec::new());
         for id in wals {
-            position = wal::replay(&**self.storage, *id, position, |_, replayed| {
+            position = wal::replay(&**self.storage, &manifest.wal_key, *id, position, |batch, replayed| {
                 checkpoint = replayed.checkpoint;
                 for (key, value) in &replayed.ops {
                     if tail.length == capacity {
-                        runs.insert(0, self.write(&tail)?);
+                        runs.insert(0, self.write(&tail, &self.origin(batch, checkpoint))?);
                         tail = Tail { mem: Mem::new(capacity), length: 0 };
                     }
-                    tail.mem.append(tail.length, hash(key), key, *value);
+                    tail.mem.append(tail.length, self.reads.seed.hash(key), key, *value);
                     tail.length += 1;
                 }
                 Ok(())
@@ -82,7 +83,7 @@ impl Replay<'_> {
             });
             return Ok(Replayed { batch, checkpoint, frozen });
         }
-        runs.insert(0, self.write(&tail)?);
+        runs.insert(0, self.write(&tail, &self.origin(batch, checkpoint))?);
         version.deltas.splice(0..0, runs);
         manifest.runs = version.runs().map(|run| run.segments().iter().map(|segment| segment.info).collect()).collect();
         manifest.wal_floor = wals.last().map_or(manifest.wal_floor, |last| last + 1);
@@ -110,14 +111,18 @@ impl Replay<'_> {
         Ok(usize::try_from(records).unwrap_or(usize::MAX).clamp(self.mem_records, most))
     }
 
+    fn origin(&self, batch: u64, checkpoint: Checkpoint) -> Origin {
+        Origin { seed: self.reads.seed, batch, base: false, checkpoint }
+    }
+
     /// Writes the records as a run, which no manifest names yet.
-    fn write(&mut self, tail: &Tail) -> Result<Arc<Run>> {
+    fn write(&mut self, tail: &Tail, origin: &Origin) -> Result<Arc<Run>> {
         let records: Vec<(Key, Option<Value>)> = tail.mem.sorted(tail.length);
         let mut segments = Vec::new();
         if !records.is_empty() {
-            let mut writer = SegmentWriter::create(self.storage, self.next_id, None)?;
+            let mut writer = SegmentWriter::create(self.storage, self.next_id, origin, None)?;
             self.next_id += 1;
-            records.iter().try_for_each(|(key, value)| writer.push(key, hash(key), value.as_ref()))?;
+            records.iter().try_for_each(|(key, value)| writer.push(key, value.as_ref()))?;
             let segment = Segment::open(self.storage, writer.finish()?.info, self.budget, self.reads)?;
             (1..PLANES).try_for_each(|plane| segment.load_plane(plane, self.budget, 0))?;
             segments.push(segment);

@@ -7,7 +7,7 @@ use engine_api::{Checkpoint, Durability, Key, Result, Value, WriteTxn};
 use parking_lot::MutexGuard;
 
 use crate::engine::{Shared, Writer};
-use crate::format::filter::hash;
+use crate::format::secret::Seed;
 use crate::read::lookup::Lookup;
 
 pub(crate) struct StrataTxn<'e> {
@@ -15,40 +15,44 @@ pub(crate) struct StrataTxn<'e> {
     writer: MutexGuard<'e, Writer>,
     ops: Vec<(Key, Option<Value>)>,
     /// Where each key stands in `ops`.
-    places: HashMap<Key, usize, Hashed>,
+    places: HashMap<Key, usize, Hashed<'e>>,
     lookup: Lookup,
 }
 
 /// Keys are hashed as everywhere in this engine.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Hashed(u64);
+#[derive(Clone, Copy)]
+struct Hashed<'e> {
+    seed: &'e Seed,
+    hash: u64,
+}
 
-impl std::hash::BuildHasher for Hashed {
+impl std::hash::BuildHasher for Hashed<'_> {
     type Hasher = Self;
 
     fn build_hasher(&self) -> Self {
-        Self(0)
+        *self
     }
 }
 
-impl std::hash::Hasher for Hashed {
+impl std::hash::Hasher for Hashed<'_> {
     fn write(&mut self, bytes: &[u8]) {
         if let Ok(key) = bytes.try_into() {
-            self.0 = hash(key);
+            self.hash = self.seed.hash(key);
         }
     }
 
     fn write_usize(&mut self, _length: usize) {}
 
     fn finish(&self) -> u64 {
-        self.0
+        self.hash
     }
 }
 
 impl<'e> StrataTxn<'e> {
     pub(crate) fn new(shared: &'e Shared, writer: MutexGuard<'e, Writer>) -> Self {
         let lookup = Lookup::new(&shared.reads);
-        Self { shared, writer, ops: Vec::new(), places: HashMap::default(), lookup }
+        let places = HashMap::with_hasher(Hashed { seed: &shared.reads.seed, hash: 0 });
+        Self { shared, writer, ops: Vec::new(), places, lookup }
     }
 
     fn set(&mut self, key: &Key, value: Option<Value>) {

@@ -9,7 +9,7 @@ use memmap2::MmapMut;
 
 use crate::file::shown;
 use crate::format::filter::{PLANES, insert, plane_bytes};
-use crate::format::footer::{Footer, Section, SegmentInfo};
+use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
 use crate::format::page::{PAGE_BYTES, PageBuilder, prefix};
 use crate::read::segment::name;
 use crate::storage::{Storage, StorageFile};
@@ -22,6 +22,7 @@ pub(crate) struct SegmentWriter {
     storage: Arc<dyn Storage>,
     file: Arc<dyn StorageFile>,
     id: u64,
+    origin: Origin,
     page: PageBuilder,
     pending: Vec<u8>,
     written_bytes: u64,
@@ -43,12 +44,13 @@ pub(crate) struct Written {
 
 impl SegmentWriter {
     /// A new file. In `kept` there is room for every page that will be written, or they are not kept.
-    pub(crate) fn create(storage: &Arc<dyn Storage>, id: u64, kept: Option<MmapMut>) -> Result<Self> {
+    pub(crate) fn create(storage: &Arc<dyn Storage>, id: u64, origin: &Origin, kept: Option<MmapMut>) -> Result<Self> {
         let file = storage.create(&name(id)).map_err(|e| cannot_write(&**storage, id, e))?;
         Ok(Self {
             storage: Arc::clone(storage),
             file,
             id,
+            origin: origin.clone(),
             page: PageBuilder::new(),
             pending: Vec::with_capacity(WRITE_BYTES + PAGE_BYTES),
             written_bytes: 0,
@@ -65,7 +67,7 @@ impl SegmentWriter {
     }
 
     /// Adds a record. Keys ascend strictly.
-    pub(crate) fn push(&mut self, key: &Key, hash: u64, value: Option<&Value>) -> Result<()> {
+    pub(crate) fn push(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
         if !self.page.fits(key) {
             self.seal_page()?;
         }
@@ -73,7 +75,7 @@ impl SegmentWriter {
             self.directory.push(prefix(key));
         }
         self.page.push(key, value);
-        self.hashes.push(hash);
+        self.hashes.push(self.origin.seed.hash(key));
         let new = SegmentInfo { id: self.id, records: 0, tombstones: 0, first: *key, last: *key };
         let info = self.info.get_or_insert(new);
         info.records += 1;
@@ -98,7 +100,10 @@ impl SegmentWriter {
         }
         let directory: Vec<u8> = self.directory.iter().flat_map(|prefix| prefix.to_le_bytes()).collect();
         let directory = self.section(&directory)?;
-        let footer = Footer { info, pages: self.directory.len() as u32, planes, directory };
+        let pages = u32::try_from(self.directory.len())
+            .map_err(|e| Error::with_source(ErrorKind::Internal, "a segment has too many pages", e))?;
+        let origin = std::mem::take(&mut self.origin);
+        let footer = Footer { info, pages, planes, directory, origin };
         self.pending.extend_from_slice(&footer.encode());
         self.flush(0)?;
         self.file.sync_data().map_err(|e| cannot_write(&*self.storage, self.id, e))?;

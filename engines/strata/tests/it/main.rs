@@ -6,11 +6,13 @@
 mod faults;
 mod faulty;
 mod groups;
+mod hostile;
 mod support;
 
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
 use engine_strata::{StrataEngine, StrataOptions};
@@ -27,6 +29,22 @@ fn random_key(random: &mut Rng) -> Key {
 
 fn seq(seq: u64) -> Checkpoint {
     Checkpoint { seq, ..Checkpoint::default() }
+}
+
+/// The detail of this name in the statistics.
+fn stat(engine: &StrataEngine, wanted: &str) -> u64 {
+    let details = engine.stats().unwrap().details;
+    details.iter().find(|(name, _)| *name == wanted).unwrap_or_else(|| panic!("no such detail: {wanted}")).1
+}
+
+/// Waits for what another thread is to do.
+#[track_caller]
+fn wait_for(what: &str, done: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(120);
+    while !done() {
+        assert!(Instant::now() < until, "waited for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn commit(engine: &StrataEngine, changes: &[(Key, Option<Value>)], at: u64, map: &mut Map) {

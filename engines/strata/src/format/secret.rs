@@ -1,0 +1,153 @@
+//! What a store keeps to itself so that nobody who chooses keys and values can steer it: the seed of every hash of
+//! keys, and the key that the salts of WAL files are made with.
+//!
+//! Owns: the hash of a key and the salt of a file (FORMAT.md, "Secrets"). Must not: show a secret in a message or a log.
+//!
+//! The hash is a multilinear one (Lemire and Kaser, "Strongly universal string hashing is fast"): the upper half of
+//! `s4 + s0 k0 + s1 k1 + s2 k2 + s3 k3` modulo 2^128, with the key's four words and five secret numbers. It is proven
+//! that two different keys have the same hash with a chance of 2^-64, whoever chose them, as long as the numbers are
+//! not known. XXH3 gives no such promise: it multiplies words of the key with each other. On the machine of the
+//! measurements it takes 3.3 ns, where XXH3 without a seed takes 2.3 and SipHash-1-3 11; a get of an absent key takes
+//! some 180.
+
+use std::fmt;
+use std::hash::Hasher as _;
+
+use engine_api::{Error, ErrorKind, Key, Result};
+use siphasher::sip128::{Hasher128 as _, SipHasher24};
+
+/// Bytes of a [`Seed`].
+pub(crate) const SEED_BYTES: usize = 80;
+/// Bytes of a [`WalKey`] and of a [`Salt`].
+pub(crate) const SALT_BYTES: usize = 16;
+
+/// The numbers that keys are hashed with: one hash for filters, memtables, the record cache and transactions.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Seed([u128; 5]);
+
+/// The key that the salts of a store's WAL files are made with. It never leaves the store: a copy has another one.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct WalKey([u8; SALT_BYTES]);
+
+/// What stands in every record of one WAL file and nowhere else.
+pub(crate) type Salt = [u8; SALT_BYTES];
+
+impl Seed {
+    /// A new store's.
+    ///
+    /// # Errors
+    /// `Internal`: the kernel gives no random bytes.
+    pub(crate) fn random() -> Result<Self> {
+        random().map(|bytes| Self::from_bytes(&bytes))
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8; SEED_BYTES]) -> Self {
+        Self(std::array::from_fn(|n| u128::from_le_bytes(std::array::from_fn(|i| bytes[16 * n + i]))))
+    }
+
+    pub(crate) fn to_bytes(self) -> [u8; SEED_BYTES] {
+        let mut bytes = [0; SEED_BYTES];
+        bytes.chunks_exact_mut(16).zip(self.0).for_each(|(to, number)| to.copy_from_slice(&number.to_le_bytes()));
+        bytes
+    }
+
+    /// The hash of a key.
+    #[inline]
+    pub(crate) fn hash(&self, key: &Key) -> u64 {
+        let Self([s0, s1, s2, s3, s4]) = self;
+        let word = |at: usize| u128::from(u64::from_le_bytes(std::array::from_fn(|i| key[at + i])));
+        let products =
+            [s0.wrapping_mul(word(0)), s1.wrapping_mul(word(8)), s2.wrapping_mul(word(16)), s3.wrapping_mul(word(24))];
+        (products.into_iter().fold(*s4, u128::wrapping_add) >> 64) as u64
+    }
+}
+
+impl WalKey {
+    /// A new store's, or a copy's.
+    ///
+    /// # Errors
+    /// As [`Seed::random`].
+    pub(crate) fn random() -> Result<Self> {
+        random().map(Self)
+    }
+
+    pub(crate) const fn from_bytes(bytes: &[u8; SALT_BYTES]) -> Self {
+        Self(*bytes)
+    }
+
+    pub(crate) fn to_bytes(self) -> [u8; SALT_BYTES] {
+        self.0
+    }
+
+    /// The salt of WAL file `file`. A number is never given twice, so each use of a file has another one.
+    pub(crate) fn salt(&self, file: u64) -> Salt {
+        let mut hasher = SipHasher24::new_with_key(&self.0);
+        hasher.write(&file.to_le_bytes());
+        hasher.finish128().as_bytes()
+    }
+}
+
+fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|e| Error::with_source(ErrorKind::Internal, "cannot get random bytes from the kernel", e))?;
+    Ok(bytes)
+}
+
+impl fmt::Debug for Seed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Seed")
+    }
+}
+
+impl fmt::Debug for WalKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WalKey")
+    }
+}
+
+#[cfg(test)]
+impl Seed {
+    /// One for tests, always the same.
+    pub(crate) fn fixed() -> Self {
+        Self::from_bytes(&std::array::from_fn(|n| (n as u8).wrapping_mul(0x9d) ^ 0x5a))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_come_back_from_their_bytes_and_are_never_shown() {
+        let (seed, key) = (Seed::random().expect("random"), WalKey::random().expect("random"));
+        assert!(Seed::from_bytes(&seed.to_bytes()) == seed && WalKey::from_bytes(&key.to_bytes()) == key);
+        assert!(seed != Seed::random().expect("random") && key != WalKey::random().expect("random"));
+        assert_eq!(format!("{seed:?} {key:?}"), "Seed WalKey");
+    }
+
+    #[test]
+    fn every_byte_of_a_key_and_every_number_of_the_seed_counts() {
+        let (seed, key) = (Seed::fixed(), [0x33; 32]);
+        let hash = seed.hash(&key);
+        for bit in 0..256 {
+            let mut other = key;
+            other[bit / 8] ^= 1 << (bit % 8);
+            assert_ne!(seed.hash(&other), hash, "bit={bit}");
+        }
+        for number in 0..5 {
+            let mut other = seed;
+            // Above what is cut off.
+            other.0[number] ^= 1 << 100;
+            assert_ne!(other.hash(&key), hash, "number={number}");
+        }
+    }
+
+    #[test]
+    fn salts_differ_between_files_and_between_stores() {
+        let (one, other) = (WalKey::from_bytes(&[1; 16]), WalKey::from_bytes(&[2; 16]));
+        assert_ne!(one.salt(1), one.salt(2));
+        assert_ne!(one.salt(1), other.salt(1));
+        assert_eq!(one.salt(7), one.salt(7));
+    }
+}
