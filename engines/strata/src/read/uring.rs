@@ -4,10 +4,11 @@
 //! reader or cursor, on its thread.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 
 use engine_api::Result;
-use io_uring::{IoUring, opcode, types};
+use io_uring::{EnterFlags, IoUring, cqueue, opcode, types};
 
 use crate::file::{PageBuffer, ReadFile};
 use crate::format::page::PageBytes;
@@ -18,8 +19,9 @@ pub(crate) struct Pipeline {
     /// None where the kernel refused: then reads are done when they are asked for.
     ring: Option<IoUring>,
     slots: Vec<Slot>,
-    /// Reads that were done at once, by slot.
-    done: VecDeque<usize>,
+    /// Reads that were done without the ring, by slot, and how each went.
+    done: VecDeque<(usize, io::Result<()>)>,
+    /// Reads that the ring was given, whether the kernel has taken them yet or not.
     in_flight: usize,
 }
 
@@ -75,7 +77,7 @@ impl Pipeline {
         }
         file.read(target, offset)?;
         *free = Some(asked);
-        self.done.push_back(slot);
+        self.done.push_back((slot, Ok(())));
         Ok(())
     }
 
@@ -90,35 +92,65 @@ impl Pipeline {
     /// Waits for any read; the slot it is in, which is free again, and how it went.
     ///
     /// # Errors
-    /// Those of the ring itself.
-    pub(crate) fn wait(&mut self) -> std::io::Result<Option<(usize, std::io::Result<()>)>> {
-        if let Some(slot) = self.done.pop_front() {
-            self.slots[slot].asked = None;
-            return Ok(Some((slot, Ok(()))));
+    /// Those of the ring itself, while the kernel has reads of it.
+    pub(crate) fn wait(&mut self) -> io::Result<Option<(usize, io::Result<()>)>> {
+        loop {
+            if let Some((slot, outcome)) = self.done.pop_front() {
+                self.slots[slot].asked = None;
+                return Ok(Some((slot, outcome)));
+            }
+            let Some(ring) = self.ring.as_mut().filter(|_| self.in_flight > 0) else { return Ok(None) };
+            let ended = ring.completion().next();
+            if let Some(entry) = ended {
+                return Ok(self.ended(&entry));
+            }
+            if let Err(e) = ring.submit_and_wait(1) {
+                self.refused(e)?;
+            }
         }
-        let Some(ring) = self.ring.as_mut().filter(|_| self.in_flight > 0) else { return Ok(None) };
-        let entry = loop {
-            if let Some(entry) = ring.completion().next() {
-                break entry;
-            }
-            match ring.submit_and_wait(1) {
-                Err(e) if e.raw_os_error() != Some(libc::EINTR) && e.raw_os_error() != Some(libc::EBUSY) => {
-                    return Err(e);
-                }
-                _ => {}
-            }
-        };
+    }
+
+    /// Ends the read of a completion.
+    fn ended(&mut self, entry: &cqueue::Entry) -> Option<(usize, io::Result<()>)> {
         self.in_flight -= 1;
         let slot = entry.user_data() as usize;
         let Slot { buffer, asked } = &mut self.slots[slot];
-        let Some(asked) = asked.take() else { return Ok(None) };
-        let outcome = match entry.result() {
-            read if read >= 0 && read as usize == asked.bytes => Ok(()),
-            // Cut short, as any read may be: the plain one goes on to the end or says why it cannot.
-            0.. => asked.file.read_at(&mut buffer.bytes_mut()[..asked.bytes], asked.offset),
-            failed => Err(std::io::Error::from_raw_os_error(-failed)),
+        let asked = asked.take()?;
+        let outcome = match how_it_went(entry.result(), asked.bytes) {
+            Went::Whole => Ok(()),
+            Went::Part => asked.file.read_at(&mut buffer.bytes_mut()[..asked.bytes], asked.offset),
+            Went::Failed(e) => Err(e),
         };
-        Ok(Some((slot, outcome)))
+        Some((slot, outcome))
+    }
+
+    /// The kernel has refused to take more reads or to wait. Where it has taken none, they are done without it, now and
+    /// from now on; where it has some and is only short of memory, one of those is waited for.
+    fn refused(&mut self, e: io::Error) -> io::Result<()> {
+        let Some(ring) = &mut self.ring else { return Err(e) };
+        if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY)) {
+            return Ok(());
+        }
+        if ring.submission().len() == self.in_flight {
+            self.ring = None;
+            self.in_flight = 0;
+            for (slot, Slot { buffer, asked }) in self.slots.iter_mut().enumerate() {
+                if let Some(asked) = asked {
+                    let target = &mut buffer.bytes_mut()[..asked.bytes];
+                    self.done.push_back((slot, asked.file.read_at(target, asked.offset)));
+                }
+            }
+            return Ok(());
+        }
+        if e.raw_os_error() != Some(libc::EAGAIN) {
+            return Err(e);
+        }
+        // SAFETY: it is given no memory.
+        let waited = unsafe { ring.submitter().enter::<libc::sigset_t>(0, 1, EnterFlags::GETEVENTS.bits(), None) };
+        match waited {
+            Err(e) if e.raw_os_error() != Some(libc::EINTR) => Err(e),
+            _ => Ok(()),
+        }
     }
 
     /// Page `index` of a slot whose read has ended.
@@ -126,6 +158,25 @@ impl Pipeline {
         let Slot { buffer, asked } = &self.slots[slot];
         assert!(asked.is_none(), "a slot is looked at while it is read into");
         buffer.page(index)
+    }
+}
+
+/// How a read of the ring ended.
+#[derive(Debug)]
+enum Went {
+    Whole,
+    /// Cut short or put off, as any read may be: the plain one goes on to the end or says why it cannot.
+    Part,
+    Failed(io::Error),
+}
+
+/// What the kernel says of a read of `bytes`: how many there are, or the number of an error below zero.
+fn how_it_went(result: i32, bytes: usize) -> Went {
+    match result {
+        read if usize::try_from(read) == Ok(bytes) => Went::Whole,
+        0.. => Went::Part,
+        put_off if [libc::EAGAIN, libc::EINTR, libc::ECANCELED].contains(&-put_off) => Went::Part,
+        failed => Went::Failed(io::Error::from_raw_os_error(-failed)),
     }
 }
 
@@ -138,6 +189,22 @@ impl Drop for Pipeline {
                 std::mem::forget(self.ring.take());
                 return;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_read_of_all_bytes_is_whole_and_only_a_passing_error_is_tried_again() {
+        assert!(matches!(how_it_went(4096, 4096), Went::Whole));
+        for result in [0, 1, 4095, -libc::EAGAIN, -libc::EINTR, -libc::ECANCELED] {
+            assert!(matches!(how_it_went(result, 4096), Went::Part), "result={result}");
+        }
+        for result in [-libc::EIO, -libc::EBADF, -libc::ENOMEM] {
+            assert!(matches!(how_it_went(result, 4096), Went::Failed(e) if e.raw_os_error() == Some(-result)));
         }
     }
 }

@@ -7,6 +7,7 @@ mod faults;
 mod faulty;
 mod groups;
 mod hostile;
+mod ring;
 mod support;
 
 use std::fs;
