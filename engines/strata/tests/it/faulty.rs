@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use engine_strata::storage::{Storage, StorageFile};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::support::Rng;
 
@@ -58,7 +58,55 @@ struct Disk {
 
 /// Shared with its files.
 #[derive(Clone, Default)]
-pub(crate) struct FaultyStorage(Arc<Mutex<Disk>>);
+pub(crate) struct FaultyStorage(Arc<Mutex<Disk>>, Arc<Gate>);
+
+/// What a thread passes that begins a segment: a test holds it there to look at what has become of everything else.
+#[derive(Default)]
+pub(crate) struct Gate {
+    state: Mutex<Passing>,
+    change: Condvar,
+}
+
+#[derive(Default)]
+struct Passing {
+    closed: bool,
+    may_pass: u64,
+    waiting: bool,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let mut state = self.state.lock();
+        while state.closed && state.may_pass == 0 {
+            state.waiting = true;
+            self.change.wait(&mut state);
+        }
+        state.waiting = false;
+        state.may_pass = state.may_pass.saturating_sub(1);
+    }
+
+    /// From now on segments are begun one by one, when [`Gate::let_one`] says so.
+    pub(crate) fn close(&self) {
+        self.state.lock().closed = true;
+    }
+
+    pub(crate) fn open(&self) {
+        self.state.lock().closed = false;
+        self.change.notify_all();
+    }
+
+    /// Whether a thread stands before a segment.
+    pub(crate) fn is_waited_at(&self) -> bool {
+        self.state.lock().waiting
+    }
+
+    pub(crate) fn let_one(&self) {
+        let mut state = self.state.lock();
+        state.waiting = false;
+        state.may_pass += 1;
+        self.change.notify_all();
+    }
+}
 
 struct FaultyFile {
     disk: Arc<Mutex<Disk>>,
@@ -136,11 +184,23 @@ impl FaultyStorage {
             })
             .collect();
         let allocated = left.values().map(|content| content.lock().bytes.len() as u64).sum();
-        Self(Arc::new(Mutex::new(Disk { names: left.clone(), durable_names: left, allocated, ..Disk::default() })))
+        let disk = Disk { names: left.clone(), durable_names: left, allocated, ..Disk::default() };
+        Self(Arc::new(Mutex::new(disk)), Arc::default())
+    }
+
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.1
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
         self.0.lock().names.keys().cloned().collect()
+    }
+
+    /// Bytes of all files whose names end so, and how many there are.
+    pub(crate) fn bytes_of(&self, kind: &str) -> (u64, usize) {
+        let disk = self.0.lock();
+        let files: Vec<_> = disk.names.iter().filter(|(name, _)| name.ends_with(kind)).collect();
+        (files.iter().map(|(_, content)| content.lock().bytes.len() as u64).sum(), files.len())
     }
 }
 
@@ -167,6 +227,9 @@ fn write_into(bytes: &mut Vec<u8>, offset: usize, written: &[u8]) {
 impl Storage for FaultyStorage {
     fn create(&self, name: &str) -> io::Result<Arc<dyn StorageFile>> {
         let content = Arc::new(Mutex::new(Content::default()));
+        if name.ends_with(".seg") {
+            self.1.pass();
+        }
         let mut disk = self.0.lock();
         if disk.fault == Fault::NoSegments && name.ends_with(".seg") {
             return Err(io::ErrorKind::StorageFull.into());

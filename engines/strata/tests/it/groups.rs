@@ -2,13 +2,13 @@
 //! every change of the disk. And what they leave on it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use engine_api::{Durability, Engine};
 use engine_strata::{Sizes, StrataEngine};
 
 use crate::faulty::{Fault, FaultyStorage};
 use crate::support::{Map, OPTIONS, apply, assert_holds, batch, stat, try_commit};
+use crate::wait_for;
 
 /// Memtables of a few batches; the base of [`batch`]'s keys then has six segments or more, each a group by itself.
 pub(crate) const SIZES: Sizes = Sizes { mem_records: 256, segment_records: 384, wal_bytes: 64 << 10 };
@@ -132,11 +132,7 @@ fn files_that_a_merge_has_replaced_are_removed_while_the_store_is_open() {
         }
     }
     let named = stat(&engine, "segments");
-    let until = Instant::now() + Duration::from_secs(60);
     let files = || storage.names().iter().filter(|name| name.ends_with(".seg")).count() as u64;
-    while files() != named {
-        assert!(Instant::now() < until, "files={} of which {named} are the store's", files());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for("files that no run has any more to be removed", || files() == named);
     assert_holds(&engine, &content(3 * BASE), 3 * BASE, "settled");
 }

@@ -3,12 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod bounds;
 mod faults;
 mod faulty;
 mod groups;
 mod hostile;
 mod ring;
 mod support;
+mod week;
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -18,7 +20,7 @@ use std::time::{Duration, Instant};
 use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
 use engine_strata::{StrataEngine, StrataOptions};
 
-use support::{Map, Rng};
+use support::{Map, Rng, stat};
 
 const SMALL: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 1 << 20 };
 
@@ -33,11 +35,6 @@ fn seq(seq: u64) -> Checkpoint {
 }
 
 /// The detail of this name in the statistics.
-fn stat(engine: &StrataEngine, wanted: &str) -> u64 {
-    let details = engine.stats().unwrap().details;
-    details.iter().find(|(name, _)| *name == wanted).unwrap_or_else(|| panic!("no such detail: {wanted}")).1
-}
-
 /// Waits for what another thread is to do.
 #[track_caller]
 fn wait_for(what: &str, done: impl Fn() -> bool) {
