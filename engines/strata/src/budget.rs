@@ -1,12 +1,16 @@
-//! The memory that segments share: who asks first gets it, and gives it back when dropped.
+//! The memory of a store: what everything in it takes, and gives back when it is dropped.
+//!
+//! Owns: the sums. Must not: decide who gets what; the writing side does. Any thread.
+//!
+//! What can be done without is taken while there is some left. What cannot is taken in any case: there may be a debt then.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 /// Bytes that are left.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    left_bytes: AtomicU64,
+    left_bytes: AtomicI64,
 }
 
 /// Bytes taken from a budget.
@@ -16,39 +20,41 @@ pub(crate) struct Share {
     bytes: u64,
 }
 
+// ORDERING: Relaxed in all of this file: sums that guard no other memory.
 impl Budget {
     pub(crate) fn new(bytes: u64) -> Arc<Self> {
-        Arc::new(Self { left_bytes: AtomicU64::new(bytes) })
+        Arc::new(Self { left_bytes: AtomicI64::new(i64::try_from(bytes).unwrap_or(i64::MAX)) })
     }
 
-    /// Takes `bytes` if that many are left.
-    pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Option<Share> {
-        // ORDERING: Relaxed: a count that guards no other memory.
-        let taken =
-            self.left_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok();
+    /// Takes `bytes` if that leaves at least `leave_bytes`.
+    pub(crate) fn take(self: &Arc<Self>, bytes: u64, leave_bytes: u64) -> Option<Share> {
+        let enough = i64::try_from(bytes.saturating_add(leave_bytes)).unwrap_or(i64::MAX);
+        let taken = self
+            .left_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| (left >= enough).then(|| left - bytes as i64))
+            .is_ok();
         taken.then(|| Share { budget: Arc::clone(self), bytes })
     }
 
-    /// Takes `bytes`, or what is left of them: for what is needed in any case.
+    /// Takes `bytes`, which cannot be done without; there may be a debt afterwards.
     pub(crate) fn take_always(self: &Arc<Self>, bytes: u64) -> Share {
-        let mut taken = 0;
-        // ORDERING: Relaxed: as above.
-        let _ = self.left_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
-            taken = bytes.min(left);
-            Some(left - taken)
-        });
-        Share { budget: Arc::clone(self), bytes: taken }
+        self.left_bytes.fetch_sub(bytes as i64, Ordering::Relaxed);
+        Share { budget: Arc::clone(self), bytes }
     }
 
-    pub(crate) fn left_bytes(&self) -> u64 {
-        // ORDERING: Relaxed: a statistic.
+    /// What is left; less than nothing is a debt.
+    pub(crate) fn left(&self) -> i64 {
         self.left_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What is left, in bytes.
+    pub(crate) fn left_bytes(&self) -> u64 {
+        self.left().max(0) as u64
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        // ORDERING: Relaxed: as in `take`.
-        self.budget.left_bytes.fetch_add(self.bytes, Ordering::Relaxed);
+        self.budget.left_bytes.fetch_add(self.bytes as i64, Ordering::Relaxed);
     }
 }

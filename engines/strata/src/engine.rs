@@ -30,6 +30,7 @@ use crate::read::reader::StrataReader;
 use crate::read::visible::Visible;
 use crate::stats::Counters;
 use crate::storage::{DirStorage, Storage};
+use crate::write::garbage::Garbage;
 use crate::write::merge;
 use crate::write::recover::{Recovered, recover};
 use crate::write::txn::StrataTxn;
@@ -63,6 +64,7 @@ pub(crate) struct Shared {
     pub(crate) done: Condvar,
     pub(crate) next_id: AtomicU64,
     pub(crate) counters: Counters,
+    pub(crate) garbage: Garbage,
 }
 
 /// What the one writer owns.
@@ -80,8 +82,10 @@ pub(crate) struct Work {
     pub(crate) settle: bool,
     /// Rounds that were completed: what waiters look at.
     pub(crate) rounds: u64,
-    /// Why the last round failed.
+    /// Why the last flush failed.
     pub(crate) failed: Option<(ErrorKind, String)>,
+    /// Why the last merge failed, or was put off for want of space.
+    pub(crate) merge_failed: Option<(ErrorKind, String)>,
     /// The merging thread has ended: nobody may wait for it.
     pub(crate) ended: bool,
     /// WAL files to be overwritten.
@@ -209,6 +213,8 @@ impl Engine for StrataEngine {
         self.shared.remove_spares();
         self.shared.drain(&mut writer)?;
         self.shared.remove_spares();
+        // Commits go on while it is merged; what they write is left to the next merges.
+        drop(writer);
         merge::settle(&self.shared)
     }
 
@@ -250,6 +256,7 @@ impl Shared {
             done: Condvar::new(),
             next_id: AtomicU64::new(next_id),
             counters: Counters::default(),
+            garbage: Garbage::default(),
         }
     }
 }

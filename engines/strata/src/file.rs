@@ -23,7 +23,11 @@ impl ReadFile {
         let file = storage.open(name, true).map_err(|e| {
             // A file that a manifest names and that is not there is damage, not a wrong path.
             let missing = e.kind() == io::ErrorKind::NotFound;
-            let kind = if missing { ErrorKind::DataDamaged } else { ErrorKind::FixInput };
+            let kind = match missing {
+                true => ErrorKind::DataDamaged,
+                false if passes(&e) => ErrorKind::Retry,
+                false => ErrorKind::FixInput,
+            };
             Error::with_source(kind, format!("cannot open file={shown} reason={e}"), e)
         })?;
         Ok(Self { file, shown })
@@ -48,7 +52,7 @@ impl ReadFile {
         let message = format!("cannot read: file={} offset={offset} bytes={bytes} reason={e}", self.shown);
         match e.kind() {
             io::ErrorKind::UnexpectedEof => Error::with_source(ErrorKind::DataDamaged, message, e),
-            _ => Error::io(message, e),
+            _ => io_error(message, e),
         }
     }
 
@@ -61,6 +65,18 @@ impl ReadFile {
     pub(crate) fn shared(&self) -> Arc<dyn StorageFile> {
         Arc::clone(&self.file)
     }
+}
+
+/// Whether an error is a want of descriptors, memory or kernel resources, which passes.
+pub(crate) fn passes(e: &io::Error) -> bool {
+    let wants = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS, libc::EAGAIN, libc::EINTR];
+    e.raw_os_error().is_some_and(|code| wants.contains(&code)) || e.kind() == io::ErrorKind::OutOfMemory
+}
+
+/// An I/O error of a call that has changed nothing where it failed: a want that passes is [`ErrorKind::Retry`]. Not for
+/// flushes, after which nothing is known.
+pub(crate) fn io_error(message: impl Into<String>, e: io::Error) -> Error {
+    if passes(&e) { Error::with_source(ErrorKind::Retry, message, e) } else { Error::io(message, e) }
 }
 
 /// A file of the store in messages.
@@ -78,17 +94,19 @@ pub(crate) fn sync_dir(storage: &dyn Storage) -> Result<()> {
 /// Replaces the file `name` by `bytes`, wholly or not at all.
 pub(crate) fn replace(storage: &dyn Storage, name: &str, bytes: &[u8]) -> Result<()> {
     let part = format!("{name}.tmp");
+    let message = |e: &io::Error| format!("cannot write file={} reason={e}", shown(storage, name));
+    let create = || match storage.remove(&part) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => storage.create(&part),
+    };
+    // Nothing is replaced yet: what passes may be tried again.
+    let file = create().map_err(|e| io_error(message(&e), e))?;
     let write = || {
-        match storage.remove(&part) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-        let file = storage.create(&part)?;
         file.write_at(bytes, 0)?;
         file.sync_data()?;
         storage.rename(&part, name)
     };
-    write().map_err(|e| Error::io(format!("cannot write file={} reason={e}", shown(storage, name)), e))?;
+    write().map_err(|e| Error::io(message(&e), e))?;
     sync_dir(storage)
 }
 

@@ -21,6 +21,9 @@ pub(crate) struct Counters {
     segment_bytes: AtomicU64,
     flushes: AtomicU64,
     merges: AtomicU64,
+    failures: AtomicU64,
+    /// Of the disk, for the merge that comes next.
+    merge_short_bytes: AtomicU64,
     stalls: AtomicU64,
     stall_us: AtomicU64,
     stall_longest_us: AtomicU64,
@@ -49,7 +52,17 @@ impl Counters {
         self.merges.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A commit waited for a flush.
+    /// A flush or a merge failed, or was put off for want of space.
+    pub(crate) fn merge_failed(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A merge that is due lacks so much disk space, or none.
+    pub(crate) fn merge_short(&self, bytes: u64) {
+        self.merge_short_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// A commit waited for a flush or a merge.
     pub(crate) fn stalled(&self, time: Duration) {
         let us = time.as_micros() as u64;
         self.stalls.fetch_add(1, Ordering::Relaxed);
@@ -57,7 +70,7 @@ impl Counters {
         self.stall_longest_us.fetch_max(us, Ordering::Relaxed);
     }
 
-    fn details(&self) -> [(&'static str, u64); 9] {
+    fn details(&self) -> [(&'static str, u64); 11] {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (committed, wal, segments) =
             (read(&self.committed_bytes), read(&self.wal_bytes), read(&self.segment_bytes));
@@ -68,6 +81,8 @@ impl Counters {
             ("write_amplification_percent", percent(wal + segments, committed)),
             ("flushes", read(&self.flushes)),
             ("merges", read(&self.merges)),
+            ("merge_failures", read(&self.failures)),
+            ("merge_short_of_disk_bytes", read(&self.merge_short_bytes)),
             ("write_stalls", read(&self.stalls)),
             ("write_stall_us", read(&self.stall_us)),
             ("write_stall_longest_us", read(&self.stall_longest_us)),
@@ -104,6 +119,11 @@ impl Shared {
             ("memory_left_bytes", self.budget.left_bytes()),
             ("filter_planes_least", version.segments().map(|one| one.planes_loaded() as u64).min().unwrap_or(0)),
         ];
+        details.extend([
+            ("unreadable_segments", version.segments().filter(|one| one.is_unreadable()).count() as u64),
+            ("replaced_held", self.garbage.held()),
+            ("replaced_dropped", self.garbage.dropped()),
+        ]);
         details.extend(expected_reads(version));
         details.extend(self.counters.details());
         details.extend(self.reads.details());

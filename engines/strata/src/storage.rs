@@ -64,6 +64,8 @@ pub trait StorageFile: Send + Sync {
 /// A directory of the filesystem.
 pub struct DirStorage {
     dir: PathBuf,
+    /// The directory itself, for flushes: they must not fail for want of a descriptor. None where nothing is written.
+    handle: Option<File>,
 }
 
 impl DirStorage {
@@ -73,12 +75,12 @@ impl DirStorage {
     /// What the filesystem says.
     pub fn open(dir: &Path) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
-        Ok(Self::existing(dir))
+        Ok(Self { handle: Some(File::open(dir)?), ..Self::existing(dir) })
     }
 
     /// The directory `dir`, which is there.
     pub(crate) fn existing(dir: &Path) -> Self {
-        Self { dir: dir.to_owned() }
+        Self { dir: dir.to_owned(), handle: None }
     }
 }
 
@@ -120,7 +122,10 @@ impl Storage for DirStorage {
     }
 
     fn sync_dir(&self) -> io::Result<()> {
-        File::open(&self.dir)?.sync_all()
+        match &self.handle {
+            Some(handle) => handle.sync_all(),
+            None => File::open(&self.dir)?.sync_all(),
+        }
     }
 
     fn free_bytes(&self) -> io::Result<u64> {

@@ -14,7 +14,7 @@ use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::file::shown;
+use crate::file::{io_error, shown};
 use crate::format::secret::{SALT_BYTES, Salt, WalKey};
 use crate::storage::{Storage, StorageFile};
 
@@ -114,23 +114,20 @@ impl Wal {
         storage: &dyn Storage,
         key: &WalKey,
         id: u64,
-        spare: Option<String>,
+        spare: Option<&str>,
         flushed: u64,
     ) -> Result<Self> {
         let own = name(id);
-        let make = || {
-            let file = match &spare {
-                Some(spare) => {
-                    storage.rename(spare, &own)?;
-                    storage.open_write(&own)?
-                }
-                None => storage.create(&own)?,
-            };
-            storage.sync_dir()?;
-            std::io::Result::Ok(file)
-        };
         let shown = shown(storage, &own);
-        let file = make().map_err(|e| Error::io(format!("cannot create file={shown} reason={e}"), e))?;
+        let message = |e: &std::io::Error| format!("cannot create file={shown} reason={e}");
+        let opened = match spare {
+            Some(spare) => storage.open_write(spare),
+            None => storage.create(&own),
+        };
+        // Nothing is changed yet: what passes may be tried again.
+        let file = opened.map_err(|e| io_error(message(&e), e))?;
+        let named = spare.map_or(Ok(()), |spare| storage.rename(spare, &own)).and_then(|()| storage.sync_dir());
+        named.map_err(|e| Error::io(message(&e), e))?;
         Ok(Self {
             file,
             shown,

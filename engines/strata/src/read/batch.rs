@@ -2,7 +2,7 @@
 //!
 //! Owns: the order of a batch's reads. Runs on the reader's thread.
 
-use engine_api::{Error, Key, Result, Value};
+use engine_api::{Error, ErrorKind, Key, Result, Value};
 
 use crate::format::page::PAGE_BYTES;
 use crate::read::lookup::Lookup;
@@ -91,7 +91,8 @@ impl<'a> Batch<'a> {
 
     /// Waits for a read and ends its get; the slot that is free then.
     fn finish_one(&mut self) -> Result<usize> {
-        let ended = self.pipeline.wait().map_err(|e| Error::io("cannot wait for reads", e))?;
+        let ended =
+            self.pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))?;
         let (slot, outcome) = ended.ok_or_else(lost)?;
         let read = self.waiting[slot].take().ok_or_else(lost)?;
         let offset = u64::from(read.page) * PAGE_BYTES as u64;
@@ -108,5 +109,5 @@ impl<'a> Batch<'a> {
 }
 
 fn lost() -> Error {
-    Error::new(engine_api::ErrorKind::Internal, "a read that was asked for never ended")
+    Error::new(ErrorKind::Internal, "a read that was asked for never ended")
 }

@@ -168,13 +168,13 @@ impl RunCursor {
         let run = Arc::clone(&self.run);
         let segment = &run.segments()[chunk.segment];
         if let Some(slot) = chunk.slot {
-            self.wait(slot, segment, &chunk.pages)?;
+            self.wait(slot, segment, &chunk.pages).map_err(|e| self.told(segment, e))?;
         }
         self.ahead = self.ask(chunk.slot.map_or(0, |slot| (slot + 1) % SLOTS))?;
         if let Some(slot) = chunk.slot {
             for number in chunk.pages.clone() {
                 let bytes = self.pipeline.page(slot, (number - chunk.pages.start) as usize);
-                segment.verify(bytes, number)?;
+                segment.verify(bytes, number).map_err(|e| self.told(segment, e))?;
                 if self.keep == Keep::InMemory {
                     segment.keep(number, bytes);
                 }
@@ -204,7 +204,8 @@ impl RunCursor {
             let pages = first..first + alike;
             if !ready {
                 let bytes = alike as usize * PAGE_BYTES;
-                self.pipeline.ask(slot, segment.file(), u64::from(first) * PAGE_BYTES as u64, bytes)?;
+                let asked = self.pipeline.ask(slot, segment.file(), u64::from(first) * PAGE_BYTES as u64, bytes);
+                asked.map_err(|e| self.told(segment, e))?;
                 self.pipeline.start();
                 segment.count_run_read(bytes);
             }
@@ -214,9 +215,20 @@ impl RunCursor {
         }
     }
 
+    /// A merge takes in that it cannot read a segment, unless that may pass: nothing was changed, and the next merge leaves
+    /// it alone.
+    fn told(&self, segment: &Segment, error: Error) -> Error {
+        if self.keep == Keep::InMemory || error.kind() == ErrorKind::Retry {
+            return error;
+        }
+        segment.mark_unreadable();
+        Error::with_source(ErrorKind::DataDamaged, format!("a merge leaves a segment out: {error}"), error)
+    }
+
     fn wait(&mut self, slot: usize, segment: &Segment, pages: &Range<u32>) -> Result<()> {
         let lost = || Error::new(ErrorKind::Internal, "a read that was asked for never ended");
-        let ended = self.pipeline.wait().map_err(|e| Error::io("cannot wait for reads", e))?;
+        let ended =
+            self.pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))?;
         let (found, outcome) = ended.ok_or_else(lost)?;
         if found != slot {
             return Err(lost());

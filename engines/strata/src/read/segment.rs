@@ -4,13 +4,14 @@
 //! segment on any thread at once.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use engine_api::{Error, ErrorKind, Key, Result, Value};
 use memmap2::MmapMut;
 
 use crate::budget::{Budget, Share};
-use crate::file::{PageBuffer, ReadFile};
+use crate::file::{PageBuffer, ReadFile, io_error};
 use crate::format::filter::{PLANES, may_contain, prefetch};
 use crate::format::footer::{Footer, Origin, Section, SegmentInfo, VERSION, Wrong};
 use crate::format::page::{PAGE_BYTES, Page, PageBytes, prefix};
@@ -35,6 +36,8 @@ pub(crate) struct Segment {
     resident: OnceLock<Resident>,
     _directory_share: Share,
     reads: Arc<Reads>,
+    /// A merge could not read some of it.
+    unreadable: AtomicBool,
     end: Retire,
 }
 
@@ -102,6 +105,7 @@ impl Segment {
             resident: OnceLock::new(),
             _directory_share: share,
             reads: Arc::clone(reads),
+            unreadable: AtomicBool::new(false),
             // Left behind it would be removed by the next opening.
             end: Retire::new(move || drop(removed_from.remove(&name(info.id)))),
         };
@@ -113,8 +117,7 @@ impl Segment {
     pub(crate) fn load_plane(&self, plane: usize, budget: &Arc<Budget>, leave_bytes: u64) -> Result<()> {
         let section = self.footer.planes[plane];
         if self.planes[plane].get().is_none()
-            && budget.left_bytes() >= section.bytes.saturating_add(leave_bytes)
-            && let Some(share) = budget.take(section.bytes)
+            && let Some(share) = budget.take(section.bytes, leave_bytes)
         {
             let bytes = read_section(&self.file, section, &self.reads.pool)?;
             // Set by one thread only: the one that opens or merges.
@@ -131,6 +134,22 @@ impl Segment {
     /// Bytes of its pages.
     pub(crate) fn page_bytes(&self) -> u64 {
         u64::from(self.footer.pages) * PAGE_BYTES as u64
+    }
+
+    /// Bytes of its file.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.page_bytes() + self.index_bytes() + PAGE_BYTES as u64
+    }
+
+    /// A merge could not read some of it: merges leave it alone until the store is opened again.
+    pub(crate) fn mark_unreadable(&self) {
+        // ORDERING: Relaxed, here and below: looked at by the thread that sets it, and as a statistic.
+        self.unreadable.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a merge could not read some of it.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        self.unreadable.load(Ordering::Relaxed)
     }
 
     /// Bytes of its directory, which is in memory.
@@ -162,7 +181,7 @@ impl Segment {
     /// Makes room for its pages in memory, if there is any.
     pub(crate) fn make_resident(&self, budget: &Arc<Budget>) {
         if self.resident.get().is_none()
-            && let Some(share) = budget.take(self.page_bytes())
+            && let Some(share) = budget.take(self.page_bytes(), 0)
             && let Ok(map) = MmapMut::map_anon(self.page_bytes() as usize)
         {
             let _ = self.resident.set(Resident::new(map, self.footer.pages, share));
@@ -171,7 +190,7 @@ impl Segment {
 
     /// Takes over pages that were kept while they were written, if there is memory for them.
     pub(crate) fn adopt_pages(&self, pages: MmapMut, budget: &Arc<Budget>) {
-        if let Some(share) = budget.take(self.page_bytes()) {
+        if let Some(share) = budget.take(self.page_bytes(), 0) {
             let _ = self.resident.set(Resident::filled(pages, self.footer.pages, share));
         }
     }
@@ -390,7 +409,7 @@ fn check_directory(directory: &[u64], info: &SegmentInfo) -> Result<(), &'static
 fn read_section(file: &ReadFile, section: Section, pool: &Pool) -> Result<HugeBytes> {
     let mut bytes = pool
         .take(section.bytes as usize)
-        .map_err(|e| Error::io(format!("no memory: file={} bytes={}", file.shown(), section.bytes), e))?;
+        .map_err(|e| io_error(format!("no memory: file={} bytes={}", file.shown(), section.bytes), e))?;
     file.read(bytes.whole_pages_mut(), section.offset)?;
     let computed = crc32c::crc32c(bytes.bytes());
     if computed != section.crc {

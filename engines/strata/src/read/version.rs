@@ -15,6 +15,8 @@ use crate::read::segment::{Probe, Segment};
 pub(crate) struct Run {
     segments: Vec<Arc<Segment>>,
     firsts: Firsts,
+    /// What a merge into the base had to leave out.
+    left_over: bool,
 }
 
 /// The first key of each segment: a search through them touches no segment.
@@ -62,7 +64,33 @@ pub(crate) enum Known<'v> {
 impl Run {
     pub(crate) fn new(segments: Vec<Arc<Segment>>) -> Self {
         let firsts = Firsts::new(segments.iter().map(|segment| segment.info.first).collect());
-        Self { segments, firsts }
+        Self { segments, firsts, left_over: false }
+    }
+
+    /// What a merge into the base had to leave out, because it cannot read that part of the base.
+    pub(crate) fn left_over(segments: Vec<Arc<Segment>>) -> Self {
+        Self { left_over: true, ..Self::new(segments) }
+    }
+
+    /// Whether it was left over by a merge: another one finds nothing more to merge.
+    pub(crate) fn is_left_over(&self) -> bool {
+        self.left_over
+    }
+
+    /// Whether a merge could not read all of it.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        self.segments.iter().any(|segment| segment.is_unreadable())
+    }
+
+    /// Whether it is the same run: no two runs share a segment.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        let first = |run: &Self| run.segments.first().map(|segment| segment.info.id);
+        first(self) == first(other)
+    }
+
+    /// Bytes of its files.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.file_bytes()).sum()
     }
 
     pub(crate) fn segments(&self) -> &[Arc<Segment>] {

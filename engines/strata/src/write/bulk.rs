@@ -11,7 +11,8 @@ use crate::format::secret::WalKey;
 use crate::read::segment;
 use crate::read::version::{Run, Version};
 use crate::storage::DirStorage;
-use crate::write::merge::write_pairs;
+use crate::write::merge::is_final;
+use crate::write::output::write_pairs;
 
 impl BulkLoad for StrataEngine {
     fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
@@ -42,7 +43,7 @@ impl BulkLoad for StrataEngine {
                 |manifest| manifest.checkpoint = *checkpoint,
                 |visible| visible.checkpoint = *checkpoint,
             )
-            .map_err(|e| if e.kind() == ErrorKind::FreeSpace { e } else { shared.poison(e) })
+            .map_err(|e| if is_final(&e) { shared.poison(e) } else { e })
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
 use parking_lot::MutexGuard;
@@ -14,6 +14,12 @@ use crate::engine::{FROZEN_MAX, Shared, Writer};
 use crate::format::wal::Wal;
 use crate::read::visible::{Frozen, Visible};
 use crate::write::mem::Mem;
+use crate::write::merge::{RUNS_MAX, is_final};
+use crate::write::plan::like_sized;
+
+/// How long a commit waits for a want of descriptors or memory to pass, and how long before it asks first.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(1);
 
 impl Shared {
     /// The writer lock, unless writing is refused.
@@ -105,13 +111,10 @@ impl Shared {
     /// Freezes the active memtable and starts a new one, with room for `records`. Waits while too many are frozen.
     fn rotate(&self, writer: &mut Writer, records: usize) -> Result<()> {
         self.wait_for_flush(FROZEN_MAX - 1)?;
+        self.wait_for_merge()?;
         // The next file stands on all of this one.
         writer.wal.sync().map_err(|e| self.poison(e))?;
-        // ORDERING: Relaxed: a number that is given once; the manifest orders files.
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let spare = self.work.lock().spare.pop();
-        let wal = Wal::create(&*self.storage, writer.wal.key(), id, spare, writer.batch)
-            .map_err(|e| if e.kind() == ErrorKind::FreeSpace { e } else { self.poison(e) })?;
+        let wal = self.next_wal(writer)?;
         let old = std::mem::replace(&mut writer.wal, wal);
         let batch = writer.batch;
         let active = Arc::new(Mem::new(records.max(self.sizes.mem_records)));
@@ -124,6 +127,27 @@ impl Shared {
         let _work = self.work.lock();
         self.wake.notify_all();
         Ok(())
+    }
+
+    /// The file that the next batches are written to. A want of descriptors or memory is waited for.
+    fn next_wal(&self, writer: &Writer) -> Result<Wal> {
+        let since = Instant::now();
+        let mut pause = PAUSE;
+        loop {
+            // ORDERING: Relaxed: a number that is given once; the manifest orders files.
+            let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+            let spare = self.work.lock().spare.pop();
+            match Wal::create(&*self.storage, writer.wal.key(), id, spare.as_deref(), writer.batch) {
+                Ok(wal) => return Ok(wal),
+                Err(failed) if is_final(&failed) => return Err(self.poison(failed)),
+                Err(failed) if failed.kind() != ErrorKind::Retry || since.elapsed() >= PATIENCE => return Err(failed),
+                // It was not touched.
+                Err(_) => self.work.lock().spare.extend(spare),
+            }
+            std::thread::sleep(pause);
+            self.counters.stalled(pause);
+            pause *= 2;
+        }
     }
 
     /// Removes the WAL files that wait to be overwritten.
@@ -154,13 +178,15 @@ impl Shared {
     }
 
     fn wait_until_flushed(&self, most: usize) -> Result<()> {
+        let since = Instant::now();
         let mut work = self.work.lock();
         // A failure of before is tried again once: space may have been freed meanwhile.
         let mut rounds = None;
         while self.visible.load().frozen.len() > most {
             work.check_alive()?;
-            if let (Some((kind, why)), Some(since)) = (&work.failed, rounds)
-                && work.rounds > since
+            if let (Some((kind, why)), Some(before)) = (&work.failed, rounds)
+                && work.rounds > before
+                && (*kind != ErrorKind::Retry || since.elapsed() >= PATIENCE)
             {
                 return Err(Error::new(*kind, why.clone()));
             }
@@ -169,5 +195,37 @@ impl Shared {
             self.done.wait(&mut work);
         }
         Ok(())
+    }
+
+    /// Waits while there are too many delta runs for another one; gives up where merging has failed.
+    fn wait_for_merge(&self) -> Result<()> {
+        if self.visible.load().version.deltas.len() < RUNS_MAX {
+            return Ok(());
+        }
+        let since = Instant::now();
+        let waited = self.wait_until_merged(since);
+        self.counters.stalled(since.elapsed());
+        waited
+    }
+
+    fn wait_until_merged(&self, since: Instant) -> Result<()> {
+        let mut work = self.work.lock();
+        loop {
+            let now = self.visible.load();
+            let deltas = &now.version.deltas;
+            // Where nothing can be merged, because too many runs cannot be read, waiting would not help.
+            if deltas.len() < RUNS_MAX || like_sized(deltas, now.active.capacity() as u64).is_none() {
+                return Ok(());
+            }
+            work.check_alive()?;
+            self.refuse_if_poisoned()?;
+            if let Some((kind, why)) = &work.merge_failed
+                && (*kind == ErrorKind::FreeSpace || since.elapsed() >= PATIENCE)
+            {
+                return Err(Error::new(*kind, why.clone()));
+            }
+            self.wake.notify_all();
+            self.done.wait(&mut work);
+        }
     }
 }

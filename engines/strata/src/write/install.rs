@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use engine_api::{Checkpoint, Result};
+use engine_api::{Checkpoint, Error, ErrorKind, Result};
 use memmap2::MmapMut;
 
 use crate::engine::Shared;
@@ -17,16 +17,32 @@ use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
 use crate::format::page::{PAGE_BYTES, PAGE_RECORDS_MIN};
 use crate::memory::map_huge;
-use crate::read::segment::Segment;
+use crate::read::segment::{self, Segment};
 use crate::read::version::Version;
 use crate::read::visible::Visible;
 use crate::write::writer::Written;
 
+/// What was written cannot be read back: no manifest names it, so that it can be written again.
+fn unread(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Reopen => Error::with_source(ErrorKind::Retry, error.to_string(), error),
+        _ => error,
+    }
+}
+
 impl Shared {
     /// Opens a segment that was just written.
     pub(crate) fn open_segment(&self, written: Written) -> Result<Arc<Segment>> {
-        let segment = Segment::open(&self.storage, written.info, &self.budget, &self.reads)?;
-        (1..PLANES).try_for_each(|plane| segment.load_plane(plane, &self.budget, 0))?;
+        let name = segment::name(written.info.id);
+        let opened = Segment::open(&self.storage, written.info, &self.budget, &self.reads).and_then(|segment| {
+            (1..PLANES).try_for_each(|plane| segment.load_plane(plane, &self.budget, 0))?;
+            Ok(segment)
+        });
+        let segment = opened.map_err(|e| {
+            // No manifest names it; one that stays is removed by the next opening.
+            self.storage.remove(&name).ok();
+            unread(e)
+        })?;
         if let Some(pages) = written.kept {
             segment.adopt_pages(pages, &self.budget);
         }
@@ -72,7 +88,8 @@ impl Shared {
         let ids = |version: &Version| version.segments().map(|segment| segment.info.id).collect::<BTreeSet<u64>>();
         if let Err(failed) = sync_dir(&*self.storage).and_then(|()| next.write(&*self.storage)) {
             // Where the new manifest is in place after all, its segments must stay; the next opening decides.
-            if !matches!(Manifest::read(&*self.storage), Ok(Some(found)) if found == *manifest) {
+            let nothing_begun = failed.kind() == ErrorKind::Retry;
+            if !nothing_begun && !matches!(Manifest::read(&*self.storage), Ok(Some(found)) if found == *manifest) {
                 return Err(failed);
             }
             let known = ids(&before);
@@ -86,6 +103,7 @@ impl Shared {
             to_visible(visible);
         });
         before.segments().filter(|segment| !kept.contains(&segment.info.id)).for_each(|segment| segment.retire());
+        self.garbage.hold(before);
         Ok(())
     }
 

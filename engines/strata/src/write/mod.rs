@@ -5,9 +5,12 @@
 
 pub(crate) mod bulk;
 pub(crate) mod commit;
+pub(crate) mod garbage;
 pub(crate) mod install;
 pub(crate) mod mem;
 pub(crate) mod merge;
+pub(crate) mod output;
+pub(crate) mod plan;
 pub(crate) mod recover;
 pub(crate) mod replay;
 pub(crate) mod retire;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use engine_api::{Error, ErrorKind, Key, Result, Value};
 use memmap2::MmapMut;
 
-use crate::file::shown;
+use crate::file::{io_error, shown};
 use crate::format::filter::{PLANES, insert, plane_bytes};
 use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
 use crate::format::page::{PAGE_BYTES, PageBuilder, prefix};
@@ -45,7 +45,7 @@ pub(crate) struct Written {
 impl SegmentWriter {
     /// A new file. In `kept` there is room for every page that will be written, or they are not kept.
     pub(crate) fn create(storage: &Arc<dyn Storage>, id: u64, origin: &Origin, kept: Option<MmapMut>) -> Result<Self> {
-        let file = storage.create(&name(id)).map_err(|e| cannot_write(&**storage, id, e))?;
+        let file = storage.create(&name(id)).map_err(|e| io_error(cannot_write(&**storage, id, &e), e))?;
         Ok(Self {
             storage: Arc::clone(storage),
             file,
@@ -106,7 +106,7 @@ impl SegmentWriter {
         let footer = Footer { info, pages, planes, directory, origin };
         self.pending.extend_from_slice(&footer.encode());
         self.flush(0)?;
-        self.file.sync_data().map_err(|e| cannot_write(&*self.storage, self.id, e))?;
+        self.file.sync_data().map_err(|e| Error::io(cannot_write(&*self.storage, self.id, &e), e))?;
         self.file.forget_pages();
         self.finished = true;
         Ok(Written { info, file_bytes: self.written_bytes, kept: self.kept.take() })
@@ -138,7 +138,7 @@ impl SegmentWriter {
     fn flush(&mut self, above: usize) -> Result<()> {
         if self.pending.len() > above {
             let written = self.file.write_at(&self.pending, self.written_bytes);
-            written.map_err(|e| cannot_write(&*self.storage, self.id, e))?;
+            written.map_err(|e| io_error(cannot_write(&*self.storage, self.id, &e), e))?;
             self.file.start_writeback(self.written_bytes, self.pending.len() as u64);
             self.written_bytes += self.pending.len() as u64;
             self.pending.clear();
@@ -156,6 +156,6 @@ impl Drop for SegmentWriter {
     }
 }
 
-fn cannot_write(storage: &dyn Storage, id: u64, e: std::io::Error) -> Error {
-    Error::io(format!("cannot write file={} reason={e}", shown(storage, &name(id))), e)
+fn cannot_write(storage: &dyn Storage, id: u64, e: &std::io::Error) -> String {
+    format!("cannot write file={} reason={e}", shown(storage, &name(id)))
 }

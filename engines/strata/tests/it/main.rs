@@ -7,9 +7,11 @@ mod bounds;
 mod faults;
 mod faulty;
 mod groups;
+mod hooked;
 mod hostile;
 mod ring;
 mod support;
+mod trouble;
 mod week;
 
 use std::fs;

@@ -1,0 +1,197 @@
+//! Writing runs: records into segments, at a rate, with looks at what else waits for this thread.
+//!
+//! Owns: how a merge shares its thread. Must not: decide what is merged. Runs on `strata-merge`, and for a sorted load on
+//! the thread that loads.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use engine_api::{Error, ErrorKind, Key, PAIR_BYTES, Result, Value};
+
+use crate::engine::Shared;
+use crate::format::footer::Origin;
+use crate::read::cursor::Merged;
+use crate::read::segment::Segment;
+use crate::read::version::Run;
+use crate::write::merge::{flush_oldest, is_final, merge_deltas};
+use crate::write::plan::debt;
+use crate::write::writer::SegmentWriter;
+
+/// What a merge may write a second while nobody waits for it, in bytes: a part of what any flash drive does, so that
+/// reads seldom meet it.
+const MERGE_BYTES_PER_S: f64 = (128 << 20) as f64;
+/// Records written between two looks at what waits, at most: some ten milliseconds.
+const LOOK_RECORDS: u64 = 1 << 16;
+
+/// What is written, which says what may happen meanwhile.
+#[derive(Clone, Copy)]
+pub(crate) enum Job<'a> {
+    /// A memtable as a run: nothing.
+    Flush,
+    /// Delta runs as one: flushes.
+    Deltas,
+    /// Delta runs into the base: flushes, and merges of the runs that are newer than this one.
+    Base(&'a Run),
+}
+
+impl Shared {
+    /// An error unless there is disk space for `bytes` beside `reserve_bytes`.
+    ///
+    /// # Errors
+    /// `FreeSpace` naming both.
+    pub(crate) fn require_space(&self, bytes: u64, reserve_bytes: u64, for_what: &str) -> Result<()> {
+        let shown = || self.storage.shown();
+        let free = self
+            .storage
+            .free_bytes()
+            .map_err(|e| Error::io(format!("cannot ask for the free space: dir={}", shown()), e))?;
+        let short = bytes.saturating_add(reserve_bytes).saturating_sub(free);
+        if reserve_bytes > 0 {
+            self.counters.merge_short(short);
+        }
+        if short == 0 {
+            return Ok(());
+        }
+        let message = format!(
+            "not enough free disk for {for_what}: dir={} needed_bytes={bytes} reserve_bytes={reserve_bytes} free_bytes={free}",
+            shown()
+        );
+        Err(Error::new(ErrorKind::FreeSpace, message))
+    }
+}
+
+/// Writes records as segments; the base has no tombstones.
+pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job: Job<'_>) -> Result<Vec<Arc<Segment>>> {
+    let mut segments = Vec::new();
+    let written = write_into(shared, records, origin, job, &mut segments);
+    if written.is_err() {
+        // No manifest will name them.
+        segments.iter().for_each(|segment| segment.retire());
+    }
+    written.map(|()| segments)
+}
+
+fn write_into(
+    shared: &Shared,
+    records: &mut Merged,
+    origin: &Origin,
+    job: Job<'_>,
+    segments: &mut Vec<Arc<Segment>>,
+) -> Result<()> {
+    let mut output = Output { shared, origin, keep: true, writer: None, segments };
+    // Some looks a group, also where groups are small.
+    let check = LOOK_RECORDS.min((shared.sizes.segment_records / 4).max(1));
+    let (mut seen, mut pace) = (0u64, Pace::new());
+    while let Some((key, value)) = records.next()? {
+        seen += 1;
+        if !matches!(job, Job::Flush) && seen.is_multiple_of(check) {
+            pace.keep(shared, check * PAIR_BYTES)?;
+            look(shared, job)?;
+        }
+        if origin.base && value.is_none() {
+            continue;
+        }
+        output.push(&key, value.as_ref())?;
+    }
+    output.finish()
+}
+
+/// Does what waits for this thread while it merges: one flush, so that the merge goes on however fast commits come, and
+/// then one merge of newer runs.
+fn look(shared: &Shared, job: Job<'_>) -> Result<()> {
+    shared.garbage.sweep();
+    // Others write to the same disk.
+    shared.require_space(0, shared.reserve_bytes, "a merge")?;
+    if flush_oldest(shared)?
+        && let Job::Base(newest) = job
+        && let Err(failed) = merge_deltas(shared, Some(newest))
+        && is_final(&failed)
+    {
+        return Err(failed);
+    }
+    Ok(())
+}
+
+/// The rate of a merge.
+struct Pace {
+    since: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self { since: Instant::now(), bytes: 0 }
+    }
+
+    /// Waits until `bytes` more may be written; not at all while somebody waits for this merge or for a flush.
+    fn keep(&mut self, shared: &Shared, bytes: u64) -> Result<()> {
+        self.bytes += bytes;
+        let due = self.since + Duration::from_secs_f64(self.bytes as f64 / MERGE_BYTES_PER_S);
+        // Twice as much as makes a merge due: changes come faster than the rate.
+        let late = debt(&shared.visible.load()).parts_filtered >= 2.0;
+        let mut work = shared.work.lock();
+        loop {
+            if work.stop {
+                return Err(Error::new(ErrorKind::Retry, "the store is being closed"));
+            }
+            let waited_for = late || work.settle || !shared.visible.load().frozen.is_empty();
+            if waited_for || Instant::now() >= due {
+                break;
+            }
+            shared.wake.wait_until(&mut work, due);
+        }
+        // What was done faster or slower than the rate is no debt of what follows.
+        *self = Self::new();
+        Ok(())
+    }
+}
+
+/// Writes ascending pairs as segments of the base.
+pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Origin) -> Result<Vec<Arc<Segment>>> {
+    let mut segments = Vec::new();
+    // A load is followed by another opening, which divides the memory anew.
+    let mut output = Output { shared, origin, keep: false, writer: None, segments: &mut segments };
+    let written =
+        pairs.iter().try_for_each(|(key, value)| output.push(key, Some(value))).and_then(|()| output.finish());
+    if written.is_err() {
+        segments.iter().for_each(|segment| segment.retire());
+    }
+    written.map(|()| segments)
+}
+
+/// Cuts records into segments.
+struct Output<'a> {
+    shared: &'a Shared,
+    origin: &'a Origin,
+    /// Whether pages stay in memory where there is room.
+    keep: bool,
+    writer: Option<SegmentWriter>,
+    segments: &'a mut Vec<Arc<Segment>>,
+}
+
+impl Output<'_> {
+    fn push(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
+        let open = match &mut self.writer {
+            Some(open) => open,
+            None => {
+                let kept = if self.keep { self.shared.room_for_pages(self.shared.sizes.segment_records) } else { None };
+                self.writer.insert(SegmentWriter::create(
+                    &self.shared.storage,
+                    self.shared.new_id(),
+                    self.origin,
+                    kept,
+                )?)
+            }
+        };
+        open.push(key, value)?;
+        if open.records() == self.shared.sizes.segment_records { self.finish() } else { Ok(()) }
+    }
+
+    /// Completes the segment that is open, if one is.
+    fn finish(&mut self) -> Result<()> {
+        if let Some(writer) = self.writer.take() {
+            self.segments.push(self.shared.open_segment(writer.finish()?)?);
+        }
+        Ok(())
+    }
+}

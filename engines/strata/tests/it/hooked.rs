@@ -1,0 +1,147 @@
+//! A storage around another one: it counts, and it refuses what a test tells it to refuse.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use engine_strata::storage::{Storage, StorageFile};
+use parking_lot::Mutex;
+
+/// What is told and counted. Relaxed everywhere: no memory is guarded by it.
+pub(crate) struct Hooks {
+    /// Bytes that all files may take.
+    pub(crate) disk_bytes: AtomicU64,
+    /// Nothing can be opened or created: the process has no descriptor left.
+    pub(crate) no_descriptors: AtomicBool,
+    /// Reads of this file fail with EIO.
+    pub(crate) unreadable: Mutex<Option<String>>,
+    /// Names that were removed, and the thread that did it.
+    pub(crate) removed: Mutex<Vec<(String, String)>>,
+    /// Bytes written to segments.
+    pub(crate) segment_bytes: AtomicU64,
+    /// The least space that was free after a write to a segment.
+    pub(crate) least_free_bytes: AtomicU64,
+}
+
+impl Default for Hooks {
+    fn default() -> Self {
+        Self {
+            disk_bytes: AtomicU64::new(u64::MAX),
+            no_descriptors: AtomicBool::default(),
+            unreadable: Mutex::default(),
+            removed: Mutex::default(),
+            segment_bytes: AtomicU64::default(),
+            least_free_bytes: AtomicU64::new(u64::MAX),
+        }
+    }
+}
+
+/// The storage.
+pub(crate) struct Hooked {
+    pub(crate) inner: Arc<dyn Storage>,
+    pub(crate) hooks: Arc<Hooks>,
+}
+
+struct HookedFile {
+    name: String,
+    inner: Arc<dyn StorageFile>,
+    storage: Arc<dyn Storage>,
+    hooks: Arc<Hooks>,
+}
+
+impl Hooked {
+    fn file(
+        &self,
+        name: &str,
+        open: impl FnOnce() -> io::Result<Arc<dyn StorageFile>>,
+    ) -> io::Result<Arc<dyn StorageFile>> {
+        if self.hooks.no_descriptors.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
+        let (storage, hooks) = (Arc::clone(&self.inner), Arc::clone(&self.hooks));
+        Ok(Arc::new(HookedFile { name: name.to_owned(), inner: open()?, storage, hooks }))
+    }
+}
+
+impl Storage for Hooked {
+    fn create(&self, name: &str) -> io::Result<Arc<dyn StorageFile>> {
+        self.file(name, || self.inner.create(name))
+    }
+
+    fn open(&self, name: &str, direct: bool) -> io::Result<Arc<dyn StorageFile>> {
+        self.file(name, || self.inner.open(name, direct))
+    }
+
+    fn open_write(&self, name: &str) -> io::Result<Arc<dyn StorageFile>> {
+        self.file(name, || self.inner.open_write(name))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.inner.rename(from, to)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let thread = std::thread::current().name().unwrap_or_default().to_owned();
+        self.hooks.removed.lock().push((name.to_owned(), thread));
+        self.inner.remove(name)
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.inner.list()
+    }
+
+    fn sync_dir(&self) -> io::Result<()> {
+        self.inner.sync_dir()
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        Ok(self.hooks.disk_bytes.load(Ordering::Relaxed).saturating_sub(self.inner.used_bytes()?))
+    }
+
+    fn used_bytes(&self) -> io::Result<u64> {
+        self.inner.used_bytes()
+    }
+
+    fn share(&self, name: &str, dir: &Path) -> io::Result<()> {
+        self.inner.share(name, dir)
+    }
+
+    fn shown(&self) -> String {
+        self.inner.shown()
+    }
+}
+
+impl StorageFile for HookedFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        if self.hooks.unreadable.lock().as_ref() == Some(&self.name) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        self.inner.read_at(buf, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let disk_bytes = self.hooks.disk_bytes.load(Ordering::Relaxed);
+        let more = (offset + bytes.len() as u64).saturating_sub(self.inner.len_bytes()?);
+        if self.storage.used_bytes()? + more > disk_bytes {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.inner.write_at(bytes, offset)?;
+        if self.name.ends_with(".seg") {
+            self.hooks.segment_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            let free = disk_bytes.saturating_sub(self.storage.used_bytes()?);
+            self.hooks.least_free_bytes.fetch_min(free, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.inner.sync_data()
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        self.inner.len_bytes()
+    }
+
+    fn forget_pages(&self) {}
+}

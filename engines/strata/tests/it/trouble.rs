@@ -1,0 +1,249 @@
+//! Merges that meet trouble: no space, no descriptors, a segment that cannot be read. Writing goes on, or goes on again
+//! once the trouble has passed; and readers never pay for what merges have replaced.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key, Value};
+use engine_strata::StrataEngine;
+
+use crate::faulty::FaultyStorage;
+use crate::hooked::{Hooked, Hooks};
+use crate::support::{Map, OPTIONS, all, apply, at, key, try_commit, value};
+
+/// Pairs of a memtable of [`OPTIONS`].
+const MEMTABLE: u64 = 16 << 10;
+
+struct Store {
+    engine: StrataEngine,
+    disk: FaultyStorage,
+    hooks: Arc<Hooks>,
+    map: Map,
+    seq: u64,
+}
+
+impl Store {
+    fn new() -> Self {
+        let (disk, hooks) = (FaultyStorage::default(), Arc::new(Hooks::default()));
+        let storage = Hooked { inner: Arc::new(disk.clone()), hooks: Arc::clone(&hooks) };
+        let engine = StrataEngine::open_on(Arc::new(storage), &OPTIONS).unwrap();
+        Self { engine, disk, hooks, map: Map::new(), seq: 0 }
+    }
+
+    fn try_put(&mut self, keys: impl Iterator<Item = u64>) -> engine_api::Result<()> {
+        let seq = self.seq + 1;
+        let changes: Vec<(Key, Option<Value>)> = keys.map(|n| (key(n), Some(value(n ^ seq << 40)))).collect();
+        try_commit(&self.engine, &changes, seq, Durability::Buffered)?;
+        self.seq = seq;
+        apply(&mut self.map, &changes);
+        Ok(())
+    }
+
+    #[track_caller]
+    fn put(&mut self, keys: impl Iterator<Item = u64>) {
+        self.try_put(keys).unwrap();
+    }
+
+    fn stat(&self, name: &str) -> u64 {
+        self.engine.stats().unwrap().details.iter().find(|(known, _)| *known == name).unwrap().1
+    }
+
+    #[track_caller]
+    fn wait_until(&self, what: &str, happened: impl Fn(&Self) -> bool) {
+        let since = Instant::now();
+        while !happened(self) {
+            assert!(since.elapsed() < Duration::from_secs(60), "waited in vain: {what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[track_caller]
+    fn assert_holds(&self) {
+        assert!(all(&self.engine).unwrap() == self.map, "content differs");
+        assert_eq!(self.engine.checkpoint().unwrap(), at(self.seq));
+    }
+
+    /// Opened again on the same disk, without any trouble.
+    #[track_caller]
+    fn assert_holds_when_opened_again(self) {
+        let Self { engine, disk, map, seq, .. } = self;
+        Box::new(engine).close().unwrap();
+        let engine = StrataEngine::open_on(Arc::new(disk), &OPTIONS).unwrap();
+        assert!(all(&engine).unwrap() == map, "content differs");
+        assert_eq!(engine.checkpoint().unwrap(), at(seq));
+    }
+}
+
+#[test]
+fn a_merge_without_room_writes_nothing_and_keeps_the_reserve() {
+    let mut store = Store::new();
+    let reserve_bytes = 3 * MEMTABLE * 64;
+    store.hooks.disk_bytes.store(24 << 20, Ordering::Relaxed);
+    let mut next = 0;
+    let refused = loop {
+        match store.try_put(next..next + 4000) {
+            Ok(()) => next += 4000,
+            Err(refused) => break refused,
+        }
+        assert!(next < 1_000_000, "the disk never fills");
+    };
+    assert_eq!(refused.kind(), ErrorKind::FreeSpace, "{refused}");
+    // Room for commits and a flush, and for no merge of all of it.
+    let used = store.engine.stats().unwrap().disk_bytes;
+    store.hooks.disk_bytes.store(used + reserve_bytes + (2 << 20), Ordering::Relaxed);
+    let settle = |store: &Store| {
+        let refused = store.engine.settle().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::FreeSpace, "{refused}");
+        assert!(refused.to_string().contains("a merge"), "{refused}");
+        store.hooks.segment_bytes.load(Ordering::Relaxed)
+    };
+    let written = settle(&store);
+    assert!(store.stat("merge_short_of_disk_bytes") > 0);
+    assert_eq!(settle(&store), written, "nothing is written to be given back");
+    // A flush may use the reserve: it is what the reserve is for.
+    let least = store.hooks.least_free_bytes.load(Ordering::Relaxed);
+    assert!(least + 2 * MEMTABLE * 64 >= reserve_bytes, "least_free_bytes={least}");
+    store.assert_holds();
+    store.hooks.disk_bytes.store(u64::MAX, Ordering::Relaxed);
+    store.put(0..10);
+    store.engine.settle().unwrap();
+    assert_eq!(store.stat("delta_runs"), 0);
+    assert_eq!(store.stat("merge_short_of_disk_bytes"), 0);
+    store.assert_holds();
+    store.assert_holds_when_opened_again();
+}
+
+#[test]
+fn a_moment_without_descriptors_ends_no_writing() {
+    let mut store = Store::new();
+    store.put(0..MEMTABLE - 100);
+    store.hooks.no_descriptors.store(true, Ordering::Relaxed);
+    let hooks = Arc::clone(&store.hooks);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            hooks.no_descriptors.store(false, Ordering::Relaxed);
+        });
+        // It needs the next WAL.
+        store.put(MEMTABLE..2 * MEMTABLE - 100);
+    });
+    // And a flush needs a file.
+    store.hooks.no_descriptors.store(true, Ordering::Relaxed);
+    let settled = store.engine.settle().unwrap_err();
+    assert_eq!(settled.kind(), ErrorKind::Retry, "{settled}");
+    store.hooks.no_descriptors.store(false, Ordering::Relaxed);
+    store.put(5..10);
+    store.engine.settle().unwrap();
+    store.assert_holds();
+    store.assert_holds_when_opened_again();
+}
+
+#[test]
+fn a_flush_that_wants_descriptors_is_tried_again() {
+    let mut store = Store::new();
+    store.put(0..10_000);
+    store.put(10_000..20_000);
+    store.wait_until("the first flush", |store| store.stat("flushes") == 1);
+    store.put(20_000..26_000);
+    store.hooks.no_descriptors.store(true, Ordering::Relaxed);
+    let failures = store.stat("merge_failures");
+    let hooks = Arc::clone(&store.hooks);
+    std::thread::scope(|scope| {
+        let engine = &store.engine;
+        // Only once a spare file was taken for the next WAL, so that the flush alone has to wait.
+        let failed = move || {
+            engine.stats().unwrap().details.iter().any(|(name, n)| *name == "merge_failures" && *n > failures + 1)
+        };
+        scope.spawn(move || {
+            let since = Instant::now();
+            while !failed() && since.elapsed() < Duration::from_secs(3) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            hooks.no_descriptors.store(false, Ordering::Relaxed);
+        });
+        engine.settle().ok();
+    });
+    store.put(0..10);
+    store.engine.settle().unwrap();
+    store.assert_holds();
+}
+
+#[test]
+fn a_segment_of_the_base_that_cannot_be_read_is_left_alone() {
+    const PAIRS: u64 = 600_000;
+    let mut store = Store::new();
+    let mut pairs: Vec<(Key, Value)> = (0..PAIRS).map(|n| (key(n), value(n))).collect();
+    pairs.sort_unstable();
+    store.seq = 1;
+    store.engine.load_sorted(&pairs, &at(1)).unwrap();
+    store.map.extend(pairs);
+    let mut segments: Vec<String> = store.disk.names().into_iter().filter(|name| name.ends_with(".seg")).collect();
+    segments.sort();
+    assert!(segments.len() >= 3, "{segments:?}");
+    *store.hooks.unreadable.lock() = Some(segments[1].clone());
+    for round in 0..2 {
+        let first = round * 15_000;
+        store.put(first..first + 10_000);
+        store.engine.settle().unwrap();
+        assert_eq!((store.stat("unreadable_segments"), store.stat("delta_runs")), (1, 1), "round={round}");
+        let names = store.disk.names();
+        assert!(names.contains(&segments[1]) && !names.contains(&segments[0]) && !names.contains(&segments[2]));
+    }
+    // A third of what was written lies in its range, and nothing else is left in the delta.
+    let left = store.stat("delta_records");
+    assert!((5_000..12_000).contains(&left), "left={left}");
+    *store.hooks.unreadable.lock() = None;
+    store.assert_holds();
+    store.assert_holds_when_opened_again();
+}
+
+#[test]
+fn a_delta_that_cannot_be_read_is_left_alone() {
+    let mut store = Store::new();
+    store.put(0..MEMTABLE);
+    store.put(MEMTABLE..MEMTABLE + 10);
+    store.wait_until("a flush", |store| store.stat("delta_runs") == 1);
+    let delta = store.disk.names().into_iter().find(|name| name.ends_with(".seg")).unwrap();
+    *store.hooks.unreadable.lock() = Some(delta.clone());
+    let flushes = 12;
+    for n in 1..=flushes {
+        store.put(n * 1000..n * 1000 + MEMTABLE);
+    }
+    store.engine.settle().unwrap();
+    assert_eq!(store.stat("unreadable_segments"), 1);
+    assert!(store.disk.names().contains(&delta));
+    let runs = store.stat("delta_runs");
+    assert!(runs < flushes, "the others are merged among themselves: runs={runs}");
+    store.put(0..10);
+    *store.hooks.unreadable.lock() = None;
+    store.assert_holds();
+    store.assert_holds_when_opened_again();
+}
+
+#[test]
+fn what_merges_replace_is_dropped_by_their_thread_and_never_by_a_reader() {
+    let mut store = Store::new();
+    for n in 0..6 {
+        store.put(n * 1000..n * 1000 + MEMTABLE);
+    }
+    store.engine.settle().unwrap();
+    let old: Vec<String> = store.disk.names().into_iter().filter(|name| name.ends_with(".seg")).collect();
+    assert!(!old.is_empty());
+    let mut reader = store.engine.reader().unwrap();
+    store.seq += 1;
+    let changes: Vec<_> = (0..10_000).map(|n| (key(n), Some([7; 32]))).collect();
+    try_commit(&store.engine, &changes, store.seq, Durability::Buffered).unwrap();
+    store.engine.settle().unwrap();
+    assert!(old.iter().all(|name| store.disk.names().contains(name)), "a reader holds them");
+    reader.refresh().unwrap();
+    store.wait_until("they are removed", |store| old.iter().all(|name| !store.disk.names().contains(name)));
+    let removed = store.hooks.removed.lock().clone();
+    let segments: Vec<_> = removed.iter().filter(|(name, _)| name.ends_with(".seg")).collect();
+    assert!(segments.len() > old.len(), "{segments:?}");
+    assert!(segments.iter().all(|(_, thread)| thread == "strata-merge"), "{segments:?}");
+    assert!(store.stat("replaced_dropped") > 0);
+    drop(reader);
+    apply(&mut store.map, &changes);
+    store.assert_holds();
+}
