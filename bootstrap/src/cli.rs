@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 
+use crate::limits::TooSmall;
 use crate::{compare, info, load, migrate, scrub, verify};
 
 const AFTER_HELP: &str = "\
@@ -30,7 +31,7 @@ Examples:
 Exit codes:
   0         done
   1         the store differs (verify, compare, migrate), is damaged (scrub), or an error, said on stderr
-  2         wrong arguments
+  2         wrong arguments, or a memory limit that is too small for a load
   130, 143  stopped by Ctrl-C or SIGTERM: everything so far is committed, --resume goes on";
 
 #[derive(Parser, Debug)]
@@ -100,7 +101,8 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("{name}: {error:#}");
-            ExitCode::FAILURE
+            // A service manager starts it again after 1, and not after 2.
+            if error.is::<TooSmall>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }

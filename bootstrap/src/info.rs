@@ -14,7 +14,7 @@ use engines::Holds;
 use serde_json::json;
 use workload::Digest;
 
-use crate::load::is_complete;
+use crate::resume::is_complete;
 use crate::served::{self, Served};
 use crate::state::State;
 

@@ -3,18 +3,21 @@
 //! Owns: sources (synthetic, raw records, CSV), their order (shuffled, sorted), duplicates, the load loop, resume,
 //! verification, comparison, the move of a store to another engine, and the report. Must not: hold the map in memory, load
 //! past an error, or know a concrete engine.
-//! Threads: everything runs on the main thread; engines have their own background threads.
+//! Threads: the main thread writes; `sort` and `order` put pairs in order, `scan` and `other` read other stores, `signal`
+//! waits for signals. Engines have their own background threads.
 
 pub mod cli;
 mod compare;
+mod identity;
 mod info;
-pub mod limits;
+mod limits;
 mod load;
 mod meaning;
 mod migrate;
 mod order;
 mod progress;
 mod report;
+mod resume;
 mod sample;
 mod scrub;
 mod served;

@@ -1,45 +1,209 @@
-//! Every buffer of the loader, and the sum that keeps the tool itself under its memory promise.
+//! How the memory of a load is divided: the engine's share, every buffer of the loader, and what stays for the rest.
+//!
+//! Owns: the sums, and the refusal of a limit that is too small. Engine and buffers share what the cgroup or the machine
+//! gives; nothing here is allocated. Runs on the main thread.
+
+use std::fmt;
+
+use anyhow::{Error, Result};
+use bytesize::ByteSize;
+use engines::{EngineKind, EngineOptions, MemoryLimit, Profile};
+
+use crate::order::Order;
 
 /// The tool's own memory, engine aside, stays below this whatever the number of pairs.
-pub const OWN_MEMORY_BYTES_MAX: usize = 512 << 20;
+pub(crate) const OWN_MEMORY_BYTES_MAX: usize = 512 << 20;
 
 /// One record on its way: source position, key, value.
-pub const RECORD_BYTES: usize = 8 + 64;
+pub(crate) const RECORD_BYTES: usize = 8 + 64;
 
-/// Buckets of the shuffle: at 1e9 pairs one holds 141 MB. Fewer than the usual 1024 open files.
-pub const BUCKETS: usize = 512;
-/// Write buffer of each bucket file.
-pub const BUCKET_BUFFER_BYTES: usize = 64 << 10;
-/// A bucket above this (about 1.4e9 pairs in all) is refused rather than loaded.
-pub const BUCKET_BYTES_MAX: usize = 200 << 20;
-
-/// Records sorted in memory at a time by the external sort.
-pub const RUN_RECORDS: usize = (192 << 20) / RECORD_BYTES;
 /// Buffers of the external sort: one is filled while the other is sorted and written.
-pub const SORT_BUFFERS: usize = 2;
-/// Sorted runs merged at once: 2.7e9 pairs. Each takes a read buffer.
-pub const RUNS_MAX: usize = 1000;
-/// Read buffer of each run while merging.
-pub const RUN_BUFFER_BYTES: usize = 128 << 10;
+pub(crate) const SORT_BUFFERS: usize = 2;
 
 /// Pairs handed on at a time by every source.
-pub const CHUNK_PAIRS: usize = 4096;
-/// Chunks made ahead of the engine: enough that neither side waits for the other's pauses.
-pub const CHUNKS_AHEAD: usize = 64;
-/// Pairs of one sorted chunk given to an engine's bulk path: one RocksDB file of 64 MB.
-pub const BULK_PAIRS: usize = 1 << 20;
+pub(crate) const CHUNK_PAIRS: usize = 4096;
+/// Chunks made ahead of the engine at most: enough that neither side waits for the other's pauses.
+pub(crate) const CHUNKS_AHEAD: usize = 64;
+/// Pairs of one sorted chunk given to an engine's bulk path at most: one RocksDB file of 64 MB.
+pub(crate) const BULK_PAIRS: usize = 1 << 20;
+/// Pairs of a commit in shuffled order, where the memory allows.
+pub(crate) const BATCH_PAIRS: u64 = 10_000;
 
-/// A bucket is held twice while its bytes become records.
-const SHUFFLE_BYTES: usize = 2 * BUCKET_BYTES_MAX;
-const SPILL_BYTES: usize = BUCKETS * BUCKET_BUFFER_BYTES;
-const SORT_BYTES: usize = SORT_BUFFERS * RUN_RECORDS * RECORD_BYTES;
-const MERGE_BYTES: usize = RUNS_MAX * RUN_BUFFER_BYTES + (BULK_PAIRS + CHUNKS_AHEAD * CHUNK_PAIRS) * 64;
-/// What the rest takes: histograms (1 MB), the time series, the program itself.
-const REST_BYTES: usize = 64 << 20;
+/// What buffers get at most: larger ones make nothing faster.
+const BUFFERS_BYTES_MAX: u64 = 448 << 20;
+/// What buffers and page cache need together.
+const BUFFERS_AND_CACHE_BYTES_MIN: u64 = 16 << 20;
+/// What the program takes without buffers: itself, histograms, the time series, blocks of what it writes.
+const PROGRAM_BYTES: u64 = 48 << 20;
+/// RocksDB's two memtables, which vanilla has beside its cache.
+const MEMTABLES_BYTES: u64 = 128 << 20;
+/// The smallest that --sort-memory may be.
+pub(crate) const SORT_BYTES_MIN: u64 = 1 << 20;
 
-const _: () = {
-    assert!(SHUFFLE_BYTES + REST_BYTES < OWN_MEMORY_BYTES_MAX);
-    assert!(SPILL_BYTES + REST_BYTES < OWN_MEMORY_BYTES_MAX);
-    assert!(SORT_BYTES + REST_BYTES < OWN_MEMORY_BYTES_MAX);
-    assert!(MERGE_BYTES + REST_BYTES < OWN_MEMORY_BYTES_MAX);
-};
+const _: () = assert!(BUFFERS_BYTES_MAX + PROGRAM_BYTES < OWN_MEMORY_BYTES_MAX as u64);
+
+/// The buffers of a load. Sorting is over when merging begins, so both have the same memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Buffers {
+    /// For collecting and sorting records.
+    pub(crate) sort_bytes: usize,
+    /// For a block of each run that is merged.
+    pub(crate) heads_bytes: usize,
+    /// Chunks that are ready before the engine takes them.
+    pub(crate) chunks_ahead: usize,
+    /// Pairs of a sorted chunk.
+    pub(crate) bulk_pairs: usize,
+    /// Pairs of a commit at most, for engines that hold a page for each of them.
+    pub(crate) batch_pairs: u64,
+}
+
+impl Buffers {
+    /// The buffers that take `bytes` together.
+    fn of(bytes: u64, engine: EngineKind) -> Self {
+        let bytes = bytes.min(BUFFERS_BYTES_MAX) as usize;
+        // Half for the runs, a quarter each for the chunk that the engine takes and for those ahead of it.
+        let quarter = bytes / 4;
+        let page_bytes = engine.transaction_page_bytes();
+        Self {
+            sort_bytes: bytes,
+            heads_bytes: bytes / 2,
+            chunks_ahead: (quarter / (CHUNK_PAIRS * 64)).clamp(1, CHUNKS_AHEAD),
+            bulk_pairs: (quarter / 64).clamp(CHUNK_PAIRS, BULK_PAIRS),
+            // A branch page now and then comes on top of each leaf.
+            batch_pairs: (bytes as u64).checked_div(2 * page_bytes).map_or(u64::MAX, |pairs| pairs.max(100)),
+        }
+    }
+
+    /// The same with another memory for sorting and merging.
+    pub(crate) fn with_sort_memory(self, bytes: Option<ByteSize>) -> Self {
+        let Some(bytes) = bytes.map(|bytes| bytes.as_u64() as usize) else { return self };
+        Self { sort_bytes: bytes, heads_bytes: bytes / 2, ..self }
+    }
+}
+
+impl Default for Buffers {
+    fn default() -> Self {
+        Self::of(BUFFERS_BYTES_MAX, EngineKind::Strata)
+    }
+}
+
+/// The limit leaves too little. Not worth another attempt: the exit code is 2.
+#[derive(Debug)]
+pub(crate) struct TooSmall(String);
+
+impl fmt::Display for TooSmall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for TooSmall {}
+
+/// Divides what the process may use between `options`' engine, whose memory is set in them, and the buffers.
+/// `others_bytes` is what other stores that are open take.
+///
+/// # Errors
+/// [`TooSmall`], with the limit, where it comes from, what is needed, and the way out.
+pub(crate) fn divide(options: &EngineOptions, order: Order, others_bytes: u64) -> Result<(EngineOptions, Buffers)> {
+    divide_limit(options, order, others_bytes, &engines::memory_limit())
+}
+
+fn divide_limit(
+    options: &EngineOptions,
+    order: Order,
+    others_bytes: u64,
+    limit: &MemoryLimit,
+) -> Result<(EngineOptions, Buffers)> {
+    let mut options = options.clone();
+    let mut cache_bytes = options.division_of(limit.clone()).cache_bytes;
+    let memtables = options.engine == EngineKind::Rocksdb && options.profile == Profile::Vanilla;
+    // The bulk path has none.
+    let memtables_bytes = if memtables && order == Order::Shuffled { MEMTABLES_BYTES } else { 0 };
+    let fixed_bytes = PROGRAM_BYTES + memtables_bytes + others_bytes;
+    let needed_bytes =
+        |cache_bytes: u64| cache_bytes.saturating_add(fixed_bytes).saturating_add(BUFFERS_AND_CACHE_BYTES_MIN);
+    // A share that was not asked for gives way to the buffers.
+    if options.memory.is_none() && options.engine != EngineKind::Lmdb && needed_bytes(cache_bytes) > limit.bytes {
+        let room_bytes = limit.bytes.saturating_sub(needed_bytes(0));
+        cache_bytes = room_bytes.max(engines::MEMORY_MIN);
+        options.memory = Some(ByteSize::b(cache_bytes));
+    }
+    if needed_bytes(cache_bytes) > limit.bytes {
+        let from = limit.cgroup_file.as_ref().map_or("machine".to_owned(), |file| file.display().to_string());
+        let smaller = if cache_bytes > engines::MEMORY_MIN { ", or set --memory lower" } else { "" };
+        return Err(Error::new(TooSmall(format!(
+            "the memory limit is too small for this load: limit={} limit_from={from} needed={} engine={} \
+             engine_memory={}: raise the limit (MemoryMax= of the unit){smaller}",
+            ByteSize::b(limit.bytes),
+            ByteSize::b(needed_bytes(cache_bytes)),
+            options.engine,
+            ByteSize::b(cache_bytes)
+        ))));
+    }
+    // Half stays for the page cache, which is charged too, and for what an engine holds of a chunk meanwhile.
+    let buffers_bytes = (limit.bytes - cache_bytes - fixed_bytes) / 2;
+    let buffers = Buffers::of(buffers_bytes, options.engine);
+    Ok((options, buffers))
+}
+
+/// Bytes that a store of so many pairs takes on disk at its peak while it is loaded, from what loads of these engines
+/// took, rounded up; with room for a compaction of RocksDB, and for the merge of strata's runs.
+pub(crate) fn store_bytes(engine: EngineKind, order: Order, pairs: u64) -> u64 {
+    let per_pair = match (engine, order) {
+        (EngineKind::Rocksdb, Order::Shuffled) => 120,
+        (EngineKind::Rocksdb, Order::Sorted) => 90,
+        // Random inserts leave pages two thirds full.
+        (EngineKind::Lmdb, Order::Shuffled) => 145,
+        (EngineKind::Lmdb, Order::Sorted) => 90,
+        (EngineKind::Redb, Order::Shuffled) => 130,
+        (EngineKind::Redb, Order::Sorted) => 90,
+        (EngineKind::Strata, _) => 140,
+    };
+    pairs.saturating_mul(per_pair)
+}
+
+/// Bytes of the spill of so many records, most of the time; while runs are combined there are more.
+pub(crate) fn spill_bytes(records: u64, buffers: &Buffers) -> u64 {
+    let bytes = records.saturating_mul(RECORD_BYTES as u64 + 8);
+    if bytes < (buffers.sort_bytes / SORT_BUFFERS) as u64 { 0 } else { bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn divided(options: &EngineOptions, order: Order, mib: u64) -> Result<(EngineOptions, Buffers)> {
+        let limit = MemoryLimit { bytes: mib << 20, cgroup_file: Some("/sys/fs/cgroup/x/memory.max".into()) };
+        divide_limit(options, order, 0, &limit)
+    }
+
+    #[test]
+    fn engine_and_buffers_stay_below_the_limit_whatever_it_is() {
+        for engine in EngineKind::ALL {
+            for order in [Order::Shuffled, Order::Sorted] {
+                for mib in [256, 300, 512, 1024, 4096, 65536] {
+                    let (options, buffers) = divided(&EngineOptions::new(engine), order, mib).unwrap();
+                    let merge = buffers.heads_bytes + (buffers.bulk_pairs + buffers.chunks_ahead * CHUNK_PAIRS) * 64;
+                    let own = buffers.sort_bytes.max(merge) as u64 + PROGRAM_BYTES;
+                    let limit = MemoryLimit { bytes: mib << 20, cgroup_file: None };
+                    let engine_bytes = options.division_of(limit).cache_bytes;
+                    assert!(own + engine_bytes <= mib << 20, "{engine} {order:?} {mib}: {own} {engine_bytes}");
+                    assert!(own < OWN_MEMORY_BYTES_MAX as u64);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_limit_that_is_too_small_is_named_with_the_way_out() {
+        for (engine, mib) in [(EngineKind::Strata, 127), (EngineKind::Redb, 127), (EngineKind::Lmdb, 63)] {
+            let error = divided(&EngineOptions::new(engine), Order::Sorted, mib).unwrap_err();
+            assert!(error.is::<TooSmall>() && error.to_string().contains("MemoryMax="), "{error}");
+            assert!(error.to_string().contains("limit_from=/sys/fs/cgroup/x/memory.max"), "{error}");
+            divided(&EngineOptions::new(engine), Order::Sorted, mib + 1).unwrap();
+        }
+        let set = EngineOptions { memory: Some(ByteSize::gib(1)), ..EngineOptions::new(EngineKind::Redb) };
+        let error = divided(&set, Order::Sorted, 1024).unwrap_err().to_string();
+        assert!(error.contains("or set --memory lower"), "{error}");
+    }
+}

@@ -2,19 +2,22 @@
 //!
 //! Owns: the loop, the resume rules, what is written when. The position of a load is the engine's checkpoint alone.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, ensure};
+use bytesize::ByteSize;
 use engine_api::{Checkpoint, Durability, Engine, Key, Value};
 use engine_latency::{Latency, Measured};
-use engines::{EngineArgs, EngineKind, LoadState, LoadTerm, OpenMode, Terms};
+use engines::{EngineArgs, EngineKind, EngineOptions, LoadState, LoadTerm, OpenMode, Terms};
 
-use crate::limits::BULK_PAIRS;
+use crate::limits::{self, BATCH_PAIRS, Buffers, SORT_BYTES_MIN};
 use crate::meaning::MeaningArgs;
 use crate::order::{OnDuplicate, Order, Ordered, Tally};
 use crate::progress::Progress;
 use crate::report::{self, Outcome};
+use crate::resume::{self, Found, check_directory};
 use crate::sample::Sampler;
 use crate::signal::Stop;
 use crate::source::{Source, SourceArgs};
@@ -32,20 +35,25 @@ pub(crate) struct LoadArgs {
     pub(crate) meaning: MeaningArgs,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
-    /// Order in which keys reach the engine: random, or ascending through the engine's bulk path
-    #[arg(long, value_enum, default_value = "shuffled")]
-    pub(crate) order: Order,
+    /// Order in which keys reach the engine: random, or ascending through the engine's bulk path [default: sorted for
+    /// lmdb and redb, whose loads are many times faster and smaller so; shuffled for rocksdb and strata]
+    #[arg(long, value_enum)]
+    pub(crate) order: Option<Order>,
     /// A key given twice with different values: stop, or take the last one in the source
     #[arg(long, value_enum, default_value = "error")]
     pub(crate) on_duplicate: OnDuplicate,
     /// Go on with a load of the same source that was stopped or killed
+    ///
+    /// The source is known by its content: a file by size and times, or where those have changed by reading it again. A
+    /// spill of another source is thrown away and made anew; a store that holds pairs of another source is refused. A
+    /// load that is complete ends well.
     #[arg(long)]
     pub(crate) resume: bool,
     /// Solana slot that the pairs stand for; the service starts following from it
     #[arg(long, value_name = "SLOT")]
     pub(crate) slot: Option<u64>,
-    /// Pairs per commit (shuffled order)
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    /// Pairs per commit (shuffled order); fewer where lmdb or redb could not hold their pages in memory
+    #[arg(long, value_name = "N", default_value_t = BATCH_PAIRS, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub(crate) batch: u64,
     /// Flush every commit to the device, instead of every 100th (shuffled order; redb always does)
     #[arg(long)]
@@ -59,6 +67,10 @@ pub(crate) struct LoadArgs {
     /// Directory for the spill of a file or a sort, as large as the source; default: DIR with .work at the end
     #[arg(long, value_name = "DIR")]
     pub(crate) work_dir: Option<PathBuf>,
+    /// Memory for sorting, such as 64MiB; a source that fits into half of it is not spilled [default: a share of what
+    /// the engine leaves of the cgroup's limit or the machine's memory]
+    #[arg(long, value_name = "BYTES", value_parser = sort_memory)]
+    pub(crate) sort_memory: Option<ByteSize>,
     /// Start even where the disk looks too small
     #[arg(long)]
     pub(crate) skip_disk_check: bool,
@@ -73,49 +85,61 @@ pub(crate) struct LoadArgs {
 /// A synced commit this often where the others are buffered: bounds what an OS crash makes a load repeat.
 const SYNC_EVERY_COMMITS: u64 = 100;
 
+/// A signal has ended the reading of the source.
+#[derive(Debug)]
+struct Stopped;
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("stopped while reading the source")
+    }
+}
+
+impl std::error::Error for Stopped {}
+
+/// What a load runs with.
+struct Setup {
+    source: Source,
+    order: Order,
+    options: EngineOptions,
+    buffers: Buffers,
+    work: PathBuf,
+    mode: OpenMode,
+    terms: Terms,
+    /// There is no store yet.
+    new: bool,
+}
+
 /// Runs the load; the exit code is 0 when it is complete, 128 + signal when it was asked to stop.
 pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let stop = Stop::install()?;
-    let source = Source::new(&args.source)?;
-    let records = source.count_hint()?;
-    let options = engines::options_for(&args.dir, &args.engine)?;
-    if let (Some(records), false) = (records, args.skip_disk_check || args.resume) {
-        probe::check_disk(&args.dir, disk_estimate(args, options.engine, records))?;
-    }
-    let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
-    if check_directory(&args.dir, args.resume)? == Found::Complete {
-        return Ok(0);
-    }
-    let mut terms = Terms { holds: args.meaning.holds(), ..Terms::default() };
-    // Reading the source can take an hour: whoever gave a wrong directory is told before.
-    engines::check(&args.dir, &options, mode, &terms)?;
-    let new = engines::inspect(&args.dir)?.is_none();
+    let Some(setup) = setup(args)? else { return Ok(0) };
     let started = Instant::now();
-    let work = work_dir(args);
-    let mut reading = Progress::new(records, "reading");
-    let ordered = Ordered::prepare(&source, args.order, args.source.seed, &work, &mut |records| {
-        reading.set(records);
-        match stop.asked() {
-            Some(_) => bail!("stopped while reading the source; nothing was loaded yet"),
-            None => Ok(()),
+    let ordered = match order(args, &setup, &stop) {
+        Err(error) if error.is::<Stopped>() => {
+            eprintln!(
+                "stopped while the source was read, nothing more was loaded; the same command with --resume goes on"
+            );
+            return Ok(stop.asked().unwrap_or(1));
         }
-    })?;
-    reading.clear();
-    terms.load = LoadTerm::Loading(hex(ordered.source_id));
-    let engine = engines::open_on(&args.dir, &options, mode, &terms)?;
+        ordered => ordered?,
+    };
+    let terms = Terms { load: LoadTerm::Loading(hex(ordered.source_id)), ..setup.terms.clone() };
+    let engine = engines::open_on(&args.dir, &setup.options, setup.mode, &terms)?;
     let latency = Latency::new(engine.label());
     let engine = Measured::new(engine, latency, "bootstrap");
     let begun = engine.checkpoint()?;
-    let mut state = resume_state(args, &source, &ordered, &begun)?;
+    let state = resume::state(args, &setup.source, setup.order, &ordered, &begun)?;
     engines::mark_load(&args.dir, load_of(LoadState::Loading, ordered.source_id))?;
     state.write(&args.dir)?;
     let every = args.sample_every.unwrap_or((ordered.records / 200).max(10_000));
     let mut load = Load {
         args,
+        setup: &setup,
         engine: &engine,
         checkpoint: Checkpoint { source: ordered.source_id, slot: None, ..begun },
         commits: 0,
-        progress: Progress::new(Some(ordered.records), options.label()),
+        progress: Progress::new(Some(ordered.records), setup.options.label()),
         sampler: Sampler::new(&engine, &args.dir, every, begun.seq),
         stop: &stop,
     };
@@ -134,25 +158,113 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let samples = std::mem::take(&mut load.sampler.samples);
     let loaded = tally.pairs - begun.seq.min(tally.pairs);
     drop(load);
-    state.pairs = Some(tally.pairs);
-    state.write(&args.dir)?;
-    // The marker's word is the one that counts: killed before it, the load goes on and finds nothing left to load.
-    engines::mark_load(&args.dir, load_of(LoadState::Complete, ordered.source_id))?;
-    let outcome =
-        Outcome { args, options: &options, source: &source, tally, loaded, elapsed, samples, engine: &engine };
+    complete(args, state, ordered.source_id, tally)?;
+    let (options, source, order) = (&setup.options, &setup.source, setup.order);
+    let outcome = Outcome { args, options, source, order, tally, loaded, elapsed, samples, engine: &engine };
     report::print_and_write(outcome)?;
     Box::new(engine).close()?;
-    if work.exists() {
-        std::fs::remove_dir_all(&work).with_context(|| format!("cannot remove dir={}", work.display()))?;
-    }
-    if new && args.engine.engine.is_none() {
-        println!("{}", chosen(options.engine));
-    }
+    ordered.discard()?;
+    chosen(args, &setup);
     Ok(0)
 }
 
+/// What can be found wrong before the source is read, which can take an hour. `None`: the load is complete.
+fn setup(args: &LoadArgs) -> Result<Option<Setup>> {
+    let source = Source::new(&args.source)?;
+    let options = engines::options_for(&args.dir, &args.engine)?;
+    let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
+    let work = args.work_dir.clone().unwrap_or_else(|| beside(&args.dir, ".work"));
+    let found = check_directory(&args.dir, args.resume)?;
+    let terms = Terms { holds: args.meaning.holds(), ..Terms::default() };
+    engines::check(&args.dir, &options, mode, &terms)?;
+    if found == Found::Complete {
+        resume::end_complete(args, &source, &work)?;
+        return Ok(None);
+    }
+    let begun = if args.resume { State::read(&args.dir)? } else { None };
+    let order = args.order.or(begun.and_then(|state| state.order)).unwrap_or(default_order(options.engine));
+    if args.resume {
+        resume::refuse_other(args, &source, order)?;
+    }
+    let (options, buffers) = limits::divide(&options, order, 0)?;
+    let buffers = buffers.with_sort_memory(args.sort_memory);
+    let new = engines::inspect(&args.dir)?.is_none();
+    let setup = Setup { source, order, options, buffers, work, mode, terms, new };
+    if !args.skip_disk_check {
+        check_disk(args, &setup)?;
+    }
+    Ok(Some(setup))
+}
+
+/// The order of a load that names none. Random inserts cost a B+tree a page each, and leave its pages half empty.
+fn default_order(engine: EngineKind) -> Order {
+    match engine {
+        EngineKind::Lmdb | EngineKind::Redb => Order::Sorted,
+        EngineKind::Rocksdb | EngineKind::Strata => Order::Shuffled,
+    }
+}
+
+/// Refuses a load that will not fit, what it has written before aside.
+fn check_disk(args: &LoadArgs, setup: &Setup) -> Result<()> {
+    let Some(records) = setup.source.count_hint()? else { return Ok(()) };
+    let store_bytes = limits::store_bytes(setup.options.engine, setup.order, records);
+    let spilled = setup.order == Order::Sorted || args.source.input.is_some();
+    let spill_bytes = if spilled { limits::spill_bytes(records, &setup.buffers) } else { 0 };
+    let left = |bytes: u64, dir: &Path| bytes.saturating_sub(probe::disk_bytes(dir));
+    let (store_left, spill_left) = (left(store_bytes, &args.dir), left(spill_bytes, &setup.work));
+    if args.work_dir.is_some() && !probe::is_same_disk(&args.dir, &setup.work) {
+        probe::check_disk(&setup.work, spill_left)?;
+        return probe::check_disk(&args.dir, store_left);
+    }
+    probe::check_disk(&args.dir, store_left.saturating_add(spill_left))
+}
+
+/// Reads and spills the source.
+fn order(args: &LoadArgs, setup: &Setup, stop: &Stop) -> Result<Ordered> {
+    let mut reading = Progress::new(setup.source.count_hint()?, "reading");
+    let ordered =
+        Ordered::prepare(&setup.source, setup.order, args.source.seed, &setup.work, &setup.buffers, &mut |records| {
+            reading.set(records);
+            match stop.asked() {
+                Some(_) => Err(Stopped.into()),
+                None => Ok(()),
+            }
+        });
+    reading.clear();
+    ordered
+}
+
+/// Says that the load is complete, in this order: killed in between, it goes on and finds nothing left to load.
+fn complete(args: &LoadArgs, state: State, source_id: u64, tally: Tally) -> Result<()> {
+    State { pairs: Some(tally.pairs), ..state }.write(&args.dir)?;
+    // The marker's word is the one that counts.
+    Ok(engines::mark_load(&args.dir, load_of(LoadState::Complete, source_id))?)
+}
+
+/// What was chosen for whoever did not choose.
+fn chosen(args: &LoadArgs, setup: &Setup) {
+    let engine = setup.options.engine;
+    if args.order.is_none() && setup.order == Order::Sorted {
+        println!(
+            "order=sorted, because engine={engine} loads sorted pairs many times faster, into fewer bytes: \
+             --order shuffled loads them as a stream would bring them"
+        );
+    }
+    if setup.new && args.engine.engine.is_none() {
+        println!("{}", chosen_engine(engine));
+    }
+}
+
+fn sort_memory(text: &str) -> Result<ByteSize, String> {
+    let bytes: ByteSize = text.parse()?;
+    if bytes.as_u64() < SORT_BYTES_MIN {
+        return Err(format!("too small: minimum={}", ByteSize::b(SORT_BYTES_MIN)));
+    }
+    Ok(bytes)
+}
+
 /// What a load says at its end that was left to choose the engine by itself.
-fn chosen(engine: EngineKind) -> String {
+fn chosen_engine(engine: EngineKind) -> String {
     let built: Vec<_> = engines::compiled().iter().map(|engine| engine.as_str()).collect();
     format!(
         "engine={engine} was taken because none was named; this build has {}: --engine ENGINE chooses for a new \
@@ -173,6 +285,7 @@ pub(crate) fn hex(source_id: u64) -> String {
 
 struct Load<'a> {
     args: &'a LoadArgs,
+    setup: &'a Setup,
     engine: &'a Measured,
     checkpoint: Checkpoint,
     commits: u64,
@@ -185,13 +298,14 @@ impl Load<'_> {
     fn pairs(&mut self, ordered: &Ordered) -> Result<Tally> {
         let skip = self.checkpoint.seq;
         let rule = self.args.on_duplicate;
-        match self.engine.bulk().filter(|_| self.args.order == Order::Sorted) {
+        match self.engine.bulk().filter(|_| self.setup.order == Order::Sorted) {
             None => {
+                let batch_pairs = self.args.batch.min(self.setup.buffers.batch_pairs);
                 let mut batch: Vec<(Key, Value)> = Vec::new();
                 let tally = ordered.for_each(skip, rule, &mut |pairs| {
                     for pair in pairs {
                         batch.push(*pair);
-                        if batch.len() as u64 == self.args.batch {
+                        if batch.len() as u64 == batch_pairs {
                             self.commit(&batch)?;
                             batch.clear();
                         }
@@ -204,7 +318,8 @@ impl Load<'_> {
                 Ok(tally)
             }
             Some(bulk) => {
-                let mut chunk = Vec::with_capacity(BULK_PAIRS);
+                let bulk_pairs = self.setup.buffers.bulk_pairs;
+                let mut chunk = Vec::with_capacity(bulk_pairs);
                 let mut load = |chunk: &mut Vec<(Key, Value)>| {
                     let mut checkpoint = self.checkpoint;
                     checkpoint.seq += chunk.len() as u64;
@@ -217,7 +332,7 @@ impl Load<'_> {
                 };
                 let tally = ordered.for_each(skip, rule, &mut |pairs| {
                     chunk.extend_from_slice(pairs);
-                    if chunk.len() + pairs.len() > BULK_PAIRS {
+                    if chunk.len() + pairs.len() > bulk_pairs {
                         load(&mut chunk)?;
                     }
                     Ok(self.stop.asked().is_none())
@@ -265,85 +380,10 @@ impl Load<'_> {
     }
 }
 
-/// What a directory holds of a load.
-#[derive(PartialEq, Eq)]
-pub(crate) enum Found {
-    /// Nothing yet, or a part.
-    Open,
-    /// All of it.
-    Complete,
-}
-
-/// Refuses before the source is read what would be refused after it. A load that is complete needs no resuming, which
-/// is no failure: whoever starts the same command at each boot wants it to end well.
-pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
-    match (resume, is_complete(dir)?) {
-        (false, Some(false)) => bail!(
-            "the directory holds a load that was interrupted: dir={}; go on with --resume, or remove the directory",
-            dir.display()
-        ),
-        (true, Some(true)) => {
-            let pairs = State::read(dir)?.and_then(|state| state.pairs);
-            let pairs = pairs.map_or("unknown".to_owned(), |pairs| pairs.to_string());
-            eprintln!("the load is complete, there is nothing to resume: dir={} pairs={pairs}", dir.display());
-            Ok(Found::Complete)
-        }
-        _ => Ok(Found::Open),
-    }
-}
-
-/// Whether the load of the store in `dir` is complete; `None` where nothing was loaded. The marker says so; in a store
-/// of an earlier version, whose marker did not, the load's own file does.
-pub(crate) fn is_complete(dir: &Path) -> Result<Option<bool>> {
-    let load = engines::inspect(dir)?.and_then(|known| known.load);
-    Ok(match load {
-        Some(load) => Some(load.state == LoadState::Complete),
-        None => State::read(dir)?.map(|state| state.pairs.is_some()),
-    })
-}
-
-/// Checks that the store is this load's, and says what to write about it.
-fn resume_state(args: &LoadArgs, source: &Source, ordered: &Ordered, begun: &Checkpoint) -> Result<State> {
-    if begun.seq > 0 {
-        ensure!(
-            begun.source == ordered.source_id,
-            "the store was loaded from another source, order or seed: dir={} loaded_pairs={}; give the same \
-             arguments as the first time",
-            args.dir.display(),
-            begun.seq
-        );
-    }
-    Ok(State { source: source.to_string(), source_id: hex(ordered.source_id), records: ordered.records, pairs: None })
-}
-
-fn work_dir(args: &LoadArgs) -> PathBuf {
-    args.work_dir.clone().unwrap_or_else(|| beside(&args.dir, ".work"))
-}
-
 /// `dir` with `ending` at the end of its name.
 pub(crate) fn beside(dir: &Path, ending: &str) -> PathBuf {
     // Without a slash at the end.
     let mut name = dir.components().collect::<PathBuf>().into_os_string();
     name.push(ending);
     PathBuf::from(name)
-}
-
-/// Bytes that the load needs at its peak, spill included.
-fn disk_estimate(args: &LoadArgs, engine: EngineKind, records: u64) -> u64 {
-    let spilled = args.order == Order::Sorted || args.source.input.is_some();
-    let spill_bytes = if spilled { records.saturating_mul(crate::limits::RECORD_BYTES as u64) } else { 0 };
-    store_bytes(engine, records).saturating_add(spill_bytes)
-}
-
-/// Bytes that a store of so many pairs needs while it is loaded: what 700M pairs took in the public comparison of these
-/// engines (LMDB 71.3 GB, redb 62.9 GB, RocksDB 40.8 GB), rounded up; RocksDB with room for a compaction.
-pub(crate) fn store_bytes(engine: EngineKind, records: u64) -> u64 {
-    let per_pair = match engine {
-        EngineKind::Rocksdb => 120,
-        EngineKind::Lmdb => 110,
-        EngineKind::Redb => 130,
-        // Twice the store while runs are merged.
-        EngineKind::Strata => 140,
-    };
-    records.saturating_mul(per_pair)
 }

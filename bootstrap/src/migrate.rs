@@ -15,9 +15,11 @@ use engines::{EngineArgs, EngineKind, EngineOptions, Holds, LoadState, LoadTerm,
 use workload::{Digest, source_id};
 
 use crate::info;
-use crate::limits::{BULK_PAIRS, CHUNK_PAIRS, CHUNKS_AHEAD};
-use crate::load::{Found, check_directory, hex, is_complete, load_of, store_bytes};
+use crate::limits::{self, Buffers, CHUNK_PAIRS};
+use crate::load::{hex, load_of};
+use crate::order::Order;
 use crate::progress::Progress;
+use crate::resume::{Found, check_directory, is_complete};
 use crate::signal::Stop;
 use crate::state::State;
 
@@ -57,15 +59,17 @@ const FROM_MEMORY_SHARE: u64 = 8;
 pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let stop = Stop::install()?;
     if check_directory(&args.dir, args.resume)? == Found::Complete {
-        return Ok(0);
+        return end_complete(args);
     }
     let options = engines::options_for(&args.dir, &args.engine)?;
+    let (options, buffers) = limits::divide(&options, Order::Sorted, from_memory(args).as_u64())?;
     let (from, holds) = open_source(args)?;
     engines::refuse_nested(&args.from_store, &args.dir)?;
     let origin = from.checkpoint()?;
     let estimate = from.stats()?.pairs_estimate;
-    if !args.skip_disk_check && !args.resume {
-        probe::check_disk(&args.dir, store_bytes(options.engine, estimate))?;
+    if !args.skip_disk_check {
+        let store_bytes = limits::store_bytes(options.engine, Order::Sorted, estimate);
+        probe::check_disk(&args.dir, store_bytes.saturating_sub(probe::disk_bytes(&args.dir)))?;
     }
     let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
     let mut state = state(args, &*from, &origin, estimate)?;
@@ -85,7 +89,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     engines::mark_load(&args.dir, load_of(LoadState::Loading, id))?;
     state.write(&args.dir)?;
     let skip = if done { u64::MAX } else { begun.seq };
-    let migration = Migration { from: &*from, to: &*to, stop: &stop, id };
+    let migration = Migration { from: &*from, to: &*to, stop: &stop, id, buffers };
     let started = Instant::now();
     let Some(read) = migration.pairs(skip, estimate)? else {
         let seq = to.checkpoint()?.seq;
@@ -109,6 +113,36 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     Ok(code)
 }
 
+/// Ends a migration that finds the new store complete, if it was made from the store that is named now.
+fn end_complete(args: &MigrateArgs) -> Result<u8> {
+    let (state, dir) = (State::read(&args.dir)?, args.dir.display());
+    let from = source_dir(args)?;
+    if let Some(state) = &state {
+        ensure!(
+            state.source.starts_with(&from),
+            "the store was not made from this one: dir={dir} loaded={:?} asked={from:?}: name the other, or another \
+             directory for this one",
+            state.source
+        );
+    }
+    let pairs = state.and_then(|state| state.pairs).map_or("unknown".to_owned(), |pairs| pairs.to_string());
+    eprintln!("the load is complete, there is nothing to resume: dir={dir} pairs={pairs}");
+    Ok(0)
+}
+
+/// The memory of the source's engine.
+fn from_memory(args: &MigrateArgs) -> ByteSize {
+    let share = (engines::memory_limit().bytes / FROM_MEMORY_SHARE).max(engines::MEMORY_MIN);
+    args.from_memory.unwrap_or(ByteSize::b(share))
+}
+
+/// How the words for a source begin.
+fn source_dir(args: &MigrateArgs) -> Result<String> {
+    let dir = std::path::absolute(&args.from_store)
+        .with_context(|| format!("cannot name dir={}", args.from_store.display()))?;
+    Ok(format!("store dir={} engine=", dir.display()))
+}
+
 /// The store to read, and what its pairs mean, which the new one is to say too.
 fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Holds)> {
     let dir = &args.from_store;
@@ -118,10 +152,9 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Holds)> {
         let source = State::read(dir)?.map_or("unknown".to_owned(), |state| state.source);
         bail!("the store to read is half loaded: dir={} from={source}: finish that load first", dir.display());
     }
-    let memory = (engines::memory_limit().bytes / FROM_MEMORY_SHARE).max(engines::MEMORY_MIN);
     let options = EngineOptions {
         profile: identity.profile,
-        memory: Some(args.from_memory.unwrap_or(ByteSize::b(memory))),
+        memory: Some(from_memory(args)),
         ..EngineOptions::new(args.from_engine.unwrap_or(identity.engine))
     };
     Ok((engines::open(dir, &options, OpenMode::Existing)?, identity.holds))
@@ -130,11 +163,9 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Holds)> {
 /// What the new store's directory says of the load. The source is named with its checkpoint, so that a resume from a
 /// store that has moved on is refused.
 fn state(args: &MigrateArgs, from: &dyn Engine, origin: &Checkpoint, estimate: u64) -> Result<State> {
-    let dir = std::path::absolute(&args.from_store)
-        .with_context(|| format!("cannot name dir={}", args.from_store.display()))?;
     let slot = origin.slot.map_or("none".to_owned(), |slot| slot.to_string());
-    let source = format!("store dir={} engine={} seq={} slot={slot}", dir.display(), from.label(), origin.seq);
-    Ok(State { source, source_id: String::new(), records: estimate, pairs: None })
+    let source = format!("{}{} seq={} slot={slot}", source_dir(args)?, from.label(), origin.seq);
+    Ok(State { source, records: estimate, ..State::default() })
 }
 
 struct Migration<'e> {
@@ -143,13 +174,14 @@ struct Migration<'e> {
     stop: &'e Stop,
     /// Names the source in the checkpoints of the way.
     id: u64,
+    buffers: Buffers,
 }
 
 impl Migration<'_> {
     /// Writes all pairs but the first `skip`, which are there; the digest of all of them. `None` when asked to stop.
     fn pairs(&self, skip: u64, estimate: u64) -> Result<Option<Digest>> {
         std::thread::scope(|scope| {
-            let (sender, chunks) = sync_channel(CHUNKS_AHEAD);
+            let (sender, chunks) = sync_channel(self.buffers.chunks_ahead);
             let scanner = std::thread::Builder::new()
                 .name("scan".to_owned())
                 .spawn_scoped(scope, || scan(self.from, skip, sender))
@@ -157,10 +189,11 @@ impl Migration<'_> {
             let mut progress = Progress::new(Some(estimate), self.to.label());
             let mut at = if skip == u64::MAX { 0 } else { skip };
             progress.start_at(at);
-            let mut bulk: Vec<(Key, Value)> = Vec::with_capacity(BULK_PAIRS);
+            let bulk_pairs = self.buffers.bulk_pairs;
+            let mut bulk: Vec<(Key, Value)> = Vec::with_capacity(bulk_pairs);
             for chunk in &chunks {
                 bulk.extend_from_slice(&chunk);
-                if bulk.len() + CHUNK_PAIRS > BULK_PAIRS {
+                if bulk.len() + CHUNK_PAIRS > bulk_pairs {
                     at = self.store(&mut bulk, at)?;
                     progress.set(at);
                 }

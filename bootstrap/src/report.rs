@@ -10,7 +10,7 @@ use engines::EngineOptions;
 use serde_json::json;
 
 use crate::load::LoadArgs;
-use crate::order::Tally;
+use crate::order::{Order, Tally};
 use crate::sample::Sample;
 use crate::source::Source;
 
@@ -19,6 +19,7 @@ pub(crate) struct Outcome<'a> {
     pub(crate) args: &'a LoadArgs,
     pub(crate) options: &'a EngineOptions,
     pub(crate) source: &'a Source,
+    pub(crate) order: Order,
     pub(crate) tally: Tally,
     /// Pairs loaded by this run: fewer than the tally's after a resume.
     pub(crate) loaded: u64,
@@ -36,7 +37,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
     let snapshot = outcome.engine.latency().snapshot();
     let latencies = export::report(&snapshot);
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    let order = args.order.name();
+    let order = outcome.order.name();
     let mut rows = vec![
         row("Load", outcome.engine.label().to_owned()),
         row("  pairs", format!("{} ({order})", table::grouped(outcome.tally.pairs))),
@@ -66,7 +67,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
             "engine": outcome.engine.label(),
             "options": outcome.options,
             "source": outcome.source.to_string(),
-            "order": args.order,
+            "order": outcome.order,
             "batch": args.batch,
             "synced": args.synced,
             "settled": args.settle,

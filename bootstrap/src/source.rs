@@ -83,6 +83,14 @@ impl Source {
         matches!(self, Self::File { path, .. } if path == Path::new("-"))
     }
 
+    /// How its file holds pairs; `None` for synthetic ones.
+    pub(crate) fn format(&self) -> Option<Format> {
+        match self {
+            Self::Synthetic { .. } => None,
+            Self::File { format, .. } => Some(*format),
+        }
+    }
+
     /// Number of pairs where it is known before reading.
     pub(crate) fn count_hint(&self) -> Result<Option<u64>> {
         match self {

@@ -9,10 +9,13 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::identity::Stamp;
+use crate::order::Order;
+
 const FILE: &str = "bootstrap.toml";
 
 /// A load's identity and outcome.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct State {
     /// The source in words.
@@ -23,6 +26,18 @@ pub(crate) struct State {
     pub(crate) records: u64,
     /// Distinct pairs loaded; set when the load is complete.
     pub(crate) pairs: Option<u64>,
+    /// The slot that the pairs were said to stand for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) slot: Option<u64>,
+    /// The order of the load; `None` for a migration, and in the file of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) order: Option<Order>,
+    /// The digest of a file's or standard input's records, as hex.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) content: Option<String>,
+    /// What the file system said of the file when it was read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) stamp: Option<Stamp>,
 }
 
 impl State {

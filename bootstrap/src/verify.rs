@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use engine_api::{Key, Reader, Value};
 use engines::{EngineArgs, OpenMode};
 
 use workload::Digest;
 
-use crate::limits::CHUNK_PAIRS;
+use crate::limits::{self, CHUNK_PAIRS};
 use crate::load::beside;
 use crate::order::{OnDuplicate, Order, Ordered};
 use crate::source::{Record, Source, SourceArgs};
@@ -106,13 +106,11 @@ fn distinct(args: &VerifyArgs, source: &Source, stored: u64, records: u64) -> Re
          stored_pairs={stored}; standard input cannot be read again to tell: give the file by its name"
     );
     let work = beside(&args.dir, ".verify");
-    // A verification that was cut short may have left one, of a file that has changed since.
-    if work.exists() {
-        std::fs::remove_dir_all(&work).with_context(|| format!("cannot clear dir={}", work.display()))?;
-    }
-    let ordered = Ordered::prepare(source, Order::Sorted, args.source.seed, &work, &mut |_| Ok(()))?;
+    let options = engines::options_for(&args.dir, &args.engine)?;
+    let (_, buffers) = limits::divide(&options, Order::Sorted, 0)?;
+    let ordered = Ordered::prepare(source, Order::Sorted, args.source.seed, &work, &buffers, &mut |_| Ok(()))?;
     let tally = ordered.for_each(0, OnDuplicate::Last, &mut |_| Ok(true))?;
-    std::fs::remove_dir_all(&work).with_context(|| format!("cannot remove dir={}", work.display()))?;
+    ordered.discard()?;
     Ok(tally.pairs)
 }
 

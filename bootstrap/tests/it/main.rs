@@ -10,6 +10,9 @@ use std::time::Duration;
 
 use workload::{Digest, Pairs, Rng};
 
+mod limits;
+mod spill;
+
 type Map = BTreeMap<[u8; 32], [u8; 32]>;
 
 fn engines() -> impl Iterator<Item = &'static str> {

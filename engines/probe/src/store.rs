@@ -55,6 +55,12 @@ pub fn space(dir: &Path) -> Result<Space> {
     })
 }
 
+/// Whether both are on one file system; neither need exist yet.
+pub fn is_same_disk(one: &Path, other: &Path) -> bool {
+    let device = |dir: &Path| dir.ancestors().find_map(|dir| fs::metadata(dir).ok()).map(|dir| dir.dev());
+    device(one) == device(other)
+}
+
 /// Refuses to start a load that will not fit. `needed` is an estimate.
 ///
 /// # Errors

@@ -47,7 +47,11 @@ pub struct Division {
 impl EngineOptions {
     /// What an engine with these options gets on this machine, now.
     pub fn division(&self) -> Division {
-        let limit = memory_limit();
+        self.division_of(memory_limit())
+    }
+
+    /// What an engine with these options gets of `limit`.
+    pub fn division_of(&self, limit: MemoryLimit) -> Division {
         let cache_bytes = match self.engine {
             EngineKind::Lmdb => 0,
             // All that strata holds is in its budget, and nothing of it in the page cache.

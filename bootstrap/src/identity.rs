@@ -1,0 +1,135 @@
+//! What makes two sources the same: the file system's word for a file, and the digest of what was read.
+//!
+//! Owns: both, and their comparison. Must not: read a source. Used on the main thread.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
+
+use crate::source::{Record, Source};
+
+/// What the file system says of a file. While all of it is as it was, so is the content: a change that keeps size and
+/// time of modification still moves the time of change, which no program can set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Stamp {
+    /// The file's size.
+    pub(crate) bytes: u64,
+    /// Time of the last modification, in ns since 1970.
+    modified_ns: i64,
+    /// Time of the last change of content, owner, mode or name, in ns since 1970.
+    changed_ns: i64,
+}
+
+impl Stamp {
+    /// The stamp of a source's file; `None` for synthetic pairs, standard input and pipes, which have none.
+    ///
+    /// # Errors
+    /// The file cannot be looked at.
+    pub(crate) fn of(source: &Source) -> Result<Option<Self>> {
+        let Source::File { path, .. } = source else { return Ok(None) };
+        if source.is_stdin() {
+            return Ok(None);
+        }
+        let file = fs::metadata(path).with_context(|| format!("cannot open file={}", path.display()))?;
+        let ns = |seconds: i64, ns: i64| seconds.saturating_mul(1_000_000_000).saturating_add(ns);
+        Ok(file.is_file().then(|| Self {
+            bytes: file.len(),
+            modified_ns: ns(file.mtime(), file.mtime_nsec()),
+            changed_ns: ns(file.ctime(), file.ctime_nsec()),
+        }))
+    }
+}
+
+/// Records whose digest is folded into the one before it at a time. Reading can go on at each such border, because
+/// there the digest is a number.
+pub(crate) const BORDER_RECORDS: u64 = 1024;
+
+/// The digest of a source's records, in the order in which they are read.
+#[derive(Clone)]
+pub(crate) struct Content {
+    chain: u64,
+    records: u64,
+    open: Xxh3,
+}
+
+impl Content {
+    /// The digest of nothing.
+    pub(crate) fn new() -> Self {
+        Self { chain: 0, records: 0, open: Xxh3::new() }
+    }
+
+    /// Goes on at a border: `chain` is what [`Self::chain`] gave there.
+    pub(crate) fn resume(chain: u64, records: u64) -> Self {
+        Self { chain, records, open: Xxh3::new() }
+    }
+
+    /// Adds the next record.
+    pub(crate) fn add(&mut self, record: &Record) {
+        self.open.update(&record.1);
+        self.open.update(&record.2);
+        self.records += 1;
+        if self.is_at_border() {
+            self.chain = xxh3_64_with_seed(&self.open.digest().to_le_bytes(), self.chain);
+            self.open.reset();
+        }
+    }
+
+    /// Records added.
+    pub(crate) fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// Whether [`Self::chain`] covers every record.
+    pub(crate) fn is_at_border(&self) -> bool {
+        self.records.is_multiple_of(BORDER_RECORDS)
+    }
+
+    /// The digest up to the last border.
+    pub(crate) fn chain(&self) -> u64 {
+        self.chain
+    }
+
+    /// The digest of all records.
+    pub(crate) fn digest(&self) -> u64 {
+        let rest = if self.is_at_border() { 0 } else { self.open.digest() };
+        let mut end = [0u8; 16];
+        end[..8].copy_from_slice(&self.records.to_le_bytes());
+        end[8..].copy_from_slice(&rest.to_le_bytes());
+        xxh3_64_with_seed(&end, self.chain)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(number: u64) -> Record {
+        (number, [number as u8; 32], [(number >> 8) as u8; 32])
+    }
+
+    #[test]
+    fn a_digest_goes_on_at_a_border_and_tells_every_change() {
+        let digest = |records: &[Record]| {
+            let mut content = Content::new();
+            records.iter().for_each(|record| content.add(record));
+            content.digest()
+        };
+        let all: Vec<Record> = (0..3000).map(record).collect();
+        let mut begun = Content::new();
+        all[..2048].iter().for_each(|record| begun.add(record));
+        assert!(begun.is_at_border());
+        let mut resumed = Content::resume(begun.chain(), begun.records());
+        all[2048..].iter().for_each(|record| resumed.add(record));
+        assert_eq!((resumed.digest(), resumed.records()), (digest(&all), 3000));
+        let mut swapped = all.clone();
+        swapped.swap(5, 2900);
+        let mut flipped = all.clone();
+        flipped[2999].2[31] ^= 1;
+        for other in [&swapped[..], &flipped, &all[..2999], &all[..2048], &[]] {
+            assert_ne!(digest(other), digest(&all));
+        }
+    }
+}

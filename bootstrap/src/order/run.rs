@@ -1,0 +1,306 @@
+//! A file of a spill: one sorted run, in blocks that each carry a checksum.
+//!
+//! Owns: the format and its checks. A header names the spill and the run, and its length follows from the number of
+//! records, so that a file that was cut, emptied, removed or swapped is named before anything of the spill is used. A
+//! block's checksum covers its place, so that one that was changed or moved is named before its records are used.
+//! Threads: written by `sort` or `order`, read by `order`.
+
+use std::fs::File;
+use std::io::{ErrorKind as Io, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Error, Result, anyhow, ensure};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::limits::RECORD_BYTES;
+use crate::source::Record;
+
+/// Records of a block.
+const BLOCK_RECORDS: u64 = 512;
+/// Bytes of a whole block: what a run takes in memory while it is merged.
+pub(crate) const BLOCK_BYTES: usize = CHECKSUM_BYTES + BLOCK_RECORDS as usize * RECORD_BYTES;
+const CHECKSUM_BYTES: usize = 8;
+const MAGIC: [u8; 8] = *b"solkvrun";
+const VERSION: u32 = 1;
+const HEADER_BYTES: usize = 40;
+
+/// A run as the manifest knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    /// Its number, of which each spill has one.
+    pub(crate) number: u32,
+    /// Its records.
+    pub(crate) records: u64,
+}
+
+impl Run {
+    pub(crate) fn name(self) -> String {
+        format!("run-{:05}", self.number)
+    }
+
+    fn bytes(self) -> u64 {
+        let blocks = self.records.div_ceil(BLOCK_RECORDS);
+        HEADER_BYTES as u64 + self.records * RECORD_BYTES as u64 + blocks * CHECKSUM_BYTES as u64
+    }
+
+    fn header(self, spill: u64) -> [u8; HEADER_BYTES] {
+        let mut out = [0u8; HEADER_BYTES];
+        out[..8].copy_from_slice(&MAGIC);
+        out[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        out[12..16].copy_from_slice(&self.number.to_le_bytes());
+        out[16..24].copy_from_slice(&spill.to_le_bytes());
+        out[24..32].copy_from_slice(&self.records.to_le_bytes());
+        let checksum = xxh3_64(&out[..32]);
+        out[32..].copy_from_slice(&checksum.to_le_bytes());
+        out
+    }
+
+    /// Covers a block's place: the spill, the run, and the block's number.
+    fn checksum(self, spill: u64, block: u64, records: &[u8]) -> u64 {
+        let mut place = [0u8; 20];
+        place[..8].copy_from_slice(&spill.to_le_bytes());
+        place[8..12].copy_from_slice(&self.number.to_le_bytes());
+        place[12..].copy_from_slice(&block.to_le_bytes());
+        xxh3_64_with_seed(records, xxh3_64(&place))
+    }
+}
+
+/// A spill's file is not what was written: the error names the file and the way out.
+pub(crate) fn damaged(path: &Path, reason: &str) -> Error {
+    anyhow!(
+        "a file of the spill is damaged: file={} reason={reason}: remove dir={}, and the same command with --resume \
+         makes the spill again; what the store holds stays",
+        path.display(),
+        path.parent().unwrap_or(Path::new("")).display()
+    )
+}
+
+/// Writes a run.
+pub(crate) struct Writer {
+    path: PathBuf,
+    file: File,
+    spill: u64,
+    run: Run,
+    block: Vec<u8>,
+    written: u64,
+}
+
+impl Writer {
+    /// Begins the file of `run` in `dir`, in place of what an earlier attempt has left.
+    ///
+    /// # Errors
+    /// The file system's, naming the file.
+    pub(crate) fn create(dir: &Path, spill: u64, run: Run) -> Result<Self> {
+        let path = dir.join(run.name());
+        let file = File::create(&path).with_context(|| format!("cannot create file={}", path.display()))?;
+        let mut block = Vec::with_capacity(BLOCK_BYTES);
+        block.extend_from_slice(&run.header(spill));
+        let mut writer = Self { path, file, spill, run, block, written: 0 };
+        writer.write()?;
+        Ok(writer)
+    }
+
+    /// Appends a record.
+    ///
+    /// # Errors
+    /// The file system's, naming the file.
+    pub(crate) fn push(&mut self, record: &Record) -> Result<()> {
+        self.block.extend_from_slice(&encode(record));
+        self.written += 1;
+        if self.written.is_multiple_of(BLOCK_RECORDS) { self.end_block() } else { Ok(()) }
+    }
+
+    /// Makes the file durable; its name is, once the manifest that names it is.
+    ///
+    /// # Errors
+    /// The file system's, naming the file.
+    pub(crate) fn finish(mut self) -> Result<Run> {
+        if !self.block.is_empty() && !self.written.is_multiple_of(BLOCK_RECORDS) {
+            self.end_block()?;
+        }
+        let (path, Run { number, records }) = (self.path.display(), self.run);
+        ensure!(self.written == records, "run={number} has records={} expected={records}: file={path}", self.written);
+        self.file.sync_data().with_context(|| format!("cannot write file={path}"))?;
+        Ok(self.run)
+    }
+
+    fn end_block(&mut self) -> Result<()> {
+        let block = (self.written - 1) / BLOCK_RECORDS;
+        let checksum = self.run.checksum(self.spill, block, &self.block);
+        self.block.extend_from_slice(&checksum.to_le_bytes());
+        self.write()
+    }
+
+    fn write(&mut self) -> Result<()> {
+        self.file.write_all(&self.block).with_context(|| format!("cannot write file={}", self.path.display()))?;
+        self.block.clear();
+        Ok(())
+    }
+}
+
+/// Reads a run, a block at a time.
+pub(crate) struct Reader {
+    path: PathBuf,
+    file: File,
+    spill: u64,
+    run: Run,
+    /// Records of the blocks read, the current one included.
+    read: u64,
+    block: Vec<u8>,
+    at: usize,
+}
+
+impl Reader {
+    /// Opens the file of `run` and checks length and header.
+    ///
+    /// # Errors
+    /// The file is missing or not that run, named with the way out; else the file system's.
+    pub(crate) fn open(dir: &Path, spill: u64, run: Run) -> Result<Self> {
+        let path = dir.join(run.name());
+        let mut file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == Io::NotFound => return Err(damaged(&path, "it is missing")),
+            Err(error) => return Err(error).with_context(|| format!("cannot open file={}", path.display())),
+        };
+        let bytes = file.metadata().with_context(|| format!("cannot look at file={}", path.display()))?.len();
+        if bytes != run.bytes() {
+            return Err(damaged(&path, &format!("bytes={bytes} expected={}", run.bytes())));
+        }
+        let mut header = [0u8; HEADER_BYTES];
+        file.read_exact(&mut header).with_context(|| format!("cannot read file={}", path.display()))?;
+        if header != run.header(spill) {
+            return Err(damaged(&path, "its header is that of another run, or changed"));
+        }
+        Ok(Self { path, file, spill, run, read: 0, block: Vec::new(), at: 0 })
+    }
+
+    /// The next record; `None` after the last.
+    ///
+    /// # Errors
+    /// A damaged block, named with file, offset and the way out; else the file system's.
+    pub(crate) fn next(&mut self) -> Result<Option<Record>> {
+        if self.at == self.block.len() && !self.next_block()? {
+            return Ok(None);
+        }
+        let record = decode(&self.block[self.at..self.at + RECORD_BYTES]);
+        self.at += RECORD_BYTES;
+        Ok(Some(record))
+    }
+
+    /// `false` after the last block.
+    fn next_block(&mut self) -> Result<bool> {
+        let records = (self.run.records - self.read).min(BLOCK_RECORDS);
+        if records == 0 {
+            return Ok(false);
+        }
+        let block = self.read / BLOCK_RECORDS;
+        let bytes = records as usize * RECORD_BYTES;
+        self.block.resize(bytes + CHECKSUM_BYTES, 0);
+        match self.file.read_exact(&mut self.block) {
+            Ok(()) => {}
+            Err(error) if error.kind() == Io::UnexpectedEof => return Err(damaged(&self.path, "it was cut short")),
+            Err(error) => return Err(error).with_context(|| format!("cannot read file={}", self.path.display())),
+        }
+        let (body, checksum) = self.block.split_at(bytes);
+        if self.run.checksum(self.spill, block, body).to_le_bytes() != checksum {
+            let offset = HEADER_BYTES as u64 + block * BLOCK_BYTES as u64;
+            return Err(damaged(&self.path, &format!("checksum offset={offset}")));
+        }
+        self.block.truncate(bytes);
+        self.at = 0;
+        self.read += records;
+        Ok(true)
+    }
+}
+
+fn encode(record: &Record) -> [u8; RECORD_BYTES] {
+    let mut out = [0u8; RECORD_BYTES];
+    out[..8].copy_from_slice(&record.0.to_le_bytes());
+    out[8..40].copy_from_slice(&record.1);
+    out[40..].copy_from_slice(&record.2);
+    out
+}
+
+fn decode(bytes: &[u8]) -> Record {
+    let position = u64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
+    (position, std::array::from_fn(|i| bytes[8 + i]), std::array::from_fn(|i| bytes[40 + i]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    const SPILL: u64 = 77;
+
+    fn write(dir: &Path, spill: u64, number: u32, records: u64) -> Run {
+        let mut writer = Writer::create(dir, spill, Run { number, records }).unwrap();
+        for position in 0..records {
+            writer.push(&(position, [position as u8; 32], [number as u8; 32])).unwrap();
+        }
+        writer.finish().unwrap()
+    }
+
+    fn read(dir: &Path, run: Run) -> Result<u64> {
+        let mut reader = Reader::open(dir, SPILL, run)?;
+        let mut records = 0;
+        while let Some(record) = reader.next()? {
+            assert_eq!(record, (records, [records as u8; 32], [run.number as u8; 32]));
+            records += 1;
+        }
+        Ok(records)
+    }
+
+    #[test]
+    fn whole_runs_of_any_length_are_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        for records in [0, 1, 511, 512, 513, 1024, 1500] {
+            let run = write(dir.path(), SPILL, records as u32, records);
+            assert_eq!(read(dir.path(), run).unwrap(), records);
+            assert_eq!(fs::metadata(dir.path().join(run.name())).unwrap().len(), run.bytes());
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_every_cut_and_every_other_file_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = write(dir.path(), SPILL, 1, 600);
+        let path = dir.path().join(run.name());
+        let bytes = fs::read(&path).unwrap();
+        let refused = |what: &str| {
+            let error = format!("{:#}", read(dir.path(), run).unwrap_err());
+            assert!(
+                error.contains(&format!("file={}", path.display())) && error.contains("--resume"),
+                "{what}: {error}"
+            );
+        };
+        for at in (0..bytes.len()).step_by(97).chain(bytes.len() - 8..bytes.len()).chain(0..HEADER_BYTES) {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1 << (at % 8);
+            fs::write(&path, flipped).unwrap();
+            refused(&format!("flipped {at}"));
+        }
+        for keep in [0, 8, HEADER_BYTES, HEADER_BYTES + 72, bytes.len() - 72, bytes.len() - 1] {
+            fs::write(&path, &bytes[..keep]).unwrap();
+            refused(&format!("cut {keep}"));
+        }
+        fs::write(&path, [&bytes[..], &[0; 72]].concat()).unwrap();
+        refused("longer");
+        fs::remove_file(&path).unwrap();
+        refused("removed");
+        // The same records under another number, and of another spill.
+        let other = write(dir.path(), SPILL, 2, 600);
+        fs::rename(dir.path().join(other.name()), &path).unwrap();
+        refused("swapped");
+        write(dir.path(), SPILL + 1, 1, 600);
+        refused("another spill's");
+        // A block of one run in another's place.
+        let (one, two) = (write(dir.path(), SPILL, 1, 1024), write(dir.path(), SPILL, 2, 1024));
+        let (mut mixed, second) = (fs::read(&path).unwrap(), fs::read(dir.path().join(two.name())).unwrap());
+        mixed[HEADER_BYTES..HEADER_BYTES + BLOCK_BYTES]
+            .copy_from_slice(&second[HEADER_BYTES..HEADER_BYTES + BLOCK_BYTES]);
+        fs::write(&path, mixed).unwrap();
+        assert!(format!("{:#}", read(dir.path(), one).unwrap_err()).contains("checksum offset=40"));
+    }
+}

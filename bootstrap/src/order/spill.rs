@@ -1,0 +1,412 @@
+//! A source read into sorted runs. What a process before this one has read and flushed is taken up.
+//!
+//! Owns: what may be taken up. A spill belongs to one source: one of another is thrown away and said so; one whose file
+//! may have changed is compared while the file is read. Must not: put a run into the manifest that is not durable.
+//! Threads: the caller's reads and collects; `sort` sorts and writes a run, then the manifest, meanwhile.
+
+use std::fmt;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::SystemTime;
+
+use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
+
+use super::merge::combine;
+use super::run::{BLOCK_BYTES, Run, Writer};
+use super::work::{Manifest, Work};
+use super::{Order, Rank, Ranked};
+use crate::identity::{BORDER_RECORDS, Content, Stamp};
+use crate::limits::{Buffers, SORT_BUFFERS};
+use crate::source::{Place, Record, Source};
+
+/// Records between two calls of [`Tell`].
+const TELL_EVERY: u64 = 4096;
+
+/// What the caller is told while a source is read: the number of records. An error of its own stops the reading.
+pub(crate) type Tell<'a> = dyn FnMut(u64) -> Result<()> + 'a;
+
+/// A source that was read to its end.
+pub(super) struct Read {
+    /// The digest of its records.
+    pub(super) digest: u64,
+    /// Their number.
+    pub(super) records: u64,
+    /// What the file system said of the source's file.
+    pub(super) stamp: Option<Stamp>,
+    pub(super) spilled: Spilled,
+}
+
+/// Where the records are.
+pub(super) enum Spilled {
+    /// It fits into one buffer: in order, nothing was written.
+    Memory(Vec<Ranked>),
+    /// As many runs as can be merged at once.
+    Runs { spill: u64, runs: Vec<Run> },
+}
+
+/// A source to read, and how.
+pub(super) struct Spill<'a> {
+    pub(super) source: &'a Source,
+    pub(super) order: Order,
+    pub(super) seed: u64,
+    pub(super) buffers: &'a Buffers,
+}
+
+/// How far a spill has come when the reading begins.
+struct Begun {
+    manifest: Manifest,
+    /// Whether the records that it has are to be read again and compared.
+    compare: bool,
+}
+
+/// The records that are read again are not those of the spill.
+#[derive(Debug)]
+struct Changed;
+
+impl fmt::Display for Changed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the source is not the one that the spill was made from")
+    }
+}
+
+impl std::error::Error for Changed {}
+
+/// Records on their way to the thread that sorts, with what the manifest is to say once they are durable.
+struct Batch {
+    records: Vec<Ranked>,
+    place: Place,
+    content: Content,
+    /// Whether they are the source's last.
+    complete: bool,
+}
+
+/// Where the records are that were read: in the manifest's runs, or in order in this buffer, which holds all of them.
+type Left = Option<(Content, Vec<Ranked>)>;
+
+impl Spill<'_> {
+    /// Reads the source, and what it takes to put it in order.
+    pub(super) fn run(&self, work: &mut Work, tell: &mut Tell<'_>) -> Result<Read> {
+        let stamp = Stamp::of(self.source)?;
+        let (manifest, left) = match self.take_up(work, stamp)? {
+            Some(Begun { manifest, compare: false }) if manifest.complete => (manifest, None),
+            Some(begun) => match self.read(work, &begun, stamp, tell) {
+                Err(error) if error.is::<Changed>() => self.start_over(work, stamp, tell, error)?,
+                read => read?,
+            },
+            None => self.read(work, &self.nothing(), stamp, tell)?,
+        };
+        match left {
+            Some((content, records)) => {
+                let (digest, spilled) = (content.digest(), Spilled::Memory(records));
+                Ok(Read { digest, records: content.records(), stamp, spilled })
+            }
+            None => self.end(work, manifest, tell),
+        }
+    }
+
+    /// The spill in `work` that this source may be going on with. One that is of another is removed.
+    fn take_up(&self, work: &Work, stamp: Option<Stamp>) -> Result<Option<Begun>> {
+        let Some(manifest) = work.manifest()? else {
+            work.keep(&[])?;
+            return Ok(None);
+        };
+        let dir = work.dir().display();
+        if let Some(difference) = self.difference(&manifest, stamp) {
+            eprintln!("the spill is of another load and is made anew: dir={dir} {difference}");
+            work.keep(&[])?;
+            return Ok(None);
+        }
+        work.keep(&manifest.runs)?;
+        let synthetic = matches!(self.source, Source::Synthetic { .. });
+        let trusted =
+            synthetic || (stamp.is_some() && stamp == manifest.stamp && self.source.to_string() == manifest.source);
+        let records = manifest.records;
+        match (trusted, manifest.complete) {
+            (true, true) => eprintln!("the spill is whole and is used again: dir={dir} records={records}"),
+            (true, false) => eprintln!("going on with the spill: dir={dir} records={records}"),
+            (false, _) => eprintln!(
+                "the source is read again from its start, to compare it with the spill: dir={dir} records={records}"
+            ),
+        }
+        Ok(Some(Begun { manifest, compare: !trusted }))
+    }
+
+    /// In which way the spill cannot be this source's; `None` where it may be.
+    fn difference(&self, known: &Manifest, stamp: Option<Stamp>) -> Option<String> {
+        let (words, synthetic) = (self.source.to_string(), matches!(self.source, Source::Synthetic { .. }));
+        if (known.format.is_none() || synthetic) && known.source != words {
+            return Some(format!("was={:?} asked={words:?}", known.source));
+        }
+        if known.format != self.source.format() {
+            return Some(format!("was={:?} asked={:?}", known.format, self.source.format()));
+        }
+        if known.order != self.order {
+            return Some(format!("was={} asked={}", known.order.name(), self.order.name()));
+        }
+        if known.seed != self.seed() {
+            return Some(format!("was_seed={} asked_seed={}", known.seed, self.seed()));
+        }
+        match (known.stamp, stamp) {
+            (Some(known), Some(now)) if known.bytes != now.bytes => {
+                Some(format!("source={words:?} was_bytes={} bytes={}", known.bytes, now.bytes))
+            }
+            _ => None,
+        }
+    }
+
+    /// After the file has turned out to be another than its spill's.
+    fn start_over(
+        &self,
+        work: &mut Work,
+        stamp: Option<Stamp>,
+        tell: &mut Tell<'_>,
+        error: Error,
+    ) -> Result<(Manifest, Left)> {
+        let dir = work.dir().display().to_string();
+        if stamp.is_none() {
+            return Err(error.context(format!(
+                "cannot go on from {}: give the same as the first time, or remove dir={dir} and start again",
+                self.source
+            )));
+        }
+        eprintln!("the source has changed, and its spill is made anew: dir={dir} {}", self.source);
+        work.keep(&[])?;
+        self.read(work, &self.nothing(), stamp, tell)
+    }
+
+    /// Reads what the spill does not have.
+    fn read(
+        &self,
+        work: &mut Work,
+        begun: &Begun,
+        stamp: Option<Stamp>,
+        tell: &mut Tell<'_>,
+    ) -> Result<(Manifest, Left)> {
+        let manifest = Manifest { stamp, source: self.source.to_string(), ..begun.manifest.clone() };
+        let read = std::thread::scope(|scope| {
+            // Two buffers go round: without room in between, neither thread is ever more than one run ahead.
+            let (to_sort, unsorted) = sync_channel::<Batch>(0);
+            let (give_back, spare) = sync_channel::<Vec<Ranked>>(1);
+            let mut collector = Collector::new(self, begun, to_sort, spare)?;
+            let writer = std::thread::Builder::new()
+                .name("sort".to_owned())
+                .spawn_scoped(scope, || write_runs(work, manifest, unsorted, give_back))?;
+            let collected = collector.collect(stamp, tell);
+            let (content, left) = (collector.content.clone(), collector.left());
+            drop(collector);
+            // What the writing thread says is the cause of what the collector met.
+            let manifest = writer.join().map_err(|_| anyhow!("the sorting thread panicked"))??;
+            collected.map(|()| (manifest, content, left))
+        });
+        let (mut manifest, content, left) = match read {
+            Ok(read) => read,
+            Err(error) if error.is::<Changed>() => return Err(error),
+            Err(error) => {
+                if let Err(second) = leave(work) {
+                    eprintln!("{second:#}");
+                }
+                return Err(error);
+            }
+        };
+        if let Some(mut records) = left {
+            records.sort_unstable();
+            return Ok((manifest, Some((content, records))));
+        }
+        manifest.complete = true;
+        manifest.content = format!("{:016x}", content.digest());
+        work.write(&manifest)?;
+        Ok((manifest, None))
+    }
+
+    /// Merges runs until as few are left as can be merged at once.
+    fn end(&self, work: &Work, mut manifest: Manifest, tell: &mut Tell<'_>) -> Result<Read> {
+        let spill = manifest.spill()?;
+        let most = (self.buffers.heads_bytes / BLOCK_BYTES).max(2);
+        let rank = Rank::new(self.order, self.seed());
+        while manifest.runs.len() > most {
+            // The smallest first, and no more of them than have to be.
+            manifest.runs.sort_by_key(|run| (run.records, run.number));
+            let some = (manifest.runs.len() - most + 1).min(most);
+            let number = manifest.runs.iter().map(|run| run.number).max().map_or(0, |number| number + 1);
+            let records = manifest.records;
+            let run = combine(work.dir(), spill, &manifest.runs[..some], number, rank, &mut || tell(records))?;
+            manifest.runs.drain(..some);
+            manifest.runs.push(run);
+            work.write(&manifest)?;
+            work.keep(&manifest.runs)?;
+        }
+        let (digest, records, stamp) = (manifest.content()?, manifest.records, manifest.stamp);
+        Ok(Read { digest, records, stamp, spilled: Spilled::Runs { spill, runs: manifest.runs } })
+    }
+
+    /// A spill without records.
+    fn nothing(&self) -> Begun {
+        let (now, words) = (SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos()), self.source);
+        // A number that no other spill has: neither of another source nor of this one at another time.
+        let spill = workload::source_id(format!("{words} {now} {}", std::process::id()).as_bytes());
+        let manifest = Manifest::new(spill, words.to_string(), words.format(), self.order, self.seed());
+        Begun { manifest, compare: false }
+    }
+
+    /// The seed, where the order depends on it.
+    fn seed(&self) -> u64 {
+        if self.order == Order::Shuffled { self.seed } else { 0 }
+    }
+}
+
+/// What a reading that failed leaves: whole runs and nothing else, and where there are none nothing at all.
+fn leave(work: &mut Work) -> Result<()> {
+    let Some(manifest) = work.manifest()? else { return work.remove() };
+    work.keep(&manifest.runs)?;
+    eprintln!(
+        "what was read and flushed so far stays: dir={} records={}: --resume goes on from there; without need of it \
+         remove the directory",
+        work.dir().display(),
+        manifest.records
+    );
+    Ok(())
+}
+
+/// Collects records into buffers, and hands full ones to the thread that sorts.
+struct Collector<'a> {
+    source: &'a Source,
+    rank: Rank,
+    from: Place,
+    content: Content,
+    /// What the records that the spill has must turn out to be, if they are read again.
+    expected: Option<Expected>,
+    capacity: usize,
+    records: Vec<Ranked>,
+    buffers_made: usize,
+    begun_runs: usize,
+    place: Place,
+    to_sort: SyncSender<Batch>,
+    spare: Receiver<Vec<Ranked>>,
+}
+
+struct Expected {
+    records: u64,
+    content: u64,
+    complete: bool,
+}
+
+impl<'a> Collector<'a> {
+    fn new(spill: &Spill<'a>, begun: &Begun, to_sort: SyncSender<Batch>, spare: Receiver<Vec<Ranked>>) -> Result<Self> {
+        let known = &begun.manifest;
+        let any = !known.runs.is_empty();
+        let (mut from, mut content, mut expected) = (Place::default(), Content::new(), None);
+        if any && begun.compare {
+            expected = Some(Expected { records: known.records, content: known.content()?, complete: known.complete });
+        } else if any {
+            (from, content) = (known.place, Content::resume(known.content()?, known.records));
+        }
+        // Whole steps, so that reading can go on after each buffer.
+        let step = BORDER_RECORDS as usize;
+        let capacity = (spill.buffers.sort_bytes / SORT_BUFFERS / size_of::<Ranked>() / step).max(1) * step;
+        Ok(Self {
+            source: spill.source,
+            rank: Rank::new(spill.order, spill.seed),
+            from,
+            content,
+            expected,
+            capacity,
+            records: Vec::new(),
+            buffers_made: 1,
+            begun_runs: known.runs.len(),
+            place: from,
+            to_sort,
+            spare,
+        })
+    }
+
+    /// Reads to the end of the source. What does not fill a buffer stays in `records`.
+    fn collect(&mut self, stamp: Option<Stamp>, tell: &mut Tell<'_>) -> Result<()> {
+        let source = self.source;
+        source.for_each_from(self.from, &mut |record, after| {
+            self.content.add(&record);
+            if self.content.records().is_multiple_of(TELL_EVERY) {
+                tell(self.content.records())?;
+            }
+            self.place = after;
+            if self.expected.is_some() { self.compare() } else { self.take(record) }
+        })?;
+        if let Some(Expected { records, content, complete }) = self.expected.take() {
+            let whole = complete && self.content.records() == records && self.content.digest() == content;
+            ensure!(whole, Changed);
+        }
+        let now = Stamp::of(source)?;
+        if now != stamp {
+            bail!("the file was changed while it was read: {source}: start again once it stays as it is");
+        }
+        if self.begun_runs == 0 || self.records.is_empty() { Ok(()) } else { self.send(true) }
+    }
+
+    /// The records of a source that has fitted into one buffer.
+    fn left(&mut self) -> Option<Vec<Ranked>> {
+        (self.begun_runs == 0).then(|| std::mem::take(&mut self.records))
+    }
+
+    /// A record that the spill has already.
+    fn compare(&mut self) -> Result<()> {
+        let Some(Expected { records, content, complete }) = self.expected else { return Ok(()) };
+        if complete {
+            ensure!(self.content.records() <= records, Changed);
+        } else if self.content.records() == records {
+            ensure!(self.content.chain() == content, Changed);
+            self.expected = None;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, record: Record) -> Result<()> {
+        if self.records.capacity() == 0 {
+            self.records.reserve_exact(self.capacity);
+        }
+        self.records.push(self.rank.of(record));
+        if self.records.len() < self.capacity || !self.content.is_at_border() {
+            return Ok(());
+        }
+        self.send(false)?;
+        self.records = if self.buffers_made < SORT_BUFFERS {
+            self.buffers_made += 1;
+            Vec::new()
+        } else {
+            self.spare.recv().map_err(|_| anyhow!("the sorting thread has ended"))?
+        };
+        Ok(())
+    }
+
+    fn send(&mut self, complete: bool) -> Result<()> {
+        let records = std::mem::take(&mut self.records);
+        self.begun_runs += 1;
+        let batch = Batch { records, place: self.place, content: self.content.clone(), complete };
+        self.to_sort.send(batch).map_err(|_| anyhow!("the sorting thread has ended"))
+    }
+}
+
+/// Writes each batch as a run, and then the manifest that names it.
+fn write_runs(
+    work: &mut Work,
+    mut manifest: Manifest,
+    unsorted: Receiver<Batch>,
+    give_back: SyncSender<Vec<Ranked>>,
+) -> Result<Manifest> {
+    let spill = manifest.spill()?;
+    for Batch { mut records, place, content, complete } in unsorted {
+        work.create()?;
+        records.sort_unstable();
+        let number = manifest.runs.iter().map(|run| run.number).max().map_or(0, |number| number + 1);
+        let mut writer = Writer::create(work.dir(), spill, Run { number, records: records.len() as u64 })?;
+        records.iter().try_for_each(|ranked| writer.push(&ranked.record))?;
+        manifest.runs.push(writer.finish()?);
+        manifest.records = content.records();
+        manifest.place = place;
+        // One step: records after the last border are in no chain, so a spill that holds them has to be complete.
+        manifest.complete = complete;
+        manifest.content = format!("{:016x}", if complete { content.digest() } else { content.chain() });
+        work.write(&manifest).context("cannot keep what was read")?;
+        records.clear();
+        // Nobody waits for the last buffers.
+        give_back.send(records).ok();
+    }
+    Ok(manifest)
+}

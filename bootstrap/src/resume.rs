@@ -1,0 +1,180 @@
+//! What a directory holds of a load, and whether the load that is asked for is that one.
+//!
+//! Owns: the rules of resuming, and what is left of a complete load. A load is of the same source where the content is
+//! the same, whatever the file is called. Must not: open a store for writing. Runs on the main thread.
+
+use std::fs;
+use std::io::ErrorKind as Io;
+use std::path::Path;
+
+use anyhow::{Error, Result, anyhow, bail, ensure};
+use engine_api::Checkpoint;
+use engines::LoadState;
+
+use crate::identity::{Content, Stamp};
+use crate::load::{LoadArgs, hex};
+use crate::order::{Order, Ordered, remove_spill};
+use crate::source::Source;
+use crate::state::State;
+
+/// What a directory holds of a load.
+#[derive(PartialEq, Eq)]
+pub(crate) enum Found {
+    /// Nothing yet, or a part.
+    Open,
+    /// All of it.
+    Complete,
+}
+
+/// Refuses before the source is read what would be refused after it. A load that is complete needs no resuming, which
+/// is no failure: whoever starts the same command at each boot wants it to end well.
+pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
+    match (resume, is_complete(dir)?) {
+        (false, Some(false)) => bail!(
+            "the directory holds a load that was interrupted: dir={}; go on with --resume, or remove the directory",
+            dir.display()
+        ),
+        (true, Some(true)) => Ok(Found::Complete),
+        _ => Ok(Found::Open),
+    }
+}
+
+/// Whether the load of the store in `dir` is complete; `None` where nothing was loaded. The marker says so; in a store
+/// of an earlier version, whose marker did not, the load's own file does.
+pub(crate) fn is_complete(dir: &Path) -> Result<Option<bool>> {
+    let load = engines::inspect(dir)?.and_then(|known| known.load);
+    Ok(match load {
+        Some(load) => Some(load.state == LoadState::Complete),
+        None => State::read(dir)?.map(|state| state.pairs.is_some()),
+    })
+}
+
+/// Ends a load that finds its store complete: compares the source with the one that was loaded, removes the spill that
+/// a process has left which was killed at its very end, and says so.
+///
+/// # Errors
+/// The store was loaded from another source or as of another slot: the error names the way out.
+pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &Path) -> Result<()> {
+    let state = State::read(&args.dir)?;
+    let note = match &state {
+        Some(state) => compare(args, source, state)?,
+        None => " (its source is not known, so that it was not compared)",
+    };
+    let of = state.as_ref().map(|state| state.source.as_str());
+    if let Some(removed) = remove_spill(work, of)? {
+        eprintln!("the spill of the load that is complete was removed: dir={} files={removed}", work.display());
+    }
+    let pairs = state.and_then(|state| state.pairs).map_or("unknown".to_owned(), |pairs| pairs.to_string());
+    eprintln!("the load is complete, there is nothing to resume: dir={} pairs={pairs}{note}", args.dir.display());
+    Ok(())
+}
+
+/// Whether the source is the loaded one; what to say where that cannot be told.
+fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static str> {
+    if let (Some(asked), Some(_)) = (args.slot, known.order)
+        && known.slot != Some(asked)
+    {
+        let slot = known.slot.map_or("none".to_owned(), |slot| slot.to_string());
+        return Err(other(args, known, source, &format!("loaded_slot={slot} asked_slot={asked}")));
+    }
+    let words = source.to_string();
+    let Source::File { path, .. } = source else {
+        return if known.source == words { Ok("") } else { Err(other(args, known, source, "")) };
+    };
+    let Some(content) = &known.content else {
+        ensure!(known.source == words, other(args, known, source, ""));
+        return Ok(" (loaded by an earlier version, so that its source was not compared)");
+    };
+    let gone = !source.is_stdin() && matches!(fs::metadata(path), Err(error) if error.kind() == Io::NotFound);
+    if gone && known.source == words {
+        return Ok(" (its source is gone, so that it was not compared)");
+    }
+    let stamp = Stamp::of(source)?;
+    match (known.stamp, stamp) {
+        (Some(loaded), Some(now)) if loaded == now && known.source == words => return Ok(""),
+        (Some(loaded), Some(now)) if loaded.bytes != now.bytes => {
+            return Err(other(args, known, source, &format!("loaded_bytes={} bytes={}", loaded.bytes, now.bytes)));
+        }
+        _ => {}
+    }
+    eprintln!("the source is read, to compare it with what was loaded: {words}");
+    let mut read = Content::new();
+    source.for_each(&mut |record| {
+        read.add(&record);
+        Ok(())
+    })?;
+    let digest = hex(read.digest());
+    if digest != *content {
+        return Err(other(args, known, source, &format!("loaded_content={content} content={digest}")));
+    }
+    // The next start need not read it.
+    State { source: words, stamp, ..known.clone() }.write(&args.dir)?;
+    Ok("")
+}
+
+fn other(args: &LoadArgs, known: &State, source: &Source, how: &str) -> Error {
+    anyhow!(
+        "the store holds a load of another source: dir={} loaded={:?} asked={:?} {how}: give what was loaded, name another \
+         directory for this one, or remove the directory and start again",
+        args.dir.display(),
+        known.source,
+        source.to_string()
+    )
+}
+
+/// Refuses to read a source for hours that the pairs in the store are certainly not of.
+///
+/// # Errors
+/// As those of [`end_complete`].
+pub(crate) fn refuse_other(args: &LoadArgs, source: &Source, order: Order) -> Result<()> {
+    let Some(known) = State::read(&args.dir)? else { return Ok(()) };
+    let (Some(loaded), words) = (known.order, source.to_string()) else { return Ok(()) };
+    let how = match (known.stamp, Stamp::of(source)?) {
+        _ if loaded != order => format!("loaded_order={} asked_order={}", loaded.name(), order.name()),
+        _ if known.content.is_none() != source.format().is_none()
+            || known.content.is_none() && known.source != words =>
+        {
+            String::new()
+        }
+        (Some(loaded), Some(now)) if loaded.bytes != now.bytes => {
+            format!("loaded_bytes={} bytes={}", loaded.bytes, now.bytes)
+        }
+        _ => return Ok(()),
+    };
+    let begun = crate::info::open_to_read(&args.dir, None).and_then(|engine| Ok(engine.checkpoint()?.seq));
+    // Whoever may not look now is told when it is opened for loading.
+    match begun {
+        Ok(0) | Err(_) => Ok(()),
+        Ok(_) => Err(other(args, &known, source, &how)),
+    }
+}
+
+/// What the directory is to say of this load.
+///
+/// # Errors
+/// The store holds pairs of another source, or in another order.
+pub(crate) fn state(
+    args: &LoadArgs,
+    source: &Source,
+    order: Order,
+    ordered: &Ordered,
+    begun: &Checkpoint,
+) -> Result<State> {
+    let known = State::read(&args.dir)?;
+    if begun.seq > 0 && begun.source != ordered.source_id {
+        let known = known.unwrap_or_default();
+        let loaded = known.order.map_or("unknown", Order::name);
+        let how = format!("loaded_pairs={} loaded_order={loaded} asked_order={}", begun.seq, order.name());
+        return Err(other(args, &known, source, &how));
+    }
+    Ok(State {
+        source: source.to_string(),
+        source_id: hex(ordered.source_id),
+        records: ordered.records,
+        pairs: None,
+        slot: args.slot,
+        order: Some(order),
+        content: source.format().and(ordered.content).map(hex),
+        stamp: ordered.stamp,
+    })
+}
