@@ -22,19 +22,19 @@ pub(crate) fn capped(bytes: u64, args: &[&str]) -> Option<(Option<i32>, String)>
     Some((output.status.code(), text(&output)))
 }
 
-/// More records than the cap has bytes for, so that buffers which ignore it are its end.
+/// On the first engine more records than the cap has bytes for, so that buffers which ignore it are its end.
 #[test]
 fn a_load_stays_within_a_small_cap() {
-    const PAIRS: u64 = 2_600_000;
-    for engine in engines() {
-        let dir = tempfile::tempdir().unwrap();
+    for (engine, count) in engines().zip([2_600_000, 300_000, 300_000, 300_000]) {
+        // On a disk: the files of a tmpfs are memory.
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let store = dir.path().join("store");
-        let pairs = PAIRS.to_string();
+        let pairs = count.to_string();
         let args = ["--engine", engine, "--dir", str(&store), "--pairs", &pairs, "--order", "sorted"];
         let Some((code, said)) = capped(176 << 20, &args) else { return };
         assert_eq!(code, Some(0), "{engine}: {said}");
         let info = ok(&["info", "--dir", str(&store), "--digest"]);
-        assert!(info.contains(&digest(&synthetic(PAIRS, 1))), "{engine}: {info}");
+        assert!(info.contains(&digest(&synthetic(count, 1))), "{engine}: {info}");
     }
 }
 
