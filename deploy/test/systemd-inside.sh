@@ -88,6 +88,9 @@ division=$(journalctl -u solkv.service -o cat | grep -o 'memory_limit_bytes=.*' 
 step "$division"
 [[ "$division" == *"limit_from=\"$group/$limit\""* ]] || fail "the service does not size itself by it"
 
+systemctl reload solkv.service
+wait_for 20 "certificates and tokens read again" sh -c 'journalctl -u solkv.service | grep -q "SIGHUP: certificates and tokens are read again"'
+
 step "the stream's token: refused without it, a credential after a restart"
 (umask 077 && echo open-sesame >/etc/credstore/solkv.x-token)
 cat >/etc/systemd/system/stream.service <<END

@@ -156,6 +156,7 @@ fn check(config: &Config) -> Result<(), Failed> {
     print!("{}", toml::to_string(&shown).context("cannot print the configuration")?);
     println!("# memory: {}", config.engine.division());
     // All that a start would refuse, found in the same way.
+    log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok().as_deref()).map_err(Failed::wrong)?;
     let Checked { edge, provider } = Checked::of(config)?;
     println!("# {}: {}", provider.token_header, if provider.token_file.is_some() { "given" } else { "none" });
     println!("# access: {}", edge.access);

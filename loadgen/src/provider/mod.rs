@@ -139,23 +139,27 @@ struct Judge {
 }
 
 impl Judge {
-    /// What the service has said that is not right.
-    fn judge(&mut self, did: &Figures, said: &Said) -> Option<String> {
-        let age_ms = did.sent_age_ms;
-        let young = did.subscriptions > 0 && age_ms + TOLERANCE_MS < self.max_lag_ms;
+    /// What the service has said that is not right. It was asked between `before` and `after`: a replay makes the newest slot
+    /// sent younger by a minute within that time.
+    fn judge(&mut self, before: &Figures, after: &Figures, said: &Said) -> Option<String> {
+        let (youngest_ms, oldest_ms) = {
+            let ages = [before.sent_age_ms, after.sent_age_ms];
+            (ages[0].min(ages[1]), ages[0].max(ages[1]))
+        };
+        let young = before.subscriptions > 0 && oldest_ms + TOLERANCE_MS < self.max_lag_ms;
         self.young_for = if young { self.young_for + 1 } else { 0 };
         let Some(ready) = said.ready() else { return Some("the channels do not agree".to_owned()) };
-        if ready && age_ms > self.max_lag_ms + TOLERANCE_MS {
-            return Some(format!("ready, and the newest slot sent is age_ms={age_ms}"));
+        if ready && youngest_ms > self.max_lag_ms + TOLERANCE_MS {
+            return Some(format!("ready, and the newest slot sent is age_ms={youngest_ms}"));
         }
         // A service that has noticed a lost slot is right to say so at once.
-        if !ready && self.young_for > 3 && !did.lost {
-            return Some(format!("not ready, and the newest slot sent is age_ms={age_ms}: {}", said.reason));
+        if !ready && self.young_for > 3 && !before.lost {
+            return Some(format!("not ready, and the newest slot sent is age_ms={oldest_ms}: {}", said.reason));
         }
         let lag_ms = said.lag_s.map(|lag_s| (lag_s * 1000.0) as u64)?;
-        let apart = lag_ms.abs_diff(age_ms);
-        (age_ms > LAG_COMPARED_MS && apart > TOLERANCE_MS)
-            .then(|| format!("lag_ms={lag_ms}, and the newest slot sent is age_ms={age_ms}"))
+        let right = youngest_ms.saturating_sub(TOLERANCE_MS)..=oldest_ms + TOLERANCE_MS;
+        (youngest_ms > LAG_COMPARED_MS && !right.contains(&lag_ms))
+            .then(|| format!("lag_ms={lag_ms}, and the newest slot sent is age_ms={youngest_ms} to {oldest_ms}"))
     }
 }
 
@@ -182,14 +186,15 @@ pub fn run(args: &ProviderArgs) -> Result<()> {
             println!("second={second} act={act:?}");
         }
         std::thread::sleep((started + Duration::from_secs(second + 1)).saturating_duration_since(Instant::now()));
-        let (mut did, mut said) = (provider.figures(), witness.ask());
+        let mut asked = || (provider.figures(), witness.ask(), provider.figures());
+        let (mut did, mut said, mut after) = asked();
         if said.ready().is_none() {
             // The answers are some milliseconds apart, and readiness may have changed in between.
             std::thread::sleep(Duration::from_millis(500));
-            (did, said) = (provider.figures(), witness.ask());
+            (did, said, after) = asked();
         }
         // Before the service has made its first connection there is nothing to be right about.
-        let verdict = if did.subscriptions == 0 { None } else { judge.judge(&did, &said) };
+        let verdict = if did.subscriptions == 0 { None } else { judge.judge(&did, &after, &said) };
         judged += u64::from(did.subscriptions > 0);
         if let Some(log) = &mut log {
             let line = serde_json::json!({ "second": second, "did": did, "said": said, "wrong": verdict });
@@ -224,16 +229,20 @@ mod tests {
     #[test]
     fn the_judge_finds_each_wrong() {
         let judge = || Judge { max_lag_ms: 10_000, young_for: 9 };
-        assert_eq!(judge().judge(&did(300, false), &said(true, 0.02)), None);
-        assert_eq!(judge().judge(&did(60_000, false), &said(false, 60.0)), None);
-        assert!(judge().judge(&did(60_000, false), &said(true, 60.0)).is_some(), "ready and late");
-        assert!(judge().judge(&did(300, false), &said(false, 0.02)).is_some(), "not ready and live");
-        assert_eq!(judge().judge(&did(300, true), &said(false, 0.02)), None, "a lost slot");
-        assert!(judge().judge(&did(60_000, false), &said(false, 0.02)).is_some(), "the lag stands still");
+        let one = |did: Figures, said: &Said| judge().judge(&did, &did, said);
+        assert_eq!(one(did(300, false), &said(true, 0.02)), None);
+        assert_eq!(one(did(60_000, false), &said(false, 60.0)), None);
+        assert!(one(did(60_000, false), &said(true, 60.0)).is_some(), "ready and late");
+        assert!(one(did(300, false), &said(false, 0.02)).is_some(), "not ready and live");
+        assert_eq!(one(did(300, true), &said(false, 0.02)), None, "a lost slot");
+        assert!(one(did(60_000, false), &said(false, 0.02)).is_some(), "the lag stands still");
         let differs = Said { health: Some(true), ..said(false, 60.0) };
-        assert!(judge().judge(&did(60_000, false), &differs).is_some(), "one channel differs");
+        assert!(one(did(60_000, false), &differs).is_some(), "one channel differs");
         let unit = Said { unit: Some(true), ..said(false, 60.0) };
-        assert!(judge().judge(&did(60_000, false), &unit).is_some(), "systemd is told something else");
+        assert!(one(did(60_000, false), &unit).is_some(), "systemd is told something else");
+        let replayed = |lag_s| judge().judge(&did(85_000, false), &did(30_000, false), &said(false, lag_s));
+        assert_eq!([replayed(84.0), replayed(31.0)], [None, None], "a replay between two questions");
+        assert!(replayed(20.0).is_some() && replayed(95.0).is_some());
     }
 
     #[test]

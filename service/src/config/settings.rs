@@ -168,7 +168,7 @@ pub struct Settings {
     /// Clients must present a certificate signed by one of these, PEM [default: the systemd credential tls-client-ca]
     #[arg(long, value_name = "FILE")]
     pub tls_client_ca: Option<PathBuf>,
-    /// Clients on TCP must send one of these tokens, one a line [default: the systemd credential bearer-tokens]
+    /// Clients on TCP must send one of these tokens, one a line, 16 bytes or more each [default: the systemd credential bearer-tokens]
     #[arg(long, value_name = "FILE")]
     pub bearer_token_file: Option<PathBuf>,
     /// Listen on addresses that other machines reach without encryption [default: false]

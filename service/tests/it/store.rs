@@ -226,3 +226,14 @@ fn info_of_a_store_that_is_served_is_the_services() {
         assert!(running.ended().is_none());
     }
 }
+
+#[test]
+fn a_log_filter_that_is_none_is_found_by_check_config_too() {
+    for command in ["run", "check-config"] {
+        let mut service = Command::new(env!("CARGO_BIN_EXE_service"));
+        service.args([command, "--create-empty", "--geyser", NO_STREAM, "--dir", "/store"]);
+        let output = service.env("RUST_LOG", "service=loud").output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && said.contains("RUST_LOG=service=loud"), "{command}: {said}");
+    }
+}
