@@ -53,7 +53,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "SLOT")]
     pub(crate) slot: Option<u64>,
     /// Pairs per commit (shuffled order); fewer where lmdb or redb could not hold their pages in memory
-    #[arg(long, value_name = "N", default_value_t = BATCH_PAIRS, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    #[arg(long, value_name = "N", default_value_t = BATCH_PAIRS, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) batch: u64,
     /// Flush every commit to the device, instead of every 100th (shuffled order; redb always does)
     #[arg(long)]

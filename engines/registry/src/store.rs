@@ -251,13 +251,14 @@ fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<I
             "directory holds {held}, asked for {engine}: dir={shown}: use --engine {held} or another directory"
         ));
     }
-    let has_data = names.contains(DATA);
+    // An empty one is what a creation leaves that was cut short, or what is left of a store that was removed.
+    let has_data = names.contains(DATA) && !self::names(&dir.join(DATA))?.is_empty();
     match mode {
         OpenMode::Create if has_data => refuse(format!(
             "directory already holds a {held} store: dir={shown}: name an empty directory, or open the store there"
         )),
         OpenMode::Existing if !has_data => refuse(format!(
-            "store has no data: dir={shown} marker={MARKER} missing={DATA}: its creation was cut short or its files \
+            "store has no data: dir={shown} marker={MARKER} missing_or_empty={DATA}: its creation was cut short or its files \
              were removed; create it again with bootstrap"
         )),
         _ => Ok(Some(identity)),

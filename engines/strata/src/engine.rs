@@ -30,6 +30,7 @@ use crate::read::reader::StrataReader;
 use crate::read::visible::Visible;
 use crate::stats::Counters;
 use crate::storage::{DirStorage, Storage};
+use crate::write::directory::refuse_files_without_manifest;
 use crate::write::garbage::Garbage;
 use crate::write::merge;
 use crate::write::recover::{Recovered, recover};
@@ -143,6 +144,7 @@ impl StrataEngine {
         let manifest = match Manifest::read(&*storage)? {
             Some(manifest) => manifest,
             None => {
+                refuse_files_without_manifest(&*storage)?;
                 let (seed, wal_key) = (Seed::random()?, WalKey::random()?);
                 let manifest = Manifest { seed, wal_key, next_id: 1, runs: vec![Vec::new()], ..Manifest::default() };
                 manifest.write(&*storage)?;

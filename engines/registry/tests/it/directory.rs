@@ -59,12 +59,17 @@ fn an_interrupted_creation_is_taken_up() {
         open(dir, &options(), OpenMode::Create).unwrap();
         fs::remove_dir_all(dir.join("data")).unwrap();
     };
+    let emptied = |dir: &Path| {
+        open(dir, &options(), OpenMode::Create).unwrap();
+        fs::remove_dir_all(dir.join("data")).unwrap();
+        fs::create_dir(dir.join("data")).unwrap();
+    };
     let before_marker = |dir: &Path| {
         fs::write(dir.join("LOCK"), b"1\n").unwrap();
         fs::write(dir.join("SOLKV.tmp"), b"form").unwrap();
     };
     for mode in [OpenMode::Create, OpenMode::CreateOrOpen] {
-        for leave in [&marker_only as &dyn Fn(&Path), &before_marker] {
+        for leave in [&marker_only as &dyn Fn(&Path), &emptied, &before_marker] {
             let dir = tempfile::tempdir().unwrap();
             leave(dir.path());
             assert!(refused(dir.path(), &options(), OpenMode::Existing).contains("bootstrap"));

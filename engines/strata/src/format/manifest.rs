@@ -2,6 +2,7 @@
 //!
 //! Owns: its bytes (FORMAT.md, "Manifest"). It is replaced as a whole: a crash leaves the old one or the new one.
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind as Io;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Result};
@@ -11,7 +12,8 @@ use crate::format::footer::SegmentInfo;
 use crate::format::secret::{SALT_BYTES, SEED_BYTES, Seed, WalKey};
 use crate::storage::Storage;
 
-const NAME: &str = "MANIFEST";
+/// The file.
+pub(crate) const NAME: &str = "MANIFEST";
 const MAGIC: [u8; 8] = *b"stratamf";
 /// The format written, and the only one read: an older one was never released.
 const VERSION: u32 = 3;
@@ -37,7 +39,7 @@ pub(crate) struct Manifest {
 }
 
 impl Manifest {
-    /// Reads the store's manifest; `None` for a new store.
+    /// Reads the store's manifest; `None` where there is no such file.
     pub(crate) fn read(storage: &dyn Storage) -> Result<Option<Self>> {
         let shown = shown(storage, NAME);
         let read = || {
@@ -114,7 +116,7 @@ impl Manifest {
                 let (id, records, tombstones) = (input.word()?, input.word()?, input.word()?);
                 let (first, last): (Key, Key) = (input.take()?, input.take()?);
                 let after = run.last().is_none_or(|before| before.last < first);
-                if first > last || !after || id >= next_id {
+                if first > last || !after || id >= next_id || records == 0 || tombstones > records {
                     return Err(damaged("segments out of order"));
                 }
                 run.push(SegmentInfo { id, records, tombstones, first, last });
@@ -123,6 +125,14 @@ impl Manifest {
         }
         if runs.is_empty() || !input.0.is_empty() {
             return Err(damaged("wrong length"));
+        }
+        let mut ids = BTreeSet::new();
+        if !runs.iter().flatten().all(|segment| ids.insert(segment.id)) {
+            return Err(damaged("a segment is named twice"));
+        }
+        let tombstones = runs.last().into_iter().flatten().any(|segment| segment.tombstones > 0);
+        if tombstones || wal_floor > next_id {
+            return Err(damaged("a base with tombstones, or a WAL floor beyond every file"));
         }
         Ok(Self { seed, wal_key, next_id, wal_floor, batch, checkpoint, runs })
     }
@@ -196,6 +206,26 @@ mod tests {
             let error = Manifest::decode(&bytes).expect_err("another version");
             assert_eq!(error.kind(), ErrorKind::FixInput);
             assert!(error.to_string().contains(&format!("version={version}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_true_of_any_store_is_refused_behind_a_right_checksum() {
+        type Change = fn(&mut Manifest);
+        let changes: [(&str, Change); 7] = [
+            ("a number twice", |manifest| manifest.runs[0][0].id = 3),
+            ("a number that was not given", |manifest| manifest.runs[0][0].id = 9),
+            ("no records", |manifest| manifest.runs[0][0].records = 0),
+            ("too many tombstones", |manifest| manifest.runs[0][0].tombstones = 6),
+            ("ranges that overlap", |manifest| manifest.runs[1][0].last = [7; 32]),
+            ("tombstones in the base", |manifest| drop(manifest.runs.pop())),
+            ("a floor beyond every file", |manifest| manifest.wal_floor = 10),
+        ];
+        for (what, change) in changes {
+            let mut manifest = sample();
+            change(&mut manifest);
+            let error = Manifest::decode(&manifest.encode()).expect_err(what);
+            assert_eq!(error.kind(), ErrorKind::DataDamaged, "{what}");
         }
     }
 

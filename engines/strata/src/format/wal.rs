@@ -51,12 +51,15 @@ const OP_BYTES: usize = size_of::<Op>();
 const SALT_AT: usize = offset_of!(Header, salt);
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
+/// Most changes of a batch: as many as the largest memtable holds, 65 MiB in the WAL.
+pub(crate) const BATCH_OPS_MAX: usize = 1 << 20;
 /// The longest record that is believed: a length beyond it is a torn header.
-const RECORD_BYTES_MAX: u64 = 2 << 30;
+const BODY_BYTES_MAX: usize = Checkpoint::BYTES + BATCH_OPS_MAX * OP_BYTES;
 /// Bytes looked through at once for a later record.
 const SEARCH_BYTES: usize = 1 << 20;
 
 const _: () = {
+    assert!(BODY_BYTES_MAX <= u32::MAX as usize);
     assert!(HEADER_BYTES == 56 && OP_BYTES == 65 && SALT_AT == 8 && offset_of!(Header, file) == 24);
     assert!(offset_of!(Header, batch) == 32 && offset_of!(Header, flushed) == 40 && offset_of!(Header, ops) == 48);
 };
@@ -181,6 +184,52 @@ impl Wal {
     }
 }
 
+/// Refuses a batch of so many changes where its record would be longer than is believed.
+///
+/// # Errors
+/// `FixInput`.
+pub(crate) fn refuse_too_large(ops: usize) -> Result<()> {
+    if ops <= BATCH_OPS_MAX {
+        return Ok(());
+    }
+    let message = format!("batch is too large: ops={ops} ops_max={BATCH_OPS_MAX}: commit it in parts");
+    Err(Error::new(ErrorKind::FixInput, message))
+}
+
+/// Refuses a file of another store: its first record is whole, and its salt is not what this store has given a file of
+/// that number. What stands at the beginning of a file was written there by a strata, whatever strangers have stored.
+///
+/// # Errors
+/// `DataDamaged` naming the file.
+pub(crate) fn refuse_foreign(storage: &dyn Storage, key: &WalKey, id: u64) -> Result<()> {
+    let shown = shown(storage, &name(id));
+    let first = || {
+        let file = storage.open(&name(id), false)?;
+        let length = file.len_bytes()?;
+        let mut bytes = vec![0; HEADER_BYTES];
+        if length < HEADER_BYTES as u64 {
+            return Ok(None);
+        }
+        file.read_at(&mut bytes, 0)?;
+        let Ok(header) = Header::read_from_bytes(&bytes) else { return Ok(None) };
+        let of = (&header.salt, header.file.get());
+        if key.salt(of.1) == header.salt {
+            return Ok(None);
+        }
+        read_record(&*file, 0, length, of, &mut bytes)
+    };
+    match first().map_err(|e| Error::io(format!("cannot read file={shown} reason={e}"), e))? {
+        None => Ok(()),
+        Some(_) => Err(Error::new(
+            ErrorKind::DataDamaged,
+            format!(
+                "a file is in the store's directory that is not its own: file={shown} is a WAL of another store: move \
+                 it away; nothing was changed"
+            ),
+        )),
+    }
+}
+
 /// Most records that a file of this length holds.
 pub(crate) fn records_max(length_bytes: u64) -> u64 {
     length_bytes / OP_BYTES as u64
@@ -288,7 +337,7 @@ fn read_record(
     }
     let body = u64::from(header.body_bytes.get());
     let sized = header.ops.get().checked_mul(OP_BYTES as u64).and_then(|ops| ops.checked_add(Checkpoint::BYTES as u64));
-    if sized != Some(body) || body > RECORD_BYTES_MAX || offset + HEADER_BYTES as u64 + body > length {
+    if sized != Some(body) || body > BODY_BYTES_MAX as u64 || offset + HEADER_BYTES as u64 + body > length {
         return Ok(None);
     }
     bytes.resize(HEADER_BYTES + body as usize, 0);

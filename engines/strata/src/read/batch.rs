@@ -6,7 +6,7 @@ use engine_api::{Error, ErrorKind, Key, Result, Value};
 
 use crate::format::page::PAGE_BYTES;
 use crate::read::lookup::Lookup;
-use crate::read::segment::Segment;
+use crate::read::segment::{Looked, Segment};
 use crate::read::uring::Pipeline;
 use crate::read::version::Known;
 use crate::read::visible::Visible;
@@ -98,7 +98,12 @@ impl<'a> Batch<'a> {
         let offset = u64::from(read.page) * PAGE_BYTES as u64;
         outcome.map_err(|e| read.segment.file().failed(e, offset, PAGE_BYTES))?;
         let key = &self.keys[read.index];
-        let found = read.segment.finish(key, read.hash, read.page, read.part, self.pipeline.page(slot, 0))?;
+        let found = match read.segment.finish(key, read.hash, read.page, read.part, self.pipeline.page(slot, 0))? {
+            Looked::Absent => None,
+            Looked::Found(value) => Some(value),
+            // Many keys share its first eight bytes: one read after the other.
+            Looked::Elsewhere(pages) => read.segment.search(key, read.hash, pages, self.lookup)?,
+        };
         self.values[read.index] = match found {
             Some(value) => value,
             // A filter's error: older runs are asked, one read after the other.

@@ -49,8 +49,18 @@ pub(crate) enum Probe {
     Found(Option<Value>),
     /// It may be in this page, about this part of the way through it.
     Read(u32, f64),
-    /// It may be in any page of some that begin with the same eight bytes.
-    Search,
+    /// It may be in any of these pages.
+    Search(Range<u32>),
+}
+
+/// What one page says of a key.
+pub(crate) enum Looked {
+    /// It is not in the segment.
+    Absent,
+    /// Its value, or `None` for a tombstone.
+    Found(Option<Value>),
+    /// It may be in any of these other pages: they hold keys with the same first eight bytes.
+    Elsewhere(Range<u32>),
 }
 
 impl Segment {
@@ -65,24 +75,13 @@ impl Segment {
         reads: &Arc<Reads>,
     ) -> Result<Arc<Self>> {
         let file = ReadFile::open(&**storage, &name(info.id))?;
-        let length = file.len()?;
-        if length < PAGE_BYTES as u64 || !length.is_multiple_of(PAGE_BYTES as u64) {
-            return Err(damaged(&file, 0, &format!("length_bytes={length} is not whole pages")));
-        }
-        let mut buffer = PageBuffer::new(1);
-        let at = length - PAGE_BYTES as u64;
-        file.read(buffer.bytes_mut(), at)?;
-        let footer = Footer::decode(buffer.page(0)).map_err(|wrong| match wrong {
-            Wrong::Damaged(why) => damaged(&file, at, &why),
+        let (footer, at) = read_footer(&file)?.map_err(|wrong| match wrong {
+            Wrong::Damaged(why) => damaged(&file, file.len().unwrap_or(0).saturating_sub(PAGE_BYTES as u64), &why),
             Wrong::OtherVersion(version) => Error::new(
                 ErrorKind::FixInput,
                 format!("written by another strata: file={} version={version} known={VERSION}", file.shown()),
             ),
         })?;
-        if footer.offset() != at {
-            let expected = footer.offset() + PAGE_BYTES as u64;
-            return Err(damaged(&file, at, &format!("length_bytes={length} expected_bytes={expected}")));
-        }
         if footer.info != info {
             return Err(damaged(&file, at, "the footer is not what the manifest says"));
         }
@@ -230,9 +229,13 @@ impl Segment {
             Probe::Found(value) => Ok(Some(value)),
             Probe::Read(number, part) => {
                 self.read_pages(number, lookup.page_mut())?;
-                self.finish(key, hash, number, part, lookup.buffer.page(0))
+                match self.finish(key, hash, number, part, lookup.buffer.page(0))? {
+                    Looked::Absent => Ok(None),
+                    Looked::Found(value) => Ok(Some(value)),
+                    Looked::Elsewhere(pages) => self.search(key, hash, pages, lookup),
+                }
             }
-            Probe::Search => self.search(key, lookup),
+            Probe::Search(pages) => self.search(key, hash, pages, lookup),
         }
     }
 
@@ -246,17 +249,16 @@ impl Segment {
             return Probe::Absent;
         }
         let wanted = prefix(key);
-        let Some(at) = self.upper_bound(wanted).checked_sub(1) else { return Probe::Absent };
-        if self.directory[at] == wanted {
-            return Probe::Search;
-        }
+        let Some(last) = self.upper_bound(wanted).checked_sub(1) else { return Probe::Absent };
+        let at = self.first_look(last, wanted);
         let (number, part) = (at as u32, self.part(at, wanted));
         if let Some(resident) = self.resident.get() {
             resident.prefetch(number, part);
             if let Some(page) = resident.ready(number) {
-                return match page.find(key, part) {
-                    Some(index) => Probe::Found(page.value(index)),
-                    None => Probe::Absent,
+                return match self.look(key, number, part, page) {
+                    Looked::Absent => Probe::Absent,
+                    Looked::Found(value) => Probe::Found(value),
+                    Looked::Elsewhere(pages) => Probe::Search(pages),
                 };
             }
         }
@@ -282,45 +284,84 @@ impl Segment {
     }
 
     /// Ends a get that has read its page: verifies it, keeps what is worth it, and finds the record.
-    pub(crate) fn finish(
+    pub(crate) fn finish(&self, key: &Key, hash: u64, number: u32, part: f64, bytes: &PageBytes) -> Result<Looked> {
+        let page = self.verify(bytes, number)?;
+        self.keep(number, bytes);
+        let looked = self.look(key, number, part, page);
+        match &looked {
+            Looked::Absent => self.reads.count_filter_error(),
+            Looked::Found(value) => self.remember(key, hash, value.as_ref()),
+            Looked::Elsewhere(_) => {}
+        }
+        Ok(looked)
+    }
+
+    /// The record of a key that may be in any of these pages, which hold keys with the same first eight bytes.
+    pub(crate) fn search(
         &self,
         key: &Key,
         hash: u64,
-        number: u32,
-        part: f64,
-        bytes: &PageBytes,
+        pages: Range<u32>,
+        lookup: &mut Lookup,
     ) -> Result<Option<Option<Value>>> {
-        let page = self.verify(bytes, number)?;
-        self.keep(number, bytes);
-        let Some(index) = page.find(key, part) else {
-            self.reads.count_filter_error();
-            return Ok(None);
-        };
-        let value = page.value(index);
-        if self.resident.get().is_none()
-            && let (Some(value), Some(cache)) = (&value, self.reads.cache.get())
-        {
-            cache.put(key, hash, self.info.id, value);
+        let (mut first, mut end) = (pages.start, pages.end);
+        while first < end {
+            let at = first + (end - first) / 2;
+            let page = self.page(at, lookup)?;
+            if page.key(0) > *key {
+                end = at;
+            } else if page.key(page.len() - 1) < *key {
+                first = at + 1;
+            } else if let Some(index) = page.find(key, self.part(at as usize, prefix(key))) {
+                let value = page.value(index);
+                self.remember(key, hash, value.as_ref());
+                return Ok(Some(value));
+            } else {
+                break;
+            }
         }
-        Ok(Some(value))
+        self.reads.count_filter_error();
+        Ok(None)
     }
 
-    /// The record of a key whose first eight bytes begin a page: it may be in any page that begins with them, or in the
-    /// one before.
-    fn search(&self, key: &Key, lookup: &mut Lookup) -> Result<Option<Option<Value>>> {
+    /// The page to look at first for a key, the first eight bytes of which are `wanted`; `last` is the last page that
+    /// begins with them or with less. A key that begins a page is mostly the first with its eight bytes: then it is in
+    /// that page, and only with many alike is the middle of them a better guess.
+    fn first_look(&self, last: usize, wanted: u64) -> usize {
+        if self.directory[last] != wanted {
+            return last;
+        }
+        let first = self.first_alike(wanted);
+        if last - first <= 1 { last } else { first + (last - first) / 2 }
+    }
+
+    /// The first page that may hold keys with these first eight bytes: the one before the first that begins with them.
+    fn first_alike(&self, wanted: u64) -> usize {
+        self.directory.partition_point(|prefix| *prefix < wanted).saturating_sub(1)
+    }
+
+    /// What page `number` says of a key that it, or one with the same first eight bytes, must hold.
+    fn look(&self, key: &Key, number: u32, part: f64, page: Page<'_>) -> Looked {
+        if let Some(index) = page.find(key, part) {
+            return Looked::Found(page.value(index));
+        }
         let wanted = prefix(key);
-        let mut first = self.directory.partition_point(|prefix| *prefix < wanted).saturating_sub(1);
-        let mut end = self.upper_bound(wanted).saturating_sub(1);
-        loop {
-            let at = first + (end - first) / 2;
-            let page = self.page(at as u32, lookup)?;
-            if first < end && page.key(0) > *key {
-                end = at.max(first + 1) - 1;
-            } else if first < end && page.key(page.len() - 1) < *key {
-                first = at + 1;
-            } else {
-                return Ok(page.find(key, self.part(at, wanted)).map(|index| page.value(index)));
-            }
+        let pages = if page.key(0) > *key {
+            self.first_alike(wanted) as u32..number
+        } else if page.key(page.len() - 1) < *key {
+            number + 1..self.upper_bound(wanted) as u32
+        } else {
+            return Looked::Absent;
+        };
+        if pages.is_empty() { Looked::Absent } else { Looked::Elsewhere(pages) }
+    }
+
+    /// Keeps a record that was read from the device, where pages are not kept.
+    fn remember(&self, key: &Key, hash: u64, value: Option<&Value>) {
+        if self.resident.get().is_none()
+            && let (Some(value), Some(cache)) = (value, self.reads.cache.get())
+        {
+            cache.put(key, hash, self.info.id, value);
         }
     }
 
@@ -392,6 +433,24 @@ impl Segment {
         }
         from + directory[from..to].partition_point(|prefix| *prefix <= wanted)
     }
+}
+
+/// Reads the footer of a segment, and where it is; or what is wrong with it.
+pub(crate) fn read_footer(file: &ReadFile) -> Result<Result<(Footer, u64), Wrong>> {
+    let length = file.len()?;
+    if length < PAGE_BYTES as u64 || !length.is_multiple_of(PAGE_BYTES as u64) {
+        return Ok(Err(Wrong::Damaged(format!("length_bytes={length} is not whole pages"))));
+    }
+    let mut buffer = PageBuffer::new(1);
+    let at = length - PAGE_BYTES as u64;
+    file.read(buffer.bytes_mut(), at)?;
+    Ok(Footer::decode(buffer.page(0)).and_then(|footer| {
+        let expected = footer.offset() + PAGE_BYTES as u64;
+        match expected == length {
+            true => Ok((footer, at)),
+            false => Err(Wrong::Damaged(format!("length_bytes={length} expected_bytes={expected}"))),
+        }
+    }))
 }
 
 /// Whether the first keys of the pages can be those of a segment from its first key to its last.

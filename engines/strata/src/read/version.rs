@@ -142,7 +142,7 @@ impl Version {
                 Probe::Absent => {}
                 Probe::Found(value) => return Known::Value(value),
                 Probe::Read(page, part) => return Known::Read { run: at, segment, page, part },
-                Probe::Search => return Known::Search { run: at },
+                Probe::Search(_) => return Known::Search { run: at },
             }
         }
         Known::Value(None)

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use engine_api::{BulkLoad, Checkpoint, Error, ErrorKind, Key, Result, Value};
 
-use crate::engine::{Shared, StrataEngine};
+use crate::engine::{Shared, StrataEngine, Writer};
 use crate::file::sync_dir;
 use crate::format::secret::WalKey;
+use crate::format::wal::BATCH_OPS_MAX;
 use crate::read::segment;
 use crate::read::version::{Run, Version};
 use crate::storage::DirStorage;
@@ -29,8 +30,7 @@ impl BulkLoad for StrataEngine {
         let Some((first, _)) = pairs.first() else { return shared.commit(&mut writer, &[], checkpoint, true) };
         if last.is_some_and(|last| *first <= last) {
             // The chunk of a load that was cut: it is there already, as a whole or in part.
-            let ops: Vec<_> = pairs.iter().map(|(key, value)| (*key, Some(*value))).collect();
-            return shared.commit(&mut writer, &ops, checkpoint, true);
+            return overwrite(shared, &mut writer, pairs, checkpoint);
         }
         let written = write_pairs(shared, pairs, &shared.origin(writer.batch, true, checkpoint))?;
         let mut manifest = shared.install.lock();
@@ -45,6 +45,19 @@ impl BulkLoad for StrataEngine {
             )
             .map_err(|e| if is_final(&e) { shared.poison(e) } else { e })
     }
+}
+
+/// Commits pairs in batches that are small enough. The store stands where it stood until the last of them says otherwise:
+/// what a load that was cut repeats is there already.
+fn overwrite(shared: &Shared, writer: &mut Writer, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+    let before = shared.visible.load().checkpoint;
+    let mut parts = pairs.chunks(BATCH_OPS_MAX).peekable();
+    while let Some(part) = parts.next() {
+        let ops: Vec<_> = part.iter().map(|(key, value)| (*key, Some(*value))).collect();
+        let at = if parts.peek().is_some() { &before } else { checkpoint };
+        shared.commit(writer, &ops, at, true)?;
+    }
+    Ok(())
 }
 
 /// Copies the newest state into `dir`: the segments are linked where the file system can, for they never change.

@@ -11,7 +11,7 @@ use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
 use parking_lot::MutexGuard;
 
 use crate::engine::{FROZEN_MAX, Shared, Writer};
-use crate::format::wal::Wal;
+use crate::format::wal::{self, Wal};
 use crate::read::visible::{Frozen, Visible};
 use crate::write::mem::Mem;
 use crate::write::merge::{RUNS_MAX, is_final};
@@ -73,6 +73,7 @@ impl Shared {
         checkpoint: &Checkpoint,
         synced: bool,
     ) -> Result<()> {
+        wal::refuse_too_large(ops.len())?;
         let now = self.visible.load_full();
         if now.length + ops.len() > now.active.capacity() || writer.wal.bytes() > self.sizes.wal_bytes {
             self.rotate(writer, ops.len())?;

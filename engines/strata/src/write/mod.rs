@@ -5,6 +5,7 @@
 
 pub(crate) mod bulk;
 pub(crate) mod commit;
+pub(crate) mod directory;
 pub(crate) mod garbage;
 pub(crate) mod install;
 pub(crate) mod mem;

@@ -2,13 +2,12 @@
 //!
 //! Owns: FORMAT.md's "Recovery". Runs on the thread that opens the store.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use engine_api::{Error, Result};
+use engine_api::Result;
 
 use crate::budget::Budget;
-use crate::file::{shown, sync_dir};
+use crate::file::sync_dir;
 use crate::format::filter::PLANES;
 use crate::format::manifest::Manifest;
 use crate::format::wal::Wal;
@@ -19,6 +18,7 @@ use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
 use crate::sizes::mem_bytes;
 use crate::storage::Storage;
+use crate::write::directory::{Survey, remove, survey};
 use crate::write::mem::Mem;
 use crate::write::replay::{Replay, Replayed};
 use crate::{Sizes, StrataOptions};
@@ -46,7 +46,8 @@ pub(crate) struct Recovered {
     pub(crate) next_id: u64,
 }
 
-/// Runs from the manifest, batches behind them from the WAL; files that nothing names are removed.
+/// Runs from the manifest, batches behind them from the WAL. Files that nothing needs are removed at the end, when all
+/// of the store was found to be as a crash may leave it.
 pub(crate) fn recover(
     storage: &Arc<dyn Storage>,
     options: &StrataOptions,
@@ -57,14 +58,16 @@ pub(crate) fn recover(
     let budget = Budget::new(options.memory_bytes.saturating_sub(mem_bytes(options)));
     let reads = Arc::new(Reads::new(manifest.seed));
     let (mut version, pages_beside_bytes) = open_version(storage, &manifest, &budget, &reads)?;
-    // The manifest's name may not be durable yet, and what it replaces is removed next.
-    sync_dir(&**storage)?;
-    let (wals, highest) = clean_up(&**storage, &manifest)?;
+    let Survey { wals, obsolete, highest } = survey(&**storage, &manifest)?;
     let next_id = manifest.next_id.max(highest + 1);
     let mut replay = Replay { storage, budget: &budget, reads: &reads, mem_records, next_id };
     let Replayed { batch, checkpoint, frozen } = replay.run(&wals, &mut manifest, &mut version)?;
     let next_id = replay.next_id;
     let wal = Wal::create(&**storage, &manifest.wal_key, next_id, None, batch)?;
+    // Only now, when everything was found in order. The manifest's name may not be durable yet, and what it replaces is
+    // what is removed.
+    sync_dir(&**storage)?;
+    remove(&**storage, &obsolete)?;
     // What was replayed is frozen at once, behind a new active memtable.
     let visible = Visible {
         active: Arc::new(Mem::new(mem_records)),
@@ -121,26 +124,4 @@ fn open_version(
         let _ = reads.cache.set(RecordCache::new(left, budget.take_always(left)));
     }
     Ok((version, if keep_pages { reserve } else { u64::MAX }))
-}
-
-/// Removes files that no manifest names; gives the WAL files to replay and the highest number of any file.
-fn clean_up(storage: &dyn Storage, manifest: &Manifest) -> Result<(Vec<u64>, u64)> {
-    let failed = |e| Error::io(format!("cannot list the store's directory: dir={}", storage.shown()), e);
-    let named: BTreeSet<u64> = manifest.runs.iter().flatten().map(|info| info.id).collect();
-    let (mut wals, mut highest) = (Vec::new(), 0);
-    for name in storage.list().map_err(failed)? {
-        let Some((id, kind)) = name.split_once('.').and_then(|(id, kind)| Some((id.parse::<u64>().ok()?, kind))) else {
-            continue;
-        };
-        highest = highest.max(id);
-        if kind == "wal" && id >= manifest.wal_floor {
-            wals.push(id);
-        } else if kind == "wal" || (kind == "seg" && !named.contains(&id)) {
-            storage
-                .remove(&name)
-                .map_err(|e| Error::io(format!("cannot remove file={} reason={e}", shown(storage, &name)), e))?;
-        }
-    }
-    wals.sort_unstable();
-    Ok((wals, highest))
 }

@@ -13,7 +13,7 @@ use crate::file::{shown, sync_dir};
 use crate::format::filter::PLANES;
 use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
-use crate::format::wal::{self, Position};
+use crate::format::wal::{self, End, Position};
 use crate::read::lookup::Reads;
 use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
@@ -42,6 +42,17 @@ pub(crate) struct Replay<'a> {
     pub(crate) next_id: u64,
 }
 
+/// What was read of the WAL.
+struct Read {
+    /// Number of the last batch.
+    batch: u64,
+    checkpoint: Checkpoint,
+    /// The records that are in no run; where there are runs, they are in the newest.
+    tail: Tail,
+    /// Where each file ended.
+    ends: Vec<(u64, End)>,
+}
+
 /// The records that are not in a run yet.
 struct Tail {
     mem: Mem,
@@ -53,11 +64,23 @@ impl Replay<'_> {
     /// memory allows, because the store was written with more, become delta runs of `version`, and `manifest` says so:
     /// nothing is left of these files then.
     pub(crate) fn run(&mut self, wals: &[u64], manifest: &mut Manifest, version: &mut Version) -> Result<Replayed> {
+        let mut runs = Vec::new();
+        let replayed =
+            self.read(wals, manifest, &mut runs).and_then(|read| self.end(wals, read, &runs, manifest, version));
+        if replayed.is_err() {
+            // No manifest names them.
+            runs.iter().flat_map(|run| run.segments()).for_each(|segment| segment.retire());
+        }
+        replayed
+    }
+
+    /// Reads the files; what does not fit into the memtable of the tail is in `runs`, newest first.
+    fn read(&mut self, wals: &[u64], manifest: &Manifest, runs: &mut Vec<Arc<Run>>) -> Result<Read> {
         let mut checkpoint = manifest.checkpoint;
         let mut position = Position { next: manifest.batch + 1, end: None };
         let capacity = self.capacity(wals)?;
         let mut tail = Tail { mem: Mem::new(capacity), length: 0 };
-        let (mut ends, mut runs) = (Vec::new(), Vec::new());
+        let mut ends = Vec::new();
         for id in wals {
             position = wal::replay(&**self.storage, &manifest.wal_key, *id, position, |batch, replayed| {
                 checkpoint = replayed.checkpoint;
@@ -73,7 +96,20 @@ impl Replay<'_> {
             })?;
             ends.extend(position.end.clone().map(|end| (*id, end)));
         }
-        let batch = position.next - 1;
+        if !runs.is_empty() {
+            runs.insert(0, self.write(&tail, &self.origin(position.next - 1, checkpoint))?);
+        }
+        Ok(Read { batch: position.next - 1, checkpoint, tail, ends })
+    }
+
+    fn end(
+        &mut self,
+        wals: &[u64],
+        Read { batch, checkpoint, tail, ends }: Read,
+        runs: &[Arc<Run>],
+        manifest: &mut Manifest,
+        version: &mut Version,
+    ) -> Result<Replayed> {
         if runs.is_empty() {
             // What was replayed may still be on its way to the device: a synced batch in the next file stands on all
             // of it.
@@ -83,8 +119,7 @@ impl Replay<'_> {
             });
             return Ok(Replayed { batch, checkpoint, frozen });
         }
-        runs.insert(0, self.write(&tail, &self.origin(batch, checkpoint))?);
-        version.deltas.splice(0..0, runs);
+        version.deltas.splice(0..0, runs.iter().cloned());
         manifest.runs = version.runs().map(|run| run.segments().iter().map(|segment| segment.info).collect()).collect();
         manifest.wal_floor = wals.last().map_or(manifest.wal_floor, |last| last + 1);
         (manifest.batch, manifest.checkpoint, manifest.next_id) = (batch, checkpoint, self.next_id);

@@ -8,6 +8,7 @@ use parking_lot::MutexGuard;
 
 use crate::engine::{Shared, Writer};
 use crate::format::secret::Seed;
+use crate::format::wal::refuse_too_large;
 use crate::read::lookup::Lookup;
 
 pub(crate) struct StrataTxn<'e> {
@@ -55,14 +56,16 @@ impl<'e> StrataTxn<'e> {
         Self { shared, writer, ops: Vec::new(), places, lookup }
     }
 
-    fn set(&mut self, key: &Key, value: Option<Value>) {
+    fn set(&mut self, key: &Key, value: Option<Value>) -> Result<()> {
         match self.places.entry(*key) {
             Entry::Occupied(place) => self.ops[*place.get()].1 = value,
             Entry::Vacant(place) => {
+                refuse_too_large(self.ops.len() + 1)?;
                 place.insert(self.ops.len());
                 self.ops.push((*key, value));
             }
         }
+        Ok(())
     }
 }
 
@@ -75,13 +78,11 @@ impl WriteTxn for StrataTxn<'_> {
     }
 
     fn put(&mut self, key: &Key, value: &Value) -> Result<()> {
-        self.set(key, Some(*value));
-        Ok(())
+        self.set(key, Some(*value))
     }
 
     fn delete(&mut self, key: &Key) -> Result<()> {
-        self.set(key, None);
-        Ok(())
+        self.set(key, None)
     }
 
     fn commit(mut self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {

@@ -8,8 +8,8 @@ use std::path::Path;
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
 use engine_strata::StrataEngine;
 
-use crate::support::key;
-use crate::{SMALL, seq, stat, wait_for};
+use crate::support::{key, stat};
+use crate::{SMALL, seq, wait_for};
 
 /// Of a record of the WAL: its header, the checkpoint behind it, and an operation (FORMAT.md, "WAL").
 const HEADER_BYTES: usize = 56;

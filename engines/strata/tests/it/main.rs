@@ -9,6 +9,8 @@ mod faulty;
 mod groups;
 mod hooked;
 mod hostile;
+mod opening;
+mod reads;
 mod ring;
 mod support;
 mod trouble;
@@ -22,7 +24,7 @@ use std::time::{Duration, Instant};
 use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
 use engine_strata::{StrataEngine, StrataOptions};
 
-use support::{Map, Rng, stat};
+use support::{Map, Rng};
 
 const SMALL: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 1 << 20 };
 
@@ -36,7 +38,6 @@ fn seq(seq: u64) -> Checkpoint {
     Checkpoint { seq, ..Checkpoint::default() }
 }
 
-/// The detail of this name in the statistics.
 /// Waits for what another thread is to do.
 #[track_caller]
 fn wait_for(what: &str, done: impl Fn() -> bool) {

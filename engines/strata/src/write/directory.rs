@@ -1,0 +1,154 @@
+//! What stands in a store's directory beside what its manifest names: WAL files to replay, and what a crash has left.
+//!
+//! Owns: which files are this store's, and which of them an opening may remove. Must not: change anything before the
+//! whole directory was found to be as a crash may leave it. Runs on the thread that opens the store.
+
+use std::collections::BTreeSet;
+
+use engine_api::{Error, ErrorKind, Result};
+
+use crate::file::{ReadFile, shown};
+use crate::format::footer::{Footer, Wrong};
+use crate::format::manifest::{self, Manifest};
+use crate::format::wal;
+use crate::read::segment::{self, read_footer};
+use crate::storage::Storage;
+
+/// A file with a name that strata gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Own {
+    Segment(u64),
+    Wal(u64),
+}
+
+/// What was found.
+#[derive(Default)]
+pub(crate) struct Survey {
+    /// WAL files to replay, in order.
+    pub(crate) wals: Vec<u64>,
+    /// Files that nothing needs: of a merge or a load that was cut short, or in the runs since.
+    pub(crate) obsolete: Vec<String>,
+    /// The highest number of any file.
+    pub(crate) highest: u64,
+}
+
+impl Own {
+    /// What the name says; `None` where strata would not have given it.
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        let (id, _) = name.split_once('.')?;
+        let id = id.parse().ok()?;
+        let own = [Self::Segment(id), Self::Wal(id)];
+        own.into_iter().find(|own| own.name() == name)
+    }
+
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::Segment(id) => segment::name(id),
+            Self::Wal(id) => wal::name(id),
+        }
+    }
+
+    pub(crate) fn id(self) -> u64 {
+        match self {
+            Self::Segment(id) | Self::Wal(id) => id,
+        }
+    }
+}
+
+/// The files of the directory that have a name of strata's, in order of their names.
+pub(crate) fn own_files(storage: &dyn Storage) -> Result<Vec<Own>> {
+    let failed = |e| Error::io(format!("cannot list the store's directory: dir={}", storage.shown()), e);
+    let mut names = storage.list().map_err(failed)?;
+    names.sort_unstable();
+    Ok(names.iter().filter_map(|name| Own::of(name)).collect())
+}
+
+/// Refuses a directory that has files of a store and no manifest: it is not new, its manifest is lost.
+pub(crate) fn refuse_files_without_manifest(storage: &dyn Storage) -> Result<()> {
+    let files = own_files(storage)?;
+    let Some(first) = files.first() else { return Ok(()) };
+    Err(Error::new(
+        ErrorKind::DataDamaged,
+        format!(
+            "manifest is missing: file={} beside files={} first={}: put it back, or make it anew with bootstrap repair; \
+             nothing was changed",
+            shown(storage, manifest::NAME),
+            files.len(),
+            first.name(),
+        ),
+    ))
+}
+
+/// Looks at every file with a name of strata's.
+///
+/// # Errors
+/// `DataDamaged` or `FixInput`, naming the file, where one of them is another store's: nothing may be removed then.
+pub(crate) fn survey(storage: &dyn Storage, manifest: &Manifest) -> Result<Survey> {
+    let named: BTreeSet<u64> = manifest.runs.iter().flatten().map(|info| info.id).collect();
+    let mut found = Survey::default();
+    for own in own_files(storage)? {
+        found.highest = found.highest.max(own.id());
+        match own {
+            Own::Wal(id) => {
+                wal::refuse_foreign(storage, &manifest.wal_key, id)?;
+                if id >= manifest.wal_floor {
+                    found.wals.push(id);
+                } else {
+                    found.obsolete.push(own.name());
+                }
+            }
+            Own::Segment(id) if !named.contains(&id) => {
+                refuse_foreign(storage, manifest, id)?;
+                found.obsolete.push(own.name());
+            }
+            Own::Segment(_) => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Removes what a survey has found to be obsolete.
+pub(crate) fn remove(storage: &dyn Storage, obsolete: &[String]) -> Result<()> {
+    obsolete.iter().try_for_each(|name| {
+        let removed = storage.remove(name);
+        removed.map_err(|e| Error::io(format!("cannot remove file={} reason={e}", shown(storage, name)), e))
+    })
+}
+
+/// Refuses a segment that is whole and was not written by this store. One that is not whole is what a crash leaves.
+fn refuse_foreign(storage: &dyn Storage, manifest: &Manifest, id: u64) -> Result<()> {
+    let file = ReadFile::open(storage, &segment::name(id))?;
+    let why = match read_footer(&file)? {
+        Ok((Footer { origin, info, .. }, _)) if origin.seed == manifest.seed && info.id == id => return Ok(()),
+        Ok((footer, _)) if footer.origin.seed == manifest.seed => format!("is segment={}", footer.info.id),
+        Ok(_) => "is a segment of another store".to_owned(),
+        Err(Wrong::OtherVersion(version)) => format!("was written by another strata: version={version}"),
+        Err(Wrong::Damaged(_)) => return Ok(()),
+    };
+    Err(foreign(file.shown(), &why))
+}
+
+/// A file that is not this store's.
+fn foreign(file: &str, why: &str) -> Error {
+    let message = format!(
+        "a file is in the store's directory that is not its own: file={file} {why}: move it away; nothing was changed"
+    );
+    Error::new(ErrorKind::DataDamaged, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_strata_s_only_as_strata_writes_it() {
+        for own in [Own::Segment(1), Own::Wal(999_999_999_999), Own::Segment(1_000_000_000_000)] {
+            assert_eq!(Own::of(&own.name()), Some(own));
+        }
+        let others =
+            ["5.seg", "000000000005.seg.bak", "000000000005.tmp", "+00000000005.wal", "MANIFEST", "0.wal", ".seg"];
+        for other in others {
+            assert_eq!(Own::of(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Openings that find something unexpected: they say what, and leave every file as it was. And what is refused on the way
+//! in, because it could not be read back.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use engine_api::{BulkLoad, Durability, Engine, ErrorKind};
+use engine_strata::StrataEngine;
+
+use crate::support::{key, stat};
+use crate::{SMALL, seq, wait_for};
+
+/// A store with a segment, a WAL that was overwritten, and batches that are in no run.
+fn store(dir: &Path) {
+    let engine = StrataEngine::open(dir, &SMALL).unwrap();
+    let mut sorted: Vec<_> = (0..5000).map(|n| (key(n), [1; 32])).collect();
+    sorted.sort_unstable();
+    engine.load_sorted(&sorted, &seq(1)).unwrap();
+    for at in 2..5 {
+        let mut txn = engine.begin().unwrap();
+        (0..10_000).for_each(|n| txn.put(&key(at * 100_000 + n), &[2; 32]).unwrap());
+        txn.commit(&seq(at), Durability::Synced).unwrap();
+        wait_for("the flush", || stat(&engine, "flushes") + 2 >= at);
+    }
+    Box::new(engine).close().unwrap();
+}
+
+fn content(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect()
+}
+
+/// Opening says `expected` and changes nothing, for reading as for writing.
+#[track_caller]
+fn assert_refused(dir: &Path, expected: &[&str]) {
+    let before = content(dir);
+    for error in [StrataEngine::open(dir, &SMALL).err(), StrataEngine::open_read_only(dir, &SMALL).err()] {
+        let error = error.expect("refused");
+        assert_eq!(error.kind(), ErrorKind::DataDamaged, "{error}");
+        expected.iter().for_each(|word| assert!(error.to_string().contains(word), "{word}: {error}"));
+        assert!(content(dir) == before, "files were changed: {error}");
+    }
+}
+
+fn named(dir: &Path, kind: &str) -> Vec<String> {
+    content(dir).into_keys().filter(|name| name.ends_with(kind)).collect()
+}
+
+#[test]
+fn a_missing_manifest_is_damage_and_no_new_store() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    fs::remove_file(dir.path().join("MANIFEST")).unwrap();
+    assert_refused(dir.path(), &["manifest is missing", "MANIFEST", "bootstrap repair"]);
+    // Nor with segments alone, or with WAL files alone.
+    for kind in [".wal", ".seg"] {
+        let part = tempfile::tempdir().unwrap();
+        for name in named(dir.path(), kind) {
+            fs::copy(dir.path().join(&name), part.path().join(&name)).unwrap();
+        }
+        assert_refused(part.path(), &["manifest is missing"]);
+    }
+}
+
+#[test]
+fn a_creation_that_was_cut_short_is_a_new_store() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("MANIFEST.tmp"), b"cut short").unwrap();
+    fs::write(dir.path().join("notes.txt"), b"an operator's").unwrap();
+    drop(StrataEngine::open(dir.path(), &SMALL).unwrap());
+    assert_eq!(fs::read(dir.path().join("notes.txt")).unwrap(), b"an operator's");
+}
+
+#[test]
+fn a_missing_or_damaged_file_is_named_and_nothing_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    // What a crash leaves: to be removed by an opening that finds nothing else.
+    let leftover = dir.path().join("000000000990.seg");
+    fs::write(&leftover, vec![7; 8192]).unwrap();
+    for name in named(dir.path(), ".seg").into_iter().filter(|name| !leftover.ends_with(name)) {
+        let path = dir.path().join(&name);
+        let bytes = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert_refused(dir.path(), &[&name]);
+        // Cut, longer, and with another segment's number in its footer.
+        fs::write(&path, &bytes[..bytes.len() - 4096]).unwrap();
+        assert_refused(dir.path(), &[&name]);
+        fs::write(&path, [&bytes[..], &[0; 4096]].concat()).unwrap();
+        assert_refused(dir.path(), &[&name]);
+        let mut other = bytes.clone();
+        let footer = bytes.len() - 4096;
+        other[footer + 16] ^= 0x40;
+        let crc = crc32c::crc32c(&other[footer + 4..]);
+        other[footer..footer + 4].copy_from_slice(&crc.to_le_bytes());
+        fs::write(&path, &other).unwrap();
+        assert_refused(dir.path(), &[&name, "not what the manifest says"]);
+        fs::write(&path, &bytes).unwrap();
+    }
+    let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
+    assert_eq!(engine.checkpoint().unwrap(), seq(4));
+    assert!(!leftover.exists(), "an opening that finds all in order removes what a crash has left");
+}
+
+#[test]
+fn files_of_another_store_are_named_and_left_alone() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    store(dir.path());
+    store(other.path());
+    for kind in [".seg", ".wal"] {
+        for (n, name) in named(other.path(), kind).iter().enumerate() {
+            let bytes = fs::read(other.path().join(name)).unwrap();
+            if bytes.is_empty() {
+                continue;
+            }
+            let stray = format!("{:012}{kind}", 900 + n);
+            fs::write(dir.path().join(&stray), bytes).unwrap();
+            assert_refused(dir.path(), &[&stray, "another store", "nothing was changed"]);
+            fs::remove_file(dir.path().join(&stray)).unwrap();
+        }
+    }
+    // Its manifest, beside the files of this one.
+    let own = fs::read(dir.path().join("MANIFEST")).unwrap();
+    fs::copy(other.path().join("MANIFEST"), dir.path().join("MANIFEST")).unwrap();
+    assert_refused(dir.path(), &["file="]);
+    fs::write(dir.path().join("MANIFEST"), own).unwrap();
+    assert_eq!(StrataEngine::open(dir.path(), &SMALL).unwrap().checkpoint().unwrap(), seq(4));
+}
+
+#[test]
+fn a_name_that_strata_would_not_give_is_not_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    for name in ["7.seg", "000000000007.seg.bak", "1.wal", "lost+found"] {
+        fs::write(dir.path().join(name), b"not strata's").unwrap();
+    }
+    drop(StrataEngine::open(dir.path(), &SMALL).unwrap());
+    for name in ["7.seg", "000000000007.seg.bak", "1.wal", "lost+found"] {
+        assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"not strata's");
+    }
+}
+
+#[test]
+fn a_batch_that_is_too_large_for_a_record_is_refused_as_it_grows_and_the_largest_comes_back() {
+    const OPS_MAX: u64 = 1 << 20;
+    let short = |n: u64| {
+        let mut key = [0; 32];
+        key[..8].copy_from_slice(&n.to_be_bytes());
+        key
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
+    let mut txn = engine.begin().unwrap();
+    (0..OPS_MAX).for_each(|n| txn.put(&short(n), &[1; 32]).unwrap());
+    for refused in [txn.put(&short(OPS_MAX), &[1; 32]), txn.delete(&short(OPS_MAX))] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FixInput);
+        assert!(error.to_string().contains("ops_max=1048576"), "{error}");
+    }
+    // A key that is in the batch already takes no more room.
+    txn.put(&short(5), &[2; 32]).unwrap();
+    txn.commit(&seq(1), Durability::Synced).unwrap();
+    Box::new(engine).close().unwrap();
+    let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
+    assert_eq!(engine.checkpoint().unwrap(), seq(1));
+    let mut reader = engine.reader().unwrap();
+    for (n, value) in [(0, Some(1)), (5, Some(2)), (OPS_MAX - 1, Some(1)), (OPS_MAX, None)] {
+        assert_eq!(reader.get(&short(n)).unwrap(), value.map(|byte| [byte; 32]), "n={n}");
+    }
+}
