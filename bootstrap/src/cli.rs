@@ -1,4 +1,4 @@
-//! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `compare`, `scrub`, `info`, `count`, `completions`, `man`.
+//! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `compare`, `scrub`, `repair`, `info`, `count`, `completions`, `man`.
 //!
 //! Owns: arguments and exit codes. `load` may be left out: it is what the program is for; `migrate` too, which
 //! --from-store tells. The program is called `solkv-bootstrap` where it is installed, which is the name in its help and its
@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::limits::TooSmall;
-use crate::{compare, info, load, migrate, scrub, verify};
+use crate::{compare, info, load, migrate, repair, scrub, verify};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -23,6 +23,7 @@ Examples:
   solkv-bootstrap verify --dir /data/solkv --input pairs.bin
   solkv-bootstrap compare --dir /data/solkv --with /backup/solkv
   solkv-bootstrap scrub --dir /data/solkv
+  solkv-bootstrap repair --dir /data/solkv
   solkv-bootstrap info --dir /data/solkv --digest
 
 'load --help' explains the options of a load; the word load may be left out. With
@@ -30,7 +31,8 @@ Examples:
 
 Exit codes:
   0         done
-  1         the store differs (verify, compare, migrate), is damaged (scrub), or an error, said on stderr
+  1         the store differs (verify, compare, migrate), is damaged (scrub), lost
+            something (repair), or an error, said on stderr
   2         wrong arguments, or a memory limit that is too small for a load
   130, 143  stopped by Ctrl-C or SIGTERM: everything so far is committed, --resume goes on";
 
@@ -54,6 +56,8 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Read everything stored and check it, by the engine's own checksums where it has them (LMDB has none)
     Scrub(scrub::ScrubArgs),
+    /// Make a damaged store whole again, saying what is lost (strata); what cannot be read is set aside, not removed
+    Repair(repair::RepairArgs),
     /// Say what is in a directory, also while a service has it open
     Info(info::InfoArgs),
     /// Count the pairs by a full scan
@@ -89,6 +93,7 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         Command::Verify(args) => verify::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Scrub(args) => scrub::run(&args),
+        Command::Repair(args) => repair::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Count(args) => info::count(&args),
         Command::Completions { shell } => {

@@ -16,6 +16,7 @@ mod meaning;
 mod migrate;
 mod order;
 mod progress;
+mod repair;
 mod report;
 mod resume;
 mod sample;

@@ -34,7 +34,10 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
         Err(error) => match error.downcast_ref::<engine_api::Error>() {
             Some(failed) if failed.kind() == ErrorKind::DataDamaged => {
                 println!("damaged: {error:#}");
-                println!("go back to a copy, or load the store anew");
+                println!(
+                    "go back to a copy, load the store anew, or see what `repair --dir {}` can keep",
+                    args.dir.display()
+                );
                 Ok(1)
             }
             _ => Err(error),

@@ -22,6 +22,7 @@ mod marker;
 mod memory;
 mod options;
 mod read_only;
+mod repair;
 mod store;
 mod terms;
 
@@ -30,6 +31,7 @@ pub use marker::{FORMAT_VERSION, Identity};
 pub use memory::{Division, MEMORY_MIN, MEMORY_SHARE, MemoryLimit, STRATA_SHARE, memory_limit};
 pub use options::{EngineArgs, EngineKind, EngineOptions, Profile};
 pub use read_only::open_read_only;
+pub use repair::{Repaired, repair};
 pub use store::{
     OpenMode, check, compiled, default_engine, inspect, mark_load, open, open_existing, open_on, options_for,
 };

@@ -70,6 +70,7 @@ mod write;
 pub use engine::StrataEngine;
 #[doc(hidden)]
 pub use sizes::Sizes;
+pub use write::repair::Repaired;
 
 /// How strata is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -93,6 +93,13 @@ pub(crate) struct Position {
     pub(crate) end: Option<End>,
 }
 
+impl Position {
+    /// Behind this batch, which is in the runs.
+    pub(crate) fn behind(batch: u64) -> Self {
+        Self { next: batch + 1, end: None }
+    }
+}
+
 /// The end of a file that was replayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct End {
@@ -196,14 +203,22 @@ pub(crate) fn refuse_too_large(ops: usize) -> Result<()> {
     Err(Error::new(ErrorKind::FixInput, message))
 }
 
-/// Refuses a file of another store: its first record is whole, and its salt is not what this store has given a file of
+/// Whether a file is of another store: its first record is whole, and its salt is not what this store has given a file of
 /// that number. What stands at the beginning of a file was written there by a strata, whatever strangers have stored.
-///
-/// # Errors
-/// `DataDamaged` naming the file.
-pub(crate) fn refuse_foreign(storage: &dyn Storage, key: &WalKey, id: u64) -> Result<()> {
-    let shown = shown(storage, &name(id));
-    let first = || {
+pub(crate) fn is_foreign(storage: &dyn Storage, key: &WalKey, id: u64) -> Result<bool> {
+    let first = first(storage, id, |header| key.salt(header.file.get()) != header.salt)?;
+    Ok(first.is_some())
+}
+
+/// The salt of file `id` and the batch that it begins with, as its first record says, where a whole one of it stands there.
+pub(crate) fn begins_with(storage: &dyn Storage, id: u64) -> Result<Option<(Salt, u64)>> {
+    let first = first(storage, id, |header| header.file == id)?;
+    Ok(first.map(|header| (header.salt, header.batch.get())))
+}
+
+/// The header of the first record, of whatever store and file, if it is `wanted` and the record is whole.
+fn first(storage: &dyn Storage, id: u64, wanted: impl Fn(&Header) -> bool) -> Result<Option<Header>> {
+    let read = || {
         let file = storage.open(&name(id), false)?;
         let length = file.len_bytes()?;
         let mut bytes = vec![0; HEADER_BYTES];
@@ -211,23 +226,11 @@ pub(crate) fn refuse_foreign(storage: &dyn Storage, key: &WalKey, id: u64) -> Re
             return Ok(None);
         }
         file.read_at(&mut bytes, 0)?;
-        let Ok(header) = Header::read_from_bytes(&bytes) else { return Ok(None) };
-        let of = (&header.salt, header.file.get());
-        if key.salt(of.1) == header.salt {
-            return Ok(None);
-        }
-        read_record(&*file, 0, length, of, &mut bytes)
+        let header = Header::read_from_bytes(&bytes).ok().filter(wanted);
+        let Some(header) = header else { return Ok(None) };
+        read_record(&*file, 0, length, (&header.salt, header.file.get()), &mut bytes)
     };
-    match first().map_err(|e| Error::io(format!("cannot read file={shown} reason={e}"), e))? {
-        None => Ok(()),
-        Some(_) => Err(Error::new(
-            ErrorKind::DataDamaged,
-            format!(
-                "a file is in the store's directory that is not its own: file={shown} is a WAL of another store: move \
-                 it away; nothing was changed"
-            ),
-        )),
-    }
+    read().map_err(|e| Error::io(format!("cannot read file={} reason={e}", shown(storage, &name(id))), e))
 }
 
 /// Most records that a file of this length holds.
@@ -261,15 +264,14 @@ pub(crate) fn flush(storage: &dyn Storage, id: u64, end: &End) -> Result<()> {
 /// `DataDamaged` naming file and offset, where what stands behind shows that the batch was durable once.
 pub(crate) fn replay(
     storage: &dyn Storage,
-    key: &WalKey,
-    id: u64,
+    use_of: Use<'_>,
     from: Position,
     take: impl FnMut(u64, Batch) -> Result<()>,
 ) -> Result<Position> {
-    let shown = shown(storage, &name(id));
-    let opened = storage.open(&name(id), false);
+    let shown = shown(storage, &name(use_of.1));
+    let opened = storage.open(&name(use_of.1), false);
     let file = opened.map_err(|e| Error::io(format!("cannot read file={shown} reason={e}"), e))?;
-    replay_file(&*file, &shown, (&key.salt(id), id), from, take)
+    replay_file(&*file, &shown, use_of, from, take)
 }
 
 /// The same on an open file.
@@ -430,7 +432,7 @@ mod tests {
         fs::write(dir.path().join(name(id)), bytes).expect("written");
         let storage = DirStorage::open(dir.path()).expect("opened");
         let mut seen = Vec::new();
-        let end = replay(&storage, &KEY, id, Position { next, end: None }, |_, batch| {
+        let end = replay(&storage, (&KEY.salt(id), id), Position { next, end: None }, |_, batch| {
             seen.push(batch.ops.len());
             Ok(())
         })?;

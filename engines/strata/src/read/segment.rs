@@ -489,7 +489,12 @@ pub(crate) fn scrub(segment: &Segment) -> Result<()> {
         segment.file.read(buffer.bytes_mut(), u64::from(number) * PAGE_BYTES as u64)?;
         segment.verify(buffer.page(0), number)?;
     }
-    let sections = segment.footer.planes.iter().chain([&segment.footer.directory]);
+    check_sections(&segment.file, &segment.footer)
+}
+
+/// Checks the filter planes and the directory as they are on disk.
+pub(crate) fn check_sections(file: &ReadFile, footer: &Footer) -> Result<()> {
     let pool = Pool::default();
-    sections.into_iter().try_for_each(|section| read_section(&segment.file, *section, &pool).map(|_| ()))
+    let mut sections = footer.planes.iter().chain([&footer.directory]);
+    sections.try_for_each(|section| read_section(file, *section, &pool).map(drop))
 }

@@ -32,7 +32,8 @@ impl BulkLoad for StrataEngine {
             // The chunk of a load that was cut: it is there already, as a whole or in part.
             return overwrite(shared, &mut writer, pairs, checkpoint);
         }
-        let written = write_pairs(shared, pairs, &shared.origin(writer.batch, true, checkpoint))?;
+        // No batch has a record there.
+        let written = write_pairs(shared, pairs, &shared.origin(0, true, checkpoint))?;
         let mut manifest = shared.install.lock();
         let mut version = Version::clone(&shared.visible.load().version);
         version.base = Arc::new(Run::new([version.base.segments(), &written].concat()));

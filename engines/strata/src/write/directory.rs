@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use engine_api::{Error, ErrorKind, Result};
 
 use crate::file::{ReadFile, shown};
-use crate::format::footer::{Footer, Wrong};
+use crate::format::footer::Wrong;
 use crate::format::manifest::{self, Manifest};
 use crate::format::wal;
 use crate::read::segment::{self, read_footer};
@@ -82,29 +82,44 @@ pub(crate) fn refuse_files_without_manifest(storage: &dyn Storage) -> Result<()>
 /// Looks at every file with a name of strata's.
 ///
 /// # Errors
-/// `DataDamaged` or `FixInput`, naming the file, where one of them is another store's: nothing may be removed then.
+/// `DataDamaged` naming the file, where one of them is another store's: nothing may be removed then.
 pub(crate) fn survey(storage: &dyn Storage, manifest: &Manifest) -> Result<Survey> {
     let named: BTreeSet<u64> = manifest.runs.iter().flatten().map(|info| info.id).collect();
     let mut found = Survey::default();
     for own in own_files(storage)? {
         found.highest = found.highest.max(own.id());
         match own {
-            Own::Wal(id) => {
-                wal::refuse_foreign(storage, &manifest.wal_key, id)?;
-                if id >= manifest.wal_floor {
-                    found.wals.push(id);
-                } else {
-                    found.obsolete.push(own.name());
-                }
-            }
-            Own::Segment(id) if !named.contains(&id) => {
-                refuse_foreign(storage, manifest, id)?;
-                found.obsolete.push(own.name());
-            }
-            Own::Segment(_) => {}
+            Own::Segment(id) if named.contains(&id) => continue,
+            Own::Wal(id) if id >= manifest.wal_floor => found.wals.push(id),
+            obsolete => found.obsolete.push(obsolete.name()),
+        }
+        if let Some(why) = is_foreign(storage, manifest, own)? {
+            return Err(Error::new(ErrorKind::DataDamaged, format!("{why}: move it away; nothing was changed")));
         }
     }
     Ok(found)
+}
+
+/// Why a file is not this store's, if it is whole and was not written by it. One that is not whole is what a crash leaves.
+pub(crate) fn is_foreign(storage: &dyn Storage, manifest: &Manifest, own: Own) -> Result<Option<String>> {
+    let not_own = |why: &str| {
+        let shown = shown(storage, &own.name());
+        format!("a file is in the store's directory that is not its own: file={shown} is {why}")
+    };
+    let id = match own {
+        Own::Wal(id) => {
+            let foreign = wal::is_foreign(storage, &manifest.wal_key, id)?;
+            return Ok(foreign.then(|| not_own("a WAL of another store")));
+        }
+        Own::Segment(id) => id,
+    };
+    let footer = read_footer(&ReadFile::open(storage, &segment::name(id))?)?;
+    Ok(match footer {
+        Ok((footer, _)) if footer.origin.seed != manifest.seed => Some(not_own("a segment of another store")),
+        Ok((footer, _)) if footer.info.id != id => Some(not_own(&format!("segment={}", footer.info.id))),
+        Err(Wrong::OtherVersion(version)) => Some(not_own(&format!("of another strata: version={version}"))),
+        Ok(_) | Err(Wrong::Damaged(_)) => None,
+    })
 }
 
 /// Removes what a survey has found to be obsolete.
@@ -113,27 +128,6 @@ pub(crate) fn remove(storage: &dyn Storage, obsolete: &[String]) -> Result<()> {
         let removed = storage.remove(name);
         removed.map_err(|e| Error::io(format!("cannot remove file={} reason={e}", shown(storage, name)), e))
     })
-}
-
-/// Refuses a segment that is whole and was not written by this store. One that is not whole is what a crash leaves.
-fn refuse_foreign(storage: &dyn Storage, manifest: &Manifest, id: u64) -> Result<()> {
-    let file = ReadFile::open(storage, &segment::name(id))?;
-    let why = match read_footer(&file)? {
-        Ok((Footer { origin, info, .. }, _)) if origin.seed == manifest.seed && info.id == id => return Ok(()),
-        Ok((footer, _)) if footer.origin.seed == manifest.seed => format!("is segment={}", footer.info.id),
-        Ok(_) => "is a segment of another store".to_owned(),
-        Err(Wrong::OtherVersion(version)) => format!("was written by another strata: version={version}"),
-        Err(Wrong::Damaged(_)) => return Ok(()),
-    };
-    Err(foreign(file.shown(), &why))
-}
-
-/// A file that is not this store's.
-fn foreign(file: &str, why: &str) -> Error {
-    let message = format!(
-        "a file is in the store's directory that is not its own: file={file} {why}: move it away; nothing was changed"
-    );
-    Error::new(ErrorKind::DataDamaged, message)
 }
 
 #[cfg(test)]

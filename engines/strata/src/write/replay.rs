@@ -77,16 +77,18 @@ impl Replay<'_> {
     /// Reads the files; what does not fit into the memtable of the tail is in `runs`, newest first.
     fn read(&mut self, wals: &[u64], manifest: &Manifest, runs: &mut Vec<Arc<Run>>) -> Result<Read> {
         let mut checkpoint = manifest.checkpoint;
-        let mut position = Position { next: manifest.batch + 1, end: None };
+        let mut position = Position::behind(manifest.batch);
         let capacity = self.capacity(wals)?;
         let mut tail = Tail { mem: Mem::new(capacity), length: 0 };
         let mut ends = Vec::new();
         for id in wals {
-            position = wal::replay(&**self.storage, &manifest.wal_key, *id, position, |batch, replayed| {
-                checkpoint = replayed.checkpoint;
+            let salt = manifest.wal_key.salt(*id);
+            position = wal::replay(&**self.storage, (&salt, *id), position, |batch, replayed| {
+                let before = std::mem::replace(&mut checkpoint, replayed.checkpoint);
                 for (key, value) in &replayed.ops {
                     if tail.length == capacity {
-                        runs.insert(0, self.write(&tail, &self.origin(batch, checkpoint))?);
+                        // A part of this batch is in it, and perhaps not all: the run stands for the one before.
+                        runs.insert(0, self.write(&tail, &self.origin(batch - 1, before))?);
                         tail = Tail { mem: Mem::new(capacity), length: 0 };
                     }
                     tail.mem.append(tail.length, self.reads.seed.hash(key), key, *value);

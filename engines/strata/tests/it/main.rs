@@ -11,6 +11,7 @@ mod hooked;
 mod hostile;
 mod opening;
 mod reads;
+mod repair;
 mod ring;
 mod support;
 mod trouble;

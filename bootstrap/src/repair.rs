@@ -1,0 +1,32 @@
+//! `bootstrap repair`: makes a store whole again that does not open, or that has damage in it.
+//!
+//! Owns: what is printed. Must not: decide what is kept; that is the engine's. Runs on the main thread.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+/// Makes a store whole again.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct RepairArgs {
+    /// Directory of the store; nobody may have it open
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+}
+
+/// Exit code 0 when the store was in order or nothing is lost, 1 when something is.
+pub(crate) fn run(args: &RepairArgs) -> Result<u8> {
+    let repaired = engines::repair(&args.dir)?;
+    if repaired.findings.is_empty() {
+        println!("in order: nothing was changed: dir={}", args.dir.display());
+        return Ok(0);
+    }
+    repaired.findings.iter().for_each(|line| println!("found: {line}"));
+    repaired.lost.iter().for_each(|line| println!("lost: {line}"));
+    println!("repaired: dir={} seq={}", args.dir.display(), repaired.seq);
+    if repaired.lost.is_empty() {
+        return Ok(0);
+    }
+    println!("compare it with its source or with a copy before you serve it, or go back to a copy");
+    Ok(1)
+}

@@ -1,0 +1,182 @@
+//! A manifest made of the footers of the segments, because there is none that can be read.
+//!
+//! Owns: which segments are used, and which of two that overlap is the newer. Must not: write. Runs on the thread that
+//! repairs.
+//!
+//! A footer names the newest batch that its segment may hold, so of two that overlap the one with the higher batch is the
+//! newer; a segment of the base comes before a delta of the same batch, because it holds what was in the delta.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use engine_api::{Error, ErrorKind, Result};
+
+use crate::file::ReadFile;
+use crate::format::footer::{Origin, SegmentInfo};
+use crate::format::manifest::Manifest;
+use crate::format::secret::Seed;
+use crate::read::segment::{name, read_footer};
+use crate::storage::Storage;
+use crate::write::directory::{Own, own_files};
+use crate::write::repair::Repaired;
+
+/// What was made of the footers.
+pub(crate) struct Rebuilt {
+    pub(crate) manifest: Manifest,
+    /// Segments that are not in it.
+    pub(crate) unused: Vec<String>,
+}
+
+/// A segment with what its footer says of it.
+type Found = (SegmentInfo, Origin);
+
+/// Makes a manifest of the footers that can be read. Its WAL key is not the store's.
+///
+/// # Errors
+/// `FixInput`: there is no footer of this version, or there are those of several stores.
+pub(crate) fn rebuild(storage: &Arc<dyn Storage>, why: String, told: &mut Repaired) -> Result<Rebuilt> {
+    let (found, mut unused) = footers(&**storage, told)?;
+    let mut manifest = Manifest { runs: Vec::new(), wal_floor: 0, next_id: 1, ..Manifest::default() };
+    let newest = found.iter().max_by_key(|(info, origin)| (origin.checkpoint.seq, origin.batch, info.id));
+    match newest {
+        Some((_, origin)) => (manifest.seed, manifest.checkpoint) = (origin.seed, origin.checkpoint),
+        None => manifest.seed = Seed::random()?,
+    }
+    manifest.batch = found.iter().map(|(_, origin)| origin.batch).max().unwrap_or(0);
+    told.findings.push(format!(
+        "{why}: made anew of {} segments: batch={} seq={}",
+        found.len(),
+        manifest.batch,
+        manifest.checkpoint.seq
+    ));
+    told.lost.push("perhaps files: nobody knows which segments and WAL files there were".to_owned());
+    let (runs, obsolete) = runs(found, told);
+    manifest.runs = runs;
+    unused.extend(obsolete.into_iter().map(|id| Own::Segment(id).name()));
+    Ok(Rebuilt { manifest, unused })
+}
+
+/// Every segment with a footer, and the names of those without.
+fn footers(storage: &dyn Storage, told: &mut Repaired) -> Result<(Vec<Found>, Vec<String>)> {
+    let own = own_files(storage)?;
+    if own.is_empty() {
+        let message = format!("there are no files of a store: dir={}", storage.shown());
+        return Err(Error::new(ErrorKind::FixInput, message));
+    }
+    let (mut found, mut unused) = (Vec::<Found>::new(), Vec::new());
+    let mut first: Option<String> = None;
+    for own in own {
+        let Own::Segment(id) = own else { continue };
+        let file = ReadFile::open(storage, &name(id))?;
+        match read_footer(&file)? {
+            Ok((footer, _)) if footer.info.id == id => {
+                let seed = found.first().map(|(_, origin)| origin.seed);
+                if seed.is_some_and(|seed| seed != footer.origin.seed) {
+                    let other = first.unwrap_or_default();
+                    let message = format!(
+                        "segments of several stores are here: file={other} file={}: move those of the others away",
+                        file.shown()
+                    );
+                    return Err(Error::new(ErrorKind::FixInput, message));
+                }
+                first.get_or_insert_with(|| file.shown().to_owned());
+                found.push((footer.info, footer.origin));
+            }
+            Ok(_) | Err(_) => {
+                told.findings.push(format!("segment has no footer of its own: file={}", file.shown()));
+                told.lost.push(format!(
+                    "file={}: what it holds, unless a merge or a load that wrote it was cut short",
+                    file.shown()
+                ));
+                unused.push(own.name());
+            }
+        }
+    }
+    Ok((found, unused))
+}
+
+/// Puts segments into runs, newest first and the base last; also gives those that are in the base already.
+fn runs(mut found: Vec<Found>, told: &mut Repaired) -> (Vec<Vec<SegmentInfo>>, Vec<u64>) {
+    found.sort_by_key(|(info, origin)| std::cmp::Reverse((origin.batch, origin.base, info.id)));
+    let mut base: Vec<Found> = found.iter().filter(|(_, origin)| origin.base).cloned().collect();
+    base.sort_by_key(|(info, _)| info.first);
+    let whole = disjoint(&base);
+    let mut obsolete = BTreeSet::new();
+    if whole {
+        // A merge into the base takes all deltas up to a batch: once no part of the base is older, they are in it.
+        let merged = base.iter().map(|(_, origin)| origin.batch).min().unwrap_or(0);
+        let in_base = |(_, origin): &&Found| !origin.base && origin.batch <= merged;
+        obsolete.extend(found.iter().filter(in_base).map(|(info, _)| info.id));
+        found.retain(|(info, origin)| !origin.base && !obsolete.contains(&info.id));
+    } else {
+        told.lost.push("deletions of the last merge: parts of the base overlap, and keys may be back".to_owned());
+    }
+    let mut runs: Vec<Vec<Found>> = Vec::new();
+    for one in found {
+        let alike = |run: &&mut Vec<Found>| {
+            let same = run.iter().all(|(_, origin)| (origin.batch, origin.base) == (one.1.batch, one.1.base));
+            same && run.iter().all(|(info, _)| info.last < one.0.first || one.0.last < info.first)
+        };
+        match runs.last_mut().filter(alike) {
+            Some(run) => run.push(one),
+            None => runs.push(vec![one]),
+        }
+    }
+    runs.iter_mut().for_each(|run| run.sort_by_key(|(info, _)| info.first));
+    runs.push(if whole { base } else { Vec::new() });
+    let infos = runs.into_iter().map(|run| run.into_iter().map(|(info, _)| info).collect());
+    (infos.collect(), obsolete.into_iter().collect())
+}
+
+fn disjoint(ascending: &[Found]) -> bool {
+    ascending.windows(2).all(|two| two[0].0.last < two[1].0.first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Segment `id` from key `first` to key `last`, with what its footer says.
+    fn found(id: u64, (first, last): (u8, u8), batch: u64, base: bool) -> Found {
+        let info = SegmentInfo { id, records: 5, tombstones: 0, first: [first; 32], last: [last; 32] };
+        (info, Origin { batch, base, ..Origin::default() })
+    }
+
+    fn ids(found: Vec<Found>) -> (Vec<Vec<u64>>, Vec<u64>, bool) {
+        let mut told = Repaired::default();
+        let (runs, obsolete) = runs(found, &mut told);
+        let ids = runs.iter().map(|run| run.iter().map(|info| info.id).collect());
+        (ids.collect(), obsolete, told.lost.is_empty())
+    }
+
+    #[test]
+    fn runs_stand_as_they_stood_and_what_is_in_the_base_is_left_out() {
+        let all = vec![
+            found(9, (1, 9), 30, false),
+            found(8, (5, 9), 20, false),
+            found(7, (1, 4), 20, false),
+            found(6, (1, 9), 12, false),
+            found(5, (6, 9), 12, true),
+            found(4, (1, 5), 15, true),
+        ];
+        // A merge of four deltas and its last input, both newest at batch 20, would be of one batch: the output is newer.
+        assert_eq!(ids(all), (vec![vec![9], vec![7, 8], vec![4, 5]], vec![6], true));
+        // Of one batch that was merged with older ones, input and output overlap: the higher number comes first.
+        let merged = vec![found(3, (1, 9), 20, false), found(8, (1, 9), 20, false)];
+        assert_eq!(ids(merged), (vec![vec![8], vec![3], vec![]], vec![], true));
+        // What was loaded stands for no batch, so no delta is taken to be in it.
+        let loaded = vec![found(2, (1, 9), 0, true), found(3, (1, 9), 4, false)];
+        assert_eq!(ids(loaded), (vec![vec![3], vec![2]], vec![], true));
+    }
+
+    #[test]
+    fn a_base_that_overlaps_is_kept_whole_with_the_newer_part_above() {
+        let all = vec![
+            found(1, (1, 5), 10, true),
+            found(2, (6, 9), 10, true),
+            found(7, (1, 3), 40, true),
+            found(5, (1, 9), 40, false),
+        ];
+        assert_eq!(ids(all), (vec![vec![7], vec![5], vec![1, 2], vec![]], vec![], false));
+    }
+}

@@ -1,0 +1,270 @@
+//! Making a store whole again that does not open, or that has pages which cannot be read: what can be read stays, what
+//! cannot is told by name.
+//!
+//! Owns: what becomes of damage. Must not: remove anything that was not taken over; such a file gets another name. Runs on
+//! the thread that asks for it, with nobody else in the directory.
+//!
+//! 1. The manifest, or where there is none that can be read, one made of the segments' footers ([`rebuild`]).
+//! 2. Every page of every segment it names. A segment with damage is written anew without what is damaged ([`salvage`]).
+//! 3. The WAL, up to the first batch that is lost. What it holds becomes a run.
+//! 4. One manifest that names all of this; then files that are not used any more are set aside.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
+
+use crate::engine::StrataEngine;
+use crate::file::{shown, sync_dir};
+use crate::format::footer::Origin;
+use crate::format::manifest::Manifest;
+use crate::format::secret::WalKey;
+use crate::format::wal::{self, Position};
+use crate::storage::{DirStorage, Storage};
+use crate::write::directory::{Own, is_foreign, own_files};
+use crate::write::rebuild::{Rebuilt, rebuild};
+use crate::write::salvage::{Salvaged, salvage};
+use crate::write::writer::SegmentWriter;
+
+/// Records of the WAL that are held in memory: as many as of the largest memtable.
+const TAIL_RECORDS_MAX: usize = 1 << 20;
+/// What follows the name of a file that is not used any more.
+const SET_ASIDE: &str = ".set-aside";
+
+/// What a repair has found and done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repaired {
+    /// What was wrong and what was done about it, a line each. Empty: all was in order, and nothing was changed.
+    pub findings: Vec<String>,
+    /// What is lost or may be, a line each.
+    pub lost: Vec<String>,
+    /// What the store stands for now, but for what is lost.
+    pub checkpoint: Checkpoint,
+}
+
+impl StrataEngine {
+    /// Makes the store in `dir` whole again as far as that is possible. Nobody may have it open.
+    ///
+    /// # Errors
+    /// `FixInput`: there are no files of a store, or those of several, or of another version. Those of writing.
+    pub fn repair(dir: &Path) -> Result<Repaired> {
+        repair(&(Arc::new(DirStorage::existing(dir)) as Arc<dyn Storage>))
+    }
+
+    /// The same on any storage.
+    ///
+    /// # Errors
+    /// As [`StrataEngine::repair`].
+    pub fn repair_on(storage: &Arc<dyn Storage>) -> Result<Repaired> {
+        repair(storage)
+    }
+}
+
+/// How a WAL was read.
+#[derive(Default)]
+struct Ended {
+    /// Why it ended before the end.
+    broken: Option<String>,
+    /// Batches that are in no file.
+    gaps: Vec<String>,
+}
+
+/// A repair under way.
+struct Repair<'a> {
+    storage: &'a Arc<dyn Storage>,
+    manifest: Manifest,
+    /// Whether the manifest is made of footers: then nothing is known of the WAL but what it says itself.
+    rebuilt: bool,
+    aside: Vec<String>,
+    told: Repaired,
+}
+
+fn repair(storage: &Arc<dyn Storage>) -> Result<Repaired> {
+    let mut told = Repaired::default();
+    let mut aside = Vec::new();
+    let (manifest, rebuilt) = match Manifest::read(&**storage) {
+        Ok(Some(manifest)) => (manifest, false),
+        Err(error) if error.kind() != ErrorKind::DataDamaged => return Err(error),
+        unusable => {
+            let why = unusable.err().map_or("manifest is missing".to_owned(), |error| error.to_string());
+            let Rebuilt { manifest, unused } = rebuild(storage, why, &mut told)?;
+            aside.extend(unused);
+            (manifest, true)
+        }
+    };
+    let mut repair = Repair { storage, manifest, rebuilt, aside, told };
+    repair.reserve_numbers()?;
+    repair.segments()?;
+    repair.wal()?;
+    repair.told.checkpoint = repair.manifest.checkpoint;
+    if !repair.told.findings.is_empty() {
+        repair.install()?;
+    }
+    Ok(repair.told)
+}
+
+impl Repair<'_> {
+    /// No file that is written may have the name of one that is there. Files of another store are set aside.
+    fn reserve_numbers(&mut self) -> Result<()> {
+        for own in own_files(&**self.storage)? {
+            self.manifest.next_id = self.manifest.next_id.max(own.id() + 1);
+            if !self.rebuilt
+                && let Some(why) = is_foreign(&**self.storage, &self.manifest, own)?
+            {
+                self.told.findings.push(format!("{why}: set aside"));
+                self.aside.push(own.name());
+            }
+        }
+        Ok(())
+    }
+
+    fn new_id(&mut self) -> u64 {
+        self.manifest.next_id += 1;
+        self.manifest.next_id - 1
+    }
+
+    /// Replaces every segment that cannot be read wholly by one of what can be read of it.
+    fn segments(&mut self) -> Result<()> {
+        let base = self.manifest.runs.len() - 1;
+        for run in 0..self.manifest.runs.len() {
+            let mut kept = Vec::new();
+            for info in std::mem::take(&mut self.manifest.runs[run]) {
+                let otherwise = Origin {
+                    seed: self.manifest.seed,
+                    batch: self.manifest.batch,
+                    base: run == base,
+                    checkpoint: self.manifest.checkpoint,
+                };
+                let id = self.new_id();
+                let Salvaged { written, lost, why } = match salvage(self.storage, &info, &otherwise, id)? {
+                    None => {
+                        kept.push(info);
+                        continue;
+                    }
+                    Some(salvaged) => salvaged,
+                };
+                self.told.findings.push(why);
+                // An older run may have older records of these keys, which are seen now.
+                let older = if run == base { "" } else { ", or are older than they were" };
+                self.told.lost.extend(lost.into_iter().map(|range| format!("{range}: keys are missing{older}")));
+                kept.extend(written);
+                self.aside.push(Own::Segment(info.id).name());
+            }
+            self.manifest.runs[run] = kept;
+        }
+        Ok(())
+    }
+
+    /// Reads the WAL as far as it goes. Where anything was wrong, what it holds becomes runs.
+    fn wal(&mut self) -> Result<()> {
+        let files: Vec<u64> = own_files(&**self.storage)?
+            .into_iter()
+            .filter(|own| !self.aside.contains(&own.name()))
+            .filter_map(|own| match own {
+                Own::Wal(id) if id >= self.manifest.wal_floor => Some(id),
+                _ => None,
+            })
+            .collect();
+        let broken = self.read_wal(&files, &mut |_, _, _| Ok(()))?.broken;
+        if broken.is_none() && self.told.findings.is_empty() {
+            return Ok(());
+        }
+        let (mut runs, mut tail) = (Vec::new(), BTreeMap::new());
+        let mut complete = (self.manifest.batch, self.manifest.checkpoint);
+        let storage = self.storage;
+        let seed = self.manifest.seed;
+        let mut next_id = self.manifest.next_id;
+        let mut write = |tail: &mut BTreeMap<Key, Option<Value>>, (batch, checkpoint): (u64, Checkpoint)| {
+            let mut writer =
+                SegmentWriter::create(storage, next_id, &Origin { seed, batch, base: false, checkpoint }, None)?;
+            next_id += 1;
+            tail.iter().try_for_each(|(key, value)| writer.push(key, value.as_ref()))?;
+            tail.clear();
+            runs.insert(0, vec![writer.finish()?.info]);
+            Result::Ok(())
+        };
+        let from = self.manifest.batch;
+        let ended = self.read_wal(&files, &mut |batch, checkpoint, ops| {
+            tail.extend(ops);
+            complete = (batch, checkpoint);
+            if tail.len() >= TAIL_RECORDS_MAX { write(&mut tail, complete) } else { Ok(()) }
+        })?;
+        if !tail.is_empty() {
+            write(&mut tail, complete)?;
+        }
+        if complete.0 > from {
+            let taken = format!("batches {} to {} were taken from the WAL", from + 1, complete.0);
+            self.told.findings.push(format!("{taken}: seq={}", complete.1.seq));
+        }
+        self.told.lost.extend(ended.gaps);
+        if let Some(why) = ended.broken {
+            self.told.findings.push(why);
+            self.told.lost.push(format!("batches from {} on, which stood in the WAL", complete.0 + 1));
+        }
+        self.manifest.next_id = next_id;
+        (self.manifest.batch, self.manifest.checkpoint) = complete;
+        self.manifest.runs.splice(0..0, runs);
+        self.aside.extend(files.into_iter().map(wal::name));
+        Ok(())
+    }
+
+    /// Gives the batches behind those in the runs to `take`.
+    fn read_wal(
+        &self,
+        files: &[u64],
+        take: &mut dyn FnMut(u64, Checkpoint, Vec<(Key, Option<Value>)>) -> Result<()>,
+    ) -> Result<Ended> {
+        let mut ended = Ended::default();
+        let mut position = Position::behind(self.manifest.batch);
+        for id in files {
+            let salt = match self.rebuilt {
+                false => self.manifest.wal_key.salt(*id),
+                // Every WAL file begins with a record that strata wrote: its salt is that of the file.
+                true => match wal::begins_with(&**self.storage, *id)? {
+                    Some((salt, batch)) => {
+                        if batch > position.next {
+                            let missing = format!("{} to {}", position.next, batch - 1);
+                            ended.gaps.push(format!("batches {missing}: no file has them, unless they were empty"));
+                            position.next = batch;
+                        }
+                        salt
+                    }
+                    None => continue,
+                },
+            };
+            let replayed = wal::replay(&**self.storage, (&salt, *id), position, |batch, found| {
+                take(batch, found.checkpoint, found.ops)
+            });
+            position = match replayed {
+                Err(error) if error.kind() == ErrorKind::DataDamaged => {
+                    ended.broken = Some(error.to_string());
+                    break;
+                }
+                replayed => replayed?,
+            };
+        }
+        Ok(ended)
+    }
+
+    /// Makes all of it durable, then sets aside what is not used any more.
+    fn install(&mut self) -> Result<()> {
+        let storage = &**self.storage;
+        if self.rebuilt {
+            self.manifest.wal_key = WalKey::random()?;
+        }
+        self.manifest.wal_floor = self.manifest.next_id;
+        sync_dir(storage)?;
+        self.manifest.write(storage)?;
+        for name in &self.aside {
+            let to = format!("{name}{SET_ASIDE}");
+            match storage.rename(name, &to) {
+                Ok(()) => self.told.findings.push(format!("file={} is not used any more", shown(storage, &to))),
+                // A segment that was missing.
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(e) => return Err(Error::io(format!("cannot rename file={} reason={e}", shown(storage, name)), e)),
+            }
+        }
+        sync_dir(storage)
+    }
+}

@@ -1,0 +1,127 @@
+//! What can be read of a segment that is damaged.
+//!
+//! Owns: which records of a segment are lost, and the segment that is written of the others. Runs on the thread that
+//! repairs.
+
+use std::sync::Arc;
+
+use engine_api::{Key, Result};
+
+use crate::file::{PageBuffer, ReadFile, shown};
+use crate::format::footer::{Origin, SegmentInfo};
+use crate::format::page::{PAGE_BYTES, Page};
+use crate::read::segment::{check_sections, name, read_footer};
+use crate::storage::Storage;
+use crate::write::writer::SegmentWriter;
+
+/// What became of a segment that was damaged.
+pub(crate) struct Salvaged {
+    /// The one that takes its place, unless nothing of it could be read.
+    pub(crate) written: Option<SegmentInfo>,
+    /// Ranges of keys whose records could not be read.
+    pub(crate) lost: Vec<String>,
+    pub(crate) why: String,
+}
+
+/// Pages of a file, one after the other.
+struct Pages {
+    file: ReadFile,
+    buffer: PageBuffer,
+    id: u64,
+}
+
+impl Pages {
+    /// Page `number`, where it can be read and is whole.
+    fn read(&mut self, number: u32) -> Result<Page<'_>, String> {
+        self.file.read(self.buffer.bytes_mut(), u64::from(number) * PAGE_BYTES as u64).map_err(|e| e.to_string())?;
+        Page::verify(self.buffer.page(0), self.id, number)
+    }
+}
+
+/// Reads all of the segment `info`. `None` where it is whole; otherwise what can be read of it stands in a new segment
+/// `id` afterwards, which is of `otherwise` where its own footer does not say more.
+pub(crate) fn salvage(
+    storage: &Arc<dyn Storage>,
+    info: &SegmentInfo,
+    otherwise: &Origin,
+    id: u64,
+) -> Result<Option<Salvaged>> {
+    let shown = shown(&**storage, &name(info.id));
+    let file = match ReadFile::open(&**storage, &name(info.id)) {
+        Ok(file) => file,
+        Err(error) => {
+            let lost = vec![range(&shown, 0, &info.first, &info.last)];
+            return Ok(Some(Salvaged { written: None, lost, why: error.to_string() }));
+        }
+    };
+    let footer = match read_footer(&file) {
+        Ok(Ok((footer, _))) if footer.info == *info && footer.origin.seed == otherwise.seed => Ok(footer),
+        Ok(Ok(_)) => Err("the footer is not what the manifest says".to_owned()),
+        Ok(Err(wrong)) => Err(format!("{wrong:?}")),
+        Err(error) => Err(error.to_string()),
+    };
+    let sections = footer
+        .as_ref()
+        .map_err(Clone::clone)
+        .and_then(|footer| check_sections(&file, footer).map_err(|e| e.to_string()));
+    let blocks = (file.len()? / PAGE_BYTES as u64) as u32;
+    let pages = footer.as_ref().map_or(blocks, |footer| footer.pages);
+    let mut source = Pages { file, buffer: PageBuffer::new(1), id: info.id };
+    let damaged: Vec<u32> = (0..pages).filter(|number| source.read(*number).is_err()).collect();
+    let Err(why) = sections.and_then(|()| match damaged.first() {
+        None => Ok(()),
+        Some(first) => {
+            Err(format!("{} pages, the first at offset={}", damaged.len(), u64::from(*first) * PAGE_BYTES as u64))
+        }
+    }) else {
+        return Ok(None);
+    };
+    let origin = footer.as_ref().map_or(otherwise, |footer| &footer.origin);
+    let (written, lost) = rewrite(storage, &mut source, info, (pages, origin, id), &shown)?;
+    let why = format!("segment is damaged: file={shown} {why}");
+    Ok(Some(Salvaged { written, lost, why }))
+}
+
+/// Writes the records of all whole pages as segment `id`; also gives the ranges between them that are lost.
+fn rewrite(
+    storage: &Arc<dyn Storage>,
+    source: &mut Pages,
+    info: &SegmentInfo,
+    (pages, origin, id): (u32, &Origin, u64),
+    shown: &str,
+) -> Result<(Option<SegmentInfo>, Vec<String>)> {
+    let mut writer = SegmentWriter::create(storage, id, origin, None)?;
+    let mut lost = Vec::new();
+    // The first page that could not be read since the last whole one, and the last key before it.
+    let (mut gap, mut before) = (None, info.first);
+    for number in 0..pages {
+        let Ok(page) = source.read(number) else {
+            gap.get_or_insert(number);
+            continue;
+        };
+        if let Some(first) = gap.take() {
+            lost.push(range(shown, first, &before, &page.key(0)));
+        }
+        before = page.key(page.len() - 1);
+        for index in 0..page.len() {
+            writer.push(&page.key(index), page.value(index).as_ref())?;
+        }
+    }
+    // Where the footer is lost, what follows the last page is no page.
+    if let Some(first) = gap
+        && (before < info.last || writer.records() == 0)
+    {
+        lost.push(range(shown, first, &before, &info.last));
+    }
+    let written = if writer.records() > 0 { Some(writer.finish()?.info) } else { None };
+    Ok((written, lost))
+}
+
+/// A range of keys in words.
+fn range(shown: &str, page: u32, from: &Key, to: &Key) -> String {
+    format!("file={shown} offset={} keys_from={} keys_to={}", u64::from(page) * PAGE_BYTES as u64, hex(from), hex(to))
+}
+
+fn hex(key: &Key) -> String {
+    key.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,235 @@
+//! Repairs: what can be read stays, what cannot is told, and the store can be read and written again.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key};
+use engine_strata::{Repaired, Sizes, StrataEngine};
+
+use crate::support::{Map, Rng, all, key};
+use crate::{SMALL, commit, seq};
+
+/// Memtables and segments of few records, so that a small store has runs and a base of many segments.
+const SIZES: Sizes = Sizes { mem_records: 1000, segment_records: 2000, wal_bytes: 1 << 20 };
+
+fn open(dir: &Path) -> engine_api::Result<StrataEngine> {
+    use engine_strata::storage::DirStorage;
+    StrataEngine::open_sized(std::sync::Arc::new(DirStorage::open(dir).unwrap()), &SMALL, SIZES)
+}
+
+/// A store with everything in it: a base that was loaded and merged, deltas above it, batches in the WAL alone.
+fn store(dir: &Path) -> Map {
+    let engine = open(dir).unwrap();
+    let mut map: Map = (0..9000).map(|n| (key(n), [1; 32])).collect();
+    let sorted: Vec<_> = map.iter().map(|(key, value)| (*key, *value)).collect();
+    engine.load_sorted(&sorted, &seq(1)).unwrap();
+    let mut random = Rng(7);
+    for at in 2..12 {
+        let change = |random: &mut Rng| (key(random.below(10_000)), (random.below(3) > 0).then_some([at as u8; 32]));
+        let changes: BTreeMap<Key, _> = (0..400).map(|_| change(&mut random)).collect();
+        commit(&engine, &changes.into_iter().collect::<Vec<_>>(), at, &mut map);
+        if at == 6 {
+            engine.settle().unwrap();
+        }
+    }
+    Box::new(engine).close().unwrap();
+    map
+}
+
+fn content(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect()
+}
+
+fn segments(dir: &Path) -> Vec<String> {
+    content(dir).into_keys().filter(|name| name.ends_with(".seg")).collect()
+}
+
+/// The store opens, holds this, and can be written, merged and read on.
+#[track_caller]
+fn assert_sound(dir: &Path, map: &Map, at: u64) {
+    let engine = open(dir).unwrap();
+    assert_eq!(engine.checkpoint().unwrap(), seq(at));
+    assert!(all(&engine).unwrap() == *map, "content differs");
+    let mut map = map.clone();
+    commit(&engine, &[(key(1), Some([77; 32])), (key(2), None), (key(50_000), Some([7; 32]))], at + 1, &mut map);
+    engine.settle().unwrap();
+    engine.scrub().unwrap();
+    Box::new(engine).close().unwrap();
+    let engine = open(dir).unwrap();
+    assert_eq!(engine.checkpoint().unwrap(), seq(at + 1));
+    assert!(all(&engine).unwrap() == map, "content differs after writing");
+}
+
+/// That some line has all of these words.
+#[track_caller]
+fn assert_said(lines: &[String], words: &[&str]) {
+    let said = lines.iter().any(|line| words.iter().all(|word| line.contains(word)));
+    assert!(said, "{words:?} not in {lines:#?}");
+}
+
+#[test]
+fn a_store_in_order_is_not_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let map = store(dir.path());
+    let before = content(dir.path());
+    let Repaired { findings, lost, .. } = StrataEngine::repair(dir.path()).unwrap();
+    assert!(findings.is_empty() && lost.is_empty(), "{findings:?} {lost:?}");
+    assert!(content(dir.path()) == before);
+    assert_sound(dir.path(), &map, 11);
+}
+
+#[test]
+fn a_store_without_its_manifest_comes_back_from_its_footers_and_its_wal() {
+    let damage: [fn(&Path); 3] = [
+        |manifest| fs::remove_file(manifest).unwrap(),
+        |manifest| fs::write(manifest, []).unwrap(),
+        |manifest| fs::write(manifest, [0x5a; 700]).unwrap(),
+    ];
+    for damage in damage {
+        let dir = tempfile::tempdir().unwrap();
+        let map = store(dir.path());
+        damage(&dir.path().join("MANIFEST"));
+        assert_eq!(open(dir.path()).err().unwrap().kind(), ErrorKind::DataDamaged);
+        let repaired = StrataEngine::repair(dir.path()).unwrap();
+        assert_said(&repaired.findings, &["manifest", "made anew of"]);
+        assert_said(&repaired.lost, &["nobody knows which"]);
+        assert_eq!(repaired.checkpoint, seq(11));
+        assert_sound(dir.path(), &map, 11);
+    }
+}
+
+#[test]
+fn a_loaded_store_without_its_manifest_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).unwrap();
+    let map: Map = (0..9000).map(|n| (key(n), [1; 32])).collect();
+    let sorted: Vec<_> = map.iter().map(|(key, value)| (*key, *value)).collect();
+    for (n, chunk) in sorted.chunks(2500).enumerate() {
+        engine.load_sorted(chunk, &seq(n as u64 + 1)).unwrap();
+    }
+    Box::new(engine).close().unwrap();
+    fs::remove_file(dir.path().join("MANIFEST")).unwrap();
+    StrataEngine::repair(dir.path()).unwrap();
+    assert_sound(dir.path(), &map, 4);
+}
+
+#[test]
+fn a_damaged_page_costs_its_keys_and_no_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let map = store(dir.path());
+    // A page of a full segment of the base, from where the keys lie to where those of the next begin.
+    let full = |name: &&String| fs::metadata(dir.path().join(name)).unwrap().len() > 100_000;
+    let name = segments(dir.path()).into_iter().find(|name| full(&name)).unwrap();
+    let path = dir.path().join(&name);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[5 * 4096 + 700] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    // Before the repair: gets of its keys fail by name, others do not.
+    let engine = open(dir.path()).unwrap();
+    let mut reader = engine.reader().unwrap();
+    let failed: Vec<Key> = map.keys().filter(|key| reader.get(key).is_err()).copied().collect();
+    assert!((1..80).contains(&failed.len()), "failed={}", failed.len());
+    let error = reader.get(&failed[0]).unwrap_err();
+    assert!(error.to_string().contains(&name) && error.to_string().contains("offset=20480"), "{error}");
+    drop(reader);
+    drop(engine);
+    let repaired = StrataEngine::repair(dir.path()).unwrap();
+    assert_said(&repaired.findings, &["segment is damaged", &name, "offset=20480"]);
+    assert_said(&repaired.lost, &[&name, "offset=20480", "keys_from=", "keys_to=", "keys are missing"]);
+    assert!(!path.exists() && path.with_file_name(format!("{name}.set-aside")).exists());
+    // Keys of the page that a delta holds too are not missing.
+    let engine = open(dir.path()).unwrap();
+    let found = all(&engine).unwrap();
+    drop(engine);
+    let gone: Map = failed.iter().filter(|key| !found.contains_key(*key)).map(|key| (*key, map[key])).collect();
+    let mut expected = map.clone();
+    expected.retain(|key, _| !gone.contains_key(key));
+    assert!(!gone.is_empty());
+    assert_sound(dir.path(), &expected, 11);
+}
+
+#[test]
+fn a_segment_whose_index_is_damaged_loses_nothing_and_a_missing_one_its_range() {
+    let dir = tempfile::tempdir().unwrap();
+    let map = store(dir.path());
+    let names = segments(dir.path());
+    // The footer of one, the directory or a filter of another.
+    for (name, from_end) in [(&names[0], 50), (&names[1], 4096 + 4090)] {
+        let path = dir.path().join(name);
+        let mut bytes = fs::read(&path).unwrap();
+        let at = bytes.len() - from_end;
+        bytes[at..].iter_mut().take(40).for_each(|byte| *byte ^= 0xff);
+        fs::write(&path, &bytes).unwrap();
+    }
+    assert_eq!(open(dir.path()).err().unwrap().kind(), ErrorKind::DataDamaged);
+    let repaired = StrataEngine::repair(dir.path()).unwrap();
+    assert!(repaired.lost.is_empty(), "{:?}", repaired.lost);
+    assert_said(&repaired.findings, &[&names[0]]);
+    assert_sound(dir.path(), &map, 11);
+    let missing = segments(dir.path()).pop().unwrap();
+    fs::remove_file(dir.path().join(&missing)).unwrap();
+    let repaired = StrataEngine::repair(dir.path()).unwrap();
+    assert_said(&repaired.lost, &[&missing, "keys are missing"]);
+    let engine = open(dir.path()).unwrap();
+    let found = all(&engine).unwrap();
+    assert!(!found.is_empty() && found.len() < map.len());
+    assert_eq!(engine.checkpoint().unwrap(), seq(12));
+}
+
+#[test]
+fn a_damaged_wal_is_cut_where_it_is_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
+    let mut map = Map::new();
+    let mut wanted = Map::new();
+    for at in 1..10u64 {
+        let mut txn = engine.begin().unwrap();
+        (0..50).for_each(|n| txn.put(&key(at * 10 + n), &[at as u8; 32]).unwrap());
+        txn.commit(&seq(at), Durability::Synced).unwrap();
+        map.extend((0..50).map(|n| (key(at * 10 + n), [at as u8; 32])));
+        if at == 4 {
+            wanted = map.clone();
+        }
+    }
+    Box::new(engine).close().unwrap();
+    let path = dir.path().join("000000000001.wal");
+    let mut bytes = fs::read(&path).unwrap();
+    // In the fifth of nine records of one length.
+    let record = bytes.len() / 9;
+    bytes[4 * record + 200] ^= 4;
+    fs::write(&path, &bytes).unwrap();
+    assert!(StrataEngine::open(dir.path(), &SMALL).err().unwrap().to_string().contains("WAL is damaged"));
+    let repaired = StrataEngine::repair(dir.path()).unwrap();
+    assert_said(&repaired.findings, &["WAL is damaged"]);
+    assert_said(&repaired.lost, &["batches from 5 on"]);
+    assert_sound(dir.path(), &wanted, 4);
+    assert!(dir.path().join("000000000001.wal.set-aside").exists(), "what is behind the damage can be looked at");
+}
+
+#[test]
+fn files_of_another_store_are_set_aside_and_never_mixed_in() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let map = store(dir.path());
+    store(other.path());
+    let stray = segments(other.path()).remove(0);
+    let place = dir.path().join("000000000700.seg");
+    fs::copy(other.path().join(&stray), &place).unwrap();
+    let repaired = StrataEngine::repair(dir.path()).unwrap();
+    assert_said(&repaired.findings, &["another store", "000000000700.seg"]);
+    assert!(!place.exists() && dir.path().join("000000000700.seg.set-aside").exists());
+    assert_sound(dir.path(), &map, 11);
+    // Without a manifest nobody knows whose directory it is.
+    fs::remove_file(dir.path().join("MANIFEST")).unwrap();
+    let both = segments(other.path()).into_iter().find(|name| !dir.path().join(name).exists());
+    let both = both.expect("a number that this store has not got");
+    fs::copy(other.path().join(&both), dir.path().join(&both)).unwrap();
+    let before = content(dir.path());
+    let error = StrataEngine::repair(dir.path()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FixInput);
+    assert!(error.to_string().contains("several stores"), "{error}");
+    assert!(content(dir.path()) == before);
+    let empty = tempfile::tempdir().unwrap();
+    assert_eq!(StrataEngine::repair(empty.path()).unwrap_err().kind(), ErrorKind::FixInput);
+}
