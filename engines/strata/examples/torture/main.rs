@@ -17,6 +17,7 @@
 
 mod child;
 mod device;
+#[allow(dead_code, reason = "the tests use the rest")]
 #[path = "../../tests/it/faulty.rs"]
 mod faulty;
 mod flips;

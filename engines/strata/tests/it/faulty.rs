@@ -31,7 +31,7 @@ pub(crate) enum Fault {
     NoSegments,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Content {
     durable: Vec<u8>,
     bytes: Vec<u8>,
@@ -186,6 +186,25 @@ impl FaultyStorage {
         let allocated = left.values().map(|content| content.lock().bytes.len() as u64).sum();
         let disk = Disk { names: left.clone(), durable_names: left, allocated, ..Disk::default() };
         Self(Arc::new(Mutex::new(disk)), Arc::default())
+    }
+
+    /// Another disk in the same state, what is not flushed yet included.
+    pub(crate) fn copy(&self) -> Self {
+        let disk = self.0.lock();
+        let mut copies = BTreeMap::new();
+        let mut copied = |content: &Arc<Mutex<Content>>| {
+            let copy = || Arc::new(Mutex::new(content.lock().clone()));
+            Arc::clone(copies.entry(Arc::as_ptr(content)).or_insert_with(copy))
+        };
+        let mut all = |names: &Names| names.iter().map(|(name, content)| (name.clone(), copied(content))).collect();
+        let (names, durable_names) = (all(&disk.names), all(&disk.durable_names));
+        let mut naming = |naming: &Naming| {
+            naming.iter().map(|(name, content)| (name.clone(), content.as_ref().map(&mut copied))).collect()
+        };
+        let pending_names = disk.pending_names.iter().map(&mut naming).collect();
+        let allocated = disk.allocated;
+        let copy = Disk { names, durable_names, pending_names, allocated, ..Disk::default() };
+        Self(Arc::new(Mutex::new(copy)), Arc::default())
     }
 
     pub(crate) fn gate(&self) -> &Gate {
