@@ -9,16 +9,18 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine_api::Engine;
+use engine_strata::storage::DirStorage;
 use engine_strata::{StrataEngine, StrataOptions};
 
 use crate::model::{Check, Model, wrong};
-use crate::plan::Plan;
+use crate::plan::{Plan, sizes};
 use crate::readers::{Held, beside};
-use crate::support::{Rng, at};
+use crate::support::{Rng, at, stat};
 use crate::writer::write;
 
 /// Readers held at once.
@@ -51,10 +53,12 @@ pub(crate) fn model(dir: &Path) -> PathBuf {
     dir.join("model")
 }
 
-/// Options by chance: sometimes all pages have room, sometimes not even the filters.
-pub(crate) fn options(rng: &mut Rng) -> StrataOptions {
+/// Opens a store with options by chance: sometimes all pages have room, sometimes not even the filters.
+pub(crate) fn open(dir: &Path, rng: &mut Rng) -> Check<StrataEngine> {
     let mebibytes = [8, 8, 16, 48, 256][rng.below(5) as usize];
-    StrataOptions { memory_bytes: mebibytes << 20, disk_reserve_bytes: 64 << 20 }
+    let options = StrataOptions { memory_bytes: mebibytes << 20, disk_reserve_bytes: 64 << 20 };
+    let sizes = sizes(&options, rng, (1_024, 2_000));
+    Ok(StrataEngine::open_sized(Arc::new(DirStorage::open(dir)?), &options, sizes)?)
 }
 
 /// Works until the changes are done.
@@ -68,7 +72,7 @@ pub(crate) fn run(task: &Task) -> Check {
     let mut model = Model::load(Plan::killed(task.seed), &model(&task.dir))?;
     let end = model.seq.saturating_add(task.changes);
     while model.seq < end {
-        let engine = StrataEngine::open(&store(&task.dir), &options(&mut rng))?;
+        let engine = open(&store(&task.dir), &mut rng)?;
         say("opened", model.seq)?;
         if rng.below(4) == 0 {
             model.check_store(&engine, &mut rng)?;
@@ -87,6 +91,12 @@ pub(crate) fn run(task: &Task) -> Check {
         }
     }
     Ok(())
+}
+
+/// Whether there is something to merge into a base that has, with what is to be merged, more than one segment a run.
+pub(crate) fn has_groups(engine: &StrataEngine) -> bool {
+    let stat = |name| stat(engine, name);
+    stat("delta_records") > 0 && stat("base_records") > 0 && stat("segments") > stat("delta_runs") + 1
 }
 
 fn say(what: &str, seq: u64) -> Check {
@@ -157,7 +167,10 @@ impl Session<'_> {
             0 => model.check_store(self.engine, self.rng),
             1 => Ok(self.engine.scrub()?),
             2 => {
+                // The parent knows then of what a kill has cut short.
+                say("settling", u64::from(has_groups(self.engine)))?;
                 self.engine.settle()?;
+                say("settling", 0)?;
                 let pairs = self.engine.stats()?.pairs_estimate;
                 if pairs == model.sum.pairs { Ok(()) } else { wrong(format!("settled, and pairs_estimate={pairs}")) }
             }
@@ -172,7 +185,7 @@ impl Session<'_> {
         fs::create_dir_all(&copies)?;
         let dir = copies.join(model.seq.to_string());
         self.engine.snapshot(&dir)?;
-        let copy = StrataEngine::open(&dir, &options(self.rng))?;
+        let copy = open(&dir, self.rng)?;
         model.check_store(&copy, self.rng)?;
         let mut later = model.clone();
         let change = later.plan.change(later.seq + 1);

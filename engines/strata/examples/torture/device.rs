@@ -11,10 +11,11 @@ use engine_api::{Durability, Engine, Error, ErrorKind};
 use engine_strata::StrataEngine;
 
 use crate::Totals;
+use crate::child::has_groups;
 use crate::faulty::{Fault, FaultyStorage};
 use crate::flips;
 use crate::model::{Bad, Check, Model, wrong};
-use crate::plan::{Change, Plan};
+use crate::plan::{Change, Plan, sizes};
 use crate::readers::{Held, beside};
 use crate::support::{OPTIONS, Rng};
 use crate::writer::write;
@@ -140,9 +141,14 @@ impl Case<'_> {
         1 + self.rng.below(most)
     }
 
+    fn open_on(&mut self, storage: &FaultyStorage) -> engine_api::Result<StrataEngine> {
+        let sizes = sizes(&OPTIONS, &mut self.rng, (256, 500));
+        StrataEngine::open_sized(Arc::new(storage.clone()), &OPTIONS, sizes)
+    }
+
     /// What a storage holds, which has to be the content of some change in `from` to the last one attempted.
     fn found_in(&mut self, storage: &FaultyStorage, from: u64) -> Check<Model> {
-        let engine = StrataEngine::open_on(Arc::new(storage.clone()), &OPTIONS)?;
+        let engine = self.open_on(storage)?;
         self.totals.reopenings += 1;
         let seq = engine.checkpoint()?.seq;
         if seq < from || seq > self.attempted {
@@ -157,7 +163,8 @@ impl Case<'_> {
     /// Closes what is there; from then on a power loss changes nothing.
     fn closed(&mut self) -> Check {
         self.storage.set(Fault::None);
-        let engine = StrataEngine::open_on(Arc::new(self.storage.clone()), &OPTIONS)?;
+        let storage = self.storage.clone();
+        let engine = self.open_on(&storage)?;
         self.model.check_store(&engine, &mut self.rng)?;
         engine.scrub()?;
         Box::new(engine).close()?;
@@ -180,7 +187,8 @@ impl Case<'_> {
     }
 
     fn opening(&mut self, end: u64) -> Check {
-        let engine = match StrataEngine::open_on(Arc::new(self.storage.clone()), &OPTIONS) {
+        let storage = self.storage.clone();
+        let engine = match self.open_on(&storage) {
             Err(error) if self.has_no_space(&error) => {
                 self.space_again(0);
                 return Ok(());
@@ -234,6 +242,7 @@ impl Case<'_> {
     }
 
     fn settle(&mut self, engine: &StrataEngine) -> Check {
+        self.totals.groups += u64::from(has_groups(engine));
         match engine.settle() {
             Ok(()) => self.synced = self.model.seq,
             Err(error) if self.has_no_space(&error) => {

@@ -11,7 +11,6 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use engine_api::Engine;
-use engine_strata::StrataEngine;
 
 use crate::Totals;
 use crate::child;
@@ -41,6 +40,8 @@ struct Said {
     opened: u64,
     attempted: u64,
     acked: u64,
+    /// Not zero while a store of more segments than runs is settled.
+    settling: u64,
 }
 
 impl Life {
@@ -77,7 +78,12 @@ impl Life {
         let status = end(&mut child, lifetime)?;
         let said = listener.join().unwrap_or_else(|_| wrong("the listener panicked"))?;
         match (status.signal(), status.code()) {
-            (Some(libc::SIGKILL), _) if !alone => totals.kills += 1,
+            (Some(libc::SIGKILL), _) if !alone => {
+                totals.kills += 1;
+                if said.settling > 0 {
+                    totals.fault("kill while settling groups");
+                }
+            }
             (Some(libc::SIGKILL), _) => return wrong(format!("a child hangs: {said:?}")),
             (_, Some(0)) => {}
             _ => return wrong(format!("a child failed by itself: {status} {said:?}")),
@@ -106,7 +112,7 @@ impl Life {
         if copies.exists() {
             fs::remove_dir_all(copies)?;
         }
-        let engine = StrataEngine::open(&child::store(&self.dir), &child::options(&mut self.rng))?;
+        let engine = child::open(&child::store(&self.dir), &mut self.rng)?;
         totals.reopenings += 1;
         let seq = engine.checkpoint()?.seq;
         if seq < acked || seq > attempted {
@@ -119,6 +125,7 @@ impl Life {
             engine.scrub()?;
         }
         if self.rng.below(8) == 0 {
+            totals.groups += u64::from(child::has_groups(&engine));
             engine.settle()?;
             self.model.check_store(&engine, &mut self.rng)?;
         }
@@ -153,6 +160,7 @@ fn listen(out: impl Read) -> Check<Said> {
             match what {
                 "opened" => said.opened += 1,
                 "attempted" => said.attempted = seq,
+                "settling" => said.settling = seq,
                 _ => said.acked = seq,
             }
         }

@@ -95,6 +95,8 @@ pub(crate) struct Totals {
     pub(crate) ops: u64,
     pub(crate) kills: u64,
     pub(crate) reopenings: u64,
+    /// Settlings of stores of more segments than runs.
+    pub(crate) groups: u64,
     faults: BTreeMap<&'static str, u64>,
 }
 
@@ -106,8 +108,9 @@ impl Totals {
 
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { lives, devices, ops, kills, reopenings, faults } = self;
+        let Self { lives, devices, ops, kills, reopenings, groups, faults } = self;
         write!(f, "rounds killed={lives} device={devices} operations={ops} kills={kills} reopenings={reopenings}")?;
+        write!(f, " settled_groups={groups}")?;
         faults.iter().try_for_each(|(kind, count)| write!(f, " {}={count}", kind.replace(' ', "_")))
     }
 }

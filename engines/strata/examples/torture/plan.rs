@@ -1,11 +1,12 @@
 //! What is written: every change of a store as a pure function of a seed and the change's number.
 //!
-//! Owns: the key spaces, their keys and values, the changes. Must not: do I/O, remember anything. Used on any thread of
+//! Owns: the key spaces, their keys and values, the changes, the sizes of what the engine writes. Must not: do I/O, remember anything. Used on any thread of
 //! the program and of its child, which so agree on a content without telling each other.
 //!
 //! A key carries its own number in its last eight bytes, so that whoever reads it knows what it should hold.
 
 use engine_api::{Key, Value};
+use engine_strata::{Sizes, StrataOptions};
 
 use crate::support::Rng;
 
@@ -47,6 +48,8 @@ pub(crate) struct Plan {
     seed: u64,
     /// Keys of the large space.
     large: u64,
+    /// Of which so many are in use from the first change on, and so many more with each.
+    grows: (u64, u64),
     /// Changes that are of one kind.
     phase: u64,
 }
@@ -63,12 +66,16 @@ impl Plan {
     /// For a store on a real device.
     pub(crate) fn killed(seed: u64) -> Self {
         let mut rng = Rng(seed);
-        Self { seed, large: [2_000_000, 2_000_000, 200_000][rng.below(3) as usize], phase: 1 + rng.below(48) }
+        let large = [2_000_000, 2_000_000, 200_000][rng.below(3) as usize];
+        let phase = 1 + rng.below(48);
+        Self { seed, large, grows: [(large, 0), (1_000, 500)][rng.below(2) as usize], phase }
     }
 
     /// For a store in memory: smaller, and more mixed.
     pub(crate) fn device(seed: u64) -> Self {
-        Self { seed, large: 30_000, phase: 1 + Rng(seed).below(6) }
+        let mut rng = Rng(seed);
+        let (large, phase) = (30_000, 1 + rng.below(6));
+        Self { seed, large, grows: [(large, 0), (200, 300)][rng.below(2) as usize], phase }
     }
 
     /// Change number `seq`, from 1.
@@ -91,25 +98,27 @@ impl Plan {
             _ if most == 10_000 => most,
             _ => 1 + rng.below(most),
         };
-        let bulked = seq / BULK_EVERY * BULK_ROOM;
         let op = |_| {
-            let id = self.pick(&mut rng, space, bulked);
+            let id = self.pick(&mut rng, space, seq);
             let stamp = if rng.below(deletes) == 0 { 0 } else { rng.next() | 1 };
             Op { id, stamp }
         };
         Change::Batch((0..length).map(op).collect())
     }
 
-    fn pick(&self, rng: &mut Rng, space: u64, bulked: u64) -> u64 {
+    fn pick(&self, rng: &mut Rng, space: u64, seq: u64) -> u64 {
+        let bulked = seq / BULK_EVERY * BULK_ROOM;
+        let (first, more) = self.grows;
+        let large = self.large.min(first + more * seq);
         if bulked > 0 && rng.below(16) == 0 {
             return SPACE_BULK << SPACE_SHIFT | rng.below(bulked);
         }
         match space {
             0 => rng.below(SMALL),
-            1 => SPACE_LARGE << SPACE_SHIFT | rng.below(self.large),
+            1 => SPACE_LARGE << SPACE_SHIFT | rng.below(large),
             // Skewed: low numbers come often.
             2 => {
-                let most = 1 + rng.below(self.large);
+                let most = 1 + rng.below(large);
                 let most = 1 + rng.below(most);
                 SPACE_LARGE << SPACE_SHIFT | rng.below(most)
             }
@@ -120,7 +129,7 @@ impl Plan {
     /// A key that some change up to `seq` may have written.
     pub(crate) fn any_id(&self, rng: &mut Rng, seq: u64) -> u64 {
         let space = rng.below(4);
-        self.pick(rng, space, seq / BULK_EVERY * BULK_ROOM)
+        self.pick(rng, space, seq)
     }
 
     /// The key of a number.
@@ -184,6 +193,17 @@ impl Plan {
     pub(crate) fn places(&self) -> usize {
         (SMALL + self.large + NEAR) as usize
     }
+}
+
+/// Sizes by chance, for a device or a directory: half of the time those of the memory, else so small that the base is many
+/// segments, which merges replace in groups. Each opening has its own.
+pub(crate) fn sizes(options: &StrataOptions, rng: &mut Rng, (mem_records, segment_records): (usize, u64)) -> Sizes {
+    let own = Sizes::of(options);
+    if rng.below(2) == 0 {
+        return own;
+    }
+    let wal_bytes = if rng.below(2) == 0 { 64 << 10 } else { own.wal_bytes };
+    Sizes { mem_records: mem_records << rng.below(3), segment_records: segment_records << rng.below(4), wal_bytes }
 }
 
 /// The value that a stamp makes; some are all zero, which is not absence.
