@@ -142,7 +142,7 @@ impl Pipeline {
             }
             return Ok(());
         }
-        if e.raw_os_error() != Some(libc::EAGAIN) {
+        if !matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM)) {
             return Err(e);
         }
         // SAFETY: it is given no memory.
