@@ -48,7 +48,8 @@ while kill -0 "$live" 2>/dev/null && status=$(cat "/proc/$service/status" 2>/dev
 import json, sys
 quantiles = [c["quantiles_ns"] for c in json.load(sys.stdin)["curves"] if c["op"] == "read_positive"][0]
 print(quantiles["p50"] / 1e3, quantiles["p99"] / 1e3, sep="\t")')
-    fds=$(find "/proc/$service/fd" -mindepth 1 2>/dev/null | wc -l)
+    # The service may end between two looks at it.
+    fds=$(find "/proc/$service/fd" -mindepth 1 2>/dev/null | wc -l) || break
     printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' $((SECONDS - start)) "$(field RssAnon)" "$(field RssFile)" \
         "$(field RssShmem)" "$(($(charged) / 1024))" "$fds" "$(field Threads)" "$lookups" >>"$OUT"
     for _ in $(seq $((every - 5))); do

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use workload::{Digest, Pairs, Rng};
 
 mod limits;
@@ -249,8 +250,7 @@ fn ctrl_c_stops_between_batches_and_says_how_to_go_on() {
     while !store.join("bootstrap.toml").exists() {
         std::thread::sleep(Duration::from_millis(20));
     }
-    let interrupt = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(interrupt.success());
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", text(&output));
     assert!(text(&output).contains("--resume goes on"), "{}", text(&output));

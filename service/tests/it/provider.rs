@@ -16,7 +16,7 @@ use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tonic::codec::CompressionEncoding;
 
 use crate::secure::Ca;
-use crate::support::{BASE_SLOT, Service, client_runtime, columns, load, secret, stream, wait_for};
+use crate::support::{BASE_SLOT, Service, Signal, client_runtime, columns, load, secret, stream, wait_for};
 
 const SLOT_MS: u64 = 100;
 
@@ -56,7 +56,7 @@ fn a_new_token_is_taken_at_sighup_and_at_each_connection_and_never_shown() {
     let before = provider.figures().subscriptions;
     provider.require("x-api-key", "token-two");
     secret(&token, "token-two\n");
-    service.signal("HUP");
+    service.signal(Signal::HUP);
     // The ingest's and the overlay's.
     wait_for_subscription(&provider, before + 1);
     assert_eq!(provider.header("x-api-key").as_deref(), Some("token-two"));

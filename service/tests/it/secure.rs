@@ -15,7 +15,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 
-use crate::support::{Service, client_runtime, columns, secret, uds_channel, wait_for};
+use crate::support::{Service, Signal, client_runtime, columns, secret, uds_channel, wait_for};
 
 /// Nothing listens there: these tests need no stream.
 const NO_STREAM: &str = "http://127.0.0.1:1";
@@ -177,11 +177,11 @@ fn certificates_and_tokens_are_read_again_at_sighup_and_bad_ones_change_nothing(
     assert!(known(&old) && !known(&new));
     new.valid().write(temp.path());
     std::fs::write(&tokens, "short").unwrap();
-    service.signal("HUP");
+    service.signal(Signal::HUP);
     wait_for("the refusal", || service.log().contains("what was in effect stays").then_some(()));
     assert!(known(&old) && !known(&new), "half of it is taken");
     std::fs::write(&tokens, OTHER_TOKEN).unwrap();
-    service.signal("HUP");
+    service.signal(Signal::HUP);
     wait_for("the new certificate", || known(&new).then_some(()));
     assert!(!known(&old));
     assert!(service.terminate().success());

@@ -13,6 +13,8 @@ use bytesize::ByteSize;
 use engine_api::{Checkpoint, Durability};
 use engines::{EngineKind, EngineOptions, OpenMode};
 use loadgen::stream::{Final, Stream, Workload};
+pub(crate) use rustix::process::Signal;
+use rustix::process::{Pid, kill_process};
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use workload::{Digest, Pairs};
@@ -207,14 +209,13 @@ impl Service {
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
     }
 
-    /// Sends a signal by its name, such as STOP.
-    pub(crate) fn signal(&self, name: &str) {
-        signal(&self.child, name);
+    pub(crate) fn signal(&self, sent: Signal) {
+        signal(&self.child, sent);
     }
 
     /// Stops every thread, and returns once each stands still: the signal alone only says that it should.
     pub(crate) fn freeze(&self) {
-        self.signal("STOP");
+        self.signal(Signal::STOP);
         wait_for("threads that stand still", || {
             let mut threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
             let stopped = |entry: std::io::Result<std::fs::DirEntry>| {
@@ -239,7 +240,7 @@ impl Service {
     /// SIGTERM, then its end.
     #[track_caller]
     pub(crate) fn terminate(mut self) -> ExitStatus {
-        self.signal("TERM");
+        self.signal(Signal::TERM);
         wait_for("the end after SIGTERM", || self.child.try_wait().unwrap())
     }
 
@@ -248,10 +249,9 @@ impl Service {
     }
 }
 
-/// Sends a signal by its name, such as STOP.
-pub(crate) fn signal(child: &Child, name: &str) {
-    let sent = Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
+/// Sends a signal, without the program `kill`, which a small system lacks.
+pub(crate) fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
 }
 
 impl Drop for Service {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use client::blocking;
 use workload::Pairs;
 
-use crate::support::{Service, columns, free_address, load, stream};
+use crate::support::{Service, Signal, columns, free_address, load, stream};
 
 /// systemd's end of the socket.
 pub(crate) struct Systemd(UnixDatagram);
@@ -66,7 +66,7 @@ fn ready_means_that_lookups_are_answered_and_the_watchdog_is_fed_while_threads_g
     for _ in 0..5 {
         systemd.until("WATCHDOG=1");
     }
-    service.signal("TERM");
+    service.signal(Signal::TERM);
     systemd.until("STOPPING=1");
     assert!(service.terminate().success());
     stream.stop().unwrap();

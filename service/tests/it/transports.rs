@@ -11,7 +11,7 @@ use engines::EngineOptions;
 use tempfile::TempDir;
 use workload::Pairs;
 
-use crate::support::{BASE_SLOT, Service, columns, free_address, load, signal, stream, wait_for};
+use crate::support::{BASE_SLOT, Service, Signal, columns, free_address, load, signal, stream, wait_for};
 
 const PAIRS: u64 = 30_000;
 const SEED: u64 = 1;
@@ -178,7 +178,7 @@ fn a_service_that_stands_still_ends_in_the_deadline_and_answers_later() {
             assert_eq!(late.kind(), ErrorKind::DeadlineExceeded, "{late}");
         }
     }
-    setup.service.signal("CONT");
+    setup.service.signal(Signal::CONT);
     for client in &mut clients {
         assert_eq!(client.get(&key(2)).unwrap(), right(2), "not the answer to what was given up on");
     }
@@ -256,8 +256,8 @@ fn a_killed_client_leaves_nothing() {
         if kill % 2 == 1 {
             // Dead before the service has read its request.
             setup.service.freeze();
-            signal(&child, "KILL");
-            setup.service.signal("CONT");
+            signal(&child, Signal::KILL);
+            setup.service.signal(Signal::CONT);
         } else {
             child.kill().unwrap();
         }
