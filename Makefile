@@ -85,6 +85,12 @@ torture: ## Kills, power losses and disk faults against every engine for SECONDS
 	@$(if $(ARGS),:,"$(BIN)/examples/torture" --seconds $$(($(SECONDS) / 4)))
 	@"$(BIN)/torture" $(if $(ARGS),$(ARGS),--seconds $$(($(SECONDS) * 3 / 4)))
 
+LIVES ?= 1000
+# SEED=1 is the demo's: only one that was given on the command line runs a single life again.
+torture-load: setup ## Loads killed, spills damaged, sources replaced, disks full, caps small, LIVES=1000 of them (24 are part of test).
+	TORTURE_LIVES=$(LIVES) $(if $(filter command,$(firstword $(origin SEED))),TORTURE_SEED=$(SEED)) \
+		$(CARGO) test --locked --release -p bootstrap $(call with,bootstrap) --test it loads_end_right -- --nocapture
+
 mutations: ## Breaks the code on purpose, one break at a time, in a copy: each must be caught (an hour).
 	@ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" engines/torture/mutations/run.sh $(ARGS)
 

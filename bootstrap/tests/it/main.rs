@@ -13,6 +13,7 @@ use workload::{Digest, Pairs, Rng};
 
 mod limits;
 mod spill;
+mod swarm;
 
 type Map = BTreeMap<[u8; 32], [u8; 32]>;
 

@@ -1,0 +1,419 @@
+//! Loads tortured: killed, their spills damaged, their sources replaced, their disks full, their memory small.
+//!
+//! A load either ends right, with the digest of the source that it was given last, or names what is wrong: a non-zero
+//! exit code and a message with a file or directory. Every life follows from a seed; half of everything is switched off
+//! in each. `make torture-load LIVES=1000` runs more of them, and a violation prints the command that runs it again.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use torture::{Disk, Fault, FaultKind, Notice, Rng};
+
+use crate::{Map, command, digest, engines, limits, str, text};
+
+/// Lives of a run of the tests.
+const LIVES: u64 = 24;
+/// Processes of a life at most; the last of them have no faults.
+const TURNS: u64 = 7;
+/// A load of a life takes a second; who needs this long has stopped.
+const PATIENCE: Duration = Duration::from_secs(240);
+/// Enough for every store and spill of a life.
+const DISK_BYTES: u64 = 1 << 30;
+
+#[test]
+fn loads_end_right_or_name_what_is_wrong() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let one = number("TORTURE_SEED");
+    let lives = one.map_or_else(|| number("TORTURE_LIVES").unwrap_or(LIVES), |_| 1);
+    let fuse = torture::can_lose_power();
+    if let Err(why) = &fuse {
+        println!("no full disks and no losses of power: {why}");
+    }
+    let clock = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+    let mut seeds = Rng::new(clock);
+    let mut totals = Totals::default();
+    for life in 0..lives {
+        let seed = one.unwrap_or_else(|| seeds.next() >> 24);
+        // Each engine in both orders by turns: which one follows from the seed, so that the seed is all there is to say.
+        let wanted = life % (2 * engines().count() as u64);
+        let seed = if one.is_some() { seed } else { seed / 8 * 8 + wanted };
+        let mut life = Life::new(seed, fuse.is_ok());
+        if let Err(violation) = life.run(&mut totals) {
+            panic!("VIOLATION: {violation}\nagain: make torture-load SEED={seed}\n{}", life.log.join("\n"));
+        }
+    }
+    println!("{lives} lives, no violation: {totals:?}");
+}
+
+/// What was done, by name.
+#[derive(Debug, Default)]
+struct Totals(BTreeMap<&'static str, u64>);
+
+impl Totals {
+    fn count(&mut self, what: &'static str) {
+        *self.0.entry(what).or_default() += 1;
+    }
+}
+
+/// What may be asked of a life's source.
+struct Input {
+    /// `None`: synthetic pairs of that seed.
+    file: Option<PathBuf>,
+    seed: u64,
+    records: Vec<([u8; 32], [u8; 32])>,
+}
+
+impl Input {
+    fn map(&self) -> Map {
+        self.records.iter().copied().collect()
+    }
+
+    /// Writes the file, if it is one.
+    fn write(&self) {
+        let Some(file) = &self.file else { return };
+        let text = |bytes: &[u8; 32]| bs58::encode(bytes).into_string();
+        let bytes: Vec<u8> = if file.extension().is_some_and(|ending| ending == "csv") {
+            self.records.iter().flat_map(|(k, v)| format!("{},{}\n", text(k), text(v)).into_bytes()).collect()
+        } else {
+            self.records.iter().flat_map(|(k, v)| [*k, *v].concat()).collect()
+        };
+        fs::write(file, bytes).unwrap();
+    }
+}
+
+/// Why a load may fail.
+#[derive(Clone, Copy, Debug, Default)]
+struct Excuses {
+    /// A file of the spill was changed.
+    damaged: bool,
+    /// The source was replaced after a load was begun.
+    replaced: bool,
+    /// The disk has a fault, or had one in this process's life.
+    disk: bool,
+    /// The cap is small.
+    cap: bool,
+}
+
+struct Life {
+    rng: Rng,
+    engine: &'static str,
+    order: &'static str,
+    /// Half of it is switched off.
+    kills: bool,
+    damages: bool,
+    replaces: bool,
+    faults: bool,
+    caps: bool,
+    home: tempfile::TempDir,
+    disk: Option<(Disk, Receiver<Notice>)>,
+    input: Input,
+    batch: &'static str,
+    /// As an operator remembers them who makes good what was done.
+    excuses: Excuses,
+    log: Vec<String>,
+}
+
+impl Life {
+    fn new(seed: u64, fuse: bool) -> Self {
+        let mut rng = Rng::of(seed, 1);
+        let columns: Vec<_> = engines().flat_map(|engine| [(engine, "sorted"), (engine, "shuffled")]).collect();
+        let (engine, order) = columns[(seed % 8) as usize % columns.len()];
+        let home = tempfile::tempdir().unwrap();
+        let point = home.path().join("disk");
+        fs::create_dir(&point).unwrap();
+        let disk = (fuse && rng.once_in(2)).then(|| {
+            torture::own_mounts().unwrap();
+            let disk = Disk::new(&point, DISK_BYTES, rng.next()).unwrap();
+            let (notices, trapped) = channel();
+            disk.notify(notices);
+            (disk, trapped)
+        });
+        let count = rng.pick(&[1, 300, 3000, 9000, 16_000]) + rng.below(3000);
+        let file = rng.pick(&[None, Some("pairs.bin"), Some("pairs.bin"), Some("pairs.csv")]);
+        let file = file.map(|name| home.path().join(name));
+        let mut input = Input { file, seed: rng.below(1 << 30), records: Vec::new() };
+        fill(&mut input, count, &mut rng);
+        input.write();
+        let mut on = || rng.once_in(2);
+        let (kills, damages, replaces, faults, caps) = (on(), on(), on(), on(), on());
+        let batch = rng.pick(&["200", "1000", "10000"]);
+        let (excuses, log) = (Excuses::default(), Vec::new());
+        Self { rng, engine, order, kills, damages, replaces, faults, caps, home, disk, input, batch, excuses, log }
+    }
+
+    fn store(&self) -> PathBuf {
+        self.home.path().join("disk/store")
+    }
+
+    fn work(&self) -> PathBuf {
+        self.home.path().join("disk/store.work")
+    }
+
+    fn run(&mut self, totals: &mut Totals) -> Result<(), String> {
+        let (engine, order, disk) = (self.engine, self.order, self.disk.is_some());
+        self.say(format!("engine={engine} order={order} disk={disk} records={}", self.input.records.len()));
+        totals.count(if disk { "on a disk that loses power" } else { "on a plain disk" });
+        for turn in 0..TURNS + 4 {
+            let last = turn >= TURNS;
+            if !last {
+                self.between(totals);
+            }
+            match self.load(last, totals)? {
+                End::Complete => {
+                    totals.count("complete");
+                    return self.after(totals);
+                }
+                End::Killed => totals.count("killed"),
+                End::Refused(said) => {
+                    totals.count("refused by name");
+                    self.make_good(&said)?;
+                }
+            }
+        }
+        Err("nothing is wrong any more, and the load does not end".to_owned())
+    }
+
+    /// What happens to the files while no process runs.
+    fn between(&mut self, totals: &mut Totals) {
+        if self.damages && self.rng.once_in(2) && self.damage() {
+            totals.count("damaged");
+        }
+        if self.replaces && self.rng.once_in(4) {
+            totals.count("replaced");
+            self.replace();
+        }
+    }
+
+    fn damage(&mut self) -> bool {
+        let entries = fs::read_dir(self.work()).into_iter().flatten().map(|entry| entry.unwrap().path());
+        let mut files: Vec<_> = entries.filter(|file| !file.ends_with("LOCK")).collect();
+        files.sort();
+        if files.is_empty() {
+            return false;
+        }
+        let file = files[self.rng.below(files.len() as u64) as usize].clone();
+        let mut bytes = fs::read(&file).unwrap();
+        let at = self.rng.below(bytes.len().max(1) as u64) as usize;
+        let how = self.rng.pick(&["flip", "flip", "cut", "cut at a record", "empty", "remove", "swap", "grow"]);
+        match how {
+            "flip" if !bytes.is_empty() => bytes[at] ^= 1 << self.rng.below(8),
+            "cut" => bytes.truncate(at),
+            "cut at a record" => bytes.truncate(at.saturating_sub(40) / 72 * 72 + 40),
+            "empty" => bytes.clear(),
+            "swap" => bytes = fs::read(&files[self.rng.below(files.len() as u64) as usize]).unwrap(),
+            _ => bytes.extend_from_within(bytes.len().saturating_sub(72)..),
+        }
+        self.say(format!("damage: {how} file={}", file.display()));
+        if how == "remove" {
+            fs::remove_file(&file).unwrap()
+        } else {
+            fs::write(&file, bytes).unwrap()
+        }
+        self.excuses.damaged = true;
+        true
+    }
+
+    /// Another source under the same name: of the same length, with one record corrected, grown, or all new.
+    fn replace(&mut self) {
+        let how = self.rng.pick(&["corrected", "grown", "new"]);
+        let count = self.input.records.len() as u64;
+        let modified = self.input.file.as_ref().map(|file| fs::metadata(file).unwrap().modified().unwrap());
+        match (how, &self.input.file) {
+            ("corrected", Some(_)) => {
+                let at = self.rng.below(count) as usize;
+                self.input.records[at].1[7] ^= 0x40;
+            }
+            ("grown", _) => fill(&mut self.input, count + 50, &mut self.rng),
+            _ => {
+                self.input.seed += 1;
+                fill(&mut self.input, count, &mut self.rng);
+            }
+        }
+        self.input.write();
+        if let (Some(file), Some(modified), true) = (&self.input.file, modified, self.rng.once_in(2)) {
+            fs::File::options().write(true).open(file).unwrap().set_modified(modified).unwrap();
+        }
+        self.say(format!("replace: {how}"));
+        self.excuses.replaced = true;
+    }
+
+    fn args(&self) -> Vec<String> {
+        let store = self.store();
+        let mut args = vec!["--engine", self.engine, "--dir", str(&store), "--order", self.order, "--resume"];
+        args.extend(["--on-duplicate", "last", "--sort-memory", "1MiB", "--batch", self.batch, "--skip-disk-check"]);
+        let mut args: Vec<String> = args.into_iter().map(str::to_owned).collect();
+        match &self.input.file {
+            Some(file) => args.extend(["--input".to_owned(), str(file).to_owned()]),
+            None => {
+                let (count, seed) = (self.input.records.len().to_string(), self.input.seed.to_string());
+                args.extend(["--pairs".to_owned(), count, "--seed".to_owned(), seed]);
+            }
+        }
+        args
+    }
+
+    /// One process.
+    fn load(&mut self, last: bool, totals: &mut Totals) -> Result<End, String> {
+        self.excuses.disk = false;
+        let args = self.args();
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        if !last && self.caps && self.disk.is_none() && self.rng.once_in(4) {
+            let cap = self.rng.pick(&[40, 70, 100, 160, 256]);
+            if let Some((code, said)) = limits::capped(cap << 20, &args) {
+                totals.count("capped");
+                self.say(format!("cap={cap}MiB code={code:?} {said}"));
+                self.excuses.cap = true;
+                return self.judge(code, said);
+            }
+        }
+        self.excuses.cap = false;
+        let fault = !last && self.faults && self.rng.once_in(2);
+        let trap = (!last && self.kills && self.rng.once_in(2)).then(|| self.rng.below(400));
+        if let Some((disk, trapped)) = &self.disk {
+            // What the one before has left.
+            while trapped.try_recv().is_ok() {}
+            disk.set_trap(trap);
+            let kind =
+                self.rng.pick(&[FaultKind::Full, FaultKind::FullUnseen, FaultKind::WriteError, FaultKind::SyncError]);
+            let from = self.rng.below(if kind == FaultKind::SyncError { 20 } else { 300 });
+            let fault = fault.then_some(Fault { kind, from, count: 1_000_000 });
+            self.excuses.disk = fault.is_some();
+            disk.set_faults(fault.into_iter().collect(), self.rng.next());
+        }
+        let mut child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let kill_at =
+            (!last && self.kills && self.disk.is_none()).then(|| Duration::from_micros(self.rng.below(400_000)));
+        let power = self.rng.once_in(2);
+        let killed = self.wait(&mut child, kill_at, power)?;
+        let output = child.wait_with_output().unwrap();
+        self.say(format!("trap={trap:?} killed={killed} {} {}", output.status, text(&output)));
+        if let Some((disk, trapped)) = &mut self.disk {
+            if disk.take_hits().values().sum::<u64>() > 0 {
+                totals.count("disk faults");
+            }
+            disk.set_faults(Vec::new(), 0);
+            disk.set_trap(None);
+            if killed && power {
+                totals.count("power lost");
+                disk.lose_power(self.rng.next()).unwrap();
+                let (notices, next) = channel();
+                disk.notify(notices);
+                *trapped = next;
+                self.log.push("power lost".to_owned());
+            }
+        }
+        if output.status.signal() == Some(9) && killed {
+            return Ok(End::Killed);
+        }
+        self.judge(output.status.code(), text(&output))
+    }
+
+    /// Waits for the end, or brings it about; `true` where it was killed.
+    fn wait(&mut self, child: &mut Child, kill_at: Option<Duration>, power: bool) -> Result<bool, String> {
+        let began = Instant::now();
+        while child.try_wait().unwrap().is_none() {
+            let trapped = self
+                .disk
+                .as_ref()
+                .is_some_and(|(_, notices)| notices.try_iter().any(|notice| matches!(notice, Notice::Trapped)));
+            if trapped || kill_at.is_some_and(|at| began.elapsed() >= at) {
+                child.kill().unwrap();
+                if let Some((disk, _)) = &self.disk {
+                    if power {
+                        disk.cut_power();
+                    }
+                    disk.release();
+                }
+                return Ok(true);
+            }
+            if began.elapsed() > PATIENCE {
+                child.kill().unwrap();
+                return Err(format!("a load does not end: {:?}", self.log));
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        Ok(false)
+    }
+
+    fn judge(&mut self, code: Option<i32>, said: String) -> Result<End, String> {
+        let names_a_file = said.contains("file=") || said.contains("dir=");
+        match code {
+            Some(0) => Ok(End::Complete),
+            Some(2) if self.excuses.cap && said.contains("the memory limit is too small") => Ok(End::Refused(said)),
+            Some(1) if names_a_file && !said.contains("panicked") => Ok(End::Refused(said)),
+            _ => Err(format!("neither right nor named: code={code:?} {said}")),
+        }
+    }
+
+    /// Does what the message names, if there is a reason for it.
+    fn make_good(&mut self, said: &str) -> Result<(), String> {
+        let remove = |dir: &Path| fs::remove_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()));
+        if said.contains("the memory limit is too small") {
+            return Ok(());
+        }
+        if self.excuses.disk {
+            return Ok(());
+        }
+        if said.contains("a file of the spill is damaged") && self.excuses.damaged {
+            self.excuses.damaged = false;
+            return remove(&self.work());
+        }
+        if said.contains("the store holds a load of another source") && self.excuses.replaced {
+            self.excuses.replaced = false;
+            return remove(&self.store());
+        }
+        Err(format!("refused without a reason: {:?} {said}", self.excuses))
+    }
+
+    /// A load that is complete holds its source and nothing else, and knows another one.
+    fn after(&mut self, totals: &mut Totals) -> Result<(), String> {
+        let info = command(&["info", "--dir", str(&self.store()), "--digest"]).output().unwrap();
+        let (info, map) = (text(&info), self.input.map());
+        if !info.contains(&digest(&map)) || !info.contains("load=complete") {
+            return Err(format!("expected {} pairs={}: {info}", digest(&map), map.len()));
+        }
+        let work = self.work();
+        match self.load(true, totals)? {
+            End::Complete if !work.exists() => {}
+            _ => return Err("a complete load is not started again well, or leaves its spill".to_owned()),
+        }
+        self.replace();
+        match (self.load(true, totals)?, self.input.map() == map) {
+            (End::Refused(said), false) if said.contains("the store holds a load of another source") => Ok(()),
+            (End::Complete, true) => Ok(()),
+            _ => Err("a complete load takes another source for its own".to_owned()),
+        }
+    }
+
+    fn say(&mut self, what: String) {
+        self.log.push(what);
+    }
+}
+
+/// How a process ended.
+enum End {
+    Complete,
+    Killed,
+    Refused(String),
+}
+
+/// Gives a source `count` records: in a file some keys come again, with the same value or another one.
+fn fill(input: &mut Input, count: u64, rng: &mut Rng) {
+    let pairs = workload::Pairs::new(input.seed);
+    input.records = (0..count).map(|at| (pairs.key(at), pairs.value(at, 0))).collect();
+    if input.file.is_none() {
+        return;
+    }
+    for _ in 0..rng.pick(&[0, 1, count / 20]) {
+        let (from, to) = (rng.below(count) as usize, rng.below(count) as usize);
+        input.records[to].0 = input.records[from].0;
+        if rng.once_in(2) {
+            input.records[to].1 = input.records[from].1;
+        }
+    }
+}
