@@ -6,9 +6,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use bytesize::ByteSize;
-use engine_api::{Checkpoint, Durability, Engine, Key, Value};
+use engine_api::{BulkLoad, Checkpoint, Durability, Engine, Key, Value};
 use engine_latency::{Latency, Measured};
 use engines::{EngineArgs, EngineKind, EngineOptions, LoadState, LoadTerm, OpenMode, Terms};
 
@@ -320,44 +320,56 @@ impl Load<'_> {
             Some(bulk) => {
                 let bulk_pairs = self.setup.buffers.bulk_pairs;
                 let mut chunk = Vec::with_capacity(bulk_pairs);
-                let mut load = |chunk: &mut Vec<(Key, Value)>| {
-                    let mut checkpoint = self.checkpoint;
-                    checkpoint.seq += chunk.len() as u64;
-                    bulk.load_sorted(chunk, &checkpoint)?;
-                    self.checkpoint = checkpoint;
-                    self.progress.set(checkpoint.seq);
-                    self.sampler.at(checkpoint.seq)?;
-                    chunk.clear();
-                    anyhow::Ok(())
-                };
                 let tally = ordered.for_each(skip, rule, &mut |pairs| {
                     chunk.extend_from_slice(pairs);
                     if chunk.len() + pairs.len() > bulk_pairs {
-                        load(&mut chunk)?;
+                        self.chunk(bulk, &mut chunk)?;
                     }
                     Ok(self.stop.asked().is_none())
                 })?;
                 if !chunk.is_empty() && self.stop.asked().is_none() {
-                    load(&mut chunk)?;
+                    self.chunk(bulk, &mut chunk)?;
                 }
                 Ok(tally)
             }
         }
     }
 
+    fn chunk(&mut self, bulk: &dyn BulkLoad, chunk: &mut Vec<(Key, Value)>) -> Result<()> {
+        let mut checkpoint = self.checkpoint;
+        checkpoint.seq += chunk.len() as u64;
+        bulk.load_sorted(chunk, &checkpoint).with_context(|| self.failed())?;
+        self.checkpoint = checkpoint;
+        self.progress.set(checkpoint.seq);
+        self.sampler.at(checkpoint.seq)?;
+        chunk.clear();
+        Ok(())
+    }
+
     fn commit(&mut self, batch: &[(Key, Value)]) -> Result<()> {
         let mut checkpoint = self.checkpoint;
         checkpoint.seq += batch.len() as u64;
+        self.commits += 1;
+        let synced = self.args.synced || self.commits.is_multiple_of(SYNC_EVERY_COMMITS);
+        let durability = if synced { Durability::Synced } else { Durability::Buffered };
+        self.write(batch, &checkpoint, durability).with_context(|| self.failed())?;
+        self.checkpoint = checkpoint;
+        self.progress.set(checkpoint.seq);
+        self.sampler.at(checkpoint.seq)
+    }
+
+    fn write(&self, batch: &[(Key, Value)], checkpoint: &Checkpoint, durability: Durability) -> engine_api::Result<()> {
         let mut txn = self.engine.begin()?;
         for (key, value) in batch {
             txn.put(key, value)?;
         }
-        self.commits += 1;
-        let synced = self.args.synced || self.commits.is_multiple_of(SYNC_EVERY_COMMITS);
-        txn.commit(&checkpoint, if synced { Durability::Synced } else { Durability::Buffered })?;
-        self.checkpoint = checkpoint;
-        self.progress.set(checkpoint.seq);
-        self.sampler.at(checkpoint.seq)
+        txn.commit(checkpoint, durability)
+    }
+
+    /// What an engine's error is about, which does not know of directories.
+    fn failed(&self) -> String {
+        let (dir, seq) = (self.args.dir.display(), self.checkpoint.seq);
+        format!("the load has stopped: dir={dir} committed_pairs={seq}: --resume goes on once its cause is gone")
     }
 
     /// The last commit: flushed, and the only one that carries the slot.
@@ -369,7 +381,8 @@ impl Load<'_> {
             tally.pairs
         );
         self.checkpoint.slot = self.args.slot;
-        self.engine.inner().begin()?.commit(&self.checkpoint, Durability::Synced)?;
+        let last = || self.engine.inner().begin()?.commit(&self.checkpoint, Durability::Synced);
+        last().with_context(|| self.failed())?;
         if self.args.settle {
             self.progress.message("settling");
             self.engine.settle()?;
