@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use workload::{Digest, Pairs, Rng};
 
 mod limits;
+mod repair;
 mod spill;
 mod swarm;
 

@@ -65,13 +65,15 @@ impl Replay<'_> {
     /// nothing is left of these files then.
     pub(crate) fn run(&mut self, wals: &[u64], manifest: &mut Manifest, version: &mut Version) -> Result<Replayed> {
         let mut runs = Vec::new();
-        let replayed =
-            self.read(wals, manifest, &mut runs).and_then(|read| self.end(wals, read, &runs, manifest, version));
-        if replayed.is_err() {
-            // No manifest names them.
-            runs.iter().flat_map(|run| run.segments()).for_each(|segment| segment.retire());
-        }
-        replayed
+        let read = match self.read(wals, manifest, &mut runs) {
+            Ok(read) => read,
+            Err(failed) => {
+                // No manifest names them, so that a store that cannot be opened does not grow with each try.
+                runs.iter().flat_map(|run| run.segments()).for_each(|segment| segment.retire());
+                return Err(failed);
+            }
+        };
+        self.end(wals, read, &runs, manifest, version)
     }
 
     /// Reads the files; what does not fit into the memtable of the tail is in `runs`, newest first.
@@ -104,6 +106,7 @@ impl Replay<'_> {
         Ok(Read { batch: position.next - 1, checkpoint, tail, ends })
     }
 
+    /// Makes durable what was read. After an error the manifest may name the runs all the same: they stay.
     fn end(
         &mut self,
         wals: &[u64],

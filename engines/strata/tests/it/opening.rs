@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use engine_api::{BulkLoad, Durability, Engine, ErrorKind};
-use engine_strata::StrataEngine;
+use engine_strata::{Sizes, StrataEngine};
 
-use crate::support::{key, stat};
+use crate::faulty::{Fault, FaultyStorage};
+use crate::support::{Map, OPTIONS, apply, assert_holds, batch, key, stat, try_commit};
 use crate::{SMALL, seq, wait_for};
 
 /// A store with a segment, a WAL that was overwritten, and batches that are in no run.
@@ -126,6 +128,37 @@ fn files_of_another_store_are_named_and_left_alone() {
     assert_refused(dir.path(), &["file="]);
     fs::write(dir.path().join("MANIFEST"), own).unwrap();
     assert_eq!(StrataEngine::open(dir.path(), &SMALL).unwrap().checkpoint().unwrap(), seq(4));
+}
+
+#[test]
+fn a_wal_that_becomes_runs_is_whole_whichever_flush_fails_meanwhile() {
+    const SMALLER: Sizes = Sizes { mem_records: 100, segment_records: 5000, wal_bytes: 1 << 20 };
+    let written = FaultyStorage::default();
+    let engine = open_on(&written, Sizes { mem_records: 4000, ..SMALLER }).unwrap();
+    let mut map = Map::new();
+    for seq in 1..=10 {
+        let changes = batch(3, seq, 200);
+        try_commit(&engine, &changes, seq, Durability::Synced).unwrap();
+        apply(&mut map, &changes);
+    }
+    drop(engine);
+    let whole = written.after_crash(0);
+    whole.set(Fault::None);
+    drop(open_on(&whole, SMALLER).unwrap());
+    let (_, _, flushes, _) = whole.counts();
+    assert!(flushes > 5, "runs are written: flushes={flushes}");
+    for fail_at in 1..=flushes {
+        let storage = written.after_crash(0);
+        storage.set(Fault::SyncAt(fail_at));
+        drop(open_on(&storage, SMALLER));
+        storage.set(Fault::None);
+        let engine = open_on(&storage, SMALLER).unwrap_or_else(|error| panic!("fail_at={fail_at}: {error}"));
+        assert_holds(&engine, &map, 10, &format!("fail_at={fail_at}"));
+    }
+}
+
+fn open_on(storage: &FaultyStorage, sizes: Sizes) -> engine_api::Result<StrataEngine> {
+    StrataEngine::open_sized(Arc::new(storage.clone()), &OPTIONS, sizes)
 }
 
 #[test]
