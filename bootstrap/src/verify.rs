@@ -101,7 +101,7 @@ fn distinct(args: &VerifyArgs, source: &Source, stored: u64, records: u64) -> Re
         return Ok(records);
     }
     ensure!(
-        !source.is_stdin(),
+        !source.is_read_once(),
         "keys come more than once, or the store has pairs that the source has not: records={records} \
          stored_pairs={stored}; standard input cannot be read again to tell: give the file by its name"
     );

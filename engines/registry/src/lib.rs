@@ -29,7 +29,7 @@ mod terms;
 pub use copy::refuse_nested;
 pub use marker::{FORMAT_VERSION, Identity};
 pub use memory::{Division, MEMORY_MIN, MEMORY_SHARE, MemoryLimit, STRATA_SHARE, memory_limit};
-pub use options::{EngineArgs, EngineKind, EngineOptions, Profile};
+pub use options::{EngineArgs, EngineKind, EngineOptions, Profile, size};
 pub use read_only::open_read_only;
 pub use repair::{Repaired, repair};
 pub use store::{

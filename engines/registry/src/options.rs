@@ -112,32 +112,44 @@ pub struct EngineArgs {
     #[arg(long, value_name = "BITS")]
     pub bloom: Option<u32>,
 
-    /// How RocksDB is set up: as it comes, or for uniform keys under a memory cap.
-    #[arg(long, value_enum, value_name = "PROFILE", default_value_t = Profile::Vanilla)]
-    pub profile: Profile,
+    /// How RocksDB is set up: as it comes, or for uniform keys under a memory cap [default: vanilla for a new store].
+    ///
+    /// Without this option a store keeps the profile that it was last opened with.
+    #[arg(long, value_enum, value_name = "PROFILE")]
+    pub profile: Option<Profile>,
 
     /// Memory for the engine's cache, such as 512MB or 4GiB.
     ///
     /// All that strata holds in memory, RocksDB's block cache, or redb's page cache; LMDB has none, it reads through the
     /// kernel's page cache. The default is a part of this process's cgroup limit, or of the machine's memory where there
     /// is no limit: five eighths for strata, a quarter for RocksDB and redb; and at least 64 MiB.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = size)]
     pub memory: Option<ByteSize>,
 
     /// Fixed size of LMDB's map, such as 64GiB: the most that the store can grow to.
     ///
     /// Takes address space, not memory or disk. The default starts at 1 TiB and grows when full; set it only where
     /// the address space is limited.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = size)]
     pub lmdb_map_size: Option<ByteSize>,
 }
 
 impl EngineArgs {
-    /// These options, for an engine.
+    /// These options, for a new store of an engine.
     pub fn for_engine(&self, engine: EngineKind) -> EngineOptions {
         let Self { engine: _, bloom, profile, memory, lmdb_map_size } = *self;
-        EngineOptions { engine, bloom, profile, memory, lmdb_map_size }
+        EngineOptions { engine, bloom, profile: profile.unwrap_or_default(), memory, lmdb_map_size }
     }
+}
+
+/// A number of bytes as it is written on a command line.
+///
+/// # Errors
+/// Says what a size looks like.
+pub fn size(text: &str) -> std::result::Result<ByteSize, String> {
+    let has_number = text.trim_start().starts_with(|first: char| first.is_ascii_digit());
+    let size = text.parse().ok().filter(|_| has_number);
+    size.ok_or_else(|| format!("not a size: {text:?}: such as 512MB or 4GiB"))
 }
 
 impl Default for EngineOptions {
@@ -209,6 +221,15 @@ mod tests {
         assert_eq!(options.memory, Some(ByteSize::mib(512)));
         let again: EngineOptions = toml::from_str(&toml::to_string(&options).unwrap()).unwrap();
         assert_eq!(again, options);
+    }
+
+    #[test]
+    fn sizes_are_read_or_told() {
+        assert_eq!(size("512MB"), Ok(ByteSize::mb(512)));
+        assert_eq!(size("1.5 GiB"), Ok(ByteSize::mib(1536)));
+        for text in ["lots", "", "-1GB", "GiB", "1 parsec"] {
+            assert_eq!(size(text), Err(format!("not a size: {text:?}: such as 512MB or 4GiB")));
+        }
     }
 
     #[test]

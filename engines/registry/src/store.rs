@@ -64,17 +64,18 @@ pub fn default_engine() -> EngineKind {
     compiled.first().copied().unwrap_or(EngineKind::Strata)
 }
 
-/// The options for the store in `dir`: an engine that is not named is the one that the directory says, or for a new
-/// store the default.
+/// The options for the store in `dir`: an engine or a profile that is not named is the one that the directory says, or
+/// for a new store the default.
 ///
 /// # Errors
 /// Those of [`inspect`]; `FixInput` for an option of another engine.
 pub fn options_for(dir: &Path, args: &EngineArgs) -> Result<EngineOptions> {
-    let engine = match args.engine {
-        Some(engine) => engine,
-        None => marker::read(dir)?.map_or_else(default_engine, |known| known.engine),
-    };
-    let options = args.for_engine(engine);
+    let known = marker::read(dir)?;
+    let engine = args.engine.or(known.as_ref().map(|known| known.engine)).unwrap_or_else(default_engine);
+    let mut options = args.for_engine(engine);
+    if let (None, Some(known)) = (args.profile, known.filter(|known| known.engine == engine)) {
+        options.profile = known.profile;
+    }
     options.validate()?;
     Ok(options)
 }
@@ -111,7 +112,8 @@ pub fn check(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms)
 /// Opens the store in `dir` on `terms`.
 ///
 /// The engine is fixed when the store is created. A Bloom filter that is not given is the one the store was last
-/// opened with; a different one is written to the marker and holds for files written from then on. What the terms say
+/// opened with, as [`options_for`] says of the profile; a different one is written to the marker and holds for files
+/// written from then on. What the terms say
 /// and the store does not know is written to the marker before the engine is opened.
 ///
 /// # Errors

@@ -54,7 +54,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "DIR")]
     work: Option<PathBuf>,
     /// Pairs, instead of the scenarios' own
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = workload::count)]
     pairs: Option<u64>,
     /// Repeats, instead of the scenarios' own
     #[arg(long, value_name = "N")]
@@ -63,7 +63,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
     /// Leave out runs under a cap smaller than this: small stores make caps that no process fits in
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = engines::size)]
     min_cap: Option<ByteSize>,
     /// Only this engine, as the scenarios name it; may be given several times
     #[arg(long, value_name = "ENGINE")]

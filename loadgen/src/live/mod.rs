@@ -56,7 +56,7 @@ pub struct LiveArgs {
     #[arg(long)]
     pub profile: Option<String>,
     /// Memory of the engine's own caches
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = engines::size)]
     pub memory: Option<ByteSize>,
     /// The bootstrapped directory; it is changed by the run
     #[arg(long, required_unless_present = "service_metrics")]
@@ -71,7 +71,7 @@ pub struct LiveArgs {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     pub stream_listen: String,
     /// Run the service inside a cgroup with this much memory, page cache included
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = engines::size)]
     pub cap: Option<ByteSize>,
     /// The service program; by default the one beside loadgen
     #[arg(long, value_name = "PATH")]

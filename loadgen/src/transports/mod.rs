@@ -50,7 +50,7 @@ pub struct TransportsArgs {
     #[arg(long)]
     engine: Option<String>,
     /// Memory of the engine's own caches
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = engines::size)]
     memory: Option<ByteSize>,
     /// The service program; by default the one beside loadgen
     #[arg(long, value_name = "PATH")]

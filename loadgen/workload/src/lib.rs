@@ -5,10 +5,12 @@
 //! --seed S` names the same pairs in every tool. Must not: do I/O or depend on an engine.
 //! Threads: all types are plain values, used where they are.
 
+mod count;
 mod digest;
 mod pairs;
 mod skew;
 
+pub use count::count;
 pub use digest::Digest;
 pub use pairs::{Key, Pairs, Value, source_id};
 pub use skew::{Picker, Rng, Skew};

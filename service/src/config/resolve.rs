@@ -31,7 +31,7 @@ impl Settings {
         let engine = EngineArgs {
             engine: self.engine,
             bloom: self.bloom,
-            profile: self.profile.unwrap_or_default(),
+            profile: self.profile,
             memory: self.memory,
             lmdb_map_size: self.lmdb_map_size,
         };

@@ -25,15 +25,15 @@ pub struct Settings {
     /// Bits per key of RocksDB's Bloom filter; without it the store keeps what it was made with
     #[arg(long, value_name = "BITS")]
     pub bloom: Option<u32>,
-    /// RocksDB's settings: vanilla or tuned [default: vanilla]
+    /// RocksDB's settings: vanilla or tuned; without it the store keeps what it was made with [default: vanilla]
     #[arg(long, value_enum)]
     pub profile: Option<Profile>,
     /// Memory for the engine, such as 4GiB [default: of the cgroup's limit or the machine's memory five eighths for
     /// strata, a quarter for rocksdb and redb; lmdb takes none]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub memory: Option<ByteSize>,
     /// Fixed size of LMDB's map [default: 1 TiB of address space, growing]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub lmdb_map_size: Option<ByteSize>,
     /// Directory of the store, which bootstrap has made
     #[arg(long, value_name = "DIR")]
@@ -136,7 +136,7 @@ pub struct Settings {
     #[arg(long, value_name = "BOOL")]
     pub feed: Option<bool>,
     /// Changes kept for subscribers that come back, in bytes of disk at 112 a change [default: 1GiB]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub feed_retention_bytes: Option<ByteSize>,
     /// Changes kept for subscribers that come back, by age [default: 1day]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]

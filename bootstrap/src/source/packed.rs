@@ -1,0 +1,212 @@
+//! Files packed by gzip or zstd, unpacked as they are read.
+//!
+//! Owns: which packing a file's name says, and the reader of it. Must not: parse pairs. Runs on the thread that reads the
+//! source.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use flate2::bufread::MultiGzDecoder;
+
+/// Read from the file, or unpacked, at a time.
+const BUFFER_BYTES: usize = 1 << 20;
+/// What every gzip file begins with.
+const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 0x08];
+/// What every zstd file begins with.
+const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+
+/// How a file is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    None,
+    Gzip,
+    Zstd,
+}
+
+impl Packing {
+    /// By the file's name alone: any bytes may begin a raw record.
+    pub(super) fn of(path: &Path) -> Self {
+        let ending = path.extension().unwrap_or_default();
+        if ending.eq_ignore_ascii_case("gz") {
+            Self::Gzip
+        } else if ending.eq_ignore_ascii_case("zst") {
+            Self::Zstd
+        } else {
+            Self::None
+        }
+    }
+
+    /// The ending of the name that the file has once it is unpacked.
+    pub(super) fn inner(self, path: &Path) -> Option<&OsStr> {
+        match self {
+            Self::None => path.extension(),
+            Self::Gzip | Self::Zstd => path.file_stem().map(Path::new).and_then(Path::extension),
+        }
+    }
+
+    /// The unpacked bytes. A file that was cut short is an error of reading, not an early end, unless the cut is exactly
+    /// between two of the parts that it was joined from.
+    pub(super) fn open(self, file: File) -> Result<Box<dyn BufRead>> {
+        let file = BufReader::with_capacity(BUFFER_BYTES, file);
+        Ok(match self {
+            Self::None => Box::new(file),
+            // A gzip file may be several, one after the other, as pigz and `cat` make them.
+            Self::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(file))),
+            Self::Zstd => {
+                let unpacked = zstd::Decoder::with_buffer(file).context("cannot unpack zstd")?;
+                Box::new(BufReader::with_capacity(BUFFER_BYTES, unpacked))
+            }
+        })
+    }
+}
+
+/// What to do with a file that is packed and whose name does not say so.
+pub(super) fn hint(file: &File) -> Option<&'static str> {
+    let mut first = [0u8; 4];
+    file.read_exact_at(&mut first, 0).ok()?;
+    if first.starts_with(GZIP_MAGIC) {
+        Some("packed by gzip: give the file a name that ends in .gz")
+    } else if first.starts_with(ZSTD_MAGIC) {
+        Some("packed by zstd: give the file a name that ends in .zst")
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write as _;
+    use std::path::PathBuf;
+
+    use workload::Pairs;
+
+    use super::super::{Format, Place, Record, Source, SourceArgs};
+    use super::*;
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(bytes).unwrap();
+        packed.finish().unwrap()
+    }
+
+    fn records(path: &Path) -> Result<Vec<Record>> {
+        let args = SourceArgs { pairs: None, seed: 1, input: Some(path.to_owned()), format: None };
+        let source = Source::new(&args)?;
+        source.count_hint()?;
+        let mut out = Vec::new();
+        source.for_each(&mut |record| {
+            out.push(record);
+            Ok(())
+        })?;
+        Ok(out)
+    }
+
+    fn write(dir: &Path, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = dir.join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    #[test]
+    fn packed_files_are_read_as_what_is_in_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let raw: Vec<u8> =
+            (0..1000u32).flat_map(|number| [[number as u8; 60].as_slice(), &number.to_le_bytes()].concat()).collect();
+        let csv: String = raw
+            .chunks(64)
+            .map(|pair| {
+                format!("{},{}\n", bs58::encode(&pair[..32]).into_string(), bs58::encode(&pair[32..]).into_string())
+            })
+            .collect();
+        let expected = records(&write(dir.path(), "plain.bin", &raw)).unwrap();
+        assert_eq!(expected.len(), 1000);
+        let zstd = |bytes: &[u8]| zstd::encode_all(bytes, 1).unwrap();
+        // Two members, and two frames, one after the other.
+        let (first, second) = csv.split_at(csv.len() / 2);
+        let files = [
+            ("pairs.csv.gz", gzip(csv.as_bytes())),
+            ("pairs.CSV.GZ", [gzip(first.as_bytes()), gzip(second.as_bytes())].concat()),
+            ("pairs.csv.zst", [zstd(first.as_bytes()), zstd(second.as_bytes())].concat()),
+            ("pairs.bin.gz", gzip(&raw)),
+            ("pairs.zst", zstd(&raw)),
+        ];
+        for (name, bytes) in files {
+            let path = write(dir.path(), name, &bytes);
+            assert_eq!(records(&path).unwrap(), expected, "{name}");
+            // Cut anywhere but between two of its parts it is an error, never fewer pairs.
+            for cut in [1, bytes.len() / 3, bytes.len() - 1] {
+                write(dir.path(), name, &bytes[..cut]);
+                assert!(records(&path).is_err(), "{name}: cut={cut}");
+            }
+        }
+        let unnamed = write(dir.path(), "pairs.bin", &[gzip(&raw), vec![0; 1]].concat());
+        let error = records(&unnamed).unwrap_err();
+        assert!(format!("{error:#}").contains("ends in .gz"), "{error:#}");
+    }
+
+    #[test]
+    fn a_file_without_pairs_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, bytes) in
+            [("a.csv", vec![]), ("a.bin", vec![]), ("b.csv", b"\n\n".to_vec()), ("c.csv.gz", gzip(b""))]
+        {
+            let error = records(&write(dir.path(), name, &bytes)).unwrap_err();
+            assert!(format!("{error:#}").contains("there are no pairs: file="), "{name}: {error:#}");
+        }
+        let error = records(dir.path()).unwrap_err();
+        assert!(format!("{error:#}").contains("the input is a directory"), "{error:#}");
+    }
+
+    #[test]
+    fn the_name_says_the_format() {
+        for (name, format) in
+            [("a.csv", Format::Csv), ("a.csv.gz", Format::Csv), ("a.zst", Format::Raw), ("csv", Format::Raw)]
+        {
+            let args = SourceArgs { pairs: None, seed: 1, input: Some(name.into()), format: None };
+            assert!(
+                matches!(Source::new(&args).unwrap(), Source::File { format: found, .. } if found == format),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_place_of_a_source_goes_on_with_the_next_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let pairs: Vec<[u8; 32]> = (1..9).map(|byte| [byte; 32]).collect();
+        let text = |key: &[u8; 32]| bs58::encode(key).into_string();
+        let csv: String = pairs.iter().map(|key| format!("{} ,{}\r\n", text(key), text(key))).collect();
+        let raw: Vec<u8> = pairs.iter().flat_map(|key| [*key, *key].concat()).collect();
+        let packed_path = dir.path().join("pairs.csv.gz");
+        fs::write(&packed_path, gzip(csv.as_bytes())).unwrap();
+        let (csv_path, raw_path) = (dir.path().join("pairs.csv"), dir.path().join("pairs.bin"));
+        fs::write(&csv_path, csv + "\n").unwrap();
+        fs::write(&raw_path, raw).unwrap();
+        let sources = [
+            Source::File { path: packed_path, format: Format::Csv },
+            Source::File { path: csv_path, format: Format::Csv },
+            Source::File { path: raw_path, format: Format::Raw },
+            Source::Synthetic { pairs: Pairs::new(3), count: 8, seed: 3 },
+        ];
+        for source in sources {
+            let from = |place: Place| {
+                let mut out = Vec::new();
+                source.for_each_from(place, &mut |record, after| {
+                    out.push((record, after));
+                    Ok(())
+                })?;
+                anyhow::Ok(out)
+            };
+            let all = from(Place::default()).unwrap();
+            assert_eq!(all.len(), 8);
+            for (at, (_, after)) in all.iter().enumerate() {
+                assert_eq!(from(*after).unwrap(), all[at + 1..], "{source} {after:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Numbers of pairs as people write them.
+//!
+//! Must not: round. Plain functions, used where the arguments are parsed.
+
+/// Reads `5000000`, `5_000_000`, `5,000,000`, `5M` or `2.5M`; k, M and G are a thousand, a million and a billion.
+///
+/// # Errors
+/// Says what a number looks like, or that it is beyond 2^64.
+pub fn count(text: &str) -> Result<u64, String> {
+    let wrong = || format!("not a number: {text:?}: such as 5000000, 5_000_000 or 5M");
+    let (digits, zeros) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 3),
+        Some((at, 'm' | 'M')) => (&text[..at], 6),
+        Some((at, 'g' | 'G')) => (&text[..at], 9),
+        _ => (text, 0),
+    };
+    let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
+    let is_number = |digits: &str| {
+        digits.starts_with(|first: char| first.is_ascii_digit())
+            && digits.chars().all(|char| char.is_ascii_digit() || char == '_' || char == ',')
+    };
+    let part_is_number = part.chars().all(|char| char.is_ascii_digit()) && part.is_empty() != digits.contains('.');
+    if !is_number(whole) || !part_is_number || part.len() > zeros {
+        return Err(wrong());
+    }
+    let mut all: String = whole.chars().filter(char::is_ascii_digit).collect();
+    all.push_str(part);
+    all.extend(std::iter::repeat_n('0', zeros - part.len()));
+    all.parse().map_err(|_| format!("too large: {text:?}: the most is {}", u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_as_written() {
+        for (text, expected) in [
+            ("0", 0),
+            ("5000000", 5_000_000),
+            ("5_000_000", 5_000_000),
+            ("5,000,000", 5_000_000),
+            ("5M", 5_000_000),
+            ("2.5m", 2_500_000),
+            ("300k", 300_000),
+            ("1G", 1_000_000_000),
+            ("18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(count(text), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_told_apart() {
+        for text in ["", "-5", "M", "five", "5.M", "1.5", ".5M", "1.2345k", "5MB", "0x10", "_5", "5 M", "1.5.5M"] {
+            assert!(count(text).unwrap_err().starts_with("not a number"), "{text}");
+        }
+        for text in ["18446744073709551616", "18446744074G"] {
+            assert!(count(text).unwrap_err().starts_with("too large"), "{text}");
+        }
+    }
+}
