@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
+use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn, scrub_by_scan};
 use parking_lot::{Mutex, MutexGuard};
 use rocksdb::{
     DB, DEFAULT_COLUMN_FAMILY_NAME, InfoLogger, LogLevel, Options, ReadOptions, WaitForCompactOptions, properties,
@@ -16,7 +16,7 @@ use rocksdb::{
 
 use crate::reader::RocksdbReader;
 use crate::write::RocksdbTxn;
-use crate::{Profile, RocksdbOptions, bulk, error, reader, settings};
+use crate::{Profile, RocksdbOptions, bulk, error, reader, scrub, settings};
 
 /// A RocksDB store.
 pub struct RocksdbEngine {
@@ -24,6 +24,9 @@ pub struct RocksdbEngine {
     rocksdb_options: Options,
     options: RocksdbOptions,
     dir: PathBuf,
+    /// Bytes of the filters of the files that were there when the store was opened; `None` where there was no file.
+    filter_bytes: Option<u64>,
+    read_only: bool,
     writer: Mutex<()>,
     poisoned: AtomicBool,
 }
@@ -44,7 +47,7 @@ impl RocksdbEngine {
             .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
         // Only once the directory is ours.
         bulk::remove_leftovers(dir)?;
-        Self::check(db, rocksdb_options, dir, options)
+        Self::check(db, rocksdb_options, dir, options, false)
     }
 
     /// Opens the store in `dir` for reading alone, and writes nothing there, no log of RocksDB's either.
@@ -59,16 +62,19 @@ impl RocksdbEngine {
         let families = [(DEFAULT_COLUMN_FAMILY_NAME, rocksdb_options.clone())];
         let db = DB::open_cf_with_opts_for_read_only(&rocksdb_options, dir, families, false)
             .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
-        Self::check(db, rocksdb_options, dir, options)
+        Self::check(db, rocksdb_options, dir, options, true)
     }
 
     /// A checkpoint this build cannot read is refused now and not at the first use.
-    fn check(db: DB, rocksdb_options: Options, dir: &Path, options: &RocksdbOptions) -> Result<Self> {
+    fn check(db: DB, rocksdb_options: Options, dir: &Path, options: &RocksdbOptions, read_only: bool) -> Result<Self> {
+        let filter_bytes = filter_bytes(&db)?;
         let engine = Self {
             db,
             rocksdb_options,
             options: *options,
             dir: dir.to_owned(),
+            filter_bytes,
+            read_only,
             writer: Mutex::new(()),
             poisoned: AtomicBool::new(false),
         };
@@ -141,11 +147,14 @@ impl RocksdbEngine {
 }
 
 impl Engine for RocksdbEngine {
+    /// Whether there are filters is what the files have, and where there is no file yet what those will have that are
+    /// written.
     fn label(&self) -> &'static str {
-        match (self.options.profile, self.options.bloom_bits) {
+        let filtered = self.filter_bytes.map_or(self.options.bloom_bits.is_some(), |bytes| bytes > 0);
+        match (self.options.profile, filtered) {
             (Profile::Tuned, _) => "rocksdb_tuned",
-            (Profile::Vanilla, Some(_)) => "rocksdb_bloom",
-            (Profile::Vanilla, None) => "rocksdb",
+            (Profile::Vanilla, true) => "rocksdb_bloom",
+            (Profile::Vanilla, false) => "rocksdb",
         }
     }
 
@@ -177,7 +186,8 @@ impl Engine for RocksdbEngine {
             ("background_errors_count", properties::BACKGROUND_ERRORS),
             ("snapshots_count", properties::NUM_SNAPSHOTS),
         ];
-        let mut details = Vec::with_capacity(figures.len() + FILES_AT_LEVEL.len());
+        let mut details = Vec::with_capacity(figures.len() + FILES_AT_LEVEL.len() + 1);
+        details.push(("filters_at_opening_bytes", self.filter_bytes.unwrap_or(0)));
         for (name, property) in figures {
             details.push((name, self.property(property)?));
         }
@@ -221,6 +231,21 @@ impl Engine for RocksdbEngine {
         Ok(())
     }
 
+    /// Every block of every file against its checksum, then a scan.
+    fn scrub(&mut self) -> Result<u64> {
+        let failed = |e| error::rocks("RocksDB cannot keep its files for the scrub", e);
+        if self.read_only {
+            scrub::files(&self.dir)?;
+        } else {
+            // A compaction would remove what the scrub's own opening is reading.
+            self.db.disable_file_deletions().map_err(failed)?;
+            let checked = scrub::files(&self.dir);
+            self.db.enable_file_deletions().map_err(failed)?;
+            checked?;
+        }
+        scrub_by_scan(&mut *self.reader()?)
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         if self.is_poisoned() {
             return Err(error::poisoned());
@@ -241,6 +266,20 @@ const FILES_AT_LEVEL: [&str; 7] = [
     "level5_files_count",
     "level6_files_count",
 ];
+
+/// Bytes of the filters in all files; `None` where there is no file.
+fn filter_bytes(db: &DB) -> Result<Option<u64>> {
+    let failed = |e| error::rocks("RocksDB cannot read the properties of its files", e);
+    if db.live_files().map_err(failed)?.is_empty() {
+        return Ok(None);
+    }
+    let text = db.property_value(properties::AGGREGATED_TABLE_PROPERTIES).map_err(failed)?.unwrap_or_default();
+    let figure = text.split(';').find_map(|entry| entry.trim().strip_prefix("filter block size="));
+    let bytes = figure.and_then(|bytes| bytes.trim().parse().ok());
+    bytes.map(Some).ok_or_else(|| {
+        Error::new(ErrorKind::Internal, format!("RocksDB does not say what filters its files have: said={text:?}"))
+    })
+}
 
 /// Allocated bytes of the files in `dir` and below.
 pub(crate) fn disk_bytes(dir: &Path) -> Result<u64> {

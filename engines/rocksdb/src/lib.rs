@@ -45,6 +45,7 @@ mod bulk;
 mod engine;
 mod error;
 mod reader;
+mod scrub;
 mod settings;
 mod write;
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails, in its helpers too")]
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use engine_api::{BulkLoad, Checkpoint, Durability, Engine, ErrorKind, Key, Value};
 use engine_rocksdb::{Profile, RocksdbEngine, RocksdbOptions};
@@ -72,9 +72,12 @@ fn options_file(dir: &Path) -> String {
 #[test]
 fn profiles_open_each_others_files() {
     let dir = tempfile::tempdir().unwrap();
-    for (seq, (label, options)) in (0..).zip(profiles().into_iter().chain(profiles())) {
+    // Vanilla is called after what the files have that it finds: those of the opening before it, all of them rewritten.
+    let labels = ["rocksdb", "rocksdb", "rocksdb_tuned", "rocksdb_bloom", "rocksdb", "rocksdb_tuned"];
+    let opened = profiles().into_iter().chain(profiles()).zip(labels);
+    for (seq, ((_, options), label)) in (0..).zip(opened) {
         let engine = Box::new(RocksdbEngine::open(dir.path(), &options).unwrap());
-        assert_eq!(engine.label(), label);
+        assert_eq!(engine.label(), label, "{seq}");
         assert_eq!(engine.checkpoint().unwrap(), mark(seq));
         assert_eq!(count(&engine), seq * PAIRS);
         commit(&engine, &pairs(seq * PAIRS, (seq + 1) * PAIRS), seq + 1);
@@ -180,4 +183,60 @@ fn damage_is_told_from_input() {
     fs::write(dir.path().join("CURRENT"), b"garbage").unwrap();
     let error = RocksdbEngine::open(dir.path(), &small()).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::DataDamaged, "{error}");
+}
+
+/// The store's only file of sorted pairs.
+fn sorted_file(dir: &Path) -> PathBuf {
+    let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|ending| ending == "sst")).collect();
+    files.sort();
+    files.remove(0)
+}
+
+/// Where a piece of 64 bytes is inverted: all over the data, and densely over the end, where filters and indexes are.
+fn places(bytes: usize) -> impl Iterator<Item = usize> {
+    let dense = bytes - 200_000.min(bytes);
+    (0..dense).step_by(50_021).chain((dense..bytes - 64).step_by(977))
+}
+
+#[test]
+fn a_scrub_finds_inverted_bytes_wherever_they_are() {
+    for (label, options) in profiles() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Box::new(RocksdbEngine::open(dir.path(), &options).unwrap());
+        engine.load_sorted(&pairs(0, 40_000), &mark(1)).unwrap();
+        engine.close().unwrap();
+        let file = sorted_file(dir.path());
+        let sound = fs::read(&file).unwrap();
+        let mut found = 0;
+        for place in places(sound.len()) {
+            let mut damaged = sound.clone();
+            damaged[place..place + 64].iter_mut().for_each(|byte| *byte = !*byte);
+            fs::write(&file, &damaged).unwrap();
+            let scrubbed = RocksdbEngine::open_read_only(dir.path(), &options).and_then(|mut engine| engine.scrub());
+            let error = scrubbed.err().unwrap_or_else(|| panic!("{label}: unnoticed at {place} of {}", sound.len()));
+            assert_eq!(error.kind(), ErrorKind::DataDamaged, "{label}: {place}: {error}");
+            found += 1;
+        }
+        assert!(found > 100, "{label}");
+        fs::write(&file, &sound).unwrap();
+        let mut engine = RocksdbEngine::open(dir.path(), &options).unwrap();
+        assert_eq!(engine.scrub().unwrap(), 40_000, "{label}");
+    }
+}
+
+#[test]
+fn the_label_says_what_the_files_have() {
+    let [(_, plain), (_, bloom), _] = profiles();
+    for (made_with, label) in [(plain, "rocksdb"), (bloom, "rocksdb_bloom")] {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Box::new(RocksdbEngine::open(dir.path(), &made_with).unwrap());
+        assert_eq!(engine.label(), label);
+        engine.load_sorted(&pairs(0, PAIRS), &mark(1)).unwrap();
+        engine.close().unwrap();
+        for opened_with in [plain, bloom] {
+            assert_eq!(RocksdbEngine::open(dir.path(), &opened_with).unwrap().label(), label);
+            assert_eq!(RocksdbEngine::open_read_only(dir.path(), &opened_with).unwrap().label(), label);
+        }
+    }
 }

@@ -1,0 +1,66 @@
+//! Every block of every file against its checksum: data, index and filters, and the partitions of both.
+//!
+//! Owns: a second, read-only opening of the store, with nothing cached. Must not: change anything. Runs on the thread that
+//! asks for the scrub.
+//!
+//! A scan reads data blocks only, and RocksDB goes on without a filter that it cannot read. `rocksdb_verify_checksum`
+//! opens each file and reads all of its blocks but the partitions of filters; those are read and checked when a file is
+//! opened whose partitions are to be pinned, which lasts as long as that file's check.
+
+use std::ffi::CStr;
+use std::path::Path;
+use std::ptr;
+
+use engine_api::{Error, ErrorKind, Result};
+use rocksdb::{
+    AsRawPtr as _, BlockBasedOptions, BlockBasedTablePinningTier, Cache, DB, DEFAULT_COLUMN_FAMILY_NAME, InfoLogger,
+    LogLevel, Options,
+};
+
+use crate::error;
+
+/// Room for the partitions of one file: they take 3 bytes a pair, and files hold 4 million.
+const CACHE_BYTES: usize = 64 << 20;
+/// Files that the second opening keeps open beside the one it checks.
+const OPEN_FILES_MAX: i32 = 64;
+/// Any number of bits reads filters of every number.
+const FILTER_BITS: f64 = 10.0;
+
+/// Checks all files of the store in `dir`. What is in the log alone is replayed, which checks it, too.
+///
+/// # Errors
+/// `DataDamaged`, naming file and offset.
+pub(crate) fn files(dir: &Path) -> Result<()> {
+    let families = [(DEFAULT_COLUMN_FAMILY_NAME, options())];
+    let db = DB::open_cf_with_opts_for_read_only(&options(), dir, families, false)
+        .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
+    let mut message = ptr::null_mut();
+    // SAFETY: `db` is open until the end of this function. A message is a C string that is ours to free.
+    let failed = unsafe {
+        librocksdb_sys::rocksdb_verify_checksum(db.as_raw_ptr(), &raw mut message);
+        (!message.is_null()).then(|| {
+            let text = CStr::from_ptr(message).to_string_lossy().into_owned();
+            librocksdb_sys::rocksdb_free(message.cast());
+            text
+        })
+    };
+    failed.map_or(Ok(()), |reason| Err(refused(dir, &reason)))
+}
+
+fn refused(dir: &Path, reason: &str) -> Error {
+    let kind = if reason.starts_with("Corruption") { ErrorKind::DataDamaged } else { ErrorKind::Reopen };
+    Error::new(kind, format!("RocksDB cannot verify its files: dir={} reason={reason}", dir.display()))
+}
+
+fn options() -> Options {
+    let mut table = BlockBasedOptions::default();
+    table.set_block_cache(&Cache::new_lru_cache(CACHE_BYTES));
+    table.set_bloom_filter(FILTER_BITS, false);
+    table.set_partition_pinning_tier(BlockBasedTablePinningTier::All);
+    let mut out = Options::default();
+    out.set_block_based_table_factory(&table);
+    out.set_max_open_files(OPEN_FILES_MAX);
+    // Nowhere: RocksDB's own would be a new file in the directory.
+    out.set_info_logger(InfoLogger::new_callback_logger(LogLevel::Fatal, |_, _| {}));
+    out
+}
