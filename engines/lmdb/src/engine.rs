@@ -22,7 +22,7 @@ use crate::{FILE_NAME, LmdbOptions, error};
 /// The key of the encoded checkpoint in the meta table.
 pub(crate) const CHECKPOINT: &[u8; 10] = b"checkpoint";
 
-const PAIRS_TABLE: &str = "pairs";
+pub(crate) const PAIRS_TABLE: &str = "pairs";
 const META_TABLE: &str = "meta";
 
 /// Device and inode of the directories this process has open. LMDB must not be opened twice in one process: the
@@ -32,6 +32,8 @@ static OPEN_DIRS: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
 /// An LMDB store.
 pub struct LmdbEngine {
     env: Environment,
+    /// LMDB's table of tables.
+    main: Database,
     pairs: Database,
     meta: Database,
     map: Map,
@@ -79,9 +81,11 @@ impl LmdbEngine {
             .open(dir)
             .map_err(failed)?;
         let (pairs, meta) = open_tables(&env, dir)?;
+        let main = env.open_db(None).map_err(failed)?;
         let map = Map::new(&env, options)?;
         let engine = Self {
             env,
+            main,
             pairs,
             meta,
             map,
@@ -103,6 +107,10 @@ impl LmdbEngine {
 
     pub(crate) fn map(&self) -> &Map {
         &self.map
+    }
+
+    pub(crate) fn main(&self) -> Database {
+        self.main
     }
 
     pub(crate) fn pairs(&self) -> Database {
@@ -315,7 +323,6 @@ impl Engine for LmdbEngine {
         Some(self)
     }
 
-    /// Flushes the meta page a buffered commit may have left in the page cache.
     /// LMDB has no checksums: a walk over every page finds a broken tree, never a changed value.
     fn scrub(&mut self) -> Result<u64> {
         let scanned = scrub_by_scan(&mut *self.reader()?)?;
@@ -329,6 +336,7 @@ impl Engine for LmdbEngine {
         Ok(scanned)
     }
 
+    /// Flushes the meta page a buffered commit may have left in the page cache.
     fn close(self: Box<Self>) -> Result<()> {
         // A poisoned engine's flush has failed before, and is not tried again.
         self.check_poisoned()?;

@@ -19,7 +19,8 @@
 //! # Settings, and why
 //!
 //! - **`NO_READAHEAD` always.** Keys are uniform: with readahead each miss reads 128 KiB for the sake of 4 KiB,
-//!   which is several times slower as soon as the data exceeds the memory cap.
+//!   which is several times slower as soon as the data exceeds the memory cap. Scans announce the leaves that they come to
+//!   next instead.
 //! - **`NO_TLS`**, so that a read transaction belongs to its object, a thread may hold several, and `reset` and
 //!   `renew` move a reader on without giving up its slot in the reader table.
 //! - **A map of 1 TiB** ([`LmdbOptions::map_bytes`]), reserved up front: it costs address space only, the file
@@ -41,6 +42,7 @@
 //!
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 
+mod ahead;
 mod engine;
 mod error;
 mod map;

@@ -7,9 +7,10 @@ use std::ops::ControlFlow;
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Reader, Result, Value, Visitor, get_many_by_get};
 use lmdb::{Cursor, Database, Iter, RoTransaction, Transaction};
 
-use crate::engine::{CHECKPOINT, LmdbEngine};
+use crate::ahead::Ahead;
+use crate::engine::{CHECKPOINT, LmdbEngine, PAIRS_TABLE};
 use crate::error;
-use crate::map::{Map, MapGuard};
+use crate::map::{Map, MapGuard, used_bytes};
 
 pub(crate) struct LmdbReader<'e> {
     engine: &'e LmdbEngine,
@@ -52,8 +53,10 @@ impl Reader for LmdbReader<'_> {
             Iter::Err(e) => return Err(error::lmdb(WHAT, e)),
             pairs => pairs,
         };
+        let mut leaves = Leaves::new(self.engine)?;
         for pair in pairs {
             let (key, value) = pair.map_err(|e| error::lmdb(WHAT, e))?;
+            leaves.at(txn, self.engine, key);
             let key: &Key = key.try_into().map_err(|_| error::wrong_length(WHAT, key.len()))?;
             let value: &Value = value.try_into().map_err(|_| error::wrong_length(WHAT, value.len()))?;
             if let ControlFlow::Break(()) = visit(key, value) {
@@ -83,6 +86,41 @@ impl Reader for LmdbReader<'_> {
         self.txn = Some(renewed.map_err(|e| error::lmdb("LMDB cannot renew a read", e))?);
         self.commits_seen = commits;
         Ok(())
+    }
+}
+
+/// The leaves that a scan comes to, and from the second one on those ahead of it.
+struct Leaves<'t> {
+    page_bytes: usize,
+    used_bytes: u64,
+    /// Where the page of the newest pair begins.
+    page: usize,
+    visited: u64,
+    ahead: Option<Ahead<'t>>,
+}
+
+impl<'t> Leaves<'t> {
+    fn new(engine: &LmdbEngine) -> Result<Self> {
+        let stat = engine.env().stat().map_err(|e| error::lmdb("cannot ask for LMDB's page size", e))?;
+        let page_bytes = stat.page_size() as usize;
+        Ok(Self { page_bytes, used_bytes: used_bytes(engine.env())?, page: 0, visited: 0, ahead: None })
+    }
+
+    /// Looks at a pair of the scan by its key in the map.
+    fn at<T: Transaction>(&mut self, txn: &'t T, engine: &LmdbEngine, key: &'t [u8]) {
+        let page = key.as_ptr().addr() / self.page_bytes;
+        if page == self.page {
+            return;
+        }
+        self.page = page;
+        self.visited += 1;
+        // Most ranges end within their first leaf.
+        if self.visited == 2 {
+            self.ahead = Ahead::new(txn, engine.main(), PAIRS_TABLE, key, self.page_bytes, self.used_bytes);
+        }
+        if let Some(ahead) = &mut self.ahead {
+            ahead.at_leaf();
+        }
     }
 }
 
