@@ -11,6 +11,7 @@ use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result,
 use redb::{Database, DatabaseError, ReadOnlyDatabase, ReadTransaction, ReadableDatabase, ReadableTableMetadata};
 
 use crate::reader::{RedbReader, open_snapshot, read_checkpoint};
+use crate::shadow::Shadow;
 use crate::write::{RedbTxn, begin};
 use crate::{FILE_NAME, META, PAIRS, RedbOptions, copy, error, poisoned};
 
@@ -27,6 +28,8 @@ pub struct RedbEngine {
 enum Db {
     Whole(Database),
     ReadOnly(ReadOnlyDatabase),
+    /// For reading alone, with what redb has repaired after a kill in memory.
+    Repaired(Database),
 }
 
 impl RedbEngine {
@@ -47,21 +50,19 @@ impl RedbEngine {
         Self::check(Db::Whole(db), dir, options)
     }
 
-    /// Opens the store in `dir` for reading alone, and writes nothing there.
+    /// Opens the store in `dir` for reading alone, and writes nothing there. A file that redb has to repair, because a
+    /// process that wrote it was killed, is repaired in memory.
     ///
     /// # Errors
-    /// As [`RedbEngine::open`]; `Reopen` after a kill, for redb then has to repair its file, which writes.
+    /// As [`RedbEngine::open`].
     pub fn open_read_only(dir: &Path, options: &RedbOptions) -> Result<Self> {
         let path = dir.join(FILE_NAME);
-        let db = builder(options.cache_bytes).open_read_only(&path).map_err(|e| match e {
-            DatabaseError::RepairAborted => Error::with_source(
-                ErrorKind::Reopen,
-                format!("redb has to repair its file, which writes: file={}: open it for writing once", path.display()),
-                e,
-            ),
-            other => error::open(&path.display().to_string(), other),
-        })?;
-        Self::check(Db::ReadOnly(db), dir, options)
+        let db = match builder(options.cache_bytes).open_read_only(&path) {
+            Ok(db) => Db::ReadOnly(db),
+            Err(DatabaseError::RepairAborted) => Db::Repaired(open_shadow(&path, options.cache_bytes)?),
+            Err(other) => return Err(error::open(&path.display().to_string(), other)),
+        };
+        Self::check(db, dir, options)
     }
 
     /// A file with other tables, or a checkpoint this build cannot read, is refused now and not at the first use.
@@ -81,7 +82,7 @@ impl RedbEngine {
     /// Begins a read of the newest commit.
     pub(crate) fn begin_read(&self) -> Result<ReadTransaction> {
         let begun = match &self.db {
-            Db::Whole(db) => db.begin_read(),
+            Db::Whole(db) | Db::Repaired(db) => db.begin_read(),
             Db::ReadOnly(db) => db.begin_read(),
         };
         begun.map_err(|e| error::transaction("redb cannot begin a read", e))
@@ -91,9 +92,10 @@ impl RedbEngine {
     pub(crate) fn db(&self) -> Result<&Database> {
         match &self.db {
             Db::Whole(db) => Ok(db),
-            Db::ReadOnly(_) => Err(read_only()),
+            Db::ReadOnly(_) | Db::Repaired(_) => Err(read_only()),
         }
     }
+
     /// Number of commits since opening.
     pub(crate) fn commits(&self) -> u64 {
         // ORDERING: Acquire pairs with the Release in `count_commit`: whoever sees the count takes a snapshot
@@ -203,12 +205,16 @@ impl Engine for RedbEngine {
     /// before it; that is an error here all the same.
     fn scrub(&mut self) -> Result<u64> {
         let file = self.dir.join(FILE_NAME);
-        let Db::Whole(db) = &mut self.db else { return Err(read_only()) };
-        let sound = db.check_integrity().map_err(|e| error::open(&file.display().to_string(), e))?;
-        if !sound {
+        let (checked, what) = match &mut self.db {
+            Db::Whole(db) => (db.check_integrity(), "redb found damage and repaired it"),
+            Db::Repaired(db) => (db.check_integrity(), "redb found damage"),
+            // redb checks a whole database only, which it would repair: this one is repaired in memory.
+            Db::ReadOnly(_) => (open_shadow(&file, self.options.cache_bytes)?.check_integrity(), "redb found damage"),
+        };
+        if !checked.map_err(|e| error::open(&file.display().to_string(), e))? {
             return Err(Error::new(
                 ErrorKind::DataDamaged,
-                format!("redb found damage and repaired it: file={}: compare its checkpoint and pairs", file.display()),
+                format!("{what}: file={}: compare its checkpoint and pairs", file.display()),
             ));
         }
         scrub_by_scan(&mut *self.reader()?)
@@ -244,6 +250,14 @@ pub(crate) fn create_file(dir: &Path, cache_bytes: u64) -> Result<Database> {
 
 fn open_file(path: &Path, cache_bytes: u64) -> Result<Database> {
     builder(cache_bytes).open(path).map_err(|e| error::open(&path.display().to_string(), e))
+}
+
+/// Opens the file without ever writing to it: see [`crate::shadow`].
+fn open_shadow(path: &Path, cache_bytes: u64) -> Result<Database> {
+    let shown = path.display().to_string();
+    let backend =
+        Shadow::open(path).map_err(|e| Error::io(format!("cannot open the redb store: file={shown} reason={e}"), e))?;
+    builder(cache_bytes).create_with_backend(backend).map_err(|e| error::open(&shown, e))
 }
 
 fn read_only() -> Error {

@@ -42,6 +42,7 @@ mod copy;
 mod engine;
 mod error;
 mod reader;
+mod shadow;
 mod write;
 
 pub use engine::RedbEngine;

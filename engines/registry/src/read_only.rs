@@ -18,8 +18,7 @@ use crate::store::{self, DATA, OpenMode};
 /// keeps this one out.
 ///
 /// # Errors
-/// `FixInput`: there is no store. `Retry`: a process has it open for writing. `Reopen`: the engine has to recover the
-/// store first, which writes (redb, after a kill).
+/// `FixInput`: there is no store. `Retry`: a process has it open for writing.
 pub fn open_read_only(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
     let Some(known) = marker::read(dir)? else { return Err(store::no_store(dir)) };
     let asked = EngineOptions { profile: known.profile, memory, ..EngineOptions::new(known.engine) };
@@ -79,7 +78,7 @@ impl Engine for ReadOnly {
     }
 
     fn scrub(&mut self) -> Result<u64> {
-        Err(self.refused())
+        self.engine.scrub()
     }
 
     /// There is nothing to flush: the engine is dropped, not closed.
