@@ -3,13 +3,13 @@
 //! Owns: the rule of what is noise, and the exit code. Must not: look at what the figures mean. Main thread.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use engine_latency::table::aligned;
 use serde::Serialize;
 
-use super::cells::{Cell, Scenario, Spread, distinct, scenarios};
+use super::cells::{Cell, Scenario, Spread, distinct, engines as engines_of, scenarios};
 use super::figures::{Better, STATS, THROUGHPUT};
 use super::{device, format, input};
 use crate::result::{Machine, Record, Workload};
@@ -125,6 +125,10 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     let second = args.b.as_ref().map(|file| input::read_all(std::slice::from_ref(file))).transpose()?;
     let second = second.as_deref().unwrap_or(&first);
     let engines = args.engines.as_ref().map(|(x, y)| (x.as_str(), y.as_str()));
+    if let Some((x, y)) = engines {
+        known(x, &first, &args.a)?;
+        known(y, second, args.b.as_ref().unwrap_or(&args.a))?;
+    }
     let comparison = compare(&first, second, engines);
     ensure!(
         !comparison.rows.is_empty(),
@@ -141,6 +145,13 @@ pub fn run(args: &CompareArgs) -> Result<()> {
             count => bail!("worse beyond noise and by more than {limit} %: figures={count}"),
         }
     }
+    Ok(())
+}
+
+/// Refuses an engine that no record is of.
+fn known(engine: &str, records: &[Record], file: &Path) -> Result<()> {
+    let engines = engines_of(records);
+    ensure!(engines.contains(&engine), "no engine {engine}: file={} has {}", file.display(), engines.join(", "));
     Ok(())
 }
 
