@@ -155,6 +155,9 @@ fn check(config: &Config) -> Result<(), Failed> {
     let shown = Config { geyser: provider::shown(&config.geyser), ..config.clone() };
     print!("{}", toml::to_string(&shown).context("cannot print the configuration")?);
     println!("# memory: {}", config.engine.division());
+    for note in engines::notes(&config.dir, &config.engine)? {
+        println!("# {}: {}", if note.is_warning { "warning" } else { "engine" }, note.text);
+    }
     // All that a start would refuse, found in the same way.
     log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok().as_deref()).map_err(Failed::wrong)?;
     let Checked { edge, provider } = Checked::of(config)?;

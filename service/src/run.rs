@@ -103,6 +103,9 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         rest_bytes = division.rest_bytes,
         "memory is divided"
     );
+    for note in engines::notes(&config.dir, &config.engine)? {
+        if note.is_warning { warn!("{}", note.text) } else { info!("{}", note.text) }
+    }
     for caution in config.selection().cautions(label) {
         warn!("{caution}");
     }

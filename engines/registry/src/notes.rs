@@ -1,0 +1,207 @@
+//! What an operator should know of a store and of the limits of its process: memory that no setting bounds, and files that
+//! cannot all be kept open.
+//!
+//! Owns: the arithmetic and the sentences. Must not: open an engine, or refuse anything. Runs on the thread that opens the
+//! store.
+
+use std::fs;
+use std::path::Path;
+
+use bytesize::ByteSize;
+use engine_api::Result;
+
+use crate::marker;
+use crate::options::{EngineKind, EngineOptions, Profile};
+use crate::store::{DATA, effective};
+
+/// Bytes of RocksDB's files for each pair, as measured on a settled store.
+const FILE_BYTES_A_PAIR: u64 = 76;
+/// Bytes of RocksDB's index for each pair, times 100, as measured with the filter that comes on top.
+const INDEX_CENTIBYTES_A_PAIR: u64 = 29;
+/// Beside cache, filters and indexes: vanilla's two memtables of 64 MiB, and as much for the program and its connections.
+const REST_BYTES: u64 = 256 << 20;
+
+/// A sentence for the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// The sentence, with its figures.
+    pub text: String,
+    /// Something has to be changed; otherwise it is only good to know.
+    pub is_warning: bool,
+}
+
+/// What is to be said when the store in `dir` is opened with `options`, which is missing where it is yet to be made.
+///
+/// # Errors
+/// Those of [`inspect`](crate::inspect).
+pub fn notes(dir: &Path, options: &EngineOptions) -> Result<Vec<Note>> {
+    let known = marker::read(dir)?.filter(|known| known.engine == options.engine);
+    let options = effective(options, known.as_ref());
+    let too_much = more_than_there_is(&options);
+    if options.engine != EngineKind::Rocksdb {
+        return Ok(too_much.into_iter().collect());
+    }
+    let files = Files::of(&dir.join(DATA));
+    let hard_limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let division = options.division();
+    let outside = (options.profile == Profile::Vanilla).then(|| Outside {
+        bloom_bits: options.bloom.unwrap_or(0).into(),
+        pairs: files.bytes / FILE_BYTES_A_PAIR,
+        cache_bytes: division.cache_bytes,
+        limit_bytes: division.limit.bytes,
+    });
+    let memory = outside.and_then(|outside| outside.note());
+    Ok(too_much.into_iter().chain(memory).chain(too_few_readers(files.count, hard_limit)).collect())
+}
+
+/// An engine fills its memory in time.
+fn more_than_there_is(options: &EngineOptions) -> Option<Note> {
+    let (division, memory) = (options.division(), options.memory?);
+    let limit = ByteSize::b(division.limit.bytes);
+    let text = format!("memory={memory} is more than this process may use, which is {limit}: the kernel will kill it");
+    (division.cache_bytes > division.limit.bytes).then_some(Note { text, is_warning: true })
+}
+
+/// RocksDB's files of pairs.
+#[derive(Debug, Default)]
+struct Files {
+    count: u64,
+    bytes: u64,
+}
+
+impl Files {
+    /// Files that vanish meanwhile, or a directory that cannot be listed, count as none: opening says more of that.
+    fn of(data: &Path) -> Self {
+        let mut found = Self::default();
+        for entry in fs::read_dir(data).into_iter().flatten().flatten() {
+            if entry.path().extension().is_some_and(|ending| ending == "sst") {
+                found.count += 1;
+                found.bytes += entry.metadata().map_or(0, |meta| meta.len());
+            }
+        }
+        found
+    }
+}
+
+/// What RocksDB as it comes keeps in memory outside of its cache.
+struct Outside {
+    bloom_bits: u64,
+    pairs: u64,
+    cache_bytes: u64,
+    limit_bytes: u64,
+}
+
+impl Outside {
+    /// Bytes for each pair, times 100.
+    fn centibytes_a_pair(&self) -> u64 {
+        self.bloom_bits * 100 / 8 + INDEX_CENTIBYTES_A_PAIR
+    }
+
+    fn note(&self) -> Option<Note> {
+        let tables_bytes = self.pairs.saturating_mul(self.centibytes_a_pair()) / 100;
+        let needed_bytes = self.cache_bytes.saturating_add(tables_bytes).saturating_add(REST_BYTES);
+        let is_warning = self.pairs > 0 && needed_bytes > self.limit_bytes;
+        if self.bloom_bits == 0 && !is_warning {
+            return None;
+        }
+        let a_pair = self.centibytes_a_pair() as f64 / 100.0;
+        let at_a_billion = ByteSize::b(self.centibytes_a_pair() * 10_000_000).display().si();
+        let (tables, cache) = (ByteSize::b(tables_bytes), ByteSize::b(self.cache_bytes));
+        let (needed, limit) = (ByteSize::b(needed_bytes), ByteSize::b(self.limit_bytes));
+        let so_far = if self.pairs == 0 {
+            String::new()
+        } else {
+            format!(
+                "; at about pairs={} they take {tables}, and beside a cache of {cache} the process needs a memory limit of \
+                 {needed}: it has {limit}",
+                self.pairs
+            )
+        };
+        let way_out =
+            if is_warning { ": raise the limit, lower --memory or --bloom, or use --profile tuned" } else { "" };
+        let text = format!(
+            "rocksdb keeps filters and indexes in memory outside of --memory: bloom={} bytes_a_pair={a_pair:.1}, \
+             {at_a_billion} at a billion pairs{so_far}{way_out}",
+            self.bloom_bits
+        );
+        Some(Note { text, is_warning })
+    }
+}
+
+/// RocksDB keeps as many files open as half of the process's limit allows.
+fn too_few_readers(files: u64, hard_limit: Option<u64>) -> Option<Note> {
+    let hard_limit = hard_limit.filter(|hard_limit| files > hard_limit / 2)?;
+    let text = format!(
+        "rocksdb can keep {} of the store's {files} files open, half of the open files that this process may have \
+         ({hard_limit}): a lookup in any other file reads that file's index and filter first: allow {} open files (the \
+         unit's LimitNOFILE, or ulimit -Hn)",
+        hard_limit / 2,
+        (files * 4).next_power_of_two()
+    );
+    Some(Note { text, is_warning: true })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn filters_outside_of_the_cache_are_said_with_the_limit_they_need() {
+        let outside = Outside { bloom_bits: 20, pairs: 1_000_000_000, cache_bytes: GIB / 4, limit_bytes: GIB };
+        let note = outside.note().unwrap();
+        assert!(note.is_warning);
+        for part in
+            ["bloom=20 bytes_a_pair=2.8, 2.8 GB at a billion", "a memory limit of 3.1 GiB: it has 1.0 GiB", "tuned"]
+        {
+            assert!(note.text.contains(part), "{part}: {}", note.text);
+        }
+        let enough = Outside { limit_bytes: 4 * GIB, ..outside };
+        assert!(!enough.note().unwrap().is_warning);
+        // A store that is yet to be made: what a pair will cost.
+        let new = Outside { pairs: 0, limit_bytes: GIB / 8, ..enough };
+        let note = new.note().unwrap();
+        assert!(!note.is_warning && note.text.contains("2.8 GB at a billion"), "{}", note.text);
+        // Without a filter the index alone has to be too much.
+        assert_eq!(Outside { bloom_bits: 0, ..enough }.note(), None);
+        assert!(Outside { bloom_bits: 0, limit_bytes: GIB / 2, ..enough }.note().is_some_and(|note| note.is_warning));
+    }
+
+    #[test]
+    fn more_files_than_can_be_kept_open_are_said() {
+        assert_eq!(too_few_readers(512, Some(1024)), None);
+        assert_eq!(too_few_readers(100_000, None), None);
+        let note = too_few_readers(1200, Some(1024)).unwrap();
+        let said = "keep 512 of the store's 1200 files open, half of the open files that this process may have (1024)";
+        assert!(note.is_warning && note.text.contains(said) && note.text.contains("allow 8192"), "{}", note.text);
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        for (kind, said) in [(EngineKind::Strata, 1), (EngineKind::Redb, 1), (EngineKind::Lmdb, 0)] {
+            let options = EngineOptions { memory: Some(ByteSize::pib(1)), ..EngineOptions::new(kind) };
+            assert_eq!(notes(dir.path(), &options).unwrap().len(), said, "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_store_is_looked_at_by_its_files_and_its_marker() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |options: &EngineOptions| notes(dir.path(), options).unwrap();
+        let rocksdb = EngineOptions::new(EngineKind::Rocksdb);
+        assert_eq!(of(&rocksdb), []);
+        assert_eq!(of(&EngineOptions::new(EngineKind::Strata)), []);
+        assert_eq!(of(&EngineOptions { bloom: Some(20), ..rocksdb.clone() }).len(), 1);
+        assert_eq!(of(&EngineOptions { bloom: Some(20), profile: Profile::Tuned, ..rocksdb.clone() }), []);
+        // A filter that is not asked for is the one that the marker says.
+        let known = marker::Identity { bloom: 20, ..marker::Identity::new(EngineKind::Rocksdb) };
+        marker::write(dir.path(), &known).unwrap();
+        fs::create_dir(dir.path().join(DATA)).unwrap();
+        let file = fs::File::create(dir.path().join(DATA).join("000007.sst")).unwrap();
+        file.set_len(FILE_BYTES_A_PAIR * 1_000_000).unwrap();
+        let found = of(&rocksdb);
+        assert!(found.len() == 1 && found[0].text.contains("about pairs=1000000"), "{found:?}");
+    }
+}
