@@ -38,8 +38,11 @@ pub(crate) fn ask(dir: &Path) -> Result<Option<Served>> {
     let name = path.display();
     let mut socket = match UnixStream::connect(&path) {
         Ok(socket) => socket,
-        // The last: a path that is too long for a socket, which the service could not bind either.
-        Err(e) if matches!(e.kind(), Io::NotFound | Io::ConnectionRefused | Io::InvalidInput) => return Ok(None),
+        // The last two: a path that is too long for a socket, which the service could not bind either, and a directory that
+        // is a file, of which opening says more.
+        Err(e) if matches!(e.kind(), Io::NotFound | Io::ConnectionRefused | Io::InvalidInput | Io::NotADirectory) => {
+            return Ok(None);
+        }
         Err(e) => {
             let user = "as its user, or as root";
             return Err(e).with_context(|| format!("cannot reach the running service {user}: socket={name}"));

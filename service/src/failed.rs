@@ -34,7 +34,7 @@ impl Failed {
 /// With all its causes.
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#}", self.error)
+        f.write_str(&engine_api::words(self.error.as_ref()))
     }
 }
 

@@ -8,12 +8,14 @@
 mod checkpoint;
 mod error;
 mod traits;
+mod words;
 
 pub use checkpoint::{Checkpoint, Durability, SourceId};
 pub use error::{Error, ErrorKind, Result};
 pub use traits::{
     BulkLoad, Engine, Reader, Stats, Visitor, WriteTxn, get_many_by_get, one_slot_per_key, scrub_by_scan,
 };
+pub use words::words;
 
 /// A Solana pubkey used as key. All-zero (the System program) is a legal key.
 pub type Key = [u8; 32];

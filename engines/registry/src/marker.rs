@@ -67,6 +67,10 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
         Err(e) if e.kind() == Io::NotFound => return Ok(None),
+        Err(e) if e.kind() == Io::NotADirectory => {
+            let message = format!("not a directory but a file: dir={}: name the directory of a store", dir.display());
+            return Err(Error::new(ErrorKind::FixInput, message));
+        }
         Err(e) if e.kind() == Io::InvalidData => return Err(damaged(&path, e)),
         Err(e) => return Err(Error::io(format!("cannot read the marker: file={} reason={e}", path.display()), e)),
     };

@@ -333,7 +333,9 @@ fn refuse_unless_compiled(engine: EngineKind) -> Result<()> {
     Err(Error::new(
         ErrorKind::FixInput,
         format!(
-            "engine={engine} is not in this build: build with the cargo feature {engine}, or choose another engine"
+            "engine={engine} is not in this build, which has {}: choose one of these, or build with the cargo feature \
+             {engine}",
+            compiled().iter().map(|engine| engine.as_str()).collect::<Vec<_>>().join(", ")
         ),
     ))
 }
@@ -391,5 +393,30 @@ fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> 
                 format!("engine={engine} is compiled in but cannot be opened: dir={}", data.display()),
             ))
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_that_is_not_named_is_the_one_that_the_store_keeps() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |args: &EngineArgs| options_for(dir.path(), args).unwrap();
+        assert_eq!(
+            of(&EngineArgs { engine: Some(EngineKind::Rocksdb), ..EngineArgs::default() }).profile,
+            Profile::Vanilla
+        );
+        let known = Identity { profile: Profile::Tuned, bloom: 12, ..Identity::new(EngineKind::Rocksdb) };
+        marker::write(dir.path(), &known).unwrap();
+        let kept = of(&EngineArgs::default());
+        assert_eq!((kept.engine, kept.profile), (EngineKind::Rocksdb, Profile::Tuned));
+        assert_eq!(effective(&kept, Some(&known)).bloom, Some(12));
+        let changed = EngineArgs { profile: Some(Profile::Vanilla), ..EngineArgs::default() };
+        assert_eq!(of(&changed).profile, Profile::Vanilla);
+        // Another engine's: refused when the store is opened, and no profile is made up for it before.
+        let other = EngineArgs { engine: Some(EngineKind::Lmdb), ..EngineArgs::default() };
+        assert_eq!(of(&other).profile, Profile::Vanilla);
     }
 }
