@@ -201,13 +201,19 @@ fn child_of(page: &[u8], key: &[u8]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::ops::ControlFlow;
+    use std::os::fd::AsRawFd as _;
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
     use engine_api::{Checkpoint, Durability, Engine, Key};
     use lmdb::{Cursor, Transaction};
 
-    use super::Ahead;
+    use super::{Ahead, LEAVES_MIN};
     use crate::engine::PAIRS_TABLE;
     use crate::map::used_bytes;
-    use crate::{LmdbEngine, LmdbOptions};
+    use crate::{FILE_NAME, LmdbEngine, LmdbOptions};
 
     /// Keys in no order: leaves split, and lie anywhere in the file.
     fn fill(engine: &LmdbEngine, pairs: u64) {
@@ -248,6 +254,55 @@ mod tests {
                     std::iter::from_fn(|| ahead.next_leaf()).map(|leaf| first + leaf as usize).collect();
                 assert_eq!(told, scanned[1..], "pairs={pairs} from={from}");
             }
+        }
+    }
+
+    /// Pages of `file` that are in the page cache, and all of its pages.
+    fn cached(file: &Path) -> (usize, usize) {
+        let file = File::open(file).unwrap();
+        let bytes = file.metadata().unwrap().len() as usize;
+        let mut pages = vec![0u8; bytes.div_ceil(4096)];
+        // SAFETY: a mapping of our own, which is only asked about and then removed; `pages` has a byte for each page.
+        unsafe {
+            let map = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+            assert_ne!(map, libc::MAP_FAILED);
+            assert_eq!(libc::mincore(map, bytes, pages.as_mut_ptr()), 0);
+            libc::munmap(map, bytes);
+        }
+        (pages.iter().filter(|page| **page & 1 == 1).count(), pages.len())
+    }
+
+    #[test]
+    fn a_scan_has_leaves_read_before_it_comes_to_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Box::new(LmdbEngine::open(dir.path(), &LmdbOptions::default()).unwrap());
+        fill(&engine, 300_000);
+        engine.close().unwrap();
+        let path = dir.path().join(FILE_NAME);
+        let file = File::open(&path).unwrap();
+        file.sync_all().unwrap();
+        // SAFETY: advice on an open file.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        let engine = LmdbEngine::open(dir.path(), &LmdbOptions::default()).unwrap();
+        let (before, all) = cached(&path);
+        if before == all {
+            eprintln!("skipped: the file system of {} keeps its files in memory", dir.path().display());
+            return;
+        }
+        let mut pairs = 0;
+        // Three leaves or four.
+        engine
+            .reader()
+            .unwrap()
+            .scan(&mut |_, _| {
+                pairs += 1;
+                if pairs < 100 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            })
+            .unwrap();
+        let started = Instant::now();
+        while cached(&path).0 < before + LEAVES_MIN {
+            assert!(started.elapsed() < Duration::from_secs(60), "before={before} now={}", cached(&path).0);
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 }
