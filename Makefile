@@ -155,6 +155,9 @@ bench-full: build ## The same at the scenarios' own sizes (hours).
 bench-targets: build ## Measures strata's targets against every other engine (two hours and 75 GB).
 	@BIN="$(BIN)" OUT="$(RESULTS)/targets" deploy/bench-targets.sh
 
+bench-verify: build ## Compares `bootstrap verify` with a scan and the sort of its source (minutes).
+	@deploy/bench-verify.py --bin "$(BIN)" --limit 2 lmdb redb rocksdb strata
+
 bench-transports: build ## Compares lookups over shared memory, Unix socket and TCP (a minute).
 	@mkdir -p "$(RESULTS)"
 	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && \

@@ -10,8 +10,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
+use engine_api::words;
 
 use crate::limits::TooSmall;
+use crate::out::{self, tell};
 use crate::{compare, info, load, migrate, repair, scrub, verify};
 
 const AFTER_HELP: &str = "\
@@ -50,7 +52,7 @@ enum Command {
     Load(Box<load::LoadArgs>),
     /// Take a store over into a new one, of another engine for instance, checkpoint included, and compare the two
     Migrate(Box<migrate::MigrateArgs>),
-    /// Read every pair of a source back from a store and compare
+    /// Tell whether a store holds exactly the pairs of a source, and which keys differ
     Verify(verify::VerifyArgs),
     /// Compare a store with another one, of any engine
     Compare(compare::CompareArgs),
@@ -102,13 +104,17 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         }
         Command::Man { dir } => man(&dir).map(|()| 0),
     };
-    match outcome {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => {
-            eprintln!("{name}: {error:#}");
+    match (outcome, out::failure()) {
+        (Err(error), _) => {
+            tell!("{name}: {}", words(error.as_ref()));
             // A service manager starts it again after 1, and not after 2.
             if error.is::<TooSmall>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
+        (Ok(_), Some(error)) => {
+            tell!("{name}: cannot write to standard output: reason={error}");
+            ExitCode::FAILURE
+        }
+        (Ok(code), None) => ExitCode::from(code),
     }
 }
 

@@ -1,19 +1,18 @@
 //! `bootstrap compare`: two stores side by side, of whatever engines, in one pass over both.
 //!
-//! Owns: the merge of two scans. Must not: hold either map in memory. Threads: the other store is scanned on one of its
-//! own, `other`, a few chunks ahead.
+//! Owns: what is said of the two. Must not: hold either map in memory. Threads: main scans the one store, `other` the other,
+//! a few chunks ahead.
 
-use std::cmp::Ordering;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, anyhow, ensure};
 use engine_api::{Checkpoint, Engine, Key, Value};
 
-use crate::info::open_to_read;
-use crate::limits::{CHUNK_PAIRS, CHUNKS_AHEAD};
+use crate::info::open_to_scan;
+use crate::out::say;
+use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
 
 /// Compares two stores.
 #[derive(clap::Args, Clone, Debug)]
@@ -29,122 +28,54 @@ pub(crate) struct CompareArgs {
     pub(crate) show: u64,
 }
 
-type Pair = (Key, Value);
-
 /// Exit code 0 when both hold the same pairs, 1 when not.
 pub(crate) fn run(args: &CompareArgs) -> Result<u8> {
     let same = args.dir.canonicalize().ok() == args.with.canonicalize().ok() && args.dir.exists();
     ensure!(!same, "both directories are the same: dir={} with={}", args.dir.display(), args.with.display());
-    let (engine, other) = (open_to_read(&args.dir, None)?, open_to_read(&args.with, None)?);
+    let (engine, other) = (open_to_scan(&args.dir, None, None)?, open_to_scan(&args.with, None, None)?);
     for (name, engine) in [("dir", &engine), ("with", &other)] {
         let Checkpoint { seq, slot, .. } = engine.checkpoint()?;
         let slot = slot.map_or("none".to_owned(), |slot| slot.to_string());
-        println!("{name}: engine={} seq={seq} slot={slot}", engine.label());
+        say!("{name}: engine={} seq={seq} slot={slot}", engine.label());
     }
     let found = compare(&*engine, &*other, args.show)?;
     engine.close()?;
     other.close()?;
-    let Found { pairs, with_pairs, only_in_dir, only_in_with, different, .. } = found;
-    if only_in_dir + only_in_with + different == 0 {
-        println!("equal: pairs={pairs}");
+    let Counts { pairs, other_pairs, only_here, only_there, different } = found;
+    if found.unequal() == 0 {
+        say!("equal: pairs={pairs}");
         return Ok(0);
     }
-    println!(
-        "not equal: pairs={pairs} with_pairs={with_pairs} only_in_dir={only_in_dir} only_in_with={only_in_with} \
+    say!(
+        "not equal: pairs={pairs} with_pairs={other_pairs} only_in_dir={only_here} only_in_with={only_there} \
          different={different}"
     );
     Ok(1)
 }
 
-/// What a comparison has found so far.
-#[derive(Debug, Default)]
-struct Found {
-    pairs: u64,
-    with_pairs: u64,
-    only_in_dir: u64,
-    only_in_with: u64,
-    different: u64,
-    show: u64,
-}
-
-fn compare(engine: &dyn Engine, other: &dyn Engine, show: u64) -> Result<Found> {
+fn compare(engine: &dyn Engine, other: &dyn Engine, show: u64) -> Result<Counts> {
     thread::scope(|scope| {
-        let (chunks, received) = sync_channel::<Vec<Pair>>(CHUNKS_AHEAD);
-        let scan_other = move || -> engine_api::Result<()> {
-            let mut chunk = Vec::with_capacity(CHUNK_PAIRS);
-            other.reader()?.scan(&mut |key, value| {
-                chunk.push((*key, *value));
-                if chunk.len() < CHUNK_PAIRS {
-                    return ControlFlow::Continue(());
-                }
-                // Nobody takes them: the scan on the other side has failed.
-                match chunks.send(std::mem::replace(&mut chunk, Vec::with_capacity(CHUNK_PAIRS))) {
-                    Ok(()) => ControlFlow::Continue(()),
-                    Err(_) => ControlFlow::Break(()),
-                }
-            })?;
-            chunks.send(chunk).ok();
-            Ok(())
-        };
-        let scanning = thread::Builder::new()
-            .name("other".to_owned())
-            .spawn_scoped(scope, scan_other)
-            .context("cannot start the thread of the second scan")?;
-        let found = merge(engine, received, show);
-        let scanned = scanning.join().map_err(|_| anyhow!("the second scan has panicked: this is a bug"))?;
+        let (scanning, received) = sides::scan(scope, other, "other")?;
+        let mut both = Sides::new(received, show, name);
+        let scanned = engine.reader().and_then(|mut reader| {
+            reader.scan(&mut |key, value| {
+                both.push(key, value);
+                ControlFlow::Continue(())
+            })
+        });
+        // Dropping the merge is what ends a scan that is still going on.
+        let found = scanned.map(|()| both.finish());
         // A scan that was cut short looks like missing pairs: its error comes first.
-        scanned?;
-        found
+        scanning.join().map_err(|_| anyhow!("the second scan has panicked: this is a bug"))??;
+        Ok(found?)
     })
 }
 
-fn merge(engine: &dyn Engine, received: Receiver<Vec<Pair>>, show: u64) -> Result<Found> {
-    let mut others = received.into_iter().flatten().peekable();
-    let mut found = Found { show, ..Found::default() };
-    engine.reader()?.scan(&mut |key, value| {
-        found.pairs += 1;
-        while let Some((other, there)) = others.next_if(|(other, _)| other < key) {
-            found.only_in_with(&other, &there);
-        }
-        match others.next_if(|(other, _)| other.cmp(key) == Ordering::Equal) {
-            Some((_, there)) => found.both(key, value, &there),
-            None => found.only_in_dir(key, value),
-        }
-        ControlFlow::Continue(())
-    })?;
-    others.for_each(|(other, there)| found.only_in_with(&other, &there));
-    Ok(found)
-}
-
-impl Found {
-    fn both(&mut self, key: &Key, here: &Value, there: &Value) {
-        self.with_pairs += 1;
-        if here != there {
-            self.different += 1;
-            self.name("different", key, Some(here), Some(there));
-        }
-    }
-
-    fn only_in_dir(&mut self, key: &Key, here: &Value) {
-        self.only_in_dir += 1;
-        self.name("only in dir", key, Some(here), None);
-    }
-
-    fn only_in_with(&mut self, key: &Key, there: &Value) {
-        self.with_pairs += 1;
-        self.only_in_with += 1;
-        self.name("only in with", key, None, Some(there));
-    }
-
-    fn name(&self, what: &str, key: &Key, here: Option<&Value>, there: Option<&Value>) {
-        if self.only_in_dir + self.only_in_with + self.different > self.show {
-            return;
-        }
-        let text = |value: Option<&Value>| value.map_or("nothing".to_owned(), base58);
-        println!("{what}: key={} dir={} with={}", base58(key), text(here), text(there));
-    }
-}
-
-fn base58(bytes: &[u8; 32]) -> String {
-    bs58::encode(bytes).into_string()
+fn name(key: &Key, here: Option<&Value>, there: Option<&Value>) {
+    let what = match (here, there) {
+        (_, None) => "only in dir",
+        (None, _) => "only in with",
+        _ => "different",
+    };
+    say!("{what}: key={} dir={} with={}", base58(key), base58_or_nothing(here), base58_or_nothing(there));
 }

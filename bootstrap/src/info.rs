@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use bytesize::ByteSize;
-use engine_api::{Engine, ErrorKind};
-use engines::Holds;
+use engine_api::Engine;
+use engines::{EngineKind, EngineOptions, Holds, OpenMode, Terms};
 use serde_json::json;
 use workload::Digest;
 
+use crate::out::say;
 use crate::resume::is_complete;
 use crate::served::{self, Served};
 use crate::state::State;
@@ -31,7 +32,7 @@ pub(crate) struct InfoArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// Memory of the engine: what it would be divided into, and what reads would cost (strata)
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub(crate) memory: Option<ByteSize>,
 }
 
@@ -52,7 +53,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
         );
         return print(args, &served, "service", None);
     }
-    let engine = open_to_read(&args.dir, args.memory)?;
+    let engine = engines::open_read_only(&args.dir, args.memory)?;
     let (checkpoint, stats) = (engine.checkpoint()?, engine.stats()?);
     let digest = args.digest.then(|| scan(&*engine)).transpose()?;
     let found = Served {
@@ -79,32 +80,45 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
             "digest": digest.map(|digest| digest.to_string()),
             "details": details.iter().cloned().collect::<BTreeMap<_, _>>(),
         });
-        println!("{json:#}");
+        say!("{json:#}");
         return Ok(0);
     }
-    println!("engine={engine}");
-    println!("open_in={open_in}");
-    println!("pairs_estimate={pairs_estimate} disk_bytes={disk_bytes}");
+    say!("engine={engine}");
+    say!("open_in={open_in}");
+    say!("pairs_estimate={pairs_estimate} disk_bytes={disk_bytes}");
     let slot = slot.map_or("none".to_owned(), |slot| slot.to_string());
-    println!("checkpoint seq={seq} slot={slot} blockhash={blockhash}");
-    println!("load={load}");
-    println!("holds {}", meaning(&holds));
+    say!("checkpoint seq={seq} slot={slot} blockhash={blockhash}");
+    say!("load={load}");
+    say!("holds {}", meaning(&holds));
     for (name, value) in details {
-        println!("{name}={value}");
+        say!("{name}={value}");
     }
     if let Some(digest) = digest {
-        println!("digest={digest}");
+        say!("digest={digest}");
     }
     Ok(0)
 }
 
-/// Opens a store to read it, and writes nothing, so that one on a read-only file system will do. Only an engine that has
-/// to recover its files first, and cannot do that in memory, is opened as any program opens it.
-pub(crate) fn open_to_read(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
-    match engines::open_read_only(dir, memory) {
-        Err(error) if error.kind() == ErrorKind::Reopen => open(dir, memory),
-        opened => Ok(opened?),
+/// The part of the memory that an engine gets for a scan, which reads everything once: one in eight.
+const SCAN_MEMORY_SHARE: u64 = 8;
+
+/// The memory of an engine whose store is scanned.
+pub(crate) fn scan_memory(memory: Option<ByteSize>) -> ByteSize {
+    let share = (engines::memory_limit().bytes / SCAN_MEMORY_SHARE).max(engines::MEMORY_MIN);
+    memory.unwrap_or(ByteSize::b(share))
+}
+
+/// Opens a store to read all of it, with an eighth of the memory unless `memory` says more. Writes nothing, so that one
+/// on a read-only file system will do. `engine` is what the store has to be of, where that is said.
+pub(crate) fn open_to_scan(
+    dir: &Path,
+    engine: Option<EngineKind>,
+    memory: Option<ByteSize>,
+) -> Result<Box<dyn Engine>> {
+    if let Some(engine) = engine {
+        engines::check(dir, &EngineOptions::new(engine), OpenMode::Existing, &Terms::default())?;
     }
+    Ok(engines::open_read_only(dir, Some(scan_memory(memory)))?)
 }
 
 /// The load in words; `seq`: how many pairs are committed.
@@ -127,15 +141,10 @@ fn meaning(holds: &Holds) -> String {
 }
 
 pub(crate) fn count(args: &CountArgs) -> Result<u8> {
-    let engine = open_to_read(&args.dir, None)?;
-    println!("{}", scan(&*engine)?.pairs());
+    let engine = open_to_scan(&args.dir, None, None)?;
+    say!("{}", scan(&*engine)?.pairs());
     engine.close()?;
     Ok(0)
-}
-
-/// Opens with the engine that the directory names.
-pub(crate) fn open(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
-    Ok(engines::open_existing(dir, memory)?)
 }
 
 /// The digest of everything in a store.

@@ -3,7 +3,7 @@
 //! Owns: sources (synthetic, raw records, CSV), their order (shuffled, sorted), duplicates, the load loop, resume,
 //! verification, comparison, the move of a store to another engine, and the report. Must not: hold the map in memory, load
 //! past an error, or know a concrete engine.
-//! Threads: the main thread writes; `sort` and `order` put pairs in order, `scan` and `other` read other stores, `signal`
+//! Threads: the main thread writes; `sort` and `order` put pairs in order, `scan`, `other` and `store` read stores, `signal`
 //! waits for signals. Engines have their own background threads.
 
 pub mod cli;
@@ -15,6 +15,7 @@ mod load;
 mod meaning;
 mod migrate;
 mod order;
+mod out;
 mod progress;
 mod repair;
 mod report;
@@ -22,6 +23,7 @@ mod resume;
 mod sample;
 mod scrub;
 mod served;
+mod sides;
 mod signal;
 pub mod source;
 mod state;

@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use bytesize::ByteSize;
 use engine_api::{BulkLoad, Checkpoint, Durability, Engine, Key, Value};
 use engine_latency::{Latency, Measured};
@@ -15,6 +15,7 @@ use engines::{EngineArgs, EngineKind, EngineOptions, LoadState, LoadTerm, OpenMo
 use crate::limits::{self, BATCH_PAIRS, Buffers, SORT_BYTES_MIN};
 use crate::meaning::MeaningArgs;
 use crate::order::{OnDuplicate, Order, Ordered, Tally};
+use crate::out::{say, tell};
 use crate::progress::Progress;
 use crate::report::{self, Outcome};
 use crate::resume::{self, Found, check_directory};
@@ -52,9 +53,9 @@ pub(crate) struct LoadArgs {
     /// Solana slot that the pairs stand for; the service starts following from it
     #[arg(long, value_name = "SLOT")]
     pub(crate) slot: Option<u64>,
-    /// Pairs per commit (shuffled order); fewer where lmdb or redb could not hold their pages in memory
-    #[arg(long, value_name = "N", default_value_t = BATCH_PAIRS, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
-    pub(crate) batch: u64,
+    /// Pairs per commit (shuffled order); fewer where lmdb or redb could not hold their pages in memory [default: 10000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) batch: Option<u64>,
     /// Flush every commit to the device, instead of every 100th (shuffled order; redb always does)
     #[arg(long)]
     pub(crate) synced: bool,
@@ -113,13 +114,12 @@ struct Setup {
 /// Runs the load; the exit code is 0 when it is complete, 128 + signal when it was asked to stop.
 pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let stop = Stop::install()?;
+    report::check_writable(args)?;
     let Some(setup) = setup(args)? else { return Ok(0) };
     let started = Instant::now();
     let ordered = match order(args, &setup, &stop) {
         Err(error) if error.is::<Stopped>() => {
-            eprintln!(
-                "stopped while the source was read, nothing more was loaded; the same command with --resume goes on"
-            );
+            tell!("stopped while the source was read, nothing more was loaded; the same command with --resume goes on");
             return Ok(stop.asked().unwrap_or(1));
         }
         ordered => ordered?,
@@ -150,7 +150,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
         let seq = load.checkpoint.seq;
         drop(load);
         Box::new(engine).close()?;
-        eprintln!("stopped after {seq} pairs, all of them committed; the same command with --resume goes on");
+        tell!("stopped after {seq} pairs, all of them committed; the same command with --resume goes on");
         return Ok(code);
     }
     load.finish(tally)?;
@@ -183,6 +183,7 @@ fn setup(args: &LoadArgs) -> Result<Option<Setup>> {
     }
     let begun = if args.resume { State::read(&args.dir)? } else { None };
     let order = args.order.or(begun.and_then(|state| state.order)).unwrap_or(default_order(options.engine));
+    refuse_unused(args, order)?;
     if args.resume {
         resume::refuse_other(args, &source, order)?;
     }
@@ -194,6 +195,22 @@ fn setup(args: &LoadArgs) -> Result<Option<Setup>> {
         check_disk(args, &setup)?;
     }
     Ok(Some(setup))
+}
+
+/// Refuses options of commits where there are none: the bulk path takes chunks of its own, each of them flushed.
+fn refuse_unused(args: &LoadArgs, order: Order) -> Result<()> {
+    let unused = match order {
+        Order::Shuffled => None,
+        Order::Sorted if args.batch.is_some() => Some("--batch"),
+        Order::Sorted => args.synced.then_some("--synced"),
+    };
+    match unused {
+        None => Ok(()),
+        Some(option) => bail!(
+            "{option} is for order=shuffled: a sorted load takes chunks of its own size and flushes each: leave it out, or \
+             add --order shuffled"
+        ),
+    }
 }
 
 /// The order of a load that names none. Random inserts cost a B+tree a page each, and leave its pages half empty.
@@ -245,13 +262,13 @@ fn complete(args: &LoadArgs, state: State, source_id: u64, tally: Tally) -> Resu
 fn chosen(args: &LoadArgs, setup: &Setup) {
     let engine = setup.options.engine;
     if args.order.is_none() && setup.order == Order::Sorted {
-        println!(
+        say!(
             "order=sorted, because engine={engine} loads sorted pairs many times faster, into fewer bytes: \
              --order shuffled loads them as a stream would bring them"
         );
     }
     if setup.new && args.engine.engine.is_none() {
-        println!("{}", chosen_engine(engine));
+        say!("{}", chosen_engine(engine));
     }
 }
 
@@ -300,7 +317,7 @@ impl Load<'_> {
         let rule = self.args.on_duplicate;
         match self.engine.bulk().filter(|_| self.setup.order == Order::Sorted) {
             None => {
-                let batch_pairs = self.args.batch.min(self.setup.buffers.batch_pairs);
+                let batch_pairs = self.args.batch.unwrap_or(BATCH_PAIRS).min(self.setup.buffers.batch_pairs);
                 let mut batch: Vec<(Key, Value)> = Vec::new();
                 let tally = ordered.for_each(skip, rule, &mut |pairs| {
                     for pair in pairs {

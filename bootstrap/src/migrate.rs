@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bytesize::ByteSize;
 use engine_api::{Checkpoint, Durability, Engine, Key, Value};
-use engines::{EngineArgs, EngineKind, EngineOptions, Holds, LoadState, LoadTerm, OpenMode, Terms};
+use engines::{EngineArgs, EngineKind, Holds, LoadState, LoadTerm, OpenMode, Terms};
 use workload::{Digest, source_id};
 
 use crate::info;
 use crate::limits::{self, Buffers, CHUNK_PAIRS};
 use crate::load::{hex, load_of};
 use crate::order::Order;
+use crate::out::{say, tell};
 use crate::progress::Progress;
 use crate::resume::{Found, check_directory, is_complete};
 use crate::signal::Stop;
@@ -26,14 +27,14 @@ use crate::state::State;
 /// Takes a store over into a new one.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct MigrateArgs {
-    /// Directory of the store to read; no process may have it open, and nothing in it changes but for its lock
+    /// Directory of the store to read; no process may write to it, and nothing in it is changed
     #[arg(long, value_name = "DIR")]
     pub(crate) from_store: PathBuf,
     /// Engine of that store; the default is what its directory says
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub(crate) from_engine: Option<EngineKind>,
     /// Memory for that engine; the default is an eighth of what this process may use
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub(crate) from_memory: Option<ByteSize>,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
@@ -51,9 +52,6 @@ pub(crate) struct MigrateArgs {
     pub(crate) skip_disk_check: bool,
 }
 
-/// The share of the memory that the source's engine gets: it is read once, from front to back.
-const FROM_MEMORY_SHARE: u64 = 8;
-
 /// Runs the migration; the exit code is 0 when both stores hold the same, 1 when not, 128 + signal when it was asked
 /// to stop.
 pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
@@ -62,7 +60,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
         return end_complete(args);
     }
     let options = engines::options_for(&args.dir, &args.engine)?;
-    let (options, buffers) = limits::divide(&options, Order::Sorted, from_memory(args).as_u64())?;
+    let (options, buffers) = limits::divide(&options, Order::Sorted, info::scan_memory(args.from_memory).as_u64())?;
     let (from, holds) = open_source(args)?;
     engines::refuse_nested(&args.from_store, &args.dir)?;
     let origin = from.checkpoint()?;
@@ -94,7 +92,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let Some(read) = migration.pairs(skip, estimate)? else {
         let seq = to.checkpoint()?.seq;
         to.close()?;
-        eprintln!("stopped after {seq} pairs, all of them committed; the same command with --resume goes on");
+        tell!("stopped after {seq} pairs, all of them committed; the same command with --resume goes on");
         return Ok(stop.asked().unwrap_or(1));
     };
     to.begin()?.commit(&origin, Durability::Synced)?;
@@ -126,14 +124,8 @@ fn end_complete(args: &MigrateArgs) -> Result<u8> {
         );
     }
     let pairs = state.and_then(|state| state.pairs).map_or("unknown".to_owned(), |pairs| pairs.to_string());
-    eprintln!("the load is complete, there is nothing to resume: dir={dir} pairs={pairs}");
+    tell!("the load is complete, there is nothing to resume: dir={dir} pairs={pairs}");
     Ok(0)
-}
-
-/// The memory of the source's engine.
-fn from_memory(args: &MigrateArgs) -> ByteSize {
-    let share = (engines::memory_limit().bytes / FROM_MEMORY_SHARE).max(engines::MEMORY_MIN);
-    args.from_memory.unwrap_or(ByteSize::b(share))
 }
 
 /// How the words for a source begin.
@@ -152,12 +144,7 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Holds)> {
         let source = State::read(dir)?.map_or("unknown".to_owned(), |state| state.source);
         bail!("the store to read is half loaded: dir={} from={source}: finish that load first", dir.display());
     }
-    let options = EngineOptions {
-        profile: identity.profile,
-        memory: Some(from_memory(args)),
-        ..EngineOptions::new(args.from_engine.unwrap_or(identity.engine))
-    };
-    Ok((engines::open(dir, &options, OpenMode::Existing)?, identity.holds))
+    Ok((info::open_to_scan(dir, args.from_engine, args.from_memory)?, identity.holds))
 }
 
 /// What the new store's directory says of the load. The source is named with its checkpoint, so that a resume from a
@@ -250,15 +237,13 @@ fn compare(read: &Digest, to: &dyn Engine, origin: &Checkpoint, took: Duration) 
     let (load_s, verify_s) = (took.as_secs_f64(), started.elapsed().as_secs_f64());
     let disk_bytes = to.stats()?.disk_bytes;
     let (engine, pairs) = (to.label(), written.pairs());
-    println!(
-        "migrated: engine={engine} pairs={pairs} load_s={load_s:.1} verify_s={verify_s:.1} disk_bytes={disk_bytes}"
-    );
+    say!("migrated: engine={engine} pairs={pairs} load_s={load_s:.1} verify_s={verify_s:.1} disk_bytes={disk_bytes}");
     let slot = origin.slot.map_or("none".to_owned(), |slot| slot.to_string());
-    println!("checkpoint seq={} slot={slot} blockhash={}", origin.seq, bs58::encode(origin.blockhash).into_string());
+    say!("checkpoint seq={} slot={slot} blockhash={}", origin.seq, bs58::encode(origin.blockhash).into_string());
     if *read != written {
-        println!("not equal: from_digest={read} digest={written}");
+        say!("not equal: from_digest={read} digest={written}");
         return Ok(1);
     }
-    println!("equal: digest={written}");
+    say!("equal: digest={written}");
     Ok(0)
 }

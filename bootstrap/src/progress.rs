@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use engine_latency::table::grouped;
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
+use crate::out::tell;
+
 /// Between two lines in a file.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
@@ -51,13 +53,13 @@ impl Progress {
             self.line_at = Some(Instant::now());
             let (message, rate) = (self.bar.message(), grouped(self.bar.per_sec() as u64));
             match self.bar.length() {
-                Some(total) => eprintln!(
+                Some(total) => tell!(
                     "{message}: {} of {} pairs, {rate} pairs/s, {} left",
                     grouped(pairs),
                     grouped(total),
                     HumanDuration(self.bar.eta())
                 ),
-                None => eprintln!("{message}: {} pairs, {rate} pairs/s", grouped(pairs)),
+                None => tell!("{message}: {} pairs, {rate} pairs/s", grouped(pairs)),
             }
         }
     }
@@ -65,7 +67,7 @@ impl Progress {
     pub(crate) fn message(&self, message: &'static str) {
         self.bar.set_message(message);
         if self.line_at.is_some() {
-            eprintln!("{message}");
+            tell!("{message}");
         }
     }
 

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
+use crate::out::say;
+
 /// Makes a store whole again.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct RepairArgs {
@@ -18,15 +20,15 @@ pub(crate) struct RepairArgs {
 pub(crate) fn run(args: &RepairArgs) -> Result<u8> {
     let repaired = engines::repair(&args.dir)?;
     if repaired.findings.is_empty() {
-        println!("in order: nothing was changed: dir={}", args.dir.display());
+        say!("in order: nothing was changed: dir={}", args.dir.display());
         return Ok(0);
     }
-    repaired.findings.iter().for_each(|line| println!("found: {line}"));
-    repaired.lost.iter().for_each(|line| println!("lost: {line}"));
-    println!("repaired: dir={} seq={}", args.dir.display(), repaired.seq);
+    repaired.findings.iter().for_each(|line| say!("found: {line}"));
+    repaired.lost.iter().for_each(|line| say!("lost: {line}"));
+    say!("repaired: dir={} seq={}", args.dir.display(), repaired.seq);
     if repaired.lost.is_empty() {
         return Ok(0);
     }
-    println!("compare it with its source or with a copy before you serve it, or go back to a copy");
+    say!("compare it with its source or with a copy before you serve it, or go back to a copy");
     Ok(1)
 }

@@ -1,5 +1,6 @@
 //! The end of a load: what it took and what to do next as text, everything as JSON, the histograms as a log.
 
+use std::fs::OpenOptions;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -9,8 +10,10 @@ use engine_latency::{Measured, Op, export, table};
 use engines::EngineOptions;
 use serde_json::json;
 
+use crate::limits::BATCH_PAIRS;
 use crate::load::LoadArgs;
 use crate::order::{Order, Tally};
+use crate::out::say;
 use crate::sample::Sample;
 use crate::source::Source;
 
@@ -26,6 +29,23 @@ pub(crate) struct Outcome<'a> {
     pub(crate) elapsed: Duration,
     pub(crate) samples: Vec<Sample>,
     pub(crate) engine: &'a Measured,
+}
+
+/// Refuses a file that a report cannot be written to, before the load that it would be of. A file that is there stays as
+/// it is, and none is left.
+pub(crate) fn check_writable(args: &LoadArgs) -> Result<()> {
+    for path in args.report.iter().chain(&args.hlog) {
+        let is_new = !path.exists();
+        OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .with_context(|| format!("cannot write file={}", path.display()))?;
+        if is_new {
+            std::fs::remove_file(path).with_context(|| format!("cannot remove file={}", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
@@ -58,8 +78,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
     if outcome.tally.duplicates > 0 {
         rows.push(row("  duplicates", table::grouped(outcome.tally.duplicates)));
     }
-    print!("{}", table::aligned(&rows));
-    print!("{}", next(&outcome));
+    say!("{}{}", table::aligned(&rows), next(&outcome));
     if let Some(path) = &args.report {
         let stats = outcome.engine.stats()?;
         let json = json!({
@@ -68,7 +87,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
             "options": outcome.options,
             "source": outcome.source.to_string(),
             "order": outcome.order,
-            "batch": args.batch,
+            "batch": args.batch.unwrap_or(BATCH_PAIRS),
             "synced": args.synced,
             "settled": args.settle,
             "pairs": outcome.tally.pairs,
@@ -111,6 +130,6 @@ fn next(outcome: &Outcome<'_>) -> String {
     format!(
         "the store: dir={dir} engine={engine} seq={pairs} slot={slot}\n\
          next: {prefix}service --dir {dir} --geyser URL    ({from})\n\
-         its digest: {prefix}bootstrap info --digest --dir {dir}\n"
+         its digest: {prefix}bootstrap info --digest --dir {dir}"
     )
 }

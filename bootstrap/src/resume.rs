@@ -14,6 +14,7 @@ use engines::LoadState;
 use crate::identity::{Content, Stamp};
 use crate::load::{LoadArgs, hex};
 use crate::order::{Order, Ordered, remove_spill};
+use crate::out::tell;
 use crate::source::Source;
 use crate::state::State;
 
@@ -62,10 +63,10 @@ pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &Path) -> Res
     };
     let of = state.as_ref().map(|state| state.source.as_str());
     if let Some(removed) = remove_spill(work, of)? {
-        eprintln!("the spill of the load that is complete was removed: dir={} files={removed}", work.display());
+        tell!("the spill of the load that is complete was removed: dir={} files={removed}", work.display());
     }
     let pairs = state.and_then(|state| state.pairs).map_or("unknown".to_owned(), |pairs| pairs.to_string());
-    eprintln!("the load is complete, there is nothing to resume: dir={} pairs={pairs}{note}", args.dir.display());
+    tell!("the load is complete, there is nothing to resume: dir={} pairs={pairs}{note}", args.dir.display());
     Ok(())
 }
 
@@ -97,7 +98,7 @@ fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static s
         }
         _ => {}
     }
-    eprintln!("the source is read, to compare it with what was loaded: {words}");
+    tell!("the source is read, to compare it with what was loaded: {words}");
     let mut read = Content::new();
     source.for_each(&mut |record| {
         read.add(&record);
@@ -141,7 +142,7 @@ pub(crate) fn refuse_other(args: &LoadArgs, source: &Source, order: Order) -> Re
         }
         _ => return Ok(()),
     };
-    let begun = crate::info::open_to_read(&args.dir, None).and_then(|engine| Ok(engine.checkpoint()?.seq));
+    let begun = crate::info::open_to_scan(&args.dir, None, None).and_then(|engine| Ok(engine.checkpoint()?.seq));
     // Whoever may not look now is told when it is opened for loading.
     match begun {
         Ok(0) | Err(_) => Ok(()),

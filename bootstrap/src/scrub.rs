@@ -1,4 +1,6 @@
 //! `bootstrap scrub`: lets the engine check everything that it has stored.
+//!
+//! Owns: what is said of it. Must not: write to the store, or repair it. Runs on the main thread.
 
 use std::path::PathBuf;
 
@@ -6,26 +8,27 @@ use anyhow::Result;
 use bytesize::ByteSize;
 use engine_api::ErrorKind;
 
-use crate::info::open;
+use crate::info::open_to_scan;
+use crate::out::say;
 
 /// Checks a store.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct ScrubArgs {
-    /// Directory of the store
+    /// Directory of the store; nothing in it is changed
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// Memory of the engine
-    #[arg(long, value_name = "SIZE")]
+    /// Memory of the engine [default: an eighth of what this process may use]
+    #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub(crate) memory: Option<ByteSize>,
 }
 
 /// Exit code 0 when nothing is wrong, 1 when something is.
 pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
-    let checked = open(&args.dir, args.memory).and_then(|mut engine| {
+    let checked = open_to_scan(&args.dir, None, args.memory).and_then(|mut engine| {
         let pairs = engine.scrub()?;
         let checkpoint = engine.checkpoint()?;
         let slot = checkpoint.slot.map_or("none".to_owned(), |slot| slot.to_string());
-        println!("sound: engine={} pairs={pairs} seq={} slot={slot}", engine.label(), checkpoint.seq);
+        say!("sound: engine={} pairs={pairs} seq={} slot={slot}", engine.label(), checkpoint.seq);
         Ok(engine.close()?)
     });
     match checked {
@@ -33,9 +36,9 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
         // Found when it was opened or when it was read: the same to whoever asks.
         Err(error) => match error.downcast_ref::<engine_api::Error>() {
             Some(failed) if failed.kind() == ErrorKind::DataDamaged => {
-                println!("damaged: {error:#}");
-                println!(
-                    "go back to a copy, load the store anew, or see what `repair --dir {}` can keep",
+                say!("damaged: {}", engine_api::words(error.as_ref()));
+                say!(
+                    "go back to a copy, load the store again, or see what `repair --dir {}` can keep",
                     args.dir.display()
                 );
                 Ok(1)

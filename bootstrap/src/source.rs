@@ -36,12 +36,12 @@ pub(crate) type TakePlaced<'a> = dyn FnMut(Record, Place) -> Result<()> + 'a;
 /// The arguments that name a source; the same for loading and verifying.
 #[derive(clap::Args, Clone, Debug)]
 #[group(skip)]
+#[command(group(clap::ArgGroup::new("source").required(true)))]
 pub struct SourceArgs {
     /// Synthetic pairs: this many, computed from --seed, never stored
     ///
     /// Such as 5000000, 5_000_000 or 5M; k, M and G are a thousand, a million and a billion.
-    #[arg(long, value_name = "N", required_unless_present = "input", conflicts_with = "input",
-          allow_negative_numbers = true, value_parser = workload::count)]
+    #[arg(long, value_name = "N", group = "source", allow_negative_numbers = true, value_parser = workload::count)]
     pub pairs: Option<u64>,
     /// Seed of the synthetic pairs, and of the shuffle of a file
     #[arg(long, value_name = "S", default_value_t = 1)]
@@ -49,7 +49,7 @@ pub struct SourceArgs {
     /// Pairs from a file, or - for standard input: raw records of 64 bytes (32-byte key, 32-byte value), or CSV
     ///
     /// A name that ends in .gz or .zst is unpacked while it is read.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", group = "source")]
     pub input: Option<PathBuf>,
     /// What is in the file; the default goes by its name: .csv, .csv.gz and .csv.zst are csv, everything else raw
     #[arg(long, value_enum, value_name = "FORMAT", requires = "input")]
@@ -181,12 +181,15 @@ fn read_file(path: &Path, format: Format, from: Place, take: &mut TakePlaced<'_>
         ensure!(skipped == from.bytes, "shorter than before: bytes={skipped} expected_bytes={}", from.bytes);
         return parse::read_from(format, unpacked, from, take);
     }
+    if meta.is_file() {
+        packed::refuse_unnamed(path)?;
+    }
     if format == Format::Raw && meta.is_file() {
         let (bytes, left_over_bytes) = (meta.len(), meta.len() % 64);
         ensure!(
             left_over_bytes == 0,
-            "not a whole number of 64-byte records: bytes={bytes} left_over_bytes={left_over_bytes} ({})",
-            packed::hint(&file).unwrap_or("for two base58 columns use --format csv")
+            "not a whole number of 64-byte records: bytes={bytes} left_over_bytes={left_over_bytes} (for two base58 \
+             columns use --format csv)"
         );
     }
     if from.bytes > 0 {

@@ -1,141 +1,252 @@
-//! `bootstrap verify`: reads every pair of the source back from the store, then looks for pairs that only the store has.
+//! `bootstrap verify`: whether a store holds a source's pairs, all of them and no others.
 //!
-//! A key that comes more than once must hold its last value. Only keys that differ at first sight are remembered, so
-//! memory stays small unless the store is wrong in general. How many pairs the store may have is the source's word: a
-//! store that has followed a stream since its load is compared with what it should hold now.
+//! Owns: the two ways to tell, and what is said. Must not: write to the store, or hold either map in memory. Threads: main
+//! reads the source; `store` scans the store.
+//!
+//! First both are read once and their digests compared, which needs no disk. Where the digests differ, or a key may come
+//! more than once, the source is sorted beside the store and merged with a scan, which tells each key that differs. A key
+//! that comes more than once must hold its last value.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
-use engine_api::{Key, Reader, Value};
-use engines::{EngineArgs, OpenMode};
-
+use anyhow::{Context, Result, anyhow, bail};
+use bytesize::ByteSize;
+use engine_api::{Checkpoint, Engine, Key, Value};
+use engines::{EngineKind, EngineOptions};
 use workload::Digest;
 
-use crate::limits::{self, CHUNK_PAIRS};
+use crate::info::{open_to_scan, scan_memory};
+use crate::limits;
 use crate::load::beside;
 use crate::order::{OnDuplicate, Order, Ordered};
-use crate::source::{Record, Source, SourceArgs};
+use crate::out::{say, tell};
+use crate::progress::Progress;
+use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
+use crate::signal::Stop;
+use crate::source::{Source, SourceArgs};
+use crate::state::State;
 
-/// Compares a store with a source. Where keys come more than once in it, it is sorted in DIR.verify to count them.
+/// Compares a store with a source
+///
+/// Both are read once where they are equal and no key comes more than once. Otherwise the source is sorted, on disk in
+/// 80 bytes a pair where it does not fit into memory, and the first ten keys that differ are named.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct VerifyArgs {
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-    /// Directory of the store
+    /// Directory of the store; nothing in it is changed
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
+    /// Engine that the store has to be of [default: what the directory says]
+    #[arg(long, value_enum, value_name = "ENGINE")]
+    pub(crate) engine: Option<EngineKind>,
+    /// Memory of the engine [default: an eighth of what this process may use]
+    #[arg(long, value_name = "BYTES", value_parser = engines::size)]
+    pub(crate) memory: Option<ByteSize>,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
+    /// Directory to sort the source in, should that be needed; default: DIR with .verify at the end
+    #[arg(long, value_name = "DIR")]
+    pub(crate) work_dir: Option<PathBuf>,
+    /// Sort even where the disk looks too small
+    #[arg(long)]
+    pub(crate) skip_disk_check: bool,
 }
 
 /// Differences named at most.
-const SHOWN_MAX: usize = 10;
-/// Differing keys remembered at most; more means that it is another store.
-const DIFFERENT_MAX: usize = 1_000_000;
+const SHOWN_MAX: u64 = 10;
+/// Pairs between two looks at progress and signals.
+const LOOK_EVERY_PAIRS: u64 = 1 << 16;
+/// Between two looks while the other thread works alone.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Exit code 0 when the store holds exactly the source's pairs, 1 when not.
+/// Exit code 0 when the store holds exactly the source's pairs, 1 when not, 128 + signal when it was asked to stop.
 pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
+    let stop = Stop::install()?;
     let source = Source::new(&args.source)?;
-    let options = engines::options_for(&args.dir, &args.engine)?;
-    let engine = engines::open(&args.dir, &options, OpenMode::Existing)?;
-    let mut reader = engine.reader()?;
-    let mut check = Check { reader: &mut *reader, records: Vec::new(), values: Vec::new(), different: BTreeMap::new() };
-    let mut given = Digest::default();
-    source.for_each(&mut |record| {
-        given.add(&record.1, &record.2);
-        check.records.push(record);
-        if check.records.len() == CHUNK_PAIRS { check.chunk() } else { Ok(()) }
-    })?;
-    check.chunk()?;
-    let records = given.pairs();
-    let different = std::mem::take(&mut check.different);
-    let (mut wrong, mut missing) = (0usize, 0usize);
-    for (key, (number, expected)) in &different {
-        let found = reader.get(key)?;
-        if found.as_ref() == Some(expected) {
-            continue;
-        }
-        wrong += 1;
-        missing += usize::from(found.is_none());
-        if wrong <= SHOWN_MAX {
-            let show = |value: &Value| bs58::encode(value).into_string();
-            println!(
-                "different: key={} record={} expected={} found={}",
-                show(key),
-                number + 1,
-                show(expected),
-                found.as_ref().map_or("nothing".to_owned(), show)
-            );
-        }
+    let records = source.count_hint()?;
+    let engine = open_to_scan(&args.dir, args.engine, args.memory)?;
+    let verify = Verify { args, source: &source, records, engine: &*engine, stop: &stop };
+    let outcome = verify.run();
+    if let Some(code) = stop.asked() {
+        tell!("stopped; the store was not changed, and the same command goes on with what is sorted");
+        return Ok(code);
     }
-    let mut held = Digest::default();
-    reader.scan(&mut |key, value| {
-        held.add(key, value);
-        ControlFlow::Continue(())
-    })?;
-    drop(reader);
+    let code = outcome?;
     engine.close()?;
-    let stored = held.pairs();
-    if wrong > 0 {
-        println!("not equal: records={records} different={wrong} of_them_missing={missing} stored_pairs={stored}");
-        return Ok(1);
-    }
-    let expected = if held == given { stored } else { distinct(args, &source, stored, records)? };
-    if stored != expected {
-        let more = stored - expected;
-        println!("not equal: records={records} expected_pairs={expected} stored_pairs={stored} only_in_store={more}");
-        return Ok(1);
-    }
-    println!("equal: records={records} stored_pairs={stored}");
-    Ok(0)
+    Ok(code)
 }
 
-/// How many keys the source has, all of which are among the `stored` ones: fewer than records where a key comes more
-/// than once, which takes a sort to tell.
-fn distinct(args: &VerifyArgs, source: &Source, stored: u64, records: u64) -> Result<u64> {
-    // Without a key given twice there are as many keys as records, and never more.
-    if stored > records || matches!(source, Source::Synthetic { .. }) {
-        return Ok(records);
-    }
-    ensure!(
-        !source.is_read_once(),
-        "keys come more than once, or the store has pairs that the source has not: records={records} \
-         stored_pairs={stored}; standard input cannot be read again to tell: give the file by its name"
-    );
-    let work = beside(&args.dir, ".verify");
-    let options = engines::options_for(&args.dir, &args.engine)?;
-    let (_, buffers) = limits::divide(&options, Order::Sorted, 0)?;
-    let ordered = Ordered::prepare(source, Order::Sorted, args.source.seed, &work, &buffers, &mut |_| Ok(()))?;
-    let tally = ordered.for_each(0, OnDuplicate::Last, &mut |_| Ok(true))?;
-    ordered.discard()?;
-    Ok(tally.pairs)
+/// A stream that the store has followed since it was loaded.
+struct Followed {
+    loaded_pairs: u64,
+    checkpoint: Checkpoint,
 }
 
-struct Check<'r> {
-    reader: &'r mut dyn Reader,
-    records: Vec<Record>,
-    values: Vec<Option<Value>>,
-    /// Keys that differed, with the last value the source gives them.
-    different: BTreeMap<Key, (u64, Value)>,
+struct Verify<'a> {
+    args: &'a VerifyArgs,
+    source: &'a Source,
+    /// Records of the source, where they are known.
+    records: Option<u64>,
+    engine: &'a dyn Engine,
+    stop: &'a Stop,
 }
 
-impl Check<'_> {
-    fn chunk(&mut self) -> Result<()> {
-        let keys: Vec<Key> = self.records.iter().map(|record| record.1).collect();
-        self.values.clear();
-        self.values.resize(keys.len(), None);
-        self.reader.get_many(&keys, &mut self.values)?;
-        for ((number, key, expected), found) in self.records.drain(..).zip(&self.values) {
-            if found.as_ref() != Some(&expected) || self.different.contains_key(&key) {
-                self.different.insert(key, (number, expected));
+impl Verify<'_> {
+    fn run(&self) -> Result<u8> {
+        let followed = self.followed()?;
+        // What can be read only once is sorted at once, and so is what cannot be equal.
+        if followed.is_none() && !self.source.is_read_once() {
+            let (given, held) = self.digests()?;
+            if given == held {
+                let pairs = held.pairs();
+                say!("equal: records={pairs} stored_pairs={pairs}");
+                return Ok(0);
             }
         }
-        if self.different.len() > DIFFERENT_MAX {
-            bail!("more than {DIFFERENT_MAX} pairs differ: this store was not made from this source");
+        let (records, counts) = self.side_by_side()?;
+        let Counts { pairs, other_pairs, only_here, only_there, different } = counts;
+        if counts.unequal() == 0 {
+            say!("equal: records={records} stored_pairs={other_pairs}");
+            return Ok(0);
+        }
+        say!(
+            "not equal: records={records} expected_pairs={pairs} stored_pairs={other_pairs} different={different} \
+             missing={only_here} only_in_store={only_there}"
+        );
+        if let Some(Followed { loaded_pairs, checkpoint: Checkpoint { seq, slot, .. } }) = followed {
+            let slot = slot.map_or_else(|| "none".to_owned(), |slot| slot.to_string());
+            say!(
+                "the store has followed a stream since its load: loaded_pairs={loaded_pairs} seq={seq} slot={slot}. \
+                 Against this source {different} keys changed, {only_there} were added and {only_here} were removed. \
+                 Only a source of that slot can be equal."
+            );
+        }
+        Ok(1)
+    }
+
+    /// A load counts its pairs: whatever came after it has counted on.
+    fn followed(&self) -> Result<Option<Followed>> {
+        let loaded = State::read(&self.args.dir)?.and_then(|state| state.pairs);
+        let checkpoint = self.engine.checkpoint()?;
+        let followed = loaded.filter(|loaded_pairs| checkpoint.seq > *loaded_pairs);
+        Ok(followed.map(|loaded_pairs| Followed { loaded_pairs, checkpoint }))
+    }
+
+    /// The digest of the source's records and that of the store's pairs, read at the same time.
+    fn digests(&self) -> Result<(Digest, Digest)> {
+        let scanned = AtomicU64::new(0);
+        let total = self.records.map(|records| self.stored().map(|stored| records + stored)).transpose()?;
+        let mut progress = Progress::new(total, "reading source and store");
+        let both = thread::scope(|scope| {
+            let scanning = thread::Builder::new()
+                .name("store".to_owned())
+                .spawn_scoped(scope, || self.stored_digest(&scanned))
+                .context("cannot start the thread of the scan")?;
+            let mut given = Digest::default();
+            let read = self.source.for_each(&mut |record| {
+                given.add(&record.1, &record.2);
+                if given.pairs().is_multiple_of(LOOK_EVERY_PAIRS) {
+                    // ORDERING: Relaxed, for progress alone.
+                    progress.set(given.pairs() + scanned.load(Ordering::Relaxed));
+                    self.look()?;
+                }
+                Ok(())
+            });
+            while read.is_ok() && !scanning.is_finished() {
+                thread::sleep(LOOK_EVERY);
+                progress.set(given.pairs() + scanned.load(Ordering::Relaxed));
+            }
+            let held = scanning.join().map_err(|_| anyhow!("the scan has panicked: this is a bug"))?;
+            read?;
+            anyhow::Ok((given, held?))
+        });
+        progress.clear();
+        both
+    }
+
+    fn stored_digest(&self, scanned: &AtomicU64) -> Result<Digest> {
+        let mut held = Digest::default();
+        self.engine.reader()?.scan(&mut |key, value| {
+            held.add(key, value);
+            if !held.pairs().is_multiple_of(LOOK_EVERY_PAIRS) {
+                return ControlFlow::Continue(());
+            }
+            // ORDERING: Relaxed, for progress alone.
+            scanned.store(held.pairs(), Ordering::Relaxed);
+            if self.stop.asked().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        self.look()?;
+        Ok(held)
+    }
+
+    /// Sorts the source and merges it with a scan; its records, and how they compare.
+    fn side_by_side(&self) -> Result<(u64, Counts)> {
+        let ordered = self.sort()?;
+        let mut merging = Progress::new(Some(self.stored()?), "comparing with the store");
+        let counts = thread::scope(|scope| {
+            let (scanning, received) = sides::scan(scope, self.engine, "store")?;
+            let mut both = Sides::new(received, SHOWN_MAX, name);
+            let mut merged = 0;
+            let tally = ordered.for_each(0, OnDuplicate::Last, &mut |pairs| {
+                pairs.iter().for_each(|(key, value)| both.push(key, value));
+                merged += pairs.len() as u64;
+                merging.set(merged);
+                Ok(self.stop.asked().is_none())
+            });
+            // Dropping the merge is what ends a scan that is still going on.
+            let counts = tally.and_then(|_| self.look()).map(|()| both.finish());
+            // A scan that was cut short looks like missing pairs: its error comes first.
+            scanning.join().map_err(|_| anyhow!("the scan has panicked: this is a bug"))??;
+            counts
+        });
+        merging.clear();
+        let (records, counts) = (ordered.records, counts?);
+        ordered.discard()?;
+        Ok((records, counts))
+    }
+
+    /// A spill that an earlier verification has left of the same source is gone on with.
+    fn sort(&self) -> Result<Ordered> {
+        let args = self.args;
+        let work = args.work_dir.clone().unwrap_or_else(|| beside(&args.dir, ".verify"));
+        let engine = engines::inspect(&args.dir)?.map_or_else(engines::default_engine, |known| known.engine);
+        let options = EngineOptions { memory: Some(scan_memory(args.memory)), ..EngineOptions::new(engine) };
+        let (_, buffers) = limits::divide(&options, Order::Sorted, 0)?;
+        if let (Some(records), false) = (self.records, args.skip_disk_check) {
+            let spill_bytes = limits::spill_bytes(records, &buffers);
+            probe::check_disk(&work, spill_bytes.saturating_sub(probe::disk_bytes(&work)))?;
+        }
+        let mut progress = Progress::new(self.records, "sorting the source");
+        let ordered = Ordered::prepare(self.source, Order::Sorted, args.source.seed, &work, &buffers, &mut |records| {
+            progress.set(records);
+            self.look()
+        });
+        progress.clear();
+        ordered.with_context(|| format!("cannot sort the source in dir={} (--work-dir names another)", work.display()))
+    }
+
+    /// Pairs of the store, of RocksDB an estimate.
+    fn stored(&self) -> Result<u64> {
+        Ok(self.engine.stats()?.pairs_estimate)
+    }
+
+    fn look(&self) -> Result<()> {
+        if self.stop.asked().is_some() {
+            bail!("stopped");
         }
         Ok(())
     }
+}
+
+fn name(key: &Key, expected: Option<&Value>, found: Option<&Value>) {
+    let what = match (expected, found) {
+        (Some(_), None) => "missing",
+        (None, _) => "only in store",
+        _ => "different",
+    };
+    let (expected, found) = (base58_or_nothing(expected), base58_or_nothing(found));
+    say!("{what}: key={} expected={expected} found={found}", base58(key));
 }

@@ -16,6 +16,7 @@ use super::work::{Manifest, Work};
 use super::{Order, Rank, Ranked};
 use crate::identity::{BORDER_RECORDS, Content, Stamp};
 use crate::limits::{Buffers, SORT_BUFFERS};
+use crate::out::tell;
 use crate::source::{Place, Record, Source};
 
 /// Records between two calls of [`Tell`].
@@ -111,7 +112,7 @@ impl Spill<'_> {
         };
         let dir = work.dir().display();
         if let Some(difference) = self.difference(&manifest, stamp) {
-            eprintln!("the spill is of another load and is made anew: dir={dir} {difference}");
+            tell!("the spill is of another load and is made anew: dir={dir} {difference}");
             work.keep(&[])?;
             return Ok(None);
         }
@@ -121,9 +122,9 @@ impl Spill<'_> {
             synthetic || (stamp.is_some() && stamp == manifest.stamp && self.source.to_string() == manifest.source);
         let records = manifest.records;
         match (trusted, manifest.complete) {
-            (true, true) => eprintln!("the spill is whole and is used again: dir={dir} records={records}"),
-            (true, false) => eprintln!("going on with the spill: dir={dir} records={records}"),
-            (false, _) => eprintln!(
+            (true, true) => tell!("the spill is whole and is used again: dir={dir} records={records}"),
+            (true, false) => tell!("going on with the spill: dir={dir} records={records}"),
+            (false, _) => tell!(
                 "the source is read again from its start, to compare it with the spill: dir={dir} records={records}"
             ),
         }
@@ -168,7 +169,7 @@ impl Spill<'_> {
                 self.source
             )));
         }
-        eprintln!("the source has changed, and its spill is made anew: dir={dir} {}", self.source);
+        tell!("the source has changed, and its spill is made anew: dir={dir} {}", self.source);
         work.keep(&[])?;
         self.read(work, &self.nothing(), stamp, tell)
     }
@@ -202,7 +203,7 @@ impl Spill<'_> {
             Err(error) if error.is::<Changed>() => return Err(error),
             Err(error) => {
                 if let Err(second) = leave(work) {
-                    eprintln!("{second:#}");
+                    tell!("{second:#}");
                 }
                 return Err(error);
             }
@@ -257,7 +258,7 @@ impl Spill<'_> {
 fn leave(work: &mut Work) -> Result<()> {
     let Some(manifest) = work.manifest()? else { return work.remove() };
     work.keep(&manifest.runs)?;
-    eprintln!(
+    tell!(
         "what was read and flushed so far stays: dir={} records={}: --resume goes on from there; without need of it \
          remove the directory",
         work.dir().display(),

@@ -215,7 +215,10 @@ impl Work {
         match file.try_lock() {
             Ok(()) => self.lock = Some(file),
             Err(TryLockError::WouldBlock) => {
-                bail!("another load uses the work directory: dir={}: wait for it to end", self.dir.display())
+                bail!(
+                    "another process uses the work directory: dir={}: wait for it to end, or name another directory with --work-dir",
+                    self.dir.display()
+                )
             }
             Err(TryLockError::Error(error)) => {
                 return Err(error).with_context(|| format!("cannot lock file={}", path.display()));
@@ -274,7 +277,7 @@ mod tests {
             fs::write(place.join(name), "x").unwrap();
         }
         let other = Work::open(&place).err().unwrap().to_string();
-        assert!(other.contains("another load uses the work directory"), "{other}");
+        assert!(other.contains("another process uses the work directory"), "{other}");
         work.remove().unwrap();
         assert!(!place.exists());
         // A directory of somebody's own.

@@ -5,15 +5,16 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
-use std::os::unix::fs::FileExt as _;
+use std::io::{BufRead, BufReader, Read as _};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use flate2::bufread::MultiGzDecoder;
 
 /// Read from the file, or unpacked, at a time.
 const BUFFER_BYTES: usize = 1 << 20;
+/// Unpacked to see whether a file is packed.
+const LOOK_BYTES: u64 = 4096;
 /// What every gzip file begins with.
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 0x08];
 /// What every zstd file begins with.
@@ -64,17 +65,23 @@ impl Packing {
     }
 }
 
-/// What to do with a file that is packed and whose name does not say so.
-pub(super) fn hint(file: &File) -> Option<&'static str> {
-    let mut first = [0u8; 4];
-    file.read_exact_at(&mut first, 0).ok()?;
-    if first.starts_with(GZIP_MAGIC) {
-        Some("packed by gzip: give the file a name that ends in .gz")
+/// Refuses a file that is packed and whose name does not say so: in one of 64 its bytes are whole records, which would
+/// load.
+pub(super) fn refuse_unnamed(path: &Path) -> Result<()> {
+    let open = || File::open(path).context("cannot open");
+    let mut first = Vec::new();
+    open()?.take(ZSTD_MAGIC.len() as u64).read_to_end(&mut first).context("cannot read: offset=0")?;
+    let (packing, what) = if first.starts_with(GZIP_MAGIC) {
+        (Packing::Gzip, "gzip: give the file a name that ends in .gz")
     } else if first.starts_with(ZSTD_MAGIC) {
-        Some("packed by zstd: give the file a name that ends in .zst")
+        (Packing::Zstd, "zstd: give the file a name that ends in .zst")
     } else {
-        None
-    }
+        return Ok(());
+    };
+    // A key may begin as a packed file does, and does not unpack.
+    let unpacked = packing.open(open()?)?.take(LOOK_BYTES).read_to_end(&mut Vec::new());
+    ensure!(unpacked.is_err(), "packed by {what}");
+    Ok(())
 }
 
 #[cfg(test)]
@@ -144,9 +151,21 @@ mod tests {
                 assert!(records(&path).is_err(), "{name}: cut={cut}");
             }
         }
-        let unnamed = write(dir.path(), "pairs.bin", &[gzip(&raw), vec![0; 1]].concat());
-        let error = records(&unnamed).unwrap_err();
-        assert!(format!("{error:#}").contains("ends in .gz"), "{error:#}");
+        for (bytes, ending) in [(gzip(&raw), ".gz"), (zstd(&raw), ".zst"), (gzip(csv.as_bytes()), ".gz")] {
+            let whole = bytes.len().next_multiple_of(64);
+            for name in ["pairs.bin", "pairs.csv"] {
+                for bytes in [bytes.clone(), [&bytes[..], &vec![0; whole - bytes.len()]].concat()] {
+                    let error = records(&write(dir.path(), name, &bytes)).unwrap_err();
+                    assert!(format!("{error:#}").contains(&format!("ends in {ending}")), "{name}: {error:#}");
+                }
+            }
+        }
+        // A key that begins as a packed file does.
+        for magic in [GZIP_MAGIC, ZSTD_MAGIC] {
+            let mut pairs = raw.clone();
+            pairs[..magic.len()].copy_from_slice(magic);
+            assert_eq!(records(&write(dir.path(), "pairs.bin", &pairs)).unwrap().len(), 1000);
+        }
     }
 
     #[test]

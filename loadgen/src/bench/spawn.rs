@@ -83,9 +83,13 @@ fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {
         Kind::Bootstrap => {
             let mut command = cap.command(&sibling("bootstrap")?)?;
             command.args(["--pairs", &run.pairs.to_string(), "--seed", &run.seed.to_string()]);
-            command.args(["--order", &run.order, "--batch", &run.batch.to_string()]).arg("--dir").arg(dir);
-            if run.durability == "synced" {
-                command.arg("--synced");
+            command.args(["--order", &run.order]).arg("--dir").arg(dir);
+            // A sorted load has chunks of its own, and flushes each.
+            if run.order != "sorted" {
+                command.args(["--batch", &run.batch.to_string()]);
+                if run.durability == "synced" {
+                    command.arg("--synced");
+                }
             }
             command.arg("--report").arg(answer);
             command

@@ -1,0 +1,183 @@
+//! Two ascending streams of pairs side by side: what only one of them has, and what differs.
+//!
+//! Owns: the merge, and the thread that scans a store for it. Must not: hold either map in memory. Threads: a store is
+//! scanned on a thread of its own, a few chunks ahead of the merge.
+
+use std::cmp::Ordering;
+use std::iter::{Flatten, Peekable};
+use std::ops::ControlFlow;
+use std::sync::mpsc::{IntoIter, Receiver, sync_channel};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
+
+use anyhow::{Context, Result};
+use engine_api::{Engine, Key, Value};
+
+use crate::limits::CHUNK_PAIRS;
+
+/// Chunks that a scan is ahead of the merge: 16 MiB, so that neither side waits for the other's pauses.
+const CHUNKS_AHEAD: usize = 64;
+
+pub(crate) type Pair = (Key, Value);
+
+/// Scans `engine` on a thread of its own, called `name`. Pairs that nobody takes any more end the scan.
+pub(crate) fn scan<'s>(
+    scope: &'s Scope<'s, '_>,
+    engine: &'s dyn Engine,
+    name: &str,
+) -> Result<(ScopedJoinHandle<'s, engine_api::Result<()>>, Receiver<Vec<Pair>>)> {
+    let (chunks, received) = sync_channel::<Vec<Pair>>(CHUNKS_AHEAD);
+    let scan = move || {
+        let mut chunk = Vec::with_capacity(CHUNK_PAIRS);
+        engine.reader()?.scan(&mut |key, value| {
+            chunk.push((*key, *value));
+            if chunk.len() < CHUNK_PAIRS {
+                return ControlFlow::Continue(());
+            }
+            match chunks.send(std::mem::replace(&mut chunk, Vec::with_capacity(CHUNK_PAIRS))) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            }
+        })?;
+        chunks.send(chunk).ok();
+        Ok(())
+    };
+    let scanning = Builder::new()
+        .name(name.to_owned())
+        .spawn_scoped(scope, scan)
+        .with_context(|| format!("cannot start the thread of a scan: thread={name}"))?;
+    Ok((scanning, received))
+}
+
+/// How two sides compare.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Pairs of the one side.
+    pub(crate) pairs: u64,
+    /// Pairs of the other side.
+    pub(crate) other_pairs: u64,
+    /// Keys that only the one side has.
+    pub(crate) only_here: u64,
+    /// Keys that only the other side has.
+    pub(crate) only_there: u64,
+    /// Keys that both have, with different values.
+    pub(crate) different: u64,
+}
+
+impl Counts {
+    /// Keys that make the sides differ.
+    pub(crate) fn unequal(&self) -> u64 {
+        self.only_here + self.only_there + self.different
+    }
+}
+
+/// A merge of one side, which is handed over pair by pair, with another side, which is received.
+pub(crate) struct Sides<N> {
+    others: Peekable<Flatten<IntoIter<Vec<Pair>>>>,
+    counts: Counts,
+    show: u64,
+    name: N,
+}
+
+impl<N: FnMut(&Key, Option<&Value>, Option<&Value>)> Sides<N> {
+    /// A merge with `received`. `name` is told of the first `show` keys in which the sides differ, with the value that
+    /// each side has.
+    pub(crate) fn new(received: Receiver<Vec<Pair>>, show: u64, name: N) -> Self {
+        Self { others: received.into_iter().flatten().peekable(), counts: Counts::default(), show, name }
+    }
+
+    /// Takes the one side's next pair; keys ascend.
+    pub(crate) fn push(&mut self, key: &Key, value: &Value) {
+        self.counts.pairs += 1;
+        while let Some((other, there)) = self.others.next_if(|(other, _)| other < key) {
+            self.only_there(&other, &there);
+        }
+        match self.others.next_if(|(other, _)| other.cmp(key) == Ordering::Equal) {
+            Some((_, there)) => {
+                self.counts.other_pairs += 1;
+                if *value != there {
+                    self.counts.different += 1;
+                    self.name(key, Some(value), Some(&there));
+                }
+            }
+            None => {
+                self.counts.only_here += 1;
+                self.name(key, Some(value), None);
+            }
+        }
+    }
+
+    /// The one side has ended: what is left of the other has no counterpart.
+    pub(crate) fn finish(mut self) -> Counts {
+        while let Some((other, there)) = self.others.next() {
+            self.only_there(&other, &there);
+        }
+        self.counts
+    }
+
+    fn only_there(&mut self, key: &Key, there: &Value) {
+        self.counts.other_pairs += 1;
+        self.counts.only_there += 1;
+        self.name(key, None, Some(there));
+    }
+
+    fn name(&mut self, key: &Key, here: Option<&Value>, there: Option<&Value>) {
+        if self.counts.unequal() <= self.show {
+            (self.name)(key, here, there);
+        }
+    }
+}
+
+/// A key or a value as people know it.
+pub(crate) fn base58(bytes: &[u8; 32]) -> String {
+    bs58::encode(bytes).into_string()
+}
+
+/// A value, or that there is none.
+pub(crate) fn base58_or_nothing(value: Option<&Value>) -> String {
+    value.map_or_else(|| "nothing".to_owned(), base58)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn sides_are_compared_as_maps_are(
+            here in prop::collection::btree_map(0u8..60, 0u8..3, 0..50),
+            there in prop::collection::btree_map(0u8..60, 0u8..3, 0..50),
+            chunk in 1usize..7,
+            show in 0u64..9,
+        ) {
+            let pairs = |map: &BTreeMap<u8, u8>| -> Vec<Pair> { map.iter().map(|(k, v)| ([*k; 32], [*v; 32])).collect() };
+            let (sender, received) = sync_channel(100);
+            pairs(&there).chunks(chunk).for_each(|chunk| sender.send(chunk.to_vec()).unwrap());
+            drop(sender);
+            let mut named = Vec::new();
+            let name = |key: &Key, here: Option<&Value>, there: Option<&Value>| {
+                named.push((key[0], here.map(|value| value[0]), there.map(|value| value[0])));
+            };
+            let mut sides = Sides::new(received, show, name);
+            pairs(&here).iter().for_each(|(key, value)| sides.push(key, value));
+            let counts = sides.finish();
+            let all: std::collections::BTreeSet<u8> = here.keys().chain(there.keys()).copied().collect();
+            let unequal: Vec<_> = all
+                .into_iter()
+                .map(|key| (key, here.get(&key).copied(), there.get(&key).copied()))
+                .filter(|(_, here, there)| here != there)
+                .collect();
+            let count = |of: fn(&(u8, Option<u8>, Option<u8>)) -> bool| unequal.iter().filter(|key| of(key)).count() as u64;
+            prop_assert_eq!(counts, Counts {
+                pairs: here.len() as u64,
+                other_pairs: there.len() as u64,
+                only_here: count(|(_, here, there)| here.is_some() && there.is_none()),
+                only_there: count(|(_, here, _)| here.is_none()),
+                different: count(|(_, here, there)| here.is_some() && there.is_some()),
+            });
+            prop_assert_eq!(&named[..], &unequal[..unequal.len().min(show as usize)]);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Looking at a store changes nothing in its directory, and tells what it holds and how that differs from a source.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use engine_api::{Checkpoint, Durability};
+
+use crate::{command, cut_short, engines, fails, ok, raw_file, str, synthetic, text};
+
+/// Every name below `dir`, what is in it, and when it was changed.
+fn contents(dir: &Path) -> BTreeMap<PathBuf, (SystemTime, Option<Vec<u8>>)> {
+    let changed = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    let mut found = BTreeMap::from([(dir.to_owned(), (changed(dir), None))]);
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(contents(&path));
+        } else {
+            let bytes = fs::read(&path).unwrap();
+            found.insert(path.clone(), (changed(&path), Some(bytes)));
+        }
+    }
+    found
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let copy = to.join(path.file_name().unwrap());
+        if path.is_dir() { copy_files(&path, &copy) } else { assert!(fs::copy(&path, &copy).is_ok()) }
+    }
+}
+
+/// As a stream does: a key goes, one changes, two come, and the checkpoint moves on.
+fn follow(store: &Path) {
+    let engine = engines::open_existing(store, None).unwrap();
+    let keys: Vec<[u8; 32]> = synthetic(1000, 5).into_keys().take(2).collect();
+    let mut txn = engine.begin().unwrap();
+    txn.delete(&keys[0]).unwrap();
+    txn.put(&keys[1], &[9; 32]).unwrap();
+    txn.put(&[0xfe; 32], &[1; 32]).unwrap();
+    txn.put(&[0xff; 32], &[2; 32]).unwrap();
+    let begun = engine.checkpoint().unwrap();
+    let checkpoint = Checkpoint { seq: begun.seq + 4, slot: Some(78), ..begun };
+    txn.commit(&checkpoint, Durability::Buffered).unwrap();
+    // A kill leaves what is there while it is open.
+    copy_files(store, &store.with_extension("killed"));
+    engine.close().unwrap();
+}
+
+#[test]
+fn no_look_changes_a_store_not_even_one_whose_writer_was_killed() {
+    for engine in engines() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("store");
+        let input = raw_file(dir.path(), synthetic(1000, 5));
+        ok(&["--engine", engine, "--dir", str(&store), "--input", str(&input), "--slot", "77"]);
+        follow(&store);
+        for store in [&store, &store.with_extension("killed")] {
+            let before = contents(store);
+            let unchanged = |what: &str| assert_eq!(contents(store), before, "{engine}: {what}");
+            let said = fails(1, &["verify", "--dir", str(store), "--input", str(&input)]);
+            assert!(said.contains("not equal: "), "{engine}: {said}");
+            unchanged("verify");
+            ok(&["info", "--dir", str(store), "--digest"]);
+            unchanged("info");
+            assert_eq!(ok(&["count", "--dir", str(store)]), "1001\n");
+            unchanged("count");
+            let said = ok(&["scrub", "--dir", str(store)]);
+            assert!(said.contains("pairs=1001 seq=1004 slot=78"), "{engine}: {said}");
+            unchanged("scrub");
+            let moved = store.with_extension("moved");
+            ok(&["--from-store", str(store), "--engine", engine, "--dir", str(&moved)]);
+            unchanged("migrate");
+            ok(&["compare", "--dir", str(store), "--with", str(&moved)]);
+            unchanged("compare");
+            fs::remove_dir_all(&moved).unwrap();
+        }
+    }
+}
+
+#[test]
+fn verify_says_what_has_happened_to_a_store_that_was_followed() {
+    for engine in engines() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("store");
+        let input = raw_file(dir.path(), synthetic(1000, 5));
+        ok(&["--engine", engine, "--dir", str(&store), "--input", str(&input), "--slot", "77"]);
+        let equal = "equal: records=1000 stored_pairs=1000\n";
+        assert_eq!(ok(&["verify", "--dir", str(&store), "--input", str(&input)]), equal);
+        follow(&store);
+        let said = fails(1, &["verify", "--dir", str(&store), "--input", str(&input)]);
+        for part in [
+            "not equal: records=1000 expected_pairs=1000 stored_pairs=1001 different=1 missing=1 only_in_store=2\n",
+            "has followed a stream since its load: loaded_pairs=1000 seq=1004 slot=78. Against this source 1 keys changed, \
+             2 were added and 1 were removed. Only a source of that slot can be equal.",
+        ] {
+            assert!(said.contains(part), "{engine}: {part}: {said}");
+        }
+        let nothing = "missing: key=";
+        assert_eq!((said.matches(nothing).count(), said.matches("only in store: key=").count()), (1, 2), "{said}");
+        assert!(!dir.path().join("store.verify").exists());
+    }
+}
+
+#[test]
+fn a_source_that_can_be_read_only_once_is_verified_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let input = raw_file(dir.path(), synthetic(1000, 5));
+    ok(&["--dir", str(&store), "--input", str(&input)]);
+    let twice = [fs::read(&input).unwrap(), fs::read(&input).unwrap()].concat();
+    let doubled = dir.path().join("twice.bin");
+    fs::write(&doubled, &twice).unwrap();
+    for (input, records) in [(&input, 1000), (&doubled, 2000)] {
+        let mut verify = command(&["verify", "--dir", str(&store), "--input", "-"]);
+        let output = verify.stdin(fs::File::open(input).unwrap()).output().unwrap();
+        assert_eq!(text(&output), format!("equal: records={records} stored_pairs=1000\n"));
+    }
+}
+
+#[test]
+fn two_verifications_do_not_sort_in_the_same_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    ok(&["--dir", str(&store), "--pairs", "1000"]);
+    let work = dir.path().join("store.verify");
+    fs::create_dir(&work).unwrap();
+    let held = fs::File::create(work.join("LOCK")).unwrap();
+    held.lock().unwrap();
+    let other = ["verify", "--dir", str(&store), "--pairs", "1000", "--seed", "9"];
+    let said = fails(1, &other);
+    assert!(said.contains("uses the work directory") && said.contains("--work-dir"), "{said}");
+    let elsewhere = dir.path().join("elsewhere");
+    let said = fails(1, &[&other[..], &["--work-dir", str(&elsewhere)]].concat());
+    assert!(said.contains("missing=1000 only_in_store=1000") && !elsewhere.exists(), "{said}");
+    drop(held);
+    assert!(fails(1, &other).contains("missing=1000") && !work.exists());
+}
+
+#[test]
+fn a_half_loaded_store_is_named_as_such() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    ok(&["--dir", str(&store), "--pairs", "1000"]);
+    cut_short(&store);
+    let before = contents(&store);
+    assert!(ok(&["info", "--dir", str(&store)]).contains("load=interrupted"));
+    assert_eq!(contents(&store), before);
+}
