@@ -170,4 +170,8 @@ fn check_config_names_what_is_missed_and_an_engine_without_a_filter() {
         assert_eq!(reads, engine != "strata", "{exact}");
         assert!(wallets.contains("# follow:") && wallets.contains("keeps the old value"), "{wallets}");
     }
+    // What it costs is said of a store that is yet to be made, too, in a build that could not make it.
+    let bloom = checked("rocksdb --bloom 20", "exact");
+    let said = "# engine: rocksdb keeps filters and indexes in memory outside of --memory: bloom=20 bytes_a_pair=2.8";
+    assert!(bloom.contains(said), "{bloom}");
 }
