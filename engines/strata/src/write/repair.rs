@@ -218,31 +218,32 @@ impl Repair<'_> {
         let mut ended = Ended::default();
         let mut position = Position::behind(self.manifest.batch);
         for id in files {
-            let salt = match self.rebuilt {
-                false => self.manifest.wal_key.salt(*id),
-                // Every WAL file begins with a record that strata wrote: its salt is that of the file.
+            let known = position.next;
+            let (salt, from) = match self.rebuilt {
+                false => (self.manifest.wal_key.salt(*id), position),
+                // Every WAL file begins with a record that strata wrote: its salt is that of the file. What it begins
+                // with may be in the runs, because a run may have been written of a part of a file.
                 true => match wal::begins_with(&**self.storage, *id)? {
-                    Some((salt, batch)) => {
-                        if batch > position.next {
-                            let missing = format!("{} to {}", position.next, batch - 1);
-                            ended.gaps.push(format!("batches {missing}: no file has them, unless they were empty"));
-                            position.next = batch;
-                        }
-                        salt
-                    }
+                    Some((salt, batch)) => (salt, Position { next: batch, end: None }),
                     None => continue,
                 },
             };
-            let replayed = wal::replay(&**self.storage, (&salt, *id), position, |batch, found| {
-                take(batch, found.checkpoint, found.ops)
+            if from.next > known {
+                let missing = format!("{known} to {}", from.next - 1);
+                ended.gaps.push(format!("batches {missing}: no file has them, unless they were empty"));
+            }
+            let replayed = wal::replay(&**self.storage, (&salt, *id), from, |batch, found| match batch < known {
+                true => Ok(()),
+                false => take(batch, found.checkpoint, found.ops),
             });
             position = match replayed {
                 Err(error) if error.kind() == ErrorKind::DataDamaged => {
                     ended.broken = Some(error.to_string());
-                    break;
+                    return Ok(ended);
                 }
                 replayed => replayed?,
             };
+            position.next = position.next.max(known);
         }
         Ok(ended)
     }

@@ -3,19 +3,21 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key};
+use engine_strata::storage::{DirStorage, Storage};
 use engine_strata::{Repaired, Sizes, StrataEngine};
 
-use crate::support::{Map, Rng, all, key};
+use crate::faulty::{Fault, FaultyStorage};
+use crate::support::{Map, OPTIONS, Rng, all, apply, assert_holds, batch, key, try_commit};
 use crate::{SMALL, commit, seq};
 
 /// Memtables and segments of few records, so that a small store has runs and a base of many segments.
 const SIZES: Sizes = Sizes { mem_records: 1000, segment_records: 2000, wal_bytes: 1 << 20 };
 
 fn open(dir: &Path) -> engine_api::Result<StrataEngine> {
-    use engine_strata::storage::DirStorage;
-    StrataEngine::open_sized(std::sync::Arc::new(DirStorage::open(dir).unwrap()), &SMALL, SIZES)
+    StrataEngine::open_sized(Arc::new(DirStorage::open(dir).unwrap()), &SMALL, SIZES)
 }
 
 /// A store with everything in it: a base that was loaded and merged, deltas above it, batches in the WAL alone.
@@ -232,4 +234,56 @@ fn files_of_another_store_are_set_aside_and_never_mixed_in() {
     assert!(content(dir.path()) == before);
     let empty = tempfile::tempdir().unwrap();
     assert_eq!(StrataEngine::repair(empty.path()).unwrap_err().kind(), ErrorKind::FixInput);
+}
+
+#[test]
+fn a_delta_beside_what_was_loaded_after_it_is_kept_without_a_manifest() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path()).unwrap();
+    let mut map = Map::new();
+    let low = |n: u64, at: u64, map: &mut Map| {
+        let mut key = key(n);
+        key[0] = 1;
+        commit(&engine, &[(key, Some([at as u8; 32]))], at, map);
+    };
+    (1..5).for_each(|at| low(at, at, &mut map));
+    // What is committed becomes a delta run before the load, and the load a base without any batch.
+    let loaded: Map = (0..3000).map(|n| (key(n), [9; 32])).filter(|(key, _)| key[0] > 1).collect();
+    engine.load_sorted(&loaded.iter().map(|(key, value)| (*key, *value)).collect::<Vec<_>>(), &seq(5)).unwrap();
+    map.extend(loaded);
+    Box::new(engine).close().unwrap();
+    fs::remove_file(dir.path().join("MANIFEST")).unwrap();
+    StrataEngine::repair(dir.path()).unwrap();
+    assert_sound(dir.path(), &map, 5);
+}
+
+#[test]
+fn what_an_opening_that_was_cut_short_has_written_does_not_pass_for_whole_batches() {
+    const SMALLER: Sizes = Sizes { mem_records: 100, segment_records: 5000, wal_bytes: 1 << 20 };
+    let open_on = |storage: &FaultyStorage, sizes| StrataEngine::open_sized(Arc::new(storage.clone()), &OPTIONS, sizes);
+    let written = FaultyStorage::default();
+    let engine = open_on(&written, Sizes { mem_records: 4000, ..SMALLER }).unwrap();
+    let mut map = Map::new();
+    for seq in 1..=6 {
+        let changes = batch(4, seq, 250);
+        try_commit(&engine, &changes, seq, Durability::Synced).unwrap();
+        apply(&mut map, &changes);
+    }
+    drop(engine);
+    let whole = written.after_crash(0);
+    whole.set(Fault::None);
+    drop(open_on(&whole, SMALLER).unwrap());
+    let (changes, ..) = whole.counts();
+    for crash_at in 1..=changes {
+        let storage = written.after_crash(0);
+        storage.set(Fault::CrashAt(crash_at));
+        drop(open_on(&storage, SMALLER));
+        // Whatever it has written is there, and the manifest is lost.
+        storage.set(Fault::None);
+        storage.remove("MANIFEST").unwrap();
+        let as_storage: Arc<dyn Storage> = Arc::new(storage.clone());
+        StrataEngine::repair_on(&as_storage).unwrap_or_else(|error| panic!("crash_at={crash_at}: {error}"));
+        let engine = open_on(&storage, SMALLER).unwrap_or_else(|error| panic!("crash_at={crash_at}: {error}"));
+        assert_holds(&engine, &map, 6, &format!("crash_at={crash_at}"));
+    }
 }
