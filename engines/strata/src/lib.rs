@@ -40,8 +40,8 @@
 //!
 //! # How it is tested
 //!
-//! Beside the conformance suite: power loss at every change of a simulated device, failed reads, flushes and allocations
-//! at every place (`tests/it`); every order of threads in the lock-free parts (`make loom`), their unsafe code in Miri
+//! Beside the conformance suite: kills and power loss at every change of a simulated device, failed reads, flushes and
+//! allocations at every place, reads of io_uring that the kernel fails, bounds on what merges leave (`tests/it`); every order of threads in the lock-free parts (`make loom`), their unsafe code in Miri
 //! (`make miri`); fuzz targets for everything that is decoded (`make fuzz`); and random work with SIGKILLs, faults and
 //! flipped bits against a model for as long as you like (`make torture`), which prints how to see a failure again.
 //!

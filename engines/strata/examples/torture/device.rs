@@ -129,8 +129,9 @@ impl Case<'_> {
         let changes = 1 + self.rng.below(most);
         match self.work(changes) {
             Ok(()) => Ok(false),
-            // A failing device is not damage.
+            // A failing device is not damage; after a read that failed the store need not even be opened again.
             Err(Bad::Engine(error)) if error.kind() == ErrorKind::Reopen => Ok(true),
+            Err(Bad::Engine(error)) if self.kind == Kind::Read && error.kind() == ErrorKind::Retry => Ok(true),
             Err(bad) => Err(bad),
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine_api::{BulkLoad, Durability, Engine, Key, Value};
+use engine_api::{BulkLoad, Durability, Engine, Key, PAIR_BYTES, Value};
 use engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::faulty::{FaultyStorage, Gate};
@@ -113,6 +113,47 @@ fn a_wal_of_batches_that_change_nothing_ends_and_is_used_again() {
     let engine = groups::open(&storage).unwrap();
     assert_eq!(engine.checkpoint().unwrap(), at(19_999));
     assert!(all(&engine).unwrap() == changes.map(|(key, value)| (key, value.unwrap())).into());
+}
+
+#[test]
+fn a_writer_at_full_speed_and_sorted_loads_beside_merges_keep_to_their_bounds() {
+    const BATCHES: u64 = 400;
+    /// Commits wait at 64 runs; memtables that were frozen by then become runs as well.
+    const RUNS_MAX: u64 = 66;
+    let storage = FaultyStorage::default();
+    let engine = groups::open(&storage).unwrap();
+    let (mut map, mut runs_most) = (Map::new(), 0);
+    for seq in 1..=BATCHES {
+        let change = |n| (key((seq * 250 + n) % 60_000), (n % 10 != 0).then(|| value(seq + n)));
+        let mut changes: Vec<_> = (0..250).map(change).collect();
+        if seq % 20 == 0 {
+            // Above every key there is, as a load in order has them.
+            let high = |n: u64| {
+                let mut high = [0xff; 32];
+                high[8..16].copy_from_slice(&(seq * 1_000 + n).to_be_bytes());
+                high
+            };
+            changes = (0..1_000).map(|n| (high(n), Some(value(n)))).collect();
+            let pairs: Vec<_> = changes.iter().map(|(key, _)| *key).zip((0..1_000).map(value)).collect();
+            engine.load_sorted(&pairs, &at(seq)).unwrap();
+        } else {
+            try_commit(&engine, &changes, seq, Durability::Buffered).unwrap();
+        }
+        apply(&mut map, &changes);
+        runs_most = runs_most.max(stat(&engine, "delta_runs"));
+        assert!(runs_most <= RUNS_MAX, "delta runs: {runs_most}");
+        // Runs of 250 pairs take three times the bytes of their pairs; a merge of all of them has its output beside them.
+        let bound = 4 * map.len() as u64 * PAIR_BYTES + (2 * RUNS_MAX + 10) * 250 * PAIR_BYTES * 3;
+        let disk_bytes = engine.stats().unwrap().disk_bytes;
+        assert!(disk_bytes <= bound, "seq={seq} pairs={} disk_bytes={disk_bytes} bound={bound}", map.len());
+        let parts = ["memtable", "directory", "filter", "page", "record_cache"];
+        let held: u64 = parts.iter().map(|part| stat(&engine, &format!("memory_{part}_bytes"))).sum();
+        assert!(held <= OPTIONS.memory_bytes + OPTIONS.memory_bytes / 10, "seq={seq} memory in use: {held}");
+    }
+    println!("delta runs at most: {runs_most}");
+    assert!(all(&engine).unwrap() == map);
+    engine.settle().unwrap();
+    assert!(all(&engine).unwrap() == map);
 }
 
 /// Keys that differ only behind their first `shared` bytes.
