@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::thread;
 
 use anyhow::{Result, anyhow, ensure};
-use engine_api::{Checkpoint, Engine, Key, Value};
+use engine_api::{Engine, Key, Value};
 
 use crate::info::open_to_scan;
 use crate::out::say;
@@ -34,9 +34,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8> {
     ensure!(!same, "both directories are the same: dir={} with={}", args.dir.display(), args.with.display());
     let (engine, other) = (open_to_scan(&args.dir, None, None)?, open_to_scan(&args.with, None, None)?);
     for (name, engine) in [("dir", &engine), ("with", &other)] {
-        let Checkpoint { seq, slot, .. } = engine.checkpoint()?;
-        let slot = slot.map_or("none".to_owned(), |slot| slot.to_string());
-        say!("{name}: engine={} seq={seq} slot={slot}", engine.label());
+        say!("{name}: engine={} {}", engine.label(), solana::shown(&engine.checkpoint()?));
     }
     let found = compare(&*engine, &*other, args.show)?;
     engine.close()?;

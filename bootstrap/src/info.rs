@@ -12,6 +12,7 @@ use bytesize::ByteSize;
 use engine_api::Engine;
 use engines::{EngineKind, EngineOptions, Holds, OpenMode, Terms};
 use serde_json::json;
+use solana::ChainCheckpoint;
 use workload::Digest;
 
 use crate::out::say;
@@ -55,14 +56,21 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
     }
     let engine = engines::open_read_only(&args.dir, args.memory)?;
     let (checkpoint, stats) = (engine.checkpoint()?, engine.stats()?);
+    let (chain, no_chain) = match ChainCheckpoint::read(&checkpoint) {
+        Ok(chain) => (Some(chain), None),
+        // The store can be looked at all the same.
+        Err(error) => (None, Some(error.to_string())),
+    };
     let digest = args.digest.then(|| scan(&*engine)).transpose()?;
     let found = Served {
         engine: engine.label().to_owned(),
         pairs_estimate: stats.pairs_estimate,
         disk_bytes: stats.disk_bytes,
         seq: checkpoint.seq,
-        slot: checkpoint.slot,
-        blockhash: bs58::encode(checkpoint.blockhash).into_string(),
+        slot: chain.and_then(|chain| chain.slot),
+        blockhash: chain.map(|chain| bs58::encode(chain.blockhash).into_string()),
+        phase: chain.map(|chain| chain.phase.to_string()),
+        no_chain,
         details: stats.details.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
     };
     engine.close()?;
@@ -70,13 +78,14 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
 }
 
 fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>) -> Result<u8> {
-    let Served { engine, pairs_estimate, disk_bytes, seq, slot, blockhash, details } = found;
+    let Served { engine, pairs_estimate, disk_bytes, seq, slot, blockhash, phase, no_chain, details } = found;
     let load = load(&args.dir, *seq)?;
     let holds = engines::inspect(&args.dir)?.map(|known| known.holds).unwrap_or_default();
     if args.json {
         let json = json!({
             "engine": engine, "pairs_estimate": pairs_estimate, "disk_bytes": disk_bytes, "open_in": open_in,
-            "seq": seq, "slot": slot, "blockhash": blockhash, "load": load, "holds": holds,
+            "seq": seq, "slot": slot, "blockhash": blockhash, "phase": phase, "no_chain": no_chain,
+            "load": load, "holds": holds,
             "digest": digest.map(|digest| digest.to_string()),
             "details": details.iter().cloned().collect::<BTreeMap<_, _>>(),
         });
@@ -87,7 +96,12 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
     say!("open_in={open_in}");
     say!("pairs_estimate={pairs_estimate} disk_bytes={disk_bytes}");
     let slot = slot.map_or("none".to_owned(), |slot| slot.to_string());
-    say!("checkpoint seq={seq} slot={slot} blockhash={blockhash}");
+    match (no_chain, blockhash, phase) {
+        (None, Some(blockhash), Some(phase)) => {
+            say!("checkpoint seq={seq} slot={slot} blockhash={blockhash} phase={phase}");
+        }
+        (why, ..) => say!("checkpoint seq={seq} {}", why.as_deref().unwrap_or("nothing of a chain")),
+    }
     say!("load={load}");
     say!("holds {}", meaning(&holds));
     for (name, value) in details {

@@ -8,9 +8,10 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bytesize::ByteSize;
-use engine_api::{BulkLoad, Checkpoint, Durability, Engine, Key, Value};
+use engine_api::{BulkLoad, Durability, Engine, Key, Value};
 use engine_latency::{Latency, Measured};
 use engines::{EngineArgs, EngineKind, EngineOptions, LoadState, LoadTerm, OpenMode, Terms};
+use solana::{ChainCheckpoint, MapPhase};
 
 use crate::limits::{self, BATCH_PAIRS, Buffers, SORT_BYTES_MIN};
 use crate::meaning::MeaningArgs;
@@ -128,7 +129,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let engine = engines::open_on(&args.dir, &setup.options, setup.mode, &terms)?;
     let latency = Latency::new(engine.label());
     let engine = Measured::new(engine, latency, "bootstrap");
-    let begun = engine.checkpoint()?;
+    let begun = ChainCheckpoint::read(&engine.checkpoint()?)?;
     let state = resume::state(args, &setup.source, setup.order, &ordered, &begun)?;
     engines::mark_load(&args.dir, load_of(LoadState::Loading, ordered.source_id))?;
     state.write(&args.dir)?;
@@ -137,7 +138,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
         args,
         setup: &setup,
         engine: &engine,
-        checkpoint: Checkpoint { source: ordered.source_id, slot: None, ..begun },
+        checkpoint: ChainCheckpoint { source: ordered.source_id, slot: None, phase: MapPhase::Loading, ..begun },
         commits: 0,
         progress: Progress::new(Some(ordered.records), setup.options.label()),
         sampler: Sampler::new(&engine, &args.dir, every, begun.seq),
@@ -304,7 +305,7 @@ struct Load<'a> {
     args: &'a LoadArgs,
     setup: &'a Setup,
     engine: &'a Measured,
-    checkpoint: Checkpoint,
+    checkpoint: ChainCheckpoint,
     commits: u64,
     progress: Progress,
     sampler: Sampler<'a>,
@@ -355,7 +356,7 @@ impl Load<'_> {
     fn chunk(&mut self, bulk: &dyn BulkLoad, chunk: &mut Vec<(Key, Value)>) -> Result<()> {
         let mut checkpoint = self.checkpoint;
         checkpoint.seq += chunk.len() as u64;
-        bulk.load_sorted(chunk, &checkpoint).with_context(|| self.failed())?;
+        bulk.load_sorted(chunk, &checkpoint.write()).with_context(|| self.failed())?;
         self.checkpoint = checkpoint;
         self.progress.set(checkpoint.seq);
         self.sampler.at(checkpoint.seq)?;
@@ -375,12 +376,17 @@ impl Load<'_> {
         self.sampler.at(checkpoint.seq)
     }
 
-    fn write(&self, batch: &[(Key, Value)], checkpoint: &Checkpoint, durability: Durability) -> engine_api::Result<()> {
+    fn write(
+        &self,
+        batch: &[(Key, Value)],
+        checkpoint: &ChainCheckpoint,
+        durability: Durability,
+    ) -> engine_api::Result<()> {
         let mut txn = self.engine.begin()?;
         for (key, value) in batch {
             txn.put(key, value)?;
         }
-        txn.commit(checkpoint, durability)
+        txn.commit(&checkpoint.write(), durability)
     }
 
     /// What an engine's error is about, which does not know of directories.
@@ -389,7 +395,7 @@ impl Load<'_> {
         format!("the load has stopped: dir={dir} committed_pairs={seq}: --resume goes on once its cause is gone")
     }
 
-    /// The last commit: flushed, and the only one that carries the slot.
+    /// The last commit: flushed, and the only one that carries the slot and says that the map is whole.
     fn finish(&mut self, tally: Tally) -> Result<()> {
         ensure!(
             self.checkpoint.seq == tally.pairs,
@@ -397,8 +403,8 @@ impl Load<'_> {
             self.checkpoint.seq,
             tally.pairs
         );
-        self.checkpoint.slot = self.args.slot;
-        let last = || self.engine.inner().begin()?.commit(&self.checkpoint, Durability::Synced);
+        (self.checkpoint.slot, self.checkpoint.phase) = (self.args.slot, MapPhase::Ready);
+        let last = || self.engine.inner().begin()?.commit(&self.checkpoint.write(), Durability::Synced);
         last().with_context(|| self.failed())?;
         if self.args.settle {
             self.progress.message("settling");

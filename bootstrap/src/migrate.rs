@@ -12,6 +12,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use bytesize::ByteSize;
 use engine_api::{Checkpoint, Durability, Engine, Key, Value};
 use engines::{EngineArgs, EngineKind, Holds, LoadState, LoadTerm, OpenMode, Terms};
+use solana::{ChainCheckpoint, MapPhase};
 use workload::{Digest, source_id};
 
 use crate::info;
@@ -78,8 +79,10 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let begun = to.checkpoint()?;
     // Its last commit gives it the source's own checkpoint: then all that is left is the comparison.
     let done = begun == origin && begun.seq > 0;
+    // Whatever the source's says, those of the way are a chain's.
+    let of_source = || ChainCheckpoint::read(&begun).is_ok_and(|begun| begun.source == id);
     ensure!(
-        done || begun.seq == 0 || begun.source == id,
+        done || begun.seq == 0 || of_source(),
         "the store was not begun from this one as it is now: dir={} from={}; remove it and start over",
         args.dir.display(),
         state.source
@@ -150,8 +153,7 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Holds)> {
 /// What the new store's directory says of the load. The source is named with its checkpoint, so that a resume from a
 /// store that has moved on is refused.
 fn state(args: &MigrateArgs, from: &dyn Engine, origin: &Checkpoint, estimate: u64) -> Result<State> {
-    let slot = origin.slot.map_or("none".to_owned(), |slot| slot.to_string());
-    let source = format!("{}{} seq={} slot={slot}", source_dir(args)?, from.label(), origin.seq);
+    let source = format!("{}{} {}", source_dir(args)?, from.label(), solana::shown(origin));
     Ok(State { source, records: estimate, ..State::default() })
 }
 
@@ -200,9 +202,9 @@ impl Migration<'_> {
     /// Writes a chunk behind the `at` pairs that are there; gives how many are there then.
     fn store(&self, pairs: &mut Vec<(Key, Value)>, at: u64) -> Result<u64> {
         let seq = at + pairs.len() as u64;
-        let checkpoint = Checkpoint { seq, source: self.id, ..Checkpoint::default() };
+        let checkpoint = ChainCheckpoint { seq, source: self.id, phase: MapPhase::Loading, ..Default::default() };
         let Some(bulk) = self.to.bulk() else { bail!("engine={} has no path for sorted pairs", self.to.label()) };
-        bulk.load_sorted(pairs, &checkpoint)?;
+        bulk.load_sorted(pairs, &checkpoint.write())?;
         pairs.clear();
         Ok(seq)
     }
@@ -238,8 +240,7 @@ fn compare(read: &Digest, to: &dyn Engine, origin: &Checkpoint, took: Duration) 
     let disk_bytes = to.stats()?.disk_bytes;
     let (engine, pairs) = (to.label(), written.pairs());
     say!("migrated: engine={engine} pairs={pairs} load_s={load_s:.1} verify_s={verify_s:.1} disk_bytes={disk_bytes}");
-    let slot = origin.slot.map_or("none".to_owned(), |slot| slot.to_string());
-    say!("checkpoint seq={} slot={slot} blockhash={}", origin.seq, bs58::encode(origin.blockhash).into_string());
+    say!("checkpoint {}", solana::shown(origin));
     if *read != written {
         say!("not equal: from_digest={read} digest={written}");
         return Ok(1);

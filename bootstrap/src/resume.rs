@@ -8,8 +8,8 @@ use std::io::ErrorKind as Io;
 use std::path::Path;
 
 use anyhow::{Error, Result, anyhow, bail, ensure};
-use engine_api::Checkpoint;
 use engines::LoadState;
+use solana::ChainCheckpoint;
 
 use crate::identity::{Content, Stamp};
 use crate::load::{LoadArgs, hex};
@@ -40,8 +40,8 @@ pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
     }
 }
 
-/// Whether the load of the store in `dir` is complete; `None` where nothing was loaded. The marker says so; in a store
-/// of an earlier version, whose marker did not, the load's own file does.
+/// Whether the load of the store in `dir` is complete; `None` where nothing was loaded. The marker says so; where it says
+/// nothing, the load's own file does.
 pub(crate) fn is_complete(dir: &Path) -> Result<Option<bool>> {
     let load = engines::inspect(dir)?.and_then(|known| known.load);
     Ok(match load {
@@ -159,7 +159,7 @@ pub(crate) fn state(
     source: &Source,
     order: Order,
     ordered: &Ordered,
-    begun: &Checkpoint,
+    begun: &ChainCheckpoint,
 ) -> Result<State> {
     let known = State::read(&args.dir)?;
     if begun.seq > 0 && begun.source != ordered.source_id {

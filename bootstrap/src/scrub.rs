@@ -26,9 +26,7 @@ pub(crate) struct ScrubArgs {
 pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
     let checked = open_to_scan(&args.dir, None, args.memory).and_then(|mut engine| {
         let pairs = engine.scrub()?;
-        let checkpoint = engine.checkpoint()?;
-        let slot = checkpoint.slot.map_or("none".to_owned(), |slot| slot.to_string());
-        say!("sound: engine={} pairs={pairs} seq={} slot={slot}", engine.label(), checkpoint.seq);
+        say!("sound: engine={} pairs={pairs} {}", engine.label(), solana::shown(&engine.checkpoint()?));
         Ok(engine.close()?)
     });
     match checked {

@@ -25,7 +25,12 @@ pub(crate) struct Served {
     pub(crate) disk_bytes: u64,
     pub(crate) seq: u64,
     pub(crate) slot: Option<u64>,
-    pub(crate) blockhash: String,
+    pub(crate) blockhash: Option<String>,
+    /// How much of the map is there.
+    pub(crate) phase: Option<String>,
+    /// Why the checkpoint says nothing of a chain. A service has no such store open.
+    #[serde(default)]
+    pub(crate) no_chain: Option<String>,
     pub(crate) details: Vec<(String, u64)>,
 }
 

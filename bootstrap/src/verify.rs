@@ -116,10 +116,10 @@ impl Verify<'_> {
             "not equal: records={records} expected_pairs={pairs} stored_pairs={other_pairs} different={different} \
              missing={only_here} only_in_store={only_there}"
         );
-        if let Some(Followed { loaded_pairs, checkpoint: Checkpoint { seq, slot, .. } }) = followed {
-            let slot = slot.map_or_else(|| "none".to_owned(), |slot| slot.to_string());
+        if let Some(Followed { loaded_pairs, checkpoint }) = followed {
+            let shown = solana::shown(&checkpoint);
             say!(
-                "the store has followed a stream since its load: loaded_pairs={loaded_pairs} seq={seq} slot={slot}. \
+                "the store has followed a stream since its load: loaded_pairs={loaded_pairs} {shown}. \
                  Against this source {different} keys changed, {only_there} were added and {only_here} were removed. \
                  Only a source of that slot can be equal."
             );

@@ -154,6 +154,7 @@ async fn info(State(admin): State<Admin>) -> Response {
         "seq": checkpoint.seq,
         "slot": checkpoint.slot,
         "blockhash": bs58::encode(checkpoint.blockhash).into_string(),
+        "phase": checkpoint.phase.to_string(),
         "details": stats.details,
     });
     ([(header::CONTENT_TYPE, "application/json")], json.to_string()).into_response()

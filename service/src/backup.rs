@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bytesize::ByteSize;
-use engine_api::{Checkpoint, Engine};
+use engine_api::Engine;
 use engines::{EngineOptions, OpenMode};
 use proto::admin::SnapshotRequest;
 use serde::{Deserialize, Serialize};
@@ -75,7 +75,7 @@ pub(crate) fn snapshot(args: &SnapshotArgs) -> Result<()> {
     // A copy that was never opened is no backup.
     let copy = open(&to, args.memory)?;
     println!("snapshot: dir={} engine={} made_by={by:?} took_s={took_s:.3}", to.display(), copy.label());
-    print_checkpoint(&copy.checkpoint()?);
+    println!("checkpoint {}", solana::shown(&copy.checkpoint()?));
     if args.digest {
         let digest = digest(&*copy)?;
         let record = Record { digest: digest.to_string() };
@@ -99,7 +99,7 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
     );
     let took_s = started.elapsed().as_secs_f64();
     println!("restored: dir={} engine={} took_s={took_s:.3}", args.dir.display(), store.label());
-    print_checkpoint(&checkpoint);
+    println!("checkpoint {}", solana::shown(&checkpoint));
     if args.verify {
         let (expected, whose) = match read_record(&args.from)? {
             Some(kept) => (kept, "kept with the snapshot"),
@@ -145,12 +145,6 @@ fn digest(engine: &dyn Engine) -> Result<Digest> {
         ControlFlow::Continue(())
     })?;
     Ok(digest)
-}
-
-fn print_checkpoint(checkpoint: &Checkpoint) {
-    let slot = checkpoint.slot.map_or("none".to_owned(), |slot| slot.to_string());
-    let blockhash = bs58::encode(checkpoint.blockhash).into_string();
-    println!("checkpoint seq={} slot={slot} blockhash={blockhash}", checkpoint.seq);
 }
 
 fn read_record(dir: &Path) -> Result<Option<Digest>> {

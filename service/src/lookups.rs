@@ -205,9 +205,10 @@ impl LookupThreads {
 #[cfg(test)]
 pub(crate) mod tests {
     use bytesize::ByteSize;
-    use engine_api::{Checkpoint, Durability, Engine};
+    use engine_api::{Durability, Engine};
     use engine_latency::Latency;
     use engines::{EngineOptions, OpenMode};
+    use solana::ChainCheckpoint;
     use tempfile::TempDir;
 
     use super::*;
@@ -234,8 +235,8 @@ pub(crate) mod tests {
             let options = EngineOptions { memory: Some(ByteSize::mib(64)), ..EngineOptions::new(kind) };
             let engine = engines::open(&dir.path().join("store"), &options, OpenMode::Create).unwrap();
             let engine = Arc::new(Measured::new(engine, Latency::new(options.label()), "ingest"));
-            let overlay = Overlay::new(&Checkpoint::default(), processed, engine_is_final);
-            let shared = Shared::with_overlay(Checkpoint::default(), overlay);
+            let overlay = Overlay::new(&ChainCheckpoint::default(), processed, engine_is_final);
+            let shared = Shared::with_overlay(ChainCheckpoint::default(), overlay);
             commit(&engine, &shared, [1; 32], 7);
             let (lookups, threads) = Lookups::start(Arc::clone(&engine), 2, Arc::clone(&shared)).unwrap();
             Self { engine, shared, lookups, threads, dir }
@@ -248,10 +249,10 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn commit(engine: &Measured, shared: &Shared, key: Key, slot: u64) {
-        let checkpoint = Checkpoint { seq: slot, slot: Some(slot), ..Checkpoint::default() };
+        let checkpoint = ChainCheckpoint { seq: slot, slot: Some(slot), ..ChainCheckpoint::default() };
         let mut txn = engine.begin().unwrap();
         txn.put(&key, &[slot as u8; 32]).unwrap();
-        txn.commit(&checkpoint, Durability::Buffered).unwrap();
+        txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
         shared.checkpoint.store(Arc::new(checkpoint));
         shared.overlay.published(checkpoint.slot);
     }

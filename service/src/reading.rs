@@ -27,6 +27,7 @@ use std::sync::Arc;
 use arc_swap::Guard;
 use engine_api::{Checkpoint, Key, Reader, Value};
 use engine_latency::{Measured, MeasuredReader};
+use solana::ChainCheckpoint;
 
 use crate::ingest::assemble::Base;
 use crate::lookups::{Answer, LookupError};
@@ -61,7 +62,7 @@ struct Snapshot<'e> {
     /// The block that the reader's checkpoint named when `published` was current.
     base: Option<Base>,
     /// Kept alive, so that comparing addresses cannot mistake a new checkpoint for this one.
-    published: Arc<Checkpoint>,
+    published: Arc<ChainCheckpoint>,
 }
 
 impl Snapshot<'_> {
@@ -246,14 +247,14 @@ impl<'e> Reading<'e> {
             Some(mut snapshot) => {
                 snapshot.reader.refresh()?;
                 if !Arc::ptr_eq(&snapshot.published, &published) {
-                    snapshot.base = base(&snapshot.reader.checkpoint()?);
+                    snapshot.base = base(&snapshot.reader.checkpoint()?)?;
                     snapshot.published = Guard::into_inner(published);
                 }
                 snapshot
             }
             None => {
                 let mut reader = self.engine.reader_for(self.source)?;
-                let base = base(&reader.checkpoint()?);
+                let base = base(&reader.checkpoint()?)?;
                 Snapshot { reader, base, published: Guard::into_inner(published) }
             }
         };
@@ -261,6 +262,7 @@ impl<'e> Reading<'e> {
     }
 }
 
-fn base(checkpoint: &Checkpoint) -> Option<Base> {
-    checkpoint.slot.map(|slot| Base { slot, blockhash: checkpoint.blockhash })
+fn base(checkpoint: &Checkpoint) -> engine_api::Result<Option<Base>> {
+    let ChainCheckpoint { slot, blockhash, .. } = ChainCheckpoint::read(checkpoint)?;
+    Ok(slot.map(|slot| Base { slot, blockhash }))
 }

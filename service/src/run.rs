@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use engine_api::{Checkpoint, Durability, Engine};
+use engine_api::{Durability, Engine};
 use engine_latency::{Latency, Measured};
 use engines::memory_limit;
+use solana::ChainCheckpoint;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
@@ -87,7 +88,8 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     let label = engine.label();
     let latency = Latency::new(label);
     let engine = Arc::new(Measured::new(engine, Arc::clone(&latency), "ingest"));
-    let checkpoint = engine.checkpoint()?;
+    let checkpoint = ChainCheckpoint::read(&engine.checkpoint()?)?;
+    checkpoint.refuse_unless_whole()?;
     let overlay = Overlay::new(&checkpoint, config.processed, config.commitment == Commitment::Finalized);
     let shared = Shared::with_overlay(checkpoint, overlay);
     shared.slow.set_threshold_ns(config.slow_request.as_nanos() as u64);
@@ -285,7 +287,7 @@ fn receive_config(config: &Config, hangups: &watch::Receiver<u64>) -> ReceiveCon
     }
 }
 
-fn open_feed(config: &Config, checkpoint: &Checkpoint) -> Result<Option<(FeedWriter, Arc<Feed>)>> {
+fn open_feed(config: &Config, checkpoint: &ChainCheckpoint) -> Result<Option<(FeedWriter, Arc<Feed>)>> {
     if !config.feed {
         return Ok(None);
     }

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
-use engine_api::{Checkpoint, Stats};
+use engine_api::Stats;
+use solana::ChainCheckpoint;
 
 use crate::net::figures::Figures;
 use crate::overlay::Overlay;
@@ -23,7 +24,7 @@ pub struct Shared {
     /// When the service started, ms since the Unix epoch.
     pub start_unix_ms: u64,
     /// The newest committed checkpoint. Writer: ingest-apply.
-    pub checkpoint: ArcSwap<Checkpoint>,
+    pub checkpoint: ArcSwap<ChainCheckpoint>,
     /// What readiness follows from; ask [`Shared::verdict`]. Writers: ingest-apply and the receiver.
     pub readiness: Readiness,
     /// Engine statistics, refreshed about once a second. Writer: ingest-apply.
@@ -104,12 +105,12 @@ const NO_SLOT: u64 = u64::MAX;
 
 impl Shared {
     /// The state at start: nothing heard of, not ready. Processed slots are not followed.
-    pub fn new(checkpoint: Checkpoint) -> Arc<Self> {
+    pub fn new(checkpoint: ChainCheckpoint) -> Arc<Self> {
         Self::with_overlay(checkpoint, Overlay::new(&checkpoint, false, false))
     }
 
     /// The state at start, with the overlay of a service that follows more than confirmed slots, or less.
-    pub fn with_overlay(checkpoint: Checkpoint, overlay: Overlay) -> Arc<Self> {
+    pub fn with_overlay(checkpoint: ChainCheckpoint, overlay: Overlay) -> Arc<Self> {
         Arc::new(Self {
             start_unix_ms: unix_ms(),
             checkpoint: ArcSwap::from_pointee(checkpoint),

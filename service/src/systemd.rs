@@ -166,14 +166,14 @@ fn describe(shared: &Shared) -> String {
 
 #[cfg(test)]
 mod tests {
-    use engine_api::Checkpoint;
+    use solana::ChainCheckpoint;
 
     use super::*;
     use crate::chain::{Gap, Phase};
 
     #[test]
     fn every_state_has_its_line() {
-        let checkpoint = Checkpoint { slot: Some(7), ..Checkpoint::default() };
+        let checkpoint = ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() };
         let shared = Shared::new(checkpoint);
         let set = |phase| shared.readiness.set_phase(phase);
         assert_eq!(describe(&shared), "not ready, not connected to the stream: starting: lookups go on, at slot 7");
@@ -192,10 +192,10 @@ mod tests {
 
     #[test]
     fn a_line_with_other_numbers_waits_and_one_in_other_words_does_not() {
-        let shared = Shared::new(Checkpoint { slot: Some(7), ..Checkpoint::default() });
+        let shared = Shared::new(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
         let (mut line, start) = (Line::default(), Instant::now());
         assert!(line.due(&shared, start).is_some());
-        shared.checkpoint.store(Arc::new(Checkpoint { slot: Some(18), ..Checkpoint::default() }));
+        shared.checkpoint.store(Arc::new(ChainCheckpoint { slot: Some(18), ..ChainCheckpoint::default() }));
         assert_eq!(line.due(&shared, start + LOOK_EVERY), None);
         assert!(line.due(&shared, start + SAME_EVERY).is_some_and(|text| text.ends_with("slot 18")));
         shared.connected.store(true, Ordering::Relaxed);

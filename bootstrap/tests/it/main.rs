@@ -91,6 +91,7 @@ fn both_orders_of_both_sources_hold_every_pair() {
             let info = ok(&["info", "--dir", str(&store), "--digest"]);
             assert!(info.contains(&digest(&synthetic(30000, 5))), "{info}");
             assert!(info.contains("seq=30000 slot=77") && info.contains("load=complete"), "{info}");
+            assert!(info.contains(" phase=ready\n"), "{info}");
             assert!(ok(&["count", "--dir", str(&store)]).contains("30000"));
             let other = fails(1, &["verify", "--engine", engine, "--dir", str(&store), "--pairs", "30000"]);
             assert!(other.contains("different=0 missing=30000 only_in_store=30000"), "{other}");
@@ -273,7 +274,10 @@ fn ctrl_c_stops_between_batches_and_says_how_to_go_on() {
     assert_eq!(output.status.code(), Some(130), "{}", text(&output));
     assert!(text(&output).contains("--resume goes on"), "{}", text(&output));
     assert!(fails(1, &args).contains("--resume"), "an interrupted load is not started over by accident");
-    assert!(ok(&["info", "--dir", str(&store)]).contains("load=interrupted"));
+    let info = ok(&["info", "--dir", str(&store)]);
+    assert!(info.contains("load=interrupted"), "{info}");
+    // Unless nothing was committed yet.
+    assert!(info.contains(" phase=loading\n") || info.contains("checkpoint seq=0 "), "{info}");
     // A service looks at the marker.
     assert!(engines::inspect(&store).unwrap().unwrap().is_loading());
 }
@@ -296,6 +300,32 @@ fn a_store_moves_to_every_engine_with_its_checkpoint() {
         }
         let taken = fails(1, &["--from-store", str(&store), "--engine", from, "--dir", str(&store)]);
         assert!(taken.contains("store"), "{taken}");
+    }
+}
+
+#[test]
+fn a_store_whose_checkpoint_is_no_chains_is_looked_at_and_moved_as_it_is() {
+    for &kind in engines::compiled() {
+        let engine = kind.as_str();
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, new) = (temp.path().join("store"), temp.path().join("new"));
+        let options = engines::EngineOptions::new(kind);
+        let store = engines::open(&dir, &options, engines::OpenMode::Create).unwrap();
+        let mut txn = store.begin().unwrap();
+        txn.put(&[1; 32], &[2; 32]).unwrap();
+        let checkpoint = engine_api::Checkpoint::new(5, b"of another program");
+        txn.commit(&checkpoint, engine_api::Durability::Synced).unwrap();
+        store.close().unwrap();
+        let other = "seq=5 not a chain's checkpoint: bytes=18";
+        assert!(ok(&["info", "--dir", str(&dir)]).contains(&format!("checkpoint {other}")), "{engine}");
+        let json = ok(&["info", "--json", "--dir", str(&dir)]);
+        assert!(json.contains("\"seq\": 5") && json.contains("\"slot\": null"), "{json}");
+        assert!(json.contains("\"no_chain\": \"not a chain's checkpoint: bytes=18"), "{json}");
+        assert!(ok(&["scrub", "--dir", str(&dir)]).contains(&format!("pairs=1 {other}")), "{engine}");
+        let moved = ok(&["--from-store", str(&dir), "--engine", engine, "--dir", str(&new)]);
+        assert!(moved.contains("equal:") && moved.contains(&format!("checkpoint {other}")), "{moved}");
+        assert!(ok(&["compare", "--dir", str(&dir), "--with", str(&new)]).contains(other), "{engine}");
+        assert_eq!(engines::open_existing(&new, None).unwrap().checkpoint().unwrap(), checkpoint);
     }
 }
 

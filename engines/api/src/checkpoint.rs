@@ -1,75 +1,132 @@
 //! What a commit stands for ([`Checkpoint`]) and what it survives ([`Durability`]).
 //!
-//! Owns: the checkpoint's one byte layout, which every engine stores verbatim under its own metadata key.
+//! Owns: the checkpoint's one byte layout, which every engine stores verbatim under its own metadata key. Must not: read
+//! what the bytes of a checkpoint say: they belong to whoever commits.
+
+use std::fmt;
+use std::sync::Arc;
 
 use crate::{Error, ErrorKind, Result};
 
-/// Identifies the source a checkpoint counts in (a bootstrap source or a stream), so that a resume against a
-/// different source is refused instead of silently mixing two. Zero means none yet.
-pub type SourceId = u64;
-
 /// Names the state the store is in: written in the same engine transaction as the batch it follows.
 ///
-/// After any crash an engine holds exactly the batches up to one committed checkpoint, and returns it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// After any crash an engine holds exactly the batches up to one committed checkpoint, and returns it as it was given.
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Checkpoint {
     /// The number of the newest change: pairs consumed while bootstrapping, then one more for each key that a stream
     /// set or removed. Never decreases over the commits of one store; the change feed counts by it.
     pub seq: u64,
-    /// The last Solana slot applied as a whole. `None` until a slot is known.
-    pub slot: Option<u64>,
-    /// Blockhash of `slot`; all-zero when the slot came from outside a stream (`bootstrap --slot`).
-    pub blockhash: [u8; 32],
-    /// Which source `seq` counts in.
-    pub source: SourceId,
+    /// What the writer wants to find again beside the seq: at most [`Checkpoint::BYTES_MAX`] bytes, which engines keep
+    /// and never read. Shared, so that a clone copies no bytes.
+    pub bytes: Arc<[u8]>,
 }
 
 impl Checkpoint {
-    /// Length of the encoding in bytes.
-    pub const BYTES: usize = 64;
-    const VERSION: u8 = 1;
+    /// The most that [`Checkpoint::bytes`] may hold: a commit with more is refused.
+    pub const BYTES_MAX: usize = 1024;
+    /// Length of the encoding of a checkpoint without bytes.
+    pub const ENCODED_MIN: usize = 16;
+    /// Length of the longest encoding.
+    pub const ENCODED_MAX: usize = Self::ENCODED_MIN + Self::BYTES_MAX;
+    /// Version 1 was 64 bytes with a slot and a blockhash in them.
+    const VERSION: u8 = 2;
 
-    /// Encodes as: version u8, has_slot u8, 6 zero bytes, seq u64, slot u64, source u64, blockhash 32 bytes;
-    /// integers little-endian.
-    pub fn encode(&self) -> [u8; Self::BYTES] {
-        let mut out = [0u8; Self::BYTES];
-        out[0] = Self::VERSION;
-        out[1] = u8::from(self.slot.is_some());
-        out[8..16].copy_from_slice(&self.seq.to_le_bytes());
-        out[16..24].copy_from_slice(&self.slot.unwrap_or(0).to_le_bytes());
-        out[24..32].copy_from_slice(&self.source.to_le_bytes());
-        out[32..64].copy_from_slice(&self.blockhash);
-        out
+    /// A checkpoint with these bytes.
+    pub fn new(seq: u64, bytes: &[u8]) -> Self {
+        Self { seq, bytes: bytes.into() }
     }
 
-    /// Decodes what [`Checkpoint::encode`] wrote.
+    /// What every commit and every load of sorted pairs checks before it changes anything.
     ///
     /// # Errors
-    /// [`ErrorKind::DataDamaged`] for a wrong length, flag or padding; [`ErrorKind::FixInput`] for a newer version.
-    pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let bytes: &[u8; Self::BYTES] = bytes.try_into().map_err(|_| {
-            Error::new(
-                ErrorKind::DataDamaged,
-                format!("checkpoint has a wrong length: bytes={} expected={}", bytes.len(), Self::BYTES),
-            )
-        })?;
-        if bytes[0] > Self::VERSION {
-            return Err(Error::new(
-                ErrorKind::FixInput,
-                format!("checkpoint was written by a newer solkv: version={} known={}", bytes[0], Self::VERSION),
-            ));
+    /// [`ErrorKind::FixInput`] for more than [`Checkpoint::BYTES_MAX`] bytes.
+    pub fn check(&self) -> Result<()> {
+        if self.bytes.len() <= Self::BYTES_MAX {
+            return Ok(());
         }
-        if bytes[0] == 0 || bytes[1] > 1 || bytes[2..8] != [0u8; 6] {
-            return Err(Error::new(ErrorKind::DataDamaged, "checkpoint header is damaged"));
-        }
-        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        Ok(Self {
-            seq: word(8),
-            slot: (bytes[1] == 1).then(|| word(16)),
-            source: word(24),
-            blockhash: std::array::from_fn(|i| bytes[32 + i]),
-        })
+        Err(Error::new(
+            ErrorKind::FixInput,
+            format!(
+                "checkpoint is too long: bytes={} most={}: keep in it only what names the state",
+                self.bytes.len(),
+                Self::BYTES_MAX
+            ),
+        ))
     }
+
+    /// Encodes as: version u8, zero u8, length of the bytes u16, 4 zero bytes, seq u64, the bytes; integers little-endian.
+    /// The length makes it end by itself where more follows.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::check`].
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        self.check()?;
+        let mut out = Vec::with_capacity(Self::ENCODED_MIN + self.bytes.len());
+        out.extend_from_slice(&[Self::VERSION, 0]);
+        out.extend_from_slice(&(self.bytes.len() as u16).to_le_bytes());
+        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&self.seq.to_le_bytes());
+        out.extend_from_slice(&self.bytes);
+        Ok(out)
+    }
+
+    /// Decodes what [`Checkpoint::encode`] wrote, and nothing else.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DataDamaged`] for a wrong length or padding; [`ErrorKind::FixInput`] for another version, which is
+    /// named with the way out.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        match Self::decode_first(bytes)? {
+            (checkpoint, []) => Ok(checkpoint),
+            (_, rest) => Err(damaged(&format!("bytes_too_many={}", rest.len()))),
+        }
+    }
+
+    /// Decodes a checkpoint that stands before other bytes, and gives those.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::decode`].
+    pub fn decode_first(bytes: &[u8]) -> Result<(Self, &[u8])> {
+        match bytes.first() {
+            Some(&version) if version > Self::VERSION => {
+                return Err(other_version("a newer", version, "use that version"));
+            }
+            Some(1) => return Err(other_version("an older", 1, "load the store anew with bootstrap")),
+            Some(0) => return Err(damaged("version=0")),
+            _ => {}
+        }
+        let (head, rest) = bytes
+            .split_first_chunk::<{ Self::ENCODED_MIN }>()
+            .ok_or_else(|| damaged(&format!("bytes={} least={}", bytes.len(), Self::ENCODED_MIN)))?;
+        let length = usize::from(u16::from_le_bytes([head[2], head[3]]));
+        if head[1] != 0 || head[4..8] != [0; 4] || length > Self::BYTES_MAX {
+            return Err(damaged("its head says what is never written"));
+        }
+        let (bytes, rest) = rest
+            .split_at_checked(length)
+            .ok_or_else(|| damaged(&format!("bytes_named={length} bytes_there={}", rest.len())))?;
+        let seq = u64::from_le_bytes(std::array::from_fn(|i| head[8 + i]));
+        Ok((Self::new(seq, bytes), rest))
+    }
+}
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Checkpoint {{ seq: {}, bytes: {} (", self.seq, self.bytes.len())?;
+        self.bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        f.write_str(") }")
+    }
+}
+
+fn damaged(why: &str) -> Error {
+    Error::new(ErrorKind::DataDamaged, format!("checkpoint is damaged: {why}"))
+}
+
+fn other_version(which: &str, version: u8, way_out: &str) -> Error {
+    Error::new(
+        ErrorKind::FixInput,
+        format!("checkpoint was written by {which} solkv: version={version} known={}: {way_out}", Checkpoint::VERSION),
+    )
 }
 
 /// What a commit survives once it has returned.
@@ -94,17 +151,59 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checkpoint_round_trips_and_refuses_damage() {
-        let full = Checkpoint { seq: u64::MAX, slot: Some(0), blockhash: [0xff; 32], source: 7 };
-        for checkpoint in [Checkpoint::default(), full] {
-            assert_eq!(Checkpoint::decode(&checkpoint.encode()).unwrap(), checkpoint);
+    fn what_is_encoded_is_decoded_at_every_length() {
+        for length in [0, 1, 63, 64, 255, 256, Checkpoint::BYTES_MAX] {
+            let bytes: Vec<u8> = (0..length).map(|n| n as u8 ^ 0xa5).collect();
+            let checkpoint = Checkpoint::new(u64::MAX - length as u64, &bytes);
+            let mut encoded = checkpoint.encode().unwrap();
+            assert_eq!(encoded.len(), Checkpoint::ENCODED_MIN + length);
+            assert_eq!(Checkpoint::decode(&encoded).unwrap(), checkpoint);
+            for cut in 0..encoded.len() {
+                assert_eq!(
+                    Checkpoint::decode(&encoded[..cut]).unwrap_err().kind(),
+                    ErrorKind::DataDamaged,
+                    "cut={cut}"
+                );
+            }
+            encoded.extend_from_slice(b"rest");
+            assert_eq!(Checkpoint::decode_first(&encoded).unwrap(), (checkpoint, b"rest".as_slice()));
+            assert_eq!(Checkpoint::decode(&encoded).unwrap_err().kind(), ErrorKind::DataDamaged);
         }
-        let mut newer = full.encode();
-        newer[0] = 2;
-        assert_eq!(Checkpoint::decode(&newer).unwrap_err().kind(), ErrorKind::FixInput);
-        let mut damaged = full.encode();
-        damaged[3] = 1;
-        assert_eq!(Checkpoint::decode(&damaged).unwrap_err().kind(), ErrorKind::DataDamaged);
+    }
+
+    #[test]
+    fn a_byte_too_many_is_refused_on_the_way_in_and_on_the_way_out() {
+        let long = Checkpoint::new(7, &[1; Checkpoint::BYTES_MAX + 1]);
+        for refused in [long.check().unwrap_err(), long.encode().unwrap_err()] {
+            assert_eq!(refused.kind(), ErrorKind::FixInput);
+            assert!(refused.to_string().contains("bytes=1025 most=1024"), "{refused}");
+        }
+        let mut encoded = Checkpoint::new(7, &[1; Checkpoint::BYTES_MAX]).encode().unwrap();
+        encoded[2..4].copy_from_slice(&1025u16.to_le_bytes());
+        encoded.push(1);
+        assert_eq!(Checkpoint::decode(&encoded).unwrap_err().kind(), ErrorKind::DataDamaged);
+    }
+
+    #[test]
+    fn other_versions_are_refused_by_name_and_damage_is_damage() {
+        // The 64 bytes that version 1 was.
+        let mut old = [0; 64];
+        old[0] = 1;
+        let older = Checkpoint::decode(&old).unwrap_err();
+        assert_eq!(older.kind(), ErrorKind::FixInput);
+        assert!(older.to_string().contains("an older solkv: version=1 known=2: load the store anew"), "{older}");
+        let sound = Checkpoint::new(3, &[5; 20]).encode().unwrap();
+        let mut newer = sound.clone();
+        newer[0] = 3;
+        let newer = Checkpoint::decode(&newer).unwrap_err();
+        assert_eq!(newer.kind(), ErrorKind::FixInput);
+        assert!(newer.to_string().contains("a newer solkv: version=3"), "{newer}");
+        for at in [1, 4, 5, 6, 7] {
+            let mut damaged = sound.clone();
+            damaged[at] = 1;
+            assert_eq!(Checkpoint::decode(&damaged).unwrap_err().kind(), ErrorKind::DataDamaged, "at={at}");
+        }
         assert_eq!(Checkpoint::decode(&[]).unwrap_err().kind(), ErrorKind::DataDamaged);
+        assert_eq!(Checkpoint::decode(&[0; 16]).unwrap_err().kind(), ErrorKind::DataDamaged);
     }
 }

@@ -10,7 +10,7 @@ mod error;
 mod traits;
 mod words;
 
-pub use checkpoint::{Checkpoint, Durability, SourceId};
+pub use checkpoint::{Checkpoint, Durability};
 pub use error::{Error, ErrorKind, Result};
 pub use traits::{
     BulkLoad, Engine, Reader, Stats, Visitor, WriteTxn, get_many_by_get, one_slot_per_key, scrub_by_scan,

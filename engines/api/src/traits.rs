@@ -109,7 +109,8 @@ pub trait WriteTxn {
     /// # Errors
     /// [`ErrorKind::FreeSpace`]: nothing of the batch was applied, a new transaction may be begun once there is
     /// space. [`ErrorKind::Reopen`]: it is not known whether the batch is durable; the engine refuses further
-    /// writes, and only opening the store again tells. Never retry the commit itself.
+    /// writes, and only opening the store again tells. Never retry the commit itself. [`ErrorKind::FixInput`]: the
+    /// checkpoint is longer than [`Checkpoint::BYTES_MAX`] allows; nothing of the batch was applied.
     fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()>;
 }
 
@@ -122,7 +123,8 @@ pub trait BulkLoad {
     /// the same chunk again is safe: it converges to the same state even where the engine already took it in.
     ///
     /// # Errors
-    /// [`ErrorKind::FixInput`] when the keys do not ascend.
+    /// [`ErrorKind::FixInput`] when the keys do not ascend, or the checkpoint is longer than [`Checkpoint::BYTES_MAX`]
+    /// allows: nothing was loaded.
     fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()>;
 }
 

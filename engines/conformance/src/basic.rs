@@ -2,10 +2,12 @@
 
 use std::ops::ControlFlow;
 
-use engine_api::{Checkpoint, Durability, Key, Reader};
+use engine_api::{Checkpoint, Durability, ErrorKind, Key, Reader};
 
 use crate::Store;
-use crate::support::{Change, Map, apply, assert_holds, commit, key, mark, must, reader, scan, temp_dir, value};
+use crate::support::{
+    Change, Map, apply, assert_holds, commit, key, mark, mark_of, must, must_fail, reader, scan, temp_dir, value,
+};
 
 /// Nothing in it, no checkpoint, and every kind of read says so.
 pub fn empty_store(store: &dyn Store) {
@@ -121,7 +123,7 @@ pub fn extreme_keys_and_values(store: &dyn Store) {
     assert_holds(&*engine, &map, &mark(3));
 }
 
-/// A checkpoint moves only with its batch, is kept in every field, and may come alone.
+/// A checkpoint moves only with its batch, is kept to the last byte, and may come alone.
 pub fn checkpoint_is_part_of_the_batch(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -132,11 +134,72 @@ pub fn checkpoint_is_part_of_the_batch(store: &dyn Store) {
     assert_holds(&*engine, &map, &mark(1));
     commit(&*engine, &[], 2, Durability::Buffered);
     assert_holds(&*engine, &map, &mark(2));
-    let extreme = Checkpoint { seq: u64::MAX, slot: None, blockhash: [0xff; 32], source: u64::MAX };
+    let extreme = Checkpoint::new(u64::MAX, &[0xff; Checkpoint::BYTES_MAX]);
     must("commit", must("begin", engine.begin()).commit(&extreme, Durability::Synced));
     assert_holds(&*engine, &map, &extreme);
     must("close", engine.close());
     assert_holds(&*must("reopen", store.open(dir.path())), &map, &extreme);
+}
+
+/// Bytes of every length from none to the most, growing and shrinking, alone and with pairs: the same after each commit,
+/// in a copy, and after closing or dropping the store. A view keeps those of its own commit.
+pub fn checkpoint_bytes_of_any_length_are_kept(store: &dyn Store) {
+    const LENGTHS: [usize; 9] = [Checkpoint::BYTES_MAX, 0, 1, 64, 16, 1000, 0, Checkpoint::BYTES_MAX, 5];
+    let dir = temp_dir();
+    let live = dir.path().join("live");
+    let mut map = Map::new();
+    for (seq, length) in (1..).zip(LENGTHS) {
+        let engine = must("open", store.open(&live));
+        let before = must("checkpoint", engine.checkpoint());
+        let mut view = reader(&*engine);
+        let checkpoint = mark_of(seq, length);
+        let mut txn = must("begin", engine.begin());
+        if seq % 3 != 0 {
+            must("put", txn.put(&key(seq), &value(seq)));
+            map.insert(key(seq), value(seq));
+        }
+        must("commit", txn.commit(&checkpoint, Durability::Synced));
+        assert_eq!(must("checkpoint", view.checkpoint()), before, "a view stays where it is: length={length}");
+        drop(view);
+        assert_holds(&*engine, &map, &checkpoint);
+        let copy = dir.path().join(format!("copy-{seq}"));
+        must("snapshot", engine.snapshot(&copy));
+        assert_holds(&*must("open the copy", store.open(&copy)), &map, &checkpoint);
+        if seq % 2 == 0 {
+            drop(engine);
+        } else {
+            must("close", engine.close());
+        }
+        assert_holds(&*must("reopen", store.open(&live)), &map, &checkpoint);
+    }
+}
+
+/// One byte too many refuses the commit or the load as a whole; the store goes on as if nobody had asked.
+pub fn a_checkpoint_too_long_is_refused(store: &dyn Store) {
+    let dir = temp_dir();
+    let engine = must("create", store.open(dir.path()));
+    commit(&*engine, &[(key(1), Some(value(1)))], 1, Durability::Synced);
+    let map = Map::from([(key(1), value(1))]);
+    for length in [Checkpoint::BYTES_MAX + 1, 1 << 16, (1 << 16) + 5] {
+        let long = mark_of(2, length);
+        for durability in [Durability::Buffered, Durability::Synced] {
+            let mut txn = must("begin", engine.begin());
+            must("put", txn.put(&key(2), &value(2)));
+            let refused = must_fail("commit", ErrorKind::FixInput, txn.commit(&long, durability));
+            assert!(refused.to_string().contains(&format!("bytes={length} most=1024")), "{refused}");
+            assert_holds(&*engine, &map, &mark(1));
+        }
+        if let Some(bulk) = engine.bulk() {
+            let pairs = [([0xff; 32], value(3))];
+            must_fail("load_sorted", ErrorKind::FixInput, bulk.load_sorted(&pairs, &long));
+            must_fail("load_sorted of nothing", ErrorKind::FixInput, bulk.load_sorted(&[], &long));
+            assert_holds(&*engine, &map, &mark(1));
+        }
+    }
+    commit(&*engine, &[(key(2), Some(value(2)))], 2, Durability::Synced);
+    must("close", engine.close());
+    let map = Map::from([(key(1), value(1)), (key(2), value(2))]);
+    assert_holds(&*must("reopen", store.open(dir.path())), &map, &mark(2));
 }
 
 /// Closed properly, or only dropped: what was committed is there, at either durability.

@@ -51,9 +51,19 @@ pub(crate) fn ascending_key(number: u64) -> Key {
     out
 }
 
-/// A checkpoint with every field dependent on `seq`.
+/// Lengths of the bytes that checkpoints take in turn: from one to the next they grow and shrink.
+const MARK_BYTES: [usize; 7] = [96, 0, Checkpoint::BYTES_MAX, 1, 500, 1023, 17];
+
+/// A checkpoint whose bytes depend on `seq`, and their length too.
 pub(crate) fn mark(seq: u64) -> Checkpoint {
-    Checkpoint { seq, slot: Some(seq * 3), blockhash: value(seq), source: 77 }
+    mark_of(seq, MARK_BYTES[(seq % MARK_BYTES.len() as u64) as usize])
+}
+
+/// A checkpoint with so many bytes.
+pub(crate) fn mark_of(seq: u64, length: usize) -> Checkpoint {
+    let mut rng = Rng::new(seq ^ 0x6d61_726b);
+    let bytes: Vec<u8> = std::iter::repeat_with(|| rng.next() as u8).take(length).collect();
+    Checkpoint::new(seq, &bytes)
 }
 
 /// Unwraps, or panics with the error's kind, message and causes.

@@ -32,8 +32,9 @@ impl<'e> LmdbTxn<'e> {
     /// Writes `checkpoint` and commits.
     fn finish(mut self, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
         let engine = self.engine;
+        let encoded = checkpoint.encode()?;
         self.txn
-            .put(engine.meta(), CHECKPOINT, &checkpoint.encode(), WriteFlags::empty())
+            .put(engine.meta(), CHECKPOINT, &encoded, WriteFlags::empty())
             .map_err(|e| engine.failed("LMDB cannot write the checkpoint", e))?;
         engine.set_meta_sync(&self.txn, durability == Durability::Synced)?;
         let Self { txn, _map, _writer, .. } = self;
@@ -69,6 +70,7 @@ impl WriteTxn for LmdbTxn<'_> {
 impl BulkLoad for LmdbEngine {
     /// Appends with `MDB_APPEND`: no search per key, and leaves are filled to the end.
     fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        checkpoint.check()?;
         let mut open = LmdbTxn::begin(self)?;
         let mut cursor =
             open.txn.open_rw_cursor(self.pairs()).map_err(|e| self.failed("LMDB cannot open a cursor", e))?;

@@ -53,6 +53,11 @@ pub(crate) fn table(what: &str, error: TableError) -> Error {
     match error {
         TableError::Storage(source) => storage(what, source),
         TableError::TableAlreadyOpen(..) => Error::with_source(ErrorKind::Internal, what, error),
+        TableError::TableTypeMismatch { .. } => Error::with_source(
+            ErrorKind::FixInput,
+            format!("{what}: file holds a table as another version of solkv makes it: reason={error}: load it anew"),
+            error,
+        ),
         // A redb file whose tables are not ours: made by something else.
         other => Error::with_source(
             ErrorKind::FixInput,

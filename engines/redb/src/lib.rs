@@ -47,7 +47,7 @@ mod write;
 
 pub use engine::RedbEngine;
 
-use engine_api::{Checkpoint, Error, ErrorKind};
+use engine_api::{Error, ErrorKind};
 use redb::{ReadOnlyTable, TableDefinition};
 
 /// Name of the store's file inside its directory.
@@ -75,7 +75,7 @@ type Bytes32 = &'static [u8; 32];
 type PairsReadOnly = ReadOnlyTable<Bytes32, Bytes32>;
 
 const PAIRS: TableDefinition<'static, Bytes32, Bytes32> = TableDefinition::new("pairs");
-const META: TableDefinition<'static, &'static str, &'static [u8; Checkpoint::BYTES]> = TableDefinition::new("meta");
+const META: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("meta");
 /// The key of the encoded checkpoint in `meta`.
 const CHECKPOINT: &str = "checkpoint";
 

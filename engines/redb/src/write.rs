@@ -67,6 +67,7 @@ impl WriteTxn for RedbTxn<'_> {
 
 impl BulkLoad for RedbEngine {
     fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        checkpoint.check()?;
         self.check_writable()?;
         let txn = begin(self.db()?)?;
         append(&txn, pairs.iter().map(|(key, value)| (key, value)))?;
@@ -98,8 +99,9 @@ pub(crate) fn append<'p>(txn: &WriteTransaction, pairs: impl IntoIterator<Item =
 /// Writes `checkpoint` into `txn`.
 pub(crate) fn put_checkpoint(txn: &WriteTransaction, checkpoint: &Checkpoint) -> Result<()> {
     const WHAT: &str = "redb cannot write the checkpoint";
+    let encoded = checkpoint.encode()?;
     let mut meta = txn.open_table(META).map_err(|e| error::table(WHAT, e))?;
-    meta.insert(CHECKPOINT, &checkpoint.encode()).map(drop).map_err(|e| error::storage(WHAT, e))
+    meta.insert(CHECKPOINT, encoded.as_slice()).map(drop).map_err(|e| error::storage(WHAT, e))
 }
 
 /// Commits `txn` with `checkpoint`; a failure past the point of no return poisons the engine.

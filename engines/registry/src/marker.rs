@@ -2,6 +2,7 @@
 //!
 //! Written via a temporary file, fsync, rename and an fsync of the directory, so it is whole or absent.
 
+use std::cmp::Ordering;
 use std::fs::{self, File};
 use std::io::{ErrorKind as Io, Write};
 use std::path::Path;
@@ -15,9 +16,9 @@ use crate::terms::{Holds, Load, LoadState};
 pub(crate) const MARKER: &str = "SOLKV";
 pub(crate) const MARKER_TEMPORARY: &str = "SOLKV.tmp";
 
-/// The format this build writes, and the newest it reads. Format 1 said nothing of what a store holds and of its load:
-/// it is read as not known, and replaced when the store is opened for writing.
-pub const FORMAT_VERSION: u32 = 2;
+/// The format this build writes, and the only one it reads. Formats 1 and 2 kept a checkpoint of 64 bytes, with the slot in
+/// them.
+pub const FORMAT_VERSION: u32 = 3;
 
 /// What a directory holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +35,7 @@ pub struct Identity {
     /// RocksDB's profile as last opened. Informative: both profiles read the same files.
     #[serde(default)]
     pub profile: Profile,
-    /// The load that fills or has filled the store. `None`: the store was made empty, or by a version that did not say.
+    /// The load that fills or has filled the store. `None`: the store was made empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<Load>,
     /// What the pairs mean.
@@ -75,18 +76,20 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
         Err(e) => return Err(Error::io(format!("cannot read the marker: file={} reason={e}", path.display()), e)),
     };
     let version: Version = toml::from_str(&text).map_err(|e| damaged(&path, e))?;
-    if version.format > FORMAT_VERSION {
-        return Err(Error::new(
-            ErrorKind::FixInput,
-            format!(
-                "store was written by a newer solkv: file={} format={} known={FORMAT_VERSION}: use that version",
-                path.display(),
-                version.format
-            ),
-        ));
-    }
-    // An engine this build has never heard of comes with a newer format; anything else is damage.
-    toml::from_str(&text).map(Some).map_err(|e| damaged(&path, e))
+    let (age, way_out) = match version.format.cmp(&FORMAT_VERSION) {
+        // An engine this build has never heard of comes with a newer format; anything else is damage.
+        Ordering::Equal => return toml::from_str(&text).map(Some).map_err(|e| damaged(&path, e)),
+        Ordering::Greater => ("a newer", "use that version"),
+        Ordering::Less => ("an older", "load it anew into another directory, or use that version"),
+    };
+    Err(Error::new(
+        ErrorKind::FixInput,
+        format!(
+            "store was written by {age} solkv: file={} format={} known={FORMAT_VERSION}: {way_out}",
+            path.display(),
+            version.format
+        ),
+    ))
 }
 
 /// Writes or replaces the marker of `dir`, durably.

@@ -25,13 +25,14 @@ impl BulkLoad for RocksdbEngine {
                 format!("keys must ascend strictly: position={}: sort the pairs and remove duplicates", at + 1),
             ));
         }
+        let encoded = checkpoint.encode()?;
         let _writer = self.lock_writer()?;
         let known = already_stored(self, pairs)?;
         if let Some(pairs) = pairs.get(known..).filter(|pairs| !pairs.is_empty()) {
             ingest(self, pairs)?;
         }
         let mut batch = WriteBatch::default();
-        batch.put(CHECKPOINT_KEY, checkpoint.encode());
+        batch.put(CHECKPOINT_KEY, encoded);
         write::write(self, batch, Durability::Synced)
     }
 }

@@ -54,7 +54,7 @@ impl WriteTxn for RocksdbTxn<'_> {
 
     fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
         let Self { engine, mut batch, _writer, .. } = *self;
-        batch.put(CHECKPOINT_KEY, checkpoint.encode());
+        batch.put(CHECKPOINT_KEY, checkpoint.encode()?);
         write(engine, batch, durability)
     }
 }

@@ -194,7 +194,7 @@ impl Engine for StrataEngine {
     }
 
     fn checkpoint(&self) -> Result<Checkpoint> {
-        Ok(self.shared.visible.load().checkpoint)
+        Ok(self.shared.visible.load().checkpoint.clone())
     }
 
     fn stats(&self) -> Result<Stats> {

@@ -80,6 +80,10 @@ fn look_up(bytes: &PageBytes) {
     }
 }
 
+fn checkpoint() -> Checkpoint {
+    Checkpoint::new(3, &[8; 5])
+}
+
 fn segment(id: u64, first: u8, last: u8) -> SegmentInfo {
     SegmentInfo { id, records: 500, tombstones: 5, first: key(first), last: key(last) }
 }
@@ -87,11 +91,14 @@ fn segment(id: u64, first: u8, last: u8) -> SegmentInfo {
 /// A manifest: one that is accepted is the same when it is written again.
 pub fn manifest(bytes: &[u8]) {
     let runs = vec![vec![segment(1, 1, 9)], vec![segment(2, 1, 2), segment(3, 3, 4)], vec![]];
-    let sample = Manifest { next_id: 9, wal_floor: 4, batch: 17, runs, ..Manifest::default() };
-    assert!(Manifest::decode(&sample.encode()).is_ok());
-    each(bytes, sample.encode(), seal, |bytes| {
+    let sample =
+        Manifest { next_id: 9, wal_floor: 4, batch: 17, runs, checkpoint: checkpoint(), ..Manifest::default() };
+    let sample = sample.encode().expect("a short checkpoint");
+    assert!(Manifest::decode(&sample).is_ok());
+    each(bytes, sample, seal, |bytes| {
         if let Ok(found) = Manifest::decode(bytes) {
-            assert_eq!(Manifest::decode(&found.encode()).expect("just written"), found);
+            let again = found.encode().expect("as short as it was");
+            assert_eq!(Manifest::decode(&again).expect("just written"), found);
         }
     });
 }
@@ -101,12 +108,15 @@ pub fn footer(bytes: &[u8]) {
     let info = segment(NUMBER, 1, 9);
     let section = |at: u64, bytes: usize| Section { offset: at << 12, bytes: bytes as u64, crc: 7 };
     let planes = std::array::from_fn(|n| section(8 + n as u64, plane_bytes(n, info.records)));
-    let sample = Footer { info, pages: 8, planes, directory: section(11, 64), origin: Origin::default() }.encode();
+    let origin = Origin { checkpoint: checkpoint(), ..Origin::default() };
+    let sample = Footer { info, pages: 8, planes, directory: section(11, 64), origin }.encode();
+    let sample = sample.expect("a short checkpoint");
     // Changes of what is refused in any case would find nothing.
     assert!(Footer::decode(&sample).is_ok());
     each(&whole_page(bytes), sample.to_vec(), seal, |bytes| {
         let Ok(footer) = Footer::decode(&whole_page(bytes)) else { return };
-        assert_eq!(Footer::decode(&footer.encode()), Ok(footer.clone()), "another footer");
+        let again = footer.encode().expect("as short as it was");
+        assert_eq!(Footer::decode(&again), Ok(footer.clone()), "another footer");
         assert!(footer.info.records <= u64::from(footer.pages) * PAGE_RECORDS_MAX as u64);
         assert_eq!(footer.directory.bytes, u64::from(footer.pages) * 8);
     });
@@ -118,7 +128,8 @@ pub fn wal(bytes: &[u8]) {
     for count in 0..3 {
         let ops: Vec<_> = (0..count).map(|n| (key(n), (n != 1).then_some(key(n)))).collect();
         let mut record = Vec::new();
-        wal::encode(&mut record, (&SALT, NUMBER), (NUMBER + u64::from(count), NUMBER), &Checkpoint::default(), &ops);
+        wal::encode(&mut record, (&SALT, NUMBER), (NUMBER + u64::from(count), NUMBER), &checkpoint(), &ops)
+            .expect("short");
         sample.extend(record);
     }
     let whole = replay_file(&Bytes(&sample), "sample", (&SALT, NUMBER), Position::behind(0), |_, _| Ok(()));

@@ -75,14 +75,18 @@ impl Plan {
         self.is_chunk(seq).then(|| self.chunk(seq))
     }
 
-    /// The checkpoint of a batch: every field of it depends on number and epoch.
+    /// The checkpoint of a batch: its bytes and their length depend on number and epoch.
     pub(crate) fn checkpoint(&self, seq: u64, epoch: u64) -> Checkpoint {
         if seq == 0 {
             return Checkpoint::default();
         }
         // A chunk has no epoch, and neither has its checkpoint.
         let epoch = if self.is_chunk(seq) { 0 } else { epoch };
-        Checkpoint { seq, slot: Some(seq * 3), blockhash: words(self.seed ^ epoch << 40, seq), source: self.seed | 1 }
+        let mut rng = Rng::of(self.seed ^ epoch << 40, seq);
+        // Most are as long as the service's. The first eight bytes are never left out: they tell epochs apart.
+        let length = rng.pick(&[96, 96, 8, 500, Checkpoint::BYTES_MAX as u64]) as usize;
+        let bytes: Vec<u8> = std::iter::repeat_with(|| rng.next() as u8).take(length).collect();
+        Checkpoint::new(seq, &bytes)
     }
 
     /// A key that some batch may have written.

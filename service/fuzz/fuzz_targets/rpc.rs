@@ -10,7 +10,8 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes};
-use engine_api::{Checkpoint, Durability, Engine as _};
+use engine_api::{Durability, Engine as _};
+use solana::ChainCheckpoint;
 use engine_latency::{Latency, Measured};
 use engines::{EngineKind, EngineOptions, OpenMode};
 use http::uri::PathAndQuery;
@@ -88,14 +89,14 @@ fn world() -> anyhow::Result<World> {
     let engine = engines::open(&temp.path().join("store"), &options, OpenMode::Create)?;
     let engine = Arc::new(Measured::new(engine, Latency::new("redb"), "ingest"));
     let change = Change { slot: 7, key: [1; 32], old: None, new: Some([7; 32]) };
-    let checkpoint = Checkpoint { seq: 1, slot: Some(7), ..Checkpoint::default() };
+    let checkpoint = ChainCheckpoint { seq: 1, slot: Some(7), ..ChainCheckpoint::default() };
     let retention = Retention { bytes: 1 << 20, time: Duration::from_secs(3600) };
     let (mut writer, feed) =
-        FeedWriter::open(&temp.path().join("feed"), &Checkpoint::default(), Durability::Synced, retention)?;
+        FeedWriter::open(&temp.path().join("feed"), &ChainCheckpoint::default(), Durability::Synced, retention)?;
     writer.append(1, vec![change], Vec::new())?;
     let mut txn = engine.begin()?;
     txn.put(&[1; 32], &[7; 32])?;
-    txn.commit(&checkpoint, Durability::Synced)?;
+    txn.commit(&checkpoint.write(), Durability::Synced)?;
     writer.publish(&checkpoint);
     let shared = Shared::new(checkpoint);
     let (lookups, threads) = Lookups::start(Arc::clone(&engine), 1, Arc::clone(&shared))?;

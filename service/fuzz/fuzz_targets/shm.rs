@@ -15,7 +15,8 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use engine_api::{Checkpoint, Durability, Engine as _};
+use engine_api::{Durability, Engine as _};
+use solana::ChainCheckpoint;
 use engine_latency::{Latency, Measured};
 use engines::{EngineKind, EngineOptions, OpenMode};
 use libfuzzer_sys::fuzz_target;
@@ -96,10 +97,10 @@ fn world_of() -> anyhow::Result<World> {
     let options = EngineOptions::new(EngineKind::Redb);
     let engine = engines::open(&temp.path().join("store"), &options, OpenMode::Create)?;
     let engine = Arc::new(Measured::new(engine, Latency::new("redb"), "ingest"));
-    let checkpoint = Checkpoint { seq: 1, slot: Some(7), ..Checkpoint::default() };
+    let checkpoint = ChainCheckpoint { seq: 1, slot: Some(7), ..ChainCheckpoint::default() };
     let mut txn = engine.begin()?;
     txn.put(&[1; 32], &[7; 32])?;
-    txn.commit(&checkpoint, Durability::Synced)?;
+    txn.commit(&checkpoint.write(), Durability::Synced)?;
     let path = temp.path().join("shm.sock");
     let server = ShmServer::start(&path, &SocketAccess::OWNER, Arc::clone(&engine), Shared::new(checkpoint), "redb", None)?;
     Ok(World { rude: connect(&path)?, polite: connect(&path)?, _server: server, _temp: temp })

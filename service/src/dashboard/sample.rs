@@ -292,8 +292,8 @@ fn unix_ms(time: SystemTime) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use engine_api::Checkpoint;
     use engine_latency::Op;
+    use solana::ChainCheckpoint;
 
     use super::*;
 
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn rates_latencies_and_windows_are_of_what_came_between() {
-        let (latency, shared) = (Latency::new("test"), Shared::new(Checkpoint::default()));
+        let (latency, shared) = (Latency::new("test"), Shared::new(ChainCheckpoint::default()));
         let (mut ingest, mut rpc) = (latency.recorder("ingest"), latency.recorder("rpc"));
         ingest.record(Op::Write, 1);
         let dir = tempfile::tempdir().unwrap();
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn the_change_of_an_engines_figure_is_over_the_time_between_its_statistics() {
-        let (latency, shared) = (Latency::new("test"), Shared::new(Checkpoint::default()));
+        let (latency, shared) = (Latency::new("test"), Shared::new(ChainCheckpoint::default()));
         let dir = tempfile::tempdir().unwrap();
         let mut reading = Reading::new(latency, Arc::clone(&shared), dir.path().to_owned());
         let start = Instant::now();
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn the_thread_samples_and_ends_when_told() {
         let dir = tempfile::tempdir().unwrap();
-        let shared = Shared::new(Checkpoint::default());
+        let shared = Shared::new(ChainCheckpoint::default());
         let (sampler, history) =
             Sampler::start(Latency::new("test"), Arc::clone(&shared), dir.path().to_owned()).unwrap();
         while history.since(0).0.is_empty() {

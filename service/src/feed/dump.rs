@@ -25,6 +25,7 @@ use std::{io, mem};
 
 use engine_api::{Key, Reader, Value};
 use engine_latency::Measured;
+use solana::ChainCheckpoint;
 
 use super::Filter;
 use super::pool::{NotDone, Pool};
@@ -134,7 +135,8 @@ impl Source {
         let _held = self.shared.views.hold();
         // Not the measured reader: a range is no latency of a lookup.
         let mut reader = engine.inner().reader().map_err(DumpError::Engine)?;
-        let checkpoint = reader.checkpoint().map_err(DumpError::Engine)?;
+        let checkpoint =
+            reader.checkpoint().and_then(|found| ChainCheckpoint::read(&found)).map_err(DumpError::Engine)?;
         let mut copy = Copy { filter, stop: &self.stop, begun: Instant::now(), looked: 0, range: DumpRange::default() };
         (copy.range.seq, copy.range.slot) = (checkpoint.seq, checkpoint.slot);
         let first = after.map_or(Some([0; 32]), following);
@@ -303,7 +305,7 @@ mod tests {
             txn.put(&key, &[(n % 5) as u8; 32]).unwrap();
             all.insert(key, [(n % 5) as u8; 32]);
         }
-        txn.commit(&Checkpoint { seq: 80_000, ..Checkpoint::default() }, Durability::Synced).unwrap();
+        txn.commit(&Checkpoint::new(80_000, &[]), Durability::Synced).unwrap();
         let bytes = |entries: &[&[u8]]| entries.iter().map(|entry| bytes::Bytes::copy_from_slice(entry)).collect();
         let (map, visited, ranges) = dump(&store, &Filter::default());
         assert!(map == all && visited == all.len() && ranges >= 3, "visited={visited} ranges={ranges}");

@@ -6,7 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use engine_api::{Checkpoint, Durability};
+use engine_api::Durability;
+use solana::ChainCheckpoint;
 
 use super::record::{
     Change, FRAME_HEADER_BYTES, Frame, Header, Identity, SEGMENT_HEADER_BYTES, SlotEnd, segment_header,
@@ -73,12 +74,12 @@ fn open(segment: &[u8], dir: &Path, seq: u64) {
     fs::remove_dir_all(dir).ok();
     fs::create_dir_all(dir).expect("a directory of the target's own");
     fs::write(Segment::path(dir, FIRST_SEQ), segment).expect("a file of the target's own");
-    let checkpoint = Checkpoint { seq, ..Checkpoint::default() };
+    let checkpoint = ChainCheckpoint { seq, ..ChainCheckpoint::default() };
     let (mut writer, feed) =
         FeedWriter::open(dir, &checkpoint, Durability::Buffered, retention).expect("damage is no error");
     let change = Change { slot: 1, key: [1; 32], old: None, new: Some([2; 32]) };
     writer.append(seq + 1, vec![change], Vec::new()).expect("the log goes on");
-    writer.publish(&Checkpoint { seq: seq + 1, ..checkpoint });
+    writer.publish(&ChainCheckpoint { seq: seq + 1, ..checkpoint });
     let (mut cursor, mut next_seq) = (Cursor::new(feed.oldest_seq()), feed.oldest_seq());
     loop {
         match feed.read(&mut cursor) {

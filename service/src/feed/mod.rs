@@ -23,7 +23,8 @@ use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use engine_api::{Checkpoint, Error, ErrorKind};
+use engine_api::{Error, ErrorKind};
+use solana::ChainCheckpoint;
 use tokio::sync::watch;
 
 pub use dump::{DUMPS_MAX, DumpError, DumpRange};
@@ -112,7 +113,7 @@ impl Cursor {
 }
 
 impl Feed {
-    fn new(id: u64, segments: Vec<Segment>, checkpoint: &Checkpoint) -> Arc<Self> {
+    fn new(id: u64, segments: Vec<Segment>, checkpoint: &ChainCheckpoint) -> Arc<Self> {
         let head = Head { seq: checkpoint.seq, slot: checkpoint.slot, closed: false };
         let kept = Kept { segments: segments.into(), ..Kept::default() };
         let (head, _) = watch::channel(head);
@@ -233,7 +234,7 @@ impl Feed {
         self.kept().segments.iter().any(|segment| segment.first_seq == seq)
     }
 
-    fn publish(&self, frame: Option<Arc<Frame>>, checkpoint: &Checkpoint) {
+    fn publish(&self, frame: Option<Arc<Frame>>, checkpoint: &ChainCheckpoint) {
         if let Some(frame) = frame {
             let mut kept = self.kept();
             if let Some(last) = kept.segments.back_mut() {

@@ -29,8 +29,8 @@ fn ends(first: u64, last: u64) -> Vec<SlotEnd> {
     (first..=last).filter(|seq| seq % 3 == 2 && *seq > 3).map(end).collect()
 }
 
-fn at(seq: u64) -> Checkpoint {
-    Checkpoint { seq, slot: Some(seq), ..Checkpoint::default() }
+fn at(seq: u64) -> ChainCheckpoint {
+    ChainCheckpoint { seq, slot: Some(seq), ..ChainCheckpoint::default() }
 }
 
 /// A feed beside a store that stands at `seq`.

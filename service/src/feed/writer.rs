@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use engine_api::{Checkpoint, Durability, Error, ErrorKind, Result};
+use engine_api::{Durability, Error, ErrorKind, Result};
+use solana::ChainCheckpoint;
 use tracing::{info, warn};
 
 use super::record::{Change, FRAME_CHANGES_MAX, Frame, Identity, SEGMENT_HEADER_BYTES, SlotEnd};
@@ -81,7 +82,7 @@ impl FeedWriter {
     /// Those of the file system. A damaged log is not one: it begins anew, and the log says so.
     pub fn open(
         dir: &Path,
-        checkpoint: &Checkpoint,
+        checkpoint: &ChainCheckpoint,
         durability: Durability,
         retention: Retention,
     ) -> Result<(Self, Arc<Feed>)> {
@@ -164,7 +165,7 @@ impl FeedWriter {
     }
 
     /// Shows subscribers what the engine has committed up to `checkpoint`.
-    pub fn publish(&mut self, checkpoint: &Checkpoint) {
+    pub fn publish(&mut self, checkpoint: &ChainCheckpoint) {
         let frame = self.pending.take();
         if let Some(frame) = &frame {
             self.end.at += frame.log_bytes() as u64;

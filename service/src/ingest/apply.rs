@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Result};
+use engine_api::{Durability, Engine, ErrorKind, Result};
 use engine_latency::Measured;
+use solana::ChainCheckpoint;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::warn;
@@ -54,7 +55,7 @@ pub struct Apply {
     stop: watch::Receiver<bool>,
     assembler: Assembler,
     /// The checkpoint of the last commit.
-    committed: Checkpoint,
+    committed: ChainCheckpoint,
     /// What was taken in since then.
     batch: Batch,
     /// Where what changes the map is handed on, unless there is no feed.
@@ -82,7 +83,7 @@ impl Apply {
         config: ApplyConfig,
         stop: watch::Receiver<bool>,
     ) -> Result<Self> {
-        let committed = engine.checkpoint()?;
+        let committed = ChainCheckpoint::read(&engine.checkpoint()?)?;
         let complete = committed.slot.map(|slot| Base { slot, blockhash: committed.blockhash });
         let pulse = shared.pulses.add("ingest-apply");
         let standing = Standing::new(Arc::clone(&shared), committed.slot);
@@ -258,7 +259,7 @@ impl Apply {
 
     /// Writes the batch; its changes are in the feed before the engine commits them. Returns what the engine stands at
     /// then.
-    fn commit(&mut self, slot: Option<u64>) -> Result<Checkpoint> {
+    fn commit(&mut self, slot: Option<u64>) -> Result<ChainCheckpoint> {
         let changes = self.batch.changes();
         let mut txn = self.engine.begin_for(self.batch.events())?;
         for change in changes {
@@ -268,18 +269,18 @@ impl Apply {
                 None => txn.delete(&change.key)?,
             }
         }
-        let checkpoint = Checkpoint {
+        let checkpoint = ChainCheckpoint {
             seq: self.committed.seq + changes.len() as u64,
             slot,
             blockhash: self.complete.map_or([0; 32], |base| base.blockhash),
-            source: self.committed.source,
+            ..self.committed
         };
         let (all, deleted) = (changes.len(), changes.iter().filter(|change| change.new.is_none()).count());
         self.shared.overlay.committing(changes.iter().map(|change| (change.slot, change.key, change.old)));
         if let Some(feed) = &mut self.feed {
             feed.append(self.committed.seq + 1, changes.to_vec(), self.batch.ends(self.committed.seq))?;
         }
-        if let Err(failed) = txn.commit(&checkpoint, self.config.durability) {
+        if let Err(failed) = txn.commit(&checkpoint.write(), self.config.durability) {
             // Not after a commit of which nobody knows what became: opening again decides what the feed holds.
             if failed.kind() == ErrorKind::FreeSpace
                 && let Some(feed) = &mut self.feed
@@ -296,7 +297,7 @@ impl Apply {
         Ok(checkpoint)
     }
 
-    fn publish(&mut self, checkpoint: Checkpoint) {
+    fn publish(&mut self, checkpoint: ChainCheckpoint) {
         let new_slot = checkpoint.slot.filter(|_| checkpoint.slot != self.shared.checkpoint.load().slot);
         self.shared.checkpoint.store(Arc::new(checkpoint));
         self.shared.overlay.published(checkpoint.slot);

@@ -163,8 +163,9 @@ impl Batch {
 
 #[cfg(test)]
 mod tests {
-    use engine_api::{Checkpoint, Durability, Engine};
+    use engine_api::{Durability, Engine};
     use engines::{EngineOptions, OpenMode};
+    use solana::ChainCheckpoint;
 
     use super::*;
     use crate::ingest::event::Event;
@@ -188,7 +189,7 @@ mod tests {
         let engine = engines::open(dir, &EngineOptions::new(EngineKind::Redb), OpenMode::Create).unwrap();
         let mut txn = engine.begin().unwrap();
         txn.put(&[1; 32], &[1; 32]).unwrap();
-        txn.commit(&Checkpoint::default(), Durability::Buffered).unwrap();
+        txn.commit(&ChainCheckpoint::default().write(), Durability::Buffered).unwrap();
         engine
     }
 

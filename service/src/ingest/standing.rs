@@ -106,7 +106,7 @@ impl Standing {
 
 #[cfg(test)]
 mod tests {
-    use engine_api::Checkpoint;
+    use solana::ChainCheckpoint;
 
     use super::*;
 
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_gap_is_over_once_its_first_slot_or_a_later_one_is_applied() {
-        let shared = Shared::new(Checkpoint { slot: Some(7), ..Checkpoint::default() });
+        let shared = Shared::new(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
         let mut standing = Standing::new(Arc::clone(&shared), Some(7));
         standing.begin();
         assert!(!standing.lets_go(&Message::Reconnected));
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_slot_that_was_cut_before_the_start_is_not_live() {
-        let shared = Shared::new(Checkpoint { slot: Some(7), ..Checkpoint::default() });
+        let shared = Shared::new(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
         let mut standing = Standing::new(Arc::clone(&shared), Some(7));
         standing.no_space("full".to_owned());
         standing.committed(Some(7), 0);

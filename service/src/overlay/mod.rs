@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use engine_api::Checkpoint;
+use solana::ChainCheckpoint;
 use tokio::sync::{mpsc, watch};
 
 use crate::ingest::assemble::Base;
@@ -83,7 +83,7 @@ pub(crate) struct Figures {
 impl Overlay {
     /// The state of a service whose store stands at `checkpoint`. `processed`: processed slots are followed, which
     /// [`start`] does. `engine_is_final`: the engine takes in finalized slots only.
-    pub fn new(checkpoint: &Checkpoint, processed: bool, engine_is_final: bool) -> Self {
+    pub fn new(checkpoint: &ChainCheckpoint, processed: bool, engine_is_final: bool) -> Self {
         let slot = checkpoint.slot;
         let root = slot.map(|slot| Base { slot, blockhash: checkpoint.blockhash });
         let processed = processed.then(|| Processed {

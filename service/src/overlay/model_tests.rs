@@ -44,7 +44,8 @@ impl World {
         let count = parts.len();
         for (n, part) in parts.into_iter().enumerate() {
             let base = if n + 1 == count { block } else { before };
-            let checkpoint = Checkpoint { slot: Some(base.slot), blockhash: base.blockhash, ..Checkpoint::default() };
+            let checkpoint =
+                ChainCheckpoint { slot: Some(base.slot), blockhash: base.blockhash, ..ChainCheckpoint::default() };
             let mut txn = engine.begin().unwrap();
             let mut changes = Vec::new();
             for (key, value) in part {
@@ -65,7 +66,7 @@ impl World {
                 }
             }
             shared.overlay.committing(changes.into_iter());
-            txn.commit(&checkpoint, Durability::Buffered).unwrap();
+            txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
             if n + 1 == count {
                 self.applied += 1;
             } else {
@@ -152,10 +153,10 @@ fn play(seed: u64, steps: u64, limits: Limits, strict: bool) -> Tally {
     let engine = Measured::new(engine, Latency::new("strata"), "ingest");
     let mut world = World::new(seed, limits);
     let base = world.truths[0].base;
-    let checkpoint = Checkpoint { slot: Some(base.slot), blockhash: base.blockhash, ..Checkpoint::default() };
+    let checkpoint = ChainCheckpoint { slot: Some(base.slot), blockhash: base.blockhash, ..ChainCheckpoint::default() };
     let mut txn = engine.begin().unwrap();
     world.engine_map.iter().for_each(|(key, value)| txn.put(key, value).unwrap());
-    txn.commit(&checkpoint, Durability::Buffered).unwrap();
+    txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
     let shared = Shared::with_overlay(checkpoint, Overlay::new(&checkpoint, true, false));
     let mut reading = Reading::new(&engine, &shared, "model");
     for _ in 0..steps {

@@ -137,7 +137,7 @@ fn timeout(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use engine_api::Checkpoint;
+    use solana::ChainCheckpoint;
     use tonic::Code;
 
     use super::super::budget::Budget;
@@ -146,7 +146,7 @@ mod tests {
     use crate::overlay::Overlay;
 
     fn waits(slot: u64) -> Waits {
-        let checkpoint = Checkpoint { slot: Some(slot), ..Checkpoint::default() };
+        let checkpoint = ChainCheckpoint { slot: Some(slot), ..ChainCheckpoint::default() };
         Waits::new(Shared::with_overlay(checkpoint, Overlay::new(&checkpoint, false, false)))
     }
 

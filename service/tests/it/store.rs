@@ -7,7 +7,9 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use engine_api::{Checkpoint, Durability};
 use engines::{EngineKind, EngineOptions, Load, LoadState, LoadTerm, OpenMode, Terms};
+use solana::{ChainCheckpoint, MapPhase};
 
 use crate::support::{Service, columns, free_address, load, secret, stream, wait_for};
 
@@ -90,6 +92,35 @@ fn a_store_that_is_half_loaded_is_never_served() {
     assert_eq!(contents(&dir), before);
     engines::mark_load(&dir, Load { state: LoadState::Complete, source: "00ff".to_owned() }).unwrap();
     assert!(service("check-config", &dir, &[]).status.success());
+}
+
+#[test]
+fn a_store_whose_checkpoint_does_not_say_that_the_map_is_whole_is_never_served() {
+    let options = columns().remove(0);
+    let other = Checkpoint::new(100, b"of another program");
+    let healing = MapPhase::Healing { to_slot: 12, next_key: [7; 32] };
+    let of_phase = |phase| ChainCheckpoint { seq: 100, slot: Some(9), phase, ..ChainCheckpoint::default() }.write();
+    let mut newer = of_phase(MapPhase::Ready).bytes.to_vec();
+    newer[4] += 1;
+    for (checkpoint, why) in [
+        (other, "not a chain's checkpoint: bytes=18"),
+        (Checkpoint::new(100, &newer), "written by a newer solkv: version=2"),
+        (of_phase(MapPhase::Loading), "phase=loading"),
+        (of_phase(healing), "phase=healing"),
+    ] {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("store");
+        loaded(&dir, &options);
+        let engine = engines::open(&dir, &options, OpenMode::Existing).unwrap();
+        engine.begin().unwrap().commit(&checkpoint, Durability::Synced).unwrap();
+        engine.close().unwrap();
+        let output = service("run", &dir, &[]);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(why), "{text}");
+        let engine = engines::open(&dir, &options, OpenMode::Existing).unwrap();
+        assert_eq!(engine.checkpoint().unwrap(), checkpoint, "it stays as it is");
+    }
 }
 
 #[test]

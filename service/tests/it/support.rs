@@ -10,11 +10,12 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
-use engine_api::{Checkpoint, Durability};
+use engine_api::Durability;
 use engines::{EngineKind, EngineOptions, OpenMode};
 use loadgen::stream::{Final, Stream, Workload};
 pub(crate) use rustix::process::Signal;
 use rustix::process::{Pid, kill_process};
+use solana::ChainCheckpoint;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use workload::{Digest, Pairs};
@@ -54,8 +55,8 @@ pub(crate) fn load(dir: &Path, options: &EngineOptions, workload: &Workload) {
     for index in 0..workload.pairs {
         txn.put(&pairs.key(index), &pairs.value(index, 0)).unwrap();
     }
-    let checkpoint = Checkpoint { seq: workload.pairs, slot: Some(BASE_SLOT), ..Checkpoint::default() };
-    txn.commit(&checkpoint, Durability::Synced).unwrap();
+    let checkpoint = ChainCheckpoint { seq: workload.pairs, slot: Some(BASE_SLOT), ..ChainCheckpoint::default() };
+    txn.commit(&checkpoint.write(), Durability::Synced).unwrap();
     engine.close().unwrap();
 }
 

@@ -34,7 +34,7 @@ fn value(i: u64) -> Value {
 }
 
 fn at(seq: u64) -> Checkpoint {
-    Checkpoint { seq, slot: Some(seq + 1), blockhash: [9; 32], source: 3 }
+    Checkpoint::new(seq, &[seq as u8; 40])
 }
 
 fn commit(engine: &dyn Engine, from: u64, to: u64, durability: Durability) {
@@ -79,6 +79,24 @@ fn fill(engine: &dyn Engine, from: u64, to: u64) -> Result<(), (Error, u64)> {
         batch().map_err(|error| (error, start))?;
     }
     Ok(())
+}
+
+#[test]
+fn a_store_with_an_older_checkpoint_is_refused_by_name() {
+    use lmdb::Transaction as _;
+    let dir = tempfile::tempdir().unwrap();
+    commit(&open(dir.path()), 0, 10, Durability::Synced);
+    let env = lmdb::Environment::new().set_max_dbs(2).set_map_size(64 << 20).open(dir.path()).unwrap();
+    let meta = env.open_db(Some("meta")).unwrap();
+    let mut version_1 = [0; 64];
+    version_1[0] = 1;
+    let mut txn = env.begin_rw_txn().unwrap();
+    txn.put(meta, b"checkpoint", &version_1, lmdb::WriteFlags::empty()).unwrap();
+    txn.commit().unwrap();
+    drop(env);
+    let error = LmdbEngine::open(dir.path(), &OPTIONS).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::FixInput);
+    assert!(error.to_string().contains("an older solkv: version=1 known=2: load the store anew"), "{error}");
 }
 
 #[test]

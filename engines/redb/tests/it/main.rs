@@ -28,7 +28,7 @@ fn value(i: u64) -> Value {
 }
 
 fn at(seq: u64) -> Checkpoint {
-    Checkpoint { seq, slot: Some(seq + 1), blockhash: [9; 32], source: 3 }
+    Checkpoint::new(seq, &[seq as u8; 40])
 }
 
 fn commit(engine: &dyn Engine, from: u64, to: u64, durability: Durability) {
@@ -107,6 +107,34 @@ fn a_file_of_something_else_is_refused() {
     drop(redb::Database::create(other.path().join(FILE_NAME)).unwrap());
     let Err(error) = RedbEngine::open(other.path(), &OPTIONS) else { panic!("opened foreign tables") };
     assert_eq!(error.kind(), ErrorKind::FixInput, "{error}");
+}
+
+#[test]
+fn a_store_with_an_older_checkpoint_is_refused_by_name() {
+    const OLD: redb::TableDefinition<&str, &[u8; 64]> = redb::TableDefinition::new("meta");
+    const NEW: redb::TableDefinition<&str, &[u8]> = redb::TableDefinition::new("meta");
+    let dir = tempfile::tempdir().unwrap();
+    commit(&open(dir.path()), 0, 10, Durability::Synced);
+    let change = |change: &dyn Fn(&redb::WriteTransaction)| {
+        let db = redb::Database::open(dir.path().join(FILE_NAME)).unwrap();
+        let txn = db.begin_write().unwrap();
+        change(&txn);
+        txn.commit().unwrap();
+    };
+    let mut version_1 = [0; 64];
+    version_1[0] = 1;
+    // Its bytes in today's table; then its table, which had 64 bytes and no other length.
+    change(&|txn| drop(txn.open_table(NEW).unwrap().insert("checkpoint", version_1.as_slice()).unwrap()));
+    for expected in ["written by an older solkv: version=1", "another version of solkv"] {
+        for opened in [RedbEngine::open(dir.path(), &OPTIONS), RedbEngine::open_read_only(dir.path(), &OPTIONS)] {
+            let error = opened.err().unwrap();
+            assert!(error.kind() == ErrorKind::FixInput && error.to_string().contains(expected), "{error}");
+        }
+        change(&|txn| {
+            txn.delete_table(NEW).ok();
+            txn.open_table(OLD).unwrap().insert("checkpoint", &version_1).unwrap();
+        });
+    }
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn a_damaged_marker_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(inspect(dir.path()).unwrap(), None);
     open(dir.path(), &options(), OpenMode::Create).unwrap();
-    for damaged in [&b"\xff\xfe"[..], b"", b"format = 1\nengine = \"unheard-of\"\n"] {
+    for damaged in [&b"\xff\xfe"[..], b"", b"format = 3\nengine = \"unheard-of\"\n"] {
         fs::write(dir.path().join("SOLKV"), damaged).unwrap();
         assert_eq!(inspect(dir.path()).unwrap_err().kind(), ErrorKind::DataDamaged);
         let error = open(dir.path(), &options(), OpenMode::CreateOrOpen).unwrap_err();
@@ -224,18 +224,28 @@ fn a_load_is_unfinished_until_it_is_said() {
 }
 
 #[test]
-fn a_marker_of_format_1_says_nothing_and_is_brought_up_to_date() {
+fn a_marker_of_an_older_format_is_refused_by_name_and_left_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     open(dir.path(), &options(), OpenMode::Create).unwrap();
     let marker = dir.path().join("SOLKV");
     let text = fs::read_to_string(&marker).unwrap();
-    fs::write(&marker, text.replace("format = 2", "format = 1")).unwrap();
-    let known = inspect(dir.path()).unwrap().unwrap();
-    assert!(known.format == 1 && known.holds.is_unknown() && known.load.is_none());
-    let terms = Terms { load: LoadTerm::Finished, ..holds(Some("a"), None) };
-    engines::open_on(dir.path(), &options(), OpenMode::Existing, &terms).unwrap().close().unwrap();
-    let known = inspect(dir.path()).unwrap().unwrap();
-    assert_eq!((known.format, known.holds.extract.as_deref()), (engines::FORMAT_VERSION, Some("a")));
+    assert!(text.contains("format = 3\n"), "{text}");
+    for older in ["1", "2"] {
+        let older_text = text.replace("format = 3", &format!("format = {older}"));
+        fs::write(&marker, &older_text).unwrap();
+        for refused in [
+            inspect(dir.path()).unwrap_err(),
+            open(dir.path(), &options(), OpenMode::Existing).unwrap_err(),
+            open(dir.path(), &options(), OpenMode::CreateOrOpen).unwrap_err(),
+            engines::open_read_only(dir.path(), None).err().unwrap(),
+        ] {
+            assert_eq!(refused.kind(), ErrorKind::FixInput);
+            let message = refused.to_string();
+            assert!(message.contains(&format!("an older solkv: file={}", marker.display())), "{message}");
+            assert!(message.contains(&format!("format={older} known=3: load it anew")), "{message}");
+        }
+        assert_eq!(fs::read_to_string(&marker).unwrap(), older_text);
+    }
 }
 
 #[test]

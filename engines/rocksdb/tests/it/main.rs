@@ -21,7 +21,7 @@ fn pairs(from: u64, to: u64) -> Vec<(Key, Value)> {
 }
 
 fn mark(seq: u64) -> Checkpoint {
-    Checkpoint { seq, ..Checkpoint::default() }
+    Checkpoint::new(seq, &[])
 }
 
 fn small() -> RocksdbOptions {
@@ -67,6 +67,18 @@ fn options_file(dir: &Path) -> String {
         .max()
         .unwrap();
     fs::read_to_string(newest).unwrap()
+}
+
+#[test]
+fn a_store_with_an_older_checkpoint_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    commit(&RocksdbEngine::open(dir.path(), &small()).unwrap(), &pairs(0, 10), 1);
+    let mut version_1 = [0; 64];
+    version_1[0] = 1;
+    rocksdb::DB::open_default(dir.path()).unwrap().put([0], version_1).unwrap();
+    let error = RocksdbEngine::open(dir.path(), &small()).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::FixInput);
+    assert!(error.to_string().contains("an older solkv: version=1 known=2: load the store anew"), "{error}");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use std::mem::offset_of;
 
-use engine_api::{Checkpoint, Key};
+use engine_api::{Checkpoint, Key, Result};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -99,6 +99,7 @@ struct RawFooter {
 }
 
 const _: () = {
+    assert!(size_of::<RawFooter>() + Checkpoint::ENCODED_MAX <= PAGE_BYTES);
     assert!(size_of::<RawSection>() == 24 && size_of::<RawFooter>() == 304);
     assert!(
         offset_of!(RawFooter, version) == 4 && offset_of!(RawFooter, magic) == 8 && offset_of!(RawFooter, id) == 16
@@ -109,14 +110,16 @@ const _: () = {
 };
 
 impl Footer {
-    pub(crate) fn encode(&self) -> PageBytes {
+    /// # Errors
+    /// Those of the checkpoint's length.
+    pub(crate) fn encode(&self) -> Result<PageBytes> {
         let section = |section: &Section| RawSection {
             offset: section.offset.into(),
             bytes: section.bytes.into(),
             crc: section.crc.into(),
             zero: U32::ZERO,
         };
-        let checkpoint = self.origin.checkpoint.encode();
+        let checkpoint = self.origin.checkpoint.encode()?;
         let raw = RawFooter {
             crc: U32::ZERO,
             version: VERSION.into(),
@@ -139,7 +142,7 @@ impl Footer {
         out[..size_of::<RawFooter>()].copy_from_slice(raw.as_bytes());
         let crc = crc32c::crc32c(&out[4..]);
         out[..4].copy_from_slice(&crc.to_le_bytes());
-        out
+        Ok(out)
     }
 
     pub(crate) fn decode(bytes: &PageBytes) -> Result<Self, Wrong> {
@@ -233,9 +236,9 @@ mod tests {
             pages: 2,
             planes: std::array::from_fn(|n| section(8192 + n as u64 * 4096, plane_bytes(n, 100))),
             directory: section(20480, 16),
-            origin: Origin { seed: Seed::fixed(), batch: 17, base: true, checkpoint: Checkpoint::default() },
+            origin: Origin { seed: Seed::fixed(), batch: 17, base: true, checkpoint: Checkpoint::new(9, &[8; 24]) },
         };
-        let bytes = footer.encode();
+        let bytes = footer.encode().expect("short enough");
         assert_eq!(Footer::decode(&bytes), Ok(footer));
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes;

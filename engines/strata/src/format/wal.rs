@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 use std::mem::offset_of;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Result, Value};
@@ -46,6 +47,8 @@ struct Op {
     value: Value,
 }
 
+/// Bytes of a checkpoint, which says its own length.
+const CHECKPOINT_BYTES: RangeInclusive<u64> = Checkpoint::ENCODED_MIN as u64..=Checkpoint::ENCODED_MAX as u64;
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 const OP_BYTES: usize = size_of::<Op>();
 const SALT_AT: usize = offset_of!(Header, salt);
@@ -54,7 +57,7 @@ const DELETE: u8 = 2;
 /// Most changes of a batch: as many as the largest memtable holds, 65 MiB in the WAL.
 pub(crate) const BATCH_OPS_MAX: usize = 1 << 20;
 /// The longest record that is believed: a length beyond it is a torn header.
-const BODY_BYTES_MAX: usize = Checkpoint::BYTES + BATCH_OPS_MAX * OP_BYTES;
+const BODY_BYTES_MAX: usize = Checkpoint::ENCODED_MAX + BATCH_OPS_MAX * OP_BYTES;
 /// Bytes looked through at once for a later record.
 const SEARCH_BYTES: usize = 1 << 20;
 
@@ -167,7 +170,7 @@ impl Wal {
 
     /// Appends a batch, not flushed. After an error the record is not there: the next one takes its place.
     pub(crate) fn append(&mut self, batch: u64, checkpoint: &Checkpoint, ops: &[(Key, Option<Value>)]) -> Result<()> {
-        encode(&mut self.buffer, (&self.salt, self.id), (batch, self.flushed), checkpoint, ops);
+        encode(&mut self.buffer, (&self.salt, self.id), (batch, self.flushed), checkpoint, ops)?;
         self.file
             .write_at(&self.buffer, self.offset)
             .map_err(|e| Error::io(format!("cannot write file={} offset={} reason={e}", self.shown, self.offset), e))?;
@@ -338,8 +341,11 @@ fn read_record(
         return Ok(None);
     }
     let body = u64::from(header.body_bytes.get());
-    let sized = header.ops.get().checked_mul(OP_BYTES as u64).and_then(|ops| ops.checked_add(Checkpoint::BYTES as u64));
-    if sized != Some(body) || body > BODY_BYTES_MAX as u64 || offset + HEADER_BYTES as u64 + body > length {
+    let checkpoint = header.ops.get().checked_mul(OP_BYTES as u64).and_then(|ops| body.checked_sub(ops));
+    if !checkpoint.is_some_and(|bytes| CHECKPOINT_BYTES.contains(&bytes))
+        || body > BODY_BYTES_MAX as u64
+        || offset + HEADER_BYTES as u64 + body > length
+    {
         return Ok(None);
     }
     bytes.resize(HEADER_BYTES + body as usize, 0);
@@ -381,10 +387,11 @@ pub(crate) fn encode(
     (batch, flushed): (u64, u64),
     checkpoint: &Checkpoint,
     ops: &[(Key, Option<Value>)],
-) {
+) -> Result<()> {
+    let checkpoint = checkpoint.encode()?;
     let header = Header {
         crc: U32::ZERO,
-        body_bytes: ((Checkpoint::BYTES + ops.len() * OP_BYTES) as u32).into(),
+        body_bytes: ((checkpoint.len() + ops.len() * OP_BYTES) as u32).into(),
         salt: *salt,
         file: file.into(),
         batch: batch.into(),
@@ -393,26 +400,28 @@ pub(crate) fn encode(
     };
     out.clear();
     out.extend_from_slice(header.as_bytes());
-    out.extend_from_slice(&checkpoint.encode());
+    out.extend_from_slice(&checkpoint);
     for (key, value) in ops {
         let kind = if value.is_some() { PUT } else { DELETE };
         out.extend_from_slice(Op { kind, key: *key, value: value.unwrap_or([0; 32]) }.as_bytes());
     }
     let crc = crc32c::crc32c(&out[4..]);
     out[..4].copy_from_slice(&crc.to_le_bytes());
+    Ok(())
 }
 
 /// The batch of a record whose checksum is right; `None` where it says what no writer writes.
 fn decode(bytes: &[u8]) -> Option<Batch> {
-    let (checkpoint, ops) = bytes.get(HEADER_BYTES..)?.split_at_checked(Checkpoint::BYTES)?;
-    let ops = <[Op]>::ref_from_bytes(ops).ok()?;
+    let (header, body) = Header::ref_from_prefix(bytes).ok()?;
+    let (checkpoint, ops) = Checkpoint::decode_first(body).ok()?;
+    let ops = <[Op]>::ref_from_bytes(ops).ok().filter(|ops| header.ops == ops.len() as u64)?;
     let change = |op: &Op| match op.kind {
         PUT => Some((op.key, Some(op.value))),
         DELETE => Some((op.key, None)),
         _ => None,
     };
     let ops = ops.iter().map(change).collect::<Option<Vec<_>>>()?;
-    Some(Batch { checkpoint: Checkpoint::decode(checkpoint).ok()?, ops })
+    Some(Batch { checkpoint, ops })
 }
 
 #[cfg(test)]
@@ -447,7 +456,9 @@ mod tests {
         let ops = |n: usize| (0..n).map(|i| ([i as u8; 32], (i % 2 == 0).then_some([7; 32]))).collect::<Vec<_>>();
         let mut ends = Vec::new();
         for n in 1..5 {
-            wal.append(10 + n as u64, &Checkpoint::default(), &ops(n)).expect("written");
+            // The checkpoints are of every length, the shortest and the longest among them.
+            let checkpoint = Checkpoint::new(n as u64, &vec![7; [0, 5, Checkpoint::BYTES_MAX, 1][n - 1]]);
+            wal.append(10 + n as u64, &checkpoint, &ops(n)).expect("written");
             ends.push(wal.bytes());
             if n == 2 {
                 wal.sync().expect("flushed");
@@ -468,6 +479,28 @@ mod tests {
         }
         // The file was begun behind batch 10: what is before its first batch must be elsewhere.
         assert!(replayed(&whole, 3, 10).expect_err("missing").to_string().contains("batch=11 at the start"));
+    }
+
+    #[test]
+    fn a_record_whose_checkpoint_has_another_length_than_it_says_is_none() {
+        let checkpoint = Checkpoint::new(5, &[7; 200]);
+        let mut bytes = Vec::new();
+        encode(&mut bytes, (&KEY.salt(1), 1), (1, 0), &checkpoint, &[([1; 32], None), ([2; 32], None)])
+            .expect("short enough");
+        assert_eq!(replayed(&bytes, 1, 1).expect("whole").0, 2);
+        // A byte more or less, as long as 65 bytes more, and more than a checkpoint may have.
+        for length in [199u16, 201, 265, 135, 1025, u16::MAX] {
+            let mut other = bytes.clone();
+            other[HEADER_BYTES + 2..HEADER_BYTES + 4].copy_from_slice(&length.to_le_bytes());
+            let crc = crc32c::crc32c(&other[4..]);
+            other[..4].copy_from_slice(&crc.to_le_bytes());
+            assert_eq!(replayed(&other, 1, 1).expect("garbage").0, 1, "length={length}");
+        }
+        let long = Checkpoint::new(5, &[7; Checkpoint::BYTES_MAX + 1]);
+        assert_eq!(
+            encode(&mut bytes, (&KEY.salt(1), 1), (2, 1), &long, &[]).expect_err("too long").kind(),
+            ErrorKind::FixInput
+        );
     }
 
     #[test]
@@ -496,7 +529,7 @@ mod tests {
                 let body = (bytes.len() - HEADER_BYTES) as u32;
                 bytes[4..8].copy_from_slice(&body.to_le_bytes());
                 bytes[SALT_AT..SALT_AT + SALT_BYTES].copy_from_slice(&KEY.salt(1));
-                for (at, word) in [(24, 1u64), (32, 1), (48, u64::from(body).saturating_sub(64) / 65)] {
+                for (at, word) in [(24, 1u64), (32, 1), (48, u64::from(body).saturating_sub(Checkpoint::ENCODED_MIN as u64) / 65)] {
                     bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
                 }
                 let crc = crc32c::crc32c(&bytes[4..]);

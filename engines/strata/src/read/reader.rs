@@ -50,7 +50,7 @@ impl Reader for StrataReader<'_> {
     }
 
     fn checkpoint(&mut self) -> Result<Checkpoint> {
-        Ok(self.visible.checkpoint)
+        Ok(self.visible.checkpoint.clone())
     }
 
     fn refresh(&mut self) -> Result<()> {

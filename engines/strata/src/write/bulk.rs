@@ -17,6 +17,7 @@ use crate::write::output::write_pairs;
 
 impl BulkLoad for StrataEngine {
     fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
+        checkpoint.check()?;
         if let Some(at) = pairs.windows(2).position(|two| two[0].0 >= two[1].0) {
             return Err(Error::new(
                 ErrorKind::FixInput,
@@ -41,8 +42,8 @@ impl BulkLoad for StrataEngine {
             .install(
                 &mut manifest,
                 version,
-                |manifest| manifest.checkpoint = *checkpoint,
-                |visible| visible.checkpoint = *checkpoint,
+                |manifest| manifest.checkpoint = checkpoint.clone(),
+                |visible| visible.checkpoint = checkpoint.clone(),
             )
             .map_err(|e| if is_final(&e) { shared.poison(e) } else { e })
     }
@@ -51,7 +52,7 @@ impl BulkLoad for StrataEngine {
 /// Commits pairs in batches that are small enough. The store stands where it stood until the last of them says otherwise:
 /// what a load that was cut repeats is there already.
 fn overwrite(shared: &Shared, writer: &mut Writer, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
-    let before = shared.visible.load().checkpoint;
+    let before = shared.visible.load().checkpoint.clone();
     let mut parts = pairs.chunks(BATCH_OPS_MAX).peekable();
     while let Some(part) = parts.next() {
         let ops: Vec<_> = part.iter().map(|(key, value)| (*key, Some(*value))).collect();
@@ -79,7 +80,7 @@ pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
     for found in now.version.segments() {
         shared.storage.share(&segment::name(found.info.id), dir).map_err(copy_failed)?;
     }
-    copy.checkpoint = now.checkpoint;
+    copy.checkpoint = now.checkpoint.clone();
     // Who has the copy must not know the salts of this store's WAL files.
     copy.wal_key = WalKey::random()?;
     // The copy's WAL starts anew, above every number that was given.

@@ -73,6 +73,7 @@ impl Shared {
         checkpoint: &Checkpoint,
         synced: bool,
     ) -> Result<()> {
+        checkpoint.check()?;
         wal::refuse_too_large(ops.len())?;
         let now = self.visible.load_full();
         if now.length + ops.len() > now.active.capacity() || writer.wal.bytes() > self.sizes.wal_bytes {
@@ -96,7 +97,7 @@ impl Shared {
         }
         self.publish(|visible| {
             visible.length = length + ops.len();
-            visible.checkpoint = *checkpoint;
+            visible.checkpoint = checkpoint.clone();
         });
         Ok(())
     }
@@ -121,7 +122,7 @@ impl Shared {
         let active = Arc::new(Mem::new(records.max(self.sizes.mem_records)));
         self.publish(|visible| {
             let mem = std::mem::replace(&mut visible.active, active);
-            let (length, checkpoint) = (visible.length, visible.checkpoint);
+            let (length, checkpoint) = (visible.length, visible.checkpoint.clone());
             visible.frozen.insert(0, Arc::new(Frozen { mem, length, wal_id: old.id(), batch, checkpoint }));
             visible.length = 0;
         });

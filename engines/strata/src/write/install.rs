@@ -61,7 +61,7 @@ impl Shared {
 
     /// Where records that are written now come from.
     pub(crate) fn origin(&self, batch: u64, base: bool, checkpoint: &Checkpoint) -> Origin {
-        Origin { seed: self.reads.seed, batch, base, checkpoint: *checkpoint }
+        Origin { seed: self.reads.seed, batch, base, checkpoint: checkpoint.clone() }
     }
 
     /// A number for a new file.

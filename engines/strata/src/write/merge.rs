@@ -224,7 +224,7 @@ pub(crate) fn flush_oldest(shared: &Shared) -> Result<bool> {
         |manifest| {
             manifest.wal_floor = frozen.wal_id + 1;
             manifest.batch = frozen.batch;
-            manifest.checkpoint = frozen.checkpoint;
+            manifest.checkpoint = frozen.checkpoint.clone();
         },
         |visible| {
             visible.frozen.pop();

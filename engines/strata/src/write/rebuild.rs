@@ -39,7 +39,7 @@ pub(crate) fn rebuild(storage: &Arc<dyn Storage>, why: String, told: &mut Repair
     let mut manifest = Manifest { runs: Vec::new(), wal_floor: 0, next_id: 1, ..Manifest::default() };
     let newest = found.iter().max_by_key(|(info, origin)| (origin.checkpoint.seq, origin.batch, info.id));
     match newest {
-        Some((_, origin)) => (manifest.seed, manifest.checkpoint) = (origin.seed, origin.checkpoint),
+        Some((_, origin)) => (manifest.seed, manifest.checkpoint) = (origin.seed, origin.checkpoint.clone()),
         None => manifest.seed = Seed::random()?,
     }
     manifest.batch = found.iter().map(|(_, origin)| origin.batch).max().unwrap_or(0);

@@ -97,7 +97,7 @@ fn repair(storage: &Arc<dyn Storage>) -> Result<Repaired> {
     repair.reserve_numbers()?;
     repair.segments()?;
     repair.wal()?;
-    repair.told.checkpoint = repair.manifest.checkpoint;
+    repair.told.checkpoint = repair.manifest.checkpoint.clone();
     if !repair.told.findings.is_empty() {
         repair.install()?;
     }
@@ -134,7 +134,7 @@ impl Repair<'_> {
                     seed: self.manifest.seed,
                     batch: self.manifest.batch,
                     base: run == base,
-                    checkpoint: self.manifest.checkpoint,
+                    checkpoint: self.manifest.checkpoint.clone(),
                 };
                 let id = self.new_id();
                 let Salvaged { written, lost, why } = match salvage(self.storage, &info, &otherwise, id)? {
@@ -171,7 +171,7 @@ impl Repair<'_> {
             return Ok(());
         }
         let (mut runs, mut tail) = (Vec::new(), BTreeMap::new());
-        let mut complete = (self.manifest.batch, self.manifest.checkpoint);
+        let mut complete = (self.manifest.batch, self.manifest.checkpoint.clone());
         let storage = self.storage;
         let seed = self.manifest.seed;
         let mut next_id = self.manifest.next_id;
@@ -188,10 +188,10 @@ impl Repair<'_> {
         let ended = self.read_wal(&files, &mut |batch, checkpoint, ops| {
             tail.extend(ops);
             complete = (batch, checkpoint);
-            if tail.len() >= TAIL_RECORDS_MAX { write(&mut tail, complete) } else { Ok(()) }
+            if tail.len() >= TAIL_RECORDS_MAX { write(&mut tail, complete.clone()) } else { Ok(()) }
         })?;
         if !tail.is_empty() {
-            write(&mut tail, complete)?;
+            write(&mut tail, complete.clone())?;
         }
         if complete.0 > from {
             let taken = format!("batches {} to {} were taken from the WAL", from + 1, complete.0);

@@ -78,7 +78,7 @@ impl Replay<'_> {
 
     /// Reads the files; what does not fit into the memtable of the tail is in `runs`, newest first.
     fn read(&mut self, wals: &[u64], manifest: &Manifest, runs: &mut Vec<Arc<Run>>) -> Result<Read> {
-        let mut checkpoint = manifest.checkpoint;
+        let mut checkpoint = manifest.checkpoint.clone();
         let mut position = Position::behind(manifest.batch);
         let capacity = self.capacity(wals)?;
         let mut tail = Tail { mem: Mem::new(capacity), length: 0 };
@@ -90,7 +90,7 @@ impl Replay<'_> {
                 for (key, value) in &replayed.ops {
                     if tail.length == capacity {
                         // A part of this batch is in it, and perhaps not all: the run stands for the one before.
-                        runs.insert(0, self.write(&tail, &self.origin(batch - 1, before))?);
+                        runs.insert(0, self.write(&tail, &self.origin(batch - 1, &before))?);
                         tail = Tail { mem: Mem::new(capacity), length: 0 };
                     }
                     tail.mem.append(tail.length, self.reads.seed.hash(key), key, *value);
@@ -101,7 +101,7 @@ impl Replay<'_> {
             ends.extend(position.end.clone().map(|end| (*id, end)));
         }
         if !runs.is_empty() {
-            runs.insert(0, self.write(&tail, &self.origin(position.next - 1, checkpoint))?);
+            runs.insert(0, self.write(&tail, &self.origin(position.next - 1, &checkpoint))?);
         }
         Ok(Read { batch: position.next - 1, checkpoint, tail, ends })
     }
@@ -119,15 +119,16 @@ impl Replay<'_> {
             // What was replayed may still be on its way to the device: a synced batch in the next file stands on all
             // of it.
             ends.iter().try_for_each(|(id, end)| wal::flush(&**self.storage, *id, end))?;
-            let frozen = wals.last().map(|last| {
-                Arc::new(Frozen { mem: Arc::new(tail.mem), length: tail.length, wal_id: *last, batch, checkpoint })
-            });
+            let (mem, newest) = (Arc::new(tail.mem), checkpoint.clone());
+            let frozen = wals
+                .last()
+                .map(|last| Arc::new(Frozen { mem, length: tail.length, wal_id: *last, batch, checkpoint: newest }));
             return Ok(Replayed { batch, checkpoint, frozen });
         }
         version.deltas.splice(0..0, runs.iter().cloned());
         manifest.runs = version.runs().map(|run| run.segments().iter().map(|segment| segment.info).collect()).collect();
         manifest.wal_floor = wals.last().map_or(manifest.wal_floor, |last| last + 1);
-        (manifest.batch, manifest.checkpoint, manifest.next_id) = (batch, checkpoint, self.next_id);
+        (manifest.batch, manifest.checkpoint, manifest.next_id) = (batch, checkpoint.clone(), self.next_id);
         sync_dir(&**self.storage)?;
         manifest.write(&**self.storage)?;
         // One that stays is removed by the next opening.
@@ -151,8 +152,8 @@ impl Replay<'_> {
         Ok(usize::try_from(records).unwrap_or(usize::MAX).clamp(self.mem_records, most))
     }
 
-    fn origin(&self, batch: u64, checkpoint: Checkpoint) -> Origin {
-        Origin { seed: self.reads.seed, batch, base: false, checkpoint }
+    fn origin(&self, batch: u64, checkpoint: &Checkpoint) -> Origin {
+        Origin { seed: self.reads.seed, batch, base: false, checkpoint: checkpoint.clone() }
     }
 
     /// Writes the records as a run, which no manifest names yet.

@@ -104,7 +104,7 @@ impl SegmentWriter {
             .map_err(|e| Error::with_source(ErrorKind::Internal, "a segment has too many pages", e))?;
         let origin = std::mem::take(&mut self.origin);
         let footer = Footer { info, pages, planes, directory, origin };
-        self.pending.extend_from_slice(&footer.encode());
+        self.pending.extend_from_slice(&footer.encode()?);
         self.flush(0)?;
         self.file.sync_data().map_err(|e| Error::io(cannot_write(&*self.storage, self.id, &e), e))?;
         self.file.forget_pages();

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use engine_api::{BulkLoad, Durability, Engine, Key, Value};
+use engine_api::{BulkLoad, Checkpoint, Durability, Engine, Key, Value};
 use engine_strata::StrataEngine;
 
 use crate::support::{key, stat};
@@ -13,13 +13,19 @@ use crate::{SMALL, seq, wait_for};
 
 /// Of a record of the WAL: its header, the checkpoint behind it, and an operation (FORMAT.md, "WAL").
 const HEADER_BYTES: usize = 56;
-const CHECKPOINT_BYTES: usize = 64;
+const CHECKPOINT_BYTES: usize = Checkpoint::ENCODED_MIN + OPAQUE_BYTES;
 const OP_BYTES: usize = 65;
+/// Bytes that each checkpoint here has beside its seq.
+const OPAQUE_BYTES: usize = 48;
 
-fn put(engine: &StrataEngine, at: u64, pairs: &[(Key, Value)]) {
+fn at(seq: u64) -> Checkpoint {
+    Checkpoint::new(seq, &[9; OPAQUE_BYTES])
+}
+
+fn put(engine: &StrataEngine, seq: u64, pairs: &[(Key, Value)]) {
     let mut txn = engine.begin().unwrap();
     pairs.iter().for_each(|(key, value)| txn.put(key, value).unwrap());
-    txn.commit(&seq(at), Durability::Synced).unwrap();
+    txn.commit(&at(seq), Durability::Synced).unwrap();
 }
 
 fn pairs(first: u64, count: u64) -> Vec<(Key, Value)> {
@@ -80,7 +86,7 @@ fn pairs_that_spell_a_later_record_do_not_make_a_store_refuse_to_open() {
     let batch = (1u64 << 60).to_le_bytes();
     assert!(left.windows(8).any(|bytes| bytes == batch), "the forged records are behind the batch");
     let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
-    assert_eq!(engine.checkpoint().unwrap(), seq(4));
+    assert_eq!(engine.checkpoint().unwrap(), at(4));
 }
 
 #[test]
@@ -92,7 +98,7 @@ fn pairs_that_stand_where_a_record_ends_are_not_replayed() {
     const FORGED_SEQ: u64 = 0x01_09;
     let mut forged_key = [0xee; 32];
     forged_key[2 * OP_BYTES - HEADER_BYTES - CHECKPOINT_BYTES - 1] = 1;
-    let mut body = seq(FORGED_SEQ).encode().to_vec();
+    let mut body = at(FORGED_SEQ).encode().unwrap();
     assert_eq!(body[OP_BYTES - HEADER_BYTES], 1);
     body.push(1);
     body.extend_from_slice(&forged_key);
@@ -110,7 +116,7 @@ fn pairs_that_stand_where_a_record_ends_are_not_replayed() {
     let end = 2 * (HEADER_BYTES + CHECKPOINT_BYTES) + 10_000 * OP_BYTES;
     assert_eq!(left[end + 24..end + 32], 4u64.to_le_bytes(), "the forged record begins where the last one ends");
     let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
-    assert_eq!(engine.checkpoint().unwrap(), seq(4));
+    assert_eq!(engine.checkpoint().unwrap(), at(4));
     assert_eq!(engine.reader().unwrap().get(&forged_key).unwrap(), None);
 }
 

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use engine_api::{Durability, Engine as _};
+use solana::ChainCheckpoint;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout_at};
 use tracing::info;
@@ -174,7 +175,8 @@ impl Simulation {
         }
         let started_at = self.oracle.slot();
         info!(?until, started_at, plan = ?*plan.lock().expect("a plan"), "a life begins");
-        let shared = Shared::new(engine.checkpoint().expect("a checkpoint"));
+        let checkpoint = engine.checkpoint().expect("a checkpoint");
+        let shared = Shared::new(ChainCheckpoint::read(&checkpoint).expect("a chain's"));
         let (stop, stopped) = watch::channel(false);
         let (messages, mut received) = mpsc::channel([1, 2, 4, 256][self.rng.below(4) as usize]);
         let receiver =

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use engine_api::{Checkpoint, Durability, Engine, Key, Value};
+use engine_api::{Durability, Engine, Key, Value};
+use solana::{ChainCheckpoint, MapPhase};
 
 use super::chain::{Block, Chain};
 use super::store::Opened;
@@ -31,7 +32,7 @@ pub(super) struct Oracle {
     begun: usize,
     /// What the last of them still has to change.
     rest: BTreeMap<Key, Option<Value>>,
-    checkpoint: Option<Checkpoint>,
+    checkpoint: Option<ChainCheckpoint>,
     feed_id: Option<u64>,
     /// The first seq of the feed that is open.
     oldest_seq: u64,
@@ -81,7 +82,7 @@ impl Oracle {
 
     /// Looks at everything after a step. Cheap while nothing was committed.
     pub(super) fn check(&mut self, engine: &dyn Engine, feed: &Feed, shared: Option<&Shared>) {
-        let checkpoint = engine.checkpoint().expect("a checkpoint");
+        let checkpoint = ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's");
         if let Some(shared) = shared {
             assert_eq!(**shared.checkpoint.load(), checkpoint, "what is published is what is committed");
         }
@@ -173,7 +174,7 @@ impl Oracle {
         }
     }
 
-    fn complete_through(&mut self, checkpoint: &Checkpoint) {
+    fn complete_through(&mut self, checkpoint: &ChainCheckpoint) {
         let slot = checkpoint.slot.expect("the store began at a slot");
         while self.block().slot < slot {
             self.next_block();
@@ -182,7 +183,7 @@ impl Oracle {
         assert!(self.rest.is_empty(), "slot={slot} is not whole: {:?}", self.rest);
         let unnamed = !self.base_known && slot == base.slot && checkpoint.blockhash == [0; 32];
         assert!(unnamed || (named.slot, named.blockhash) == (slot, checkpoint.blockhash), "{named:?} {checkpoint:?}");
-        assert_eq!(checkpoint.source, 7);
+        assert_eq!((checkpoint.source, checkpoint.phase), (7, MapPhase::Ready));
     }
 
     fn check_map(&self, engine: &dyn Engine) {

@@ -10,6 +10,7 @@ use engine_api::{
 };
 use engine_latency::{Latency, Measured};
 use engines::{EngineKind, EngineOptions, OpenMode};
+use solana::{ChainCheckpoint, MapPhase};
 use tempfile::TempDir;
 use workload::Rng;
 
@@ -68,9 +69,9 @@ impl Store {
             txn.put(key, value).expect("a write");
         }
         let blockhash = if known { chain.base.blockhash } else { [0; 32] };
-        let checkpoint =
-            Checkpoint { seq: chain.initial.len() as u64, slot: Some(chain.base.slot), blockhash, source: 7 };
-        txn.commit(&checkpoint, Durability::Synced).expect("a commit");
+        let (seq, slot) = (chain.initial.len() as u64, Some(chain.base.slot));
+        let checkpoint = ChainCheckpoint { seq, slot, blockhash, source: 7, phase: MapPhase::Ready };
+        txn.commit(&checkpoint.write(), Durability::Synced).expect("a commit");
         engine.close().expect("closed");
         Self { _temp: temp, dir, options, durability, latency: Latency::new("simulation") }
     }
@@ -80,7 +81,7 @@ impl Store {
         let plan = Arc::new(Mutex::new(None));
         let engine = Box::new(Mortal { engine, plan: Arc::clone(&plan) });
         let engine = Arc::new(Measured::new(engine, Arc::clone(&self.latency), "ingest"));
-        let checkpoint = engine.checkpoint().expect("a checkpoint");
+        let checkpoint = ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's");
         let retention = Retention { bytes: 1 << 20, time: std::time::Duration::from_secs(1 << 32) };
         let (mut writer, feed) = FeedWriter::open(&self.dir.join("feed"), &checkpoint, self.durability, retention)
             .expect("the feed opens again");

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crossbeam_channel::{Sender, bounded};
-use engine_api::{Checkpoint, Durability, Engine as _, Value};
+use engine_api::{Durability, Engine as _, Value};
+use solana::ChainCheckpoint;
 use tokio::sync::oneshot::Receiver as Reply;
 
 use super::*;
@@ -23,10 +24,10 @@ fn key(n: usize) -> Key {
 
 /// Every key takes the value of its slot, in one commit.
 fn commit_all(pool: &Pool, slot: u64) {
-    let checkpoint = Checkpoint { seq: slot, slot: Some(slot), ..Checkpoint::default() };
+    let checkpoint = ChainCheckpoint { seq: slot, slot: Some(slot), ..ChainCheckpoint::default() };
     let mut txn = pool.engine.begin().unwrap();
     (0..KEYS).for_each(|n| txn.put(&key(n), &[slot as u8; 32]).unwrap());
-    txn.commit(&checkpoint, Durability::Buffered).unwrap();
+    txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
     pool.shared.checkpoint.store(Arc::new(checkpoint));
     pool.shared.overlay.published(checkpoint.slot);
 }

@@ -1,0 +1,290 @@
+//! [`ChainCheckpoint`] and its bytes.
+//!
+//! Owns: the layout, version 1. Must not: take bytes for a chain's that are not, or guess at a version it does not know.
+
+use std::fmt;
+
+use engine_api::{Checkpoint, Error, ErrorKind, Key, Result};
+use zerocopy::byteorder::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Identifies the source that a load counts in, so that a resume from a different source is refused instead of silently
+/// mixing two. Zero means none.
+pub type SourceId = u64;
+
+/// How much of the map a store holds. It is stored with each batch; whether the service is up to date at this moment is
+/// not its matter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MapPhase {
+    /// A part of what a load is to bring.
+    Loading,
+    /// All of it, as of the checkpoint's slot.
+    #[default]
+    Ready,
+    /// Keys below `next_key` are as of `to_slot`, the others still as of the checkpoint's slot: a gap is being closed from
+    /// another source, and goes on at `next_key`.
+    Healing {
+        /// The slot that the map is brought to.
+        to_slot: u64,
+        /// The first key that was not looked at yet.
+        next_key: Key,
+    },
+}
+
+impl fmt::Display for MapPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loading => f.write_str("loading"),
+            Self::Ready => f.write_str("ready"),
+            Self::Healing { .. } => f.write_str("healing"),
+        }
+    }
+}
+
+/// An engine's checkpoint, with its bytes read as what they say of the chain.
+///
+/// The default is what a new store stands at: nothing is known of a slot or a source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChainCheckpoint {
+    /// As [`Checkpoint::seq`].
+    pub seq: u64,
+    /// The last slot that was applied as a whole. `None` until a slot is known.
+    pub slot: Option<u64>,
+    /// Blockhash of `slot`; all-zero when the slot came from outside a stream (`bootstrap --slot`).
+    pub blockhash: [u8; 32],
+    /// Which source the load counted in.
+    pub source: SourceId,
+    /// How much of the map is there.
+    pub phase: MapPhase,
+}
+
+const MAGIC: [u8; 4] = *b"solc";
+const VERSION: u8 = 1;
+const LOADING: u8 = 1;
+const READY: u8 = 2;
+const HEALING: u8 = 3;
+
+/// The bytes of version 1. What does not apply is zero.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, PartialEq, Eq)]
+#[repr(C)]
+struct Raw {
+    magic: [u8; 4],
+    version: u8,
+    phase: u8,
+    has_slot: u8,
+    zero: u8,
+    slot: U64,
+    source: U64,
+    blockhash: [u8; 32],
+    healing_to_slot: U64,
+    healing_next_key: Key,
+}
+
+const _: () = assert!(size_of::<Raw>() == 96 && size_of::<Raw>() <= Checkpoint::BYTES_MAX);
+
+impl ChainCheckpoint {
+    /// Reads what a store's checkpoint says of the chain. One without bytes says nothing: see the default.
+    ///
+    /// # Errors
+    /// [`ErrorKind::FixInput`] for bytes that are not a chain's, or of a newer version; [`ErrorKind::DataDamaged`] for a
+    /// chain's that contradict themselves.
+    pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
+        let bytes = &*checkpoint.bytes;
+        if bytes.is_empty() {
+            return Ok(Self { seq: checkpoint.seq, ..Self::default() });
+        }
+        let Some(&version) = bytes.strip_prefix(&MAGIC).and_then(<[u8]>::first) else {
+            return Err(Error::new(
+                ErrorKind::FixInput,
+                format!(
+                    "not a chain's checkpoint: bytes={}: another program than solkv's wrote this store",
+                    bytes.len()
+                ),
+            ));
+        };
+        if version > VERSION {
+            return Err(Error::new(
+                ErrorKind::FixInput,
+                format!(
+                    "the chain's checkpoint was written by a newer solkv: version={version} known={VERSION}: use that \
+                     version"
+                ),
+            ));
+        }
+        let raw = Raw::read_from_bytes(bytes).map_err(|_| damaged(&format!("bytes={}", bytes.len())))?;
+        let phase = match raw.phase {
+            LOADING => MapPhase::Loading,
+            READY => MapPhase::Ready,
+            HEALING => MapPhase::Healing { to_slot: raw.healing_to_slot.get(), next_key: raw.healing_next_key },
+            other => return Err(damaged(&format!("phase={other}"))),
+        };
+        let found = Self {
+            seq: checkpoint.seq,
+            slot: (raw.has_slot == 1).then(|| raw.slot.get()),
+            blockhash: raw.blockhash,
+            source: raw.source.get(),
+            phase,
+        };
+        // Whatever is written in one way only: a flag that is neither, a slot where there is none, a key of no healing.
+        if found.raw() != raw {
+            return Err(damaged("it says what is never written"));
+        }
+        Ok(found)
+    }
+
+    /// The checkpoint to commit.
+    pub fn write(&self) -> Checkpoint {
+        Checkpoint::new(self.seq, self.raw().as_bytes())
+    }
+
+    /// Refuses to go on from a store that does not hold the whole map of one slot.
+    ///
+    /// # Errors
+    /// [`ErrorKind::FixInput`], naming the phase.
+    pub fn refuse_unless_whole(&self) -> Result<()> {
+        let way_out = match self.phase {
+            MapPhase::Ready => return Ok(()),
+            MapPhase::Loading => "go on with bootstrap --resume, or remove the directory and load again",
+            MapPhase::Healing { .. } => "go on with the version of solkv that began to heal it, or load again",
+        };
+        Err(Error::new(
+            ErrorKind::FixInput,
+            format!("the store does not hold the whole map: phase={} seq={}: {way_out}", self.phase, self.seq),
+        ))
+    }
+
+    fn raw(&self) -> Raw {
+        let (phase, to_slot, next_key) = match self.phase {
+            MapPhase::Loading => (LOADING, 0, [0; 32]),
+            MapPhase::Ready => (READY, 0, [0; 32]),
+            MapPhase::Healing { to_slot, next_key } => (HEALING, to_slot, next_key),
+        };
+        Raw {
+            magic: MAGIC,
+            version: VERSION,
+            phase,
+            has_slot: u8::from(self.slot.is_some()),
+            zero: 0,
+            slot: self.slot.unwrap_or(0).into(),
+            source: self.source.into(),
+            blockhash: self.blockhash,
+            healing_to_slot: to_slot.into(),
+            healing_next_key: next_key,
+        }
+    }
+}
+
+/// Seq, slot and blockhash as every program prints them.
+impl fmt::Display for ChainCheckpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let slot = self.slot.map_or("none".to_owned(), |slot| slot.to_string());
+        write!(f, "seq={} slot={slot} blockhash={}", self.seq, bs58::encode(self.blockhash).into_string())
+    }
+}
+
+/// Any store's checkpoint for a person to read: what it says of the chain, or why it says nothing.
+pub fn shown(checkpoint: &Checkpoint) -> String {
+    match ChainCheckpoint::read(checkpoint) {
+        Ok(found) => found.to_string(),
+        Err(error) => format!("seq={} {error}", checkpoint.seq),
+    }
+}
+
+fn damaged(why: &str) -> Error {
+    Error::new(ErrorKind::DataDamaged, format!("the chain's checkpoint is damaged: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples() -> [ChainCheckpoint; 4] {
+        let full = ChainCheckpoint {
+            seq: u64::MAX,
+            slot: Some(0),
+            blockhash: [0xff; 32],
+            source: u64::MAX,
+            phase: MapPhase::Healing { to_slot: u64::MAX, next_key: [0xff; 32] },
+        };
+        [
+            ChainCheckpoint::default(),
+            full,
+            ChainCheckpoint { phase: MapPhase::Loading, slot: None, ..full },
+            ChainCheckpoint { phase: MapPhase::Ready, slot: Some(u64::MAX), ..full },
+        ]
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_a_store_that_is_new_says_nothing() {
+        for sample in samples() {
+            assert_eq!(ChainCheckpoint::read(&sample.write()).unwrap(), sample);
+            assert_eq!(sample.write().bytes.len(), 96);
+        }
+        assert_eq!(ChainCheckpoint::read(&Checkpoint::default()).unwrap(), ChainCheckpoint::default());
+        let counted = ChainCheckpoint { seq: 5, ..ChainCheckpoint::default() };
+        assert_eq!(ChainCheckpoint::read(&Checkpoint::new(5, &[])).unwrap(), counted);
+    }
+
+    #[test]
+    fn a_byte_changed_is_another_checkpoint_or_an_error() {
+        for sample in samples() {
+            let written = sample.write();
+            for at in 0..written.bytes.len() {
+                for byte in 0..=u8::MAX {
+                    let mut bytes = written.bytes.to_vec();
+                    bytes[at] = byte;
+                    let changed = Checkpoint::new(sample.seq, &bytes);
+                    if let Ok(found) = ChainCheckpoint::read(&changed) {
+                        assert_eq!(found.write(), changed, "at={at} byte={byte}");
+                    }
+                }
+            }
+            for length in 1..written.bytes.len() {
+                assert!(ChainCheckpoint::read(&Checkpoint::new(1, &written.bytes[..length])).is_err(), "{length}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        let kind_of = |bytes: &[u8]| {
+            let error = ChainCheckpoint::read(&Checkpoint::new(9, bytes)).unwrap_err();
+            (error.kind(), error.to_string())
+        };
+        let (kind, message) = kind_of(b"another program's");
+        assert!(kind == ErrorKind::FixInput && message.contains("not a chain's checkpoint: bytes=17"), "{message}");
+        assert_eq!(kind_of(b"solc").0, ErrorKind::FixInput, "too short for a version");
+        let mut bytes = samples()[1].write().bytes.to_vec();
+        bytes[4] = 2;
+        // Whatever a newer version's length may be.
+        for bytes in [&bytes[..], &bytes[..50]] {
+            let (kind, message) = kind_of(bytes);
+            assert!(kind == ErrorKind::FixInput && message.contains("newer solkv: version=2 known=1"), "{message}");
+        }
+        bytes[4] = 1;
+        for (at, byte) in [(5, 0), (5, 4), (6, 2), (7, 1)] {
+            let mut damaged = bytes.clone();
+            damaged[at] = byte;
+            assert_eq!(kind_of(&damaged).0, ErrorKind::DataDamaged, "at={at}");
+        }
+        assert_eq!(kind_of(&bytes[..95]).0, ErrorKind::DataDamaged);
+    }
+
+    #[test]
+    fn only_a_store_that_is_ready_is_gone_on_from() {
+        let [ready, healing, loading, _] = samples();
+        assert!(ready.refuse_unless_whole().is_ok());
+        for (unfinished, phase) in [(healing, "phase=healing"), (loading, "phase=loading")] {
+            let refused = unfinished.refuse_unless_whole().unwrap_err();
+            assert!(refused.kind() == ErrorKind::FixInput && refused.to_string().contains(phase), "{refused}");
+        }
+    }
+
+    #[test]
+    fn any_checkpoint_can_be_shown() {
+        let chain = ChainCheckpoint { seq: 3, slot: Some(7), ..ChainCheckpoint::default() };
+        assert_eq!(shown(&chain.write()), format!("seq=3 slot=7 blockhash={}", "1".repeat(32)));
+        assert_eq!(shown(&Checkpoint::default()), format!("seq=0 slot=none blockhash={}", "1".repeat(32)));
+        assert!(shown(&Checkpoint::new(3, b"other")).starts_with("seq=3 not a chain's checkpoint: bytes=5"));
+    }
+}
