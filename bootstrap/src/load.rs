@@ -126,7 +126,8 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
         ordered => ordered?,
     };
     let terms = Terms { load: LoadTerm::Loading(hex(ordered.source_id)), ..setup.terms.clone() };
-    let engine = engines::open_on(&args.dir, &setup.options, setup.mode, &terms)?;
+    let engine = engines::open_on(&args.dir, &setup.options, setup.mode, &terms)
+        .with_context(|| format!("cannot open the store: dir={}", args.dir.display()))?;
     let latency = Latency::new(engine.label());
     let engine = Measured::new(engine, latency, "bootstrap");
     let begun = ChainCheckpoint::read(&engine.checkpoint()?)?;
@@ -150,7 +151,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
         load.progress.clear();
         let seq = load.checkpoint.seq;
         drop(load);
-        Box::new(engine).close()?;
+        close(args, engine)?;
         tell!("stopped after {seq} pairs, all of them committed; the same command with --resume goes on");
         return Ok(code);
     }
@@ -163,7 +164,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let (options, source, order) = (&setup.options, &setup.source, setup.order);
     let outcome = Outcome { args, options, source, order, tally, loaded, elapsed, samples, engine: &engine };
     report::print_and_write(outcome)?;
-    Box::new(engine).close()?;
+    close(args, engine)?;
     ordered.discard()?;
     chosen(args, &setup);
     Ok(0)
@@ -250,6 +251,10 @@ fn order(args: &LoadArgs, setup: &Setup, stop: &Stop) -> Result<Ordered> {
         });
     reading.clear();
     ordered
+}
+
+fn close(args: &LoadArgs, engine: Measured) -> Result<()> {
+    Box::new(engine).close().with_context(|| format!("cannot close the store: dir={}", args.dir.display()))
 }
 
 /// Says that the load is complete, in this order: killed in between, it goes on and finds nothing left to load.

@@ -265,7 +265,10 @@ impl Life {
     fn args(&self) -> Vec<String> {
         let store = self.store();
         let mut args = vec!["--engine", self.engine, "--dir", str(&store), "--order", self.order, "--resume"];
-        args.extend(["--on-duplicate", self.rule, "--sort-memory", "1MiB", "--batch", self.batch, "--skip-disk-check"]);
+        args.extend(["--on-duplicate", self.rule, "--sort-memory", "1MiB", "--skip-disk-check"]);
+        if self.order == "shuffled" {
+            args.extend(["--batch", self.batch]);
+        }
         let mut args: Vec<String> = args.into_iter().map(str::to_owned).collect();
         match &self.input.file {
             Some(file) => args.extend(["--input".to_owned(), str(file).to_owned()]),
