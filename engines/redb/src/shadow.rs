@@ -6,6 +6,7 @@
 //! allocator's state, and no page of pairs, so little of the file is ever held here.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -103,12 +104,14 @@ impl StorageBackend for Shadow {
 impl Shadow {
     /// The block to write to, with what the file has in it.
     fn block<'w>(&self, written: &'w mut Written, block: u64) -> io::Result<&'w mut Block> {
-        if !written.blocks.contains_key(&block) {
-            let mut bytes = Box::new([0; BLOCK_BYTES]);
-            self.read_file(block * BLOCK_BYTES as u64, &mut bytes[..])?;
-            written.blocks.insert(block, bytes);
+        match written.blocks.entry(block) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(vacant) => {
+                let mut bytes = Box::new([0; BLOCK_BYTES]);
+                self.read_file(block * BLOCK_BYTES as u64, &mut bytes[..])?;
+                Ok(vacant.insert(bytes))
+            }
         }
-        written.blocks.get_mut(&block).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
     }
 }
 

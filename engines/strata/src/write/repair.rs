@@ -29,6 +29,9 @@ use crate::write::writer::SegmentWriter;
 
 /// Records of the WAL that are held in memory: as many as of the largest memtable.
 const TAIL_RECORDS_MAX: usize = 1 << 20;
+/// A key and its value; none deletes it.
+type Op = (Key, Option<Value>);
+
 /// What follows the name of a file that is not used any more.
 const SET_ASIDE: &str = ".set-aside";
 
@@ -210,11 +213,7 @@ impl Repair<'_> {
     }
 
     /// Gives the batches behind those in the runs to `take`.
-    fn read_wal(
-        &self,
-        files: &[u64],
-        take: &mut dyn FnMut(u64, Checkpoint, Vec<(Key, Option<Value>)>) -> Result<()>,
-    ) -> Result<Ended> {
+    fn read_wal(&self, files: &[u64], take: &mut dyn FnMut(u64, Checkpoint, Vec<Op>) -> Result<()>) -> Result<Ended> {
         let mut ended = Ended::default();
         let mut position = Position::behind(self.manifest.batch);
         for id in files {
