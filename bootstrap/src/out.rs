@@ -39,9 +39,9 @@ pub(crate) fn failure() -> Option<io::Error> {
 }
 
 fn keep(written: io::Result<()>) {
-    if let (Err(error), Ok(mut failed)) = (written, FAILED.lock()) {
-        if error.kind() != io::ErrorKind::BrokenPipe {
-            failed.get_or_insert(error);
-        }
+    if let (Err(error), Ok(mut failed)) = (written, FAILED.lock())
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        failed.get_or_insert(error);
     }
 }

@@ -19,12 +19,15 @@ const CHUNKS_AHEAD: usize = 64;
 
 pub(crate) type Pair = (Key, Value);
 
+/// A scan under way, which ends with the engine's error or with none.
+pub(crate) type Scanning<'s> = ScopedJoinHandle<'s, engine_api::Result<()>>;
+
 /// Scans `engine` on a thread of its own, called `name`. Pairs that nobody takes any more end the scan.
 pub(crate) fn scan<'s>(
     scope: &'s Scope<'s, '_>,
     engine: &'s dyn Engine,
     name: &str,
-) -> Result<(ScopedJoinHandle<'s, engine_api::Result<()>>, Receiver<Vec<Pair>>)> {
+) -> Result<(Scanning<'s>, Receiver<Vec<Pair>>)> {
     let (chunks, received) = sync_channel::<Vec<Pair>>(CHUNKS_AHEAD);
     let scan = move || {
         let mut chunk = Vec::with_capacity(CHUNK_PAIRS);
@@ -164,12 +167,13 @@ mod tests {
             pairs(&here).iter().for_each(|(key, value)| sides.push(key, value));
             let counts = sides.finish();
             let all: std::collections::BTreeSet<u8> = here.keys().chain(there.keys()).copied().collect();
-            let unequal: Vec<_> = all
+            type Unequal = (u8, Option<u8>, Option<u8>);
+            let unequal: Vec<Unequal> = all
                 .into_iter()
                 .map(|key| (key, here.get(&key).copied(), there.get(&key).copied()))
                 .filter(|(_, here, there)| here != there)
                 .collect();
-            let count = |of: fn(&(u8, Option<u8>, Option<u8>)) -> bool| unequal.iter().filter(|key| of(key)).count() as u64;
+            let count = |of: fn(&Unequal) -> bool| unequal.iter().filter(|key| of(key)).count() as u64;
             prop_assert_eq!(counts, Counts {
                 pairs: here.len() as u64,
                 other_pairs: there.len() as u64,

@@ -111,8 +111,8 @@ fn a_file_of_something_else_is_refused() {
 
 #[test]
 fn a_store_with_an_older_checkpoint_is_refused_by_name() {
-    const OLD: redb::TableDefinition<&str, &[u8; 64]> = redb::TableDefinition::new("meta");
-    const NEW: redb::TableDefinition<&str, &[u8]> = redb::TableDefinition::new("meta");
+    const OLD: redb::TableDefinition<'_, &str, &[u8; 64]> = redb::TableDefinition::new("meta");
+    const NEW: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("meta");
     let dir = tempfile::tempdir().unwrap();
     commit(&open(dir.path()), 0, 10, Durability::Synced);
     let change = |change: &dyn Fn(&redb::WriteTransaction)| {
