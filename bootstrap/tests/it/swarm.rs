@@ -135,7 +135,7 @@ impl Life {
             disk.notify(notices);
             (disk, trapped)
         });
-        let count = rng.pick(&[1, 300, 3000, 9000, 16_000]) + rng.below(3000);
+        let count = rng.pick(&[1, 3000, 9000, 12_000, 16_000]) + rng.below(3000);
         let file = rng.pick(&[None, Some("pairs.bin"), Some("pairs.bin"), Some("pairs.csv")]);
         let file = file.map(|name| home.path().join(name));
         let mut input = Input { file, seed: rng.below(1 << 30), records: Vec::new() };
@@ -200,7 +200,7 @@ impl Life {
 
     /// What happens to the files while no process runs.
     fn between(&mut self, totals: &mut Totals) {
-        if self.damages && self.rng.once_in(2) && self.damage() {
+        if self.damages && self.damage() {
             totals.count("damaged");
         }
         if self.replaces && self.rng.once_in(4) {
