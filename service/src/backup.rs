@@ -13,6 +13,7 @@ use engine_api::Engine;
 use engines::{EngineOptions, OpenMode};
 use proto::admin::SnapshotRequest;
 use serde::{Deserialize, Serialize};
+use tonic::Status;
 use workload::Digest;
 
 use crate::admin;
@@ -125,8 +126,22 @@ async fn by_service(dir: &Path, to: &Path) -> Result<bool> {
     let to = to.to_str().with_context(|| format!("not a path in UTF-8: dir={}", to.display()))?;
     let asked = service.snapshot(SnapshotRequest { dir: to.to_owned() }).await;
     // The message is the service's own, with its way out.
-    asked.map_err(|status| anyhow!("{}", status.message()).context("the service made no snapshot"))?;
+    asked.map_err(|status| anyhow!(words(&status)).context("the service made no snapshot"))?;
     Ok(true)
+}
+
+/// What a status says, which may be in its causes alone where the connection broke.
+fn words(status: &Status) -> String {
+    if !status.message().is_empty() {
+        return status.message().to_owned();
+    }
+    let mut words = format!("no answer came over the admin socket: {}", status.code());
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        words = format!("{words}: {error}");
+        cause = error.source();
+    }
+    words
 }
 
 /// Opens with the engine that the directory names.

@@ -174,6 +174,7 @@ mod tests {
     use crate::lookups::Origin;
     use crate::lookups::tests::Pool;
     use crate::overlay::Commitment;
+    use crate::readiness::Age;
 
     async fn fetch(address: SocketAddr, path: &str) -> (u16, String) {
         fetch_as(address, path, "host: localhost\r\n").await
@@ -212,7 +213,7 @@ mod tests {
         let pool = Pool::start();
         let address = start(&pool).await;
         assert_eq!(fetch(address, "/readyz").await, (503, "starting\n".to_owned()));
-        pool.shared.readiness.slot_applied(Duration::from_millis(20));
+        pool.shared.readiness.slot_applied(Age::Known(Duration::from_millis(20)));
         pool.shared.readiness.set_phase(Phase::Live);
         assert_eq!(fetch(address, "/readyz").await.0, 200);
         let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned() };
@@ -236,6 +237,7 @@ mod tests {
         assert_eq!(fetch_as(address, "/healthz", two).await.0, 421);
         assert_eq!(fetch_as(address, "http://rebound.example/healthz", "host: localhost\r\n").await.0, 421);
         assert_eq!(fetch_as(address, "/healthz", &format!("host: {address}\r\n")).await.0, 200);
+        assert_eq!(fetch_as(address, "/healthz", "").await.0, 400, "HTTP/1.1 without a host");
         assert_eq!(pool.shared.net.foreign_hosts.load(std::sync::atomic::Ordering::Relaxed), 9);
     }
 

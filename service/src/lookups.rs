@@ -253,7 +253,7 @@ pub(crate) mod tests {
         let mut txn = engine.begin().unwrap();
         txn.put(&key, &[slot as u8; 32]).unwrap();
         txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
-        shared.checkpoint.store(Arc::new(checkpoint));
+        shared.publish(checkpoint);
         shared.overlay.published(checkpoint.slot);
     }
 
@@ -273,6 +273,33 @@ pub(crate) mod tests {
             .await
             .unwrap();
         assert_eq!(many, Answer { value: vec![Some([7; 32]), None, Some([9; 32])], slot: Some(39) });
+    }
+
+    #[tokio::test]
+    async fn an_answer_between_a_commit_and_its_publication_names_the_commits_slot() {
+        let pool = Pool::start();
+        let many = || pool.lookups.get_many(vec![[1; 32], [2; 32]], Commitment::Confirmed, Origin::default());
+        for slot in 8..40u8 {
+            // Both readers stand at the commit before.
+            pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
+            many().await.unwrap();
+            let checkpoint =
+                ChainCheckpoint { seq: slot.into(), slot: Some(slot.into()), ..ChainCheckpoint::default() };
+            pool.shared.committing();
+            let mut txn = pool.engine.begin().unwrap();
+            txn.put(&[1; 32], &[slot; 32]).unwrap();
+            txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
+            for published in [false, true] {
+                if published {
+                    pool.shared.publish(checkpoint);
+                }
+                let one = pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
+                let expected = Answer { value: Some([slot; 32]), slot: Some(slot.into()) };
+                assert_eq!(one, expected, "published={published}");
+                let found = many().await.unwrap();
+                assert_eq!((found.value[0], found.slot), (expected.value, expected.slot), "published={published}");
+            }
+        }
     }
 
     #[tokio::test]

@@ -18,6 +18,9 @@ use crate::chain::{Gap, Phase};
 /// While slots come as they should, the time since the newest one is no lag: the next is simply not there yet.
 const BETWEEN_SLOTS: Duration = Duration::from_secs(1);
 
+/// 2020-03-16, when the first slot of Solana's mainnet was made. No server has made a message before.
+const CHAIN_BEGAN_UNIX_MS: u64 = 1_584_316_800_000;
+
 /// Upper bound on the words of a server in a reason, in bytes: probes and status lines show them.
 const TROUBLE_BYTES_MAX: usize = 400;
 
@@ -42,15 +45,37 @@ pub struct Readiness {
     limits: ArcSwap<Limits>,
     phase: ArcSwap<Phase>,
     applied: ArcSwapOption<Applied>,
+    awaited: ArcSwapOption<Awaited>,
     trouble: ArcSwapOption<String>,
+}
+
+/// A whole slot that cannot be applied, because its parent has not come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Awaited {
+    /// The slot that waits.
+    pub slot: u64,
+    /// The slot that it waits for.
+    pub parent_slot: u64,
+    /// Since when.
+    pub since: Instant,
+    /// How long it is waited for on one connection.
+    pub gap_timeout: Duration,
+}
+
+/// How old a slot was when it was committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Age {
+    /// From the creation of its block meta on.
+    Known(Duration),
+    /// The server's time cannot be right: it says this, in ms since the Unix epoch.
+    Absurd(u64),
 }
 
 /// The newest slot that was applied since the start.
 #[derive(Clone, Copy, Debug)]
 struct Applied {
     at: Instant,
-    /// From the creation of its block meta to its commit.
-    took: Duration,
+    age: Age,
 }
 
 /// What follows from them now.
@@ -61,7 +86,7 @@ pub struct Verdict {
     /// The slots that are missing, if it is that.
     pub gap: Option<Gap>,
     /// How old the newest applied slot is, in ms: from its creation to its commit, and all the time since once the next
-    /// one is overdue. `None` before the first.
+    /// one is overdue. `None` before the first, and where the server's time cannot be right.
     pub lag_ms: Option<u64>,
 }
 
@@ -78,6 +103,7 @@ impl Default for Readiness {
             limits: ArcSwap::from_pointee(Limits::default()),
             phase: ArcSwap::from_pointee(Phase::Starting),
             applied: ArcSwapOption::empty(),
+            awaited: ArcSwapOption::empty(),
             trouble: ArcSwapOption::empty(),
         }
     }
@@ -99,9 +125,27 @@ impl Readiness {
         Phase::clone(&self.phase.load())
     }
 
-    /// A whole slot was committed just now, `took` after the creation of its block meta. Writer: ingest-apply.
-    pub fn slot_applied(&self, took: Duration) {
-        self.applied.store(Some(Applied { at: Instant::now(), took }.into()));
+    /// A whole slot was committed just now, of that age. Writer: ingest-apply.
+    pub fn slot_applied(&self, age: Age) {
+        self.applied.store(Some(Applied { at: Instant::now(), age }.into()));
+    }
+
+    /// The age at `now_unix_ms` of a slot whose block meta was created at `created_unix_ms`, by two clocks. One before the
+    /// chain's first slot, or so far ahead that it would hide a lag over the limit, is no age.
+    pub fn age(&self, created_unix_ms: u64, now_unix_ms: u64) -> Age {
+        let limit_ms = u64::try_from(self.limits.load().max_lag.as_millis()).unwrap_or(u64::MAX);
+        match now_unix_ms.checked_sub(created_unix_ms) {
+            _ if created_unix_ms < CHAIN_BEGAN_UNIX_MS => Age::Absurd(created_unix_ms),
+            None if created_unix_ms - now_unix_ms >= limit_ms => Age::Absurd(created_unix_ms),
+            age_ms => Age::Known(Duration::from_millis(age_ms.unwrap_or(0))),
+        }
+    }
+
+    /// Which slot waits for its parent, if one does. Writer: ingest-apply.
+    pub fn set_awaited(&self, awaited: Option<Awaited>) {
+        if self.awaited.load().as_deref() != awaited.as_ref() {
+            self.awaited.store(awaited.map(Into::into));
+        }
     }
 
     /// Why the stream brings nothing at the moment. Writer: the receiver.
@@ -121,19 +165,24 @@ impl Readiness {
     pub fn verdict(&self, lag_slots: Option<u64>) -> Verdict {
         let (limits, phase, applied) = (**self.limits.load(), self.phase.load(), self.applied.load());
         let since = applied.as_ref().map(|applied| applied.at.elapsed());
-        let lag = applied.as_ref().zip(since).map(|(applied, since)| match since > BETWEEN_SLOTS {
-            true => applied.took.saturating_add(since),
-            false => applied.took,
+        let age = applied.as_ref().map(|applied| applied.age);
+        let lag = age.zip(since).and_then(|(age, since)| match age {
+            Age::Known(age) if since > BETWEEN_SLOTS => Some(age.saturating_add(since)),
+            Age::Known(age) => Some(age),
+            Age::Absurd(_) => None,
         });
         let gap = if let Phase::Gap(gap) = &**phase { Some(gap.clone()) } else { None };
         let why = match &**phase {
             Phase::Starting => Some("starting".to_owned()),
-            Phase::CatchingUp => Some("catching up with the stream".to_owned()),
+            Phase::CatchingUp => Some(self.awaits().map_or_else(
+                || "catching up with the stream".to_owned(),
+                |awaits| format!("catching up with the stream: {awaits}"),
+            )),
             Phase::Gap(gap) => {
                 Some(format!("slots are missing: first_slot={} last_slot={}", gap.first_slot, gap.last_slot))
             }
             Phase::NoSpace(why) => Some(format!("no space: {why}")),
-            Phase::Live => behind(limits, since, lag, lag_slots),
+            Phase::Live => self.behind(limits, since, age, lag, lag_slots),
         };
         let trouble = self.trouble.load();
         let not_ready = why.map(|why| match (&**phase, &*trouble) {
@@ -142,24 +191,44 @@ impl Readiness {
         });
         Verdict { not_ready, gap, lag_ms: lag.map(|lag| u64::try_from(lag.as_millis()).unwrap_or(u64::MAX)) }
     }
-}
-
-/// Which limit is passed, in words.
-fn behind(limits: Limits, since: Option<Duration>, lag: Option<Duration>, lag_slots: Option<u64>) -> Option<String> {
-    let max_lag_ms = limits.max_lag.as_millis();
-    if let Some(since) = since.filter(|since| *since >= limits.max_lag) {
-        return Some(format!("no slot was applied for {} s: max_lag_ms={max_lag_ms}", seconds(since)));
+    /// Which limit is passed, in words.
+    fn behind(
+        &self,
+        limits: Limits,
+        since: Option<Duration>,
+        age: Option<Age>,
+        lag: Option<Duration>,
+        lag_slots: Option<u64>,
+    ) -> Option<String> {
+        let max_lag_ms = limits.max_lag.as_millis();
+        if let Some(since) = since.filter(|since| *since >= limits.max_lag) {
+            return Some(match self.awaits() {
+                Some(awaits) => format!("{awaits}; max_lag_ms={max_lag_ms}"),
+                None => format!("no slot was applied for {} s: max_lag_ms={max_lag_ms}", since.as_secs()),
+            });
+        }
+        if let Some(Age::Absurd(created_unix_ms)) = age {
+            return Some(format!(
+                "how old the newest applied slot is cannot be told: the server says created_unix_ms={created_unix_ms}; \
+                 its clock is wrong, or this machine's"
+            ));
+        }
+        if let Some(lag) = lag.filter(|lag| *lag >= limits.max_lag) {
+            return Some(format!("the newest applied slot is {} s old: max_lag_ms={max_lag_ms}", lag.as_secs()));
+        }
+        lag_slots.filter(|slots| *slots >= limits.max_lag_slots).map(|slots| {
+            format!("{slots} slots behind the newest one heard of: max_lag_slots={}", limits.max_lag_slots)
+        })
     }
-    if let Some(lag) = lag.filter(|lag| *lag >= limits.max_lag) {
-        return Some(format!("the newest applied slot is {} s old: max_lag_ms={max_lag_ms}", seconds(lag)));
-    }
-    lag_slots
-        .filter(|slots| *slots >= limits.max_lag_slots)
-        .map(|slots| format!("{slots} slots behind the newest one heard of: max_lag_slots={}", limits.max_lag_slots))
-}
 
-fn seconds(duration: Duration) -> u64 {
-    duration.as_secs()
+    /// Which slot waits for its parent, in words.
+    fn awaits(&self) -> Option<String> {
+        let Awaited { slot, parent_slot, since, gap_timeout } = **self.awaited.load().as_ref()?;
+        Some(format!(
+            "slot={slot} has waited {} s for its parent_slot={parent_slot}: gap_timeout={gap_timeout:?}",
+            since.elapsed().as_secs()
+        ))
+    }
 }
 
 #[cfg(test)]
@@ -172,7 +241,7 @@ mod tests {
 
     fn live(took: Duration) -> Readiness {
         let readiness = Readiness::default();
-        readiness.slot_applied(took);
+        readiness.slot_applied(Age::Known(took));
         readiness.set_phase(Phase::Live);
         readiness
     }
@@ -192,7 +261,7 @@ mod tests {
         let verdict = readiness.verdict(Some(0));
         let reason = "no slot was applied for 100 s: max_lag_ms=10000; stream: cannot connect";
         assert_eq!((verdict.not_ready.as_deref(), verdict.lag_ms), (Some(reason), Some(100_520)));
-        readiness.slot_applied(SECOND / 50);
+        readiness.slot_applied(Age::Known(SECOND / 50));
         assert!(readiness.verdict(Some(0)).is_ready(), "trouble alone is no reason");
     }
 
@@ -201,12 +270,46 @@ mod tests {
         let readiness = live(SECOND * 38);
         let why = "the newest applied slot is 38 s old: max_lag_ms=10000";
         assert_eq!(readiness.verdict(Some(0)).not_ready.as_deref(), Some(why));
-        readiness.slot_applied(SECOND * 9);
+        readiness.slot_applied(Age::Known(SECOND * 9));
         assert!(readiness.verdict(Some(149)).is_ready());
         let why = "150 slots behind the newest one heard of: max_lag_slots=150";
         assert_eq!(readiness.verdict(Some(150)).not_ready.as_deref(), Some(why));
         advance(SECOND * 2).await;
         assert!(!readiness.verdict(Some(0)).is_ready(), "nine seconds old when it came, and two more");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slot_that_waits_for_its_parent_is_named_with_the_time() {
+        let readiness = live(SECOND / 50);
+        advance(SECOND * 2).await;
+        let (slot, parent_slot, since, gap_timeout) = (12, 11, Instant::now(), SECOND * 60);
+        readiness.set_awaited(Some(Awaited { slot, parent_slot, since, gap_timeout }));
+        assert!(readiness.verdict(Some(1)).is_ready(), "a slot or two out of order are nothing");
+        advance(SECOND * 35).await;
+        let why = "slot=12 has waited 35 s for its parent_slot=11: gap_timeout=60s";
+        let live = format!("{why}; max_lag_ms=10000");
+        assert_eq!(readiness.verdict(Some(1)).not_ready, Some(live));
+        readiness.set_phase(Phase::CatchingUp);
+        assert_eq!(readiness.verdict(Some(1)).not_ready, Some(format!("catching up with the stream: {why}")));
+        readiness.set_awaited(None);
+        assert_eq!(readiness.verdict(Some(1)).not_ready.as_deref(), Some("catching up with the stream"));
+    }
+
+    #[test]
+    fn a_servers_time_that_cannot_be_right_is_no_lag_and_not_ready() {
+        const NOW: u64 = 1_800_000_000_000;
+        let readiness = live(SECOND);
+        for absurd in [0, 1, CHAIN_BEGAN_UNIX_MS - 1, NOW + 10_000, NOW + 3_600_000, u64::MAX] {
+            readiness.slot_applied(readiness.age(absurd, NOW));
+            let verdict = readiness.verdict(Some(0));
+            assert!(verdict.lag_ms.is_none(), "{absurd}");
+            assert!(verdict.not_ready.unwrap().contains(&format!("created_unix_ms={absurd};")));
+        }
+        for (created, lag_ms) in [(NOW, 0), (NOW + 9_999, 0), (NOW - 20, 20), (NOW - 9_000, 9_000)] {
+            readiness.slot_applied(readiness.age(created, NOW));
+            let verdict = readiness.verdict(Some(0));
+            assert_eq!((verdict.not_ready.as_deref(), verdict.lag_ms), (None, Some(lag_ms)));
+        }
     }
 
     #[test]

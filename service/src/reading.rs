@@ -6,7 +6,8 @@
 //! # Why no answer mixes two states
 //!
 //! **Confirmed** is one snapshot of the engine, and nothing else. Every commit ends where a slot ends, so a snapshot never
-//! holds a part of a slot.
+//! holds a part of a slot. The slot that an answer names is read from that snapshot: two answers with the same slot
+//! stand for the same state.
 //!
 //! **Processed** is a view and a snapshot, in this order: load the view, move the snapshot to the newest commit, load
 //! the root. A bank leaves the view only once the commit of its slot was published, and a snapshot taken after that
@@ -25,7 +26,7 @@ mod batch;
 use std::sync::Arc;
 
 use arc_swap::Guard;
-use engine_api::{Checkpoint, Key, Reader, Value};
+use engine_api::{Key, Reader, Value};
 use engine_latency::{Measured, MeasuredReader};
 use solana::ChainCheckpoint;
 
@@ -59,10 +60,11 @@ pub(crate) struct Spent {
 
 struct Snapshot<'e> {
     reader: MeasuredReader<'e>,
-    /// The block that the reader's checkpoint named when `published` was current.
+    /// The block that the reader's own checkpoint names.
     base: Option<Base>,
-    /// Kept alive, so that comparing addresses cannot mistake a new checkpoint for this one.
-    published: Arc<ChainCheckpoint>,
+    /// The published checkpoint, if it is the reader's own. Kept alive, so that comparing addresses cannot mistake a new
+    /// checkpoint for this one.
+    published: Option<Arc<ChainCheckpoint>>,
 }
 
 impl Snapshot<'_> {
@@ -237,32 +239,27 @@ impl<'e> Reading<'e> {
 
     /// Moves to the newest commit.
     ///
-    /// The checkpoint costs a lookup, so it is read only once a new one has been published. The slot is never
-    /// newer than what is read: it was read from this reader at this snapshot or an earlier one, and a reader
-    /// only moves forward. Nor is it older than the published one: that is published after its commit and
-    /// loaded here before the refresh, so the refreshed snapshot holds it.
+    /// The slot is that of the very state that is read: it comes from the reader's own checkpoint. Reading that costs a
+    /// lookup, so it is left out while nothing can have moved the reader: the published checkpoint is the one that the
+    /// reader had, and no commit has begun since. Both are looked at after the reader has moved. Had it moved to a later
+    /// commit, that commit would be under way still, or another checkpoint published: see [`Shared::committing`].
     fn refresh(&mut self) -> engine_api::Result<&mut Snapshot<'e>> {
-        let published = self.shared.checkpoint.load();
-        let next = match self.snapshot.take() {
+        let mut snapshot = match self.snapshot.take() {
             Some(mut snapshot) => {
                 snapshot.reader.refresh()?;
-                if !Arc::ptr_eq(&snapshot.published, &published) {
-                    snapshot.base = base(&snapshot.reader.checkpoint()?)?;
-                    snapshot.published = Guard::into_inner(published);
-                }
                 snapshot
             }
-            None => {
-                let mut reader = self.engine.reader_for(self.source)?;
-                let base = base(&reader.checkpoint()?)?;
-                Snapshot { reader, base, published: Guard::into_inner(published) }
-            }
+            None => Snapshot { reader: self.engine.reader_for(self.source)?, base: None, published: None },
         };
-        Ok(self.snapshot.insert(next))
+        // The order of these two is what the slot rests on: a commit publishes before it counts as over.
+        let committing = self.shared.is_committing();
+        let published = self.shared.checkpoint.load();
+        let stays = snapshot.published.as_ref().is_some_and(|own| Arc::ptr_eq(own, &published));
+        if committing || !stays {
+            let own = ChainCheckpoint::read(&snapshot.reader.checkpoint()?)?;
+            snapshot.base = own.slot.map(|slot| Base { slot, blockhash: own.blockhash });
+            snapshot.published = (own == **published).then(|| Guard::into_inner(published));
+        }
+        Ok(self.snapshot.insert(snapshot))
     }
-}
-
-fn base(checkpoint: &Checkpoint) -> engine_api::Result<Option<Base>> {
-    let ChainCheckpoint { slot, blockhash, .. } = ChainCheckpoint::read(checkpoint)?;
-    Ok(slot.map(|slot| Base { slot, blockhash }))
 }

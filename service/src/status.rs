@@ -25,11 +25,14 @@ pub struct Shared {
     pub start_unix_ms: u64,
     /// The newest committed checkpoint. Writer: ingest-apply.
     pub checkpoint: ArcSwap<ChainCheckpoint>,
+    /// See [`Shared::committing`]. Writer: ingest-apply.
+    committing: AtomicBool,
     /// What readiness follows from; ask [`Shared::verdict`]. Writers: ingest-apply and the receiver.
     pub readiness: Readiness,
     /// Engine statistics, refreshed about once a second. Writer: ingest-apply.
     pub stats: ArcSwap<Stats>,
-    /// The newest slot heard of from the stream; 0 before the first. Writer: the receiver.
+    /// The newest slot heard of on the newest connection to the stream, as far as that can be true; 0 before the first.
+    /// Writer: the receiver.
     pub newest_slot: AtomicU64,
     /// When the newest updates of the stream were handed on, ms since the Unix epoch; 0 before the first. Writer: the
     /// receiver.
@@ -114,6 +117,7 @@ impl Shared {
         Arc::new(Self {
             start_unix_ms: unix_ms(),
             checkpoint: ArcSwap::from_pointee(checkpoint),
+            committing: AtomicBool::new(false),
             readiness: Readiness::default(),
             stats: ArcSwap::from_pointee(Stats::default()),
             newest_slot: AtomicU64::new(0),
@@ -133,6 +137,28 @@ impl Shared {
             views: Views::default(),
             pulses: Pulses::default(),
         })
+    }
+
+    /// ingest-apply: a commit begins. From here until [`Shared::publish`] a reader may see it while
+    /// [`Shared::checkpoint`] is still the one before.
+    pub fn committing(&self) {
+        // ORDERING: Release pairs with the Acquire of `is_committing`. The engine's own synchronisation lies in between:
+        // whoever sees the commit sees this as well.
+        self.committing.store(true, Ordering::Release);
+    }
+
+    /// ingest-apply: the commit is over, and the engine stands at `checkpoint`.
+    pub fn publish(&self, checkpoint: ChainCheckpoint) {
+        self.checkpoint.store(Arc::new(checkpoint));
+        // ORDERING: Release: whoever sees that the commit is over loads its checkpoint, or a later one.
+        self.committing.store(false, Ordering::Release);
+    }
+
+    /// Whether a reader may have moved past [`Shared::checkpoint`]. Ask after moving it, and load the checkpoint after
+    /// asking.
+    pub fn is_committing(&self) -> bool {
+        // ORDERING: Acquire: see the writes.
+        self.committing.load(Ordering::Acquire)
     }
 
     /// The newest slot that ingest-apply has taken over from the assembler, committed or not: what a new connection

@@ -170,6 +170,7 @@ mod tests {
 
     use super::*;
     use crate::chain::{Gap, Phase};
+    use crate::readiness::Age;
 
     #[test]
     fn every_state_has_its_line() {
@@ -181,7 +182,7 @@ mod tests {
         shared.newest_slot.store(9, Ordering::Relaxed);
         set(Phase::CatchingUp);
         assert_eq!(describe(&shared), "not ready: catching up with the stream: replaying, slot 7 of 9");
-        shared.readiness.slot_applied(Duration::from_millis(20));
+        shared.readiness.slot_applied(Age::Known(Duration::from_millis(20)));
         set(Phase::Live);
         assert_eq!(describe(&shared), "live at slot 7, lag 20 ms");
         shared.connected.store(false, Ordering::Relaxed);

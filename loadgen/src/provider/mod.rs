@@ -30,8 +30,8 @@ pub const EXAMPLES: &str = "\
 Prints `listening=HOST:PORT` when it serves. Then, once a second, asks the service on every channel whether it is ready, \
 and compares that with what was sent. Ends with 1 when the service was wrong at any second.
 
-Acts: serves, pings, down, refuses, lags (24 s), loses, small, restarts; each with its seconds. The script starts over \
-until the time is up.
+Acts: serves, pings, down, refuses, lags (24 s), loses, small, restarts, confirms, metas, repeats, boasts, foreign, \
+ancient; each with its seconds. The script starts over until the time is up.
 
 Examples:
   solkv-loadgen provider --seconds 1200 --log readiness.jsonl
@@ -111,6 +111,12 @@ fn step(text: &str) -> Result<(Act, u64)> {
         "loses" => Act::Loses,
         "small" => Act::Small,
         "restarts" => Act::Restarts,
+        "confirms" => Act::Confirms,
+        "metas" => Act::Metas,
+        "repeats" => Act::Repeats,
+        "boasts" => Act::Boasts,
+        "foreign" => Act::Foreign,
+        "ancient" => Act::Ancient,
         _ => bail!("no such act: {name:?}; see --help"),
     };
     Ok((act, seconds.trim().parse().with_context(|| format!("not a number of seconds: {seconds:?}"))?))

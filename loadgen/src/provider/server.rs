@@ -39,6 +39,10 @@ const RESTART: Duration = Duration::from_secs(3);
 /// Account updates of a slot, and of one while messages are small and many.
 const UPDATES: u32 = 20;
 const UPDATES_SMALL: u32 = 3000;
+/// How far ahead of the chain the slots of boasts and of the other chain are.
+const AHEAD_SLOTS: u64 = 1_000_000_000;
+/// Slots that are sent again and again.
+const REPEATED_SLOTS: u64 = 5;
 
 /// What the server does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -60,6 +64,18 @@ pub enum Act {
     Small,
     /// Restarts: ends connections, then knows of no slot for a moment.
     Restarts,
+    /// Sends of each slot its confirmation alone.
+    Confirms,
+    /// Sends of each slot its block meta alone.
+    Metas,
+    /// Sends the chain's first slots again and again.
+    Repeats,
+    /// Sends every slot, and with each a confirmation of one that is far ahead.
+    Boasts,
+    /// Ends connections, then sends another chain with higher slots, whatever is asked for.
+    Foreign,
+    /// Sends every slot as if made at the begin of 1970.
+    Ancient,
 }
 
 /// What the server has done so far.
@@ -174,13 +190,13 @@ impl Provider {
         let mut world = lock(&self.world);
         world.act = act;
         match act {
-            Act::Down | Act::Refuses => world.generation += 1,
+            Act::Down | Act::Refuses | Act::Foreign => world.generation += 1,
             Act::Restarts => {
                 world.generation += 1;
                 world.restarted = Some(Instant::now());
             }
             Act::Loses => world.lost = Some((world.tip() + 1, world.subscriptions)),
-            Act::Serves | Act::Pings | Act::Lags(_) | Act::Small => {}
+            _ => {}
         }
     }
 
@@ -228,9 +244,9 @@ impl World {
     /// The newest slot that is sent now, if any is.
     fn sends_through(&self) -> Option<u64> {
         match self.act {
-            Act::Serves | Act::Loses | Act::Small | Act::Restarts => Some(self.tip()),
             Act::Lags(slots) => Some(self.tip().saturating_sub(slots)),
-            Act::Pings | Act::Down | Act::Refuses => None,
+            Act::Pings | Act::Down | Act::Refuses | Act::Repeats => None,
+            _ => Some(self.tip()),
         }
     }
 
@@ -271,6 +287,7 @@ impl Drop for Provider {
 }
 
 type Updates = Pin<Box<dyn Stream<Item = Result<SubscribeUpdate, Status>> + Send>>;
+type Sent = Result<(), mpsc::error::SendError<Result<SubscribeUpdate, Status>>>;
 type Never<T> = tokio_stream::Pending<Result<T, Status>>;
 
 /// One subscription.
@@ -287,12 +304,12 @@ impl Subscription {
     async fn run(mut self) {
         let mut pinged = Instant::now();
         loop {
-            let (through, small) = {
+            let (through, act, start_slot) = {
                 let world = lock(&self.world);
                 if world.generation != self.generation {
                     break;
                 }
-                (world.sends_through(), world.act == Act::Small)
+                (world.sends_through(), world.act, world.start_slot)
             };
             if pinged.elapsed() >= PING_EVERY {
                 pinged = Instant::now();
@@ -302,9 +319,11 @@ impl Subscription {
                 }
             }
             if through.is_some_and(|through| self.next <= through) {
-                if self.slot(small).await.is_err() {
+                if self.slot(act).await.is_err() {
                     return;
                 }
+            } else if act == Act::Repeats && self.repeat(start_slot).await.is_err() {
+                return;
             } else if tokio::time::timeout(STEP, self.tx.closed()).await.is_ok() {
                 return;
             }
@@ -315,24 +334,44 @@ impl Subscription {
     }
 
     /// Sends the next slot, unless it is kept from this subscription.
-    async fn slot(&mut self, small: bool) -> Result<(), mpsc::error::SendError<Result<SubscribeUpdate, Status>>> {
+    async fn slot(&mut self, act: Act) -> Sent {
         let slot = self.next;
         self.next += 1;
         let (created_unix_ms, kept) = {
             let world = lock(&self.world);
             (world.created_unix_ms(slot), world.lost.is_some_and(|lost| lost.0 == slot && self.number <= lost.1))
         };
-        if kept {
-            return Ok(());
+        match act {
+            _ if kept => return Ok(()),
+            Act::Confirms => return self.tx.send(Ok(messages::confirmed(slot, unix_ms()))).await,
+            Act::Metas => return self.tx.send(Ok(messages::meta(slot, created_unix_ms))).await,
+            Act::Foreign => return self.whole(slot + AHEAD_SLOTS, UPDATES, created_unix_ms).await,
+            Act::Boasts => self.tx.send(Ok(messages::confirmed(slot + AHEAD_SLOTS, unix_ms()))).await?,
+            _ => {}
         }
-        for index in 0..if small { UPDATES_SMALL } else { UPDATES } {
-            self.tx.send(Ok(messages::account(slot, index, created_unix_ms))).await?;
-        }
-        self.tx.send(Ok(messages::meta(slot, created_unix_ms))).await?;
-        self.tx.send(Ok(messages::confirmed(slot, unix_ms()))).await?;
+        let updates = if act == Act::Small { UPDATES_SMALL } else { UPDATES };
+        self.whole(slot, updates, if act == Act::Ancient { 0 } else { created_unix_ms }).await?;
         let mut world = lock(&self.world);
         if world.sent + 1 == slot {
             world.sent = slot;
+        }
+        Ok(())
+    }
+}
+
+impl Subscription {
+    /// Sends all of a slot.
+    async fn whole(&self, slot: u64, updates: u32, created_unix_ms: u64) -> Sent {
+        for index in 0..updates {
+            self.tx.send(Ok(messages::account(slot, index, created_unix_ms))).await?;
+        }
+        self.tx.send(Ok(messages::meta(slot, created_unix_ms))).await?;
+        self.tx.send(Ok(messages::confirmed(slot, unix_ms()))).await
+    }
+
+    async fn repeat(&self, start_slot: u64) -> Sent {
+        for slot in start_slot..start_slot + REPEATED_SLOTS {
+            self.whole(slot, 1, unix_ms()).await?;
         }
         Ok(())
     }

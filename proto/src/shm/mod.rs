@@ -84,7 +84,7 @@ pub mod status {
 pub mod hello {
     /// The descriptors came along.
     pub const OK: u32 = 0;
-    /// As many sessions as the service allows; come back later.
+    /// As many sessions as the service allows, in all or a user; come back later.
     pub const FULL: u32 = 1;
     /// The service could not make a session; its log says why.
     pub const FAILED: u32 = 2;

@@ -97,7 +97,7 @@ pub struct Settings {
     /// What a commit survives: synced (power loss) or buffered (a killed process) [default: synced]
     #[arg(long, value_enum)]
     pub durability: Option<DurabilityArg>,
-    /// Without news of any slot for this long the connection to the stream is made anew [default: 30s]
+    /// Without a slot that can be applied for this long the connection to the stream is made anew [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub idle_timeout: Option<Duration>,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{StatusCode, header};
+use axum::http::{StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
@@ -39,7 +39,11 @@ impl Hosts {
     /// Whether a request for this host, with or without a port, is answered.
     fn answers(&self, host: &str) -> bool {
         let Ok(authority) = host.parse::<Authority>() else { return false };
-        if authority.as_str().contains('@') {
+        // `Authority` takes anything after the address in brackets or the first colon for the port.
+        let port = authority.as_str().strip_prefix(authority.host());
+        let is_port =
+            |port: &str| port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+        if !port.is_some_and(is_port) {
             return false;
         }
         let host = plain(authority.host());
@@ -59,12 +63,17 @@ pub(crate) fn host_name() -> Option<String> {
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// Refuses a request that names another host. One that names none is answered: every browser names one.
+/// Refuses a request that names another host. One that names none is answered where HTTP allows that, before 1.1: every
+/// browser names one.
 pub(super) async fn check(
     State((hosts, shared)): State<(Arc<Hosts>, Arc<Shared>)>,
     request: Request,
     next: Next,
 ) -> Response {
+    if request.version() == Version::HTTP_11 && !request.headers().contains_key(header::HOST) {
+        let message = "the request names no host, which HTTP/1.1 demands\n".to_owned();
+        return (StatusCode::BAD_REQUEST, super::page(super::TEXT, message)).into_response();
+    }
     let named = request.headers().get_all(header::HOST).iter().map(|host| host.to_str().ok());
     let in_line = request.uri().authority().map(|authority| Some(authority.as_str()));
     let foreign = named.chain(in_line).find(|host| !host.is_some_and(|host| hosts.answers(host)));
@@ -113,6 +122,13 @@ mod tests {
             "127.0.0.1.evil.example",
             "evil-localhost",
             "localhost@evil.example",
+            "[::1].evil.example",
+            "[::1].evil.example:80",
+            "[::1]evil.example",
+            "localhost:evil",
+            "localhost:80:80",
+            "localhost:99999",
+            "127.0.0.1:evil.example",
             "evil.example@127.0.0.1",
             "0x7f.1",
             "",

@@ -24,6 +24,7 @@ use super::standing::Standing;
 use crate::chain::Gap;
 use crate::feed::FeedWriter;
 use crate::pulse::Pulse;
+use crate::readiness::Awaited;
 use crate::status::{Shared, count, unix_ms};
 
 /// How often a full disk is asked again.
@@ -194,11 +195,16 @@ impl Apply {
     }
 
     fn check_waiting(&mut self) -> Result<()> {
-        let timeout = self.config.gap_timeout;
-        if !self.assembler.waits_for_parent() {
+        let gap_timeout = self.config.gap_timeout;
+        let Some((slot, parent_slot)) = self.assembler.awaits_parent() else {
             self.waiting_since = None;
-        } else if self.waiting_since.get_or_insert_with(Instant::now).elapsed() >= timeout {
-            let gap = self.assembler.missing_parent(&format!("over gap_timeout={timeout:?}"));
+            self.shared.readiness.set_awaited(None);
+            return Ok(());
+        };
+        let since = *self.waiting_since.get_or_insert_with(Instant::now);
+        self.shared.readiness.set_awaited(Some(Awaited { slot, parent_slot, since, gap_timeout }));
+        if since.elapsed() >= gap_timeout {
+            let gap = self.assembler.missing_parent(&format!("over gap_timeout={gap_timeout:?}"));
             return gap.map_or(Ok(()), |gap| self.start_over(gap));
         }
         Ok(())
@@ -280,6 +286,7 @@ impl Apply {
         if let Some(feed) = &mut self.feed {
             feed.append(self.committed.seq + 1, changes.to_vec(), self.batch.ends(self.committed.seq))?;
         }
+        self.shared.committing();
         if let Err(failed) = txn.commit(&checkpoint.write(), self.config.durability) {
             // Not after a commit of which nobody knows what became: opening again decides what the feed holds.
             if failed.kind() == ErrorKind::FreeSpace
@@ -299,7 +306,7 @@ impl Apply {
 
     fn publish(&mut self, checkpoint: ChainCheckpoint) {
         let new_slot = checkpoint.slot.filter(|_| checkpoint.slot != self.shared.checkpoint.load().slot);
-        self.shared.checkpoint.store(Arc::new(checkpoint));
+        self.shared.publish(checkpoint);
         self.shared.overlay.published(checkpoint.slot);
         if let Some(feed) = &mut self.feed {
             feed.publish(&checkpoint);
@@ -326,6 +333,7 @@ impl Apply {
         self.flush()?;
         self.assembler.restart(self.complete);
         self.waiting_since = None;
+        self.shared.readiness.set_awaited(None);
         self.standing.gap(gap);
         Ok(())
     }

@@ -228,9 +228,10 @@ impl Assembler {
         (self.held_bytes > self.limits.bytes_max).then(|| self.over_bytes(parent))
     }
 
-    /// Whether there is a whole slot whose parent has not come.
-    pub fn waits_for_parent(&self) -> bool {
-        self.last.is_some() && !self.whole.is_empty()
+    /// The first whole slot whose parent has not come, and that parent. Ask once [`Assembler::next`] gives none.
+    pub fn awaits_parent(&self) -> Option<(u64, u64)> {
+        self.last?;
+        self.whole.values().next().map(|first| (first.slot, first.parent_slot))
     }
 
     /// The gap before the first whole slot, should its parent not be awaited any longer; `why` not. `None` when no

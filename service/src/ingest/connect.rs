@@ -33,12 +33,22 @@ pub(crate) struct Connection<C: Client> {
     ticks: Interval,
     /// When the last tick was.
     ticked_at: Instant,
-    /// How long no slot was heard of. Only time in which this connection was read counts: a receiver that is held up by
-    /// a full queue is no silence of the server.
-    silent: Duration,
+    /// How long there was no [progress](Self::progressed). Only time in which this connection was read counts: a
+    /// receiver that is held up by a full queue is no silence of the server.
+    idle: Duration,
     idle_timeout: Duration,
+    /// Something of a slot was heard on this connection.
+    heard: bool,
+    terms: Terms,
+}
+
+/// What the words of a server are read with.
+#[derive(Clone, Copy, Debug)]
+struct Terms {
     /// The slot that the store stands at.
     applied: Option<u64>,
+    /// A token is sent.
+    token: bool,
 }
 
 /// What comes of a connection next.
@@ -55,6 +65,8 @@ pub(crate) enum Next {
 pub(crate) enum Ended {
     /// Trying again is likely to help.
     Retry(String),
+    /// The server is there and brings no slot that can be applied; `heard`: it tells of slots all the same.
+    Idle { why: String, heard: bool },
     /// Trying again helps only once somebody changed something.
     Refused(String),
     /// The server no longer has the slots, or one of its messages cannot be read.
@@ -79,6 +91,7 @@ impl<C: Client> Connection<C> {
         mut request: SubscribeRequest,
         applied: Option<u64>,
     ) -> Result<Self, Ended> {
+        let terms = Terms { applied, token: upstream.has_token() };
         let mut client = upstream.connect().await?;
         if let Some(from_slot) = request.from_slot {
             request.from_slot = Some(check_replay(&mut client, from_slot, applied).await?);
@@ -86,16 +99,29 @@ impl<C: Client> Connection<C> {
         let (requests, updates) = timeout(idle_timeout.max(REQUEST_TIMEOUT), client.subscribe(request))
             .await
             .map_err(|_| Ended::Retry("the server does not answer the subscription".to_owned()))?
-            .map_err(|error| client_ended(error, applied))?;
+            .map_err(|error| client_ended(error, terms))?;
         // One timer for the connection: one for each update would cost more than the update.
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Ok(Self { updates, requests, ticks, ticked_at: Instant::now(), silent: Duration::ZERO, idle_timeout, applied })
+        let (ticked_at, idle) = (Instant::now(), Duration::ZERO);
+        Ok(Self { updates, requests, ticks, ticked_at, idle, idle_timeout, heard: false, terms })
     }
 
-    /// What was read last says something of a slot. Pings say that the server lives, which nobody is served by.
+    /// What was read last says something of a slot.
     pub(crate) fn heard_of_a_slot(&mut self) {
-        self.silent = Duration::ZERO;
+        self.heard = true;
+    }
+
+    /// What was read last is of use: a slot was applied, or can be. Nobody is served by a server that sends pings, old
+    /// slots again, or parts of slots of which none becomes whole.
+    pub(crate) fn progressed(&mut self) {
+        self.idle = Duration::ZERO;
+    }
+
+    fn idle_ended(&self) -> Ended {
+        let (idle_ms, heard) = (self.idle.as_millis(), self.heard);
+        let sent = if heard { "no slot that can be applied" } else { "no slot" };
+        Ended::Idle { why: format!("the server is there and sent {sent} for idle_ms={idle_ms}"), heard }
     }
 
     /// Waits for an update or the next tick.
@@ -106,18 +132,17 @@ impl<C: Client> Connection<C> {
                 next = self.updates.next() => next,
                 _ = self.ticks.tick() => {
                     let now = Instant::now();
-                    self.silent += now.duration_since(self.ticked_at).min(2 * TICK);
+                    self.idle += now.duration_since(self.ticked_at).min(2 * TICK);
                     self.ticked_at = now;
-                    if self.silent > self.idle_timeout {
-                        let idle_ms = self.silent.as_millis();
-                        return Err(Ended::Retry(format!("the server is there and sent no slot for idle_ms={idle_ms}")));
+                    if self.idle > self.idle_timeout {
+                        return Err(self.idle_ended());
                     }
                     return Ok(Next::Tick);
                 }
             };
             let update = match next {
                 None => return Err(Ended::Retry("the server closed the stream".to_owned())),
-                Some(Err(status)) => return Err(status_ended(&status, self.applied)),
+                Some(Err(status)) => return Err(status_ended(&status, self.terms)),
                 Some(Ok(update)) => update,
             };
             if !matches!(update.update_oneof, Some(UpdateOneof::Ping(_))) {
@@ -143,7 +168,7 @@ impl<C: Client> Connection<C> {
         let last_word = timeout(TICK, last_word).await.ok().flatten();
         Err(last_word.map_or_else(
             || Ended::Retry(format!("cannot answer a ping: {error}")),
-            |status| status_ended(&status, self.applied),
+            |status| status_ended(&status, self.terms),
         ))
     }
 }
@@ -152,8 +177,19 @@ impl Ended {
     /// Why the stream brings nothing now, unless it is that slots are missing.
     pub(crate) fn trouble(&self) -> Option<&str> {
         match self {
-            Self::Retry(why) | Self::Refused(why) => Some(why),
+            Self::Retry(why) | Self::Refused(why) | Self::Idle { why, .. } => Some(why),
             Self::Gap(_) | Self::BeginsAt(_) | Self::GivenUp | Self::Renewed | Self::Closed => None,
+        }
+    }
+
+    /// The same in words that `mask` has taken secrets out of: a server may quote what it was sent.
+    pub(crate) fn masked(self, mask: impl Fn(&str) -> String) -> Self {
+        match self {
+            Self::Retry(why) => Self::Retry(mask(&why)),
+            Self::Refused(why) => Self::Refused(mask(&why)),
+            Self::Idle { why, heard } => Self::Idle { why: mask(&why), heard },
+            Self::Gap(gap) => Self::Gap(Gap { detail: mask(&gap.detail), ..gap }),
+            Self::BeginsAt(_) | Self::GivenUp | Self::Renewed | Self::Closed => self,
         }
     }
 
@@ -162,8 +198,10 @@ impl Ended {
         match self {
             Self::Closed => None,
             Self::BeginsAt(_) | Self::Renewed => Some(Duration::ZERO),
-            Self::Retry(why) => {
-                let wait = waits.broken.next_wait();
+            Self::Retry(why) | Self::Idle { why, .. } => {
+                // A server that sends what is of no use is asked as rarely as one that lacks a slot.
+                let useless = matches!(self, Self::Idle { heard: true, .. });
+                let wait = if useless { waits.gap.next_wait() } else { waits.broken.next_wait() };
                 warn!(url, retry_ms = wait.as_millis() as u64, "stream ended: {why}");
                 Some(wait)
             }
@@ -199,9 +237,7 @@ async fn check_replay(client: &mut impl Client, from_slot: u64, applied: Option<
 /// A server that has `first_available` as its oldest slot was asked for more, by a store that stands at `applied`.
 fn not_available(applied: u64, first_available: u64) -> Ended {
     if first_available >= SLOT_END {
-        return Ended::Retry(format!(
-            "the server does not know yet which slots it can send: first_available={first_available}"
-        ));
+        return Ended::Retry("the server has just started and has no slots to send again yet".to_owned());
     }
     let missing = applied.saturating_add(1);
     if first_available == missing {
@@ -217,14 +253,14 @@ fn not_available(applied: u64, first_available: u64) -> Ended {
     })
 }
 
-fn client_ended(error: GeyserGrpcClientError, applied: Option<u64>) -> Ended {
+fn client_ended(error: GeyserGrpcClientError, terms: Terms) -> Ended {
     match error {
-        GeyserGrpcClientError::TonicStatus(status) => status_ended(&status, applied),
+        GeyserGrpcClientError::TonicStatus(status) => status_ended(&status, terms),
         GeyserGrpcClientError::TransportError(error) => Ended::Retry(chain(&error)),
     }
 }
 
-fn status_ended(status: &Status, applied: Option<u64>) -> Ended {
+fn status_ended(status: &Status, Terms { applied, token }: Terms) -> Ended {
     let (code, message) = (status.code(), status.message());
     match code {
         // The same code also says that a message was too large, which is no gap.
@@ -238,9 +274,16 @@ fn status_ended(status: &Status, applied: Option<u64>) -> Ended {
         Code::Internal if message.contains("from_slot is not supported") => Ended::Refused(format!(
             "the server keeps no slots to send again: message={message:?}; it needs replay_stored_slots of 150 or more"
         )),
-        Code::Unauthenticated | Code::PermissionDenied => Ended::Refused(format!(
+        Code::Unauthenticated if token => Ended::Refused(format!(
             "the server refuses the token: code={code:?} message={message:?}; check x-token-file"
         )),
+        Code::Unauthenticated => Ended::Refused(format!(
+            "the server asks for a token: code={code:?} message={message:?}; give one in x-token-file"
+        )),
+        Code::PermissionDenied => {
+            let token = if token { "; if it means the token, check x-token-file" } else { "" };
+            Ended::Refused(format!("the server does not allow this: code={code:?} message={message:?}{token}"))
+        }
         Code::InvalidArgument | Code::Unimplemented => Ended::Refused(format!(
             "the server refuses the subscription: code={code:?} message={message:?}; it has to allow the filters of \
              this extraction; where it allows no subscription to all accounts, or few data slices, see follow in --help"
@@ -258,20 +301,24 @@ fn last_number(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
+    fn at(applied: Option<u64>) -> Terms {
+        Terms { applied, token: true }
+    }
+
     #[test]
     fn too_old_is_a_gap_and_too_large_is_not() {
         let status = Status::out_of_range("broadcast from 100 is not available, last available: 250");
-        let Ended::Gap(gap) = status_ended(&status, Some(100)) else { panic!("a gap") };
+        let Ended::Gap(gap) = status_ended(&status, at(Some(100))) else { panic!("a gap") };
         assert_eq!((gap.first_slot, gap.last_slot), (101, 249));
         let status = Status::out_of_range("decoded message length too large: found 9, limit 8");
-        assert!(matches!(status_ended(&status, Some(100)), Ended::Refused(_)));
+        assert!(matches!(status_ended(&status, at(Some(100))), Ended::Refused(_)));
     }
 
     #[test]
     fn slots_that_begin_right_after_the_applied_one_are_no_gap() {
         assert!(matches!(not_available(100, 101), Ended::BeginsAt(101)));
         let status = Status::out_of_range("broadcast from 100 is not available, last available: 101");
-        assert!(matches!(status_ended(&status, Some(100)), Ended::BeginsAt(101)));
+        assert!(matches!(status_ended(&status, at(Some(100))), Ended::BeginsAt(101)));
         let Ended::Gap(gap) = not_available(100, 102) else { panic!("a gap") };
         assert_eq!((gap.first_slot, gap.last_slot), (101, 101));
     }
@@ -282,7 +329,7 @@ mod tests {
             assert!(matches!(not_available(100, first_available), Ended::Retry(_)), "{first_available}");
         }
         let status = Status::out_of_range(format!("broadcast from 100 is not available, last available: {}", u64::MAX));
-        assert!(matches!(status_ended(&status, Some(100)), Ended::Retry(_)));
+        assert!(matches!(status_ended(&status, at(Some(100))), Ended::Retry(_)));
     }
 
     #[test]
@@ -293,14 +340,28 @@ mod tests {
             Status::invalid_argument("no"),
             Status::internal("from_slot is not supported"),
         ] {
-            assert!(matches!(status_ended(&status, None), Ended::Refused(_)), "{status}");
+            assert!(matches!(status_ended(&status, at(None)), Ended::Refused(_)), "{status}");
         }
         for status in [
             Status::internal("failed to get replay response"),
             Status::internal("lagged to send an update"),
             Status::unavailable("server is shutting down try again later"),
         ] {
-            assert!(matches!(status_ended(&status, Some(3)), Ended::Retry(_)), "{status}");
+            assert!(matches!(status_ended(&status, at(Some(3))), Ended::Retry(_)), "{status}");
         }
+    }
+
+    #[test]
+    fn the_token_is_named_only_where_it_can_be_the_reason() {
+        let words = |status: &Status, token| match status_ended(status, Terms { applied: None, token }) {
+            Ended::Refused(why) => why,
+            ended => panic!("{ended:?}"),
+        };
+        let (plan, wrong) =
+            (Status::permission_denied("your plan has run out"), Status::unauthenticated("who are you"));
+        assert!(!words(&plan, false).contains("token") && words(&plan, false).contains("your plan has run out"));
+        assert!(words(&plan, true).contains("if it means the token"));
+        assert!(words(&wrong, true).contains("refuses the token") && words(&wrong, true).contains("who are you"));
+        assert!(words(&wrong, false).contains("asks for a token"));
     }
 }

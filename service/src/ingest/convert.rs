@@ -90,11 +90,13 @@ fn blockhash(text: &str) -> Option<[u8; 32]> {
     (len == bytes.len()).then_some(bytes)
 }
 
+/// Of a message that does not say it is the time at which it came. A time before 1970 counts as the first moment of 1970:
+/// both cannot be right.
 fn unix_ms(created_at: Option<Timestamp>) -> u64 {
-    let Some(at) = created_at else { return 0 };
+    let Some(at) = created_at else { return crate::status::unix_ms() };
     let seconds = u64::try_from(at.seconds).unwrap_or(0);
     let nanos = u64::try_from(at.nanos).unwrap_or(0);
-    seconds.saturating_mul(1000).saturating_add(nanos / 1_000_000)
+    seconds.saturating_mul(1000).saturating_add(nanos / 1_000_000).max(1)
 }
 
 #[cfg(test)]
@@ -136,6 +138,16 @@ mod tests {
             created_unix_ms: 3004,
         };
         assert_eq!(converted, Ok(Converted::Boundary(input)));
+    }
+
+    #[test]
+    fn a_time_of_creation_is_never_none() {
+        let at = |seconds, nanos| unix_ms(Some(Timestamp { seconds, nanos }));
+        assert_eq!(
+            (at(3, 4_000_000), at(0, 0), at(i64::MIN, i32::MIN), at(i64::MAX, i32::MAX)),
+            (3004, 1, 1, u64::MAX)
+        );
+        assert!(unix_ms(None) > 1_584_316_800_000, "when it came");
     }
 
     #[test]

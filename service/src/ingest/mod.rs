@@ -11,6 +11,7 @@ pub mod extract;
 pub mod follow;
 #[doc(hidden)]
 pub mod fuzzing;
+mod heard;
 pub mod provider;
 pub mod receive;
 #[cfg(test)]

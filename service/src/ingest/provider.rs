@@ -30,12 +30,27 @@ const MESSAGE_MAX_BYTES: usize = 64 << 20;
 const CLIENT_BUFFER_REQUESTS: usize = 64;
 
 /// What the server may send before it is read: 32 MiB carry 300 MB/s over 100 ms. It is fixed, because an adaptive window
-/// starts small, and h2 ends a connection whose server sends many messages a frame each by a budget that follows from it.
+/// starts small.
 const WINDOW_BYTES: u32 = 32 << 20;
+
+/// The connection's window, in windows of its one stream, which is the one that bounds what waits.
+///
+/// h2 charges each unread frame of less than 256 bytes with what it lacks of them, and ends the connection
+/// (ENHANCE_YOUR_CALM, `too_many_data_frames`) once that exceeds half of the connection's window. Its own setting for this,
+/// `data_frame_budget`, can be reached neither through hyper 1.12 nor through tonic 0.14. With this factor a stall fills
+/// the stream's window first, and the server waits, as long as messages have 86 bytes on average: an account's has 110 and
+/// more. Were the budget exceeded all the same, a new connection would begin at the last applied slot.
+const CONNECTION_WINDOWS: u32 = 4;
 
 /// The same where memory is short, and where the process may use less than this.
 const WINDOW_SMALL_BYTES: u32 = 16 << 20;
 const MEMORY_SMALL_BYTES: u64 = 1 << 30;
+
+/// Stands for a secret.
+const MASK: &str = "(hidden)";
+
+/// A shorter part of a URL is no secret, and would be found in the midst of words.
+const MASKED_MIN_BYTES: usize = 6;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -195,7 +210,7 @@ impl Settings {
             .connect_timeout(CONNECT_TIMEOUT)
             .http2_adaptive_window(false)
             .initial_stream_window_size(window)
-            .initial_connection_window_size(window)
+            .initial_connection_window_size(window * CONNECTION_WINDOWS)
             .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
             .keep_alive_while_idle(true)
@@ -228,6 +243,25 @@ impl Provider {
     /// What may be shown of its URL.
     pub fn shown(&self) -> &str {
         &self.shown
+    }
+
+    /// Whether connections carry a token.
+    pub(crate) fn has_token(&self) -> bool {
+        self.settings.token_file.is_some()
+    }
+
+    /// A server's words, with [`MASK`] in place of the token of the newest connection and of what the URL keeps secret.
+    pub(crate) fn masked(&self, words: &str) -> String {
+        let token = self.used().as_ref().and_then(|used| used.token.clone());
+        let uri = self.settings.url.parse::<Uri>().ok();
+        let user = uri.as_ref().and_then(|uri| uri.authority()?.as_str().rsplit_once('@').map(|(user, _)| user));
+        let path = uri.as_ref().and_then(|uri| uri.path_and_query()).map(|path| path.as_str().trim_matches('/'));
+        let in_url = user.into_iter().flat_map(|user| user.split(':')).chain(path);
+        let secrets = token.as_deref().into_iter().chain(in_url.filter(|secret| secret.len() >= MASKED_MIN_BYTES));
+        secrets.fold(words.to_owned(), |words, secret| {
+            // A quoted message has some characters escaped.
+            words.replace(secret, MASK).replace(&secret.escape_debug().to_string(), MASK)
+        })
     }
 
     /// Connects with the secrets as they are now.
@@ -292,7 +326,13 @@ fn first_line(path: &Path) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use futures::StreamExt as _;
+
     use super::*;
+    use crate::ingest::extract::Extract;
+    use crate::ingest::follow::Selection;
+    use crate::ingest::subscribe;
+    use crate::ingest::upstream::Client;
     use crate::net::secrets::tests::file;
 
     #[test]
@@ -323,6 +363,32 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_stall_under_small_messages_makes_the_server_wait_and_ends_nothing() {
+        let server = loadgen::provider::Provider::start("127.0.0.1:0", 1000, 1).unwrap();
+        server.set(loadgen::provider::Act::Small);
+        let (url, token_header) = (format!("http://{}", server.address()), "x-token".to_owned());
+        let (_hangup, hangups) = watch::channel(0);
+        let provider = Provider::new(Settings { url, token_header, ..Settings::default() }, hangups);
+        let mut client = provider.client().await.unwrap();
+        let all = Selection::exact(Extract::AccountOwner);
+        let request = subscribe::request(all, subscribe::Commitment::Confirmed, None);
+        let (_requests, mut updates) = Client::subscribe(&mut client, request).await.unwrap();
+        let mut sent = 0;
+        // Until nothing more fits into the window.
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let now = server.figures().sent;
+            if now == sent && now > 0 {
+                break;
+            }
+            sent = now;
+        }
+        for _ in 0..400_000 {
+            updates.next().await.unwrap().unwrap();
+        }
+    }
+
+    #[tokio::test]
     async fn a_new_token_is_noticed_at_a_hangup_and_no_secret_is_printed() {
         let dir = tempfile::tempdir().unwrap();
         let token = file(dir.path(), "token", "token-one\n", 0o600);
@@ -337,6 +403,8 @@ mod tests {
         let provider = Provider::new(settings, hangups);
         let failed = format!("{:#}", provider.client().await.err().unwrap());
         assert!(!failed.contains("s3cret") && !failed.contains("token-one"), "{failed}");
+        let quoted = provider.masked(r#"message="no such key: /s3cret, token token-one of user""#);
+        assert_eq!(quoted, r#"message="no such key: /(hidden), token (hidden) of user""#);
         let used = format!("{:?} {}", provider.used(), provider.shown());
         assert!(!used.contains("s3cret") && !used.contains("token-one"), "{used}");
         let renewed = tokio::time::timeout(Duration::from_millis(200), provider.renewed());

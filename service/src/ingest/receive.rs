@@ -21,10 +21,11 @@ use super::backoff::Waits;
 use super::connect::{Connection, Ended, Next};
 use super::convert::{Converted, convert};
 use super::follow::Selection;
+use super::heard::Heard;
 use super::provider::Provider;
 use super::subscribe::{Commitment, request};
 use super::upstream::Upstream;
-use crate::chain::{Gap, SLOT_END};
+use crate::chain::Gap;
 use crate::status::{Shared, count, unix_ms};
 
 /// Batches in the channel between the receiver and ingest-apply at most: with [`BATCH_INPUTS`] about 260 thousand
@@ -62,7 +63,7 @@ pub struct ReceiveConfig {
     pub selection: Selection,
     /// When a slot is taken in.
     pub commitment: Commitment,
-    /// Without a block meta or a slot's confirmation or death for this long the connection is given up.
+    /// Without a slot that was applied, or can be, for this long the connection is given up.
     pub idle_timeout: Duration,
     /// Sets the jitter of the waits between attempts apart from that of other clients.
     pub jitter_seed: u64,
@@ -121,8 +122,10 @@ struct Past {
     applied: Option<u64>,
     /// Connections announced to ingest-apply.
     connections: u64,
-    /// The newest connection brought something of a slot.
-    heard_of_a_slot: bool,
+    /// The newest connection brought a slot that can be applied.
+    progressed: bool,
+    /// The newest connection was made, and brought none.
+    idle: bool,
     /// The server has said that its slots begin here, right after the applied one.
     begins_at: Option<u64>,
 }
@@ -171,12 +174,15 @@ impl<U: Upstream> Receiver<U> {
             };
             // ORDERING: Relaxed: a statistic.
             self.shared.connected.store(false, Ordering::Relaxed);
-            if std::mem::take(&mut past.heard_of_a_slot) {
+            if std::mem::take(&mut past.progressed) {
                 waits.broken.reset();
             }
-            let ended = past.begin_at(ended);
-            if let Some(why) = ended.trouble() {
-                self.shared.readiness.set_trouble(why);
+            let ended = past.begin_at(ended).masked(|words| self.upstream.masked(words));
+            past.idle = matches!(ended, Ended::Idle { .. });
+            match ended.trouble() {
+                Some(why) => self.shared.readiness.set_trouble(why),
+                // Whatever was wrong before is not what is wrong now.
+                None => self.shared.readiness.clear_trouble(),
             }
             let Some(wait) = ended.log_and_wait(self.config.provider.shown(), &mut waits) else { return };
             if let Ended::Gap(gap) = ended
@@ -205,23 +211,29 @@ impl<U: Upstream> Receiver<U> {
         self.shared.connected.store(true, Ordering::Relaxed);
         count(&self.shared.counters.connects, 1);
         info!(url = self.config.provider.shown(), from_slot, "subscribed");
+        if !past.idle {
+            self.shared.readiness.clear_trouble();
+        }
+        let mut heard = Heard::new(applied);
+        self.tell_newest(&heard);
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
         let mut renewed = pin!(self.upstream.renewed());
         loop {
             let next = tokio::select! {
                 biased;
-                next = connection.next() => next?,
+                next = connection.next() => next.map_err(|ended| self.is_gap(ended, &heard))?,
                 () = &mut renewed => return Err(Ended::Renewed),
             };
             match next {
                 Next::Tick => self.send(Message::Tick).await?,
                 Next::Update(update) => {
-                    if !self.take(update, &mut batch).await? {
-                        continue;
-                    }
-                    past.heard_of_a_slot = true;
+                    let Some(progress) = self.take(update, &mut batch, &mut heard).await? else { continue };
                     connection.heard_of_a_slot();
-                    self.shared.readiness.clear_trouble();
+                    if progress {
+                        past.progressed = true;
+                        connection.progressed();
+                        self.shared.readiness.clear_trouble();
+                    }
                 }
             }
             if self.shared.is_given_up(past.connections) {
@@ -230,8 +242,14 @@ impl<U: Upstream> Receiver<U> {
         }
     }
 
-    /// Takes one update in; true when it ends a slot or says something about one.
-    async fn take(&self, update: SubscribeUpdate, batch: &mut Vec<Input>) -> Result<bool, Ended> {
+    /// Takes one update in. `Some` when it ends a slot or says something about one: whether that brings a slot that can be
+    /// applied.
+    async fn take(
+        &self,
+        update: SubscribeUpdate,
+        batch: &mut Vec<Input>,
+        heard: &mut Heard,
+    ) -> Result<Option<bool>, Ended> {
         count(&self.shared.counters.updates_received, 1);
         if let Some(UpdateOneof::Slot(status)) = &update.update_oneof
             && status.status == SlotStatus::SlotFinalized as i32
@@ -240,11 +258,15 @@ impl<U: Upstream> Receiver<U> {
             self.shared.overlay.heard_final(status.slot);
         }
         let (input, boundary) = match convert(self.config.selection, self.config.commitment, update) {
-            Ok(Converted::Nothing) => return Ok(false),
-            Ok(Converted::Account(input)) => (input, false),
+            Ok(Converted::Nothing) => return Ok(None),
+            Ok(Converted::Account(input)) => (input, None),
             Ok(Converted::Boundary(input)) => {
-                self.heard_of(&input);
-                (input, true)
+                if let Some(applied) = self.shared.resume_slot() {
+                    heard.applied(applied);
+                }
+                let progress = heard.hear(&input);
+                self.tell_newest(heard);
+                (input, Some(progress))
             }
             Err(malformed) => {
                 count(&self.shared.counters.updates_malformed, 1);
@@ -257,7 +279,7 @@ impl<U: Upstream> Receiver<U> {
             }
         };
         batch.push(input);
-        if boundary || batch.len() == BATCH_INPUTS {
+        if boundary.is_some() || batch.len() == BATCH_INPUTS {
             // ORDERING: Relaxed: a statistic.
             self.shared.last_update_unix_ms.store(unix_ms(), Ordering::Relaxed);
             self.send(Message::Batch(std::mem::replace(batch, Vec::with_capacity(BATCH_INPUTS)))).await?;
@@ -265,13 +287,16 @@ impl<U: Upstream> Receiver<U> {
         Ok(boundary)
     }
 
-    fn heard_of(&self, input: &Input) {
-        if let Input::BlockMeta { slot, .. } | Input::Status { slot, confirmed: true, .. } = input
-            && *slot < SLOT_END
-        {
-            // ORDERING: Relaxed: a statistic.
-            self.shared.newest_slot.fetch_max(*slot, Ordering::Relaxed);
-        }
+    fn tell_newest(&self, heard: &Heard) {
+        // ORDERING: Relaxed: a statistic.
+        self.shared.newest_slot.store(heard.newest().unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// A connection that brings parts of slots, and none whole, lacks the first of them.
+    fn is_gap(&self, ended: Ended, heard: &Heard) -> Ended {
+        let (Ended::Idle { why, .. }, Some((slot, lacks))) = (&ended, heard.incomplete()) else { return ended };
+        let first_slot = self.shared.resume_slot().map_or(slot, |applied| applied + 1).min(slot);
+        Ended::Gap(Gap { first_slot, last_slot: slot, detail: format!("{why}: of slot={slot} there is {lacks}") })
     }
 
     async fn send(&self, message: Message) -> Result<(), Ended> {

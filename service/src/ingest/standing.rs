@@ -8,12 +8,14 @@
 //! then the service is not ready, and each connection that does not bring the slot tells the gap again.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tracing::{error, info};
 
 use super::receive::Message;
 use crate::chain::{Gap, Phase};
+use crate::readiness::Age;
 use crate::status::{Shared, unix_ms};
 
 /// The standing, and whom it is told to.
@@ -61,7 +63,11 @@ impl Standing {
     }
 
     /// Slots are missing on the newest connection, or the server says that it cannot send them.
-    pub(super) fn gap(&mut self, gap: Gap) {
+    pub(super) fn gap(&mut self, mut gap: Gap) {
+        // Whatever slot a message names: the gap is over once slots are applied that were heard of when it was seen.
+        // ORDERING: Relaxed: a statistic, whose older value only ends the gap earlier.
+        let newest = self.shared.newest_slot.load(Ordering::Relaxed).max(self.shared.resume_slot().unwrap_or(0));
+        gap.first_slot = gap.first_slot.min(newest + 1);
         error!(
             first_slot = gap.first_slot,
             last_slot = gap.last_slot,
@@ -85,8 +91,11 @@ impl Standing {
     /// was created at `created_unix_ms`, or 0 where the server does not say.
     pub(super) fn committed(&mut self, slot: Option<u64>, created_unix_ms: u64) {
         if let Some(slot) = slot {
-            let lag_ms = if created_unix_ms > 0 { unix_ms().saturating_sub(created_unix_ms) } else { 0 };
-            self.shared.readiness.slot_applied(Duration::from_millis(lag_ms));
+            let readiness = &self.shared.readiness;
+            readiness.slot_applied(match created_unix_ms {
+                0 => Age::Known(Duration::ZERO),
+                created_unix_ms => readiness.age(created_unix_ms, unix_ms()),
+            });
             if let Some(gap) = self.gap.take_if(|gap| gap.first_slot <= slot) {
                 info!(first_slot = gap.first_slot, last_slot = gap.last_slot, slot, "the gap is over: the slots came");
             }
@@ -122,6 +131,7 @@ mod tests {
         assert!(!standing.lets_go(&Message::Reconnected));
         standing.committed(Some(8), 0);
         assert!(shared.verdict().is_ready());
+        shared.newest_slot.store(11, Ordering::Relaxed);
         standing.gap(gap(12));
         assert!(shared.is_given_up(1) && !shared.is_given_up(2));
         assert!(standing.lets_go(&Message::Tick) && standing.has_given_up());
@@ -132,6 +142,9 @@ mod tests {
         assert_eq!(shared.verdict().gap, Some(gap(12)), "a part of the next slot is no slot");
         standing.committed(Some(13), 0);
         assert!(shared.verdict().is_ready(), "slot 12 was skipped by the chain");
+        standing.gap(gap(1 << 39));
+        standing.committed(Some(14), 0);
+        assert!(shared.verdict().is_ready(), "a slot that a message made up does not keep the gap open");
     }
 
     #[test]

@@ -29,6 +29,16 @@ pub(crate) trait Upstream: Send + Sync {
     fn renewed(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
+
+    /// Whether connections carry a token.
+    fn has_token(&self) -> bool {
+        false
+    }
+
+    /// A server's words without the secrets that it was sent.
+    fn masked(&self, words: &str) -> String {
+        words.to_owned()
+    }
 }
 
 /// One connection, as far as the ingest uses it.
@@ -57,6 +67,14 @@ impl Upstream for Provider {
 
     async fn renewed(&self) {
         Self::renewed(self).await;
+    }
+
+    fn has_token(&self) -> bool {
+        Self::has_token(self)
+    }
+
+    fn masked(&self, words: &str) -> String {
+        Self::masked(self, words)
     }
 }
 

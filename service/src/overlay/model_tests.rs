@@ -72,7 +72,7 @@ impl World {
             } else {
                 self.seen.mid_slot += 1;
             }
-            shared.checkpoint.store(Arc::new(checkpoint));
+            shared.publish(checkpoint);
             shared.overlay.published(checkpoint.slot);
             self.check(shared, reading, strict);
             if self.rng.below(2) == 0 {

@@ -62,6 +62,7 @@ impl Receiver {
             if heard_slot {
                 waits.broken.reset();
             }
+            let ended = ended.masked(|words| self.config.provider.masked(words));
             let Some(wait) = ended.log_and_wait(self.config.provider.shown(), &mut waits) else { return };
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
@@ -79,6 +80,7 @@ impl Receiver {
         self.set_connected(true);
         info!(url = self.config.provider.shown(), "subscribed to processed slots");
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
+        let mut newest = 0;
         let mut renewed = pin!(self.config.provider.renewed());
         loop {
             let next = tokio::select! {
@@ -87,24 +89,32 @@ impl Receiver {
                 () = &mut renewed => return Err(Ended::Renewed),
             };
             let Next::Update(update) = next else { continue };
-            if self.take(update, &mut batch).await? {
-                *heard_slot = true;
+            if let Some(slot) = self.take(update, &mut batch).await? {
                 connection.heard_of_a_slot();
+                if slot > newest {
+                    newest = slot;
+                    *heard_slot = true;
+                    connection.progressed();
+                }
             }
         }
     }
 
-    /// Takes one update in; true when it says something about a bank as a whole.
-    async fn take(&self, update: SubscribeUpdate, batch: &mut Vec<Seen>) -> Result<bool, Ended> {
+    /// Takes one update in; the slot, when it says something about a bank as a whole.
+    async fn take(&self, update: SubscribeUpdate, batch: &mut Vec<Seen>) -> Result<Option<u64>, Ended> {
         if let Some(processed) = self.shared.overlay.processed() {
             count(&processed.figures.updates, 1);
         }
         // A write that cannot be read leaves its bank incomplete: a new connection forgets the banks in flight.
         let seen = convert(self.config.selection, update).map_err(|malformed| Ended::Retry(malformed.detail))?;
-        let Some(seen) = seen else { return Ok(false) };
-        let boundary = !matches!(seen, Seen::Account { .. });
+        let Some(seen) = seen else { return Ok(None) };
+        let boundary = match &seen {
+            Seen::BlockMeta { base, .. } => Some(base.slot),
+            Seen::Status { slot, .. } => Some(*slot),
+            Seen::Account { .. } | Seen::Connected => None,
+        };
         batch.push(seen);
-        if boundary || batch.len() == BATCH_INPUTS {
+        if boundary.is_some() || batch.len() == BATCH_INPUTS {
             self.send(std::mem::replace(batch, Vec::with_capacity(BATCH_INPUTS))).await?;
         }
         Ok(boundary)

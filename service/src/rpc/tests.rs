@@ -16,6 +16,7 @@ use super::*;
 use crate::chain::{Gap, Phase};
 use crate::config::{SocketAccess, SocketMode};
 use crate::lookups::tests::{Pool, later};
+use crate::readiness::Age;
 
 /// No request of these tests takes so long.
 const LONG: Duration = Duration::from_secs(10);
@@ -34,7 +35,7 @@ const NOT_SERVING: i32 = ServingStatus::NotServing as i32;
 impl Running {
     /// As after a slot that was applied.
     fn live(&self) {
-        self.pool.shared.readiness.slot_applied(Duration::from_millis(20));
+        self.pool.shared.readiness.slot_applied(Age::Known(Duration::from_millis(20)));
         self.pool.shared.readiness.set_phase(Phase::Live);
     }
 }

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use engine_latency::Measured;
 use proto::shm::{hello, sleep_fence};
+use rustix::net::sockopt::socket_peercred;
 
 use crate::lookups::IDLE_REFRESH;
 use crate::pulse::Pulse;
@@ -39,6 +40,12 @@ use session::{Scratch, Served, Session};
 /// Clients at a time. Each may cause 0.6 MiB of memory when it asks for the largest batches, 40 MiB in all, and costs
 /// the spinning thread one look at a cache line a round.
 pub const SESSIONS_MAX: usize = 64;
+
+/// Of these one user may have so many, as over the Unix socket: the other half is everybody else's.
+pub const SESSIONS_PER_USER: usize = SESSIONS_MAX / 2;
+
+/// Refused clients are told of in the log this often at most: one that comes again and again must not fill it.
+const REFUSED_EVERY: Duration = Duration::from_secs(10);
 
 /// How long the thread looks for another request before it sleeps: a few times what waking it up takes (5 to 20 us),
 /// which is what a client that comes back within it is spared.
@@ -146,6 +153,9 @@ struct Server<'e> {
     /// The place in `sessions` where the search for the next piece begins.
     turn: usize,
     discard: Discard,
+    /// When a refusal was told of last, and those since then.
+    refused: Option<Instant>,
+    refused_since: u64,
     /// Nobody is accepted before, after a failure.
     accept_at: Option<Instant>,
     /// When the readers were moved last, though nobody may have asked them.
@@ -176,6 +186,8 @@ impl<'e> Server<'e> {
             waiting: 0,
             turn: 0,
             discard: Discard::default(),
+            refused: None,
+            refused_since: 0,
             accept_at: None,
             refreshed: Instant::now(),
         }
@@ -333,17 +345,27 @@ impl<'e> Server<'e> {
             }
             Err(error) => return tracing::debug!(%error, "a shared-memory client is gone already"),
         }
-        if self.sessions.len() >= SESSIONS_MAX {
-            tracing::warn!(max = SESSIONS_MAX, "a shared-memory client is refused: too many");
+        let user = socket_peercred(&socket).map_or(u32::MAX, |peer| peer.uid.as_raw());
+        if let Some(full) = full(self.sessions.iter().map(Session::user), user) {
+            self.tell_refused(user, full);
             return session::refuse(socket.as_fd(), hello::FULL);
         }
-        let started = Session::start(self.next_id, socket, self.feed.as_ref())
+        let started = Session::start(self.next_id, user, socket, self.feed.as_ref())
             .and_then(|session| self.bells.add(&session).map(|()| session));
         match started {
             Ok(session) => self.sessions.push(session),
             Err(error) => tracing::warn!(%error, "cannot start a shared-memory session"),
         }
         self.next_id += 1;
+    }
+
+    fn tell_refused(&mut self, user: u32, Full { whose, max }: Full) {
+        self.refused_since += 1;
+        if self.refused.is_none_or(|at| at.elapsed() >= REFUSED_EVERY) {
+            self.refused = Some(Instant::now());
+            let refused = std::mem::take(&mut self.refused_since);
+            tracing::warn!(user, max, refused, "shared-memory clients are refused: too many{whose}");
+        }
     }
 
     fn pause(&mut self) {
@@ -355,6 +377,22 @@ impl<'e> Server<'e> {
         // ORDERING: Relaxed: a statistic.
         self.shared.shm_sessions.store(sessions as u64, Ordering::Relaxed);
     }
+}
+
+/// Why there is no room for a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Full {
+    whose: &'static str,
+    max: usize,
+}
+
+/// Whether a client of `user` finds no room beside those of `users`.
+fn full(users: impl ExactSizeIterator<Item = u32>, user: u32) -> Option<Full> {
+    if users.len() >= SESSIONS_MAX {
+        return Some(Full { whose: "", max: SESSIONS_MAX });
+    }
+    let own = users.filter(|other| *other == user).count();
+    (own >= SESSIONS_PER_USER).then_some(Full { whose: " of this user", max: SESSIONS_PER_USER })
 }
 
 #[cfg(test)]

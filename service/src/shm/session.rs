@@ -38,6 +38,8 @@ use crate::status::Shared;
 /// A client and its segment.
 pub(super) struct Session {
     id: u64,
+    /// The user that the client runs as.
+    user: u32,
     segment: Segment,
     /// Keeps the segment's memory.
     _memory: MmapRaw,
@@ -68,13 +70,13 @@ pub(super) struct Scratch {
 
 impl Session {
     /// Makes the memory and hands it over. `socket` is deaf already, see [`deafen`].
-    pub(super) fn start(id: u64, socket: UnixStream, feed: Option<&OwnedFd>) -> io::Result<Self> {
+    pub(super) fn start(id: u64, user: u32, socket: UnixStream, feed: Option<&OwnedFd>) -> io::Result<Self> {
         match Self::make() {
             Ok((memory, segment, bell, memfd)) => {
                 let own = [memfd.as_fd(), bell.as_fd()];
                 let fds: Vec<BorrowedFd<'_>> = own.into_iter().chain(feed.map(AsFd::as_fd)).collect();
                 greet(socket.as_fd(), hello::OK, &fds)?;
-                Ok(Self { id, segment, _memory: memory, socket, bell, answered: 0, batch: None })
+                Ok(Self { id, user, segment, _memory: memory, socket, bell, answered: 0, batch: None })
             }
             Err(error) => {
                 refuse(socket.as_fd(), hello::FAILED);
@@ -98,6 +100,10 @@ impl Session {
 
     pub(super) fn id(&self) -> u64 {
         self.id
+    }
+
+    pub(super) fn user(&self) -> u32 {
+        self.user
     }
 
     pub(super) fn bell(&self) -> &OwnedFd {

@@ -148,10 +148,22 @@ fn the_largest_batch_keeps_its_order() {
 }
 
 #[test]
+fn a_user_has_half_of_the_sessions() {
+    let of = |users: &[(u32, usize)], user| {
+        let users: Vec<u32> = users.iter().flat_map(|(user, count)| vec![*user; *count]).collect();
+        full(users.into_iter(), user).map(|full| full.max)
+    };
+    let half = SESSIONS_PER_USER;
+    assert_eq!((of(&[(1, half - 1)], 1), of(&[(1, half)], 1), of(&[(1, half)], 2)), (None, Some(half), None));
+    assert_eq!(of(&[(1, half), (2, half - 1)], 3), None);
+    assert_eq!(of(&[(1, half), (2, half)], 3), Some(SESSIONS_MAX));
+}
+
+#[test]
 fn one_client_too_many_is_refused_until_another_leaves() {
     let pool = Pool::start();
     let (server, path) = start(&pool);
-    let mut clients: Vec<Raw> = (0..SESSIONS_MAX).map(|_| connect(&path).1.unwrap()).collect();
+    let mut clients: Vec<Raw> = (0..SESSIONS_PER_USER).map(|_| connect(&path).1.unwrap()).collect();
     let (greeting, session) = connect(&path);
     assert_eq!((greeting, session.is_none()), (Hello::new(hello::FULL), true));
     drop(clients.pop());

@@ -190,3 +190,16 @@ fn the_running_service_refuses_as_the_program_does_and_its_socket_is_the_owners(
     assert!(running.terminate().success());
     assert!(!socket.exists(), "the socket's file is gone with the service");
 }
+
+#[test]
+fn a_service_that_ends_while_it_is_asked_is_a_reason_in_words() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("store");
+    stored(&dir);
+    // Whoever asks is let in, and nobody answers.
+    let listener = std::os::unix::net::UnixListener::bind(dir.join("admin.sock")).unwrap();
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    let refused = fails(&["snapshot", "--dir", str(&dir), "--to", str(&temp.path().join("copy"))]);
+    let (_, why) = refused.trim_end().split_once("made no snapshot: ").unwrap_or_else(|| panic!("{refused}"));
+    assert!(why.len() > 10, "{refused}");
+}

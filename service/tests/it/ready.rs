@@ -84,10 +84,65 @@ fn a_stream_that_is_silent_down_late_or_refused_is_not_ready_on_any_channel() {
 
     followed.provider.set(Act::Refuses);
     let said = followed.wait_until(false);
-    let said = if said.reason.contains("refuses") { said } else { followed.wait_until(false) };
-    assert!(said.reason.contains("your plan has run out"), "{said:?}");
+    let said = if said.reason.contains("not allow") { said } else { followed.wait_until(false) };
+    assert!(said.reason.contains("your plan has run out") && !said.reason.contains("token"), "{said:?}");
     let log = followed.service.log();
     assert!(log.contains("not ready any more") && log.contains("ready slot="), "{log}");
+    followed.end();
+}
+
+#[test]
+fn a_server_that_sends_nothing_that_can_be_applied_is_left_for_a_new_connection() {
+    let mut followed = Followed::start(&["--max-lag-ms", "2000", "--idle-timeout", "1s", "--gap-timeout", "1m"]);
+    for (act, why) in [
+        (Act::Confirms, "slots are missing: first_slot="),
+        (Act::Metas, "slots are missing: first_slot="),
+        (Act::Repeats, "sent no slot that can be applied"),
+    ] {
+        followed.wait_until(true);
+        followed.provider.set(act);
+        let made = followed.provider.figures().subscriptions;
+        wait_for("two more connections", || (followed.provider.figures().subscriptions >= made + 2).then_some(()));
+        let said = followed.wait_until(false);
+        assert!(said.reason.contains(why), "{act:?}: {said:?}");
+        followed.provider.set(Act::Serves);
+    }
+    followed.wait_until(true);
+    followed.end();
+}
+
+#[test]
+fn slots_that_are_not_of_the_chain_do_not_end_readiness_for_good() {
+    let mut followed = Followed::start(&["--gap-timeout", "700ms"]);
+    followed.wait_until(true);
+    followed.provider.set(Act::Boasts);
+    let applied = followed.service.slot().unwrap();
+    followed.service.wait_for_slot(applied + 20);
+    followed.wait_until(true);
+    let newest = followed.service.metric("solkv_newest_slot").unwrap();
+    assert!(newest < 1e6, "one message is not believed: newest={newest}");
+    let log = followed.service.log();
+    assert!(!log.contains("not ready any more"), "{log}");
+    followed.provider.set(Act::Foreign);
+    wait_for("a gap", || {
+        let said = followed.witness.ask();
+        (said.ready() == Some(false) && said.reason.starts_with("slots are missing: first_slot=")).then_some(())
+    });
+    followed.provider.set(Act::Serves);
+    followed.wait_until(true);
+    assert!(followed.service.metric("solkv_newest_slot").unwrap() < 1e6);
+    followed.end();
+}
+
+#[test]
+fn a_time_that_cannot_be_right_is_an_unknown_lag() {
+    let mut followed = Followed::start(&[]);
+    followed.wait_until(true);
+    followed.provider.set(Act::Ancient);
+    let said = followed.wait_until(false);
+    assert!(said.reason.contains("created_unix_ms=1;") && said.lag_s.is_none(), "{said:?}");
+    followed.provider.set(Act::Serves);
+    followed.wait_until(true);
     followed.end();
 }
 
@@ -117,7 +172,7 @@ fn a_server_that_has_just_started_and_one_that_refuses_to_tell_of_its_slots_have
     followed.service.wait_for_slot(before.tip + 1);
     let log = followed.service.log();
     assert!(!log.contains("gap"), "{log}");
-    assert!(log.contains("does not know yet which slots it can send"), "{log}");
+    assert!(log.contains("the server has just started and has no slots to send again yet"), "{log}");
     followed.end();
 }
 

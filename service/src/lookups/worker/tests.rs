@@ -1,7 +1,5 @@
 //! One worker, turned by hand: which request it answers when, counted in pieces, and from which state.
 
-use std::sync::Arc;
-
 use crossbeam_channel::{Sender, bounded};
 use engine_api::{Durability, Engine as _, Value};
 use solana::ChainCheckpoint;
@@ -28,7 +26,7 @@ fn commit_all(pool: &Pool, slot: u64) {
     let mut txn = pool.engine.begin().unwrap();
     (0..KEYS).for_each(|n| txn.put(&key(n), &[slot as u8; 32]).unwrap());
     txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
-    pool.shared.checkpoint.store(Arc::new(checkpoint));
+    pool.shared.publish(checkpoint);
     pool.shared.overlay.published(checkpoint.slot);
 }
 
