@@ -326,13 +326,7 @@ fn first_line(path: &Path) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use futures::StreamExt as _;
-
     use super::*;
-    use crate::ingest::extract::Extract;
-    use crate::ingest::follow::Selection;
-    use crate::ingest::subscribe;
-    use crate::ingest::upstream::Client;
     use crate::net::secrets::tests::file;
 
     #[test]
@@ -359,32 +353,6 @@ mod tests {
         }
         for name in ["", "X-Token", "x token", "grpc-timeout", "content-type", "key-bin"] {
             assert!(check_header(name).unwrap_err().to_string().contains("x_token_header"), "{name}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_stall_under_small_messages_makes_the_server_wait_and_ends_nothing() {
-        let server = loadgen::provider::Provider::start("127.0.0.1:0", 1000, 1).unwrap();
-        server.set(loadgen::provider::Act::Small);
-        let (url, token_header) = (format!("http://{}", server.address()), "x-token".to_owned());
-        let (_hangup, hangups) = watch::channel(0);
-        let provider = Provider::new(Settings { url, token_header, ..Settings::default() }, hangups);
-        let mut client = provider.client().await.unwrap();
-        let all = Selection::exact(Extract::AccountOwner);
-        let request = subscribe::request(all, subscribe::Commitment::Confirmed, None);
-        let (_requests, mut updates) = Client::subscribe(&mut client, request).await.unwrap();
-        let mut sent = 0;
-        // Until nothing more fits into the window.
-        loop {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            let now = server.figures().sent;
-            if now == sent && now > 0 {
-                break;
-            }
-            sent = now;
-        }
-        for _ in 0..400_000 {
-            updates.next().await.unwrap().unwrap();
         }
     }
 
