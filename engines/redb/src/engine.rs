@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn, scrub_by_scan};
 use redb::{Database, DatabaseError, ReadOnlyDatabase, ReadTransaction, ReadableDatabase, ReadableTableMetadata};
 
+use crate::damage::caught;
 use crate::reader::{RedbReader, open_snapshot, read_checkpoint};
 use crate::shadow::Shadow;
 use crate::write::{RedbTxn, begin};
@@ -57,7 +58,8 @@ impl RedbEngine {
     /// As [`RedbEngine::open`].
     pub fn open_read_only(dir: &Path, options: &RedbOptions) -> Result<Self> {
         let path = dir.join(FILE_NAME);
-        let db = match builder(options.cache_bytes).open_read_only(&path) {
+        let opened = || Ok(builder(options.cache_bytes).open_read_only(&path));
+        let db = match caught(&cannot_open(&path), opened)? {
             Ok(db) => Db::ReadOnly(db),
             Err(DatabaseError::RepairAborted) => Db::Repaired(open_shadow(&path, options.cache_bytes)?),
             Err(other) => return Err(error::open(&path.display().to_string(), other)),
@@ -75,7 +77,7 @@ impl RedbEngine {
             poisoned: AtomicBool::new(false),
         };
         engine.checkpoint()?;
-        open_snapshot(&engine)?;
+        caught("redb cannot open the pairs table", || open_snapshot(&engine))?;
         Ok(engine)
     }
 
@@ -114,6 +116,13 @@ impl RedbEngine {
         self.poisoned.store(true, Ordering::Release);
     }
 
+    /// After a write that ran into damage, which has left redb's memory in a state that nobody knows.
+    pub(crate) fn poison_if_damaged(&self, error: &Error) {
+        if error.kind() == ErrorKind::DataDamaged {
+            self.poison();
+        }
+    }
+
     fn check_poisoned(&self) -> Result<()> {
         // ORDERING: pairs with `poison`.
         if self.poisoned.load(Ordering::Acquire) { Err(poisoned()) } else { Ok(()) }
@@ -146,28 +155,31 @@ impl Engine for RedbEngine {
     }
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        Ok(Box::new(RedbReader::open(self)?))
+        Ok(Box::new(caught("redb cannot begin a read", || RedbReader::open(self))?))
     }
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
         self.check_writable()?;
-        let txn = RedbTxn::begin(self);
+        let txn = caught("redb cannot begin a write", || RedbTxn::begin(self));
         // The writer this call waited for may have failed.
         self.check_poisoned()?;
         Ok(Box::new(txn?))
     }
 
     fn checkpoint(&self) -> Result<Checkpoint> {
-        read_checkpoint(&self.begin_read()?)
+        caught("redb cannot read the checkpoint", || read_checkpoint(&self.begin_read()?))
     }
 
     fn stats(&self) -> Result<Stats> {
-        let (_txn, pairs) = open_snapshot(self)?;
+        let count = || {
+            let (_txn, pairs) = open_snapshot(self)?;
+            pairs.len().map_err(|e| error::storage("redb cannot count the pairs", e))
+        };
         let path = self.dir.join(FILE_NAME);
         let file = fs::metadata(&path)
             .map_err(|e| Error::io(format!("cannot look at file={} reason={e}", path.display()), e))?;
         Ok(Stats {
-            pairs_estimate: pairs.len().map_err(|e| error::storage("redb cannot count the pairs", e))?,
+            pairs_estimate: caught("redb cannot count the pairs", count)?,
             // st_blocks counts 512 bytes whatever the file system's block size is.
             disk_bytes: file.blocks() * 512,
             // redb's own page statistics walk the whole tree, so they have no place here.
@@ -186,7 +198,7 @@ impl Engine for RedbEngine {
                 e,
             )
         })?;
-        let copied = copy::copy_to(self, dir).and_then(|()| match dir.parent() {
+        let copied = caught("redb snapshot failed", || copy::copy_to(self, dir)).and_then(|()| match dir.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent),
             _ => sync_dir(Path::new(".")),
         });
@@ -205,12 +217,16 @@ impl Engine for RedbEngine {
     /// before it; that is an error here all the same.
     fn scrub(&mut self) -> Result<u64> {
         let file = self.dir.join(FILE_NAME);
-        let (checked, what) = match &mut self.db {
-            Db::Whole(db) => (db.check_integrity(), "redb found damage and repaired it"),
-            Db::Repaired(db) => (db.check_integrity(), "redb found damage"),
-            // redb checks a whole database only, which it would repair: this one is repaired in memory.
-            Db::ReadOnly(_) => (open_shadow(&file, self.options.cache_bytes)?.check_integrity(), "redb found damage"),
+        let (cache_bytes, db) = (self.options.cache_bytes, &mut self.db);
+        let check = || {
+            Ok(match db {
+                Db::Whole(db) => (db.check_integrity(), "redb found damage and repaired it"),
+                Db::Repaired(db) => (db.check_integrity(), "redb found damage"),
+                // redb checks a whole database only, which it would repair: this one is repaired in memory.
+                Db::ReadOnly(_) => (open_shadow(&file, cache_bytes)?.check_integrity(), "redb found damage"),
+            })
         };
+        let (checked, what) = caught("redb cannot check its pages", check)?;
         if !checked.map_err(|e| error::open(&file.display().to_string(), e))? {
             return Err(Error::new(
                 ErrorKind::DataDamaged,
@@ -249,7 +265,12 @@ pub(crate) fn create_file(dir: &Path, cache_bytes: u64) -> Result<Database> {
 }
 
 fn open_file(path: &Path, cache_bytes: u64) -> Result<Database> {
-    builder(cache_bytes).open(path).map_err(|e| error::open(&path.display().to_string(), e))
+    let open = || builder(cache_bytes).open(path).map_err(|e| error::open(&path.display().to_string(), e));
+    caught(&cannot_open(path), open)
+}
+
+fn cannot_open(path: &Path) -> String {
+    format!("cannot open the redb store: file={}", path.display())
 }
 
 /// Opens the file without ever writing to it: see [`crate::shadow`].
@@ -257,7 +278,8 @@ fn open_shadow(path: &Path, cache_bytes: u64) -> Result<Database> {
     let shown = path.display().to_string();
     let backend =
         Shadow::open(path).map_err(|e| Error::io(format!("cannot open the redb store: file={shown} reason={e}"), e))?;
-    builder(cache_bytes).create_with_backend(backend).map_err(|e| error::open(&shown, e))
+    let open = || builder(cache_bytes).create_with_backend(backend).map_err(|e| error::open(&shown, e));
+    caught(&cannot_open(path), open)
 }
 
 fn read_only() -> Error {

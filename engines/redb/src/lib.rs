@@ -39,6 +39,7 @@
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 
 mod copy;
+mod damage;
 mod engine;
 mod error;
 mod reader;

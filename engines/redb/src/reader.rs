@@ -3,10 +3,12 @@
 //! Runs on the thread that opened it.
 
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, get_many_by_get};
 use redb::ReadTransaction;
 
+use crate::damage::{caught, damaged};
 use crate::engine::RedbEngine;
 use crate::{CHECKPOINT, META, PAIRS, PairsReadOnly, error};
 
@@ -28,8 +30,11 @@ impl<'e> RedbReader<'e> {
 
 impl Reader for RedbReader<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
-        let found = self.pairs.get(key).map_err(|e| error::storage("redb get failed", e))?;
-        Ok(found.map(|value| *value.value()))
+        const WHAT: &str = "redb get failed";
+        caught(WHAT, || {
+            let found = self.pairs.get(key).map_err(|e| error::storage(WHAT, e))?;
+            Ok(found.map(|value| *value.value()))
+        })
     }
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
@@ -38,17 +43,29 @@ impl Reader for RedbReader<'_> {
 
     fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
         const WHAT: &str = "redb scan failed";
-        for pair in self.pairs.range::<&Key>(first..).map_err(|e| error::storage(WHAT, e))? {
-            let (key, value) = pair.map_err(|e| error::storage(WHAT, e))?;
-            if let ControlFlow::Break(()) = visit(key.value(), value.value()) {
-                break;
+        let mut visiting = false;
+        let scan = || {
+            for pair in self.pairs.range::<&Key>(first..).map_err(|e| error::storage(WHAT, e))? {
+                let (key, value) = pair.map_err(|e| error::storage(WHAT, e))?;
+                visiting = true;
+                let flow = visit(key.value(), value.value());
+                visiting = false;
+                if let ControlFlow::Break(()) = flow {
+                    break;
+                }
             }
+            Ok(())
+        };
+        match catch_unwind(AssertUnwindSafe(scan)) {
+            Ok(scanned) => scanned,
+            // The visitor's own.
+            Err(panic) if visiting => resume_unwind(panic),
+            Err(panic) => Err(damaged(WHAT, &*panic)),
         }
-        Ok(())
     }
 
     fn checkpoint(&mut self) -> Result<Checkpoint> {
-        read_checkpoint(&self.txn)
+        caught("redb cannot read the checkpoint", || read_checkpoint(&self.txn))
     }
 
     fn refresh(&mut self) -> Result<()> {
@@ -56,7 +73,7 @@ impl Reader for RedbReader<'_> {
         // same one again.
         let commits = self.engine.commits();
         if commits != self.commits_seen {
-            (self.txn, self.pairs) = open_snapshot(self.engine)?;
+            (self.txn, self.pairs) = caught("redb cannot begin a read", || open_snapshot(self.engine))?;
             self.commits_seen = commits;
         }
         Ok(())

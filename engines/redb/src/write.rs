@@ -5,9 +5,10 @@
 use std::ops::Bound;
 
 use engine_api::{BulkLoad, Checkpoint, Durability, Key, Result, Value, WriteTxn};
-use redb::{Database, ReadableTable, Table, WriteTransaction};
+use redb::{Database, ReadableTable, StorageError, Table, WriteTransaction};
 use self_cell::self_cell;
 
+use crate::damage::caught;
 use crate::engine::RedbEngine;
 use crate::{Bytes32, CHECKPOINT, META, PAIRS, error};
 
@@ -35,33 +36,39 @@ impl<'e> RedbTxn<'e> {
         })?;
         Ok(Self { engine, open })
     }
+
+    /// Does something with the pairs. Damage that redb runs into poisons the engine: what the transaction has changed in
+    /// memory is not known.
+    fn with_pairs<T>(
+        &mut self,
+        what: &str,
+        call: impl FnOnce(&mut PairsTable<'_>) -> Result<T, StorageError>,
+    ) -> Result<T> {
+        let engine = self.engine;
+        let call = || self.open.with_dependent_mut(|_, pairs| call(pairs).map_err(|e| error::storage(what, e)));
+        caught(what, call).inspect_err(|error| engine.poison_if_damaged(error))
+    }
 }
 
 impl WriteTxn for RedbTxn<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
-        self.open.with_dependent_mut(|_, pairs| {
-            let found = pairs.get(key).map_err(|e| error::storage("redb get failed", e))?;
-            Ok(found.map(|value| *value.value()))
-        })
+        self.with_pairs("redb get failed", |pairs| Ok(pairs.get(key)?.map(|value| *value.value())))
     }
 
     fn put(&mut self, key: &Key, value: &Value) -> Result<()> {
-        self.open.with_dependent_mut(|_, pairs| {
-            pairs.insert(key, value).map(drop).map_err(|e| error::storage("redb put failed", e))
-        })
+        self.with_pairs("redb put failed", |pairs| pairs.insert(key, value).map(drop))
     }
 
     fn delete(&mut self, key: &Key) -> Result<()> {
-        self.open.with_dependent_mut(|_, pairs| {
-            pairs.remove(key).map(drop).map_err(|e| error::storage("redb delete failed", e))
-        })
+        self.with_pairs("redb delete failed", |pairs| pairs.remove(key).map(drop))
     }
 
     /// `_durability` is ignored: both levels are redb's `Immediate`, see the crate's documentation.
     fn commit(self: Box<Self>, checkpoint: &Checkpoint, _durability: Durability) -> Result<()> {
         let Self { engine, open } = *self;
         // Closes the table, which hands its root back to the transaction.
-        commit(engine, open.into_owner(), checkpoint)
+        caught("redb commit failed", || commit(engine, open.into_owner(), checkpoint))
+            .inspect_err(|error| engine.poison_if_damaged(error))
     }
 }
 
@@ -69,9 +76,12 @@ impl BulkLoad for RedbEngine {
     fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
         checkpoint.check()?;
         self.check_writable()?;
-        let txn = begin(self.db()?)?;
-        append(&txn, pairs.iter().map(|(key, value)| (key, value)))?;
-        commit(self, txn, checkpoint)
+        let load = || {
+            let txn = begin(self.db()?)?;
+            append(&txn, pairs.iter().map(|(key, value)| (key, value)))?;
+            commit(self, txn, checkpoint)
+        };
+        caught("redb sorted load failed", load).inspect_err(|error| self.poison_if_damaged(error))
     }
 }
 

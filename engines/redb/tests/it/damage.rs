@@ -1,0 +1,62 @@
+//! A damaged file is an error of every call, whatever page the damage is in; redb itself panics over some of them.
+
+use std::fs::{self, OpenOptions};
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use engine_api::{Durability, Engine, ErrorKind, Result};
+use engine_redb::{FILE_NAME, RedbEngine};
+
+use super::{OPTIONS, commit, key, open};
+
+const PAIRS: u64 = 2000;
+const PAGE_BYTES: u64 = 4096;
+
+/// Everything that is done to a store: what a start, a lookup, a digest, a copy and an update do.
+fn live(dir: &Path) -> Result<()> {
+    let engine = RedbEngine::open(dir, &OPTIONS)?;
+    engine.checkpoint()?;
+    engine.stats()?;
+    let read = || -> Result<()> {
+        let mut reader = engine.reader()?;
+        for index in 0..PAIRS {
+            reader.get(&key(index))?;
+        }
+        reader.scan(&mut |_, _| ControlFlow::Continue(()))
+    };
+    let copied = |to: &Path| engine.snapshot(to);
+    let (read, copy) = (read(), dir.join("copy"));
+    let copied = copied(&copy);
+    assert_eq!(copied.is_ok(), copy.exists(), "half a copy is removed");
+    let write = || -> Result<()> {
+        let mut txn = engine.begin()?;
+        for index in 0..PAIRS {
+            txn.put(&key(index), &key(index))?;
+        }
+        txn.commit(&super::at(PAIRS + 1), Durability::Synced)
+    };
+    let written = write();
+    read.and(copied).and(written).and(Box::new(engine).close())
+}
+
+#[test]
+fn damage_on_any_page_is_an_error_and_no_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(dir.path());
+    commit(&engine, 0, PAIRS, Durability::Synced);
+    Box::new(engine).close().unwrap();
+    let whole = fs::read(dir.path().join(FILE_NAME)).unwrap();
+    let mut damaged = 0;
+    for page in 0..(whole.len() as u64 / PAGE_BYTES).min(96) {
+        let hurt = tempfile::tempdir().unwrap();
+        let path = hurt.path().join(FILE_NAME);
+        fs::write(&path, &whole).unwrap();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.write_all_at(&[0xff; 300], page * PAGE_BYTES).unwrap();
+        if let Err(error) = RedbEngine::open_read_only(hurt.path(), &OPTIONS).and_then(|_| live(hurt.path())) {
+            damaged += u32::from(error.kind() == ErrorKind::DataDamaged);
+        }
+    }
+    assert!(damaged > 4, "{damaged} pages");
+}
