@@ -132,7 +132,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let engine = Measured::new(engine, latency, "bootstrap");
     let begun = ChainCheckpoint::read(&engine.checkpoint()?)?;
     let state = resume::state(args, &setup.source, setup.order, &ordered, &begun)?;
-    engines::mark_load(&args.dir, load_of(LoadState::Loading, ordered.source_id))?;
+    engines::mark_load(&args.dir, load_of(LoadState::Loading, ordered.source_id), begun.seq)?;
     state.write(&args.dir)?;
     let every = args.sample_every.unwrap_or((ordered.records / 200).max(10_000));
     let mut load = Load {
@@ -261,7 +261,7 @@ fn close(args: &LoadArgs, engine: Measured) -> Result<()> {
 fn complete(args: &LoadArgs, state: State, source_id: u64, tally: Tally) -> Result<()> {
     State { pairs: Some(tally.pairs), ..state }.write(&args.dir)?;
     // The marker's word is the one that counts.
-    Ok(engines::mark_load(&args.dir, load_of(LoadState::Complete, source_id))?)
+    Ok(engines::mark_load(&args.dir, load_of(LoadState::Complete, source_id), tally.pairs)?)
 }
 
 /// What was chosen for whoever did not choose.

@@ -87,7 +87,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
         args.dir.display(),
         state.source
     );
-    engines::mark_load(&args.dir, load_of(LoadState::Loading, id))?;
+    engines::mark_load(&args.dir, load_of(LoadState::Loading, id), begun.seq)?;
     state.write(&args.dir)?;
     let skip = if done { u64::MAX } else { begun.seq };
     let migration = Migration { from: &*from, to: &*to, stop: &stop, id, buffers };
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     if code == 0 {
         state.pairs = Some(read.pairs());
         state.write(&args.dir)?;
-        engines::mark_load(&args.dir, load_of(LoadState::Complete, id))?;
+        engines::mark_load(&args.dir, load_of(LoadState::Complete, id), origin.seq)?;
     }
     from.close()?;
     to.close()?;

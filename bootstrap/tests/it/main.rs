@@ -359,7 +359,7 @@ fn a_migration_is_refused_where_it_would_mix_or_miss() {
 /// What a load leaves that was killed before its last word.
 fn cut_short(store: &Path) {
     let load = engines::inspect(store).unwrap().unwrap().load.unwrap();
-    engines::mark_load(store, engines::Load { state: engines::LoadState::Loading, ..load }).unwrap();
+    engines::mark_load(store, engines::Load { state: engines::LoadState::Loading, ..load }, 0).unwrap();
     let state = store.join("bootstrap.toml");
     let text = fs::read_to_string(&state).unwrap();
     let cut: String = text.lines().filter(|line| !line.starts_with("pairs")).flat_map(|line| [line, "\n"]).collect();

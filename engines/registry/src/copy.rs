@@ -45,10 +45,12 @@ pub(crate) fn write(engine: &dyn Engine, identity: &Identity, store: &Path, dir:
 
 fn fill(engine: &dyn Engine, identity: &Identity, partial: &Path) -> Result<()> {
     let data = partial.join(DATA);
+    // Before the copy, which holds the newest commit: it stands there or after it.
+    let seq = engine.checkpoint()?.seq;
     engine.snapshot(&data)?;
     sync_tree(&data).map_err(|e| Error::io(format!("cannot sync the copy: dir={} reason={e}", data.display()), e))?;
     // Last and synced with its directory: what has a marker is whole, whatever its directory is called.
-    marker::write(partial, identity)
+    marker::write(partial, &identity.clone().at(seq))
 }
 
 /// Refuses a copy inside its store, which would go wherever the store goes, also when it is removed; and a store inside

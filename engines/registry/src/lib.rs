@@ -8,12 +8,13 @@
 //!
 //! | entry | what it is |
 //! |---|---|
-//! | `SOLKV` | TOML: format version, engine, who created it, the options that the files depend on, how far its load has come, what its pairs mean |
+//! | `SOLKV` | TOML: format version, engine, who created it, the options that the files depend on, how far its load has come, what its pairs mean, the seq that it has reached |
 //! | `LOCK` | held by `flock` while the store is open; holds the pid of the last holder |
 //! | `data/` | the engine's own files |
 //!
-//! The marker is complete and synced before the engine creates its first file: a process killed in between leaves a
-//! directory that [`OpenMode::Create`] and [`OpenMode::CreateOrOpen`] take up again. The lock is taken before anything
+//! The marker is complete and synced before the engine creates its first file, and says when the engine has made its
+//! files: a process killed in between leaves a directory that [`OpenMode::Create`] and [`OpenMode::CreateOrOpen`] take up
+//! again. From then on a directory without these files, or with older ones than at the last clean close, is refused. The lock is taken before anything
 //! of the engine is touched.
 
 mod copy;
@@ -24,10 +25,12 @@ mod notes;
 mod options;
 mod read_only;
 mod repair;
+mod standing;
 mod store;
 mod terms;
 
 pub use copy::refuse_nested;
+pub use lock::check_lock;
 pub use marker::{FORMAT_VERSION, Identity};
 pub use memory::{Division, MEMORY_MIN, MEMORY_SHARE, MemoryLimit, STRATA_SHARE, memory_limit};
 pub use notes::{Note, notes};

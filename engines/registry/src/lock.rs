@@ -1,16 +1,20 @@
 //! The lock of a store's directory: one process, and within it one open store.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Write};
+use std::io::{ErrorKind as Io, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use engine_api::{Error, ErrorKind, Result};
+use rustix::fs::{Access, OFlags, access};
 
 pub(crate) const LOCK: &str = "LOCK";
 
 /// The owner alone may open the lock's file: whoever can open it, even to read, can hold the lock and keep the store shut.
 const MODE: u32 = 0o600;
+
+/// A pipe that stands in the lock's place must not be waited for.
+const NONBLOCK: i32 = OFlags::NONBLOCK.bits() as i32;
 
 /// Held as long as the value lives; the kernel releases it when the process ends, however it ends.
 pub(crate) struct DirLock {
@@ -36,8 +40,9 @@ impl DirLock {
             .create(true)
             .truncate(false)
             .mode(MODE)
+            .custom_flags(NONBLOCK)
             .open(&path)
-            .map_err(|e| Error::io(format!("cannot open the store's lock: {at} reason={e}"), e))?;
+            .map_err(|e| cannot_open(&path, e))?;
         match file.try_lock() {
             Ok(()) => keep_to_owner(&file),
             Err(TryLockError::WouldBlock) => return Err(held(dir, &mut file)),
@@ -59,12 +64,41 @@ pub(crate) fn share(dir: &Path) -> Result<Option<File>> {
     let mut file = match File::open(&path) {
         Ok(file) => file,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(Error::io(format!("cannot open the store's lock: {at} reason={e}"), e)),
+        Err(e) => return Err(cannot_open(&path, e)),
     };
     match file.try_lock_shared() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => Err(held(dir, &mut file)),
         Err(TryLockError::Error(e)) => Err(Error::io(format!("cannot lock the store: {at} reason={e}"), e)),
+    }
+}
+
+/// Whether this process could take the lock of `dir` if no other held it. Takes nothing and makes nothing; a directory that
+/// is missing is not refused.
+///
+/// # Errors
+/// `FixInput`: the file may not be opened, or none may be made, as on a read-only file system.
+pub fn check_lock(dir: &Path) -> Result<()> {
+    let path = dir.join(LOCK);
+    match OpenOptions::new().read(true).write(true).custom_flags(NONBLOCK).open(&path) {
+        Ok(_) => Ok(()),
+        Err(e) if e.kind() == Io::NotFound && !dir.exists() => Ok(()),
+        Err(e) if e.kind() == Io::NotFound => {
+            access(dir, Access::WRITE_OK | Access::EXEC_OK).map_err(|e| cannot_open(&path, e.into()))
+        }
+        Err(e) => Err(cannot_open(&path, e)),
+    }
+}
+
+/// Whatever stands there, or does not allow it, has to be changed by somebody.
+fn cannot_open(path: &Path, e: std::io::Error) -> Error {
+    let message = format!(
+        "cannot open the store's lock: file={} reason={e}: the store's owner has to be able to write it",
+        path.display()
+    );
+    match e.kind() {
+        Io::IsADirectory => Error::with_source(ErrorKind::FixInput, message, e),
+        _ => Error::io(message, e),
     }
 }
 

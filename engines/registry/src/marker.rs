@@ -38,6 +38,10 @@ pub struct Identity {
     /// The load that fills or has filled the store. `None`: the store was made empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<Load>,
+    /// The seq that the store had reached when it was last closed or its load was completed: it never stands below.
+    /// `None`: the engine may not have made its files yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq: Option<u64>,
     /// What the pairs mean.
     #[serde(default, skip_serializing_if = "Holds::is_unknown")]
     pub holds: Holds,
@@ -53,7 +57,12 @@ impl Identity {
     pub(crate) fn new(engine: EngineKind) -> Self {
         let created_by = concat!("solkv ", env!("CARGO_PKG_VERSION")).to_owned();
         let (bloom, profile, holds) = (0, Profile::default(), Holds::default());
-        Self { format: FORMAT_VERSION, engine, created_by, bloom, profile, load: None, holds }
+        Self { format: FORMAT_VERSION, engine, created_by, bloom, profile, load: None, seq: None, holds }
+    }
+
+    /// The same of a store that has reached `seq`, or the greatest number that TOML knows.
+    pub(crate) fn at(self, seq: u64) -> Self {
+        Self { seq: Some(seq.min(i64::MAX as u64)), ..self }
     }
 
     /// Whether the store holds a part of what a load was to bring.

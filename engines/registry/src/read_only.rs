@@ -12,13 +12,15 @@ use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result,
 use crate::lock;
 use crate::marker;
 use crate::options::{EngineKind, EngineOptions};
+use crate::standing;
 use crate::store::{self, DATA, OpenMode};
 
 /// Opens the store in `dir` for reading alone. Others may do the same at once; a process that writes is kept out, and
 /// keeps this one out.
 ///
 /// # Errors
-/// `FixInput`: there is no store. `Retry`: a process has it open for writing.
+/// `FixInput`: there is no store, or its files are gone. `DataDamaged`: it has lost what it held. `Retry`: a process has it
+/// open for writing.
 pub fn open_read_only(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
     let Some(known) = marker::read(dir)? else { return Err(store::no_store(dir)) };
     let asked = EngineOptions { profile: known.profile, memory, ..EngineOptions::new(known.engine) };
@@ -27,6 +29,7 @@ pub fn open_read_only(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn En
     let options = store::effective(&asked, Some(&known));
     store::raise_open_files();
     let engine = open_engine(&dir.join(DATA), &options)?;
+    standing::check_seq(dir, &known, engine.checkpoint()?.seq)?;
     Ok(Box::new(ReadOnly { engine, dir: dir.display().to_string(), _lock: lock }))
 }
 
@@ -87,7 +90,7 @@ impl Engine for ReadOnly {
     }
 }
 
-fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> {
+pub(crate) fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> {
     match options.engine {
         #[cfg(feature = "rocksdb")]
         EngineKind::Rocksdb => {

@@ -9,6 +9,7 @@ use engine_api::{Error, ErrorKind, Result};
 use crate::lock::DirLock;
 use crate::marker;
 use crate::options::EngineKind;
+use crate::standing;
 use crate::store::{DATA, no_store};
 
 /// What a repair has found and done.
@@ -25,12 +26,25 @@ pub struct Repaired {
 /// Makes the store in `dir` whole again, as far as its engine can: strata alone.
 ///
 /// # Errors
-/// `FixInput`: there is no store, or its engine has no repair. `Retry`: it is open somewhere. The engine's.
+/// `FixInput`: there is no store, its files are gone, or its engine has no repair. `DataDamaged`: nothing is damaged, and
+/// the store stands before its marker. `Retry`: it is open somewhere. The engine's.
 pub fn repair(dir: &Path) -> Result<Repaired> {
     let Some(known) = marker::read(dir)? else { return Err(no_store(dir)) };
+    if standing::names(dir)?.is_empty() {
+        // There is nothing to make whole, and an empty store is what repairing would make.
+        standing::check_files(dir, &known)?;
+    }
     let _lock = DirLock::take(dir)?;
     crate::store::raise_open_files();
-    by_engine(known.engine, &dir.join(DATA))
+    let mut repaired = by_engine(known.engine, &dir.join(DATA))?;
+    let (Some(seq), false) = (known.seq.filter(|seq| repaired.seq < *seq), repaired.findings.is_empty()) else {
+        standing::check_seq(dir, &known, repaired.seq)?;
+        return Ok(repaired);
+    };
+    repaired.lost.push(format!("the changes from seq={} to seq={seq}", repaired.seq + 1));
+    // Whoever repairs a store takes it as it is from now on.
+    marker::write(dir, &known.at(repaired.seq))?;
+    Ok(repaired)
 }
 
 fn by_engine(engine: EngineKind, data: &Path) -> Result<Repaired> {

@@ -13,7 +13,8 @@ use crate::copy;
 use crate::lock::{DirLock, LOCK};
 use crate::marker::{self, FORMAT_VERSION, Identity, MARKER, MARKER_TEMPORARY};
 use crate::options::{EngineArgs, EngineKind, EngineOptions, Profile, TUNED_BLOOM_BITS};
-use crate::terms::{Load, Terms};
+use crate::standing;
+use crate::terms::{Load, LoadState, Terms};
 
 /// The engine's own directory within the store's.
 pub(crate) const DATA: &str = "data";
@@ -106,7 +107,8 @@ pub fn check(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms)
     options.validate()?;
     refuse_unless_compiled(options.engine)?;
     let known = check_mode(dir, options.engine, mode)?;
-    terms.meet(dir, known.as_ref()).map(drop)
+    terms.meet(dir, known.as_ref())?;
+    known.map_or(Ok(()), |known| standing::check_without_log(dir, &effective(options, Some(&known)), &known))
 }
 
 /// Opens the store in `dir` on `terms`.
@@ -129,28 +131,37 @@ pub fn open_on(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Term
     let options = effective(options, known.as_ref());
     let made = known.clone().unwrap_or_else(|| Identity::new(options.engine));
     let (bloom, profile) = (options.bloom.unwrap_or(0), options.profile);
-    let identity = Identity { format: FORMAT_VERSION, bloom, profile, load, holds, ..made };
+    let mut identity = Identity { format: FORMAT_VERSION, bloom, profile, load, holds, ..made };
     if known.as_ref() != Some(&identity) {
         marker::write(dir, &identity)?;
     }
     raise_open_files();
     let engine = open_engine(&dir.join(DATA), &options)?;
+    standing::check_seq(dir, &identity, engine.checkpoint()?.seq)?;
     marker::sync_dir(dir)
         .map_err(|e| Error::io(format!("cannot sync the store's directory: dir={} reason={e}", dir.display()), e))?;
+    if identity.seq.is_none() {
+        // The engine has made its files: from now on they have to be there. What it holds may not be durable yet.
+        identity = identity.at(0);
+        marker::write(dir, &identity)?;
+    }
     Ok(Box::new(Store { engine, identity, dir: dir.to_owned(), _lock: lock }))
 }
 
 /// Says in the marker how far the load of the store in `dir` has come. To be called by the process that has it open for
-/// loading; [`Complete`](crate::LoadState::Complete) once the load's last commit is durable.
+/// loading; [`Complete`](crate::LoadState::Complete) with the seq of the load's last commit, once that is durable.
 ///
 /// # Errors
 /// `FixInput`: there is no store; else the file system's.
-pub fn mark_load(dir: &Path, load: Load) -> Result<()> {
+pub fn mark_load(dir: &Path, load: Load, seq: u64) -> Result<()> {
     let known = marker::read(dir)?.ok_or_else(|| no_store(dir))?;
-    if known.load.as_ref() == Some(&load) {
+    let complete = load.state == LoadState::Complete;
+    let marked = Identity { load: Some(load), ..known.clone() };
+    let marked = if complete { marked.at(seq) } else { marked };
+    if marked == known {
         return Ok(());
     }
-    marker::write(dir, &Identity { load: Some(load), ..known })
+    marker::write(dir, &marked)
 }
 
 /// Allows this process as many open files as it may allow itself: RocksDB and strata keep every file of a store open,
@@ -211,7 +222,13 @@ impl Engine for Store {
 
     fn close(self: Box<Self>) -> Result<()> {
         let Self { engine, dir, _lock, .. } = *self;
+        let seq = engine.checkpoint()?.seq;
         engine.close()?;
+        // Read again: a load may have been marked meanwhile. The marker's older seq holds as well, so that a disk that is
+        // full is no reason to fail.
+        if let Some(known) = marker::read(&dir)?.filter(|known| known.seq != Some(seq)) {
+            marker::write(&dir, &known.at(seq)).ok();
+        }
         marker::sync_dir(&dir)
             .map_err(|e| Error::io(format!("cannot sync the store's directory: dir={} reason={e}", dir.display()), e))
     }
@@ -248,20 +265,20 @@ fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<I
         };
     };
     let held = identity.engine;
+    standing::check_files(dir, &identity)?;
     if held != engine {
         return refuse(format!(
             "directory holds {held}, asked for {engine}: dir={shown}: use --engine {held} or another directory"
         ));
     }
-    // An empty one is what a creation leaves that was cut short, or what is left of a store that was removed.
-    let has_data = names.contains(DATA) && !self::names(&dir.join(DATA))?.is_empty();
+    let has_data = standing::has_files(dir, held)?;
     match mode {
         OpenMode::Create if has_data => refuse(format!(
             "directory already holds a {held} store: dir={shown}: name an empty directory, or open the store there"
         )),
         OpenMode::Existing if !has_data => refuse(format!(
-            "store has no data: dir={shown} marker={MARKER} missing_or_empty={DATA}: its creation was cut short or its files \
-             were removed; create it again with bootstrap"
+            "store has no data: dir={shown} marker={MARKER} missing={DATA}: its creation was cut short; create it again \
+             with bootstrap"
         )),
         _ => Ok(Some(identity)),
     }

@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::marker::{Identity, MARKER};
 
+/// A name is shown on one line among others.
+const NAME_BYTES_MAX: usize = 64;
+
 /// What the pairs of a store mean. A field that is `None` is not known, and is taken from the first program that says it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -104,6 +107,7 @@ impl Terms {
     fn holds(&self, dir: &Path, known: Option<&Holds>) -> Result<Holds> {
         let unknown = Holds::default();
         let (known, asked) = (known.unwrap_or(&unknown), &self.holds);
+        check_name("cluster", asked.cluster.as_deref())?;
         let way_out = "leave the setting out to go on with what the store holds, or name another directory";
         let extract = one(dir, "extract", known.extract.as_ref(), asked.extract.as_ref(), way_out)?;
         let joined = |programs: &Vec<String>| programs.join(",");
@@ -113,6 +117,22 @@ impl Terms {
         let cluster = one(dir, "cluster", known.cluster.as_ref(), asked.cluster.as_ref(), &way_out)?;
         Ok(Holds { extract, programs: known.programs.clone().or_else(|| asked.programs.clone()), cluster })
     }
+}
+
+/// Refuses a name that an operator could not read back: empty, long, or with characters that do not show.
+fn check_name(what: &str, name: Option<&str>) -> Result<()> {
+    let Some(name) = name else { return Ok(()) };
+    let plain = name.trim() == name && !name.chars().any(char::is_control);
+    if plain && (1..=NAME_BYTES_MAX).contains(&name.len()) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::FixInput,
+        format!(
+            "not a name: {what}={name:?}: give 1 to {NAME_BYTES_MAX} bytes without control characters or spaces around \
+             them, such as mainnet"
+        ),
+    ))
 }
 
 /// What is known, or what is asked for where nothing is.

@@ -90,7 +90,7 @@ fn a_store_that_is_half_loaded_is_never_served() {
         assert!(said.contains("has not finished") && said.contains("bootstrap --resume"), "{said}");
     }
     assert_eq!(contents(&dir), before);
-    engines::mark_load(&dir, Load { state: LoadState::Complete, source: "00ff".to_owned() }).unwrap();
+    engines::mark_load(&dir, Load { state: LoadState::Complete, source: "00ff".to_owned() }, 0).unwrap();
     assert!(service("check-config", &dir, &[]).status.success());
 }
 
@@ -267,4 +267,60 @@ fn a_log_filter_that_is_none_is_found_by_check_config_too() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(2) && said.contains("RUST_LOG=service=loud"), "{command}: {said}");
     }
+}
+
+/// Everything that was loaded is gone, as below a mount point that has nothing mounted on it.
+#[test]
+fn a_store_whose_files_are_gone_is_never_served() {
+    for options in columns() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("store");
+        loaded(&dir, &options);
+        fs::remove_dir_all(dir.join("data")).unwrap();
+        fs::create_dir(dir.join("data")).unwrap();
+        let before = contents(&dir);
+        for more in [&[][..], &["--create-empty"]] {
+            let said = refused(&dir, more);
+            assert!(said.contains("files are gone") && said.contains("restore a snapshot"), "{said}");
+        }
+        assert_eq!(contents(&dir), before, "nothing is made");
+        let bare = fs::read_dir(dir.join("data")).unwrap().count();
+        assert_eq!(bare, 0, "no new store is made in its place");
+    }
+}
+
+#[test]
+fn settings_that_can_never_work_are_refused_before_the_store_is_touched() {
+    let options = columns().remove(0);
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("store");
+    loaded(&dir, &options);
+    let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
+    let (lock, fifo) = (dir.join("LOCK").to_str().unwrap().to_owned(), path("fifo"));
+    assert!(Command::new("mkfifo").args(["-m", "600", &fifo]).status().unwrap().success());
+    let before = contents(&dir);
+    for (more, says) in [
+        (&["--uds", &path(&"x".repeat(108))][..], "max_bytes=107"),
+        (&["--uds", &lock], "store's own LOCK"),
+        (&["--uds", &path("a"), "--shm", &path("a")], "uds and shm are one path"),
+        (&["--shm", &path("missing/a")], "no such directory"),
+        (&["--x-token-file", &fifo], "not a regular file"),
+        (&["--bearer-token-file", &fifo], "not a regular file"),
+        (&["--metrics-hosts", "*"], "metrics_hosts"),
+        (&["--metrics-hosts", "a.example,evil.example:99"], "metrics_hosts=\"evil.example:99\""),
+        (&["--metrics-hosts", "*.example"], "metrics_hosts"),
+        (&["--cluster", "main\nnet"], "cluster="),
+        (&["--feed-subscribers", "1000000000"], "give 1 to 1024"),
+        (&["--idle-timeout", "0s"], "idle_timeout=0s"),
+    ] {
+        let said = refused(&dir, more);
+        assert!(said.contains(says), "{more:?}: {said}");
+    }
+    assert_eq!(contents(&dir), before, "nothing is written");
+    let shown = service("check-config", &dir, &["--memory", "900TiB"]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("# warning: memory=900.0 TiB is more than this process may use"), "{shown}");
+    fs::remove_file(dir.join("LOCK")).unwrap();
+    fs::create_dir(dir.join("LOCK")).unwrap();
+    assert!(refused(&dir, &[]).contains("cannot open the store's lock"));
 }

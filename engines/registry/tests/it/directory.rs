@@ -58,10 +58,12 @@ fn an_interrupted_creation_is_taken_up() {
     let marker_only = |dir: &Path| {
         open(dir, &options(), OpenMode::Create).unwrap();
         fs::remove_dir_all(dir.join("data")).unwrap();
+        // The marker has a seq once the engine has made its files.
+        let marker = fs::read_to_string(dir.join("SOLKV")).unwrap();
+        fs::write(dir.join("SOLKV"), marker.replace("seq = 0\n", "")).unwrap();
     };
     let emptied = |dir: &Path| {
-        open(dir, &options(), OpenMode::Create).unwrap();
-        fs::remove_dir_all(dir.join("data")).unwrap();
+        marker_only(dir);
         fs::create_dir(dir.join("data")).unwrap();
     };
     let before_marker = |dir: &Path| {
@@ -219,7 +221,7 @@ fn a_load_is_unfinished_until_it_is_said() {
     on(LoadTerm::Loading("2".to_owned()), OpenMode::CreateOrOpen).unwrap();
     on(LoadTerm::Any, OpenMode::Existing).unwrap();
     assert_eq!(inspect(dir.path()).unwrap().unwrap().load, Some(load(LoadState::Loading, "1")));
-    engines::mark_load(dir.path(), load(LoadState::Complete, "1")).unwrap();
+    engines::mark_load(dir.path(), load(LoadState::Complete, "1"), 0).unwrap();
     on(LoadTerm::Finished, OpenMode::Existing).unwrap();
 }
 
@@ -293,4 +295,35 @@ fn a_copy_inside_its_store_is_refused() {
         assert!(refused, "{}: {error}", inside.display());
     }
     engine.snapshot(&home.path().join("store-copy")).unwrap();
+}
+
+#[test]
+fn a_cluster_that_cannot_be_read_back_is_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("store");
+    for name in ["", " mainnet", "main\nnet", "\u{1b}[31mmainnet", "main\u{7f}net", &"x".repeat(65)] {
+        let terms = holds(None, Some(name));
+        let error = engines::check(&dir, &options(), OpenMode::CreateOrOpen, &terms).unwrap_err();
+        let said = error.to_string();
+        assert!(error.kind() == ErrorKind::FixInput && said.contains("cluster="), "{said}");
+        assert!(!said.chars().any(char::is_control), "{said:?}");
+        assert!(engines::open_on(&dir, &options(), OpenMode::CreateOrOpen, &terms).is_err() && !dir.exists());
+    }
+    engines::check(&dir, &options(), OpenMode::CreateOrOpen, &holds(None, Some("mainnet beta"))).unwrap();
+}
+
+#[test]
+fn a_lock_that_cannot_be_opened_is_found_before_anything_is_touched() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("store");
+    engines::check_lock(&dir).unwrap();
+    open(&dir, &options(), OpenMode::Create).unwrap();
+    engines::check_lock(&dir).unwrap();
+    fs::remove_file(dir.join("LOCK")).unwrap();
+    engines::check_lock(&dir).unwrap();
+    fs::create_dir(dir.join("LOCK")).unwrap();
+    for error in [engines::check_lock(&dir).unwrap_err(), open(&dir, &options(), OpenMode::Existing).unwrap_err()] {
+        let said = error.to_string();
+        assert!(error.kind() == ErrorKind::FixInput && said.contains(dir.join("LOCK").to_str().unwrap()), "{said}");
+    }
 }

@@ -5,3 +5,4 @@ mod conformance;
 mod directory;
 mod measured;
 mod read_only;
+mod standing;

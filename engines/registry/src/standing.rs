@@ -1,0 +1,132 @@
+//! Whether the engine's files are those that the marker speaks of: there, of its engine, and standing where it says.
+//!
+//! Owns: these refusals. An engine makes a new store where it finds none, so a directory whose files are gone (a device
+//! that is not mounted, a part of the files that is lost) would be opened as an empty map. Must not: change anything.
+//! Runs on the thread that opens the store.
+
+use std::fs;
+use std::io::ErrorKind as Io;
+use std::path::Path;
+
+use engine_api::{Error, ErrorKind, Result};
+
+use crate::marker::{Identity, MARKER};
+use crate::options::{EngineKind, EngineOptions};
+use crate::read_only;
+use crate::store::{self, DATA};
+
+const WAYS_OUT: &str =
+    "mount or put back what belongs there, restore a snapshot, or remove the directory and load again";
+
+/// The file without which there is no store of the engine, within [`DATA`].
+fn main_file(engine: EngineKind) -> &'static str {
+    match engine {
+        EngineKind::Rocksdb => "CURRENT",
+        EngineKind::Lmdb => "data.mdb",
+        EngineKind::Redb => "pairs.redb",
+        EngineKind::Strata => "MANIFEST",
+    }
+}
+
+/// How the files end that hold an engine's newest batches, where it keeps them apart from the others.
+fn log_ending(engine: EngineKind) -> Option<&'static str> {
+    match engine {
+        EngineKind::Rocksdb => Some(".log"),
+        EngineKind::Strata => Some(".wal"),
+        EngineKind::Lmdb | EngineKind::Redb => None,
+    }
+}
+
+/// Whether `dir` holds the files of a store of `engine`. Strata itself says what is missing where any of its files is left.
+///
+/// # Errors
+/// The file system's.
+pub(crate) fn has_files(dir: &Path, engine: EngineKind) -> Result<bool> {
+    let path = dir.join(DATA).join(main_file(engine));
+    if engine == EngineKind::Strata && names(dir)?.iter().any(|name| name.ends_with(".seg") || name.ends_with(".wal")) {
+        return Ok(true);
+    }
+    match fs::metadata(&path) {
+        Ok(found) => Ok(found.len() > 0),
+        Err(e) if [Io::NotFound, Io::NotADirectory].contains(&e.kind()) => Ok(false),
+        Err(e) => Err(Error::io(format!("cannot look at file={} reason={e}", path.display()), e)),
+    }
+}
+
+/// The names of the engine's files; none where there is no directory of them.
+pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
+    let data = dir.join(DATA);
+    let failed =
+        |e: std::io::Error| Error::io(format!("cannot list the store's files: dir={} reason={e}", data.display()), e);
+    let entries = match fs::read_dir(&data) {
+        Ok(entries) => entries,
+        Err(e) if [Io::NotFound, Io::NotADirectory].contains(&e.kind()) => return Ok(Vec::new()),
+        Err(e) => return Err(failed(e)),
+    };
+    entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// Refuses a directory whose files are gone, or are of another engine than the marker names.
+///
+/// # Errors
+/// `FixInput` naming the file.
+pub(crate) fn check_files(dir: &Path, known: &Identity) -> Result<()> {
+    let (held, shown) = (known.engine, dir.display());
+    for other in EngineKind::ALL.into_iter().filter(|other| *other != held) {
+        if has_files(dir, other)? {
+            return Err(Error::new(
+                ErrorKind::FixInput,
+                format!(
+                    "the marker names engine={held}, and the files are those of engine={other}: dir={shown} \
+                     marker={MARKER} file={DATA}/{}: correct the marker, or restore a snapshot",
+                    main_file(other)
+                ),
+            ));
+        }
+    }
+    if known.seq.is_none() || has_files(dir, held)? {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::FixInput,
+        format!(
+            "the store's files are gone: dir={shown} engine={held} missing_or_empty={DATA}/{}: {WAYS_OUT}",
+            main_file(held)
+        ),
+    ))
+}
+
+/// Refuses a store that has no file with its newest batches, as a copy may have none, and misses such batches. Opens it
+/// for reading alone, because opening it for writing would begin a new file.
+///
+/// # Errors
+/// As those of [`check_seq`]; those of opening the engine.
+pub(crate) fn check_without_log(dir: &Path, options: &EngineOptions, known: &Identity) -> Result<()> {
+    let Some(ending) = log_ending(known.engine).filter(|_| known.seq.is_some_and(|seq| seq > 0)) else {
+        return Ok(());
+    };
+    if names(dir)?.iter().any(|name| name.ends_with(ending)) {
+        return Ok(());
+    }
+    store::raise_open_files();
+    let engine = read_only::open_engine(&dir.join(DATA), options)?;
+    check_seq(dir, known, engine.checkpoint()?.seq)
+}
+
+/// Refuses a store that stands at a seq below the one at which it was last closed or its load was completed.
+///
+/// # Errors
+/// `DataDamaged` naming both.
+pub(crate) fn check_seq(dir: &Path, known: &Identity, found: u64) -> Result<()> {
+    match known.seq {
+        Some(seq) if found < seq => Err(Error::new(
+            ErrorKind::DataDamaged,
+            format!(
+                "the store has lost what it held: dir={} seq={found} marker_seq={seq}: files in {DATA} are missing or \
+                 older than the marker: {WAYS_OUT}",
+                dir.display()
+            ),
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,224 @@
+//! A store whose files are gone, or older than its marker, is refused by every way of opening it, and left as it is.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind};
+use engines::{EngineKind, EngineOptions, Load, LoadState, LoadTerm, OpenMode, Terms, open_read_only};
+
+const MEMORY: bytesize::ByteSize = bytesize::ByteSize::mib(64);
+const PAIRS: u8 = 200;
+
+fn options(kind: EngineKind) -> EngineOptions {
+    EngineOptions { memory: Some(MEMORY), ..EngineOptions::new(kind) }
+}
+
+/// Commits that many pairs, with a seq of as many.
+fn fill(engine: &dyn Engine, pairs: u8) {
+    let mut txn = engine.begin().unwrap();
+    for key in 0..pairs {
+        txn.put(&[key; 32], &[key; 32]).unwrap();
+    }
+    let checkpoint = Checkpoint { seq: u64::from(pairs), ..Checkpoint::default() };
+    txn.commit(&checkpoint, Durability::Synced).unwrap();
+}
+
+fn closed(dir: &Path, kind: EngineKind) {
+    let engine = engines::open(dir, &options(kind), OpenMode::Create).unwrap();
+    fill(&*engine, PAIRS);
+    engine.close().unwrap();
+}
+
+/// Loaded, and killed before it was closed.
+fn loaded_and_killed(dir: &Path, kind: EngineKind) {
+    let home = tempfile::tempdir().unwrap();
+    let made = home.path().join("store");
+    let terms = Terms { load: LoadTerm::Loading("1".to_owned()), ..Terms::default() };
+    let engine = engines::open_on(&made, &options(kind), OpenMode::Create, &terms).unwrap();
+    fill(&*engine, PAIRS);
+    let load = Load { state: LoadState::Complete, source: "1".to_owned() };
+    engines::mark_load(&made, load, u64::from(PAIRS)).unwrap();
+    copy_files(&made, dir);
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let (path, to) = (entry.path(), to.join(entry.file_name()));
+        if path.is_dir() {
+            copy_files(&path, &to);
+        } else {
+            fs::copy(&path, to).unwrap();
+        }
+    }
+}
+
+fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(contents(&path));
+            found.insert(path, Vec::new());
+        } else {
+            found.insert(path.clone(), fs::read(&path).unwrap());
+        }
+    }
+    found
+}
+
+/// Every way in, and what each says; nothing is made or removed by any.
+#[track_caller]
+fn refused(dir: &Path, kind: EngineKind) -> Vec<Error> {
+    let (before, options, terms) = (contents(dir), options(kind), Terms::default());
+    let mut errors = vec![open_read_only(dir, Some(MEMORY)).err().expect("refused for reading alone")];
+    for mode in [OpenMode::Existing, OpenMode::CreateOrOpen, OpenMode::Create] {
+        errors.push(engines::check(dir, &options, mode, &terms).expect_err("refused when checked"));
+        errors.push(engines::open(dir, &options, mode).err().expect("refused when opened"));
+    }
+    assert_eq!(contents(dir), before, "{kind}: nothing is made or removed");
+    errors
+}
+
+/// Removes the files in `data` that `gone` names; how many there were.
+fn remove(dir: &Path, gone: impl Fn(&str) -> bool) -> usize {
+    let paths = fs::read_dir(dir.join("data")).unwrap().map(|entry| entry.unwrap().path());
+    let found: Vec<_> = paths.filter(|path| gone(path.file_name().unwrap().to_str().unwrap())).collect();
+    found.iter().for_each(|path| fs::remove_file(path).unwrap());
+    found.len()
+}
+
+#[test]
+fn a_store_whose_files_are_gone_is_refused_and_nothing_is_made() {
+    type Make = fn(&Path, EngineKind);
+    let makes: [Make; 2] = [closed, loaded_and_killed];
+    for (&kind, make) in engines::compiled().iter().flat_map(|kind| makes.map(|make| (kind, make))) {
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("store");
+        make(&dir, kind);
+        assert!(remove(&dir, |_| true) > 0);
+        let unmounted = refused(&dir, kind);
+        fs::remove_dir(dir.join("data")).unwrap();
+        for error in unmounted.into_iter().chain(refused(&dir, kind)) {
+            let said = error.to_string();
+            assert_eq!(error.kind(), ErrorKind::FixInput, "{said}");
+            for part in ["files are gone", "mount", "restore a snapshot", dir.to_str().unwrap()] {
+                assert!(said.contains(part), "{kind}: {said}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_one_file_of_a_b_tree_is_missed_where_others_are_left() {
+    for &kind in engines::compiled() {
+        let main = match kind {
+            EngineKind::Lmdb => "data.mdb",
+            EngineKind::Redb => "pairs.redb",
+            EngineKind::Rocksdb | EngineKind::Strata => continue,
+        };
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("store");
+        closed(&dir, kind);
+        fs::write(dir.join("data").join(main), b"").unwrap();
+        refused(&dir, kind);
+        assert_eq!(remove(&dir, |name| name == main), 1);
+        assert!(refused(&dir, kind)[0].to_string().contains(main));
+    }
+}
+
+#[test]
+fn a_store_without_its_newest_batches_is_refused_and_nothing_is_made() {
+    for &kind in engines::compiled() {
+        let ending = match kind {
+            EngineKind::Rocksdb => ".log",
+            EngineKind::Strata => ".wal",
+            EngineKind::Lmdb | EngineKind::Redb => continue,
+        };
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("store");
+        loaded_and_killed(&dir, kind);
+        assert!(remove(&dir, |name| name.ends_with(ending)) > 0);
+        let options = options(kind);
+        for error in [
+            engines::check(&dir, &options, OpenMode::Existing, &Terms::default()).unwrap_err(),
+            open_read_only(&dir, Some(MEMORY)).err().unwrap(),
+            engines::open(&dir, &options, OpenMode::Existing).err().unwrap(),
+        ] {
+            let said = error.to_string();
+            assert_eq!(error.kind(), ErrorKind::DataDamaged, "{said}");
+            assert!(said.contains("seq=0 marker_seq=200") && said.contains("restore a snapshot"), "{said}");
+        }
+        assert_eq!(remove(&dir, |name| name.ends_with(ending)), 0, "no new one was begun");
+    }
+}
+
+#[test]
+fn older_files_than_the_marker_are_refused() {
+    for &kind in engines::compiled() {
+        let home = tempfile::tempdir().unwrap();
+        let (dir, older) = (home.path().join("store"), home.path().join("older"));
+        let engine = engines::open(&dir, &options(kind), OpenMode::Create).unwrap();
+        fill(&*engine, 10);
+        engine.close().unwrap();
+        copy_files(&dir.join("data"), &older);
+        let engine = engines::open(&dir, &options(kind), OpenMode::Existing).unwrap();
+        fill(&*engine, 20);
+        engine.close().unwrap();
+        fs::remove_dir_all(dir.join("data")).unwrap();
+        copy_files(&older, &dir.join("data"));
+        for error in [
+            open_read_only(&dir, Some(MEMORY)).err().unwrap(),
+            engines::open(&dir, &options(kind), OpenMode::Existing).err().unwrap(),
+        ] {
+            let said = error.to_string();
+            let both = said.contains("seq=10 marker_seq=20");
+            assert!(both && error.kind() == ErrorKind::DataDamaged, "{kind}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_marker_that_names_another_engine_than_the_files_are_of_is_refused() {
+    for &kind in engines::compiled() {
+        for &other in engines::compiled().iter().filter(|other| **other != kind) {
+            let home = tempfile::tempdir().unwrap();
+            let dir = home.path().join("store");
+            closed(&dir, kind);
+            let marker = fs::read_to_string(dir.join("SOLKV")).unwrap();
+            let edited = marker.replace(&format!("engine = \"{kind}\""), &format!("engine = \"{other}\""));
+            assert_ne!(edited, marker);
+            fs::write(dir.join("SOLKV"), edited).unwrap();
+            for error in refused(&dir, other) {
+                let said = error.to_string();
+                assert!(
+                    said.contains(&format!("engine={other}")) && said.contains(&format!("engine={kind}")),
+                    "{said}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_copy_without_newest_batches_and_an_empty_store_are_opened() {
+    for &kind in engines::compiled() {
+        let home = tempfile::tempdir().unwrap();
+        let (dir, copy, empty) = (home.path().join("store"), home.path().join("copy"), home.path().join("empty"));
+        let engine = engines::open(&dir, &options(kind), OpenMode::Create).unwrap();
+        fill(&*engine, PAIRS);
+        engine.snapshot(&copy).unwrap();
+        engine.close().unwrap();
+        assert_eq!(engines::inspect(&copy).unwrap().unwrap().seq, Some(u64::from(PAIRS)));
+        engines::open(&empty, &options(kind), OpenMode::Create).unwrap().close().unwrap();
+        for (dir, seq) in [(&copy, u64::from(PAIRS)), (&empty, 0)] {
+            for _ in 0..2 {
+                let engine = engines::open(dir, &options(kind), OpenMode::Existing).unwrap();
+                assert_eq!(engine.checkpoint().unwrap().seq, seq, "{kind}");
+                engine.close().unwrap();
+            }
+        }
+    }
+}
