@@ -3,7 +3,9 @@
 //! Owns: the values in effect and their checks. Must not: open anything but the configuration, the stream's token, the system's
 //! list of groups and the store's marker, which says the engine and the extraction where nothing else does.
 
+mod bounds;
 pub mod file;
+mod paths;
 mod resolve;
 mod settings;
 mod socket;
@@ -138,6 +140,18 @@ impl Config {
             key: secrets::find(self.geyser_key.as_deref(), KEY_CREDENTIAL),
             compression: self.geyser_compression,
         }
+    }
+
+    /// What there is to say of more memory for the engine than the process may use.
+    pub fn memory_caution(&self) -> Option<String> {
+        let division = self.engine.division();
+        let (memory, limit) = (ByteSize::b(division.cache_bytes), ByteSize::b(division.limit.bytes));
+        let from = division.limit.cgroup_file.map_or("the machine".to_owned(), |file| file.display().to_string());
+        (memory > limit).then(|| {
+            format!(
+                "memory={memory} is more than this process may use, {limit} by {from}: the kernel will end the service"
+            )
+        })
     }
 
     /// Which accounts are followed, and what is made of them.

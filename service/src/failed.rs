@@ -45,11 +45,12 @@ impl From<anyhow::Error> for Failed {
     }
 }
 
-/// An engine says by the kind of its error what it asks for. Another process that has the store open is
+/// An engine says by the kind of its error what it asks for. A store that is damaged stays so. Another process that has the store open is
 /// [`ErrorKind::Retry`].
 impl From<engine_api::Error> for Failed {
     fn from(error: engine_api::Error) -> Self {
-        let code = if error.kind() == ErrorKind::FixInput { WRONG } else { ERROR };
+        let wrong = [ErrorKind::FixInput, ErrorKind::DataDamaged].contains(&error.kind());
+        let code = if wrong { WRONG } else { ERROR };
         Self { code, error: error.into() }
     }
 }

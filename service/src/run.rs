@@ -66,6 +66,8 @@ impl Checked {
     /// What can never work as it is says so by its exit code.
     pub fn of(config: &Config) -> Result<Self, Failed> {
         let edge = Edge::open(config)?;
+        config.check_sockets().map_err(Failed::wrong)?;
+        limit::open_files(config.max_connections).map_err(Failed::wrong)?;
         let provider = config.provider();
         provider.check().map_err(Failed::wrong)?;
         store::check(config)?;
@@ -82,7 +84,6 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         group.iter().try_for_each(|group| group.check_may_give(key)).map_err(Failed::wrong)?;
     }
     let ports = edge.addresses.bind()?;
-    limit::open_files(config.max_connections)?;
     systemd::status(&format!("opening and recovering the store in {}", config.dir.display()));
     let engine = store::open(config)?;
     let label = engine.label();
@@ -108,7 +109,7 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     for note in engines::notes(&config.dir, &config.engine)? {
         if note.is_warning { warn!("{}", note.text) } else { info!("{}", note.text) }
     }
-    for caution in config.selection().cautions(label) {
+    for caution in config.selection().cautions(label).chain(config.memory_caution()) {
         warn!("{caution}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()

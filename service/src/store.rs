@@ -31,11 +31,11 @@ pub(crate) fn extract_of(dir: &Path) -> Result<Option<Extract>> {
 /// Refuses what opening the store would refuse. Changes nothing.
 ///
 /// # Errors
-/// There is no store and none is wanted, it holds something else than the configuration says, or its load has not
-/// finished.
+/// There is no store and none is wanted, its files are gone, it holds something else than the configuration says, its load
+/// has not finished, or its lock cannot be opened.
 pub(crate) fn check(config: &Config) -> Result<(), Failed> {
     let checked = engines::check(&config.dir, &config.engine, mode(config), &terms(config));
-    checked.map_err(|error| explain(config, error))
+    checked.and_then(|()| engines::check_lock(&config.dir)).map_err(|error| explain(config, error))
 }
 
 /// Opens the store. One that did not know what its pairs mean is told, and keeps it.

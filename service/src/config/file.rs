@@ -82,6 +82,10 @@ mod tests {
         }
         let error = refused("geyser = \"ftp://h\"\ndir = \"/a\"", Settings::default());
         assert!(error.contains("line=1") && error.contains("https://HOST:PORT"), "{error}");
+        for port in ["99999", "0"] {
+            let error = refused(&format!("geyser = \"http://127.0.0.1:{port}\"\ndir = \"/a\""), Settings::default());
+            assert!(error.contains("line=1") && error.contains("1 to 65535"), "{error}");
+        }
         let error = refused("dir = \"/a\"", Settings::default());
         assert!(!error.contains("line") && error.contains("geyser = "), "{error}");
     }

@@ -1,6 +1,6 @@
 //! Settings become a configuration: defaults are filled in and every value is checked.
 //!
-//! Owns: defaults and bounds. Must not: open anything but the system's list of groups and the store's marker. Runs on `main`.
+//! Owns: defaults, and what does not fit together; `bounds` has the bounds. Must not: open anything but the system's list of groups and the store's marker. Runs on `main`.
 
 use std::time::Duration;
 
@@ -8,8 +8,7 @@ use anyhow::{Result, bail, ensure};
 use bytesize::ByteSize;
 use engines::EngineArgs;
 
-use super::{Config, DurabilityArg, LogFormat, Settings, SocketGroup, SocketMode};
-use crate::feed::FRAME_CHANGES_MAX;
+use super::{Config, DurabilityArg, LogFormat, Settings, SocketGroup, SocketMode, bounds};
 use crate::ingest::extract::Extract;
 use crate::ingest::follow::Follow;
 use crate::ingest::provider;
@@ -17,9 +16,6 @@ use crate::ingest::subscribe::Commitment;
 use crate::net::limit::ConnectionLimits;
 use crate::readiness::Limits;
 use crate::store;
-
-/// Heartbeats more often than this would be load without news.
-const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
 
 impl Settings {
     /// Fills in the defaults, those that the store's directory keeps among them, and checks.
@@ -97,8 +93,9 @@ impl Settings {
             shutdown_timeout: self.shutdown_timeout.unwrap_or(Duration::from_secs(10)),
         };
         config.check_stream()?;
+        config.check_hosts()?;
         config.check_following()?;
-        config.check_bounds()?;
+        bounds::check(&config)?;
         Ok(config)
     }
 }
@@ -109,6 +106,10 @@ impl Config {
         ensure!(
             https || self.geyser.starts_with("http://"),
             "not a URL of a Yellowstone server: geyser={shown:?} expected=http://HOST:PORT or https://HOST:PORT"
+        );
+        ensure!(
+            provider::has_usable_port(&self.geyser),
+            "no server can be at this port: geyser={shown:?}: give 1 to 65535, or none"
         );
         provider::check_header(&self.x_token_header)?;
         ensure!(
@@ -122,6 +123,21 @@ impl Config {
         Ok(())
     }
 
+    /// A name that is no name would never be answered to, and leave its operator locked out.
+    fn check_hosts(&self) -> Result<()> {
+        for name in &self.metrics_hosts {
+            let label = |label: &str| {
+                !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+            };
+            ensure!(
+                name.strip_suffix('.').unwrap_or(name).split('.').all(label),
+                "not the name of a host: metrics_hosts={name:?}: give whole names without ports or wildcards, such as \
+                 solkv.example.com; IP addresses are always answered to"
+            );
+        }
+        Ok(())
+    }
+
     fn check_following(&self) -> Result<()> {
         ensure!(
             !self.processed || self.commitment == Commitment::Confirmed,
@@ -132,28 +148,6 @@ impl Config {
             "follow = \"wallets\" and \"closed\" are for extract = \"token-owner\" and \"token-mint\"; account-owner takes \
              every account: leave follow out"
         );
-        Ok(())
-    }
-
-    fn check_bounds(&self) -> Result<()> {
-        let most = FRAME_CHANGES_MAX as u32;
-        if let Some(changes) = self.commit_every {
-            ensure!((1..=most).contains(&changes), "commit_every={changes}: give 1 to {most}");
-        }
-        let heartbeat = self.feed_heartbeat;
-        ensure!(heartbeat >= HEARTBEAT_MIN, "feed_heartbeat={heartbeat:?}: give {HEARTBEAT_MIN:?} or more");
-        let threads = self.lookup_threads;
-        ensure!((1..=256).contains(&threads), "lookup_threads={threads}: give 1 to 256");
-        let connections = self.max_connections;
-        ensure!((1..=65_536).contains(&connections), "max_connections={connections}: give 1 to 65536");
-        let per_address = self.max_connections_per_address;
-        ensure!(
-            (1..=connections).contains(&per_address),
-            "max_connections_per_address={per_address}: give 1 to max_connections={connections}"
-        );
-        ensure!(!self.request_timeout.is_zero(), "request_timeout=0s: give more, such as 10s");
-        ensure!(self.max_lag_ms > 0, "max_lag_ms=0: give more, such as 10000");
-        ensure!(self.max_lag_slots > 0, "max_lag_slots=0: give more, such as 150");
         Ok(())
     }
 }

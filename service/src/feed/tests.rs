@@ -199,6 +199,35 @@ fn a_store_that_went_another_way_begins_a_new_feed() {
     rig.check(1);
 }
 
+/// What opening the log says beside a store that stands at `seq`.
+fn said_at(dir: &Path, seq: u64) -> String {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let written = Arc::new(file.reopen().unwrap());
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(written).finish();
+    tracing::subscriber::with_default(subscriber, || drop(Rig::synced(dir, seq)));
+    fs::read_to_string(file.path()).unwrap()
+}
+
+#[test]
+fn a_store_before_the_end_of_its_feed_is_warned_of_with_both_seqs() {
+    for (seq, warned) in [(0, true), (12, true), (25, false), (31, false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut rig = Rig::synced(dir.path(), 5);
+        (0..4).for_each(|_| rig.commit(5));
+        drop(rig);
+        let said = said_at(dir.path(), seq);
+        let both = said.contains("WARN") && said.contains(&format!("log_seq=25 store_seq={seq}"));
+        assert_eq!(both, warned, "store_seq={seq}: {said}");
+    }
+    // The one frame of a crash is none.
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::synced(dir.path(), 5);
+    rig.commit(5);
+    rig.append(5);
+    drop(rig);
+    assert!(!said_at(dir.path(), 10).contains("WARN"));
+}
+
 #[test]
 fn without_flushes_a_crash_that_may_have_lost_something_begins_a_new_feed() {
     let temp = tempfile::tempdir().unwrap();

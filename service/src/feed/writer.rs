@@ -7,7 +7,8 @@
 //! A batch goes append, the engine's commit, publish. After a crash between the first two the log is one frame ahead of
 //! the engine; opening cuts it off, nobody has seen it. Every other difference between log and engine (a store that was
 //! loaded or restored behind the log's back, commits lost with the power of a buffered engine) means that seqs cannot
-//! be continued: the log begins anew under a new feed id, and a subscriber of the old one is told to start over.
+//! be continued: the log begins anew under a new feed id, and a subscriber of the old one is told to start over. A store
+//! that stands before the log's end has lost commits, which is warned of with both seqs.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher as _, RandomState};
@@ -96,7 +97,13 @@ impl FeedWriter {
         };
         let mut log = match Log::open(dir, checkpoint.seq)? {
             Ok(log) => log,
-            Err(why) => {
+            Err(Ended { why, log_seq }) => {
+                let store_seq = checkpoint.seq;
+                if let Some(log_seq) = log_seq.filter(|log_seq| *log_seq > store_seq) {
+                    // More than the frame of a crash: subscribers may have followed what the store does not hold.
+                    let way_out = "if no older copy was put back, look for files that are lost, and restore a snapshot";
+                    warn!(log_seq, store_seq, way_out, "the store stands before the end of its feed: commits are lost");
+                }
                 let feed_id = RandomState::new().hash_one(SystemTime::now());
                 let shown = format!("{feed_id:016x}");
                 info!(feed_id = shown, next_seq, why, "the feed begins anew: subscribers of an earlier one start over");
@@ -225,6 +232,22 @@ impl FeedWriter {
     }
 }
 
+/// Why a log cannot be continued, and the seq that it ends with where that is known.
+struct Ended {
+    why: String,
+    log_seq: Option<u64>,
+}
+
+impl Ended {
+    fn new(why: impl Into<String>) -> Self {
+        Self { why: why.into(), log_seq: None }
+    }
+
+    fn at(log_seq: u64, newest_seq: u64, how: &str) -> Self {
+        Self { why: format!("{how}: log_seq={log_seq} store_seq={newest_seq}"), log_seq: Some(log_seq) }
+    }
+}
+
 impl Log {
     /// A new log without a change. What was in `dir` before is removed.
     fn create(dir: &Path, identity: Identity, next_seq: u64, segment_bytes: u64) -> Result<Self> {
@@ -240,7 +263,7 @@ impl Log {
     }
 
     /// The log in `dir`, cut to end with `newest_seq`; or why it cannot be continued.
-    fn open(dir: &Path, newest_seq: u64) -> Result<std::result::Result<Self, String>> {
+    fn open(dir: &Path, newest_seq: u64) -> Result<std::result::Result<Self, Ended>> {
         let mut segments = Vec::new();
         let mut last = None;
         for path in segment_paths(dir)? {
@@ -248,13 +271,13 @@ impl Log {
                 Ok((segment, file, identity)) => {
                     segments.push(segment);
                     if last.as_ref().is_some_and(|(_, other): &(File, Identity)| other.feed_id != identity.feed_id) {
-                        return Ok(Err(format!("segments of two feeds: file={}", path.display())));
+                        return Ok(Err(Ended::new(format!("segments of two feeds: file={}", path.display()))));
                     }
                     last = Some((file, identity));
                 }
                 Err(damaged) if damaged.kind() == ErrorKind::DataDamaged => {
                     warn!(error = %damaged, "the feed's log is damaged");
-                    return Ok(Err(damaged.to_string()));
+                    return Ok(Err(Ended::new(damaged.to_string())));
                 }
                 Err(failed) => return Err(failed),
             }
@@ -267,10 +290,10 @@ impl Log {
             return Self::open_without(empty, dir, newest_seq);
         }
         let (Some((file, identity)), Some(segment)) = (last, segments.last()) else {
-            return Ok(Err("there is none yet".to_owned()));
+            return Ok(Err(Ended::new("there is none yet")));
         };
         if identity.boot != 0 && identity.boot != boot_id()? {
-            return Ok(Err("it was written without flushes before the machine last started".to_owned()));
+            return Ok(Err(Ended::new("it was written without flushes before the machine last started")));
         }
         // Behind the last frame that the store has, and behind the last one there is.
         let (mut at, mut seq) = (SEGMENT_HEADER_BYTES, segment.first_seq.saturating_sub(1));
@@ -284,12 +307,12 @@ impl Log {
             }
         }
         if seq != newest_seq {
-            return Ok(Err(format!("it does not lead to the store: log_seq={log_seq} store_seq={newest_seq}")));
+            return Ok(Err(Ended::at(log_seq, newest_seq, "it does not lead to the store")));
         }
         // One frame that the engine did not commit is what a crash leaves. More, or any that a buffered engine may have
         // committed and lost again, may have been seen.
         if ahead > 1 || (ahead == 1 && identity.boot != 0) {
-            return Ok(Err(format!("it is ahead of the store: log_seq={log_seq} store_seq={newest_seq}")));
+            return Ok(Err(Ended::at(log_seq, newest_seq, "it is ahead of the store")));
         }
         let end = End { file, path: segment.path.clone(), at, bytes: segment.bytes };
         end.cut()?;
@@ -297,16 +320,13 @@ impl Log {
     }
 
     /// Opens again after removing the last segment, if nothing in it may have been seen.
-    fn open_without(segment: &Segment, dir: &Path, newest_seq: u64) -> Result<std::result::Result<Self, String>> {
+    fn open_without(segment: &Segment, dir: &Path, newest_seq: u64) -> Result<std::result::Result<Self, Ended>> {
         let (_, file, identity) = Segment::open(&segment.path)?;
         let first = frame_at(&file, SEGMENT_HEADER_BYTES, segment.first_seq, &segment.path)?;
         if let Found::Frame(frame, behind) = &first {
             let second = frame_at(&file, *behind, frame.last_seq() + 1, &segment.path)?;
             if identity.boot != 0 || matches!(second, Found::Frame(..)) {
-                return Ok(Err(format!(
-                    "it is ahead of the store: log_seq={} store_seq={newest_seq}",
-                    frame.last_seq()
-                )));
+                return Ok(Err(Ended::at(frame.last_seq(), newest_seq, "it is ahead of the store")));
             }
         }
         fs::remove_file(&segment.path).map_err(|source| {

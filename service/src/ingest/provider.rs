@@ -138,6 +138,17 @@ pub fn shown(url: &str) -> String {
     format!("{scheme}://{user}{}{port}{path}", authority.host())
 }
 
+/// Whether the port that a URL names, if it names one, can be connected to.
+pub fn has_usable_port(url: &str) -> bool {
+    let Ok(uri) = url.parse::<Uri>() else { return false };
+    let Some(authority) = uri.authority() else { return false };
+    let host_and_port = authority.as_str().rsplit('@').next().unwrap_or_default();
+    match host_and_port.strip_prefix(authority.host()).and_then(|rest| rest.strip_prefix(':')) {
+        Some(port) => port.parse::<u16>().is_ok_and(|port| port > 0),
+        None => true,
+    }
+}
+
 /// Refuses the name of a header that cannot carry a token.
 ///
 /// # Errors
@@ -343,6 +354,16 @@ mod tests {
             ("https://s3 cret", "(not a URL)"),
         ] {
             assert_eq!(shown(url), expected);
+        }
+    }
+
+    #[test]
+    fn ports_that_nobody_can_listen_on_are_told_from_others() {
+        for url in ["http://h:1", "https://h", "http://[::1]:65535/path", "http://user:s3cret@h:443", "https://h/a:0"] {
+            assert!(has_usable_port(url), "{url}");
+        }
+        for url in ["http://h:0", "http://127.0.0.1:99999", "http://user:1@[::1]:65536", "http://h:", "http://h:x"] {
+            assert!(!has_usable_port(url), "{url}");
         }
     }
 

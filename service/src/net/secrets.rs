@@ -3,9 +3,9 @@
 //! Owns: finding these files, reading them, refusing one that everybody may read. Must not: print or quote what is in
 //! them, also not in an error. Threads: `main` at start, the blocking pool at SIGHUP.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -28,7 +28,7 @@ pub fn find(setting: Option<&Path>, credential: &str) -> Option<PathBuf> {
 /// Everybody may read it, it is too large or not text, or the file system refuses.
 pub fn read(path: &Path) -> Result<String> {
     let name = path.display();
-    let file = File::open(path).with_context(|| format!("cannot read file={name}"))?;
+    let file = open(path)?;
     let mode = file.metadata().with_context(|| format!("cannot inspect file={name}"))?.mode();
     ensure!(
         mode & OTHERS_READ == 0,
@@ -43,7 +43,18 @@ pub fn read(path: &Path) -> Result<String> {
 /// # Errors
 /// It is too large or not text, or the file system refuses.
 pub fn read_public(path: &Path) -> Result<String> {
-    text(File::open(path).with_context(|| format!("cannot read file={}", path.display()))?, path)
+    text(open(path)?, path)
+}
+
+/// Opens a file without waiting for anybody: it is read again and again, which only a file on a disk allows.
+fn open(path: &Path) -> Result<File> {
+    let name = path.display();
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path);
+    let file = file.with_context(|| format!("cannot read file={name}"))?;
+    let kind = file.metadata().with_context(|| format!("cannot inspect file={name}"))?.file_type();
+    ensure!(kind.is_file(), "not a regular file, and it has to be read more than once: file={name}: give another");
+    Ok(file)
 }
 
 fn text(file: File, path: &Path) -> Result<String> {
@@ -69,6 +80,13 @@ pub(crate) mod tests {
         path
     }
 
+    /// A pipe with a name that nobody writes to.
+    fn fifo(dir: &Path) -> PathBuf {
+        let path = dir.join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        path
+    }
+
     #[test]
     fn a_secret_that_everybody_may_read_is_refused_and_not_quoted() {
         let dir = tempfile::tempdir().unwrap();
@@ -77,6 +95,10 @@ pub(crate) mod tests {
         assert!(error.contains("chmod o-r") && error.contains("mode=0644") && !error.contains("hunter2"), "{error}");
         assert_eq!(read_public(&open).unwrap(), "hunter2");
         assert_eq!(read(&file(dir.path(), "closed", "hunter2", 0o640)).unwrap(), "hunter2");
+        for no_file in [&fifo(dir.path()), dir.path(), Path::new("/dev/null")] {
+            let error = format!("{:#}", read_public(no_file).unwrap_err());
+            assert!(error.contains("not a regular file"), "{error}");
+        }
         let missing = format!("{:#}", read(&dir.path().join("missing")).unwrap_err());
         assert!(missing.starts_with("cannot read file="), "{missing}");
     }

@@ -1,0 +1,161 @@
+//! The bounds of every number and duration among the settings.
+//!
+//! Owns: the bounds and the reason for each. Must not: look at the machine. Runs on `main`.
+//!
+//! A bound keeps out what can never be meant: a service that accepts it would run out of memory, connect without end, or
+//! never do what the setting is for.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use bytesize::ByteSize;
+
+use super::Config;
+use crate::feed::FRAME_CHANGES_MAX;
+
+/// Heartbeats more often than this would be load without news.
+const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
+
+/// What is waited for on a network takes at least so long; with less nothing would ever come in time.
+const WAIT_MIN: Duration = Duration::from_millis(10);
+
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// More threads than this wait for each other: no machine has as many cores for lookups.
+const LOOKUP_THREADS_MAX: u32 = 256;
+
+/// Each can cost 4.5 MiB, 288 GiB in all.
+const CONNECTIONS_MAX: u32 = 65_536;
+
+/// Each holds up to 2 MiB of messages that are not read yet, 2 GiB in all.
+const SUBSCRIBERS_MAX: u32 = 1024;
+
+/// A segment of the log is at least 1 MiB, and each is a name in one directory and a place in memory.
+const RETENTION_BYTES_MAX: ByteSize = ByteSize::tib(16);
+
+/// Nobody follows a change feed from further back; dates before 1970 cannot be told.
+const RETENTION_TIME_MAX: Duration = Duration::from_secs(3650 * 24 * 3600);
+
+/// A day of slots: a service that is further behind is not ready by any measure.
+const LAG_SLOTS_MAX: u64 = 216_000;
+
+/// Refuses what is out of bounds.
+///
+/// # Errors
+/// The first setting that is, with its bounds.
+pub(super) fn check(config: &Config) -> Result<()> {
+    let most = FRAME_CHANGES_MAX as u32;
+    if let Some(changes) = config.commit_every {
+        ensure!((1..=most).contains(&changes), "commit_every={changes}: give 1 to {most}");
+    }
+    let threads = config.lookup_threads;
+    ensure!((1..=LOOKUP_THREADS_MAX).contains(&threads), "lookup_threads={threads}: give 1 to {LOOKUP_THREADS_MAX}");
+    let connections = config.max_connections;
+    ensure!((1..=CONNECTIONS_MAX).contains(&connections), "max_connections={connections}: give 1 to {CONNECTIONS_MAX}");
+    let per_address = config.max_connections_per_address;
+    ensure!(
+        (1..=connections).contains(&per_address),
+        "max_connections_per_address={per_address}: give 1 to max_connections={connections}"
+    );
+    let subscribers = config.feed_subscribers;
+    ensure!(
+        (1..=SUBSCRIBERS_MAX).contains(&subscribers),
+        "feed_subscribers={subscribers}: give 1 to {SUBSCRIBERS_MAX}, because each may hold 2 MiB; feed = false keeps no \
+         feed"
+    );
+    let retained = config.feed_retention_bytes;
+    ensure!(retained <= RETENTION_BYTES_MAX, "feed_retention_bytes={retained}: give {RETENTION_BYTES_MAX} or less");
+    let (lag_ms, lag_slots, most_ms) = (config.max_lag_ms, config.max_lag_slots, DAY.as_millis() as u64);
+    ensure!((1..=most_ms).contains(&lag_ms), "max_lag_ms={lag_ms}: give 1 to {most_ms}, such as 10000");
+    ensure!(
+        (1..=LAG_SLOTS_MAX).contains(&lag_slots),
+        "max_lag_slots={lag_slots}: give 1 to {LAG_SLOTS_MAX}, such as 150"
+    );
+    check_durations(config)
+}
+
+fn check_durations(config: &Config) -> Result<()> {
+    let zero = Duration::ZERO;
+    let bounds = [
+        // What is not committed yet is read again after a crash.
+        ("commit_interval", config.commit_interval, zero, HOUR, "1s"),
+        // Less than a slot takes is a new connection without end.
+        ("idle_timeout", config.idle_timeout, Duration::from_millis(500), HOUR, "30s"),
+        // Slots that wait are held in memory.
+        ("gap_timeout", config.gap_timeout, WAIT_MIN, HOUR, "60s"),
+        ("feed_retention_time", config.feed_retention_time, zero, RETENTION_TIME_MAX, "1day"),
+        ("feed_heartbeat", config.feed_heartbeat, HEARTBEAT_MIN, HOUR, "1s"),
+        // A subscriber holds its place and its messages for as long.
+        ("feed_stall_timeout", config.feed_stall_timeout, WAIT_MIN, DAY, "30s"),
+        ("idle_connection_timeout", config.idle_connection_timeout, zero, 365 * DAY, "10m"),
+        // What a request holds is held for as long.
+        ("request_timeout", config.request_timeout, WAIT_MIN, HOUR, "10s"),
+        ("slow_request", config.slow_request, zero, HOUR, "10ms"),
+        // A service manager does not wait longer either.
+        ("shutdown_timeout", config.shutdown_timeout, WAIT_MIN, HOUR, "10s"),
+    ];
+    for (name, given, least, most, such) in bounds {
+        let shown = |duration| humantime::format_duration(duration).to_string();
+        ensure!(
+            (least..=most).contains(&given),
+            "{name}={}: give {} to {}, such as {such}",
+            shown(given),
+            shown(least),
+            shown(most)
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Settings;
+
+    fn resolve(more: &str) -> anyhow::Result<()> {
+        let text = format!("dir = \"/a\"\ngeyser = \"http://h:1\"\n{more}");
+        toml::from_str::<Settings>(&text).unwrap().resolve().map(drop)
+    }
+
+    #[test]
+    fn every_number_has_a_greatest_and_where_zero_is_senseless_a_least() {
+        for (key, good, wrong) in [
+            ("commit_every", &["1", "1048576"][..], &["0", "1048577"][..]),
+            ("lookup_threads", &["1", "256"], &["0", "257", "4294967295"]),
+            ("max_connections", &["1", "65536"], &["0", "65537"]),
+            ("feed_subscribers", &["1", "1024"], &["0", "1025", "1000000000"]),
+            ("feed_retention_bytes", &["\"1B\"", "\"16TiB\""], &["\"17TiB\"", "\"15EiB\""]),
+            ("max_lag_ms", &["1", "86400000"], &["0", "86400001"]),
+            ("max_lag_slots", &["1", "216000"], &["0", "216001"]),
+        ] {
+            good.iter().for_each(|value| resolve(&format!("{key} = {value}")).unwrap());
+            for value in wrong {
+                let said = resolve(&format!("{key} = {value}")).unwrap_err().to_string();
+                assert!(said.starts_with(&format!("{key}=")) && said.contains("give "), "{said}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_duration_has_a_greatest_and_where_zero_is_senseless_a_least() {
+        for (key, zero, good) in [
+            ("commit_interval", true, "1h"),
+            ("idle_timeout", false, "500ms"),
+            ("gap_timeout", false, "1h"),
+            ("feed_retention_time", true, "3650days"),
+            ("feed_heartbeat", false, "10ms"),
+            ("feed_stall_timeout", false, "1day"),
+            ("idle_connection_timeout", true, "365days"),
+            ("request_timeout", false, "1h"),
+            ("slow_request", true, "1h"),
+            ("shutdown_timeout", false, "1h"),
+        ] {
+            resolve(&format!("{key} = \"{good}\"")).unwrap();
+            assert_eq!(resolve(&format!("{key} = \"0s\"")).is_ok(), zero, "{key}");
+            for wrong in ["584years", "100000years"] {
+                let said = resolve(&format!("{key} = \"{wrong}\"")).unwrap_err().to_string();
+                assert!(said.starts_with(&format!("{key}=")) && said.contains("such as"), "{said}");
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Where the Unix sockets may be: refused before the store is opened where binding could never work.
+//!
+//! Owns: this rule. Must not: bind, make or remove anything; `rpc::uds` does. Runs on `main`.
+
+use std::fs;
+use std::io::ErrorKind as Io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::fs::{Access, access};
+
+use super::Config;
+
+/// Longest path of a Unix socket in bytes: `sun_path` has room for 108, the last of which is zero.
+const PATH_BYTES_MAX: usize = 107;
+
+/// What a store's directory is for; a socket has no place among these.
+const STORE_NAMES: [&str; 6] = ["SOLKV", "SOLKV.tmp", "LOCK", "admin.sock", "data", "feed"];
+
+impl Config {
+    /// Refuses sockets that cannot be bound: of a path too long, in a directory that is missing or not writable, over
+    /// another file, among the store's own, or both in one place.
+    ///
+    /// # Errors
+    /// The first of them; the error names the setting.
+    pub fn check_sockets(&self) -> Result<()> {
+        let mut taken: Option<(&str, PathBuf)> = None;
+        for (key, path) in [("uds", &self.uds), ("shm", &self.shm)] {
+            let Some(path) = path else { continue };
+            let place = self.place(key, path)?;
+            if let Some((other, _)) = taken.as_ref().filter(|(_, known)| *known == place) {
+                bail!("{other} and {key} are one path: {key}={}: give one of them another", path.display());
+            }
+            taken = Some((key, place));
+        }
+        Ok(())
+    }
+
+    /// Where the socket will be, without links in the directories above it.
+    fn place(&self, key: &str, path: &Path) -> Result<PathBuf> {
+        let shown = path.display();
+        let bytes = path.as_os_str().as_bytes().len();
+        ensure!(
+            bytes <= PATH_BYTES_MAX,
+            "the path of a Unix socket has a limit: {key}={shown} bytes={bytes} max_bytes={PATH_BYTES_MAX}: give a \
+             shorter one, such as /run/solkv/{key}.sock"
+        );
+        let Some(name) = path.file_name() else { bail!("{key}={shown}: give the path of a file") };
+        let above = match path.parent() {
+            Some(above) if !above.as_os_str().is_empty() => above,
+            _ => Path::new("."),
+        };
+        let real = match above.canonicalize() {
+            Ok(real) => real,
+            // The store's directory is made first.
+            Err(e) if e.kind() == Io::NotFound && self.create_empty && above == self.dir => return Ok(path.to_owned()),
+            Err(e) => return Err(e).with_context(|| format!("{key}={shown}: there is no such directory: make it")),
+        };
+        ensure!(real.is_dir(), "{key}={shown}: not a directory: {}", above.display());
+        let place = real.join(name);
+        if let Some(within) =
+            self.dir.canonicalize().ok().and_then(|dir| place.strip_prefix(dir).ok().map(Path::to_owned))
+            && let Some(name) = STORE_NAMES.into_iter().find(|name| within.starts_with(name))
+        {
+            bail!("{key}={shown}: this is the store's own {name}: give another path");
+        }
+        match fs::symlink_metadata(&place) {
+            Ok(found) if !found.file_type().is_socket() => {
+                bail!("{key}={shown}: not a socket stands there: choose another path or remove it")
+            }
+            Err(e) if e.kind() != Io::NotFound => {
+                return Err(e).with_context(|| format!("cannot look at {key}={shown}"));
+            }
+            _ => {}
+        }
+        access(&real, Access::WRITE_OK | Access::EXEC_OK)
+            .with_context(|| format!("{key}={shown}: nothing can be made in its directory"))?;
+        Ok(place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    use super::super::Settings;
+    use super::*;
+
+    fn check(dir: &Path, uds: Option<&Path>, shm: Option<&Path>) -> Result<()> {
+        let settings = Settings {
+            dir: Some(dir.to_owned()),
+            geyser: Some("http://h:1".to_owned()),
+            uds: uds.map(Path::to_owned),
+            shm: shm.map(Path::to_owned),
+            ..Settings::default()
+        };
+        settings.resolve().unwrap().check_sockets()
+    }
+
+    #[test]
+    fn a_socket_that_can_never_be_bound_is_refused_by_its_setting() {
+        let home = tempfile::tempdir().unwrap();
+        let (dir, file, link) = (home.path().join("store"), home.path().join("file"), home.path().join("link"));
+        fs::create_dir_all(dir.join("data")).unwrap();
+        fs::write(&file, b"").unwrap();
+        symlink(&dir, &link).unwrap();
+        let long = home.path().join("x".repeat(PATH_BYTES_MAX));
+        for (path, says) in [
+            (long.as_path(), "max_bytes=107"),
+            (&dir, "not a socket"),
+            (&file, "not a socket"),
+            (&home.path().join("missing/a.sock"), "no such directory"),
+            (&file.join("a.sock"), "not a directory"),
+            (Path::new("/"), "path of a file"),
+            (&dir.join("LOCK"), "store's own LOCK"),
+            (&dir.join("SOLKV"), "store's own SOLKV"),
+            (&link.join("admin.sock"), "store's own admin.sock"),
+            (&link.join("data/a.sock"), "store's own data"),
+        ] {
+            for (key, refused) in [("uds", check(&dir, Some(path), None)), ("shm", check(&dir, None, Some(path)))] {
+                let said = format!("{:#}", refused.unwrap_err()).to_lowercase();
+                let named = said.contains(&format!("{key}=")) && said.contains(&says.to_lowercase());
+                assert!(named, "{}: {said}", path.display());
+            }
+        }
+    }
+
+    #[test]
+    fn sockets_have_places_of_their_own_and_may_take_that_of_a_dead_one() {
+        let home = tempfile::tempdir().unwrap();
+        let (dir, link) = (home.path().join("store"), home.path().join("link"));
+        fs::create_dir(&dir).unwrap();
+        symlink(&dir, &link).unwrap();
+        let path = dir.join("a.sock");
+        let said = check(&dir, Some(&path), Some(&link.join("a.sock"))).unwrap_err().to_string();
+        assert!(said.contains("uds and shm are one path"), "{said}");
+        drop(UnixListener::bind(&path).unwrap());
+        check(&dir, Some(&path), Some(&dir.join("b.sock"))).unwrap();
+    }
+}
