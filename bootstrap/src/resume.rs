@@ -72,11 +72,8 @@ pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &Path) -> Res
 
 /// Whether the source is the loaded one; what to say where that cannot be told.
 fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static str> {
-    if let (Some(asked), Some(_)) = (args.slot, known.order)
-        && known.slot != Some(asked)
-    {
-        let slot = known.slot.map_or("none".to_owned(), |slot| slot.to_string());
-        return Err(other(args, known, source, &format!("loaded_slot={slot} asked_slot={asked}")));
+    if args.slot.is_some() && known.order.is_some() && known.slot != args.slot {
+        return Err(other(args, known, source, &slots(args, known)));
     }
     let words = source.to_string();
     let Source::File { path, .. } = source else {
@@ -113,6 +110,12 @@ fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static s
     Ok("")
 }
 
+/// The slot that the pairs were said to stand for, and the one that is said now.
+fn slots(args: &LoadArgs, known: &State) -> String {
+    let shown = |slot: Option<u64>| slot.map_or("none".to_owned(), |slot| slot.to_string());
+    format!("loaded_slot={} asked_slot={}", shown(known.slot), shown(args.slot))
+}
+
 fn other(args: &LoadArgs, known: &State, source: &Source, how: &str) -> Error {
     anyhow!(
         "the store holds a load of another source: dir={} loaded={:?} asked={:?} {how}: give what was loaded, name another \
@@ -132,6 +135,7 @@ pub(crate) fn refuse_other(args: &LoadArgs, source: &Source, order: Order) -> Re
     let (Some(loaded), words) = (known.order, source.to_string()) else { return Ok(()) };
     let how = match (known.stamp, Stamp::of(source)?) {
         _ if loaded != order => format!("loaded_order={} asked_order={}", loaded.name(), order.name()),
+        _ if known.slot != args.slot => slots(args, &known),
         _ if known.content.is_none() != source.format().is_none()
             || known.content.is_none() && known.source != words =>
         {
@@ -167,6 +171,9 @@ pub(crate) fn state(
         let loaded = known.order.map_or("unknown", Order::name);
         let how = format!("loaded_pairs={} loaded_order={loaded} asked_order={}", begun.seq, order.name());
         return Err(other(args, &known, source, &how));
+    }
+    if let Some(known) = known.filter(|known| begun.seq > 0 && known.order.is_some() && known.slot != args.slot) {
+        return Err(other(args, &known, source, &slots(args, &known)));
     }
     Ok(State {
         source: source.to_string(),

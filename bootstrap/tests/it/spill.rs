@@ -319,3 +319,55 @@ fn standard_input_is_given_again_and_compared() {
     assert_eq!(code, Some(0), "{said}");
     scene.holds(&scene.map);
 }
+
+#[test]
+fn a_load_on_other_terms_is_refused_whether_it_has_finished_or_not() {
+    let engine = engines().last().unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let store = home.path().join("store");
+    let load = ["--engine", engine, "--dir", str(&store), "--resume", "--pairs", "900"];
+    let terms = ["--extract", "account-owner", "--cluster", "a", "--slot", "5"];
+    ok(&[&load[..], &terms].concat());
+    for finished in [true, false] {
+        for (at, other, how) in [
+            (1, "token-mint", "holds extract=account-owner, asked for extract=token-mint"),
+            (3, "b", "holds cluster=a, asked for cluster=b"),
+            (5, "6", "loaded_slot=5 asked_slot=6"),
+        ] {
+            let mut asked = terms;
+            asked[at] = other;
+            let said = fails(1, &[&load[..], &asked].concat());
+            assert!(said.contains(how), "finished={finished}: {said}");
+        }
+        if finished {
+            crate::cut_short(&store);
+        }
+    }
+    assert!(fails(1, &load).contains("loaded_slot=5 asked_slot=none"));
+    ok(&[&load[..], &terms].concat());
+    assert!(ok(&["info", "--dir", str(&store)]).contains("checkpoint seq=900 slot=5"));
+}
+
+#[test]
+fn a_store_whose_files_are_gone_is_not_moved_nor_loaded_nor_looked_at() {
+    for engine in engines() {
+        let home = tempfile::tempdir().unwrap();
+        let (store, new) = (home.path().join("store"), home.path().join("new"));
+        let load = ["--engine", engine, "--dir", str(&store), "--pairs", "900"];
+        ok(&load);
+        fs::remove_dir_all(store.join("data")).unwrap();
+        fs::create_dir(store.join("data")).unwrap();
+        for args in [
+            &["info", "--dir", str(&store)][..],
+            &["count", "--dir", str(&store)],
+            &["verify", "--dir", str(&store), "--pairs", "900"],
+            &["--from-store", str(&store), "--dir", str(&new)],
+            &[&load[..], &["--resume"]].concat(),
+            &load,
+        ] {
+            let said = fails(1, args);
+            assert!(said.contains("files are gone") && said.contains("restore a snapshot"), "{args:?}: {said}");
+        }
+        assert!(!new.exists() && fs::read_dir(store.join("data")).unwrap().count() == 0);
+    }
+}

@@ -142,7 +142,7 @@ pub struct Settings {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub feed_retention_time: Option<Duration>,
-    /// Subscribers of the feed at a time [default: 64]
+    /// Subscribers of the feed at a time, 1 to 1024 [default: 64]
     #[arg(long, value_name = "N")]
     pub feed_subscribers: Option<u32>,
     /// A subscriber that is sent nothing else for this long is sent a heartbeat [default: 1s]
