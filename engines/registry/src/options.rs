@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) const TUNED_BLOOM_BITS: u32 = 10;
 /// More bits than this buy nothing: a false positive costs one read, and 20 bits leave one in 6000.
 const BLOOM_BITS_MAX: u32 = 32;
+/// Half of the addresses that a process of x86-64 or ARM64 has.
+const MAP_BYTES_MAX: u64 = 64 << 40;
 
 /// A storage engine. All of them can be named in every build; opening one that was not compiled in is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum, Serialize, Deserialize)]
@@ -204,6 +206,10 @@ impl EngineOptions {
                 return refuse(format!("{name} is too small: bytes={bytes} minimum_bytes={}", 1 << 20));
             }
         }
+        if let Some(size) = self.lmdb_map_size.filter(|size| size.as_u64() > MAP_BYTES_MAX) {
+            let bytes = size.as_u64();
+            return refuse(format!("lmdb_map_size is too large: bytes={bytes} maximum_bytes={MAP_BYTES_MAX}"));
+        }
         Ok(())
     }
 }
@@ -240,7 +246,8 @@ mod tests {
             EngineOptions { bloom: Some(10), ..lmdb.clone() },
             EngineOptions { profile: Profile::Tuned, ..redb.clone() },
             EngineOptions { lmdb_map_size: Some(ByteSize::gib(1)), ..redb },
-            EngineOptions { lmdb_map_size: Some(ByteSize::b(1)), ..lmdb },
+            EngineOptions { lmdb_map_size: Some(ByteSize::b(1)), ..lmdb.clone() },
+            EngineOptions { lmdb_map_size: Some(ByteSize::tib(65)), ..lmdb },
             EngineOptions { bloom: Some(33), ..EngineOptions::default() },
         ];
         for options in wrong {

@@ -222,3 +222,20 @@ fn a_copy_without_newest_batches_and_an_empty_store_are_opened() {
         }
     }
 }
+
+#[cfg(feature = "strata")]
+#[test]
+fn repair_makes_no_empty_store_of_one_whose_files_are_gone() {
+    let home = tempfile::tempdir().unwrap();
+    let (emptied, cut) = (home.path().join("emptied"), home.path().join("cut"));
+    closed(&emptied, EngineKind::Strata);
+    assert!(remove(&emptied, |_| true) > 0);
+    let before = contents(&emptied);
+    assert_eq!(engines::repair(&emptied).unwrap_err().kind(), ErrorKind::FixInput);
+    assert_eq!(contents(&emptied), before);
+    loaded_and_killed(&cut, EngineKind::Strata);
+    assert!(remove(&cut, |name| name.ends_with(".wal")) > 0);
+    let error = engines::repair(&cut).unwrap_err();
+    assert!(error.to_string().contains("seq=0 marker_seq=200"), "{error}");
+    assert!(engines::open(&cut, &options(EngineKind::Strata), OpenMode::Existing).is_err());
+}
