@@ -12,7 +12,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::backup;
-use crate::config::{Config, LogFormat, Settings, file};
+use crate::config::{Config, LogFormat, Moment, Settings, file};
 use crate::failed::Failed;
 use crate::ingest::provider;
 use crate::metrics;
@@ -163,7 +163,7 @@ fn check(config: &Config) -> Result<(), Failed> {
     }
     // All that a start would refuse, found in the same way.
     log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok().as_deref()).map_err(Failed::wrong)?;
-    let Checked { edge, provider } = Checked::of(config)?;
+    let Checked { edge, provider } = Checked::of(config, Moment::Ahead)?;
     println!("# {}: {}", provider.token_header, if provider.token_file.is_some() { "given" } else { "none" });
     println!("# access: {}", edge.access);
     for caution in config.selection().cautions(label(config)?) {

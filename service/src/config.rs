@@ -23,6 +23,7 @@ use crate::ingest::provider::{Compression, Settings as Provider};
 use crate::ingest::subscribe::Commitment;
 use crate::net::secrets;
 use crate::readiness::Limits;
+pub use paths::Moment;
 pub use settings::{DurabilityArg, LogFormat, Settings};
 pub use socket::{SocketAccess, SocketGroup, SocketMode};
 

@@ -54,3 +54,22 @@ impl From<engine_api::Error> for Failed {
         Self { code, error: error.into() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_starting_again_cannot_mend_ends_with_2() {
+        for (kind, code) in [
+            (ErrorKind::FixInput, WRONG),
+            (ErrorKind::DataDamaged, WRONG),
+            (ErrorKind::Retry, ERROR),
+            (ErrorKind::FreeSpace, ERROR),
+            (ErrorKind::Reopen, ERROR),
+            (ErrorKind::Internal, ERROR),
+        ] {
+            assert_eq!(Failed::from(engine_api::Error::new(kind, "")).code(), code, "{kind:?}");
+        }
+    }
+}

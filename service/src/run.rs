@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::admin::{self, Admin};
-use crate::config::{Config, DurabilityArg};
+use crate::config::{Config, DurabilityArg, Moment};
 use crate::dashboard::{Identity, Sampler};
 use crate::failed::Failed;
 use crate::feed::{Feed, FeedWriter, Retention, Ring, Workers};
@@ -64,10 +64,13 @@ impl Checked {
     ///
     /// # Errors
     /// What can never work as it is says so by its exit code.
-    pub fn of(config: &Config) -> Result<Self, Failed> {
+    pub fn of(config: &Config, at: Moment) -> Result<Self, Failed> {
         let edge = Edge::open(config)?;
-        config.check_sockets().map_err(Failed::wrong)?;
-        limit::open_files(config.max_connections).map_err(Failed::wrong)?;
+        config.check_sockets(at).map_err(Failed::wrong)?;
+        if at == Moment::Start {
+            // Limits are those of the process, and another one's when the configuration is checked ahead.
+            limit::open_files(config.max_connections).map_err(Failed::wrong)?;
+        }
         let provider = config.provider();
         provider.check().map_err(Failed::wrong)?;
         store::check(config)?;
@@ -78,7 +81,7 @@ impl Checked {
 /// Runs until SIGTERM or SIGINT, or until the engine fails.
 pub fn run(config: &Config) -> Result<(), Failed> {
     // What is refused is refused before the store is touched.
-    let Checked { edge, .. } = Checked::of(config)?;
+    let Checked { edge, .. } = Checked::of(config, Moment::Start)?;
     edge.addresses.warn(config, &edge.access);
     for (key, group) in [("uds_group", &config.uds_group), ("shm_group", &config.shm_group)] {
         group.iter().try_for_each(|group| group.check_may_give(key)).map_err(Failed::wrong)?;

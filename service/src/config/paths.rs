@@ -16,6 +16,18 @@ use super::Config;
 /// Longest path of a Unix socket in bytes: `sun_path` has room for 108, the last of which is zero.
 const PATH_BYTES_MAX: usize = 107;
 
+/// A service manager makes directories below this one when it starts a service, and removes them afterwards.
+const RUNTIME_DIRS: &str = "/run";
+
+/// When a configuration is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// Now it is used.
+    Start,
+    /// It is to be used later, when the directories below `/run` are there.
+    Ahead,
+}
+
 /// What a store's directory is for; a socket has no place among these.
 const STORE_NAMES: [&str; 6] = ["SOLKV", "SOLKV.tmp", "LOCK", "admin.sock", "data", "feed"];
 
@@ -25,11 +37,11 @@ impl Config {
     ///
     /// # Errors
     /// The first of them; the error names the setting.
-    pub fn check_sockets(&self) -> Result<()> {
+    pub fn check_sockets(&self, at: Moment) -> Result<()> {
         let mut taken: Option<(&str, PathBuf)> = None;
         for (key, path) in [("uds", &self.uds), ("shm", &self.shm)] {
             let Some(path) = path else { continue };
-            let place = self.place(key, path)?;
+            let place = self.place(key, path, at)?;
             if let Some((other, _)) = taken.as_ref().filter(|(_, known)| *known == place) {
                 bail!("{other} and {key} are one path: {key}={}: give one of them another", path.display());
             }
@@ -39,7 +51,7 @@ impl Config {
     }
 
     /// Where the socket will be, without links in the directories above it.
-    fn place(&self, key: &str, path: &Path) -> Result<PathBuf> {
+    fn place(&self, key: &str, path: &Path, at: Moment) -> Result<PathBuf> {
         let shown = path.display();
         let bytes = path.as_os_str().as_bytes().len();
         ensure!(
@@ -56,6 +68,9 @@ impl Config {
             Ok(real) => real,
             // The store's directory is made first.
             Err(e) if e.kind() == Io::NotFound && self.create_empty && above == self.dir => return Ok(path.to_owned()),
+            Err(e) if e.kind() == Io::NotFound && at == Moment::Ahead && above.starts_with(RUNTIME_DIRS) => {
+                return Ok(path.to_owned());
+            }
             Err(e) => return Err(e).with_context(|| format!("{key}={shown}: there is no such directory: make it")),
         };
         ensure!(real.is_dir(), "{key}={shown}: not a directory: {}", above.display());
@@ -97,7 +112,7 @@ mod tests {
             shm: shm.map(Path::to_owned),
             ..Settings::default()
         };
-        settings.resolve().unwrap().check_sockets()
+        settings.resolve().unwrap().check_sockets(Moment::Start)
     }
 
     #[test]
@@ -139,5 +154,15 @@ mod tests {
         assert!(said.contains("uds and shm are one path"), "{said}");
         drop(UnixListener::bind(&path).unwrap());
         check(&dir, Some(&path), Some(&dir.join("b.sock"))).unwrap();
+        // The unit's directory is there once it runs.
+        let settings = Settings {
+            dir: Some(dir.clone()),
+            geyser: Some("http://h:1".to_owned()),
+            uds: Some("/run/solkv-of-no-unit/kv.sock".into()),
+            ..Settings::default()
+        };
+        let config = settings.resolve().unwrap();
+        config.check_sockets(Moment::Ahead).unwrap();
+        assert!(config.check_sockets(Moment::Start).unwrap_err().to_string().contains("no such directory"));
     }
 }
