@@ -86,7 +86,9 @@ fn refused(dir: &Path, kind: EngineKind) -> Vec<Error> {
 fn remove(dir: &Path, gone: impl Fn(&str) -> bool) -> usize {
     let paths = fs::read_dir(dir.join("data")).unwrap().map(|entry| entry.unwrap().path());
     let found: Vec<_> = paths.filter(|path| gone(path.file_name().unwrap().to_str().unwrap())).collect();
-    found.iter().for_each(|path| fs::remove_file(path).unwrap());
+    for path in &found {
+        if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
+    }
     found.len()
 }
 
