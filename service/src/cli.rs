@@ -158,9 +158,6 @@ fn check(config: &Config) -> Result<(), Failed> {
     for note in engines::notes(&config.dir, &config.engine)? {
         println!("# {}: {}", if note.is_warning { "warning" } else { "engine" }, note.text);
     }
-    if let Some(caution) = config.memory_caution() {
-        println!("# warning: {caution}");
-    }
     // All that a start would refuse, found in the same way.
     log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok().as_deref()).map_err(Failed::wrong)?;
     let Checked { edge, provider } = Checked::of(config, Moment::Ahead)?;

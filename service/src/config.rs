@@ -143,18 +143,6 @@ impl Config {
         }
     }
 
-    /// What there is to say of more memory for the engine than the process may use.
-    pub fn memory_caution(&self) -> Option<String> {
-        let division = self.engine.division();
-        let (memory, limit) = (ByteSize::b(division.cache_bytes), ByteSize::b(division.limit.bytes));
-        let from = division.limit.cgroup_file.map_or("the machine".to_owned(), |file| file.display().to_string());
-        (memory > limit).then(|| {
-            format!(
-                "memory={memory} is more than this process may use, {limit} by {from}: the kernel will end the service"
-            )
-        })
-    }
-
     /// Which accounts are followed, and what is made of them.
     pub fn selection(&self) -> Selection {
         Selection { extract: self.extract, follow: self.follow }

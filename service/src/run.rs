@@ -112,7 +112,7 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     for note in engines::notes(&config.dir, &config.engine)? {
         if note.is_warning { warn!("{}", note.text) } else { info!("{}", note.text) }
     }
-    for caution in config.selection().cautions(label).chain(config.memory_caution()) {
+    for caution in config.selection().cautions(label) {
         warn!("{caution}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -319,7 +319,7 @@ fn settings_that_can_never_work_are_refused_before_the_store_is_touched() {
     assert_eq!(contents(&dir), before, "nothing is written");
     let shown = service("check-config", &dir, &["--memory", "900TiB"]);
     let shown = String::from_utf8(shown.stdout).unwrap();
-    assert!(shown.contains("# warning: memory=900.0 TiB is more than this process may use"), "{shown}");
+    assert!(shown.contains("# warning: memory=900.0 TiB is more than this process may use, which is"), "{shown}");
     fs::remove_file(dir.join("LOCK")).unwrap();
     fs::create_dir(dir.join("LOCK")).unwrap();
     assert!(refused(&dir, &[]).contains("cannot open the store's lock"));
