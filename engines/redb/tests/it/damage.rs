@@ -13,21 +13,22 @@ use super::{OPTIONS, commit, key, open};
 const PAIRS: u64 = 2000;
 const PAGE_BYTES: u64 = 4096;
 
-/// Everything that is done to a store: what a start, a lookup, a digest, a copy and an update do.
-fn live(dir: &Path) -> Result<()> {
-    let engine = RedbEngine::open(dir, &OPTIONS)?;
+/// What a start, lookups and a digest do.
+fn look(engine: &RedbEngine) -> Result<()> {
     engine.checkpoint()?;
     engine.stats()?;
-    let read = || -> Result<()> {
-        let mut reader = engine.reader()?;
-        for index in 0..PAIRS {
-            reader.get(&key(index))?;
-        }
-        reader.scan(&mut |_, _| ControlFlow::Continue(()))
-    };
-    let copied = |to: &Path| engine.snapshot(to);
-    let (read, copy) = (read(), dir.join("copy"));
-    let copied = copied(&copy);
+    let mut reader = engine.reader()?;
+    for index in 0..PAIRS {
+        reader.get(&key(index))?;
+    }
+    reader.scan(&mut |_, _| ControlFlow::Continue(()))
+}
+
+/// Everything that is done to a store, a copy and an update too.
+fn live(dir: &Path) -> Result<()> {
+    let engine = RedbEngine::open(dir, &OPTIONS)?;
+    let (read, copy) = (look(&engine), dir.join("copy"));
+    let copied = engine.snapshot(&copy);
     assert_eq!(copied.is_ok(), copy.exists(), "half a copy is removed");
     let write = || -> Result<()> {
         let mut txn = engine.begin()?;
@@ -54,8 +55,9 @@ fn damage_on_any_page_is_an_error_and_no_panic() {
         fs::write(&path, &whole).unwrap();
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         file.write_all_at(&[0xff; 300], page * PAGE_BYTES).unwrap();
-        if let Err(error) = RedbEngine::open_read_only(hurt.path(), &OPTIONS).and_then(|_| live(hurt.path())) {
-            damaged += u32::from(error.kind() == ErrorKind::DataDamaged);
+        let looked = RedbEngine::open_read_only(hurt.path(), &OPTIONS).and_then(|engine| look(&engine));
+        for outcome in [looked, live(hurt.path())] {
+            damaged += u32::from(outcome.is_err_and(|error| error.kind() == ErrorKind::DataDamaged));
         }
     }
     assert!(damaged > 4, "{damaged} pages");
