@@ -291,7 +291,7 @@ fn a_store_whose_files_are_gone_is_never_served() {
 
 #[test]
 fn settings_that_can_never_work_are_refused_before_the_store_is_touched() {
-    let options = columns().remove(0);
+    let options = columns().pop().unwrap();
     let temp = tempfile::tempdir().unwrap();
     let dir = temp.path().join("store");
     loaded(&dir, &options);
