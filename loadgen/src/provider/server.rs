@@ -318,13 +318,13 @@ impl Subscription {
                     return;
                 }
             }
-            if through.is_some_and(|through| self.next <= through) {
-                if self.slot(act).await.is_err() {
-                    return;
-                }
-            } else if act == Act::Repeats && self.repeat(start_slot).await.is_err() {
-                return;
-            } else if tokio::time::timeout(STEP, self.tx.closed()).await.is_ok() {
+            let due = through.is_some_and(|through| self.next <= through);
+            let sent = match act {
+                _ if due => self.slot(act).await,
+                Act::Repeats => self.repeat(start_slot).await,
+                _ => Ok(()),
+            };
+            if sent.is_err() || !due && tokio::time::timeout(STEP, self.tx.closed()).await.is_ok() {
                 return;
             }
         }

@@ -1,5 +1,7 @@
 //! A store whose files are gone, or older than its marker, is refused by every way of opening it, and left as it is.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
