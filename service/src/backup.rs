@@ -122,23 +122,27 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
 
 /// Has the running service make the copy; `false` when none runs.
 async fn by_service(dir: &Path, to: &Path) -> Result<bool> {
-    let Some(mut service) = admin::connect(dir).await? else { return Ok(false) };
+    let none = "the service made no snapshot";
+    let Some(mut service) = admin::connect(dir).await.context(none)? else { return Ok(false) };
     let to = to.to_str().with_context(|| format!("not a path in UTF-8: dir={}", to.display()))?;
     let asked = service.snapshot(SnapshotRequest { dir: to.to_owned() }).await;
     // The message is the service's own, with its way out.
-    asked.map_err(|status| anyhow!(words(&status)).context("the service made no snapshot"))?;
+    asked.map_err(|status| anyhow!(words(&status)).context(none))?;
     Ok(true)
 }
 
-/// What a status says, which may be in its causes alone where the connection broke.
+/// A status in words. Where the connection broke, its causes alone say how.
 fn words(status: &Status) -> String {
-    if !status.message().is_empty() {
-        return status.message().to_owned();
-    }
-    let mut words = format!("no answer came over the admin socket: {}", status.code());
+    let mut words = match status.message() {
+        "" => format!("no answer came over the admin socket: {}", status.code()),
+        message => message.to_owned(),
+    };
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {
-        words = format!("{words}: {error}");
+        let said = error.to_string();
+        if !words.contains(&said) {
+            words = format!("{words}: {said}");
+        }
         cause = error.source();
     }
     words

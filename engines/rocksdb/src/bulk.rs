@@ -86,7 +86,10 @@ fn ingest(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<()> {
         // The manifest may or may not name the files, and RocksDB has removed them.
         engine.poison();
         error::write("RocksDB cannot take in sorted files; if it refuses to open the store now, load it anew", e)
-    })
+    })?;
+    // RocksDB has moved every file out of it. If it stays, the next opening for writing removes it.
+    fs::remove_dir(&dir).ok();
+    Ok(())
 }
 
 fn write_file(engine: &RocksdbEngine, path: PathBuf, pairs: &[(Key, Value)]) -> Result<PathBuf> {
