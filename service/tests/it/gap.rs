@@ -14,8 +14,9 @@ fn a_missing_slot_makes_it_not_ready_and_is_named() {
         load(&dir, &options, &workload);
         let geyser = format!("http://{}", stream.address());
         let mut service = Service::start(&dir, &options, &geyser, &["--gap-timeout", "700ms"]);
-        let (_, body) =
-            wait_for("a gap", || service.get("/readyz").filter(|(code, body)| *code == 503 && body.contains("1020")));
+        let (_, body) = wait_for("a gap", || {
+            service.get("/readyz").filter(|(code, body)| *code == 503 && body.contains("first_slot=1020"))
+        });
         assert!(body.contains("first_slot=1020") && body.contains("last_slot=1020"), "{body}");
         assert_eq!(service.metric("solkv_gap_first_slot"), Some(1020.0));
         assert_eq!(service.metric("solkv_gap_last_slot"), Some(1020.0));
