@@ -108,9 +108,10 @@ pub trait WriteTxn {
     ///
     /// # Errors
     /// [`ErrorKind::FreeSpace`]: nothing of the batch was applied, a new transaction may be begun once there is
-    /// space. [`ErrorKind::Reopen`]: it is not known whether the batch is durable; the engine refuses further
-    /// writes, and only opening the store again tells. Never retry the commit itself. [`ErrorKind::FixInput`]: the
-    /// checkpoint is longer than [`Checkpoint::BYTES_MAX`] allows; nothing of the batch was applied.
+    /// space. [`ErrorKind::Retry`]: the same for a want of descriptors or memory that did not pass within seconds.
+    /// [`ErrorKind::Reopen`]: it is not known whether the batch is durable; the engine refuses further writes, and only
+    /// opening the store again tells. Never retry the commit itself. [`ErrorKind::FixInput`]: the checkpoint is longer
+    /// than [`Checkpoint::BYTES_MAX`] allows; nothing of the batch was applied.
     fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()>;
 }
 

@@ -19,8 +19,8 @@
 //!   that were read lately where it does not (see [`StrataOptions::memory_bytes`]).
 //! - A batch of gets, a scan and a merge keep several reads in flight by io_uring where the kernel allows it; where it
 //!   does not, they read one after the other.
-//! - Merges write at most 128 MiB a second as long as nothing waits for them. A commit waits for a flush at most, never
-//!   for a merge; such waits are counted in the statistics, the longest too.
+//! - Merges write at most 128 MiB a second as long as nothing waits for them. A commit waits for a flush at most, and for a
+//!   merge only where there are 64 delta runs; such waits are counted in the statistics, the longest too.
 //! - Everything that touches a disk goes through [`storage::Storage`], so that tests put faults and power losses wherever
 //!   one could be.
 //! - Readers never lock: each holds a snapshot, which is a version of the runs and a length of the memtable.
@@ -49,7 +49,8 @@
 //!
 //! `begin` looks at the free space and returns [`ErrorKind::FreeSpace`] below [`StrataOptions::disk_reserve_bytes`].
 //! A record of the WAL that does not fit is cut off by its checksum: the commit reports `FreeSpace`, and nothing of it
-//! was applied. Reads go on, and writes too once there is space; no restart is needed.
+//! was applied. Reads go on, and writes too once there is space; no restart is needed. A merge asks for the space that it will
+//! need before it writes, and leaves the reserve alone.
 //!
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 
