@@ -6,3 +6,4 @@ mod directory;
 mod measured;
 mod read_only;
 mod standing;
+mod support;

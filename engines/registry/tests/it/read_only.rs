@@ -4,13 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
-use std::time::SystemTime;
-use std::{fs, io};
 
 use bytesize::ByteSize;
 use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
 use engines::{EngineKind, EngineOptions, OpenMode, open_read_only};
+
+use crate::support::{contents, copy_as_killed};
 
 const MEMORY: ByteSize = ByteSize::mib(64);
 
@@ -40,48 +39,6 @@ fn pairs(engine: &dyn Engine) -> Map {
         })
         .unwrap();
     map
-}
-
-/// Every name below `dir`, what is in it, and when it was changed.
-fn contents(dir: &Path) -> BTreeMap<PathBuf, (SystemTime, Option<Vec<u8>>)> {
-    let mut found = BTreeMap::new();
-    let changed = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
-    found.insert(dir.to_owned(), (changed(dir), None));
-    for entry in fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            found.extend(contents(&path));
-        } else {
-            let bytes = fs::read(&path).unwrap();
-            found.insert(path.clone(), (changed(&path), Some(bytes)));
-        }
-    }
-    found
-}
-
-/// As a kill leaves it: a copy of the files while the store is open. A file that the engine removes meanwhile was not part of
-/// that state: then the copy is made again.
-fn copy_as_killed(from: &Path, to: &Path) {
-    loop {
-        match copy_files(from, to) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => fs::remove_dir_all(to).unwrap(),
-            copied => return copied.unwrap(),
-        }
-    }
-}
-
-fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
-    fs::create_dir(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let (path, name) = (entry.path(), entry.file_name());
-        if path.is_dir() {
-            copy_files(&path, &to.join(name))?;
-        } else {
-            fs::copy(&path, to.join(name))?;
-        }
-    }
-    Ok(())
 }
 
 #[test]

@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind};
 use engines::{EngineKind, EngineOptions, Load, LoadState, LoadTerm, OpenMode, Terms, open_read_only};
+
+use crate::support::{contents, copy_as_killed, copy_files};
 
 const MEMORY: bytesize::ByteSize = bytesize::ByteSize::mib(64);
 const PAIRS: u8 = 200;
@@ -41,34 +42,7 @@ fn loaded_and_killed(dir: &Path, kind: EngineKind) {
     fill(&*engine, PAIRS);
     let load = Load { state: LoadState::Complete, source: "1".to_owned() };
     engines::mark_load(&made, load, u64::from(PAIRS)).unwrap();
-    copy_files(&made, dir);
-}
-
-fn copy_files(from: &Path, to: &Path) {
-    fs::create_dir(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let (path, to) = (entry.path(), to.join(entry.file_name()));
-        if path.is_dir() {
-            copy_files(&path, &to);
-        } else {
-            fs::copy(&path, to).unwrap();
-        }
-    }
-}
-
-fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    for entry in fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            found.extend(contents(&path));
-            found.insert(path, Vec::new());
-        } else {
-            found.insert(path.clone(), fs::read(&path).unwrap());
-        }
-    }
-    found
+    copy_as_killed(&made, dir);
 }
 
 /// Every way in, and what each says; nothing is made or removed by any.
@@ -167,12 +141,12 @@ fn older_files_than_the_marker_are_refused() {
         let engine = engines::open(&dir, &options(kind), OpenMode::Create).unwrap();
         fill(&*engine, 10);
         engine.close().unwrap();
-        copy_files(&dir.join("data"), &older);
+        copy_files(&dir.join("data"), &older).unwrap();
         let engine = engines::open(&dir, &options(kind), OpenMode::Existing).unwrap();
         fill(&*engine, 20);
         engine.close().unwrap();
         fs::remove_dir_all(dir.join("data")).unwrap();
-        copy_files(&older, &dir.join("data"));
+        copy_files(&older, &dir.join("data")).unwrap();
         for error in [
             open_read_only(&dir, Some(MEMORY)).err().unwrap(),
             engines::open(&dir, &options(kind), OpenMode::Existing).err().unwrap(),
