@@ -97,7 +97,7 @@ mutations: ## Breaks the code on purpose, one break at a time, in a copy: each m
 mutations-apply:
 	@engines/torture/mutations/run.sh --check
 
-check: setup fmt mutations-apply clippy doc edges units catalogue prometheus ## Format, lints, docs, edges, units, metric documents, rules, mutations apply.
+check: setup fmt mutations-apply clippy doc edges units catalogue tree prometheus ## Format, lints, docs, edges, units, metric documents, rules, mutations apply.
 
 deny: ## Licences, sources, duplicates, known vulnerabilities of what is linked (needs cargo-deny, and for the last the network).
 	@cargo deny --version >/dev/null 2>&1 || { echo "needs: cargo install --locked cargo-deny" >&2; exit 1; }
@@ -183,6 +183,10 @@ PACKAGES := results/packages
 
 deb: build ## Makes the Debian package in results/packages, and solkv-dbgsym with its symbols.
 	@deploy/package/deb.sh "$(BIN)" "$(PACKAGES)"
+
+# Packing the files takes a minute, laying them out a second: check does that, so that a package can always be made.
+tree: catalogue
+	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && deploy/package/tree.sh "$(BIN)" "$$work/tree"
 
 tarball: build ## Makes the tarball of the same for systems without dpkg.
 	@deploy/package/tarball.sh "$(BIN)" "$(PACKAGES)"

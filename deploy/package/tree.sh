@@ -42,7 +42,7 @@ for unit in solkv.service solkv@.service solkv-bootstrap@.service solkv.slice; d
 done
 put 644 deploy/systemd/solkv.sysusers usr/lib/sysusers.d/solkv.conf
 put 644 deploy/systemd/solkv.tmpfiles usr/lib/tmpfiles.d/solkv.conf
-for dropin in deploy/systemd/{,bootstrap-}memory-*.conf; do
+for dropin in deploy/systemd/memory-*.conf deploy/systemd/bootstrap-memory-*.conf; do
     put 644 "$dropin" "usr/share/solkv/systemd/$(basename "$dropin")"
 done
 put 644 deploy/package/solkv.toml etc/solkv/solkv.toml
