@@ -7,7 +7,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use client::{Builder, Change, Event, Filter, SlotEnd, Start};
+use client::{Change, Event, Filter, SlotEnd, Start};
+
+use crate::access::Access;
 
 /// Shown under `loadgen follow --help`.
 pub const EXAMPLES: &str = "\
@@ -19,6 +21,7 @@ Examples:
   solkv-loadgen follow --address unix:///run/solkv/kv.sock
   solkv-loadgen follow --address shm:///run/solkv/shm.sock --print
   solkv-loadgen follow --address http://127.0.0.1:7400 --from dump
+  solkv-loadgen follow --address https://kv.example:7400 --tls-ca ca.pem --bearer-token-file token
   solkv-loadgen follow --address http://127.0.0.1:7400 --from 2000001 --feed-id 1f0c5d7a9b3e2468";
 
 /// How long a wait for a change is before signals are looked for.
@@ -30,6 +33,9 @@ pub struct FollowArgs {
     /// Where the service is: shm:///PATH, unix:///PATH, http://HOST:PORT or https://HOST:PORT
     #[arg(long, value_name = "URL")]
     address: String,
+    /// What the service may ask of whoever comes.
+    #[command(flatten)]
+    access: Access,
     /// Where to begin: now, dump, or the seq of a change
     #[arg(long, value_name = "now|dump|SEQ", default_value = "now")]
     from: String,
@@ -61,7 +67,7 @@ struct Seen {
 /// No service there at the start, and what the client says of the feed.
 pub fn run(args: &FollowArgs) -> Result<()> {
     let stop = crate::commands::stop_flag()?;
-    let client = Builder::new(&args.address)?.connect_blocking()?;
+    let client = args.access.builder(&args.address)?.connect_blocking()?;
     let mut feed = client.subscribe(start(args)?, Filter::default())?;
     let (started, mut told, mut seen) = (Instant::now(), Instant::now(), Seen::default());
     let mut told_changes = 0;
@@ -80,6 +86,17 @@ pub fn run(args: &FollowArgs) -> Result<()> {
     let (seq, feed_id) = (feed.last_seq().unwrap_or_default(), feed.feed_id().unwrap_or_default());
     println!("seq={seq} feed_id={feed_id:016x} pairs={} changes={}", seen.pairs, seen.changes);
     Ok(())
+}
+
+impl FollowArgs {
+    /// Refuses what can never be followed.
+    ///
+    /// # Errors
+    /// Names the option.
+    pub fn check(&self) -> Result<()> {
+        self.access.builder(&self.address)?;
+        start(self).map(drop)
+    }
 }
 
 fn start(args: &FollowArgs) -> Result<Start> {

@@ -4,6 +4,7 @@
 //! depend on the service or on an engine; both are reached over the wire and as processes, as a user would.
 //! Threads: see [`stream`]; the live run itself is one thread.
 
+mod access;
 pub mod bench;
 pub mod commands;
 pub mod follow;

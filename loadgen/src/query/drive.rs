@@ -3,22 +3,17 @@
 //! Owns: pacing and verification. Must not: print. Threads: `pace` says when a request is due (a runtime's timer is too
 //! coarse: its millisecond would be counted as latency); one tokio worker, `query`, sends and receives.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use bytes::Bytes;
+use client::{Builder, Client, Key, Value};
 use engine_latency::{Latency, Recorder, Snapshot};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use hyper_util::rt::TokioIo;
-use proto::v1::kv_client::KvClient;
-use proto::v1::{GetManyRequest, GetRequest, StatusRequest};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
-use tonic::transport::{Channel, Endpoint, Uri};
 use workload::{Pairs, Picker, Rng, Skew};
 
 use super::op_of;
@@ -32,13 +27,14 @@ pub(super) const SOURCE: &str = "client";
 const DUE_QUEUE: usize = 65_536;
 
 /// A request unanswered for this long fails the run.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where the service is.
 #[derive(Clone, Debug)]
-pub(super) enum Target {
-    Tcp(String),
-    Uds(PathBuf),
+pub(super) struct Target {
+    /// As reports name it.
+    pub(super) transport: &'static str,
+    pub(super) builder: Builder,
 }
 
 /// What is asked for.
@@ -67,40 +63,16 @@ pub(super) struct Driven {
 }
 
 impl Target {
-    pub(super) fn name(&self) -> &'static str {
-        match self {
-            Self::Tcp(_) => "grpc-tcp",
-            Self::Uds(_) => "grpc-uds",
-        }
-    }
-
-    async fn connect(&self) -> Result<KvClient<Channel>> {
-        let channel = match self {
-            Self::Tcp(address) => {
-                let endpoint = Endpoint::from_shared(format!("http://{address}"))
-                    .with_context(|| format!("not an address: target={address:?}"))?;
-                let connected = endpoint.tcp_nodelay(true).connect().await;
-                connected.with_context(|| format!("cannot connect: target={address}; is the service running?"))?
-            }
-            Self::Uds(path) => {
-                let own = path.clone();
-                let connect = move |_: Uri| {
-                    let path = own.clone();
-                    async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
-                };
-                let endpoint = Endpoint::from_static("http://localhost");
-                let connected = endpoint.connect_with_connector(tower::service_fn(connect)).await;
-                connected.with_context(|| format!("cannot connect: uds={}; is the service running?", path.display()))?
-            }
-        };
-        Ok(KvClient::new(channel))
+    /// A client with a connection of its own.
+    async fn connect(&self) -> Result<Client> {
+        Ok(self.builder.clone().connect().await?)
     }
 }
 
 /// The engine behind the service.
 pub(super) async fn engine(target: &Target) -> Result<String> {
-    let reply = target.connect().await?.status(StatusRequest {}).await;
-    Ok(reply.context("the service does not answer Status")?.into_inner().engine)
+    let status = target.connect().await?.status().await;
+    Ok(status.context("the service does not answer Status")?.engine)
 }
 
 /// Sends requests for `load.time` and waits for the last answers.
@@ -157,7 +129,7 @@ fn spawn_pacer(
 
 /// One connection with its own sequence of keys.
 struct Connection {
-    client: KvClient<Channel>,
+    client: Client,
     load: Load,
     rng: Rng,
     picker: Picker,
@@ -166,14 +138,14 @@ struct Connection {
 
 /// The keys of a request and what they must give.
 struct Request {
-    keys: Vec<Bytes>,
-    expected: Vec<Option<[u8; 32]>>,
+    keys: Vec<Key>,
+    expected: Vec<Option<Value>>,
     negative: bool,
     due: Instant,
 }
 
 impl Connection {
-    fn new(client: KvClient<Channel>, load: Load, n: u32, recorder: Recorder) -> Self {
+    fn new(client: Client, load: Load, n: u32, recorder: Recorder) -> Self {
         let rng = Rng::new(load.seed ^ (u64::from(n) << 32) ^ 0x71_7565_7279);
         Self { client, load, rng, picker: Picker::new(load.pairs, load.skew), recorder }
     }
@@ -220,11 +192,11 @@ impl Connection {
         let (mut keys, mut expected) = (Vec::with_capacity(self.load.batch), Vec::with_capacity(self.load.batch));
         for _ in 0..self.load.batch {
             if negative {
-                keys.push(Bytes::copy_from_slice(&pairs.absent_key(self.rng.next_u64() >> 1)));
+                keys.push(pairs.absent_key(self.rng.next_u64() >> 1));
                 expected.push(None);
             } else {
                 let index = self.picker.pick(&mut self.rng);
-                keys.push(Bytes::copy_from_slice(&pairs.key(index)));
+                keys.push(pairs.key(index));
                 expected.push(Some(pairs.value(index, 0)));
             }
         }
@@ -237,38 +209,29 @@ impl Connection {
 }
 
 /// One request to its verified answer: whether it was negative, and its latency from when it was due.
-async fn answer(mut client: KvClient<Channel>, request: Request, changed: bool) -> Result<(bool, Duration)> {
-    let Request { mut keys, expected, negative, due } = request;
-    let call = async {
-        if expected.len() == 1 {
-            let key = keys.pop().unwrap_or_default();
-            Ok::<_, tonic::Status>(vec![client.get(GetRequest { key, ..Default::default() }).await?.into_inner().value])
-        } else {
-            let reply = client.get_many(GetManyRequest { keys, ..Default::default() }).await?.into_inner();
-            Ok(reply.entries.into_iter().map(|entry| entry.value).collect())
-        }
+async fn answer(client: Client, request: Request, changed: bool) -> Result<(bool, Duration)> {
+    let Request { keys, expected, negative, due } = request;
+    let answered = match keys.as_slice() {
+        [key] => client.get(key).await.map(|found| vec![found.value]),
+        keys => client.get_many(keys).await.map(|found| found.value),
     };
-    let values = tokio::time::timeout(ANSWER_TIMEOUT, call)
-        .await
-        .with_context(|| format!("no answer within {ANSWER_TIMEOUT:?}"))?
-        .context("the service refused a request")?;
+    let values = answered.context("a request failed")?;
     let latency = due.elapsed();
     ensure!(values.len() == expected.len(), "answers={} keys={}", values.len(), expected.len());
     for (value, expected) in values.iter().zip(&expected) {
         let right = match (value, expected) {
             (None, None) => true,
-            (Some(value), Some(expected)) => value.len() == 32 && (changed || value[..] == expected[..]),
+            (Some(value), Some(expected)) => changed || value == expected,
             // A stream may have closed a loaded account; it never makes an absent key.
             (None, Some(_)) => changed,
             (Some(_), None) => false,
         };
-        let expected = expected.as_ref().map(<[u8; 32]>::as_slice);
-        ensure!(right, "wrong answer: value={} expected={}", shown(value.as_deref()), shown(expected));
+        ensure!(right, "wrong answer: value={} expected={}", shown(value.as_ref()), shown(expected.as_ref()));
     }
     Ok((negative, latency))
 }
 
 /// A value as people compare it.
-fn shown(value: Option<&[u8]>) -> String {
+fn shown(value: Option<&Value>) -> String {
     value.map_or_else(|| "absent".to_owned(), |value| bs58::encode(value).into_string())
 }

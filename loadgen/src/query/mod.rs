@@ -13,10 +13,11 @@ use anyhow::{Context, Result, ensure};
 use engine_latency::table::{aligned, grouped, micros};
 use engine_latency::{Latency, Op};
 
+use crate::access::Access;
 use crate::bench::child::{curves, series};
 use crate::result::{Io, Record, SCHEMA_VERSION, Workload};
 use crate::stream::{Rate, SkewArg};
-use drive::{Driven, Load, SOURCE, Target};
+use drive::{ANSWER_TIMEOUT, Driven, Load, SOURCE, Target};
 
 /// Shown under `loadgen query --help`.
 pub const EXAMPLES: &str = "\
@@ -29,7 +30,8 @@ rate's.
 Examples:
   solkv-loadgen query --target 127.0.0.1:7400 --pairs 2000000 --seed 1 --rate 5000
   solkv-loadgen query --uds /run/solkv/kv.sock --pairs 2000000 --rate 1000,5000,10000,20000 --negative-share 0.5
-  solkv-loadgen query --target 127.0.0.1:7400 --pairs 2000000 --batch 1000 --rate max --in-flight 4 --out query.jsonl";
+  solkv-loadgen query --target 127.0.0.1:7400 --pairs 2000000 --batch 1000 --rate max --in-flight 4 --out query.jsonl
+  solkv-loadgen query --target https://kv.example:7400 --tls-ca ca.pem --bearer-token-file token --pairs 2000000";
 
 /// A p99 beyond this many times the lowest rate's is past the knee.
 const KNEE_FACTOR: u64 = 10;
@@ -39,12 +41,15 @@ const KNEE_KEPT: f64 = 0.99;
 /// Arguments of `loadgen query`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct QueryArgs {
-    /// The service's gRPC address
+    /// The service's gRPC address: HOST:PORT, or https://HOST:PORT of one with TLS
     #[arg(long, value_name = "HOST:PORT", required_unless_present = "uds", conflicts_with = "uds")]
     target: Option<String>,
     /// The service's Unix socket
     #[arg(long, value_name = "PATH")]
     uds: Option<PathBuf>,
+    /// What the service may ask of whoever comes.
+    #[command(flatten)]
+    access: Access,
     /// Pairs in the store, as `solkv-bootstrap --pairs N --seed S` loaded them
     #[arg(long, value_name = "N")]
     pairs: u64,
@@ -85,13 +90,7 @@ pub struct QueryArgs {
 /// # Errors
 /// A service that cannot be reached or refuses a request, and any wrong answer.
 pub fn run(args: &QueryArgs) -> Result<()> {
-    ensure!((0.0..=1.0).contains(&args.negative_share), "negative-share={}: give 0 to 1", args.negative_share);
-    ensure!(args.pairs > 0, "pairs=0: give what the store was loaded with");
-    let target = match (&args.target, &args.uds) {
-        (Some(address), _) => Target::Tcp(address.clone()),
-        (None, Some(path)) => Target::Uds(path.clone()),
-        (None, None) => anyhow::bail!("no service: give --target HOST:PORT or --uds PATH"),
-    };
+    let target = args.target()?;
     // One worker: the client must leave the machine to the service it measures.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -132,6 +131,29 @@ pub fn run(args: &QueryArgs) -> Result<()> {
     print!("{}", aligned(&rows));
     println!("{}", knee(&measured));
     Ok(())
+}
+
+impl QueryArgs {
+    /// Refuses what can never be asked for.
+    ///
+    /// # Errors
+    /// Names the option.
+    pub fn check(&self) -> Result<()> {
+        ensure!((0.0..=1.0).contains(&self.negative_share), "negative-share={}: give 0 to 1", self.negative_share);
+        ensure!(self.pairs > 0, "pairs=0: give what the store was loaded with");
+        self.target().map(drop)
+    }
+
+    fn target(&self) -> Result<Target> {
+        let (transport, address) = match (&self.target, &self.uds) {
+            (Some(address), _) if address.starts_with("https://") => ("grpc-tls", address.clone()),
+            (Some(address), _) if address.starts_with("http://") => ("grpc-tcp", address.clone()),
+            (Some(address), _) => ("grpc-tcp", format!("http://{address}")),
+            (None, Some(path)) => ("grpc-uds", format!("unix://{}", std::path::absolute(path)?.display())),
+            (None, None) => anyhow::bail!("no service: give --target HOST:PORT or --uds PATH"),
+        };
+        Ok(Target { transport, builder: self.access.builder(&address)?.deadline(ANSWER_TIMEOUT) })
+    }
 }
 
 fn table_rows(load: &Load, driven: &Driven) -> Vec<Vec<String>> {
@@ -180,7 +202,7 @@ fn knee(measured: &[(Load, Driven)]) -> String {
 
 fn record(args: &QueryArgs, target: &Target, load: &Load, engine: &str, driven: &Driven, start_unix_ms: u64) -> Record {
     let more = BTreeMap::from([
-        ("transport".to_owned(), target.name().to_owned()),
+        ("transport".to_owned(), target.transport.to_owned()),
         ("batch".to_owned(), load.batch.to_string()),
         ("negative_share".to_owned(), load.negative_share.to_string()),
         ("in_flight".to_owned(), load.in_flight.to_string()),

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use client::blocking::Client;
-use client::{Builder, Key, Value};
+use client::{Key, Value};
 use engine_latency::{Latency, Op, Snapshot};
 use workload::{Pairs, Rng};
+
+use crate::access::Access;
 
 /// Unrecorded at the start of each run: connections, caches and the service's threads come up to speed.
 const WARM_UP: Duration = Duration::from_millis(200);
@@ -22,6 +24,7 @@ const SPIN: Duration = Duration::from_millis(1);
 pub(super) struct Transport {
     pub(super) name: &'static str,
     address: String,
+    access: Access,
     spin: Duration,
 }
 
@@ -47,8 +50,8 @@ pub(super) struct Driven {
 
 impl Transport {
     /// The ways that an address gives: shared memory is one for a client that spins and one for a client that sleeps.
-    pub(super) fn of(address: &str) -> Vec<Self> {
-        let way = |name, spin| Self { name, address: address.to_owned(), spin };
+    pub(super) fn of(address: &str, access: &Access) -> Vec<Self> {
+        let way = |name, spin| Self { name, address: address.to_owned(), access: access.clone(), spin };
         match address.split_once("://").map(|(scheme, _)| scheme) {
             Some("shm") => vec![way("shm-spinning", SPIN), way("shm-blocking", Duration::ZERO)],
             Some("unix") => vec![way("grpc-uds", SPIN)],
@@ -58,7 +61,7 @@ impl Transport {
     }
 
     pub(super) fn connect(&self) -> Result<Client> {
-        Ok(Builder::new(&self.address)?.spin(self.spin).connect_blocking()?)
+        Ok(self.access.fitting(&self.address)?.builder(&self.address)?.spin(self.spin).connect_blocking()?)
     }
 }
 

@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail};
 use bytesize::ByteSize;
 use engine_latency::table::{aligned, grouped, micros};
 
+use crate::access::Access;
 use crate::bench::child::curves;
 use crate::live::process::{Service, free_address};
 use crate::live::{engine_of, sibling};
@@ -55,9 +56,13 @@ pub struct TransportsArgs {
     /// The service program; by default the one beside loadgen
     #[arg(long, value_name = "PATH")]
     service_bin: Option<PathBuf>,
-    /// Instead of starting a service: where one runs, as shm:///PATH, unix:///PATH or http://HOST:PORT; several times
+    /// Instead of starting a service: where one runs, as shm:///PATH, unix:///PATH, http://HOST:PORT or https://HOST:PORT; several
+    /// times
     #[arg(long, value_name = "URL")]
     address: Vec<String>,
+    /// What the service may ask of whoever comes; of it each address is given what its transport takes.
+    #[command(flatten)]
+    access: Access,
     /// Pairs in the store, as `solkv-bootstrap --pairs N --seed S` loaded them
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pairs: u64,
@@ -109,11 +114,22 @@ pub fn run(args: &TransportsArgs) -> Result<()> {
     Ok(())
 }
 
+impl TransportsArgs {
+    /// Refuses addresses of no known form.
+    ///
+    /// # Errors
+    /// Names the address.
+    pub fn check(&self) -> Result<()> {
+        self.address.iter().try_for_each(|address| self.access.builder(address).map(drop))
+    }
+}
+
 /// Every repeat of every transport, in the order taken: `(transport, load, driven)`.
 type Measured = Vec<(Transport, Load, Driven)>;
 
 fn measure(args: &TransportsArgs, mut own: Option<&mut Own>, addresses: &[String]) -> Result<Measured> {
-    let transports: Vec<Transport> = addresses.iter().flat_map(|address| Transport::of(address)).collect();
+    let transports: Vec<Transport> =
+        addresses.iter().flat_map(|address| Transport::of(address, &args.access)).collect();
     let first = transports.first().context("no transport: give --dir or --address")?;
     let engine = reach(first, own.as_deref_mut())?;
     let mut measured = Vec::new();
