@@ -4,9 +4,9 @@
 //! stream has its own threads, the service its own process.
 
 pub(crate) mod process;
+mod stand;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use engines::EngineKind;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde_json::{Value, json};
 
-use crate::stream::{Delivery, Final, Stream, Workload};
+use crate::stream::{Delivery, Final, Stand, Stream, Workload};
 use probe::{Cap, Charged};
 use process::{Service, Usage, free_address, get};
 
@@ -27,7 +27,8 @@ const INSTALLED: &str = "solkv-";
 
 /// Shown under `loadgen live --help`.
 pub const EXAMPLES: &str = "\
-Options of the service that loadgen does not know are passed on after `--`.
+Options of the service that loadgen does not know are passed on after `--`. A store that has followed a stream of the \
+same options already goes on from its slot: the command can be repeated.
 
 Examples:
   solkv-bootstrap --engine rocksdb --bloom 20 --dir DIR --pairs 2000000 --seed 1
@@ -111,7 +112,11 @@ pub fn run(args: LiveArgs) -> Result<()> {
     let stop = crate::commands::stop_flag()?;
     // A directory without a store is refused by name, before a service is started on it and leaves its log there.
     let engine = args.dir.as_deref().map(engine_of).transpose()?;
-    let stream = Stream::start(args.workload.clone(), &args.delivery, &args.stream_listen)?;
+    let stand = stand_of(&args)?;
+    let stream = Stream::start_at(args.workload.clone(), &args.delivery, &args.stream_listen, stand.as_ref())?;
+    if let Some(Stand { slot, .. }) = &stand {
+        eprintln!("the store is at slot={slot}: the stream goes on from there");
+    }
     let cap = args.cap.map_or_else(|| Cap::None("not asked for".to_owned()), |cap| Cap::create(cap.as_u64()));
     if let (Some(_), Cap::None(why)) = (args.cap, &cap) {
         eprintln!("WARNING: the memory cap is NOT in force: {why}");
@@ -180,6 +185,24 @@ fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> 
     let log = args.service_log.clone().unwrap_or_else(|| dir.with_extension("service.log"));
     eprintln!("service metrics at http://{metrics}/metrics, log in {}", log.display());
     Service::start(command, &log)
+}
+
+/// Where the store is before the run. One that has followed a stream is beyond the first slot, and a stream that began
+/// there again would wait for the store for ever.
+fn stand_of(args: &LiveArgs) -> Result<Option<Stand>> {
+    match (&args.dir, &args.service_metrics) {
+        (Some(dir), _) => stand::of_directory(&bootstrap(args)?, dir, args.verify),
+        (None, Some(metrics)) => stand::of_service(metrics),
+        (None, None) => Ok(None),
+    }
+}
+
+/// The `bootstrap` beside the service's program.
+fn bootstrap(args: &LiveArgs) -> Result<PathBuf> {
+    match &args.service_bin {
+        Some(service) => Ok(beside(service, "bootstrap")),
+        None => sibling("bootstrap"),
+    }
 }
 
 /// The engine of the store in `dir`.
@@ -297,10 +320,9 @@ impl Reasons {
     }
 }
 
-/// The last whole slot in the service's checkpoint. Protobuf's JSON writes 64-bit numbers as text; both are taken.
+/// The last whole slot in the service's checkpoint.
 fn applied_slot(status: &Value) -> Option<u64> {
-    let slot = status.pointer("/checkpoint/slot")?;
-    slot.as_u64().or_else(|| slot.as_str()?.parse().ok())
+    stand::slot(status.get("checkpoint")?)
 }
 
 fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, metrics: &str) {
@@ -341,11 +363,8 @@ fn program(name: &str) -> String {
 /// The digest of the directory, if it is the stream's.
 fn verify(args: &LiveArgs, end: &Final) -> Result<String> {
     let dir = args.dir.as_deref().context("--verify needs --dir")?;
-    let program = match &args.service_bin {
-        Some(service) => beside(service, "bootstrap"),
-        None => sibling("bootstrap")?,
-    };
-    let digest = directory_digest(&program, dir)?;
+    let digest = stand::of_directory(&bootstrap(args)?, dir, true)?.and_then(|stand| stand.digest);
+    let digest = digest.context("bootstrap info gave no digest")?;
     ensure!(
         digest == end.digest,
         "the map differs from the stream: dir={} has digest={digest} expected={} at slot={}",
@@ -354,21 +373,6 @@ fn verify(args: &LiveArgs, end: &Final) -> Result<String> {
         end.slot
     );
     Ok(digest)
-}
-
-fn directory_digest(program: &Path, dir: &Path) -> Result<String> {
-    let mut command = Command::new(program);
-    command.args(["info", "--digest"]).arg("--dir").arg(dir);
-    let output = command.output().with_context(|| format!("cannot run: program={}", program.display()))?;
-    ensure!(
-        output.status.success(),
-        "bootstrap info failed: status={} error={}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    let text = String::from_utf8_lossy(&output.stdout);
-    let digest = text.split_whitespace().find_map(|word| word.strip_prefix("digest="));
-    Ok(digest.with_context(|| format!("bootstrap info printed no digest=: output={text:?}"))?.to_owned())
 }
 
 fn report(

@@ -5,14 +5,15 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
-use workload::{Digest, Key, Pairs, Picker, Rng, Value};
+use anyhow::{Result, ensure};
+use workload::{Digest, Pairs, Picker, Rng};
 
 use crate::stream::account::LEAVINGS;
+use crate::stream::keys::{CREATED, Keys};
 use crate::stream::options::Workload;
+use crate::stream::resume::Stand;
 
 /// An out-of-order slot comes after this many later ones.
 const OUT_OF_ORDER_SLOTS: usize = 3;
@@ -20,44 +21,6 @@ const OUT_OF_ORDER_SLOTS: usize = 3;
 const DRAWS_PER_EVENT: u32 = 4;
 /// Set in a key's state when it is not in the map; the rest is the version of its value.
 const ABSENT: u32 = 1 << 31;
-/// Set in an [`Update::id`] of a key outside the known ones.
-const CREATED: u64 = 1 << 63;
-
-/// The keys and values behind the ids that updates carry.
-#[derive(Debug)]
-pub struct Keys {
-    pairs: Pairs,
-    created_values: Pairs,
-    file: Option<Vec<Key>>,
-    known: u64,
-}
-
-impl Keys {
-    /// The known keys of `options`, read from its file if it names one.
-    pub(crate) fn load(options: &Workload) -> Result<Self> {
-        let file = options.keys.as_deref().map(read_keys).transpose()?;
-        let known = file.as_ref().map_or(options.pairs, |keys| keys.len() as u64);
-        let created_values = Pairs::new(options.seed ^ 0x0063_7265_6174_6564);
-        Ok(Self { pairs: Pairs::new(options.seed), created_values, file, known })
-    }
-
-    /// The address behind an update's id.
-    pub(crate) fn key(&self, id: u64) -> Key {
-        if id & CREATED != 0 {
-            return self.pairs.absent_key(id & !CREATED);
-        }
-        match &self.file {
-            Some(keys) => keys[id as usize],
-            None => self.pairs.key(id),
-        }
-    }
-
-    /// The value of an update's id at `version`.
-    pub(crate) fn value(&self, id: u64, version: u32) -> Value {
-        let pairs = if id & CREATED == 0 { self.pairs } else { self.created_values };
-        pairs.value(id & !CREATED, version)
-    }
-}
 
 /// One account update: which key, and what it became.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +125,12 @@ pub(crate) struct Chain {
     parent: (u64, [u8; 32], u64),
     events: u64,
     slots: u64,
+    /// Events and slots of runs before this one, which are not delivered.
+    skipped: (u64, u64),
+    /// Events by the end of the round of [`Workload::events`] that the chain is in: a slot is cut there.
+    round_end: u64,
+    /// Events by the end of this run, where a round ends.
+    end: u64,
     bogus: u64,
     /// The block that the next slot's abandoned one stands on, where a fork is to grow.
     fork: Option<(u64, [u8; 32], u64)>,
@@ -175,10 +144,10 @@ impl Chain {
     /// A run at its start. `options` must have passed [`Workload::check`].
     pub(crate) fn new(options: Workload, keys: Arc<Keys>) -> Self {
         let state = if options.base_empty { ABSENT } else { 0 };
-        let known = vec![state; keys.known as usize];
+        let known = vec![state; keys.known() as usize];
         let parent_slot = options.start_slot - 1;
         Self {
-            picker: Picker::new(keys.known, options.skew.0),
+            picker: Picker::new(keys.known(), options.skew.0),
             rng: Rng::new(options.seed ^ 0x7374_7265_616d),
             keys,
             known,
@@ -187,6 +156,9 @@ impl Chain {
             parent: (parent_slot, block_hash(options.seed, parent_slot), 0),
             events: 0,
             slots: 0,
+            skipped: (0, 0),
+            round_end: options.events,
+            end: options.events,
             bogus: 0,
             fork: None,
             held: VecDeque::new(),
@@ -197,17 +169,69 @@ impl Chain {
         }
     }
 
+    /// A run that goes on from where a follower stands, if it stands anywhere.
+    pub(crate) fn at(options: Workload, keys: Arc<Keys>, stand: Option<&Stand>) -> Result<Self> {
+        let mut chain = Self::new(options, keys);
+        stand.map_or(Ok(()), |stand| chain.resume(stand))?;
+        Ok(chain)
+    }
+
+    /// Moves a run that has not begun to another first slot.
+    pub(super) fn begin_at(&mut self, slot: u64) {
+        self.options.start_slot = slot;
+        self.next_slot = slot;
+        self.parent = (slot - 1, block_hash(self.options.seed, slot - 1), 0);
+    }
+
+    /// Makes every slot up to `slot` without delivering any; the run's own events come after the round that it is in.
+    pub(super) fn skip_to(&mut self, slot: u64) -> Result<()> {
+        while self.parent.0 < slot {
+            self.begin_round();
+            self.produce();
+            self.ready.clear();
+        }
+        ensure!(
+            self.parent.0 == slot,
+            "the store stands at a slot that this stream does not have: slot={slot}: give the options of the runs \
+             before, or load a new store"
+        );
+        self.held.clear();
+        self.end = self.round_end + self.options.events;
+        self.skipped = (self.events, self.slots);
+        Ok(())
+    }
+
+    /// The first slot of the first run.
+    pub(super) fn first_slot(&self) -> u64 {
+        self.options.start_slot
+    }
+
+    /// Events made so far, of runs before this one as well.
+    pub(crate) fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Events of a slot.
+    pub(crate) fn events_per_slot(&self) -> u32 {
+        self.options.events_per_slot
+    }
+
+    /// The blockhash that a slot has on this chain.
+    pub(super) fn hash_of(&self, slot: u64) -> [u8; 32] {
+        block_hash(self.options.seed, slot)
+    }
+
     /// The block that the run's first one stands on: of a chain that was there before, without updates.
-    pub(crate) fn base(options: &Workload) -> Block {
-        let slot = options.start_slot - 1;
+    pub(crate) fn base(&self) -> Block {
+        let (slot, hash, height) = self.parent;
         let parent_slot = slot.saturating_sub(1);
         Block {
             slot,
             parent_slot,
-            hash: block_hash(options.seed, slot),
-            parent_hash: block_hash(options.seed, parent_slot),
-            height: 0,
-            first_event: 0,
+            hash,
+            parent_hash: self.hash_of(parent_slot),
+            height,
+            first_event: self.events,
             updates: Vec::new(),
             bank: bank(slot),
             kind: Kind::Sealed,
@@ -220,10 +244,17 @@ impl Chain {
             if let Some(block) = self.ready.pop_front() {
                 return Some(block);
             }
-            if self.events >= self.options.events {
+            if self.events >= self.end {
                 return self.held.pop_front().map(|(_, block)| block);
             }
+            self.begin_round();
             self.produce();
+        }
+    }
+
+    fn begin_round(&mut self) {
+        if self.events >= self.round_end {
+            self.round_end += self.options.events;
         }
     }
 
@@ -231,14 +262,14 @@ impl Chain {
     pub(crate) fn finish(&self) -> Final {
         Final {
             slot: self.parent.0,
-            events: self.events,
-            slots: self.slots,
+            events: self.events - self.skipped.0,
+            slots: self.slots - self.skipped.1,
             digest: self.digest().to_string(),
             gap: self.gap.clone(),
         }
     }
 
-    fn digest(&self) -> Digest {
+    pub(super) fn digest(&self) -> Digest {
         let mut digest = Digest::default();
         let created = self.created.iter().enumerate().map(|(index, state)| (index as u64 | CREATED, state));
         for (id, &state) in self.known.iter().enumerate().map(|(index, state)| (index as u64, state)).chain(created) {
@@ -299,7 +330,7 @@ impl Chain {
     }
 
     fn sealed_block(&mut self, slot: u64) -> Block {
-        let wanted = u64::from(self.options.events_per_slot).min(self.options.events - self.events) as u32;
+        let wanted = u64::from(self.options.events_per_slot).min(self.round_end - self.events) as u32;
         let mut updates = Vec::with_capacity(wanted as usize);
         self.touched.clear();
         for _ in 0..wanted.saturating_mul(DRAWS_PER_EVENT) {
@@ -364,11 +395,11 @@ impl Chain {
             self.created.push(0);
             return Update { id: (self.created.len() as u64 - 1) | CREATED, version: 0, write: Write::Open };
         }
-        let total = self.keys.known + self.created.len() as u64;
+        let total = self.keys.known() + self.created.len() as u64;
         let index = self.rng.below(total);
         // Keys made by this run get their share of later events; the known ones keep the skew that was asked for.
-        let (id, state) = if index >= self.keys.known {
-            let index = index - self.keys.known;
+        let (id, state) = if index >= self.keys.known() {
+            let index = index - self.keys.known();
             (index | CREATED, &mut self.created[index as usize])
         } else {
             let index = self.picker.pick(&mut self.rng);
@@ -397,30 +428,6 @@ fn bank(slot: u64) -> u64 {
 /// The hash of `slot` on the chain of `seed`.
 fn block_hash(seed: u64, slot: u64) -> [u8; 32] {
     Pairs::new(seed ^ 0x626c_6f63_6b68).key(slot)
-}
-
-fn read_keys(path: &Path) -> Result<Vec<Key>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read keys: file={}", path.display()))?;
-    let mut keys = Vec::new();
-    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let mut key = [0u8; 32];
-        let bytes = bs58::decode(line.trim()).onto(&mut key);
-        ensure!(
-            matches!(bytes, Ok(32)),
-            "not a base58 pubkey of 32 bytes: file={} line={} text={line:?}",
-            path.display(),
-            index + 1
-        );
-        keys.push(key);
-    }
-    ensure!(!keys.is_empty(), "no keys in file={}", path.display());
-    let mut sorted = keys.clone();
-    sorted.sort_unstable();
-    if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-        let key = bs58::encode(pair[0]).into_string();
-        anyhow::bail!("key given twice: file={} key={key}; remove one of the lines", path.display());
-    }
-    Ok(keys)
 }
 
 /// Ids are dense integers: one multiplication spreads them.

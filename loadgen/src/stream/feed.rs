@@ -19,8 +19,9 @@ use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpdatePing, SubscribeUpdatePong};
 
 use crate::stream::account::{Account, Extract};
-use crate::stream::chain::{Block, Keys, Kind, Update, Write};
+use crate::stream::chain::{Block, Kind, Update, Write};
 use crate::stream::filter::{Commitment, Filter};
+use crate::stream::keys::Keys;
 use crate::stream::log::{Entry, Event, Log, Replayed};
 use crate::stream::wire;
 

@@ -10,8 +10,10 @@ pub mod account;
 mod chain;
 mod feed;
 pub mod filter;
+mod keys;
 mod log;
 mod options;
+mod resume;
 mod server;
 mod wire;
 
@@ -24,8 +26,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use tokio::sync::oneshot;
 
-pub use chain::{Final, Gap, Keys};
+pub use chain::{Final, Gap};
+pub use keys::Keys;
 pub use options::{Delivery, Rate, SkewArg, Workload, options};
+pub use resume::Stand;
 
 use chain::Chain;
 use feed::Shared;
@@ -47,29 +51,38 @@ pub struct Stream {
 impl Stream {
     /// Binds `listen` (port 0 picks one) and starts serving on threads of its own.
     pub fn start(workload: Workload, delivery: &Delivery, listen: &str) -> Result<Self> {
+        Self::start_at(workload, delivery, listen, None)
+    }
+
+    /// The same for a follower that stands somewhere already: the stream goes on from there.
+    ///
+    /// # Errors
+    /// As [`Stream::start`], and a stand that is not on the chain of this workload, with the way out.
+    pub fn start_at(workload: Workload, delivery: &Delivery, listen: &str, stand: Option<&Stand>) -> Result<Self> {
         workload.check()?;
         delivery.check()?;
         let token = delivery.x_token()?;
-        let keys = Arc::new(Keys::load(&workload)?);
+        let (extract, keys) = (workload.extract, Arc::new(Keys::load(&workload)?));
+        let chain = Chain::at(workload, Arc::clone(&keys), stand)?;
         let listener = std::net::TcpListener::bind(listen)
             .with_context(|| format!("cannot listen: address={listen}; is another stream running there?"))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let base = (!delivery.no_wait).then(|| Chain::base(&workload));
+        let base = (!delivery.no_wait).then(|| chain.base());
         let shared = Arc::new(Shared {
             log: Log::new(delivery.replay_slots, delivery.confirm_after, base),
-            keys: Arc::clone(&keys),
-            extract: workload.extract,
+            keys,
+            extract,
             duplicates: delivery.duplicates,
             confirms_later: delivery.confirm_after > 0,
             disconnect_every: delivery.disconnect_every,
-            next_cut: AtomicU64::new(delivery.disconnect_every),
+            next_cut: AtomicU64::new(chain.events() + delivery.disconnect_every),
             sent_events: AtomicU64::new(0),
         });
         let (shutdown, stopped) = oneshot::channel();
         let server = spawn_server(Arc::clone(&shared), token, listener, stopped)?;
         let end = Arc::new(OnceLock::new());
-        let chain = spawn_chain(Arc::clone(&shared), workload, delivery.clone(), keys, Arc::clone(&end))?;
+        let chain = spawn_chain(Arc::clone(&shared), chain, delivery.clone(), Arc::clone(&end))?;
         Ok(Self { address, shared, chain: Some(chain), end, shutdown: Some(shutdown), server: Some(server) })
     }
 
@@ -153,13 +166,12 @@ fn spawn_server(
 
 fn spawn_chain(
     shared: Arc<Shared>,
-    workload: Workload,
+    chain: Chain,
     delivery: Delivery,
-    keys: Arc<Keys>,
     end: Arc<OnceLock<Final>>,
 ) -> Result<JoinHandle<()>> {
     let run = move || {
-        if let Some(outcome) = drive_chain(&shared.log, workload, &delivery, keys) {
+        if let Some(outcome) = drive_chain(&shared.log, chain, &delivery) {
             end.get_or_init(|| outcome);
         }
     };
@@ -167,9 +179,8 @@ fn spawn_chain(
 }
 
 /// Publishes every slot at the asked pace; none when stopped before the end.
-fn drive_chain(log: &Log, workload: Workload, delivery: &Delivery, keys: Arc<Keys>) -> Option<Final> {
-    let period = delivery.rate.slot_period(workload.events_per_slot);
-    let mut chain = Chain::new(workload, keys);
+fn drive_chain(log: &Log, mut chain: Chain, delivery: &Delivery) -> Option<Final> {
+    let period = delivery.rate.slot_period(chain.events_per_slot());
     if !delivery.no_wait && !log.wait_first_subscriber() {
         return None;
     }

@@ -1,0 +1,51 @@
+//! Where the store of a live run stands before the run: what the stream has to go on from.
+//!
+//! Owns: asking for it. Must not: open a store, which `bootstrap info` does and the service has done. Runs on the live
+//! run's thread.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::process::get;
+use crate::stream::Stand;
+
+/// The stand of the store in `dir`, asked of the program `bootstrap`; its digest too, if that is wanted, which takes a
+/// scan. `None` for a store that has no slot yet.
+pub(super) fn of_directory(bootstrap: &Path, dir: &Path, with_digest: bool) -> Result<Option<Stand>> {
+    let mut command = Command::new(bootstrap);
+    command.args(["info", "--json"]).args(with_digest.then_some("--digest")).arg("--dir").arg(dir);
+    let output = command.output().with_context(|| format!("cannot run: program={}", bootstrap.display()))?;
+    ensure!(
+        output.status.success(),
+        "bootstrap info failed: status={} error={}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    let info: Value = serde_json::from_slice(&output.stdout).context("bootstrap info gave no JSON")?;
+    let digest = info.get("digest").and_then(Value::as_str).map(str::to_owned);
+    Ok(stand(&info)?.map(|stand| Stand { digest, ..stand }))
+}
+
+/// The stand of the store that a running service has open. A service that does not answer yet gives none.
+pub(super) fn of_service(metrics: &str) -> Result<Option<Stand>> {
+    let Ok(status) = get(metrics, "/status.json") else { return Ok(None) };
+    let status: Value = serde_json::from_slice(&status).context("the service's /status.json is no JSON")?;
+    status.get("checkpoint").map_or(Ok(None), stand)
+}
+
+/// A slot as protobuf's JSON writes it, which may be text, or as any other does.
+pub(super) fn slot(of: &Value) -> Option<u64> {
+    let slot = of.get("slot")?;
+    slot.as_u64().or_else(|| slot.as_str()?.parse().ok())
+}
+
+fn stand(of: &Value) -> Result<Option<Stand>> {
+    let (Some(slot), Some(text)) = (slot(of), of.get("blockhash").and_then(Value::as_str)) else { return Ok(None) };
+    let mut blockhash = [0; 32];
+    let bytes = bs58::decode(text).onto(&mut blockhash);
+    ensure!(matches!(bytes, Ok(32)), "not a blockhash: text={text:?}");
+    Ok(Some(Stand { slot, blockhash, digest: None }))
+}

@@ -1,0 +1,122 @@
+//! Where a stream begins for a follower that has followed an earlier one: after the slot that it stands at.
+//!
+//! Owns: which stands are on the chain of a workload. Must not: look at a store. Runs on the caller's thread.
+//!
+//! What the keys hold at a slot follows from the options and from every slot before it, so a stream that goes on makes
+//! those slots again without delivering them. A run is a round of `--events` updates; a run that was cut short is made
+//! whole first, so that each later run can make the same rounds again.
+
+use anyhow::{Result, bail, ensure};
+
+use super::chain::Chain;
+
+/// Slots that are made again take at most a minute or two.
+const REPEATED_EVENTS_MAX: u64 = 1 << 30;
+
+/// Where a follower stands on a chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stand {
+    /// The newest slot that it has applied.
+    pub slot: u64,
+    /// The slot's blockhash; all-zero where the slot came from outside a stream, as that of a load does.
+    pub blockhash: [u8; 32],
+    /// Digest of its map, where the map is to be compared with the chain's before the stream begins.
+    pub digest: Option<String>,
+}
+
+impl Chain {
+    /// Goes on from `stand`, of which `self` must be the chain from its start.
+    pub(super) fn resume(&mut self, stand: &Stand) -> Result<()> {
+        let (slot, first) = (stand.slot, self.first_slot());
+        if stand.blockhash == [0; 32] {
+            self.begin_at(slot.saturating_add(1));
+            return Ok(());
+        }
+        ensure!(
+            stand.blockhash == self.hash_of(slot),
+            "the store stands on another chain: slot={slot} blockhash={}: give the --seed of the stream that it has \
+             followed, or load a new store",
+            bs58::encode(stand.blockhash).into_string()
+        );
+        let repeated = slot.checked_sub(first).map(|slots| slots.saturating_mul(u64::from(self.events_per_slot())));
+        match repeated {
+            _ if slot.checked_add(1) == Some(first) => return Ok(()),
+            Some(events) if events <= REPEATED_EVENTS_MAX => {}
+            _ => bail!(
+                "the store stands too far from the first slot: slot={slot} start-slot={first}: give the --start-slot of \
+                 the first stream that it has followed, or load a new store"
+            ),
+        }
+        self.skip_to(slot)?;
+        let wanted = stand.digest.as_ref().filter(|digest| **digest != self.digest().to_string());
+        ensure!(
+            wanted.is_none(),
+            "the store holds another map than the stream has made by slot={slot}: give the options of the runs before, or \
+             load a new store"
+        );
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::stream::chain::Block;
+    use crate::stream::{Keys, Workload, options};
+
+    fn workload(more: &str) -> Workload {
+        let line = "--pairs 500 --seed 3 --events 950 --events-per-slot 100 --change-share 0.4 --close-share 0.1";
+        options(&format!("{line} {more}")).unwrap().0
+    }
+
+    fn chain(workload: &Workload, stand: Option<&Stand>) -> Result<Chain> {
+        Chain::at(workload.clone(), Arc::new(Keys::load(workload).unwrap()), stand)
+    }
+
+    fn rest(chain: &mut Chain) -> Vec<Arc<Block>> {
+        std::iter::from_fn(|| chain.next_block()).collect()
+    }
+
+    fn stand(chain: &Chain, slot: u64) -> Stand {
+        Stand { slot, blockhash: chain.hash_of(slot), digest: None }
+    }
+
+    #[test]
+    fn a_second_run_goes_on_where_the_first_one_ended_or_was_cut() {
+        for faults in ["", "--dead-every 4 --skip-every 5 --out-of-order-every 3"] {
+            let workload = workload(faults);
+            let mut first = chain(&workload, None).unwrap();
+            let blocks = rest(&mut first);
+            let end = first.finish();
+            let whole = Stand { digest: Some(end.digest.clone()), ..stand(&first, end.slot) };
+            let mut second = chain(&workload, Some(&whole)).unwrap();
+            assert_eq!((second.base().slot, second.base().hash), (end.slot, whole.blockhash));
+            let sent: u64 = rest(&mut second).iter().map(|block| block.updates.len() as u64).sum();
+            let again = second.finish();
+            assert!(again.slot > end.slot && sent >= again.events && again.events == 950, "{again:?}");
+            // Cut short: the round is made whole, and one more comes.
+            let cut = blocks.iter().find(|block| block.slot > 1003 && block.parent_slot >= 1000).unwrap().parent_slot;
+            let mut resumed = chain(&workload, Some(&stand(&first, cut))).unwrap();
+            let slots: Vec<u64> = rest(&mut resumed).iter().map(|block| block.slot).collect();
+            assert!(slots.iter().all(|slot| *slot > cut), "{slots:?}");
+            assert_eq!((resumed.finish().slot, resumed.finish().digest), (again.slot, again.digest));
+        }
+    }
+
+    #[test]
+    fn a_store_as_loaded_is_followed_from_its_own_slot_and_one_of_another_chain_is_refused() {
+        let workload = workload("");
+        let loaded = Stand { slot: 312_000_000, blockhash: [0; 32], digest: None };
+        assert_eq!(rest(&mut chain(&workload, Some(&loaded)).unwrap())[0].slot, 312_000_001);
+        let ended = chain(&workload, None).unwrap();
+        let wrong = |stand: Stand| chain(&workload, Some(&stand)).err().unwrap().to_string();
+        let foreign = Stand { blockhash: [7; 32], ..stand(&ended, 1005) };
+        assert!(wrong(foreign).contains("--seed"));
+        assert!(wrong(stand(&ended, 900)).contains("--start-slot"));
+        assert!(wrong(stand(&ended, 1 << 50)).contains("--start-slot"));
+        let other = Stand { digest: Some("1:00".to_owned()), ..stand(&ended, 1005) };
+        assert!(wrong(other).contains("options of the runs before"));
+    }
+}
