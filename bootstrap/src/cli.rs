@@ -12,8 +12,8 @@ use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use engine_api::words;
 
-use crate::limits::TooSmall;
 use crate::out::{self, tell};
+use crate::wrong::Wrong;
 use crate::{compare, info, load, migrate, repair, scrub, verify};
 
 const AFTER_HELP: &str = "\
@@ -35,7 +35,7 @@ Exit codes:
   0         done
   1         the store differs (verify, compare, migrate), is damaged (scrub), lost
             something (repair), or an error, said on stderr
-  2         wrong arguments, or a memory limit that is too small for a load
+  2         wrong arguments or engine options, or a memory limit that is too small for a load
   130, 143  stopped by Ctrl-C or SIGTERM: everything so far is committed, --resume goes on";
 
 #[derive(Parser, Debug)]
@@ -108,7 +108,7 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         (Err(error), _) => {
             tell!("{name}: {}", words(error.as_ref()));
             // A service manager starts it again after 1, and not after 2.
-            if error.is::<TooSmall>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+            if error.is::<Wrong>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
         (Ok(_), Some(error)) => {
             tell!("{name}: cannot write to standard output: reason={error}");

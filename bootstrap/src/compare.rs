@@ -7,12 +7,13 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::thread;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow};
 use engine_api::{Engine, Key, Value};
 
 use crate::info::open_to_scan;
 use crate::out::say;
 use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
+use crate::wrong::Wrong;
 
 /// Compares two stores.
 #[derive(clap::Args, Clone, Debug)]
@@ -31,7 +32,10 @@ pub(crate) struct CompareArgs {
 /// Exit code 0 when both hold the same pairs, 1 when not.
 pub(crate) fn run(args: &CompareArgs) -> Result<u8> {
     let same = args.dir.canonicalize().ok() == args.with.canonicalize().ok() && args.dir.exists();
-    ensure!(!same, "both directories are the same: dir={} with={}", args.dir.display(), args.with.display());
+    if same {
+        let (dir, with) = (args.dir.display(), args.with.display());
+        return Err(Wrong::error(format!("both directories are the same: dir={dir} with={with}")));
+    }
     let (engine, other) = (open_to_scan(&args.dir, None, None)?, open_to_scan(&args.with, None, None)?);
     for (name, engine) in [("dir", &engine), ("with", &other)] {
         say!("{name}: engine={} {}", engine.label(), solana::shown(&engine.checkpoint()?));

@@ -28,3 +28,4 @@ mod signal;
 pub mod source;
 mod state;
 mod verify;
+mod wrong;

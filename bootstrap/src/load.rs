@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use bytesize::ByteSize;
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
 use engine_latency::{Latency, Measured};
@@ -24,6 +24,7 @@ use crate::sample::Sampler;
 use crate::signal::Stop;
 use crate::source::{Source, SourceArgs};
 use crate::state::State;
+use crate::wrong::{Wrong, options_for};
 
 /// Loads pairs into a store.
 #[derive(clap::Args, Clone, Debug)]
@@ -125,6 +126,9 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
         }
         ordered => ordered?,
     };
+    if !args.skip_disk_check {
+        check_disk_after_reading(args, &setup, ordered.records)?;
+    }
     let terms = Terms { load: LoadTerm::Loading(hex(ordered.source_id)), ..setup.terms.clone() };
     let engine = engines::open_on(&args.dir, &setup.options, setup.mode, &terms)
         .with_context(|| format!("cannot open the store: dir={}", args.dir.display()))?;
@@ -173,7 +177,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
 /// What can be found wrong before the source is read, which can take an hour. `None`: the load is complete.
 fn setup(args: &LoadArgs) -> Result<Option<Setup>> {
     let source = Source::new(&args.source)?;
-    let options = engines::options_for(&args.dir, &args.engine)?;
+    let options = options_for(&args.dir, &args.engine)?;
     let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
     let work = args.work_dir.clone().unwrap_or_else(|| beside(&args.dir, ".work"));
     let found = check_directory(&args.dir, args.resume)?;
@@ -208,10 +212,10 @@ fn refuse_unused(args: &LoadArgs, order: Order) -> Result<()> {
     };
     match unused {
         None => Ok(()),
-        Some(option) => bail!(
+        Some(option) => Err(Wrong::error(format!(
             "{option} is for order=shuffled: a sorted load takes chunks of its own size and flushes each: leave it out, or \
              add --order shuffled"
-        ),
+        ))),
     }
 }
 
@@ -225,7 +229,7 @@ fn default_order(engine: EngineKind) -> Order {
 
 /// Refuses a load that will not fit, what it has written before aside.
 fn check_disk(args: &LoadArgs, setup: &Setup) -> Result<()> {
-    let Some(records) = setup.source.count_hint()? else { return Ok(()) };
+    let Some(records) = setup.source.count_hint()?.or_else(|| setup.source.packed_count_hint()) else { return Ok(()) };
     let store_bytes = limits::store_bytes(setup.options.engine, setup.order, records);
     let spilled = setup.order == Order::Sorted || args.source.input.is_some();
     let spill_bytes = if spilled { limits::spill_bytes(records, &setup.buffers) } else { 0 };
@@ -236,6 +240,14 @@ fn check_disk(args: &LoadArgs, setup: &Setup) -> Result<()> {
         return probe::check_disk(&args.dir, store_left);
     }
     probe::check_disk(&args.dir, store_left.saturating_add(spill_left))
+}
+
+/// The same once the source has been read: how many pairs one that is packed, a pipe or a CSV holds is known only then.
+/// The spill is there by now.
+fn check_disk_after_reading(args: &LoadArgs, setup: &Setup, records: u64) -> Result<()> {
+    let store_bytes = limits::store_bytes(setup.options.engine, setup.order, records);
+    probe::check_disk(&args.dir, store_bytes.saturating_sub(probe::disk_bytes(&args.dir)))
+        .context("the source has been read, and what was spilled of it is kept: --resume goes on")
 }
 
 /// Reads and spills the source.

@@ -24,6 +24,7 @@ use crate::progress::Progress;
 use crate::resume::{Found, check_directory, is_complete};
 use crate::signal::Stop;
 use crate::state::State;
+use crate::wrong::options_for;
 
 /// Takes a store over into a new one.
 #[derive(clap::Args, Clone, Debug)]
@@ -60,7 +61,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     if check_directory(&args.dir, args.resume)? == Found::Complete {
         return end_complete(args);
     }
-    let options = engines::options_for(&args.dir, &args.engine)?;
+    let options = options_for(&args.dir, &args.engine)?;
     let (options, buffers) = limits::divide(&options, Order::Sorted, info::scan_memory(args.from_memory).as_u64())?;
     let (from, holds) = open_source(args)?;
     engines::refuse_nested(&args.from_store, &args.dir)?;

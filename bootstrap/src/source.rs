@@ -10,13 +10,17 @@ use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use engine_api::{Key, Value};
 use serde::{Deserialize, Serialize};
 use workload::Pairs;
 
+use crate::wrong::Wrong;
 use packed::Packing;
 pub use parse::read;
+
+/// What a pair of two random pubkeys takes in a packed file at most.
+const PACKED_PAIR_BYTES: u64 = 70;
 
 /// A pair and where it stands in its source: record or line number from 0.
 pub(crate) type Record = (u64, Key, Value);
@@ -76,14 +80,14 @@ pub(crate) enum Source {
 impl Source {
     pub(crate) fn new(args: &SourceArgs) -> Result<Self> {
         match (&args.pairs, &args.input) {
-            (Some(0), _) => bail!("there is nothing to do: pairs=0"),
+            (Some(0), _) => Err(Wrong::error("there is nothing to do: pairs=0")),
             (Some(count), _) => Ok(Self::Synthetic { pairs: Pairs::new(args.seed), count: *count, seed: args.seed }),
             (None, Some(path)) => {
                 let is_csv = Packing::of(path).inner(path).is_some_and(|ending| ending.eq_ignore_ascii_case("csv"));
                 let by_name = if is_csv { Format::Csv } else { Format::Raw };
                 Ok(Self::File { path: path.clone(), format: args.format.unwrap_or(by_name) })
             }
-            (None, None) => bail!("no source: give --pairs N --seed S, or --input FILE"),
+            (None, None) => Err(Wrong::error("no source: give --pairs N --seed S, or --input FILE")),
         }
     }
 
@@ -128,6 +132,14 @@ impl Source {
         // A CSV line of two pubkeys takes 66 to 90 bytes; an estimate for progress and the disk check.
         let divisor = if format == Format::Raw { 64 } else { 89 };
         Ok(Some(meta.len() / divisor))
+    }
+
+    /// The least number of pairs that a packed file can hold. Packing does not make random bytes smaller, so a pair takes
+    /// 64 bytes, as CSV a few more; of values that come again and again less, so there may be twice as many pairs.
+    pub(crate) fn packed_count_hint(&self) -> Option<u64> {
+        let Self::File { path, .. } = self else { return None };
+        let packed_bytes = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?.len();
+        (Packing::of(path) != Packing::None).then_some(packed_bytes / PACKED_PAIR_BYTES)
     }
 
     /// Calls `take` with every pair in the source's own order.

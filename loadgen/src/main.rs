@@ -87,7 +87,12 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if let Err(error) = check(&command) {
+        eprintln!("error: {}", said(&error));
+        return ExitCode::from(2);
+    }
+    let result = match command {
         Command::Stream(args) => commands::stream(*args),
         Command::Live(args) => live::run(*args),
         Command::Provider(args) => provider::run(&args),
@@ -113,6 +118,18 @@ fn main() -> ExitCode {
             eprintln!("error: {}", said(&error));
             ExitCode::from(1)
         }
+    }
+}
+
+/// Refuses arguments that can never be right, or do not go together.
+fn check(command: &Command) -> Result<()> {
+    match command {
+        Command::Stream(args) => args.workload.check().and_then(|()| args.delivery.check()),
+        Command::Live(args) => args.workload.check().and_then(|()| args.delivery.check()),
+        Command::Query(args) => args.check(),
+        Command::Transports(args) => args.check(),
+        Command::Follow(args) => args.check(),
+        _ => Ok(()),
     }
 }
 

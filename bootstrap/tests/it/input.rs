@@ -16,7 +16,7 @@ fn a_source_without_pairs_is_refused_before_anything_is_made() {
         let said = fails(1, &["--dir", str(&store), "--input", str(&file)]);
         assert!(said.contains(&format!("there are no pairs: file={}", file.display())), "{said}");
     }
-    assert!(fails(1, &["--dir", str(&store), "--pairs", "0"]).contains("pairs=0"));
+    assert!(fails(2, &["--dir", str(&store), "--pairs", "0"]).contains("pairs=0"));
     let said = fails(1, &["--dir", str(&store), "--input", str(dir.path())]);
     assert!(said.contains("the input is a directory"), "{said}");
     let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -77,10 +77,10 @@ fn a_report_that_cannot_be_written_is_found_before_the_load() {
     }
     // A load that is refused leaves an earlier report as it is, and makes none.
     let report = dir.path().join("report.json");
-    fails(1, &["--dir", str(&store), "--pairs", "0", "--report", str(&report)]);
+    fails(2, &["--dir", str(&store), "--pairs", "0", "--report", str(&report)]);
     assert!(!report.exists());
     fs::write(&report, "earlier").unwrap();
-    fails(1, &["--dir", str(&store), "--pairs", "0", "--report", str(&report)]);
+    fails(2, &["--dir", str(&store), "--pairs", "0", "--report", str(&report)]);
     assert_eq!(fs::read_to_string(&report).unwrap(), "earlier");
 }
 
@@ -125,13 +125,35 @@ fn a_reader_that_goes_does_not_end_a_load() {
 }
 
 #[test]
+fn options_that_no_engine_takes_end_with_2_and_make_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let to = ["--dir", str(&store)];
+    let load = ["--pairs", "100"];
+    let from = ["migrate", "--from-store", "elsewhere"];
+    for wrong in [
+        &["--engine", "redb", "--bloom", "10"][..],
+        &["--engine", "redb", "--profile", "tuned"],
+        &["--engine", "redb", "--lmdb-map-size", "1GiB"],
+        &["--engine", "rocksdb", "--bloom", "99"],
+        &["--memory", "1"],
+        &["--engine", "nothing"],
+    ] {
+        fails(2, &[wrong, &to, &load].concat());
+        fails(2, &[&from[..], &to, wrong].concat());
+        assert!(!store.exists(), "{wrong:?}");
+    }
+    fails(2, &["compare", "--dir", str(dir.path()), "--with", str(dir.path())]);
+}
+
+#[test]
 fn a_sorted_load_refuses_options_of_commits() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
     for engine in engines() {
         let load = ["--engine", engine, "--dir", str(&store), "--pairs", "100", "--order"];
         for unused in [&["--batch", "7"][..], &["--synced"]] {
-            let said = fails(1, &[&load[..], &["sorted"], unused].concat());
+            let said = fails(2, &[&load[..], &["sorted"], unused].concat());
             assert!(said.contains(unused[0]) && said.contains("is for order=shuffled"), "{said}");
         }
         assert!(!store.exists());

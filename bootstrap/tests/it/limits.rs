@@ -1,11 +1,13 @@
 //! Memory: loads in a real cgroup. Disk: what a store of each engine takes a pair.
 
+use std::fs::{self, File};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use probe::Cap;
 
-use crate::{digest, engines, ok, str, synthetic, text};
+use crate::{digest, engines, ok, raw_file, str, synthetic, text};
 
 /// A cgroup is named by the process, so that there is one at a time.
 static ONE: Mutex<()> = Mutex::new(());
@@ -65,5 +67,49 @@ fn b_trees_are_loaded_sorted_unless_told_otherwise() {
         assert_eq!(said.contains("order=sorted, because engine="), b_tree, "{engine}: {said}");
         let said = load("shuffled", &["--order", "shuffled"]);
         assert!(said.contains("(shuffled)") && !said.contains("order="), "{engine}: {said}");
+    }
+}
+
+/// A disk for one run of the program, of which `None` where this process may mount nothing.
+fn on_a_disk_of(mib: u64, dir: &Path, args: &[&str], input: Option<&Path>) -> Option<(Option<i32>, String)> {
+    const RUN: &str =
+        "mount -t tmpfs -o size=$1m tmpfs \"$2\" || exit 77; shift 2; \"$@\"; code=$?; ls \"$0\"; exit $code";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", RUN, str(dir), &mib.to_string(), str(dir), env!("CARGO_BIN_EXE_bootstrap")]);
+    let input = input.map_or_else(Stdio::null, |path| Stdio::from(File::open(path).unwrap()));
+    let output = command.args(args).stdin(input).output().unwrap();
+    let said = text(&output);
+    if output.status.code() == Some(77) || said.contains("unshare: unshare failed") {
+        eprintln!("not run: {said}");
+        return None;
+    }
+    Some((output.status.code(), said))
+}
+
+/// Their number is known once they have been read: then, and before a store is made.
+#[test]
+fn pairs_that_nobody_can_count_before_must_fit_on_the_disk_as_well() {
+    let dir = tempfile::tempdir().unwrap();
+    // Half of each pair packs to nothing, so that the packed file's length says little.
+    let pairs = synthetic(100_000, 3).into_keys().map(|key| (key, [7; 32]));
+    let raw = raw_file(dir.path(), pairs);
+    let packed = dir.path().join("pairs.bin.zst");
+    fs::write(&packed, zstd::encode_all(&fs::read(&raw).unwrap()[..], 1).unwrap()).unwrap();
+    let disk = dir.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    let store = disk.join("store");
+    for engine in engines() {
+        for (input, stdin) in [(str(&packed), None), ("-", Some(raw.as_path()))] {
+            let args = ["--engine", engine, "--dir", str(&store), "--input", input];
+            let Some((code, said)) = on_a_disk_of(8, &disk, &args, stdin) else { return };
+            assert_eq!(code, Some(1), "{engine} {input}: {said}");
+            assert!(said.contains("not enough disk") && said.contains("--resume"), "{engine} {input}: {said}");
+            assert!(!said.lines().any(|line| line == "store"), "{engine} {input}: {said}");
+        }
+        let packed_more = dir.path().join("more.bin.zst");
+        fs::write(&packed_more, vec![0; 64 << 20]).unwrap();
+        let args = ["--engine", engine, "--dir", str(&store), "--input", str(&packed_more)];
+        let (code, said) = on_a_disk_of(8, &disk, &args, None).unwrap();
+        assert!(code == Some(1) && said.contains("not enough disk") && !said.contains("has been read"), "{said}");
     }
 }

@@ -39,5 +39,6 @@ pub use read_only::open_read_only;
 pub use repair::{Repaired, repair};
 pub use store::{
     OpenMode, check, compiled, default_engine, inspect, mark_load, open, open_existing, open_on, options_for,
+    refuse_unless_compiled,
 };
 pub use terms::{Holds, Load, LoadState, LoadTerm, Terms};

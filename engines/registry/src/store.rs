@@ -343,7 +343,11 @@ pub(crate) fn sync_parent(dir: &Path) -> Result<()> {
     }
 }
 
-fn refuse_unless_compiled(engine: EngineKind) -> Result<()> {
+/// Refuses an engine that this build lacks.
+///
+/// # Errors
+/// `FixInput`, naming those that it has.
+pub fn refuse_unless_compiled(engine: EngineKind) -> Result<()> {
     if compiled().contains(&engine) {
         return Ok(());
     }

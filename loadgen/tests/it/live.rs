@@ -1,4 +1,4 @@
-//! `loadgen live` as a program: what it refuses.
+//! `loadgen` as a program: what it refuses.
 
 use std::process::Command;
 
@@ -14,4 +14,23 @@ fn live_makes_no_store_where_there_is_none() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && stderr.contains("bootstrap"), "{stderr}");
     assert!(!dir.exists() && output.stdout.is_empty(), "nothing is made and no table is printed");
+}
+
+#[test]
+fn arguments_that_can_never_be_right_end_with_2() {
+    for wrong in [
+        "stream --pairs 0",
+        "stream --close-share 3",
+        "live --dir /nowhere --change-share 2",
+        "query --target 127.0.0.1:1 --pairs 0",
+        "query --target https://h --pairs 5",
+        "query --target 127.0.0.1:1 --pairs 5 --negative-share 4",
+        "query --target https://h:1 --pairs 5 --tls-cert c",
+        "follow --address nowhere",
+        "follow --address unix:///s --from 3",
+        "transports --address nowhere --pairs 3",
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_loadgen")).args(wrong.split(' ')).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{wrong}: {}", String::from_utf8_lossy(&output.stderr));
+    }
 }

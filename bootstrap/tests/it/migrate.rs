@@ -1,0 +1,120 @@
+//! Stores that move to another engine: checkpoint and meaning go along, and what is killed goes on.
+
+use std::fs;
+use std::process::Stdio;
+use std::time::Duration;
+
+use workload::Rng;
+
+use crate::{command, cut_short, digest, engines, fails, ok, str, synthetic, text};
+
+#[test]
+fn a_store_moves_to_every_engine_with_its_checkpoint() {
+    for from in engines() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("store");
+        ok(&["--engine", from, "--dir", str(&store), "--pairs", "30000", "--seed", "5", "--slot", "77"]);
+        for to in engines() {
+            let new = dir.path().join(to);
+            let moved = ok(&["--from-store", str(&store), "--engine", to, "--dir", str(&new)]);
+            let equal = format!("equal: {}", digest(&synthetic(30000, 5)));
+            assert!(moved.contains(&equal) && moved.contains("pairs=30000"), "{from} to {to}: {moved}");
+            let info = ok(&["info", "--dir", str(&new), "--digest"]);
+            assert!(info.contains(&digest(&synthetic(30000, 5))), "{from} to {to}: {info}");
+            assert!(info.contains("checkpoint seq=30000 slot=77"), "{from} to {to}: {info}");
+            assert!(info.contains("load=complete: 30000 pairs"), "{from} to {to}: {info}");
+        }
+        let taken = fails(1, &["--from-store", str(&store), "--engine", from, "--dir", str(&store)]);
+        assert!(taken.contains("store"), "{taken}");
+    }
+}
+
+#[test]
+fn a_store_whose_checkpoint_is_no_chains_is_looked_at_and_moved_as_it_is() {
+    for &kind in engines::compiled() {
+        let engine = kind.as_str();
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, new) = (temp.path().join("store"), temp.path().join("new"));
+        let options = engines::EngineOptions::new(kind);
+        let store = engines::open(&dir, &options, engines::OpenMode::Create).unwrap();
+        let mut txn = store.begin().unwrap();
+        txn.put(&[1; 32], &[2; 32]).unwrap();
+        let checkpoint = engine_api::Checkpoint::new(5, b"of another program");
+        txn.commit(&checkpoint, engine_api::Durability::Synced).unwrap();
+        store.close().unwrap();
+        let other = "seq=5 not a chain's checkpoint: bytes=18";
+        assert!(ok(&["info", "--dir", str(&dir)]).contains(&format!("checkpoint {other}")), "{engine}");
+        let json = ok(&["info", "--json", "--dir", str(&dir)]);
+        assert!(json.contains("\"seq\": 5") && json.contains("\"slot\": null"), "{json}");
+        assert!(json.contains("\"no_chain\": \"not a chain's checkpoint: bytes=18"), "{json}");
+        assert!(ok(&["scrub", "--dir", str(&dir)]).contains(&format!("pairs=1 {other}")), "{engine}");
+        let moved = ok(&["--from-store", str(&dir), "--engine", engine, "--dir", str(&new)]);
+        assert!(moved.contains("equal:") && moved.contains(&format!("checkpoint {other}")), "{moved}");
+        assert!(ok(&["compare", "--dir", str(&dir), "--with", str(&new)]).contains(other), "{engine}");
+        assert_eq!(engines::open_existing(&new, None).unwrap().checkpoint().unwrap(), checkpoint);
+    }
+}
+
+#[test]
+fn a_migration_is_refused_where_it_would_mix_or_miss() {
+    let engine = engines().last().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (store, new) = (dir.path().join("store"), dir.path().join("new"));
+    let migrate = |more: &[&str]| {
+        let args = ["--from-store", str(&store), "--engine", engine, "--dir", str(&new)];
+        fails(1, &[&args[..], more].concat())
+    };
+    assert!(migrate(&[]).contains("there is no store"));
+    ok(&["--engine", engine, "--dir", str(&store), "--pairs", "1000"]);
+    cut_short(&store);
+    assert!(migrate(&[]).contains("half loaded"));
+    ok(&["--resume", "--dir", str(&store), "--pairs", "1000"]);
+    let other = engines().find(|other| *other != engine);
+    if let Some(other) = other {
+        assert!(migrate(&["--from-engine", other]).contains(&format!("directory holds {engine}")));
+    }
+    ok(&["--engine", engine, "--dir", str(&new), "--pairs", "500", "--seed", "9"]);
+    cut_short(&new);
+    assert!(migrate(&["--resume"]).contains("was not begun from this one"));
+    assert!(migrate(&[]).contains("interrupted"));
+    fs::remove_dir_all(&new).unwrap();
+    ok(&["--engine", engine, "--dir", str(&new), "--pairs", "500", "--seed", "9"]);
+    assert!(migrate(&[]).contains("already holds"));
+}
+
+/// SIGKILL at random moments, then --resume, until the migration is complete.
+#[test]
+fn killed_migrations_resume_to_the_same_map() {
+    const PAIRS: u64 = 1_500_000;
+    let mut rng = Rng::new(std::process::id().into());
+    let from = engines().last().unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let store = home.path().join("store");
+    let pairs = PAIRS.to_string();
+    ok(&["--engine", from, "--order", "sorted", "--dir", str(&store), "--pairs", &pairs, "--slot", "7"]);
+    let expected = ok(&["info", "--dir", str(&store), "--digest"]);
+    let expected = expected.lines().find(|line| line.starts_with("digest=")).unwrap();
+    for to in engines() {
+        let new = home.path().join(to);
+        for kill in 0.. {
+            let mut migration = command(&["--from-store", str(&store), "--engine", to, "--dir", str(&new)]);
+            if kill > 0 {
+                migration.arg("--resume");
+            }
+            let mut child = migration.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            std::thread::sleep(Duration::from_millis(100 + rng.below(500)));
+            let done = kill >= 5 || child.try_wait().unwrap().is_some();
+            if !done {
+                child.kill().unwrap();
+            }
+            let output = child.wait_with_output().unwrap();
+            if done {
+                let complete = kill > 0 && text(&output).contains("the load is complete");
+                assert!(complete || output.status.success(), "{to}: {}", text(&output));
+                break;
+            }
+        }
+        let info = ok(&["info", "--dir", str(&new), "--digest"]);
+        assert!(info.contains(expected) && info.contains("slot=7"), "{to}: {info}");
+    }
+}
