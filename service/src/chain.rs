@@ -23,7 +23,7 @@ pub struct Gap {
 pub enum Phase {
     /// Opening the store.
     Starting,
-    /// No slot was applied yet since the start, a gap or a full disk.
+    /// No slot was applied yet since the start, a gap or a commit that had to wait.
     CatchingUp,
     /// The newest thing that happened is that a whole slot was applied.
     Live,
@@ -31,4 +31,6 @@ pub enum Phase {
     Gap(Gap),
     /// The disk is full, in the engine's words. The commit is tried again.
     NoSpace(String),
+    /// A commit lacks something else that may come back, such as descriptors, in the engine's words. It is tried again.
+    CommitWaits(String),
 }

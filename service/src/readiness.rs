@@ -182,6 +182,7 @@ impl Readiness {
                 Some(format!("slots are missing: first_slot={} last_slot={}", gap.first_slot, gap.last_slot))
             }
             Phase::NoSpace(why) => Some(format!("no space: {why}")),
+            Phase::CommitWaits(why) => Some(format!("a commit has to wait: {why}")),
             Phase::Live => self.behind(limits, since, age, lag, lag_slots),
         };
         let trouble = self.trouble.load();
@@ -329,6 +330,7 @@ mod tests {
             (Phase::CatchingUp, "catching up with the stream"),
             (Phase::Gap(gap.clone()), "slots are missing: first_slot=8 last_slot=9"),
             (Phase::NoSpace("full".to_owned()), "no space: full"),
+            (Phase::CommitWaits("no descriptors".to_owned()), "a commit has to wait: no descriptors"),
         ] {
             readiness.set_phase(phase.clone());
             let verdict = readiness.verdict(None);

@@ -139,7 +139,7 @@ impl Shared {
         })
     }
 
-    /// ingest-apply: a commit begins. From here until [`Shared::publish`] a reader may see it while
+    /// ingest-apply: a commit begins. From here until [`Shared::publish`] or [`Shared::not_committed`] a reader may see it while
     /// [`Shared::checkpoint`] is still the one before.
     pub fn committing(&self) {
         // ORDERING: Release pairs with the Acquire of `is_committing`. The engine's own synchronisation lies in between:
@@ -151,6 +151,12 @@ impl Shared {
     pub fn publish(&self, checkpoint: ChainCheckpoint) {
         self.checkpoint.store(Arc::new(checkpoint));
         // ORDERING: Release: whoever sees that the commit is over loads its checkpoint, or a later one.
+        self.committing.store(false, Ordering::Release);
+    }
+
+    /// ingest-apply: the commit has failed and changed nothing, so that [`Shared::checkpoint`] is still the engine's.
+    pub fn not_committed(&self) {
+        // ORDERING: Release, as in `publish`; what was published before is still right.
         self.committing.store(false, Ordering::Release);
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use engine_api::{Durability, Engine, ErrorKind, Result};
+use engine_api::{Durability, Engine, Error, ErrorKind, Result};
 use engine_latency::Measured;
 use solana::ChainCheckpoint;
 use tokio::sync::{mpsc, watch};
@@ -244,10 +244,12 @@ impl Apply {
             self.pulse.beat();
             match self.commit(slot) {
                 Ok(checkpoint) => break checkpoint,
-                Err(failed) if failed.kind() == ErrorKind::FreeSpace && !*self.stop.borrow() => {
-                    count(&self.shared.counters.commits_without_space, 1);
-                    warn!(error = %failed, "no space: lookups go on, the batch is kept and tried again");
-                    self.standing.no_space(failed.to_string());
+                Err(failed) if may_pass(&failed) && !*self.stop.borrow() => {
+                    let no_space = failed.kind() == ErrorKind::FreeSpace;
+                    count(&self.shared.counters.commits_without_space, no_space.into());
+                    let what = if no_space { "no space" } else { "a commit has to wait" };
+                    warn!(error = %failed, "{what}: lookups go on, the batch is kept and tried again");
+                    self.standing.commit_waits(&failed);
                     std::thread::sleep(self.config.full_retry);
                 }
                 Err(failed) => return Err(failed),
@@ -265,7 +267,7 @@ impl Apply {
 
     /// Writes the batch; its changes are in the feed before the engine commits them. Returns what the engine stands at
     /// then.
-    fn commit(&mut self, slot: Option<u64>) -> Result<ChainCheckpoint> {
+    pub(super) fn commit(&mut self, slot: Option<u64>) -> Result<ChainCheckpoint> {
         let changes = self.batch.changes();
         let mut txn = self.engine.begin_for(self.batch.events())?;
         for change in changes {
@@ -289,10 +291,11 @@ impl Apply {
         self.shared.committing();
         if let Err(failed) = txn.commit(&checkpoint.write(), self.config.durability) {
             // Not after a commit of which nobody knows what became: opening again decides what the feed holds.
-            if failed.kind() == ErrorKind::FreeSpace
-                && let Some(feed) = &mut self.feed
-            {
-                feed.abort()?;
+            if may_pass(&failed) {
+                self.shared.not_committed();
+                if let Some(feed) = &mut self.feed {
+                    feed.abort()?;
+                }
             }
             return Err(failed);
         }
@@ -337,4 +340,9 @@ impl Apply {
         self.standing.gap(gap);
         Ok(())
     }
+}
+
+/// Whether a commit that failed has changed nothing, so that the same one may succeed later.
+fn may_pass(failed: &Error) -> bool {
+    matches!(failed.kind(), ErrorKind::FreeSpace | ErrorKind::Retry)
 }

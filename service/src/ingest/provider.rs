@@ -377,6 +377,42 @@ mod tests {
         }
     }
 
+    /// h2 ends a connection on which too many small frames wait: before the stream's window is full, if the windows do not
+    /// fit together.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn small_messages_that_wait_to_be_read_end_no_connection() {
+        use loadgen::provider::Act;
+        use yellowstone_grpc_proto::geyser::SubscribeRequest;
+        use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
+
+        /// Of 3000 updates each, in frames of 110 bytes: 22 MB, where the window of a small memory holds 16 MiB.
+        const SLOTS: u64 = 70;
+        let small = engines::memory_limit().bytes < MEMORY_SMALL_BYTES;
+        let waiting = if small { SLOTS / 2 } else { SLOTS };
+        let server = loadgen::provider::Provider::start("127.0.0.1:0", 1000, 1).unwrap();
+        server.set(Act::Small);
+        let settings = Settings { url: format!("http://{}", server.address()), ..Settings::default() };
+        let provider = Provider::new(settings, watch::channel(0).1);
+        let mut client = provider.client().await.unwrap();
+        let requests = futures::stream::iter([SubscribeRequest { from_slot: Some(1000), ..Default::default() }]);
+        let requests = futures::StreamExt::chain(requests, futures::stream::pending());
+        let mut updates = client.subscribe(requests).await.unwrap().into_inner();
+        let late = tokio::time::Instant::now() + Duration::from_secs(100);
+        while server.figures().sent < 1000 + waiting {
+            let sent = server.figures().sent;
+            assert!(tokio::time::Instant::now() < late, "the server cannot send what the window has room for: {sent}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let mut accounts = 0;
+        while accounts < SLOTS * 3000 {
+            let update = updates.message().await.unwrap_or_else(|ended| panic!("after {accounts} updates: {ended}"));
+            let update = update.expect("the server goes on");
+            accounts += u64::from(matches!(update.update_oneof, Some(UpdateOneof::Account(_))));
+        }
+        assert_eq!(server.figures().subscriptions, 1);
+        server.stop().unwrap();
+    }
+
     #[tokio::test]
     async fn a_new_token_is_noticed_at_a_hangup_and_no_secret_is_printed() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Where ingest-apply stands on the chain: past its start or not, in a gap or not, stopped by a full disk or not.
+//! Where ingest-apply stands on the chain: past its start or not, in a gap or not, held up by a commit or not.
 //!
 //! Owns: the phase that readiness is told, when a gap is over, and which messages of a connection that was given up are
 //! let go. Must not: touch the engine or the assembler. Runs on the ingest-apply thread.
@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use engine_api::{Error, ErrorKind};
 use tracing::{error, info};
 
 use super::receive::Message;
@@ -24,7 +25,7 @@ pub(super) struct Standing {
     shared: Arc<Shared>,
     /// The slot that the store stood at when the service started: the one after it may have been cut.
     start_slot: Option<u64>,
-    /// A whole slot was applied since the start, the last gap and the last full disk.
+    /// A whole slot was applied since the start, the last gap and the last commit that had to wait.
     live: bool,
     gap: Option<Gap>,
     /// Connections that the receiver has announced.
@@ -82,9 +83,13 @@ impl Standing {
         self.tell();
     }
 
-    /// A commit failed for want of space and is tried again.
-    pub(super) fn no_space(&self, why: String) {
-        self.shared.readiness.set_phase(Phase::NoSpace(why));
+    /// A commit failed for want of something that may come back, and is tried again.
+    pub(super) fn commit_waits(&self, failed: &Error) {
+        let why = failed.to_string();
+        self.shared.readiness.set_phase(match failed.kind() {
+            ErrorKind::FreeSpace => Phase::NoSpace(why),
+            _ => Phase::CommitWaits(why),
+        });
     }
 
     /// A commit was published. `slot`: the newest whole slot in it, if no commit before had one as new; its block meta
@@ -151,7 +156,10 @@ mod tests {
     fn a_slot_that_was_cut_before_the_start_is_not_live() {
         let shared = Shared::new(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
         let mut standing = Standing::new(Arc::clone(&shared), Some(7));
-        standing.no_space("full".to_owned());
+        standing.commit_waits(&Error::new(ErrorKind::Retry, "no descriptors"));
+        assert_eq!(shared.readiness.phase(), Phase::CommitWaits("no descriptors".to_owned()));
+        standing.commit_waits(&Error::new(ErrorKind::FreeSpace, "full"));
+        assert_eq!(shared.readiness.phase(), Phase::NoSpace("full".to_owned()));
         standing.committed(Some(7), 0);
         assert_eq!(shared.readiness.phase(), Phase::CatchingUp);
         standing.committed(Some(8), 0);

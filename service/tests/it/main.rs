@@ -28,5 +28,6 @@ mod slow;
 mod store;
 mod support;
 mod systemd;
+mod tools;
 mod transports;
 mod whole;

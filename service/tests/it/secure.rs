@@ -64,7 +64,7 @@ impl Leaf {
         Identity::from_pem(&self.cert, &self.key)
     }
 
-    fn write(&self, dir: &Path) -> (PathBuf, PathBuf) {
+    pub(crate) fn write(&self, dir: &Path) -> (PathBuf, PathBuf) {
         let (cert, key) = (dir.join("cert.pem"), dir.join("key.pem"));
         std::fs::write(&cert, &self.cert).unwrap();
         secret(&key, &self.key);

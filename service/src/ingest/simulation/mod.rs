@@ -77,6 +77,34 @@ fn simulation() {
     assert!(!failed.into_inner(), "a seed failed: see above for how to see it again");
 }
 
+/// While a lookup may see more than is published it reads the engine's checkpoint each time.
+#[test]
+fn a_commit_that_failed_and_changed_nothing_is_over() {
+    let mut rng = Rng::new(7);
+    let chain = Chain::new(&mut rng);
+    let store = Store::create(&chain, true, Durability::Buffered, &mut rng);
+    let Opened { engine, writer, feed: _, plan } = store.open();
+    let shared = Shared::new(ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's"));
+    let config = ApplyConfig {
+        batch: batch::Limits { due: 1, most: FRAME_CHANGES_MAX },
+        commit_interval: Duration::ZERO,
+        gap_timeout: Duration::from_secs(1),
+        full_retry: Duration::ZERO,
+        durability: Durability::Buffered,
+    };
+    let (_stop, stopped) = watch::channel(false);
+    let mut apply = Apply::new(Arc::clone(&engine), Arc::clone(&shared), Some(writer), config, stopped).expect("begun");
+    for fault in [Fault::FullAtCommit(1), Fault::WantAtCommit(1)] {
+        *plan.lock().expect("a plan") = Some((0, fault));
+        apply.commit(Some(chain.base.slot)).expect_err("the plan says so");
+        assert!(!shared.is_committing(), "{fault:?}");
+    }
+    let checkpoint = apply.commit(Some(chain.base.slot)).expect("no fault is left");
+    assert!(shared.is_committing(), "a reader may see it, and it is not published");
+    shared.publish(checkpoint);
+    assert!(!shared.is_committing());
+}
+
 /// One chain, one store, as many lives as it takes.
 fn simulate(seed: u64) {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -236,11 +264,12 @@ impl Simulation {
     }
 
     fn fault(&mut self) -> Fault {
-        match self.rng.below(5) {
+        match self.rng.below(6) {
             0 => Fault::KillBefore,
             1 => Fault::KillAfter,
             2 => Fault::KillInWrites,
             3 => Fault::FullAtCommit(1 + self.rng.below(3) as u8),
+            4 => Fault::WantAtCommit(1 + self.rng.below(3) as u8),
             _ => Fault::FullAtWrite(1 + self.rng.below(3) as u8),
         }
     }

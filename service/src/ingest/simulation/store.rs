@@ -33,6 +33,8 @@ pub(super) enum Fault {
     FullAtCommit(u8),
     /// The same at the first write.
     FullAtWrite(u8),
+    /// Descriptors are wanting for this many attempts, at the commit.
+    WantAtCommit(u8),
 }
 
 /// After this many commits, this.
@@ -121,6 +123,10 @@ fn killed() -> Error {
 
 fn full() -> Error {
     Error::new(ErrorKind::FreeSpace, "full by the plan")
+}
+
+fn want() -> Error {
+    Error::new(ErrorKind::Retry, "no descriptors by the plan")
 }
 
 impl Mortal {
@@ -212,6 +218,10 @@ impl WriteTxn for MortalTxn<'_> {
             Some(Fault::FullAtCommit(left)) => {
                 *engine.plan() = (left > 1).then(|| (0, Fault::FullAtCommit(left - 1)));
                 return Err(full());
+            }
+            Some(Fault::WantAtCommit(left)) => {
+                *engine.plan() = (left > 1).then(|| (0, Fault::WantAtCommit(left - 1)));
+                return Err(want());
             }
             Some(Fault::KillInWrites | Fault::FullAtWrite(_)) | None => {}
         }

@@ -1,0 +1,96 @@
+//! `bootstrap` and `loadgen` beside this service, as their users run them: one after the other, and more than once.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::secure::Ca;
+use crate::support::{Service, columns, secret, wait_for};
+
+const TOKEN: &str = "tools-token-0123456789";
+
+/// A program beside the service.
+fn program(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_BIN_EXE_service")).with_file_name(name);
+    assert!(path.is_file(), "build it first: cargo build -p {name}");
+    path
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn str(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_live_run_can_be_repeated_on_one_store() {
+    let temp = tempfile::tempdir().unwrap();
+    let store = temp.path().join("store");
+    let engine = columns().remove(0).engine.as_str();
+    let load = ["--engine", engine, "--dir", str(&store), "--pairs", "5000", "--seed", "3"];
+    let output = Command::new(program("bootstrap")).args(load).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    // The last slot of a run is cut short.
+    let run = |seed: &str, change_share: &str| {
+        let mut command = Command::new(program("loadgen"));
+        command.args(["live", "--dir", str(&store), "--pairs", "5000", "--events", "4100", "--events-per-slot", "500"]);
+        command.args(["--seed", seed, "--change-share", change_share, "--verify", "--", "--durability", "buffered"]);
+        command.output().unwrap()
+    };
+    for (turn, slot) in [1008, 1017, 1026].into_iter().enumerate() {
+        let output = run("3", "0.3");
+        let said = said(&output);
+        assert!(output.status.success() && said.contains("verified: the directory holds"), "{said}");
+        assert!(said.contains(&format!("last slot {slot}")), "{said}");
+        assert_eq!(said.contains("the stream goes on from there"), turn > 0, "{said}");
+    }
+    for (seed, share, way_out) in [("4", "0.3", "give the --seed"), ("3", "0.5", "the options of the runs before")] {
+        let output = run(seed, share);
+        assert!(!output.status.success() && said(&output).contains(way_out), "{}", said(&output));
+    }
+}
+
+#[test]
+fn a_service_with_tls_and_tokens_can_be_asked_and_followed() {
+    let (temp, options) = (tempfile::tempdir().unwrap(), columns().remove(0));
+    let (ours, theirs) = (Ca::new("ours"), Ca::new("theirs"));
+    let (cert, key) = ours.valid().write(temp.path());
+    let path = |name: &str, text: &str| {
+        let path = temp.path().join(name);
+        secret(&path, text);
+        path
+    };
+    let (ca, other_ca, token) = (path("ca", &ours.pem), path("other-ca", &theirs.pem), path("token", TOKEN));
+    let mut service =
+        Service::start_on("127.0.0.1", &temp.path().join("store"), &options, "http://127.0.0.1:1", |command| {
+            let command = command.arg("--tls-cert").arg(&cert).arg("--tls-key").arg(&key);
+            command.arg("--tls-client-ca").arg(&ca).arg("--bearer-token-file").arg(&token)
+        });
+    wait_for("its first page", || service.get("/healthz"));
+    let address = format!("https://{}", service.listen);
+    let query = ["query", "--target", &address, "--pairs", "100", "--negative-share", "1", "--time", "100ms"];
+    let follow = ["follow", "--address", &address, "--time", "100ms"];
+    let transports = ["transports", "--address", &address, "--pairs", "1", "--time", "1ms", "--repeats", "1"];
+    let whole = ["--tls-ca", str(&ca), "--tls-cert", str(&cert), "--tls-key", str(&key), "--tls-name", "localhost"];
+    let run = |command: &[&str], access: &[&str]| {
+        Command::new(program("loadgen")).args(command).args(access).output().unwrap()
+    };
+    let with_token = [&whole[..], &["--bearer-token-file", str(&token)]].concat();
+    for command in [&query[..], &follow] {
+        let output = run(command, &with_token);
+        assert!(output.status.success(), "{command:?}: {}", said(&output));
+        let mut foreign = with_token.clone();
+        foreign[1] = str(&other_ca);
+        // Without a token, without a certificate, and with another one's CA.
+        for access in [&whole[..], &[&with_token[..2], &with_token[6..]].concat(), &foreign] {
+            let output = run(command, access);
+            assert!(!output.status.success(), "{command:?} {access:?}: {}", said(&output));
+            assert!(!said(&output).contains(TOKEN), "{}", said(&output));
+        }
+    }
+    // The one pair is not there, which is known only to whoever was let in.
+    let output = run(&transports, &with_token);
+    assert!(said(&output).contains("wrong answer"), "{}", said(&output));
+    assert!(service.terminate().success());
+}
