@@ -31,6 +31,8 @@ impl BulkLoad for RocksdbEngine {
         if let Some(pairs) = pairs.get(known..).filter(|pairs| !pairs.is_empty()) {
             ingest(self, pairs)?;
         }
+        // Before the checkpoint that counts these pairs: they are in no log.
+        self.keep_manifest()?;
         let mut batch = WriteBatch::default();
         batch.put(CHECKPOINT_KEY, encoded);
         write::write(self, batch, Durability::Synced)

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::ErrorKind as Io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn, scrub_by_scan};
@@ -14,6 +15,7 @@ use rocksdb::{
     DB, DEFAULT_COLUMN_FAMILY_NAME, InfoLogger, LogLevel, Options, ReadOptions, WaitForCompactOptions, properties,
 };
 
+use crate::manifest::Keeper;
 use crate::reader::RocksdbReader;
 use crate::write::RocksdbTxn;
 use crate::{Profile, RocksdbOptions, bulk, error, reader, scrub, settings};
@@ -26,7 +28,8 @@ pub struct RocksdbEngine {
     dir: PathBuf,
     /// Bytes of the filters of the files that were there when the store was opened; `None` where there was no file.
     filter_bytes: Option<u64>,
-    read_only: bool,
+    /// `None` where the store is open for reading alone.
+    manifest: Option<Arc<Keeper>>,
     writer: Mutex<()>,
     poisoned: AtomicBool,
 }
@@ -41,13 +44,17 @@ impl RocksdbEngine {
         fs::create_dir_all(dir).map_err(|e| {
             Error::io(format!("cannot create the store's directory: dir={} reason={e}", dir.display()), e)
         })?;
-        let rocksdb_options = settings::rocksdb_options(dir, options)?;
+        let manifest = Keeper::check(dir)?;
+        let mut rocksdb_options = settings::rocksdb_options(dir, options)?;
+        manifest.listen(&mut rocksdb_options);
         let families = [(DEFAULT_COLUMN_FAMILY_NAME, rocksdb_options.clone())];
         let db = DB::open_cf_with_opts(&rocksdb_options, dir, families)
             .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
         // Only once the directory is ours.
         bulk::remove_leftovers(dir)?;
-        Self::check(db, rocksdb_options, dir, options, false)
+        // The manifest is a new one, and nothing hangs on its length yet: on a full disk the older length has to do.
+        manifest.keep().ok();
+        Self::check(db, rocksdb_options, dir, options, Some(manifest))
     }
 
     /// Opens the store in `dir` for reading alone, and writes nothing there, no log of RocksDB's either.
@@ -55,6 +62,7 @@ impl RocksdbEngine {
     /// # Errors
     /// As [`RocksdbEngine::open`]; there is no store.
     pub fn open_read_only(dir: &Path, options: &RocksdbOptions) -> Result<Self> {
+        Keeper::check(dir)?;
         let mut rocksdb_options = settings::rocksdb_options(dir, options)?;
         rocksdb_options.create_if_missing(false);
         // Nowhere: RocksDB's own would be a new file in the directory.
@@ -62,11 +70,17 @@ impl RocksdbEngine {
         let families = [(DEFAULT_COLUMN_FAMILY_NAME, rocksdb_options.clone())];
         let db = DB::open_cf_with_opts_for_read_only(&rocksdb_options, dir, families, false)
             .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
-        Self::check(db, rocksdb_options, dir, options, true)
+        Self::check(db, rocksdb_options, dir, options, None)
     }
 
     /// A checkpoint this build cannot read is refused now and not at the first use.
-    fn check(db: DB, rocksdb_options: Options, dir: &Path, options: &RocksdbOptions, read_only: bool) -> Result<Self> {
+    fn check(
+        db: DB,
+        rocksdb_options: Options,
+        dir: &Path,
+        options: &RocksdbOptions,
+        manifest: Option<Arc<Keeper>>,
+    ) -> Result<Self> {
         let filter_bytes = filter_bytes(&db)?;
         let engine = Self {
             db,
@@ -74,7 +88,7 @@ impl RocksdbEngine {
             options: *options,
             dir: dir.to_owned(),
             filter_bytes,
-            read_only,
+            manifest,
             writer: Mutex::new(()),
             poisoned: AtomicBool::new(false),
         };
@@ -99,6 +113,11 @@ impl RocksdbEngine {
         let writer = self.writer.lock();
         self.check_writable()?;
         Ok(writer)
+    }
+
+    /// Remembers how long the manifest is by now.
+    pub(crate) fn keep_manifest(&self) -> Result<()> {
+        self.manifest.as_ref().map_or(Ok(()), |manifest| manifest.keep())
     }
 
     pub(crate) fn poison(&self) {
@@ -206,7 +225,8 @@ impl Engine for RocksdbEngine {
     fn snapshot(&self, dir: &Path) -> Result<()> {
         rocksdb::checkpoint::Checkpoint::new(&self.db)
             .and_then(|checkpoint| checkpoint.create_checkpoint(dir))
-            .map_err(|e| error::rocks(&format!("RocksDB cannot make a copy: dir={}", dir.display()), e))
+            .map_err(|e| error::rocks(&format!("RocksDB cannot make a copy: dir={}", dir.display()), e))?;
+        Keeper::keep_copy(dir)
     }
 
     fn bulk(&self) -> Option<&dyn BulkLoad> {
@@ -234,7 +254,7 @@ impl Engine for RocksdbEngine {
     /// Every block of every file against its checksum, then a scan.
     fn scrub(&mut self) -> Result<u64> {
         let failed = |e| error::rocks("RocksDB cannot keep its files for the scrub", e);
-        if self.read_only {
+        if self.manifest.is_none() {
             scrub::files(&self.dir)?;
         } else {
             // A compaction would remove what the scrub's own opening is reading.
@@ -252,6 +272,8 @@ impl Engine for RocksdbEngine {
         }
         self.db.flush_wal(true).map_err(|e| error::write("RocksDB cannot flush its log", e))?;
         self.db.cancel_all_background_work(true);
+        // What was flushed before is known already.
+        self.keep_manifest().ok();
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! RocksDB 11 (the crate rocksdb 0.25) behind [`engine_api`]: a log-structured merge tree.
 //!
-//! Owns: the directory it is given; `ingest/` in it holds sorted files on their way in. One column family: pairs under
+//! Owns: the directory it is given; `ingest/` in it holds sorted files on their way in, and `SOLKV-MANIFEST` says how long
+//! RocksDB's manifest has to be. One column family: pairs under
 //! their 32-byte keys, the checkpoint under a one-byte key that sorts before all of them, so one log and one memtable
 //! hold both and no second column family keeps old logs alive. Must not: know the marker file, the store's lock or any
 //! other engine. Threads: RocksDB's own pool for flushes and compactions, `max_background_jobs` of them (2; tuned up
@@ -31,6 +32,12 @@
 //! - **A filter that changes** from one opening to the next holds for files written from then on.
 //! - **Open files** are limited to half of the process's limit, the log of events to 3 files of 8 MiB.
 //!
+//! # A manifest that is cut or damaged
+//!
+//! RocksDB takes the first record of its manifest that is not whole for the manifest's end, and removes every file that
+//! the lost records named. So the length that was flushed is kept in `SOLKV-MANIFEST` after each flush, compaction and
+//! load, and a manifest that is not whole up to there is refused before RocksDB sees it, also for reading.
+//!
 //! # When the disk is full
 //!
 //! `begin` looks at the free space and returns [`ErrorKind::FreeSpace`] below [`RocksdbOptions::disk_reserve_bytes`];
@@ -44,6 +51,7 @@
 mod bulk;
 mod engine;
 mod error;
+mod manifest;
 mod reader;
 mod scrub;
 mod settings;

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails, in its helpers too")]
 
+mod manifest;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
