@@ -39,7 +39,8 @@ git ls-files -z --cached --others --exclude-standard | tar --null --files-from -
 top=$PWD
 cd "$tree"
 git init --quiet .
-export CARGO_TARGET_DIR=$target PATH=$target/release:$PATH
+# A break changes one function of a crate: only what that function is in is compiled again.
+export CARGO_TARGET_DIR=$target PATH=$target/release:$PATH CARGO_INCREMENTAL=1
 trap 'rm -rf "$tree"' EXIT
 
 patch() {
