@@ -5,8 +5,9 @@
 //! # Locks, in the order they may be taken
 //!
 //! 1. `writer`: the one write transaction; the WAL and the active memtable are its own.
-//! 2. `install`: one change of the runs at a time (a flush, a merge, a bulk load), and the manifest.
-//! 3. `publish`: replacing `visible`, which both of the above do. Held for a few instructions.
+//! 2. `balancing`: one division of the memory at a time.
+//! 3. `install`: one change of the runs at a time (a flush, a merge, a bulk load), and the manifest.
+//! 4. `publish`: replacing `visible`, which both of the above do. Held for a few instructions.
 //!
 //! Readers take none: they load `visible` and keep it.
 
@@ -28,6 +29,7 @@ use crate::read::lookup::Reads;
 use crate::read::read_only::ReadOnlyStorage;
 use crate::read::reader::StrataReader;
 use crate::read::visible::Visible;
+use crate::sizes::{least_cache_bytes, merge_read_bytes, work_bytes};
 use crate::stats::Counters;
 use crate::storage::{DirStorage, Storage};
 use crate::write::directory::refuse_files_without_manifest;
@@ -56,8 +58,14 @@ pub(crate) struct Shared {
     pub(crate) poisoned: AtomicBool,
     pub(crate) budget: Arc<Budget>,
     pub(crate) reads: Arc<Reads>,
-    /// A segment is given room for its pages while this much memory is left beside it.
-    pub(crate) pages_beside_bytes: u64,
+    /// Of the memory: what is left for work, what the record cache has before the second filter plane, what the buffers
+    /// of a merge take together.
+    pub(crate) work_bytes: u64,
+    pub(crate) least_cache_bytes: u64,
+    pub(crate) merge_read_bytes: u64,
+    /// Whether pages stay in memory, as the memory was divided last.
+    pub(crate) keeps_pages: AtomicBool,
+    pub(crate) balancing: Mutex<()>,
     pub(crate) sizes: Sizes,
     pub(crate) reserve_bytes: u64,
     pub(crate) work: Mutex<Work>,
@@ -152,7 +160,9 @@ impl StrataEngine {
             }
         };
         let recovered = recover(&storage, options, sizes, manifest)?;
-        Ok(Arc::new(Shared::new(storage, options, sizes, recovered)))
+        let shared = Shared::new(storage, options, sizes, recovered);
+        shared.balance(0);
+        Ok(Arc::new(shared))
     }
 
     /// Reads every byte of every segment of the newest version and checks it.
@@ -239,7 +249,7 @@ impl Engine for StrataEngine {
 
 impl Shared {
     fn new(storage: Arc<dyn Storage>, options: &StrataOptions, sizes: Sizes, found: Recovered) -> Self {
-        let Recovered { visible, wal, batch, manifest, budget, reads, pages_beside_bytes, next_id } = found;
+        let Recovered { visible, wal, batch, manifest, budget, reads, next_id } = found;
         Self {
             storage,
             visible: ArcSwap::from_pointee(visible),
@@ -249,7 +259,11 @@ impl Shared {
             poisoned: AtomicBool::new(false),
             budget,
             reads,
-            pages_beside_bytes,
+            work_bytes: work_bytes(options, sizes),
+            least_cache_bytes: least_cache_bytes(options),
+            merge_read_bytes: merge_read_bytes(options),
+            keeps_pages: AtomicBool::new(true),
+            balancing: Mutex::new(()),
             sizes,
             // Room for a WAL and the run that it becomes.
             reserve_bytes: options.disk_reserve_bytes.max(3 * sizes.mem_records as u64 * RECORD_BYTES as u64),

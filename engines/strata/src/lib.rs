@@ -21,9 +21,13 @@
 //!   does not, they read one after the other.
 //! - Merges write at most 128 MiB a second as long as nothing waits for them. A commit waits for a flush at most, and for a
 //!   merge only where there are 64 delta runs; such waits are counted in the statistics, the longest too.
+//! - Everything that is held in memory is taken from one budget, which is divided anew after each flush and merge: filters
+//!   come first, then records, pages and more filters. Work takes from them what it needs, and gives it back.
 //! - Everything that touches a disk goes through [`storage::Storage`], so that tests put faults and power losses wherever
 //!   one could be.
-//! - Readers never lock: each holds a snapshot, which is a version of the runs and a length of the memtable.
+//! - Readers wait for nobody: each holds a snapshot, which is a version of the runs and a length of the memtable. What merges
+//!   replace is dropped by their thread, once no reader holds it. The one lock of a get is that of eight slots of the
+//!   record cache, before a read of the device.
 //!
 //! # What a commit survives
 //!
@@ -60,6 +64,7 @@ mod file;
 mod format;
 #[doc(hidden)]
 pub mod fuzzing;
+mod mapped;
 mod memory;
 mod read;
 mod sizes;

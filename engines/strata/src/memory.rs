@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
-use memmap2::{Advice, MmapMut, MmapRaw};
+use memmap2::{Advice, MmapMut, MmapRaw, UncheckedAdvice};
 use parking_lot::Mutex;
 
 use crate::format::page::PAGE_BYTES;
@@ -22,12 +22,26 @@ pub(crate) struct Pool {
     current: Mutex<Option<(Arc<MmapRaw>, usize)>>,
 }
 
-/// Bytes of whole pages that belong to their holder alone.
+/// Bytes of whole pages. Their holder may write them; once it has cloned itself, all that share them only read.
+#[derive(Clone)]
 pub(crate) struct HugeBytes {
+    at: *const u8,
+    bytes: usize,
+    piece: Arc<Piece>,
+}
+
+/// A part of a mapping.
+struct Piece {
     map: Arc<MmapRaw>,
     start: usize,
-    bytes: usize,
+    whole: usize,
 }
+
+// SAFETY: the pages lie in the piece's mapping, which lives as long as it does. They are written by one holder that
+// shares them with nobody, and read by any number that write nothing.
+unsafe impl Send for HugeBytes {}
+// SAFETY: as above.
+unsafe impl Sync for HugeBytes {}
 
 /// Maps `bytes`, rounded up to pages by the kernel.
 ///
@@ -38,6 +52,17 @@ pub(crate) fn map_huge(bytes: usize) -> io::Result<MmapMut> {
     // Only advice: a kernel without huge pages gives small ones.
     map.advise(Advice::HugePage).ok();
     Ok(map)
+}
+
+/// Gives back the pages behind the first `used` bytes, which are zeros afterwards: a huge page reaches beyond what was
+/// written to it.
+pub(crate) fn release_tail(map: &mut MmapMut, used: usize) {
+    let used = used.next_multiple_of(PAGE_BYTES);
+    if let Some(rest) = map.len().checked_sub(used).filter(|rest| *rest > 0) {
+        // SAFETY: the range lies within the mapping, which nobody else looks at while it is borrowed mutably. Where the
+        // kernel refuses, memory is lost and nothing else.
+        unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, used, rest) }.ok();
+    }
 }
 
 /// Fetches the cache line of this byte: a hint, which may be given for any address.
@@ -60,7 +85,7 @@ impl Pool {
     pub(crate) fn take(&self, bytes: usize) -> io::Result<HugeBytes> {
         let whole = bytes.next_multiple_of(PAGE_BYTES);
         if whole > SHARED_BYTES / 2 {
-            return Ok(HugeBytes { map: Arc::new(map_huge(whole)?.into()), start: 0, bytes });
+            return Ok(HugeBytes::new(Arc::new(map_huge(whole)?.into()), 0, bytes));
         }
         let mut current = self.current.lock();
         let (map, used) = match current.take().filter(|(map, used)| used + whole <= map.len()) {
@@ -68,23 +93,51 @@ impl Pool {
             None => (Arc::new(map_huge(SHARED_BYTES)?.into()), 0),
         };
         *current = Some((Arc::clone(&map), used + whole));
-        Ok(HugeBytes { map, start: used, bytes })
+        Ok(HugeBytes::new(map, used, bytes))
     }
 }
 
 impl HugeBytes {
-    /// All of its pages, as direct reads demand.
+    fn new(map: Arc<MmapRaw>, start: usize, bytes: usize) -> Self {
+        let at = map.as_ptr().wrapping_add(start);
+        Self { at, bytes, piece: Arc::new(Piece { map, start, whole: bytes.next_multiple_of(PAGE_BYTES) }) }
+    }
+
+    /// All of its pages, as direct reads demand; none once they are shared.
     pub(crate) fn whole_pages_mut(&mut self) -> &mut [u8] {
-        let bytes = self.bytes.next_multiple_of(PAGE_BYTES);
+        let Some(piece) = Arc::get_mut(&mut self.piece) else { return &mut [] };
         // SAFETY: the pages lie within the mapping, which lives as long as `self`; the pool hands every page out once,
-        // and `self` is borrowed for as long as the slice lives. The kernel has made them zero.
-        unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().add(self.start), bytes) }
+        // nobody shares this piece, and `self` is borrowed for as long as the slice lives. The kernel has made them zero.
+        unsafe { std::slice::from_raw_parts_mut(piece.map.as_mut_ptr().add(piece.start), piece.whole) }
+    }
+
+    /// The bytes that were asked for, as numbers of eight bytes in this machine's order.
+    #[inline(always)]
+    pub(crate) fn words(&self) -> &[u64] {
+        // SAFETY: as in `bytes`; the piece begins at a page, and any eight bytes are a number.
+        unsafe { std::slice::from_raw_parts(self.at.cast(), self.bytes / size_of::<u64>()) }
     }
 
     /// The bytes that were asked for.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: as above; nobody else has these pages, and writing takes `self` mutably.
-        unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(self.start), self.bytes) }
+        // SAFETY: `at` points to as many bytes of the piece; nobody writes them while `self` is borrowed, because writing
+        // takes the only holder mutably.
+        unsafe { std::slice::from_raw_parts(self.at, self.bytes) }
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        if self.whole < self.map.len() {
+            // The mapping stays for its other pieces. These pages would come back if the kernel made a huge page of their
+            // neighbours: it fills what is missing with zeros.
+            // SAFETY: the range lies within the mapping, and nobody has these pages any more.
+            unsafe {
+                let at = self.map.as_mut_ptr().add(self.start).cast();
+                libc::madvise(at, self.whole, libc::MADV_NOHUGEPAGE);
+                libc::madvise(at, self.whole, libc::MADV_DONTNEED);
+            }
+        }
     }
 }
 

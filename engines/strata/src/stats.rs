@@ -115,8 +115,10 @@ impl Shared {
             ("memory_directory_bytes", of_segments(|segment| segment.directory_bytes())),
             ("memory_filter_bytes", of_segments(|segment| segment.filter_bytes())),
             ("memory_page_bytes", of_segments(|segment| segment.resident_bytes())),
-            ("memory_record_cache_bytes", self.reads.cache.get().map_or(0, |cache| cache.bytes())),
+            ("memory_record_cache_bytes", self.reads.cache.bytes()),
+            ("memory_work_bytes", self.budget.work_bytes()),
             ("memory_left_bytes", self.budget.left_bytes()),
+            ("memory_owed_bytes", self.budget.owed_bytes()),
             ("filter_planes_least", version.segments().map(|one| one.planes_loaded() as u64).min().unwrap_or(0)),
         ];
         details.extend([

@@ -8,13 +8,18 @@ use std::sync::Arc;
 use engine_api::{Error, ErrorKind, Key, Result, Value, Visitor};
 
 use crate::format::page::{PAGE_BYTES, Page, prefix};
+use crate::read::lookup::Reads;
 use crate::read::segment::Segment;
 use crate::read::uring::Pipeline;
 use crate::read::version::Run;
-use crate::write::mem::Ascending;
+use crate::write::mem::{Ascending, Sorted};
 
 /// Most pages read at once: large enough for any device to be busy.
 const READ_PAGES: usize = 64;
+/// Fewest, however many runs are read together: a read of them is still mostly the device's own time.
+const READ_PAGES_MIN: usize = 4;
+/// What the buffers of a scan take together, in bytes, as long as that leaves each run its fewest pages.
+const SCAN_BYTES: u64 = 2 << 20;
 /// Pages of the first read; each further one is twice as long, so that a short range costs few of them.
 const FIRST_PAGES: u32 = 4;
 /// One chunk of pages is looked at while the next is being read.
@@ -26,7 +31,7 @@ pub(crate) type Record = (Key, Option<Value>);
 /// Records in ascending order.
 pub(crate) enum Cursor {
     Run(Box<RunCursor>),
-    List(std::vec::IntoIter<Record>),
+    Flush(Sorted),
     Mem(Ascending),
 }
 
@@ -37,6 +42,32 @@ pub(crate) enum Keep {
     InMemory,
     /// They are forgotten: a merge replaces them.
     Nothing,
+}
+
+/// How several runs are read together.
+#[derive(Clone)]
+pub(crate) struct Window {
+    reads: Arc<Reads>,
+    /// Pages read at once, of each.
+    pages: usize,
+    keep: Keep,
+}
+
+impl Window {
+    /// That of a scan of this many runs.
+    pub(crate) fn scan(reads: &Arc<Reads>, runs: usize) -> Self {
+        Self::of(reads, runs, SCAN_BYTES, Keep::InMemory)
+    }
+
+    /// That of a merge of this many runs, whose buffers have so many bytes.
+    pub(crate) fn merge(reads: &Arc<Reads>, runs: usize, bytes: u64) -> Self {
+        Self::of(reads, runs, bytes, Keep::Nothing)
+    }
+
+    fn of(reads: &Arc<Reads>, runs: usize, bytes: u64, keep: Keep) -> Self {
+        let pages = bytes as usize / (SLOTS * PAGE_BYTES * runs.max(1));
+        Self { reads: Arc::clone(reads), pages: pages.clamp(READ_PAGES_MIN, READ_PAGES), keep }
+    }
 }
 
 /// A run from a key on.
@@ -52,8 +83,9 @@ pub(crate) struct RunCursor {
     /// The page and record that come next.
     page: u32,
     record: usize,
-    pipeline: Pipeline,
-    keep: Keep,
+    /// Made by the first read: a run in memory needs none.
+    pipeline: Option<Pipeline>,
+    how: Window,
     from: Key,
     /// The first key that is no longer wanted.
     to: Option<Key>,
@@ -75,12 +107,12 @@ pub(crate) struct Merged {
 
 impl RunCursor {
     /// One of several to be merged, with the records of `from <= key < to`.
-    pub(crate) fn boxed(run: &Arc<Run>, from: &Key, to: Option<Key>, keep: Keep) -> Cursor {
-        Cursor::Run(Box::new(Self::new(run, from, to, keep)))
+    pub(crate) fn boxed(run: &Arc<Run>, from: &Key, to: Option<Key>, how: Window) -> Cursor {
+        Cursor::Run(Box::new(Self::new(run, from, to, how)))
     }
 
     /// Records with `from <= key < to`.
-    pub(crate) fn new(run: &Arc<Run>, from: &Key, to: Option<Key>, keep: Keep) -> Self {
+    pub(crate) fn new(run: &Arc<Run>, from: &Key, to: Option<Key>, how: Window) -> Self {
         let segment = run.segment_for(from).unwrap_or(0);
         let page = run.segments().get(segment).map_or(0, |segment| segment.first_page_from(from));
         Self {
@@ -91,8 +123,8 @@ impl RunCursor {
             ahead: None,
             page: 0,
             record: 0,
-            pipeline: Pipeline::new(SLOTS, READ_PAGES),
-            keep,
+            pipeline: None,
+            how,
             from: *from,
             to,
         }
@@ -146,7 +178,10 @@ impl RunCursor {
     fn current(&self) -> Option<Page<'_>> {
         let chunk = self.now.as_ref()?;
         match chunk.slot {
-            Some(slot) => Some(Page::verified(self.pipeline.page(slot, (self.page - chunk.pages.start) as usize))),
+            Some(slot) => {
+                let pipeline = self.pipeline.as_ref()?;
+                Some(Page::verified(pipeline.page(slot, (self.page - chunk.pages.start) as usize)))
+            }
             // It was there when the chunk was asked for, and what is in memory stays.
             None => self.run.segments()[chunk.segment].ready(self.page),
         }
@@ -171,11 +206,11 @@ impl RunCursor {
             self.wait(slot, segment, &chunk.pages).map_err(|e| self.told(segment, e))?;
         }
         self.ahead = self.ask(chunk.slot.map_or(0, |slot| (slot + 1) % SLOTS))?;
-        if let Some(slot) = chunk.slot {
+        if let Some((slot, pipeline)) = chunk.slot.zip(self.pipeline.as_ref()) {
             for number in chunk.pages.clone() {
-                let bytes = self.pipeline.page(slot, (number - chunk.pages.start) as usize);
+                let bytes = pipeline.page(slot, (number - chunk.pages.start) as usize);
                 segment.verify(bytes, number).map_err(|e| self.told(segment, e))?;
-                if self.keep == Keep::InMemory {
+                if self.how.keep == Keep::InMemory {
                     segment.keep(number, bytes);
                 }
             }
@@ -204,13 +239,17 @@ impl RunCursor {
             let pages = first..first + alike;
             if !ready {
                 let bytes = alike as usize * PAGE_BYTES;
-                let asked = self.pipeline.ask(slot, segment.file(), u64::from(first) * PAGE_BYTES as u64, bytes);
+                let Window { reads, pages: most, .. } = &self.how;
+                let pipeline = self.pipeline.get_or_insert_with(|| Pipeline::new(SLOTS, *most, reads));
+                let asked = pipeline.ask(slot, segment.file(), u64::from(first) * PAGE_BYTES as u64, bytes);
+                if asked.is_ok() {
+                    pipeline.start();
+                }
                 asked.map_err(|e| self.told(segment, e))?;
-                self.pipeline.start();
                 segment.count_run_read(bytes);
             }
             self.ask = (at, pages.end);
-            self.window = (self.window * 2).min(READ_PAGES as u32);
+            self.window = (self.window * 2).min(self.how.pages as u32);
             return Ok(Some(Chunk { segment: at, pages, slot: (!ready).then_some(slot) }));
         }
     }
@@ -218,7 +257,7 @@ impl RunCursor {
     /// A merge takes in that it cannot read a segment, unless that may pass: nothing was changed, and the next merge leaves
     /// it alone.
     fn told(&self, segment: &Segment, error: Error) -> Error {
-        if self.keep == Keep::InMemory || error.kind() == ErrorKind::Retry {
+        if self.how.keep == Keep::InMemory || error.kind() == ErrorKind::Retry {
             return error;
         }
         segment.mark_unreadable();
@@ -227,8 +266,8 @@ impl RunCursor {
 
     fn wait(&mut self, slot: usize, segment: &Segment, pages: &Range<u32>) -> Result<()> {
         let lost = || Error::new(ErrorKind::Internal, "a read that was asked for never ended");
-        let ended =
-            self.pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))?;
+        let pipeline = self.pipeline.as_mut().ok_or_else(lost)?;
+        let ended = pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))?;
         let (found, outcome) = ended.ok_or_else(lost)?;
         if found != slot {
             return Err(lost());
@@ -242,7 +281,7 @@ impl Cursor {
     fn next(&mut self) -> Result<Option<(u64, Record)>> {
         let record = match self {
             Self::Run(cursor) => cursor.next()?,
-            Self::List(records) => records.next(),
+            Self::Flush(records) => records.next(),
             Self::Mem(records) => records.next(),
         };
         Ok(record.map(|record| (prefix(&record.0), record)))

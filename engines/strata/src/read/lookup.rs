@@ -3,11 +3,12 @@
 //! Owns: the statistics of reads. A reader counts by itself and adds to the store's counts now and then: a shared
 //! counter in every get would cost more than many a get does.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use engine_api::Key;
 
+use crate::budget::Budget;
 use crate::file::PageBuffer;
 use crate::format::page::PAGE_BYTES;
 use crate::format::secret::Seed;
@@ -21,8 +22,10 @@ const ADD_EVERY: u64 = 256;
 pub(crate) struct Reads {
     /// What keys are hashed with.
     pub(crate) seed: Seed,
-    /// Set once the store is open and its memory divided; none where all pages have room.
-    pub(crate) cache: OnceLock<RecordCache>,
+    /// Empty where all pages have room.
+    pub(crate) cache: RecordCache,
+    /// What buffers are taken from.
+    pub(crate) budget: Arc<Budget>,
     /// Where filter planes are held.
     pub(crate) pool: Pool,
     gets: AtomicU64,
@@ -31,6 +34,7 @@ pub(crate) struct Reads {
     cache_hits: AtomicU64,
     cache_misses: AtomicU64,
     run_read_bytes: AtomicU64,
+    rings_refused: AtomicU64,
 }
 
 /// Counts of one reader that are not added yet.
@@ -50,23 +54,30 @@ pub(crate) struct Lookup {
 }
 
 impl Reads {
-    pub(crate) fn new(seed: Seed) -> Self {
+    pub(crate) fn new(seed: Seed, budget: &Arc<Budget>) -> Self {
         Self {
             seed,
-            cache: OnceLock::new(),
+            cache: RecordCache::new(budget.all_bytes()),
+            budget: Arc::clone(budget),
             pool: Pool::default(),
-            gets: AtomicU64::new(0),
-            get_reads: AtomicU64::new(0),
-            filter_errors: AtomicU64::new(0),
-            cache_hits: AtomicU64::new(0),
-            cache_misses: AtomicU64::new(0),
-            run_read_bytes: AtomicU64::new(0),
+            gets: AtomicU64::default(),
+            get_reads: AtomicU64::default(),
+            filter_errors: AtomicU64::default(),
+            cache_hits: AtomicU64::default(),
+            cache_misses: AtomicU64::default(),
+            run_read_bytes: AtomicU64::default(),
+            rings_refused: AtomicU64::default(),
         }
+    }
+
+    /// The kernel gave no io_uring: reads are done one after the other.
+    pub(crate) fn count_ring_refused(&self) {
+        // ORDERING: Relaxed, here and below: statistics.
+        self.rings_refused.fetch_add(1, Ordering::Relaxed);
     }
 
     /// One page was read for a get.
     pub(crate) fn count_get_read(&self) {
-        // ORDERING: Relaxed, here and below: statistics.
         self.get_reads.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -81,7 +92,7 @@ impl Reads {
     }
 
     /// Every count with its name in `Stats`.
-    pub(crate) fn details(&self) -> [(&'static str, u64); 7] {
+    pub(crate) fn details(&self) -> [(&'static str, u64); 8] {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         [
             ("gets", read(&self.gets)),
@@ -91,6 +102,7 @@ impl Reads {
             ("record_cache_hits", read(&self.cache_hits)),
             ("record_cache_misses", read(&self.cache_misses)),
             ("run_read_bytes", read(&self.run_read_bytes)),
+            ("io_uring_refused", read(&self.rings_refused)),
         ]
     }
 }

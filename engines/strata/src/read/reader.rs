@@ -7,10 +7,11 @@ use engine_api::{Checkpoint, Key, Reader, Result, Value, Visitor, one_slot_per_k
 
 use crate::engine::Shared;
 use crate::read::batch::{Batch, DEPTH};
-use crate::read::cursor::{Cursor, Keep, Merged, RunCursor};
-use crate::read::lookup::Lookup;
+use crate::read::cursor::{Cursor, Merged, RunCursor, Window};
+use crate::read::lookup::{Lookup, Reads};
 use crate::read::uring::Pipeline;
 use crate::read::visible::Visible;
+use crate::write::mem::LIST_BYTES;
 
 pub(crate) struct StrataReader<'e> {
     shared: &'e Shared,
@@ -33,19 +34,21 @@ impl Reader for StrataReader<'_> {
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
         one_slot_per_key(keys, values)?;
-        let mut pipeline = self.pipeline.take().unwrap_or_else(|| Pipeline::new(DEPTH, 1));
+        let mut pipeline = self.pipeline.take().unwrap_or_else(|| Pipeline::new(DEPTH, 1, &self.shared.reads));
         Batch::new(&self.visible, keys, values, &mut self.lookup, &mut pipeline).run()?;
         self.pipeline = Some(pipeline);
         Ok(())
     }
 
     fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
-        let lists = self.visible.lists_from(first);
+        let lists = self.visible.lists_from(first)?;
         let mut runs = self.visible.version.runs().filter(|run| run.records() > 0);
         match (lists.is_empty(), runs.next(), runs.next()) {
             // One run and nothing else, as after a load: its pages as they are.
-            (true, Some(run), None) => RunCursor::new(run, first, None, Keep::InMemory).visit(visit),
-            _ => scan_merged(&self.visible, lists, first, visit),
+            (true, Some(run), None) => {
+                RunCursor::new(run, first, None, Window::scan(&self.shared.reads, 1)).visit(visit)
+            }
+            _ => scan_merged(&self.visible, &self.shared.reads, lists, first, visit),
         }
     }
 
@@ -63,8 +66,16 @@ impl Reader for StrataReader<'_> {
 }
 
 /// Every pair of a snapshot whose key is `first` or greater, newest wins.
-fn scan_merged(visible: &Visible, lists: Vec<Cursor>, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
-    let runs = visible.version.runs().map(|run| RunCursor::boxed(run, first, None, Keep::InMemory));
+fn scan_merged(
+    visible: &Visible,
+    reads: &Arc<Reads>,
+    lists: Vec<Cursor>,
+    first: &Key,
+    visit: &mut Visitor<'_>,
+) -> Result<()> {
+    let _lists = reads.budget.take_for_work(visible.unflushed() * LIST_BYTES);
+    let window = Window::scan(reads, visible.version.runs().count());
+    let runs = visible.version.runs().map(|run| RunCursor::boxed(run, first, None, window.clone()));
     let mut records = Merged::new(lists.into_iter().chain(runs).collect())?;
     while let Some((key, value)) = records.next()? {
         if let Some(value) = value

@@ -93,6 +93,12 @@ impl Resident {
         }
     }
 
+    /// Bytes of the pages that are there.
+    pub(crate) fn filled_bytes(&self) -> u64 {
+        // ORDERING: Relaxed: a statistic.
+        (self.slots.len() as u64 - u64::from(self.missing.load(Ordering::Relaxed))) * PAGE_BYTES as u64
+    }
+
     /// Whether its pages may still become huge ones.
     pub(crate) fn is_small(&self) -> bool {
         // ORDERING: Relaxed: set once, and guards nothing.

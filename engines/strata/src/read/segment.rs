@@ -15,10 +15,11 @@ use crate::file::{PageBuffer, ReadFile, io_error};
 use crate::format::filter::{PLANES, may_contain, prefetch};
 use crate::format::footer::{Footer, Origin, Section, SegmentInfo, VERSION, Wrong};
 use crate::format::page::{PAGE_BYTES, Page, PageBytes, prefix};
-use crate::memory::{HugeBytes, Pool};
+use crate::memory::{HugeBytes, Pool, release_tail};
 use crate::read::lookup::{Lookup, Reads};
 use crate::read::resident::Resident;
 use crate::storage::Storage;
+use crate::write::divide::Part;
 use crate::write::retire::Retire;
 
 /// The name of a segment's file.
@@ -26,19 +27,25 @@ pub(crate) fn name(id: u64) -> String {
     format!("{id:012}.seg")
 }
 
+/// Pages that were kept in memory while they were written.
+pub(crate) struct Kept {
+    pub(crate) map: MmapMut,
+    pub(crate) share: Share,
+}
+
 /// A segment that is open for reading.
 pub(crate) struct Segment {
     pub(crate) info: SegmentInfo,
-    file: ReadFile,
-    footer: Footer,
-    directory: Vec<u64>,
-    planes: [OnceLock<(HugeBytes, Share)>; PLANES],
-    resident: OnceLock<Resident>,
-    _directory_share: Share,
+    file: Arc<ReadFile>,
+    footer: Arc<Footer>,
+    directory: HugeBytes,
+    planes: [OnceLock<(HugeBytes, Arc<Share>)>; PLANES],
+    resident: OnceLock<Arc<Resident>>,
+    directory_share: Arc<Share>,
     reads: Arc<Reads>,
     /// A merge could not read some of it.
     unreadable: AtomicBool,
-    end: Retire,
+    end: Arc<Retire>,
 }
 
 /// What a segment knows of a key without reading the device.
@@ -64,7 +71,7 @@ pub(crate) enum Looked {
 }
 
 impl Segment {
-    /// Opens a segment and reads its directory and first plane.
+    /// Opens a segment and reads its directory.
     ///
     /// # Errors
     /// `DataDamaged` naming file and offset; `FixInput` for another version.
@@ -89,26 +96,25 @@ impl Segment {
             return Err(damaged(&file, at, "it is a segment of another store"));
         }
         let share = budget.take_always(footer.directory.bytes);
-        let directory = read_section(&file, footer.directory, &Pool::default())?;
-        let directory = directory.bytes();
-        let directory: Vec<u64> =
-            directory.chunks_exact(8).map(|word| u64::from_le_bytes(std::array::from_fn(|i| word[i]))).collect();
-        check_directory(&directory, &info).map_err(|why| damaged(&file, footer.directory.offset, why))?;
+        let mut directory = read_section(&file, footer.directory, &reads.pool)?;
+        // In the file the least byte comes first.
+        let (words, _) = directory.whole_pages_mut().as_chunks_mut();
+        words.iter_mut().for_each(|word| *word = u64::from_le_bytes(*word).to_ne_bytes());
+        check_directory(directory.words(), &info).map_err(|why| damaged(&file, footer.directory.offset, why))?;
         let removed_from = Arc::clone(storage);
         let segment = Self {
             info,
-            file,
-            footer,
+            file: Arc::new(file),
+            footer: Arc::new(footer),
             directory,
             planes: [const { OnceLock::new() }; PLANES],
             resident: OnceLock::new(),
-            _directory_share: share,
+            directory_share: Arc::new(share),
             reads: Arc::clone(reads),
             unreadable: AtomicBool::new(false),
             // Left behind it would be removed by the next opening.
-            end: Retire::new(move || drop(removed_from.remove(&name(info.id)))),
+            end: Arc::new(Retire::new(move || drop(removed_from.remove(&name(info.id))))),
         };
-        segment.load_plane(0, budget, 0)?;
         Ok(Arc::new(segment))
     }
 
@@ -119,8 +125,8 @@ impl Segment {
             && let Some(share) = budget.take(section.bytes, leave_bytes)
         {
             let bytes = read_section(&self.file, section, &self.reads.pool)?;
-            // Set by one thread only: the one that opens or merges.
-            let _ = self.planes[plane].set((bytes, share));
+            // One that another thread has set meanwhile stays.
+            let _ = self.planes[plane].set((bytes, Arc::new(share)));
         }
         Ok(())
     }
@@ -158,8 +164,7 @@ impl Segment {
 
     /// Bytes of its planes that are in memory.
     pub(crate) fn filter_bytes(&self) -> u64 {
-        let planes = self.planes.iter().zip(&self.footer.planes);
-        planes.filter(|(plane, _)| plane.get().is_some()).map(|(_, section)| section.bytes).sum()
+        self.given_bytes_with(PLANES, false)
     }
 
     /// Where its records come from.
@@ -177,26 +182,71 @@ impl Segment {
         self.footer.directory.bytes + self.footer.planes.iter().map(|plane| plane.bytes).sum::<u64>()
     }
 
-    /// Makes room for its pages in memory, if there is any.
-    pub(crate) fn make_resident(&self, budget: &Arc<Budget>) {
+    /// Makes room for its pages in memory, if that leaves this much of it.
+    pub(crate) fn make_resident(&self, budget: &Arc<Budget>, leave_bytes: u64) {
         if self.resident.get().is_none()
-            && let Some(share) = budget.take(self.page_bytes(), 0)
+            && let Some(share) = budget.take(self.page_bytes(), leave_bytes)
             && let Ok(map) = MmapMut::map_anon(self.page_bytes() as usize)
         {
-            let _ = self.resident.set(Resident::new(map, self.footer.pages, share));
+            let _ = self.resident.set(Arc::new(Resident::new(map, self.footer.pages, share)));
         }
     }
 
-    /// Takes over pages that were kept while they were written, if there is memory for them.
-    pub(crate) fn adopt_pages(&self, pages: MmapMut, budget: &Arc<Budget>) {
-        if let Some(share) = budget.take(self.page_bytes(), 0) {
-            let _ = self.resident.set(Resident::filled(pages, self.footer.pages, share));
+    /// Takes over pages that were kept while they were written.
+    pub(crate) fn adopt_pages(&self, Kept { mut map, mut share }: Kept) {
+        share.keep(self.page_bytes());
+        release_tail(&mut map, self.page_bytes() as usize);
+        let _ = self.resident.set(Arc::new(Resident::filled(map, self.footer.pages, share)));
+    }
+
+    /// The same segment with less in memory: this many planes at most, and its pages or none. The two share all that both
+    /// have, the file too.
+    pub(crate) fn lighter(&self, planes: usize, pages: bool) -> Arc<Self> {
+        let mut kept = [const { OnceLock::new() }; PLANES];
+        for (kept, plane) in kept.iter_mut().zip(&self.planes).take(planes) {
+            kept.clone_from(plane);
         }
+        Arc::new(Self {
+            info: self.info,
+            file: Arc::clone(&self.file),
+            footer: Arc::clone(&self.footer),
+            directory: self.directory.clone(),
+            planes: kept,
+            resident: if pages { self.resident.clone() } else { OnceLock::new() },
+            directory_share: Arc::clone(&self.directory_share),
+            reads: Arc::clone(&self.reads),
+            unreadable: AtomicBool::new(self.is_unreadable()),
+            end: Arc::clone(&self.end),
+        })
+    }
+
+    /// What the division of the memory looks at.
+    pub(crate) fn memory_part(&self) -> Part {
+        let filled = self.resident.get().map(|resident| resident.filled_bytes());
+        Part { planes: self.footer.planes.map(|plane| plane.bytes), pages: self.page_bytes(), filled }
+    }
+
+    /// Bytes that it has of what can be taken away: planes and pages.
+    pub(crate) fn given_bytes(&self) -> u64 {
+        self.given_bytes_with(PLANES, true)
+    }
+
+    /// The same once it has only this many planes, and its pages or none.
+    pub(crate) fn given_bytes_with(&self, planes: usize, pages: bool) -> u64 {
+        let planes = self.planes.iter().zip(&self.footer.planes).take(planes);
+        let loaded = planes.filter(|(plane, _)| plane.get().is_some()).map(|(_, section)| section.bytes);
+        loaded.sum::<u64>() + if pages { self.resident_bytes() } else { 0 }
+    }
+
+    /// Bytes of the first planes that are not in memory.
+    pub(crate) fn missing_bytes(&self, planes: usize) -> u64 {
+        let planes = self.planes.iter().zip(&self.footer.planes).take(planes);
+        planes.filter(|(plane, _)| plane.get().is_none()).map(|(_, section)| section.bytes).sum()
     }
 
     /// Its pages in memory, if there is room for them.
     pub(crate) fn resident(&self) -> Option<&Resident> {
-        self.resident.get()
+        self.resident.get().map(|resident| &**resident)
     }
 
     /// Bytes of memory its pages have room in.
@@ -219,7 +269,7 @@ impl Segment {
 
     /// The first eight bytes of the page's first key, as a number.
     pub(crate) fn page_prefix(&self, number: u32) -> u64 {
-        self.directory[number as usize]
+        self.directory.words()[number as usize]
     }
 
     /// The record of `key`: `Some(None)` is a tombstone.
@@ -267,9 +317,8 @@ impl Segment {
             return Probe::Absent;
         }
         if self.resident.get().is_none()
-            && let Some(cache) = self.reads.cache.get()
+            && let Some(found) = self.reads.cache.get(key, hash, self.info.id)
         {
-            let found = cache.get(key, hash, self.info.id);
             lookup.counts.cached(found.is_some());
             if let Some(value) = found {
                 return Probe::Found(Some(value));
@@ -328,7 +377,7 @@ impl Segment {
     /// begins with them or with less. A key that begins a page is mostly the first with its eight bytes: then it is in
     /// that page, and only with many alike is the middle of them a better guess.
     fn first_look(&self, last: usize, wanted: u64) -> usize {
-        if self.directory[last] != wanted {
+        if self.directory.words()[last] != wanted {
             return last;
         }
         let first = self.first_alike(wanted);
@@ -337,7 +386,7 @@ impl Segment {
 
     /// The first page that may hold keys with these first eight bytes: the one before the first that begins with them.
     fn first_alike(&self, wanted: u64) -> usize {
-        self.directory.partition_point(|prefix| *prefix < wanted).saturating_sub(1)
+        self.directory.words().partition_point(|prefix| *prefix < wanted).saturating_sub(1)
     }
 
     /// What page `number` says of a key that it, or one with the same first eight bytes, must hold.
@@ -359,9 +408,9 @@ impl Segment {
     /// Keeps a record that was read from the device, where pages are not kept.
     fn remember(&self, key: &Key, hash: u64, value: Option<&Value>) {
         if self.resident.get().is_none()
-            && let (Some(value), Some(cache)) = (value, self.reads.cache.get())
+            && let Some(value) = value
         {
-            cache.put(key, hash, self.info.id, value);
+            self.reads.cache.put(key, hash, self.info.id, value);
         }
     }
 
@@ -401,20 +450,21 @@ impl Segment {
 
     /// The first page that may hold keys from `key` on.
     pub(crate) fn first_page_from(&self, key: &Key) -> u32 {
-        self.directory.partition_point(|at| *at < prefix(key)).saturating_sub(1) as u32
+        self.directory.words().partition_point(|at| *at < prefix(key)).saturating_sub(1) as u32
     }
 
     /// How far `wanted` lies between the first key of page `at` and that of the next, 0 to 1.
     fn part(&self, at: usize, wanted: u64) -> f64 {
-        let low = self.directory[at];
-        let high = self.directory.get(at + 1).copied().unwrap_or_else(|| prefix(&self.info.last));
+        let directory = self.directory.words();
+        let low = directory[at];
+        let high = directory.get(at + 1).copied().unwrap_or_else(|| prefix(&self.info.last));
         (wanted.saturating_sub(low) as f64 / high.saturating_sub(low).max(1) as f64).min(1.0)
     }
 
     /// The number of directory entries up to `wanted`. Keys are mostly uniform: the search starts where the entry
     /// should be and doubles its range until it is enclosed.
     fn upper_bound(&self, wanted: u64) -> usize {
-        let directory = &self.directory[..];
+        let directory = self.directory.words();
         let (low, high) = (directory[0], prefix(&self.info.last));
         if wanted < low {
             return 0;

@@ -10,8 +10,10 @@ use std::sync::Arc;
 use engine_api::Result;
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, types};
 
+use crate::budget::Share;
 use crate::file::{PageBuffer, ReadFile};
-use crate::format::page::PageBytes;
+use crate::format::page::{PAGE_BYTES, PageBytes};
+use crate::read::lookup::Reads;
 use crate::storage::StorageFile;
 
 /// Slots, each of which is free, or being read into, or holds what was read.
@@ -23,6 +25,7 @@ pub(crate) struct Pipeline {
     done: VecDeque<(usize, io::Result<()>)>,
     /// Reads that the ring was given, whether the kernel has taken them yet or not.
     in_flight: usize,
+    _share: Share,
 }
 
 /// Each has memory of its own: no reference reaches into what the kernel writes.
@@ -39,13 +42,20 @@ struct Asked {
 }
 
 impl Pipeline {
-    /// `slots` buffers of `slot_pages` pages.
-    pub(crate) fn new(slots: usize, slot_pages: usize) -> Self {
+    /// `slots` buffers of `slot_pages` pages, of which the budget is told.
+    pub(crate) fn new(slots: usize, slot_pages: usize, reads: &Reads) -> Self {
+        // A page more, because a buffer starts at a page.
+        let share = reads.budget.take_for_work((slots * (slot_pages + 1) * PAGE_BYTES) as u64);
+        let ring = IoUring::new(slots.next_power_of_two() as u32).ok();
+        if ring.is_none() {
+            reads.count_ring_refused();
+        }
         Self {
-            ring: IoUring::new(slots.next_power_of_two() as u32).ok(),
+            ring,
             slots: (0..slots).map(|_| Slot { buffer: PageBuffer::new(slot_pages), asked: None }).collect(),
             done: VecDeque::new(),
             in_flight: 0,
+            _share: share,
         }
     }
 

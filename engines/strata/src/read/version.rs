@@ -2,6 +2,7 @@
 //!
 //! Owns: the order of runs. Must not: change; a new moment is a new version.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use engine_api::{Key, Result, Value};
@@ -117,6 +118,19 @@ impl Run {
 }
 
 impl Version {
+    /// The same runs with these segments, by number, in the place of others.
+    pub(crate) fn with(&self, others: &BTreeMap<u64, Arc<Segment>>) -> Self {
+        let run = |run: &Arc<Run>| {
+            if !run.segments.iter().any(|segment| others.contains_key(&segment.info.id)) {
+                return Arc::clone(run);
+            }
+            let other = |segment: &Arc<Segment>| Arc::clone(others.get(&segment.info.id).unwrap_or(segment));
+            let segments = run.segments.iter().map(other).collect();
+            Arc::new(Run { left_over: run.left_over, ..Run::new(segments) })
+        };
+        Self { deltas: self.deltas.iter().map(run).collect(), base: run(&self.base) }
+    }
+
     /// The value of `key`.
     pub(crate) fn get(&self, key: &Key, hash: u64, lookup: &mut Lookup) -> Result<Option<Value>> {
         self.get_from(0, key, hash, lookup)

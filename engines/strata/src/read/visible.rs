@@ -51,11 +51,14 @@ impl Visible {
     }
 
     /// The memtables' records from `first` on in order, newest memtable first; those without any are left out.
-    pub(crate) fn lists_from(&self, first: &Key) -> Vec<Cursor> {
+    ///
+    /// # Errors
+    /// `Retry`: there is no memory for the lists.
+    pub(crate) fn lists_from(&self, first: &Key) -> Result<Vec<Cursor>> {
         let frozen = self.frozen.iter().map(|frozen| (&frozen.mem, frozen.length));
         let mems = std::iter::once((&self.active, self.length)).chain(frozen);
-        let lists = mems.map(|(mem, length)| mem.ascending(length, first));
-        lists.filter(|list| !list.is_empty()).map(Cursor::Mem).collect()
+        let lists: Vec<_> = mems.map(|(mem, length)| mem.ascending(length, first)).collect::<Result<_>>()?;
+        Ok(lists.into_iter().filter(|list| !list.is_empty()).map(Cursor::Mem).collect())
     }
 
     /// Records in memtables.

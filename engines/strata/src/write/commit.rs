@@ -114,12 +114,12 @@ impl Shared {
     fn rotate(&self, writer: &mut Writer, records: usize) -> Result<()> {
         self.wait_for_flush(FROZEN_MAX - 1)?;
         self.wait_for_merge()?;
+        let active = Arc::new(Mem::new(records.max(self.sizes.mem_records))?);
         // The next file stands on all of this one.
         writer.wal.sync().map_err(|e| self.poison(e))?;
         let wal = self.next_wal(writer)?;
         let old = std::mem::replace(&mut writer.wal, wal);
         let batch = writer.batch;
-        let active = Arc::new(Mem::new(records.max(self.sizes.mem_records)));
         self.publish(|visible| {
             let mem = std::mem::replace(&mut visible.active, active);
             let (length, checkpoint) = (visible.length, visible.checkpoint.clone());

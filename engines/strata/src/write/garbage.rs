@@ -10,23 +10,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::budget::Share;
+
+/// Something that was replaced, and what it takes of the memory meanwhile, if nobody else counts it.
+struct Held {
+    what: Arc<dyn Any + Send + Sync>,
+    _share: Option<Share>,
+}
+
 /// Things that were replaced.
 #[derive(Default)]
 pub(crate) struct Garbage {
-    held: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
+    held: Mutex<Vec<Held>>,
     dropped: AtomicU64,
 }
 
 impl Garbage {
-    /// Holds `replaced`, which no new reader can get any more, until nobody else holds it.
-    pub(crate) fn hold(&self, replaced: Arc<dyn Any + Send + Sync>) {
-        self.held.lock().push(replaced);
+    /// Holds `replaced`, which no new reader can get any more, until nobody else holds it, and `share` as long.
+    pub(crate) fn hold(&self, replaced: Arc<dyn Any + Send + Sync>, share: Option<Share>) {
+        self.held.lock().push(Held { what: replaced, _share: share });
     }
 
     /// Drops what nobody else holds.
     pub(crate) fn sweep(&self) {
         // Only this reference is left, and nothing can make another from it: this thread is the last owner.
-        let free: Vec<_> = self.held.lock().extract_if(.., |held| Arc::strong_count(held) == 1).collect();
+        let free: Vec<_> = self.held.lock().extract_if(.., |held| Arc::strong_count(&held.what) == 1).collect();
         // ORDERING: Relaxed: a statistic.
         self.dropped.fetch_add(free.len() as u64, Ordering::Relaxed);
     }
@@ -52,8 +60,8 @@ mod tests {
         let garbage = Garbage::default();
         let (held, free) = (Arc::new(1), Arc::new(2));
         let reader = Arc::clone(&held);
-        garbage.hold(held);
-        garbage.hold(free);
+        garbage.hold(held, None);
+        garbage.hold(free, None);
         garbage.sweep();
         assert_eq!((garbage.held(), garbage.dropped()), (1, 1));
         drop(reader);

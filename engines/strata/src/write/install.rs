@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Result};
-use memmap2::MmapMut;
 
 use crate::engine::Shared;
 use crate::file::sync_dir;
@@ -17,7 +16,7 @@ use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
 use crate::format::page::{PAGE_BYTES, PAGE_RECORDS_MIN};
 use crate::memory::map_huge;
-use crate::read::segment::{self, Segment};
+use crate::read::segment::{self, Kept, Segment};
 use crate::read::version::Version;
 use crate::read::visible::Visible;
 use crate::write::writer::Written;
@@ -34,8 +33,10 @@ impl Shared {
     /// Opens a segment that was just written.
     pub(crate) fn open_segment(&self, written: Written) -> Result<Arc<Segment>> {
         let name = segment::name(written.info.id);
+        self.make_room(written.index_bytes);
         let opened = Segment::open(&self.storage, written.info, &self.budget, &self.reads).and_then(|segment| {
-            (1..PLANES).try_for_each(|plane| segment.load_plane(plane, &self.budget, 0))?;
+            // What does not fit now is looked at again when the memory is divided next.
+            (0..PLANES).try_for_each(|plane| segment.load_plane(plane, &self.budget, 0))?;
             Ok(segment)
         });
         let segment = opened.map_err(|e| {
@@ -44,7 +45,7 @@ impl Shared {
             unread(e)
         })?;
         if let Some(pages) = written.kept {
-            segment.adopt_pages(pages, &self.budget);
+            segment.adopt_pages(pages);
         }
         self.counters.segment(written.file_bytes);
         Ok(segment)
@@ -52,11 +53,15 @@ impl Shared {
 
     /// Room for the pages of a segment of `records`, if there is memory for them to stay: readers then need not fetch
     /// what a merge has rewritten.
-    pub(crate) fn room_for_pages(&self, records: u64) -> Option<MmapMut> {
+    pub(crate) fn room_for_pages(&self, records: u64) -> Option<Kept> {
+        // ORDERING: Relaxed: see `balance`.
+        if !self.keeps_pages.load(Ordering::Relaxed) {
+            return None;
+        }
         let bytes = records.div_ceil(PAGE_RECORDS_MIN as u64) * PAGE_BYTES as u64;
-        let room = self.budget.left_bytes() >= bytes.saturating_add(self.pages_beside_bytes);
+        let share = self.budget.take(bytes, self.work_left_bytes())?;
         // Without memory the pages are read when they are asked for.
-        room.then(|| map_huge(bytes as usize).ok()).flatten()
+        map_huge(bytes as usize).ok().map(|map| Kept { map, share })
     }
 
     /// Where records that are written now come from.
@@ -103,21 +108,7 @@ impl Shared {
             to_visible(visible);
         });
         before.segments().filter(|segment| !kept.contains(&segment.info.id)).for_each(|segment| segment.retire());
-        self.garbage.hold(before);
-        Ok(())
-    }
-
-    /// Gives memory to segments for which there was none while those they replace were still held.
-    pub(crate) fn use_freed_memory(&self) -> Result<()> {
-        let version = Arc::clone(&self.visible.load().version);
-        for plane in 0..PLANES {
-            version.segments().try_for_each(|segment| segment.load_plane(plane, &self.budget, 0))?;
-        }
-        for segment in version.segments() {
-            if self.budget.left_bytes() >= segment.page_bytes().saturating_add(self.pages_beside_bytes) {
-                segment.make_resident(&self.budget);
-            }
-        }
+        self.garbage.hold(before, None);
         Ok(())
     }
 }

@@ -7,16 +7,22 @@
 //! leads to it, and never changed; the newest of a key comes first in its chain.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use engine_api::{Key, Value};
+use engine_api::{Key, Result, Value};
 
+use crate::mapped::Mapped;
 use crate::sync::{AtomicU32, Ordering, UnsafeCell};
 
 /// What an entry takes, its share of the table included, in bytes.
 pub(crate) const ENTRY_BYTES: u64 = (size_of::<Entry>() + 2 * size_of::<AtomicU32>()) as u64;
+
+/// What an entry takes while a scan goes over its memtable, in bytes.
+pub(crate) const LIST_BYTES: u64 = size_of::<Listed>() as u64;
+
+/// What an entry takes while its memtable is flushed, in bytes.
+pub(crate) const ORDER_BYTES: u64 = size_of::<u32>() as u64;
 
 /// No entry: indexes in chains are counted from 1.
 const NONE: u32 = 0;
@@ -31,17 +37,44 @@ struct Entry {
 
 /// A memtable with a fixed capacity.
 pub(crate) struct Mem {
-    entries: Box<[UnsafeCell<MaybeUninit<Entry>>]>,
-    heads: Box<[AtomicU32]>,
+    entries: Mapped<UnsafeCell<MaybeUninit<Entry>>>,
+    heads: Mapped<AtomicU32>,
+}
+
+/// All of a memtable's records in order of their keys, the newest of each. Only their order is held, not a copy.
+pub(crate) struct Sorted {
+    mem: Arc<Mem>,
+    order: Mapped<u32>,
+    next: usize,
+    last: Option<Key>,
+}
+
+impl Iterator for Sorted {
+    type Item = (Key, Option<Value>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let index = *self.order.get(self.next)? as usize;
+            self.next += 1;
+            // SAFETY: the index was below a length that came with a snapshot when the order was made.
+            let entry = unsafe { self.mem.entry(index) };
+            if self.last.replace(entry.key) != Some(entry.key) {
+                return Some((entry.key, entry.value));
+            }
+        }
+    }
 }
 
 /// A memtable's records in order of their keys, the newest of each. They are sorted as they are taken, because a scan of a
 /// range takes few of them.
 pub(crate) struct Ascending {
     mem: Arc<Mem>,
-    /// The least key first, and of equal ones the newest entry.
-    heap: BinaryHeap<Reverse<(Key, Reverse<u32>)>>,
+    /// Neither of the two at 2n + 1 and 2n + 2 comes before the one at n.
+    heap: Mapped<Listed>,
 }
+
+/// The least key comes first, and of equal ones the newest entry.
+type Listed = (Key, Reverse<u32>);
 
 impl Ascending {
     pub(crate) fn is_empty(&self) -> bool {
@@ -50,12 +83,34 @@ impl Ascending {
 
     /// The next record; `None` as its value is a deletion.
     pub(crate) fn next(&mut self) -> Option<(Key, Option<Value>)> {
-        let Reverse((key, Reverse(index))) = self.heap.pop()?;
-        while self.heap.peek().is_some_and(|Reverse((older, _))| *older == key) {
-            self.heap.pop();
+        let (key, Reverse(index)) = self.take()?;
+        while self.heap.first().is_some_and(|(older, _)| *older == key) {
+            self.take();
         }
         // SAFETY: the index was below a length that came with a snapshot when the heap was made.
         Some((key, unsafe { self.mem.entry(index as usize) }.value))
+    }
+
+    /// Takes the first away.
+    fn take(&mut self) -> Option<Listed> {
+        let last = self.heap.len().checked_sub(1)?;
+        self.heap.swap(0, last);
+        let first = self.heap.pop();
+        sink(&mut self.heap, 0);
+        first
+    }
+}
+
+/// Moves the one at `at` down to where neither of the two below it comes before it.
+fn sink(heap: &mut [Listed], mut at: usize) {
+    while let Some(left) = heap.get(2 * at + 1) {
+        let right = heap.get(2 * at + 2).filter(|right| *right < left);
+        let (below, first) = right.map_or((2 * at + 1, left), |right| (2 * at + 2, right));
+        if heap[at] <= *first {
+            break;
+        }
+        heap.swap(at, below);
+        at = below;
     }
 }
 
@@ -66,12 +121,19 @@ unsafe impl Sync for Mem {}
 unsafe impl Send for Mem {}
 
 impl Mem {
-    pub(crate) fn new(capacity: usize) -> Self {
+    /// # Errors
+    /// `Retry`: there is no memory.
+    pub(crate) fn new(capacity: usize) -> Result<Self> {
         let buckets = (capacity * 2).next_power_of_two();
-        let mut entries = Vec::with_capacity(capacity);
-        entries.resize_with(capacity, || UnsafeCell::new(MaybeUninit::uninit()));
-        let heads = (0..buckets).map(|_| AtomicU32::new(NONE)).collect();
-        Self { entries: entries.into_boxed_slice(), heads }
+        // Nothing is written to the entries: they take memory as they are filled.
+        let entries = Mapped::of(capacity, (0..capacity).map(|_| UnsafeCell::new(MaybeUninit::uninit())))?;
+        let heads = Mapped::of(buckets, (0..buckets).map(|_| AtomicU32::new(NONE)))?;
+        Ok(Self { entries, heads })
+    }
+
+    /// What it takes of memory with this many entries, in bytes.
+    pub(crate) fn bytes(&self, length: usize) -> u64 {
+        (length * size_of::<Entry>() + self.heads.len() * size_of::<AtomicU32>()) as u64
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -108,30 +170,28 @@ impl Mem {
 
     /// The first `length` entries in order of their keys, the newest of each. `length` must have been acquired with a
     /// snapshot.
-    pub(crate) fn sorted(&self, length: usize) -> Vec<(Key, Option<Value>)> {
+    ///
+    /// # Errors
+    /// As [`Mem::new`].
+    pub(crate) fn sorted(self: &Arc<Self>, length: usize) -> Result<Sorted> {
         // SAFETY: these are below a length that came with a snapshot, which was released after they were written.
-        let entry = |index: u32| unsafe { self.entry(index as usize) };
-        let mut order: Vec<u32> = (0..length as u32).collect();
-        order.sort_unstable_by(|a, b| entry(*a).key.cmp(&entry(*b).key).then(b.cmp(a)));
-        let mut last: Option<Key> = None;
-        let mut out = Vec::with_capacity(length);
-        for index in order {
-            let entry = entry(index);
-            if last != Some(entry.key) {
-                last = Some(entry.key);
-                out.push((entry.key, entry.value));
-            }
-        }
-        out
+        let key = |index: u32| unsafe { self.entry(index as usize) }.key;
+        let mut order = Mapped::of(length, 0..length as u32)?;
+        order.sort_unstable_by(|a, b| key(*a).cmp(&key(*b)).then(b.cmp(a)));
+        Ok(Sorted { mem: Arc::clone(self), order, next: 0, last: None })
     }
 
     /// The records of the first `length` entries from `first` on. `length` must have been acquired with a snapshot.
-    pub(crate) fn ascending(self: &Arc<Self>, length: usize, first: &Key) -> Ascending {
+    ///
+    /// # Errors
+    /// As [`Mem::new`].
+    pub(crate) fn ascending(self: &Arc<Self>, length: usize, first: &Key) -> Result<Ascending> {
         // SAFETY: these are below a length that came with a snapshot, which was released after they were written.
         let key = |index: u32| unsafe { self.entry(index as usize) }.key;
         let keys = (0..length as u32).map(|index| (key(index), index)).filter(|(key, _)| key >= first);
-        let heap: Vec<_> = keys.map(|(key, index)| Reverse((key, Reverse(index)))).collect();
-        Ascending { mem: Arc::clone(self), heap: heap.into() }
+        let mut heap = Mapped::of(length, keys.map(|(key, index)| (key, Reverse(index))))?;
+        (0..heap.len() / 2).rev().for_each(|at| sink(&mut heap, at));
+        Ok(Ascending { mem: Arc::clone(self), heap })
     }
 
     /// # Safety
@@ -160,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_sees_what_was_there_at_its_length() {
-        let mem = Mem::new(8);
+        let mem = Arc::new(Mem::new(8).expect("memory"));
         let (a, b) = ([1; 32], [2; 32]);
         let set = |index, key: &Key, value| mem.append(index, hash(key), key, value);
         set(0, &a, Some([10; 32]));
@@ -170,14 +230,14 @@ mod tests {
         let get = |length, key: &Key| mem.get(length, hash(key), key);
         assert_eq!((get(0, &a), get(1, &a), get(1, &b)), (None, Some(Some([10; 32])), None));
         assert_eq!((get(3, &a), get(4, &a)), (Some(None), Some(Some([11; 32]))));
-        assert_eq!(mem.sorted(3), [(a, None), (b, Some([20; 32]))]);
-        assert_eq!(mem.sorted(4), [(a, Some([11; 32])), (b, Some([20; 32]))]);
+        assert!(mem.sorted(3).expect("memory").eq([(a, None), (b, Some([20; 32]))]));
+        assert!(mem.sorted(4).expect("memory").eq([(a, Some([11; 32])), (b, Some([20; 32]))]));
     }
 
     #[test]
     fn readers_on_other_threads_see_whole_batches_while_the_writer_goes_on() {
         const BATCH: usize = 2;
-        let (mem, visible) = (Mem::new(20), AtomicUsize::new(0));
+        let (mem, visible) = (Arc::new(Mem::new(20).expect("memory")), AtomicUsize::new(0));
         let read = || {
             // ORDERING: Acquire pairs with the Release below, as loading what is visible does.
             let length = visible.load(Ordering::Acquire);
@@ -185,7 +245,7 @@ mod tests {
             // Each batch sets both keys to its number.
             let expected = (length / BATCH).checked_sub(1).map(|batch| [batch as u8; 32]);
             assert_eq!((newest(0), newest(1)), (expected, expected), "length={length}");
-            assert_eq!(mem.sorted(length).len(), length.min(BATCH));
+            assert_eq!(mem.sorted(length).expect("memory").count(), length.min(BATCH));
             length
         };
         std::thread::scope(|scope| {
@@ -249,7 +309,7 @@ mod loom_tests {
     #[test]
     fn a_reader_finds_the_newest_within_its_length() {
         loom::model(|| {
-            let (mem, visible) = (Arc::new(Mem::new(4)), Arc::new(AtomicUsize::new(0)));
+            let (mem, visible) = (Arc::new(Mem::new(4).expect("memory")), Arc::new(AtomicUsize::new(0)));
             let reader = |mem: &Arc<Mem>, visible: &Arc<AtomicUsize>| {
                 let (mem, visible) = (Arc::clone(mem), Arc::clone(visible));
                 // ORDERING: Acquire: as loading what is visible.
@@ -265,7 +325,7 @@ mod loom_tests {
     #[test]
     fn a_snapshot_stays_while_its_chains_grow() {
         loom::model(|| {
-            let (mem, visible) = (Arc::new(Mem::new(4)), AtomicUsize::new(0));
+            let (mem, visible) = (Arc::new(Mem::new(4).expect("memory")), AtomicUsize::new(0));
             let (key, value) = entries()[0];
             mem.append(0, 0, &key, value);
             let reading = Arc::clone(&mem);
@@ -281,12 +341,12 @@ mod loom_tests {
     #[test]
     fn a_flush_reads_what_its_length_covers_without_the_table() {
         loom::model(|| {
-            let (mem, visible) = (Arc::new(Mem::new(4)), Arc::new(AtomicUsize::new(0)));
-            let (flushed, frozen) = (Arc::clone(&mem), Arc::clone(&visible));
+            let (mem, visible) = (std::sync::Arc::new(Mem::new(4).expect("memory")), Arc::new(AtomicUsize::new(0)));
+            let (flushed, frozen) = (std::sync::Arc::clone(&mem), Arc::clone(&visible));
             let flush = thread::spawn(move || {
                 // ORDERING: Acquire: as loading what is visible.
                 let length = frozen.load(Ordering::Acquire);
-                assert_eq!(flushed.sorted(length), sorted(length));
+                assert!(flushed.sorted(length).expect("memory").eq(sorted(length)));
             });
             write(&mem, &visible, 0, 1);
             flush.join().expect("no thread panics");

@@ -26,9 +26,10 @@ use parking_lot::MutexGuard;
 use crate::engine::{FROZEN_MAX, Shared, Work};
 use crate::format::footer::Origin;
 use crate::format::wal;
-use crate::read::cursor::{Cursor, Keep, Merged, RunCursor};
+use crate::read::cursor::{Cursor, Merged, RunCursor, Window};
 use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
+use crate::write::mem::ORDER_BYTES;
 use crate::write::output::{Job, write};
 use crate::write::plan::{debt, groups_from, like_sized, mergeable};
 
@@ -85,7 +86,7 @@ pub(crate) fn run(shared: &Shared) {
         let flushed = flush_all(shared);
         let merged = (flushed.is_ok() && (settle || merge_pause.is_over())).then(|| merge_all(shared, settle));
         shared.garbage.sweep();
-        let freed = shared.use_freed_memory();
+        shared.balance(0);
         let mut work = shared.work.lock();
         if work.stop {
             // A merge that was cut short is done again after the next opening.
@@ -101,9 +102,6 @@ pub(crate) fn run(shared: &Shared) {
         }
         if work.failed.is_some() {
             work.settle = false;
-        }
-        if freed.is_err() {
-            shared.counters.merge_failed();
         }
         work.rounds += 1;
         shared.done.notify_all();
@@ -208,10 +206,10 @@ pub(crate) fn flush_oldest(shared: &Shared) -> Result<bool> {
     let Some(frozen) = oldest else { return Ok(false) };
     // The reserve is there for this.
     shared.require_space(frozen.length as u64 * (PAIR_BYTES + PAIR_BYTES / 16), 0, "a flush")?;
-    let records = frozen.mem.sorted(frozen.length);
-    let mut list = Merged::new(vec![Cursor::List(records.into_iter())])?;
+    let _order = shared.budget.take_for_work(frozen.length as u64 * ORDER_BYTES);
+    let mut list = Merged::new(vec![Cursor::Flush(frozen.mem.sorted(frozen.length)?)])?;
     let origin = shared.origin(frozen.batch, false, &frozen.checkpoint);
-    let segments = write(shared, &mut list, &origin, Job::Flush)?;
+    let segments = write(shared, &mut list, &origin, Job::Flush(frozen.length))?;
     let mut manifest = shared.install.lock();
     let mut version = Version::clone(&shared.visible.load().version);
     if !segments.is_empty() {
@@ -231,7 +229,9 @@ pub(crate) fn flush_oldest(shared: &Shared) -> Result<bool> {
         },
     )?;
     drop(manifest);
-    shared.garbage.hold(Arc::clone(&frozen.mem) as _);
+    // A reader that keeps it keeps its memory from others. It is mostly back soon, as that of other work is.
+    let share = shared.budget.take_for_work(frozen.mem.bytes(frozen.length));
+    shared.garbage.hold(Arc::clone(&frozen.mem) as _, Some(share));
     shared.counters.flushed();
     let mut work = shared.work.lock();
     let free: Vec<String> = shared.storage.list().unwrap_or_default();
@@ -260,8 +260,7 @@ pub(crate) fn merge_deltas(shared: &Shared, busy: Option<&Run>) -> Result<bool> 
     let Some(range) = like_sized(&deltas, memtable) else { return Ok(false) };
     let merged = &deltas[range];
     shared.require_space(merged.iter().map(|run| run.file_bytes()).sum(), shared.reserve_bytes, "a merge")?;
-    let cursors = merged.iter().map(|run| RunCursor::boxed(run, &[0; 32], None, Keep::Nothing)).collect();
-    let segments = write(shared, &mut Merged::new(cursors)?, &newest_origin(shared, merged, false), Job::Deltas)?;
+    let segments = merge_range(shared, merged, &[0; 32], None, Job::Deltas)?;
     replace_deltas(shared, merged, Run::new(segments))?;
     Ok(true)
 }
@@ -348,7 +347,8 @@ fn merge_range(
     job: Job<'_>,
 ) -> Result<Vec<Arc<Segment>>> {
     let base = matches!(job, Job::Base(_));
-    let cursors = runs.iter().map(|run| RunCursor::boxed(run, from, to, Keep::Nothing)).collect();
+    let window = Window::merge(&shared.reads, runs.len(), shared.merge_read_bytes);
+    let cursors = runs.iter().map(|run| RunCursor::boxed(run, from, to, window.clone())).collect();
     write(shared, &mut Merged::new(cursors)?, &newest_origin(shared, runs, base), job)
 }
 

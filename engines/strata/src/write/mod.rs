@@ -3,9 +3,11 @@
 //! Owns: every change of a file in the store's directory. Must not: be called by the reading side. Commits run on the thread
 //! of the transaction, flushes and merges on `strata-merge`.
 
+pub(crate) mod balance;
 pub(crate) mod bulk;
 pub(crate) mod commit;
 pub(crate) mod directory;
+pub(crate) mod divide;
 pub(crate) mod garbage;
 pub(crate) mod install;
 pub(crate) mod mem;

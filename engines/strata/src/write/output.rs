@@ -15,7 +15,7 @@ use crate::read::segment::Segment;
 use crate::read::version::Run;
 use crate::write::merge::{flush_oldest, is_final, merge_deltas};
 use crate::write::plan::debt;
-use crate::write::writer::SegmentWriter;
+use crate::write::writer::{Room, SegmentWriter};
 
 /// What a merge may write a second while nobody waits for it, in bytes: a part of what any flash drive does, so that
 /// reads seldom meet it.
@@ -26,8 +26,8 @@ const LOOK_RECORDS: u64 = 1 << 16;
 /// What is written, which says what may happen meanwhile.
 #[derive(Clone, Copy)]
 pub(crate) enum Job<'a> {
-    /// A memtable as a run: nothing.
-    Flush,
+    /// A memtable of at most so many records as a run: nothing.
+    Flush(usize),
     /// Delta runs as one: flushes.
     Deltas,
     /// Delta runs into the base: flushes, and merges of the runs that are newer than this one.
@@ -78,13 +78,17 @@ fn write_into(
     job: Job<'_>,
     segments: &mut Vec<Arc<Segment>>,
 ) -> Result<()> {
-    let mut output = Output { shared, origin, keep: true, writer: None, segments };
+    let records_max = match job {
+        Job::Flush(records) => (records as u64).min(shared.sizes.segment_records),
+        _ => shared.sizes.segment_records,
+    };
+    let mut output = Output { shared, origin, keep: true, records_max, writer: None, segments };
     // Some looks a group, also where groups are small.
     let check = LOOK_RECORDS.min((shared.sizes.segment_records / 4).max(1));
     let (mut seen, mut pace) = (0u64, Pace::new());
     while let Some((key, value)) = records.next()? {
         seen += 1;
-        if !matches!(job, Job::Flush) && seen.is_multiple_of(check) {
+        if !matches!(job, Job::Flush(_)) && seen.is_multiple_of(check) {
             pace.keep(shared, check * PAIR_BYTES)?;
             look(shared, job)?;
         }
@@ -100,6 +104,9 @@ fn write_into(
 /// then one merge of newer runs.
 fn look(shared: &Shared, job: Job<'_>) -> Result<()> {
     shared.garbage.sweep();
+    if shared.budget.left() < 0 {
+        shared.balance(0);
+    }
     // Others write to the same disk.
     shared.require_space(0, shared.reserve_bytes, "a merge")?;
     if flush_oldest(shared)?
@@ -149,8 +156,9 @@ impl Pace {
 /// Writes ascending pairs as segments of the base.
 pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Origin) -> Result<Vec<Arc<Segment>>> {
     let mut segments = Vec::new();
-    // A load is followed by another opening, which divides the memory anew.
-    let mut output = Output { shared, origin, keep: false, writer: None, segments: &mut segments };
+    // What a load writes is not asked for while it goes on.
+    let records_max = (pairs.len() as u64).min(shared.sizes.segment_records);
+    let mut output = Output { shared, origin, keep: false, records_max, writer: None, segments: &mut segments };
     let written =
         pairs.iter().try_for_each(|(key, value)| output.push(key, Some(value))).and_then(|()| output.finish());
     if written.is_err() {
@@ -165,6 +173,8 @@ struct Output<'a> {
     origin: &'a Origin,
     /// Whether pages stay in memory where there is room.
     keep: bool,
+    /// Records of a segment at most.
+    records_max: u64,
     writer: Option<SegmentWriter>,
     segments: &'a mut Vec<Arc<Segment>>,
 }
@@ -174,17 +184,14 @@ impl Output<'_> {
         let open = match &mut self.writer {
             Some(open) => open,
             None => {
-                let kept = if self.keep { self.shared.room_for_pages(self.shared.sizes.segment_records) } else { None };
-                self.writer.insert(SegmentWriter::create(
-                    &self.shared.storage,
-                    self.shared.new_id(),
-                    self.origin,
-                    kept,
-                )?)
+                let kept = if self.keep { self.shared.room_for_pages(self.records_max) } else { None };
+                let room = Room::of(self.records_max, &self.shared.budget, kept);
+                let id = self.shared.new_id();
+                self.writer.insert(SegmentWriter::create(&self.shared.storage, id, self.origin, room)?)
             }
         };
         open.push(key, value)?;
-        if open.records() == self.shared.sizes.segment_records { self.finish() } else { Ok(()) }
+        if open.records() == self.records_max { self.finish() } else { Ok(()) }
     }
 
     /// Completes the segment that is open, if one is.

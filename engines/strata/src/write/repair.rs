@@ -25,7 +25,7 @@ use crate::storage::{DirStorage, Storage};
 use crate::write::directory::{Own, is_foreign, own_files};
 use crate::write::rebuild::{Rebuilt, rebuild};
 use crate::write::salvage::{Salvaged, salvage};
-use crate::write::writer::SegmentWriter;
+use crate::write::writer::{Room, SegmentWriter};
 
 /// Records of the WAL that are held in memory: as many as of the largest memtable.
 const TAIL_RECORDS_MAX: usize = 1 << 20;
@@ -179,8 +179,12 @@ impl Repair<'_> {
         let seed = self.manifest.seed;
         let mut next_id = self.manifest.next_id;
         let mut write = |tail: &mut BTreeMap<Key, Option<Value>>, (batch, checkpoint): (u64, Checkpoint)| {
-            let mut writer =
-                SegmentWriter::create(storage, next_id, &Origin { seed, batch, base: false, checkpoint }, None)?;
+            let mut writer = SegmentWriter::create(
+                storage,
+                next_id,
+                &Origin { seed, batch, base: false, checkpoint },
+                Room::alone(),
+            )?;
             next_id += 1;
             tail.iter().try_for_each(|(key, value)| writer.push(key, value.as_ref()))?;
             tail.clear();

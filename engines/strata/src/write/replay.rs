@@ -5,12 +5,11 @@
 
 use std::sync::Arc;
 
-use engine_api::{Checkpoint, Error, Key, Result, Value};
+use engine_api::{Checkpoint, Error, Result};
 
 use crate::budget::Budget;
 use crate::engine::FROZEN_MAX;
 use crate::file::{shown, sync_dir};
-use crate::format::filter::PLANES;
 use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
 use crate::format::wal::{self, End, Position};
@@ -20,7 +19,7 @@ use crate::read::version::{Run, Version};
 use crate::read::visible::Frozen;
 use crate::storage::Storage;
 use crate::write::mem::Mem;
-use crate::write::writer::SegmentWriter;
+use crate::write::writer::{Room, SegmentWriter};
 
 /// What was replayed.
 pub(crate) struct Replayed {
@@ -55,7 +54,7 @@ struct Read {
 
 /// The records that are not in a run yet.
 struct Tail {
-    mem: Mem,
+    mem: Arc<Mem>,
     length: usize,
 }
 
@@ -81,7 +80,7 @@ impl Replay<'_> {
         let mut checkpoint = manifest.checkpoint.clone();
         let mut position = Position::behind(manifest.batch);
         let capacity = self.capacity(wals)?;
-        let mut tail = Tail { mem: Mem::new(capacity), length: 0 };
+        let mut tail = Tail { mem: Arc::new(Mem::new(capacity)?), length: 0 };
         let mut ends = Vec::new();
         for id in wals {
             let salt = manifest.wal_key.salt(*id);
@@ -91,7 +90,7 @@ impl Replay<'_> {
                     if tail.length == capacity {
                         // A part of this batch is in it, and perhaps not all: the run stands for the one before.
                         runs.insert(0, self.write(&tail, &self.origin(batch - 1, &before))?);
-                        tail = Tail { mem: Mem::new(capacity), length: 0 };
+                        tail = Tail { mem: Arc::new(Mem::new(capacity)?), length: 0 };
                     }
                     tail.mem.append(tail.length, self.reads.seed.hash(key), key, *value);
                     tail.length += 1;
@@ -119,7 +118,7 @@ impl Replay<'_> {
             // What was replayed may still be on its way to the device: a synced batch in the next file stands on all
             // of it.
             ends.iter().try_for_each(|(id, end)| wal::flush(&**self.storage, *id, end))?;
-            let (mem, newest) = (Arc::new(tail.mem), checkpoint.clone());
+            let (mem, newest) = (tail.mem, checkpoint.clone());
             let frozen = wals
                 .last()
                 .map(|last| Arc::new(Frozen { mem, length: tail.length, wal_id: *last, batch, checkpoint: newest }));
@@ -158,15 +157,13 @@ impl Replay<'_> {
 
     /// Writes the records as a run, which no manifest names yet.
     fn write(&mut self, tail: &Tail, origin: &Origin) -> Result<Arc<Run>> {
-        let records: Vec<(Key, Option<Value>)> = tail.mem.sorted(tail.length);
         let mut segments = Vec::new();
-        if !records.is_empty() {
-            let mut writer = SegmentWriter::create(self.storage, self.next_id, origin, None)?;
+        if tail.length > 0 {
+            let room = Room::of(tail.length as u64, self.budget, None);
+            let mut writer = SegmentWriter::create(self.storage, self.next_id, origin, room)?;
             self.next_id += 1;
-            records.iter().try_for_each(|(key, value)| writer.push(key, value.as_ref()))?;
-            let segment = Segment::open(self.storage, writer.finish()?.info, self.budget, self.reads)?;
-            (1..PLANES).try_for_each(|plane| segment.load_plane(plane, self.budget, 0))?;
-            segments.push(segment);
+            tail.mem.sorted(tail.length)?.try_for_each(|(key, value)| writer.push(&key, value.as_ref()))?;
+            segments.push(Segment::open(self.storage, writer.finish()?.info, self.budget, self.reads)?);
         }
         Ok(Arc::new(Run::new(segments)))
     }

@@ -12,7 +12,7 @@ use crate::format::footer::{Origin, SegmentInfo};
 use crate::format::page::{PAGE_BYTES, Page};
 use crate::read::segment::{check_sections, name, read_footer};
 use crate::storage::Storage;
-use crate::write::writer::SegmentWriter;
+use crate::write::writer::{Room, SegmentWriter};
 
 /// What became of a segment that was damaged.
 pub(crate) struct Salvaged {
@@ -90,7 +90,7 @@ fn rewrite(
     (pages, origin, id): (u32, &Origin, u64),
     shown: &str,
 ) -> Result<(Option<SegmentInfo>, Vec<String>)> {
-    let mut writer = SegmentWriter::create(storage, id, origin, None)?;
+    let mut writer = SegmentWriter::create(storage, id, origin, Room::alone())?;
     let mut lost = Vec::new();
     // The first page that could not be read since the last whole one, and the last key before it.
     let (mut gap, mut before) = (None, info.first);

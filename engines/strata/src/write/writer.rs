@@ -5,17 +5,21 @@
 use std::sync::Arc;
 
 use engine_api::{Error, ErrorKind, Key, Result, Value};
-use memmap2::MmapMut;
 
+use crate::budget::{Budget, Share};
 use crate::file::{io_error, shown};
 use crate::format::filter::{PLANES, insert, plane_bytes};
 use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
 use crate::format::page::{PAGE_BYTES, PageBuilder, prefix};
-use crate::read::segment::name;
+use crate::mapped::Mapped;
+use crate::read::segment::{Kept, name};
 use crate::storage::{Storage, StorageFile};
 
-/// Bytes collected before a write.
-const WRITE_BYTES: usize = 1 << 20;
+/// Bytes collected before a write: a part of the memory, one in so many, within bounds. Larger writes gain nothing.
+const WRITE_SHARE: u64 = 256;
+const WRITE_BYTES: (u64, u64) = (64 << 10, 1 << 20);
+/// Bytes a record that are held while a segment is written: its hash, and the largest plane.
+const RECORD_WORK: u64 = 10;
 
 /// Writes a segment from ascending records.
 pub(crate) struct SegmentWriter {
@@ -27,24 +31,55 @@ pub(crate) struct SegmentWriter {
     pending: Vec<u8>,
     written_bytes: u64,
     directory: Vec<u64>,
-    hashes: Vec<u64>,
+    hashes: Mapped<u64>,
     info: Option<SegmentInfo>,
-    /// Room for every page, where they are to stay in memory.
-    kept: Option<MmapMut>,
+    room: Room,
     finished: bool,
+}
+
+/// The memory that a writer has.
+pub(crate) struct Room {
+    /// Records at most.
+    records: usize,
+    /// Bytes collected before a write.
+    write: usize,
+    /// Room for every page, where they are to stay in memory.
+    kept: Option<Kept>,
+    _work: Share,
+}
+
+impl Room {
+    /// For a writer without a store around it, which is given what it needs.
+    pub(crate) fn alone() -> Self {
+        Self::of(0, &Budget::new(0), None)
+    }
+
+    /// For this many records at most, whose pages stay in `kept`.
+    pub(crate) fn of(records: u64, budget: &Arc<Budget>, kept: Option<Kept>) -> Self {
+        let write = write_bytes(budget.all_bytes());
+        let work = budget.take_for_work(records * RECORD_WORK + write + PAGE_BYTES as u64);
+        Self { records: records as usize, write: write as usize, kept, _work: work }
+    }
 }
 
 /// A segment that was written.
 pub(crate) struct Written {
     pub(crate) info: SegmentInfo,
     pub(crate) file_bytes: u64,
+    /// Bytes of its directory and all planes.
+    pub(crate) index_bytes: u64,
     /// Its pages, where they were to stay in memory.
-    pub(crate) kept: Option<MmapMut>,
+    pub(crate) kept: Option<Kept>,
+}
+
+/// Bytes that a writer collects before a write, in a store with so much memory.
+pub(crate) fn write_bytes(memory_bytes: u64) -> u64 {
+    (memory_bytes / WRITE_SHARE).clamp(WRITE_BYTES.0, WRITE_BYTES.1)
 }
 
 impl SegmentWriter {
-    /// A new file. In `kept` there is room for every page that will be written, or they are not kept.
-    pub(crate) fn create(storage: &Arc<dyn Storage>, id: u64, origin: &Origin, kept: Option<MmapMut>) -> Result<Self> {
+    /// A new file.
+    pub(crate) fn create(storage: &Arc<dyn Storage>, id: u64, origin: &Origin, room: Room) -> Result<Self> {
         let file = storage.create(&name(id)).map_err(|e| io_error(cannot_write(&**storage, id, &e), e))?;
         Ok(Self {
             storage: Arc::clone(storage),
@@ -52,12 +87,12 @@ impl SegmentWriter {
             id,
             origin: origin.clone(),
             page: PageBuilder::new(),
-            pending: Vec::with_capacity(WRITE_BYTES + PAGE_BYTES),
+            pending: Vec::with_capacity(room.write + PAGE_BYTES),
             written_bytes: 0,
             directory: Vec::new(),
-            hashes: Vec::new(),
+            hashes: Mapped::with_room(room.records)?,
             info: None,
-            kept,
+            room,
             finished: false,
         })
     }
@@ -75,7 +110,7 @@ impl SegmentWriter {
             self.directory.push(prefix(key));
         }
         self.page.push(key, value);
-        self.hashes.push(self.origin.seed.hash(key));
+        self.hashes.push(self.origin.seed.hash(key))?;
         let new = SegmentInfo { id: self.id, records: 0, tombstones: 0, first: *key, last: *key };
         let info = self.info.get_or_insert(new);
         info.records += 1;
@@ -94,12 +129,13 @@ impl SegmentWriter {
         };
         let mut planes = [Section { offset: 0, bytes: 0, crc: 0 }; PLANES];
         for (plane, section) in planes.iter_mut().enumerate() {
-            let mut bytes = vec![0; plane_bytes(plane, info.records)];
+            let mut bytes = Mapped::zeros(plane_bytes(plane, info.records))?;
             self.hashes.iter().for_each(|hash| insert(&mut bytes, plane, *hash));
             *section = self.section(&bytes)?;
         }
         let directory: Vec<u8> = self.directory.iter().flat_map(|prefix| prefix.to_le_bytes()).collect();
         let directory = self.section(&directory)?;
+        let index_bytes = directory.bytes + planes.iter().map(|plane| plane.bytes).sum::<u64>();
         let pages = u32::try_from(self.directory.len())
             .map_err(|e| Error::with_source(ErrorKind::Internal, "a segment has too many pages", e))?;
         let origin = std::mem::take(&mut self.origin);
@@ -109,29 +145,32 @@ impl SegmentWriter {
         self.file.sync_data().map_err(|e| Error::io(cannot_write(&*self.storage, self.id, &e), e))?;
         self.file.forget_pages();
         self.finished = true;
-        Ok(Written { info, file_bytes: self.written_bytes, kept: self.kept.take() })
+        Ok(Written { info, file_bytes: self.written_bytes, index_bytes, kept: self.room.kept.take() })
     }
 
     fn seal_page(&mut self) -> Result<()> {
         let number = self.directory.len() as u32 - 1;
-        let (pending, kept) = (&mut self.pending, &mut self.kept);
+        let (pending, kept) = (&mut self.pending, &mut self.room.kept);
         self.page.seal(self.id, number, |bytes| {
             pending.extend_from_slice(bytes);
             if let Some(kept) = kept {
                 let at = number as usize * PAGE_BYTES;
-                kept[at..at + PAGE_BYTES].copy_from_slice(bytes);
+                kept.map[at..at + PAGE_BYTES].copy_from_slice(bytes);
             }
         });
-        self.flush(WRITE_BYTES)
+        self.flush(self.room.write)
     }
 
     /// Appends a section, padded to whole pages.
     fn section(&mut self, bytes: &[u8]) -> Result<Section> {
         let offset = self.written_bytes + self.pending.len() as u64;
-        self.pending.extend_from_slice(bytes);
+        for part in bytes.chunks(PAGE_BYTES) {
+            self.pending.extend_from_slice(part);
+            self.flush(self.room.write)?;
+        }
         let padding = bytes.len().next_multiple_of(PAGE_BYTES) - bytes.len();
         self.pending.resize(self.pending.len() + padding, 0);
-        self.flush(WRITE_BYTES)?;
+        self.flush(self.room.write)?;
         Ok(Section { offset, bytes: bytes.len() as u64, crc: crc32c::crc32c(bytes) })
     }
 

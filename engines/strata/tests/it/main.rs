@@ -9,6 +9,7 @@ mod faulty;
 mod groups;
 mod hooked;
 mod hostile;
+mod memory;
 mod opening;
 mod reads;
 mod repair;

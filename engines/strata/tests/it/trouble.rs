@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key, Value};
-use engine_strata::StrataEngine;
+use engine_strata::{StrataEngine, StrataOptions};
 
 use crate::faulty::FaultyStorage;
 use crate::hooked::{Hooked, Hooks};
@@ -25,9 +25,13 @@ struct Store {
 
 impl Store {
     fn new() -> Self {
+        Self::with(OPTIONS)
+    }
+
+    fn with(options: StrataOptions) -> Self {
         let (disk, hooks) = (FaultyStorage::default(), Arc::new(Hooks::default()));
         let storage = Hooked { inner: Arc::new(disk.clone()), hooks: Arc::clone(&hooks) };
-        let engine = StrataEngine::open_on(Arc::new(storage), &OPTIONS).unwrap();
+        let engine = StrataEngine::open_on(Arc::new(storage), &options).unwrap();
         Self { engine, disk, hooks, map: Map::new(), seq: 0 }
     }
 
@@ -200,7 +204,8 @@ fn a_segment_of_the_base_that_cannot_be_read_is_left_alone() {
 
 #[test]
 fn a_delta_that_cannot_be_read_is_left_alone() {
-    let mut store = Store::new();
+    // Too little memory for its pages to stay there.
+    let mut store = Store::with(StrataOptions { memory_bytes: 1 << 20, ..OPTIONS });
     store.put(0..MEMTABLE);
     store.put(MEMTABLE..MEMTABLE + 10);
     store.wait_until("a flush", |store| store.stat("delta_runs") == 1);

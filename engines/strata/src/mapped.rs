@@ -1,0 +1,151 @@
+//! A list in pages of its own: what is large and does not stay.
+//!
+//! Owns: the mapping. Must not: know what the list is for. Any thread.
+//!
+//! glibc keeps freed blocks of up to 32 MiB for its next allocations: memory that the budget has given to somebody else
+//! meanwhile. A mapping goes back to the system when it is dropped, whatever the program's allocator does.
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use engine_api::Result;
+use memmap2::{MmapMut, MmapRaw};
+
+use crate::file::io_error;
+use crate::format::page::PAGE_BYTES;
+
+/// A list. Pages of its room that were never written take no memory.
+pub(crate) struct Mapped<T> {
+    map: MmapRaw,
+    length: usize,
+    _items: PhantomData<T>,
+}
+
+// SAFETY: it owns its items, as a `Vec` does.
+unsafe impl<T: Send> Send for Mapped<T> {}
+// SAFETY: a shared list gives out nothing but shared items, as a `Vec` does.
+unsafe impl<T: Sync> Sync for Mapped<T> {}
+
+impl<T> Mapped<T> {
+    /// An empty list with room for so many items.
+    ///
+    /// # Errors
+    /// `Retry`: there is no memory.
+    pub(crate) fn with_room(items: usize) -> Result<Self> {
+        const { assert!(align_of::<T>() <= PAGE_BYTES && size_of::<T>() > 0) };
+        let bytes = items.saturating_mul(size_of::<T>()).max(1);
+        let map = MmapMut::map_anon(bytes).map_err(|e| io_error(format!("no memory: bytes={bytes}"), e))?;
+        Ok(Self { map: map.into(), length: 0, _items: PhantomData })
+    }
+
+    /// The list of these items; `room` is how many there may be.
+    ///
+    /// # Errors
+    /// As [`Mapped::with_room`].
+    pub(crate) fn of(room: usize, items: impl Iterator<Item = T>) -> Result<Self> {
+        let mut list = Self::with_room(room)?;
+        for item in items {
+            list.push(item)?;
+        }
+        Ok(list)
+    }
+
+    /// Adds an item. A list without room for it moves to twice as many pages.
+    ///
+    /// # Errors
+    /// As [`Mapped::with_room`].
+    #[inline]
+    pub(crate) fn push(&mut self, item: T) -> Result<()> {
+        if self.length == self.map.len() / size_of::<T>() {
+            self.grow()?;
+        }
+        // SAFETY: there is room for it in the mapping, which begins at a page and is this list's alone.
+        unsafe { self.items().add(self.length).write(item) };
+        self.length += 1;
+        Ok(())
+    }
+
+    /// Takes the last item away.
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        self.length = self.length.checked_sub(1)?;
+        // SAFETY: it was written by `push`, and is not looked at again: the list ends before it.
+        Some(unsafe { self.items().add(self.length).read() })
+    }
+
+    #[cold]
+    fn grow(&mut self) -> Result<()> {
+        let mut larger = Self::with_room((2 * self.length).max(PAGE_BYTES / size_of::<T>()).max(1))?;
+        // SAFETY: as many items were written here and have room there; these are two mappings.
+        unsafe { larger.items().copy_from_nonoverlapping(self.items(), self.length) };
+        // They are moved: this list is empty when its pages are given back.
+        larger.length = std::mem::take(&mut self.length);
+        *self = larger;
+        Ok(())
+    }
+
+    fn items(&self) -> *mut T {
+        self.map.as_mut_ptr().cast()
+    }
+}
+
+impl Mapped<u8> {
+    /// So many zeros.
+    ///
+    /// # Errors
+    /// As [`Mapped::with_room`].
+    pub(crate) fn zeros(bytes: usize) -> Result<Self> {
+        let mut list = Self::with_room(bytes)?;
+        // The kernel made the pages zero.
+        list.length = bytes;
+        Ok(list)
+    }
+}
+
+impl<T> Deref for Mapped<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // SAFETY: so many items were written; they are changed only by who has the list mutably.
+        unsafe { std::slice::from_raw_parts(self.items(), self.length) }
+    }
+}
+
+impl<T> DerefMut for Mapped<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: so many items were written, and the list is borrowed mutably as long as they are.
+        unsafe { std::slice::from_raw_parts_mut(self.items(), self.length) }
+    }
+}
+
+impl<T> Drop for Mapped<T> {
+    fn drop(&mut self) {
+        // SAFETY: these items were written, and nobody looks at them any more.
+        unsafe { std::ptr::drop_in_place(std::ptr::slice_from_raw_parts_mut(self.items(), self.length)) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn items_stay_while_a_list_grows_and_are_dropped_once() {
+        let item = Rc::new(7);
+        let mut list = Mapped::with_room(0).expect("memory");
+        for n in 0..2000u32 {
+            list.push((n, Rc::clone(&item))).expect("memory");
+        }
+        assert_eq!((list.len(), Rc::strong_count(&item)), (2000, 2001));
+        assert!(list.iter().zip(0..).all(|((found, _), n)| *found == n));
+        assert_eq!(list.pop().map(|(n, _)| n), Some(1999));
+        list[5].0 = 50;
+        assert_eq!((list.len(), list[5].0, Rc::strong_count(&item)), (1999, 50, 2000));
+        drop(list);
+        assert_eq!(Rc::strong_count(&item), 1);
+        let (zeros, none) = (Mapped::zeros(5000).expect("memory"), Mapped::<u64>::with_room(9).expect("memory").pop());
+        assert!(zeros.len() == 5000 && zeros.iter().all(|byte| *byte == 0) && none.is_none());
+    }
+}

@@ -1,0 +1,117 @@
+//! The division of a store's memory: between filter planes, pages of segments, and records that were read lately.
+//!
+//! Owns: who gets how much. Must not: take or give any of it; `write/balance.rs` does. Computed on the threads that open,
+//! load and merge.
+
+use crate::format::filter::PLANES;
+
+/// A record cache smaller than this is not worth its locks, in bytes.
+const CACHE_BYTES_MIN: u64 = 1 << 20;
+
+/// A segment as far as its memory is concerned. Its directory is in memory in any case.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Part {
+    /// Bytes of each filter plane.
+    pub(crate) planes: [u64; PLANES],
+    /// Bytes of all its pages.
+    pub(crate) pages: u64,
+    /// Bytes of those that were brought into memory, if there is room for them.
+    pub(crate) filled: Option<u64>,
+}
+
+/// What each gets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Division {
+    /// By segment: how many planes are in memory.
+    pub(crate) planes: Vec<usize>,
+    /// By segment: whether its pages stay in memory.
+    pub(crate) pages: Vec<bool>,
+    /// Of the record cache.
+    pub(crate) cache_bytes: u64,
+    /// Whether pages are kept at all.
+    pub(crate) keeps_pages: bool,
+}
+
+/// Divides `room` bytes. The first plane of every segment comes first, because without it each absent key costs a read;
+/// then `least_cache` bytes of records, the other planes, and pages or records with what is left.
+pub(crate) fn divide(room: u64, least_cache: u64, parts: &[Part]) -> Division {
+    let mut left = room;
+    let mut planes = vec![0; parts.len()];
+    for plane in 0..PLANES {
+        let leave = if plane == 0 { 0 } else { least_cache };
+        for (loaded, part) in planes.iter_mut().zip(parts) {
+            if *loaded == plane && left >= part.planes[plane].saturating_add(leave) {
+                left -= part.planes[plane];
+                *loaded += 1;
+            }
+        }
+    }
+    let all: u64 = parts.iter().map(|part| part.pages).sum();
+    // Pages are worth keeping where at least half of them have room. Otherwise most gets would miss them, and records
+    // that are asked for often are kept instead, one by one. Those that are there stay a little longer.
+    let some = parts.iter().any(|part| part.filled.is_some());
+    let keeps_pages = left >= if some { all / 8 * 3 } else { all / 2 };
+    let mut pages = vec![false; parts.len()];
+    if keeps_pages {
+        let mut for_pages = if left >= all { left } else { left / 4 * 3 };
+        for at in warmest_first(parts) {
+            if for_pages >= parts[at].pages {
+                for_pages -= parts[at].pages;
+                left -= parts[at].pages;
+                pages[at] = true;
+            }
+        }
+    }
+    let fits = pages.iter().all(|kept| *kept);
+    let cache_bytes = if fits || left < CACHE_BYTES_MIN { 0 } else { left };
+    Division { planes, pages, cache_bytes, keeps_pages }
+}
+
+/// The segments with pages in memory by the part of them that was asked for, then the others, newest first.
+fn warmest_first(parts: &[Part]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..parts.len()).collect();
+    order.sort_by_key(|at| {
+        let Part { pages, filled, .. } = parts[*at];
+        std::cmp::Reverse(filled.map(|filled| filled.saturating_mul(1000) / pages.max(1)))
+    });
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A segment of a million records.
+    fn part() -> Part {
+        Part { planes: [MIB, MIB / 2, MIB / 2], pages: 64 * MIB, filled: None }
+    }
+
+    #[test]
+    fn every_first_plane_comes_before_any_second_and_records_before_that() {
+        let parts = [part(); 4];
+        assert_eq!(divide(4 * MIB, 2 * MIB, &parts).planes, [1; 4]);
+        let some = divide(6 * MIB, 2 * MIB, &parts);
+        assert_eq!((some.planes, some.cache_bytes, some.keeps_pages), (vec![1; 4], 2 * MIB, false));
+        let more = divide(8 * MIB, 2 * MIB, &parts);
+        assert_eq!((more.planes, more.cache_bytes), (vec![2; 4], 2 * MIB));
+        assert_eq!(divide(3 * MIB, 2 * MIB, &parts).planes, [1, 1, 1, 0], "the newest");
+    }
+
+    #[test]
+    fn pages_are_kept_where_half_of_them_have_room_and_the_warmest_stay() {
+        let planes = 8 * MIB;
+        let all = divide(planes + 256 * MIB, MIB, &[part(); 4]);
+        assert_eq!((all.pages, all.cache_bytes, all.keeps_pages), (vec![true; 4], 0, true));
+        let some = divide(planes + 180 * MIB, MIB, &[part(); 4]);
+        assert_eq!((some.pages, some.cache_bytes), (vec![true, true, false, false], 52 * MIB));
+        let none = divide(planes + 120 * MIB, MIB, &[part(); 4]);
+        assert_eq!((none.pages, none.cache_bytes, none.keeps_pages), (vec![false; 4], 120 * MIB, false));
+        let mut parts = [part(); 4];
+        parts[1].filled = Some(10 * MIB);
+        parts[3].filled = Some(60 * MIB);
+        assert_eq!(divide(planes + 100 * MIB, MIB, &parts).pages, [false, false, false, true]);
+        assert_eq!(divide(planes + 180 * MIB, MIB, &parts).pages, [false, true, false, true]);
+    }
+}
