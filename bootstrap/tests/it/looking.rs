@@ -1,39 +1,13 @@
 //! Looking at a store changes nothing in its directory, and tells what it holds and how that differs from a source.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::path::Path;
 
+use conformance::files::{contents, copy_as_killed};
 use engine_api::Durability;
 use solana::ChainCheckpoint;
 
 use crate::{command, cut_short, engines, fails, ok, raw_file, str, synthetic, text};
-
-/// Every name below `dir`, what is in it, and when it was changed.
-fn contents(dir: &Path) -> BTreeMap<PathBuf, (SystemTime, Option<Vec<u8>>)> {
-    let changed = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
-    let mut found = BTreeMap::from([(dir.to_owned(), (changed(dir), None))]);
-    for entry in fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            found.extend(contents(&path));
-        } else {
-            let bytes = fs::read(&path).unwrap();
-            found.insert(path.clone(), (changed(&path), Some(bytes)));
-        }
-    }
-    found
-}
-
-fn copy_files(from: &Path, to: &Path) {
-    fs::create_dir(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let path = entry.unwrap().path();
-        let copy = to.join(path.file_name().unwrap());
-        if path.is_dir() { copy_files(&path, &copy) } else { assert!(fs::copy(&path, &copy).is_ok()) }
-    }
-}
 
 /// As a stream does: a key goes, one changes, two come, and the checkpoint moves on.
 fn follow(store: &Path) {
@@ -48,7 +22,7 @@ fn follow(store: &Path) {
     let checkpoint = ChainCheckpoint { seq: begun.seq + 4, slot: Some(78), ..begun };
     txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
     // A kill leaves what is there while it is open.
-    copy_files(store, &store.with_extension("killed"));
+    copy_as_killed(store, &store.with_extension("killed"));
     engine.close().unwrap();
 }
 

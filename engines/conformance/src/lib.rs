@@ -10,6 +10,7 @@ pub mod bulk;
 pub mod child;
 pub mod copies;
 pub mod crash;
+pub mod files;
 pub mod full;
 pub mod identity;
 pub mod model;

@@ -10,6 +10,7 @@
 mod messages;
 mod server;
 mod witness;
+mod world;
 
 use std::fs::File;
 use std::io::Write as _;
@@ -20,8 +21,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-pub use server::{Act, Figures, Provider};
+pub use server::Provider;
 pub use witness::{Said, Witness};
+pub use world::{Act, Figures};
 
 use crate::commands::stop_flag;
 

@@ -1,15 +1,14 @@
 //! A Yellowstone server that misbehaves when told to: silent, late, refusing, forgetful, restarted.
 //!
-//! Owns: what is sent on each subscription, and what of the chain has been sent as a whole. Must not: know the service,
-//! or judge it. Threads: `provider`, one, with every socket.
+//! Owns: what is sent on each subscription. Must not: know the service, or judge it. Threads: `provider`, one, with every socket.
 //!
 //! The chain is a pure function of the slot and goes on by the clock, whatever the server does: a slot every
 //! `slot_ms`, none skipped, a few accounts each. Only confirmed slots are sent, whole and in order.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use futures::Stream;
@@ -29,13 +28,12 @@ use yellowstone_grpc_proto::geyser::{
 };
 
 use super::messages;
+use super::world::{Act, Figures, World, lock, unix_ms};
 
 /// How often a subscription looks at what there is to send.
 const STEP: Duration = Duration::from_millis(20);
 /// How often a subscription is pinged.
 const PING_EVERY: Duration = Duration::from_secs(1);
-/// How long a server that was restarted knows of no slot.
-const RESTART: Duration = Duration::from_secs(3);
 /// Account updates of a slot, and of one while messages are small and many.
 const UPDATES: u32 = 20;
 const UPDATES_SMALL: u32 = 3000;
@@ -44,84 +42,12 @@ const AHEAD_SLOTS: u64 = 1_000_000_000;
 /// Slots that are sent again and again.
 const REPEATED_SLOTS: u64 = 5;
 
-/// What the server does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Act {
-    /// Sends every slot once it is there.
-    Serves,
-    /// Keeps connections and sends pings alone.
-    Pings,
-    /// Ends connections and lets nobody in, as while it is down.
-    Down,
-    /// Ends connections and refuses subscriptions, as after a plan has run out.
-    Refuses,
-    /// Sends every slot this many slots late.
-    Lags(u64),
-    /// Keeps the next slot from the connections that there are; later ones get it.
-    Loses,
-    /// Sends many small updates, each in a frame of its own.
-    Small,
-    /// Restarts: ends connections, then knows of no slot for a moment.
-    Restarts,
-    /// Sends of each slot its confirmation alone.
-    Confirms,
-    /// Sends of each slot its block meta alone.
-    Metas,
-    /// Sends the chain's first slots again and again.
-    Repeats,
-    /// Sends every slot, and with each a confirmation of one that is far ahead.
-    Boasts,
-    /// Ends connections, then sends another chain with higher slots, whatever is asked for.
-    Foreign,
-    /// Sends every slot as if made at the begin of 1970.
-    Ancient,
-}
-
-/// What the server has done so far.
-#[derive(Clone, Copy, Debug, serde::Serialize)]
-pub struct Figures {
-    /// What it does now.
-    pub act: Act,
-    /// Newest slot of the chain.
-    pub tip: u64,
-    /// Newest slot of which, and of each before it, all was sent.
-    pub sent: u64,
-    /// How old that slot is, in ms.
-    pub sent_age_ms: u64,
-    /// A slot was kept to itself and not been sent since.
-    pub lost: bool,
-    /// Subscriptions accepted.
-    pub subscriptions: u64,
-}
-
 /// A running server; stops when dropped.
 pub struct Provider {
     address: std::net::SocketAddr,
     world: Arc<Mutex<World>>,
     shutdown: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<Result<()>>>,
-}
-
-#[derive(Debug)]
-struct World {
-    act: Act,
-    start_slot: u64,
-    slot_ms: u64,
-    replay_slots: u64,
-    started: Instant,
-    started_unix_ms: u64,
-    /// Raised to end every subscription.
-    generation: u64,
-    restarted: Option<Instant>,
-    /// A slot, and the newest subscription that does not get it.
-    lost: Option<(u64, u64)>,
-    /// The header that requests have to carry.
-    required: Option<(String, String)>,
-    /// The headers of the newest subscription.
-    headers: Vec<(String, String)>,
-    subscriptions: u64,
-    sent: u64,
 }
 
 impl Provider {
@@ -228,55 +154,6 @@ impl Provider {
     pub fn stop(mut self) -> Result<()> {
         self.shutdown = None;
         self.thread.take().map_or(Ok(()), |thread| thread.join().map_err(|_| anyhow!("the provider panicked"))?)
-    }
-}
-
-impl World {
-    /// The newest slot. The first one is there from the start.
-    fn tip(&self) -> u64 {
-        self.start_slot + self.started.elapsed().as_millis() as u64 / self.slot_ms
-    }
-
-    fn created_unix_ms(&self, slot: u64) -> u64 {
-        self.started_unix_ms + slot.saturating_sub(self.start_slot) * self.slot_ms
-    }
-
-    /// The newest slot that is sent now, if any is.
-    fn sends_through(&self) -> Option<u64> {
-        match self.act {
-            Act::Lags(slots) => Some(self.tip().saturating_sub(slots)),
-            Act::Pings | Act::Down | Act::Refuses | Act::Repeats => None,
-            _ => Some(self.tip()),
-        }
-    }
-
-    fn is_starting(&self) -> bool {
-        self.restarted.is_some_and(|at| at.elapsed() < RESTART)
-    }
-
-    fn first_available(&self) -> u64 {
-        self.tip().saturating_sub(self.replay_slots - 1).max(self.start_slot)
-    }
-
-    fn check_token(&self, headers: &MetadataMap) -> Result<(), Status> {
-        let Some((name, value)) = &self.required else { return Ok(()) };
-        let given = headers.get(name.as_str()).is_some_and(|given| given.as_bytes() == value.as_bytes());
-        if given { Ok(()) } else { Err(Status::unauthenticated("No valid auth token")) }
-    }
-
-    /// Why nobody may subscribe now.
-    fn refusal(&self, from_slot: Option<u64>) -> Option<Status> {
-        match (self.act, from_slot) {
-            (Act::Down, _) => Some(Status::unavailable("server is shutting down try again later")),
-            (Act::Refuses, _) => Some(Status::permission_denied("your plan has run out")),
-            (_, Some(_)) if self.is_starting() => Some(Status::internal("failed to get replay response")),
-            (_, Some(from)) if from > self.tip() => Some(Status::internal("failed to get replay response")),
-            (_, Some(from)) if from < self.first_available() => {
-                let first = self.first_available();
-                Some(Status::out_of_range(format!("broadcast from {from} is not available, last available: {first}")))
-            }
-            _ => None,
-        }
     }
 }
 
@@ -490,12 +367,4 @@ fn ascii(headers: &MetadataMap) -> Vec<(String, String)> {
         KeyAndValueRef::Binary(..) => None,
     };
     headers.iter().filter_map(text).collect()
-}
-
-fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
-    world.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-pub(super) fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

@@ -1,12 +1,12 @@
 //! Which store is served: none by accident, none half loaded, none that holds something else; and what can never work
 //! ends with 2, before the store is touched, also by `check-config`.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
+use conformance::files::contents;
 use engine_api::{Checkpoint, Durability};
 use engines::{EngineKind, EngineOptions, Load, LoadState, LoadTerm, OpenMode, Terms};
 use solana::{ChainCheckpoint, MapPhase};
@@ -36,21 +36,6 @@ fn refused(dir: &Path, more: &[&str]) -> String {
     }
     assert!(said[0].ends_with(&said[1]), "the log, and the same words: {said:?}");
     said.remove(1)
-}
-
-/// Every file and what is in it.
-fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    for entry in fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            found.extend(contents(&path));
-        } else if path.is_file() {
-            // A socket of a service that was killed is neither.
-            found.insert(path.clone(), fs::read(&path).unwrap());
-        }
-    }
-    found
 }
 
 fn loaded(dir: &Path, options: &EngineOptions) {

@@ -6,4 +6,3 @@ mod directory;
 mod measured;
 mod read_only;
 mod standing;
-mod support;

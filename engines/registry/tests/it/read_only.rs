@@ -5,11 +5,10 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
+use ::conformance::files::{contents, copy_as_killed};
 use bytesize::ByteSize;
 use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
 use engines::{EngineKind, EngineOptions, OpenMode, open_read_only};
-
-use crate::support::{contents, copy_as_killed};
 
 const MEMORY: ByteSize = ByteSize::mib(64);
 

@@ -5,10 +5,9 @@
 use std::fs;
 use std::path::Path;
 
+use ::conformance::files::{self, contents, copy_as_killed};
 use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind};
 use engines::{EngineKind, EngineOptions, Load, LoadState, LoadTerm, OpenMode, Terms, open_read_only};
-
-use crate::support::{contents, copy_as_killed, copy_files};
 
 const MEMORY: bytesize::ByteSize = bytesize::ByteSize::mib(64);
 const PAIRS: u8 = 200;
@@ -141,12 +140,12 @@ fn older_files_than_the_marker_are_refused() {
         let engine = engines::open(&dir, &options(kind), OpenMode::Create).unwrap();
         fill(&*engine, 10);
         engine.close().unwrap();
-        copy_files(&dir.join("data"), &older).unwrap();
+        files::copy(&dir.join("data"), &older).unwrap();
         let engine = engines::open(&dir, &options(kind), OpenMode::Existing).unwrap();
         fill(&*engine, 20);
         engine.close().unwrap();
         fs::remove_dir_all(dir.join("data")).unwrap();
-        copy_files(&older, &dir.join("data")).unwrap();
+        files::copy(&older, &dir.join("data")).unwrap();
         for error in [
             open_read_only(&dir, Some(MEMORY)).err().unwrap(),
             engines::open(&dir, &options(kind), OpenMode::Existing).err().unwrap(),
