@@ -30,6 +30,14 @@ pub(crate) struct Survey {
     pub(crate) obsolete: Vec<String>,
     /// The highest number of any file.
     pub(crate) highest: u64,
+    /// The segment that nothing names with the newest batch, and that batch.
+    pub(crate) newest: Option<Unnamed>,
+}
+
+/// A whole segment that the manifest does not name.
+pub(crate) struct Unnamed {
+    id: u64,
+    batch: u64,
 }
 
 impl Own {
@@ -97,7 +105,42 @@ pub(crate) fn survey(storage: &dyn Storage, manifest: &Manifest) -> Result<Surve
             return Err(Error::new(ErrorKind::DataDamaged, format!("{why}: move it away; nothing was changed")));
         }
     }
+    found.newest = newest_unnamed(storage, manifest)?;
     Ok(found)
+}
+
+/// Of the segments of this store that the manifest does not name, the one with the newest batch.
+pub(crate) fn newest_unnamed(storage: &dyn Storage, manifest: &Manifest) -> Result<Option<Unnamed>> {
+    let named: BTreeSet<u64> = manifest.runs.iter().flatten().map(|info| info.id).collect();
+    let mut newest: Option<Unnamed> = None;
+    for own in own_files(storage)? {
+        let Own::Segment(id) = own else { continue };
+        if named.contains(&id) {
+            continue;
+        }
+        if let Ok((footer, _)) = read_footer(&ReadFile::open(storage, &segment::name(id))?)?
+            && footer.origin.seed == manifest.seed
+            && newest.as_ref().is_none_or(|newest| newest.batch < footer.origin.batch)
+        {
+            newest = Some(Unnamed { id, batch: footer.origin.batch });
+        }
+    }
+    Ok(newest)
+}
+
+impl Unnamed {
+    /// Why the manifest is older than this segment, where batches were recovered up to `batch`. A segment is written of
+    /// batches that are in runs, or durable in the WAL: those of one that a crash has left are found again.
+    pub(crate) fn is_ahead(&self, storage: &dyn Storage, batch: u64) -> Option<String> {
+        (self.batch > batch).then(|| {
+            format!(
+                "manifest is older than the store: file={} and the WAL end with batch={batch}, but file={} has batch={}",
+                shown(storage, manifest::NAME),
+                shown(storage, &segment::name(self.id)),
+                self.batch,
+            )
+        })
+    }
 }
 
 /// Why a file is not this store's, if it is whole and was not written by it. One that is not whole is what a crash leaves.

@@ -17,7 +17,7 @@ use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
 use crate::sizes::{least_cache_bytes, mem_bytes, work_bytes};
 use crate::storage::Storage;
-use crate::write::directory::{Survey, remove, survey};
+use crate::write::directory::{remove, survey};
 use crate::write::mem::Mem;
 use crate::write::replay::{Replay, Replayed};
 use crate::{Sizes, StrataOptions};
@@ -47,16 +47,16 @@ pub(crate) fn recover(
     let reads = Arc::new(Reads::new(manifest.seed, &budget));
     let mut version = open_version(storage, &manifest, &budget, &reads)?;
     load_planes(&version, &budget, work_bytes(options, sizes), least_cache_bytes(options))?;
-    let Survey { wals, obsolete, highest } = survey(&**storage, &manifest)?;
-    let next_id = manifest.next_id.max(highest + 1);
+    let found = survey(&**storage, &manifest)?;
+    let next_id = manifest.next_id.max(found.highest + 1);
     let mut replay = Replay { storage, budget: &budget, reads: &reads, mem_records, next_id };
-    let Replayed { batch, checkpoint, frozen } = replay.run(&wals, &mut manifest, &mut version)?;
+    let Replayed { batch, checkpoint, frozen } = replay.run(&found, &mut manifest, &mut version)?;
     let next_id = replay.next_id;
     let wal = Wal::create(&**storage, &manifest.wal_key, next_id, None, batch)?;
     // Only now, when everything was found in order. The manifest's name may not be durable yet, and what it replaces is
     // what is removed.
     sync_dir(&**storage)?;
-    remove(&**storage, &obsolete)?;
+    remove(&**storage, &found.obsolete)?;
     // What was replayed is frozen at once, behind a new active memtable.
     let visible = Visible {
         active: Arc::new(Mem::new(mem_records)?),

@@ -4,7 +4,7 @@
 //! Owns: what becomes of damage. Must not: remove anything that was not taken over; such a file gets another name. Runs on
 //! the thread that asks for it, with nobody else in the directory.
 //!
-//! 1. The manifest, or where there is none that can be read, one made of the segments' footers ([`rebuild`]).
+//! 1. The manifest, or where there is none that can be read, or an older one, one made of the segments' footers ([`rebuild`]).
 //! 2. Every page of every segment it names. A segment with damage is written anew without what is damaged ([`salvage`]).
 //! 3. The WAL, up to the first batch that is lost. What it holds becomes a run.
 //! 4. One manifest that names all of this; then files that are not used any more are set aside.
@@ -22,7 +22,7 @@ use crate::format::manifest::Manifest;
 use crate::format::secret::WalKey;
 use crate::format::wal::{self, Position};
 use crate::storage::{DirStorage, Storage};
-use crate::write::directory::{Own, is_foreign, own_files};
+use crate::write::directory::{Own, is_foreign, newest_unnamed, own_files};
 use crate::write::rebuild::{Rebuilt, rebuild};
 use crate::write::salvage::{Salvaged, salvage};
 use crate::write::writer::{Room, SegmentWriter};
@@ -86,11 +86,9 @@ struct Repair<'a> {
 fn repair(storage: &Arc<dyn Storage>) -> Result<Repaired> {
     let mut told = Repaired::default();
     let mut aside = Vec::new();
-    let (manifest, rebuilt) = match Manifest::read(&**storage) {
-        Ok(Some(manifest)) => (manifest, false),
-        Err(error) if error.kind() != ErrorKind::DataDamaged => return Err(error),
-        unusable => {
-            let why = unusable.err().map_or("manifest is missing".to_owned(), |error| error.to_string());
+    let (manifest, rebuilt) = match usable(storage)? {
+        Ok(manifest) => (manifest, false),
+        Err(why) => {
             let Rebuilt { manifest, unused } = rebuild(storage, why, &mut told)?;
             aside.extend(unused);
             (manifest, true)
@@ -105,6 +103,27 @@ fn repair(storage: &Arc<dyn Storage>) -> Result<Repaired> {
         repair.install()?;
     }
     Ok(repair.told)
+}
+
+/// The manifest, or why it cannot be used.
+fn usable(storage: &Arc<dyn Storage>) -> Result<Result<Manifest, String>> {
+    let manifest = match Manifest::read(&**storage) {
+        Ok(Some(manifest)) => manifest,
+        Ok(None) => return Ok(Err("manifest is missing".to_owned())),
+        Err(error) if error.kind() == ErrorKind::DataDamaged => return Ok(Err(error.to_string())),
+        Err(error) => return Err(error),
+    };
+    let Some(newest) = newest_unnamed(&**storage, &manifest)? else { return Ok(Ok(manifest)) };
+    let repair = Repair { storage, manifest, rebuilt: false, aside: Vec::new(), told: Repaired::default() };
+    let files = repair.wal_files()?;
+    let mut last = repair.manifest.batch;
+    let ended = repair.read_wal(&files, &mut |batch, _, _| {
+        last = batch;
+        Ok(())
+    })?;
+    // A damaged WAL ends before what a crash has left.
+    let ahead = newest.is_ahead(&**storage, last).filter(|_| ended.broken.is_none());
+    Ok(ahead.map_or(Ok(repair.manifest), Err))
 }
 
 impl Repair<'_> {
@@ -159,16 +178,19 @@ impl Repair<'_> {
         Ok(())
     }
 
+    /// The WAL files that may have batches beyond those in the runs.
+    fn wal_files(&self) -> Result<Vec<u64>> {
+        let own = own_files(&**self.storage)?.into_iter().filter(|own| !self.aside.contains(&own.name()));
+        let wals = own.filter_map(|own| match own {
+            Own::Wal(id) if id >= self.manifest.wal_floor => Some(id),
+            _ => None,
+        });
+        Ok(wals.collect())
+    }
+
     /// Reads the WAL as far as it goes. Where anything was wrong, what it holds becomes runs.
     fn wal(&mut self) -> Result<()> {
-        let files: Vec<u64> = own_files(&**self.storage)?
-            .into_iter()
-            .filter(|own| !self.aside.contains(&own.name()))
-            .filter_map(|own| match own {
-                Own::Wal(id) if id >= self.manifest.wal_floor => Some(id),
-                _ => None,
-            })
-            .collect();
+        let files = self.wal_files()?;
         let broken = self.read_wal(&files, &mut |_, _, _| Ok(()))?.broken;
         if broken.is_none() && self.told.findings.is_empty() {
             return Ok(());

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use engine_api::{Checkpoint, Error, Result};
+use engine_api::{Checkpoint, Error, ErrorKind, Result};
 
 use crate::budget::Budget;
 use crate::engine::FROZEN_MAX;
@@ -18,6 +18,7 @@ use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
 use crate::read::visible::Frozen;
 use crate::storage::Storage;
+use crate::write::directory::Survey;
 use crate::write::mem::Mem;
 use crate::write::writer::{Room, SegmentWriter};
 
@@ -59,12 +60,25 @@ struct Tail {
 }
 
 impl Replay<'_> {
-    /// Replays the files `wals`, in the order of their numbers. Records that do not fit into the memtables that this
-    /// memory allows, because the store was written with more, become delta runs of `version`, and `manifest` says so:
-    /// nothing is left of these files then.
-    pub(crate) fn run(&mut self, wals: &[u64], manifest: &mut Manifest, version: &mut Version) -> Result<Replayed> {
+    /// Replays the WAL files that were found, in the order of their numbers. Records that do not fit into the memtables
+    /// that this memory allows, because the store was written with more, become delta runs of `version`, and `manifest`
+    /// says so: nothing is left of these files then.
+    ///
+    /// # Errors
+    /// `DataDamaged`: a WAL is damaged, or the manifest is older than a segment.
+    pub(crate) fn run(&mut self, found: &Survey, manifest: &mut Manifest, version: &mut Version) -> Result<Replayed> {
+        let wals = &found.wals[..];
+        let (capacity, fits) = self.capacity(wals)?;
+        if !fits {
+            // A run that is written of the WAL must not outlive it: batches that are in a run alone, which no manifest
+            // names, are taken for those of a newer manifest.
+            let (last, ends) = self.ends(wals, manifest)?;
+            self.refuse_older(found, last)?;
+            self.flush(&ends)?;
+        }
         let mut runs = Vec::new();
-        let read = match self.read(wals, manifest, &mut runs) {
+        let read = self.read(wals, manifest, capacity, &mut runs);
+        let read = match read.and_then(|read| self.refuse_older(found, read.batch).map(|()| read)) {
             Ok(read) => read,
             Err(failed) => {
                 // No manifest names them, so that a store that cannot be opened does not grow with each try.
@@ -75,11 +89,36 @@ impl Replay<'_> {
         self.end(wals, read, &runs, manifest, version)
     }
 
+    /// The last batch of these files, and where each of them ends.
+    fn ends(&self, wals: &[u64], manifest: &Manifest) -> Result<(u64, Vec<(u64, End)>)> {
+        let mut position = Position::behind(manifest.batch);
+        let mut ends = Vec::new();
+        for id in wals {
+            let salt = manifest.wal_key.salt(*id);
+            position = wal::replay(&**self.storage, (&salt, *id), position, |_, _| Ok(()))?;
+            ends.extend(position.end.clone().map(|end| (*id, end)));
+        }
+        Ok((position.next - 1, ends))
+    }
+
+    /// Makes durable what was read of the files.
+    fn flush(&self, ends: &[(u64, End)]) -> Result<()> {
+        ends.iter().try_for_each(|(id, end)| wal::flush(&**self.storage, *id, end))
+    }
+
+    /// An error where a segment has a batch beyond those that were recovered.
+    fn refuse_older(&self, found: &Survey, batch: u64) -> Result<()> {
+        let why = found.newest.as_ref().and_then(|newest| newest.is_ahead(&**self.storage, batch));
+        why.map_or(Ok(()), |why| {
+            let message = format!("{why}: put the newer manifest back, or run bootstrap repair; nothing was changed");
+            Err(Error::new(ErrorKind::DataDamaged, message))
+        })
+    }
+
     /// Reads the files; what does not fit into the memtable of the tail is in `runs`, newest first.
-    fn read(&mut self, wals: &[u64], manifest: &Manifest, runs: &mut Vec<Arc<Run>>) -> Result<Read> {
+    fn read(&mut self, wals: &[u64], manifest: &Manifest, capacity: usize, runs: &mut Vec<Arc<Run>>) -> Result<Read> {
         let mut checkpoint = manifest.checkpoint.clone();
         let mut position = Position::behind(manifest.batch);
-        let capacity = self.capacity(wals)?;
         let mut tail = Tail { mem: Arc::new(Mem::new(capacity)?), length: 0 };
         let mut ends = Vec::new();
         for id in wals {
@@ -117,7 +156,7 @@ impl Replay<'_> {
         if runs.is_empty() {
             // What was replayed may still be on its way to the device: a synced batch in the next file stands on all
             // of it.
-            ends.iter().try_for_each(|(id, end)| wal::flush(&**self.storage, *id, end))?;
+            self.flush(&ends)?;
             let (mem, newest) = (tail.mem, checkpoint.clone());
             let frozen = wals
                 .last()
@@ -136,8 +175,8 @@ impl Replay<'_> {
     }
 
     /// Records that the memtable of a replay takes: what the files may hold, at least one memtable and at most as many
-    /// as there are when a commit waits.
-    fn capacity(&self, wals: &[u64]) -> Result<usize> {
+    /// as there are when a commit waits. And whether that is all that they may hold.
+    fn capacity(&self, wals: &[u64]) -> Result<(usize, bool)> {
         let mut records = 0;
         for id in wals {
             let name = wal::name(*id);
@@ -148,7 +187,8 @@ impl Replay<'_> {
                 })?);
         }
         let most = (FROZEN_MAX + 1) * self.mem_records;
-        Ok(usize::try_from(records).unwrap_or(usize::MAX).clamp(self.mem_records, most))
+        let records = usize::try_from(records).unwrap_or(usize::MAX);
+        Ok((records.clamp(self.mem_records, most), records <= most))
     }
 
     fn origin(&self, batch: u64, checkpoint: &Checkpoint) -> Origin {

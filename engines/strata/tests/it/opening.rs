@@ -4,14 +4,13 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 
 use engine_api::{BulkLoad, Durability, Engine, ErrorKind};
-use engine_strata::{Sizes, StrataEngine};
+use engine_strata::StrataEngine;
 
-use crate::faulty::{Fault, FaultyStorage};
-use crate::support::{Map, OPTIONS, apply, assert_holds, batch, key, stat, try_commit};
-use crate::{SMALL, seq, wait_for};
+use crate::faulty::Fault;
+use crate::support::{Map, SMALLER, all, apply, assert_holds, batch, key, open_on, stat, written};
+use crate::{SMALL, commit, seq, wait_for};
 
 /// A store with a segment, a WAL that was overwritten, and batches that are in no run.
 fn store(dir: &Path) {
@@ -132,16 +131,7 @@ fn files_of_another_store_are_named_and_left_alone() {
 
 #[test]
 fn a_wal_that_becomes_runs_is_whole_whichever_flush_fails_meanwhile() {
-    const SMALLER: Sizes = Sizes { mem_records: 100, segment_records: 5000, wal_bytes: 1 << 20 };
-    let written = FaultyStorage::default();
-    let engine = open_on(&written, Sizes { mem_records: 4000, ..SMALLER }).unwrap();
-    let mut map = Map::new();
-    for seq in 1..=10 {
-        let changes = batch(3, seq, 200);
-        try_commit(&engine, &changes, seq, Durability::Synced).unwrap();
-        apply(&mut map, &changes);
-    }
-    drop(engine);
+    let (written, map) = written(3, 10, 200, Durability::Synced);
     let whole = written.after_crash(0);
     whole.set(Fault::None);
     drop(open_on(&whole, SMALLER).unwrap());
@@ -157,8 +147,57 @@ fn a_wal_that_becomes_runs_is_whole_whichever_flush_fails_meanwhile() {
     }
 }
 
-fn open_on(storage: &FaultyStorage, sizes: Sizes) -> engine_api::Result<StrataEngine> {
-    StrataEngine::open_sized(Arc::new(storage.clone()), &OPTIONS, sizes)
+#[test]
+fn runs_that_are_written_of_a_wal_do_not_outlive_it() {
+    // Nothing of it was flushed.
+    let (killed, _) = written(5, 10, 200, Durability::Buffered);
+    let whole = killed.copy();
+    whole.set(Fault::None);
+    drop(open_on(&whole, SMALLER).unwrap());
+    let (changes, ..) = whole.counts();
+    for crash_at in 1..=changes {
+        let storage = killed.copy();
+        storage.set(Fault::CrashAt(crash_at));
+        drop(open_on(&storage, SMALLER));
+        let left = storage.after_crash(crash_at);
+        let engine = open_on(&left, SMALLER).unwrap_or_else(|error| panic!("crash_at={crash_at}: {error}"));
+        let seq = engine.checkpoint().unwrap().seq;
+        let mut map = Map::new();
+        (1..=seq).for_each(|seq| apply(&mut map, &batch(5, seq, 200)));
+        assert_holds(&engine, &map, seq, &format!("crash_at={crash_at}"));
+    }
+}
+
+#[test]
+fn a_manifest_that_is_older_than_the_segments_is_refused_and_repaired() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    let manifest = dir.path().join("MANIFEST");
+    let open = || StrataEngine::open(dir.path(), &SMALL).unwrap();
+    let engine = open();
+    engine.settle().unwrap();
+    Box::new(engine).close().unwrap();
+    let (older, before) = (fs::read(&manifest).unwrap(), named(dir.path(), ".seg"));
+    let engine = open();
+    let mut map = all(&engine).unwrap();
+    commit(&engine, &[(key(7), Some([9; 32])), (key(8), None)], 5, &mut map);
+    // A copy makes a run of what is in the memtable, and the next opening removes the WAL that it was in.
+    engine.snapshot(&dir.path().join("copy")).unwrap();
+    Box::new(engine).close().unwrap();
+    fs::remove_dir_all(dir.path().join("copy")).unwrap();
+    Box::new(open()).close().unwrap();
+    let newer = fs::read(&manifest).unwrap();
+    let newest = named(dir.path(), ".seg").into_iter().rfind(|name| !before.contains(name)).expect("a run");
+    fs::write(&manifest, &older).unwrap();
+    assert_refused(dir.path(), &["manifest is older", &newest, "MANIFEST", "bootstrap repair", "nothing was changed"]);
+    fs::write(&manifest, newer).unwrap();
+    assert!(all(&open()).unwrap() == map);
+    fs::write(&manifest, older).unwrap();
+    let repaired = StrataEngine::repair(dir.path()).unwrap();
+    assert!(repaired.findings.iter().any(|found| found.contains("manifest is older")), "{:?}", repaired.findings);
+    let engine = open();
+    assert_eq!(engine.checkpoint().unwrap(), seq(5));
+    assert!(all(&engine).unwrap() == map);
 }
 
 #[test]

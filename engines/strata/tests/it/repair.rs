@@ -9,8 +9,8 @@ use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key};
 use engine_strata::storage::{DirStorage, Storage};
 use engine_strata::{Repaired, Sizes, StrataEngine};
 
-use crate::faulty::{Fault, FaultyStorage};
-use crate::support::{Map, OPTIONS, Rng, all, apply, assert_holds, batch, key, try_commit};
+use crate::faulty::Fault;
+use crate::support::{Map, Rng, SMALLER, all, assert_holds, key, open_on, written};
 use crate::{SMALL, commit, seq};
 
 /// Memtables and segments of few records, so that a small store has runs and a base of many segments.
@@ -259,17 +259,7 @@ fn a_delta_beside_what_was_loaded_after_it_is_kept_without_a_manifest() {
 
 #[test]
 fn what_an_opening_that_was_cut_short_has_written_does_not_pass_for_whole_batches() {
-    const SMALLER: Sizes = Sizes { mem_records: 100, segment_records: 5000, wal_bytes: 1 << 20 };
-    let open_on = |storage: &FaultyStorage, sizes| StrataEngine::open_sized(Arc::new(storage.clone()), &OPTIONS, sizes);
-    let written = FaultyStorage::default();
-    let engine = open_on(&written, Sizes { mem_records: 4000, ..SMALLER }).unwrap();
-    let mut map = Map::new();
-    for seq in 1..=6 {
-        let changes = batch(4, seq, 250);
-        try_commit(&engine, &changes, seq, Durability::Synced).unwrap();
-        apply(&mut map, &changes);
-    }
-    drop(engine);
+    let (written, map) = written(4, 6, 250, Durability::Synced);
     let whole = written.after_crash(0);
     whole.set(Fault::None);
     drop(open_on(&whole, SMALLER).unwrap());

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use engine_api::{Checkpoint, Durability, Engine, Key, Result, Value};
-use engine_strata::StrataOptions;
+use engine_strata::{Sizes, StrataEngine, StrataOptions};
+
+use crate::faulty::FaultyStorage;
 
 pub(crate) type Map = BTreeMap<Key, Value>;
 
@@ -73,6 +76,26 @@ pub(crate) fn try_commit(
         }
     }
     txn.commit(&at(seq), durability)
+}
+
+/// Pieces for which [`written`] has left too much in the WAL: an opening with them makes runs of it.
+pub(crate) const SMALLER: Sizes = Sizes { mem_records: 100, segment_records: 5000, wal_bytes: 1 << 20 };
+
+pub(crate) fn open_on(storage: &FaultyStorage, sizes: Sizes) -> Result<StrataEngine> {
+    StrataEngine::open_sized(Arc::new(storage.clone()), &OPTIONS, sizes)
+}
+
+/// A store as a process has left it that was killed: batches of so many changes, all of them in the WAL alone.
+pub(crate) fn written(seed: u64, batches: u64, changes: u64, durability: Durability) -> (FaultyStorage, Map) {
+    let storage = FaultyStorage::default();
+    let engine = open_on(&storage, Sizes { mem_records: 4000, ..SMALLER }).unwrap();
+    let mut map = Map::new();
+    for seq in 1..=batches {
+        let changes = batch(seed, seq, changes);
+        try_commit(&engine, &changes, seq, durability).unwrap();
+        apply(&mut map, &changes);
+    }
+    (storage, map)
 }
 
 pub(crate) fn all(engine: &dyn Engine) -> Result<Map> {
