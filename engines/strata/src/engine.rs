@@ -34,6 +34,7 @@ use crate::stats::Counters;
 use crate::storage::{DirStorage, Storage};
 use crate::write::directory::refuse_files_without_manifest;
 use crate::write::garbage::Garbage;
+use crate::write::lost;
 use crate::write::merge;
 use crate::write::recover::{Recovered, recover};
 use crate::write::txn::StrataTxn;
@@ -74,6 +75,8 @@ pub(crate) struct Shared {
     pub(crate) next_id: AtomicU64,
     pub(crate) counters: Counters,
     pub(crate) garbage: Garbage,
+    /// Things that repairs have given up.
+    pub(crate) lost: u64,
 }
 
 /// What the one writer owns.
@@ -159,8 +162,9 @@ impl StrataEngine {
                 manifest
             }
         };
+        let lost = lost::read(&*storage)?.len() as u64;
         let recovered = recover(&storage, options, sizes, manifest)?;
-        let shared = Shared::new(storage, options, sizes, recovered);
+        let shared = Shared { lost, ..Shared::new(storage, options, sizes, recovered) };
         shared.balance(0);
         Ok(Arc::new(shared))
     }
@@ -273,6 +277,7 @@ impl Shared {
             next_id: AtomicU64::new(next_id),
             counters: Counters::default(),
             garbage: Garbage::default(),
+            lost: 0,
         }
     }
 }

@@ -123,6 +123,7 @@ impl Shared {
         ];
         details.extend([
             ("unreadable_segments", version.segments().filter(|one| one.is_unreadable()).count() as u64),
+            ("lost_by_repair", self.lost),
             ("replaced_held", self.garbage.held()),
             ("replaced_dropped", self.garbage.dropped()),
         ]);

@@ -12,6 +12,7 @@ use crate::format::wal::BATCH_OPS_MAX;
 use crate::read::segment;
 use crate::read::version::{Run, Version};
 use crate::storage::DirStorage;
+use crate::write::lost;
 use crate::write::merge::is_final;
 use crate::write::output::write_pairs;
 
@@ -86,6 +87,8 @@ pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
     // The copy's WAL starts anew, above every number that was given.
     copy.next_id = shared.new_id() + 1;
     copy.wal_floor = copy.next_id;
+    // What is lost here is lost there.
+    lost::add(&target, &lost::read(&*shared.storage)?)?;
     sync_dir(&target)?;
     copy.write(&target)
 }

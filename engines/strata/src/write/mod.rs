@@ -10,6 +10,7 @@ pub(crate) mod directory;
 pub(crate) mod divide;
 pub(crate) mod garbage;
 pub(crate) mod install;
+pub(crate) mod lost;
 pub(crate) mod mem;
 pub(crate) mod merge;
 pub(crate) mod output;

@@ -7,7 +7,8 @@
 //! 1. The manifest, or where there is none that can be read, or an older one, one made of the segments' footers ([`rebuild`]).
 //! 2. Every page of every segment it names. A segment with damage is written anew without what is damaged ([`salvage`]).
 //! 3. The WAL, up to the first batch that is lost. What it holds becomes a run.
-//! 4. One manifest that names all of this; then files that are not used any more are set aside.
+//! 4. What is lost is written down ([`lost`]); then one manifest that names all of this; then files that are not used any
+//!    more are set aside.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,6 +24,7 @@ use crate::format::secret::WalKey;
 use crate::format::wal::{self, Position};
 use crate::storage::{DirStorage, Storage};
 use crate::write::directory::{Own, is_foreign, newest_unnamed, own_files};
+use crate::write::lost;
 use crate::write::rebuild::{Rebuilt, rebuild};
 use crate::write::salvage::{Salvaged, salvage};
 use crate::write::writer::{Room, SegmentWriter};
@@ -280,6 +282,8 @@ impl Repair<'_> {
             self.manifest.wal_key = WalKey::random()?;
         }
         self.manifest.wal_floor = self.manifest.next_id;
+        // Before the store opens again.
+        lost::add(storage, &self.told.lost)?;
         sync_dir(storage)?;
         self.manifest.write(storage)?;
         for name in &self.aside {

@@ -9,8 +9,8 @@ use engine_api::{BulkLoad, Durability, Engine, ErrorKind, Key};
 use engine_strata::storage::{DirStorage, Storage};
 use engine_strata::{Repaired, Sizes, StrataEngine};
 
-use crate::faulty::Fault;
-use crate::support::{Map, Rng, SMALLER, all, assert_holds, key, open_on, written};
+use crate::faulty::{Fault, FaultyStorage};
+use crate::support::{Map, Rng, SMALLER, all, assert_holds, key, open_on, stat, written};
 use crate::{SMALL, commit, seq};
 
 /// Memtables and segments of few records, so that a small store has runs and a base of many segments.
@@ -143,6 +143,7 @@ fn a_damaged_page_costs_its_keys_and_no_others() {
     assert!(!path.exists() && path.with_file_name(format!("{name}.set-aside")).exists());
     // Keys of the page that a delta holds too are not missing.
     let engine = open(dir.path()).unwrap();
+    assert_eq!(stat(&engine, "lost_by_repair"), repaired.lost.len() as u64);
     let found = all(&engine).unwrap();
     drop(engine);
     let gone: Map = failed.iter().filter(|key| !found.contains_key(*key)).map(|key| (*key, map[key])).collect();
@@ -150,6 +151,71 @@ fn a_damaged_page_costs_its_keys_and_no_others() {
     expected.retain(|key, _| !gone.contains_key(key));
     assert!(!gone.is_empty());
     assert_sound(dir.path(), &expected, 11);
+}
+
+/// Damages a page of the first segment.
+fn damage(dir: &Path, page: usize) {
+    let path = dir.join(&segments(dir)[0]);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[page * 4096 + 700] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+}
+
+#[test]
+fn what_is_lost_is_remembered_by_the_store_and_its_copies_until_an_operator_removes_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    let lost = || stat(&open(dir.path()).unwrap(), "lost_by_repair");
+    let file = dir.path().join("LOST");
+    assert_eq!((lost(), file.exists()), (0, false));
+    let mut told = Vec::new();
+    for page in [2, 4] {
+        damage(dir.path(), page);
+        told.extend(StrataEngine::repair(dir.path()).unwrap().lost);
+        assert_eq!(fs::read_to_string(&file).unwrap().lines().collect::<Vec<_>>(), told);
+        assert_eq!(lost(), told.len() as u64);
+        // A repair of a store that is sound, and merges, change nothing.
+        StrataEngine::repair(dir.path()).unwrap();
+        open(dir.path()).unwrap().settle().unwrap();
+        assert_eq!(lost(), told.len() as u64);
+    }
+    assert_eq!(told.len(), 2, "{told:?}");
+    let copy = tempfile::tempdir().unwrap();
+    let copy = copy.path().join("copy");
+    open(dir.path()).unwrap().snapshot(&copy).unwrap();
+    assert_eq!(stat(&open(&copy).unwrap(), "lost_by_repair"), 2);
+    assert_eq!(stat(&StrataEngine::open_read_only(&copy, &SMALL).unwrap(), "lost_by_repair"), 2);
+    fs::remove_file(&file).unwrap();
+    assert_eq!(lost(), 0);
+}
+
+#[test]
+fn a_repair_that_is_cut_has_written_what_is_lost_before_the_store_opens_again() {
+    let (written, _) = written(6, 6, 250, Durability::Synced);
+    let whole = written.after_crash(0);
+    whole.set(Fault::None);
+    drop(open_on(&whole, SMALLER).unwrap());
+    // Each of the runs is lost with its file.
+    let name = whole.names().into_iter().find(|name| name.ends_with(".seg")).unwrap();
+    whole.remove(&name).unwrap();
+    whole.sync_dir().unwrap();
+    let repair = |storage: &FaultyStorage| StrataEngine::repair_on(&(Arc::new(storage.clone()) as Arc<dyn Storage>));
+    let (first, repaired) = (whole.copy(), whole.copy());
+    repaired.set(Fault::None);
+    let lost = repair(&repaired).unwrap().lost.len() as u64;
+    let (changes, ..) = repaired.counts();
+    assert!(lost > 0 && changes > 3, "lost={lost} changes={changes}");
+    for crash_at in 1..=changes {
+        let storage = first.copy();
+        storage.set(Fault::CrashAt(crash_at));
+        drop(repair(&storage));
+        let left = storage.after_crash(crash_at);
+        if open_on(&left, SMALLER).is_err() {
+            repair(&left).unwrap_or_else(|error| panic!("crash_at={crash_at}: {error}"));
+        }
+        let engine = open_on(&left, SMALLER).unwrap_or_else(|error| panic!("crash_at={crash_at}: {error}"));
+        assert_eq!(stat(&engine, "lost_by_repair"), lost, "crash_at={crash_at}");
+    }
 }
 
 #[test]

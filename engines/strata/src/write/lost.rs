@@ -1,0 +1,45 @@
+//! What repairs have given up: it is remembered in the store, because a key that is lost is answered as absent, or with
+//! the value before, and nothing else would ever say so again.
+//!
+//! Owns: the file `LOST` (FORMAT.md, "Lost"). Must not: decide what is lost, or ever forget it; the operator removes the
+//! file. Runs on the threads that repair, open and copy a store.
+
+use std::io::ErrorKind as Io;
+
+use engine_api::{Error, Result};
+
+use crate::file::{replace, shown};
+use crate::storage::Storage;
+
+/// The file: a line for each thing that was lost.
+pub(crate) const NAME: &str = "LOST";
+
+/// What is lost, a line each; nothing without the file.
+///
+/// # Errors
+/// Those of reading, naming the file.
+pub(crate) fn read(storage: &dyn Storage) -> Result<Vec<String>> {
+    let read = || {
+        let file = storage.open(NAME, false)?;
+        let mut bytes = vec![0; file.len_bytes()? as usize];
+        file.read_at(&mut bytes, 0)?;
+        std::io::Result::Ok(bytes)
+    };
+    match read() {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect()),
+        Err(e) if e.kind() == Io::NotFound => Ok(Vec::new()),
+        Err(e) => Err(Error::io(format!("cannot read file={} reason={e}", shown(storage, NAME)), e)),
+    }
+}
+
+/// Adds these lines to those that are there, durably. One that is there already is not added again: a repair that was cut
+/// says the same when it is repeated.
+///
+/// # Errors
+/// Those of reading and writing, naming the file.
+pub(crate) fn add(storage: &dyn Storage, lost: &[String]) -> Result<()> {
+    let before = read(storage)?;
+    let new = lost.iter().filter(|line| !before.contains(line));
+    let all: String = before.iter().chain(new).map(|line| format!("{line}\n")).collect();
+    if lost.is_empty() { Ok(()) } else { replace(storage, NAME, all.as_bytes()) }
+}
