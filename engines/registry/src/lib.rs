@@ -18,6 +18,7 @@
 //! of the engine is touched.
 
 mod copy;
+mod hold;
 mod lock;
 mod marker;
 mod memory;
@@ -30,6 +31,7 @@ mod store;
 mod terms;
 
 pub use copy::refuse_nested;
+pub use hold::{Held, hold, holder};
 pub use lock::check_lock;
 pub use marker::{FORMAT_VERSION, Identity};
 pub use memory::{Division, MEMORY_MIN, MEMORY_SHARE, MemoryLimit, STRATA_SHARE, memory_limit};
@@ -38,7 +40,7 @@ pub use options::{EngineArgs, EngineKind, EngineOptions, Profile, size};
 pub use read_only::open_read_only;
 pub use repair::{Repaired, repair};
 pub use store::{
-    OpenMode, check, compiled, default_engine, inspect, mark_load, open, open_existing, open_on, options_for,
-    refuse_unless_compiled,
+    OpenMode, check, compiled, default_engine, inspect, mark_load, open, open_existing, open_held, open_on,
+    options_for, refuse_unless_compiled,
 };
 pub use terms::{Holds, Load, LoadState, LoadTerm, Terms};

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind as Io, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use engine_api::{Error, ErrorKind, Result};
@@ -44,7 +44,9 @@ impl DirLock {
             .open(&path)
             .map_err(|e| cannot_open(&path, e))?;
         match file.try_lock() {
-            Ok(()) => keep_to_owner(&file),
+            Ok(()) if is_named(&path, &file) => keep_to_owner(&file),
+            // Whoever held it has just removed it.
+            Ok(()) => return Err(held(dir, &mut file)),
             Err(TryLockError::WouldBlock) => return Err(held(dir, &mut file)),
             Err(TryLockError::Error(e)) => {
                 return Err(Error::io(format!("cannot lock the store: {at} reason={e}"), e));
@@ -54,6 +56,14 @@ impl DirLock {
         let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         Ok(Self { file })
     }
+}
+
+/// Whether the file in the lock's place is a lock's: it is empty, or has a pid. One that may not be read is.
+pub(crate) fn is_ours(dir: &Path) -> bool {
+    let path = dir.join(LOCK);
+    // Nothing but a file is looked into: a pipe would be waited for.
+    !path.is_file()
+        || std::fs::read(&path).map_or(true, |text| text.iter().all(|byte| byte.is_ascii_digit() || *byte == b'\n'))
 }
 
 /// Keeps writers out of `dir` for as long as the file is open, along with others who only read. Changes nothing: where
@@ -110,14 +120,25 @@ fn keep_to_owner(file: &File) {
     }
 }
 
-fn held(dir: &Path, file: &mut File) -> Error {
+/// Whether `path` still names the file: the holder of a directory that was never opened removes it.
+fn is_named(path: &Path, file: &File) -> bool {
+    let identity = |meta: &std::fs::Metadata| (meta.dev(), meta.ino());
+    matches!((std::fs::metadata(path), file.metadata()), (Ok(named), Ok(held)) if identity(&named) == identity(&held))
+}
+
+/// The process that a lock's file names.
+pub(crate) fn pid(file: &mut File) -> String {
     let mut pid = String::new();
     // Without a readable pid the directory alone has to do.
     let _ = file.read_to_string(&mut pid);
-    let pid = match pid.trim() {
-        "" => "unknown",
-        pid => pid,
-    };
+    match pid.trim() {
+        "" => "unknown".to_owned(),
+        pid => pid.to_owned(),
+    }
+}
+
+fn held(dir: &Path, file: &mut File) -> Error {
+    let pid = pid(file);
     // Whoever holds it may end: the same call may succeed later.
     Error::new(
         ErrorKind::Retry,

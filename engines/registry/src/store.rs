@@ -10,7 +10,8 @@ use bytesize::ByteSize;
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
 
 use crate::copy;
-use crate::lock::{DirLock, LOCK};
+use crate::hold::{Held, hold};
+use crate::lock::{self, DirLock, LOCK};
 use crate::marker::{self, FORMAT_VERSION, Identity, MARKER, MARKER_TEMPORARY};
 use crate::options::{EngineArgs, EngineKind, EngineOptions, Profile, TUNED_BLOOM_BITS};
 use crate::standing;
@@ -124,8 +125,20 @@ pub fn check(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms)
 pub fn open_on(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms) -> Result<Box<dyn Engine>> {
     // Before anything is created: a wrong path must not turn into a directory with a lock in it.
     check(dir, options, mode, terms)?;
-    create_dir(dir)?;
-    let lock = DirLock::take(dir)?;
+    open_locked(hold(dir)?, options, mode, terms)
+}
+
+/// Opens the store in a directory that this process holds: see [`open_on`].
+///
+/// # Errors
+/// As those of [`open_on`].
+pub fn open_held(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Terms) -> Result<Box<dyn Engine>> {
+    check(held.dir(), options, mode, terms)?;
+    open_locked(held, options, mode, terms)
+}
+
+fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Terms) -> Result<Box<dyn Engine>> {
+    let dir = held.dir();
     let known = check_mode(dir, options.engine, mode)?;
     let (holds, load) = terms.meet(dir, known.as_ref())?;
     let options = effective(options, known.as_ref());
@@ -145,7 +158,7 @@ pub fn open_on(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Term
         identity = identity.at(0);
         marker::write(dir, &identity)?;
     }
-    Ok(Box::new(Store { engine, identity, dir: dir.to_owned(), _lock: lock }))
+    Ok(Box::new(Store { engine, identity, dir: dir.to_owned(), _lock: held.into_lock() }))
 }
 
 /// Says in the marker how far the load of the store in `dir` has come. To be called by the process that has it open for
@@ -179,7 +192,7 @@ struct Store {
     engine: Box<dyn Engine>,
     identity: Identity,
     dir: PathBuf,
-    _lock: DirLock,
+    _lock: Option<DirLock>,
 }
 
 impl Engine for Store {
@@ -256,7 +269,8 @@ fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<I
         if mode == OpenMode::Existing {
             return Err(no_store(dir));
         }
-        let foreign = names.iter().find(|name| ![LOCK, MARKER_TEMPORARY].contains(&name.as_str()));
+        let is_ours = |name: &str| name == MARKER_TEMPORARY || name == LOCK && lock::is_ours(dir);
+        let foreign = names.iter().find(|name| !is_ours(name));
         return match foreign {
             Some(name) => refuse(format!(
                 "directory is not empty and not a solkv store: dir={shown} entry={name}: name an empty directory"
@@ -304,7 +318,7 @@ fn names(dir: &Path) -> Result<BTreeSet<String>> {
     entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
 }
 
-fn create_dir(dir: &Path) -> Result<()> {
+pub(crate) fn create_dir(dir: &Path) -> Result<()> {
     let create = || {
         if dir.is_dir() {
             return Ok(());
