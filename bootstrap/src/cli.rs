@@ -29,7 +29,8 @@ Examples:
   solkv-bootstrap info --dir /data/solkv --digest
 
 'load --help' explains the options of a load; the word load may be left out. With
---from-store it means migrate.
+--from-store it means migrate. Copies are made by 'solkv-service snapshot' and put back by
+'solkv-service restore'.
 
 Exit codes:
   0         done

@@ -12,6 +12,7 @@ use engine_api::{Engine, Key, Value};
 
 use crate::info::open_to_scan;
 use crate::out::say;
+use crate::running::warn_of_part;
 use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
 use crate::wrong::Wrong;
 
@@ -37,6 +38,9 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8> {
         return Err(Wrong::error(format!("both directories are the same: dir={dir} with={with}")));
     }
     let (engine, other) = (open_to_scan(&args.dir, None, None)?, open_to_scan(&args.with, None, None)?);
+    for dir in [&args.dir, &args.with] {
+        warn_of_part(dir)?;
+    }
     for (name, engine) in [("dir", &engine), ("with", &other)] {
         say!("{name}: engine={} {}", engine.label(), solana::shown(&engine.checkpoint()?));
     }

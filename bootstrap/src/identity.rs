@@ -2,7 +2,8 @@
 //!
 //! Owns: both, and their comparison. Must not: read a source. Used on the main thread.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::ErrorKind as Io;
 use std::os::unix::fs::MetadataExt as _;
 
 use anyhow::{Context, Result};
@@ -12,7 +13,9 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 use crate::source::{Record, Source};
 
 /// What the file system says of a file. While all of it is as it was, so is the content: a change that keeps size and
-/// time of modification still moves the time of change, which no program can set.
+/// time of modification still moves the time of change, which no program can set. A write through a shared memory map moves
+/// the times only where it makes a clean page dirty, so that the file is flushed before it is looked at; on a file system
+/// without pages to flush, such as tmpfs, such a write moves nothing and is not seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stamp {
     /// The file's size.
@@ -33,7 +36,18 @@ impl Stamp {
         if source.is_stdin() {
             return Ok(None);
         }
-        let file = fs::metadata(path).with_context(|| format!("cannot open file={}", path.display()))?;
+        let failed = || format!("cannot open file={}", path.display());
+        if fs::metadata(path).with_context(failed)?.is_file() {
+            let flushed = File::open(path).with_context(failed)?.sync_data();
+            // A file system that has nothing to flush may say so.
+            match flushed.map_err(|error| (error.kind(), error)) {
+                Err((kind, error)) if ![Io::InvalidInput, Io::Unsupported, Io::ReadOnlyFilesystem].contains(&kind) => {
+                    return Err(error).with_context(|| format!("cannot flush file={}", path.display()));
+                }
+                _ => {}
+            }
+        }
+        let file = fs::metadata(path).with_context(failed)?;
         let ns = |seconds: i64, ns: i64| seconds.saturating_mul(1_000_000_000).saturating_add(ns);
         Ok(file.is_file().then(|| Self {
             bytes: file.len(),

@@ -12,11 +12,12 @@ use bytesize::ByteSize;
 use engine_api::Engine;
 use engines::{EngineKind, EngineOptions, Holds, OpenMode, Terms};
 use serde_json::json;
-use solana::ChainCheckpoint;
+use solana::{ChainCheckpoint, MapPhase};
 use workload::Digest;
 
 use crate::out::say;
 use crate::resume::is_complete;
+use crate::running::{self, Running};
 use crate::served::{self, Served};
 use crate::state::State;
 
@@ -54,6 +55,9 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
         );
         return print(args, &served, "service", None);
     }
+    if let Some(running) = running::find(&args.dir)? {
+        return print_running(args, &running);
+    }
     let engine = engines::open_read_only(&args.dir, args.memory)?;
     let (checkpoint, stats) = (engine.checkpoint()?, engine.stats()?);
     let (chain, no_chain) = match ChainCheckpoint::read(&checkpoint) {
@@ -77,14 +81,45 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
     print(args, &found, "none", digest)
 }
 
+/// A load has the store open alone: what can be told from outside.
+fn print_running(args: &InfoArgs, running: &Running) -> Result<u8> {
+    let Running { pid, engine, progress } = running;
+    ensure!(
+        !args.digest && args.memory.is_none(),
+        "a load of this store is running: --digest and --memory need its end: dir={} pid={pid} {progress}",
+        args.dir.display()
+    );
+    let load = format!("running: pid={pid} {progress}");
+    if args.json {
+        let json = json!({ "engine": engine, "open_in": "load", "load": load });
+        say!("{json:#}");
+        return Ok(0);
+    }
+    say!("engine={}", engine.unwrap_or("none"));
+    say!("open_in=load");
+    say!("load={load}");
+    Ok(0)
+}
+
 fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>) -> Result<u8> {
     let Served { engine, pairs_estimate, disk_bytes, seq, slot, blockhash, phase, no_chain, details } = found;
     let load = load(&args.dir, *seq)?;
-    let holds = engines::inspect(&args.dir)?.map(|known| known.holds).unwrap_or_default();
+    // Before its first commit the store itself does not know of a load.
+    let is_part = is_complete(&args.dir)? == Some(false);
+    // Zeros: no block is known yet.
+    let zeros = bs58::encode([0; 32]).into_string();
+    let block = blockhash.as_ref().filter(|blockhash| **blockhash != zeros);
+    let phase = if is_part { &Some(MapPhase::Loading.to_string()) } else { phase };
+    let known = engines::inspect(&args.dir)?;
+    // As they are written on a command line: the label is that of tables and metrics.
+    let options = known.as_ref().filter(|known| known.engine == EngineKind::Rocksdb);
+    let options =
+        options.map(|known| format!("engine=rocksdb bloom={} profile={}", known.bloom, known.profile.as_str()));
+    let holds = known.map(|known| known.holds).unwrap_or_default();
     if args.json {
         let json = json!({
             "engine": engine, "pairs_estimate": pairs_estimate, "disk_bytes": disk_bytes, "open_in": open_in,
-            "seq": seq, "slot": slot, "blockhash": blockhash, "phase": phase, "no_chain": no_chain,
+            "seq": seq, "slot": slot, "blockhash": block, "phase": phase, "no_chain": no_chain,
             "load": load, "holds": holds,
             "digest": digest.map(|digest| digest.to_string()),
             "details": details.iter().cloned().collect::<BTreeMap<_, _>>(),
@@ -93,11 +128,15 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
         return Ok(0);
     }
     say!("engine={engine}");
+    if let Some(options) = options {
+        say!("options {options}");
+    }
     say!("open_in={open_in}");
     say!("pairs_estimate={pairs_estimate} disk_bytes={disk_bytes}");
     let slot = slot.map_or("none".to_owned(), |slot| slot.to_string());
     match (no_chain, blockhash, phase) {
-        (None, Some(blockhash), Some(phase)) => {
+        (None, Some(_), Some(phase)) => {
+            let blockhash = block.map_or("none", String::as_str);
             say!("checkpoint seq={seq} slot={slot} blockhash={blockhash} phase={phase}");
         }
         (why, ..) => say!("checkpoint seq={seq} {}", why.as_deref().unwrap_or("nothing of a chain")),
@@ -132,13 +171,13 @@ pub(crate) fn open_to_scan(
     if let Some(engine) = engine {
         engines::check(dir, &EngineOptions::new(engine), OpenMode::Existing, &Terms::default())?;
     }
-    Ok(engines::open_read_only(dir, Some(scan_memory(memory)))?)
+    engines::open_read_only(dir, Some(scan_memory(memory))).map_err(|error| running::explain(dir, error))
 }
 
 /// The load in words; `seq`: how many pairs are committed.
 fn load(dir: &Path, seq: u64) -> Result<String> {
     let Some(complete) = is_complete(dir)? else { return Ok("none".to_owned()) };
-    Ok(match State::read(dir)? {
+    Ok(match State::read_or_tell(dir) {
         Some(State { pairs: Some(pairs), source, .. }) if complete => format!("complete: {pairs} pairs from {source}"),
         Some(State { records, source, .. }) if !complete => {
             format!("interrupted: {seq} of {records} records from {source}; --resume goes on")

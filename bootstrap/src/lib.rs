@@ -4,7 +4,7 @@
 //! verification, comparison, the move of a store to another engine, and the report. Must not: hold the map in memory, load
 //! past an error, or know a concrete engine.
 //! Threads: the main thread writes; `sort` and `order` put pairs in order, `scan`, `other` and `store` read stores, `signal`
-//! waits for signals. Engines have their own background threads.
+//! waits for signals, `input` reads a pipe. Engines have their own background threads.
 
 pub mod cli;
 mod compare;
@@ -16,10 +16,12 @@ mod meaning;
 mod migrate;
 mod order;
 mod out;
+mod paths;
 mod progress;
 mod repair;
 mod report;
 mod resume;
+mod running;
 mod sample;
 mod scrub;
 mod served;

@@ -76,10 +76,29 @@ impl Buffers {
         }
     }
 
-    /// The same with another memory for sorting and merging.
-    pub(crate) fn with_sort_memory(self, bytes: Option<ByteSize>) -> Self {
-        let Some(bytes) = bytes.map(|bytes| bytes.as_u64() as usize) else { return self };
-        Self { sort_bytes: bytes, heads_bytes: bytes / 2, ..self }
+    /// The same with another memory for sorting and merging, for a load with these options, whose memory was divided.
+    ///
+    /// # Errors
+    /// [`Wrong`]: more than the process may use, naming how much there is.
+    pub(crate) fn with_sort_memory(self, bytes: Option<ByteSize>, options: &EngineOptions) -> Result<Self> {
+        let Some(asked) = bytes else { return Ok(self) };
+        let limit = engines::memory_limit();
+        let cache_bytes = options.division_of(limit.clone()).cache_bytes;
+        let bytes = asked.as_u64();
+        // The engine is not open while all of it is used, and half of it is used while the engine is open.
+        let most_bytes = limit.bytes.saturating_sub(PROGRAM_BYTES);
+        let most_bytes = most_bytes.min(most_bytes.saturating_sub(cache_bytes).saturating_mul(2));
+        if bytes > most_bytes {
+            return Err(Wrong::error(format!(
+                "--sort-memory is more than this process may use: sort_memory={asked} maximum={} memory_limit={} \
+                 engine_memory={}: lower it, or leave it out",
+                ByteSize::b(most_bytes),
+                ByteSize::b(limit.bytes),
+                ByteSize::b(cache_bytes)
+            )));
+        }
+        let sort_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        Ok(Self { sort_bytes, heads_bytes: sort_bytes / 2, ..self })
     }
 }
 
@@ -109,7 +128,7 @@ fn divide_limit(
     let memtables = options.engine == EngineKind::Rocksdb && options.profile == Profile::Vanilla;
     // The bulk path has none.
     let memtables_bytes = if memtables && order == Order::Shuffled { MEMTABLES_BYTES } else { 0 };
-    let fixed_bytes = PROGRAM_BYTES + memtables_bytes + others_bytes;
+    let fixed_bytes = others_bytes.saturating_add(PROGRAM_BYTES + memtables_bytes);
     let needed_bytes =
         |cache_bytes: u64| cache_bytes.saturating_add(fixed_bytes).saturating_add(BUFFERS_AND_CACHE_BYTES_MIN);
     // A share that was not asked for gives way to the buffers.
@@ -119,11 +138,15 @@ fn divide_limit(
         options.memory = Some(ByteSize::b(cache_bytes));
     }
     if needed_bytes(cache_bytes) > limit.bytes {
-        let from = limit.cgroup_file.as_ref().map_or("machine".to_owned(), |file| file.display().to_string());
+        let (from, raise) = match &limit.cgroup_file {
+            Some(file) => (file.display().to_string(), "raise the limit (MemoryMax= of the unit)"),
+            None => ("machine".to_owned(), "load it on a machine with more memory"),
+        };
         let smaller = if cache_bytes > engines::MEMORY_MIN { ", or set --memory lower" } else { "" };
+        let sorted = if memtables_bytes > 0 { ", or load with --order sorted, which needs less" } else { "" };
         return Err(Wrong::error(format!(
             "the memory limit is too small for this load: limit={} limit_from={from} needed={} engine={} \
-             engine_memory={}: raise the limit (MemoryMax= of the unit){smaller}",
+             engine_memory={}: {raise}{smaller}{sorted}",
             ByteSize::b(limit.bytes),
             ByteSize::b(needed_bytes(cache_bytes)),
             options.engine,

@@ -2,26 +2,27 @@
 //!
 //! Owns: the loop, the resume rules, what is written when. The position of a load is the engine's checkpoint alone.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use bytesize::ByteSize;
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
 use engine_latency::{Latency, Measured};
-use engines::{EngineArgs, EngineKind, EngineOptions, LoadState, LoadTerm, OpenMode, Terms};
+use engines::{EngineArgs, EngineKind, EngineOptions, Held, LoadState, LoadTerm, OpenMode, Terms};
 use solana::{ChainCheckpoint, MapPhase};
 
 use crate::limits::{self, BATCH_PAIRS, Buffers, SORT_BYTES_MIN};
 use crate::meaning::MeaningArgs;
 use crate::order::{OnDuplicate, Order, Ordered, Tally};
 use crate::out::{say, tell};
+use crate::paths;
 use crate::progress::Progress;
 use crate::report::{self, Outcome};
-use crate::resume::{self, Found, check_directory};
+use crate::resume::{self, Found, check_directory, is_complete};
+use crate::running;
 use crate::sample::Sampler;
-use crate::signal::Stop;
+use crate::signal::{Stop, Stopped};
 use crate::source::{Source, SourceArgs};
 use crate::state::State;
 use crate::wrong::{Wrong, options_for};
@@ -68,6 +69,8 @@ pub(crate) struct LoadArgs {
     #[arg(long)]
     pub(crate) settle: bool,
     /// Directory for the spill of a file or a sort, as large as the source; default: DIR with .work at the end
+    ///
+    /// It has to be missing, empty, or that of an earlier spill. One that was there before stays.
     #[arg(long, value_name = "DIR")]
     pub(crate) work_dir: Option<PathBuf>,
     /// Memory for sorting, such as 64MiB; a source that fits into half of it is not spilled [default: a share of what
@@ -88,18 +91,6 @@ pub(crate) struct LoadArgs {
 /// A synced commit this often where the others are buffered: bounds what an OS crash makes a load repeat.
 const SYNC_EVERY_COMMITS: u64 = 100;
 
-/// A signal has ended the reading of the source.
-#[derive(Debug)]
-struct Stopped;
-
-impl fmt::Display for Stopped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("stopped while reading the source")
-    }
-}
-
-impl std::error::Error for Stopped {}
-
 /// What a load runs with.
 struct Setup {
     source: Source,
@@ -116,21 +107,26 @@ struct Setup {
 /// Runs the load; the exit code is 0 when it is complete, 128 + signal when it was asked to stop.
 pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let stop = Stop::install()?;
+    let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".work", &args.source)?;
+    paths::check_outputs(args, &work)?;
     report::check_writable(args)?;
-    let Some(setup) = setup(args)? else { return Ok(0) };
+    let Some(setup) = setup(args, work)? else { return Ok(0) };
+    // Whoever comes second is to know it before its source is read.
+    let held = hold(args, &setup)?;
     let started = Instant::now();
     let ordered = match order(args, &setup, &stop) {
-        Err(error) if error.is::<Stopped>() => {
+        Err(error) if Stopped::is_cause_of(&error) => {
             tell!("stopped while the source was read, nothing more was loaded; the same command with --resume goes on");
             return Ok(stop.asked().unwrap_or(1));
         }
         ordered => ordered?,
     };
+    args.source.check_records(ordered.records)?;
     if !args.skip_disk_check {
         check_disk_after_reading(args, &setup, ordered.records)?;
     }
     let terms = Terms { load: LoadTerm::Loading(hex(ordered.source_id)), ..setup.terms.clone() };
-    let engine = engines::open_on(&args.dir, &setup.options, setup.mode, &terms)
+    let engine = engines::open_held(held, &setup.options, setup.mode, &terms)
         .with_context(|| format!("cannot open the store: dir={}", args.dir.display()))?;
     let latency = Latency::new(engine.label());
     let engine = Measured::new(engine, latency, "bootstrap");
@@ -156,7 +152,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
         let seq = load.checkpoint.seq;
         drop(load);
         close(args, engine)?;
-        tell!("stopped after {seq} pairs, all of them committed; the same command with --resume goes on");
+        tell!("stopped with {seq} pairs committed; the same command with --resume goes on");
         return Ok(code);
     }
     load.finish(tally)?;
@@ -175,18 +171,26 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
 }
 
 /// What can be found wrong before the source is read, which can take an hour. `None`: the load is complete.
-fn setup(args: &LoadArgs) -> Result<Option<Setup>> {
+fn setup(args: &LoadArgs, work: PathBuf) -> Result<Option<Setup>> {
     let source = Source::new(&args.source)?;
     let options = options_for(&args.dir, &args.engine)?;
     let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
-    let work = args.work_dir.clone().unwrap_or_else(|| beside(&args.dir, ".work"));
     let found = check_directory(&args.dir, args.resume)?;
     let terms = Terms { holds: args.meaning.holds(), ..Terms::default() };
+    if !args.resume && is_complete(&args.dir)? == Some(true) {
+        engines::check(&args.dir, &options, OpenMode::Existing, &Terms::default())?;
+        bail!(
+            "the directory already holds a complete load: dir={}: the same load with --resume ends well, `verify` compares \
+             the store with a source; name another directory for another load",
+            args.dir.display()
+        );
+    }
     engines::check(&args.dir, &options, mode, &terms)?;
     if found == Found::Complete {
         resume::end_complete(args, &source, &work)?;
         return Ok(None);
     }
+    source.check_records_before(&args.source)?;
     let begun = if args.resume { State::read(&args.dir)? } else { None };
     let order = args.order.or(begun.and_then(|state| state.order)).unwrap_or(default_order(options.engine));
     refuse_unused(args, order)?;
@@ -194,13 +198,22 @@ fn setup(args: &LoadArgs) -> Result<Option<Setup>> {
         resume::refuse_other(args, &source, order)?;
     }
     let (options, buffers) = limits::divide(&options, order, 0)?;
-    let buffers = buffers.with_sort_memory(args.sort_memory);
+    let buffers = buffers.with_sort_memory(args.sort_memory, &options)?;
     let new = engines::inspect(&args.dir)?.is_none();
     let setup = Setup { source, order, options, buffers, work, mode, terms, new };
     if !args.skip_disk_check {
         check_disk(args, &setup)?;
     }
     Ok(Some(setup))
+}
+
+/// Takes the directory before the source is read, so that no other process fills it meanwhile.
+fn hold(args: &LoadArgs, setup: &Setup) -> Result<Held> {
+    let held = engines::hold(&args.dir).map_err(|error| running::explain(&args.dir, error))?;
+    let as_before =
+        check_directory(&args.dir, args.resume)? == Found::Open && engines::inspect(&args.dir)?.is_none() == setup.new;
+    ensure!(as_before, "another process has just filled the directory: dir={}: start again", args.dir.display());
+    Ok(held)
 }
 
 /// Refuses options of commits where there are none: the bulk path takes chunks of its own, each of them flushed.
@@ -285,13 +298,19 @@ fn chosen(args: &LoadArgs, setup: &Setup) {
              --order shuffled loads them as a stream would bring them"
         );
     }
+    if engine == EngineKind::Strata && args.order.is_none() && setup.order == Order::Shuffled && !args.settle {
+        say!(
+            "order=shuffled leaves the store to be merged by whoever opens it next: --settle merges it here, and --order \
+             sorted leaves nothing to merge"
+        );
+    }
     if setup.new && args.engine.engine.is_none() {
         say!("{}", chosen_engine(engine));
     }
 }
 
 fn sort_memory(text: &str) -> Result<ByteSize, String> {
-    let bytes: ByteSize = text.parse()?;
+    let bytes = engines::size(text)?;
     if bytes.as_u64() < SORT_BYTES_MIN {
         return Err(format!("too small: minimum={}", ByteSize::b(SORT_BYTES_MIN)));
     }
@@ -431,12 +450,4 @@ impl Load<'_> {
         self.progress.clear();
         Ok(())
     }
-}
-
-/// `dir` with `ending` at the end of its name.
-pub(crate) fn beside(dir: &Path, ending: &str) -> PathBuf {
-    // Without a slash at the end.
-    let mut name = dir.components().collect::<PathBuf>().into_os_string();
-    name.push(ending);
-    PathBuf::from(name)
 }

@@ -24,7 +24,7 @@ use crate::progress::Progress;
 use crate::resume::{Found, check_directory, is_complete};
 use crate::signal::Stop;
 use crate::state::State;
-use crate::wrong::options_for;
+use crate::wrong::{Wrong, options_for};
 
 /// Takes a store over into a new one.
 #[derive(clap::Args, Clone, Debug)]
@@ -122,9 +122,10 @@ fn end_complete(args: &MigrateArgs) -> Result<u8> {
     if let Some(state) = &state {
         ensure!(
             state.source.starts_with(&from),
-            "the store was not made from this one: dir={dir} loaded={:?} asked={from:?}: name the other, or another \
+            "the store was not made from this one: dir={dir} loaded={:?} asked_dir={}: name the other, or another \
              directory for this one",
-            state.source
+            state.source,
+            args.from_store.display()
         );
     }
     let pairs = state.and_then(|state| state.pairs).map_or("unknown".to_owned(), |pairs| pairs.to_string());
@@ -144,6 +145,13 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Holds)> {
     let dir = &args.from_store;
     let identity = engines::inspect(dir)?
         .with_context(|| format!("there is no store: dir={}: correct --from-store", dir.display()))?;
+    let held = identity.engine;
+    if let Some(asked) = args.from_engine.filter(|asked| *asked != held) {
+        return Err(Wrong::error(format!(
+            "the store to read is of another engine: dir={} engine={held} from_engine={asked}: leave --from-engine out",
+            dir.display()
+        )));
+    }
     if is_complete(dir)? == Some(false) {
         let source = State::read(dir)?.map_or("unknown".to_owned(), |state| state.source);
         bail!("the store to read is half loaded: dir={} from={source}: finish that load first", dir.display());

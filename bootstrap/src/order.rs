@@ -268,6 +268,12 @@ pub(crate) fn remove_spill(dir: &Path, source: Option<&str>) -> Result<Option<us
     Ok(Some(files))
 }
 
+/// The records that a load has spilled into `dir` so far; `None` where there is no spill. Takes no lock: a load that is
+/// under way has it.
+pub(crate) fn spilled_records(dir: &Path) -> Option<u64> {
+    work::read_manifest(dir).ok().flatten().map(|manifest| manifest.records)
+}
+
 /// The number of a source that was read, in this order.
 pub(crate) fn file_id(content: u64, order: Order, seed: u64) -> u64 {
     let identity = match order {

@@ -1,6 +1,8 @@
 //! The end of a load: what it took and what to do next as text, everything as JSON, the histograms as a log.
 
 use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::FileTypeExt as _;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -36,11 +38,12 @@ pub(crate) struct Outcome<'a> {
 pub(crate) fn check_writable(args: &LoadArgs) -> Result<()> {
     for path in args.report.iter().chain(&args.hlog) {
         let is_new = !path.exists();
-        OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(path)
-            .with_context(|| format!("cannot write file={}", path.display()))?;
+        let failed = || format!("cannot write file={}", path.display());
+        let mut file = OpenOptions::new().append(true).create(true).open(path).with_context(failed)?;
+        // A device opens, and says at the first byte that it takes none; a blank line is no harm to it.
+        if file.metadata().with_context(failed)?.file_type().is_char_device() {
+            file.write_all(b"\n").with_context(failed)?;
+        }
         if is_new {
             std::fs::remove_file(path).with_context(|| format!("cannot remove file={}", path.display()))?;
         }

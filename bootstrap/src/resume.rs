@@ -13,7 +13,7 @@ use solana::ChainCheckpoint;
 
 use crate::identity::{Content, Stamp};
 use crate::load::{LoadArgs, hex};
-use crate::order::{Order, Ordered, remove_spill};
+use crate::order::{Order, Ordered, file_id, remove_spill};
 use crate::out::tell;
 use crate::source::Source;
 use crate::state::State;
@@ -32,7 +32,7 @@ pub(crate) enum Found {
 pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
     match (resume, is_complete(dir)?) {
         (false, Some(false)) => bail!(
-            "the directory holds a load that was interrupted: dir={}; go on with --resume, or remove the directory",
+            "the directory holds a load that was interrupted: dir={}: go on with --resume, or remove the directory",
             dir.display()
         ),
         (true, Some(true)) => Ok(Found::Complete),
@@ -59,19 +59,84 @@ pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &Path) -> Res
     let state = State::read(&args.dir)?;
     let note = match &state {
         Some(state) => compare(args, source, state)?,
-        None => " (its source is not known, so that it was not compared)",
+        None => compare_by_number(args, source)?,
     };
     let of = state.as_ref().map(|state| state.source.as_str());
     if let Some(removed) = remove_spill(work, of)? {
         tell!("the spill of the load that is complete was removed: dir={} files={removed}", work.display());
     }
-    let pairs = state.and_then(|state| state.pairs).map_or("unknown".to_owned(), |pairs| pairs.to_string());
+    let pairs = state.as_ref().and_then(|state| state.pairs).map_or("unknown".to_owned(), |pairs| pairs.to_string());
     tell!("the load is complete, there is nothing to resume: dir={} pairs={pairs}{note}", args.dir.display());
+    let unused = unused(args, state.as_ref())?;
+    if !unused.is_empty() {
+        tell!(
+            "options that a complete load does nothing for: {}: nothing was changed or written for them",
+            unused.join(", ")
+        );
+    }
     Ok(())
+}
+
+/// The options that ask a complete load for something else than it has done.
+fn unused(args: &LoadArgs, state: Option<&State>) -> Result<Vec<String>> {
+    let mut unused = Vec::new();
+    let known = engines::inspect(&args.dir)?;
+    let (engine, holds) = (&args.engine, args.meaning.holds());
+    if let Some(known) = known {
+        if let Some(bits) = engine.bloom.filter(|bits| *bits != known.bloom) {
+            unused.push(format!("--bloom {bits} (the store has {})", known.bloom));
+        }
+        if let Some(profile) = engine.profile.filter(|profile| *profile != known.profile) {
+            unused.push(format!("--profile {} (the store has {})", profile.as_str(), known.profile.as_str()));
+        }
+        let meanings =
+            [("extract", holds.extract, known.holds.extract), ("cluster", holds.cluster, known.holds.cluster)];
+        for (name, asked, held) in meanings {
+            if let (Some(asked), None) = (asked, held) {
+                unused.push(format!("--{name} {asked} (the store says nothing of it; a service that follows it will)"));
+            }
+        }
+    }
+    let loaded = state.and_then(|state| state.order);
+    if let (Some(asked), Some(loaded)) = (args.order.filter(|asked| Some(*asked) != loaded), loaded) {
+        unused.push(format!("--order {} (it was loaded {})", asked.name(), loaded.name()));
+    }
+    let asked = [("--report", args.report.is_some()), ("--hlog", args.hlog.is_some()), ("--settle", args.settle)];
+    unused.extend(asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name.to_owned()));
+    Ok(unused)
+}
+
+/// Whether the source is the loaded one, by the number in the marker: of a load whose own file is gone.
+fn compare_by_number(args: &LoadArgs, source: &Source) -> Result<&'static str> {
+    let Some(load) = engines::inspect(&args.dir)?.and_then(|known| known.load) else {
+        return Ok(" (its source is not known, so that it was not compared)");
+    };
+    tell!("the load's own file is gone, and the source is read, to compare it with what was loaded: {source}");
+    let mut read = Content::new();
+    source.for_each(&mut |record| {
+        read.add(&record);
+        Ok(())
+    })?;
+    args.source.check_records(read.records())?;
+    let by_order = |order| file_id(read.digest(), order, args.source.seed);
+    let mut numbers = vec![by_order(Order::Sorted), by_order(Order::Shuffled)];
+    if let Source::Synthetic { pairs, count, .. } = source {
+        numbers.push(pairs.source_id(*count));
+    }
+    ensure!(
+        numbers.into_iter().any(|number| hex(number) == load.source),
+        "the store holds a load of another source, or of this one with another --seed: dir={} loaded_number={} asked={:?}: \
+         give what was loaded, name another directory for this one, or remove the directory and start again",
+        args.dir.display(),
+        load.source,
+        source.to_string()
+    );
+    Ok(" (the load's own file is gone: the source is the same, the slot was not compared)")
 }
 
 /// Whether the source is the loaded one; what to say where that cannot be told.
 fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static str> {
+    args.source.check_records(known.records)?;
     if args.slot.is_some() && known.order.is_some() && known.slot != args.slot {
         return Err(other(args, known, source, &slots(args, known)));
     }
@@ -101,12 +166,15 @@ fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static s
         read.add(&record);
         Ok(())
     })?;
+    args.source.check_records(read.records())?;
     let digest = hex(read.digest());
     if digest != *content {
         return Err(other(args, known, source, &format!("loaded_content={content} content={digest}")));
     }
     // The next start need not read it.
-    State { source: words, stamp, ..known.clone() }.write(&args.dir)?;
+    if let Err(error) = (State { source: words, stamp, ..known.clone() }).write(&args.dir) {
+        tell!("the next start will read the source again, because this one cannot be remembered: {error:#}");
+    }
     Ok("")
 }
 
@@ -117,8 +185,13 @@ fn slots(args: &LoadArgs, known: &State) -> String {
 }
 
 fn other(args: &LoadArgs, known: &State, source: &Source, how: &str) -> Error {
+    let what = match how {
+        _ if how.starts_with("loaded_slot=") => "as of another slot",
+        _ if how.starts_with("loaded_order=") => "in another order",
+        _ => "of another source",
+    };
     anyhow!(
-        "the store holds a load of another source: dir={} loaded={:?} asked={:?} {how}: give what was loaded, name another \
+        "the store holds a load {what}: dir={} loaded={:?} asked={:?} {how}: give what was loaded, name another \
          directory for this one, or remove the directory and start again",
         args.dir.display(),
         known.source,
@@ -154,6 +227,28 @@ pub(crate) fn refuse_other(args: &LoadArgs, source: &Source, order: Order) -> Re
     }
 }
 
+/// Refuses the loaded source where only its order is another one, which nothing but its number tells in a copy of a store.
+fn refuse_other_order(args: &LoadArgs, order: Order, ordered: &Ordered, begun: &ChainCheckpoint) -> Result<()> {
+    let other = if order == Order::Sorted { Order::Shuffled } else { Order::Sorted };
+    let is_other = ordered.content.is_some_and(|content| file_id(content, other, args.source.seed) == begun.source);
+    let (dir, seq, name) = (args.dir.display(), begun.seq, other.name());
+    ensure!(!is_other, "the load was begun in another order: dir={dir} loaded_pairs={seq}: add --order {name}");
+    Ok(())
+}
+
+/// A copy of a store has no file of its load.
+fn unknown(args: &LoadArgs, source: &Source, begun: &ChainCheckpoint) -> Error {
+    anyhow!(
+        "the store holds a load of another source, of another order or of another seed, and the file that says which is \
+         gone: dir={} loaded_pairs={} loaded_number={} asked={:?}: give what was loaded, or remove the directory and start \
+         again",
+        args.dir.display(),
+        begun.seq,
+        hex(begun.source),
+        source.to_string()
+    )
+}
+
 /// What the directory is to say of this load.
 ///
 /// # Errors
@@ -167,7 +262,8 @@ pub(crate) fn state(
 ) -> Result<State> {
     let known = State::read(&args.dir)?;
     if begun.seq > 0 && begun.source != ordered.source_id {
-        let known = known.unwrap_or_default();
+        refuse_other_order(args, order, ordered, begun)?;
+        let Some(known) = known else { return Err(unknown(args, source, begun)) };
         let loaded = known.order.map_or("unknown", Order::name);
         let how = format!("loaded_pairs={} loaded_order={loaded} asked_order={}", begun.seq, order.name());
         return Err(other(args, &known, source, &how));

@@ -10,6 +10,7 @@ use engine_api::ErrorKind;
 
 use crate::info::open_to_scan;
 use crate::out::say;
+use crate::running::warn_of_part;
 
 /// Checks a store.
 #[derive(clap::Args, Clone, Debug)]
@@ -25,6 +26,7 @@ pub(crate) struct ScrubArgs {
 /// Exit code 0 when nothing is wrong, 1 when something is.
 pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
     let checked = open_to_scan(&args.dir, None, args.memory).and_then(|mut engine| {
+        warn_of_part(&args.dir)?;
         let pairs = engine.scrub()?;
         say!("sound: engine={} pairs={pairs} {}", engine.label(), solana::shown(&engine.checkpoint()?));
         Ok(engine.close()?)

@@ -2,12 +2,42 @@
 //!
 //! The handlers only store the signal's number; a second signal ends the process at once.
 
-use std::sync::Arc;
+use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
+
+/// Signals are the process's: whoever waits for input has no other way to the flag.
+static INSTALLED: OnceLock<Stop> = OnceLock::new();
+
+/// A signal has ended the reading of the source.
+#[derive(Debug)]
+pub(crate) struct Stopped;
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("stopped while reading the source")
+    }
+}
+
+impl std::error::Error for Stopped {}
+
+impl Stopped {
+    /// Whether it is what `error` comes from, be it that a read has passed it on.
+    pub(crate) fn is_cause_of(error: &Error) -> bool {
+        let passed_on = |error: &io::Error| error.get_ref().is_some_and(|inner| inner.is::<Self>());
+        error.chain().any(|cause| cause.is::<Self>() || cause.downcast_ref::<io::Error>().is_some_and(passed_on))
+    }
+}
+
+/// Whether a signal has asked to stop; `false` where none was taken over.
+pub(crate) fn is_asked() -> bool {
+    INSTALLED.get().is_some_and(|stop| stop.asked().is_some())
+}
 
 /// Which signal asked to stop, if any.
 #[derive(Clone, Debug)]
@@ -25,7 +55,10 @@ impl Stop {
                 .and_then(|_| flag::register_usize(signal, Arc::clone(&number), signal as usize))
                 .with_context(|| format!("cannot take over signal={signal}"))?;
         }
-        Ok(Self(number))
+        let stop = Self(number);
+        // One a process: a second one has flags of its own that are set as well.
+        INSTALLED.set(stop.clone()).ok();
+        Ok(stop)
     }
 
     /// The exit code for the signal that arrived: 130 for SIGINT, 143 for SIGTERM.

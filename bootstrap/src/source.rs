@@ -4,13 +4,14 @@
 
 mod packed;
 mod parse;
+mod pipe;
 
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use engine_api::{Key, Value};
 use serde::{Deserialize, Serialize};
 use workload::Pairs;
@@ -18,6 +19,7 @@ use workload::Pairs;
 use crate::wrong::Wrong;
 use packed::Packing;
 pub use parse::read;
+use pipe::Pipe;
 
 /// What a pair of two random pubkeys takes in a packed file at most.
 const PACKED_PAIR_BYTES: u64 = 70;
@@ -50,7 +52,7 @@ pub struct SourceArgs {
     /// Seed of the synthetic pairs, and of the shuffle of a file
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
-    /// Pairs from a file, or - for standard input: raw records of 64 bytes (32-byte key, 32-byte value), or CSV
+    /// Pairs from a file or a pipe, or - for standard input: raw records of 64 bytes (32-byte key, 32-byte value), or CSV
     ///
     /// A name that ends in .gz or .zst is unpacked while it is read.
     #[arg(long, value_name = "FILE", group = "source")]
@@ -58,6 +60,25 @@ pub struct SourceArgs {
     /// What is in the file; the default goes by its name: .csv, .csv.gz and .csv.zst are csv, everything else raw
     #[arg(long, value_enum, value_name = "FORMAT", requires = "input")]
     pub format: Option<Format>,
+    /// Refuse a source that has not exactly this many records, those of a key that comes again included
+    ///
+    /// A file that was cut between two records looks whole: whoever wrote it knows how many there are.
+    #[arg(long, value_name = "N", value_parser = workload::count)]
+    pub expect_pairs: Option<u64>,
+}
+
+impl SourceArgs {
+    /// Whether the source has as many records as it was said to have.
+    ///
+    /// # Errors
+    /// Names both numbers.
+    pub fn check_records(&self, records: u64) -> Result<()> {
+        let Some(expected) = self.expect_pairs.filter(|expected| *expected != records) else { return Ok(()) };
+        bail!(
+            "the source has not as many pairs as expected: records={records} expected_pairs={expected}: find out what is \
+             missing or too many, or correct --expect-pairs"
+        )
+    }
 }
 
 /// How a file holds pairs.
@@ -95,14 +116,12 @@ impl Source {
     pub(crate) fn is_read_once(&self) -> bool {
         match self {
             Self::Synthetic { .. } => false,
-            Self::File { path, .. } => {
-                path == Path::new("-") || std::fs::metadata(path).is_ok_and(|meta| !meta.is_file())
-            }
+            Self::File { path, .. } => is_pipe(path),
         }
     }
 
     pub(crate) fn is_stdin(&self) -> bool {
-        matches!(self, Self::File { path, .. } if path == Path::new("-"))
+        matches!(self, Self::File { path, .. } if pipe::is_stdin(path))
     }
 
     /// How its file holds pairs; `None` for synthetic ones.
@@ -122,10 +141,14 @@ impl Source {
             Self::File { path, format } => (path, *format),
         };
         let shown = path.display();
-        let file = File::open(path).with_context(|| format!("cannot open file={shown}"))?;
-        let meta = file.metadata().with_context(|| format!("cannot look at file={shown}"))?;
+        let meta = std::fs::metadata(path).with_context(|| format!("cannot open file={shown}"))?;
         ensure!(!meta.is_dir(), "the input is a directory: file={shown}: name a file of pairs");
-        if !meta.is_file() || Packing::of(path) != Packing::None {
+        if !meta.is_file() {
+            // A pipe is opened once, to be read: its writer takes an end that is closed for the end of its reader.
+            return Ok(None);
+        }
+        File::open(path).with_context(|| format!("cannot open file={shown}"))?;
+        if Packing::of(path) != Packing::None {
             return Ok(None);
         }
         ensure!(meta.len() > 0, "there are no pairs: file={shown} bytes=0");
@@ -140,6 +163,15 @@ impl Source {
         let Self::File { path, .. } = self else { return None };
         let packed_bytes = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?.len();
         (Packing::of(path) != Packing::None).then_some(packed_bytes / PACKED_PAIR_BYTES)
+    }
+
+    /// [`SourceArgs::check_records`], where the number is known before reading.
+    ///
+    /// # Errors
+    /// As those of [`SourceArgs::check_records`] and [`Self::count_hint`].
+    pub(crate) fn check_records_before(&self, args: &SourceArgs) -> Result<()> {
+        let exact = if self.format() == Some(Format::Csv) { None } else { self.count_hint()? };
+        exact.map_or(Ok(()), |records| args.check_records(records))
     }
 
     /// Calls `take` with every pair in the source's own order.
@@ -164,11 +196,7 @@ impl Source {
                     pairs += 1;
                     take(record, after)
                 };
-                let read = if self.is_stdin() {
-                    read_stdin(*format, from, &mut counted)
-                } else {
-                    read_file(path, *format, from, &mut counted)
-                };
+                let read = read_file(path, *format, from, &mut counted);
                 read.with_context(|| format!("in file={}", path.display()))?;
                 ensure!(pairs > 0, "there are no pairs: file={}", path.display());
                 Ok(())
@@ -177,37 +205,65 @@ impl Source {
     }
 }
 
-fn read_stdin(format: Format, from: Place, take: &mut TakePlaced<'_>) -> Result<()> {
-    ensure!(from == Place::default(), "standard input can be read from its start alone");
-    parse::read_from(format, io::stdin().lock(), from, take)
-}
-
+/// Reads the pairs of a file or a pipe.
 fn read_file(path: &Path, format: Format, from: Place, take: &mut TakePlaced<'_>) -> Result<()> {
+    let packing = if pipe::is_stdin(path) { Packing::None } else { Packing::of(path) };
+    if is_pipe(path) {
+        ensure!(from == Place::default(), "a pipe can be read from its start alone");
+        let input = packed::checked(packing.open(Box::new(Pipe::start(path)?))?, packing, format, path)?;
+        return parse::read_from(format, input, from, take);
+    }
     let mut file = File::open(path).context("cannot open")?;
-    let meta = file.metadata().context("cannot look at the file")?;
-    let packing = Packing::of(path);
-    if packing != Packing::None {
-        let mut unpacked = packing.open(file)?;
-        // What is packed can be read on from its start alone.
-        let skipped = io::copy(&mut unpacked.by_ref().take(from.bytes), &mut io::sink()).context("cannot unpack")?;
-        ensure!(skipped == from.bytes, "shorter than before: bytes={skipped} expected_bytes={}", from.bytes);
-        return parse::read_from(format, unpacked, from, take);
-    }
-    if meta.is_file() {
-        packed::refuse_unnamed(path)?;
-    }
-    if format == Format::Raw && meta.is_file() {
-        let (bytes, left_over_bytes) = (meta.len(), meta.len() % 64);
-        ensure!(
-            left_over_bytes == 0,
-            "not a whole number of 64-byte records: bytes={bytes} left_over_bytes={left_over_bytes} (for two base58 \
-             columns use --format csv)"
+    let bytes = file.metadata().context("cannot look at the file")?.len();
+    if packing == Packing::None && format == Format::Raw && !bytes.is_multiple_of(64) {
+        packed::checked(Packing::None.open_file(file)?, packing, format, path)?;
+        bail!(
+            "not a whole number of 64-byte records: bytes={bytes} left_over_bytes={} (for two base58 columns use \
+             --format csv)",
+            bytes % 64
         );
     }
-    if from.bytes > 0 {
+    if packing == Packing::None && from.bytes > 0 {
         file.seek(SeekFrom::Start(from.bytes)).context("cannot seek")?;
     }
-    parse::read_from(format, packing.open(file)?, from, take)
+    if packing == Packing::None && format == Format::Raw && from.bytes == 0 {
+        refuse_unwritten_end(&mut file, bytes)?;
+    }
+    let mut input = packing.open_file(file)?;
+    if from.bytes == 0 {
+        input = packed::checked(input, packing, format, path)?;
+    } else if packing != Packing::None {
+        // What is packed can be read on from its start alone.
+        let skipped = io::copy(&mut input.by_ref().take(from.bytes), &mut io::sink()).context("cannot unpack")?;
+        ensure!(skipped == from.bytes, "shorter than before: bytes={skipped} expected_bytes={}", from.bytes);
+    }
+    parse::read_from(format, input, from, take).map_err(|error| {
+        let early = |cause: &io::Error| packing != Packing::None && cause.kind() == io::ErrorKind::UnexpectedEof;
+        match error.chain().any(|cause| cause.downcast_ref().is_some_and(early)) {
+            true => {
+                error.context("the packed file ends too early, as if it had been cut: compare it with the original")
+            }
+            false => error,
+        }
+    })
+}
+
+/// Refuses a file that was made longer than what was written into it: it would load as a pair of zeros.
+fn refuse_unwritten_end(file: &mut File, bytes: u64) -> Result<()> {
+    let mut end = [0xff; 128];
+    let Some(from) = bytes.checked_sub(end.len() as u64) else { return Ok(()) };
+    file.seek(SeekFrom::Start(from)).and_then(|_| file.read_exact(&mut end)).context("cannot read the end")?;
+    ensure!(
+        end != [0; 128],
+        "the file ends in records of zeros, as if its end had never been written: bytes={bytes}: compare it with the \
+         original, or cut them off with truncate"
+    );
+    file.rewind().context("cannot seek")
+}
+
+/// Whether there is no file to go back in: standard input, a pipe that has a name, or a device.
+fn is_pipe(path: &Path) -> bool {
+    pipe::is_stdin(path) || std::fs::metadata(path).is_ok_and(|meta| !meta.is_file() && !meta.is_dir())
 }
 
 impl fmt::Display for Source {

@@ -6,11 +6,12 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::identity::Stamp;
 use crate::order::Order;
+use crate::out::tell;
 
 const FILE: &str = "bootstrap.toml";
 
@@ -41,13 +42,35 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// The load's file; `None` where there is none.
+    ///
+    /// # Errors
+    /// It cannot be read, or its text is not what was written, with the way out.
     pub(crate) fn read(dir: &Path) -> Result<Option<Self>> {
         let path = dir.join(FILE);
-        match fs::read_to_string(&path) {
-            Ok(text) => toml::from_str(&text).map(Some).with_context(|| format!("cannot read file={}", path.display())),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("cannot read file={}", path.display())),
-        }
+        let shown = path.display();
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).with_context(|| format!("cannot read file={shown}")),
+        };
+        let reason = match std::str::from_utf8(&bytes).map(toml::from_str) {
+            Ok(Ok(state)) => return Ok(Some(state)),
+            Ok(Err(error)) => error.message().lines().collect::<Vec<_>>().join(" "),
+            Err(error) => error.to_string(),
+        };
+        bail!(
+            "the load's own file is damaged: file={shown} reason={reason}: the pairs are not in it, and no service needs it; \
+             put it back from a copy, or remove it: --resume then compares the source by the number in the store's marker"
+        )
+    }
+
+    /// The load's file; where it is damaged that is said, and whoever only looks at the store goes on without it.
+    pub(crate) fn read_or_tell(dir: &Path) -> Option<Self> {
+        Self::read(dir).unwrap_or_else(|error| {
+            tell!("{error:#}");
+            None
+        })
     }
 
     pub(crate) fn write(&self, dir: &Path) -> Result<()> {

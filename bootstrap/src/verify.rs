@@ -21,10 +21,11 @@ use workload::Digest;
 
 use crate::info::{open_to_scan, scan_memory};
 use crate::limits;
-use crate::load::beside;
 use crate::order::{OnDuplicate, Order, Ordered};
 use crate::out::{say, tell};
+use crate::paths;
 use crate::progress::Progress;
+use crate::running::warn_of_part;
 use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
 use crate::signal::Stop;
 use crate::source::{Source, SourceArgs};
@@ -67,8 +68,11 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
     let stop = Stop::install()?;
     let source = Source::new(&args.source)?;
     let records = source.count_hint()?;
+    source.check_records_before(&args.source)?;
+    let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".verify", &args.source)?;
     let engine = open_to_scan(&args.dir, args.engine, args.memory)?;
-    let verify = Verify { args, source: &source, records, engine: &*engine, stop: &stop };
+    warn_of_part(&args.dir)?;
+    let verify = Verify { args, source: &source, records, work, engine: &*engine, stop: &stop };
     let outcome = verify.run();
     if let Some(code) = stop.asked() {
         tell!("stopped; the store was not changed, and the same command goes on with what is sorted");
@@ -90,6 +94,8 @@ struct Verify<'a> {
     source: &'a Source,
     /// Records of the source, where they are known.
     records: Option<u64>,
+    /// Where it is sorted, should that be needed.
+    work: PathBuf,
     engine: &'a dyn Engine,
     stop: &'a Stop,
 }
@@ -100,6 +106,7 @@ impl Verify<'_> {
         // What can be read only once is sorted at once, and so is what cannot be equal.
         if followed.is_none() && !self.source.is_read_once() {
             let (given, held) = self.digests()?;
+            self.args.source.check_records(given.pairs())?;
             if given == held {
                 let pairs = held.pairs();
                 say!("equal: records={pairs} stored_pairs={pairs}");
@@ -107,6 +114,7 @@ impl Verify<'_> {
             }
         }
         let (records, counts) = self.side_by_side()?;
+        self.args.source.check_records(records)?;
         let Counts { pairs, other_pairs, only_here, only_there, different } = counts;
         if counts.unequal() == 0 {
             say!("equal: records={records} stored_pairs={other_pairs}");
@@ -129,7 +137,7 @@ impl Verify<'_> {
 
     /// A load counts its pairs: whatever came after it has counted on.
     fn followed(&self) -> Result<Option<Followed>> {
-        let loaded = State::read(&self.args.dir)?.and_then(|state| state.pairs);
+        let loaded = State::read_or_tell(&self.args.dir).and_then(|state| state.pairs);
         let checkpoint = self.engine.checkpoint()?;
         let followed = loaded.filter(|loaded_pairs| checkpoint.seq > *loaded_pairs);
         Ok(followed.map(|loaded_pairs| Followed { loaded_pairs, checkpoint }))
@@ -138,7 +146,9 @@ impl Verify<'_> {
     /// The digest of the source's records and that of the store's pairs, read at the same time.
     fn digests(&self) -> Result<(Digest, Digest)> {
         let scanned = AtomicU64::new(0);
-        let total = self.records.map(|records| self.stored().map(|stored| records + stored)).transpose()?;
+        // Each pair is read twice, in the source and in the store, and counts a half each time.
+        let half = |given: u64, held: u64| (given / 2).saturating_add(held / 2);
+        let total = self.records.map(|records| self.stored().map(|stored| half(records, stored))).transpose()?;
         let mut progress = Progress::new(total, "reading source and store");
         let both = thread::scope(|scope| {
             let scanning = thread::Builder::new()
@@ -150,14 +160,14 @@ impl Verify<'_> {
                 given.add(&record.1, &record.2);
                 if given.pairs().is_multiple_of(LOOK_EVERY_PAIRS) {
                     // ORDERING: Relaxed, for progress alone.
-                    progress.set(given.pairs() + scanned.load(Ordering::Relaxed));
+                    progress.set(half(given.pairs(), scanned.load(Ordering::Relaxed)));
                     self.look()?;
                 }
                 Ok(())
             });
             while read.is_ok() && !scanning.is_finished() {
                 thread::sleep(LOOK_EVERY);
-                progress.set(given.pairs() + scanned.load(Ordering::Relaxed));
+                progress.set(half(given.pairs(), scanned.load(Ordering::Relaxed)));
             }
             let held = scanning.join().map_err(|_| anyhow!("the scan has panicked: this is a bug"))?;
             read?;
@@ -210,22 +220,21 @@ impl Verify<'_> {
 
     /// A spill that an earlier verification has left of the same source is gone on with.
     fn sort(&self) -> Result<Ordered> {
-        let args = self.args;
-        let work = args.work_dir.clone().unwrap_or_else(|| beside(&args.dir, ".verify"));
+        let (args, work) = (self.args, &self.work);
         let engine = engines::inspect(&args.dir)?.map_or_else(engines::default_engine, |known| known.engine);
         let options = EngineOptions { memory: Some(scan_memory(args.memory)), ..EngineOptions::new(engine) };
         let (_, buffers) = limits::divide(&options, Order::Sorted, 0)?;
         if let (Some(records), false) = (self.records, args.skip_disk_check) {
             let spill_bytes = limits::spill_bytes(records, &buffers);
-            probe::check_disk(&work, spill_bytes.saturating_sub(probe::disk_bytes(&work)))?;
+            probe::check_disk(work, spill_bytes.saturating_sub(probe::disk_bytes(work)))?;
         }
         let mut progress = Progress::new(self.records, "sorting the source");
-        let ordered = Ordered::prepare(self.source, Order::Sorted, args.source.seed, &work, &buffers, &mut |records| {
+        let ordered = Ordered::prepare(self.source, Order::Sorted, args.source.seed, work, &buffers, &mut |records| {
             progress.set(records);
             self.look()
         });
         progress.clear();
-        ordered.with_context(|| format!("cannot sort the source in dir={} (--work-dir names another)", work.display()))
+        ordered.context("cannot sort the source")
     }
 
     /// Pairs of the store, of RocksDB an estimate.

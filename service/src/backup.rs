@@ -77,6 +77,7 @@ pub(crate) fn snapshot(args: &SnapshotArgs) -> Result<()> {
     let copy = open(&to, args.memory)?;
     println!("snapshot: dir={} engine={} made_by={by:?} took_s={took_s:.3}", to.display(), copy.label());
     println!("checkpoint {}", solana::shown(&copy.checkpoint()?));
+    warn_of_part(&to)?;
     if args.digest {
         let digest = digest(&*copy)?;
         let record = Record { digest: digest.to_string() };
@@ -101,6 +102,7 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
     let took_s = started.elapsed().as_secs_f64();
     println!("restored: dir={} engine={} took_s={took_s:.3}", args.dir.display(), store.label());
     println!("checkpoint {}", solana::shown(&checkpoint));
+    warn_of_part(&args.dir)?;
     if args.verify {
         let (expected, whose) = match read_record(&args.from)? {
             Some(kept) => (kept, "kept with the snapshot"),
@@ -118,6 +120,18 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
     }
     store.close()?;
     Ok(from.close()?)
+}
+
+/// Says that a copy holds a part of what a load was to fill its store with.
+fn warn_of_part(dir: &Path) -> Result<()> {
+    if engines::inspect(dir)?.is_some_and(|known| known.is_loading()) {
+        eprintln!(
+            "the load of this store was interrupted, so that the copy is of a part: dir={}: no service opens it before \
+             bootstrap --resume has ended the load",
+            dir.display()
+        );
+    }
+    Ok(())
 }
 
 /// Has the running service make the copy; `false` when none runs.

@@ -76,6 +76,15 @@ pub(crate) fn damaged(path: &Path, reason: &str) -> Error {
     )
 }
 
+/// Whether a spill has made the file: it begins as a run does, or was cut short as it was begun.
+pub(crate) fn is_run(path: &Path) -> bool {
+    let mut first = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(HEADER_BYTES as u64).read_to_end(&mut first));
+    // A loss of power can leave zeros.
+    let is_begun = first.starts_with(&MAGIC) || MAGIC.starts_with(&first) || first.iter().all(|byte| *byte == 0);
+    read.is_ok() && is_begun
+}
+
 /// Writes a run.
 pub(crate) struct Writer {
     path: PathBuf,

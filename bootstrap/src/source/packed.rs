@@ -1,19 +1,22 @@
 //! Files packed by gzip or zstd, unpacked as they are read.
 //!
-//! Owns: which packing a file's name says, and the reader of it. Must not: parse pairs. Runs on the thread that reads the
+//! Owns: which packing a file's name says, the reader of it, and the refusal of bytes that are not what name and format
+//! say. Must not: parse pairs. Runs on the thread that reads the
 //! source.
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read as _};
+use std::io::{BufRead, BufReader, Cursor, ErrorKind as Io, Read as _};
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use flate2::bufread::MultiGzDecoder;
+
+use super::{Format, pipe};
 
 /// Read from the file, or unpacked, at a time.
 const BUFFER_BYTES: usize = 1 << 20;
-/// Unpacked to see whether a file is packed.
+/// Looked at to see what a file is.
 const LOOK_BYTES: u64 = 4096;
 /// What every gzip file begins with.
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 0x08];
@@ -51,37 +54,75 @@ impl Packing {
 
     /// The unpacked bytes. A file that was cut short is an error of reading, not an early end, unless the cut is exactly
     /// between two of the parts that it was joined from.
-    pub(super) fn open(self, file: File) -> Result<Box<dyn BufRead>> {
-        let file = BufReader::with_capacity(BUFFER_BYTES, file);
+    pub(super) fn open(self, packed: Box<dyn BufRead>) -> Result<Box<dyn BufRead>> {
         Ok(match self {
-            Self::None => Box::new(file),
+            Self::None => packed,
             // A gzip file may be several, one after the other, as pigz and `cat` make them.
-            Self::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(file))),
+            Self::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(packed))),
             Self::Zstd => {
-                let unpacked = zstd::Decoder::with_buffer(file).context("cannot unpack zstd")?;
+                let unpacked = zstd::Decoder::with_buffer(packed).context("cannot unpack zstd")?;
                 Box::new(BufReader::with_capacity(BUFFER_BYTES, unpacked))
             }
         })
     }
+
+    /// The unpacked bytes of a file.
+    pub(super) fn open_file(self, file: File) -> Result<Box<dyn BufRead>> {
+        self.open(Box::new(BufReader::with_capacity(BUFFER_BYTES, file)))
+    }
+
+    /// How these first bytes are packed, whatever the name says. A key may begin as a packed file does, and does not unpack.
+    fn of_bytes(first: &[u8]) -> Result<Self> {
+        let packing = match first {
+            _ if first.starts_with(GZIP_MAGIC) => Self::Gzip,
+            _ if first.starts_with(ZSTD_MAGIC) => Self::Zstd,
+            _ => return Ok(Self::None),
+        };
+        let unpacked = packing.open(Box::new(Cursor::new(first.to_vec())))?;
+        let read = unpacked.take(LOOK_BYTES).read_to_end(&mut Vec::new());
+        // These bytes may end before what was packed does.
+        let is_packed = read.map_or_else(|error| error.kind() == Io::UnexpectedEof, |_| true);
+        Ok(if is_packed { packing } else { Self::None })
+    }
 }
 
-/// Refuses a file that is packed and whose name does not say so: in one of 64 its bytes are whole records, which would
-/// load.
-pub(super) fn refuse_unnamed(path: &Path) -> Result<()> {
-    let open = || File::open(path).context("cannot open");
+/// The same bytes, unless the first of them are something else than a file of this name and format has: then the whole
+/// would load as pairs that nobody wrote, wherever its length is a multiple of a record's.
+///
+/// # Errors
+/// What the bytes are, with the way out; the file system's.
+pub(super) fn checked(
+    mut input: Box<dyn BufRead>,
+    named: Packing,
+    format: Format,
+    path: &Path,
+) -> Result<Box<dyn BufRead>> {
     let mut first = Vec::new();
-    open()?.take(ZSTD_MAGIC.len() as u64).read_to_end(&mut first).context("cannot read: offset=0")?;
-    let (packing, what) = if first.starts_with(GZIP_MAGIC) {
-        (Packing::Gzip, "gzip: give the file a name that ends in .gz")
-    } else if first.starts_with(ZSTD_MAGIC) {
-        (Packing::Zstd, "zstd: give the file a name that ends in .zst")
-    } else {
-        return Ok(());
+    input.by_ref().take(LOOK_BYTES).read_to_end(&mut first).context("cannot read: offset=0")?;
+    let found = if named == Packing::None { Packing::of_bytes(&first)? } else { Packing::None };
+    let way_out = match (found, pipe::is_stdin(path)) {
+        (Packing::Gzip, true) => Some("gzip: unpack it on the way, as with: gzip -dc FILE | PROGRAM --input -"),
+        (Packing::Gzip, false) => Some("gzip: give the file a name that ends in .gz"),
+        (Packing::Zstd, true) => Some("zstd: unpack it on the way, as with: zstd -dc FILE | PROGRAM --input -"),
+        (Packing::Zstd, false) => Some("zstd: give the file a name that ends in .zst"),
+        (Packing::None, _) => None,
     };
-    // A key may begin as a packed file does, and does not unpack.
-    let unpacked = packing.open(open()?)?.take(LOOK_BYTES).read_to_end(&mut Vec::new());
-    ensure!(unpacked.is_err(), "packed by {what}");
-    Ok(())
+    if let Some(way_out) = way_out {
+        bail!("packed by {way_out}");
+    }
+    if format == Format::Raw && is_text(&first) {
+        bail!("text, not raw records of 64 bytes: for two base58 columns use --format csv");
+    }
+    Ok(Box::new(Cursor::new(first).chain(input)))
+}
+
+/// Whether these are lines or columns of characters. Among random keys, 64 such bytes follow each other once in 1e26.
+fn is_text(first: &[u8]) -> bool {
+    let first = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first);
+    let is_character = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+    first.iter().all(is_character)
+        && first.iter().any(u8::is_ascii_alphanumeric)
+        && first.iter().any(|byte| b",\n".contains(byte))
 }
 
 #[cfg(test)]
@@ -102,7 +143,7 @@ mod tests {
     }
 
     fn records(path: &Path) -> Result<Vec<Record>> {
-        let args = SourceArgs { pairs: None, seed: 1, input: Some(path.to_owned()), format: None };
+        let args = SourceArgs { pairs: None, seed: 1, input: Some(path.to_owned()), format: None, expect_pairs: None };
         let source = Source::new(&args)?;
         source.count_hint()?;
         let mut out = Vec::new();
@@ -186,7 +227,7 @@ mod tests {
         for (name, format) in
             [("a.csv", Format::Csv), ("a.csv.gz", Format::Csv), ("a.zst", Format::Raw), ("csv", Format::Raw)]
         {
-            let args = SourceArgs { pairs: None, seed: 1, input: Some(name.into()), format: None };
+            let args = SourceArgs { pairs: None, seed: 1, input: Some(name.into()), format: None, expect_pairs: None };
             assert!(
                 matches!(Source::new(&args).unwrap(), Source::File { format: found, .. } if found == format),
                 "{name}"

@@ -75,6 +75,12 @@ fn read_csv(mut input: impl BufRead, from: Place, take: &mut TakePlaced<'_>) -> 
         if let Some(blank) = blank {
             bail!("a blank line between pairs: line={blank}: remove it, or find the pair that is missing");
         }
+        // The last character may be missing as well, and 43 of them may be a pubkey too.
+        ensure!(
+            line.ends_with(b"\n"),
+            "the last line has no line end, as if the file had been cut: line={at}: compare its end with the original; if \
+             it is whole, add the line end, as with: echo >> FILE"
+        );
         let (key, value) = pair(text, at).map_err(|error| match hint(text, at) {
             Some(hint) => anyhow!("{error}: {hint}"),
             None => error,

@@ -16,9 +16,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use workload::{Digest, Pairs, Rng};
 
 mod limits;
+mod places;
 mod repair;
+mod sources;
 mod spill;
 mod swarm;
+mod words;
 
 type Map = BTreeMap<[u8; 32], [u8; 32]>;
 

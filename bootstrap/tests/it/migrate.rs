@@ -71,7 +71,9 @@ fn a_migration_is_refused_where_it_would_mix_or_miss() {
     ok(&["--resume", "--dir", str(&store), "--pairs", "1000"]);
     let other = engines().find(|other| *other != engine);
     if let Some(other) = other {
-        assert!(migrate(&["--from-engine", other]).contains(&format!("directory holds {engine}")));
+        let args = ["--from-store", str(&store), "--engine", engine, "--dir", str(&new), "--from-engine", other];
+        let said = fails(2, &args);
+        assert!(said.contains(&format!("engine={engine} from_engine={other}: leave --from-engine out")), "{said}");
     }
     ok(&["--engine", engine, "--dir", str(&new), "--pairs", "500", "--seed", "9"]);
     cut_short(&new);

@@ -207,12 +207,15 @@ fn a_complete_load_of_another_source_is_told_from_its_own() {
     };
     let refused = |args: &[&str], how: &str| {
         let said = fails(1, args);
-        assert!(said.contains("the store holds a load of another source") && said.contains(how), "{how}: {said}");
+        assert!(said.contains("the store holds a load ") && said.contains(how), "{how}: {said}");
     };
     ok(&[&from_file[..], &["--slot", "5"]].concat());
     nothing(&from_file);
     nothing(&[&from_file[..], &["--slot", "5"]].concat());
+    refused(&[&from_file[..], &["--slot", "6"]].concat(), "as of another slot: dir=");
     refused(&[&from_file[..], &["--slot", "6"]].concat(), "loaded_slot=5 asked_slot=6");
+    let again = fails(1, &["--engine", engine, "--dir", str(&store), "--input", str(&file)]);
+    assert!(again.contains("already holds a complete load") && again.contains("--resume"), "{again}");
     refused(&[&base[..], &["--pairs", "300"]].concat(), "asked=\"synthetic pairs=300 seed=1\"");
     // Touched, then changed in a way that neither size nor time of modification shows.
     let bytes = fs::read(&file).unwrap();
@@ -258,7 +261,7 @@ fn a_part_of_another_source_is_refused_before_the_source_is_read() {
             (&["--order", "sorted"], "loaded_order=shuffled asked_order=sorted"),
         ] {
             let said = fails(1, &[&resumed[..], more].concat());
-            assert!(said.contains("the store holds a load of another source") && said.contains(how), "{said}");
+            assert!(said.contains("the store holds a load ") && said.contains(how), "{said}");
         }
         // The order of the first time is kept, whatever the engine's default.
         ok(&resumed);
