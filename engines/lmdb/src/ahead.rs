@@ -11,21 +11,15 @@ use std::marker::PhantomData;
 
 use lmdb::{Database, Transaction};
 
+use crate::page::{
+    BRANCH, NODE_HEADER_BYTES, PAGE_FLAGS_AT, PAGE_HEADER_BYTES, PAGE_LOWER_AT, TABLE_BYTES, TABLE_DEPTH_AT,
+    TABLE_ROOT_AT, child_number, node, u16_at, u64_at,
+};
+
 /// Leaves announced at once: doubled each time, because a scan may be a short range.
 const LEAVES_MIN: usize = 16;
 /// 2 MiB, which keeps any device busy.
 const LEAVES_MAX: usize = 512;
-
-// LMDB's layout of a page and of the record of a table, on 64 bits in the byte order of the machine (`mdb.c`, `MDB_page`,
-// `MDB_node` and `MDB_db` of 0.9).
-const PAGE_HEADER_BYTES: usize = 16;
-const PAGE_FLAGS_AT: usize = 10;
-const PAGE_LOWER_AT: usize = 12;
-const BRANCH: u16 = 1;
-const NODE_HEADER_BYTES: usize = 8;
-const TABLE_DEPTH_AT: usize = 6;
-const TABLE_ROOT_AT: usize = 40;
-const TABLE_BYTES: usize = 48;
 
 /// Where a walk stands in one branch page.
 struct Level<'t> {
@@ -161,28 +155,6 @@ impl<'t> Pages<'t> {
         // SAFETY: whole pages of the map; the advice changes nothing but the page cache.
         unsafe { libc::madvise(start.cast_mut().cast(), count * self.page_bytes, libc::MADV_WILLNEED) };
     }
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes)
-}
-
-/// Where the node of child `child` begins in a branch page.
-fn node(page: &[u8], child: usize) -> Option<usize> {
-    let children = usize::from(u16_at(page, PAGE_LOWER_AT)?).checked_sub(PAGE_HEADER_BYTES)? / 2;
-    let at = (child < children).then_some(PAGE_HEADER_BYTES + 2 * child)?;
-    u16_at(page, at).map(usize::from)
-}
-
-/// The number of the page of child `child`: 48 bits, the highest 16 of them where leaves have flags.
-fn child_number(page: &[u8], child: usize) -> Option<u64> {
-    let at = node(page, child)?;
-    let part = |offset| u16_at(page, at + offset).map(u64::from);
-    Some(part(0)? | part(2)? << 16 | part(4)? << 32)
 }
 
 /// The child that `key` belongs to: the last one whose key is not greater. The first one's key counts as the least.

@@ -14,10 +14,11 @@ use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result,
 use lmdb::{Database, DatabaseFlags, Environment, EnvironmentFlags, RwTransaction, Transaction};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::fault::Named;
 use crate::map::Map;
 use crate::reader::{LmdbReader, read_checkpoint};
 use crate::write::LmdbTxn;
-use crate::{FILE_NAME, LmdbOptions, error};
+use crate::{FILE_NAME, LmdbOptions, error, length};
 
 /// The key of the encoded checkpoint in the meta table.
 pub(crate) const CHECKPOINT: &[u8; 10] = b"checkpoint";
@@ -72,6 +73,7 @@ impl LmdbEngine {
 
     fn open_with(dir: &Path, options: &LmdbOptions, flags: EnvironmentFlags) -> Result<Self> {
         let opened = OpenDir::claim(dir)?;
+        length::check(&dir.join(FILE_NAME))?;
         let failed = |e| error::lmdb(&format!("cannot open the LMDB store: dir={}", dir.display()), e);
         let env = Environment::new()
             .set_flags(EnvironmentFlags::NO_READAHEAD | EnvironmentFlags::NO_TLS | flags)
@@ -345,7 +347,10 @@ impl Engine for LmdbEngine {
 }
 
 /// A directory in [`OPEN_DIRS`], for as long as it lives.
-struct OpenDir((u64, u64));
+struct OpenDir {
+    id: (u64, u64),
+    _named: Named,
+}
 
 impl OpenDir {
     fn claim(dir: &Path) -> Result<Self> {
@@ -358,13 +363,13 @@ impl OpenDir {
                 format!("this process has the LMDB store open already: dir={}", dir.display()),
             ));
         }
-        Ok(Self(id))
+        Ok(Self { id, _named: Named::keep(&dir.join(FILE_NAME)) })
     }
 }
 
 impl Drop for OpenDir {
     fn drop(&mut self) {
-        OPEN_DIRS.lock().remove(&self.0);
+        OPEN_DIRS.lock().remove(&self.id);
     }
 }
 

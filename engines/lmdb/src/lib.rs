@@ -30,6 +30,12 @@
 //!   LMDB itself survives a full disk (the transaction is aborted, nothing committed is lost), but it cannot tell
 //!   a write cut short by a full disk from a failing device and reports both as an I/O error, which poisons.
 //!
+//! # A file that is cut or damaged
+//!
+//! LMDB has no checksums and reads through a map, so a page that is not there, or points anywhere, is a memory fault. A
+//! file that is too short for its newest commit is refused when it is opened; of the rest [`explain_faults`] says which
+//! file it was.
+//!
 //! # Growing the map
 //!
 //! LMDB moves the map by unmapping it, so no transaction of the process may be active then, and it does not
@@ -45,11 +51,15 @@
 mod ahead;
 mod engine;
 mod error;
+mod fault;
+mod length;
 mod map;
+mod page;
 mod reader;
 mod write;
 
 pub use engine::LmdbEngine;
+pub use fault::explain_faults;
 
 /// Name of the store's data file inside its directory: LMDB's own, so that `mdb_stat` and its kin work.
 pub const FILE_NAME: &str = "data.mdb";

@@ -3,9 +3,11 @@
 //! Runs on the thread that opened it.
 
 use std::ops::ControlFlow;
+use std::ptr;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Reader, Result, Value, Visitor, get_many_by_get};
-use lmdb::{Cursor, Database, Iter, RoTransaction, Transaction};
+use lmdb::{Cursor, Database, RoCursor, RoTransaction, Transaction};
+use lmdb_sys::{MDB_NEXT, MDB_NOTFOUND, MDB_SET_RANGE, MDB_SUCCESS, MDB_val};
 
 use crate::ahead::Ahead;
 use crate::engine::{CHECKPOINT, LmdbEngine, PAIRS_TABLE};
@@ -48,20 +50,15 @@ impl Reader for LmdbReader<'_> {
     fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
         const WHAT: &str = "LMDB scan failed";
         let txn = self.txn()?;
-        let mut cursor = txn.open_ro_cursor(self.engine.pairs()).map_err(|e| error::lmdb(WHAT, e))?;
-        let pairs = match cursor.iter_from(first) {
-            Iter::Err(e) => return Err(error::lmdb(WHAT, e)),
-            pairs => pairs,
-        };
+        let cursor = txn.open_ro_cursor(self.engine.pairs()).map_err(|e| error::lmdb(WHAT, e))?;
         let mut leaves = Leaves::new(self.engine)?;
-        for pair in pairs {
-            let (key, value) = pair.map_err(|e| error::lmdb(WHAT, e))?;
+        let mut pair = step(&cursor, first, MDB_SET_RANGE)?;
+        while let Some((key, value)) = pair {
             leaves.at(txn, self.engine, key);
-            let key: &Key = key.try_into().map_err(|_| error::wrong_length(WHAT, key.len()))?;
-            let value: &Value = value.try_into().map_err(|_| error::wrong_length(WHAT, value.len()))?;
             if let ControlFlow::Break(()) = visit(key, value) {
                 break;
             }
+            pair = step(&cursor, first, MDB_NEXT)?;
         }
         Ok(())
     }
@@ -87,6 +84,31 @@ impl Reader for LmdbReader<'_> {
         self.commits_seen = commits;
         Ok(())
     }
+}
+
+/// Moves the cursor, and gives the pair that it stands at then, which lies in the map. lmdb-rkv's own iterator makes slices of
+/// whatever a damaged page says.
+fn step<'t>(cursor: &RoCursor<'t>, first: &Key, step: u32) -> Result<Option<(&'t Key, &'t Value)>> {
+    const WHAT: &str = "LMDB scan failed";
+    let mut key = MDB_val { mv_size: first.len(), mv_data: first.as_ptr().cast_mut().cast() };
+    let mut value = MDB_val { mv_size: 0, mv_data: ptr::null_mut() };
+    // SAFETY: the cursor is open, and LMDB only reads the key that it is given.
+    match unsafe { lmdb_sys::mdb_cursor_get(cursor.cursor(), &raw mut key, &raw mut value, step) } {
+        MDB_SUCCESS => {}
+        MDB_NOTFOUND => return Ok(None),
+        code => return Err(error::lmdb(WHAT, lmdb::Error::from_err_code(code))),
+    }
+    Ok(Some((array(&key, WHAT)?, array(&value, WHAT)?)))
+}
+
+/// The 32 bytes that LMDB points at, in the map, which stays in place for as long as the transaction.
+fn array<'t>(found: &MDB_val, what: &str) -> Result<&'t [u8; 32]> {
+    let data = found.mv_data.cast::<[u8; 32]>();
+    if found.mv_size != 32 || data.is_null() {
+        return Err(error::wrong_length(what, found.mv_size));
+    }
+    // SAFETY: 32 bytes in the map of the transaction that the caller's cursor is of; bytes need no alignment.
+    Ok(unsafe { &*data })
 }
 
 /// The leaves that a scan comes to, and from the second one on those ahead of it.

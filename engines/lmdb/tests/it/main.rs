@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "test helpers outside #[test] functions")]
 
+mod damage;
+
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;

@@ -1,0 +1,113 @@
+//! What a process says that a damaged LMDB file ends: reading one through the map can only fail by a signal.
+//!
+//! Owns: the handlers of SIGSEGV and SIGBUS, once a program asks for them, and the names of the files that are open. Must
+//! not: allocate, lock or format within a handler. Runs on whichever thread has met the damage.
+
+use std::ffi::CString;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering};
+
+use libc::{c_char, c_int, c_void, sigaction, siginfo_t};
+
+/// Files that can be named at once: a program has two stores open at most, one to read and one to write.
+const FILES_MAX: usize = 4;
+
+/// No exit code: the signal's default action ends the process.
+const BY_SIGNAL: i32 = -1;
+/// No handler: nothing is kept.
+const UNSET: i32 = -2;
+
+static FILES: [AtomicPtr<c_char>; FILES_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; FILES_MAX];
+static EXIT: AtomicI32 = AtomicI32::new(UNSET);
+/// What SIGSEGV and SIGBUS did before, so that Rust's word on a stack overflow is still said.
+static BEFORE: [AtomicPtr<sigaction>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
+static NAMED: AtomicUsize = AtomicUsize::new(0);
+
+const SIGNALS: [(c_int, &[u8]); 2] = [(libc::SIGSEGV, b"SIGSEGV"), (libc::SIGBUS, b"SIGBUS")];
+
+/// Has this process say on standard error which LMDB store is open, and what to do, when a memory fault ends it: with
+/// `exit_code`, or by the signal's default action. To be called once, before a store is opened.
+pub fn explain_faults(exit_code: Option<u8>) {
+    // ORDERING: Relaxed here and below: set before any store is opened, and read within this process's own handlers.
+    EXIT.store(exit_code.map_or(BY_SIGNAL, i32::from), Ordering::Relaxed);
+    for ((signal, _), before) in SIGNALS.into_iter().zip(&BEFORE) {
+        let mut old = MaybeUninit::<sigaction>::uninit();
+        // SAFETY: a zeroed action is a valid one; the handler has the signature that SA_SIGINFO asks for and calls nothing
+        // but what is safe in a handler. `old` is written where the call succeeds.
+        let old = unsafe {
+            let mut action = MaybeUninit::<sigaction>::zeroed().assume_init();
+            action.sa_sigaction = explain as *const () as usize;
+            // On the stack for handlers: the fault may be the end of the other one.
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            (libc::sigaction(signal, &raw const action, old.as_mut_ptr()) == 0).then(|| old.assume_init())
+        };
+        if let Some(old) = old {
+            // Kept for good, as the handlers are.
+            before.store(Box::into_raw(Box::new(old)), Ordering::Release);
+        }
+    }
+}
+
+/// A file that is open, by name, for as long as it lives.
+pub(crate) struct Named(Option<usize>);
+
+impl Named {
+    /// Keeps the name where there is a handler that needs it.
+    pub(crate) fn keep(file: &Path) -> Self {
+        if EXIT.load(Ordering::Relaxed) == UNSET {
+            return Self(None);
+        }
+        let Ok(name) = CString::new(file.as_os_str().as_bytes()) else { return Self(None) };
+        let slot = NAMED.fetch_add(1, Ordering::Relaxed) % FILES_MAX;
+        // Never freed: a handler may be reading it. Programs with handlers open a few stores, not thousands.
+        FILES[slot].store(name.into_raw(), Ordering::Release);
+        Self(Some(slot))
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if let Some(slot) = self.0 {
+            FILES[slot].store(ptr::null_mut(), Ordering::Release);
+        }
+    }
+}
+
+extern "C" fn explain(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
+    let mut open = false;
+    // ORDERING: Acquire pairs with the Release in `Named::keep`: the name's bytes are there.
+    for name in FILES.iter().map(|name| name.load(Ordering::Acquire)).filter(|name| !name.is_null()) {
+        open = true;
+        say(b"\nsolkv: memory fault ");
+        say(SIGNALS.into_iter().find(|(known, _)| *known == signal).map_or(b"", |(_, name)| name));
+        say(b" with an LMDB store open: file=");
+        // SAFETY: a C string that is never freed.
+        say(unsafe { std::slice::from_raw_parts(name.cast::<u8>(), libc::strlen(name)) });
+        say(b": most likely the file is cut or damaged, or its device cannot read it (dmesg says so): restore a snapshot, \
+            or load the store again\n");
+    }
+    let exit = EXIT.load(Ordering::Relaxed);
+    // SAFETY: all of these may be called in a handler. An action kept in `BEFORE` is never freed. Without one the default
+    // action is taken. `info` is what the kernel has passed.
+    unsafe {
+        if open && exit >= 0 {
+            libc::_exit(exit);
+        }
+        let before = BEFORE[usize::from(signal == libc::SIGBUS)].load(Ordering::Acquire);
+        let default = MaybeUninit::<sigaction>::zeroed().assume_init();
+        let action = if open || before.is_null() { &raw const default } else { before.cast_const() };
+        libc::sigaction(signal, action, ptr::null_mut());
+        // A fault comes again when this returns; a signal that somebody has sent does not.
+        if (*info).si_code <= 0 {
+            libc::raise(signal);
+        }
+    }
+}
+
+fn say(words: &[u8]) {
+    // SAFETY: the bytes are those of the slice. A failure leaves nobody to tell.
+    unsafe { libc::write(libc::STDERR_FILENO, words.as_ptr().cast(), words.len()) };
+}
