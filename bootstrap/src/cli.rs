@@ -37,7 +37,11 @@ Exit codes:
   1         the store differs (verify, compare, migrate), is damaged (scrub), lost
             something (repair), or an error, said on stderr
   2         wrong arguments or engine options, or a memory limit that is too small for a load
+  3         a memory fault with an LMDB store open, which is cut or damaged: stderr names it
   130, 143  stopped by Ctrl-C or SIGTERM: everything so far is committed, --resume goes on";
+
+/// The exit code where a damaged file has ended the process.
+const FAULT: u8 = 3;
 
 #[derive(Parser, Debug)]
 #[command(name = "solkv-bootstrap", version, after_help = AFTER_HELP)]
@@ -81,6 +85,7 @@ enum Command {
 /// Parses, runs, reports.
 pub fn main(mut args: Vec<OsString>) -> ExitCode {
     let name = program(&args);
+    engines::explain_faults(Some(FAULT));
     // A first word that is an option of a load means load; --help and --version stay the program's own.
     let first = args.get(1).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     if first.starts_with('-') && !["-h", "--help", "-V", "--version"].contains(&first.as_str()) {

@@ -115,12 +115,12 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
     let options = known.as_ref().filter(|known| known.engine == EngineKind::Rocksdb);
     let options =
         options.map(|known| format!("engine=rocksdb bloom={} profile={}", known.bloom, known.profile.as_str()));
-    let holds = known.map(|known| known.holds).unwrap_or_default();
+    let (holds, lost) = known.map(|known| (known.holds, known.lost)).unwrap_or_default();
     if args.json {
         let json = json!({
             "engine": engine, "pairs_estimate": pairs_estimate, "disk_bytes": disk_bytes, "open_in": open_in,
             "seq": seq, "slot": slot, "blockhash": block, "phase": phase, "no_chain": no_chain,
-            "load": load, "holds": holds,
+            "load": load, "lost": lost, "holds": holds,
             "digest": digest.map(|digest| digest.to_string()),
             "details": details.iter().cloned().collect::<BTreeMap<_, _>>(),
         });
@@ -142,6 +142,9 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
         (why, ..) => say!("checkpoint seq={seq} {}", why.as_deref().unwrap_or("nothing of a chain")),
     }
     say!("load={load}");
+    if lost > 0 {
+        say!("lost={lost}");
+    }
     say!("holds {}", meaning(&holds));
     for (name, value) in details {
         say!("{name}={value}");
@@ -177,6 +180,9 @@ pub(crate) fn open_to_scan(
 /// The load in words; `seq`: how many pairs are committed.
 fn load(dir: &Path, seq: u64) -> Result<String> {
     let Some(complete) = is_complete(dir)? else { return Ok("none".to_owned()) };
+    if engines::inspect(dir)?.is_some_and(|known| known.lost > 0) {
+        return Ok("damaged: a repair has lost a part of it; restore a snapshot, or load again".to_owned());
+    }
     Ok(match State::read_or_tell(dir) {
         Some(State { pairs: Some(pairs), source, .. }) if complete => format!("complete: {pairs} pairs from {source}"),
         Some(State { records, source, .. }) if !complete => {

@@ -9,8 +9,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use bytesize::ByteSize;
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
 use engine_latency::{Latency, Measured};
-use engines::{EngineArgs, EngineKind, EngineOptions, Held, LoadState, LoadTerm, OpenMode, Terms};
+use engines::{EngineArgs, EngineKind, EngineOptions, Held, LoadState, LoadTerm, Loaded, OpenMode, Terms};
 use solana::{ChainCheckpoint, MapPhase};
+use workload::Digest;
 
 use crate::limits::{self, BATCH_PAIRS, Buffers, SORT_BYTES_MIN};
 use crate::meaning::MeaningArgs;
@@ -18,7 +19,7 @@ use crate::order::{OnDuplicate, Order, Ordered, Tally};
 use crate::out::{say, tell};
 use crate::paths;
 use crate::progress::Progress;
-use crate::report::{self, Outcome};
+use crate::report::{self, Figures, Outcome};
 use crate::resume::{self, Found, check_directory, is_complete};
 use crate::running;
 use crate::sample::Sampler;
@@ -140,6 +141,8 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
         setup: &setup,
         engine: &engine,
         checkpoint: ChainCheckpoint { source: ordered.source_id, slot: None, phase: MapPhase::Loading, ..begun },
+        // What an earlier run has loaded is not read again.
+        digest: (begun.seq == 0).then(Digest::default),
         commits: 0,
         progress: Progress::new(Some(ordered.records), setup.options.label()),
         sampler: Sampler::new(&engine, &args.dir, every, begun.seq),
@@ -159,12 +162,14 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let elapsed = started.elapsed();
     let samples = std::mem::take(&mut load.sampler.samples);
     let loaded = tally.pairs - begun.seq.min(tally.pairs);
+    let digest = load.digest;
     drop(load);
-    complete(args, state, ordered.source_id, tally)?;
+    complete(args, state, ordered.source_id, tally, digest)?;
     let (options, source, order) = (&setup.options, &setup.source, setup.order);
-    let outcome = Outcome { args, options, source, order, tally, loaded, elapsed, samples, engine: &engine };
-    report::print_and_write(outcome)?;
+    let figures = Figures::of(&engine)?;
+    // Before its files are measured: an open log has its space allocated ahead.
     close(args, engine)?;
+    report::print_and_write(Outcome { args, options, source, order, tally, loaded, elapsed, samples, figures })?;
     ordered.discard()?;
     chosen(args, &setup);
     Ok(0)
@@ -247,7 +252,9 @@ fn check_disk(args: &LoadArgs, setup: &Setup) -> Result<()> {
     let spilled = setup.order == Order::Sorted || args.source.input.is_some();
     let spill_bytes = if spilled { limits::spill_bytes(records, &setup.buffers) } else { 0 };
     let left = |bytes: u64, dir: &Path| bytes.saturating_sub(probe::disk_bytes(dir));
-    let (store_left, spill_left) = (left(store_bytes, &args.dir), left(spill_bytes, &setup.work));
+    // The engine takes no writes where it cannot leave its reserve alone.
+    let store_left = left(store_bytes, &args.dir).saturating_add(setup.options.disk_reserve_bytes());
+    let spill_left = left(spill_bytes, &setup.work);
     if args.work_dir.is_some() && !probe::is_same_disk(&args.dir, &setup.work) {
         probe::check_disk(&setup.work, spill_left)?;
         return probe::check_disk(&args.dir, store_left);
@@ -259,7 +266,8 @@ fn check_disk(args: &LoadArgs, setup: &Setup) -> Result<()> {
 /// The spill is there by now.
 fn check_disk_after_reading(args: &LoadArgs, setup: &Setup, records: u64) -> Result<()> {
     let store_bytes = limits::store_bytes(setup.options.engine, setup.order, records);
-    probe::check_disk(&args.dir, store_bytes.saturating_sub(probe::disk_bytes(&args.dir)))
+    let store_left = store_bytes.saturating_sub(probe::disk_bytes(&args.dir));
+    probe::check_disk(&args.dir, store_left.saturating_add(setup.options.disk_reserve_bytes()))
         .context("the source has been read, and what was spilled of it is kept: --resume goes on")
 }
 
@@ -283,10 +291,13 @@ fn close(args: &LoadArgs, engine: Measured) -> Result<()> {
 }
 
 /// Says that the load is complete, in this order: killed in between, it goes on and finds nothing left to load.
-fn complete(args: &LoadArgs, state: State, source_id: u64, tally: Tally) -> Result<()> {
-    State { pairs: Some(tally.pairs), ..state }.write(&args.dir)?;
+fn complete(args: &LoadArgs, state: State, source_id: u64, tally: Tally, digest: Option<Digest>) -> Result<()> {
+    let pairs = tally.pairs;
+    State { pairs: Some(pairs), ..state }.write(&args.dir)?;
     // The marker's word is the one that counts.
-    Ok(engines::mark_load(&args.dir, load_of(LoadState::Complete, source_id), tally.pairs)?)
+    let loaded = Loaded { seq: pairs, pairs, digest: digest.map(|digest| digest.to_string()) };
+    let load = engines::Load { loaded: Some(loaded), ..load_of(LoadState::Complete, source_id) };
+    Ok(engines::mark_load(&args.dir, load, pairs)?)
 }
 
 /// What was chosen for whoever did not choose.
@@ -329,7 +340,7 @@ fn chosen_engine(engine: EngineKind) -> String {
 
 /// What the marker says of a load.
 pub(crate) fn load_of(state: LoadState, source_id: u64) -> engines::Load {
-    engines::Load { state, source: hex(source_id) }
+    engines::Load::new(state, hex(source_id))
 }
 
 /// The number of a source as markers and states write it: TOML's integers are signed.
@@ -342,6 +353,8 @@ struct Load<'a> {
     setup: &'a Setup,
     engine: &'a Measured,
     checkpoint: ChainCheckpoint,
+    /// Of what this run has loaded, where it loads all.
+    digest: Option<Digest>,
     commits: u64,
     progress: Progress,
     sampler: Sampler<'a>,
@@ -393,11 +406,18 @@ impl Load<'_> {
         let mut checkpoint = self.checkpoint;
         checkpoint.seq += chunk.len() as u64;
         bulk.load_sorted(chunk, &checkpoint.write()).with_context(|| self.failed())?;
+        self.count(chunk);
         self.checkpoint = checkpoint;
         self.progress.set(checkpoint.seq);
         self.sampler.at(checkpoint.seq)?;
         chunk.clear();
         Ok(())
+    }
+
+    fn count(&mut self, pairs: &[(Key, Value)]) {
+        if let Some(digest) = &mut self.digest {
+            pairs.iter().for_each(|(key, value)| digest.add(key, value));
+        }
     }
 
     fn commit(&mut self, batch: &[(Key, Value)]) -> Result<()> {
@@ -407,6 +427,7 @@ impl Load<'_> {
         let synced = self.args.synced || self.commits.is_multiple_of(SYNC_EVERY_COMMITS);
         let durability = if synced { Durability::Synced } else { Durability::Buffered };
         self.write(batch, &checkpoint, durability).with_context(|| self.failed())?;
+        self.count(batch);
         self.checkpoint = checkpoint;
         self.progress.set(checkpoint.seq);
         self.sampler.at(checkpoint.seq)

@@ -4,14 +4,14 @@
 //! finish while the two differ. Threads: `scan` reads the source a few chunks ahead; main writes.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bytesize::ByteSize;
-use engine_api::{Checkpoint, Durability, Engine, Key, Value};
-use engines::{EngineArgs, EngineKind, Holds, LoadState, LoadTerm, OpenMode, Terms};
+use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
+use engines::{EngineArgs, EngineKind, Identity, Load, LoadState, LoadTerm, Loaded, OpenMode, Terms};
 use solana::{ChainCheckpoint, MapPhase};
 use workload::{Digest, source_id};
 
@@ -63,19 +63,22 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     }
     let options = options_for(&args.dir, &args.engine)?;
     let (options, buffers) = limits::divide(&options, Order::Sorted, info::scan_memory(args.from_memory).as_u64())?;
-    let (from, holds) = open_source(args)?;
+    let (mut from, known) = open_source(args)?;
     engines::refuse_nested(&args.from_store, &args.dir)?;
     let origin = from.checkpoint()?;
     let estimate = from.stats()?.pairs_estimate;
     if !args.skip_disk_check {
         let store_bytes = limits::store_bytes(options.engine, Order::Sorted, estimate);
-        probe::check_disk(&args.dir, store_bytes.saturating_sub(probe::disk_bytes(&args.dir)))?;
+        let store_left = store_bytes.saturating_sub(probe::disk_bytes(&args.dir));
+        probe::check_disk(&args.dir, store_left.saturating_add(options.disk_reserve_bytes()))?;
     }
     let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
     let mut state = state(args, &*from, &origin, estimate)?;
     let id = source_id(state.source.as_bytes());
     state.source_id = hex(id);
-    let terms = Terms { holds, load: LoadTerm::Loading(hex(id)) };
+    let terms = Terms { holds: known.holds, load: LoadTerm::Loading(hex(id)) };
+    engines::check(&args.dir, &options, mode, &terms)?;
+    check_source(args, known.engine, &mut *from)?;
     let to = engines::open_on(&args.dir, &options, mode, &terms)?;
     let begun = to.checkpoint()?;
     // Its last commit gives it the source's own checkpoint: then all that is left is the comparison.
@@ -91,9 +94,15 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     engines::mark_load(&args.dir, load_of(LoadState::Loading, id), begun.seq)?;
     state.write(&args.dir)?;
     let skip = if done { u64::MAX } else { begun.seq };
-    let migration = Migration { from: &*from, to: &*to, stop: &stop, id, buffers };
+    let migration = Migration { from: &*from, from_dir: &args.from_store, to: &*to, stop: &stop, id, buffers };
     let started = Instant::now();
-    let Some(read) = migration.pairs(skip, estimate)? else {
+    let read = migration.pairs(skip, estimate).with_context(|| {
+        format!(
+            "the new store is half made: dir={}: remove it, or go on with --resume once the cause is gone",
+            args.dir.display()
+        )
+    })?;
+    let Some(read) = read else {
         let seq = to.checkpoint()?.seq;
         to.close()?;
         tell!("stopped after {seq} pairs, all of them committed; the same command with --resume goes on");
@@ -104,15 +113,20 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
         to.settle()?;
     }
     let took = started.elapsed();
-    let code = compare(&read, &*to, &origin, took)?;
-    if code == 0 {
-        state.pairs = Some(read.pairs());
+    let started = Instant::now();
+    let (written, label) = (info::scan(&*to)?, to.label());
+    let took = (took, started.elapsed());
+    if read == written {
+        let (seq, pairs) = (origin.seq, read.pairs());
+        state.pairs = Some(pairs);
         state.write(&args.dir)?;
-        engines::mark_load(&args.dir, load_of(LoadState::Complete, id), origin.seq)?;
+        let loaded = Loaded { seq, pairs, digest: Some(read.to_string()) };
+        engines::mark_load(&args.dir, Load { loaded: Some(loaded), ..load_of(LoadState::Complete, id) }, seq)?;
     }
     from.close()?;
+    // Before its files are measured: an open log has its space allocated ahead.
     to.close()?;
-    Ok(code)
+    Ok(say_result(args, label, &read, &written, &origin, took))
 }
 
 /// Ends a migration that finds the new store complete, if it was made from the store that is named now.
@@ -140,8 +154,8 @@ fn source_dir(args: &MigrateArgs) -> Result<String> {
     Ok(format!("store dir={} engine=", dir.display()))
 }
 
-/// The store to read, and what its pairs mean, which the new one is to say too.
-fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Holds)> {
+/// The store to read, and what its directory says of it.
+fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Identity)> {
     let dir = &args.from_store;
     let identity = engines::inspect(dir)?
         .with_context(|| format!("there is no store: dir={}: correct --from-store", dir.display()))?;
@@ -156,7 +170,27 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Holds)> {
         let source = State::read(dir)?.map_or("unknown".to_owned(), |state| state.source);
         bail!("the store to read is half loaded: dir={} from={source}: finish that load first", dir.display());
     }
-    Ok((info::open_to_scan(dir, args.from_engine, args.from_memory)?, identity.holds))
+    Ok((info::open_to_scan(dir, args.from_engine, args.from_memory)?, identity))
+}
+
+/// Checks the source where reading it would not.
+fn check_source(args: &MigrateArgs, engine: EngineKind, from: &mut dyn Engine) -> Result<()> {
+    if engine.has_checksums() && !engine.checks_reads() {
+        tell!("the store to read is checked first, because engine={engine} compares no checksums while it reads");
+        from.scrub().map_err(|error| damaged(&args.from_store, error))?;
+    }
+    Ok(())
+}
+
+/// The source's own damage, so that nobody looks for it in the new store.
+fn damaged(dir: &Path, error: engine_api::Error) -> anyhow::Error {
+    let is_damage = error.kind() == ErrorKind::DataDamaged;
+    let error = anyhow::Error::from(error);
+    if !is_damage {
+        return error;
+    }
+    let dir = dir.display();
+    error.context(format!("the store to read is damaged: dir={dir}: `scrub --dir {dir}` says more"))
 }
 
 /// What the new store's directory says of the load. The source is named with its checkpoint, so that a resume from a
@@ -168,6 +202,7 @@ fn state(args: &MigrateArgs, from: &dyn Engine, origin: &Checkpoint, estimate: u
 
 struct Migration<'e> {
     from: &'e dyn Engine,
+    from_dir: &'e Path,
     to: &'e dyn Engine,
     stop: &'e Stop,
     /// Names the source in the checkpoints of the way.
@@ -199,7 +234,10 @@ impl Migration<'_> {
                     return Ok(None);
                 }
             }
-            let read = scanner.join().map_err(|_| anyhow!("the scanning thread panicked"))??;
+            let read = scanner
+                .join()
+                .map_err(|_| anyhow!("the scanning thread panicked"))?
+                .map_err(|error| damaged(self.from_dir, error))?;
             if !bulk.is_empty() {
                 self.store(&mut bulk, at)?;
             }
@@ -220,11 +258,16 @@ impl Migration<'_> {
 }
 
 /// Hands on what comes behind the first `skip` pairs, until nobody takes them; the digest of all that was read.
-fn scan(from: &dyn Engine, skip: u64, sender: SyncSender<Vec<(Key, Value)>>) -> Result<Digest> {
+fn scan(from: &dyn Engine, skip: u64, sender: SyncSender<Vec<(Key, Value)>>) -> engine_api::Result<Digest> {
     let mut read = Digest::default();
     let mut chunk = Vec::with_capacity(CHUNK_PAIRS);
-    let mut taken = true;
+    let (mut taken, mut last, mut ascends) = (true, None, true);
     from.reader()?.scan(&mut |key, value| {
+        ascends = last.is_none_or(|last| last < *key);
+        if !ascends {
+            return ControlFlow::Break(());
+        }
+        last = Some(*key);
         read.add(key, value);
         if read.pairs() > skip {
             chunk.push((*key, *value));
@@ -234,6 +277,12 @@ fn scan(from: &dyn Engine, skip: u64, sender: SyncSender<Vec<(Key, Value)>>) -> 
         }
         if taken { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
+    if !ascends {
+        return Err(engine_api::Error::new(
+            ErrorKind::DataDamaged,
+            format!("keys do not ascend: pair={}", read.pairs() + 1),
+        ));
+    }
     if taken && !chunk.is_empty() {
         // Whoever takes them may have gone, and has a reason of its own.
         sender.send(chunk).ok();
@@ -241,19 +290,23 @@ fn scan(from: &dyn Engine, skip: u64, sender: SyncSender<Vec<(Key, Value)>>) -> 
     Ok(read)
 }
 
-/// Reads the new store and says how it compares with what was read of the other; the exit code.
-fn compare(read: &Digest, to: &dyn Engine, origin: &Checkpoint, took: Duration) -> Result<u8> {
-    let started = Instant::now();
-    let written = info::scan(to)?;
-    let (load_s, verify_s) = (took.as_secs_f64(), started.elapsed().as_secs_f64());
-    let disk_bytes = to.stats()?.disk_bytes;
-    let (engine, pairs) = (to.label(), written.pairs());
+/// Says how the new store compares with what was read of the other; the exit code. `took`: to write it, and to read it.
+fn say_result(
+    args: &MigrateArgs,
+    engine: &str,
+    read: &Digest,
+    written: &Digest,
+    origin: &Checkpoint,
+    took: (Duration, Duration),
+) -> u8 {
+    let (load_s, verify_s) = (took.0.as_secs_f64(), took.1.as_secs_f64());
+    let (disk_bytes, pairs) = (probe::disk_bytes(&args.dir), written.pairs());
     say!("migrated: engine={engine} pairs={pairs} load_s={load_s:.1} verify_s={verify_s:.1} disk_bytes={disk_bytes}");
     say!("checkpoint {}", solana::shown(origin));
-    if *read != written {
+    if read != written {
         say!("not equal: from_digest={read} digest={written}");
-        return Ok(1);
+        return 1;
     }
     say!("equal: digest={written}");
-    Ok(0)
+    0
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use bytesize::ByteSize;
 use engine_api::Engine;
-use engine_latency::{Measured, Op, export, table};
+use engine_latency::{Measured, Op, Snapshot, export, table};
 use engines::EngineOptions;
 use serde_json::json;
 
@@ -30,7 +30,20 @@ pub(crate) struct Outcome<'a> {
     pub(crate) loaded: u64,
     pub(crate) elapsed: Duration,
     pub(crate) samples: Vec<Sample>,
-    pub(crate) engine: &'a Measured,
+    pub(crate) figures: Figures,
+}
+
+/// What the open engine had to tell, which is closed before its files are measured.
+pub(crate) struct Figures {
+    label: &'static str,
+    latency: Snapshot,
+    details: Vec<(&'static str, u64)>,
+}
+
+impl Figures {
+    pub(crate) fn of(engine: &Measured) -> Result<Self> {
+        Ok(Self { label: engine.label(), latency: engine.latency().snapshot(), details: engine.stats()?.details })
+    }
 }
 
 /// Refuses a file that a report cannot be written to, before the load that it would be of. A file that is there stays as
@@ -57,12 +70,12 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
     let page_cache_bytes = probe::page_cache_bytes(&args.dir);
     let rss_peak_bytes = probe::rss_peak_bytes(std::process::id());
     let per_second = outcome.loaded as f64 / outcome.elapsed.as_secs_f64().max(1e-9);
-    let snapshot = outcome.engine.latency().snapshot();
-    let latencies = export::report(&snapshot);
+    let Figures { label, latency, details } = &outcome.figures;
+    let latencies = export::report(latency);
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let order = outcome.order.name();
     let mut rows = vec![
-        row("Load", outcome.engine.label().to_owned()),
+        row("Load", (*label).to_owned()),
         row("  pairs", format!("{} ({order})", table::grouped(outcome.tally.pairs))),
         row("  disk usage", ByteSize::b(disk_bytes).to_string()),
         row("  bytes / pair", format!("{:.1}", disk_bytes as f64 / outcome.tally.pairs.max(1) as f64)),
@@ -83,10 +96,9 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
     }
     say!("{}{}", table::aligned(&rows), next(&outcome));
     if let Some(path) = &args.report {
-        let stats = outcome.engine.stats()?;
         let json = json!({
             "solkv": env!("CARGO_PKG_VERSION"),
-            "engine": outcome.engine.label(),
+            "engine": label,
             "options": outcome.options,
             "source": outcome.source.to_string(),
             "order": outcome.order,
@@ -102,7 +114,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
             "rss_peak_bytes": rss_peak_bytes,
             "process": probe::process_counts(std::process::id())?,
             "page_cache_bytes": page_cache_bytes,
-            "engine_details": stats.details.iter().map(|(name, value)| ((*name).to_owned(), json!(value)))
+            "engine_details": details.iter().map(|(name, value)| ((*name).to_owned(), json!(value)))
                 .collect::<serde_json::Map<_, _>>(),
             "latencies": latencies,
             "samples": outcome.samples,
@@ -111,8 +123,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
             .with_context(|| format!("cannot write file={}", path.display()))?;
     }
     if let Some(path) = &args.hlog {
-        std::fs::write(path, export::hlog(&snapshot))
-            .with_context(|| format!("cannot write file={}", path.display()))?;
+        std::fs::write(path, export::hlog(latency)).with_context(|| format!("cannot write file={}", path.display()))?;
     }
     Ok(())
 }
@@ -120,7 +131,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
 /// Where the store is and stands, and what to do with it.
 fn next(outcome: &Outcome<'_>) -> String {
     let (args, pairs) = (outcome.args, outcome.tally.pairs);
-    let (dir, engine) = (args.dir.display(), outcome.engine.label());
+    let (dir, engine) = (args.dir.display(), outcome.figures.label);
     let slot = args.slot.map_or_else(|| "none".to_owned(), |slot| slot.to_string());
     let from = match args.slot {
         Some(slot) => format!("it follows the stream from slot {slot}"),

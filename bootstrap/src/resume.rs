@@ -7,11 +7,13 @@ use std::fs;
 use std::io::ErrorKind as Io;
 use std::path::Path;
 
-use anyhow::{Error, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
+use engine_api::ErrorKind;
 use engines::LoadState;
 use solana::ChainCheckpoint;
 
 use crate::identity::{Content, Stamp};
+use crate::info;
 use crate::load::{LoadArgs, hex};
 use crate::order::{Order, Ordered, file_id, remove_spill};
 use crate::out::tell;
@@ -35,8 +37,35 @@ pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
             "the directory holds a load that was interrupted: dir={}: go on with --resume, or remove the directory",
             dir.display()
         ),
-        (true, Some(true)) => Ok(Found::Complete),
+        (true, Some(true)) => {
+            refuse_lost(dir)?;
+            Ok(Found::Complete)
+        }
         _ => Ok(Found::Open),
+    }
+}
+
+/// Refuses to call a load complete of which a repair has lost a part.
+fn refuse_lost(dir: &Path) -> Result<()> {
+    let lost = engines::inspect(dir)?.map_or(0, |known| known.lost);
+    ensure!(
+        lost == 0,
+        "a repair of this store has lost a part of its load: dir={} lost={lost}: remove the directory and load again, or \
+         restore a snapshot",
+        dir.display()
+    );
+    Ok(())
+}
+
+/// Looks whether the engine still opens the store, and where it stands; nothing is read beyond that.
+fn look(dir: &Path) -> Result<()> {
+    let opened = engines::open_read_only(dir, Some(info::scan_memory(None)));
+    match opened.and_then(|engine| engine.close()) {
+        // It is open elsewhere: served, most likely.
+        Err(error) if error.kind() == ErrorKind::Retry => Ok(()),
+        looked => {
+            looked.with_context(|| format!("the load is complete, and its store does not open: dir={}", dir.display()))
+        }
     }
 }
 
@@ -56,6 +85,7 @@ pub(crate) fn is_complete(dir: &Path) -> Result<Option<bool>> {
 /// # Errors
 /// The store was loaded from another source or as of another slot: the error names the way out.
 pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &Path) -> Result<()> {
+    look(&args.dir)?;
     let state = State::read(&args.dir)?;
     let note = match &state {
         Some(state) => compare(args, source, state)?,

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use bytesize::ByteSize;
-use engine_api::ErrorKind;
+use engine_api::{Engine, ErrorKind};
+use engines::Identity;
 
-use crate::info::open_to_scan;
+use crate::info::{self, open_to_scan};
 use crate::out::say;
 use crate::running::warn_of_part;
 
@@ -25,10 +26,14 @@ pub(crate) struct ScrubArgs {
 
 /// Exit code 0 when nothing is wrong, 1 when something is.
 pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
+    let known = engines::inspect(&args.dir)?;
     let checked = open_to_scan(&args.dir, None, args.memory).and_then(|mut engine| {
         warn_of_part(&args.dir)?;
         let pairs = engine.scrub()?;
-        say!("sound: engine={} pairs={pairs} {}", engine.label(), solana::shown(&engine.checkpoint()?));
+        let checkpoint = engine.checkpoint()?;
+        let notes = known.as_ref().map(|known| compare(known, &*engine, pairs, checkpoint.seq)).transpose()?;
+        say!("sound: engine={} pairs={pairs} {}", engine.label(), solana::shown(&checkpoint));
+        notes.into_iter().flatten().for_each(|note| say!("{note}"));
         Ok(engine.close()?)
     });
     match checked {
@@ -37,13 +42,43 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
         Err(error) => match error.downcast_ref::<engine_api::Error>() {
             Some(failed) if failed.kind() == ErrorKind::DataDamaged => {
                 say!("damaged: {}", engine_api::words(error.as_ref()));
-                say!(
-                    "go back to a copy, load the store again, or see what `repair --dir {}` can keep",
-                    args.dir.display()
-                );
+                let repair = if known.is_some_and(|known| known.engine.has_repair()) {
+                    format!(", or see what `repair --dir {}` can keep", args.dir.display())
+                } else {
+                    String::new()
+                };
+                say!("restore a snapshot, or load the store again{repair}");
                 Ok(1)
             }
             _ => Err(error),
         },
     }
+}
+
+/// Compares what was found with what was loaded, as long as the store stands there; what else is to be said.
+fn compare(known: &Identity, engine: &dyn Engine, pairs: u64, seq: u64) -> Result<Vec<String>> {
+    if known.lost > 0 {
+        return Ok(vec![format!("not whole: a repair has lost a part of this store: lost={}", known.lost)]);
+    }
+    let loaded = known.load.as_ref().and_then(|load| load.loaded.as_ref()).filter(|loaded| loaded.seq == seq);
+    if let Some(loaded) = loaded.filter(|loaded| loaded.pairs != pairs) {
+        return Err(other(format!("pairs={pairs} loaded_pairs={}", loaded.pairs), seq));
+    }
+    if known.engine.has_checksums() {
+        return Ok(Vec::new());
+    }
+    let unchecked = format!("not checked: engine={} keeps no checksums", known.engine);
+    let Some(digest) = loaded.and_then(|loaded| loaded.digest.as_ref()) else {
+        return Ok(vec![format!("{unchecked}, so that a changed value goes unnoticed: compare it with a copy")]);
+    };
+    let found = info::scan(engine)?.to_string();
+    if found != *digest {
+        return Err(other(format!("digest={found} loaded_digest={digest}"), seq));
+    }
+    Ok(vec![format!("{unchecked}; its digest is that of the load, and it has not changed since")])
+}
+
+fn other(how: String, seq: u64) -> anyhow::Error {
+    let text = format!("the store does not hold what was loaded, though nothing has changed it since: seq={seq} {how}");
+    engine_api::Error::new(ErrorKind::DataDamaged, text).into()
 }

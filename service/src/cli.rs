@@ -101,6 +101,8 @@ impl Args {
 /// Parses, runs, reports.
 pub fn main(mut args: Vec<OsString>) -> ExitCode {
     let name = program(&args);
+    // By the signal's default action, which a service manager knows for a crash.
+    engines::explain_faults(None);
     // A first word that is a setting means run; --help and --version stay the program's own.
     let first = args.get(1).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     if first.starts_with('-') && !["-h", "--help", "-V", "--version"].contains(&first.as_str()) {

@@ -18,6 +18,7 @@ use workload::{Digest, Pairs, Rng};
 mod limits;
 mod places;
 mod repair;
+mod soundness;
 mod sources;
 mod spill;
 mod swarm;

@@ -8,7 +8,7 @@
 //!
 //! | entry | what it is |
 //! |---|---|
-//! | `SOLKV` | TOML: format version, engine, who created it, the options that the files depend on, how far its load has come, what its pairs mean, the seq that it has reached |
+//! | `SOLKV` | TOML: format version, engine, who created it, the options that the files depend on, how far its load has come and what it loaded, what its pairs mean, the seq that it has reached, whether a repair has lost a part |
 //! | `LOCK` | held by `flock` while the store is open; holds the pid of the last holder |
 //! | `data/` | the engine's own files |
 //!
@@ -19,6 +19,7 @@
 
 mod copy;
 mod hold;
+mod kinds;
 mod lock;
 mod marker;
 mod memory;
@@ -32,6 +33,7 @@ mod terms;
 
 pub use copy::refuse_nested;
 pub use hold::{Held, hold, holder};
+pub use kinds::explain_faults;
 pub use lock::check_lock;
 pub use marker::{FORMAT_VERSION, Identity};
 pub use memory::{Division, MEMORY_MIN, MEMORY_SHARE, MemoryLimit, STRATA_SHARE, memory_limit};
@@ -43,4 +45,4 @@ pub use store::{
     OpenMode, check, compiled, default_engine, inspect, mark_load, open, open_existing, open_held, open_on,
     options_for, refuse_unless_compiled,
 };
-pub use terms::{Holds, Load, LoadState, LoadTerm, Terms};
+pub use terms::{Holds, Load, LoadState, LoadTerm, Loaded, Terms};

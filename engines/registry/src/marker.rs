@@ -42,9 +42,16 @@ pub struct Identity {
     /// `None`: the engine may not have made its files yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<u64>,
+    /// How many losses repairs have named: parts of what the store held are gone. 0: none.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub lost: u64,
     /// What the pairs mean.
     #[serde(default, skip_serializing_if = "Holds::is_unknown")]
     pub holds: Holds,
+}
+
+fn is_none(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Only the version, so that a newer format is named even where its other fields have changed.
@@ -57,7 +64,7 @@ impl Identity {
     pub(crate) fn new(engine: EngineKind) -> Self {
         let created_by = concat!("solkv ", env!("CARGO_PKG_VERSION")).to_owned();
         let (bloom, profile, holds) = (0, Profile::default(), Holds::default());
-        Self { format: FORMAT_VERSION, engine, created_by, bloom, profile, load: None, seq: None, holds }
+        Self { format: FORMAT_VERSION, engine, created_by, bloom, profile, load: None, seq: None, lost: 0, holds }
     }
 
     /// The same of a store that has reached `seq`, or the greatest number that TOML knows.

@@ -10,7 +10,7 @@ use std::path::Path;
 use bytesize::ByteSize;
 use engine_api::Result;
 
-use crate::marker;
+use crate::marker::{self, Identity};
 use crate::options::{EngineKind, EngineOptions, Profile};
 use crate::store::{DATA, effective};
 
@@ -37,9 +37,9 @@ pub struct Note {
 pub fn notes(dir: &Path, options: &EngineOptions) -> Result<Vec<Note>> {
     let known = marker::read(dir)?.filter(|known| known.engine == options.engine);
     let options = effective(options, known.as_ref());
-    let too_much = more_than_there_is(&options);
+    let common = known.and_then(|known| lost(&known)).into_iter().chain(more_than_there_is(&options));
     if options.engine != EngineKind::Rocksdb {
-        return Ok(too_much.into_iter().collect());
+        return Ok(common.collect());
     }
     let files = Files::of(&dir.join(DATA));
     let hard_limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
@@ -51,7 +51,17 @@ pub fn notes(dir: &Path, options: &EngineOptions) -> Result<Vec<Note>> {
         limit_bytes: division.limit.bytes,
     });
     let memory = outside.and_then(|outside| outside.note());
-    Ok(too_much.into_iter().chain(memory).chain(too_few_readers(files.count, hard_limit)).collect())
+    Ok(common.chain(memory).chain(too_few_readers(files.count, hard_limit)).collect())
+}
+
+/// A repair has made the store sound, not whole.
+fn lost(known: &Identity) -> Option<Note> {
+    let text = format!(
+        "a repair of this store has lost a part of what it held: lost={}: keys that are lost are answered as absent, or with \
+         the value before: restore a snapshot, or load it anew",
+        known.lost
+    );
+    (known.lost > 0).then_some(Note { text, is_warning: true })
 }
 
 /// An engine fills its memory in time.

@@ -7,8 +7,9 @@ use std::path::Path;
 use engine_api::{Error, ErrorKind, Result};
 
 use crate::lock::DirLock;
-use crate::marker;
-use crate::options::EngineKind;
+use crate::marker::{self, Identity};
+use crate::options::{EngineKind, EngineOptions};
+use crate::read_only;
 use crate::standing;
 use crate::store::{DATA, no_store};
 
@@ -36,14 +37,25 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
     }
     let _lock = DirLock::take(dir)?;
     crate::store::raise_open_files();
-    let mut repaired = by_engine(known.engine, &dir.join(DATA))?;
-    let (Some(seq), false) = (known.seq.filter(|seq| repaired.seq < *seq), repaired.findings.is_empty()) else {
+    let data = dir.join(DATA);
+    let mut repaired = by_engine(known.engine, &data)?;
+    // The log may hold more than the files that a repair goes by.
+    let options = EngineOptions { profile: known.profile, ..EngineOptions::new(known.engine) };
+    repaired.seq = read_only::open_engine(&data, &options)?.checkpoint()?.seq;
+    if repaired.findings.is_empty() {
         standing::check_seq(dir, &known, repaired.seq)?;
         return Ok(repaired);
-    };
-    repaired.lost.push(format!("the changes from seq={} to seq={seq}", repaired.seq + 1));
-    // Whoever repairs a store takes it as it is from now on.
-    marker::write(dir, &known.at(repaired.seq))?;
+    }
+    let missing = known.seq.filter(|seq| repaired.seq < *seq);
+    if let Some(seq) = missing {
+        repaired.lost.push(format!("the changes from seq={} to seq={seq}", repaired.seq + 1));
+    }
+    if !repaired.lost.is_empty() {
+        let lost = known.lost + repaired.lost.len() as u64;
+        // Whoever repairs a store takes it as it is from now on.
+        let seq = missing.map_or(known.seq, |_| Some(repaired.seq));
+        marker::write(dir, &Identity { lost, seq, ..known })?;
+    }
     Ok(repaired)
 }
 
@@ -57,7 +69,8 @@ fn by_engine(engine: EngineKind, data: &Path) -> Result<Repaired> {
         engine => Err(Error::new(
             ErrorKind::FixInput,
             format!(
-                "engine={engine} cannot be repaired by this build: dir={}: go back to a copy, or load the store anew",
+                "engine={engine} cannot be repaired by this build, which repairs strata alone: dir={}: go back to a copy, or \
+                 load the store anew",
                 data.display()
             ),
         )),

@@ -53,6 +53,28 @@ pub struct Load {
     pub state: LoadState,
     /// Which source it reads: the number in its checkpoints, as hex.
     pub source: String,
+    /// What it has loaded; `None` until it is complete, and where an earlier version has loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loaded: Option<Loaded>,
+}
+
+impl Load {
+    /// A load of which nothing is known but its source.
+    pub fn new(state: LoadState, source: impl Into<String>) -> Self {
+        Self { state, source: source.into(), loaded: None }
+    }
+}
+
+/// What a complete load has left in the store, for as long as the store stands at that seq.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loaded {
+    /// The seq of the load's last commit.
+    pub seq: u64,
+    /// Pairs in the store.
+    pub pairs: u64,
+    /// Their digest, where one run has loaded all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
 }
 
 /// What a load must be for a store to be opened, and what opening makes of it.
@@ -98,7 +120,7 @@ impl Terms {
                     ),
                 ));
             }
-            (LoadTerm::Loading(source), None) => Some(Load { state: LoadState::Loading, source: source.clone() }),
+            (LoadTerm::Loading(source), None) => Some(Load::new(LoadState::Loading, source)),
             (LoadTerm::Any | LoadTerm::Finished | LoadTerm::Loading(_), _) => load,
         };
         Ok((holds, load))

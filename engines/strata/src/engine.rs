@@ -22,14 +22,13 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::budget::Budget;
 use crate::format::manifest::Manifest;
-use crate::format::page::RECORD_BYTES;
 use crate::format::secret::{Seed, WalKey};
 use crate::format::wal::Wal;
 use crate::read::lookup::Reads;
 use crate::read::read_only::ReadOnlyStorage;
 use crate::read::reader::StrataReader;
 use crate::read::visible::Visible;
-use crate::sizes::{least_cache_bytes, merge_read_bytes, work_bytes};
+use crate::sizes::{least_cache_bytes, merge_read_bytes, reserve_bytes, work_bytes};
 use crate::stats::Counters;
 use crate::storage::{DirStorage, Storage};
 use crate::write::directory::refuse_files_without_manifest;
@@ -269,8 +268,7 @@ impl Shared {
             keeps_pages: AtomicBool::new(true),
             balancing: Mutex::new(()),
             sizes,
-            // Room for a WAL and the run that it becomes.
-            reserve_bytes: options.disk_reserve_bytes.max(3 * sizes.mem_records as u64 * RECORD_BYTES as u64),
+            reserve_bytes: reserve_bytes(options, &sizes),
             work: Mutex::new(Work::default()),
             wake: Condvar::new(),
             done: Condvar::new(),

@@ -5,6 +5,7 @@
 
 use crate::StrataOptions;
 use crate::engine::FROZEN_MAX;
+use crate::format::page::RECORD_BYTES;
 use crate::write::mem::{ENTRY_BYTES, ORDER_BYTES};
 use crate::write::writer::write_bytes;
 
@@ -76,6 +77,18 @@ pub(crate) fn work_bytes(options: &StrataOptions, sizes: Sizes) -> u64 {
 /// What records get before the second plane does, in bytes.
 pub(crate) fn least_cache_bytes(options: &StrataOptions) -> u64 {
     options.memory_bytes / CACHE_LEAST
+}
+
+impl StrataOptions {
+    /// Free space that `begin` insists on with the sizes that this memory gives, in bytes.
+    pub fn reserve_bytes(&self) -> u64 {
+        reserve_bytes(self, &Sizes::of(self))
+    }
+}
+
+/// Room for a WAL and the run that it becomes.
+pub(crate) fn reserve_bytes(options: &StrataOptions, sizes: &Sizes) -> u64 {
+    options.disk_reserve_bytes.max(3 * sizes.mem_records as u64 * RECORD_BYTES as u64)
 }
 
 /// The part of the memory that memtables have, in bytes.

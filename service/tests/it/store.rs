@@ -75,7 +75,7 @@ fn a_store_that_is_half_loaded_is_never_served() {
         assert!(said.contains("has not finished") && said.contains("bootstrap --resume"), "{said}");
     }
     assert_eq!(contents(&dir), before);
-    engines::mark_load(&dir, Load { state: LoadState::Complete, source: "00ff".to_owned() }, 0).unwrap();
+    engines::mark_load(&dir, Load::new(LoadState::Complete, "00ff"), 0).unwrap();
     assert!(service("check-config", &dir, &[]).status.success());
 }
 

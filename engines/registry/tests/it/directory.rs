@@ -213,7 +213,7 @@ fn a_load_is_unfinished_until_it_is_said() {
         let terms = Terms { load: term, ..Terms::default() };
         engines::open_on(dir.path(), &options(), mode, &terms).map(|engine| engine.close().unwrap())
     };
-    let load = |state, source: &str| Load { state, source: source.to_owned() };
+    let load = |state, source: &str| Load::new(state, source);
     on(LoadTerm::Loading("1".to_owned()), OpenMode::Create).unwrap();
     let error = on(LoadTerm::Finished, OpenMode::Existing).unwrap_err();
     assert!(error.kind() == ErrorKind::FixInput && error.to_string().contains("--resume"), "{error}");

@@ -39,7 +39,7 @@ fn loaded_and_killed(dir: &Path, kind: EngineKind) {
     let terms = Terms { load: LoadTerm::Loading("1".to_owned()), ..Terms::default() };
     let engine = engines::open_on(&made, &options(kind), OpenMode::Create, &terms).unwrap();
     fill(&*engine, PAIRS);
-    let load = Load { state: LoadState::Complete, source: "1".to_owned() };
+    let load = Load::new(LoadState::Complete, "1");
     engines::mark_load(&made, load, u64::from(PAIRS)).unwrap();
     copy_as_killed(&made, dir);
 }
