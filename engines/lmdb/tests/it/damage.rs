@@ -8,7 +8,7 @@ use std::process::Command;
 use engine_api::{BulkLoad as _, Durability, Engine, ErrorKind};
 use engine_lmdb::{FILE_NAME, LmdbEngine, explain_faults};
 
-use crate::{OPTIONS, all, at, commit, key, open, sorted};
+use crate::{OPTIONS, all, at, commit, open, sorted};
 
 const PAGE_BYTES: u64 = 4096;
 
