@@ -92,6 +92,7 @@ impl Storage for DirStorage {
 
     fn open(&self, name: &str, direct: bool) -> io::Result<Arc<dyn StorageFile>> {
         let path = self.dir.join(name);
+        refuse_special(&path)?;
         if direct {
             match OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path) {
                 // tmpfs and some overlays know no direct reads.
@@ -106,7 +107,9 @@ impl Storage for DirStorage {
     }
 
     fn open_write(&self, name: &str) -> io::Result<Arc<dyn StorageFile>> {
-        Ok(Arc::new(DirFile { file: OpenOptions::new().write(true).open(self.dir.join(name))? }))
+        let path = self.dir.join(name);
+        refuse_special(&path)?;
+        Ok(Arc::new(DirFile { file: OpenOptions::new().write(true).open(path)? }))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -160,6 +163,15 @@ impl Storage for DirStorage {
 
     fn shown(&self) -> String {
         self.dir.display().to_string()
+    }
+}
+
+/// Refuses what is no regular file before it is opened: opening a FIFO waits for its other end. Not by `O_NONBLOCK`, which
+/// would stay with the file and make reads through io_uring fail where they have to wait.
+fn refuse_special(path: &Path) -> io::Result<()> {
+    match fs::metadata(path)?.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file: move it away")),
     }
 }
 

@@ -213,6 +213,13 @@ pub(crate) fn is_foreign(storage: &dyn Storage, key: &WalKey, id: u64) -> Result
     Ok(first.is_some())
 }
 
+/// The number under which a file of this store was written, where its name is of another, and the batch that it begins with,
+/// as its first record says.
+pub(crate) fn is_misnamed(storage: &dyn Storage, key: &WalKey, id: u64) -> Result<Option<(u64, u64)>> {
+    let first = first(storage, id, |header| header.file != id && key.salt(header.file.get()) == header.salt)?;
+    Ok(first.map(|header| (header.file.get(), header.batch.get())))
+}
+
 /// The salt of file `id` and the batch that it begins with, as its first record says, where a whole one of it stands there.
 pub(crate) fn begins_with(storage: &dyn Storage, id: u64) -> Result<Option<(Salt, u64)>> {
     let first = first(storage, id, |header| header.file == id)?;
@@ -233,7 +240,14 @@ fn first(storage: &dyn Storage, id: u64, wanted: impl Fn(&Header) -> bool) -> Re
         let Some(header) = header else { return Ok(None) };
         read_record(&*file, 0, length, (&header.salt, header.file.get()), &mut bytes)
     };
-    read().map_err(|e| Error::io(format!("cannot read file={} reason={e}", shown(storage, &name(id))), e))
+    read().map_err(|e| {
+        let message = format!("cannot read file={} reason={e}", shown(storage, &name(id)));
+        match e.kind() {
+            // No file, but something else with its name.
+            std::io::ErrorKind::InvalidInput => Error::with_source(ErrorKind::DataDamaged, message, e),
+            _ => Error::io(message, e),
+        }
+    })
 }
 
 /// Most records that a file of this length holds.

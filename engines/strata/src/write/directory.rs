@@ -14,6 +14,10 @@ use crate::format::wal;
 use crate::read::segment::{self, read_footer};
 use crate::storage::Storage;
 
+/// Files that a store may have made since its manifest: far more than any device makes between two of them, and far from
+/// where numbers end.
+const NUMBERS_AHEAD_MAX: u64 = 1 << 32;
+
 /// A file with a name that strata gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Own {
@@ -32,6 +36,15 @@ pub(crate) struct Survey {
     pub(crate) highest: u64,
     /// The segment that nothing names with the newest batch, and that batch.
     pub(crate) newest: Option<Unnamed>,
+    /// The WAL file with another number in its first record, with the newest batch.
+    pub(crate) misnamed: Option<Misnamed>,
+}
+
+/// A WAL file that begins with a record of another number: one that waits to be overwritten, or was renamed.
+pub(crate) struct Misnamed {
+    id: u64,
+    written_as: u64,
+    batch: u64,
 }
 
 /// A whole segment that the manifest does not name.
@@ -63,12 +76,24 @@ impl Own {
     }
 }
 
-/// The files of the directory that have a name of strata's, in order of their names.
+/// The files of the directory that have a name of strata's, in order of their numbers.
 pub(crate) fn own_files(storage: &dyn Storage) -> Result<Vec<Own>> {
     let failed = |e| Error::io(format!("cannot list the store's directory: dir={}", storage.shown()), e);
-    let mut names = storage.list().map_err(failed)?;
-    names.sort_unstable();
-    Ok(names.iter().filter_map(|name| Own::of(name)).collect())
+    let names = storage.list().map_err(failed)?;
+    let mut own: Vec<Own> = names.iter().filter_map(|name| Own::of(name)).collect();
+    own.sort_unstable_by_key(|own| (own.id(), matches!(own, Own::Wal(_))));
+    Ok(own)
+}
+
+/// Why a file's number cannot have been given by a store whose next number was `next_id` in its manifest.
+pub(crate) fn is_beyond(storage: &dyn Storage, next_id: u64, own: Own) -> Option<String> {
+    (own.id() > next_id.saturating_add(NUMBERS_AHEAD_MAX)).then(|| {
+        format!(
+            "a file is in the store's directory that is not its own: file={} has a number that the store cannot have \
+             come to: next_number={next_id}",
+            shown(storage, &own.name())
+        )
+    })
 }
 
 /// Refuses a directory that has files of a store and no manifest: it is not new, its manifest is lost.
@@ -94,7 +119,11 @@ pub(crate) fn refuse_files_without_manifest(storage: &dyn Storage) -> Result<()>
 pub(crate) fn survey(storage: &dyn Storage, manifest: &Manifest) -> Result<Survey> {
     let named: BTreeSet<u64> = manifest.runs.iter().flatten().map(|info| info.id).collect();
     let mut found = Survey::default();
+    let refused = |why| Err(Error::new(ErrorKind::DataDamaged, format!("{why}: move it away; nothing was changed")));
     for own in own_files(storage)? {
+        if let Some(why) = is_beyond(storage, manifest.next_id, own) {
+            return refused(why);
+        }
         found.highest = found.highest.max(own.id());
         match own {
             Own::Segment(id) if named.contains(&id) => continue,
@@ -102,11 +131,26 @@ pub(crate) fn survey(storage: &dyn Storage, manifest: &Manifest) -> Result<Surve
             obsolete => found.obsolete.push(obsolete.name()),
         }
         if let Some(why) = is_foreign(storage, manifest, own)? {
-            return Err(Error::new(ErrorKind::DataDamaged, format!("{why}: move it away; nothing was changed")));
+            return refused(why);
         }
     }
     found.newest = newest_unnamed(storage, manifest)?;
+    found.misnamed = misnamed(storage, manifest)?;
     Ok(found)
+}
+
+/// Of the WAL files of this store that have another number than their first record says, the one with the newest batch.
+pub(crate) fn misnamed(storage: &dyn Storage, manifest: &Manifest) -> Result<Option<Misnamed>> {
+    let mut newest: Option<Misnamed> = None;
+    for own in own_files(storage)? {
+        let Own::Wal(id) = own else { continue };
+        if let Some((written_as, batch)) = wal::is_misnamed(storage, &manifest.wal_key, id)?
+            && newest.as_ref().is_none_or(|newest| newest.batch < batch)
+        {
+            newest = Some(Misnamed { id, written_as, batch });
+        }
+    }
+    Ok(newest)
 }
 
 /// Of the segments of this store that the manifest does not name, the one with the newest batch.
@@ -126,6 +170,22 @@ pub(crate) fn newest_unnamed(storage: &dyn Storage, manifest: &Manifest) -> Resu
         }
     }
     Ok(newest)
+}
+
+impl Misnamed {
+    /// Why this file was renamed by somebody else, where batches were recovered up to `batch`. The store gives a WAL file
+    /// another number only once its batches are in runs.
+    pub(crate) fn is_ahead(&self, storage: &dyn Storage, batch: u64) -> Option<String> {
+        (self.batch > batch).then(|| {
+            format!(
+                "a WAL has another name than it was written under: file={} begins with batch={} of file={}, and \
+                 recovered_batch={batch}: give it back its name",
+                shown(storage, &wal::name(self.id)),
+                self.batch,
+                wal::name(self.written_as),
+            )
+        })
+    }
 }
 
 impl Unnamed {

@@ -25,10 +25,10 @@ use parking_lot::MutexGuard;
 
 use crate::engine::{FROZEN_MAX, Shared, Work};
 use crate::format::footer::Origin;
-use crate::format::wal;
 use crate::read::cursor::{Cursor, Merged, RunCursor, Window};
 use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
+use crate::write::directory::{Own, own_files};
 use crate::write::mem::ORDER_BYTES;
 use crate::write::output::{Job, write};
 use crate::write::plan::{debt, groups_from, like_sized, mergeable};
@@ -234,8 +234,10 @@ pub(crate) fn flush_oldest(shared: &Shared) -> Result<bool> {
     shared.garbage.hold(Arc::clone(&frozen.mem) as _, Some(share));
     shared.counters.flushed();
     let mut work = shared.work.lock();
-    let free: Vec<String> = shared.storage.list().unwrap_or_default();
-    for name in (before..=frozen.wal_id).map(wal::name).filter(|name| free.contains(name)) {
+    // One that is not seen is removed by the next opening.
+    let there = own_files(&*shared.storage).unwrap_or_default();
+    let flushed = |own: &Own| matches!(own, Own::Wal(id) if (before..=frozen.wal_id).contains(id));
+    for name in there.into_iter().filter(flushed).map(Own::name) {
         if work.spare.len() < SPARES {
             work.spare.push(name);
         } else {

@@ -23,7 +23,7 @@ use crate::format::manifest::Manifest;
 use crate::format::secret::WalKey;
 use crate::format::wal::{self, Position};
 use crate::storage::{DirStorage, Storage};
-use crate::write::directory::{Own, is_foreign, newest_unnamed, own_files};
+use crate::write::directory::{Own, is_beyond, is_foreign, misnamed, newest_unnamed, own_files};
 use crate::write::lost;
 use crate::write::rebuild::{Rebuilt, rebuild};
 use crate::write::salvage::{Salvaged, salvage};
@@ -131,11 +131,19 @@ fn usable(storage: &Arc<dyn Storage>) -> Result<Result<Manifest, String>> {
 impl Repair<'_> {
     /// No file that is written may have the name of one that is there. Files of another store are set aside.
     fn reserve_numbers(&mut self) -> Result<()> {
-        for own in own_files(&**self.storage)? {
-            self.manifest.next_id = self.manifest.next_id.max(own.id() + 1);
-            if !self.rebuilt
-                && let Some(why) = is_foreign(&**self.storage, &self.manifest, own)?
-            {
+        let storage = &**self.storage;
+        let newest = self.manifest.runs.iter().flatten().map(|info| info.id).max();
+        let known = self.manifest.next_id.max(newest.unwrap_or(0));
+        for own in own_files(storage)? {
+            let beyond = is_beyond(storage, known, own);
+            if beyond.is_none() {
+                self.manifest.next_id = self.manifest.next_id.max(own.id() + 1);
+            }
+            let why = match beyond {
+                None if !self.rebuilt => is_foreign(storage, &self.manifest, own)?,
+                beyond => beyond,
+            };
+            if let Some(why) = why {
                 self.told.findings.push(format!("{why}: set aside"));
                 self.aside.push(own.name());
             }
@@ -193,7 +201,13 @@ impl Repair<'_> {
     /// Reads the WAL as far as it goes. Where anything was wrong, what it holds becomes runs.
     fn wal(&mut self) -> Result<()> {
         let files = self.wal_files()?;
-        let broken = self.read_wal(&files, &mut |_, _, _| Ok(()))?.broken;
+        let mut last = self.manifest.batch;
+        let broken = self.read_wal(&files, &mut |batch, _, _| {
+            last = batch;
+            Ok(())
+        })?;
+        self.refuse_misnamed(last)?;
+        let broken = broken.broken;
         if broken.is_none() && self.told.findings.is_empty() {
             return Ok(());
         }
@@ -238,6 +252,14 @@ impl Repair<'_> {
         self.manifest.runs.splice(0..0, runs);
         self.aside.extend(files.into_iter().map(wal::name));
         Ok(())
+    }
+
+    /// Nothing is lost where a WAL file has only to get its name back.
+    fn refuse_misnamed(&self, last: u64) -> Result<()> {
+        // Without its manifest nobody knows the store's salts.
+        let renamed = if self.rebuilt { None } else { misnamed(&**self.storage, &self.manifest)? };
+        let why = renamed.and_then(|renamed| renamed.is_ahead(&**self.storage, last));
+        why.map_or(Ok(()), |why| Err(Error::new(ErrorKind::FixInput, why)))
     }
 
     /// Gives the batches behind those in the runs to `take`.

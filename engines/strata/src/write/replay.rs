@@ -106,13 +106,13 @@ impl Replay<'_> {
         ends.iter().try_for_each(|(id, end)| wal::flush(&**self.storage, *id, end))
     }
 
-    /// An error where a segment has a batch beyond those that were recovered.
+    /// An error where a segment, or a WAL file with another name, has a batch beyond those that were recovered.
     fn refuse_older(&self, found: &Survey, batch: u64) -> Result<()> {
         let why = found.newest.as_ref().and_then(|newest| newest.is_ahead(&**self.storage, batch));
-        why.map_or(Ok(()), |why| {
-            let message = format!("{why}: put the newer manifest back, or run bootstrap repair; nothing was changed");
-            Err(Error::new(ErrorKind::DataDamaged, message))
-        })
+        let why = why.map(|why| format!("{why}: put the newer manifest back, or run bootstrap repair"));
+        let renamed = || found.misnamed.as_ref().and_then(|renamed| renamed.is_ahead(&**self.storage, batch));
+        why.or_else(renamed)
+            .map_or(Ok(()), |why| Err(Error::new(ErrorKind::DataDamaged, format!("{why}; nothing was changed"))))
     }
 
     /// Reads the files; what does not fit into the memtable of the tail is in `runs`, newest first.

@@ -10,6 +10,7 @@ mod groups;
 mod hooked;
 mod hostile;
 mod memory;
+mod names;
 mod opening;
 mod reads;
 mod repair;
