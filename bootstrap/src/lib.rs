@@ -29,5 +29,6 @@ mod sides;
 mod signal;
 pub mod source;
 mod state;
+mod uncounted;
 mod verify;
 mod wrong;

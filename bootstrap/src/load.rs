@@ -26,6 +26,7 @@ use crate::sample::Sampler;
 use crate::signal::{Stop, Stopped};
 use crate::source::{Source, SourceArgs};
 use crate::state::State;
+use crate::uncounted;
 use crate::wrong::{Wrong, options_for};
 
 /// Loads pairs into a store.
@@ -129,6 +130,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let terms = Terms { load: LoadTerm::Loading(hex(ordered.source_id)), ..setup.terms.clone() };
     let engine = engines::open_held(held, &setup.options, setup.mode, &terms)
         .with_context(|| format!("cannot open the store: dir={}", args.dir.display()))?;
+    uncounted::remove(&*engine)?;
     let latency = Latency::new(engine.label());
     let engine = Measured::new(engine, latency, "bootstrap");
     let begun = ChainCheckpoint::read(&engine.checkpoint()?)?;
