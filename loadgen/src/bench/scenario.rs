@@ -414,16 +414,26 @@ fn synced() -> String {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "name = 'n'\nabout = 'a'\nengines = ['redb', 'lmdb']\npairs = 1000\nrepeats = 2\n\
+    const TEXT: &str = "name = 'n'\nabout = 'a'\nengines = ['FIRST', 'SECOND']\npairs = 1000\nrepeats = 2\n\
                         [[cell]]\nworkload = 'read_positive'\nkeys = ['uniform', 'zipfian:0.99']\ncaps = [0.5, 1]\n";
+
+    /// Two engines of this build; the same one twice where it has no other.
+    fn two() -> [&'static str; 2] {
+        let mut compiled = engines::compiled().iter().map(|engine| engine.as_str()).cycle();
+        [compiled.next().unwrap(), compiled.next().unwrap()]
+    }
+    fn text() -> String {
+        let [first, second] = two();
+        TEXT.replace("FIRST", first).replace("SECOND", second)
+    }
 
     #[test]
     fn engines_take_turns_and_caps_are_shares_of_the_pairs() {
-        let scenario: Scenario = toml::from_str(TEXT).unwrap();
+        let scenario: Scenario = toml::from_str(&text()).unwrap();
         let runs = scenario.runs().unwrap();
         assert_eq!(runs.len(), 2 * 2 * 2 * 2);
         let engines: Vec<_> = runs.iter().take(4).map(|run| run.engine.engine.as_str()).collect();
-        assert_eq!(engines, ["redb", "lmdb", "redb", "lmdb"]);
+        assert_eq!(engines, two().repeat(2));
         assert_eq!(runs[0].cap_bytes, Some(28672));
         assert_eq!((runs[0].repeat, runs[8].repeat), (0, 1));
         assert_eq!(runs[2].workload().keys, "uniform");
@@ -437,10 +447,11 @@ mod tests {
                 s.runs()
             })
         };
-        assert!(with(&TEXT.replace("caps", "cap")).unwrap_err().to_string().contains("cap"));
-        assert!(with(&TEXT.replace("'lmdb'", "'rocks'")).is_err());
-        assert!(with(&TEXT.replace("zipfian:0.99", "normal")).is_err());
-        assert!(with(&TEXT.replace("pairs = 1000", "pairs = 0")).is_err());
+        assert!(with(&text()).is_ok());
+        assert!(with(&text().replace("caps", "cap")).unwrap_err().to_string().contains("cap"));
+        assert!(with(&TEXT.replace("FIRST", two()[0])).is_err());
+        assert!(with(&text().replace("zipfian:0.99", "normal")).is_err());
+        assert!(with(&text().replace("pairs = 1000", "pairs = 0")).is_err());
     }
 
     #[test]

@@ -7,7 +7,7 @@ fn live_makes_no_store_where_there_is_none() {
     let temp = tempfile::tempdir().unwrap();
     let dir = temp.path().join("typo");
     let output = Command::new(env!("CARGO_BIN_EXE_loadgen"))
-        .args(["live", "--engine", "redb", "--events", "10", "--pairs", "10", "--dir"])
+        .args(["live", "--engine", engines::default_engine().as_str(), "--events", "10", "--pairs", "10", "--dir"])
         .arg(&dir)
         .output()
         .unwrap();
