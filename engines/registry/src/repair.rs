@@ -27,8 +27,8 @@ pub struct Repaired {
 /// Makes the store in `dir` whole again, as far as its engine can: strata alone.
 ///
 /// # Errors
-/// `FixInput`: there is no store, its files are gone, or its engine has no repair. `DataDamaged`: nothing is damaged, and
-/// the store stands before its marker. `Retry`: it is open somewhere. The engine's.
+/// `FixInput`: there is no store, its files are gone, or its engine has no repair. `DataDamaged`: the store stands before
+/// its marker, and none of the files is there that hold the newest changes. `Retry`: it is open somewhere. The engine's.
 pub fn repair(dir: &Path) -> Result<Repaired> {
     let Some(known) = marker::read(dir)? else { return Err(no_store(dir)) };
     if standing::names(dir)?.is_empty() {
@@ -42,13 +42,23 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
     // The log may hold more than the files that a repair goes by.
     let options = EngineOptions { profile: known.profile, ..EngineOptions::new(known.engine) };
     repaired.seq = read_only::open_engine(&data, &options)?.checkpoint()?.seq;
-    if repaired.findings.is_empty() {
-        standing::check_seq(dir, &known, repaired.seq)?;
-        return Ok(repaired);
-    }
     let missing = known.seq.filter(|seq| repaired.seq < *seq);
     if let Some(seq) = missing {
-        repaired.lost.push(format!("the changes from seq={} to seq={seq}", repaired.seq + 1));
+        if repaired.findings.is_empty() {
+            // The last record of a log may be torn without any fault, so that the engine finds none. Or a repair was cut
+            // before it came to the marker.
+            if !standing::has_log(dir, known.engine)? {
+                standing::check_seq(dir, &known, repaired.seq)?;
+            }
+            let ends = format!("the store ends with seq={}, and its marker says seq={seq}", repaired.seq);
+            repaired.findings.push(format!("the newest changes are cut off or damaged: {ends}"));
+        }
+        let changes = format!("the changes from seq={} to seq={seq}", repaired.seq + 1);
+        remember(known.engine, &data, &changes)?;
+        repaired.lost.push(changes);
+    }
+    if repaired.findings.is_empty() {
+        return Ok(repaired);
     }
     if !repaired.lost.is_empty() {
         let lost = known.lost + repaired.lost.len() as u64;
@@ -57,6 +67,16 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
         marker::write(dir, &Identity { lost, seq, ..known })?;
     }
     Ok(repaired)
+}
+
+/// Writes down in the store what is lost, before the marker stops refusing it.
+#[cfg_attr(not(feature = "strata"), allow(unused_variables, reason = "only strata is repaired"))]
+fn remember(engine: EngineKind, data: &Path, lost: &str) -> Result<()> {
+    match engine {
+        #[cfg(feature = "strata")]
+        EngineKind::Strata => engine_strata::StrataEngine::remember_lost(data, lost),
+        _ => Ok(()),
+    }
 }
 
 fn by_engine(engine: EngineKind, data: &Path) -> Result<Repaired> {

@@ -113,6 +113,17 @@ pub(crate) fn check_without_log(dir: &Path, options: &EngineOptions, known: &Ide
     check_seq(dir, known, engine.checkpoint()?.seq)
 }
 
+/// Whether a store that stands below its marker may have lost its newest batches alone, because the files that hold them are
+/// here, or a repair has set them aside. Otherwise a part of the directory may not be mounted.
+///
+/// # Errors
+/// The file system's.
+pub(crate) fn has_log(dir: &Path, engine: EngineKind) -> Result<bool> {
+    let Some(ending) = log_ending(engine) else { return Ok(false) };
+    let aside = format!("{ending}.set-aside");
+    Ok(names(dir)?.iter().any(|name| name.ends_with(ending) || name.ends_with(&aside)))
+}
+
 /// Refuses a store that stands at a seq below the one at which it was last closed or its load was completed.
 ///
 /// # Errors
@@ -123,8 +134,9 @@ pub(crate) fn check_seq(dir: &Path, known: &Identity, found: u64) -> Result<()> 
             ErrorKind::DataDamaged,
             format!(
                 "the store has lost what it held: dir={} seq={found} marker_seq={seq}: files in {DATA} are missing or \
-                 older than the marker: {WAYS_OUT}",
-                dir.display()
+                 older than the marker: {WAYS_OUT}{}",
+                dir.display(),
+                if known.engine == EngineKind::Strata { "; bootstrap repair goes on without what is lost" } else { "" }
             ),
         )),
         _ => Ok(()),

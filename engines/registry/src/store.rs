@@ -149,8 +149,9 @@ fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Term
         marker::write(dir, &identity)?;
     }
     raise_open_files();
-    let engine = open_engine(&dir.join(DATA), &options)?;
-    standing::check_seq(dir, &identity, engine.checkpoint()?.seq)?;
+    let accept = |checkpoint: &Checkpoint| standing::check_seq(dir, &identity, checkpoint.seq);
+    let engine = open_engine(&dir.join(DATA), &options, &accept)?;
+    accept(&engine.checkpoint()?)?;
     marker::sync_dir(dir)
         .map_err(|e| Error::io(format!("cannot sync the store's directory: dir={} reason={e}", dir.display()), e))?;
     if identity.seq.is_none() {
@@ -411,7 +412,13 @@ pub(crate) fn strata_options(options: &EngineOptions) -> engine_strata::StrataOp
     engine_strata::StrataOptions { memory_bytes: options.division().cache_bytes, ..Default::default() }
 }
 
-fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> {
+/// Opens the engine. Strata asks `accept` before it makes or removes anything; the others are asked once they are open.
+#[cfg_attr(not(feature = "strata"), allow(unused_variables, reason = "the others are asked once they are open"))]
+fn open_engine(
+    data: &Path,
+    options: &EngineOptions,
+    accept: &dyn Fn(&Checkpoint) -> Result<()>,
+) -> Result<Box<dyn Engine>> {
     match options.engine {
         #[cfg(feature = "rocksdb")]
         EngineKind::Rocksdb => Ok(Box::new(engine_rocksdb::RocksdbEngine::open(data, &rocksdb_options(options))?)),
@@ -420,7 +427,9 @@ fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dyn Engine>> 
         #[cfg(feature = "redb")]
         EngineKind::Redb => Ok(Box::new(engine_redb::RedbEngine::open(data, &redb_options(options))?)),
         #[cfg(feature = "strata")]
-        EngineKind::Strata => Ok(Box::new(engine_strata::StrataEngine::open(data, &strata_options(options))?)),
+        EngineKind::Strata => {
+            Ok(Box::new(engine_strata::StrataEngine::open_accepted(data, &strata_options(options), accept)?))
+        }
         #[allow(unreachable_patterns, reason = "the arm for engines left out of the build")]
         engine => refuse_unless_compiled(engine).and_then(|()| {
             Err(Error::new(

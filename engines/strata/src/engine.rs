@@ -42,6 +42,9 @@ use crate::{Sizes, StrataOptions};
 /// Memtables that wait for their flush before commits have to wait: one is being written, one is next.
 pub(crate) const FROZEN_MAX: usize = 2;
 
+/// Says whether the store may stand there.
+pub(crate) type Accept<'a> = &'a dyn Fn(&Checkpoint) -> Result<()>;
+
 /// A strata store.
 pub struct StrataEngine {
     pub(crate) shared: Arc<Shared>,
@@ -109,10 +112,20 @@ impl StrataEngine {
     /// # Errors
     /// `DataDamaged` naming the file, `FixInput` for a newer format.
     pub fn open(dir: &Path, options: &StrataOptions) -> Result<Self> {
-        let storage = DirStorage::open(dir).map_err(|e| {
-            Error::io(format!("cannot create the store's directory: dir={} reason={e}", dir.display()), e)
-        })?;
-        Self::open_on(Arc::new(storage), options)
+        Self::open_on(created(dir)?, options)
+    }
+
+    /// [`StrataEngine::open`], unless `accept` refuses the checkpoint that was recovered: it is asked before anything is
+    /// made or removed.
+    ///
+    /// # Errors
+    /// As [`StrataEngine::open`]; that of `accept`.
+    pub fn open_accepted(
+        dir: &Path,
+        options: &StrataOptions,
+        accept: &dyn Fn(&Checkpoint) -> Result<()>,
+    ) -> Result<Self> {
+        Self::merging(Self::recovered(created(dir)?, options, Sizes::of(options), accept)?)
     }
 
     /// The same on any storage.
@@ -129,7 +142,10 @@ impl StrataEngine {
     /// As [`StrataEngine::open`].
     #[doc(hidden)]
     pub fn open_sized(storage: Arc<dyn Storage>, options: &StrataOptions, sizes: Sizes) -> Result<Self> {
-        let shared = Self::recovered(storage, options, sizes)?;
+        Self::merging(Self::recovered(storage, options, sizes, &|_| Ok(()))?)
+    }
+
+    fn merging(shared: Arc<Shared>) -> Result<Self> {
         let merging = Arc::clone(&shared);
         let merger = std::thread::Builder::new()
             .name("strata-merge".to_owned())
@@ -144,13 +160,18 @@ impl StrataEngine {
     /// # Errors
     /// As [`StrataEngine::open`].
     pub fn open_read_only(dir: &Path, options: &StrataOptions) -> Result<Self> {
-        let shared = Self::recovered(Arc::new(ReadOnlyStorage::new(dir)), options, Sizes::of(options))?;
+        let shared = Self::recovered(Arc::new(ReadOnlyStorage::new(dir)), options, Sizes::of(options), &|_| Ok(()))?;
         // Nobody may wait for a thread that was never started.
         shared.work.lock().ended = true;
         Ok(Self { shared, merger: None })
     }
 
-    fn recovered(storage: Arc<dyn Storage>, options: &StrataOptions, sizes: Sizes) -> Result<Arc<Shared>> {
+    fn recovered(
+        storage: Arc<dyn Storage>,
+        options: &StrataOptions,
+        sizes: Sizes,
+        accept: Accept<'_>,
+    ) -> Result<Arc<Shared>> {
         let manifest = match Manifest::read(&*storage)? {
             Some(manifest) => manifest,
             None => {
@@ -162,7 +183,7 @@ impl StrataEngine {
             }
         };
         let lost = lost::read(&*storage)?.len() as u64;
-        let recovered = recover(&storage, options, sizes, manifest)?;
+        let recovered = recover(&storage, options, sizes, manifest, accept)?;
         let shared = Shared { lost, ..Shared::new(storage, options, sizes, recovered) };
         shared.balance(0);
         Ok(Arc::new(shared))
@@ -185,6 +206,12 @@ impl StrataEngine {
             merger.join().ok();
         }
     }
+}
+
+fn created(dir: &Path) -> Result<Arc<dyn Storage>> {
+    let storage = DirStorage::open(dir)
+        .map_err(|e| Error::io(format!("cannot create the store's directory: dir={} reason={e}", dir.display()), e))?;
+    Ok(Arc::new(storage))
 }
 
 impl Drop for StrataEngine {

@@ -216,3 +216,76 @@ fn repair_makes_no_empty_store_of_one_whose_files_are_gone() {
     assert!(error.to_string().contains("seq=0 marker_seq=200"), "{error}");
     assert!(engines::open(&cut, &options(EngineKind::Strata), OpenMode::Existing).is_err());
 }
+
+/// Batches with seq 10, 20 and 30, all of them in the WAL; the WAL.
+#[cfg(feature = "strata")]
+fn three_batches(dir: &Path) -> std::path::PathBuf {
+    let engine = engines::open(dir, &options(EngineKind::Strata), OpenMode::Create).unwrap();
+    [10, 20, 30].into_iter().for_each(|pairs| fill(&*engine, pairs));
+    engine.close().unwrap();
+    let paths = fs::read_dir(dir.join("data")).unwrap().map(|entry| entry.unwrap().path());
+    let is_wal = |path: &std::path::PathBuf| path.extension().is_some_and(|ending| ending == "wal");
+    paths.filter(is_wal).max_by_key(|path| path.metadata().unwrap().len()).unwrap()
+}
+
+/// The last record is cut, as no crash leaves it after a close.
+#[cfg(feature = "strata")]
+fn cut(wal: &Path) {
+    let file = fs::OpenOptions::new().write(true).open(wal).unwrap();
+    file.set_len(file.metadata().unwrap().len() - 10).unwrap();
+}
+
+/// The second record is damaged, and the third says that it was durable.
+#[cfg(feature = "strata")]
+fn flip(wal: &Path) {
+    let mut bytes = fs::read(wal).unwrap();
+    let at = bytes.len() / 2;
+    bytes[at] ^= 1;
+    fs::write(wal, bytes).unwrap();
+}
+
+#[cfg(feature = "strata")]
+#[test]
+fn an_opening_that_the_marker_refuses_makes_and_removes_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("store");
+    cut(&three_batches(&dir));
+    // What a crash has left, which an opening removes that finds all in order.
+    fs::write(dir.join("data/000000000050.seg"), [7; 8192]).unwrap();
+    let before = contents(&dir.join("data"));
+    for _ in 0..2 {
+        let refused = engines::open(&dir, &options(EngineKind::Strata), OpenMode::Existing).err().expect("refused");
+        assert!(refused.to_string().contains("seq=20 marker_seq=30"), "{refused}");
+        assert!(refused.to_string().contains("bootstrap repair"), "{refused}");
+        assert!(contents(&dir.join("data")) == before, "made or removed");
+    }
+}
+
+#[cfg(feature = "strata")]
+#[test]
+fn a_repair_takes_a_store_whose_newest_changes_are_gone_and_says_which_also_after_one_that_was_cut() {
+    let damages: [(fn(&Path), u64); 2] = [(cut, 20), (flip, 10)];
+    for (damage, left) in damages {
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("store");
+        damage(&three_batches(&dir));
+        assert!(engines::open(&dir, &options(EngineKind::Strata), OpenMode::Existing).is_err());
+        let marker = fs::read(dir.join("SOLKV")).unwrap();
+        let changes = format!("the changes from seq={} to seq=30", left + 1);
+        let repaired = engines::repair(&dir).unwrap();
+        assert!(repaired.lost.contains(&changes) && !repaired.findings.is_empty(), "{repaired:?}");
+        // As if it had been killed before it came to the marker: another one says the same and ends it.
+        let remembered = fs::read_to_string(dir.join("data/LOST")).unwrap();
+        assert!(remembered.lines().any(|line| line == changes), "{remembered}");
+        fs::write(dir.join("SOLKV"), marker).unwrap();
+        let repaired = engines::repair(&dir).unwrap();
+        assert_eq!((repaired.lost, repaired.seq), (vec![changes], left));
+        assert_eq!(fs::read_to_string(dir.join("data/LOST")).unwrap(), remembered);
+        let known = engines::inspect(&dir).unwrap().unwrap();
+        assert_eq!((known.seq, known.lost), (Some(left), 1));
+        assert!(engines::repair(&dir).unwrap().findings.is_empty());
+        let engine = engines::open(&dir, &options(EngineKind::Strata), OpenMode::Existing).unwrap();
+        assert_eq!(engine.checkpoint().unwrap().seq, left);
+        engine.close().unwrap();
+    }
+}

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use engine_api::Result;
 
 use crate::budget::Budget;
+use crate::engine::Accept;
 use crate::file::sync_dir;
 use crate::format::filter::PLANES;
 use crate::format::manifest::Manifest;
@@ -35,12 +36,13 @@ pub(crate) struct Recovered {
 }
 
 /// Runs from the manifest, batches behind them from the WAL. Files that nothing needs are removed at the end, when all
-/// of the store was found to be as a crash may leave it.
+/// of the store was found to be as a crash may leave it, and `accept` takes it.
 pub(crate) fn recover(
     storage: &Arc<dyn Storage>,
     options: &StrataOptions,
     sizes: Sizes,
     mut manifest: Manifest,
+    accept: Accept<'_>,
 ) -> Result<Recovered> {
     let mem_records = sizes.mem_records;
     let budget = Budget::new(options.memory_bytes.saturating_sub(mem_bytes(options)));
@@ -49,7 +51,7 @@ pub(crate) fn recover(
     load_planes(&version, &budget, work_bytes(options, sizes), least_cache_bytes(options))?;
     let found = survey(&**storage, &manifest)?;
     let next_id = manifest.next_id.max(found.highest + 1);
-    let mut replay = Replay { storage, budget: &budget, reads: &reads, mem_records, next_id };
+    let mut replay = Replay { storage, budget: &budget, reads: &reads, mem_records, next_id, accept };
     let Replayed { batch, checkpoint, frozen } = replay.run(&found, &mut manifest, &mut version)?;
     let next_id = replay.next_id;
     let wal = Wal::create(&**storage, &manifest.wal_key, next_id, None, batch)?;

@@ -57,6 +57,14 @@ impl StrataEngine {
         repair(&(Arc::new(DirStorage::existing(dir)) as Arc<dyn Storage>))
     }
 
+    /// Writes down in the store in `dir` that this is lost, a line: see FORMAT.md, "Lost". Nobody may have it open.
+    ///
+    /// # Errors
+    /// Those of reading and writing.
+    pub fn remember_lost(dir: &Path, lost: &str) -> Result<()> {
+        lost::add(&DirStorage::existing(dir), &[lost.to_owned()])
+    }
+
     /// The same on any storage.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use engine_api::{Checkpoint, Error, ErrorKind, Result};
 
 use crate::budget::Budget;
-use crate::engine::FROZEN_MAX;
+use crate::engine::{Accept, FROZEN_MAX};
 use crate::file::{shown, sync_dir};
 use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
@@ -40,6 +40,7 @@ pub(crate) struct Replay<'a> {
     pub(crate) mem_records: usize,
     /// The next file's number.
     pub(crate) next_id: u64,
+    pub(crate) accept: Accept<'a>,
 }
 
 /// What was read of the WAL.
@@ -65,7 +66,7 @@ impl Replay<'_> {
     /// says so: nothing is left of these files then.
     ///
     /// # Errors
-    /// `DataDamaged`: a WAL is damaged, or the manifest is older than a segment.
+    /// `DataDamaged`: a WAL is damaged, or the manifest is older than a segment. What `accept` says of where it ends.
     pub(crate) fn run(&mut self, found: &Survey, manifest: &mut Manifest, version: &mut Version) -> Result<Replayed> {
         let wals = &found.wals[..];
         let (capacity, fits) = self.capacity(wals)?;
@@ -78,7 +79,11 @@ impl Replay<'_> {
         }
         let mut runs = Vec::new();
         let read = self.read(wals, manifest, capacity, &mut runs);
-        let read = match read.and_then(|read| self.refuse_older(found, read.batch).map(|()| read)) {
+        let taken = |read: Read| {
+            self.refuse_older(found, read.batch)?;
+            (self.accept)(&read.checkpoint).map(|()| read)
+        };
+        let read = match read.and_then(taken) {
             Ok(read) => read,
             Err(failed) => {
                 // No manifest names them, so that a store that cannot be opened does not grow with each try.
