@@ -82,7 +82,9 @@ pub use write::repair::Repaired;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrataOptions {
     /// Bytes for everything that is held in memory: memtables (a sixteenth), directories, filter planes as far as they
-    /// fit, and pages or single records with what is left. `Stats` says how they are divided.
+    /// fit, and pages or single records with what is left. `Stats` says how they are divided. A batch that is being
+    /// written is the caller's and comes on top, with its record and, where it is larger than a memtable, one of its size;
+    /// all of it is given back once the batch is committed and flushed.
     pub memory_bytes: u64,
     /// Free space that `begin` insists on, in bytes: room for a WAL and a flush.
     pub disk_reserve_bytes: u64,

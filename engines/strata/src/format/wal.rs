@@ -58,6 +58,8 @@ const DELETE: u8 = 2;
 pub(crate) const BATCH_OPS_MAX: usize = 1 << 20;
 /// The longest record that is believed: a length beyond it is a torn header.
 const BODY_BYTES_MAX: usize = Checkpoint::ENCODED_MAX + BATCH_OPS_MAX * OP_BYTES;
+/// A record's buffer that is kept for the next one; a larger one is given back, because no budget counts it.
+const BUFFER_KEPT_BYTES: usize = 1 << 20;
 /// Bytes looked through at once for a later record.
 const SEARCH_BYTES: usize = 1 << 20;
 
@@ -76,6 +78,8 @@ pub(crate) struct Wal {
     salt: Salt,
     offset: u64,
     buffer: Vec<u8>,
+    /// Bytes of the last record.
+    last_bytes: u64,
     /// The last batch that was appended, and the last that is durable.
     last: u64,
     flushed: u64,
@@ -149,6 +153,7 @@ impl Wal {
             salt: key.salt(id),
             offset: 0,
             buffer: Vec::new(),
+            last_bytes: 0,
             last: flushed,
             flushed,
         })
@@ -174,14 +179,18 @@ impl Wal {
         self.file
             .write_at(&self.buffer, self.offset)
             .map_err(|e| Error::io(format!("cannot write file={} offset={} reason={e}", self.shown, self.offset), e))?;
-        self.offset += self.buffer.len() as u64;
+        self.last_bytes = self.buffer.len() as u64;
+        self.offset += self.last_bytes;
         self.last = batch;
+        if self.buffer.capacity() > BUFFER_KEPT_BYTES {
+            self.buffer = Vec::new();
+        }
         Ok(())
     }
 
     /// Bytes of the last record.
     pub(crate) fn last_bytes(&self) -> u64 {
-        self.buffer.len() as u64
+        self.last_bytes
     }
 
     /// Flushes what was appended. Never tried again: see [`ErrorKind::Reopen`].
@@ -224,6 +233,13 @@ pub(crate) fn is_misnamed(storage: &dyn Storage, key: &WalKey, id: u64) -> Resul
 pub(crate) fn begins_with(storage: &dyn Storage, id: u64) -> Result<Option<(Salt, u64)>> {
     let first = first(storage, id, |header| header.file == id)?;
     Ok(first.map(|header| (header.salt, header.batch.get())))
+}
+
+/// Whether a file has bytes and no whole record of any store at its start: damage, or a first record that was being written.
+pub(crate) fn begins_torn(storage: &dyn Storage, id: u64) -> Result<bool> {
+    let failed = |e| Error::io(format!("cannot read file={}", shown(storage, &name(id))), e);
+    let length = storage.open(&name(id), false).and_then(|file| file.len_bytes()).map_err(failed)?;
+    Ok(length > 0 && first(storage, id, |_| true)?.is_none())
 }
 
 /// The header of the first record, of whatever store and file, if it is `wanted` and the record is whole.

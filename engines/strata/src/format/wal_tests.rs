@@ -113,3 +113,15 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_buffer_of_a_large_record_is_given_back() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let storage = DirStorage::open(dir.path()).expect("opened");
+    let mut wal = Wal::create(&storage, &KEY, 3, None, 10).expect("created");
+    let ops: Vec<_> = (0..100_000u32).map(|_| ([1; 32], Some([2; 32]))).collect();
+    wal.append(11, &Checkpoint::default(), &ops).expect("written");
+    assert!(wal.buffer.capacity() <= BUFFER_KEPT_BYTES, "capacity={}", wal.buffer.capacity());
+    assert_eq!(wal.last_bytes(), wal.bytes());
+    assert!(wal.last_bytes() > 6_500_000);
+}

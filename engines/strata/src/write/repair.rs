@@ -79,8 +79,10 @@ impl StrataEngine {
 struct Ended {
     /// Why it ended before the end.
     broken: Option<String>,
-    /// Batches that are in no file.
+    /// Batches that are in no file, and files that cannot be read at all.
     gaps: Vec<String>,
+    /// Files of which nobody knows whose they are, because the manifest with the salts is gone.
+    unchecked: Vec<String>,
 }
 
 /// A repair under way.
@@ -251,6 +253,8 @@ impl Repair<'_> {
             self.told.findings.push(format!("{taken}: seq={}", complete.1.seq));
         }
         self.told.lost.extend(ended.gaps);
+        let unchecked = |file| format!("file={file} cannot be checked to be this store's: the manifest would say so");
+        self.told.findings.extend(ended.unchecked.into_iter().map(unchecked));
         if let Some(why) = ended.broken {
             self.told.findings.push(why);
             self.told.lost.push(format!("batches from {} on, which stood in the WAL", complete.0 + 1));
@@ -281,8 +285,19 @@ impl Repair<'_> {
                 // Every WAL file begins with a record that strata wrote: its salt is that of the file. What it begins
                 // with may be in the runs, because a run may have been written of a part of a file.
                 true => match wal::begins_with(&**self.storage, *id)? {
-                    Some((salt, batch)) => (salt, Position { next: batch, end: None }),
-                    None => continue,
+                    Some((salt, batch)) => {
+                        ended.unchecked.push(shown(&**self.storage, &wal::name(*id)));
+                        (salt, Position { next: batch, end: None })
+                    }
+                    None => {
+                        if wal::begins_torn(&**self.storage, *id)? {
+                            let shown = shown(&**self.storage, &wal::name(*id));
+                            ended
+                                .gaps
+                                .push(format!("file={shown}: what it holds, because its first record is not whole"));
+                        }
+                        continue;
+                    }
                 },
             };
             if from.next > known {

@@ -343,3 +343,24 @@ fn what_an_opening_that_was_cut_short_has_written_does_not_pass_for_whole_batche
         assert_holds(&engine, &map, 6, &format!("crash_at={crash_at}"));
     }
 }
+
+#[test]
+fn without_the_manifest_a_wal_that_begins_damaged_is_named_and_the_others_are_said_to_be_unchecked() {
+    let dir = tempfile::tempdir().unwrap();
+    let (older, newer) = (dir.path().join("000000000001.wal"), dir.path().join("000000000002.wal"));
+    // The first file of a store that was opened twice holds its first batches, the second one the others.
+    for at in 1..3u64 {
+        let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
+        commit(&engine, &[(key(at), Some([at as u8; 32]))], at, &mut Map::new());
+        Box::new(engine).close().unwrap();
+    }
+    assert!(older.exists() && newer.exists());
+    fs::remove_file(dir.path().join("MANIFEST")).unwrap();
+    let mut bytes = fs::read(&newer).unwrap();
+    bytes[60] ^= 1;
+    fs::write(&newer, bytes).unwrap();
+    let repaired = StrataEngine::repair(dir.path()).unwrap();
+    assert_said(&repaired.lost, &["000000000002.wal", "first record is not whole"]);
+    assert_said(&repaired.findings, &["000000000001.wal", "cannot be checked"]);
+    assert!(!repaired.lost.iter().any(|line| line.contains("000000000001.wal")), "{:?}", repaired.lost);
+}
