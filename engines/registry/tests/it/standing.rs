@@ -264,8 +264,8 @@ fn an_opening_that_the_marker_refuses_makes_and_removes_nothing() {
 #[cfg(feature = "strata")]
 #[test]
 fn a_repair_takes_a_store_whose_newest_changes_are_gone_and_says_which_also_after_one_that_was_cut() {
-    let damages: [(fn(&Path), u64); 2] = [(cut, 20), (flip, 10)];
-    for (damage, left) in damages {
+    type Damage = fn(&Path);
+    for (damage, left) in [(cut as Damage, 20), (flip, 10)] {
         let home = tempfile::tempdir().unwrap();
         let dir = home.path().join("store");
         damage(&three_batches(&dir));
