@@ -136,18 +136,24 @@ fn unused(args: &LoadArgs, state: Option<&State>) -> Result<Vec<String>> {
     Ok(unused)
 }
 
-/// Whether the source is the loaded one, by the number in the marker: of a load whose own file is gone.
-fn compare_by_number(args: &LoadArgs, source: &Source) -> Result<&'static str> {
-    let Some(load) = engines::inspect(&args.dir)?.and_then(|known| known.load) else {
-        return Ok(" (its source is not known, so that it was not compared)");
-    };
-    tell!("the load's own file is gone, and the source is read, to compare it with what was loaded: {source}");
+/// Reads all of the source.
+fn read_content(args: &LoadArgs, source: &Source) -> Result<Content> {
     let mut read = Content::new();
     source.for_each(&mut |record| {
         read.add(&record);
         Ok(())
     })?;
     args.source.check_records(read.records())?;
+    Ok(read)
+}
+
+/// Whether the source is the loaded one, by the number in the marker: of a load whose own file is gone.
+fn compare_by_number(args: &LoadArgs, source: &Source) -> Result<&'static str> {
+    let Some(load) = engines::inspect(&args.dir)?.and_then(|known| known.load) else {
+        return Ok(" (its source is not known, so that it was not compared)");
+    };
+    tell!("the load's own file is gone, and the source is read, to compare it with what was loaded: {source}");
+    let read = read_content(args, source)?;
     let by_order = |order| file_id(read.digest(), order, args.source.seed);
     let mut numbers = vec![by_order(Order::Sorted), by_order(Order::Shuffled)];
     if let Source::Synthetic { pairs, count, .. } = source {
@@ -191,12 +197,7 @@ fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static s
         _ => {}
     }
     tell!("the source is read, to compare it with what was loaded: {words}");
-    let mut read = Content::new();
-    source.for_each(&mut |record| {
-        read.add(&record);
-        Ok(())
-    })?;
-    args.source.check_records(read.records())?;
+    let read = read_content(args, source)?;
     let digest = hex(read.digest());
     if digest != *content {
         return Err(other(args, known, source, &format!("loaded_content={content} content={digest}")));
