@@ -124,11 +124,13 @@ pub(crate) fn has_log(dir: &Path, engine: EngineKind) -> Result<bool> {
     Ok(names(dir)?.iter().any(|name| name.ends_with(ending) || name.ends_with(&aside)))
 }
 
-/// Refuses a store that stands at a seq below the one at which it was last closed or its load was completed.
+/// Refuses a store that stands at a seq below the one at which it was last closed or its load was completed. A repair goes
+/// on where strata's log says that only the newest changes are gone; without a log anything may be.
 ///
 /// # Errors
 /// `DataDamaged` naming both.
 pub(crate) fn check_seq(dir: &Path, known: &Identity, found: u64) -> Result<()> {
+    let can_be_repaired = || known.engine == EngineKind::Strata && has_log(dir, known.engine).unwrap_or(false);
     match known.seq {
         Some(seq) if found < seq => Err(Error::new(
             ErrorKind::DataDamaged,
@@ -136,7 +138,7 @@ pub(crate) fn check_seq(dir: &Path, known: &Identity, found: u64) -> Result<()> 
                 "the store has lost what it held: dir={} seq={found} marker_seq={seq}: files in {DATA} are missing or \
                  older than the marker: {WAYS_OUT}{}",
                 dir.display(),
-                if known.engine == EngineKind::Strata { "; bootstrap repair goes on without what is lost" } else { "" }
+                if can_be_repaired() { "; bootstrap repair goes on without what is lost" } else { "" }
             ),
         )),
         _ => Ok(()),
