@@ -43,14 +43,14 @@ pub struct Identity {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<u64>,
     /// How many losses repairs have named: parts of what the store held are gone. 0: none.
-    #[serde(default, skip_serializing_if = "is_none")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u64,
     /// What the pairs mean.
     #[serde(default, skip_serializing_if = "Holds::is_unknown")]
     pub holds: Holds,
 }
 
-fn is_none(count: &u64) -> bool {
+fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 

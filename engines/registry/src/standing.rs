@@ -130,7 +130,7 @@ pub(crate) fn has_log(dir: &Path, engine: EngineKind) -> Result<bool> {
 /// # Errors
 /// `DataDamaged` naming both.
 pub(crate) fn check_seq(dir: &Path, known: &Identity, found: u64) -> Result<()> {
-    let can_be_repaired = || known.engine == EngineKind::Strata && has_log(dir, known.engine).unwrap_or(false);
+    let can_be_repaired = || known.engine.has_repair() && has_log(dir, known.engine).unwrap_or(false);
     match known.seq {
         Some(seq) if found < seq => Err(Error::new(
             ErrorKind::DataDamaged,

@@ -84,6 +84,24 @@ pub(crate) fn shown(storage: &dyn Storage, name: &str) -> String {
     format!("{}/{name}", storage.shown())
 }
 
+/// All bytes of the file `name`; `None` where there is no such file.
+///
+/// # Errors
+/// Those of reading, naming the file.
+pub(crate) fn read_whole(storage: &dyn Storage, name: &str) -> Result<Option<Vec<u8>>> {
+    let read = || {
+        let file = storage.open(name, false)?;
+        let mut bytes = vec![0; file.len_bytes()? as usize];
+        file.read_at(&mut bytes, 0)?;
+        io::Result::Ok(bytes)
+    };
+    match read() {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::io(format!("cannot read file={} reason={e}", shown(storage, name)), e)),
+    }
+}
+
 /// Makes the names of the store's files durable.
 pub(crate) fn sync_dir(storage: &dyn Storage) -> Result<()> {
     storage

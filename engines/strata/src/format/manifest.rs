@@ -3,11 +3,10 @@
 //! Owns: its bytes (FORMAT.md, "Manifest"). It is replaced as a whole: a crash leaves the old one or the new one.
 
 use std::collections::BTreeSet;
-use std::io::ErrorKind as Io;
 
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Result};
 
-use crate::file::{replace, shown};
+use crate::file::{read_whole, replace, shown};
 use crate::format::footer::SegmentInfo;
 use crate::format::secret::{SALT_BYTES, SEED_BYTES, Seed, WalKey};
 use crate::storage::Storage;
@@ -41,20 +40,10 @@ pub(crate) struct Manifest {
 impl Manifest {
     /// Reads the store's manifest; `None` where there is no such file.
     pub(crate) fn read(storage: &dyn Storage) -> Result<Option<Self>> {
-        let shown = shown(storage, NAME);
-        let read = || {
-            let file = storage.open(NAME, false)?;
-            let mut bytes = vec![0; file.len_bytes()? as usize];
-            file.read_at(&mut bytes, 0)?;
-            std::io::Result::Ok(bytes)
-        };
-        match read() {
-            Ok(bytes) => Self::decode(&bytes)
-                .map(Some)
-                .map_err(|e| Error::new(e.kind(), format!("manifest cannot be used: file={shown} {e}"))),
-            Err(e) if e.kind() == Io::NotFound => Ok(None),
-            Err(e) => Err(Error::io(format!("cannot read file={shown} reason={e}"), e)),
-        }
+        let Some(bytes) = read_whole(storage, NAME)? else { return Ok(None) };
+        let wrong =
+            |e: Error| Error::new(e.kind(), format!("manifest cannot be used: file={} {e}", shown(storage, NAME)));
+        Self::decode(&bytes).map(Some).map_err(wrong)
     }
 
     /// Replaces the store's manifest.

@@ -10,6 +10,7 @@ pub(crate) mod lookup;
 pub(crate) mod read_only;
 pub(crate) mod reader;
 pub(crate) mod resident;
+pub(crate) mod sections;
 pub(crate) mod segment;
 pub(crate) mod uring;
 pub(crate) mod version;

@@ -11,13 +11,14 @@ use engine_api::{Error, ErrorKind, Key, Result, Value};
 use memmap2::MmapMut;
 
 use crate::budget::{Budget, Share};
-use crate::file::{PageBuffer, ReadFile, io_error};
+use crate::file::{PageBuffer, ReadFile};
 use crate::format::filter::{PLANES, may_contain, prefetch};
-use crate::format::footer::{Footer, Origin, Section, SegmentInfo, VERSION, Wrong};
+use crate::format::footer::{Footer, Origin, SegmentInfo, VERSION, Wrong};
 use crate::format::page::{PAGE_BYTES, Page, PageBytes, prefix};
-use crate::memory::{HugeBytes, Pool, release_tail};
+use crate::memory::{HugeBytes, release_tail};
 use crate::read::lookup::{Lookup, Reads};
 use crate::read::resident::Resident;
+use crate::read::sections::{check_directory, check_sections, damaged, read_footer, read_section};
 use crate::storage::Storage;
 use crate::write::divide::Part;
 use crate::write::retire::Retire;
@@ -485,53 +486,6 @@ impl Segment {
     }
 }
 
-/// Reads the footer of a segment, and where it is; or what is wrong with it.
-pub(crate) fn read_footer(file: &ReadFile) -> Result<Result<(Footer, u64), Wrong>> {
-    let length = file.len()?;
-    if length < PAGE_BYTES as u64 || !length.is_multiple_of(PAGE_BYTES as u64) {
-        return Ok(Err(Wrong::Damaged(format!("length_bytes={length} is not whole pages"))));
-    }
-    let mut buffer = PageBuffer::new(1);
-    let at = length - PAGE_BYTES as u64;
-    file.read(buffer.bytes_mut(), at)?;
-    Ok(Footer::decode(buffer.page(0)).and_then(|footer| {
-        let expected = footer.offset() + PAGE_BYTES as u64;
-        match expected == length {
-            true => Ok((footer, at)),
-            false => Err(Wrong::Damaged(format!("length_bytes={length} expected_bytes={expected}"))),
-        }
-    }))
-}
-
-/// Whether the first keys of the pages can be those of a segment from its first key to its last.
-fn check_directory(directory: &[u64], info: &SegmentInfo) -> Result<(), &'static str> {
-    let ends = directory.first().zip(directory.last());
-    if ends.is_none_or(|(first, last)| *first != prefix(&info.first) || *last > prefix(&info.last)) {
-        return Err("the directory is not of the range from the first key to the last");
-    }
-    if !directory.is_sorted() {
-        return Err("the directory is out of order");
-    }
-    Ok(())
-}
-
-fn read_section(file: &ReadFile, section: Section, pool: &Pool) -> Result<HugeBytes> {
-    let mut bytes = pool
-        .take(section.bytes as usize)
-        .map_err(|e| io_error(format!("no memory: file={} bytes={}", file.shown(), section.bytes), e))?;
-    file.read(bytes.whole_pages_mut(), section.offset)?;
-    let computed = crc32c::crc32c(bytes.bytes());
-    if computed != section.crc {
-        let stored = section.crc;
-        return Err(damaged(file, section.offset, &format!("checksum stored={stored:08x} computed={computed:08x}")));
-    }
-    Ok(bytes)
-}
-
-fn damaged(file: &ReadFile, offset: u64, why: &str) -> Error {
-    Error::new(ErrorKind::DataDamaged, format!("segment is damaged: file={} offset={offset} {why}", file.shown()))
-}
-
 /// Checks a whole segment as it is on disk.
 pub(crate) fn scrub(segment: &Segment) -> Result<()> {
     let mut buffer = PageBuffer::new(1);
@@ -540,11 +494,4 @@ pub(crate) fn scrub(segment: &Segment) -> Result<()> {
         segment.verify(buffer.page(0), number)?;
     }
     check_sections(&segment.file, &segment.footer)
-}
-
-/// Checks the filter planes and the directory as they are on disk.
-pub(crate) fn check_sections(file: &ReadFile, footer: &Footer) -> Result<()> {
-    let pool = Pool::default();
-    let mut sections = footer.planes.iter().chain([&footer.directory]);
-    sections.try_for_each(|section| read_section(file, *section, &pool).map(drop))
 }

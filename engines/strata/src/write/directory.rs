@@ -11,7 +11,8 @@ use crate::file::{ReadFile, shown};
 use crate::format::footer::Wrong;
 use crate::format::manifest::{self, Manifest};
 use crate::format::wal;
-use crate::read::segment::{self, read_footer};
+use crate::read::sections::read_footer;
+use crate::read::segment;
 use crate::storage::Storage;
 
 /// Files that a store may have made since its manifest: far more than any device makes between two of them, and far from

@@ -4,11 +4,9 @@
 //! Owns: the file `LOST` (FORMAT.md, "Lost"). Must not: decide what is lost, or ever forget it; the operator removes the
 //! file. Runs on the threads that repair, open and copy a store.
 
-use std::io::ErrorKind as Io;
+use engine_api::Result;
 
-use engine_api::{Error, Result};
-
-use crate::file::{replace, shown};
+use crate::file::{read_whole, replace};
 use crate::storage::Storage;
 
 /// The file: a line for each thing that was lost.
@@ -19,17 +17,8 @@ pub(crate) const NAME: &str = "LOST";
 /// # Errors
 /// Those of reading, naming the file.
 pub(crate) fn read(storage: &dyn Storage) -> Result<Vec<String>> {
-    let read = || {
-        let file = storage.open(NAME, false)?;
-        let mut bytes = vec![0; file.len_bytes()? as usize];
-        file.read_at(&mut bytes, 0)?;
-        std::io::Result::Ok(bytes)
-    };
-    match read() {
-        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect()),
-        Err(e) if e.kind() == Io::NotFound => Ok(Vec::new()),
-        Err(e) => Err(Error::io(format!("cannot read file={} reason={e}", shown(storage, NAME)), e)),
-    }
+    let bytes = read_whole(storage, NAME)?.unwrap_or_default();
+    Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
 }
 
 /// Adds these lines to those that are there, durably. One that is there already is not added again: a repair that was cut

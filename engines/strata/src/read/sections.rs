@@ -1,0 +1,70 @@
+//! The parts of a segment's file that are not pages: footer, filter planes, directory.
+//!
+//! Owns: how they are read from the file and compared with their checksums. Must not: keep any of them in memory; the segment
+//! does. Used on the threads that open, merge, scrub and repair.
+
+use engine_api::{Error, ErrorKind, Result};
+
+use crate::file::{PageBuffer, ReadFile, io_error};
+use crate::format::footer::{Footer, Section, SegmentInfo, Wrong};
+use crate::format::page::{PAGE_BYTES, prefix};
+use crate::memory::{HugeBytes, Pool};
+
+/// Reads the footer of a segment, and where it is; or what is wrong with it.
+pub(crate) fn read_footer(file: &ReadFile) -> Result<Result<(Footer, u64), Wrong>> {
+    let length = file.len()?;
+    if length < PAGE_BYTES as u64 || !length.is_multiple_of(PAGE_BYTES as u64) {
+        return Ok(Err(Wrong::Damaged(format!("length_bytes={length} is not whole pages"))));
+    }
+    let mut buffer = PageBuffer::new(1);
+    let at = length - PAGE_BYTES as u64;
+    file.read(buffer.bytes_mut(), at)?;
+    Ok(Footer::decode(buffer.page(0)).and_then(|footer| {
+        let expected = footer.offset() + PAGE_BYTES as u64;
+        match expected == length {
+            true => Ok((footer, at)),
+            false => Err(Wrong::Damaged(format!("length_bytes={length} expected_bytes={expected}"))),
+        }
+    }))
+}
+
+/// Whether the first keys of the pages can be those of a segment from its first key to its last.
+pub(super) fn check_directory(directory: &[u64], info: &SegmentInfo) -> Result<(), &'static str> {
+    let ends = directory.first().zip(directory.last());
+    if ends.is_none_or(|(first, last)| *first != prefix(&info.first) || *last > prefix(&info.last)) {
+        return Err("the directory is not of the range from the first key to the last");
+    }
+    if !directory.is_sorted() {
+        return Err("the directory is out of order");
+    }
+    Ok(())
+}
+
+/// Reads a section into memory of `pool`.
+///
+/// # Errors
+/// `DataDamaged` naming the file; `Retry`: there is no memory; those of reading.
+pub(super) fn read_section(file: &ReadFile, section: Section, pool: &Pool) -> Result<HugeBytes> {
+    let mut bytes = pool
+        .take(section.bytes as usize)
+        .map_err(|e| io_error(format!("no memory: file={} bytes={}", file.shown(), section.bytes), e))?;
+    file.read(bytes.whole_pages_mut(), section.offset)?;
+    let computed = crc32c::crc32c(bytes.bytes());
+    if computed != section.crc {
+        let stored = section.crc;
+        return Err(damaged(file, section.offset, &format!("checksum stored={stored:08x} computed={computed:08x}")));
+    }
+    Ok(bytes)
+}
+
+/// That the segment is damaged, with file and place.
+pub(super) fn damaged(file: &ReadFile, offset: u64, why: &str) -> Error {
+    Error::new(ErrorKind::DataDamaged, format!("segment is damaged: file={} offset={offset} {why}", file.shown()))
+}
+
+/// Checks the filter planes and the directory as they are on disk.
+pub(crate) fn check_sections(file: &ReadFile, footer: &Footer) -> Result<()> {
+    let pool = Pool::default();
+    let mut sections = footer.planes.iter().chain([&footer.directory]);
+    sections.try_for_each(|section| read_section(file, *section, &pool).map(drop))
+}
