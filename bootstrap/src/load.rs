@@ -17,7 +17,7 @@ use crate::limits::{self, BATCH_PAIRS, Buffers, SORT_BYTES_MIN};
 use crate::meaning::MeaningArgs;
 use crate::order::{OnDuplicate, Order, Ordered, Tally};
 use crate::out::{say, tell};
-use crate::paths;
+use crate::paths::{self, WorkDir};
 use crate::progress::Progress;
 use crate::report::{self, Figures, Outcome};
 use crate::resume::{self, Found, check_directory, is_complete};
@@ -99,7 +99,7 @@ struct Setup {
     order: Order,
     options: EngineOptions,
     buffers: Buffers,
-    work: PathBuf,
+    work: WorkDir,
     mode: OpenMode,
     terms: Terms,
     /// There is no store yet.
@@ -110,7 +110,7 @@ struct Setup {
 pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let stop = Stop::install()?;
     let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".work", &args.source)?;
-    paths::check_outputs(args, &work)?;
+    paths::check_outputs(args, &work.path)?;
     report::check_writable(args)?;
     let Some(setup) = setup(args, work)? else { return Ok(0) };
     // Whoever comes second is to know it before its source is read.
@@ -178,7 +178,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
 }
 
 /// What can be found wrong before the source is read, which can take an hour. `None`: the load is complete.
-fn setup(args: &LoadArgs, work: PathBuf) -> Result<Option<Setup>> {
+fn setup(args: &LoadArgs, work: WorkDir) -> Result<Option<Setup>> {
     let source = Source::new(&args.source)?;
     let options = options_for(&args.dir, &args.engine)?;
     let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
@@ -256,9 +256,9 @@ fn check_disk(args: &LoadArgs, setup: &Setup) -> Result<()> {
     let left = |bytes: u64, dir: &Path| bytes.saturating_sub(probe::disk_bytes(dir));
     // The engine takes no writes where it cannot leave its reserve alone.
     let store_left = left(store_bytes, &args.dir).saturating_add(setup.options.disk_reserve_bytes());
-    let spill_left = left(spill_bytes, &setup.work);
-    if args.work_dir.is_some() && !probe::is_same_disk(&args.dir, &setup.work) {
-        probe::check_disk(&setup.work, spill_left)?;
+    let spill_left = left(spill_bytes, &setup.work.path);
+    if !setup.work.is_default && !probe::is_same_disk(&args.dir, &setup.work.path) {
+        probe::check_disk(&setup.work.path, spill_left)?;
         return probe::check_disk(&args.dir, store_left);
     }
     probe::check_disk(&args.dir, store_left.saturating_add(spill_left))

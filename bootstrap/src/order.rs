@@ -12,6 +12,7 @@ mod spill;
 mod work;
 
 use std::cmp::Ordering;
+use std::fs;
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
@@ -23,6 +24,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::identity::Stamp;
 use crate::limits::{Buffers, CHUNK_PAIRS};
+use crate::paths::WorkDir;
 use crate::source::{Record, Source};
 use merge::Merge;
 use run::Run;
@@ -157,7 +159,7 @@ impl Ordered {
         source: &Source,
         order: Order,
         seed: u64,
-        work: &Path,
+        work: &WorkDir,
         buffers: &Buffers,
         tell: &mut Tell<'_>,
     ) -> Result<Self> {
@@ -251,8 +253,8 @@ impl Ordered {
 ///
 /// # Errors
 /// The file system's, naming the file.
-pub(crate) fn remove_spill(dir: &Path, source: Option<&str>) -> Result<Option<usize>> {
-    if !dir.exists() {
+pub(crate) fn remove_spill(dir: &WorkDir, source: Option<&str>) -> Result<Option<usize>> {
+    if !dir.path.exists() || (!dir.is_default && is_empty(&dir.path)) {
         return Ok(None);
     }
     // What is somebody else's, or in use, stays.
@@ -266,6 +268,10 @@ pub(crate) fn remove_spill(dir: &Path, source: Option<&str>) -> Result<Option<us
     };
     work.remove()?;
     Ok(Some(files))
+}
+
+fn is_empty(dir: &Path) -> bool {
+    fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none())
 }
 
 /// The records that a load has spilled into `dir` so far; `None` where there is no spill. Takes no lock: a load that is
@@ -355,7 +361,8 @@ mod tests {
         let bytes: Vec<u8> = records.iter().flat_map(|(k, v)| [*k, *v].concat()).collect();
         fs::write(&path, bytes).unwrap();
         let source = Source::File { path, format: Format::Raw };
-        let ordered = Ordered::prepare(&source, order, 9, &dir.path().join("work"), buffers, &mut |_| Ok(()))?;
+        let ordered =
+            Ordered::prepare(&source, order, 9, &WorkDir::named(dir.path().join("work")), buffers, &mut |_| Ok(()))?;
         let out = all(&ordered, rule, skip)?;
         ordered.discard()?;
         assert!(!dir.path().join("work").exists());
@@ -420,7 +427,7 @@ mod tests {
     #[test]
     fn a_spill_that_was_cut_off_is_gone_on_with() {
         let dir = tempfile::tempdir().unwrap();
-        let (work, path) = (dir.path().join("work"), dir.path().join("pairs"));
+        let (work, path) = (WorkDir::named(dir.path().join("work")), dir.path().join("pairs"));
         let mut bytes = Vec::new();
         let add = &mut |record: Record| {
             bytes.extend([record.1, record.2].concat());
@@ -469,12 +476,12 @@ mod tests {
     #[test]
     fn a_spill_with_fewer_records_than_were_read_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let work = dir.path().join("work");
+        let work = WorkDir::named(dir.path().join("work"));
         let mut ordered =
             Ordered::prepare(&synthetic(5000), Order::Sorted, 1, &work, &small(), &mut |_| Ok(())).unwrap();
         let Kind::Runs { runs, .. } = &mut ordered.kind else { panic!("5000 records are several runs") };
         runs.pop();
         let error = all(&ordered, OnDuplicate::Error, 0).unwrap_err().to_string();
-        assert!(error.contains("records=5000 pairs=") && error.contains(&work.display().to_string()), "{error}");
+        assert!(error.contains("records=5000 pairs=") && error.contains(&work.path.display().to_string()), "{error}");
     }
 }

@@ -13,16 +13,33 @@ use crate::load::LoadArgs;
 use crate::source::SourceArgs;
 use crate::wrong::Wrong;
 
+/// The directory of a spill.
+#[derive(Clone, Debug)]
+pub(crate) struct WorkDir {
+    pub(crate) path: PathBuf,
+    /// Nobody has named it: even one that a load finds empty is removed with the spill, because a load that was killed as
+    /// it began has left it.
+    pub(crate) is_default: bool,
+}
+
+impl WorkDir {
+    /// One that somebody has named.
+    pub(crate) fn named(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), is_default: false }
+    }
+}
+
 /// The directory of a spill: the one that was asked for, or that of the store with `ending` at the end of its name.
 ///
 /// # Errors
 /// It is the store's directory, inside it or around it; or it holds the input. The store's directory is a link to nothing.
-pub(crate) fn work_dir(dir: &Path, asked: Option<&Path>, ending: &str, source: &SourceArgs) -> Result<PathBuf> {
+pub(crate) fn work_dir(dir: &Path, asked: Option<&Path>, ending: &str, source: &SourceArgs) -> Result<WorkDir> {
     if dir.is_symlink() && !dir.exists() {
         return Err(Wrong::error(format!("the store's directory is a link that leads nowhere: dir={}", dir.display())));
     }
-    let work = asked.map_or_else(|| beside(dir, ending), Path::to_owned);
-    let (at, store) = (resolved(&work), resolved(dir));
+    let default = || WorkDir { path: beside(dir, ending), is_default: true };
+    let work = asked.map_or_else(default, WorkDir::named);
+    let (at, store) = (resolved(&work.path), resolved(dir));
     if at.starts_with(&store) || store.starts_with(&at) {
         return Err(Wrong::error(format!(
             "the store and the spill need directories of their own: dir={} work_dir={}: name one beside the store with \
@@ -36,7 +53,7 @@ pub(crate) fn work_dir(dir: &Path, asked: Option<&Path>, ending: &str, source: &
         return Err(Wrong::error(format!(
             "the input is inside the directory of the spill: file={} work_dir={}: name another with --work-dir",
             input.display(),
-            work.display()
+            work.path.display()
         )));
     }
     Ok(work)

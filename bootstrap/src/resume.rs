@@ -17,6 +17,7 @@ use crate::info;
 use crate::load::{LoadArgs, hex};
 use crate::order::{Order, Ordered, file_id, remove_spill};
 use crate::out::tell;
+use crate::paths::WorkDir;
 use crate::source::Source;
 use crate::state::State;
 
@@ -84,7 +85,7 @@ pub(crate) fn is_complete(dir: &Path) -> Result<Option<bool>> {
 ///
 /// # Errors
 /// The store was loaded from another source or as of another slot: the error names the way out.
-pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &Path) -> Result<()> {
+pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &WorkDir) -> Result<()> {
     look(&args.dir)?;
     let state = State::read(&args.dir)?;
     let note = match &state {
@@ -93,7 +94,7 @@ pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &Path) -> Res
     };
     let of = state.as_ref().map(|state| state.source.as_str());
     if let Some(removed) = remove_spill(work, of)? {
-        tell!("the spill of the load that is complete was removed: dir={} files={removed}", work.display());
+        tell!("the spill of the load that is complete was removed: dir={} files={removed}", work.path.display());
     }
     let pairs = state.as_ref().and_then(|state| state.pairs).map_or("unknown".to_owned(), |pairs| pairs.to_string());
     tell!("the load is complete, there is nothing to resume: dir={} pairs={pairs}{note}", args.dir.display());

@@ -23,7 +23,7 @@ use crate::info::{open_to_scan, scan_memory};
 use crate::limits;
 use crate::order::{OnDuplicate, Order, Ordered};
 use crate::out::{say, tell};
-use crate::paths;
+use crate::paths::{self, WorkDir};
 use crate::progress::Progress;
 use crate::running::warn_of_part;
 use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
@@ -95,7 +95,7 @@ struct Verify<'a> {
     /// Records of the source, where they are known.
     records: Option<u64>,
     /// Where it is sorted, should that be needed.
-    work: PathBuf,
+    work: WorkDir,
     engine: &'a dyn Engine,
     stop: &'a Stop,
 }
@@ -226,7 +226,7 @@ impl Verify<'_> {
         let (_, buffers) = limits::divide(&options, Order::Sorted, 0)?;
         if let (Some(records), false) = (self.records, args.skip_disk_check) {
             let spill_bytes = limits::spill_bytes(records, &buffers);
-            probe::check_disk(work, spill_bytes.saturating_sub(probe::disk_bytes(work)))?;
+            probe::check_disk(&work.path, spill_bytes.saturating_sub(probe::disk_bytes(&work.path)))?;
         }
         let mut progress = Progress::new(self.records, "sorting the source");
         let ordered = Ordered::prepare(self.source, Order::Sorted, args.source.seed, work, &buffers, &mut |records| {

@@ -17,6 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::Order;
 use super::run::{Run, damaged, is_run};
 use crate::identity::Stamp;
+use crate::paths::WorkDir;
 use crate::source::{Format, Place};
 use crate::state::write_atomically;
 
@@ -95,8 +96,9 @@ pub(crate) struct Work {
     dir: PathBuf,
     /// `None`: the directory is not there yet.
     lock: Option<File>,
-    /// Whether the directory was made for a spill, and goes with it.
+    /// Whether the directory is for spills alone, and goes with this one.
     made: bool,
+    is_default: bool,
 }
 
 impl Work {
@@ -104,11 +106,11 @@ impl Work {
     ///
     /// # Errors
     /// Something in it is no spill's, another process uses it, or the file system's.
-    pub(crate) fn open(dir: &Path) -> Result<Self> {
-        let mut work = Self { dir: dir.to_owned(), lock: None, made: false };
+    pub(crate) fn open(dir: &WorkDir) -> Result<Self> {
+        let mut work = Self { dir: dir.path.clone(), lock: None, made: false, is_default: dir.is_default };
         // Before anything is made in it.
         work.refuse_foreign()?;
-        if dir.exists() {
+        if work.dir.exists() {
             work.lock()?;
             work.refuse_foreign()?;
         }
@@ -262,6 +264,7 @@ impl Work {
             }
             // Durable before any other file is, so that a spill is known for one after a loss of power.
             Mark::Empty => {
+                self.made |= self.is_default;
                 let text = if self.made { MADE } else { FOUND };
                 file.set_len(0)
                     .and_then(|()| file.write_all(text.as_bytes()))
@@ -342,7 +345,7 @@ mod tests {
     #[test]
     fn a_manifest_with_any_byte_changed_or_cut_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let mut work = Work::open(&dir.path().join("work")).unwrap();
+        let mut work = Work::open(&WorkDir::named(dir.path().join("work"))).unwrap();
         assert_eq!(work.manifest().unwrap(), None);
         work.create().unwrap();
         let mut manifest = Manifest::new(5, "file=x".to_owned(), Some(Format::Csv), Order::Sorted, 0);
@@ -370,13 +373,13 @@ mod tests {
     fn nothing_but_a_spill_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("work");
-        let mut work = Work::open(&place).unwrap();
+        let mut work = Work::open(&WorkDir::named(&place)).unwrap();
         work.create().unwrap();
         fs::write(place.join("run-00001"), run(1)).unwrap();
         // Cut short as it was begun.
         fs::write(place.join("run-00002"), "").unwrap();
         fs::write(place.join(MANIFEST), "x").unwrap();
-        let other = Work::open(&place).err().unwrap().to_string();
+        let other = Work::open(&WorkDir::named(&place)).err().unwrap().to_string();
         assert!(other.contains("another process uses the work directory"), "{other}");
         work.remove().unwrap();
         assert!(!place.exists());
@@ -384,7 +387,7 @@ mod tests {
         for name in ["run-away", "run-1", "run-20240101", "bucket-7", MANIFEST, LOCK] {
             fs::create_dir_all(&place).unwrap();
             fs::write(place.join(name), "x").unwrap();
-            let refused = Work::open(&place).err().unwrap().to_string();
+            let refused = Work::open(&WorkDir::named(&place)).err().unwrap().to_string();
             assert!(refused.contains(&format!("entry={name}")), "{refused}");
             assert_eq!(fs::read(place.join(name)).unwrap(), b"x");
             assert_eq!(fs::read_dir(&place).unwrap().count(), 1, "{name}");
@@ -392,7 +395,7 @@ mod tests {
         }
         // One that was there before the spill stays, and so does a file that came to it.
         fs::create_dir(&place).unwrap();
-        let mut work = Work::open(&place).unwrap();
+        let mut work = Work::open(&WorkDir::named(&place)).unwrap();
         work.create().unwrap();
         fs::write(place.join("run-00003"), "mine, and longer than the header of a run would be").unwrap();
         work.remove().unwrap();
@@ -403,8 +406,8 @@ mod tests {
     fn nothing_is_touched_without_the_lock() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("work");
-        let mut late = Work::open(&place).unwrap();
-        let mut first = Work::open(&place).unwrap();
+        let mut late = Work::open(&WorkDir::named(&place)).unwrap();
+        let mut first = Work::open(&WorkDir::named(&place)).unwrap();
         first.create().unwrap();
         fs::write(place.join("run-00001"), run(1)).unwrap();
         first.write(&Manifest::new(5, "x".to_owned(), None, Order::Sorted, 0)).unwrap();

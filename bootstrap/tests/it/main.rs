@@ -112,7 +112,7 @@ fn both_orders_of_both_sources_hold_every_pair() {
 
 #[test]
 fn mainnet_pairs_load_as_csv() {
-    let csv = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/market-to-mint.csv");
+    let csv = "tests/data/market-to-mint.csv";
     for engine in engines() {
         let dir = tempfile::tempdir().unwrap();
         let store = dir.path().join("store");

@@ -66,6 +66,26 @@ fn a_work_directory_of_somebodys_own_is_left_as_it_is() {
     fs::create_dir(&mine).unwrap();
     ok(&["--dir", str(&store), "--input", str(&file), "--work-dir", str(&mine), "--sort-memory", "1MiB"]);
     assert_eq!(fs::read_dir(&mine).unwrap().count(), 0);
+    // Nor is it called a spill that was removed.
+    let said = ok(&["--dir", str(&store), "--input", str(&file), "--work-dir", str(&mine), "--resume"]);
+    assert!(!said.contains("was removed") && mine.exists(), "{said}");
+}
+
+#[test]
+fn a_default_work_directory_that_a_killed_load_left_empty_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, work) = (dir.path().join("store"), dir.path().join("store.work"));
+    let file = raw_file(dir.path(), synthetic(30_000, 5));
+    let leave: [&dyn Fn(); 2] = [&|| (), &|| fs::write(work.join("LOCK"), "").unwrap()];
+    for left in leave {
+        for _ in 0..2 {
+            fs::create_dir(&work).unwrap();
+            left();
+            ok(&["--dir", str(&store), "--input", str(&file), "--sort-memory", "1MiB", "--resume"]);
+            assert!(!work.exists());
+        }
+        fs::remove_dir_all(&store).unwrap();
+    }
 }
 
 #[test]

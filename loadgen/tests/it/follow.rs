@@ -91,7 +91,7 @@ async fn a_missing_slot_stops_a_follower_at_its_parent() {
 
 #[tokio::test]
 async fn known_keys_may_come_from_a_file_of_real_mints() {
-    let mints = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/mints.txt");
+    let mints = "tests/data/mints.txt";
     let (stream, workload) = start(&format!("--keys {mints} --base-empty --events 30000 --extract token-mint"));
     let mut model = Model::new(&workload);
     let (_, end) = follow(&stream, &mut model, subscription(None)).await;
