@@ -78,6 +78,15 @@ fuzz: ## Runs every fuzz target, FUZZ_SECONDS=60 each (needs nightly and cargo-f
 			-max_total_time=$(FUZZ_SECONDS) -len_control=0 -max_len=1000 -print_final_stats=1 || exit 1; \
 	done
 
+# The fuzz crates are workspaces of their own, which no other build looks at.
+FUZZED := engines/strata service bootstrap
+fuzz-locks:
+	@for crate in $(FUZZED); do \
+		cargo metadata --locked --format-version 1 --manifest-path $$crate/fuzz/Cargo.toml >/dev/null || \
+			{ echo "the lock file is old: cd $$crate/fuzz && cargo update --workspace" >&2; exit 1; }; \
+	done
+	@echo "fuzz-locks: the fuzz crates' lock files are as their manifests say"
+
 # ARGS='--engine lmdb --seed 123' runs one life again, as a violation says; then nothing else runs.
 torture: ## Kills, power losses and disk faults against every engine for SECONDS=60, a quarter of it strata's own.
 	@$(CARGO) build --locked --release -p torture $(call with,torture)
@@ -97,7 +106,7 @@ mutations: ## Breaks the code on purpose, one break at a time, in a copy: each m
 mutations-apply:
 	@engines/torture/mutations/run.sh --check
 
-check: setup fmt mutations-apply clippy doc edges units catalogue tree prometheus ## Format, lints, docs, edges, units, metric documents, rules, mutations apply.
+check: setup fmt mutations-apply fuzz-locks clippy doc edges units catalogue tree prometheus ## Format, lints, docs, edges, units, metric documents, rules, mutations apply.
 
 deny: ## Licences, sources, duplicates, known vulnerabilities of what is linked (needs cargo-deny, and for the last the network).
 	@cargo deny --version >/dev/null 2>&1 || { echo "needs: cargo install --locked cargo-deny" >&2; exit 1; }

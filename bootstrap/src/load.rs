@@ -46,7 +46,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_enum)]
     pub(crate) order: Option<Order>,
     /// A key given twice with different values: stop, or take the last one in the source
-    #[arg(long, value_enum, default_value = "error")]
+    #[arg(long, value_enum, default_value = "error", requires = "input")]
     pub(crate) on_duplicate: OnDuplicate,
     /// Go on with a load of the same source that was stopped or killed
     ///
@@ -72,7 +72,7 @@ pub(crate) struct LoadArgs {
     pub(crate) settle: bool,
     /// Directory for the spill of a file or a sort, as large as the source; default: DIR with .work at the end
     ///
-    /// It has to be missing, empty, or that of an earlier spill. One that was there before stays.
+    /// It has to be missing, empty, or that of an earlier spill. One that is named here and was there before stays.
     #[arg(long, value_name = "DIR")]
     pub(crate) work_dir: Option<PathBuf>,
     /// Memory for sorting, such as 64MiB; a source that fits into half of it is not spilled [default: a share of what

@@ -2,13 +2,12 @@
 //!
 //! Owns: that file. How far a load has come is the engine's checkpoint, never this file's word.
 
-use std::fs::{self, File};
-use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
+use crate::checked::{self, Found};
 use crate::identity::Stamp;
 use crate::order::Order;
 use crate::out::tell;
@@ -48,17 +47,18 @@ impl State {
     /// It cannot be read, or its text is not what was written, with the way out.
     pub(crate) fn read(dir: &Path) -> Result<Option<Self>> {
         let path = dir.join(FILE);
+        let parsed = match checked::read(&path)? {
+            None => return Ok(None),
+            Some(Found::Whole(text) | Found::Unchecked(text)) => {
+                toml::from_str(&text).map_err(|error| error.message().lines().collect::<Vec<_>>().join(" "))
+            }
+            Some(Found::Damaged) => Err("its checksum differs".to_owned()),
+        };
+        let reason = match parsed {
+            Ok(state) => return Ok(Some(state)),
+            Err(reason) => reason,
+        };
         let shown = path.display();
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).with_context(|| format!("cannot read file={shown}")),
-        };
-        let reason = match std::str::from_utf8(&bytes).map(toml::from_str) {
-            Ok(Ok(state)) => return Ok(Some(state)),
-            Ok(Err(error)) => error.message().lines().collect::<Vec<_>>().join(" "),
-            Err(error) => error.to_string(),
-        };
         bail!(
             "the load's own file is damaged: file={shown} reason={reason}: the pairs are not in it, and no service needs it; \
              put it back from a copy, or remove it: --resume then compares the source by the number in the store's marker"
@@ -74,19 +74,6 @@ impl State {
     }
 
     pub(crate) fn write(&self, dir: &Path) -> Result<()> {
-        write_atomically(&dir.join(FILE), toml::to_string(self)?.as_bytes())
+        checked::write(&dir.join(FILE), &toml::to_string(self)?)
     }
-}
-
-/// Replaces `path` by a complete file or leaves it as it was.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let part = path.with_extension("part");
-    let write = || {
-        let mut file = File::create(&part)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&part, path)?;
-        File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
-    };
-    write().with_context(|| format!("cannot write file={}", path.display()))
 }

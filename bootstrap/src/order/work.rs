@@ -12,14 +12,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::Order;
 use super::run::{Run, damaged, is_run};
+use crate::checked::{self, Found};
 use crate::identity::Stamp;
 use crate::paths::WorkDir;
 use crate::source::{Format, Place};
-use crate::state::write_atomically;
 
 const MANIFEST: &str = "manifest.toml";
 const MANIFEST_PART: &str = "manifest.part";
@@ -154,8 +153,7 @@ impl Work {
     /// # Errors
     /// The file system's, naming the file.
     pub(crate) fn write(&self, manifest: &Manifest) -> Result<()> {
-        let text = toml::to_string(manifest)?;
-        write_atomically(&self.dir.join(MANIFEST), (checksum_line(text.as_bytes()) + &text).as_bytes())
+        checked::write(&self.dir.join(MANIFEST), &toml::to_string(manifest)?)
     }
 
     /// Removes every file that is not among `runs`, and without any of them the manifest too.
@@ -306,27 +304,17 @@ impl Mark {
 /// The manifest in `dir`; `None` where there is none.
 pub(super) fn read_manifest(dir: &Path) -> Result<Option<Manifest>> {
     let path = dir.join(MANIFEST);
-    let bytes = match fs::read(&path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == Io::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("cannot read file={}", path.display())),
+    let text = match checked::read(&path)? {
+        None => return Ok(None),
+        Some(Found::Whole(text)) => text,
+        Some(Found::Unchecked(_) | Found::Damaged) => {
+            return Err(damaged(&path, "its checksum differs, or an earlier version wrote it"));
+        }
     };
-    let end = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1);
-    let (first, rest) = bytes.split_at(end);
-    if first != checksum_line(rest).as_bytes() {
-        return Err(damaged(&path, "its checksum differs, or an earlier version wrote it"));
-    }
-    let manifest: Result<Manifest> =
-        std::str::from_utf8(rest).map_err(Into::into).and_then(|text| toml::from_str(text).map_err(Into::into));
-    let manifest = manifest.with_context(|| format!("cannot read file={}", path.display()))?;
+    let manifest: Manifest = toml::from_str(&text).with_context(|| format!("cannot read file={}", path.display()))?;
     let version = manifest.version;
     ensure!(version == FORMAT, "the spill is of another version: file={} version={version}", path.display());
     Ok(Some(manifest))
-}
-
-/// The manifest's first line.
-fn checksum_line(rest: &[u8]) -> String {
-    format!("checksum = \"{:016x}\"\n", xxh3_64(rest))
 }
 
 /// Whether a file in a directory of a spill is a spill's: a run in a directory that was `made` for it by its name, in one

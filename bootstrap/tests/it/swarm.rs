@@ -265,7 +265,10 @@ impl Life {
     fn args(&self) -> Vec<String> {
         let store = self.store();
         let mut args = vec!["--engine", self.engine, "--dir", str(&store), "--order", self.order, "--resume"];
-        args.extend(["--on-duplicate", self.rule, "--sort-memory", "1MiB", "--skip-disk-check"]);
+        args.extend(["--sort-memory", "1MiB", "--skip-disk-check"]);
+        if self.input.file.is_some() {
+            args.extend(["--on-duplicate", self.rule]);
+        }
         if self.order == "shuffled" {
             args.extend(["--batch", self.batch]);
         }

@@ -38,9 +38,13 @@ fn a_load_whose_own_file_is_gone_is_told_from_others_by_its_number() {
             let load = ["--engine", engine, "--dir", str(&store), "--resume"];
             ok(&[&load[..], &["--order", order, "--input", str(&file)]].concat());
             let text = fs::read_to_string(&state).unwrap();
-            fs::write(&state, text.replacen("records", "rec@rds", 1)).unwrap();
-            let said = fails(1, &[&load[..], &["--input", str(&file)]].concat());
-            assert!(said.contains("file is damaged: file=") && said.contains("or remove it"), "{said}");
+            // One that still reads as a load's file, and one that does not.
+            for (written, damaged) in [("pairs = 300", "pairs = 301"), ("records", "rec@rds"), ("checksum", "checkzum")]
+            {
+                fs::write(&state, text.replacen(written, damaged, 1)).unwrap();
+                let said = fails(1, &[&load[..], &["--input", str(&file)]].concat());
+                assert!(said.contains("file is damaged: file=") && said.contains("or remove it"), "{said}");
+            }
             // Whoever looks is told, and sees the store all the same.
             let info = ok(&["info", "--dir", str(&store)]);
             assert!(info.contains("load=complete") && info.contains("file is damaged"), "{info}");

@@ -1,7 +1,8 @@
 //! What `refresh` costs a serving reader while a load and merges into the base go on:
 //! `cargo run --release -p engine-strata --example refresh -- [PAIRS]`, by default 2,000,000.
 //!
-//! Prints wall time, which on a busy machine has the time of others in it, and the CPU time of the calling thread.
+//! Prints wall time and the CPU time of the calling thread, each beside a row of `nothing`: the same two readings of the
+//! clock with no call between them. Interrupts and other threads take their time in both rows, refreshing in one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -40,11 +41,30 @@ fn load(engine: &StrataEngine, pairs: u64, seq: u64) -> Result<()> {
     Ok(())
 }
 
-fn report(what: &str, mut times: Vec<Duration>) {
-    times.sort_unstable();
-    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
-    let (p50, p99, p999, most) = (at(0.5), at(0.99), at(0.999), at(1.0));
-    println!("refresh {what}: count={} p50={p50:?} p99={p99:?} p99.9={p999:?} longest={most:?}", times.len());
+/// How long calls took.
+#[derive(Default)]
+struct Times {
+    wall: Vec<Duration>,
+    cpu: Vec<Duration>,
+}
+
+impl Times {
+    fn add(&mut self, call: impl FnOnce() -> Result<()>) -> Result<()> {
+        let (start, on_cpu) = (Instant::now(), cpu_time());
+        call()?;
+        self.cpu.push(cpu_time().saturating_sub(on_cpu));
+        self.wall.push(start.elapsed());
+        Ok(())
+    }
+
+    fn report(self, what: &str) {
+        for (clock, mut times) in [("wall", self.wall), ("CPU", self.cpu)] {
+            times.sort_unstable();
+            let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
+            let (p50, p99, p999, most) = (at(0.5), at(0.99), at(0.999), at(1.0));
+            println!("{what} {clock}: count={} p50={p50:?} p99={p99:?} p99.9={p999:?} longest={most:?}", times.len());
+        }
+    }
 }
 
 fn main() -> Result<()> {
@@ -55,21 +75,19 @@ fn main() -> Result<()> {
     load(&engine, pairs, 0)?;
     engine.settle()?;
     let ended = AtomicBool::new(false);
-    let (wall, cpu) = std::thread::scope(|scope| -> Result<_> {
+    let (refresh, nothing) = std::thread::scope(|scope| -> Result<_> {
         let reader = scope.spawn(|| -> Result<_> {
             let mut reader = engine.reader()?;
-            let (mut wall, mut cpu) = (Vec::new(), Vec::new());
+            let (mut refresh, mut nothing) = (Times::default(), Times::default());
             while !ended.load(Ordering::Relaxed) {
                 // As a lookup does it: a few gets, then the newest state.
                 for n in 0..4 {
-                    reader.get(&key(wall.len() as u64 * 7 + n))?;
+                    reader.get(&key(refresh.wall.len() as u64 * 7 + n))?;
                 }
-                let (start, on_cpu) = (Instant::now(), cpu_time());
-                reader.refresh()?;
-                cpu.push(cpu_time().saturating_sub(on_cpu));
-                wall.push(start.elapsed());
+                refresh.add(|| reader.refresh())?;
+                nothing.add(|| Ok(()))?;
             }
-            Ok((wall, cpu))
+            Ok((refresh, nothing))
         });
         // Every pair is written again: the base is merged while this goes on, and by `settle` once more.
         let loaded = (1..3).try_for_each(|seq| load(&engine, pairs, seq).and_then(|()| engine.settle()));
@@ -81,8 +99,8 @@ fn main() -> Result<()> {
     let shown = ["merges", "flushes", "segments", "replaced_dropped"];
     figures.filter(|(name, _)| shown.contains(name)).for_each(|(name, value)| print!("{name}={value} "));
     println!("pairs={pairs}");
-    report("wall time", wall);
-    report("CPU time", cpu);
+    refresh.report("refresh");
+    nothing.report("nothing");
     Box::new(engine).close()?;
     std::fs::remove_dir_all(&dir).ok();
     Ok(())

@@ -1,0 +1,64 @@
+//! A small text file whose first line is the checksum of the rest.
+//!
+//! Owns: its writing, whole or not at all, and whether it is as it was written. Must not: know what the text says. Runs on
+//! the caller's thread.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind as Io, Write as _};
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use xxhash_rust::xxh3::xxh3_64;
+
+const NAME: &str = "checksum";
+
+/// What a file turned out to be.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// Its text, as it was written.
+    Whole(String),
+    /// It has no line for a checksum: an earlier version wrote it, or somebody's hand.
+    Unchecked(String),
+    /// Something in it has changed.
+    Damaged,
+}
+
+/// The file at `path`; `None` where there is none.
+///
+/// # Errors
+/// The file system's, naming the file.
+pub(crate) fn read(path: &Path) -> Result<Option<Found>> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == Io::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot read file={}", path.display())),
+    };
+    let Ok(text) = String::from_utf8(bytes) else { return Ok(Some(Found::Damaged)) };
+    let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    Ok(Some(match first.starts_with(NAME) {
+        true if first == line(rest) => Found::Whole(rest.to_owned()),
+        true => Found::Damaged,
+        false => Found::Unchecked(text),
+    }))
+}
+
+/// Replaces `path` by a complete file or leaves it as it was.
+///
+/// # Errors
+/// The file system's, naming the file.
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
+    let part = path.with_extension("part");
+    let write = || {
+        let mut file = File::create(&part)?;
+        writeln!(file, "{}", line(text))?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&part, path)?;
+        File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+    };
+    write().with_context(|| format!("cannot write file={}", path.display()))
+}
+
+fn line(text: &str) -> String {
+    format!("{NAME} = \"{:016x}\"", xxh3_64(text.as_bytes()))
+}
