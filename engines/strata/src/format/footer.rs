@@ -8,6 +8,7 @@ use engine_api::{Checkpoint, Key, Result};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::format::NUMBER_MAX;
 use crate::format::filter::{PLANES, plane_bytes};
 use crate::format::page::{PAGE_BYTES, PAGE_RECORDS_MAX, PageBytes};
 use crate::format::secret::{SEED_BYTES, Seed};
@@ -203,6 +204,9 @@ impl Footer {
         let pages = u64::from(self.pages);
         if pages == 0 || records < pages || records > pages * PAGE_RECORDS_MAX as u64 || tombstones > records {
             return Err(format!("records={records} tombstones={tombstones} pages={pages}"));
+        }
+        if self.info.id.max(self.origin.batch) > NUMBER_MAX {
+            return Err(format!("id={} batch={}", self.info.id, self.origin.batch));
         }
         if first > last {
             return Err("the first key is behind the last".to_owned());

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use engine_api::{Checkpoint, Error, ErrorKind, Key, Result};
 
 use crate::file::{read_whole, replace, shown};
+use crate::format::NUMBER_MAX;
 use crate::format::footer::SegmentInfo;
 use crate::format::secret::{SALT_BYTES, SEED_BYTES, Seed, WalKey};
 use crate::storage::Storage;
@@ -97,6 +98,9 @@ impl Manifest {
         let seed = Seed::from_bytes(&input.take::<SEED_BYTES>()?);
         let wal_key = WalKey::from_bytes(&input.take::<SALT_BYTES>()?);
         let (next_id, wal_floor, batch) = (input.word()?, input.word()?, input.word()?);
+        if next_id.max(batch) > NUMBER_MAX {
+            return Err(damaged("a number that no store comes to"));
+        }
         let checkpoint;
         (checkpoint, input.0) = Checkpoint::decode_first(input.0)?;
         let mut runs = Vec::new();
@@ -202,7 +206,7 @@ mod tests {
     #[test]
     fn what_cannot_be_true_of_any_store_is_refused_behind_a_right_checksum() {
         type Change = fn(&mut Manifest);
-        let changes: [(&str, Change); 7] = [
+        let changes: [(&str, Change); 9] = [
             ("a number twice", |manifest| manifest.runs[0][0].id = 3),
             ("a number that was not given", |manifest| manifest.runs[0][0].id = 9),
             ("no records", |manifest| manifest.runs[0][0].records = 0),
@@ -210,6 +214,8 @@ mod tests {
             ("ranges that overlap", |manifest| manifest.runs[1][0].last = [7; 32]),
             ("tombstones in the base", |manifest| drop(manifest.runs.pop())),
             ("a floor beyond every file", |manifest| manifest.wal_floor = 10),
+            ("a file's number at the end of all", |manifest| manifest.next_id = u64::MAX),
+            ("a batch at the end of all", |manifest| manifest.batch = u64::MAX - 1),
         ];
         for (what, change) in changes {
             let mut manifest = sample();

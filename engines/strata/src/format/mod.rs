@@ -9,3 +9,7 @@ pub(crate) mod manifest;
 pub(crate) mod page;
 pub(crate) mod secret;
 pub(crate) mod wal;
+
+/// Files and batches are numbered from 0 or 1 on, one after the other, so no store comes this far. Whatever is read is
+/// refused above it, and whatever counts on from there cannot overflow.
+pub(crate) const NUMBER_MAX: u64 = 1 << 62;

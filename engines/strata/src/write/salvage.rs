@@ -108,11 +108,13 @@ fn rewrite(
             writer.push(&page.key(index), page.value(index).as_ref())?;
         }
     }
-    // Where the footer is lost, what follows the last page is no page.
-    if let Some(first) = gap
-        && (before < info.last || writer.records() == 0)
-    {
-        lost.push(range(shown, first, &before, &info.last));
+    // Where the footer is lost, what follows the last page is no page, and a file that was cut may end with a whole one.
+    if before < info.last || writer.records() == 0 {
+        lost.push(range(shown, gap.unwrap_or(pages), &before, &info.last));
+    }
+    if lost.is_empty() && writer.records() < info.records {
+        let (read, missing) = (writer.records(), info.records - writer.records());
+        lost.push(format!("{} records={read} missing={missing}", range(shown, 0, &info.first, &info.last)));
     }
     let written = if writer.records() > 0 { Some(writer.finish()?.info) } else { None };
     Ok((written, lost))

@@ -247,6 +247,35 @@ fn a_segment_whose_index_is_damaged_loses_nothing_and_a_missing_one_its_range() 
 }
 
 #[test]
+fn a_segment_that_is_cut_anywhere_loses_what_is_said_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let map = store(dir.path());
+    let whole = content(dir.path());
+    let name = segments(dir.path())[0].clone();
+    let bytes = whole[&name].len();
+    let pages = [0, 1, 5, 6, bytes / 4096 - 4, bytes / 4096 - 1, bytes / 4096];
+    let mut said_of_a_part = 0;
+    for cut in pages.into_iter().flat_map(|page| [page * 4096, page * 4096 + 1, page * 4096 + 4095]) {
+        let place = tempfile::tempdir().unwrap();
+        whole.iter().for_each(|(name, bytes)| fs::write(place.path().join(name), bytes).unwrap());
+        fs::File::options().write(true).open(place.path().join(&name)).unwrap().set_len(cut as u64).unwrap();
+        let Repaired { lost, .. } = StrataEngine::repair(place.path()).unwrap();
+        let found = all(&open(place.path()).unwrap()).unwrap();
+        let gone: Vec<&Key> =
+            map.iter().filter(|(key, value)| found.get(*key) != Some(*value)).map(|(key, _)| key).collect();
+        assert_eq!(gone.is_empty(), lost.is_empty(), "cut={cut} of {bytes} gone={} {lost:?}", gone.len());
+        if let Some(line) = lost.first() {
+            let key = |word: &str| line.split(word).nth(1).unwrap().split([' ', ':']).next().unwrap().to_owned();
+            let (from, to) = (key("keys_from="), key("keys_to="));
+            let hex = |key: &Key| key.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+            assert!(gone.iter().all(|key| (&from..=&to).contains(&&hex(key))), "cut={cut} {line}");
+            said_of_a_part += u32::from(line.contains(&name));
+        }
+    }
+    assert!(said_of_a_part > 6, "{said_of_a_part}");
+}
+
+#[test]
 fn a_damaged_wal_is_cut_where_it_is_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
