@@ -173,6 +173,28 @@ pub(crate) fn newest_unnamed(storage: &dyn Storage, manifest: &Manifest) -> Resu
     Ok(newest)
 }
 
+/// Why the manifest is older than the segments, whatever their batches say: one that it names is gone, and a whole one is
+/// there with a number that it has not given. A merge removes what it has replaced after it has replaced the manifest.
+pub(crate) fn is_superseded(storage: &dyn Storage, manifest: &Manifest) -> Result<Option<String>> {
+    let own: BTreeSet<u64> = own_files(storage)?
+        .into_iter()
+        .filter_map(|own| if let Own::Segment(id) = own { Some(id) } else { None })
+        .collect();
+    let Some(gone) = manifest.runs.iter().flatten().find(|info| !own.contains(&info.id)) else { return Ok(None) };
+    for id in own.range(manifest.next_id..) {
+        let file = ReadFile::open(storage, &segment::name(*id))?;
+        if read_footer(&file)?.is_ok_and(|(footer, _)| footer.origin.seed == manifest.seed) {
+            return Ok(Some(format!(
+                "manifest is older than the store: file={} names {}, which is gone, and file={} is newer",
+                shown(storage, manifest::NAME),
+                segment::name(gone.id),
+                file.shown(),
+            )));
+        }
+    }
+    Ok(None)
+}
+
 impl Misnamed {
     /// Why this file was renamed by somebody else, where batches were recovered up to `batch`. The store gives a WAL file
     /// another number only once its batches are in runs.

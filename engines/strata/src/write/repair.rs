@@ -23,7 +23,7 @@ use crate::format::manifest::Manifest;
 use crate::format::secret::WalKey;
 use crate::format::wal::{self, Position};
 use crate::storage::{DirStorage, Storage};
-use crate::write::directory::{Own, is_beyond, is_foreign, misnamed, newest_unnamed, own_files};
+use crate::write::directory::{Own, is_beyond, is_foreign, is_superseded, misnamed, newest_unnamed, own_files};
 use crate::write::lost;
 use crate::write::rebuild::{Rebuilt, rebuild};
 use crate::write::salvage::{Salvaged, salvage};
@@ -63,6 +63,14 @@ impl StrataEngine {
     /// Those of reading and writing.
     pub fn remember_lost(dir: &Path, lost: &str) -> Result<()> {
         lost::add(&DirStorage::existing(dir), &[lost.to_owned()])
+    }
+
+    /// What repairs of the store in `dir` have given up, a line each. Somebody may have it open.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn lost(dir: &Path) -> Result<Vec<String>> {
+        lost::read(&DirStorage::existing(dir))
     }
 
     /// The same on any storage.
@@ -125,6 +133,9 @@ fn usable(storage: &Arc<dyn Storage>) -> Result<Result<Manifest, String>> {
         Err(error) if error.kind() == ErrorKind::DataDamaged => return Ok(Err(error.to_string())),
         Err(error) => return Err(error),
     };
+    if let Some(why) = is_superseded(&**storage, &manifest)? {
+        return Ok(Err(why));
+    }
     let Some(newest) = newest_unnamed(&**storage, &manifest)? else { return Ok(Ok(manifest)) };
     let repair = Repair { storage, manifest, rebuilt: false, aside: Vec::new(), told: Repaired::default() };
     let files = repair.wal_files()?;
@@ -133,8 +144,9 @@ fn usable(storage: &Arc<dyn Storage>) -> Result<Result<Manifest, String>> {
         last = batch;
         Ok(())
     })?;
-    // A damaged WAL ends before what a crash has left.
-    let ahead = newest.is_ahead(&**storage, last).filter(|_| ended.broken.is_none());
+    // A damaged WAL ends before what a crash has left. One that begins too late is whole: what it lacks is in runs.
+    let ahead = newest.is_ahead(&**storage, last);
+    let ahead = if ended.broken.is_none() || repair.begins_late(&files)? { ahead } else { None };
     Ok(ahead.map_or(Ok(repair.manifest), Err))
 }
 
@@ -206,6 +218,14 @@ impl Repair<'_> {
             _ => None,
         });
         Ok(wals.collect())
+    }
+
+    /// Whether the first of these files begins behind the batch that comes next.
+    fn begins_late(&self, files: &[u64]) -> Result<bool> {
+        let Some(id) = files.first() else { return Ok(false) };
+        let first = wal::begins_with(&**self.storage, *id)?;
+        let late = |(salt, batch)| salt == self.manifest.wal_key.salt(*id) && batch > self.manifest.batch + 1;
+        Ok(first.is_some_and(late))
     }
 
     /// Reads the WAL as far as it goes. Where anything was wrong, what it holds becomes runs.
