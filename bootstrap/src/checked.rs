@@ -28,7 +28,7 @@ pub(crate) enum Found {
 /// # Errors
 /// The file system's, naming the file.
 pub(crate) fn read(path: &Path) -> Result<Option<Found>> {
-    let bytes = match fs::read(path) {
+    let bytes = match engines::read_small(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == Io::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("cannot read file={}", path.display())),

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use engine_api::words;
 
-use crate::out::{self, tell};
+use crate::out::{self, say, tell};
 use crate::wrong::Wrong;
 use crate::{compare, info, load, migrate, repair, scrub, verify};
 
@@ -86,6 +86,7 @@ enum Command {
 pub fn main(mut args: Vec<OsString>) -> ExitCode {
     let name = program(&args);
     engines::explain_faults(Some(FAULT));
+    engines::file_size_limit_is_an_error();
     // A first word that is an option of a load means load; --help and --version stay the program's own.
     let first = args.get(1).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     if first.starts_with('-') && !["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
@@ -105,7 +106,9 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Count(args) => info::count(&args),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), name.as_str(), &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), name.as_str(), &mut script);
+            say!("{}", String::from_utf8_lossy(&script).trim_end());
             Ok(0)
         }
         Command::Man { dir } => man(&dir).map(|()| 0),

@@ -115,7 +115,7 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
     let options = known.as_ref().filter(|known| known.engine == EngineKind::Rocksdb);
     let options =
         options.map(|known| format!("engine=rocksdb bloom={} profile={}", known.bloom, known.profile.as_str()));
-    let (holds, lost) = known.map(|known| (known.holds, known.lost)).unwrap_or_default();
+    let (holds, lost) = (known.map(|known| known.holds).unwrap_or_default(), engines::lost(&args.dir)?);
     if args.json {
         let json = json!({
             "engine": engine, "pairs_estimate": pairs_estimate, "disk_bytes": disk_bytes, "open_in": open_in,
@@ -180,7 +180,7 @@ pub(crate) fn open_to_scan(
 /// The load in words; `seq`: how many pairs are committed.
 fn load(dir: &Path, seq: u64) -> Result<String> {
     let Some(complete) = is_complete(dir)? else { return Ok("none".to_owned()) };
-    if engines::inspect(dir)?.is_some_and(|known| known.lost > 0) {
+    if engines::lost(dir)? > 0 {
         return Ok("damaged: a repair has lost a part of it; restore a snapshot, or load again".to_owned());
     }
     Ok(match State::read_or_tell(dir) {

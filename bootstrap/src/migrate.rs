@@ -170,6 +170,14 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Identity)> {
         let source = State::read(dir)?.map_or("unknown".to_owned(), |state| state.source);
         bail!("the store to read is half loaded: dir={} from={source}: finish that load first", dir.display());
     }
+    // The new store would not know of it.
+    let lost = engines::lost(dir)?;
+    ensure!(
+        lost == 0,
+        "a repair of the store to read has lost a part of it: dir={0} lost={lost}: {0}/data/LOST says what; bring those pairs \
+         back and remove that file, which says that they are back",
+        dir.display()
+    );
     Ok((info::open_to_scan(dir, args.from_engine, args.from_memory)?, identity))
 }
 
@@ -177,9 +185,8 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Identity)> {
 fn check_source(args: &MigrateArgs, engine: EngineKind, from: &mut dyn Engine) -> Result<()> {
     if engine.has_checksums() && !engine.checks_reads() {
         tell!("the store to read is checked first, because engine={engine} compares no checksums while it reads");
-        from.scrub().map_err(|error| damaged(&args.from_store, error))?;
     }
-    Ok(())
+    engines::check_before_copy(engine, from).map_err(|error| damaged(&args.from_store, error))
 }
 
 /// The source's own damage, so that nobody looks for it in the new store.

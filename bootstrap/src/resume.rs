@@ -48,7 +48,7 @@ pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
 
 /// Refuses to call a load complete of which a repair has lost a part.
 fn refuse_lost(dir: &Path) -> Result<()> {
-    let lost = engines::inspect(dir)?.map_or(0, |known| known.lost);
+    let lost = engines::lost(dir)?;
     ensure!(
         lost == 0,
         "a repair of this store has lost a part of its load: dir={} lost={lost}: remove the directory and load again, or \

@@ -2,7 +2,7 @@
 //!
 //! Owns: what is said of it. Must not: write to the store, or repair it. Runs on the main thread.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use bytesize::ByteSize;
@@ -31,7 +31,8 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
         warn_of_part(&args.dir)?;
         let pairs = engine.scrub()?;
         let checkpoint = engine.checkpoint()?;
-        let notes = known.as_ref().map(|known| compare(known, &*engine, pairs, checkpoint.seq)).transpose()?;
+        let notes =
+            known.as_ref().map(|known| compare(&args.dir, known, &*engine, pairs, checkpoint.seq)).transpose()?;
         say!("sound: engine={} pairs={pairs} {}", engine.label(), solana::shown(&checkpoint));
         notes.into_iter().flatten().for_each(|note| say!("{note}"));
         Ok(engine.close()?)
@@ -56,9 +57,10 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
 }
 
 /// Compares what was found with what was loaded, as long as the store stands there; what else is to be said.
-fn compare(known: &Identity, engine: &dyn Engine, pairs: u64, seq: u64) -> Result<Vec<String>> {
-    if known.lost > 0 {
-        return Ok(vec![format!("not whole: a repair has lost a part of this store: lost={}", known.lost)]);
+fn compare(dir: &Path, known: &Identity, engine: &dyn Engine, pairs: u64, seq: u64) -> Result<Vec<String>> {
+    let lost = engines::lost(dir)?;
+    if lost > 0 {
+        return Ok(vec![format!("not whole: a repair has lost a part of this store: lost={lost}")]);
     }
     let loaded = known.load.as_ref().and_then(|load| load.loaded.as_ref()).filter(|loaded| loaded.seq == seq);
     if let Some(loaded) = loaded.filter(|loaded| loaded.pairs != pairs) {

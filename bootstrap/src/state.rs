@@ -5,6 +5,7 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
+use engines::LoadState;
 use serde::{Deserialize, Serialize};
 
 use crate::checked::{self, Found};
@@ -55,6 +56,7 @@ impl State {
             Some(Found::Damaged) => Err("its checksum differs".to_owned()),
         };
         let reason = match parsed {
+            Ok(state) if is_of_another_load(dir, &state)? => "it is of another load than the store".to_owned(),
             Ok(state) => return Ok(Some(state)),
             Err(reason) => reason,
         };
@@ -76,4 +78,11 @@ impl State {
     pub(crate) fn write(&self, dir: &Path) -> Result<()> {
         checked::write(&dir.join(FILE), &toml::to_string(self)?)
     }
+}
+
+/// Whether the marker of a complete load names another source. While a load is under way the two are written one after the
+/// other.
+fn is_of_another_load(dir: &Path, state: &State) -> Result<bool> {
+    let load = engines::inspect(dir)?.and_then(|known| known.load);
+    Ok(load.is_some_and(|load| load.state == LoadState::Complete && load.source != state.source_id))
 }

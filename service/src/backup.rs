@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tonic::Status;
 use workload::Digest;
 
-use crate::admin;
+use crate::{admin, out};
 
 /// What a snapshot holds beside the store, where it was asked for.
 const RECORD: &str = "snapshot.toml";
@@ -67,7 +67,7 @@ pub(crate) fn snapshot(args: &SnapshotArgs) -> Result<()> {
     let by = if runtime.block_on(by_service(&args.dir, &to))? {
         "service"
     } else {
-        let store = open(&args.dir, args.memory)?;
+        let store = open_whole(&args.dir, args.memory)?;
         store.snapshot(&to)?;
         store.close()?;
         "this program"
@@ -75,22 +75,23 @@ pub(crate) fn snapshot(args: &SnapshotArgs) -> Result<()> {
     let took_s = started.elapsed().as_secs_f64();
     // A copy that was never opened is no backup.
     let copy = open(&to, args.memory)?;
-    println!("snapshot: dir={} engine={} made_by={by:?} took_s={took_s:.3}", to.display(), copy.label());
-    println!("checkpoint {}", solana::shown(&copy.checkpoint()?));
+    let (label, checkpoint) = (copy.label(), solana::shown(&copy.checkpoint()?).to_string());
+    let made = format!("snapshot: dir={} engine={label} made_by={by:?} took_s={took_s:.3}", to.display());
+    out::print(&format!("{made}\ncheckpoint {checkpoint}\n"))?;
     warn_of_part(&to)?;
     if args.digest {
         let digest = digest(&*copy)?;
         let record = Record { digest: digest.to_string() };
         let path = to.join(RECORD);
         write_synced(&path, &toml::to_string(&record)?).with_context(|| format!("cannot write {}", path.display()))?;
-        println!("digest={digest}");
+        out::print(&format!("digest={digest}\n"))?;
     }
     Ok(copy.close()?)
 }
 
 pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
     let started = Instant::now();
-    let from = open(&args.from, args.memory)?;
+    let from = open_whole(&args.from, args.memory)?;
     from.snapshot(&args.dir)?;
     let store = open(&args.dir, args.memory)?;
     let checkpoint = store.checkpoint()?;
@@ -100,8 +101,8 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
         args.dir.display()
     );
     let took_s = started.elapsed().as_secs_f64();
-    println!("restored: dir={} engine={} took_s={took_s:.3}", args.dir.display(), store.label());
-    println!("checkpoint {}", solana::shown(&checkpoint));
+    let made = format!("restored: dir={} engine={} took_s={took_s:.3}", args.dir.display(), store.label());
+    out::print(&format!("{made}\ncheckpoint {}\n", solana::shown(&checkpoint)))?;
     warn_of_part(&args.dir)?;
     if args.verify {
         let (expected, whose) = match read_record(&args.from)? {
@@ -116,7 +117,7 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
                 args.dir.display()
             );
         }
-        println!("digest={found} equal to the one {whose}");
+        out::print(&format!("digest={found} equal to the one {whose}\n"))?;
     }
     store.close()?;
     Ok(from.close()?)
@@ -125,11 +126,11 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
 /// Says that a copy holds a part of what a load was to fill its store with.
 fn warn_of_part(dir: &Path) -> Result<()> {
     if engines::inspect(dir)?.is_some_and(|known| known.is_loading()) {
-        eprintln!(
+        out::tell(&format!(
             "the load of this store was interrupted, so that the copy is of a part: dir={}: no service opens it before \
              bootstrap --resume has ended the load",
             dir.display()
-        );
+        ));
     }
     Ok(())
 }
@@ -169,6 +170,16 @@ fn open(dir: &Path, memory: ByteSize) -> Result<Box<dyn Engine>> {
     let options =
         EngineOptions { profile: identity.profile, memory: Some(memory), ..EngineOptions::new(identity.engine) };
     Ok(engines::open(dir, &options, OpenMode::Existing)?)
+}
+
+/// The same of a store to copy, checked where copying it would not.
+fn open_whole(dir: &Path, memory: ByteSize) -> Result<Box<dyn Engine>> {
+    let mut store = open(dir, memory)?;
+    if let Some(known) = engines::inspect(dir)? {
+        engines::check_before_copy(known.engine, &mut *store)
+            .with_context(|| format!("the store to copy is damaged: dir={}", dir.display()))?;
+    }
+    Ok(store)
 }
 
 fn digest(engine: &dyn Engine) -> Result<Digest> {

@@ -16,6 +16,7 @@ use crate::config::{Config, LogFormat, Moment, Settings, file};
 use crate::failed::Failed;
 use crate::ingest::provider;
 use crate::metrics;
+use crate::out;
 use crate::run::{Checked, run};
 
 const AFTER_HELP: &str = "\
@@ -103,6 +104,7 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
     let name = program(&args);
     // By the signal's default action, which a service manager knows for a crash.
     engines::explain_faults(None);
+    engines::file_size_limit_is_an_error();
     // A first word that is a setting means run; --help and --version stay the program's own.
     let first = args.get(1).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     if first.starts_with('-') && !["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
@@ -117,25 +119,23 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         Command::Snapshot(args) => backup::snapshot(&args).map_err(Failed::from),
         Command::Restore(args) => backup::restore(&args).map_err(Failed::from),
         Command::Metrics { format } => {
-            print!(
-                "{}",
-                match format {
-                    MetricsFormat::Markdown => metrics::document::markdown(),
-                    MetricsFormat::Grafana => metrics::grafana::dashboard(),
-                }
-            );
-            Ok(())
+            let document = match format {
+                MetricsFormat::Markdown => metrics::document::markdown(),
+                MetricsFormat::Grafana => metrics::grafana::dashboard(),
+            };
+            out::print(&document).map_err(Failed::from)
         }
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), name.as_str(), &mut std::io::stdout());
-            Ok(())
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), name.as_str(), &mut script);
+            out::print(&String::from_utf8_lossy(&script)).map_err(Failed::from)
         }
         Command::Man { dir } => man(&dir).map_err(Failed::from),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failed) => {
-            eprintln!("{name}: {failed}");
+            out::tell(&format!("{name}: {failed}"));
             ExitCode::from(failed.code())
         }
     }
@@ -155,18 +155,18 @@ fn man(dir: &Path) -> Result<()> {
 fn check(config: &Config) -> Result<(), Failed> {
     // What stands in the URL besides the host may be a secret.
     let shown = Config { geyser: provider::shown(&config.geyser), ..config.clone() };
-    print!("{}", toml::to_string(&shown).context("cannot print the configuration")?);
-    println!("# memory: {}", config.engine.division());
+    out::print(&toml::to_string(&shown).context("cannot print the configuration")?)?;
+    out::print(&format!("# memory: {}\n", config.engine.division()))?;
     for note in engines::notes(&config.dir, &config.engine)? {
-        println!("# {}: {}", if note.is_warning { "warning" } else { "engine" }, note.text);
+        out::print(&format!("# {}: {}\n", if note.is_warning { "warning" } else { "engine" }, note.text))?;
     }
     // All that a start would refuse, found in the same way.
     log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok().as_deref()).map_err(Failed::wrong)?;
     let Checked { edge, provider } = Checked::of(config, Moment::Ahead)?;
-    println!("# {}: {}", provider.token_header, if provider.token_file.is_some() { "given" } else { "none" });
-    println!("# access: {}", edge.access);
+    let token = if provider.token_file.is_some() { "given" } else { "none" };
+    out::print(&format!("# {}: {token}\n# access: {}\n", provider.token_header, edge.access))?;
     for caution in config.selection().cautions(label(config)?) {
-        println!("# follow: {caution}");
+        out::print(&format!("# follow: {caution}\n"))?;
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ pub mod ingest;
 pub mod lookups;
 pub mod metrics;
 pub mod net;
+mod out;
 pub mod overlay;
 pub mod pulse;
 pub mod readiness;

@@ -291,7 +291,7 @@ enum Mark {
 
 impl Mark {
     fn of(lock: &Path) -> Self {
-        match fs::read(lock) {
+        match engines::read_small(lock) {
             Ok(text) if text == MADE.as_bytes() => Self::Made,
             Ok(text) if text == FOUND.as_bytes() => Self::Found,
             Ok(text) if text.iter().all(|byte| *byte == 0) => Self::Empty,

@@ -8,7 +8,7 @@
 //!
 //! | entry | what it is |
 //! |---|---|
-//! | `SOLKV` | TOML: format version, engine, who created it, the options that the files depend on, how far its load has come and what it loaded, what its pairs mean, the seq that it has reached, whether a repair has lost a part |
+//! | `SOLKV` | TOML: format version, engine, who created it, the options that the files depend on, how far its load has come and what it loaded, what its pairs mean, the seq that it has reached |
 //! | `LOCK` | held by `flock` while the store is open; holds the pid of the last holder |
 //! | `data/` | the engine's own files |
 //!
@@ -26,6 +26,7 @@ mod memory;
 mod notes;
 mod options;
 mod read_only;
+mod regular;
 mod repair;
 mod standing;
 mod store;
@@ -33,14 +34,15 @@ mod terms;
 
 pub use copy::refuse_nested;
 pub use hold::{Held, hold, holder};
-pub use kinds::explain_faults;
+pub use kinds::{check_before_copy, explain_faults, file_size_limit_is_an_error};
 pub use lock::check_lock;
 pub use marker::{FORMAT_VERSION, Identity};
 pub use memory::{Division, MEMORY_MIN, MEMORY_SHARE, MemoryLimit, STRATA_SHARE, memory_limit};
 pub use notes::{Note, notes};
 pub use options::{EngineArgs, EngineKind, EngineOptions, Profile, size};
 pub use read_only::open_read_only;
-pub use repair::{Repaired, repair};
+pub use regular::read_small;
+pub use repair::{Repaired, lost, repair};
 pub use store::{
     OpenMode, check, compiled, default_engine, inspect, mark_load, open, open_existing, open_held, open_on,
     options_for, refuse_unless_compiled,

@@ -8,6 +8,8 @@ use std::path::Path;
 use engine_api::{Error, ErrorKind, Result};
 use rustix::fs::{Access, OFlags, access};
 
+use crate::regular::read_small;
+
 pub(crate) const LOCK: &str = "LOCK";
 
 /// The owner alone may open the lock's file: whoever can open it, even to read, can hold the lock and keep the store shut.
@@ -34,15 +36,9 @@ impl DirLock {
     pub(crate) fn take(dir: &Path) -> Result<Self> {
         let path = dir.join(LOCK);
         let at = format!("file={}", path.display());
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(MODE)
-            .custom_flags(NONBLOCK)
-            .open(&path)
-            .map_err(|e| cannot_open(&path, e))?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(MODE);
+        let mut file = open(&path, &mut options).map_err(|e| cannot_open(&path, e))?;
         match file.try_lock() {
             Ok(()) if is_named(&path, &file) => keep_to_owner(&file),
             // Whoever held it has just removed it.
@@ -61,9 +57,7 @@ impl DirLock {
 /// Whether the file in the lock's place is a lock's: it is empty, or has a pid. One that may not be read is.
 pub(crate) fn is_ours(dir: &Path) -> bool {
     let path = dir.join(LOCK);
-    // Nothing but a file is looked into: a pipe would be waited for.
-    !path.is_file()
-        || std::fs::read(&path).map_or(true, |text| text.iter().all(|byte| byte.is_ascii_digit() || *byte == b'\n'))
+    read_small(&path).map_or(true, |text| text.iter().all(|byte| byte.is_ascii_digit() || *byte == b'\n'))
 }
 
 /// Keeps writers out of `dir` for as long as the file is open, along with others who only read. Changes nothing: where
@@ -71,9 +65,9 @@ pub(crate) fn is_ours(dir: &Path) -> bool {
 pub(crate) fn share(dir: &Path) -> Result<Option<File>> {
     let path = dir.join(LOCK);
     let at = format!("file={}", path.display());
-    let mut file = match File::open(&path) {
+    let mut file = match open(&path, OpenOptions::new().read(true)) {
         Ok(file) => file,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == Io::NotFound => return Ok(None),
         Err(e) => return Err(cannot_open(&path, e)),
     };
     match file.try_lock_shared() {
@@ -90,13 +84,22 @@ pub(crate) fn share(dir: &Path) -> Result<Option<File>> {
 /// `FixInput`: the file may not be opened, or none may be made, as on a read-only file system.
 pub fn check_lock(dir: &Path) -> Result<()> {
     let path = dir.join(LOCK);
-    match OpenOptions::new().read(true).write(true).custom_flags(NONBLOCK).open(&path) {
+    match open(&path, OpenOptions::new().read(true).write(true)) {
         Ok(_) => Ok(()),
         Err(e) if e.kind() == Io::NotFound && !dir.exists() => Ok(()),
         Err(e) if e.kind() == Io::NotFound => {
             access(dir, Access::WRITE_OK | Access::EXEC_OK).map_err(|e| cannot_open(&path, e.into()))
         }
         Err(e) => Err(cannot_open(&path, e)),
+    }
+}
+
+/// Opens what stands in the lock's place, if it is a file.
+fn open(path: &Path, options: &mut OpenOptions) -> std::io::Result<File> {
+    let file = options.custom_flags(NONBLOCK).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(std::io::Error::new(Io::InvalidInput, "not a regular file")),
     }
 }
 
@@ -107,7 +110,7 @@ fn cannot_open(path: &Path, e: std::io::Error) -> Error {
         path.display()
     );
     match e.kind() {
-        Io::IsADirectory => Error::with_source(ErrorKind::FixInput, message, e),
+        Io::IsADirectory | Io::InvalidInput => Error::with_source(ErrorKind::FixInput, message, e),
         _ => Error::io(message, e),
     }
 }

@@ -11,6 +11,7 @@ use engine_api::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::options::{EngineKind, Profile};
+use crate::regular::read_small;
 use crate::terms::{Holds, Load, LoadState};
 
 pub(crate) const MARKER: &str = "SOLKV";
@@ -42,16 +43,9 @@ pub struct Identity {
     /// `None`: the engine may not have made its files yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<u64>,
-    /// How many losses repairs have named: parts of what the store held are gone. 0: none.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub lost: u64,
     /// What the pairs mean.
     #[serde(default, skip_serializing_if = "Holds::is_unknown")]
     pub holds: Holds,
-}
-
-fn is_zero(count: &u64) -> bool {
-    *count == 0
 }
 
 /// Only the version, so that a newer format is named even where its other fields have changed.
@@ -64,7 +58,7 @@ impl Identity {
     pub(crate) fn new(engine: EngineKind) -> Self {
         let created_by = concat!("solkv ", env!("CARGO_PKG_VERSION")).to_owned();
         let (bloom, profile, holds) = (0, Profile::default(), Holds::default());
-        Self { format: FORMAT_VERSION, engine, created_by, bloom, profile, load: None, seq: None, lost: 0, holds }
+        Self { format: FORMAT_VERSION, engine, created_by, bloom, profile, load: None, seq: None, holds }
     }
 
     /// The same of a store that has reached `seq`, or the greatest number that TOML knows.
@@ -81,16 +75,17 @@ impl Identity {
 /// Reads the marker of `dir`; `None` where directory or marker is missing.
 pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
     let path = dir.join(MARKER);
-    let text = match fs::read_to_string(&path) {
-        Ok(text) => text,
+    let bytes = match read_small(&path) {
+        Ok(bytes) => bytes,
         Err(e) if e.kind() == Io::NotFound => return Ok(None),
         Err(e) if e.kind() == Io::NotADirectory => {
             let message = format!("not a directory but a file: dir={}: name the directory of a store", dir.display());
             return Err(Error::new(ErrorKind::FixInput, message));
         }
-        Err(e) if e.kind() == Io::InvalidData => return Err(damaged(&path, e)),
+        Err(e) if e.kind() == Io::InvalidInput => return Err(damaged(&path, e)),
         Err(e) => return Err(Error::io(format!("cannot read the marker: file={} reason={e}", path.display()), e)),
     };
+    let text = String::from_utf8(bytes).map_err(|e| damaged(&path, e))?;
     let version: Version = toml::from_str(&text).map_err(|e| damaged(&path, e))?;
     let (age, way_out) = match version.format.cmp(&FORMAT_VERSION) {
         // An engine this build has never heard of comes with a newer format; anything else is damage.

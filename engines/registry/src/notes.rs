@@ -10,8 +10,9 @@ use std::path::Path;
 use bytesize::ByteSize;
 use engine_api::Result;
 
-use crate::marker::{self, Identity};
+use crate::marker;
 use crate::options::{EngineKind, EngineOptions, Profile};
+use crate::repair::lost;
 use crate::store::{DATA, effective};
 
 /// Bytes of RocksDB's files for each pair, as measured on a settled store.
@@ -37,7 +38,7 @@ pub struct Note {
 pub fn notes(dir: &Path, options: &EngineOptions) -> Result<Vec<Note>> {
     let known = marker::read(dir)?.filter(|known| known.engine == options.engine);
     let options = effective(options, known.as_ref());
-    let common = known.and_then(|known| lost(&known)).into_iter().chain(more_than_there_is(&options));
+    let common = not_whole(lost(dir)?).into_iter().chain(more_than_there_is(&options));
     if options.engine != EngineKind::Rocksdb {
         return Ok(common.collect());
     }
@@ -55,13 +56,12 @@ pub fn notes(dir: &Path, options: &EngineOptions) -> Result<Vec<Note>> {
 }
 
 /// A repair has made the store sound, not whole.
-fn lost(known: &Identity) -> Option<Note> {
+fn not_whole(lost: u64) -> Option<Note> {
     let text = format!(
-        "a repair of this store has lost a part of what it held: lost={}: keys that are lost are answered as absent, or with \
-         the value before: restore a snapshot, or load it anew",
-        known.lost
+        "a repair of this store has lost a part of what it held: lost={lost}: keys that are lost are answered as absent, or \
+         with the value before: restore a snapshot, or load it anew"
     );
-    (known.lost > 0).then_some(Note { text, is_warning: true })
+    (lost > 0).then_some(Note { text, is_warning: true })
 }
 
 /// An engine fills its memory in time.

@@ -57,16 +57,24 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
         remember(known.engine, &data, &changes)?;
         repaired.lost.push(changes);
     }
-    if repaired.findings.is_empty() {
-        return Ok(repaired);
-    }
-    if !repaired.lost.is_empty() {
-        let lost = known.lost + repaired.lost.len() as u64;
+    if missing.is_some() {
         // Whoever repairs a store takes it as it is from now on.
-        let seq = missing.map_or(known.seq, |_| Some(repaired.seq));
-        marker::write(dir, &Identity { lost, seq, ..known })?;
+        marker::write(dir, &Identity { seq: Some(repaired.seq), ..known })?;
     }
     Ok(repaired)
+}
+
+/// How many things repairs have named that the store in `dir` has lost, or may have. Keys that are lost are answered as
+/// absent, or with the value before. What it was stands in the store, a line each.
+///
+/// # Errors
+/// Those of reading.
+pub fn lost(dir: &Path) -> Result<u64> {
+    match marker::read(dir)?.map(|known| known.engine) {
+        #[cfg(feature = "strata")]
+        Some(EngineKind::Strata) => Ok(engine_strata::StrataEngine::lost(&dir.join(DATA))?.len() as u64),
+        _ => Ok(0),
+    }
 }
 
 /// Writes down in the store what is lost, before the marker stops refusing it.

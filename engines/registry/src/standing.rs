@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::io::ErrorKind as Io;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use engine_api::{Error, ErrorKind, Result};
@@ -64,6 +65,26 @@ pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
         Err(e) => return Err(failed(e)),
     };
     entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// Refuses a directory with a pipe or a device in it: whoever opens one by the name of a file waits for its other end, or
+/// reads without end.
+///
+/// # Errors
+/// `FixInput` naming the file.
+pub(crate) fn check_kinds(dir: &Path) -> Result<()> {
+    for place in [dir.to_owned(), dir.join(DATA)] {
+        for entry in fs::read_dir(&place).into_iter().flatten().flatten() {
+            let kind = fs::metadata(entry.path()).map(|found| found.file_type());
+            if kind.is_ok_and(|kind| kind.is_fifo() || kind.is_char_device() || kind.is_block_device()) {
+                let file = entry.path();
+                let message =
+                    format!("a pipe or a device is in a store's directory: file={}: move it away", file.display());
+                return Err(Error::new(ErrorKind::FixInput, message));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a directory whose files are gone, or are of another engine than the marker names.

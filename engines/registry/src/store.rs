@@ -107,6 +107,7 @@ pub fn open_existing(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Eng
 pub fn check(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms) -> Result<()> {
     options.validate()?;
     refuse_unless_compiled(options.engine)?;
+    standing::check_kinds(dir)?;
     let known = check_mode(dir, options.engine, mode)?;
     terms.meet(dir, known.as_ref())?;
     known.map_or(Ok(()), |known| standing::check_without_log(dir, &effective(options, Some(&known)), &known))
