@@ -6,7 +6,6 @@
 //! Threads: the main thread writes; `sort` and `order` put pairs in order, `scan`, `other` and `store` read stores, `signal`
 //! waits for signals, `input` reads a pipe. Engines have their own background threads.
 
-mod checked;
 pub mod cli;
 mod compare;
 mod identity;

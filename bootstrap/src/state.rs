@@ -6,9 +6,9 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use engines::LoadState;
+use engines::checked::{self, Found};
 use serde::{Deserialize, Serialize};
 
-use crate::checked::{self, Found};
 use crate::identity::Stamp;
 use crate::order::Order;
 use crate::out::tell;
@@ -76,7 +76,7 @@ impl State {
     }
 
     pub(crate) fn write(&self, dir: &Path) -> Result<()> {
-        checked::write(&dir.join(FILE), &toml::to_string(self)?)
+        Ok(checked::write(&dir.join(FILE), &toml::to_string(self)?)?)
     }
 }
 

@@ -11,17 +11,17 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use engines::checked::{self, Found};
 use serde::{Deserialize, Serialize};
 
 use super::Order;
 use super::run::{Run, damaged, is_run};
-use crate::checked::{self, Found};
 use crate::identity::Stamp;
 use crate::paths::WorkDir;
 use crate::source::{Format, Place};
 
 const MANIFEST: &str = "manifest.toml";
-const MANIFEST_PART: &str = "manifest.part";
+const MANIFEST_TEMPORARY: &str = "manifest.tmp";
 const LOCK: &str = "LOCK";
 /// What the lock's file says of a directory that a load has made, and of one that it has found empty.
 const MADE: &str = "the spill of a load, in a directory that was made for it\n";
@@ -153,7 +153,7 @@ impl Work {
     /// # Errors
     /// The file system's, naming the file.
     pub(crate) fn write(&self, manifest: &Manifest) -> Result<()> {
-        checked::write(&self.dir.join(MANIFEST), &toml::to_string(manifest)?)
+        Ok(checked::write(&self.dir.join(MANIFEST), &toml::to_string(manifest)?)?)
     }
 
     /// Removes every file that is not among `runs`, and without any of them the manifest too.
@@ -322,7 +322,7 @@ pub(super) fn read_manifest(dir: &Path) -> Result<Option<Manifest>> {
 fn is_ours(name: &str, path: &Path, made: bool) -> bool {
     match name.strip_prefix("run-") {
         Some(number) => number.len() >= 5 && number.bytes().all(|byte| byte.is_ascii_digit()) && (made || is_run(path)),
-        None => [MANIFEST, MANIFEST_PART, LOCK].contains(&name),
+        None => [MANIFEST, MANIFEST_TEMPORARY, LOCK].contains(&name),
     }
 }
 

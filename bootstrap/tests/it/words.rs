@@ -74,7 +74,7 @@ fn a_complete_load_that_cannot_be_written_to_ends_well() {
     ok(&load);
     // The same bytes at another time; and as on a read-only file system, nothing can be remembered.
     fs::write(&file, fs::read(&file).unwrap()).unwrap();
-    fs::create_dir(store.join("bootstrap.part")).unwrap();
+    fs::create_dir(store.join("bootstrap.tmp")).unwrap();
     let said = ok(&load);
     assert!(said.contains("there is nothing to resume") && said.contains("cannot be remembered"), "{said}");
 }

@@ -17,6 +17,7 @@
 //! again. From then on a directory without these files, or with older ones than at the last clean close, is refused. The lock is taken before anything
 //! of the engine is touched.
 
+pub mod checked;
 mod copy;
 mod hold;
 mod kinds;

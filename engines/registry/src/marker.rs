@@ -1,17 +1,18 @@
 //! The marker `SOLKV`: what a directory holds, readable without opening the engine.
 //!
-//! Written via a temporary file, fsync, rename and an fsync of the directory, so it is whole or absent.
+//! Written via a temporary file, fsync, rename and an fsync of the directory, so it is whole or absent. Its first line is the
+//! checksum of the others: a marker that was cut would say less, and less would be checked.
 
 use std::cmp::Ordering;
-use std::fs::{self, File};
-use std::io::{ErrorKind as Io, Write};
+use std::fs::File;
+use std::io::{self, ErrorKind as Io};
 use std::path::Path;
 
 use engine_api::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::checked::{self, Found};
 use crate::options::{EngineKind, Profile};
-use crate::regular::read_small;
 use crate::terms::{Holds, Load, LoadState};
 
 pub(crate) const MARKER: &str = "SOLKV";
@@ -75,17 +76,19 @@ impl Identity {
 /// Reads the marker of `dir`; `None` where directory or marker is missing.
 pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
     let path = dir.join(MARKER);
-    let bytes = match read_small(&path) {
-        Ok(bytes) => bytes,
-        Err(e) if e.kind() == Io::NotFound => return Ok(None),
-        Err(e) if e.kind() == Io::NotADirectory => {
+    let text = match checked::read(&path) {
+        Ok(None) => return Ok(None),
+        Ok(Some(Found::Whole(text))) => text,
+        // As an earlier version has written it, with the format first.
+        Ok(Some(Found::Unchecked(text))) if text.starts_with("format") => text,
+        Ok(Some(Found::Unchecked(_) | Found::Damaged)) => return Err(damaged(&path, "its checksum differs")),
+        Err(e) if io_kind(&e) == Some(Io::NotADirectory) => {
             let message = format!("not a directory but a file: dir={}: name the directory of a store", dir.display());
             return Err(Error::new(ErrorKind::FixInput, message));
         }
-        Err(e) if e.kind() == Io::InvalidInput => return Err(damaged(&path, e)),
-        Err(e) => return Err(Error::io(format!("cannot read the marker: file={} reason={e}", path.display()), e)),
+        Err(e) if io_kind(&e) == Some(Io::InvalidInput) => return Err(damaged(&path, e)),
+        Err(e) => return Err(e),
     };
-    let text = String::from_utf8(bytes).map_err(|e| damaged(&path, e))?;
     let version: Version = toml::from_str(&text).map_err(|e| damaged(&path, e))?;
     let (age, way_out) = match version.format.cmp(&FORMAT_VERSION) {
         // An engine this build has never heard of comes with a newer format; anything else is damage.
@@ -107,15 +110,7 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
 pub(crate) fn write(dir: &Path, identity: &Identity) -> Result<()> {
     let text = toml::to_string(identity)
         .map_err(|e| Error::with_source(ErrorKind::Internal, "cannot write the marker as toml", e))?;
-    let temporary = dir.join(MARKER_TEMPORARY);
-    let replace = || {
-        let mut file = File::create(&temporary)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&temporary, dir.join(MARKER))?;
-        sync_dir(dir)
-    };
-    replace().map_err(|e| Error::io(format!("cannot write the marker: dir={} reason={e}", dir.display()), e))
+    checked::write(&dir.join(MARKER), &text)
 }
 
 /// Makes the names in `dir` durable.
@@ -123,11 +118,19 @@ pub(crate) fn sync_dir(dir: &Path) -> std::io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
+/// What the file system said.
+fn io_kind(error: &Error) -> Option<Io> {
+    std::error::Error::source(error)?.downcast_ref::<io::Error>().map(io::Error::kind)
+}
+
 fn damaged(path: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     let source = source.into();
     Error::with_source(
         ErrorKind::DataDamaged,
-        format!("marker is damaged: file={} reason={source}: restore it or the store", path.display()),
+        format!(
+            "marker is damaged: file={} reason={source}: put it back from a copy, or restore a snapshot",
+            path.display()
+        ),
         source,
     )
 }

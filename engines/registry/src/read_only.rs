@@ -28,7 +28,7 @@ pub fn open_read_only(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn En
     let lock = lock::share(dir)?;
     let options = store::effective(&asked, Some(&known));
     store::raise_open_files();
-    let engine = open_engine(&dir.join(DATA), &options)?;
+    let engine = open_engine(&dir.join(DATA), &options).map_err(|e| store::with_way_out(dir, known.engine, e))?;
     standing::check_seq(dir, &known, engine.checkpoint()?.seq)?;
     Ok(Box::new(ReadOnly { engine, dir: dir.display().to_string(), _lock: lock }))
 }

@@ -142,7 +142,7 @@ pub(crate) fn check_without_log(dir: &Path, options: &EngineOptions, known: &Ide
 pub(crate) fn has_log(dir: &Path, engine: EngineKind) -> Result<bool> {
     let Some(ending) = log_ending(engine) else { return Ok(false) };
     let aside = format!("{ending}.set-aside");
-    Ok(names(dir)?.iter().any(|name| name.ends_with(ending) || name.ends_with(&aside)))
+    Ok(names(dir)?.iter().any(|name| name.ends_with(ending) || name.contains(&aside)))
 }
 
 /// Refuses a store that stands at a seq below the one at which it was last closed or its load was completed. A repair goes

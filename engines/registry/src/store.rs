@@ -151,7 +151,7 @@ fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Term
     }
     raise_open_files();
     let accept = |checkpoint: &Checkpoint| standing::check_seq(dir, &identity, checkpoint.seq);
-    let engine = open_engine(&dir.join(DATA), &options, &accept)?;
+    let engine = open_engine(&dir.join(DATA), &options, &accept).map_err(|e| with_way_out(dir, options.engine, e))?;
     accept(&engine.checkpoint()?)?;
     marker::sync_dir(dir)
         .map_err(|e| Error::io(format!("cannot sync the store's directory: dir={} reason={e}", dir.display()), e))?;
@@ -300,11 +300,25 @@ fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<I
     }
 }
 
+/// The error of an engine that cannot open its damaged files, with what can be done about it.
+pub(crate) fn with_way_out(dir: &Path, engine: EngineKind, error: Error) -> Error {
+    let said = error.to_string();
+    if error.kind() != ErrorKind::DataDamaged || !engine.has_repair() || said.contains("bootstrap repair") {
+        return error;
+    }
+    let way_out = format!("restore a snapshot, or see what `bootstrap repair --dir {}` can keep", dir.display());
+    Error::with_source(ErrorKind::DataDamaged, format!("{said}: {way_out}"), error)
+}
+
 pub(crate) fn no_store(dir: &Path) -> Error {
-    Error::new(
-        ErrorKind::FixInput,
-        format!("there is no store: dir={}: create it with bootstrap, or correct the path", dir.display()),
-    )
+    let shown = dir.display();
+    let message = match standing::names(dir) {
+        Ok(names) if !names.is_empty() => format!(
+            "the store's marker is missing: file={shown}/{MARKER} beside {DATA}: put it back from a copy, or restore a snapshot"
+        ),
+        _ => format!("there is no store: dir={shown}: create it with bootstrap, or correct the path"),
+    };
+    Error::new(ErrorKind::FixInput, message)
 }
 
 /// The entries of `dir`; none where it is missing.

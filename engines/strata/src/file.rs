@@ -84,6 +84,9 @@ pub(crate) fn shown(storage: &dyn Storage, name: &str) -> String {
     format!("{}/{name}", storage.shown())
 }
 
+/// A manifest takes 88 bytes a segment: this is one of 700,000.
+const WHOLE_BYTES_MAX: u64 = 64 << 20;
+
 /// All bytes of the file `name`; `None` where there is no such file.
 ///
 /// # Errors
@@ -91,7 +94,12 @@ pub(crate) fn shown(storage: &dyn Storage, name: &str) -> String {
 pub(crate) fn read_whole(storage: &dyn Storage, name: &str) -> Result<Option<Vec<u8>>> {
     let read = || {
         let file = storage.open(name, false)?;
-        let mut bytes = vec![0; file.len_bytes()? as usize];
+        let length = file.len_bytes()?;
+        if length > WHOLE_BYTES_MAX {
+            let why = format!("length_bytes={length} is more than any store needs");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        let mut bytes = vec![0; length as usize];
         file.read_at(&mut bytes, 0)?;
         io::Result::Ok(bytes)
     };

@@ -2,6 +2,7 @@
 //!
 //! Owns: its bytes (FORMAT.md, "Segment"). Must not: do I/O. Decoding checks everything: the bytes come from a disk.
 
+use std::fmt;
 use std::mem::offset_of;
 
 use engine_api::{Checkpoint, Key, Result};
@@ -64,6 +65,15 @@ pub(crate) struct Footer {
 pub(crate) enum Wrong {
     Damaged(String),
     OtherVersion(u32),
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Damaged(why) => f.write_str(why),
+            Self::OtherVersion(version) => write!(f, "written by another strata: version={version} known={VERSION}"),
+        }
+    }
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

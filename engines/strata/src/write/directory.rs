@@ -173,6 +173,22 @@ pub(crate) fn newest_unnamed(storage: &dyn Storage, manifest: &Manifest) -> Resu
     Ok(newest)
 }
 
+/// Why the manifest is not this store's: whole segments are here, and none of them has its seed.
+pub(crate) fn is_of_another_store(storage: &dyn Storage, manifest: &Manifest) -> Result<Option<String>> {
+    let mut other = None;
+    for own in own_files(storage)? {
+        let Own::Segment(id) = own else { continue };
+        let file = ReadFile::open(storage, &segment::name(id))?;
+        match read_footer(&file)? {
+            Ok((footer, _)) if footer.origin.seed == manifest.seed => return Ok(None),
+            Ok(_) => other = Some(file.shown().to_owned()),
+            Err(_) => {}
+        }
+    }
+    let manifest = shown(storage, manifest::NAME);
+    Ok(other.map(|other| format!("manifest is of another store: file={manifest} has another seed than file={other}")))
+}
+
 /// Why the manifest is older than the segments, whatever their batches say: one that it names is gone, and a whole one is
 /// there with a number that it has not given. A merge removes what it has replaced after it has replaced the manifest.
 pub(crate) fn is_superseded(storage: &dyn Storage, manifest: &Manifest) -> Result<Option<String>> {

@@ -10,7 +10,7 @@
 //! 4. What is lost is written down ([`lost`]); then one manifest that names all of this; then files that are not used any
 //!    more are set aside.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,14 +23,17 @@ use crate::format::manifest::Manifest;
 use crate::format::secret::WalKey;
 use crate::format::wal::{self, Position};
 use crate::storage::{DirStorage, Storage};
-use crate::write::directory::{Own, is_beyond, is_foreign, is_superseded, misnamed, newest_unnamed, own_files};
+use crate::write::directory::{
+    Own, is_beyond, is_foreign, is_of_another_store, is_superseded, misnamed, newest_unnamed, own_files,
+};
 use crate::write::lost;
 use crate::write::rebuild::{Rebuilt, rebuild};
 use crate::write::salvage::{Salvaged, salvage};
 use crate::write::writer::{Room, SegmentWriter};
 
-/// Records of the WAL that are held in memory: as many as of the largest memtable.
-const TAIL_RECORDS_MAX: usize = 1 << 20;
+/// Records of the WAL that are held in memory before they become a run: about 16 MiB, because a repair may run under the
+/// memory cap of the service.
+const TAIL_RECORDS_MAX: usize = 1 << 17;
 /// A key and its value; none deletes it.
 type Op = (Key, Option<Value>);
 
@@ -133,20 +136,19 @@ fn usable(storage: &Arc<dyn Storage>) -> Result<Result<Manifest, String>> {
         Err(error) if error.kind() == ErrorKind::DataDamaged => return Ok(Err(error.to_string())),
         Err(error) => return Err(error),
     };
-    if let Some(why) = is_superseded(&**storage, &manifest)? {
+    if let Some(why) = is_of_another_store(&**storage, &manifest)?.or(is_superseded(&**storage, &manifest)?) {
         return Ok(Err(why));
     }
     let Some(newest) = newest_unnamed(&**storage, &manifest)? else { return Ok(Ok(manifest)) };
     let repair = Repair { storage, manifest, rebuilt: false, aside: Vec::new(), told: Repaired::default() };
     let files = repair.wal_files()?;
     let mut last = repair.manifest.batch;
-    let ended = repair.read_wal(&files, &mut |batch, _, _| {
+    repair.read_wal(&files, &mut |batch, _, _| {
         last = batch;
         Ok(())
     })?;
-    // A damaged WAL ends before what a crash has left. One that begins too late is whole: what it lacks is in runs.
+    // Where the WAL is damaged, a segment that a crash has left may have what it lacks.
     let ahead = newest.is_ahead(&**storage, last);
-    let ahead = if ended.broken.is_none() || repair.begins_late(&files)? { ahead } else { None };
     Ok(ahead.map_or(Ok(repair.manifest), Err))
 }
 
@@ -218,14 +220,6 @@ impl Repair<'_> {
             _ => None,
         });
         Ok(wals.collect())
-    }
-
-    /// Whether the first of these files begins behind the batch that comes next.
-    fn begins_late(&self, files: &[u64]) -> Result<bool> {
-        let Some(id) = files.first() else { return Ok(false) };
-        let first = wal::begins_with(&**self.storage, *id)?;
-        let late = |(salt, batch)| salt == self.manifest.wal_key.salt(*id) && batch > self.manifest.batch + 1;
-        Ok(first.is_some_and(late))
     }
 
     /// Reads the WAL as far as it goes. Where anything was wrong, what it holds becomes runs.
@@ -351,8 +345,16 @@ impl Repair<'_> {
         lost::add(storage, &self.told.lost)?;
         sync_dir(storage)?;
         self.manifest.write(storage)?;
+        let mut taken: BTreeSet<String> = storage
+            .list()
+            .map_err(|e| {
+                Error::io(format!("cannot list the store's directory: dir={} reason={e}", storage.shown()), e)
+            })?
+            .into_iter()
+            .collect();
         for name in &self.aside {
-            let to = format!("{name}{SET_ASIDE}");
+            let to = free_name(name, &taken);
+            taken.insert(to.clone());
             match storage.rename(name, &to) {
                 Ok(()) => self.told.findings.push(format!("file={} is not used any more", shown(storage, &to))),
                 // A segment that was missing.
@@ -362,4 +364,11 @@ impl Repair<'_> {
         }
         sync_dir(storage)
     }
+}
+
+/// The name under which `name` is set aside: an earlier repair may have set one of that name aside.
+fn free_name(name: &str, taken: &BTreeSet<String>) -> String {
+    let first = format!("{name}{SET_ASIDE}");
+    let numbered = (2..).map(|number| format!("{first}-{number}"));
+    std::iter::once(first.clone()).chain(numbered).find(|to| !taken.contains(to)).unwrap_or(first)
 }

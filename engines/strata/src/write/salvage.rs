@@ -57,8 +57,14 @@ pub(crate) fn salvage(
     };
     let footer = match read_footer(&file) {
         Ok(Ok((footer, _))) if footer.info == *info && footer.origin.seed == otherwise.seed => Ok(footer),
-        Ok(Ok(_)) => Err("the footer is not what the manifest says".to_owned()),
-        Ok(Err(wrong)) => Err(format!("{wrong:?}")),
+        // A whole file in the place of the one that is meant: its pages are somebody else's.
+        Ok(Ok((footer, _))) => {
+            let of = if footer.origin.seed == otherwise.seed { "other records" } else { "another store" };
+            let why = format!("segment is of {of} than the manifest says: file={shown}");
+            let lost = vec![range(&shown, 0, &info.first, &info.last)];
+            return Ok(Some(Salvaged { written: None, lost, why }));
+        }
+        Ok(Err(wrong)) => Err(wrong.to_string()),
         Err(error) => Err(error.to_string()),
     };
     let sections = footer
@@ -79,8 +85,9 @@ pub(crate) fn salvage(
     };
     let origin = footer.as_ref().map_or(otherwise, |footer| &footer.origin);
     let (written, lost) = rewrite(storage, &mut source, info, (pages, origin, id), &shown)?;
-    let why = format!("segment is damaged: file={shown} {why}");
-    Ok(Some(Salvaged { written, lost, why }))
+    // What reads of the sections say names the file already.
+    let said = if why.contains(&shown) { why } else { format!("segment is damaged: file={shown} {why}") };
+    Ok(Some(Salvaged { written, lost, why: said }))
 }
 
 /// Writes the records of all whole pages as segment `id`; also gives the ranges between them that are lost.

@@ -276,6 +276,39 @@ fn a_segment_that_is_cut_anywhere_loses_what_is_said_and_nothing_else() {
 }
 
 #[test]
+fn a_segment_or_manifest_of_another_store_gives_it_none_of_its_pairs() {
+    let loaded = |numbers: std::ops::Range<u64>, value: u8| {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = open(dir.path()).unwrap();
+        let mut map: Map = numbers.map(|n| (key(n), [value; 32])).collect();
+        let sorted: Vec<_> = map.iter().map(|(key, value)| (*key, *value)).collect();
+        engine.load_sorted(&sorted, &seq(1)).unwrap();
+        commit(&engine, &[(key(5), Some([value; 32])), (key(20_005), Some([value; 32]))], 2, &mut map);
+        Box::new(engine).close().unwrap();
+        (dir, map)
+    };
+    let ((one, map), (other, _)) = (loaded(0..9000, 1), loaded(20_000..29_000, 3));
+    let whole = content(one.path());
+    // Every load begins with the same number, which is all that a page says of its file.
+    let name = segments(other.path())[0].clone();
+    assert!(whole.contains_key(&name), "{name}");
+    fs::copy(other.path().join(&name), one.path().join(&name)).unwrap();
+    let repaired = StrataEngine::repair(one.path()).unwrap();
+    assert_said(&repaired.lost, &[&name, "keys_from=", "keys are missing"]);
+    let found = all(&open(one.path()).unwrap()).unwrap();
+    assert!(!found.is_empty() && found.iter().all(|(key, value)| map.get(key) == Some(value)));
+    // Its manifest: this store's own segments say what the store is.
+    for name in content(one.path()).into_keys() {
+        fs::remove_file(one.path().join(name)).unwrap();
+    }
+    whole.iter().for_each(|(name, bytes)| fs::write(one.path().join(name), bytes).unwrap());
+    fs::copy(other.path().join("MANIFEST"), one.path().join("MANIFEST")).unwrap();
+    let repaired = StrataEngine::repair(one.path()).unwrap();
+    assert_said(&repaired.findings, &["manifest is of another store", "made anew of"]);
+    assert_sound(one.path(), &map, 2);
+}
+
+#[test]
 fn a_damaged_wal_is_cut_where_it_is_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
@@ -371,6 +404,40 @@ fn what_an_opening_that_was_cut_short_has_written_does_not_pass_for_whole_batche
         let engine = open_on(&storage, SMALLER).unwrap_or_else(|error| panic!("crash_at={crash_at}: {error}"));
         assert_holds(&engine, &map, 6, &format!("crash_at={crash_at}"));
     }
+}
+
+#[test]
+fn a_damaged_wal_beside_what_a_crash_has_left_is_repaired_so_that_the_store_opens() {
+    let (written, map) = written(4, 6, 250, Durability::Synced);
+    let whole = written.after_crash(0);
+    whole.set(Fault::None);
+    drop(open_on(&whole, SMALLER).unwrap());
+    let (changes, ..) = whole.counts();
+    let mut kept = 0;
+    for crash_at in 1..=changes {
+        let left = written.after_crash(0);
+        left.set(Fault::CrashAt(crash_at));
+        drop(open_on(&left, SMALLER));
+        left.set(Fault::None);
+        for name in left.names().into_iter().filter(|name| name.ends_with(".wal")) {
+            let storage = left.copy();
+            let file = storage.open_write(&name).unwrap();
+            let (mut byte, at) = ([0], file.len_bytes().unwrap() / 3);
+            if file.read_at(&mut byte, at).is_err() {
+                // Nothing was written to it yet.
+                continue;
+            }
+            file.write_at(&[byte[0] ^ 1], at).unwrap();
+            let as_storage: Arc<dyn Storage> = Arc::new(storage.clone());
+            let place = format!("crash_at={crash_at} damaged={name}");
+            let repaired = StrataEngine::repair_on(&as_storage).unwrap_or_else(|error| panic!("{place}: {error}"));
+            let engine = open_on(&storage, SMALLER).unwrap_or_else(|error| panic!("{place}: {error} {repaired:?}"));
+            let found = all(&engine).unwrap();
+            assert!(found == map || !repaired.lost.is_empty(), "{place} {repaired:?}");
+            kept += u32::from(found == map && !repaired.findings.is_empty());
+        }
+    }
+    assert!(kept > 0, "a run that was written of the WAL holds what the damaged file lacks");
 }
 
 #[test]

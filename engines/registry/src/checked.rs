@@ -1,4 +1,4 @@
-//! A small text file whose first line is the checksum of the rest.
+//! A small text file whose first line is the checksum of the rest, and is TOML if the rest is.
 //!
 //! Owns: its writing, whole or not at all, and whether it is as it was written. Must not: know what the text says. Runs on
 //! the caller's thread.
@@ -7,14 +7,16 @@ use std::fs::{self, File};
 use std::io::{ErrorKind as Io, Write as _};
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use engine_api::{Error, Result};
 use xxhash_rust::xxh3::xxh3_64;
+
+use crate::regular::read_small;
 
 const NAME: &str = "checksum";
 
 /// What a file turned out to be.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub enum Found {
     /// Its text, as it was written.
     Whole(String),
     /// It has no line for a checksum: an earlier version wrote it, or somebody's hand.
@@ -27,11 +29,11 @@ pub(crate) enum Found {
 ///
 /// # Errors
 /// The file system's, naming the file.
-pub(crate) fn read(path: &Path) -> Result<Option<Found>> {
-    let bytes = match engines::read_small(path) {
+pub fn read(path: &Path) -> Result<Option<Found>> {
+    let bytes = match read_small(path) {
         Ok(bytes) => bytes,
-        Err(error) if error.kind() == Io::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("cannot read file={}", path.display())),
+        Err(e) if e.kind() == Io::NotFound => return Ok(None),
+        Err(e) => return Err(Error::io(format!("cannot read file={} reason={e}", path.display()), e)),
     };
     let Ok(text) = String::from_utf8(bytes) else { return Ok(Some(Found::Damaged)) };
     let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
@@ -42,21 +44,21 @@ pub(crate) fn read(path: &Path) -> Result<Option<Found>> {
     }))
 }
 
-/// Replaces `path` by a complete file or leaves it as it was.
+/// Replaces `path` by a complete file or leaves it as it was. Meanwhile the new one has the ending `tmp`.
 ///
 /// # Errors
 /// The file system's, naming the file.
-pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
-    let part = path.with_extension("part");
+pub fn write(path: &Path, text: &str) -> Result<()> {
+    let temporary = path.with_extension("tmp");
     let write = || {
-        let mut file = File::create(&part)?;
+        let mut file = File::create(&temporary)?;
         writeln!(file, "{}", line(text))?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        fs::rename(&part, path)?;
+        fs::rename(&temporary, path)?;
         File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
     };
-    write().with_context(|| format!("cannot write file={}", path.display()))
+    write().map_err(|e| Error::io(format!("cannot write file={} reason={e}", path.display()), e))
 }
 
 fn line(text: &str) -> String {
