@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
-use engine_api::words;
+use engine_api::{ErrorKind, words};
 
 use crate::out::{self, say, tell};
 use crate::wrong::Wrong;
@@ -116,6 +116,11 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
     match (outcome, out::failure()) {
         (Err(error), _) => {
             tell!("{name}: {}", words(error.as_ref()));
+            if is_damage_without_a_way_out(&error) {
+                tell!(
+                    "restore a snapshot or load the store again; of strata, `{name} repair --dir DIR` keeps what it can"
+                );
+            }
             // A service manager starts it again after 1, and not after 2.
             if error.is::<Wrong>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
@@ -125,6 +130,12 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         }
         (Ok(code), None) => ExitCode::from(code),
     }
+}
+
+/// Whether a command met damage where it read pairs: what an opening refuses says itself what to do.
+fn is_damage_without_a_way_out(error: &anyhow::Error) -> bool {
+    let damage = error.downcast_ref::<engine_api::Error>().filter(|found| found.kind() == ErrorKind::DataDamaged);
+    damage.is_some() && !["restore", "repair", "load"].iter().any(|way| format!("{error:#}").contains(way))
 }
 
 /// The name that the program was started by: completions are for that one.

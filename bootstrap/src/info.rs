@@ -58,7 +58,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
     if let Some(running) = running::find(&args.dir)? {
         return print_running(args, &running);
     }
-    let engine = engines::open_read_only(&args.dir, args.memory)?;
+    let engine = engines::open_read_only(&args.dir, Some(scan_memory(args.memory)))?;
     let (checkpoint, stats) = (engine.checkpoint()?, engine.stats()?);
     let (chain, no_chain) = match ChainCheckpoint::read(&checkpoint) {
         Ok(chain) => (Some(chain), None),
@@ -157,10 +157,12 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
 
 /// The part of the memory that an engine gets for a scan, which reads everything once: one in eight.
 const SCAN_MEMORY_SHARE: u64 = 8;
+/// The least that every engine opens with.
+const SCAN_MEMORY_MIN: u64 = 16 << 20;
 
 /// The memory of an engine whose store is scanned.
 pub(crate) fn scan_memory(memory: Option<ByteSize>) -> ByteSize {
-    let share = (engines::memory_limit().bytes / SCAN_MEMORY_SHARE).max(engines::MEMORY_MIN);
+    let share = (engines::memory_limit().bytes / SCAN_MEMORY_SHARE).max(SCAN_MEMORY_MIN);
     memory.unwrap_or(ByteSize::b(share))
 }
 

@@ -76,7 +76,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let mut state = state(args, &*from, &origin, estimate)?;
     let id = source_id(state.source.as_bytes());
     state.source_id = hex(id);
-    let terms = Terms { holds: known.holds, load: LoadTerm::Loading(hex(id)) };
+    let terms = Terms { holds: known.holds.clone(), load: LoadTerm::Loading(hex(id)) };
     engines::check(&args.dir, &options, mode, &terms)?;
     check_source(args, known.engine, &mut *from)?;
     let to = engines::open_on(&args.dir, &options, mode, &terms)?;
@@ -116,6 +116,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let started = Instant::now();
     let (written, label) = (info::scan(&*to)?, to.label());
     let took = (took, started.elapsed());
+    refuse_other_content(&known, &origin, &read, &args.from_store)?;
     if read == written {
         let (seq, pairs) = (origin.seq, read.pairs());
         state.pairs = Some(pairs);
@@ -127,6 +128,24 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     // Before its files are measured: an open log has its space allocated ahead.
     to.close()?;
     Ok(say_result(args, label, &read, &written, &origin, took))
+}
+
+/// Refuses a source that stands where its load left it and does not hold what was loaded: engines without checksums give
+/// wrong pairs without a word.
+fn refuse_other_content(known: &Identity, origin: &Checkpoint, read: &Digest, dir: &Path) -> Result<()> {
+    let loaded = known.load.as_ref().and_then(|load| load.loaded.as_ref()).filter(|loaded| loaded.seq == origin.seq);
+    let Some(loaded) = loaded else { return Ok(()) };
+    let is_other =
+        loaded.pairs != read.pairs() || loaded.digest.as_ref().is_some_and(|digest| *digest != read.to_string());
+    ensure!(
+        !is_other,
+        "the store to read is damaged: dir={0} digest={read}, and pairs={1} digest={2} were loaded: `scrub --dir {0}` says \
+         more; the new store holds the same damage: remove it",
+        dir.display(),
+        loaded.pairs,
+        loaded.digest.as_deref().unwrap_or("unknown")
+    );
+    Ok(())
 }
 
 /// Ends a migration that finds the new store complete, if it was made from the store that is named now.

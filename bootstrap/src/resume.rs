@@ -18,6 +18,7 @@ use crate::load::{LoadArgs, hex};
 use crate::order::{Order, Ordered, file_id, remove_spill};
 use crate::out::tell;
 use crate::paths::WorkDir;
+use crate::running::{self, Running};
 use crate::source::Source;
 use crate::state::State;
 
@@ -34,10 +35,18 @@ pub(crate) enum Found {
 /// is no failure: whoever starts the same command at each boot wants it to end well.
 pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
     match (resume, is_complete(dir)?) {
-        (false, Some(false)) => bail!(
-            "the directory holds a load that was interrupted: dir={}: go on with --resume, or remove the directory",
-            dir.display()
-        ),
+        (false, Some(false)) => {
+            match running::find(dir)?.filter(|running| running.pid != std::process::id().to_string()) {
+                Some(Running { pid, progress, .. }) => bail!(
+                    "a load of this store is running: dir={} pid={pid} {progress}: wait for its end; `info` says how far it is",
+                    dir.display()
+                ),
+                None => bail!(
+                    "the directory holds a load that was interrupted: dir={}: go on with --resume, or remove the directory",
+                    dir.display()
+                ),
+            }
+        }
         (true, Some(true)) => {
             refuse_lost(dir)?;
             Ok(Found::Complete)

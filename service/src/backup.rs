@@ -74,53 +74,75 @@ pub(crate) fn snapshot(args: &SnapshotArgs) -> Result<()> {
     };
     let took_s = started.elapsed().as_secs_f64();
     // A copy that was never opened is no backup.
-    let copy = open(&to, args.memory)?;
+    out::print(&kept_if_whole(&to, || look_at_copy(args, &to, by, took_s))?)
+}
+
+/// What there is to say of a copy that can be used.
+fn look_at_copy(args: &SnapshotArgs, to: &Path, by: &str, took_s: f64) -> Result<String> {
+    let copy = open(to, args.memory)?;
     let (label, checkpoint) = (copy.label(), solana::shown(&copy.checkpoint()?).to_string());
     let made = format!("snapshot: dir={} engine={label} made_by={by:?} took_s={took_s:.3}", to.display());
-    out::print(&format!("{made}\ncheckpoint {checkpoint}\n"))?;
-    warn_of_part(&to)?;
+    let mut said = format!("{made}\ncheckpoint {checkpoint}\n");
+    warn_of_part(to)?;
     if args.digest {
         let digest = digest(&*copy)?;
         let record = Record { digest: digest.to_string() };
         let path = to.join(RECORD);
         write_synced(&path, &toml::to_string(&record)?).with_context(|| format!("cannot write {}", path.display()))?;
-        out::print(&format!("digest={digest}\n"))?;
+        said += &format!("digest={digest}\n");
     }
-    Ok(copy.close()?)
+    copy.close()?;
+    Ok(said)
 }
 
 pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
     let started = Instant::now();
     let from = open_whole(&args.from, args.memory)?;
     from.snapshot(&args.dir)?;
+    let took_s = started.elapsed().as_secs_f64();
+    let said = kept_if_whole(&args.dir, || look_at_store(args, &*from, took_s))?;
+    from.close()?;
+    out::print(&said)
+}
+
+/// What there is to say of a restored store that can be used.
+fn look_at_store(args: &RestoreArgs, from: &dyn Engine, took_s: f64) -> Result<String> {
     let store = open(&args.dir, args.memory)?;
     let checkpoint = store.checkpoint()?;
     ensure!(
         checkpoint == from.checkpoint()?,
-        "the new store does not stand where its snapshot does: dir={}: remove it, and do not trust the snapshot",
+        "the new store does not stand where its snapshot does: dir={}: do not trust the snapshot",
         args.dir.display()
     );
-    let took_s = started.elapsed().as_secs_f64();
     let made = format!("restored: dir={} engine={} took_s={took_s:.3}", args.dir.display(), store.label());
-    out::print(&format!("{made}\ncheckpoint {}\n", solana::shown(&checkpoint)))?;
+    let mut said = format!("{made}\ncheckpoint {}\n", solana::shown(&checkpoint));
     warn_of_part(&args.dir)?;
     if args.verify {
         let (expected, whose) = match read_record(&args.from)? {
             Some(kept) => (kept, "kept with the snapshot"),
-            None => (digest(&*from)?, "of the snapshot as it is now"),
+            None => (digest(from)?, "of the snapshot as it is now"),
         };
         let found = digest(&*store)?;
         if found != expected {
             bail!(
-                "the new store differs from its snapshot: dir={} digest={found} expected={expected}, {whose}: remove \
-                   it, and use an older snapshot",
+                "the new store differs from its snapshot: dir={} digest={found} expected={expected}, {whose}: use an older \
+                 snapshot",
                 args.dir.display()
             );
         }
-        out::print(&format!("digest={found} equal to the one {whose}\n"))?;
+        said += &format!("digest={found} equal to the one {whose}\n");
     }
     store.close()?;
-    Ok(from.close()?)
+    Ok(said)
+}
+
+/// Removes the copy in `dir` where `look` finds that it is not to be used: nothing that looks like one stays.
+fn kept_if_whole(dir: &Path, look: impl FnOnce() -> Result<String>) -> Result<String> {
+    look().map_err(|error| match std::fs::remove_dir_all(dir) {
+        Ok(()) => error.context(format!("the copy was removed: dir={}", dir.display())),
+        Err(e) => error
+            .context(format!("the copy is not to be used, and cannot be removed: dir={} reason={e}", dir.display())),
+    })
 }
 
 /// Says that a copy holds a part of what a load was to fill its store with.

@@ -18,6 +18,7 @@ use crate::ingest::provider;
 use crate::metrics;
 use crate::out;
 use crate::run::{Checked, run};
+use crate::store;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -165,6 +166,9 @@ fn check(config: &Config) -> Result<(), Failed> {
     let Checked { edge, provider } = Checked::of(config, Moment::Ahead)?;
     let token = if provider.token_file.is_some() { "given" } else { "none" };
     out::print(&format!("# {}: {token}\n# access: {}\n", provider.token_header, edge.access))?;
+    if !store::look(config)? {
+        out::print("# store: another process has it open, so that its files were not looked at\n")?;
+    }
     for caution in config.selection().cautions(label(config)?) {
         out::print(&format!("# follow: {caution}\n"))?;
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use engine_api::{Durability, Engine};
+use engine_api::{Durability, Engine, ErrorKind};
 use engine_latency::{Latency, Measured};
 use engines::memory_limit;
 use solana::ChainCheckpoint;
@@ -266,9 +266,7 @@ async fn serve(
         http.await?;
         admin.await?;
         match outcome {
-            Ok(applied) => {
-                applied.map_err(anyhow::Error::from).context("the engine failed: see its error for the way out")
-            }
+            Ok(applied) => applied.map_err(engine_failed),
             Err(_) => Err(anyhow!("the ingest thread ended without a word: this is a bug")),
         }
     };
@@ -278,6 +276,18 @@ async fn serve(
             bail!("not stopped within shutdown_timeout={:?}; everything committed is safe", config.shutdown_timeout)
         }
     }
+}
+
+/// An update that meets damage ends the service, because nobody knows the value that it replaces.
+fn engine_failed(error: engine_api::Error) -> anyhow::Error {
+    let context = match error.kind() {
+        ErrorKind::DataDamaged => {
+            "the ingest met damage in the store; restore a snapshot, or see what `bootstrap repair --dir DIR` can keep \
+             (RUNBOOK.md, Damaged store)"
+        }
+        _ => "the engine failed: see its error for the way out",
+    };
+    anyhow::Error::from(error).context(context)
 }
 
 fn receive_config(config: &Config, hangups: &watch::Receiver<u64>) -> ReceiveConfig {

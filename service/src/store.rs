@@ -6,8 +6,9 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow};
+use bytesize::ByteSize;
 use clap::ValueEnum as _;
-use engine_api::Engine;
+use engine_api::{Engine, ErrorKind};
 use engines::{Holds, LoadTerm, OpenMode, Terms};
 
 use crate::config::Config;
@@ -36,6 +37,22 @@ pub(crate) fn extract_of(dir: &Path) -> Result<Option<Extract>> {
 pub(crate) fn check(config: &Config) -> Result<(), Failed> {
     let checked = engines::check(&config.dir, &config.engine, mode(config), &terms(config));
     checked.and_then(|()| engines::check_lock(&config.dir)).map_err(|error| explain(config, error))
+}
+
+/// Opens the store for reading alone and closes it again, so that damage is found that only an opening meets; `false` where
+/// another process has it open. Changes nothing.
+///
+/// # Errors
+/// As those of [`open`], where a store is there.
+pub(crate) fn look(config: &Config) -> Result<bool, Failed> {
+    if engines::inspect(&config.dir)?.is_none() {
+        return Ok(true);
+    }
+    let memory = Some(ByteSize::b(engines::MEMORY_MIN));
+    match engines::open_read_only(&config.dir, memory).and_then(|engine| engine.close()) {
+        Err(error) if error.kind() == ErrorKind::Retry => Ok(false),
+        looked => looked.map(|()| true).map_err(|error| explain(config, error)),
+    }
 }
 
 /// Opens the store. One that did not know what its pairs mean is told, and keeps it.

@@ -3,7 +3,7 @@
 //! Owns: what is left of a directory that was held and never opened: nothing, where it was made for that. Must not: make a
 //! store. Used on the thread that opens the store.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, OpenOptions, TryLockError};
 use std::io::ErrorKind as Io;
 use std::path::{Path, PathBuf};
 
@@ -41,7 +41,7 @@ pub fn hold(dir: &Path) -> Result<Held> {
 pub fn holder(dir: &Path) -> Result<Option<String>> {
     let path = dir.join(LOCK);
     let failed = |e: std::io::Error| Error::io(format!("cannot look at file={} reason={e}", path.display()), e);
-    let mut file = match File::open(&path) {
+    let mut file = match lock::open(&path, OpenOptions::new().read(true)) {
         Ok(file) => file,
         Err(e) if [Io::NotFound, Io::NotADirectory].contains(&e.kind()) => return Ok(None),
         Err(e) => return Err(failed(e)),

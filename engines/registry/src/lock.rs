@@ -95,7 +95,7 @@ pub fn check_lock(dir: &Path) -> Result<()> {
 }
 
 /// Opens what stands in the lock's place, if it is a file.
-fn open(path: &Path, options: &mut OpenOptions) -> std::io::Result<File> {
+pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> std::io::Result<File> {
     let file = options.custom_flags(NONBLOCK).open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),

@@ -81,7 +81,9 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
         Ok(Some(Found::Whole(text))) => text,
         // As an earlier version has written it, with the format first.
         Ok(Some(Found::Unchecked(text))) if text.starts_with("format") => text,
-        Ok(Some(Found::Unchecked(_) | Found::Damaged)) => return Err(damaged(&path, "its checksum differs")),
+        Ok(Some(Found::Unchecked(_) | Found::Damaged)) => {
+            return Err(damaged(&path, "its checksum differs; whoever edits it removes that line"));
+        }
         Err(e) if io_kind(&e) == Some(Io::NotADirectory) => {
             let message = format!("not a directory but a file: dir={}: name the directory of a store", dir.display());
             return Err(Error::new(ErrorKind::FixInput, message));

@@ -66,8 +66,8 @@ fn not_whole(lost: u64) -> Option<Note> {
 
 /// An engine fills its memory in time.
 fn more_than_there_is(options: &EngineOptions) -> Option<Note> {
-    let (division, memory) = (options.division(), options.memory?);
-    let limit = ByteSize::b(division.limit.bytes);
+    let division = options.division();
+    let (memory, limit) = (ByteSize::b(division.cache_bytes), ByteSize::b(division.limit.bytes));
     let text = format!("memory={memory} is more than this process may use, which is {limit}: the kernel will kill it");
     (division.cache_bytes > division.limit.bytes).then_some(Note { text, is_warning: true })
 }

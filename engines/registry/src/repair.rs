@@ -4,10 +4,12 @@
 
 use std::path::Path;
 
+use bytesize::ByteSize;
 use engine_api::{Error, ErrorKind, Result};
 
 use crate::lock::DirLock;
 use crate::marker::{self, Identity};
+use crate::memory::MEMORY_MIN;
 use crate::options::{EngineKind, EngineOptions};
 use crate::read_only;
 use crate::standing;
@@ -40,7 +42,8 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
     let data = dir.join(DATA);
     let mut repaired = by_engine(known.engine, &data)?;
     // The log may hold more than the files that a repair goes by.
-    let options = EngineOptions { profile: known.profile, ..EngineOptions::new(known.engine) };
+    let memory = Some(ByteSize::b(MEMORY_MIN));
+    let options = EngineOptions { profile: known.profile, memory, ..EngineOptions::new(known.engine) };
     repaired.seq = read_only::open_engine(&data, &options)?.checkpoint()?.seq;
     let missing = known.seq.filter(|seq| repaired.seq < *seq);
     if let Some(seq) = missing {

@@ -9,6 +9,7 @@ use std::path::Path;
 use engine_api::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::hold;
 use crate::marker::{Identity, MARKER};
 
 /// A name is shown on one line among others.
@@ -109,17 +110,7 @@ impl Terms {
         let load = known.and_then(|known| known.load.clone());
         let unfinished = load.as_ref().filter(|load| load.state == LoadState::Loading);
         let load = match (&self.load, unfinished) {
-            (LoadTerm::Finished, Some(unfinished)) => {
-                return Err(Error::new(
-                    ErrorKind::FixInput,
-                    format!(
-                        "the load of this store has not finished: dir={} source={}: go on with bootstrap --resume, or \
-                         remove the directory and load again",
-                        dir.display(),
-                        unfinished.source
-                    ),
-                ));
-            }
+            (LoadTerm::Finished, Some(unfinished)) => return Err(not_finished(dir, &unfinished.source)),
             (LoadTerm::Loading(source), None) => Some(Load::new(LoadState::Loading, source)),
             (LoadTerm::Any | LoadTerm::Finished | LoadTerm::Loading(_), _) => load,
         };
@@ -135,7 +126,10 @@ impl Terms {
         let joined = |programs: &Vec<String>| programs.join(",");
         let (held, wanted) = (known.programs.as_ref().map(joined), asked.programs.as_ref().map(joined));
         one(dir, "programs", held.as_ref(), wanted.as_ref(), "name another directory, or load this store again")?;
-        let way_out = format!("correct the setting, or file={} where the store's is wrong", dir.join(MARKER).display());
+        let way_out = format!(
+            "correct the setting, or file={} where the store's is wrong, and remove the checksum in its first line",
+            dir.join(MARKER).display()
+        );
         let cluster = one(dir, "cluster", known.cluster.as_ref(), asked.cluster.as_ref(), &way_out)?;
         Ok(Holds { extract, programs: known.programs.clone().or_else(|| asked.programs.clone()), cluster })
     }
@@ -172,5 +166,22 @@ fn one(
         )),
         (Some(known), _) => Ok(Some(known.clone())),
         (None, asked) => Ok(asked.cloned()),
+    }
+}
+/// Why nobody but a load opens the store.
+fn not_finished(dir: &Path, source: &str) -> Error {
+    let (dir_shown, own) = (dir.display(), std::process::id().to_string());
+    match hold::holder(dir) {
+        Ok(Some(pid)) if pid != own => Error::new(
+            ErrorKind::Retry,
+            format!("the load of this store is under way: dir={dir_shown} source={source} pid={pid}: wait for its end"),
+        ),
+        _ => Error::new(
+            ErrorKind::FixInput,
+            format!(
+                "the load of this store has not finished: dir={dir_shown} source={source}: go on with bootstrap --resume, or \
+                 remove the directory and load again"
+            ),
+        ),
     }
 }
