@@ -4,7 +4,7 @@
 //! the caller's thread.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind as Io, Write as _};
+use std::io::{self, ErrorKind as Io, Write as _};
 use std::path::Path;
 
 use engine_api::{Error, Result};
@@ -56,9 +56,14 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&temporary, path)?;
-        File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+        sync_dir(path.parent().unwrap_or(Path::new(".")))
     };
     write().map_err(|e| Error::io(format!("cannot write file={} reason={e}", path.display()), e))
+}
+
+/// Makes the names in `dir` durable.
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
 }
 
 fn line(text: &str) -> String {

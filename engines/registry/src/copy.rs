@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use engine_api::{Engine, Error, ErrorKind, Result};
 
+use crate::checked;
 use crate::marker::{self, Identity};
 use crate::store::{DATA, new_dir, sync_parent};
 
@@ -125,5 +126,5 @@ fn sync_tree(dir: &Path) -> std::io::Result<()> {
             File::open(entry.path())?.sync_all()?;
         }
     }
-    marker::sync_dir(dir)
+    checked::sync_dir(dir)
 }

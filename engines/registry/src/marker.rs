@@ -4,7 +4,6 @@
 //! checksum of the others: a marker that was cut would say less, and less would be checked.
 
 use std::cmp::Ordering;
-use std::fs::File;
 use std::io::{self, ErrorKind as Io};
 use std::path::Path;
 
@@ -113,11 +112,6 @@ pub(crate) fn write(dir: &Path, identity: &Identity) -> Result<()> {
     let text = toml::to_string(identity)
         .map_err(|e| Error::with_source(ErrorKind::Internal, "cannot write the marker as toml", e))?;
     checked::write(&dir.join(MARKER), &text)
-}
-
-/// Makes the names in `dir` durable.
-pub(crate) fn sync_dir(dir: &Path) -> std::io::Result<()> {
-    File::open(dir)?.sync_all()
 }
 
 /// What the file system said.

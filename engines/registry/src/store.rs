@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use bytesize::ByteSize;
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn};
 
+use crate::checked;
 use crate::copy;
 use crate::hold::{Held, hold};
 use crate::lock::{self, DirLock, LOCK};
@@ -153,7 +154,7 @@ fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Term
     let accept = |checkpoint: &Checkpoint| standing::check_seq(dir, &identity, checkpoint.seq);
     let engine = open_engine(&dir.join(DATA), &options, &accept).map_err(|e| with_way_out(dir, options.engine, e))?;
     accept(&engine.checkpoint()?)?;
-    marker::sync_dir(dir)
+    checked::sync_dir(dir)
         .map_err(|e| Error::io(format!("cannot sync the store's directory: dir={} reason={e}", dir.display()), e))?;
     if identity.seq.is_none() {
         // The engine has made its files: from now on they have to be there. What it holds may not be durable yet.
@@ -244,7 +245,7 @@ impl Engine for Store {
         if let Some(known) = marker::read(&dir)?.filter(|known| known.seq != Some(seq)) {
             marker::write(&dir, &known.at(seq)).ok();
         }
-        marker::sync_dir(&dir)
+        checked::sync_dir(&dir)
             .map_err(|e| Error::io(format!("cannot sync the store's directory: dir={} reason={e}", dir.display()), e))
     }
 }
@@ -365,7 +366,7 @@ pub(crate) fn sync_parent(dir: &Path) -> Result<()> {
     };
     match dir.canonicalize().map_err(failed)?.parent() {
         // A parent that may be entered but not read cannot be synced by us.
-        Some(parent) => match marker::sync_dir(parent) {
+        Some(parent) => match checked::sync_dir(parent) {
             Err(e) if e.kind() != Io::PermissionDenied => Err(failed(e)),
             _ => Ok(()),
         },
