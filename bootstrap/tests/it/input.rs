@@ -101,7 +101,7 @@ fn a_reason_is_said_once() {
     fs::remove_file(store.join("SOLKV")).unwrap();
     fs::create_dir(store.join("SOLKV")).unwrap();
     let said = fails(1, &["count", "--dir", str(&store)]);
-    assert_eq!(said.matches("Is a directory").count(), 1, "{said}");
+    assert_eq!(said.matches("not a regular file").count(), 1, "{said}");
 }
 
 /// `bootstrap ... | head -1`, whose reader goes after the first line.

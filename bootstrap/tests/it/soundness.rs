@@ -137,6 +137,29 @@ fn a_store_that_lost_pairs_to_a_repair_is_not_called_complete() {
     assert!(said.contains("a repair of this store has lost a part of its load"), "{said}");
     let notes = engines::notes(&store, &engines::EngineOptions::new(engines::EngineKind::Strata)).unwrap();
     assert!(notes.iter().any(|note| note.is_warning && note.text.contains("lost=1")), "{notes:?}");
+    // A store that is made of it would not know.
+    let moved = home.path().join("moved");
+    let said = fails(1, &["--from-store", str(&store), "--dir", str(&moved), "--engine", "strata"]);
+    assert!(said.contains("has lost a part of it") && said.contains("data/LOST") && !moved.exists(), "{said}");
+    // Whoever has brought the pairs back says so in one place.
+    fs::remove_file(store.join("data/LOST")).unwrap();
+    assert!(!ok(&["info", "--dir", str(&store)]).contains("lost="));
+}
+
+#[test]
+fn a_store_that_does_not_hold_what_was_loaded_is_not_migrated_as_equal() {
+    for engine in engines() {
+        let home = tempfile::tempdir().unwrap();
+        let (store, other, moved) = (home.path().join("store"), home.path().join("other"), home.path().join("moved"));
+        for (dir, seed) in [(&store, "1"), (&other, "2")] {
+            ok(&["--engine", engine, "--dir", str(dir), "--order", "sorted", "--pairs", "3000", "--seed", seed]);
+        }
+        // As after an exchange of directories: the files are sound, and another load's.
+        fs::remove_dir_all(store.join("data")).unwrap();
+        fs::rename(other.join("data"), store.join("data")).unwrap();
+        let said = fails(1, &["--from-store", str(&store), "--dir", str(&moved), "--engine", engine]);
+        assert!(said.contains("the store to read is damaged") && said.contains("were loaded"), "{engine}: {said}");
+    }
 }
 
 #[test]

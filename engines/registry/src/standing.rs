@@ -99,7 +99,7 @@ pub(crate) fn check_files(dir: &Path, known: &Identity) -> Result<()> {
                 ErrorKind::FixInput,
                 format!(
                     "the marker names engine={held}, and the files are those of engine={other}: dir={shown} \
-                     marker={MARKER} file={DATA}/{}: correct the marker, or restore a snapshot",
+                     marker={MARKER} file={DATA}/{}: put the marker back, or restore a snapshot",
                     main_file(other)
                 ),
             ));

@@ -117,7 +117,7 @@ fn a_newer_format_is_refused() {
         store.open(dir.path()).unwrap().close().unwrap();
         let marker = dir.path().join("SOLKV");
         let known = format!("format = {}\n", engines::FORMAT_VERSION);
-        let text = std::fs::read_to_string(&marker).unwrap();
+        let text = crate::marker_text(dir.path());
         assert!(text.contains(&known), "{text}");
         std::fs::write(&marker, text.replace(&known, "format = 4000000000\n")).unwrap();
         let error = store.open(dir.path()).err().unwrap();

@@ -5,8 +5,10 @@ use std::path::Path;
 
 use std::os::unix::fs::PermissionsExt as _;
 
+use crate::marker_text;
 use engine_api::{Error, ErrorKind};
 use engines::{EngineArgs, EngineKind, EngineOptions, Holds, Load, LoadState, LoadTerm, OpenMode, Terms, inspect};
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
 fn options() -> EngineOptions {
     EngineOptions { memory: Some(bytesize::ByteSize::mib(64)), ..EngineOptions::new(engines::compiled()[0]) }
@@ -59,7 +61,7 @@ fn an_interrupted_creation_is_taken_up() {
         open(dir, &options(), OpenMode::Create).unwrap();
         fs::remove_dir_all(dir.join("data")).unwrap();
         // The marker has a seq once the engine has made its files.
-        let marker = fs::read_to_string(dir.join("SOLKV")).unwrap();
+        let marker = marker_text(dir);
         fs::write(dir.join("SOLKV"), marker.replace("seq = 0\n", "")).unwrap();
     };
     let emptied = |dir: &Path| {
@@ -92,6 +94,57 @@ fn a_damaged_marker_is_not_overwritten() {
         let error = open(dir.path(), &options(), OpenMode::CreateOrOpen).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DataDamaged, "{error}");
         assert_eq!(fs::read(dir.path().join("SOLKV")).unwrap(), damaged);
+    }
+}
+
+#[test]
+fn a_marker_that_was_cut_or_changed_anywhere_is_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let meaning = Holds { extract: Some("token-owner".to_owned()), ..Holds::default() };
+    let terms = Terms { holds: meaning, load: LoadTerm::Loading("5".to_owned()) };
+    engines::open_on(dir.path(), &options(), OpenMode::Create, &terms).unwrap().close().unwrap();
+    let marker = dir.path().join("SOLKV");
+    let whole = fs::read(&marker).unwrap();
+    for at in 0..whole.len() {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 1;
+        for changed in [&whole[..at], &flipped] {
+            fs::write(&marker, changed).unwrap();
+            let error = inspect(dir.path()).expect_err("a damaged marker");
+            assert_eq!(error.kind(), ErrorKind::DataDamaged, "at={at} {error}");
+            assert!(error.to_string().contains("SOLKV"), "{error}");
+        }
+    }
+    fs::write(&marker, &whole).unwrap();
+    open(dir.path(), &options(), OpenMode::Existing).unwrap();
+    // Beside its files a marker that is gone is not taken for a place where no store ever was.
+    fs::remove_file(&marker).unwrap();
+    let said = refused(dir.path(), &options(), OpenMode::Existing);
+    assert!(said.contains("marker is missing: file=") && said.contains("put it back"), "{said}");
+}
+
+#[test]
+fn a_pipe_or_a_device_in_the_place_of_any_file_is_named_and_not_waited_for() {
+    for name in ["SOLKV", "SOLKV.tmp", "LOCK", "data/IDENTITY", "data/SOLKV-MANIFEST", "data/LOST", "data/pairs.redb"] {
+        for kind in [FileType::Fifo, FileType::CharacterDevice] {
+            let dir = tempfile::tempdir().unwrap();
+            open(dir.path(), &options(), OpenMode::Create).unwrap();
+            let file = dir.path().join(name);
+            fs::remove_file(&file).ok();
+            // The second is /dev/zero's number.
+            if mknodat(CWD, &file, kind, Mode::RWXU, makedev(1, 5)).is_err() {
+                println!("no device can be made here: {}", file.display());
+                continue;
+            }
+            for error in [
+                open(dir.path(), &options(), OpenMode::Existing).unwrap_err(),
+                engines::open_read_only(dir.path(), None).err().unwrap(),
+            ] {
+                assert!(error.to_string().contains(name), "{name}: {error}");
+            }
+            engines::holder(dir.path()).ok();
+            engines::lost(dir.path()).ok();
+        }
     }
 }
 
@@ -230,7 +283,7 @@ fn a_marker_of_an_older_format_is_refused_by_name_and_left_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     open(dir.path(), &options(), OpenMode::Create).unwrap();
     let marker = dir.path().join("SOLKV");
-    let text = fs::read_to_string(&marker).unwrap();
+    let text = marker_text(dir.path());
     assert!(text.contains("format = 3\n"), "{text}");
     for older in ["1", "2"] {
         let older_text = text.replace("format = 3", &format!("format = {older}"));

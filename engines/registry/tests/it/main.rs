@@ -1,8 +1,19 @@
 //! The registry's integration tests: every compiled engine through the conformance suite, and what the registry and
 //! the measured engine add.
 
+use std::fs;
+use std::path::Path;
+
 mod conformance;
 mod directory;
 mod measured;
 mod read_only;
 mod standing;
+
+/// The marker's text as an operator edits it: without the checksum in its first line.
+fn marker_text(dir: &Path) -> String {
+    let text = fs::read_to_string(dir.join("SOLKV")).unwrap();
+    let (checksum, text) = text.split_once('\n').unwrap();
+    assert!(checksum.starts_with("checksum = "), "{checksum}");
+    text.to_owned()
+}

@@ -164,7 +164,7 @@ fn a_marker_that_names_another_engine_than_the_files_are_of_is_refused() {
             let home = tempfile::tempdir().unwrap();
             let dir = home.path().join("store");
             closed(&dir, kind);
-            let marker = fs::read_to_string(dir.join("SOLKV")).unwrap();
+            let marker = crate::marker_text(&dir);
             let edited = marker.replace(&format!("engine = \"{kind}\""), &format!("engine = \"{other}\""));
             assert_ne!(edited, marker);
             fs::write(dir.join("SOLKV"), edited).unwrap();
