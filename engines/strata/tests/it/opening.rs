@@ -123,6 +123,15 @@ fn files_of_another_store_are_named_and_left_alone() {
             fs::remove_file(dir.path().join(&stray)).unwrap();
         }
     }
+    // One that stands under its own number, which this store has not given yet.
+    let engine = StrataEngine::open(other.path(), &SMALL).unwrap();
+    engine.settle().unwrap();
+    Box::new(engine).close().unwrap();
+    let later = named(other.path(), ".seg").pop().unwrap();
+    assert!(!dir.path().join(&later).exists(), "{later}");
+    fs::copy(other.path().join(&later), dir.path().join(&later)).unwrap();
+    assert_refused(dir.path(), &[&later, "a segment of another store", "nothing was changed"]);
+    fs::remove_file(dir.path().join(&later)).unwrap();
     // Its manifest, beside the files of this one.
     let own = fs::read(dir.path().join("MANIFEST")).unwrap();
     fs::copy(other.path().join("MANIFEST"), dir.path().join("MANIFEST")).unwrap();
