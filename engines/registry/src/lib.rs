@@ -8,7 +8,7 @@
 //!
 //! | entry | what it is |
 //! |---|---|
-//! | `SOLKV` | TOML: format version, engine, who created it, the options that the files depend on, how far its load has come and what it loaded, what its pairs mean, the seq that it has reached |
+//! | `SOLKV` | TOML: a checksum of what follows, format version, engine, who created it, the options that the files depend on, how far its load has come and what it loaded, what its pairs mean, the seq that it has reached |
 //! | `LOCK` | held by `flock` while the store is open; holds the pid of the last holder |
 //! | `data/` | the engine's own files |
 //!
