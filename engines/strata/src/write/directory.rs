@@ -173,14 +173,20 @@ pub(crate) fn newest_unnamed(storage: &dyn Storage, manifest: &Manifest) -> Resu
     Ok(newest)
 }
 
-/// Why the manifest is not this store's: whole segments are here, and none of them has its seed.
+/// Why the manifest is not this store's: whole segments are here, none of them has its seed, and none that it names can be
+/// its own and damaged.
 pub(crate) fn is_of_another_store(storage: &dyn Storage, manifest: &Manifest) -> Result<Option<String>> {
+    let named: BTreeSet<u64> = manifest.runs.iter().flatten().map(|info| info.id).collect();
+    if named.is_empty() {
+        return Ok(None);
+    }
     let mut other = None;
     for own in own_files(storage)? {
         let Own::Segment(id) = own else { continue };
         let file = ReadFile::open(storage, &segment::name(id))?;
         match read_footer(&file)? {
             Ok((footer, _)) if footer.origin.seed == manifest.seed => return Ok(None),
+            Err(_) if named.contains(&id) => return Ok(None),
             Ok(_) => other = Some(file.shown().to_owned()),
             Err(_) => {}
         }

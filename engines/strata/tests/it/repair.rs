@@ -306,6 +306,15 @@ fn a_segment_or_manifest_of_another_store_gives_it_none_of_its_pairs() {
     let repaired = StrataEngine::repair(one.path()).unwrap();
     assert_said(&repaired.findings, &["manifest is of another store", "made anew of"]);
     assert_sound(one.path(), &map, 2);
+    // A store without any segment yet is its own, too.
+    let (young, mut map) = (tempfile::tempdir().unwrap(), Map::new());
+    let engine = open(young.path()).unwrap();
+    commit(&engine, &[(key(5), Some([5; 32]))], 1, &mut map);
+    Box::new(engine).close().unwrap();
+    fs::copy(other.path().join(&name), young.path().join(&name)).unwrap();
+    let repaired = StrataEngine::repair(young.path()).unwrap();
+    assert_said(&repaired.findings, &[&name, "another store", "set aside"]);
+    assert_sound(young.path(), &map, 1);
 }
 
 #[test]
