@@ -10,6 +10,7 @@ use bytesize::ByteSize;
 use clap::ValueEnum as _;
 use engine_api::{Engine, ErrorKind};
 use engines::{Holds, LoadTerm, OpenMode, Terms};
+use solana::ChainCheckpoint;
 
 use crate::config::Config;
 use crate::failed::Failed;
@@ -49,10 +50,14 @@ pub(crate) fn look(config: &Config) -> Result<bool, Failed> {
         return Ok(true);
     }
     let memory = Some(ByteSize::b(engines::MEMORY_MIN));
-    match engines::open_read_only(&config.dir, memory).and_then(|engine| engine.close()) {
-        Err(error) if error.kind() == ErrorKind::Retry => Ok(false),
-        looked => looked.map(|()| true).map_err(|error| explain(config, error)),
-    }
+    let engine = match engines::open_read_only(&config.dir, memory) {
+        Err(error) if error.kind() == ErrorKind::Retry => return Ok(false),
+        opened => opened.map_err(|error| explain(config, error))?,
+    };
+    let checkpoint = engine.checkpoint()?;
+    engine.close()?;
+    ChainCheckpoint::read(&checkpoint)?.refuse_unless_whole()?;
+    Ok(true)
 }
 
 /// Opens the store. One that did not know what its pairs mean is told, and keeps it.

@@ -171,6 +171,62 @@ fn what_would_be_overwritten_or_is_damaged_is_refused() {
 }
 
 #[test]
+fn a_copy_of_no_use_is_removed_and_one_that_nobody_can_be_told_of_stays() {
+    let temp = tempfile::tempdir().unwrap();
+    let [dir, copy, other] = ["store", "copy", "other"].map(|name| temp.path().join(name));
+    stored(&dir);
+    let full = || Stdio::from(fs::File::options().write(true).open("/dev/full").unwrap());
+    let mut untold = Command::new(env!("CARGO_BIN_EXE_service"));
+    let untold = untold.args(["snapshot", "--dir", str(&dir), "--to", str(&copy), "--digest"]).stdout(full());
+    let untold = untold.output().unwrap();
+    assert_eq!(untold.status.code(), Some(1), "{}", text(&untold));
+    assert!(text(&untold).contains("cannot write to standard output"), "{}", text(&untold));
+    ok(&["restore", "--from", str(&copy), "--dir", str(&other), "--verify"]);
+    fs::remove_dir_all(&other).unwrap();
+    // A record of another store.
+    let record = copy.join("snapshot.toml");
+    let kept = fs::read_to_string(&record).unwrap();
+    fs::write(&record, kept.replace("3000:", "2999:")).unwrap();
+    let differs = fails(&["restore", "--from", str(&copy), "--dir", str(&other), "--verify"]);
+    assert!(differs.contains("the copy was removed: dir=") && !other.exists(), "{differs}");
+    for command in ["completions bash", "metrics", "check-config --create-empty --geyser http://127.0.0.1:1"] {
+        let mut command =
+            Command::new(env!("CARGO_BIN_EXE_service")).args(command.split(' ')).stdout(full()).spawn().unwrap();
+        assert!([Some(1), Some(2)].contains(&command.wait().unwrap().code()), "no panic");
+    }
+}
+
+#[test]
+fn a_damaged_redb_store_is_not_copied_as_a_sound_one() {
+    let Some(options) = columns().into_iter().find(|options| options.engine.as_str() == "redb") else { return };
+    let temp = tempfile::tempdir().unwrap();
+    let [dir, copy] = ["store", "copy"].map(|name| temp.path().join(name));
+    let (stream, workload) = stream("--pairs 3000 --events 10");
+    load(&dir, &options, &workload);
+    stream.stop().unwrap();
+    let file = dir.join("data/pairs.redb");
+    let mut bytes = fs::read(&file).unwrap();
+    let mut value = None;
+    let engine = engines::open_read_only(&dir, None).unwrap();
+    let take = &mut |_: &engine_api::Key, found: &engine_api::Value| {
+        value.get_or_insert(*found);
+        std::ops::ControlFlow::Break(())
+    };
+    engine.reader().unwrap().scan(take).unwrap();
+    engine.close().unwrap();
+    let at = bytes.windows(32).position(|window| window == value.unwrap()).unwrap();
+    bytes[at] ^= 1;
+    fs::write(&file, &bytes).unwrap();
+    for (command, from) in [
+        ("snapshot", ["--dir", str(&dir), "--to", str(&copy)]),
+        ("restore", ["--from", str(&dir), "--dir", str(&copy)]),
+    ] {
+        let said = fails(&[&[command][..], &from].concat());
+        assert!(said.contains("the store to copy is damaged: dir=") && !copy.exists(), "{said}");
+    }
+}
+
+#[test]
 fn the_running_service_refuses_as_the_program_does_and_its_socket_is_the_owners() {
     let temp = tempfile::tempdir().unwrap();
     let (dir, full) = (temp.path().join("store"), temp.path().join("full"));

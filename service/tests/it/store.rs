@@ -80,6 +80,25 @@ fn a_store_that_is_half_loaded_is_never_served() {
 }
 
 #[test]
+fn damage_that_a_start_would_meet_is_found_before_it() {
+    for options in columns().into_iter().filter(|options| options.engine == EngineKind::Strata) {
+        for name in ["MANIFEST", ".seg"] {
+            let temp = tempfile::tempdir().unwrap();
+            let dir = temp.path().join("store");
+            loaded(&dir, &options);
+            let engine = engines::open(&dir, &options, OpenMode::Existing).unwrap();
+            engine.settle().unwrap();
+            engine.close().unwrap();
+            let mut files = fs::read_dir(dir.join("data")).unwrap().map(|entry| entry.unwrap().path());
+            let file = files.find(|path| path.to_str().unwrap().ends_with(name)).unwrap();
+            fs::File::options().write(true).open(&file).unwrap().set_len(100).unwrap();
+            let said = refused(&dir, &[]);
+            assert!(said.contains("bootstrap repair") && said.contains(dir.to_str().unwrap()), "{said}");
+        }
+    }
+}
+
+#[test]
 fn a_store_whose_checkpoint_does_not_say_that_the_map_is_whole_is_never_served() {
     let options = columns().remove(0);
     let other = Checkpoint::new(100, b"of another program");
@@ -99,10 +118,8 @@ fn a_store_whose_checkpoint_does_not_say_that_the_map_is_whole_is_never_served()
         let engine = engines::open(&dir, &options, OpenMode::Existing).unwrap();
         engine.begin().unwrap().commit(&checkpoint, Durability::Synced).unwrap();
         engine.close().unwrap();
-        let output = service("run", &dir, &[]);
-        let text = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{text}");
-        assert!(text.contains(why), "{text}");
+        let said = refused(&dir, &[]);
+        assert!(said.contains(why), "{said}");
         let engine = engines::open(&dir, &options, OpenMode::Existing).unwrap();
         assert_eq!(engine.checkpoint().unwrap(), checkpoint, "it stays as it is");
     }
