@@ -305,13 +305,14 @@ fn complete(args: &LoadArgs, state: State, source_id: u64, tally: Tally, digest:
 /// What was chosen for whoever did not choose.
 fn chosen(args: &LoadArgs, setup: &Setup) {
     let engine = setup.options.engine;
-    if args.order.is_none() && setup.order == Order::Sorted {
+    let is_default = args.order.is_none() && setup.order == default_order(engine);
+    if is_default && setup.order == Order::Sorted {
         say!(
             "order=sorted, because engine={engine} loads sorted pairs many times faster, into fewer bytes: \
              --order shuffled loads them as a stream would bring them"
         );
     }
-    if engine == EngineKind::Strata && args.order.is_none() && setup.order == Order::Shuffled && !args.settle {
+    if engine == EngineKind::Strata && is_default && !args.settle {
         say!(
             "order=shuffled leaves the store to be merged by whoever opens it next: --settle merges it here, and --order \
              sorted leaves nothing to merge"

@@ -178,7 +178,10 @@ impl ChainCheckpoint {
 impl fmt::Display for ChainCheckpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let slot = self.slot.map_or("none".to_owned(), |slot| slot.to_string());
-        write!(f, "seq={} slot={slot} blockhash={}", self.seq, bs58::encode(self.blockhash).into_string())
+        // Zeros: no block is known yet.
+        let known = Some(self.blockhash).filter(|blockhash| *blockhash != [0; 32]);
+        let blockhash = known.map_or("none".to_owned(), |blockhash| bs58::encode(blockhash).into_string());
+        write!(f, "seq={} slot={slot} blockhash={blockhash}", self.seq)
     }
 }
 

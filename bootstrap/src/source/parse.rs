@@ -65,7 +65,7 @@ fn read_csv(mut input: impl BufRead, from: Place, take: &mut TakePlaced<'_>) -> 
         offset += line.len() as u64;
         ensure!(
             line.ends_with(b"\n") || (line.len() as u64) < LINE_BYTES_MAX,
-            "line is too long: line={at} max_bytes={LINE_BYTES_MAX}"
+            "line is too long for CSV: line={at} max_bytes={LINE_BYTES_MAX}: raw records are --format raw"
         );
         let text = line.strip_prefix(BYTE_ORDER_MARK).filter(|_| number == 0).unwrap_or(&line).trim_ascii();
         if text.is_empty() {
@@ -179,7 +179,7 @@ mod tests {
         assert!(error(&format!("{good},{good}\n{good},0OIl\n")).contains("line=2 column=value"));
         assert!(error(&format!("{good}\n")).contains("line=1"));
         assert!(error(&format!("{good},abc\n")).contains("bytes=3 expected_bytes=32"));
-        assert!(error(&"1".repeat(1000)).contains("line is too long: line=1"));
+        assert!(error(&"1".repeat(1000)).contains("line is too long for CSV: line=1"));
         assert!(error(&format!("{good},{good}\n\n\n{good},{good}\n")).contains("a blank line between pairs: line=2:"));
         assert!(format!("{:#}", all(Format::Raw, &[0; 100]).unwrap_err()).contains("offset=64 record_bytes=36"));
     }
