@@ -12,8 +12,8 @@ mod standing;
 
 /// The marker's text as an operator edits it: without the checksum in its first line.
 fn marker_text(dir: &Path) -> String {
-    let text = fs::read_to_string(dir.join("SOLKV")).unwrap();
-    let (checksum, text) = text.split_once('\n').unwrap();
+    let text = fs::read_to_string(dir.join("SOLKV")).expect("a store has a marker");
+    let (checksum, text) = text.split_once('\n').expect("a marker has lines");
     assert!(checksum.starts_with("checksum = "), "{checksum}");
     text.to_owned()
 }
