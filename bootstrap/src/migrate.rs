@@ -21,7 +21,7 @@ use crate::load::{hex, load_of};
 use crate::order::Order;
 use crate::out::{say, tell};
 use crate::progress::Progress;
-use crate::resume::{Found, check_directory, is_complete};
+use crate::resume::{Found, check_directory, is_complete, refuse_part};
 use crate::signal::Stop;
 use crate::state::State;
 use crate::wrong::{Wrong, options_for};
@@ -66,6 +66,9 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let (mut from, known) = open_source(args)?;
     engines::refuse_nested(&args.from_store, &args.dir)?;
     let origin = from.checkpoint()?;
+    if is_complete(&args.from_store)? == Some(true) {
+        refuse_part(&args.from_store, &origin)?;
+    }
     let estimate = from.stats()?.pairs_estimate;
     if !args.skip_disk_check {
         let store_bytes = limits::store_bytes(options.engine, Order::Sorted, estimate);

@@ -16,9 +16,17 @@ pub(crate) struct RepairArgs {
     pub(crate) dir: PathBuf,
 }
 
-/// Exit code 0 when the store was in order or nothing is lost, 1 when something is.
+/// Exit code 0 when the store was in order or nothing is lost, 1 when something is, now or by an earlier repair.
 pub(crate) fn run(args: &RepairArgs) -> Result<u8> {
     let repaired = engines::repair(&args.dir)?;
+    let lost = engines::lost(&args.dir)?;
+    if repaired.findings.is_empty() && lost > 0 {
+        let dir = args.dir.display();
+        say!(
+            "nothing was changed, and an earlier repair has lost a part: dir={dir} lost={lost}: {dir}/data/LOST says what"
+        );
+        return Ok(1);
+    }
     if repaired.findings.is_empty() {
         say!("in order: nothing was changed: dir={}", args.dir.display());
         return Ok(0);

@@ -8,9 +8,9 @@ use std::io::ErrorKind as Io;
 use std::path::Path;
 
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
-use engine_api::ErrorKind;
+use engine_api::{Checkpoint, ErrorKind};
 use engines::LoadState;
-use solana::ChainCheckpoint;
+use solana::{ChainCheckpoint, MapPhase};
 
 use crate::identity::{Content, Stamp};
 use crate::info;
@@ -70,13 +70,33 @@ fn refuse_lost(dir: &Path) -> Result<()> {
 /// Looks whether the engine still opens the store, and where it stands; nothing is read beyond that.
 fn look(dir: &Path) -> Result<()> {
     let opened = engines::open_read_only(dir, Some(info::scan_memory(None)));
-    match opened.and_then(|engine| engine.close()) {
+    let looked = opened.and_then(|engine| {
+        let checkpoint = engine.checkpoint()?;
+        engine.close()?;
+        Ok(checkpoint)
+    });
+    match looked {
+        Ok(checkpoint) => refuse_part(dir, &checkpoint),
         // It is open elsewhere: served, most likely.
         Err(error) if error.kind() == ErrorKind::Retry => Ok(()),
-        looked => {
-            looked.with_context(|| format!("the load is complete, and its store does not open: dir={}", dir.display()))
-        }
+        Err(error) => Err(error)
+            .with_context(|| format!("the load is complete, and its store does not open: dir={}", dir.display())),
     }
+}
+
+/// Refuses a store whose load is complete and which says itself that it is not: its last commit is gone.
+///
+/// # Errors
+/// Names the directory, with the way out.
+pub(crate) fn refuse_part(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
+    let is_part = ChainCheckpoint::read(checkpoint).is_ok_and(|found| found.phase == MapPhase::Loading);
+    ensure!(
+        !is_part,
+        "the load of this store is complete, and its last commit is gone: dir={} phase=loading: restore a snapshot, or remove \
+         the directory and load again",
+        dir.display()
+    );
+    Ok(())
 }
 
 /// Whether the load of the store in `dir` is complete; `None` where nothing was loaded. The marker says so; where it says

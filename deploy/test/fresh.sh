@@ -63,6 +63,8 @@ root() {
     rm -rf "$work/root"
     mkdir -p "$work/root/srv/solkv" "$work/root/root/.cargo/registry"
     tar -C "$work/root" -xf "$tar"
+    # As every installed machine and container has it; the smallest variant of Debian has not.
+    echo '127.0.0.1 localhost' >"$work/root/etc/hosts"
     git ls-files -z --cached --others --exclude-standard | tar --null --files-from - --create |
         tar -C "$work/root/srv/solkv" --extract
     # bindgen itself is compiled once for all kinds of machines.

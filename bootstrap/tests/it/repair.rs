@@ -37,6 +37,10 @@ fn a_store_without_its_manifest_is_refused_and_comes_back_whole() {
     assert!(said.contains("made anew of 1 segments") && said.contains("seq=20000"), "{said}");
     let info = ok(&["info", "--dir", str(&store), "--digest"]);
     assert!(info.contains(&digest(&synthetic(20_000, 1))), "{info}");
+    let said = fails(1, &["repair", "--dir", str(&store)]);
+    assert!(said.contains("nothing was changed, and an earlier repair has lost a part"), "{said}");
+    // Whoever has compared it says so.
+    fs::remove_file(store.join("data/LOST")).unwrap();
     assert!(ok(&["repair", "--dir", str(&store)]).contains("in order"));
 }
 

@@ -137,6 +137,8 @@ fn a_store_that_lost_pairs_to_a_repair_is_not_called_complete() {
     assert!(said.contains("a repair of this store has lost a part of its load"), "{said}");
     let notes = engines::notes(&store, &engines::EngineOptions::new(engines::EngineKind::Strata)).unwrap();
     assert!(notes.iter().any(|note| note.is_warning && note.text.contains("lost=1")), "{notes:?}");
+    let said = fails(1, &["repair", "--dir", str(&store)]);
+    assert!(said.contains("an earlier repair has lost a part: dir=") && said.contains("lost=1"), "{said}");
     // A store that is made of it would not know.
     let moved = home.path().join("moved");
     let said = fails(1, &["--from-store", str(&store), "--dir", str(&moved), "--engine", "strata"]);
@@ -144,6 +146,25 @@ fn a_store_that_lost_pairs_to_a_repair_is_not_called_complete() {
     // Whoever has brought the pairs back says so in one place.
     fs::remove_file(store.join("data/LOST")).unwrap();
     assert!(!ok(&["info", "--dir", str(&store)]).contains("lost="));
+}
+
+#[test]
+fn a_loaded_store_that_lacks_its_last_commit_is_not_called_complete() {
+    if !has("strata") {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let (store, moved) = (home.path().join("store"), home.path().join("moved"));
+    let load = ["--engine", "strata", "--dir", str(&store), "--order", "sorted", "--pairs", "3000", "--slot", "5"];
+    ok(&load);
+    let files = fs::read_dir(store.join("data")).unwrap().map(|entry| entry.unwrap().path());
+    let logs: Vec<_> = files.filter(|path| path.extension().is_some_and(|kind| kind == "wal")).collect();
+    assert!(!logs.is_empty());
+    logs.iter().for_each(|log| fs::remove_file(log).unwrap());
+    let said = fails(1, &[&load[..], &["--resume"]].concat());
+    assert!(said.contains("its last commit is gone: dir="), "{said}");
+    let said = fails(1, &["--from-store", str(&store), "--dir", str(&moved), "--engine", "strata"]);
+    assert!(said.contains("its last commit is gone: dir=") && !moved.exists(), "{said}");
 }
 
 #[test]

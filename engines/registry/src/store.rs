@@ -147,7 +147,8 @@ fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Term
     let made = known.clone().unwrap_or_else(|| Identity::new(options.engine));
     let (bloom, profile) = (options.bloom.unwrap_or(0), options.profile);
     let mut identity = Identity { format: FORMAT_VERSION, bloom, profile, load, holds, ..made };
-    if known.as_ref() != Some(&identity) {
+    // Before a new engine's first file. Of a store that is there nothing is written that does not open.
+    if known.is_none() {
         marker::write(dir, &identity)?;
     }
     raise_open_files();
@@ -159,6 +160,8 @@ fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Term
     if identity.seq.is_none() {
         // The engine has made its files: from now on they have to be there. What it holds may not be durable yet.
         identity = identity.at(0);
+    }
+    if known.as_ref() != Some(&identity) {
         marker::write(dir, &identity)?;
     }
     Ok(Box::new(Store { engine, identity, dir: dir.to_owned(), _lock: held.into_lock() }))

@@ -186,7 +186,7 @@ mod tests {
 
     /// A store in which key 1 holds 1.
     fn store(dir: &std::path::Path) -> Box<dyn Engine> {
-        let engine = engines::open(dir, &EngineOptions::new(EngineKind::Redb), OpenMode::Create).unwrap();
+        let engine = engines::open(dir, &EngineOptions::new(engines::default_engine()), OpenMode::Create).unwrap();
         let mut txn = engine.begin().unwrap();
         txn.put(&[1; 32], &[1; 32]).unwrap();
         txn.commit(&ChainCheckpoint::default().write(), Durability::Buffered).unwrap();

@@ -124,6 +124,20 @@ fn a_marker_that_was_cut_or_changed_anywhere_is_damaged() {
 }
 
 #[test]
+fn a_store_that_does_not_open_learns_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path(), &options(), OpenMode::Create).unwrap();
+    let main = ["CURRENT", "data.mdb", "pairs.redb", "MANIFEST"].map(|name| dir.path().join("data").join(name));
+    let main = main.iter().find(|path| path.exists()).expect("an engine's main file");
+    fs::write(main, [0x5a; 40]).unwrap();
+    let marker = fs::read(dir.path().join("SOLKV")).unwrap();
+    let holds = Holds { extract: Some("token-owner".to_owned()), ..Holds::default() };
+    let terms = Terms { holds, load: LoadTerm::Any };
+    assert!(engines::open_on(dir.path(), &options(), OpenMode::Existing, &terms).is_err());
+    assert_eq!(fs::read(dir.path().join("SOLKV")).unwrap(), marker);
+}
+
+#[test]
 fn a_pipe_or_a_device_in_the_place_of_any_file_is_named_and_not_waited_for() {
     for name in ["SOLKV", "SOLKV.tmp", "LOCK", "data/IDENTITY", "data/SOLKV-MANIFEST", "data/LOST", "data/pairs.redb"] {
         for kind in [FileType::Fifo, FileType::CharacterDevice] {

@@ -182,7 +182,16 @@ pub(crate) fn is_of_another_store(storage: &dyn Storage, manifest: &Manifest) ->
     }
     let mut other = None;
     for own in own_files(storage)? {
-        let Own::Segment(id) = own else { continue };
+        let id = match own {
+            Own::Segment(id) => id,
+            // A WAL of the manifest's own: they belong together, whatever stands in the place of the segments.
+            Own::Wal(id)
+                if wal::begins_with(storage, id)?.is_some_and(|(salt, _)| salt == manifest.wal_key.salt(id)) =>
+            {
+                return Ok(None);
+            }
+            Own::Wal(_) => continue,
+        };
         let file = ReadFile::open(storage, &segment::name(id))?;
         match read_footer(&file)? {
             Ok((footer, _)) if footer.origin.seed == manifest.seed => return Ok(None),

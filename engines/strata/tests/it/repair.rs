@@ -297,6 +297,15 @@ fn a_segment_or_manifest_of_another_store_gives_it_none_of_its_pairs() {
     assert_said(&repaired.lost, &[&name, "keys_from=", "keys are missing"]);
     let found = all(&open(one.path()).unwrap()).unwrap();
     assert!(!found.is_empty() && found.iter().all(|(key, value)| map.get(key) == Some(value)));
+    // Its only segment is exchanged, and its WAL says that the manifest is its own.
+    let (lone, _) = loaded(0..1500, 1);
+    let (stranger, _) = loaded(30_000..31_500, 4);
+    let segment = segments(lone.path());
+    assert_eq!(segment, segments(stranger.path()));
+    fs::copy(stranger.path().join(&segment[0]), lone.path().join(&segment[0])).unwrap();
+    let repaired = StrataEngine::repair(lone.path()).unwrap();
+    assert_said(&repaired.lost, &[&segment[0], "keys are missing"]);
+    assert!(all(&open(lone.path()).unwrap()).unwrap().values().all(|value| *value != [4; 32]));
     // Its manifest: this store's own segments say what the store is.
     for name in content(one.path()).into_keys() {
         fs::remove_file(one.path().join(name)).unwrap();
