@@ -260,7 +260,8 @@ fn the_group_is_let_in_and_nobody_else() {
     std::fs::set_permissions(setup.temp.path(), Permissions::from_mode(0o755)).unwrap();
     let file = std::fs::metadata(setup.socket()).unwrap();
     assert_eq!((file.gid(), file.permissions().mode() & 0o777), (GROUP, 0o660));
-    let admin = std::fs::metadata(setup.temp.path().join("store/admin.sock")).unwrap();
+    // It is made after the socket for shared memory.
+    let admin = wait_for("the admin socket", || std::fs::metadata(setup.temp.path().join("store/admin.sock")).ok());
     assert_eq!((admin.gid(), admin.permissions().mode() & 0o777), (0, 0o600), "the admin socket is its owner's alone");
     as_other(GROUP, || {
         let mut client = setup.client().connect_blocking().unwrap();
