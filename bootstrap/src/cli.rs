@@ -135,7 +135,7 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
 /// Whether a command met damage where it read pairs: what an opening refuses says itself what to do.
 fn is_damage_without_a_way_out(error: &anyhow::Error) -> bool {
     let damage = error.downcast_ref::<engine_api::Error>().filter(|found| found.kind() == ErrorKind::DataDamaged);
-    damage.is_some() && !["restore", "repair", "load"].iter().any(|way| format!("{error:#}").contains(way))
+    damage.is_some() && !["restore a snapshot", "bootstrap repair"].iter().any(|way| format!("{error:#}").contains(way))
 }
 
 /// The name that the program was started by: completions are for that one.

@@ -136,18 +136,14 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
 /// Refuses a source that stands where its load left it and does not hold what was loaded: engines without checksums give
 /// wrong pairs without a word.
 fn refuse_other_content(known: &Identity, origin: &Checkpoint, read: &Digest, dir: &Path) -> Result<()> {
-    let loaded = known.load.as_ref().and_then(|load| load.loaded.as_ref()).filter(|loaded| loaded.seq == origin.seq);
-    let Some(loaded) = loaded else { return Ok(()) };
-    let is_other =
-        loaded.pairs != read.pairs() || loaded.digest.as_ref().is_some_and(|digest| *digest != read.to_string());
-    ensure!(
-        !is_other,
-        "the store to read is damaged: dir={0} digest={read}, and pairs={1} digest={2} were loaded: `scrub --dir {0}` says \
-         more; the new store holds the same damage: remove it",
-        dir.display(),
-        loaded.pairs,
-        loaded.digest.as_deref().unwrap_or("unknown")
-    );
+    let loaded = known.loaded_at(origin.seq);
+    if let Some(how) = loaded.and_then(|loaded| loaded.difference(read.pairs(), &read.to_string())) {
+        bail!(
+            "the store to read does not hold what was loaded: dir={0} {how}: `scrub --dir {0}` says more; the new store holds \
+             the same: remove it",
+            dir.display()
+        );
+    }
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::ErrorKind as Io;
 use std::path::Path;
 
-use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Error, Result, anyhow, ensure};
 use engine_api::{Checkpoint, ErrorKind};
 use engines::LoadState;
 use solana::{ChainCheckpoint, MapPhase};
@@ -18,7 +18,7 @@ use crate::load::{LoadArgs, hex};
 use crate::order::{Order, Ordered, file_id, remove_spill};
 use crate::out::tell;
 use crate::paths::WorkDir;
-use crate::running::{self, Running};
+use crate::running;
 use crate::source::Source;
 use crate::state::State;
 
@@ -36,16 +36,9 @@ pub(crate) enum Found {
 pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
     match (resume, is_complete(dir)?) {
         (false, Some(false)) => {
-            match running::find(dir)?.filter(|running| running.pid != std::process::id().to_string()) {
-                Some(Running { pid, progress, .. }) => bail!(
-                    "a load of this store is running: dir={} pid={pid} {progress}: wait for its end; `info` says how far it is",
-                    dir.display()
-                ),
-                None => bail!(
-                    "the directory holds a load that was interrupted: dir={}: go on with --resume, or remove the directory",
-                    dir.display()
-                ),
-            }
+            // This process may hold the directory itself by now.
+            let other = running::find(dir)?.filter(|running| running.pid != std::process::id().to_string());
+            Err(other.map_or_else(|| interrupted(dir), |running| running.refusal(dir)))
         }
         (true, Some(true)) => {
             refuse_lost(dir)?;
@@ -53,6 +46,13 @@ pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
         }
         _ => Ok(Found::Open),
     }
+}
+
+fn interrupted(dir: &Path) -> Error {
+    anyhow!(
+        "the directory holds a load that was interrupted: dir={}: go on with --resume, or remove the directory",
+        dir.display()
+    )
 }
 
 /// Refuses to call a load complete of which a repair has lost a part.

@@ -23,6 +23,17 @@ pub(crate) struct Running {
     pub(crate) progress: String,
 }
 
+impl Running {
+    /// Why nobody else can have the store in `dir`.
+    pub(crate) fn refusal(&self, dir: &Path) -> Error {
+        let Self { pid, progress, .. } = self;
+        anyhow!(
+            "a load of this store is running: dir={} pid={pid} {progress}: wait for its end; `info` says how far it is",
+            dir.display()
+        )
+    }
+}
+
 /// The load that has the directory of a store now; `None` where there is none, or where it is a service that has it.
 ///
 /// # Errors
@@ -55,10 +66,7 @@ pub(crate) fn find(dir: &Path) -> Result<Option<Running>> {
 pub(crate) fn explain(dir: &Path, error: engine_api::Error) -> Error {
     let may_be = [ErrorKind::Retry, ErrorKind::FixInput].contains(&error.kind());
     match find(dir) {
-        Ok(Some(Running { pid, progress, .. })) if may_be => anyhow!(
-            "a load of this store is running: dir={} pid={pid} {progress}: wait for its end; `info` says how far it is",
-            dir.display()
-        ),
+        Ok(Some(running)) if may_be => running.refusal(dir),
         _ => error.into(),
     }
 }

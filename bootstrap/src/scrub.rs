@@ -31,8 +31,7 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
         warn_of_part(&args.dir)?;
         let pairs = engine.scrub()?;
         let checkpoint = engine.checkpoint()?;
-        let notes =
-            known.as_ref().map(|known| compare(&args.dir, known, &*engine, pairs, checkpoint.seq)).transpose()?;
+        let notes = known.as_ref().map(|known| compare(&args.dir, known, &*engine, checkpoint.seq)).transpose()?;
         say!("sound: engine={} pairs={pairs} {}", engine.label(), solana::shown(&checkpoint));
         notes.into_iter().flatten().for_each(|note| say!("{note}"));
         Ok(engine.close()?)
@@ -57,25 +56,21 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
 }
 
 /// Compares what was found with what was loaded, as long as the store stands there; what else is to be said.
-fn compare(dir: &Path, known: &Identity, engine: &dyn Engine, pairs: u64, seq: u64) -> Result<Vec<String>> {
+fn compare(dir: &Path, known: &Identity, engine: &dyn Engine, seq: u64) -> Result<Vec<String>> {
     let lost = engines::lost(dir)?;
     if lost > 0 {
         return Ok(vec![format!("not whole: a repair has lost a part of this store: lost={lost}")]);
     }
-    let loaded = known.load.as_ref().and_then(|load| load.loaded.as_ref()).filter(|loaded| loaded.seq == seq);
-    if let Some(loaded) = loaded.filter(|loaded| loaded.pairs != pairs) {
-        return Err(other(format!("pairs={pairs} loaded_pairs={}", loaded.pairs), seq));
-    }
-    let digest = loaded.and_then(|loaded| loaded.digest.as_ref());
-    if let Some(digest) = digest {
+    let loaded = known.loaded_at(seq);
+    if let Some(loaded) = loaded {
         // Whatever the checksums say: the files of another store are sound, too.
-        let found = info::scan(engine)?.to_string();
-        if found != *digest {
-            return Err(other(format!("digest={found} loaded_digest={digest}"), seq));
+        let found = info::scan(engine)?;
+        if let Some(how) = loaded.difference(found.pairs(), &found.to_string()) {
+            return Err(other(how, seq));
         }
     }
     let unchecked = format!("not checked: engine={} keeps no checksums", known.engine);
-    Ok(match (known.engine.has_checksums(), digest) {
+    Ok(match (known.engine.has_checksums(), loaded.and_then(|loaded| loaded.digest.as_ref())) {
         (true, _) => Vec::new(),
         (false, Some(_)) => vec![format!("{unchecked}; its digest is that of the load, and it has not changed since")],
         (false, None) => {

@@ -86,6 +86,7 @@ fn look_at_copy(args: &SnapshotArgs, to: &Path, by: &str, took_s: f64) -> Result
     warn_of_part(to)?;
     if args.digest {
         let digest = digest(&*copy)?;
+        refuse_other_content(to, &*copy, &digest)?;
         let record = Record { digest: digest.to_string() };
         let path = to.join(RECORD);
         write_synced(&path, &toml::to_string(&record)?).with_context(|| format!("cannot write {}", path.display()))?;
@@ -123,6 +124,7 @@ fn look_at_store(args: &RestoreArgs, from: &dyn Engine, took_s: f64) -> Result<S
             None => (digest(from)?, "of the snapshot as it is now"),
         };
         let found = digest(&*store)?;
+        refuse_other_content(&args.dir, &*store, &found)?;
         if found != expected {
             bail!(
                 "the new store differs from its snapshot: dir={} digest={found} expected={expected}, {whose}: use an older \
@@ -134,6 +136,18 @@ fn look_at_store(args: &RestoreArgs, from: &dyn Engine, took_s: f64) -> Result<S
     }
     store.close()?;
     Ok(said)
+}
+
+/// Refuses a copy that stands where its load left it and does not hold what was loaded: so did the store that it is of.
+fn refuse_other_content(dir: &Path, copy: &dyn Engine, digest: &Digest) -> Result<()> {
+    let (known, seq) = (engines::inspect(dir)?, copy.checkpoint()?.seq);
+    let loaded = known.as_ref().and_then(|known| known.loaded_at(seq));
+    match loaded.and_then(|loaded| loaded.difference(digest.pairs(), &digest.to_string())) {
+        Some(how) => bail!(
+            "the store that was copied does not hold what was loaded: seq={seq} {how}: `bootstrap scrub` says more"
+        ),
+        None => Ok(()),
+    }
 }
 
 /// Removes the copy in `dir` where `look` finds that it is not to be used: nothing that looks like one stays.

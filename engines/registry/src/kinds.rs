@@ -1,7 +1,6 @@
 //! What a program has to know of an engine before it opens a store, or when one is damaged.
 //!
-//! Owns: these answers, from the engines that are in this build, and what a process that opens stores does about signals.
-//! Threads: none of its own.
+//! Owns: these answers, from the engines that are in this build. Threads: none of its own.
 
 use engine_api::{Engine, Result};
 
@@ -42,13 +41,6 @@ impl EngineOptions {
             _ => 0,
         }
     }
-}
-
-/// Has writing beyond the limit of a file's size (`ulimit -f`, `LimitFSIZE=`) fail as an error that names the file. By the
-/// signal's default action the process would end without a word. To be called once, before anything is written.
-pub fn file_size_limit_is_an_error() {
-    // SAFETY: no handler is installed; ignoring a signal is allowed at any time.
-    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// Refuses a store whose pages have checksums that no read compares (redb), where any of them differs: whatever is

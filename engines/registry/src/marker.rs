@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checked::{self, Found};
 use crate::options::{EngineKind, Profile};
-use crate::terms::{Holds, Load, LoadState};
+use crate::terms::{Holds, Load, LoadState, Loaded};
 
 pub(crate) const MARKER: &str = "SOLKV";
 pub(crate) const MARKER_TEMPORARY: &str = "SOLKV.tmp";
@@ -64,6 +64,11 @@ impl Identity {
     /// The same of a store that has reached `seq`, or the greatest number that TOML knows.
     pub(crate) fn at(self, seq: u64) -> Self {
         Self { seq: Some(seq.min(i64::MAX as u64)), ..self }
+    }
+
+    /// What the load has left, as long as the store stands at `seq` where it was then.
+    pub fn loaded_at(&self, seq: u64) -> Option<&Loaded> {
+        self.load.as_ref()?.loaded.as_ref().filter(|loaded| loaded.seq == seq)
     }
 
     /// Whether the store holds a part of what a load was to bring.

@@ -12,6 +12,7 @@ use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result,
 use crate::lock;
 use crate::marker;
 use crate::options::{EngineKind, EngineOptions};
+use crate::process;
 use crate::standing;
 use crate::store::{self, DATA, OpenMode};
 
@@ -27,7 +28,7 @@ pub fn open_read_only(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn En
     store::check(dir, &asked, OpenMode::Existing, &crate::Terms::default())?;
     let lock = lock::share(dir)?;
     let options = store::effective(&asked, Some(&known));
-    store::raise_open_files();
+    process::raise_open_files();
     let engine = open_engine(&dir.join(DATA), &options).map_err(|e| store::with_way_out(dir, known.engine, e))?;
     standing::check_seq(dir, &known, engine.checkpoint()?.seq)?;
     Ok(Box::new(ReadOnly { engine, dir: dir.display().to_string(), _lock: lock }))

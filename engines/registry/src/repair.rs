@@ -11,6 +11,7 @@ use crate::lock::DirLock;
 use crate::marker::{self, Identity};
 use crate::memory::MEMORY_MIN;
 use crate::options::{EngineKind, EngineOptions};
+use crate::process;
 use crate::read_only;
 use crate::standing;
 use crate::store::{DATA, no_store};
@@ -38,7 +39,7 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
         standing::check_files(dir, &known)?;
     }
     let _lock = DirLock::take(dir)?;
-    crate::store::raise_open_files();
+    process::raise_open_files();
     let data = dir.join(DATA);
     let mut repaired = by_engine(known.engine, &data)?;
     // The log may hold more than the files that a repair goes by.

@@ -13,8 +13,9 @@ use engine_api::{Error, ErrorKind, Result};
 
 use crate::marker::{Identity, MARKER};
 use crate::options::{EngineKind, EngineOptions};
+use crate::process;
 use crate::read_only;
-use crate::store::{self, DATA};
+use crate::store::DATA;
 
 const WAYS_OUT: &str =
     "mount or put back what belongs there, restore a snapshot, or remove the directory and load again";
@@ -129,7 +130,7 @@ pub(crate) fn check_without_log(dir: &Path, options: &EngineOptions, known: &Ide
     if names(dir)?.iter().any(|name| name.ends_with(ending)) {
         return Ok(());
     }
-    store::raise_open_files();
+    process::raise_open_files();
     let engine = read_only::open_engine(&dir.join(DATA), options)?;
     check_seq(dir, known, engine.checkpoint()?.seq)
 }

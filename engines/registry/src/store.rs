@@ -15,6 +15,7 @@ use crate::hold::{Held, hold};
 use crate::lock::{self, DirLock, LOCK};
 use crate::marker::{self, FORMAT_VERSION, Identity, MARKER, MARKER_TEMPORARY};
 use crate::options::{EngineArgs, EngineKind, EngineOptions, Profile, TUNED_BLOOM_BITS};
+use crate::process;
 use crate::standing;
 use crate::terms::{Load, LoadState, Terms};
 
@@ -118,8 +119,8 @@ pub fn check(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms)
 ///
 /// The engine is fixed when the store is created. A Bloom filter that is not given is the one the store was last
 /// opened with, as [`options_for`] says of the profile; a different one is written to the marker and holds for files
-/// written from then on. What the terms say
-/// and the store does not know is written to the marker before the engine is opened.
+/// written from then on. What the terms say and the store does not know is written to the marker once the engine has
+/// opened; only a new store has a marker before.
 ///
 /// # Errors
 /// `FixInput` naming the directory: it is not what `mode` expects, holds another engine, something else than the terms
@@ -151,7 +152,7 @@ fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Term
     if known.is_none() {
         marker::write(dir, &identity)?;
     }
-    raise_open_files();
+    process::raise_open_files();
     let accept = |checkpoint: &Checkpoint| standing::check_seq(dir, &identity, checkpoint.seq);
     let engine = open_engine(&dir.join(DATA), &options, &accept).map_err(|e| with_way_out(dir, options.engine, e))?;
     accept(&engine.checkpoint()?)?;
@@ -181,15 +182,6 @@ pub fn mark_load(dir: &Path, load: Load, seq: u64) -> Result<()> {
         return Ok(());
     }
     marker::write(dir, &marked)
-}
-
-/// Allows this process as many open files as it may allow itself: RocksDB and strata keep every file of a store open,
-/// more than a thousand at a billion pairs, and 1024 is what processes begin with.
-pub(crate) fn raise_open_files() {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let most = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
-    // Where it is refused, an engine that needs more says so.
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, most).ok();
 }
 
 /// An open store. Hands everything to the engine, whose readers and transactions are used without going through here.

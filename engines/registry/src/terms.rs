@@ -78,6 +78,17 @@ pub struct Loaded {
     pub digest: Option<String>,
 }
 
+impl Loaded {
+    /// How a store that holds these pairs, with this digest, differs from what was loaded; `None` where it does not.
+    pub fn difference(&self, pairs: u64, digest: &str) -> Option<String> {
+        if self.pairs != pairs {
+            return Some(format!("pairs={pairs} loaded_pairs={}", self.pairs));
+        }
+        let loaded = self.digest.as_ref().filter(|loaded| *loaded != digest)?;
+        Some(format!("digest={digest} loaded_digest={loaded}"))
+    }
+}
+
 /// What a load must be for a store to be opened, and what opening makes of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LoadTerm {

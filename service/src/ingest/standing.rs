@@ -129,19 +129,6 @@ mod tests {
     }
 
     #[test]
-    fn the_slot_of_the_start_does_not_make_ready_and_the_next_one_does() {
-        let shared = Shared::new(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
-        let mut standing = Standing::new(Arc::clone(&shared), Some(7));
-        standing.begin();
-        assert!(!standing.lets_go(&Message::Reconnected));
-        // It may have been cut before the start.
-        standing.committed(Some(7), 0);
-        assert!(!shared.verdict().is_ready());
-        standing.committed(Some(8), 0);
-        assert!(shared.verdict().is_ready());
-    }
-
-    #[test]
     fn a_gap_is_over_once_its_first_slot_or_a_later_one_is_applied() {
         let shared = Shared::new(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
         let mut standing = Standing::new(Arc::clone(&shared), Some(7));

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use engines::EngineOptions;
+use engines::{EngineOptions, Load, LoadState, Loaded};
 use proto::v1::SubscribeRequest;
 use proto::v1::feed_client::FeedClient;
 use proto::v1::subscribe_request::Start;
@@ -189,11 +189,34 @@ fn a_copy_of_no_use_is_removed_and_one_that_nobody_can_be_told_of_stays() {
     fs::write(&record, kept.replace("3000:", "2999:")).unwrap();
     let differs = fails(&["restore", "--from", str(&copy), "--dir", str(&other), "--verify"]);
     assert!(differs.contains("the copy was removed: dir=") && !other.exists(), "{differs}");
-    for command in ["completions bash", "metrics", "check-config --create-empty --geyser http://127.0.0.1:1"] {
-        let mut command =
-            Command::new(env!("CARGO_BIN_EXE_service")).args(command.split(' ')).stdout(full()).spawn().unwrap();
-        assert!([Some(1), Some(2)].contains(&command.wait().unwrap().code()), "no panic");
+    let check = ["check-config", "--create-empty", "--geyser", "http://127.0.0.1:1", "--dir", str(&other)];
+    for args in [&["completions", "bash"][..], &["metrics", "--format", "markdown"], &check] {
+        let output = Command::new(env!("CARGO_BIN_EXE_service")).args(args).stdout(full()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {}", text(&output));
+        assert!(text(&output).contains("cannot write to standard output"), "{args:?}: {}", text(&output));
     }
+}
+
+#[test]
+fn a_copy_of_a_store_that_is_not_what_was_loaded_is_refused() {
+    let temp = tempfile::tempdir().unwrap();
+    let [dir, copy, again] = ["store", "copy", "again"].map(|name| temp.path().join(name));
+    let options = stored(&dir);
+    let right = digest(&dir, &options);
+    let loaded_as = |dir: &Path, digest: &str| {
+        let loaded = Loaded { seq: 3000, pairs: 3000, digest: Some(digest.to_owned()) };
+        let load = Load { loaded: Some(loaded), ..Load::new(LoadState::Complete, "1") };
+        engines::mark_load(dir, load, 3000).unwrap();
+    };
+    loaded_as(&dir, &right);
+    ok(&["snapshot", "--dir", str(&dir), "--to", str(&copy), "--digest"]);
+    let other = right.replace(':', ":0");
+    loaded_as(&copy, &other);
+    let said = fails(&["restore", "--from", str(&copy), "--dir", str(&again), "--verify"]);
+    assert!(said.contains("does not hold what was loaded") && !again.exists(), "{said}");
+    loaded_as(&dir, &other);
+    let said = fails(&["snapshot", "--dir", str(&dir), "--to", str(&again), "--digest"]);
+    assert!(said.contains("does not hold what was loaded") && !again.exists(), "{said}");
 }
 
 #[test]
