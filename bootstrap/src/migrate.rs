@@ -66,9 +66,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let (mut from, known) = open_source(args)?;
     engines::refuse_nested(&args.from_store, &args.dir)?;
     let origin = from.checkpoint()?;
-    if is_complete(&args.from_store)? == Some(true) {
-        refuse_part(&args.from_store, &origin)?;
-    }
+    refuse_part(&args.from_store, &origin)?;
     let estimate = from.stats()?.pairs_estimate;
     if !args.skip_disk_check {
         let store_bytes = limits::store_bytes(options.engine, Order::Sorted, estimate);

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use crate::out::say;
+use crate::resume::refuse_part;
 
 /// Makes a store whole again.
 #[derive(clap::Args, Clone, Debug)]
@@ -20,20 +21,22 @@ pub(crate) struct RepairArgs {
 pub(crate) fn run(args: &RepairArgs) -> Result<u8> {
     let repaired = engines::repair(&args.dir)?;
     let lost = engines::lost(&args.dir)?;
+    let (dir, whole) = (args.dir.display(), refuse_part(&args.dir, &repaired.checkpoint));
     if repaired.findings.is_empty() && lost > 0 {
-        let dir = args.dir.display();
         say!(
             "nothing was changed, and an earlier repair has lost a part: dir={dir} lost={lost}: {dir}/data/LOST says what"
         );
         return Ok(1);
     }
     if repaired.findings.is_empty() {
-        say!("in order: nothing was changed: dir={}", args.dir.display());
+        whole?;
+        say!("in order: nothing was changed: dir={dir}");
         return Ok(0);
     }
     repaired.findings.iter().for_each(|line| say!("found: {line}"));
     repaired.lost.iter().for_each(|line| say!("lost: {line}"));
-    say!("repaired: dir={} seq={}", args.dir.display(), repaired.seq);
+    say!("repaired: dir={dir} seq={}", repaired.checkpoint.seq);
+    whole?;
     if repaired.lost.is_empty() {
         return Ok(0);
     }

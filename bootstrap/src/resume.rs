@@ -67,8 +67,9 @@ fn refuse_lost(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Looks whether the engine still opens the store, and where it stands; nothing is read beyond that.
-fn look(dir: &Path) -> Result<()> {
+/// Looks whether the engine still opens the store, and where it stands; nothing is read beyond that. `None`: it is open
+/// elsewhere.
+fn look(dir: &Path) -> Result<Option<Checkpoint>> {
     let opened = engines::open_read_only(dir, Some(info::scan_memory(None)));
     let looked = opened.and_then(|engine| {
         let checkpoint = engine.checkpoint()?;
@@ -76,9 +77,12 @@ fn look(dir: &Path) -> Result<()> {
         Ok(checkpoint)
     });
     match looked {
-        Ok(checkpoint) => refuse_part(dir, &checkpoint),
-        // It is open elsewhere: served, most likely.
-        Err(error) if error.kind() == ErrorKind::Retry => Ok(()),
+        Ok(checkpoint) => {
+            refuse_part(dir, &checkpoint)?;
+            Ok(Some(checkpoint))
+        }
+        // It is served, most likely.
+        Err(error) if error.kind() == ErrorKind::Retry => Ok(None),
         Err(error) => Err(error)
             .with_context(|| format!("the load is complete, and its store does not open: dir={}", dir.display())),
     }
@@ -87,16 +91,18 @@ fn look(dir: &Path) -> Result<()> {
 /// Refuses a store whose load is complete and which says itself that it is not: its last commit is gone.
 ///
 /// # Errors
-/// Names the directory, with the way out.
+/// `DataDamaged`, naming the directory, with the way out.
 pub(crate) fn refuse_part(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
     let is_part = ChainCheckpoint::read(checkpoint).is_ok_and(|found| found.phase == MapPhase::Loading);
-    ensure!(
-        !is_part,
+    if !is_part || is_complete(dir)? != Some(true) {
+        return Ok(());
+    }
+    let text = format!(
         "the load of this store is complete, and its last commit is gone: dir={} phase=loading: restore a snapshot, or remove \
          the directory and load again",
         dir.display()
     );
-    Ok(())
+    Err(engine_api::Error::new(ErrorKind::DataDamaged, text).into())
 }
 
 /// Whether the load of the store in `dir` is complete; `None` where nothing was loaded. The marker says so; where it says
@@ -115,11 +121,13 @@ pub(crate) fn is_complete(dir: &Path) -> Result<Option<bool>> {
 /// # Errors
 /// The store was loaded from another source or as of another slot: the error names the way out.
 pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &WorkDir) -> Result<()> {
-    look(&args.dir)?;
-    let state = State::read(&args.dir)?;
+    let stored = look(&args.dir)?;
+    let slot = stored.map(|checkpoint| slot_as_loaded(&args.dir, &checkpoint)).transpose()?.flatten();
+    // The store's own word goes before that of the load's file.
+    let state = State::read(&args.dir)?.map(|state| State { slot: slot.unwrap_or(state.slot), ..state });
     let note = match &state {
         Some(state) => compare(args, source, state)?,
-        None => compare_by_number(args, source)?,
+        None => compare_by_number(args, source, slot)?,
     };
     let of = state.as_ref().map(|state| state.source.as_str());
     if let Some(removed) = remove_spill(work, of)? {
@@ -135,6 +143,13 @@ pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &WorkDir) -> 
         );
     }
     Ok(())
+}
+
+/// The slot of the store itself, as long as nothing has followed the load; `None` where that is not known any more.
+fn slot_as_loaded(dir: &Path, checkpoint: &Checkpoint) -> Result<Option<Option<u64>>> {
+    let known = engines::inspect(dir)?;
+    let is_as_loaded = known.is_some_and(|known| known.loaded_at(checkpoint.seq).is_some());
+    Ok(ChainCheckpoint::read(checkpoint).ok().filter(|_| is_as_loaded).map(|stored| stored.slot))
 }
 
 /// The options that ask a complete load for something else than it has done.
@@ -177,8 +192,9 @@ fn read_content(args: &LoadArgs, source: &Source) -> Result<Content> {
     Ok(read)
 }
 
-/// Whether the source is the loaded one, by the number in the marker: of a load whose own file is gone.
-fn compare_by_number(args: &LoadArgs, source: &Source) -> Result<&'static str> {
+/// Whether the source is the loaded one, by the number in the marker, and its `slot`, where that is known: of a load whose
+/// own file is gone.
+fn compare_by_number(args: &LoadArgs, source: &Source, slot: Option<Option<u64>>) -> Result<&'static str> {
     let Some(load) = engines::inspect(&args.dir)?.and_then(|known| known.load) else {
         return Ok(" (its source is not known, so that it was not compared)");
     };
@@ -197,14 +213,24 @@ fn compare_by_number(args: &LoadArgs, source: &Source) -> Result<&'static str> {
         load.source,
         source.to_string()
     );
-    Ok(" (the load's own file is gone: the source is the same, the slot was not compared)")
+    let Some(slot) = slot else {
+        return Ok(" (the load's own file is gone: the source is the same, the slot was not compared)");
+    };
+    ensure!(
+        args.slot.is_none() || args.slot == slot,
+        "the store holds a load as of another slot: dir={} {}: give what was loaded, name another directory for this one, or \
+         remove the directory and start again",
+        args.dir.display(),
+        slots(slot, args.slot)
+    );
+    Ok(" (the load's own file is gone: the source is the same)")
 }
 
 /// Whether the source is the loaded one; what to say where that cannot be told.
 fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static str> {
     args.source.check_records(known.records)?;
     if args.slot.is_some() && known.order.is_some() && known.slot != args.slot {
-        return Err(other(args, known, source, &slots(args, known)));
+        return Err(other(args, known, source, &slots(known.slot, args.slot)));
     }
     let words = source.to_string();
     let Source::File { path, .. } = source else {
@@ -240,9 +266,9 @@ fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static s
 }
 
 /// The slot that the pairs were said to stand for, and the one that is said now.
-fn slots(args: &LoadArgs, known: &State) -> String {
+fn slots(loaded: Option<u64>, asked: Option<u64>) -> String {
     let shown = |slot: Option<u64>| slot.map_or("none".to_owned(), |slot| slot.to_string());
-    format!("loaded_slot={} asked_slot={}", shown(known.slot), shown(args.slot))
+    format!("loaded_slot={} asked_slot={}", shown(loaded), shown(asked))
 }
 
 fn other(args: &LoadArgs, known: &State, source: &Source, how: &str) -> Error {
@@ -269,7 +295,7 @@ pub(crate) fn refuse_other(args: &LoadArgs, source: &Source, order: Order) -> Re
     let (Some(loaded), words) = (known.order, source.to_string()) else { return Ok(()) };
     let how = match (known.stamp, Stamp::of(source)?) {
         _ if loaded != order => format!("loaded_order={} asked_order={}", loaded.name(), order.name()),
-        _ if known.slot != args.slot => slots(args, &known),
+        _ if known.slot != args.slot => slots(known.slot, args.slot),
         _ if known.content.is_none() != source.format().is_none()
             || known.content.is_none() && known.source != words =>
         {
@@ -330,7 +356,7 @@ pub(crate) fn state(
         return Err(other(args, &known, source, &how));
     }
     if let Some(known) = known.filter(|known| begun.seq > 0 && known.order.is_some() && known.slot != args.slot) {
-        return Err(other(args, &known, source, &slots(args, &known)));
+        return Err(other(args, &known, source, &slots(known.slot, args.slot)));
     }
     Ok(State {
         source: source.to_string(),

@@ -11,6 +11,7 @@ use engines::Identity;
 
 use crate::info::{self, open_to_scan};
 use crate::out::say;
+use crate::resume::refuse_part;
 use crate::running::warn_of_part;
 
 /// Checks a store.
@@ -31,6 +32,7 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
         warn_of_part(&args.dir)?;
         let pairs = engine.scrub()?;
         let checkpoint = engine.checkpoint()?;
+        refuse_part(&args.dir, &checkpoint)?;
         let notes = known.as_ref().map(|known| compare(&args.dir, known, &*engine, checkpoint.seq)).transpose()?;
         say!("sound: engine={} pairs={pairs} {}", engine.label(), solana::shown(&checkpoint));
         notes.into_iter().flatten().for_each(|note| say!("{note}"));

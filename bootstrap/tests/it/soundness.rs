@@ -165,6 +165,10 @@ fn a_loaded_store_that_lacks_its_last_commit_is_not_called_complete() {
     assert!(said.contains("its last commit is gone: dir="), "{said}");
     let said = fails(1, &["--from-store", str(&store), "--dir", str(&moved), "--engine", "strata"]);
     assert!(said.contains("its last commit is gone: dir=") && !moved.exists(), "{said}");
+    let said = fails(1, &["scrub", "--dir", str(&store)]);
+    assert!(said.contains("damaged: ") && said.contains("its last commit is gone: dir="), "{said}");
+    let said = fails(1, &["repair", "--dir", str(&store)]);
+    assert!(said.contains("its last commit is gone: dir=") && !said.contains("in order"), "{said}");
 }
 
 #[test]

@@ -214,6 +214,20 @@ fn a_complete_load_of_another_source_is_told_from_its_own() {
     nothing(&[&from_file[..], &["--slot", "5"]].concat());
     refused(&[&from_file[..], &["--slot", "6"]].concat(), "as of another slot: dir=");
     refused(&[&from_file[..], &["--slot", "6"]].concat(), "loaded_slot=5 asked_slot=6");
+    // The store's word goes before that of the load's file, changed by hand or gone.
+    let own = store.join("bootstrap.toml");
+    let text = fs::read_to_string(&own).unwrap();
+    let edited = text.lines().filter(|line| !line.starts_with("checksum")).collect::<Vec<_>>().join("\n");
+    assert!(edited.contains("slot = 5"));
+    for changed in [Some(edited.replace("slot = 5", "slot = 6")), None] {
+        match changed {
+            Some(changed) => fs::write(&own, changed).unwrap(),
+            None => fs::remove_file(&own).unwrap(),
+        }
+        refused(&[&from_file[..], &["--slot", "6"]].concat(), "loaded_slot=5 asked_slot=6");
+        ok(&[&from_file[..], &["--slot", "5"]].concat());
+    }
+    fs::write(&own, text).unwrap();
     let again = fails(1, &["--engine", engine, "--dir", str(&store), "--input", str(&file)]);
     assert!(again.contains("already holds a complete load") && again.contains("--resume"), "{again}");
     refused(&[&base[..], &["--pairs", "300"]].concat(), "asked=\"synthetic pairs=300 seed=1\"");

@@ -131,6 +131,9 @@ impl Life {
         let disk = (fuse && rng.once_in(2)).then(|| {
             torture::own_mounts().unwrap();
             let disk = Disk::new(&point, DISK_BYTES, rng.next()).unwrap();
+            if engine == "rocksdb" {
+                disk.keep_flushed_names();
+            }
             let (notices, trapped) = channel();
             disk.notify(notices);
             (disk, trapped)

@@ -54,10 +54,11 @@ impl DirLock {
     }
 }
 
-/// Whether the file in the lock's place is a lock's: it is empty, or has a pid. One that may not be read is.
+/// Whether the file in the lock's place is a lock's: it is empty, or has a pid, or zeros where a loss of power took the pid.
+/// One that may not be read is.
 pub(crate) fn is_ours(dir: &Path) -> bool {
     let path = dir.join(LOCK);
-    read_small(&path).map_or(true, |text| text.iter().all(|byte| byte.is_ascii_digit() || *byte == b'\n'))
+    read_small(&path).map_or(true, |text| text.iter().all(|byte| byte.is_ascii_digit() || [0, b'\n'].contains(byte)))
 }
 
 /// Keeps writers out of `dir` for as long as the file is open, along with others who only read. Changes nothing: where
@@ -134,7 +135,7 @@ pub(crate) fn pid(file: &mut File) -> String {
     let mut pid = String::new();
     // Without a readable pid the directory alone has to do.
     let _ = file.read_to_string(&mut pid);
-    match pid.trim() {
+    match pid.trim_matches(['\0', '\n']) {
         "" => "unknown".to_owned(),
         pid => pid.to_owned(),
     }

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use bytesize::ByteSize;
-use engine_api::{Error, ErrorKind, Result};
+use engine_api::{Checkpoint, Error, ErrorKind, Result};
 
 use crate::lock::DirLock;
 use crate::marker::{self, Identity};
@@ -23,8 +23,8 @@ pub struct Repaired {
     pub findings: Vec<String>,
     /// What is lost or may be, a line each.
     pub lost: Vec<String>,
-    /// The number of the newest change that the store stands for now, but for what is lost.
-    pub seq: u64,
+    /// Where the store stands now, but for what is lost.
+    pub checkpoint: Checkpoint,
 }
 
 /// Makes the store in `dir` whole again, as far as its engine can: strata alone.
@@ -45,25 +45,26 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
     // The log may hold more than the files that a repair goes by.
     let memory = Some(ByteSize::b(MEMORY_MIN));
     let options = EngineOptions { profile: known.profile, memory, ..EngineOptions::new(known.engine) };
-    repaired.seq = read_only::open_engine(&data, &options)?.checkpoint()?.seq;
-    let missing = known.seq.filter(|seq| repaired.seq < *seq);
+    repaired.checkpoint = read_only::open_engine(&data, &options)?.checkpoint()?;
+    let found = repaired.checkpoint.seq;
+    let missing = known.seq.filter(|seq| found < *seq);
     if let Some(seq) = missing {
         if repaired.findings.is_empty() {
             // The last record of a log may be torn without any fault, so that the engine finds none. Or a repair was cut
             // before it came to the marker.
             if !standing::has_log(dir, known.engine)? {
-                standing::check_seq(dir, &known, repaired.seq)?;
+                standing::check_seq(dir, &known, found)?;
             }
-            let ends = format!("the store ends with seq={}, and its marker says seq={seq}", repaired.seq);
+            let ends = format!("the store ends with seq={found}, and its marker says seq={seq}");
             repaired.findings.push(format!("the newest changes are cut off or damaged: {ends}"));
         }
-        let changes = format!("the changes from seq={} to seq={seq}", repaired.seq + 1);
+        let changes = format!("the changes from seq={} to seq={seq}", found + 1);
         remember(known.engine, &data, &changes)?;
         repaired.lost.push(changes);
     }
     if missing.is_some() {
         // Whoever repairs a store takes it as it is from now on.
-        marker::write(dir, &Identity { seq: Some(repaired.seq), ..known })?;
+        marker::write(dir, &Identity { seq: Some(found), ..known })?;
     }
     Ok(repaired)
 }
@@ -96,7 +97,7 @@ fn by_engine(engine: EngineKind, data: &Path) -> Result<Repaired> {
         #[cfg(feature = "strata")]
         EngineKind::Strata => {
             let engine_strata::Repaired { findings, lost, checkpoint } = engine_strata::StrataEngine::repair(data)?;
-            Ok(Repaired { findings, lost, seq: checkpoint.seq })
+            Ok(Repaired { findings, lost, checkpoint })
         }
         engine => Err(Error::new(
             ErrorKind::FixInput,

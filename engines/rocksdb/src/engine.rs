@@ -17,12 +17,15 @@ use rocksdb::{
 
 use crate::manifest::Keeper;
 use crate::reader::RocksdbReader;
+use crate::replay::Filter;
 use crate::write::RocksdbTxn;
 use crate::{Profile, RocksdbOptions, bulk, error, reader, scrub, settings};
 
 /// A RocksDB store.
 pub struct RocksdbEngine {
     db: DB,
+    /// Dropped after the store, which has its bare pointer.
+    _filter: Filter,
     rocksdb_options: Options,
     options: RocksdbOptions,
     dir: PathBuf,
@@ -46,6 +49,7 @@ impl RocksdbEngine {
         })?;
         let manifest = Keeper::check(dir)?;
         let mut rocksdb_options = settings::rocksdb_options(dir, options)?;
+        let filter = Filter::set(&mut rocksdb_options, manifest.last_sequence());
         manifest.listen(&mut rocksdb_options);
         let families = [(DEFAULT_COLUMN_FAMILY_NAME, rocksdb_options.clone())];
         let db = DB::open_cf_with_opts(&rocksdb_options, dir, families)
@@ -54,7 +58,7 @@ impl RocksdbEngine {
         bulk::remove_leftovers(dir)?;
         // The manifest is a new one, and nothing hangs on its length yet: on a full disk the older length has to do.
         manifest.keep().ok();
-        Self::check(db, rocksdb_options, dir, options, Some(manifest))
+        Self::check((db, filter), rocksdb_options, dir, options, Some(manifest))
     }
 
     /// Opens the store in `dir` for reading alone, and writes nothing there, no log of RocksDB's either.
@@ -62,20 +66,21 @@ impl RocksdbEngine {
     /// # Errors
     /// As [`RocksdbEngine::open`]; there is no store.
     pub fn open_read_only(dir: &Path, options: &RocksdbOptions) -> Result<Self> {
-        Keeper::check(dir)?;
+        let manifest = Keeper::check(dir)?;
         let mut rocksdb_options = settings::rocksdb_options(dir, options)?;
+        let filter = Filter::set(&mut rocksdb_options, manifest.last_sequence());
         rocksdb_options.create_if_missing(false);
         // Nowhere: RocksDB's own would be a new file in the directory.
         rocksdb_options.set_info_logger(InfoLogger::new_callback_logger(LogLevel::Fatal, |_, _| {}));
         let families = [(DEFAULT_COLUMN_FAMILY_NAME, rocksdb_options.clone())];
         let db = DB::open_cf_with_opts_for_read_only(&rocksdb_options, dir, families, false)
             .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
-        Self::check(db, rocksdb_options, dir, options, None)
+        Self::check((db, filter), rocksdb_options, dir, options, None)
     }
 
     /// A checkpoint this build cannot read is refused now and not at the first use.
     fn check(
-        db: DB,
+        (db, filter): (DB, Filter),
         rocksdb_options: Options,
         dir: &Path,
         options: &RocksdbOptions,
@@ -84,6 +89,7 @@ impl RocksdbEngine {
         let filter_bytes = filter_bytes(&db)?;
         let engine = Self {
             db,
+            _filter: filter,
             rocksdb_options,
             options: *options,
             dir: dir.to_owned(),

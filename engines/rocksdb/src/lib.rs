@@ -18,6 +18,7 @@
 //! its checkpoint are one record of the log. Recovery is `kPointInTimeRecovery`: replay ends at the first record that
 //! is not whole, because after a power loss the unflushed end of a log may have holes. What follows a damaged record
 //! is dropped with it, also where the device has damaged a flushed one; the checkpoint tells where the store stands.
+//! RocksDB does not see every hole, so the sequence numbers of what it replays are compared, and a gap ends the replay.
 //!
 //! # Settings, and why
 //!
@@ -51,8 +52,10 @@
 mod bulk;
 mod engine;
 mod error;
+mod frame;
 mod manifest;
 mod reader;
+mod replay;
 mod scrub;
 mod settings;
 mod write;

@@ -1,7 +1,7 @@
 //! How much of RocksDB's manifest has to be there: remembered beside it, and compared before it is opened.
 //!
-//! Owns: the file `SOLKV-MANIFEST` in RocksDB's directory, and the reading of the manifest's frame. Must not: know what a
-//! record of the manifest says, or change any file of RocksDB's. Runs on the thread that opens, loads or closes the
+//! Owns: the file `SOLKV-MANIFEST` in RocksDB's directory, and the last sequence number that the manifest records. Must
+//! not: know what else a record of the manifest says, or change any file of RocksDB's. Runs on the thread that opens, loads or closes the
 //! store, and on RocksDB's own threads after each flush and compaction.
 //!
 //! RocksDB takes the first record that is not whole for the manifest's end, because a crash can cut the newest one.
@@ -12,7 +12,7 @@
 
 use std::ffi::c_void;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind as Io, Read, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind as Io, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,19 +21,25 @@ use librocksdb_sys as ffi;
 use parking_lot::Mutex;
 use rocksdb::{AsRawPtr as _, Options};
 
+use crate::frame;
+
 const CURRENT: &str = "CURRENT";
 const FILE: &str = "SOLKV-MANIFEST";
 const TEMPORARY: &str = "SOLKV-MANIFEST.tmp";
 const PREFIX: &str = "MANIFEST-";
 
-/// The frame of RocksDB's logs: blocks of this length, which no fragment of a record crosses.
-const BLOCK_BYTES: usize = 32 << 10;
-/// Before each fragment: its checksum (4 bytes), its length (2), and which part of a record it is (1).
-const HEADER_BYTES: usize = 7;
-const FULL: u8 = 1;
-const FIRST: u8 = 2;
-const MIDDLE: u8 = 3;
-const LAST: u8 = 4;
+/// The fields that may stand before the last sequence number in a record of the manifest, as RocksDB's
+/// `db/version_edit.h` numbers them.
+mod tag {
+    pub(super) const COMPARATOR: u64 = 1;
+    pub(super) const LOG_NUMBER: u64 = 2;
+    pub(super) const NEXT_FILE_NUMBER: u64 = 3;
+    pub(super) const LAST_SEQUENCE: u64 = 4;
+    pub(super) const PREV_LOG_NUMBER: u64 = 9;
+    pub(super) const MIN_LOG_NUMBER_TO_KEEP: u64 = 10;
+    pub(super) const MAX_COLUMN_FAMILY: u64 = 203;
+    pub(super) const DB_ID: u64 = (1 << 13) + 1;
+}
 
 /// A length of a manifest, up to which its records are whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +52,8 @@ struct Known {
 /// Keeps the known length of the manifest in `dir`.
 pub(crate) struct Keeper {
     dir: PathBuf,
+    /// As the manifest said when it was compared.
+    last_sequence: Option<u64>,
     state: Mutex<State>,
 }
 
@@ -63,13 +71,18 @@ impl Keeper {
     /// `DataDamaged` naming the file: opening the store would remove what is no longer named.
     pub(crate) fn check(dir: &Path) -> Result<Arc<Self>> {
         let path = dir.join(CURRENT);
-        let state = match current(dir) {
-            Ok(number) => State { known: compare(dir, number)?, failed: false },
+        let (known, last_sequence) = match current(dir) {
+            Ok(number) => compare(dir, number)?,
             // A new store, or one of which RocksDB itself says what is wrong.
-            Err(e) if [Io::NotFound, Io::NotADirectory, Io::InvalidData].contains(&e.kind()) => State::default(),
+            Err(e) if [Io::NotFound, Io::NotADirectory, Io::InvalidData].contains(&e.kind()) => Default::default(),
             Err(e) => return Err(Error::io(format!("cannot read file={} reason={e}", path.display()), e)),
         };
-        Ok(Arc::new(Self { dir: dir.to_owned(), state: Mutex::new(state) }))
+        Ok(Arc::new(Self { dir: dir.to_owned(), last_sequence, state: Mutex::new(State { known, failed: false }) }))
+    }
+
+    /// The newest sequence number that the manifest recorded before the store was opened; `None` where it names none.
+    pub(crate) fn last_sequence(&self) -> Option<u64> {
+        self.last_sequence
     }
 
     /// Flushes the manifest's whole records and remembers how far they go.
@@ -91,7 +104,7 @@ impl Keeper {
 
     /// Remembers the length in another directory, which holds a copy of the store that nobody has open.
     pub(crate) fn keep_copy(dir: &Path) -> Result<()> {
-        Self { dir: dir.to_owned(), state: Mutex::default() }.keep()
+        Self { dir: dir.to_owned(), last_sequence: None, state: Mutex::default() }.keep()
     }
 
     /// Lets RocksDB call [`Keeper::keep`] after each flush, each compaction and each file that it takes in.
@@ -148,12 +161,16 @@ fn path_of(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("{PREFIX}{number:06}"))
 }
 
-/// The length up to which the manifest is whole, if that is far enough.
-fn compare(dir: &Path, number: u64) -> Result<Known> {
+/// The length up to which the manifest is whole, if that is far enough, and the last sequence number in it.
+fn compare(dir: &Path, number: u64) -> Result<(Known, Option<u64>)> {
     let path = path_of(dir, number);
     let remembered = remembered(dir)
         .map_err(|e| Error::io(format!("cannot read file={} reason={e}", dir.join(FILE).display()), e))?;
-    let found = File::open(&path).and_then(|mut file| Ok((whole_bytes(&mut file, 0)?, file.metadata()?.len())));
+    let mut last = None;
+    let found = File::open(&path).and_then(|mut file| {
+        let bytes = frame::read(&mut file, 0, &mut |record| last = last.max(last_sequence(record)))?;
+        Ok((bytes, file.metadata()?.len()))
+    });
     let (bytes, file_bytes) = found.map_err(|e| match e.kind() {
         Io::NotFound => Error::new(
             ErrorKind::DataDamaged,
@@ -175,7 +192,40 @@ fn compare(dir: &Path, number: u64) -> Result<Known> {
     if bytes < known_bytes {
         return Err(damaged(&path, bytes, known_bytes));
     }
-    Ok(Known { number, bytes })
+    Ok((Known { number, bytes }, last))
+}
+
+/// The last sequence number in a record of the manifest. RocksDB writes it before everything about files.
+fn last_sequence(mut record: &[u8]) -> Option<u64> {
+    loop {
+        match varint(&mut record)? {
+            tag::LAST_SEQUENCE => return varint(&mut record),
+            tag::COMPARATOR | tag::DB_ID => {
+                let length = usize::try_from(varint(&mut record)?).ok()?;
+                record = record.get(length..)?;
+            }
+            tag::LOG_NUMBER
+            | tag::NEXT_FILE_NUMBER
+            | tag::PREV_LOG_NUMBER
+            | tag::MIN_LOG_NUMBER_TO_KEEP
+            | tag::MAX_COLUMN_FAMILY => drop(varint(&mut record)?),
+            _ => return None,
+        }
+    }
+}
+
+/// A number in groups of seven bits, the lowest first.
+fn varint(bytes: &mut &[u8]) -> Option<u64> {
+    let mut number = 0;
+    for shift in (0..u64::BITS).step_by(7) {
+        let (byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some(number);
+        }
+    }
+    None
 }
 
 const WAYS_OUT: &str = "opening the store would remove the files that it no longer names, so nothing was touched: restore a \
@@ -223,7 +273,7 @@ fn remembered(dir: &Path) -> io::Result<Option<Known>> {
 fn keep(dir: &Path, known: Known, failed: &mut bool) -> io::Result<Known> {
     let (number, mut file) = open_current(dir)?;
     let from = if number == known.number { known.bytes } else { 0 };
-    let now = Known { number, bytes: whole_bytes(&mut file, from)? };
+    let now = Known { number, bytes: frame::read(&mut file, from, &mut |_| {})? };
     if now == known && dir.join(FILE).exists() {
         return Ok(known);
     }
@@ -247,63 +297,5 @@ fn open_current(dir: &Path) -> io::Result<(u64, File)> {
             Err(e) if e.kind() == Io::NotFound && current(dir)? != number => {}
             Err(e) => return Err(e),
         }
-    }
-}
-
-/// Where the last whole record of `file` ends, from `from` on, where one has ended before.
-fn whole_bytes(file: &mut File, from: u64) -> io::Result<u64> {
-    let start = from - from % BLOCK_BYTES as u64;
-    file.seek(SeekFrom::Start(start))?;
-    let (mut end, mut open) = (from, false);
-    let mut block = Vec::with_capacity(BLOCK_BYTES);
-    for number in 0u64.. {
-        block.clear();
-        (&mut *file).take(BLOCK_BYTES as u64).read_to_end(&mut block)?;
-        let at = start + number * BLOCK_BYTES as u64;
-        let skip = usize::try_from(from.saturating_sub(at)).unwrap_or(BLOCK_BYTES).min(block.len());
-        let mut fragments = Fragments { block: &block, at: skip };
-        while let Some(kind) = fragments.next_kind() {
-            open = match (kind, open) {
-                (FULL, false) | (LAST, true) => false,
-                (FIRST, false) | (MIDDLE, true) => true,
-                _ => return Ok(end),
-            };
-            if !open {
-                end = at + fragments.at as u64;
-            }
-        }
-        if block.len() < BLOCK_BYTES || !fragments.is_at_end() {
-            break;
-        }
-    }
-    Ok(end)
-}
-
-/// The fragments of a block, up to the first one that is not whole: which part of its record each one is.
-struct Fragments<'b> {
-    block: &'b [u8],
-    at: usize,
-}
-
-impl Fragments<'_> {
-    /// Whether all of a full block was read: what is too short for a header is zeros.
-    fn is_at_end(&self) -> bool {
-        let rest = &self.block[self.at..];
-        rest.len() < HEADER_BYTES && rest.iter().all(|byte| *byte == 0)
-    }
-
-    /// Which part of its record the next fragment is. `None`: there is none, or it is not whole.
-    fn next_kind(&mut self) -> Option<u8> {
-        let (header, rest) = self.block.get(self.at..)?.split_first_chunk::<HEADER_BYTES>()?;
-        let length = usize::from(u16::from_le_bytes([header[4], header[5]]));
-        let payload = rest.get(..length)?;
-        let checksum = crc32c::crc32c_append(crc32c::crc32c(&header[6..]), payload);
-        // RocksDB stores a checksum masked.
-        let masked = checksum.rotate_right(15).wrapping_add(0xa282_ead8);
-        if u32::from_le_bytes([header[0], header[1], header[2], header[3]]) != masked {
-            return None;
-        }
-        self.at += HEADER_BYTES + length;
-        Some(header[6])
     }
 }

@@ -70,6 +70,12 @@ impl Column {
         matches!(self, Self::Rocksdb | Self::RocksdbBloom)
     }
 
+    /// Whether the engine counts on flushed files keeping their names: RocksDB renames `CURRENT` to name a manifest that it
+    /// has flushed, in a directory that it has not.
+    pub fn needs_flushed_names(self) -> bool {
+        matches!(self, Self::Rocksdb | Self::RocksdbBloom)
+    }
+
     /// The newest batch that a loss of power must leave, once batch `seq` was acknowledged; `before` is what it was
     /// until then. This is the table of RELIABILITY.md.
     pub fn survives_power_loss(self, durability: Durability, seq: u64, before: u64) -> u64 {

@@ -114,7 +114,11 @@ impl Life {
     /// Those of mounting.
     pub fn new(column: Column, seed: u64, swarm: Swarm, root: &Path, binary: &Path) -> Result<Self, Failure> {
         let home = if swarm.fuse {
-            Home::Disk(Box::new(Disk::new(root, DISK_BYTES, seed)?))
+            let disk = Disk::new(root, DISK_BYTES, seed)?;
+            if column.needs_flushed_names() {
+                disk.keep_flushed_names();
+            }
+            Home::Disk(Box::new(disk))
         } else {
             Home::Plain(root.to_owned())
         };

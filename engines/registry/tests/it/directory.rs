@@ -72,8 +72,10 @@ fn an_interrupted_creation_is_taken_up() {
         fs::write(dir.join("LOCK"), b"1\n").unwrap();
         fs::write(dir.join("SOLKV.tmp"), b"form").unwrap();
     };
+    // The lock's size has reached the device, and the pid in it has not.
+    let power_lost = |dir: &Path| fs::write(dir.join("LOCK"), [0; 5]).unwrap();
     for mode in [OpenMode::Create, OpenMode::CreateOrOpen] {
-        for leave in [&marker_only as &dyn Fn(&Path), &emptied, &before_marker] {
+        for leave in [&marker_only as &dyn Fn(&Path), &emptied, &before_marker, &power_lost] {
             let dir = tempfile::tempdir().unwrap();
             leave(dir.path());
             assert!(refused(dir.path(), &options(), OpenMode::Existing).contains("bootstrap"));

@@ -279,7 +279,7 @@ fn a_repair_takes_a_store_whose_newest_changes_are_gone_and_says_which_also_afte
         assert!(remembered.lines().any(|line| line == changes), "{remembered}");
         fs::write(dir.join("SOLKV"), marker).unwrap();
         let repaired = engines::repair(&dir).unwrap();
-        assert_eq!((repaired.lost, repaired.seq), (vec![changes], left));
+        assert_eq!((repaired.lost, repaired.checkpoint.seq), (vec![changes], left));
         assert_eq!(fs::read_to_string(dir.join("data/LOST")).unwrap(), remembered);
         let known = engines::inspect(&dir).unwrap().unwrap();
         assert_eq!((known.seq, engines::lost(&dir).unwrap()), (Some(left), remembered.lines().count() as u64));

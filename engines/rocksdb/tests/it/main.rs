@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails, in its helpers too")]
 
 mod manifest;
+mod replay;
 
 use std::fs;
 use std::path::{Path, PathBuf};

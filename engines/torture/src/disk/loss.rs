@@ -304,6 +304,25 @@ mod tests {
     }
 
     #[test]
+    fn a_flushed_file_keeps_its_name_where_the_file_system_says_so() {
+        for keeps in [false, true] {
+            let mut lost = 0;
+            for seed in 0..200 {
+                let (mut tree, old) = one_file();
+                tree.flush_keeps_names = keeps;
+                let new = tree.create(ROOT, OsStr::new("tmp"), false).unwrap();
+                tree.sync_file(new).unwrap();
+                tree.rename((ROOT, OsStr::new("tmp")), (ROOT, OsStr::new("a"))).unwrap();
+                tree.lose_power(&mut Rng::new(seed));
+                let (a, tmp) = (tree.lookup(ROOT, OsStr::new("a")), tree.lookup(ROOT, OsStr::new("tmp")));
+                assert!(a == Ok(new) || a == Ok(old), "seed={seed}");
+                lost += u64::from(a == Ok(old) && tmp.is_err());
+            }
+            assert_eq!(lost > 5, !keeps, "lost={lost}");
+        }
+    }
+
+    #[test]
     fn a_failed_flush_is_not_made_up_for_by_the_next() {
         let (mut tree, ino) = one_file();
         tree.write(ino, 0, &[2; 4096]).unwrap();

@@ -85,6 +85,11 @@ impl Disk {
         Ok(disk)
     }
 
+    /// From now on flushing a file makes its names durable, too, as it does on ext4, XFS and btrfs.
+    pub fn keep_flushed_names(&self) {
+        self.shared.tree.lock().flush_keeps_names = true;
+    }
+
     /// Where it is mounted.
     pub fn point(&self) -> &Path {
         &self.point

@@ -5,8 +5,8 @@
 //!
 //! A change is seen at once and is pending until it is flushed: `fsync` and `fdatasync` make a file's bytes and size
 //! durable, a write through a descriptor with `O_DSYNC` its own pages, and `fsync` of a directory the names in it.
-//! `sync_file_range` makes nothing durable. Flushing a file does not make its name durable: that is stricter than ext4,
-//! whose journal takes the name along, and as much as POSIX promises.
+//! `sync_file_range` makes nothing durable. Flushing a file does not make its name durable, which is as much as POSIX
+//! promises, unless [`Tree::flush_keeps_names`] says so: ext4, XFS and btrfs take the name of a new file along.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -85,6 +85,8 @@ pub(crate) struct Tree {
     next_ino: Ino,
     clock: u64,
     pub(crate) capacity_pages: u64,
+    /// Whether flushing a file makes the names durable that it has been given.
+    pub(crate) flush_keeps_names: bool,
 }
 
 impl Tree {
@@ -97,6 +99,7 @@ impl Tree {
             next_ino: ROOT + 1,
             clock: 0,
             capacity_pages: capacity_bytes / PAGE_BYTES,
+            flush_keeps_names: false,
         }
     }
 
@@ -275,18 +278,27 @@ impl Tree {
     /// Makes a file's bytes and size durable.
     pub(crate) fn sync_file(&mut self, ino: Ino) -> Result<(), Errno> {
         self.file_mut(ino)?.flush();
+        if self.flush_keeps_names {
+            self.sync_names(|edit| edit.to == Some(ino));
+        }
         Ok(())
     }
 
     /// Makes a directory's names durable, and what they depend on in others.
     pub(crate) fn sync_dir(&mut self, ino: Ino) -> Result<(), Errno> {
         self.dir(ino)?;
+        self.sync_names(|edit| edit.dir == ino);
+        Ok(())
+    }
+
+    /// Makes changes of names durable, and those that they depend on.
+    fn sync_names(&mut self, chosen: impl Fn(&Edit) -> bool) {
         let mut wanted: BTreeSet<(Ino, OsString)> = BTreeSet::new();
         let mut durable = Vec::new();
         for at in (0..self.naming.len()).rev() {
             let edits = &self.naming[at].edits;
             let depended = |edit: &Edit| wanted.contains(&(edit.dir, edit.name.clone()));
-            if edits.iter().any(|edit| edit.dir == ino || depended(edit)) {
+            if edits.iter().any(|edit| chosen(edit) || depended(edit)) {
                 wanted.extend(edits.iter().map(|edit| (edit.dir, edit.name.clone())));
                 durable.push(self.naming.remove(at));
             }
@@ -295,7 +307,6 @@ impl Tree {
             self.make_durable(&naming);
         }
         self.forget_unused();
-        Ok(())
     }
 
     /// Applies a change of names to what is durable.

@@ -1,0 +1,119 @@
+//! The batches that RocksDB replays from its logs have to follow each other: a gap ends the replay.
+//!
+//! Owns: RocksDB's WAL filter, and the sequence number that comes next. Must not: change a batch or a file. Runs on the
+//! thread that opens the store, while RocksDB replays.
+//!
+//! RocksDB takes zeros at the end of a batch for space that was allocated ahead, and goes on with the next block of the
+//! log without a word (`log_reader.cc`, `kZeroType`). It goes on with the next log, too, where one ends between two
+//! batches. After a loss of power both can be a hole: pages of a log reach the device in any order, so batches may be
+//! gone of which later ones are there. Without this filter a store would hold the later batches and their checkpoint,
+//! and not those in the hole. Every batch carries the sequence number of its first entry, which shows the gap.
+
+use std::ffi::{c_char, c_int, c_uchar, c_ulonglong, c_void};
+use std::ptr::NonNull;
+use std::slice;
+
+use librocksdb_sys as ffi;
+use rocksdb::{AsRawPtr as _, Options};
+
+/// A batch in a log begins with the sequence number of its first entry (8 bytes) and the number of its entries (4), both
+/// in little endian: RocksDB's `db/write_batch.cc`.
+const HEADER_BYTES: usize = 12;
+/// Files that are taken in from a sorted load use up one sequence number at most and are in no log. A batch of one entry
+/// holds nothing but a checkpoint, which a later one replaces, so a gap of one loses nothing.
+const HARMLESS_GAP: u64 = 1;
+
+/// What was replayed so far.
+struct Replayed {
+    /// The newest sequence number that the manifest records, if it names one. It says where the first batch may begin at
+    /// the latest, and nothing of those after it, because it may be newer than the oldest log.
+    last_sequence: Option<u64>,
+    /// The sequence number that the next batch begins with; `None` before the first batch.
+    next: Option<u64>,
+}
+
+impl Replayed {
+    /// Whether the batch with this header may follow what was replayed.
+    fn follows(&mut self, header: [u8; HEADER_BYTES]) -> bool {
+        let [s0, s1, s2, s3, s4, s5, s6, s7, c0, c1, c2, c3] = header;
+        let first = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
+        let entries = u64::from(u32::from_le_bytes([c0, c1, c2, c3]));
+        let next = self.next.or(self.last_sequence.map(|last| last.saturating_add(1)));
+        if next.is_some_and(|next| first > next.saturating_add(HARMLESS_GAP)) {
+            return false;
+        }
+        self.next = self.next.max(Some(first.saturating_add(entries)));
+        true
+    }
+}
+
+/// The filter of one opened store.
+pub(crate) struct Filter(NonNull<ffi::rocksdb_walfilter_t>);
+
+// SAFETY: RocksDB calls the filter while it opens the store and not later, on the thread that opens it. After that
+// nothing is done with the filter but its destruction, which any thread may do.
+unsafe impl Send for Filter {}
+// SAFETY: a shared reference gives access to nothing.
+unsafe impl Sync for Filter {}
+
+impl Filter {
+    /// Lets a replay with these options end before the first gap. `last_sequence` is the newest sequence number that
+    /// the manifest records. The filter has to outlive the store that is opened with the options.
+    pub(crate) fn set(options: &mut Options, last_sequence: Option<u64>) -> Self {
+        let replayed = Box::new(Replayed { last_sequence, next: None });
+        // SAFETY: the callbacks and the destructor fit the state, which is a `Box<Replayed>`. RocksDB calls the destructor
+        // once, when the filter is destroyed. No callback is needed for the column families' log numbers.
+        let filter = unsafe {
+            ffi::rocksdb_walfilter_create(
+                Box::into_raw(replayed).cast::<c_void>(),
+                Some(destroy),
+                None,
+                Some(batch_found),
+                Some(name),
+            )
+        };
+        // SAFETY: both pointers are to living objects, and the caller keeps the filter longer than the store.
+        unsafe { ffi::rocksdb_options_set_wal_filter(options.as_raw_ptr(), filter) };
+        Self(NonNull::new(filter).expect("RocksDB makes a filter with C++'s new, which does not return null"))
+    }
+}
+
+impl Drop for Filter {
+    fn drop(&mut self) {
+        // SAFETY: the filter was made by `set`, is destroyed once, and no store uses it any more.
+        unsafe { ffi::rocksdb_walfilter_destroy(self.0.as_ptr()) };
+    }
+}
+
+unsafe extern "C" fn destroy(state: *mut c_void) {
+    // SAFETY: `state` is what `set` has made of a box, and is given back once.
+    drop(unsafe { Box::from_raw(state.cast::<Replayed>()) });
+}
+
+unsafe extern "C" fn batch_found(
+    state: *mut c_void,
+    _log_number: c_ulonglong,
+    _log_file_name: *const c_char,
+    _log_file_name_len: usize,
+    batch: *const ffi::rocksdb_writebatch_t,
+    _new_batch: *mut ffi::rocksdb_writebatch_t,
+    _batch_changed: *mut c_uchar,
+) -> c_int {
+    // SAFETY: `state` is what `set` has made of a box, and RocksDB replays on one thread.
+    let replayed = unsafe { &mut *state.cast::<Replayed>() };
+    let mut bytes = 0;
+    // SAFETY: RocksDB lends the batch for the time of this call. The call reads its representation and changes nothing.
+    let data = unsafe { ffi::rocksdb_writebatch_data(batch.cast_mut(), &raw mut bytes) };
+    // SAFETY: `data` and `bytes` are the batch's representation, which lives as long as the batch.
+    let batch = unsafe { slice::from_raw_parts(data.cast::<u8>(), bytes) };
+    // RocksDB has refused shorter batches already.
+    let follows = batch.first_chunk().is_some_and(|header| replayed.follows(*header));
+    // As a batch whose checksum is wrong: the replay ends before it, and a later log goes on only where that fits.
+    let verdict =
+        if follows { ffi::rocksdb_wal_filter_continue_processing } else { ffi::rocksdb_wal_filter_corrupted_record };
+    verdict as c_int
+}
+
+unsafe extern "C" fn name(_: *mut c_void) -> *const c_char {
+    c"solkv: a gap in the log".as_ptr()
+}

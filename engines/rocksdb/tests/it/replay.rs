@@ -1,0 +1,113 @@
+//! Holes in the logs, as a loss of power leaves them: the replay ends before them, and nothing behind them comes back.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use engine_api::{BulkLoad, Checkpoint, Durability, Engine};
+use engine_rocksdb::RocksdbEngine;
+
+use crate::{commit, count, mark, pairs, small};
+
+/// Bytes of a batch of [`BATCH_PAIRS`] in a log, so that a batch ends with each block.
+const BATCH_BYTES: usize = 4096;
+const BATCHES_OF_BLOCK: usize = (32 << 10) / BATCH_BYTES;
+const BATCH_PAIRS: u64 = 50;
+/// Of the checkpoint: fills the batch up.
+const FILLER_BYTES: usize = 706;
+const BATCHES: u64 = 4 * BATCHES_OF_BLOCK as u64;
+
+fn write(engine: &RocksdbEngine) {
+    for seq in 1..=BATCHES {
+        let mut txn = engine.begin().unwrap();
+        for (key, value) in pairs((seq - 1) * BATCH_PAIRS, seq * BATCH_PAIRS) {
+            txn.put(&key, &value).unwrap();
+        }
+        txn.commit(&Checkpoint::new(seq, &[1; FILLER_BYTES]), Durability::Buffered).unwrap();
+    }
+}
+
+/// A store whose batches are in one log alone. Returns the log.
+fn written(dir: &Path) -> PathBuf {
+    write(&RocksdbEngine::open(dir, &small()).unwrap());
+    let logs = logs(dir);
+    assert_eq!(logs.len(), 1, "{logs:?}");
+    assert_eq!(fs::metadata(&logs[0]).unwrap().len(), BATCHES * BATCH_BYTES as u64);
+    logs[0].clone()
+}
+
+/// The store holds the first `batches`, read alone and opened, now and later.
+fn holds(dir: &Path, batches: u64) {
+    for open in [RocksdbEngine::open_read_only, RocksdbEngine::open, RocksdbEngine::open] {
+        let engine = open(dir, &small()).unwrap();
+        assert_eq!((engine.checkpoint().unwrap().seq, count(&engine)), (batches, batches * BATCH_PAIRS));
+    }
+}
+
+fn logs(dir: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut logs: Vec<_> = paths.filter(|path| path.extension().is_some_and(|ending| ending == "log")).collect();
+    logs.sort();
+    logs
+}
+
+#[test]
+fn a_hole_up_to_the_end_of_a_block() {
+    for (first, end, left) in [(2, 8, 2), (0, 8, 0), (7, 8, 7), (8, 24, 8), (20, 24, 20), (24, 32, 24)] {
+        let temp = tempfile::tempdir().unwrap();
+        let log = written(temp.path());
+        let mut bytes = fs::read(&log).unwrap();
+        bytes[first * BATCH_BYTES..end * BATCH_BYTES].fill(0);
+        fs::write(&log, bytes).unwrap();
+        println!("batches={first}..{end} are gone");
+        holds(temp.path(), left);
+    }
+}
+
+#[test]
+fn a_hole_below_a_sequence_number_that_the_manifest_records() {
+    let temp = tempfile::tempdir().unwrap();
+    let engine = RocksdbEngine::open(temp.path(), &small()).unwrap();
+    write(&engine);
+    // Beside a reader the files that are taken in get a sequence number, which the manifest names, and the log stays.
+    let reader = engine.reader().unwrap();
+    let loaded = pairs(BATCHES * BATCH_PAIRS, BATCHES * BATCH_PAIRS + 100);
+    engine.load_sorted(&loaded, &mark(BATCHES + 1)).unwrap();
+    drop(reader);
+    drop(engine);
+    let log = &logs(temp.path())[0];
+    let mut bytes = fs::read(log).unwrap();
+    bytes[2 * BATCH_BYTES..8 * BATCH_BYTES].fill(0);
+    fs::write(log, bytes).unwrap();
+    let engine = RocksdbEngine::open(temp.path(), &small()).unwrap();
+    assert_eq!((engine.checkpoint().unwrap().seq, count(&engine)), (2, 2 * BATCH_PAIRS + 100));
+}
+
+#[test]
+fn a_hole_between_two_logs() {
+    for (gone, left) in [(0, BATCHES), (1, 15), (BATCHES_OF_BLOCK, 8)] {
+        let temp = tempfile::tempdir().unwrap();
+        let log = written(temp.path());
+        let bytes = fs::read(&log).unwrap();
+        let (first, second) = bytes.split_at(bytes.len() / 2);
+        fs::write(&log, &first[..first.len() - gone * BATCH_BYTES]).unwrap();
+        let number: u64 = log.file_stem().unwrap().to_str().unwrap().parse().unwrap();
+        fs::write(log.with_file_name(format!("{:06}.log", number + 1)), second).unwrap();
+        println!("batches={gone} of the first log's end are gone");
+        holds(temp.path(), left);
+    }
+}
+
+#[test]
+fn files_that_were_taken_in_while_somebody_reads_are_no_hole() {
+    let temp = tempfile::tempdir().unwrap();
+    let engine = RocksdbEngine::open(temp.path(), &small()).unwrap();
+    commit(&engine, &pairs(0, 100), 1);
+    let reader = engine.reader().unwrap();
+    engine.load_sorted(&pairs(100, 200), &mark(2)).unwrap();
+    engine.load_sorted(&pairs(200, 300), &mark(3)).unwrap();
+    drop(reader);
+    commit(&engine, &pairs(300, 400), 4);
+    drop(engine);
+    let engine = RocksdbEngine::open(temp.path(), &small()).unwrap();
+    assert_eq!((engine.checkpoint().unwrap().seq, count(&engine)), (4, 400));
+}
