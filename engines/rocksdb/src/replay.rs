@@ -38,6 +38,11 @@ impl Replayed {
         let [s0, s1, s2, s3, s4, s5, s6, s7, c0, c1, c2, c3] = header;
         let first = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
         let entries = u64::from(u32::from_le_bytes([c0, c1, c2, c3]));
+        if entries == 0 {
+            // RocksDB's own mark at the head of a log: where the replay of the logs before ended. The next batch may begin
+            // later, because the manifest may know greater numbers than that.
+            return true;
+        }
         let next = self.next.or(self.last_sequence.map(|last| last.saturating_add(1)));
         if next.is_some_and(|next| first > next.saturating_add(HARMLESS_GAP)) {
             return false;

@@ -80,6 +80,12 @@ fn a_hole_below_a_sequence_number_that_the_manifest_records() {
     fs::write(log, bytes).unwrap();
     let engine = RocksdbEngine::open(temp.path(), &small()).unwrap();
     assert_eq!((engine.checkpoint().unwrap().seq, count(&engine)), (2, 2 * BATCH_PAIRS + 100));
+    // The numbers go on behind those of the manifest, which is no gap.
+    commit(&engine, &loaded, 3);
+    commit(&engine, &pairs(0, 10), 4);
+    drop(engine);
+    let engine = RocksdbEngine::open(temp.path(), &small()).unwrap();
+    assert_eq!((engine.checkpoint().unwrap().seq, count(&engine)), (4, 2 * BATCH_PAIRS + 100));
 }
 
 #[test]
