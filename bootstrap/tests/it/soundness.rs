@@ -143,6 +143,8 @@ fn a_store_that_lost_pairs_to_a_repair_is_not_called_complete() {
     let moved = home.path().join("moved");
     let said = fails(1, &["--from-store", str(&store), "--dir", str(&moved), "--engine", "strata"]);
     assert!(said.contains("has lost a part of it") && said.contains("data/LOST") && !moved.exists(), "{said}");
+    fs::write(store.join("data/LOST"), "").unwrap();
+    assert!(ok(&["info", "--dir", str(&store)]).contains("\nlost=1\n"));
     // Whoever has brought the pairs back says so in one place.
     fs::remove_file(store.join("data/LOST")).unwrap();
     assert!(!ok(&["info", "--dir", str(&store)]).contains("lost="));

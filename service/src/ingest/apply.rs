@@ -87,7 +87,7 @@ impl Apply {
         let committed = ChainCheckpoint::read(&engine.checkpoint()?)?;
         let complete = committed.slot.map(|slot| Base { slot, blockhash: committed.blockhash });
         let pulse = shared.pulses.add("ingest-apply");
-        let standing = Standing::new(Arc::clone(&shared), committed.slot);
+        let standing = Standing::new(Arc::clone(&shared));
         Ok(Self {
             engine,
             shared,
@@ -234,12 +234,10 @@ impl Apply {
         Ok(None)
     }
 
-    /// Commits the batch, which ends where the newest slot ends.
+    /// Commits the batch, which ends where the newest slot ends. Without a newer slot there is nothing in it.
     fn flush(&mut self) -> Result<()> {
-        let slot = self.complete.map(|base| base.slot);
-        if self.batch.changes().is_empty() && slot == self.committed.slot {
-            return Ok(());
-        }
+        let newest = self.complete.map(|base| base.slot);
+        let Some(slot) = newest.filter(|slot| self.committed.slot != Some(*slot)) else { return Ok(()) };
         let checkpoint = loop {
             self.pulse.beat();
             match self.commit(slot) {
@@ -258,16 +256,16 @@ impl Apply {
         self.committed = checkpoint;
         self.batch.clear();
         self.last_commit = Instant::now();
-        self.publish(checkpoint);
+        self.publish(checkpoint, slot);
         if self.last_stats.is_none_or(|at| at.elapsed() >= STATS_EVERY) {
             self.refresh_stats();
         }
         Ok(())
     }
 
-    /// Writes the batch; its changes are in the feed before the engine commits them. Returns what the engine stands at
-    /// then.
-    pub(super) fn commit(&mut self, slot: Option<u64>) -> Result<ChainCheckpoint> {
+    /// Writes the batch, which ends with `slot`; its changes are in the feed before the engine commits them. Returns where
+    /// the engine stands then.
+    pub(super) fn commit(&mut self, slot: u64) -> Result<ChainCheckpoint> {
         let changes = self.batch.changes();
         let mut txn = self.engine.begin_for(self.batch.events())?;
         for change in changes {
@@ -279,7 +277,7 @@ impl Apply {
         }
         let checkpoint = ChainCheckpoint {
             seq: self.committed.seq + changes.len() as u64,
-            slot,
+            slot: Some(slot),
             blockhash: self.complete.map_or([0; 32], |base| base.blockhash),
             ..self.committed
         };
@@ -307,8 +305,7 @@ impl Apply {
         Ok(checkpoint)
     }
 
-    fn publish(&mut self, checkpoint: ChainCheckpoint) {
-        let new_slot = checkpoint.slot.filter(|_| checkpoint.slot != self.shared.checkpoint.load().slot);
+    fn publish(&mut self, checkpoint: ChainCheckpoint, slot: u64) {
         self.shared.publish(checkpoint);
         self.shared.overlay.published(checkpoint.slot);
         if let Some(feed) = &mut self.feed {
@@ -316,7 +313,7 @@ impl Apply {
         }
         // ORDERING: Relaxed: a statistic.
         self.shared.last_commit_unix_ms.store(unix_ms(), Ordering::Relaxed);
-        self.standing.committed(new_slot, self.created_unix_ms);
+        self.standing.committed(slot, self.created_unix_ms);
     }
 
     fn refresh_stats(&mut self) {

@@ -23,8 +23,6 @@ use crate::status::{Shared, unix_ms};
 #[derive(Debug)]
 pub(super) struct Standing {
     shared: Arc<Shared>,
-    /// The slot that the store stood at when the service started: the one after it may have been cut.
-    start_slot: Option<u64>,
     /// A whole slot was applied since the start, the last gap and the last commit that had to wait.
     live: bool,
     gap: Option<Gap>,
@@ -35,9 +33,9 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    /// The standing at the start, of a store at `start_slot`.
-    pub(super) fn new(shared: Arc<Shared>, start_slot: Option<u64>) -> Self {
-        Self { shared, start_slot, live: false, gap: None, connections: 0, given_up: false }
+    /// The standing at the start.
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, live: false, gap: None, connections: 0, given_up: false }
     }
 
     /// Before the first message.
@@ -92,20 +90,18 @@ impl Standing {
         });
     }
 
-    /// A commit was published. `slot`: the newest whole slot in it, if no commit before had one as new; its block meta
-    /// was created at `created_unix_ms`, or 0 where the server does not say.
-    pub(super) fn committed(&mut self, slot: Option<u64>, created_unix_ms: u64) {
-        if let Some(slot) = slot {
-            let readiness = &self.shared.readiness;
-            readiness.slot_applied(match created_unix_ms {
-                0 => Age::Known(Duration::ZERO),
-                created_unix_ms => readiness.age(created_unix_ms, unix_ms()),
-            });
-            if let Some(gap) = self.gap.take_if(|gap| gap.first_slot <= slot) {
-                info!(first_slot = gap.first_slot, last_slot = gap.last_slot, slot, "the gap is over: the slots came");
-            }
-            self.live = self.gap.is_none() && self.start_slot.is_none_or(|start| slot > start);
+    /// A commit was published, which ends with `slot`, newer than the commit before; the slot's block meta was created at
+    /// `created_unix_ms`, or 0 where the server does not say.
+    pub(super) fn committed(&mut self, slot: u64, created_unix_ms: u64) {
+        let readiness = &self.shared.readiness;
+        readiness.slot_applied(match created_unix_ms {
+            0 => Age::Known(Duration::ZERO),
+            created_unix_ms => readiness.age(created_unix_ms, unix_ms()),
+        });
+        if let Some(gap) = self.gap.take_if(|gap| gap.first_slot <= slot) {
+            info!(first_slot = gap.first_slot, last_slot = gap.last_slot, slot, "the gap is over: the slots came");
         }
+        self.live = self.gap.is_none();
         self.tell();
     }
 
@@ -131,38 +127,34 @@ mod tests {
     #[test]
     fn a_gap_is_over_once_its_first_slot_or_a_later_one_is_applied() {
         let shared = Shared::new(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
-        let mut standing = Standing::new(Arc::clone(&shared), Some(7));
+        let mut standing = Standing::new(Arc::clone(&shared));
         standing.begin();
         assert!(!standing.lets_go(&Message::Reconnected));
-        standing.committed(Some(8), 0);
+        standing.committed(8, 0);
         assert!(shared.verdict().is_ready());
         shared.newest_slot.store(11, Ordering::Relaxed);
         standing.gap(gap(12));
         assert!(shared.is_given_up(1) && !shared.is_given_up(2));
         assert!(standing.lets_go(&Message::Tick) && standing.has_given_up());
         assert!(!standing.lets_go(&Message::Reconnected) && !standing.lets_go(&Message::Tick));
-        standing.committed(Some(11), 0);
+        standing.committed(11, 0);
         assert_eq!(shared.verdict().gap, Some(gap(12)), "the slots before it came again");
-        standing.committed(None, 0);
-        assert_eq!(shared.verdict().gap, Some(gap(12)), "a part of the next slot is no slot");
-        standing.committed(Some(13), 0);
+        standing.committed(13, 0);
         assert!(shared.verdict().is_ready(), "slot 12 was skipped by the chain");
         standing.gap(gap(1 << 39));
-        standing.committed(Some(14), 0);
+        standing.committed(14, 0);
         assert!(shared.verdict().is_ready(), "a slot that a message made up does not keep the gap open");
     }
 
     #[test]
-    fn a_slot_that_was_cut_before_the_start_is_not_live() {
+    fn a_commit_that_waits_is_told_and_the_next_slot_ends_it() {
         let shared = Shared::new(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
-        let mut standing = Standing::new(Arc::clone(&shared), Some(7));
+        let mut standing = Standing::new(Arc::clone(&shared));
         standing.commit_waits(&Error::new(ErrorKind::Retry, "no descriptors"));
         assert_eq!(shared.readiness.phase(), Phase::CommitWaits("no descriptors".to_owned()));
         standing.commit_waits(&Error::new(ErrorKind::FreeSpace, "full"));
         assert_eq!(shared.readiness.phase(), Phase::NoSpace("full".to_owned()));
-        standing.committed(Some(7), 0);
-        assert_eq!(shared.readiness.phase(), Phase::CatchingUp);
-        standing.committed(Some(8), 0);
+        standing.committed(8, 0);
         assert_eq!(shared.readiness.phase(), Phase::Live);
     }
 }

@@ -12,13 +12,18 @@ use crate::storage::Storage;
 /// The file: a line for each thing that was lost.
 pub(crate) const NAME: &str = "LOST";
 
-/// What is lost, a line each; nothing without the file.
+/// What is lost, a line each; nothing without the file. A file without a line was emptied: something is lost all the same.
 ///
 /// # Errors
 /// Those of reading, naming the file.
 pub(crate) fn read(storage: &dyn Storage) -> Result<Vec<String>> {
-    let bytes = read_whole(storage, NAME)?.unwrap_or_default();
-    Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
+    let Some(bytes) = read_whole(storage, NAME)? else { return Ok(Vec::new()) };
+    let lines: Vec<String> = String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect();
+    Ok(if lines.is_empty() {
+        vec![format!("something that is not known any more, because {NAME} is empty")]
+    } else {
+        lines
+    })
 }
 
 /// Adds these lines to those that are there, durably. One that is there already is not added again: a repair that was cut

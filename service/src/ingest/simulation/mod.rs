@@ -40,6 +40,10 @@ use crate::feed::FRAME_CHANGES_MAX;
 use crate::readiness::{Limits, Verdict};
 use crate::status::Shared;
 
+/// How long a connection may be listened to that has shown a gap: the receiver looks between two messages, and twice a
+/// second where none comes.
+const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
+
 /// What `make test` tries.
 const SEEDS: u64 = 2000;
 
@@ -96,10 +100,10 @@ fn a_commit_that_failed_and_changed_nothing_is_over() {
     let mut apply = Apply::new(Arc::clone(&engine), Arc::clone(&shared), Some(writer), config, stopped).expect("begun");
     for fault in [Fault::FullAtCommit(1), Fault::WantAtCommit(1)] {
         *plan.lock().expect("a plan") = Some((0, fault));
-        apply.commit(Some(chain.base.slot)).expect_err("the plan says so");
+        apply.commit(chain.base.slot).expect_err("the plan says so");
         assert!(!shared.is_committing(), "{fault:?}");
     }
-    let checkpoint = apply.commit(Some(chain.base.slot)).expect("no fault is left");
+    let checkpoint = apply.commit(chain.base.slot).expect("no fault is left");
     assert!(shared.is_committing(), "a reader may see it, and it is not published");
     shared.publish(checkpoint);
     assert!(!shared.is_committing());
@@ -218,7 +222,7 @@ impl Simulation {
             Until::Killed(_) => Instant::now() + Duration::from_secs(120),
         };
         let mut taken = 0;
-        let (mut at_slot, mut moved_at) = (started_at, None);
+        let (mut at_slot, mut moved_at, mut gap_shown) = (started_at, None, None);
         let killed = loop {
             let Ok(message) = timeout_at(deadline, received.recv()).await else { break false };
             let message = message.expect("the receiver goes on until it is stopped");
@@ -236,6 +240,7 @@ impl Simulation {
                 (at_slot, moved_at) = (self.oracle.slot(), Some(Instant::now()));
             }
             self.check_readiness(&shared, started_at, moved_at);
+            self.check_given_up(&shared, &mut gap_shown);
             if let Until::AtTip(heals_at, _) = until {
                 if Instant::now() >= heals_at {
                     self.server.heal();
@@ -279,7 +284,7 @@ impl Simulation {
         let verdict = shared.verdict();
         let slot = self.oracle.slot();
         if verdict.is_ready() {
-            assert!(slot > started_at, "ready at slot={slot}, which may have been cut before the start");
+            assert!(slot > started_at, "ready at slot={slot}, and nothing was applied since the start");
             let since = moved_at.expect("ready without a slot").elapsed();
             assert!(since < Limits::default().max_lag, "ready, and nothing was applied for {since:?}");
         }
@@ -291,5 +296,16 @@ impl Simulation {
             };
             assert!(gap.first_slot <= lost.slot, "{gap:?} is not {lost:?}");
         }
+    }
+
+    /// Whether the connection is left that has shown a gap; `shown`: the gap's first sight, and the newest connection then.
+    fn check_given_up(&self, shared: &Shared, shown: &mut Option<(Instant, u64)>) {
+        if shared.verdict().gap.is_none() {
+            *shown = None;
+            return;
+        }
+        let (since, connection) = *shown.get_or_insert_with(|| (Instant::now(), self.server.newest_connection()));
+        let kept = self.server.is_open(connection) && since.elapsed() > GIVEN_UP_WITHIN;
+        assert!(!kept, "connection={connection} has shown a gap and is kept");
     }
 }

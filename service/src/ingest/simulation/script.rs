@@ -13,7 +13,7 @@ use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SubscribeRequest, SubscribeUpdate};
 
 use super::messages;
-use super::server::{Connection, Item};
+use super::server::{Connection, Item, Open};
 use crate::ingest::upstream::Client;
 
 /// How often an idle connection is pinged.
@@ -35,14 +35,16 @@ pub(super) enum End {
 
 /// A server drops whoever leaves its pings unanswered.
 pub(super) struct Pings {
+    /// Dropped with the stream.
+    _open: Open,
     received: mpsc::Receiver<SubscribeRequest>,
     sent: u64,
     answered: u64,
 }
 
 impl Pings {
-    pub(super) fn new(received: mpsc::Receiver<SubscribeRequest>) -> Self {
-        Self { received, sent: 0, answered: 0 }
+    pub(super) fn new(open: Open, received: mpsc::Receiver<SubscribeRequest>) -> Self {
+        Self { _open: open, received, sent: 0, answered: 0 }
     }
 
     fn look_at(&mut self, item: &Item) {

@@ -51,6 +51,8 @@ struct World {
     failed_told: HashSet<u64>,
     /// Connections made.
     connections: u64,
+    /// Those of them that the client listens to.
+    open: HashSet<u64>,
     lost: Option<Lost>,
     /// The slot that was asked for last.
     asked: u64,
@@ -125,6 +127,7 @@ impl Server {
             healthy: false,
             failed_told: HashSet::new(),
             connections: 0,
+            open: HashSet::new(),
             lost: None,
             asked,
             begins_at: HashSet::new(),
@@ -149,6 +152,16 @@ impl Server {
         world.lost.filter(|lost| lost.connection == world.connections)
     }
 
+    /// The newest connection, open or not.
+    pub(super) fn newest_connection(&self) -> u64 {
+        self.world().connections
+    }
+
+    /// Whether the client still listens to that connection.
+    pub(super) fn is_open(&self, connection: u64) -> bool {
+        self.world().open.contains(&connection)
+    }
+
     fn world(&self) -> MutexGuard<'_, World> {
         self.world.lock().expect("nobody panics while holding it")
     }
@@ -168,6 +181,18 @@ impl Upstream for Server {
             return Err(Ended::Retry("nobody is there".to_owned()));
         }
         Ok(Connection { server: self.clone(), fault, connection })
+    }
+}
+
+/// A connection that the client listens to, until it is dropped.
+pub(super) struct Open {
+    server: Server,
+    connection: u64,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.server.world().open.remove(&self.connection);
     }
 }
 
@@ -235,9 +260,11 @@ impl Client for Connection {
         assert!(asked_of_chain || told, "from_slot={from_slot} is no block that was ever applied");
         world.asked = from_slot;
         let script = world.script(self.fault, self.connection, from_slot, &filter)?;
+        world.open.insert(self.connection);
         drop(world);
+        let open = Open { server: self.server.clone(), connection: self.connection };
         let (requests, received) = mpsc::channel(64);
-        Ok((requests, play(script, Pings::new(received))))
+        Ok((requests, play(script, Pings::new(open, received))))
     }
 }
 
