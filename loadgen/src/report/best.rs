@@ -1,4 +1,4 @@
-//! `loadgen best`: one engine against the best of the others, cell by cell, won or lost.
+//! `loadgen best`: one engine against the others, cell by cell, ahead or behind.
 //!
 //! Owns: who is the best of a cell. Must not: leave a cell out. Main thread.
 
@@ -7,16 +7,19 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 
-use super::cells::{Cell, Group, Spread, curve, distinct, scenarios};
+use super::cells::{Cell, Group, Sample, Spread, curve, distinct, scenarios};
 use super::figures::{BOOTSTRAP, Better, Figure, READS_PER_OP, STATS, THROUGHPUT};
+use super::judge::{Family, Judged, RULE, Verdict};
 use super::{format, input};
 use crate::result::{Quantiles, Record};
 
 /// Shown under `loadgen best --help`.
 pub const EXAMPLES: &str = "\
 For each cell and figure: the median of the engine's repeats, the best median among the other engines of that very \
-cell, and how many times better the engine is (below 1: it is beaten). Where the device was measured right before \
-a run, the engine's latency is also given as a multiple of the device's own 4 KiB random read.
+cell, how many times better the engine is than that one (below 1: it is beaten) with the 95 % interval, and the verdict \
+beside all others: `ahead` of each of them, `behind` one of them, `level`, or `not decided`. Where the device was \
+measured right before a run, the engine's latency is also given as a multiple of the device's own 4 KiB random read. \
+Below the table stands the rule.
 
 Examples:
   solkv-loadgen best results.jsonl --engine strata > best.md";
@@ -48,11 +51,9 @@ pub fn run(args: &BestArgs) -> Result<()> {
     std::io::stdout().write_all(table(&records, &args.engine).as_bytes()).context("cannot write to stdout")
 }
 
-/// The table as markdown.
+/// The table as markdown, and the rule of its verdicts.
 pub fn table(records: &[Record], engine: &str) -> String {
-    let mut out = format!(
-        "| workload | cap | figure | {engine} | best of the others | which | times better |\n|---|---|---|---|---|---|---|\n"
-    );
+    let mut rows = Vec::new();
     for scenario in &scenarios(records) {
         let others: Vec<_> = scenario.groups.iter().map(|group| group.workload).collect();
         for group in &scenario.groups {
@@ -60,33 +61,50 @@ pub fn table(records: &[Record], engine: &str) -> String {
             for cap in group.caps() {
                 let Some(own) = group.cell(engine, cap) else { continue };
                 let at = format!("| {title} | {} |", format::cap(cap));
-                rows(group, own).iter().for_each(|row| out.push_str(&format!("{at} {row} |\n")));
+                rows.extend(rows_of(group, own).into_iter().map(|row| (at.clone(), row)));
             }
         }
     }
-    out
+    let mut family = Family::default();
+    for (_, row) in &rows {
+        if let Row::Compared { own, others, compared } = row {
+            others.iter().for_each(|(_, other)| family.add_paired(own, other, compared.better));
+        }
+    }
+    let mut judged = family.judge().into_iter();
+    let mut out = format!(
+        "| workload | cap | figure | {engine} | best of the others | which | times better (95 %) | verdict |\n\
+         |---|---|---|---|---|---|---|---|\n"
+    );
+    rows.iter().for_each(|(at, row)| out.push_str(&format!("{at} {} |\n", row.text(&mut judged))));
+    out + "\n" + RULE + "\n"
 }
 
-/// What is compared: a name, whether more is better, how it is written, and how it is taken from a cell.
-struct Compared<'a> {
+/// What is compared: a name, whether more is better, and how it is written.
+struct Compared {
     name: String,
     better: Better,
     text: fn(f64) -> String,
-    of: Box<Of<'a>>,
 }
 
-type Of<'a> = dyn Fn(&Cell<'_>) -> Option<Spread> + 'a;
+enum Row {
+    /// The engine's figure and those of the others.
+    Compared { own: Sample, others: Vec<(String, Sample)>, compared: Compared },
+    /// What nobody else has a part in.
+    Alone(String),
+}
 
-fn rows(group: &Group<'_>, own: &Cell<'_>) -> Vec<String> {
-    let mut compared = Vec::new();
+fn rows_of(group: &Group<'_>, own: &Cell<'_>) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let mut add = |compared: Compared, of: &dyn Fn(&Cell<'_>) -> Option<Sample>| {
+        let others = group.cells.iter().filter(|cell| cell.cap == own.cap && cell.engine != own.engine);
+        let others = others.filter_map(|cell| Some((cell.engine.to_owned(), of(cell)?))).collect();
+        rows.extend(of(own).map(|own| Row::Compared { own, others, compared }));
+    };
     for op in group.ops() {
         for stat in STATS.iter().filter(|stat| ["avg", "p50", "p99"].contains(&stat.name)) {
-            compared.push(Compared {
-                name: format!("{} {}", format::op(op), stat.name),
-                better: Better::Lower,
-                text: format::nanos,
-                of: Box::new(move |cell| cell.latency(op, stat.of)),
-            });
+            let name = format!("{} {}", format::op(op), stat.name);
+            add(Compared { name, better: Better::Lower, text: format::nanos }, &|cell| cell.latency(op, stat.of));
         }
     }
     let loads = group.workload.name == "bootstrap";
@@ -97,40 +115,47 @@ fn rows(group: &Group<'_>, own: &Cell<'_>) -> Vec<String> {
         "read_positive" | "read_negative" if group.workload.state == "cold" => vec![READS_PER_OP],
         _ => vec![THROUGHPUT],
     };
-    compared.extend(figures.into_iter().filter_map(|figure| {
-        let of = Box::new(move |cell: &Cell<'_>| cell.spread(figure.of));
-        Some(Compared { name: figure.name.to_owned(), better: figure.better?, text: figure.text, of })
-    }));
-    let mut rows: Vec<String> = compared.iter().filter_map(|compared| row(group, own, compared)).collect();
+    for figure in figures {
+        let Some(better) = figure.better else { continue };
+        add(Compared { name: figure.name.to_owned(), better, text: figure.text }, &|cell| cell.sample(figure.of));
+    }
     if !loads {
-        rows.extend(group.ops().into_iter().flat_map(|op| against_device(own, op)));
+        rows.extend(group.ops().into_iter().flat_map(|op| against_device(own, op)).map(Row::Alone));
     }
     rows
 }
 
-fn row(group: &Group<'_>, own: &Cell<'_>, compared: &Compared<'_>) -> Option<String> {
-    let ours = (compared.of)(own)?;
-    let others = group.cells.iter().filter(|cell| cell.cap == own.cap && cell.engine != own.engine);
-    let mut best: Option<(&str, Spread)> = None;
-    for (engine, spread) in others.filter_map(|cell| Some((cell.engine, (compared.of)(cell)?))) {
-        let wins = |known: &Spread| match compared.better {
-            Better::Lower => spread.median < known.median,
-            Better::Higher => spread.median > known.median,
+impl Row {
+    /// The cells of the row; takes a judgement for each of the others.
+    fn text(&self, judged: &mut impl Iterator<Item = Judged>) -> String {
+        let (own, others, compared) = match self {
+            Self::Alone(text) => return text.clone(),
+            Self::Compared { own, others, compared } => (own, others, compared),
         };
-        if best.as_ref().is_none_or(|(_, known)| wins(known)) {
-            best = Some((engine, spread));
-        }
+        let text =
+            |spread: &Spread| format!("{} ({})", (compared.text)(spread.median), format::spread(spread, compared.text));
+        let own = own.spread();
+        let beside: Vec<(&str, Spread, Judged)> = others
+            .iter()
+            .zip(judged)
+            .map(|((engine, other), judged)| (engine.as_str(), other.spread(), judged))
+            .collect();
+        let by_median = |a: &&(&str, Spread, Judged), b: &&(&str, Spread, Judged)| {
+            let order = a.1.median.total_cmp(&b.1.median);
+            if compared.better == Better::Lower { order } else { order.reverse() }
+        };
+        let Some((engine, best, judged)) = beside.iter().min_by(by_median) else {
+            return format!("{} | {} | – | – | – | –", compared.name, text(&own));
+        };
+        let times = match compared.better {
+            Better::Lower => best.median / own.median,
+            Better::Higher => own.median / best.median,
+        };
+        let interval = judged.interval.map_or_else(String::new, |(low, high)| format!(" ({low:.2}–{high:.2})"));
+        let verdicts: Vec<Verdict> = beside.iter().map(|(_, _, judged)| judged.verdict).collect();
+        let verdict = Verdict::beside_all(&verdicts).as_str();
+        format!("{} | {} | {} | {engine} | {times:.2}{interval} | {verdict}", compared.name, text(&own), text(best))
     }
-    let text =
-        |spread: &Spread| format!("{} ({})", (compared.text)(spread.median), format::spread(spread, compared.text));
-    let Some((engine, other)) = best else {
-        return Some(format!("{} | {} | – | – | –", compared.name, text(&ours)));
-    };
-    let times = match compared.better {
-        Better::Lower => other.median / ours.median,
-        Better::Higher => ours.median / other.median,
-    };
-    Some(format!("{} | {} | {} | {engine} | {times:.2}", compared.name, text(&ours), text(&other)))
 }
 
 /// The latency as a multiple of the device's own, at p50 and p99.
@@ -143,7 +168,7 @@ fn against_device(own: &Cell<'_>, op: &str) -> Vec<String> {
         let spread = own.spread(of)?;
         let text = |value: f64| format!("{value:.2}");
         Some(format!(
-            "{} {name} / the device's | {} ({}) | – | – | –",
+            "{} {name} / the device's | {} ({}) | – | – | – | –",
             format::op(op),
             text(spread.median),
             format::spread(&spread, text)

@@ -4,20 +4,21 @@
 
 use super::cells::{Scenario, distinct, engines, scenarios};
 use super::document::{Block, Document, Figures, Row, Section, Table};
-use super::{device, format, notes, scenario, summary};
+use super::{device, format, judge, notes, scenario, summary};
 use crate::result::Record;
 
-const READING: [&str; 7] = [
+const READING: [&str; 8] = [
     "A figure is the median over the repeats of its cell, with the smallest and the largest repeat beside it; “1 run” \
      says that there is no spread to judge it by.",
-    "× is the ratio to the best engine of the row. Marked as best are the best median and every engine whose repeats \
-     overlap its repeats: those are not told apart. Nothing is marked where \
-     that is all of them.",
+    "× is the ratio to the best median of the row. Marked as best is every engine that another one of the row is behind, and \
+     none ahead of.",
+    judge::RULE,
     "† says that a repeat of the cell has a note, listed under “What to know”, that not every run of the workload has.",
     "A line over time, size or percentile is one real run: the repeat whose mean is the median of the repeats. Of \
      series longer than 240 samples neighbours are merged: means by their counts, the middle p50, the largest p99 and \
      max. Lines against the cap are medians over the repeats.",
-    "– stands where a figure was not taken, and for p90, p99 and p99.9 of fewer than 10, 100 and 1,000 values.",
+    "– stands where a figure was not taken, and for p90, p99 and p99.9 of fewer than 200, 2,000 and 20,000 values: with fewer \
+     than 20 values beyond it a quantile is the word of a few slow operations.",
     "Closed loop: the next operation starts when the last one ended, so a stall delays the operations behind it \
      unseen, and tails look better than a client at a fixed rate would find them. Open loop: latency runs from the \
      intended start.",

@@ -48,36 +48,63 @@ pub struct Spread {
     pub runs: usize,
 }
 
-impl Spread {
-    /// Of the values that are there; `None` without any.
-    pub(crate) fn of(values: impl IntoIterator<Item = Option<f64>>) -> Option<Self> {
-        let mut values: Vec<f64> = values.into_iter().flatten().filter(|value| value.is_finite()).collect();
+/// A figure of each repeat of a cell that has it; one at least.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Sample {
+    /// With the number of the repeat.
+    pub(crate) values: Vec<(u32, f64)>,
+}
+
+impl Sample {
+    /// Of these repeats.
+    pub(crate) fn new(values: Vec<(u32, f64)>) -> Self {
+        Self { values }
+    }
+
+    /// The figure of one repeat.
+    pub(crate) fn of_repeat(&self, repeat: u32) -> Option<f64> {
+        self.values.iter().find(|(known, _)| *known == repeat).map(|(_, value)| *value)
+    }
+
+    /// Median and range.
+    pub(crate) fn spread(&self) -> Spread {
+        let mut values: Vec<f64> = self.values.iter().map(|(_, value)| *value).collect();
         values.sort_by(f64::total_cmp);
-        let (min, max) = (*values.first()?, *values.last()?);
         let middle = values.len() / 2;
         let median = if values.len().is_multiple_of(2) {
             f64::midpoint(values[middle - 1], values[middle])
         } else {
             values[middle]
         };
-        Some(Self { median, min, max, runs: values.len() })
+        Spread { median, min: values[0], max: values[values.len() - 1], runs: values.len() }
     }
+}
 
-    /// Whether the two ranges have a value in common.
-    pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        self.min <= other.max && other.min <= self.max
+impl Spread {
+    /// Of the values that are there; `None` without any.
+    pub(crate) fn of(values: impl IntoIterator<Item = Option<f64>>) -> Option<Self> {
+        let values = values.into_iter().flatten().filter(|value| value.is_finite());
+        let values: Vec<(u32, f64)> = (0..).zip(values).collect();
+        (!values.is_empty()).then(|| Sample::new(values).spread())
     }
 }
 
 impl<'a> Cell<'a> {
-    /// A figure over the repeats.
-    pub(crate) fn spread(&self, of: impl Fn(&Record) -> Option<f64>) -> Option<Spread> {
-        Spread::of(self.runs.iter().map(|run| of(run)))
+    /// A figure of each repeat.
+    pub(crate) fn sample(&self, of: impl Fn(&Record) -> Option<f64>) -> Option<Sample> {
+        let figure = |run: &&Record| Some((run.repeat, of(run).filter(|value| value.is_finite())?));
+        let values: Vec<(u32, f64)> = self.runs.iter().filter_map(figure).collect();
+        (!values.is_empty()).then(|| Sample::new(values))
     }
 
-    /// A figure of one operation's latencies over the repeats.
-    pub(crate) fn latency(&self, op: &str, of: impl Fn(&Curve) -> Option<f64>) -> Option<Spread> {
-        self.spread(|run| curve(run, op).and_then(&of))
+    /// A figure over the repeats.
+    pub(crate) fn spread(&self, of: impl Fn(&Record) -> Option<f64>) -> Option<Spread> {
+        self.sample(of).map(|sample| sample.spread())
+    }
+
+    /// A figure of one operation's latencies, of each repeat.
+    pub(crate) fn latency(&self, op: &str, of: impl Fn(&Curve) -> Option<f64>) -> Option<Sample> {
+        self.sample(|run| curve(run, op).and_then(&of))
     }
 
     /// The curve of the repeat in the middle: the one whose mean is the median, the lower of two.
@@ -200,12 +227,5 @@ mod tests {
         assert_eq!(spread, Spread { median: 3.0, min: 1.0, max: 8.0, runs: 3 });
         assert_eq!(Spread::of([Some(1.0), Some(2.0)]).unwrap().median, 1.5);
         assert_eq!(Spread::of([None, Some(f64::NAN)]), None);
-    }
-
-    #[test]
-    fn ranges_that_touch_overlap() {
-        let range = |min, max| Spread { median: min, min, max, runs: 3 };
-        assert!(range(1.0, 2.0).overlaps(&range(2.0, 3.0)));
-        assert!(!range(1.0, 2.0).overlaps(&range(2.1, 3.0)));
     }
 }

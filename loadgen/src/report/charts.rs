@@ -59,7 +59,8 @@ pub(crate) fn caps(group: &Group<'_>, place: &Place<'_>) -> Vec<Chart> {
     let line = |engine: usize, op: &str| {
         let mut line = Line { engine, x: (0..caps.len()).map(|at| at as f64).collect(), y: vec![], ranges: vec![] };
         for stat in STATS.iter().filter(|stat| OVER.contains(&stat.name)) {
-            let at = |cap: &Option<u64>| group.cell(place.engines.get(engine)?, *cap)?.latency(op, stat.of);
+            let at =
+                |cap: &Option<u64>| Some(group.cell(place.engines.get(engine)?, *cap)?.latency(op, stat.of)?.spread());
             let spreads: Vec<Option<Spread>> = caps.iter().map(at).collect();
             let range = |spread: Spread| (spread.runs > 1).then(|| (micros(spread.min), micros(spread.max)));
             line.y.push((stat.name, spreads.iter().map(|spread| spread.map(|s| micros(s.median))).collect()));

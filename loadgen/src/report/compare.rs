@@ -1,6 +1,6 @@
 //! `loadgen compare`: two sides, cell by cell, and whether they differ by more than their repeats do.
 //!
-//! Owns: the rule of what is noise, and the exit code. Must not: look at what the figures mean. Main thread.
+//! Owns: which cells belong together, and the exit code. Must not: look at what the figures mean. Main thread.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,9 @@ use anyhow::{Context, Result, bail, ensure};
 use engine_latency::table::aligned;
 use serde::Serialize;
 
-use super::cells::{Cell, Scenario, Spread, distinct, engines as engines_of, scenarios};
+use super::cells::{Cell, Sample, Scenario, Spread, distinct, engines as engines_of, scenarios};
 use super::figures::{Better, STATS, THROUGHPUT};
+use super::judge::{Family, RULE, Verdict};
 use super::{device, format, input};
 use crate::result::{Machine, Record, Workload};
 
@@ -18,27 +19,20 @@ use crate::result::{Machine, Record, Workload};
 pub const EXAMPLES: &str = "\
 Compared are the medians of cells with the same scenario, workload (seed and size included), engine and memory cap.
 
-The rule: a difference is beyond noise when both sides have at least 3 repeats, their ranges from smallest to largest \
-have no value in common, and the medians differ by at least 1 %. By chance alone ranges come apart in 1 of 10 \
-comparisons of 3 repeats a side, in 1 of 126 of 5: before believing a small difference, repeat more. With fewer \
-repeats the verdict is `unknown`, and never a failure.
+The verdict is of B: `ahead`, `level`, `behind` or `not decided`, by the rule that is printed below the table. Five \
+repeats a side find what three do not. Engines of one file are compared repeat by repeat, because their runs were made by \
+turns; files are compared as a whole, because what was slow for one had nothing to do with the other.
 
-Exit codes: 0 done; 1 with --fail-above, something got worse beyond noise and by more than that, or an error.
+Exit codes: 0 done; 1 with --fail-above, B is behind by more than that, or an error.
 
 Examples:
   solkv-loadgen compare before.jsonl after.jsonl
   solkv-loadgen compare before.jsonl after.jsonl --fail-above 5
   solkv-loadgen compare results.jsonl --engines lmdb,redb --changed
-  solkv-loadgen compare before.jsonl after.jsonl --json | jq '.rows[] | select(.verdict == \"worse\")'";
+  solkv-loadgen compare before.jsonl after.jsonl --json | jq '.rows[] | select(.verdict == \"behind\")'";
 
-/// Repeats a side that a verdict takes.
-const RUNS_MIN: usize = 3;
-/// Medians that are closer than this share are the same: a histogram has 3 digits.
-const DIFFERENCE_MIN: f64 = 0.01;
 /// A device that changed by more than this between the sides is said.
 const DEVICE_DRIFT: f64 = 0.1;
-const RULE: &str =
-    "beyond noise: at least 3 repeats a side, no value common to their ranges, medians at least 1 % apart";
 
 /// Arguments of `loadgen compare`.
 #[derive(clap::Args, Clone, Debug)]
@@ -52,29 +46,15 @@ pub struct CompareArgs {
     /// Compare two engines: X of the first file against Y of the second, or of the same file without one
     #[arg(long, value_name = "X,Y", value_parser = engine_pair)]
     pub engines: Option<(String, String)>,
-    /// Leave out of the table what is noise
+    /// Leave out of the table what is level or not decided
     #[arg(long, conflicts_with = "json")]
     pub changed: bool,
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Exit with 1 when a figure got worse beyond noise and by more than this
+    /// Exit with 1 when B is behind in a figure by more than this
     #[arg(long, value_name = "PERCENT", value_parser = percentage)]
     pub fail_above: Option<f64>,
-}
-
-/// What the repeats say about a difference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// Beyond noise.
-    Better,
-    /// Beyond noise.
-    Worse,
-    /// The ranges of the repeats overlap.
-    Noise,
-    /// Too few repeats to tell.
-    Unknown,
 }
 
 /// One figure of one cell on both sides.
@@ -98,18 +78,23 @@ pub struct Difference {
     pub a: Spread,
     /// The second side.
     pub b: Spread,
+    /// Which way is better.
+    #[serde(skip)]
+    pub(crate) better: Better,
     /// Median of the second by median of the first.
     pub ratio: f64,
+    /// The 95 % interval of the ratio; `None` with too few repeats.
+    pub ratio_interval: Option<(f64, f64)>,
     /// By how many percent the second is worse; negative for better.
     pub worse_percent: f64,
-    /// By the rule.
+    /// Of the second, by the rule.
     pub verdict: Verdict,
 }
 
 /// Everything that two sides say of each other.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
-    /// What is called beyond noise.
+    /// Of the verdicts.
     pub rule: &'static str,
     /// Why the sides may differ for other reasons.
     pub warnings: Vec<String>,
@@ -139,10 +124,10 @@ pub fn run(args: &CompareArgs) -> Result<()> {
         if args.json { serde_json::to_string_pretty(&comparison)? + "\n" } else { text(&comparison, args.changed) };
     std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")?;
     if let Some(limit) = args.fail_above {
-        let failed = comparison.rows.iter().filter(|row| row.verdict == Verdict::Worse && row.worse_percent > limit);
+        let failed = comparison.rows.iter().filter(|row| row.verdict == Verdict::Behind && row.worse_percent > limit);
         match failed.count() {
             0 => {}
-            count => bail!("worse beyond noise and by more than {limit} %: figures={count}"),
+            count => bail!("behind by more than {limit} %: figures={count}"),
         }
     }
     Ok(())
@@ -169,14 +154,25 @@ pub fn compare(a: &[Record], b: &[Record], engines: Option<(&str, &str)>) -> Com
         engine && a.scenario == b.scenario && a.workload == b.workload && a.cell.cap == b.cell.cap
     };
     let (mut rows, mut unmatched) = (Vec::new(), Vec::new());
+    let mut family = Family::default();
+    // Two engines of one file: their runs were made by turns.
+    let add = if std::ptr::eq(a, b) { Family::add_paired } else { Family::add_apart };
     for one in &first {
         match second.iter().find(|other| same(one, other)) {
-            Some(other) => rows.extend(differences(one, other)),
+            Some(other) => rows.extend(differences(one, other, |a, b, better| add(&mut family, b, a, better))),
             None => unmatched.push(format!("only in A: {}", one.name())),
         }
     }
     let only = second.iter().filter(|other| !first.iter().any(|one| same(one, other)));
     unmatched.extend(only.map(|other| format!("only in B: {}", other.name())));
+    for (row, judged) in rows.iter_mut().zip(family.judge()) {
+        row.verdict = judged.verdict;
+        // The rule says how many times better B is.
+        row.ratio_interval = judged.interval.map(|(low, high)| match row.better {
+            Better::Higher => (low, high),
+            Better::Lower => (1.0 / high, 1.0 / low),
+        });
+    }
     Comparison { rule: RULE, warnings: warnings(a, b), rows, unmatched }
 }
 
@@ -211,13 +207,20 @@ fn flat<'a>(scenarios: &'a [Scenario<'a>]) -> Vec<Placed<'a>> {
     out
 }
 
-fn differences(one: &Placed<'_>, other: &Placed<'_>) -> Vec<Difference> {
+/// The rows of a cell, none of them judged; `test` gets the two samples of each.
+fn differences(
+    one: &Placed<'_>,
+    other: &Placed<'_>,
+    mut test: impl FnMut(&Sample, &Sample, Better),
+) -> Vec<Difference> {
     let mut rows = Vec::new();
-    let mut add = |op: Option<&str>, figure, unit, better, a: Option<Spread>, b: Option<Spread>| {
-        let (Some(a), Some(b)) = (a, b) else { return };
+    let mut add = |op: Option<&str>, figure, unit, better, a: Option<Sample>, b: Option<Sample>| {
+        let (Some(one_sample), Some(other_sample)) = (a, b) else { return };
+        let (a, b) = (one_sample.spread(), other_sample.spread());
         if a.median <= 0.0 || b.median <= 0.0 {
             return;
         }
+        test(&one_sample, &other_sample, better);
         let ratio = b.median / a.median;
         // How many times the cost: a rate halved is a cost doubled.
         let cost = if better == Better::Higher { 1.0 / ratio } else { ratio };
@@ -233,11 +236,13 @@ fn differences(one: &Placed<'_>, other: &Placed<'_>) -> Vec<Difference> {
             a,
             b,
             ratio,
+            better,
+            ratio_interval: None,
             worse_percent: (cost - 1.0) * 100.0,
-            verdict: verdict(&a, &b, cost),
+            verdict: Verdict::NotDecided,
         });
     };
-    let rate = |cell: &Cell<'_>| cell.spread(THROUGHPUT.of);
+    let rate = |cell: &Cell<'_>| cell.sample(THROUGHPUT.of);
     add(None, "throughput", "ops_per_s", Better::Higher, rate(one.cell), rate(other.cell));
     let ops = distinct(one.cell.runs.iter().flat_map(|run| run.curves.iter().map(|curve| curve.op.as_str())));
     for op in ops {
@@ -247,18 +252,6 @@ fn differences(one: &Placed<'_>, other: &Placed<'_>) -> Vec<Difference> {
         }
     }
     rows
-}
-
-fn verdict(a: &Spread, b: &Spread, cost: f64) -> Verdict {
-    if a.runs.min(b.runs) < RUNS_MIN {
-        Verdict::Unknown
-    } else if a.overlaps(b) || (cost - 1.0).abs() < DIFFERENCE_MIN {
-        Verdict::Noise
-    } else if cost > 1.0 {
-        Verdict::Worse
-    } else {
-        Verdict::Better
-    }
 }
 
 /// What else differs between the sides.
@@ -289,31 +282,31 @@ fn warnings(a: &[Record], b: &[Record]) -> Vec<String> {
     warnings
 }
 
-/// As a table for people, the reasons for doubt below it; `changed` leaves out what is noise.
+/// As a table for people, the reasons for doubt below it; `changed` leaves out what is level or not decided.
 fn text(comparison: &Comparison, changed: bool) -> String {
     let mut out = String::new();
-    let shown: Vec<&Difference> =
-        comparison.rows.iter().filter(|row| !changed || row.verdict != Verdict::Noise).collect();
+    let shown: Vec<&Difference> = comparison.rows.iter().filter(|row| !changed || is_apart(row.verdict)).collect();
     for at in distinct(shown.iter().map(|row| place(row))) {
         out.push_str(&format!("{at}\n"));
-        let head = ["", "A", "A range", "B", "B range", "B / A", "verdict"].map(str::to_owned).to_vec();
+        let head = ["", "A", "A range", "B", "B range", "B / A", "95 %", "B is"].map(str::to_owned).to_vec();
         let rows = shown.iter().filter(|each| place(each) == at).map(|each| row(each));
         out.push_str(&aligned(&std::iter::once(head).chain(rows).collect::<Vec<_>>()));
         out.push('\n');
     }
-    let count = |verdict| comparison.rows.iter().filter(|row| row.verdict == verdict).count();
-    out.push_str(&format!(
-        "worse: {}, better: {}, noise: {}, unknown: {} ({})\n",
-        count(Verdict::Worse),
-        count(Verdict::Better),
-        count(Verdict::Noise),
-        count(Verdict::Unknown),
-        comparison.rule
-    ));
+    let count = |verdict: Verdict| {
+        let count = comparison.rows.iter().filter(|row| row.verdict == verdict).count();
+        format!("{}: {count}", verdict.as_str())
+    };
+    let counts = [Verdict::Behind, Verdict::Ahead, Verdict::Level, Verdict::NotDecided].map(count);
+    out.push_str(&format!("B is {}\n{}\n", counts.join(", "), comparison.rule));
     for line in comparison.warnings.iter().map(|line| format!("warning: {line}")).chain(comparison.unmatched.clone()) {
         out.push_str(&format!("{line}\n"));
     }
     out
+}
+
+fn is_apart(verdict: Verdict) -> bool {
+    [Verdict::Ahead, Verdict::Behind].contains(&verdict)
 }
 
 fn place(row: &Difference) -> String {
@@ -324,12 +317,8 @@ fn row(row: &Difference) -> Vec<String> {
     let text = if row.unit == "ns" { format::nanos } else { format::per_second };
     let range = |side: Spread| format::spread(&side, text);
     let what = row.op.as_deref().map_or_else(String::new, |op| format!("{} ", format::op(op)));
-    let verdict = match row.verdict {
-        Verdict::Better => "better",
-        Verdict::Worse => "WORSE",
-        Verdict::Noise => "noise",
-        Verdict::Unknown => "unknown",
-    };
+    let verdict = row.verdict.as_str();
+    let interval = row.ratio_interval.map_or_else(String::new, |(low, high)| format!("{low:.3}–{high:.3}"));
     vec![
         format!("  {} {what}{}", row.engine, row.figure),
         text(row.a.median),
@@ -337,7 +326,8 @@ fn row(row: &Difference) -> Vec<String> {
         text(row.b.median),
         range(row.b),
         format!("{:.3}", row.ratio),
-        verdict.to_owned(),
+        interval,
+        if row.verdict == Verdict::Behind { verdict.to_uppercase() } else { verdict.to_owned() },
     ]
 }
 

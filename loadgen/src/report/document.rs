@@ -4,9 +4,10 @@
 
 use serde::Serialize;
 
-use super::cells::Spread;
+use super::cells::{Sample, Spread};
 use super::figures::Better;
 use super::format;
+use super::judge::{Family, Verdict};
 
 /// A whole report.
 #[derive(Debug)]
@@ -82,7 +83,7 @@ pub(crate) struct Figures {
     pub(crate) main: String,
     /// Spread and ratio.
     pub(crate) detail: String,
-    /// The best of its row, or not told apart from it by the repeats.
+    /// Another engine of its row is behind it, and none is ahead of it.
     pub(crate) best: bool,
 }
 
@@ -177,30 +178,79 @@ impl Figures {
     }
 }
 
-/// The cells of a row, each against the best.
-pub(crate) fn compared(spreads: &[Option<Spread>], better: Option<Better>, text: fn(f64) -> String) -> Vec<Figures> {
-    let known = || spreads.iter().flatten();
-    let best = match better {
-        _ if known().count() < 2 => None,
-        Some(Better::Higher) => known().max_by(|a, b| a.median.total_cmp(&b.median)),
-        Some(Better::Lower) => known().min_by(|a, b| a.median.total_cmp(&b.median)),
-        None => None,
-    };
-    let cell = |spread: &Option<Spread>| {
-        let mut cell = Figures::of(*spread, text);
-        if let (Some(spread), Some(best)) = (spread, best) {
-            let repeated = spread.runs > 1 && best.runs > 1;
-            cell.best = spread.median == best.median || (repeated && spread.overlaps(best));
-            if best.median > 0.0 && spread.median != best.median {
-                cell.detail.push_str(&format!(", {}", format::ratio(spread.median / best.median)));
+/// A row before it is judged: one figure of each engine.
+#[derive(Debug)]
+pub(crate) struct Compared {
+    /// In the order of the engines; `None` where there is none.
+    pub(crate) samples: Vec<Option<Sample>>,
+    /// `None` for a figure that has no better: nothing is compared.
+    pub(crate) better: Option<Better>,
+    /// The figure with its unit.
+    pub(crate) text: fn(f64) -> String,
+}
+
+impl Compared {
+    /// The best median; `None` with less than two, and where there is no better.
+    fn best(&self) -> Option<f64> {
+        let medians = || self.samples.iter().flatten().map(|sample| sample.spread().median);
+        match self.better? {
+            _ if medians().count() < 2 => None,
+            Better::Higher => medians().max_by(f64::total_cmp),
+            Better::Lower => medians().min_by(f64::total_cmp),
+        }
+    }
+
+    /// The cells, each with what was decided of its engine.
+    fn cells(&self, decided: &[Decided]) -> Vec<Figures> {
+        let best = self.best();
+        let cell = |(sample, decided): (&Option<Sample>, &Decided)| {
+            let spread = sample.as_ref().map(Sample::spread);
+            let mut cell = Figures::of(spread, self.text);
+            cell.best = decided.ahead && !decided.behind;
+            if let (Some(spread), Some(best)) = (spread, best.filter(|best| *best > 0.0))
+                && spread.median != best
+            {
+                cell.detail.push_str(&format!(", {}", format::ratio(spread.median / best)));
+            }
+            cell
+        };
+        self.samples.iter().zip(decided).map(cell).collect()
+    }
+}
+
+/// Of an engine in a row.
+#[derive(Clone, Copy, Debug, Default)]
+struct Decided {
+    /// Of one other engine at least.
+    ahead: bool,
+    /// The same.
+    behind: bool,
+}
+
+/// The cells of the rows of one table, which are judged together: each with its ratio to the best of its row, and marked
+/// where another engine is behind it and none ahead of it.
+pub(crate) fn compared(rows: &[&Compared]) -> Vec<Vec<Figures>> {
+    let (mut family, mut pairs) = (Family::default(), Vec::new());
+    for (at, row) in rows.iter().enumerate() {
+        let Some(better) = row.better else { continue };
+        let known: Vec<(usize, &Sample)> =
+            row.samples.iter().enumerate().filter_map(|(engine, sample)| Some((engine, sample.as_ref()?))).collect();
+        for (index, (one, sample)) in known.iter().enumerate() {
+            for (other, beside) in &known[index + 1..] {
+                family.add_paired(sample, beside, better);
+                pairs.push((at, *one, *other));
             }
         }
-        cell
-    };
-    let mut cells: Vec<Figures> = spreads.iter().map(cell).collect();
-    // A best that nobody falls behind tells nothing.
-    if cells.iter().filter(|cell| cell.best).count() == known().count() {
-        cells.iter_mut().for_each(|cell| cell.best = false);
     }
-    cells
+    let mut decided: Vec<_> = rows.iter().map(|row| vec![Decided::default(); row.samples.len()]).collect();
+    for ((at, one, other), judged) in pairs.into_iter().zip(family.judge()) {
+        let (ahead, behind) = match judged.verdict {
+            Verdict::Ahead => (one, other),
+            Verdict::Behind => (other, one),
+            Verdict::Level | Verdict::NotDecided => continue,
+        };
+        decided[at][ahead].ahead = true;
+        decided[at][behind].behind = true;
+    }
+    rows.iter().zip(&decided).map(|(row, decided)| row.cells(decided)).collect()
 }

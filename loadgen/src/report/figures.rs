@@ -36,7 +36,7 @@ pub(crate) enum Better {
 pub(crate) struct Stat {
     /// As the reference calls it.
     pub(crate) name: &'static str,
-    /// `None` where fewer values were taken than the quantile is about.
+    /// `None` where too few values are beyond the quantile.
     pub(crate) of: fn(&Curve) -> Option<f64>,
 }
 
@@ -167,7 +167,10 @@ fn share(value: f64, of: f64) -> Option<f64> {
     (of > 0.0).then(|| value / of)
 }
 
-/// The highest of n values is no quantile with one value in more than n beyond it.
+/// Values that have to be beyond a quantile: with fewer it is the word of a few slow operations, and another run has others.
+const BEYOND_MIN: u64 = 20;
+
+/// A quantile that one value in so many is beyond.
 fn known(curve: &Curve, one_in: u64, value: u64) -> Option<f64> {
-    (curve.count >= one_in).then_some(value as f64)
+    (curve.count >= BEYOND_MIN * one_in).then_some(value as f64)
 }

@@ -16,6 +16,7 @@ mod figures;
 mod format;
 mod html;
 mod input;
+mod judge;
 mod markdown;
 mod notes;
 mod scenario;
@@ -28,6 +29,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 pub use cells::Spread;
+pub use judge::Verdict;
 
 /// Shown under `loadgen report --help`.
 pub const EXAMPLES: &str = "\

@@ -3,8 +3,8 @@
 //! Owns: which figure speaks for a workload, and how often an engine is the best. Must not: leave out a comparison; the
 //! repeats judge here as they do in every table.
 
-use super::cells::{Cell, Group, Scenario, Spread, distinct};
-use super::document::{Bar, BarGroup, Bars, Block, Figures, Row, Section, Table, compared};
+use super::cells::{Cell, Group, Sample, Scenario, Spread, distinct};
+use super::document::{Bar, BarGroup, Bars, Block, Compared, Figures, Row, Section, Table, compared};
 use super::figures::{BOOTSTRAP, Better, Figure, STATS, Stat};
 use super::format;
 use crate::result::Workload;
@@ -18,20 +18,32 @@ struct Comparison<'a> {
     group: &'a Group<'a>,
     title: String,
     cap: Option<u64>,
-    spreads: Vec<Option<Spread>>,
+    row: Compared,
+}
+
+impl Comparison<'_> {
+    fn spreads(&self) -> impl Iterator<Item = Spread> + '_ {
+        self.row.samples.iter().flatten().map(Sample::spread)
+    }
+
+    fn median(&self, engine: usize) -> Option<f64> {
+        Some(self.row.samples[engine].as_ref()?.spread().median)
+    }
 }
 
 /// Verdict, one chart, and behind a line every comparison.
 pub(crate) fn section(scenarios: &[Scenario<'_>], engines: &[&str]) -> Section {
     let comparisons: Vec<Comparison<'_>> = scenarios.iter().flat_map(|scenario| of(scenario, engines)).collect();
-    let contested = |one: &&Comparison<'_>| one.spreads.iter().flatten().count() > 1;
+    // All of them are one table.
+    let cells = compared(&comparisons.iter().map(|one| &one.row).collect::<Vec<_>>());
+    let judged: Vec<(&Comparison<'_>, &Vec<Figures>)> = comparisons.iter().zip(&cells).collect();
+    let contested = |(one, _): &&(&Comparison<'_>, &Vec<Figures>)| one.spreads().count() > 1;
     let works = distinct(comparisons.iter().map(|one| one.group.workload.name.as_str()));
     let verdicts: Vec<String> = works
         .into_iter()
         .filter_map(|work| {
-            let of_work = |one: &&Comparison<'_>| one.group.workload.name == work;
-            let of_work: Vec<_> = comparisons.iter().filter(of_work).filter(contested).collect();
-            verdict(work, &of_work, engines)
+            let of_work = judged.iter().filter(|(one, _)| one.group.workload.name == work);
+            verdict(work, &of_work.filter(contested).copied().collect::<Vec<_>>(), engines)
         })
         .collect();
     let mut blocks = vec![if verdicts.is_empty() {
@@ -40,7 +52,7 @@ pub(crate) fn section(scenarios: &[Scenario<'_>], engines: &[&str]) -> Section {
         Block::List(verdicts)
     }];
     blocks.extend(picture(&comparisons, engines).map(Block::Bars));
-    blocks.push(Block::Fold("Every comparison".to_owned(), vec![Block::Table(all(&comparisons, engines))]));
+    blocks.push(Block::Fold("Every comparison".to_owned(), vec![Block::Table(all(&judged, engines))]));
     Section { id: "summary".to_owned(), title: "Summary".to_owned(), blocks }
 }
 
@@ -52,16 +64,18 @@ fn of<'a>(scenario: &'a Scenario<'a>, engines: &[&str]) -> Vec<Comparison<'a>> {
     };
     let all = scenario.groups.iter().flat_map(of_group);
     all.map(|(group, title, cap)| {
-        let spread = |engine: &&str| group.cell(engine, cap).and_then(|cell| headline(group, cell));
-        Comparison { scenario: scenario.name, group, title, cap, spreads: engines.iter().map(spread).collect() }
+        let sample = |engine: &&str| group.cell(engine, cap).and_then(|cell| headline(group, cell));
+        let samples = engines.iter().map(sample).collect();
+        let row = Compared { samples, better: Some(Better::Lower), text: text(group) };
+        Comparison { scenario: scenario.name, group, title, cap, row }
     })
     .collect()
 }
 
 /// The figure that speaks for a workload: the time of a load, else the p99 of its own operation.
-fn headline(group: &Group<'_>, cell: &Cell<'_>) -> Option<Spread> {
+fn headline(group: &Group<'_>, cell: &Cell<'_>) -> Option<Sample> {
     match time(group.workload) {
-        Some(figure) => cell.spread(figure.of),
+        Some(figure) => cell.sample(figure.of),
         None => cell.latency(operation(group)?, stat().of),
     }
 }
@@ -85,25 +99,24 @@ fn text(group: &Group<'_>) -> fn(f64) -> String {
 }
 
 /// How often each engine is the best of one kind of work, and by how much.
-fn verdict(work: &str, comparisons: &[&Comparison<'_>], engines: &[&str]) -> Option<String> {
-    let first = comparisons.first()?;
+fn verdict(work: &str, judged: &[(&Comparison<'_>, &Vec<Figures>)], engines: &[&str]) -> Option<String> {
+    let (first, _) = judged.first()?;
     let mut wins: Vec<(usize, Vec<f64>)> = engines.iter().map(|_| (0, Vec::new())).collect();
     let mut ties = 0;
-    for one in comparisons {
-        let cells = compared(&one.spreads, Some(Better::Lower), format::digits);
+    for (one, cells) in judged {
         let best: Vec<usize> = (0..cells.len()).filter(|at| cells[*at].best).collect();
         let [best] = best[..] else {
             ties += 1;
             continue;
         };
-        let medians = |at: usize| one.spreads[at].map(|spread| spread.median);
-        let next = (0..cells.len()).filter(|at| *at != best).filter_map(medians).min_by(f64::total_cmp);
+        let others = (0..cells.len()).filter(|at| *at != best);
+        let next = others.filter_map(|at| one.median(at)).min_by(f64::total_cmp);
         wins[best].0 += 1;
-        wins[best].1.extend(medians(best).zip(next).filter(|(own, _)| *own > 0.0).map(|(own, next)| next / own));
+        wins[best].1.extend(one.median(best).zip(next).filter(|(own, _)| *own > 0.0).map(|(own, next)| next / own));
     }
     let mut order: Vec<usize> = (0..engines.len()).filter(|at| wins[*at].0 > 0).collect();
     order.sort_by_key(|at| std::cmp::Reverse(wins[*at].0));
-    let of = comparisons.len();
+    let of = judged.len();
     let mut parts: Vec<String> = order
         .into_iter()
         .map(|at| {
@@ -115,7 +128,7 @@ fn verdict(work: &str, comparisons: &[&Comparison<'_>], engines: &[&str]) -> Opt
         })
         .collect();
     if ties > 0 {
-        parts.push(format!("{ties} of {of} not told apart by their repeats"));
+        parts.push(format!("in {ties} of {of} none is ahead of all others"));
     }
     let figure = match time(first.group.workload) {
         // A load that leaves work for later is not faster than one that has done it.
@@ -128,15 +141,15 @@ fn verdict(work: &str, comparisons: &[&Comparison<'_>], engines: &[&str]) -> Opt
 /// The comparison of most engines as bars, reads of present keys first: they are what most stores are for.
 fn picture(comparisons: &[Comparison<'_>], engines: &[&str]) -> Option<Bars> {
     let rank = |one: &&Comparison<'_>| {
-        let engines = one.spreads.iter().flatten().count();
-        let repeats: usize = one.spreads.iter().flatten().map(|spread| spread.runs).sum();
+        let engines = one.spreads().count();
+        let repeats: usize = one.spreads().map(|spread| spread.runs).sum();
         (one.group.workload.name == "read_positive", engines, repeats)
     };
     let chosen = comparisons.iter().rev().max_by_key(rank)?;
     let (group, text) = (chosen.group, text(chosen.group));
     let of_cap = |cap: Option<u64>| {
         let bar = |(engine, name): (usize, &&str)| {
-            let spread = headline(group, group.cell(name, cap)?)?;
+            let spread = headline(group, group.cell(name, cap)?)?.spread();
             let range = (spread.runs > 1).then_some((spread.min, spread.max));
             let text = Figures::of(Some(spread), text);
             Some(Bar { engine, name: (*name).to_owned(), parts: vec![spread.median], mark: None, range, text })
@@ -150,16 +163,16 @@ fn picture(comparisons: &[Comparison<'_>], engines: &[&str]) -> Option<Bars> {
     (!groups.is_empty()).then(|| Bars { title, parts: Vec::new(), groups })
 }
 
-fn all(comparisons: &[Comparison<'_>], engines: &[&str]) -> Table {
+fn all(judged: &[(&Comparison<'_>, &Vec<Figures>)], engines: &[&str]) -> Table {
     let mut rows = Vec::new();
     let mut last = "";
-    for one in comparisons {
+    for (one, cells) in judged {
         if one.scenario != last {
             rows.push(Row::Title(one.scenario.to_owned()));
             last = one.scenario;
         }
         let name = format!("{}, {}", one.title, format::cap(one.cap));
-        rows.push(Row::Figures(name, compared(&one.spreads, Some(Better::Lower), text(one.group))));
+        rows.push(Row::Figures(name, (*cells).clone()));
     }
     let head = std::iter::once(String::new()).chain(engines.iter().map(|engine| (*engine).to_owned())).collect();
     Table {

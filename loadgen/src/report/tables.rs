@@ -1,16 +1,24 @@
 //! Tables with engines as columns: latencies, what loads took, and costs.
 //!
-//! Owns: which rows a table has. Must not: render.
+//! Owns: which rows a table has. Must not: render, or judge a row by itself: the rows of a table are judged together.
 
 use std::cmp::Ordering;
 
 use engine_latency::table::grouped;
 
-use super::cells::{Cell, Group, Spread, distinct};
-use super::document::{Figures, Row, Table, compared};
+use super::cells::{Cell, Group, Sample, distinct};
+use super::document::{Compared, Figures, Row, Table, compared};
 use super::figures::{Better, Figure, STATS, THROUGHPUT};
 use super::{format, notes};
 use crate::result::{Curve, Workload};
+
+/// A row of a table before its figures are judged.
+enum Draft {
+    Title(String),
+    /// With the engines whose repeats have notes.
+    Compared(String, Compared, Vec<bool>),
+    Plain(String, Vec<Figures>),
+}
 
 /// Latencies of every operation of a workload. One operation: a table with the caps below each other. Several: a
 /// table for each cap with the operations below each other.
@@ -35,14 +43,14 @@ pub(crate) fn figures(group: &Group<'_>, engines: &[&str], caption: &str, rows: 
     let mut out = Vec::new();
     for cap in &caps {
         if caps.len() > 1 || cap.is_some() {
-            out.push(Row::Title(format::cap(*cap)));
+            out.push(Draft::Title(format::cap(*cap)));
         }
         for figure in rows {
-            let spreads: Vec<_> =
-                engines.iter().map(|engine| group.cell(engine, *cap).and_then(|cell| cell.spread(figure.of))).collect();
-            if spreads.iter().any(Option::is_some) {
-                let cells = noted(compared(&spreads, figure.better, figure.text), group, engines, *cap);
-                out.push(Row::Figures(figure.name.to_owned(), cells));
+            let samples: Vec<_> =
+                engines.iter().map(|engine| group.cell(engine, *cap).and_then(|cell| cell.sample(figure.of))).collect();
+            if samples.iter().any(Option::is_some) {
+                let row = Compared { samples, better: figure.better, text: figure.text };
+                out.push(Draft::Compared(figure.name.to_owned(), row, noted(group, engines, *cap)));
             }
         }
     }
@@ -64,12 +72,12 @@ pub(crate) fn rates(groups: &[Group<'_>], engines: &[&str]) -> Vec<Table> {
         let mut rows = Vec::new();
         for group in members {
             for cap in group.caps() {
-                rows.push(Row::Title(format!("{}, {}", format::arrival(group.workload), format::cap(cap))));
-                let mut add = |name: String, better, text, of: &dyn Fn(&Cell<'_>) -> Option<Spread>| {
-                    let spreads: Vec<_> = engines.iter().map(|engine| of(group.cell(engine, cap)?)).collect();
-                    rows.push(Row::Figures(name, noted(compared(&spreads, better, text), group, engines, cap)));
+                rows.push(Draft::Title(format!("{}, {}", format::arrival(group.workload), format::cap(cap))));
+                let mut add = |name: String, better, text, of: &dyn Fn(&Cell<'_>) -> Option<Sample>| {
+                    let samples = engines.iter().map(|engine| of(group.cell(engine, cap)?)).collect();
+                    rows.push(Draft::Compared(name, Compared { samples, better, text }, noted(group, engines, cap)));
                 };
-                add("achieved".to_owned(), None, format::per_second, &|cell| cell.spread(THROUGHPUT.of));
+                add("achieved".to_owned(), None, format::per_second, &|cell| cell.sample(THROUGHPUT.of));
                 for op in group.ops() {
                     for stat in STATS.iter().filter(|stat| ["p50", "p99"].contains(&stat.name)) {
                         let name = format!("{} {}", format::op(op), stat.name);
@@ -98,14 +106,14 @@ pub(crate) fn scaling(groups: &[Group<'_>], engines: &[&str]) -> Vec<Table> {
         caps.dedup();
         let mut rows = Vec::new();
         for cap in caps {
-            rows.push(Row::Title(format::cap(cap)));
+            rows.push(Draft::Title(format::cap(cap)));
             for group in &members {
-                let cell = |engine: &&str| group.cell(engine, cap).and_then(|cell| cell.spread(THROUGHPUT.of));
-                let spreads: Vec<_> = engines.iter().map(cell).collect();
-                let cells = noted(compared(&spreads, THROUGHPUT.better, THROUGHPUT.text), group, engines, cap);
-                rows.push(Row::Figures(
+                let sample = |engine: &&str| group.cell(engine, cap).and_then(|cell| cell.sample(THROUGHPUT.of));
+                let samples = engines.iter().map(sample).collect();
+                rows.push(Draft::Compared(
                     format!("threads {}, {}", group.workload.threads, format::arrival(group.workload)),
-                    cells,
+                    Compared { samples, better: THROUGHPUT.better, text: THROUGHPUT.text },
+                    noted(group, engines, cap),
                 ));
             }
         }
@@ -114,38 +122,52 @@ pub(crate) fn scaling(groups: &[Group<'_>], engines: &[&str]) -> Vec<Table> {
     tables
 }
 
-fn latency_rows(group: &Group<'_>, engines: &[&str], op: &str, cap: Option<u64>, title: String) -> Vec<Row> {
-    let spreads = |of: &dyn Fn(&Curve) -> Option<f64>| -> Vec<_> {
+fn latency_rows(group: &Group<'_>, engines: &[&str], op: &str, cap: Option<u64>, title: String) -> Vec<Draft> {
+    let samples = |of: &dyn Fn(&Curve) -> Option<f64>| -> Vec<_> {
         engines.iter().map(|engine| group.cell(engine, cap).and_then(|cell| cell.latency(op, of))).collect()
     };
-    let counts = spreads(&|curve| Some(curve.count as f64));
+    let counts = samples(&|curve| Some(curve.count as f64));
     if counts.iter().all(Option::is_none) {
         return Vec::new();
     }
-    let mut rows = vec![Row::Title(title)];
+    let mut rows = vec![Draft::Title(title)];
     for stat in STATS {
-        let cells = compared(&spreads(&stat.of), Some(Better::Lower), format::nanos);
-        rows.push(Row::Figures(stat.name.to_owned(), noted(cells, group, engines, cap)));
+        let row = Compared { samples: samples(&stat.of), better: Some(Better::Lower), text: format::nanos };
+        rows.push(Draft::Compared(stat.name.to_owned(), row, noted(group, engines, cap)));
     }
     let counts = counts.into_iter().map(|count| {
-        let text = count.map_or_else(|| format::MISSING.to_owned(), |count| grouped(count.median.round() as u64));
-        Figures::plain(text)
+        let count = count.map(|count| grouped(count.spread().median.round() as u64));
+        Figures::plain(count.unwrap_or_else(|| format::MISSING.to_owned()))
     });
-    rows.push(Row::Figures("count".to_owned(), counts.collect()));
+    rows.push(Draft::Plain("count".to_owned(), counts.collect()));
     rows
 }
 
-/// Marks the cells of engines whose repeats have notes.
-fn noted(mut cells: Vec<Figures>, group: &Group<'_>, engines: &[&str], cap: Option<u64>) -> Vec<Figures> {
-    for (figures, engine) in cells.iter_mut().zip(engines) {
-        if group.cell(engine, cap).is_some_and(|cell| notes::special(group, cell)) {
-            figures.main.push_str(" †");
-        }
-    }
-    cells
+/// The engines whose repeats have notes.
+fn noted(group: &Group<'_>, engines: &[&str], cap: Option<u64>) -> Vec<bool> {
+    let noted = |engine: &&str| group.cell(engine, cap).is_some_and(|cell| notes::special(group, cell));
+    engines.iter().map(noted).collect()
 }
 
-fn table(caption: String, engines: &[&str], rows: Vec<Row>) -> Table {
+fn table(caption: String, engines: &[&str], drafts: Vec<Draft>) -> Table {
+    let judged = compared(
+        &drafts
+            .iter()
+            .filter_map(|draft| if let Draft::Compared(_, row, _) = draft { Some(row) } else { None })
+            .collect::<Vec<_>>(),
+    );
+    let mut judged = judged.into_iter();
+    let row = |draft: Draft| match draft {
+        Draft::Title(title) => Row::Title(title),
+        Draft::Plain(name, cells) => Row::Figures(name, cells),
+        Draft::Compared(name, _, noted) => {
+            let mut cells = judged.next().unwrap_or_default();
+            let marked = cells.iter_mut().zip(noted).filter(|(_, noted)| *noted);
+            marked.for_each(|(figures, _)| figures.main.push_str(" †"));
+            Row::Figures(name, cells)
+        }
+    };
+    let rows = drafts.into_iter().map(row).collect();
     let head = std::iter::once(String::new()).chain(engines.iter().map(|engine| (*engine).to_owned())).collect();
     Table { caption, head, rows, words: false }
 }

@@ -187,18 +187,18 @@ fn a_planted_regression_is_found_and_noise_is_not() {
 
     let same = loadgen(&["compare", &before, &noise, "--fail-above", "1"]);
     assert!(same.status.success(), "{}", text(&same.stdout));
-    assert!(text(&same.stdout).contains("worse: 0, better: 0, noise: 4"), "{}", text(&same.stdout));
+    assert!(text(&same.stdout).contains("behind: 0, ahead: 0"), "{}", text(&same.stdout));
 
     let found = loadgen(&["compare", &before, &worse, "--fail-above", "10"]);
     assert_eq!(found.status.code(), Some(1), "{}", text(&found.stdout));
-    assert!(text(&found.stdout).contains("worse: 4, better: 0, noise: 0"), "{}", text(&found.stdout));
+    assert!(text(&found.stdout).contains("behind: 4, ahead: 0"), "{}", text(&found.stdout));
     let allowed = loadgen(&["compare", &before, &worse, "--fail-above", "30"]);
     assert!(allowed.status.success(), "{}", text(&allowed.stderr));
 
     let json = loadgen(&["compare", &worse, &before, "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json["rows"][0]["figure"], "throughput");
-    assert!(json["rows"].as_array().unwrap().iter().all(|row| row["verdict"] == "better"), "{json}");
+    assert!(json["rows"].as_array().unwrap().iter().all(|row| row["verdict"] == "ahead"), "{json}");
 }
 
 #[test]
@@ -209,11 +209,11 @@ fn engines_of_one_file_are_compared_and_few_repeats_prove_nothing() {
     let file = write(directory.path(), "both.jsonl", &records);
     let out = loadgen(&["compare", &file, "--engines", "lmdb,redb"]);
     assert!(text(&out.stdout).contains("lmdb : redb Positive read avg"), "{}", text(&out.stdout));
-    assert!(text(&out.stdout).contains("worse: 4"), "{}", text(&out.stdout));
+    assert!(text(&out.stdout).contains("behind: 4"), "{}", text(&out.stdout));
 
     let few = write(directory.path(), "few.jsonl", &records[4..]);
     let few = loadgen(&["compare", &file, &few, "--engines", "lmdb,redb", "--fail-above", "0"]);
-    assert!(few.status.success() && text(&few.stdout).contains("unknown: 4"), "{}", text(&few.stdout));
+    assert!(few.status.success() && text(&few.stdout).contains("not decided: 4"), "{}", text(&few.stdout));
 
     for unknown in ["lmdb,strata", "strata,lmdb"] {
         let none = loadgen(&["compare", &file, "--engines", unknown]);
@@ -269,4 +269,30 @@ fn the_best_of_the_others_is_found_in_every_cell_and_losses_are_shown() {
     assert_eq!((lmdb[6].as_str(), lmdb[7].as_str()), ("strata", "2.00"), "{lmdb:?}");
     let redb = avg("redb");
     assert_eq!(redb[4], "0.42 µs (0.40–0.44)", "{redb:?}");
+    assert_eq!(strata[8], "not decided", "one run decides nothing: {strata:?}");
+}
+
+#[test]
+fn best_says_ahead_behind_and_level_by_the_repeats() {
+    let runs = |engine: &str, mean_ns: f64| {
+        let weather = [1.0, 1.3, 0.9, 1.1, 1.2];
+        let own = [1.0, 1.01, 0.99, 1.005, 0.995];
+        let mut records = Vec::new();
+        for (repeat, (weather, own)) in (0..).zip(weather.into_iter().zip(own)) {
+            let mut record = record("reads", engine, "read_positive", Some(1 << 30), repeat);
+            let own = if engine == "lmdb" { 1.0 } else { own };
+            record.curves = vec![curve("read_positive", mean_ns * weather * own, 100_000)];
+            records.push(record);
+        }
+        records
+    };
+    let records = [runs("strata", 100.0), runs("lmdb", 100.0), runs("redb", 150.0)].concat();
+    for (engine, verdict) in [("strata", "level"), ("lmdb", "level"), ("redb", "behind")] {
+        let table = loadgen::report::best::table(&records, engine);
+        let line = table.lines().find(|line| line.contains(" avg ")).unwrap();
+        assert!(line.ends_with(&format!("| {verdict} |")), "{engine}: {line}");
+    }
+    let two = [runs("strata", 100.0), runs("redb", 150.0)].concat();
+    let table = loadgen::report::best::table(&two, "strata");
+    assert!(table.lines().find(|line| line.contains(" avg ")).unwrap().ends_with("| ahead |"), "{table}");
 }
