@@ -88,6 +88,9 @@ pub(crate) fn live(run: &Run, text: &str, elapsed: Duration) -> Result<Answer> {
     if let Some(charged) = charged {
         notes.push(format!("charged_peak_bytes={charged}"));
     }
+    if let Some(held) = report.pointer("/start/page_cache_bytes").and_then(Value::as_u64) {
+        notes.push(format!("page_cache_at_start_bytes={held}"));
+    }
     Ok(Answer {
         elapsed_s: report.get("seconds").and_then(Value::as_f64).unwrap_or(elapsed.as_secs_f64()),
         ops: run.events,

@@ -147,6 +147,9 @@ fn runs(args: &BenchArgs) -> Result<Vec<Run>> {
 fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) -> Result<Record> {
     let mut notes = Vec::new();
     let dir = stores.prepare(run)?;
+    if run.kind == Kind::Recover {
+        spawn::kill_a_writer(run, &dir)?;
+    }
     // Also before warm runs under a cap: pages that another process brought in are charged to that one's cgroup.
     if run.state == State::Cold || run.cap_bytes.is_some() {
         probe::drop_page_cache(&dir)?;

@@ -36,9 +36,6 @@ pub(crate) struct Measured {
 
 /// Measures one run on the store in `dir`.
 pub(crate) fn measure(run: &Run, dir: &Path, work: &Path) -> Result<Measured> {
-    if run.kind == Kind::Recover {
-        kill_a_writer(run, dir)?;
-    }
     let cap = match run.cap_bytes {
         Some(bytes) => Cap::create(bytes),
         None => Cap::None("not asked for".to_owned()),
@@ -136,7 +133,7 @@ fn sample(child: &mut Child, cap: &Cap, started: Instant) -> Result<(ExitStatus,
 }
 
 /// Leaves the store as a killed writer does.
-fn kill_a_writer(run: &Run, dir: &Path) -> Result<()> {
+pub(crate) fn kill_a_writer(run: &Run, dir: &Path) -> Result<()> {
     let own = std::env::current_exe().context("cannot find the own executable")?;
     let mut command = Command::new(own);
     command.arg("bench-write").arg(serde_json::to_string(run)?).arg(dir).stdin(Stdio::null()).stdout(Stdio::piped());

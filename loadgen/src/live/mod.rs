@@ -16,6 +16,7 @@ use engine_latency::export::Report;
 use engine_latency::table::{grouped, live_table};
 use engines::EngineKind;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::stream::{Delivery, Final, Stand, Stream, Workload};
@@ -71,7 +72,8 @@ pub struct LiveArgs {
     /// Where the stream listens; a service that is already running must be pointed at it
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     pub stream_listen: String,
-    /// Run the service inside a cgroup with this much memory, page cache included
+    /// Run the service inside a cgroup with this much memory, page cache included. The store's pages are dropped from the
+    /// page cache first: those that another process has brought in are charged to that one
     #[arg(long, value_name = "SIZE", value_parser = engines::size)]
     pub cap: Option<ByteSize>,
     /// The service program; by default the one beside loadgen
@@ -107,6 +109,13 @@ struct Outcome {
     status: Value,
 }
 
+/// The store's pages in the page cache when the service was started.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Start {
+    page_cache_bytes: u64,
+    disk_bytes: u64,
+}
+
 /// Runs `loadgen live`.
 pub fn run(args: LiveArgs) -> Result<()> {
     let stop = crate::commands::stop_flag()?;
@@ -121,6 +130,7 @@ pub fn run(args: LiveArgs) -> Result<()> {
     if let (Some(_), Cap::None(why)) = (args.cap, &cap) {
         eprintln!("WARNING: the memory cap is NOT in force: {why}");
     }
+    let start = args.dir.as_deref().map(|dir| start_of(dir, args.cap.is_some())).transpose()?;
     let (mut service, metrics) = match &args.service_metrics {
         Some(metrics) => {
             eprintln!("stream at http://{}; waiting for the service to subscribe", stream.address());
@@ -140,14 +150,14 @@ pub fn run(args: LiveArgs) -> Result<()> {
         service.stop(STOP_BOUND)?;
     }
     stream.stop()?;
-    print_outcome(&args, &outcome, &cap, &metrics);
+    print_outcome(&args, &outcome, &cap, start, &metrics);
     let verified = args.verify.then(|| verify(&args, &outcome.end)).transpose();
     if let Some(path) = &args.report {
         let text = serde_json::to_string_pretty(&report(
             &args,
             engine,
             &outcome,
-            &cap,
+            (&cap, start),
             verified.as_ref().ok().cloned().flatten(),
         ))?;
         std::fs::write(path, text).with_context(|| format!("cannot write report: file={}", path.display()))?;
@@ -156,6 +166,14 @@ pub fn run(args: LiveArgs) -> Result<()> {
         println!("verified: the directory holds digest={digest}, as the stream says it must");
     }
     Ok(())
+}
+
+/// With a cap the store's pages are not there: the reads that were made to look at it are not the service's.
+fn start_of(dir: &Path, capped: bool) -> Result<Start> {
+    if capped {
+        probe::drop_page_cache(dir)?;
+    }
+    Ok(Start { page_cache_bytes: probe::page_cache_bytes(dir), disk_bytes: probe::disk_bytes(dir) })
 }
 
 fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> Result<Service> {
@@ -325,7 +343,7 @@ fn applied_slot(status: &Value) -> Option<u64> {
     stand::slot(status.get("checkpoint")?)
 }
 
-fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, metrics: &str) {
+fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, start: Option<Start>, metrics: &str) {
     let mut column = outcome.latency.engine.clone();
     if let Some(size) = args.cap {
         column = format!("{column} {size}");
@@ -344,6 +362,9 @@ fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, metrics: &str) {
         println!("cgroup: peak charged {peak}, page cache now {cache}");
     }
     println!("memory cap: {}", cap.describe());
+    if let Some(Start { page_cache_bytes, disk_bytes }) = start {
+        println!("page cache at the start: {} of {}", ByteSize(page_cache_bytes), ByteSize(disk_bytes));
+    }
     println!("the stream says: last slot {}, digest={}", outcome.end.slot, outcome.end.digest);
     println!("metrics were at http://{metrics}/metrics, /histograms.json and /histograms.hlog");
     if let Some(dir) = &args.dir {
@@ -379,7 +400,7 @@ fn report(
     args: &LiveArgs,
     engine: Option<EngineKind>,
     outcome: &Outcome,
-    cap: &Cap,
+    (cap, start): (&Cap, Option<Start>),
     verified: Option<String>,
 ) -> Value {
     json!({
@@ -393,6 +414,7 @@ fn report(
         "delivery": args.delivery,
         "cap_bytes": args.cap.map(|cap| cap.as_u64()),
         "cap": cap.describe(),
+        "start": start,
         "final": outcome.end,
         "seconds": outcome.seconds,
         "events_per_s": outcome.end.events as f64 / outcome.seconds.max(1e-9),
