@@ -1,7 +1,7 @@
 //! Sorted pairs as files of their own, which RocksDB takes in without rewriting them.
 //!
 //! The files land in `ingest/`, are complete and synced before they are taken in, and all of a chunk's are taken in by
-//! one step of the manifest. Whatever a crash leaves in `ingest/` is removed at the next opening.
+//! one step of the manifest, after everything that was committed before is in sorted files, too. Whatever a crash leaves in `ingest/` is removed at the next opening.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -82,6 +82,9 @@ fn ingest(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<()> {
         .enumerate()
         .map(|(number, pairs)| write_file(engine, dir.join(format!("{number}.sst")), pairs))
         .collect::<Result<Vec<_>>>()?;
+    // Each file may use up a sequence number that is in no log. What was committed before has to be in sorted files by then:
+    // the log would have a gap, and a loss of power could leave these pairs without commits that came before them.
+    engine.db().flush().map_err(|e| error::rocks("RocksDB cannot flush what was committed before a load", e))?;
     let mut options = IngestExternalFileOptions::default();
     options.set_move_files(true);
     engine.db().ingest_external_file_opts(&options, files).map_err(|e| {

@@ -58,7 +58,7 @@ impl RocksdbEngine {
         bulk::remove_leftovers(dir)?;
         // The manifest is a new one, and nothing hangs on its length yet: on a full disk the older length has to do.
         manifest.keep().ok();
-        Self::check((db, filter), rocksdb_options, dir, options, Some(manifest))
+        Self::check((filter, db), rocksdb_options, dir, options, Some(manifest))
     }
 
     /// Opens the store in `dir` for reading alone, and writes nothing there, no log of RocksDB's either.
@@ -75,12 +75,12 @@ impl RocksdbEngine {
         let families = [(DEFAULT_COLUMN_FAMILY_NAME, rocksdb_options.clone())];
         let db = DB::open_cf_with_opts_for_read_only(&rocksdb_options, dir, families, false)
             .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
-        Self::check((db, filter), rocksdb_options, dir, options, None)
+        Self::check((filter, db), rocksdb_options, dir, options, None)
     }
 
-    /// A checkpoint this build cannot read is refused now and not at the first use.
+    /// A checkpoint this build cannot read is refused now and not at the first use. Of a pattern the last is dropped first.
     fn check(
-        (db, filter): (DB, Filter),
+        (filter, db): (Filter, DB),
         rocksdb_options: Options,
         dir: &Path,
         options: &RocksdbOptions,

@@ -7,9 +7,14 @@
 //! log without a word (`log_reader.cc`, `kZeroType`). It goes on with the next log, too, where one ends between two
 //! batches. After a loss of power both can be a hole: pages of a log reach the device in any order, so batches may be
 //! gone of which later ones are there. Without this filter a store would hold the later batches and their checkpoint,
-//! and not those in the hole. Every batch carries the sequence number of its first entry, which shows the gap.
+//! and not those in the hole. Every batch carries the sequence number of its first entry, which shows the gap; a hole at a
+//! log's beginning shows as zeros in the place of its first header.
 
-use std::ffi::{c_char, c_int, c_uchar, c_ulonglong, c_void};
+use std::ffi::{OsStr, c_char, c_int, c_uchar, c_ulonglong, c_void};
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::slice;
 
@@ -19,9 +24,12 @@ use rocksdb::{AsRawPtr as _, Options};
 /// A batch in a log begins with the sequence number of its first entry (8 bytes) and the number of its entries (4), both
 /// in little endian: RocksDB's `db/write_batch.cc`.
 const HEADER_BYTES: usize = 12;
-/// Files that are taken in from a sorted load use up one sequence number at most and are in no log. A batch of one entry
-/// holds nothing but a checkpoint, which a later one replaces, so a gap of one loses nothing.
+/// A batch of one entry holds nothing but a checkpoint, which a later one replaces, so a gap of one loses nothing. Earlier
+/// versions left such a gap in the log where a file of a sorted load was taken in beside a reader; now the log is flushed
+/// first.
 const HARMLESS_GAP: u64 = 1;
+/// The header of a record in a log; its last byte says which part of its batch it is, and is never zero.
+const RECORD_HEADER_BYTES: usize = 7;
 
 /// What was replayed so far.
 struct Replayed {
@@ -30,9 +38,21 @@ struct Replayed {
     last_sequence: Option<u64>,
     /// The sequence number that the next batch begins with; `None` before the first batch.
     next: Option<u64>,
+    /// The log that is being replayed.
+    log: Option<u64>,
 }
 
 impl Replayed {
+    fn new(last_sequence: Option<u64>) -> Self {
+        Self { last_sequence, next: None, log: None }
+    }
+
+    /// Whether a batch may be the first that RocksDB finds in this log, where it is; one that cannot be read is RocksDB's to
+    /// complain of.
+    fn begins(&mut self, log: u64, path: &Path) -> bool {
+        self.log.replace(log) == Some(log) || !begins_with_zeros(path).unwrap_or(false)
+    }
+
     /// Whether the batch with this header may follow what was replayed.
     fn follows(&mut self, header: [u8; HEADER_BYTES]) -> bool {
         let [s0, s1, s2, s3, s4, s5, s6, s7, c0, c1, c2, c3] = header;
@@ -52,6 +72,12 @@ impl Replayed {
     }
 }
 
+fn begins_with_zeros(log: &Path) -> io::Result<bool> {
+    let mut header = [0; RECORD_HEADER_BYTES];
+    File::open(log)?.read_exact(&mut header)?;
+    Ok(header == [0; RECORD_HEADER_BYTES])
+}
+
 /// The filter of one opened store.
 pub(crate) struct Filter(NonNull<ffi::rocksdb_walfilter_t>);
 
@@ -65,7 +91,7 @@ impl Filter {
     /// Lets a replay with these options end before the first gap. `last_sequence` is the newest sequence number that
     /// the manifest records. The filter has to outlive the store that is opened with the options.
     pub(crate) fn set(options: &mut Options, last_sequence: Option<u64>) -> Self {
-        let replayed = Box::new(Replayed { last_sequence, next: None });
+        let replayed = Box::new(Replayed::new(last_sequence));
         // SAFETY: the callbacks and the destructor fit the state, which is a `Box<Replayed>`. RocksDB calls the destructor
         // once, when the filter is destroyed. No callback is needed for the column families' log numbers.
         let filter = unsafe {
@@ -97,22 +123,25 @@ unsafe extern "C" fn destroy(state: *mut c_void) {
 
 unsafe extern "C" fn batch_found(
     state: *mut c_void,
-    _log_number: c_ulonglong,
-    _log_file_name: *const c_char,
-    _log_file_name_len: usize,
+    log_number: c_ulonglong,
+    log_file_name: *const c_char,
+    log_file_name_len: usize,
     batch: *const ffi::rocksdb_writebatch_t,
     _new_batch: *mut ffi::rocksdb_writebatch_t,
     _batch_changed: *mut c_uchar,
 ) -> c_int {
     // SAFETY: `state` is what `set` has made of a box, and RocksDB replays on one thread.
     let replayed = unsafe { &mut *state.cast::<Replayed>() };
+    // SAFETY: RocksDB lends the name of the log's file, whose bytes these are, for the time of this call.
+    let log = unsafe { slice::from_raw_parts(log_file_name.cast::<u8>(), log_file_name_len) };
+    let begins = replayed.begins(log_number, Path::new(OsStr::from_bytes(log)));
     let mut bytes = 0;
     // SAFETY: RocksDB lends the batch for the time of this call. The call reads its representation and changes nothing.
     let data = unsafe { ffi::rocksdb_writebatch_data(batch.cast_mut(), &raw mut bytes) };
     // SAFETY: `data` and `bytes` are the batch's representation, which lives as long as the batch.
     let batch = unsafe { slice::from_raw_parts(data.cast::<u8>(), bytes) };
     // RocksDB has refused shorter batches already.
-    let follows = batch.first_chunk().is_some_and(|header| replayed.follows(*header));
+    let follows = begins && batch.first_chunk().is_some_and(|header| replayed.follows(*header));
     // As a batch whose checksum is wrong: the replay ends before it, and a later log goes on only where that fits.
     let verdict =
         if follows { ffi::rocksdb_wal_filter_continue_processing } else { ffi::rocksdb_wal_filter_corrupted_record };
@@ -121,4 +150,35 @@ unsafe extern "C" fn batch_found(
 
 unsafe extern "C" fn name(_: *mut c_void) -> *const c_char {
     c"solkv: a gap in the log".as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether each batch, of its first number and its entries, is replayed.
+    fn replayed<const N: usize>(last_sequence: Option<u64>, batches: [(u64, u32); N]) -> [bool; N] {
+        let mut replayed = Replayed::new(last_sequence);
+        batches.map(|(first, entries)| {
+            let mut header = [0; HEADER_BYTES];
+            header[..8].copy_from_slice(&first.to_le_bytes());
+            header[8..].copy_from_slice(&entries.to_le_bytes());
+            replayed.follows(header)
+        })
+    }
+
+    #[test]
+    fn batches_follow_each_other_and_the_manifest() {
+        assert_eq!(replayed(None, [(7, 3), (10, 5), (15, 1)]), [true; 3]);
+        assert_eq!(replayed(Some(6), [(7, 3), (10, 5)]), [true; 2]);
+        assert_eq!(replayed(Some(100), [(7, 3), (10, 5)]), [true; 2], "the manifest may be newer than the log");
+        assert_eq!(replayed(Some(6), [(9, 3)]), [false], "the log's beginning is gone");
+    }
+
+    #[test]
+    fn a_gap_is_one_whatever_the_manifest_says() {
+        assert_eq!(replayed(Some(100), [(7, 3), (12, 5)]), [true, false]);
+        assert_eq!(replayed(None, [(7, 3), (11, 5)]), [true; 2], "a checkpoint alone");
+        assert_eq!(replayed(Some(20), [(10, 0), (21, 5), (26, 1)]), [true; 3], "a mark says nothing");
+    }
 }

@@ -18,6 +18,8 @@ use rocksdb::{
 };
 
 use crate::error;
+use crate::manifest::Keeper;
+use crate::replay::Filter;
 
 /// Room for the partitions of one file: they take 3 bytes a pair, and files hold 4 million.
 const CACHE_BYTES: usize = 64 << 20;
@@ -32,7 +34,10 @@ const FILTER_BITS: f64 = 10.0;
 /// `DataDamaged`, naming file and offset.
 pub(crate) fn files(dir: &Path) -> Result<()> {
     let families = [(DEFAULT_COLUMN_FAMILY_NAME, options())];
-    let db = DB::open_cf_with_opts_for_read_only(&options(), dir, families, false)
+    let mut options = options();
+    // Before the store, so that it is dropped after it.
+    let _filter = Filter::set(&mut options, Keeper::check(dir)?.last_sequence());
+    let db = DB::open_cf_with_opts_for_read_only(&options, dir, families, false)
         .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
     let mut message = ptr::null_mut();
     // SAFETY: `db` is open until the end of this function. A message is a C string that is ours to free.

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use workload::{Pairs, Rng};
 
 use super::drive::{Driven, Reads, SOURCE, What, Writes, read};
+use super::pace::note_of_overdue;
 use super::scenario::{Kind, Run, State, parse_keys};
 use crate::result::{Curve, Io, Quantiles, Sample, Series};
 
@@ -203,7 +204,7 @@ fn recover(run: &Run, dir: &Path) -> Result<Answer> {
     drop(reader);
     let total = engine.latency().snapshot();
     let checkpoint: Checkpoint = engine.checkpoint()?;
-    let driven = Driven { ops: 1, elapsed, total, seconds: Vec::new() };
+    let driven = Driven { ops: 1, overdue: 0, elapsed, total, seconds: Vec::new() };
     let mut answer = answer(run, &engine, &driven)?;
     answer.notes.push(format!("open_ms={:.1} seq={}", opened.as_secs_f64() * 1e3, checkpoint.seq));
     Ok(answer)
@@ -222,7 +223,7 @@ fn answer(run: &Run, engine: &Measured, driven: &Driven) -> Result<Answer> {
         series: series(&driven.seconds),
         io: Io::default(),
         pairs: stats.pairs_estimate,
-        notes: Vec::new(),
+        notes: note_of_overdue(driven.overdue, driven.ops).into_iter().collect(),
     })
 }
 

@@ -48,6 +48,8 @@ pub(crate) enum What {
 #[derive(Debug)]
 pub(crate) struct Driven {
     pub(crate) ops: u64,
+    /// Operations of an open loop that were due and not begun at the end.
+    pub(crate) overdue: u64,
     pub(crate) elapsed: Duration,
     pub(crate) total: Snapshot,
     /// What was recorded in each second: when it ended, and its histograms.
@@ -65,20 +67,26 @@ pub(crate) fn read(
     let latency = engine.latency();
     let (before, started) = (latency.snapshot(), Instant::now());
     let stop = AtomicBool::new(false);
-    let ops = AtomicU64::new(0);
+    let (ops, overdue) = (AtomicU64::new(0), AtomicU64::new(0));
     // When the last of the work was done: the sampling goes on to the end of its second.
     let elapsed_ns = AtomicU64::new(0);
     let mut seconds = Vec::new();
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
         for n in 0..reads.threads {
-            let (stop, ops, elapsed_ns, recorder) = (&stop, &ops, &elapsed_ns, latency.recorder(SOURCE));
+            let (stop, ops, overdue) = (&stop, &ops, &overdue);
+            let (elapsed_ns, mut recorder) = (&elapsed_ns, latency.recorder(SOURCE));
             let run = move || {
                 let mut reader = engine.inner().reader()?;
-                let read = reads.on(&mut *reader, recorder, n, stop)?;
+                let (read, pace) = reads.on(&mut *reader, &mut recorder, n, stop)?;
+                let end = Instant::now();
                 // ORDERING: Relaxed: read after the threads have ended.
                 ops.fetch_add(read, Ordering::Relaxed);
-                elapsed_ns.fetch_max(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
+                elapsed_ns.fetch_max((end - started).as_nanos() as u64, Ordering::Relaxed);
+                for due in pace.overdue(end) {
+                    recorder.record(reads.op(), (end - due).as_nanos() as u64);
+                    overdue.fetch_add(1, Ordering::Relaxed);
+                }
                 anyhow::Ok(())
             };
             threads.push(std::thread::Builder::new().name(format!("read-{n}")).spawn_scoped(scope, run)?);
@@ -102,19 +110,28 @@ pub(crate) fn read(
     })?;
     let total = latency.snapshot().since(&before);
     let elapsed = Duration::from_nanos(elapsed_ns.into_inner());
-    Ok(Driven { ops: ops.into_inner(), elapsed, total, seconds })
+    Ok(Driven { ops: ops.into_inner(), overdue: overdue.into_inner(), elapsed, total, seconds })
 }
 
 impl Reads {
-    /// The loop of one thread; the number of operations.
-    fn on(&self, reader: &mut dyn Reader, mut recorder: Recorder, n: u32, stop: &AtomicBool) -> Result<u64> {
+    /// As which its latencies are recorded.
+    fn op(&self) -> Op {
+        match self.what {
+            What::Negative => Op::ReadNegative,
+            What::Positive => Op::ReadPositive,
+            What::Many(_) => Op::GetMany,
+        }
+    }
+
+    /// The loop of one thread; the number of operations, and when the next one would have been due.
+    fn on(&self, reader: &mut dyn Reader, recorder: &mut Recorder, n: u32, stop: &AtomicBool) -> Result<(u64, Pace)> {
         let mut rng = Rng::new(self.seed ^ (u64::from(n) << 40));
         let mut next = Next::new(self.keys, self.count, u64::from(n));
         let mut pace = Pace::new(self.rate);
         let many = if let What::Many(keys) = self.what { keys } else { 1 };
         let (mut keys, mut values): (Vec<Key>, Vec<Option<Value>>) = (vec![[0; 32]; many], vec![None; many]);
         let mut indexes = vec![0; many];
-        let mut ops = 0;
+        let (op, mut ops) = (self.op(), 0);
         // ORDERING: Relaxed: the flag carries nothing but itself.
         while !stop.load(Ordering::Relaxed) {
             for (index, key) in indexes.iter_mut().zip(&mut keys) {
@@ -126,13 +143,10 @@ impl Reads {
                 };
             }
             let due = pace.next();
-            let op = if many > 1 {
-                reader.get_many(&keys, &mut values)?;
-                Op::GetMany
-            } else {
-                values[0] = reader.get(&keys[0])?;
-                if self.what == What::Negative { Op::ReadNegative } else { Op::ReadPositive }
-            };
+            match self.what {
+                What::Many(_) => reader.get_many(&keys, &mut values)?,
+                What::Negative | What::Positive => values[0] = reader.get(&keys[0])?,
+            }
             recorder.record(op, due.elapsed().as_nanos() as u64);
             ops += many as u64;
             for (index, value) in indexes.iter().zip(&values) {
@@ -142,7 +156,7 @@ impl Reads {
                 reader.refresh()?;
             }
         }
-        Ok(ops)
+        Ok((ops, pace))
     }
 
     /// A wrong value ends the run: a fast wrong answer is worth nothing.
@@ -326,9 +340,8 @@ mod tests {
         }
     }
 
-    /// p99 of negative reads with a stall of 300 ms in a second.
-    fn p99(rate: Option<f64>) -> Duration {
-        let stalled = Stalled { stall: Duration::from_millis(300), stalled: AtomicBool::new(false) };
+    /// Negative reads for a second.
+    fn negative_reads(stalled: Stalled, rate: Option<f64>) -> Driven {
         let engine = Measured::new(Box::new(stalled), Latency::new("stalled"), SOURCE);
         let keys = Keys::Skewed(Skew::Uniform);
         let reads = Reads {
@@ -341,11 +354,28 @@ mod tests {
             rate,
             unchanged: true,
         };
-        let driven = read(&engine, &reads, Duration::from_secs(1), |_| Ok(0)).unwrap();
+        read(&engine, &reads, Duration::from_secs(1), |_| Ok(0)).unwrap()
+    }
+
+    /// p99 of negative reads with a stall of 300 ms in a second.
+    fn p99(rate: Option<f64>) -> Duration {
+        let driven =
+            negative_reads(Stalled { stall: Duration::from_millis(300), stalled: AtomicBool::new(false) }, rate);
         let histogram = driven.total.get(SOURCE, Op::ReadNegative).unwrap().clone();
-        assert_eq!(histogram.len(), driven.ops);
+        assert_eq!(histogram.len(), driven.ops + driven.overdue);
         assert!(histogram.max() >= 299_000_000, "the stall itself is seen either way");
         Duration::from_nanos(histogram.value_at_quantile(0.99))
+    }
+
+    #[test]
+    fn operations_that_were_due_and_never_begun_count() {
+        // It stands still from 200 ms on until after the end.
+        let stalled = Stalled { stall: Duration::from_secs(1), stalled: AtomicBool::new(false) };
+        let driven = negative_reads(stalled, Some(1000.0));
+        let histogram = driven.total.get(SOURCE, Op::ReadNegative).unwrap();
+        assert!(driven.overdue >= 700, "{driven:?}");
+        assert_eq!(histogram.len(), driven.ops + driven.overdue);
+        assert!(histogram.value_at_quantile(0.5) > 100_000_000, "most of them were late");
     }
 
     #[test]

@@ -28,8 +28,7 @@ impl Pace {
 
     /// Waits for the next operation's time and gives it; the time from which its latency counts.
     pub(crate) fn next(&mut self) -> Instant {
-        let Some(period) = self.period else { return Instant::now() };
-        let due = self.started + period * self.done;
+        let Some(due) = self.next_due() else { return Instant::now() };
         self.done += 1;
         loop {
             let wait = due.saturating_duration_since(Instant::now());
@@ -43,6 +42,27 @@ impl Pace {
             }
         }
     }
+
+    /// The times of operations that were due by `end` and that nobody has begun. They count with the time that they have
+    /// waited: an open loop that left them out would look better the further it falls behind.
+    pub(crate) fn overdue(mut self, end: Instant) -> impl Iterator<Item = Instant> {
+        std::iter::from_fn(move || {
+            let due = self.next_due().filter(|due| *due < end)?;
+            self.done += 1;
+            Some(due)
+        })
+    }
+
+    /// When the next operation is due; `None` in a closed loop.
+    fn next_due(&self) -> Option<Instant> {
+        self.period.map(|period| self.started + period * self.done)
+    }
+}
+
+/// What is said of a run that has left operations undone, where these are one in a hundred or more.
+pub(crate) fn note_of_overdue(overdue: u64, done: u64) -> Option<String> {
+    let note = "were due and not begun at the end: each counts with the time it had waited, and none in the rate";
+    (overdue * 100 > done).then(|| format!("{overdue} operations {note}"))
 }
 
 /// A snapshot a second until `time` is over or something stopped.

@@ -57,6 +57,8 @@ pub(super) struct Load {
 #[derive(Debug)]
 pub(super) struct Driven {
     pub(super) requests: u64,
+    /// Requests of an open loop that were due and not sent at the end.
+    pub(super) overdue: u64,
     pub(super) elapsed: Duration,
     pub(super) total: Snapshot,
     pub(super) seconds: Vec<(f64, Snapshot)>,
@@ -93,24 +95,32 @@ pub(super) fn drive(runtime: &Runtime, target: &Target, load: &Load, latency: &A
     }
     let started = Instant::now();
     let pacer = load.rate.map(|rate| spawn_pacer(rate, due, Arc::clone(&stop))).transpose()?;
+    let (mut recorder, mut overdue) = (latency.recorder(SOURCE), 0);
     let seconds = crate::bench::pace::sample(latency, started, load.time, &stop);
     // ORDERING: Relaxed: the flag carries nothing but itself.
     stop.store(true, Ordering::Relaxed);
+    let end = Instant::now();
     if let Some(pacer) = pacer {
-        pacer.join().map_err(|_| anyhow!("the pacing thread panicked"))?;
+        let pace = pacer.join().map_err(|_| anyhow!("the pacing thread panicked"))?;
+        let mut rng = Rng::new(load.seed);
+        for due in pace.overdue(end) {
+            let op = op_of(load.batch, rng.chance(load.negative_share));
+            recorder.record(op, (end - due).as_nanos() as u64);
+            overdue += 1;
+        }
     }
     let mut requests = 0;
     for task in tasks {
         requests += runtime.block_on(task).map_err(|_| anyhow!("a connection's task panicked"))??;
     }
-    Ok(Driven { requests, elapsed: started.elapsed(), total: latency.snapshot(), seconds })
+    Ok(Driven { requests, overdue, elapsed: started.elapsed(), total: latency.snapshot(), seconds })
 }
 
 fn spawn_pacer(
     rate: f64,
     due: Vec<mpsc::Sender<Instant>>,
     stop: Arc<AtomicBool>,
-) -> Result<std::thread::JoinHandle<()>> {
+) -> Result<std::thread::JoinHandle<Pace>> {
     let run = move || {
         let mut pace = Pace::new(Some(rate));
         let mut turn = 0;
@@ -123,6 +133,7 @@ fn spawn_pacer(
             }
             turn = (turn + 1) % due.len();
         }
+        pace
     };
     std::thread::Builder::new().name("pace".to_owned()).spawn(run).context("cannot start the pacing thread")
 }

@@ -15,6 +15,7 @@ use engine_latency::{Latency, Op};
 
 use crate::access::Access;
 use crate::bench::child::{curves, series};
+use crate::bench::pace::note_of_overdue;
 use crate::result::{Io, Record, SCHEMA_VERSION, Workload};
 use crate::stream::{Rate, SkewArg};
 use drive::{ANSWER_TIMEOUT, Driven, Load, SOURCE, Target};
@@ -255,6 +256,7 @@ impl Driven {
         if !kept {
             notes.push("the asked rate was not kept".to_owned());
         }
+        notes.extend(note_of_overdue(self.overdue, self.requests));
         notes
     }
 }

@@ -21,7 +21,7 @@ const READING: [&str; 8] = [
      than 20 values beyond it a quantile is the word of a few slow operations.",
     "Closed loop: the next operation starts when the last one ended, so a stall delays the operations behind it \
      unseen, and tails look better than a client at a fixed rate would find them. Open loop: latency runs from the \
-     intended start.",
+     intended start, and what was due and not begun at the end counts with the time it had waited.",
     "RSS contains files mapped into memory and no files read by pread; what the cap limits is everything charged, \
      which is why the bars stack page cache and the rest of the charge, and mark RSS.",
 ];
