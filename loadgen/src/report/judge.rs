@@ -39,7 +39,7 @@ const LEAST: f64 = 1e-9;
 pub enum Verdict {
     /// Better, by more than chance explains.
     Ahead,
-    /// The same, within what [`RULE`] says.
+    /// The same, within 10 %.
     Level,
     /// Worse, by more than chance explains.
     Behind,
@@ -131,7 +131,7 @@ impl Family {
         chances.sort_by(f64::total_cmp);
         let rows = chances.len() as f64;
         let within = |(at, chance): &(usize, &f64)| **chance <= CHANCE * (at + 1) as f64 / rows;
-        let limit = chances.iter().enumerate().filter(within).last().map(|(_, chance)| *chance);
+        let limit = chances.iter().enumerate().rfind(within).map(|(_, chance)| *chance);
         self.tests.iter().map(|test| judged(test.as_ref(), limit)).collect()
     }
 }
