@@ -7,8 +7,8 @@ use std::io::{self, Read as _, Seek as _, SeekFrom};
 
 /// No fragment of a record crosses the end of a block.
 const BLOCK_BYTES: usize = 32 << 10;
-/// Before each fragment: its checksum (4 bytes), its length (2), and which part of a record it is (1).
-const HEADER_BYTES: usize = 7;
+/// Before each fragment: its checksum (4 bytes), its length (2), and which part of a record it is (1), which is never zero.
+pub(crate) const HEADER_BYTES: usize = 7;
 const FULL: u8 = 1;
 const FIRST: u8 = 2;
 const MIDDLE: u8 = 3;

@@ -1,8 +1,8 @@
 //! How much of RocksDB's manifest has to be there: remembered beside it, and compared before it is opened.
 //!
 //! Owns: the file `SOLKV-MANIFEST` in RocksDB's directory, and the last sequence number that the manifest records. Must
-//! not: know what else a record of the manifest says, or change any file of RocksDB's. Runs on the thread that opens, loads or closes the
-//! store, and on RocksDB's own threads after each flush and compaction.
+//! not: know what else a record of the manifest says, or change any file of RocksDB's. Runs on the thread that opens, loads
+//! or closes the store, and on RocksDB's own threads after each flush and compaction.
 //!
 //! RocksDB takes the first record that is not whole for the manifest's end, because a crash can cut the newest one.
 //! A manifest that the device has damaged looks the same, and the opening then removes every file that the lost records

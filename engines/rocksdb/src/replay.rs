@@ -21,15 +21,15 @@ use std::slice;
 use librocksdb_sys as ffi;
 use rocksdb::{AsRawPtr as _, Options};
 
+use crate::frame;
+
 /// A batch in a log begins with the sequence number of its first entry (8 bytes) and the number of its entries (4), both
 /// in little endian: RocksDB's `db/write_batch.cc`.
 const HEADER_BYTES: usize = 12;
 /// A batch of one entry holds nothing but a checkpoint, which a later one replaces, so a gap of one loses nothing. Earlier
-/// versions left such a gap in the log where a file of a sorted load was taken in beside a reader; now the log is flushed
-/// first.
+/// versions left such a gap in the log where a file of a sorted load was taken in beside a reader; a load flushes
+/// everything first now.
 const HARMLESS_GAP: u64 = 1;
-/// The header of a record in a log; its last byte says which part of its batch it is, and is never zero.
-const RECORD_HEADER_BYTES: usize = 7;
 
 /// What was replayed so far.
 struct Replayed {
@@ -73,9 +73,9 @@ impl Replayed {
 }
 
 fn begins_with_zeros(log: &Path) -> io::Result<bool> {
-    let mut header = [0; RECORD_HEADER_BYTES];
+    let mut header = [0; frame::HEADER_BYTES];
     File::open(log)?.read_exact(&mut header)?;
-    Ok(header == [0; RECORD_HEADER_BYTES])
+    Ok(header == [0; frame::HEADER_BYTES])
 }
 
 /// The filter of one opened store.

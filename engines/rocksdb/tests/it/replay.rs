@@ -33,6 +33,12 @@ fn written(dir: &Path) -> PathBuf {
     logs[0].clone()
 }
 
+/// The checkpoint's number and the pairs of the store, opened again.
+fn found(dir: &Path) -> (u64, u64) {
+    let engine = RocksdbEngine::open(dir, &small()).unwrap();
+    (engine.checkpoint().unwrap().seq, count(&engine))
+}
+
 /// The store holds the first `batches`, read alone and opened, now and later.
 fn holds(dir: &Path, batches: u64) {
     for open in [RocksdbEngine::open_read_only, RocksdbEngine::open, RocksdbEngine::open] {
@@ -90,8 +96,7 @@ fn files_that_were_taken_in_while_somebody_reads_are_no_hole() {
     drop(reader);
     commit(&engine, &pairs(300, 400), 4);
     drop(engine);
-    let engine = RocksdbEngine::open(temp.path(), &small()).unwrap();
-    assert_eq!((engine.checkpoint().unwrap().seq, count(&engine)), (4, 400));
+    assert_eq!(found(temp.path()), (4, 400));
 }
 
 /// Whoever remembers the manifest's length may fail between taking the files in and the checkpoint that counts them.
@@ -109,8 +114,7 @@ fn a_load_that_is_tried_again_with_more_pairs_leaves_no_gap() {
     drop(reader);
     commit(&engine, &pairs(300, 400), 3);
     drop(engine);
-    let engine = RocksdbEngine::open(temp.path(), &small()).unwrap();
-    assert_eq!((engine.checkpoint().unwrap().seq, count(&engine)), (3, 400));
+    assert_eq!(found(temp.path()), (3, 400));
 }
 
 #[test]
@@ -122,8 +126,7 @@ fn what_was_committed_before_a_load_does_not_depend_on_the_log() {
     drop(engine);
     // The power failed before the checkpoint of the load was in the log.
     logs(temp.path()).iter().for_each(|log| fs::write(log, []).unwrap());
-    let engine = RocksdbEngine::open(temp.path(), &small()).unwrap();
-    assert_eq!((engine.checkpoint().unwrap().seq, count(&engine)), (1, 200));
+    assert_eq!(found(temp.path()), (1, 200));
 }
 
 /// It had written its mark at the head of a new log, and not its manifest.
