@@ -7,14 +7,10 @@
 //! memory would wait for the device once a leaf. Branch pages name their leaves in the order of the keys: `MADV_WILLNEED`
 //! of the next ones keeps as many reads in flight.
 
-use std::marker::PhantomData;
-
 use lmdb::{Database, Transaction};
 
-use crate::page::{
-    BRANCH, NODE_HEADER_BYTES, PAGE_FLAGS_AT, PAGE_HEADER_BYTES, PAGE_LOWER_AT, TABLE_BYTES, TABLE_DEPTH_AT,
-    TABLE_ROOT_AT, child_number, node, u16_at, u64_at,
-};
+use crate::page::child_number;
+use crate::pages::{Pages, Tree, child_of};
 
 /// Leaves announced at once: doubled each time, because a scan may be a short range.
 const LEAVES_MIN: usize = 16;
@@ -52,12 +48,11 @@ impl<'t> Ahead<'t> {
         page_bytes: usize,
         used_bytes: u64,
     ) -> Option<Self> {
-        let record = txn.get(main, &table).ok().filter(|record| record.len() == TABLE_BYTES)?;
-        let (depth, root) = (u16_at(record, TABLE_DEPTH_AT)?, u64_at(record, TABLE_ROOT_AT)?);
+        let (tree, _) = Tree::of(txn, main, table)?;
         let map = Pages::around(key, page_bytes, used_bytes)?;
-        let mut levels = Vec::with_capacity(depth.into());
-        let mut number = root;
-        for _ in 1..depth {
+        let mut levels = Vec::with_capacity(tree.depth.into());
+        let mut number = tree.root;
+        for _ in 1..tree.depth {
             let page = map.branch(number)?;
             let child = child_of(page, key)?;
             number = child_number(page, child)?;
@@ -80,11 +75,7 @@ impl<'t> Ahead<'t> {
         }
         self.announced += self.leaves.len();
         self.window = (self.window * 2).min(LEAVES_MAX);
-        // Leaves that lie side by side in the file are read at once.
-        self.leaves.sort_unstable();
-        for run in self.leaves.chunk_by(|a, b| a + 1 == *b) {
-            self.map.announce(run[0], run.len());
-        }
+        self.map.announce_all(&mut self.leaves);
     }
 
     fn next_leaf(&mut self) -> Option<u64> {
@@ -111,68 +102,8 @@ impl<'t> Ahead<'t> {
     }
 }
 
-/// The map, as numbered pages.
-#[derive(Clone, Copy)]
-struct Pages<'t> {
-    first: *const u8,
-    page_bytes: usize,
-    count: u64,
-    snapshot: PhantomData<&'t [u8]>,
-}
-
-impl<'t> Pages<'t> {
-    /// The map that `inside` lies in: a page begins with its number.
-    fn around(inside: &'t [u8], page_bytes: usize, used_bytes: u64) -> Option<Self> {
-        let within = inside.as_ptr().addr() % page_bytes;
-        // SAFETY: LMDB's map begins at a page, so that the start of the page that `inside` lies in belongs to the map.
-        let page = unsafe { inside.as_ptr().sub(within) };
-        // SAFETY: as above; every page begins with its number in 8 bytes, at a multiple of 8.
-        let number = unsafe { page.cast::<u64>().read() };
-        let count = used_bytes / page_bytes as u64;
-        let back = usize::try_from(number).ok()?.checked_mul(page_bytes).filter(|_| number < count)?;
-        // SAFETY: the page has this number, so that the map begins so many pages before it.
-        let first = unsafe { page.sub(back) };
-        Some(Self { first, page_bytes, count, snapshot: PhantomData })
-    }
-
-    fn at(&self, number: u64) -> Option<*const u8> {
-        let back = usize::try_from(number).ok()?.checked_mul(self.page_bytes).filter(|_| number < self.count)?;
-        // SAFETY: within the part of the map that the file fills.
-        Some(unsafe { self.first.add(back) })
-    }
-
-    /// The page of this number where it is a branch.
-    fn branch(&self, number: u64) -> Option<&'t [u8]> {
-        let start = self.at(number)?;
-        // SAFETY: the page lies in the map, which stays in place for the snapshot, whose pages nobody writes to.
-        let page = unsafe { std::slice::from_raw_parts(start, self.page_bytes) };
-        (u64_at(page, 0)? == number && u16_at(page, PAGE_FLAGS_AT)? & BRANCH != 0).then_some(page)
-    }
-
-    /// Has the kernel read `count` pages. Whether it does is its own affair.
-    fn announce(&self, number: u64, count: usize) {
-        let Some(start) = self.at(number).filter(|_| number + count as u64 <= self.count) else { return };
-        // SAFETY: whole pages of the map; the advice changes nothing but the page cache.
-        unsafe { libc::madvise(start.cast_mut().cast(), count * self.page_bytes, libc::MADV_WILLNEED) };
-    }
-}
-
-/// The child that `key` belongs to: the last one whose key is not greater. The first one's key counts as the least.
-fn child_of(page: &[u8], key: &[u8]) -> Option<usize> {
-    let mut low = 0;
-    let mut high = usize::from(u16_at(page, PAGE_LOWER_AT)?).checked_sub(PAGE_HEADER_BYTES)? / 2;
-    while low + 1 < high {
-        let middle = low.midpoint(high);
-        let at = node(page, middle)?;
-        let bytes = usize::from(u16_at(page, at + 6)?);
-        let found = page.get(at + NODE_HEADER_BYTES..at + NODE_HEADER_BYTES + bytes)?;
-        if found <= key { low = middle } else { high = middle }
-    }
-    Some(low)
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::fs::File;
     use std::ops::ControlFlow;
     use std::os::fd::AsRawFd as _;
@@ -187,14 +118,19 @@ mod tests {
     use crate::map::used_bytes;
     use crate::{FILE_NAME, LmdbEngine, LmdbOptions};
 
+    /// The key of a number: far from that of the next one.
+    pub(crate) fn key(number: u64) -> Key {
+        let mut key: Key = [0; 32];
+        key[..8].copy_from_slice(&number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+        key
+    }
+
     /// Keys in no order: leaves split, and lie anywhere in the file.
-    fn fill(engine: &LmdbEngine, pairs: u64) {
+    pub(crate) fn fill(engine: &LmdbEngine, pairs: u64) {
         for batch in 0..8 {
             let mut txn = engine.begin().unwrap();
             for number in (batch * pairs / 8)..((batch + 1) * pairs / 8) {
-                let mut key: Key = [0; 32];
-                key[..8].copy_from_slice(&number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
-                txn.put(&key, &key).unwrap();
+                txn.put(&key(number), &key(number)).unwrap();
             }
             let checkpoint = Checkpoint { seq: batch + 1, ..Checkpoint::default() };
             txn.commit(&checkpoint, Durability::Buffered).unwrap();
@@ -221,16 +157,17 @@ mod tests {
                     assert_eq!((pairs, scanned.len()), (10, 1), "a table of one leaf alone has nothing to walk");
                     continue;
                 };
-                let first = ahead.map.first.addr() / page_bytes;
-                let told: Vec<usize> =
-                    std::iter::from_fn(|| ahead.next_leaf()).map(|leaf| first + leaf as usize).collect();
+                let map = ahead.map;
+                let told: Vec<usize> = std::iter::from_fn(|| ahead.next_leaf())
+                    .map(|leaf| map.at(leaf).unwrap().addr() / page_bytes)
+                    .collect();
                 assert_eq!(told, scanned[1..], "pairs={pairs} from={from}");
             }
         }
     }
 
     /// Pages of `file` that are in the page cache, and all of its pages.
-    fn cached(file: &Path) -> (usize, usize) {
+    pub(crate) fn cached(file: &Path) -> (usize, usize) {
         let file = File::open(file).unwrap();
         let bytes = file.metadata().unwrap().len() as usize;
         let mut pages = vec![0u8; bytes.div_ceil(4096)];

@@ -20,7 +20,7 @@
 //!
 //! - **`NO_READAHEAD` always.** Keys are uniform: with readahead each miss reads 128 KiB for the sake of 4 KiB,
 //!   which is several times slower as soon as the data exceeds the memory cap. Scans announce the leaves that they come to
-//!   next instead.
+//!   next instead, and batches of gets the pages of all their keys.
 //! - **`NO_TLS`**, so that a read transaction belongs to its object, a thread may hold several, and `reset` and
 //!   `renew` move a reader on without giving up its slot in the reader table.
 //! - **A map of 1 TiB** ([`LmdbOptions::map_bytes`]), reserved up front: it costs address space only, the file
@@ -49,12 +49,14 @@
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 
 mod ahead;
+mod batch;
 mod engine;
 mod error;
 mod fault;
 mod length;
 mod map;
 mod page;
+mod pages;
 mod reader;
 mod write;
 

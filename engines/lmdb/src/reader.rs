@@ -5,11 +5,12 @@
 use std::ops::ControlFlow;
 use std::ptr;
 
-use engine_api::{Checkpoint, Error, ErrorKind, Key, Reader, Result, Value, Visitor, get_many_by_get};
+use engine_api::{Checkpoint, Error, ErrorKind, Key, Reader, Result, Value, Visitor};
 use lmdb::{Cursor, Database, RoCursor, RoTransaction, Transaction};
 use lmdb_sys::{MDB_NEXT, MDB_NOTFOUND, MDB_SET_RANGE, MDB_SUCCESS, MDB_val};
 
 use crate::ahead::Ahead;
+use crate::batch::Batches;
 use crate::engine::{CHECKPOINT, LmdbEngine, PAIRS_TABLE};
 use crate::error;
 use crate::map::{Map, MapGuard, used_bytes};
@@ -21,6 +22,7 @@ pub(crate) struct LmdbReader<'e> {
     /// `None` only after a refresh has failed. Before `guard`: the transaction must end before the map may move.
     txn: Option<RoTransaction<'e>>,
     guard: MapGuard<'e>,
+    batches: Batches,
 }
 
 impl<'e> LmdbReader<'e> {
@@ -28,14 +30,16 @@ impl<'e> LmdbReader<'e> {
         let guard = engine.map().hold();
         let commits_seen = engine.commits();
         let txn = engine.env().begin_ro_txn().map_err(|e| error::lmdb("LMDB cannot begin a read", e))?;
-        Ok(Self { engine, commits_seen, txn: Some(txn), guard })
+        Ok(Self { engine, commits_seen, txn: Some(txn), guard, batches: Batches::new() })
     }
 
     fn txn(&self) -> Result<&RoTransaction<'e>> {
-        self.txn.as_ref().ok_or_else(|| {
-            Error::new(ErrorKind::Reopen, "this LMDB reader failed to refresh: close the process and open again")
-        })
+        self.txn.as_ref().ok_or_else(failed_refresh)
     }
+}
+
+fn failed_refresh() -> Error {
+    Error::new(ErrorKind::Reopen, "this LMDB reader failed to refresh: close the process and open again")
 }
 
 impl Reader for LmdbReader<'_> {
@@ -44,7 +48,9 @@ impl Reader for LmdbReader<'_> {
     }
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
-        get_many_by_get(self, keys, values)
+        // Not `self.txn()`, which would borrow `batches` as well.
+        let txn = self.txn.as_ref().ok_or_else(failed_refresh)?;
+        self.batches.get_many(self.engine, txn, keys, values)
     }
 
     fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
