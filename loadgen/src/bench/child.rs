@@ -19,7 +19,7 @@ use workload::{Pairs, Rng};
 use super::drive::{Driven, Reads, SOURCE, What, Writes, read};
 use super::pace::note_of_overdue;
 use super::scenario::{Kind, Run, State, parse_keys};
-use crate::result::{Curve, Io, Quantiles, Sample, Series};
+use crate::result::{Curve, Io, Opening, Quantiles, Sample, Series};
 
 /// Shares of a percentile curve, denser by nines.
 const SHARES: [f64; 21] = [
@@ -40,6 +40,8 @@ pub(crate) struct Answer {
     pub(crate) curves: Vec<Curve>,
     pub(crate) series: Vec<Series>,
     pub(crate) io: Io,
+    #[serde(default)]
+    pub(crate) open: Option<Opening>,
     pub(crate) pairs: u64,
     pub(crate) notes: Vec<String>,
 }
@@ -73,9 +75,9 @@ pub fn run(args: &ChildArgs) -> Result<()> {
 /// Those of the engine.
 pub fn write_until_killed(args: &ChildArgs) -> Result<()> {
     let run: Run = serde_json::from_str(&args.run).context("not a run")?;
-    let engine = open(&run, &args.dir)?;
+    let (engine, _) = open(&run, &args.dir)?;
     println!("writing");
-    writes(&run, 1.0)?.run(&engine, &AtomicBool::new(false))?;
+    writes(&run, 1.0, Part::Measured)?.run(&engine, &AtomicBool::new(false))?;
     println!("written");
     // The kill comes from outside; nothing may be closed before.
     loop {
@@ -83,21 +85,50 @@ pub fn write_until_killed(args: &ChildArgs) -> Result<()> {
     }
 }
 
-fn open(run: &Run, dir: &Path) -> Result<Measured> {
+/// The engine, and what opening it took.
+fn open(run: &Run, dir: &Path) -> Result<(Measured, Opening)> {
+    let (before, started) = (probe::process_counts(std::process::id())?, Instant::now());
     let engine = engines::open(dir, &run.engine, OpenMode::Existing)?;
+    let elapsed_s = started.elapsed().as_secs_f64();
+    let counts = probe::process_counts(std::process::id())?.since(&before);
+    let opening = Opening { elapsed_s, device_read_bytes: counts.device_read_bytes };
     let latency = Latency::new(engine.label());
-    Ok(Measured::new(engine, latency, SOURCE))
+    Ok((Measured::new(engine, latency, SOURCE), opening))
+}
+
+/// Which part of a run; each has keys of its own, so that none finds its keys where the other has left them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// The same work before the clock starts.
+    Before,
+    Measured,
+}
+
+impl Part {
+    /// What is mixed into the seed. Zero for the measured part: results of earlier versions had the same keys.
+    fn salt(self) -> u64 {
+        match self {
+            Self::Before => 0x6265_666f_7265_0000,
+            Self::Measured => 0,
+        }
+    }
 }
 
 fn drive(run: &Run, dir: &Path) -> Result<Answer> {
-    let engine = open(run, dir)?;
-    if run.state == State::Warm {
-        warm(run, &engine)?;
-        std::thread::sleep(WARM_REST);
-        work(run, &engine, Duration::from_secs_f64(run.seconds / 10.0))?;
+    let (engine, opening) = open(run, dir)?;
+    match run.state {
+        State::Cold => {}
+        State::Warm => {
+            warm(run, &engine)?;
+            std::thread::sleep(WARM_REST);
+            work(run, &engine, Duration::from_secs_f64(run.seconds / 10.0), Part::Before)?;
+        }
+        State::Steady => {
+            work(run, &engine, Duration::from_secs_f64(run.before_seconds), Part::Before)?;
+        }
     }
     let (process, device) = (probe::process_counts(std::process::id())?, probe::device_counts(dir));
-    let driven = work(run, &engine, Duration::from_secs_f64(run.seconds))?;
+    let driven = work(run, &engine, Duration::from_secs_f64(run.seconds), Part::Measured)?;
     let process = probe::process_counts(std::process::id())?.since(&process);
     let device = probe::device_counts(dir).zip(device).map(|(now, before)| now.since(before));
     let puts = driven.total.get(SOURCE, Op::Write).map_or(0, |histogram| histogram.len());
@@ -112,7 +143,7 @@ fn drive(run: &Run, dir: &Path) -> Result<Answer> {
         user_write_bytes: puts * 64,
     };
     let mut answer = answer(run, &engine, &driven)?;
-    answer.io = io;
+    (answer.io, answer.open) = (io, Some(opening));
     Box::new(engine).close()?;
     Ok(answer)
 }
@@ -136,13 +167,12 @@ fn warm(run: &Run, engine: &Measured) -> Result<()> {
     })
 }
 
-fn work(run: &Run, engine: &Measured, time: Duration) -> Result<Driven> {
+fn work(run: &Run, engine: &Measured, time: Duration, part: Part) -> Result<Driven> {
     let keys = parse_keys(&run.keys)?;
     let reads = |what| Reads {
         pairs: Pairs::new(run.seed),
         count: run.pairs,
-        // Another sequence than the warm-up's and than another repeat's, the same for every engine.
-        seed: run.seed ^ (u64::from(run.repeat) << 8) ^ time.as_nanos() as u64,
+        seed: read_seed(run, time, part),
         keys,
         what,
         threads: run.threads,
@@ -154,19 +184,24 @@ fn work(run: &Run, engine: &Measured, time: Duration) -> Result<Driven> {
         Kind::ReadNegative => read(engine, &reads(What::Negative), time, |_| Ok(0)),
         Kind::ReadPositive => read(engine, &reads(What::Positive), time, |_| Ok(0)),
         Kind::GetMany => read(engine, &reads(What::Many(run.batch as usize)), time, |_| Ok(0)),
-        Kind::Write => read(engine, &none, time, |stop| writes(run, 1.0)?.run(engine, stop)),
-        Kind::Mix => read(engine, &none, time, |stop| writes(run, run.write_share)?.run(engine, stop)),
-        Kind::Beside => read(engine, &reads(What::Positive), time, |stop| writes(run, 1.0)?.run(engine, stop)),
+        Kind::Write => read(engine, &none, time, |stop| writes(run, 1.0, part)?.run(engine, stop)),
+        Kind::Mix => read(engine, &none, time, |stop| writes(run, run.write_share, part)?.run(engine, stop)),
+        Kind::Beside => read(engine, &reads(What::Positive), time, |stop| writes(run, 1.0, part)?.run(engine, stop)),
         Kind::Scan => read(engine, &none, time, |stop| scan(run, engine, stop)),
         Kind::Bootstrap | Kind::Recover | Kind::Live => bail!("not a run of this process: {:?}", run.kind),
     }
 }
 
-fn writes(run: &Run, write_share: f64) -> Result<Writes> {
+/// Another sequence than that of the part before and than another repeat's, the same for every engine.
+fn read_seed(run: &Run, time: Duration, part: Part) -> u64 {
+    run.seed ^ (u64::from(run.repeat) << 8) ^ time.as_nanos() as u64 ^ part.salt()
+}
+
+fn writes(run: &Run, write_share: f64, part: Part) -> Result<Writes> {
     Ok(Writes {
         pairs: Pairs::new(run.seed),
         count: run.pairs,
-        seed: run.seed ^ u64::from(run.repeat),
+        seed: run.seed ^ u64::from(run.repeat) ^ part.salt(),
         keys: parse_keys(&run.keys)?,
         batch: run.batch,
         durability: if run.durability == "buffered" { Durability::Buffered } else { Durability::Synced },
@@ -193,8 +228,7 @@ fn scan(run: &Run, engine: &Measured, stop: &AtomicBool) -> Result<u64> {
 /// From opening a killed writer's store to its first correct read.
 fn recover(run: &Run, dir: &Path) -> Result<Answer> {
     let started = Instant::now();
-    let engine = open(run, dir)?;
-    let opened = started.elapsed();
+    let (engine, opening) = open(run, dir)?;
     let pairs = Pairs::new(run.seed);
     let mut reader = engine.reader_for(SOURCE)?;
     let found = reader.get(&pairs.key(run.pairs / 2))?;
@@ -206,7 +240,8 @@ fn recover(run: &Run, dir: &Path) -> Result<Answer> {
     let checkpoint: Checkpoint = engine.checkpoint()?;
     let driven = Driven { ops: 1, overdue: 0, elapsed, total, seconds: Vec::new() };
     let mut answer = answer(run, &engine, &driven)?;
-    answer.notes.push(format!("open_ms={:.1} seq={}", opened.as_secs_f64() * 1e3, checkpoint.seq));
+    answer.notes.push(format!("open_ms={:.1} seq={}", opening.elapsed_s * 1e3, checkpoint.seq));
+    answer.open = Some(opening);
     Ok(answer)
 }
 
@@ -222,6 +257,7 @@ fn answer(run: &Run, engine: &Measured, driven: &Driven) -> Result<Answer> {
         curves: curves(&driven.total),
         series: series(&driven.seconds),
         io: Io::default(),
+        open: None,
         pairs: stats.pairs_estimate,
         notes: note_of_overdue(driven.overdue, driven.ops).into_iter().collect(),
     })
@@ -263,4 +299,24 @@ pub(crate) fn series(seconds: &[(f64, Snapshot)]) -> Vec<Series> {
 /// Whether a run changes its store, so that it gets a copy.
 pub(crate) fn changes_store(run: &Run) -> bool {
     matches!(run.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Recover | Kind::Live)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_part_before_has_other_keys_even_where_it_is_as_long() {
+        let run = serde_json::json!({
+            "scenario": "s", "engine": {}, "kind": "read_positive", "keys": "uniform", "pairs": 10, "seed": 1,
+            "load": "sorted", "cap_bytes": null, "threads": 1, "state": "steady", "seconds": 30.0, "rate": null,
+            "write_share": 0.5, "delete_share": 0.0, "double_index": false, "batch": 10, "durability": "synced",
+            "events": 0, "order": "shuffled", "repeat": 0,
+        });
+        let run: Run = serde_json::from_value(run).unwrap();
+        let time = Duration::from_secs_f64(run.before_seconds);
+        assert_ne!(read_seed(&run, time, Part::Before), read_seed(&run, time, Part::Measured));
+        let writes = [Part::Before, Part::Measured].map(|part| writes(&run, 1.0, part).unwrap().seed);
+        assert_ne!(writes[0], writes[1]);
+    }
 }

@@ -34,6 +34,7 @@ impl Answer {
             curves: Vec::new(),
             series: Vec::new(),
             io: Io::default(),
+            open: None,
             pairs: run.pairs,
             notes: Vec::new(),
         }
@@ -66,6 +67,7 @@ pub(crate) fn bootstrap(run: &Run, text: &str) -> Result<Answer> {
         curves: curves(&latencies, "bootstrap"),
         series,
         io: Io { user_write_bytes: pairs * 64, ..io },
+        open: None,
         pairs,
         notes: vec![format!(
             "rss_peak_bytes={} page_cache_bytes={}",
@@ -97,6 +99,7 @@ pub(crate) fn live(run: &Run, text: &str, elapsed: Duration) -> Result<Answer> {
         curves: curves(&latencies, "ingest"),
         series: Vec::new(),
         io: Io { user_s: usage("user_s"), system_s: usage("system_s"), user_write_bytes: writes * 64, ..Io::default() },
+        open: None,
         pairs: run.pairs,
         notes,
         engine: latencies.engine,

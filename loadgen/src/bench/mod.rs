@@ -128,7 +128,11 @@ fn runs(args: &BenchArgs) -> Result<Vec<Run>> {
         scenario.repeats = args.repeats.unwrap_or(scenario.repeats);
         scenario.engines.retain(|engine| args.engine.is_empty() || args.engine.contains(engine));
         for cell in &mut scenario.cells {
-            cell.seconds = args.seconds.unwrap_or(cell.seconds);
+            if let Some(seconds) = args.seconds {
+                // A steady state's unmeasured part shrinks or grows with the measured one.
+                cell.before_seconds *= seconds / cell.seconds;
+                cell.seconds = seconds;
+            }
             if cell.workload == Kind::Live && args.pairs.is_some() {
                 cell.events = cell.events.min(scenario.pairs / 4);
             }
@@ -151,13 +155,14 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
         spawn::kill_a_writer(run, &dir)?;
     }
     // Also before warm runs under a cap: pages that another process brought in are charged to that one's cgroup.
-    if run.state == State::Cold || run.cap_bytes.is_some() {
+    let is_cold = run.state != State::Warm;
+    if is_cold || run.cap_bytes.is_some() {
         probe::drop_page_cache(&dir)?;
     }
     let (held, size) = (probe::page_cache_bytes(&dir), probe::disk_bytes(&dir));
-    if run.state == State::Cold && held > size / 100 {
+    if is_cold && held > size / 100 {
         notes.push(format!("not cold at the start: {} of the store in the page cache", ByteSize::b(held)));
-    } else if run.state == State::Cold && run.kind != Kind::Bootstrap {
+    } else if is_cold && run.kind != Kind::Bootstrap {
         notes.push(format!("cold at the start: {} of {} in the page cache", ByteSize::b(held), ByteSize::b(size)));
     }
     let machine = probe::machine(&dir);
@@ -165,10 +170,8 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
     if busy > f64::from(machine.cores) {
         notes.push(format!("the machine was busy: load average {busy} on {} cores", machine.cores));
     }
-    let device_read_ns = match run.state {
-        State::Cold if reads_a_store(run) => probe::random_reads(&dir, DEVICE_READS_TIME)?,
-        _ => None,
-    };
+    let device_read_ns =
+        if is_cold && reads_a_store(run) { probe::random_reads(&dir, DEVICE_READS_TIME)? } else { None };
     let start_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
     let Measured { answer, cap_by, memory, peak_bytes } = spawn::measure(run, &dir, work)?;
     if let (Some(cap), Some(peak)) = (run.cap_bytes, peak_bytes) {
@@ -205,6 +208,7 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
         pairs: answer.pairs,
         baseline,
         device_read_ns,
+        open: answer.open,
         machine,
         notes,
     };

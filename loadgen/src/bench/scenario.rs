@@ -76,6 +76,9 @@ pub(crate) struct Cell {
     /// Length of the measured part.
     #[serde(default = "ten")]
     pub(crate) seconds: f64,
+    /// How long the same work is done unmeasured before a measured part that is `steady`.
+    #[serde(default = "thirty")]
+    pub(crate) before_seconds: f64,
     /// Operations a second over all threads; none: closed loop.
     pub(crate) rate: Option<f64>,
     /// Share of writes in `mix`.
@@ -137,6 +140,8 @@ pub(crate) enum State {
     /// The store was read through and a tenth of its keys were got, then the same work was done unmeasured for a tenth
     /// of the time, after a rest of seconds.
     Warm,
+    /// Nothing of the store in it when it is opened; then the same work is done unmeasured for `before_seconds`.
+    Steady,
 }
 
 /// One run of one engine: all that a child process has to know.
@@ -164,6 +169,9 @@ pub(crate) struct Run {
     pub(crate) state: State,
     /// Length of the measured part.
     pub(crate) seconds: f64,
+    /// Length of the same work before it, of a steady state.
+    #[serde(default = "thirty")]
+    pub(crate) before_seconds: f64,
     /// Operations a second over all threads; none: closed loop.
     pub(crate) rate: Option<f64>,
     /// Share of writes in `mix`.
@@ -201,7 +209,12 @@ impl Scenario {
         ensure!(!self.engines.is_empty(), "engines is empty: name one, such as \"redb\"");
         ensure!(self.pairs > 0 && self.repeats > 0, "pairs={} repeats={}: give 1 or more", self.pairs, self.repeats);
         for cell in &self.cells {
-            ensure!(cell.seconds > 0.0 && cell.seconds < 1e6, "seconds={}: give more than 0", cell.seconds);
+            for seconds in [cell.seconds, cell.before_seconds] {
+                ensure!(seconds > 0.0 && seconds < 1e6, "seconds={seconds}: give more than 0");
+            }
+            let is_steady = cell.state == State::Steady;
+            let loops = !matches!(cell.workload, Kind::Bootstrap | Kind::Live | Kind::Recover | Kind::Scan);
+            ensure!(loops || !is_steady, "state=\"steady\": {} has no steady state: give cold", name_of(cell.workload));
             ensure!(cell.rate.is_none_or(|rate| rate > 0.0), "rate={:?}: give more than 0", cell.rate);
             ensure!(cell.batch > 0, "batch=0: give 1 or more");
             ensure!(cell.threads.iter().all(|threads| (1..=256).contains(threads)), "threads: give 1 to 256");
@@ -262,6 +275,7 @@ impl Scenario {
             threads,
             state: cell.state,
             seconds: cell.seconds,
+            before_seconds: cell.before_seconds,
             rate: cell.rate,
             write_share: cell.write_share,
             delete_share: cell.delete_share,
@@ -305,6 +319,9 @@ impl Run {
         }
         if self.kind == Kind::Bootstrap && self.order != shuffled() {
             more.insert("order".to_owned(), self.order.clone());
+        }
+        if self.state == State::Steady {
+            more.insert("before_seconds".to_owned(), self.before_seconds.to_string());
         }
         if self.events > 0 {
             more.insert("events".to_owned(), self.events.to_string());
@@ -394,6 +411,9 @@ fn one_thread() -> Vec<u32> {
 fn ten() -> f64 {
     10.0
 }
+fn thirty() -> f64 {
+    30.0
+}
 fn half() -> f64 {
     0.5
 }
@@ -452,6 +472,9 @@ mod tests {
         assert!(with(&TEXT.replace("FIRST", two()[0])).is_err());
         assert!(with(&text().replace("zipfian:0.99", "normal")).is_err());
         assert!(with(&text().replace("pairs = 1000", "pairs = 0")).is_err());
+        let steady = |workload: &str| text().replace("'read_positive'", &format!("'{workload}'\nstate = 'steady'"));
+        assert!(with(&steady("read_positive")).is_ok());
+        assert!(with(&steady("recover")).unwrap_err().to_string().contains("recover has no steady state"));
     }
 
     #[test]

@@ -1,14 +1,17 @@
 //! `loadgen best`: one engine against the others, cell by cell, ahead or behind.
 //!
-//! Owns: who is the best of a cell. Must not: leave a cell out. Main thread.
+//! Owns: who is the best of a cell, and why a cell has no figure. Must not: leave a cell out. Main thread.
 
 use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 
-use super::cells::{Cell, Group, Sample, Spread, curve, distinct, scenarios};
-use super::figures::{BOOTSTRAP, Better, Figure, READS_PER_OP, STATS, THROUGHPUT};
+use super::cells::{Cell, Group, Sample, Scenario, Spread, curve, distinct, engines, scenarios};
+use super::figures::{
+    BOOTSTRAP, BYTES_PER_LOADED, Better, COMMIT_PER_PUT, FIRST_READ, Figure, OPENING, PEAK_RSS, READS_PER_OP, STATS,
+    Stat, THROUGHPUT,
+};
 use super::judge::{Family, Judged, RULE, Verdict};
 use super::{format, input};
 use crate::result::{Quantiles, Record};
@@ -18,8 +21,8 @@ pub const EXAMPLES: &str = "\
 For each cell and figure: the median of the engine's repeats, the best median among the other engines of that very \
 cell, how many times better the engine is than that one (below 1: it is beaten) with the 95 % interval, and the verdict \
 beside all others: `ahead` of each of them, `behind` one of them, `level`, or `not decided`. Where the device was \
-measured right before a run, the engine's latency is also given as a multiple of the device's own 4 KiB random read. \
-Below the table stands the rule.
+measured right before a run, latency is also given as a multiple of the device's own 4 KiB random read. A cell without a \
+figure says why. Below the table stand the rule, and every cell that an engine has no figure in.
 
 Examples:
   solkv-loadgen best results.jsonl --engine strata > best.md";
@@ -51,24 +54,26 @@ pub fn run(args: &BestArgs) -> Result<()> {
     std::io::stdout().write_all(table(&records, &args.engine).as_bytes()).context("cannot write to stdout")
 }
 
-/// The table as markdown, and the rule of its verdicts.
+/// The table as markdown, the rule of its verdicts, and the cells without a figure.
 pub fn table(records: &[Record], engine: &str) -> String {
-    let mut rows = Vec::new();
-    for scenario in &scenarios(records) {
+    let (scenarios, known) = (scenarios(records), engines(records));
+    let (mut rows, mut without) = (Vec::new(), Vec::new());
+    for scenario in &scenarios {
         let others: Vec<_> = scenario.groups.iter().map(|group| group.workload).collect();
         for group in &scenario.groups {
             let title = format!("{}: {}", scenario.name, format::workload(group.workload, &others));
             for cap in group.caps() {
-                let Some(own) = group.cell(engine, cap) else { continue };
                 let at = format!("| {title} | {} |", format::cap(cap));
-                rows.extend(rows_of(group, own).into_iter().map(|row| (at.clone(), row)));
+                let beside = Beside { group, cap, engine, known: &known };
+                rows.extend(beside.rows().into_iter().map(|row| (at.clone(), row)));
+                without.extend(absences(scenario, &title, group, cap, engine));
             }
         }
     }
     let mut family = Family::default();
     for (_, row) in &rows {
-        if let Row::Compared { own, others, compared } = row {
-            others.iter().for_each(|(_, other)| family.add_paired(own, other, compared.better));
+        if let Ok(own) = &row.own {
+            row.others.iter().for_each(|(_, other)| family.add_paired(own, other, row.better));
         }
     }
     let mut judged = family.judge().into_iter();
@@ -77,105 +82,188 @@ pub fn table(records: &[Record], engine: &str) -> String {
          |---|---|---|---|---|---|---|---|\n"
     );
     rows.iter().for_each(|(at, row)| out.push_str(&format!("{at} {} |\n", row.text(&mut judged))));
-    out + "\n" + RULE + "\n"
+    out.push_str(&format!("\n{RULE}\n"));
+    if rows.iter().any(|(_, row)| row.name == PEAK_RSS.name) {
+        out.push_str(&format!("\n{RSS}\n"));
+    }
+    if !without.is_empty() {
+        out.push_str(&format!("\nWithout a figure:\n\n{}", without.concat()));
+    }
+    out
 }
 
-/// What is compared: a name, whether more is better, and how it is written.
-struct Compared {
+/// What a reader has to know of [`PEAK_RSS`].
+const RSS: &str = "\
+Peak RSS has files mapped into memory in it, which is how LMDB reads, and not the page cache, through which RocksDB and redb do.";
+
+/// One figure of a cell: the engine's, and those of the others.
+struct Row {
     name: String,
     better: Better,
     text: fn(f64) -> String,
+    /// Of the engine, or why there is none.
+    own: Result<Sample, String>,
+    others: Vec<(String, Sample)>,
+    /// Why none of the others has one, where none has.
+    why_not: String,
 }
 
-enum Row {
-    /// The engine's figure and those of the others.
-    Compared { own: Sample, others: Vec<(String, Sample)>, compared: Compared },
-    /// What nobody else has a part in.
-    Alone(String),
+/// A cell of the engine and those of the others beside it.
+struct Beside<'a> {
+    group: &'a Group<'a>,
+    cap: Option<u64>,
+    engine: &'a str,
+    /// All engines of the files.
+    known: &'a [&'a str],
 }
 
-fn rows_of(group: &Group<'_>, own: &Cell<'_>) -> Vec<Row> {
-    let mut rows = Vec::new();
-    let mut add = |compared: Compared, of: &dyn Fn(&Cell<'_>) -> Option<Sample>| {
-        let others = group.cells.iter().filter(|cell| cell.cap == own.cap && cell.engine != own.engine);
-        let others = others.filter_map(|cell| Some((cell.engine.to_owned(), of(cell)?))).collect();
-        rows.extend(of(own).map(|own| Row::Compared { own, others, compared }));
-    };
-    for op in group.ops() {
-        for stat in STATS.iter().filter(|stat| ["avg", "p50", "p99"].contains(&stat.name)) {
-            let name = format!("{} {}", format::op(op), stat.name);
-            add(Compared { name, better: Better::Lower, text: format::nanos }, &|cell| cell.latency(op, stat.of));
+impl Beside<'_> {
+    fn rows(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for op in self.group.ops() {
+            for stat in STATS.iter().filter(|stat| ["avg", "p50", "p99"].contains(&stat.name)) {
+                let name = format!("{} {}", format::op(op), stat.name);
+                let of = |cell: &Cell<'_>| cell.latency(op, stat.of);
+                rows.extend(self.row(name, Better::Lower, format::nanos, Some(op), of));
+            }
         }
+        for figure in figures(self.group) {
+            let Some(better) = figure.better else { continue };
+            rows.extend(self.row(figure.name.to_owned(), better, figure.text, None, |cell| cell.sample(figure.of)));
+        }
+        for op in self.group.ops() {
+            for (name, device) in DEVICE {
+                let Some(stat) = STATS.iter().find(|stat| stat.name == name) else { continue };
+                let of = |cell: &Cell<'_>| cell.sample(|run| times_the_device(run, op, stat, device));
+                let name = format!("{} {name} / the device's", format::op(op));
+                rows.extend(self.row(name, Better::Lower, format::digits, None, of));
+            }
+        }
+        rows
     }
-    let loads = group.workload.name == "bootstrap";
-    let figures: Vec<Figure> = match group.workload.name.as_str() {
+
+    /// A row, where anybody has the figure.
+    fn row(
+        &self,
+        name: String,
+        better: Better,
+        text: fn(f64) -> String,
+        op: Option<&str>,
+        of: impl Fn(&Cell<'_>) -> Option<Sample>,
+    ) -> Option<Row> {
+        let figure = |engine: &str| {
+            let cell = self.group.cell(engine, self.cap);
+            cell.and_then(&of).ok_or_else(|| why_not(cell, op))
+        };
+        let own = figure(self.engine);
+        let (mut others, mut reasons) = (Vec::new(), Vec::new());
+        for other in self.known.iter().filter(|other| **other != self.engine) {
+            match figure(other) {
+                Ok(sample) => others.push(((*other).to_owned(), sample)),
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        if own.is_err() && others.is_empty() {
+            return None;
+        }
+        Some(Row { name, better, text, own, others, why_not: distinct(reasons).join("; ") })
+    }
+}
+
+/// Quantiles that are given as multiples of the device's.
+const DEVICE: [(&str, fn(&Quantiles) -> u64); 2] = [("p50", |device| device.p50), ("p99", |device| device.p99)];
+
+/// A latency as a multiple of the device's own, measured right before on the same store.
+fn times_the_device(run: &Record, op: &str, stat: &Stat, device: fn(&Quantiles) -> u64) -> Option<f64> {
+    let device = device(run.device_read_ns.as_ref()?);
+    Some((stat.of)(curve(run, op)?)? / device.max(1) as f64)
+}
+
+/// What is compared beside latencies.
+fn figures(group: &Group<'_>) -> Vec<Figure> {
+    let from_cold = ["cold", "steady"].contains(&group.workload.state.as_str());
+    match group.workload.name.as_str() {
         "bootstrap" => {
-            BOOTSTRAP.iter().filter(|figure| ["Time", "Bytes / pair"].contains(&figure.name)).copied().collect()
+            let rows = ["Time", "Bytes / pair", PEAK_RSS.name];
+            BOOTSTRAP.iter().filter(|figure| rows.contains(&figure.name)).copied().collect()
         }
-        "read_positive" | "read_negative" if group.workload.state == "cold" => vec![READS_PER_OP],
-        _ => vec![THROUGHPUT],
-    };
-    for figure in figures {
-        let Some(better) = figure.better else { continue };
-        add(Compared { name: figure.name.to_owned(), better, text: figure.text }, &|cell| cell.sample(figure.of));
+        "recover" => [FIRST_READ].into_iter().chain(OPENING).collect(),
+        "read_positive" | "read_negative" | "get_many" if from_cold => {
+            [READS_PER_OP].into_iter().chain(OPENING).collect()
+        }
+        "live" | "query" => vec![THROUGHPUT],
+        _ => vec![THROUGHPUT, COMMIT_PER_PUT, PEAK_RSS, BYTES_PER_LOADED],
     }
-    if !loads {
-        rows.extend(group.ops().into_iter().flat_map(|op| against_device(own, op)).map(Row::Alone));
+}
+
+/// Why a cell has no figure.
+fn why_not(cell: Option<&Cell<'_>>, op: Option<&str>) -> String {
+    let Some(cell) = cell else { return "not measured".to_owned() };
+    if let Some(note) = killed(cell) {
+        return note.to_owned();
     }
-    rows
+    let counted = |run: &&Record| op.is_some_and(|op| curve(run, op).is_some());
+    if cell.runs.iter().any(|run| counted(run)) { "too few values" } else { "not recorded" }.to_owned()
+}
+
+/// What is noted of a run that was killed, where no run of the cell ended.
+fn killed<'a>(cell: &Cell<'a>) -> Option<&'a str> {
+    let note = |run: &&'a Record| run.notes.iter().find(|note| note.starts_with("killed")).map(String::as_str);
+    let notes: Option<Vec<&str>> = cell.runs.iter().map(note).collect();
+    notes?.first().copied()
+}
+
+/// The engines of a scenario that have no figure at all in a cell, one line each.
+fn absences(scenario: &Scenario<'_>, title: &str, group: &Group<'_>, cap: Option<u64>, engine: &str) -> Vec<String> {
+    let of_scenario = distinct(scenario.groups.iter().flat_map(|group| group.cells.iter().map(|cell| cell.engine)));
+    let alone = of_scenario == [engine];
+    let line = |who: &str, why: &str| format!("- {title}, {}: {who}: {why}\n", format::cap(cap));
+    let mut lines: Vec<String> = of_scenario
+        .iter()
+        .filter_map(|engine| match group.cell(engine, cap) {
+            None => Some(line(engine, "not measured")),
+            Some(cell) => killed(cell).map(|note| line(engine, note)),
+        })
+        .collect();
+    if alone {
+        lines.push(line("all others", "not measured"));
+    }
+    lines
 }
 
 impl Row {
     /// The cells of the row; takes a judgement for each of the others.
     fn text(&self, judged: &mut impl Iterator<Item = Judged>) -> String {
-        let (own, others, compared) = match self {
-            Self::Alone(text) => return text.clone(),
-            Self::Compared { own, others, compared } => (own, others, compared),
+        let text = |spread: &Spread| format!("{} ({})", (self.text)(spread.median), format::spread(spread, self.text));
+        let by_median = |a: &Spread, b: &Spread| {
+            let order = a.median.total_cmp(&b.median);
+            if self.better == Better::Lower { order } else { order.reverse() }
         };
-        let text =
-            |spread: &Spread| format!("{} ({})", (compared.text)(spread.median), format::spread(spread, compared.text));
-        let own = own.spread();
-        let beside: Vec<(&str, Spread, Judged)> = others
-            .iter()
-            .zip(judged)
-            .map(|((engine, other), judged)| (engine.as_str(), other.spread(), judged))
-            .collect();
-        let by_median = |a: &&(&str, Spread, Judged), b: &&(&str, Spread, Judged)| {
-            let order = a.1.median.total_cmp(&b.1.median);
-            if compared.better == Better::Lower { order } else { order.reverse() }
+        let spreads = self.others.iter().map(|(engine, other)| (engine, other.spread()));
+        let best = spreads.min_by(|a, b| by_median(&a.1, &b.1));
+        let own = match &self.own {
+            Ok(own) => own.spread(),
+            Err(reason) => {
+                let (engine, best) = best.map_or((format::MISSING, String::new()), |(e, best)| (e, text(&best)));
+                return format!("{} | {reason} | {best} | {engine} | {reason} | no figure", self.name);
+            }
         };
-        let Some((engine, best, judged)) = beside.iter().min_by(by_median) else {
-            return format!("{} | {} | – | – | – | –", compared.name, text(&own));
+        let judged: Vec<Judged> = judged.take(self.others.len()).collect();
+        let Some((engine, best)) = best else {
+            let why = &self.why_not;
+            return format!("{} | {} | {why} | none | nothing beside it | not decided", self.name, text(&own));
         };
-        let times = match compared.better {
+        let times = match self.better {
             Better::Lower => best.median / own.median,
             Better::Higher => own.median / best.median,
         };
-        let interval = judged.interval.map_or_else(String::new, |(low, high)| format!(" ({low:.2}–{high:.2})"));
-        let verdicts: Vec<Verdict> = beside.iter().map(|(_, _, judged)| judged.verdict).collect();
+        // Zero bytes of zero bytes are no ratio.
+        let times = if times.is_finite() { format!("{times:.2}") } else { "one is 0".to_owned() };
+        let of_best = self.others.iter().position(|(other, _)| other == engine).and_then(|at| judged.get(at));
+        let interval = of_best.and_then(|judged| judged.interval);
+        let interval = interval.map_or_else(String::new, |(low, high)| format!(" ({low:.2}–{high:.2})"));
+        let verdicts: Vec<Verdict> = judged.iter().map(|judged| judged.verdict).collect();
         let verdict = Verdict::beside_all(&verdicts).as_str();
-        format!("{} | {} | {} | {engine} | {times:.2}{interval} | {verdict}", compared.name, text(&own), text(best))
+        format!("{} | {} | {} | {engine} | {times}{interval} | {verdict}", self.name, text(&own), text(&best))
     }
-}
-
-/// The latency as a multiple of the device's own, at p50 and p99.
-fn against_device(own: &Cell<'_>, op: &str) -> Vec<String> {
-    let multiple = |name: &str, at: fn(&Quantiles) -> u64| {
-        let of = |run: &Record| {
-            let device = at(run.device_read_ns.as_ref()?);
-            Some(at(&curve(run, op)?.quantiles_ns) as f64 / device.max(1) as f64)
-        };
-        let spread = own.spread(of)?;
-        let text = |value: f64| format!("{value:.2}");
-        Some(format!(
-            "{} {name} / the device's | {} ({}) | – | – | – | –",
-            format::op(op),
-            text(spread.median),
-            format::spread(&spread, text)
-        ))
-    };
-    [multiple("p50", |quantiles| quantiles.p50), multiple("p99", |quantiles| quantiles.p99)]
-        .into_iter()
-        .flatten()
-        .collect()
 }

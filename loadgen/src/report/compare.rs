@@ -10,7 +10,7 @@ use engine_latency::table::aligned;
 use serde::Serialize;
 
 use super::cells::{Cell, Sample, Scenario, Spread, distinct, engines as engines_of, scenarios};
-use super::figures::{Better, STATS, THROUGHPUT};
+use super::figures::{Better, OPENING, STATS, THROUGHPUT};
 use super::judge::{Family, RULE, Verdict};
 use super::{device, format, input};
 use crate::result::{Machine, Record, Workload};
@@ -70,9 +70,9 @@ pub struct Difference {
     pub cap_bytes: Option<u64>,
     /// The operation; `None` for the whole run.
     pub op: Option<String>,
-    /// `throughput`, `avg`, `p50` or `p99`.
+    /// `throughput`, `avg`, `p50`, `p99`, `opening` or `opening_reads`.
     pub figure: &'static str,
-    /// `ns` or `ops_per_s`.
+    /// `ns`, `ops_per_s`, `s` or `bytes`.
     pub unit: &'static str,
     /// The first side.
     pub a: Spread,
@@ -251,6 +251,10 @@ fn differences(
             add(Some(op), stat.name, "ns", Better::Lower, of(one.cell), of(other.cell));
         }
     }
+    for (figure, name, unit) in [(OPENING[0], "opening", "s"), (OPENING[1], "opening_reads", "bytes")] {
+        let of = |cell: &Cell<'_>| cell.sample(figure.of);
+        add(None, name, unit, Better::Lower, of(one.cell), of(other.cell));
+    }
     rows
 }
 
@@ -314,7 +318,12 @@ fn place(row: &Difference) -> String {
 }
 
 fn row(row: &Difference) -> Vec<String> {
-    let text = if row.unit == "ns" { format::nanos } else { format::per_second };
+    let text = match row.unit {
+        "ns" => format::nanos,
+        "s" => format::short_seconds,
+        "bytes" => format::bytes,
+        _ => format::per_second,
+    };
     let range = |side: Spread| format::spread(&side, text);
     let what = row.op.as_deref().map_or_else(String::new, |op| format!("{} ", format::op(op)));
     let verdict = row.verdict.as_str();

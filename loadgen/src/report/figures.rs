@@ -2,7 +2,7 @@
 //!
 //! Owns: how a figure is made of a record, and when it cannot be. Must not: aggregate repeats.
 
-use crate::result::{Curve, Memory, Record};
+use crate::result::{Curve, Memory, Opening, Record};
 
 use super::format;
 
@@ -70,9 +70,61 @@ pub(crate) const WRITE_AMPLIFICATION: Figure = Figure {
     text: format::digits,
 };
 
+/// What opening took where nothing of the store was in the page cache: part of what a cold start costs.
+pub(crate) const OPENING: [Figure; 2] = [
+    Figure {
+        name: "Opening from a cold start, time",
+        better: Some(Better::Lower),
+        of: |run| cold_opening(run).map(|open| open.elapsed_s),
+        text: format::short_seconds,
+    },
+    Figure {
+        name: "Opening from a cold start, bytes from the device",
+        better: Some(Better::Lower),
+        of: |run| Some(cold_opening(run)?.device_read_bytes? as f64),
+        text: format::bytes,
+    },
+];
+
+/// Of steady runs too it would be true, and the same figure twice.
+fn cold_opening(run: &Record) -> Option<Opening> {
+    run.open.filter(|_| run.workload.state == "cold")
+}
+
+/// Of a killed writer's store: from opening it to the first correct read.
+pub(crate) const FIRST_READ: Figure = Figure {
+    name: "Time to the first correct read",
+    better: Some(Better::Lower),
+    of: |run| (run.elapsed_s > 0.0).then_some(run.elapsed_s),
+    text: format::short_seconds,
+};
+
+/// All the time in commits over all their puts: unlike the mean of [`Op::CommitPerItem`](engine_latency::Op), a commit of
+/// one put has the weight of one put here, so that it holds where commits differ in size.
+pub(crate) const COMMIT_PER_PUT: Figure = Figure {
+    name: "Time in commits / put",
+    better: Some(Better::Lower),
+    of: |run| {
+        let of = |op: &str| run.curves.iter().find(|curve| curve.op == op);
+        let (commits, puts) = (of("commit")?, of("write")?);
+        share(commits.mean_ns * commits.count as f64, puts.count as f64)
+    },
+    text: format::nanos,
+};
+
+/// What the store occupies when the run has ended, overwritten values and work put off until later included. Over the pairs
+/// that were loaded, because some engines only estimate how many they hold.
+pub(crate) const BYTES_PER_LOADED: Figure = Figure {
+    name: "Bytes on disk at the end / pair loaded",
+    better: Some(Better::Lower),
+    of: |run| (run.disk_bytes > 0).then(|| share(run.disk_bytes as f64, run.workload.pairs as f64))?,
+    text: |value| format!("{} B", format::digits(value)),
+};
+
 /// What an operation costs beside its time.
-pub(crate) const COSTS: [Figure; 8] = [
+pub(crate) const COSTS: [Figure; 11] = [
     THROUGHPUT,
+    COMMIT_PER_PUT,
     READS_PER_OP,
     Figure {
         name: "Bytes from the device per operation",
@@ -101,6 +153,8 @@ pub(crate) const COSTS: [Figure; 8] = [
         text: format::digits,
     },
     PEAK_RSS,
+    OPENING[0],
+    OPENING[1],
 ];
 
 /// Rows of the table of a load.
@@ -140,7 +194,8 @@ pub(crate) const BOOTSTRAP: [Figure; 8] = [
     WRITE_AMPLIFICATION,
 ];
 
-const PEAK_RSS: Figure =
+/// The most memory of the process itself; files mapped into it are in it.
+pub(crate) const PEAK_RSS: Figure =
     Figure { name: "Peak RSS", better: None, of: |run| peak(run, |at| Some(at.rss_bytes)), text: format::bytes };
 
 /// The most of one kind of memory that a sample of the run saw.

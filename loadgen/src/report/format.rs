@@ -38,6 +38,11 @@ pub(crate) fn seconds(value: f64) -> String {
     }
 }
 
+/// Seconds, or milliseconds below one.
+pub(crate) fn short_seconds(value: f64) -> String {
+    if value < 0.9995 { format!("{} ms", digits(value * 1e3)) } else { seconds(value) }
+}
+
 /// Operations a second; seven digits are no easier to read than three.
 pub(crate) fn per_second(value: f64) -> String {
     if value >= 999_500.0 {

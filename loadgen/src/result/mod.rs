@@ -10,7 +10,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-pub use record::{Baseline, Curve, Io, Machine, Memory, Quantiles, Record, SCHEMA_VERSION, Sample, Series, Workload};
+pub use record::{
+    Baseline, Curve, Io, Machine, Memory, Opening, Quantiles, Record, SCHEMA_VERSION, Sample, Series, Workload,
+};
 
 /// Reads a result file.
 ///

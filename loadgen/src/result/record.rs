@@ -57,6 +57,9 @@ pub struct Record {
     /// The device's 4 KiB random read on this very store right before the run; for runs from a cold start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_read_ns: Option<Quantiles>,
+    /// What opening the store took, before the measured part; for runs whose own process opens one. Older files have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open: Option<Opening>,
     /// The machine.
     pub machine: Machine,
     /// What a reader has to know: noise, a cap exceeded, pages that were not cold. Empty for a clean run.
@@ -91,7 +94,8 @@ pub struct Workload {
     pub pairs: u64,
     /// Threads (or connections) that work at once.
     pub threads: u32,
-    /// `cold`: nothing of the store in the page cache at the start; `warm`: read through beforehand; else in words.
+    /// `cold`: nothing of the store in the page cache at the start; `steady`: as cold, but the same work was done unmeasured
+    /// for a while (`before_seconds` in `more`); `warm`: read through beforehand; else in words.
     pub state: String,
     /// `synced` or `buffered` where the run commits.
     pub durability: Option<String>,
@@ -99,6 +103,15 @@ pub struct Workload {
     pub seed: u64,
     /// Everything else that tells this workload from others, such as `batch=1000` or `transport=uds`.
     pub more: BTreeMap<String, String>,
+}
+
+/// What opening a store took. Engines differ in how much they read there, and how much they leave for the first gets.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Opening {
+    /// How long it took.
+    pub elapsed_s: f64,
+    /// Bytes fetched from the device on behalf of the process meanwhile.
+    pub device_read_bytes: Option<u64>,
 }
 
 /// One operation's latencies over the measured part.

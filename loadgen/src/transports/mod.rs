@@ -311,6 +311,7 @@ fn record(
         pairs: load.pairs,
         baseline: None,
         device_read_ns: None,
+        open: None,
         machine: probe::machine(args.dir.as_deref().unwrap_or(Path::new("/"))),
         notes,
     }

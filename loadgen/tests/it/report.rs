@@ -5,9 +5,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use loadgen::result::{Memory, Record};
+use loadgen::result::{Memory, Opening, Record};
 
-use crate::synthetic::{CAPS, ENGINES, curve, matrix, record};
+use crate::synthetic::{CAPS, ENGINES, baseline, curve, matrix, record};
 
 fn loadgen(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_loadgen")).args(arguments).output().unwrap()
@@ -295,4 +295,68 @@ fn best_says_ahead_behind_and_level_by_the_repeats() {
     let two = [runs("strata", 100.0), runs("redb", 150.0)].concat();
     let table = loadgen::report::best::table(&two, "strata");
     assert!(table.lines().find(|line| line.contains(" avg ")).unwrap().ends_with("| ahead |"), "{table}");
+}
+
+/// Three repeats under a cap from a cold start, each with all that such a run counts.
+fn cold(engine: &str, open_s: f64, read_bytes: u64) -> Vec<Record> {
+    let run = |repeat| {
+        let mut run = record("reads", engine, "read_positive", Some(1 << 30), repeat);
+        let mean = 60_000.0 * (1.0 + f64::from(repeat) / 100.0);
+        run.curves = vec![curve("read_positive", mean, 100_000)];
+        run.open = Some(Opening { elapsed_s: open_s, device_read_bytes: Some(read_bytes) });
+        run.device_read_ns = Some(baseline().random_read_ns);
+        run.io.device_reads = Some(run.ops);
+        run
+    };
+    (0..3).map(run).collect()
+}
+
+#[test]
+fn best_fills_the_cells_of_the_others_and_says_why_one_is_empty() {
+    let mut killed = record("reads", "redb", "read_positive", Some(1 << 30), 0);
+    killed.notes.push("killed: out of memory under the cap".to_owned());
+    let records = [cold("strata", 0.5, 64 << 20), cold("lmdb", 0.002, 8 << 10), vec![killed.clone()]].concat();
+    let table = loadgen::report::best::table(&records, "strata");
+    let row = |table: &str, name: &str| {
+        let line = table.lines().find(|line| line.contains(&format!("| {name} |"))).unwrap_or_else(|| panic!("{name}"));
+        line.split('|').map(|cell| cell.trim().to_owned()).skip(4).collect::<Vec<_>>()
+    };
+    for (name, own, other) in [
+        ("Opening from a cold start, time", "500 ms", "2.00 ms"),
+        ("Opening from a cold start, bytes from the device", "64.0 MiB", "8.00 KiB"),
+        ("Positive read p50 / the device's", "0.62", "0.62"),
+        ("Device reads per operation, of the whole machine", "1.00", "1.00"),
+    ] {
+        let row = row(&table, name);
+        assert!(row[0].starts_with(own) && row[1].starts_with(other) && row[2] == "lmdb", "{row:?}");
+    }
+    assert!(table.contains("redb: killed: out of memory under the cap"), "{table}");
+    assert!(!table.contains("| – |"), "{table}");
+
+    let alone = loadgen::report::best::table(&records[..3], "strata");
+    assert_eq!(row(&alone, "Positive read avg")[1], "", "{alone}");
+    let beside_killed = [cold("strata", 0.5, 1), vec![killed]].concat();
+    let beside_killed = loadgen::report::best::table(&beside_killed, "strata");
+    assert_eq!(row(&beside_killed, "Positive read avg")[1], "killed: out of memory under the cap");
+    let own = loadgen::report::best::table(&records, "redb");
+    let own = row(&own, "Positive read avg");
+    assert_eq!(
+        (own[0].as_str(), own[3].as_str(), own[4].as_str()),
+        ("killed: out of memory under the cap", "killed: out of memory under the cap", "no figure")
+    );
+}
+
+#[test]
+fn a_steady_state_is_another_cell_than_the_first_seconds() {
+    let first = cold("lmdb", 0.002, 8 << 10);
+    let mut steady = first.clone();
+    steady.iter_mut().for_each(|run| {
+        run.workload.state = "steady".to_owned();
+        run.workload.more.insert("before_seconds".to_owned(), "30".to_owned());
+    });
+    let (_, markdown) = report(&[first, steady].concat());
+    for part in ["state cold", "state steady, before\\_seconds 30", "| Opening from a cold start, time | 2.00 ms"] {
+        assert!(markdown.contains(part), "{part}: {markdown}");
+    }
+    assert_eq!(markdown.matches("| Opening from a cold start, time |").count(), 1, "once, not in the steady cell too");
 }

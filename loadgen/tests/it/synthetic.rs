@@ -62,6 +62,7 @@ pub(crate) fn record(scenario: &str, engine: &str, workload: &str, cap: Option<u
         pairs: PAIRS,
         baseline: Some(baseline()),
         device_read_ns: None,
+        open: None,
         machine: machine(),
         notes: Vec::new(),
     }
