@@ -41,7 +41,7 @@ pub use lock::check_lock;
 pub use marker::{FORMAT_VERSION, Identity};
 pub use memory::{Division, MEMORY_MIN, MEMORY_SHARE, MemoryLimit, STRATA_SHARE, memory_limit};
 pub use notes::{Note, notes};
-pub use options::{EngineArgs, EngineKind, EngineOptions, Profile, size};
+pub use options::{EngineArgs, EngineKind, EngineOptions, Profile, setting, size};
 pub use process::file_size_limit_is_an_error;
 pub use read_only::open_read_only;
 pub use regular::read_small;

@@ -8,6 +8,8 @@ use bytesize::ByteSize;
 use engine_api::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::store;
+
 /// Bits per key of the tuned profile's filter where none are asked for: about one false positive in a hundred.
 pub(crate) const TUNED_BLOOM_BITS: u32 = 10;
 /// More bits than this buy nothing: a false positive costs one read, and 20 bits leave one in 6000.
@@ -93,6 +95,8 @@ pub struct EngineOptions {
     pub memory: Option<ByteSize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lmdb_map_size: Option<ByteSize>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub set: Vec<String>,
 }
 
 /// The engine as a command line names it. [`options_for`](crate::options_for) takes an engine that is left out from the
@@ -134,13 +138,22 @@ pub struct EngineArgs {
     /// the address space is limited.
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub lmdb_map_size: Option<ByteSize>,
+
+    /// One of the engine's own settings, in place of the profile's; may be given several times.
+    ///
+    /// For whoever knows the engine: `--set max_open_files=-1 --set block_size=8192`. RocksDB's names and values are those
+    /// of its options files. A name that is not known, or that would change what a commit survives, is refused with the
+    /// list of those that are taken. The directory does not keep it: a setting holds for this opening and for the files that
+    /// are written meanwhile.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
+    pub set: Vec<String>,
 }
 
 impl EngineArgs {
     /// These options, for a new store of an engine.
     pub fn for_engine(&self, engine: EngineKind) -> EngineOptions {
-        let Self { engine: _, bloom, profile, memory, lmdb_map_size } = *self;
-        EngineOptions { engine, bloom, profile: profile.unwrap_or_default(), memory, lmdb_map_size }
+        let Self { engine: _, bloom, profile, memory, lmdb_map_size, ref set } = *self;
+        EngineOptions { engine, bloom, profile: profile.unwrap_or_default(), memory, lmdb_map_size, set: set.clone() }
     }
 }
 
@@ -154,6 +167,16 @@ pub fn size(text: &str) -> std::result::Result<ByteSize, String> {
     size.ok_or_else(|| format!("not a size: {text:?}: such as 512MB or 4GiB"))
 }
 
+/// A setting of an engine as it is written on a command line: `NAME=VALUE`.
+///
+/// # Errors
+/// Says what a setting looks like.
+pub fn setting(text: &str) -> std::result::Result<String, String> {
+    let named = text.split_once('=').is_some_and(|(name, value)| !name.is_empty() && !value.is_empty());
+    let whole = named && !text.contains(char::is_whitespace);
+    whole.then(|| text.to_owned()).ok_or_else(|| format!("not a setting: {text:?}: such as max_open_files=-1"))
+}
+
 impl Default for EngineOptions {
     fn default() -> Self {
         Self::new(EngineKind::Strata)
@@ -163,7 +186,47 @@ impl Default for EngineOptions {
 impl EngineOptions {
     /// The engine with its defaults.
     pub fn new(kind: EngineKind) -> Self {
-        Self { engine: kind, bloom: None, profile: Profile::Vanilla, memory: None, lmdb_map_size: None }
+        Self {
+            engine: kind,
+            bloom: None,
+            profile: Profile::Vanilla,
+            memory: None,
+            lmdb_map_size: None,
+            set: Vec::new(),
+        }
+    }
+
+    /// These options as a command line names them, without `--engine`: `rocksdb --bloom 20 --set max_open_files=-1`.
+    pub fn line(&self) -> String {
+        let mut line = self.engine.to_string();
+        if let Some(bits) = self.bloom {
+            line.push_str(&format!(" --bloom {bits}"));
+        }
+        if self.profile != Profile::default() {
+            line.push_str(&format!(" --profile {}", self.profile.as_str()));
+        }
+        for (name, size) in [("memory", self.memory), ("lmdb-map-size", self.lmdb_map_size)] {
+            if let Some(size) = size {
+                line.push_str(&format!(" --{name} {}", size.as_u64()));
+            }
+        }
+        for setting in &self.set {
+            line.push_str(&format!(" --set {setting}"));
+        }
+        line
+    }
+
+    fn validate_settings(&self) -> Result<()> {
+        let known = store::setting_names(self.engine);
+        let Some((name, _)) = self.settings().find(|(name, _)| !known.contains(name)) else { return Ok(()) };
+        let taken = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        let message = format!("no setting of engine={} that may be set: name={name}: it takes {taken}", self.engine);
+        Err(Error::new(ErrorKind::FixInput, message))
+    }
+
+    /// The settings by name, in the order given.
+    pub(crate) fn settings(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.set.iter().map(|setting| setting.split_once('=').unwrap_or((setting, "")))
     }
 
     /// The label of every metric and table row: `rocksdb`, `rocksdb_bloom`, `rocksdb_tuned`, `lmdb`, `redb`.
@@ -197,6 +260,7 @@ impl EngineOptions {
         if engine != EngineKind::Lmdb && self.lmdb_map_size.is_some() {
             return refuse(format!("option lmdb_map_size is for engine=lmdb, not engine={engine}: leave it out"));
         }
+        self.validate_settings()?;
         if let Some(bits) = self.bloom.filter(|bits| *bits > BLOOM_BITS_MAX) {
             return refuse(format!("bloom={bits} is more than {BLOOM_BITS_MAX} bits per key: 10 to 20 are useful"));
         }
@@ -249,6 +313,7 @@ mod tests {
             EngineOptions { lmdb_map_size: Some(ByteSize::b(1)), ..lmdb.clone() },
             EngineOptions { lmdb_map_size: Some(ByteSize::tib(65)), ..lmdb },
             EngineOptions { bloom: Some(33), ..EngineOptions::default() },
+            EngineOptions { set: vec!["max_open_files=-1".to_owned()], ..EngineOptions::default() },
         ];
         for options in wrong {
             assert_eq!(options.validate().unwrap_err().kind(), ErrorKind::FixInput, "{options:?}");

@@ -387,6 +387,15 @@ pub fn refuse_unless_compiled(engine: EngineKind) -> Result<()> {
     ))
 }
 
+/// The names that `set` takes for an engine; none where it has no settings of its own, or is not in this build.
+pub(crate) fn setting_names(engine: EngineKind) -> Vec<&'static str> {
+    match engine {
+        #[cfg(feature = "rocksdb")]
+        EngineKind::Rocksdb => engine_rocksdb::settings().collect(),
+        _ => Vec::new(),
+    }
+}
+
 #[cfg(feature = "rocksdb")]
 pub(crate) fn rocksdb_options(options: &EngineOptions) -> engine_rocksdb::RocksdbOptions {
     let division = options.division();
@@ -399,6 +408,7 @@ pub(crate) fn rocksdb_options(options: &EngineOptions) -> engine_rocksdb::Rocksd
         bloom_bits: options.bloom.filter(|bits| *bits > 0),
         cache_bytes: division.cache_bytes,
         memory_limit_bytes: division.limit.bytes,
+        set: options.settings().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
         ..Default::default()
     }
 }

@@ -91,7 +91,7 @@ impl RocksdbEngine {
             db,
             _filter: filter,
             rocksdb_options,
-            options: *options,
+            options: options.clone(),
             dir: dir.to_owned(),
             filter_bytes,
             manifest,

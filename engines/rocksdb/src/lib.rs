@@ -57,10 +57,12 @@ mod manifest;
 mod reader;
 mod replay;
 mod scrub;
+mod set;
 mod settings;
 mod write;
 
 pub use engine::RocksdbEngine;
+pub use set::settings;
 
 /// The checkpoint's key: a prefix of the all-zero pubkey, so it sorts before every pair.
 pub(crate) const CHECKPOINT_KEY: &[u8] = &[0];
@@ -79,7 +81,7 @@ pub enum Profile {
 }
 
 /// How to open a RocksDB store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RocksdbOptions {
     /// The set of settings.
     pub profile: Profile,
@@ -91,6 +93,9 @@ pub struct RocksdbOptions {
     pub memory_limit_bytes: u64,
     /// `begin` returns `FreeSpace` while the file system has less than this many bytes left.
     pub disk_reserve_bytes: u64,
+    /// RocksDB's settings in place of the profile's, as names and values of its options files; the names are those of
+    /// [`settings`].
+    pub set: Vec<(String, String)>,
 }
 
 impl Default for RocksdbOptions {
@@ -103,6 +108,7 @@ impl Default for RocksdbOptions {
             cache_bytes: 256 << 20,
             memory_limit_bytes: u64::MAX,
             disk_reserve_bytes: 32 << 20,
+            set: Vec::new(),
         }
     }
 }

@@ -10,7 +10,7 @@ use rocksdb::{
 use rustix::process::{Resource, getrlimit};
 
 use crate::engine::disk_bytes;
-use crate::{Profile, RocksdbOptions, error};
+use crate::{Profile, RocksdbOptions, set};
 
 const LOG_FILES: usize = 3;
 const LOG_FILE_BYTES: usize = 8 << 20;
@@ -28,26 +28,23 @@ pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Op
     out.set_keep_log_file_num(LOG_FILES);
     out.set_max_log_file_size(LOG_FILE_BYTES);
     out.set_max_open_files(max_open_files());
-    match options.profile {
+    let out = match options.profile {
         Profile::Vanilla => {
             let mut table = BlockBasedOptions::default();
-            table.set_block_cache(&Cache::new_lru_cache(cache_bytes));
+            table.set_block_cache(&set::cache(cache_bytes, false, &options.set)?);
             bloom(&mut table, options);
             out.set_block_based_table_factory(&table);
-            Ok(out)
+            out
         }
         Profile::Tuned => {
-            let cache = Cache::new_hyper_clock_cache(cache_bytes, 0);
+            let cache = set::cache(cache_bytes, true, &options.set)?;
             tuned_tables(&mut out, &cache, options);
             tuned_tree(&mut out, &cache, cache_bytes);
             out.set_use_direct_reads(disk_bytes(dir)? > options.memory_limit_bytes);
-            // The crate has no setters for these two. They add to the table options that are set already.
-            out.get_options_from_string(
-                "block_based_table_factory={index_block_search_type=kAuto;uniform_cv_threshold=0.2}",
-            )
-            .map_err(|e| error::rocks("cannot set RocksDB's interpolation search", e))
+            set::interpolate(out)?
         }
-    }
+    };
+    set::apply(out, &options.set)
 }
 
 fn bloom(table: &mut BlockBasedOptions, options: &RocksdbOptions) {

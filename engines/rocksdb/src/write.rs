@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use engine_api::{Checkpoint, Durability, Key, Result, Value, WriteTxn};
+use foldhash::fast::RandomState;
 use parking_lot::MutexGuard;
 use rocksdb::{ReadOptions, WriteBatch, WriteOptions};
 
@@ -15,7 +16,8 @@ const BATCH_PAIRS: usize = 1024;
 pub(crate) struct RocksdbTxn<'e> {
     engine: &'e RocksdbEngine,
     batch: WriteBatch,
-    pending: HashMap<Key, Option<Value>>,
+    /// The standard library's hasher would cost as much as the batch itself; this one has a seed of its own in each map.
+    pending: HashMap<Key, Option<Value>, RandomState>,
     options: ReadOptions,
     _writer: MutexGuard<'e, ()>,
 }
@@ -25,7 +27,7 @@ impl<'e> RocksdbTxn<'e> {
         Self {
             engine,
             batch: WriteBatch::default(),
-            pending: HashMap::with_capacity(BATCH_PAIRS),
+            pending: HashMap::with_capacity_and_hasher(BATCH_PAIRS, RandomState::default()),
             options: ReadOptions::default(),
             _writer: writer,
         }

@@ -97,4 +97,7 @@ pub(crate) fn engine_args(command: &mut Command, run: &Run) {
     if run.engine.engine == EngineKind::Rocksdb && run.engine.profile != Profile::Vanilla {
         command.args(["--profile", run.engine.profile.as_str()]);
     }
+    for setting in &run.engine.set {
+        command.args(["--set", setting]);
+    }
 }

@@ -57,6 +57,9 @@ pub struct LiveArgs {
     /// Profile of the engine (rocksdb): vanilla or tuned
     #[arg(long)]
     pub profile: Option<String>,
+    /// One of the engine's own settings, such as max_open_files=-1; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = engines::setting)]
+    pub set: Vec<String>,
     /// Memory of the engine's own caches
     #[arg(long, value_name = "SIZE", value_parser = engines::size)]
     pub memory: Option<ByteSize>,
@@ -192,6 +195,9 @@ fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> 
     }
     if let Some(profile) = &args.profile {
         command.arg("--profile").arg(profile);
+    }
+    for setting in &args.set {
+        command.args(["--set", setting]);
     }
     if let Some(memory) = args.memory {
         command.arg("--memory").arg(memory.as_u64().to_string());

@@ -128,6 +128,7 @@ mod tests {
             "bloom",
             "memory",
             "lmdb_map_size",
+            "set",
             "geyser",
             "x_token_file",
             "geyser_ca",

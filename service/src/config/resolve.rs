@@ -30,6 +30,7 @@ impl Settings {
             profile: self.profile,
             memory: self.memory,
             lmdb_map_size: self.lmdb_map_size,
+            set: self.set.unwrap_or_default(),
         };
         let engine = engines::options_for(&dir, &engine)?;
         let kept_extract = if self.extract.is_none() { store::extract_of(&dir)? } else { None };

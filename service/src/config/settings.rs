@@ -35,6 +35,9 @@ pub struct Settings {
     /// Fixed size of LMDB's map [default: 1 TiB of address space, growing]
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub lmdb_map_size: Option<ByteSize>,
+    /// One of the engine's own settings, in place of the profile's, such as max_open_files=-1; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = engines::setting)]
+    pub set: Option<Vec<String>>,
     /// Directory of the store, which bootstrap has made
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
@@ -230,7 +233,7 @@ impl Settings {
         macro_rules! pick {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
-        pick!(engine bloom profile memory lmdb_map_size dir create_empty cluster geyser x_token_file x_token_header geyser_ca geyser_cert geyser_key geyser_compression extract follow commitment processed
+        pick!(engine bloom profile memory lmdb_map_size set dir create_empty cluster geyser x_token_file x_token_header geyser_ca geyser_cert geyser_key geyser_compression extract follow commitment processed
             commit_every commit_interval durability idle_timeout gap_timeout max_lag_ms max_lag_slots listen uds uds_mode
             uds_group shm shm_mode shm_group feed
             feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout

@@ -33,11 +33,8 @@ fn small() -> RocksdbOptions {
 
 fn profiles() -> [(&'static str, RocksdbOptions); 3] {
     let bloom = RocksdbOptions { bloom_bits: Some(10), ..small() };
-    [
-        ("rocksdb", small()),
-        ("rocksdb_bloom", bloom),
-        ("rocksdb_tuned", RocksdbOptions { profile: Profile::Tuned, ..bloom }),
-    ]
+    let tuned = RocksdbOptions { profile: Profile::Tuned, ..bloom.clone() };
+    [("rocksdb", small()), ("rocksdb_bloom", bloom), ("rocksdb_tuned", tuned)]
 }
 
 fn commit(engine: &RocksdbEngine, pairs: &[(Key, Value)], seq: u64) {
@@ -146,6 +143,28 @@ fn a_store_beyond_the_memory_limit_is_read_directly() {
 }
 
 #[test]
+fn what_is_set_comes_before_the_profile() {
+    let set = |settings: &[(&str, &str)]| {
+        let set = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        RocksdbOptions { profile: Profile::Tuned, bloom_bits: Some(10), set, ..small() }
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let other = set(&[("max_open_files", "99"), ("block_size", "8192"), ("cache", "lru"), ("block_size", "2048")]);
+    drop(RocksdbEngine::open(dir.path(), &other).unwrap());
+    let text = options_file(dir.path());
+    for setting in ["max_open_files=99", "block_size=2048", "target_file_size_base=268435456", "partition_filters=true"]
+    {
+        assert!(text.contains(setting), "{setting}: {text}");
+    }
+    // A value that RocksDB does not take, a kind of cache that there is not, and a name that would change what a commit survives.
+    for wrong in [("max_open_files", "many"), ("cache", "fifo"), ("manual_wal_flush", "true")] {
+        let error = RocksdbEngine::open(dir.path(), &set(&[wrong])).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FixInput, "{wrong:?}: {error}");
+        assert!(error.to_string().contains(wrong.0), "{wrong:?}: {error}");
+    }
+}
+
+#[test]
 fn interrupted_loads_go_on_where_they_stopped() {
     for (label, options) in profiles() {
         let dir = tempfile::tempdir().unwrap();
@@ -243,15 +262,15 @@ fn a_scrub_finds_inverted_bytes_wherever_they_are() {
 #[test]
 fn the_label_says_what_the_files_have() {
     let [(_, plain), (_, bloom), _] = profiles();
-    for (made_with, label) in [(plain, "rocksdb"), (bloom, "rocksdb_bloom")] {
+    for (made_with, label) in [(plain.clone(), "rocksdb"), (bloom.clone(), "rocksdb_bloom")] {
         let dir = tempfile::tempdir().unwrap();
         let engine = Box::new(RocksdbEngine::open(dir.path(), &made_with).unwrap());
         assert_eq!(engine.label(), label);
         engine.load_sorted(&pairs(0, PAIRS), &mark(1)).unwrap();
         engine.close().unwrap();
-        for opened_with in [plain, bloom] {
-            assert_eq!(RocksdbEngine::open(dir.path(), &opened_with).unwrap().label(), label);
-            assert_eq!(RocksdbEngine::open_read_only(dir.path(), &opened_with).unwrap().label(), label);
+        for opened_with in [&plain, &bloom] {
+            assert_eq!(RocksdbEngine::open(dir.path(), opened_with).unwrap().label(), label);
+            assert_eq!(RocksdbEngine::open_read_only(dir.path(), opened_with).unwrap().label(), label);
         }
     }
 }

@@ -1,0 +1,129 @@
+//! RocksDB's settings by name: which of them may be set, and how they are handed to RocksDB.
+//!
+//! Owns: the list of names. Must not: take one that changes what a commit survives, which files the store has, or what its
+//! checks see. Runs on the thread that opens the store.
+
+use engine_api::{Error, ErrorKind, Result};
+use rocksdb::{Cache, Options};
+
+use crate::error;
+
+/// Settings of the store and its one column family.
+const TREE: &[&str] = &[
+    "advise_random_on_open",
+    "allow_concurrent_memtable_write",
+    "allow_mmap_reads",
+    "arena_block_size",
+    "async_wal_precreate",
+    "bytes_per_sync",
+    "compaction_pri",
+    "compaction_readahead_size",
+    "compaction_style",
+    "enable_pipelined_write",
+    "enable_write_thread_adaptive_yield",
+    "level0_file_num_compaction_trigger",
+    "level0_slowdown_writes_trigger",
+    "level0_stop_writes_trigger",
+    "level_compaction_dynamic_level_bytes",
+    "max_background_jobs",
+    "max_bytes_for_level_base",
+    "max_open_files",
+    "max_subcompactions",
+    "max_total_wal_size",
+    "max_write_buffer_number",
+    "memtable",
+    "memtable_huge_page_size",
+    "memtable_prefix_bloom_size_ratio",
+    "memtable_whole_key_filtering",
+    "min_write_buffer_number_to_merge",
+    "optimize_filters_for_hits",
+    "periodic_compaction_seconds",
+    "recycle_log_file_num",
+    "table_cache_numshardbits",
+    "target_file_size_base",
+    "target_file_size_multiplier",
+    "use_adaptive_mutex",
+    "use_direct_io_for_flush_and_compaction",
+    "use_direct_reads",
+    "wal_bytes_per_sync",
+    "write_buffer_size",
+];
+
+/// Settings of the files' format and cache.
+const TABLE: &[&str] = &[
+    "block_align",
+    "block_restart_interval",
+    "block_size",
+    "cache_index_and_filter_blocks",
+    "cache_index_and_filter_blocks_with_high_priority",
+    "checksum",
+    "data_block_hash_table_util_ratio",
+    "data_block_index_type",
+    "decouple_partitioned_filters",
+    "filter_policy",
+    "format_version",
+    "index_block_restart_interval",
+    "index_block_search_type",
+    "index_shortening",
+    "index_type",
+    "metadata_block_size",
+    "metadata_cache_options",
+    "optimize_filters_for_memory",
+    "partition_filters",
+    "pin_l0_filter_and_index_blocks_in_cache",
+    "prepopulate_block_cache",
+    "separate_key_value_in_data_block",
+    "uniform_cv_threshold",
+    "use_delta_encoding",
+];
+
+/// The kind of the block cache, `lru` or `hyper_clock`: RocksDB has no name for it in its options files.
+pub(crate) const CACHE: &str = "cache";
+
+/// The names that [`RocksdbOptions::set`](crate::RocksdbOptions::set) takes.
+pub fn settings() -> impl Iterator<Item = &'static str> {
+    TREE.iter().chain(TABLE).copied().chain([CACHE])
+}
+
+/// A cache of the profile's kind, or of the kind that was set.
+pub(crate) fn cache(bytes: usize, is_clock: bool, set: &[(String, String)]) -> Result<Cache> {
+    let is_clock = match set.iter().rev().find(|(name, _)| name == CACHE).map(|(_, value)| value.as_str()) {
+        None => is_clock,
+        Some("lru") => false,
+        Some("hyper_clock") => true,
+        Some(other) => {
+            let message = format!("no kind of RocksDB's cache: {CACHE}={other}: give lru or hyper_clock");
+            return Err(Error::new(ErrorKind::FixInput, message));
+        }
+    };
+    Ok(if is_clock { Cache::new_hyper_clock_cache(bytes, 0) } else { Cache::new_lru_cache(bytes) })
+}
+
+/// `options` with what was set in place of the profile's.
+pub(crate) fn apply(mut options: Options, set: &[(String, String)]) -> Result<Options> {
+    if set.is_empty() {
+        return Ok(options);
+    }
+    let joined = |names: &[&str]| {
+        let named = set.iter().filter(|(name, _)| names.contains(&name.as_str()));
+        named.map(|(name, value)| format!("{name}={value};")).collect::<String>()
+    };
+    if let Some((name, _)) = set.iter().find(|(name, _)| !settings().any(|known| known == name)) {
+        return Err(Error::new(ErrorKind::FixInput, format!("no setting of RocksDB that may be set: name={name}")));
+    }
+    let (tree, table) = (joined(TREE), joined(TABLE));
+    // A nested string adds to the table's options that are set already.
+    let table = if table.is_empty() { table } else { format!("block_based_table_factory={{{table}}};") };
+    let text = tree + &table;
+    options.get_options_from_string(&text).map_err(|e| {
+        let what = format!("RocksDB does not take its settings: set={text:?}: correct the value");
+        Error::with_source(ErrorKind::FixInput, format!("{what}: {e}"), e)
+    })
+}
+
+/// What the crate has no setters for: interpolation in the search of an index whose keys are uniform.
+pub(crate) fn interpolate(mut options: Options) -> Result<Options> {
+    options
+        .get_options_from_string("block_based_table_factory={index_block_search_type=kAuto;uniform_cv_threshold=0.2}")
+        .map_err(|e| error::rocks("cannot set RocksDB's interpolation search", e))
+}
