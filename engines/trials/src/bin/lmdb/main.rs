@@ -1,0 +1,299 @@
+//! One turn of one setting of LMDB: gets, commits, loads or scans, and the figures of it.
+//!
+//! Owns: what is measured and when the clock runs. Must not: write to the store that it is given, which is copied first.
+
+mod ffi;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use clap::{Args, Parser, Subcommand};
+use trials::{
+    Bytes32, Random, ascending_key, copy_store, drop_cache, empty_dir, median, print_figure, timed, warm_cache,
+    written_bytes,
+};
+
+use ffi::{Env, How, Txn};
+
+const FILE: &str = "data.mdb";
+/// Room for the pairs of a load in random order, 132 bytes each at the most, and for pages that wait to be free.
+const MAP_BYTES_A_PAIR: u64 = 400;
+const MAP_BYTES_MIN: u64 = 1 << 30;
+/// Gets of a block: each block's mean is one value of the median.
+const BLOCK_GETS: usize = 1000;
+
+/// Measures one setting of LMDB once.
+#[derive(Parser)]
+struct Cli {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Says which LMDB is linked.
+    Version,
+    /// Gets of absent and present keys, one after the other.
+    Get(Get),
+    /// Synced commits of random puts into a copy of a store.
+    Commit(Commit),
+    /// A load of sorted pairs into a new store.
+    Append(Load),
+    /// A load of pairs in random order into a new store.
+    Shuffled(Load),
+}
+
+#[derive(Args)]
+struct Get {
+    /// A store that `bootstrap --engine lmdb` made.
+    #[arg(long)]
+    store: PathBuf,
+    /// Gets of each kind.
+    #[arg(long, default_value_t = 500_000)]
+    gets: usize,
+    /// Begins without the file's pages in the page cache, and scans the store at the end of the turn as well.
+    #[arg(long)]
+    cold: bool,
+    /// A flag of the environment; each once.
+    #[arg(long = "flag")]
+    flags: Vec<Flag>,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(Args)]
+struct Commit {
+    /// A store that `bootstrap --engine lmdb` made.
+    #[arg(long)]
+    store: PathBuf,
+    /// Directory for the copy, on the device to be measured.
+    #[arg(long)]
+    work: PathBuf,
+    #[arg(long, default_value_t = 60)]
+    commits: usize,
+    /// Puts of a commit.
+    #[arg(long, default_value_t = 1000)]
+    puts: usize,
+    /// Sorts each commit's puts by key first, within the measured time.
+    #[arg(long)]
+    sorted: bool,
+    #[arg(long, value_enum, default_value = "put")]
+    how: How,
+    #[arg(long = "flag")]
+    flags: Vec<Flag>,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(Args)]
+struct Load {
+    /// Directory for the store, on the device to be measured.
+    #[arg(long)]
+    work: PathBuf,
+    #[arg(long, default_value_t = 2_000_000)]
+    pairs: u64,
+    /// Pairs of a transaction.
+    #[arg(long, default_value_t = 10_000)]
+    batch: u64,
+    #[arg(long)]
+    sorted: bool,
+    #[arg(long, value_enum, default_value = "put")]
+    how: How,
+    #[arg(long = "flag")]
+    flags: Vec<Flag>,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// A flag of the environment, as lmdb.h has it.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "lower")]
+enum Flag {
+    NoSync,
+    NoMetaSync,
+    WriteMap,
+    MapAsync,
+    NoMemInit,
+    /// Readahead stays on: the program sets MDB_NORDAHEAD without this.
+    Readahead,
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().what {
+        What::Version => println!("LMDB {}", ffi::version()),
+        What::Get(args) => get(&args)?,
+        What::Commit(args) => commit(&args)?,
+        What::Append(args) => load(&args, How::Append)?,
+        What::Shuffled(args) => load(&args, args.how)?,
+    }
+    Ok(())
+}
+
+/// The environment's flags: those that the engine always sets, and the ones asked for.
+fn flags(asked: &[Flag]) -> u32 {
+    let readahead = if asked.contains(&Flag::Readahead) { 0 } else { ffi::NORDAHEAD };
+    asked.iter().fold(ffi::NOTLS | readahead, |flags, flag| {
+        flags
+            | match flag {
+                Flag::NoSync => ffi::NOSYNC,
+                Flag::NoMetaSync => ffi::NOMETASYNC,
+                Flag::WriteMap => ffi::WRITEMAP,
+                Flag::MapAsync => ffi::MAPASYNC,
+                Flag::NoMemInit => ffi::NOMEMINIT,
+                Flag::Readahead => 0,
+            }
+    })
+}
+
+/// The directory of the engine within a store.
+fn data(store: &Path) -> PathBuf {
+    store.join("data")
+}
+
+fn get(args: &Get) -> Result<()> {
+    ensure!(args.gets >= BLOCK_GETS, "gets={} is less than a block: ask for {BLOCK_GETS} or more", args.gets);
+    let file = data(&args.store).join(FILE);
+    let map_bytes = file.metadata()?.len().next_multiple_of(1 << 20) as usize;
+    let mut random = Random::new(args.seed);
+    let absent = random.keys(args.gets, false);
+    let open = |asked: &[Flag]| Env::open(&data(&args.store), flags(asked) | ffi::RDONLY | ffi::NOLOCK, map_bytes);
+    let present = some_present(&open(&[Flag::Readahead])?, args.gets, &mut random)?;
+    if args.cold {
+        drop_cache(&file)?;
+    } else {
+        warm_cache(&file)?;
+    }
+    let env = open(&args.flags)?;
+    let txn = env.read()?;
+    if !args.cold {
+        // Once before the clock runs: pages that are in the page cache have to be mapped as well.
+        gets(&txn, &present, true)?;
+    }
+    print_figure("present_ns", gets(&txn, &present, true)?);
+    print_figure("absent_ns", gets(&txn, &absent, false)?);
+    if args.cold {
+        drop(txn);
+        drop(env);
+        drop_cache(&file)?;
+        let env = open(&args.flags)?;
+        let (pairs, took) = timed(|| {
+            let mut pairs = 0u64;
+            env.read()?.scan(|_| pairs += 1)?;
+            Ok(pairs)
+        })?;
+        print_figure("scan_pairs_per_s", pairs as f64 / took.as_secs_f64());
+    }
+    Ok(())
+}
+
+/// Keys of the store in no order, evenly from all of it.
+fn some_present(env: &Env, count: usize, random: &mut Random) -> Result<Vec<Bytes32>> {
+    let mut kept: Vec<Bytes32> = Vec::with_capacity(count);
+    let mut seen = 0u64;
+    env.read()?.scan(|key| {
+        seen += 1;
+        let Ok(key) = Bytes32::try_from(key) else { return };
+        if kept.len() < count {
+            kept.push(key);
+        } else if let Some(place) = kept.get_mut((random.number() % seen) as usize) {
+            *place = key;
+        }
+    })?;
+    ensure!(!kept.is_empty(), "store is empty: load some pairs first");
+    for at in (1..kept.len()).rev() {
+        kept.swap(at, (random.number() % (at as u64 + 1)) as usize);
+    }
+    Ok(kept)
+}
+
+/// The median of the blocks' means in nanoseconds.
+fn gets(txn: &Txn<'_>, keys: &[Bytes32], expected: bool) -> Result<f64> {
+    let mut means = Vec::with_capacity(keys.len() / BLOCK_GETS);
+    for block in keys.chunks_exact(BLOCK_GETS) {
+        let begun = Instant::now();
+        for key in block {
+            ensure!(txn.get(key)? == expected, "a get is wrong: expected={expected} key={key:?}");
+        }
+        means.push(begun.elapsed().as_nanos() as f64 / BLOCK_GETS as f64);
+    }
+    ensure!(!means.is_empty(), "the store has fewer than {BLOCK_GETS} pairs: load more");
+    Ok(median(&mut means))
+}
+
+/// Synced commits into a copy whose pages are in memory.
+fn commit(args: &Commit) -> Result<()> {
+    ensure!(args.commits > 0 && args.puts > 0, "commits and puts have to be one or more");
+    let source = data(&args.store).join(FILE);
+    copy_store(&source, &args.work)?;
+    let bytes = source.metadata()?.len();
+    let map_bytes = (bytes * 2 + MAP_BYTES_MIN).next_multiple_of(1 << 20) as usize;
+    warm_cache(&args.work.join(FILE))?;
+    let env = Env::open(&args.work, flags(&args.flags), map_bytes)?;
+    let mut random = Random::new(args.seed);
+    let (mut puts_ms, mut commits_ms, mut all_ms) = (Vec::new(), Vec::new(), Vec::new());
+    // A tenth more at first, unmeasured: the pages that a commit frees are used by later ones.
+    let unmeasured = args.commits / 10 + 2;
+    let mut written = 0.0;
+    for number in 0..unmeasured + args.commits {
+        if number == unmeasured {
+            (puts_ms, commits_ms, all_ms) = (Vec::new(), Vec::new(), Vec::new());
+            written = written_bytes()?;
+        }
+        let mut keys = random.keys(args.puts, false);
+        let begun = Instant::now();
+        if args.sorted {
+            keys.sort_unstable();
+        }
+        let mut txn = env.write()?;
+        txn.put_all(&keys, args.how)?;
+        let put = begun.elapsed();
+        txn.commit()?;
+        let all = begun.elapsed();
+        puts_ms.push(put.as_secs_f64() * 1e3);
+        commits_ms.push((all - put).as_secs_f64() * 1e3);
+        all_ms.push(all.as_secs_f64() * 1e3);
+    }
+    let written = written_bytes()? - written;
+    print_figure("batch_ms", median(&mut all_ms));
+    print_figure("batch_puts_ms", median(&mut puts_ms));
+    print_figure("batch_commit_ms", median(&mut commits_ms));
+    if !args.flags.contains(&Flag::WriteMap) {
+        print_figure("batch_written_kib", written / 1024.0 / args.commits as f64);
+    }
+    Ok(())
+}
+
+/// A load, until everything is flushed.
+fn load(args: &Load, how: How) -> Result<()> {
+    ensure!(args.pairs > 0 && args.batch > 0, "pairs and batch have to be one or more");
+    empty_dir(&args.work)?;
+    let map_bytes = (args.pairs * MAP_BYTES_A_PAIR + MAP_BYTES_MIN).next_multiple_of(1 << 20) as usize;
+    let env = Env::open(&args.work, flags(&args.flags), map_bytes)?;
+    let mut random = Random::new(args.seed);
+    let begun = Instant::now();
+    let mut at = 0;
+    while at < args.pairs {
+        let count = args.batch.min(args.pairs - at);
+        let mut keys: Vec<Bytes32> = match how {
+            How::Append => (at..at + count).map(|at| ascending_key(&mut random, at, args.pairs)).collect(),
+            _ => random.keys(count as usize, false),
+        };
+        if args.sorted {
+            keys.sort_unstable();
+        }
+        let mut txn = env.write()?;
+        txn.put_all(&keys, how)?;
+        txn.commit()?;
+        at += count;
+    }
+    let loaded = begun.elapsed();
+    env.sync()?;
+    let all = begun.elapsed();
+    print_figure("load_pairs_per_s", args.pairs as f64 / all.as_secs_f64());
+    print_figure("load_flush_s", (all - loaded).as_secs_f64());
+    if !args.flags.contains(&Flag::WriteMap) {
+        print_figure("load_written_mib", written_bytes()? / 1024.0 / 1024.0);
+    }
+    Ok(())
+}
