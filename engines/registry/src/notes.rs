@@ -45,7 +45,7 @@ pub fn notes(dir: &Path, options: &EngineOptions) -> Result<Vec<Note>> {
     let files = Files::of(&dir.join(DATA));
     let hard_limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let division = options.division();
-    let outside = (options.profile == Profile::Vanilla).then(|| Outside {
+    let outside = (options.profile != Profile::Tuned).then(|| Outside {
         bloom_bits: options.bloom.unwrap_or(0).into(),
         pairs: files.bytes / FILE_BYTES_A_PAIR,
         cache_bytes: division.cache_bytes,

@@ -10,8 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::store;
 
-/// Bits per key of the tuned profile's filter where none are asked for: about one false positive in a hundred.
-pub(crate) const TUNED_BLOOM_BITS: u32 = 10;
 /// More bits than this buy nothing: a false positive costs one read, and 20 bits leave one in 6000.
 const BLOOM_BITS_MAX: u32 = 32;
 /// Half of the addresses that a process of x86-64 or ARM64 has.
@@ -68,15 +66,28 @@ pub enum Profile {
     /// As RocksDB comes, apart from a cache of --memory.
     #[default]
     Vanilla,
+    /// For a store that fits in memory: hash indexes in blocks, a faster cache.
+    Memory,
     /// For uniform keys under a memory cap: filters and index inside the cache, larger files, direct reads.
     Tuned,
 }
 
 impl Profile {
+    /// Bits per key of the filter where none are asked for: none where RocksDB is as it comes, one false positive in 6000
+    /// where memory is no matter, one in a hundred under a cap.
+    pub(crate) fn bloom_bits(self) -> u32 {
+        match self {
+            Self::Vanilla => 0,
+            Self::Memory => 20,
+            Self::Tuned => 10,
+        }
+    }
+
     /// The name used on the command line and in files.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Vanilla => "vanilla",
+            Self::Memory => "memory",
             Self::Tuned => "tuned",
         }
     }
@@ -229,11 +240,13 @@ impl EngineOptions {
         self.set.iter().map(|setting| setting.split_once('=').unwrap_or((setting, "")))
     }
 
-    /// The label of every metric and table row: `rocksdb`, `rocksdb_bloom`, `rocksdb_tuned`, `lmdb`, `redb`.
+    /// The label of every metric and table row: `rocksdb`, `rocksdb_bloom`, `rocksdb_memory`, `rocksdb_tuned`, `lmdb`, `redb`,
+    /// `strata`.
     ///
     /// Of an existing store the open engine's own label counts: its filter may come from the directory.
     pub fn label(&self) -> &'static str {
         match (self.engine, self.profile, self.bloom.unwrap_or(0)) {
+            (EngineKind::Rocksdb, Profile::Memory, _) => "rocksdb_memory",
             (EngineKind::Rocksdb, Profile::Tuned, _) => "rocksdb_tuned",
             (EngineKind::Rocksdb, Profile::Vanilla, 0) => "rocksdb",
             (EngineKind::Rocksdb, Profile::Vanilla, _) => "rocksdb_bloom",

@@ -14,7 +14,7 @@ use crate::copy;
 use crate::hold::{Held, hold};
 use crate::lock::{self, DirLock, LOCK};
 use crate::marker::{self, FORMAT_VERSION, Identity, MARKER, MARKER_TEMPORARY};
-use crate::options::{EngineArgs, EngineKind, EngineOptions, Profile, TUNED_BLOOM_BITS};
+use crate::options::{EngineArgs, EngineKind, EngineOptions, Profile};
 use crate::process;
 use crate::standing;
 use crate::terms::{Load, LoadState, Terms};
@@ -249,10 +249,10 @@ impl Engine for Store {
 pub(crate) fn effective(options: &EngineOptions, known: Option<&Identity>) -> EngineOptions {
     let mut options = options.clone();
     if options.engine == EngineKind::Rocksdb && options.bloom.is_none() {
-        let tuned = options.profile == Profile::Tuned;
-        options.bloom = match known.map_or(0, |known| known.bloom) {
-            0 if tuned && known.is_none_or(|known| known.profile != Profile::Tuned) => Some(TUNED_BLOOM_BITS),
-            bits => Some(bits),
+        options.bloom = match known {
+            // Also none, where that was said of this profile.
+            Some(known) if known.bloom > 0 || known.profile == options.profile => Some(known.bloom),
+            _ => Some(options.profile.bloom_bits()),
         };
     }
     options
@@ -401,6 +401,7 @@ pub(crate) fn rocksdb_options(options: &EngineOptions) -> engine_rocksdb::Rocksd
     let division = options.division();
     let profile = match options.profile {
         Profile::Vanilla => engine_rocksdb::Profile::Vanilla,
+        Profile::Memory => engine_rocksdb::Profile::Memory,
         Profile::Tuned => engine_rocksdb::Profile::Tuned,
     };
     engine_rocksdb::RocksdbOptions {

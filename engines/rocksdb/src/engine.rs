@@ -177,6 +177,7 @@ impl Engine for RocksdbEngine {
     fn label(&self) -> &'static str {
         let filtered = self.filter_bytes.map_or(self.options.bloom_bits.is_some(), |bytes| bytes > 0);
         match (self.options.profile, filtered) {
+            (Profile::Memory, _) => "rocksdb_memory",
             (Profile::Tuned, _) => "rocksdb_tuned",
             (Profile::Vanilla, true) => "rocksdb_bloom",
             (Profile::Vanilla, false) => "rocksdb",

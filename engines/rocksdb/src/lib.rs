@@ -76,6 +76,8 @@ pub enum Profile {
     /// RocksDB's defaults.
     #[default]
     Vanilla,
+    /// For a store that fits in memory.
+    Memory,
     /// For uniform keys under a memory cap.
     Tuned,
 }

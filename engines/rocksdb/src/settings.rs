@@ -17,6 +17,10 @@ const LOG_FILE_BYTES: usize = 8 << 20;
 /// Of the tuned profile: compactions of one store beyond this many only compete for the device.
 const BACKGROUND_JOBS_MAX: usize = 4;
 const MIB: usize = 1 << 20;
+/// Keys of a data block's hash index for each of its slots: RocksDB's own value for lookups of single keys.
+const DATA_BLOCK_HASH_RATIO: f64 = 0.75;
+/// From so many files on RocksDB may keep all open: with files of 64 MiB they hold 4 TB.
+const OPEN_FILES_ENOUGH: u64 = 1 << 16;
 
 /// RocksDB's options for the store in `dir`; also those its sorted files are written with.
 pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Options> {
@@ -35,6 +39,15 @@ pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Op
             bloom(&mut table, options);
             out.set_block_based_table_factory(&table);
             out
+        }
+        Profile::Memory => {
+            let mut table = BlockBasedOptions::default();
+            table.set_block_cache(&set::cache(cache_bytes, true, &options.set)?);
+            bloom(&mut table, options);
+            table.set_data_block_index_type(DataBlockIndexType::BinaryAndHash);
+            table.set_data_block_hash_ratio(DATA_BLOCK_HASH_RATIO);
+            out.set_block_based_table_factory(&table);
+            set::interpolate(out)?
         }
         Profile::Tuned => {
             let cache = set::cache(cache_bytes, true, &options.set)?;
@@ -66,7 +79,7 @@ fn tuned_tables(out: &mut Options, cache: &Cache, options: &RocksdbOptions) {
     table.set_top_level_index_pinning_tier(BlockBasedTablePinningTier::All);
     table.set_unpartitioned_pinning_tier(BlockBasedTablePinningTier::FlushAndSimilar);
     table.set_data_block_index_type(DataBlockIndexType::BinaryAndHash);
-    table.set_data_block_hash_ratio(0.75);
+    table.set_data_block_hash_ratio(DATA_BLOCK_HASH_RATIO);
     table.set_checksum_type(ChecksumType::XXH3);
     table.set_optimize_filters_for_memory(true);
     out.set_block_based_table_factory(&table);
@@ -90,10 +103,11 @@ fn tuned_tree(out: &mut Options, cache: &Cache, cache_bytes: usize) {
     out.set_max_background_jobs(if cores >= BACKGROUND_JOBS_MAX { 4 } else { 2 });
 }
 
-/// Half of the process's open files, so that connections have the rest; no limit where there is none.
+/// No limit, which is RocksDB's default: any limit costs each get a search for its file's reader. Half of the process's open
+/// files where these are few, so that connections have the rest.
 fn max_open_files() -> i32 {
     match getrlimit(Resource::Nofile).current {
-        None => -1,
-        Some(files) => i32::try_from(files / 2).unwrap_or(-1).max(64),
+        Some(files) if files / 2 < OPEN_FILES_ENOUGH => i32::try_from(files / 2).unwrap_or(-1).max(64),
+        _ => -1,
     }
 }

@@ -96,7 +96,7 @@ mod tests {
             );
             assert!(cautions(Extract::AccountOwner, Follow::Exact, engine).is_empty(), "every account is in the map");
         }
-        for engine in ["strata", "rocksdb_bloom", "rocksdb_tuned"] {
+        for engine in ["strata", "rocksdb_bloom", "rocksdb_memory", "rocksdb_tuned"] {
             assert!(cautions(Extract::TokenOwner, Follow::Exact, engine).is_empty());
         }
     }

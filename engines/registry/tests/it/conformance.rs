@@ -22,9 +22,10 @@ const MEMORY: ByteSize = ByteSize::mib(64);
 /// The smallest map that options accept is 1 MiB; this one takes a few batches and is then full.
 const SMALL_MAP: ByteSize = ByteSize::mib(4);
 
-const COLUMNS: [Column; 6] = [
+const COLUMNS: [Column; 7] = [
     Column { name: "rocksdb", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Vanilla },
     Column { name: "rocksdb_bloom", engine: EngineKind::Rocksdb, bloom: Some(20), profile: Profile::Vanilla },
+    Column { name: "rocksdb_memory", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Memory },
     Column { name: "rocksdb_tuned", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Tuned },
     Column { name: "lmdb", engine: EngineKind::Lmdb, bloom: None, profile: Profile::Vanilla },
     Column { name: "redb", engine: EngineKind::Redb, bloom: None, profile: Profile::Vanilla },
@@ -79,6 +80,11 @@ mod rocksdb {
 #[cfg(feature = "rocksdb")]
 mod rocksdb_bloom {
     ::conformance::suite!(super::column("rocksdb_bloom"));
+}
+
+#[cfg(feature = "rocksdb")]
+mod rocksdb_memory {
+    ::conformance::suite!(super::column("rocksdb_memory"));
 }
 
 #[cfg(feature = "rocksdb")]

@@ -31,10 +31,11 @@ fn small() -> RocksdbOptions {
     RocksdbOptions { cache_bytes: 8 << 20, ..Default::default() }
 }
 
-fn profiles() -> [(&'static str, RocksdbOptions); 3] {
+fn profiles() -> [(&'static str, RocksdbOptions); 4] {
     let bloom = RocksdbOptions { bloom_bits: Some(10), ..small() };
+    let memory = RocksdbOptions { profile: Profile::Memory, ..bloom.clone() };
     let tuned = RocksdbOptions { profile: Profile::Tuned, ..bloom.clone() };
-    [("rocksdb", small()), ("rocksdb_bloom", bloom), ("rocksdb_tuned", tuned)]
+    [("rocksdb", small()), ("rocksdb_bloom", bloom), ("rocksdb_memory", memory), ("rocksdb_tuned", tuned)]
 }
 
 fn commit(engine: &RocksdbEngine, pairs: &[(Key, Value)], seq: u64) {
@@ -85,7 +86,8 @@ fn a_store_with_an_older_checkpoint_is_refused_by_name() {
 fn profiles_open_each_others_files() {
     let dir = tempfile::tempdir().unwrap();
     // Vanilla is called after what the files have that it finds: those of the opening before it, all of them rewritten.
-    let labels = ["rocksdb", "rocksdb", "rocksdb_tuned", "rocksdb_bloom", "rocksdb", "rocksdb_tuned"];
+    let first = ["rocksdb", "rocksdb", "rocksdb_memory", "rocksdb_tuned"];
+    let labels = first.into_iter().chain(["rocksdb_bloom", "rocksdb", "rocksdb_memory", "rocksdb_tuned"]);
     let opened = profiles().into_iter().chain(profiles()).zip(labels);
     for (seq, ((_, options), label)) in (0..).zip(opened) {
         let engine = Box::new(RocksdbEngine::open(dir.path(), &options).unwrap());
@@ -112,19 +114,22 @@ fn settings_reach_rocksdb() {
         assert!(has("compression=kNoCompression"), "{label}");
         assert!(has("wal_recovery_mode=kPointInTimeRecovery"), "{label}");
         assert_eq!(has("filter_policy=nullptr"), options.bloom_bits.is_none(), "{label}: {text}");
+        let not_vanilla = options.profile != Profile::Vanilla;
+        for setting in [
+            "data_block_index_type=kDataBlockBinaryAndHash",
+            "index_block_search_type=kAuto",
+            "uniform_cv_threshold=0.200000",
+        ] {
+            assert_eq!(has(setting), not_vanilla, "{label}: {setting}: {text}");
+        }
         let tuned = options.profile == Profile::Tuned;
         for setting in [
             "index_type=kTwoLevelIndexSearch",
             "partition_filters=true",
             "cache_index_and_filter_blocks=true",
-            "checksum=kXXH3",
-            "data_block_index_type=kDataBlockBinaryAndHash",
-            "index_block_search_type=kAuto",
-            "uniform_cv_threshold=0.200000",
             "target_file_size_base=268435456",
         ] {
-            // XXH3 is RocksDB's own default by now.
-            assert!(has(setting) == tuned || setting == "checksum=kXXH3", "{label}: {setting}: {text}");
+            assert_eq!(has(setting), tuned, "{label}: {setting}: {text}");
         }
     }
 }
@@ -261,7 +266,7 @@ fn a_scrub_finds_inverted_bytes_wherever_they_are() {
 
 #[test]
 fn the_label_says_what_the_files_have() {
-    let [(_, plain), (_, bloom), _] = profiles();
+    let [(_, plain), (_, bloom), ..] = profiles();
     for (made_with, label) in [(plain.clone(), "rocksdb"), (bloom.clone(), "rocksdb_bloom")] {
         let dir = tempfile::tempdir().unwrap();
         let engine = Box::new(RocksdbEngine::open(dir.path(), &made_with).unwrap());
