@@ -165,7 +165,7 @@ impl Ordered {
     ) -> Result<Self> {
         let mut work = Work::open(work)?;
         let (rank, chunks_ahead) = (Rank::new(order, seed), buffers.chunks_ahead);
-        if let (Source::Synthetic { pairs, count, .. }, Order::Shuffled) = (source, order) {
+        if let (Source::Synthetic { pairs, count }, Order::Shuffled) = (source, order) {
             let (source_id, kind) = (pairs.source_id(*count), Kind::Synthetic(source.clone()));
             return Ok(Self { source_id, content: None, records: *count, stamp: None, kind, rank, work, chunks_ahead });
         }
@@ -213,7 +213,7 @@ impl Ordered {
     fn make(&self, skip: u64, on_duplicate: OnDuplicate, send: Send<'_>) -> Result<Tally> {
         let mut chunker = Chunker { skip, chunk: Vec::with_capacity(CHUNK_PAIRS), tally: Tally::default(), send };
         let whole = match &self.kind {
-            Kind::Synthetic(Source::Synthetic { pairs, count, .. }) => {
+            Kind::Synthetic(Source::Synthetic { pairs, count }) => {
                 chunker.tally.pairs = skip.min(*count);
                 chunker.skip = 0;
                 let mut wanted = true;
@@ -421,7 +421,7 @@ mod tests {
     }
 
     fn synthetic(count: u64) -> Source {
-        Source::Synthetic { pairs: workload::Pairs::new(3), count, seed: 3 }
+        Source::Synthetic { pairs: workload::Pairs::new(3), count }
     }
 
     #[test]

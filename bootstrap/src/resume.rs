@@ -202,7 +202,7 @@ fn compare_by_number(args: &LoadArgs, source: &Source, slot: Option<Option<u64>>
     let read = read_content(args, source)?;
     let by_order = |order| file_id(read.digest(), order, args.source.seed);
     let mut numbers = vec![by_order(Order::Sorted), by_order(Order::Shuffled)];
-    if let Source::Synthetic { pairs, count, .. } = source {
+    if let Source::Synthetic { pairs, count } = source {
         numbers.push(pairs.source_id(*count));
     }
     ensure!(

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use engine_api::{Key, Value};
 use serde::{Deserialize, Serialize};
-use workload::Pairs;
+use workload::{Pairs, Values};
 
 use crate::wrong::Wrong;
 use packed::Packing;
@@ -52,6 +52,12 @@ pub struct SourceArgs {
     /// Seed of the synthetic pairs, and of the shuffle of a file
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
+    /// Values of the synthetic pairs: unique, or zipfian:EXPONENT:OWNERS for values that repeat
+    ///
+    /// Wallets own many accounts each: with zipfian:0.99:5M the values are 5 million owners, the r-th of them with weight
+    /// r^-0.99. Pairs with other values are another source.
+    #[arg(long, value_name = "VALUES", default_value = "unique", conflicts_with = "input")]
+    pub values: Values,
     /// Pairs from a file or a pipe, or - for standard input: raw records of 64 bytes (32-byte key, 32-byte value), or CSV
     ///
     /// A name that ends in .gz or .zst is unpacked while it is read.
@@ -94,7 +100,7 @@ pub enum Format {
 /// A source that can be read from the start.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    Synthetic { pairs: Pairs, count: u64, seed: u64 },
+    Synthetic { pairs: Pairs, count: u64 },
     File { path: PathBuf, format: Format },
 }
 
@@ -102,7 +108,9 @@ impl Source {
     pub(crate) fn new(args: &SourceArgs) -> Result<Self> {
         match (&args.pairs, &args.input) {
             (Some(0), _) => Err(Wrong::error("there is nothing to do: pairs=0")),
-            (Some(count), _) => Ok(Self::Synthetic { pairs: Pairs::new(args.seed), count: *count, seed: args.seed }),
+            (Some(count), _) => {
+                Ok(Self::Synthetic { pairs: Pairs::with_values(args.seed, args.values), count: *count })
+            }
             (None, Some(path)) => {
                 let is_csv = Packing::of(path).inner(path).is_some_and(|ending| ending.eq_ignore_ascii_case("csv"));
                 let by_name = if is_csv { Format::Csv } else { Format::Raw };
@@ -183,7 +191,7 @@ impl Source {
     /// read from its start alone.
     pub(crate) fn for_each_from(&self, from: Place, take: &mut TakePlaced<'_>) -> Result<()> {
         match self {
-            Self::Synthetic { pairs, count, .. } => {
+            Self::Synthetic { pairs, count } => {
                 for index in from.number..*count {
                     let after = Place { bytes: 0, number: index + 1 };
                     take((index, pairs.key(index), pairs.value(index, 0)), after)?;
@@ -269,7 +277,7 @@ fn is_pipe(path: &Path) -> bool {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Synthetic { count, seed, .. } => write!(f, "synthetic pairs={count} seed={seed}"),
+            Self::Synthetic { pairs, count } => f.write_str(&pairs.describe(*count)),
             Self::File { path, .. } => write!(f, "file={}", path.display()),
         }
     }

@@ -49,6 +49,9 @@ enum Command {
     /// One run in its own process
     #[command(hide = true)]
     BenchRun(bench::child::ChildArgs),
+    /// The updates of an aged store
+    #[command(hide = true)]
+    BenchAge(bench::child::ChildArgs),
     /// A writer to be killed
     #[command(hide = true)]
     BenchWrite(bench::child::ChildArgs),
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
         Command::Follow(args) => follow::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::BenchRun(args) => bench::child::run(&args),
+        Command::BenchAge(args) => bench::age::run(&args),
         Command::BenchWrite(args) => bench::child::write_until_killed(&args),
         Command::Report(args) => report::run(&args),
         Command::Compare(args) => compare::run(&args),

@@ -143,7 +143,14 @@ mod tests {
     }
 
     fn records(path: &Path) -> Result<Vec<Record>> {
-        let args = SourceArgs { pairs: None, seed: 1, input: Some(path.to_owned()), format: None, expect_pairs: None };
+        let args = SourceArgs {
+            pairs: None,
+            seed: 1,
+            values: workload::Values::Unique,
+            input: Some(path.to_owned()),
+            format: None,
+            expect_pairs: None,
+        };
         let source = Source::new(&args)?;
         source.count_hint()?;
         let mut out = Vec::new();
@@ -227,7 +234,14 @@ mod tests {
         for (name, format) in
             [("a.csv", Format::Csv), ("a.csv.gz", Format::Csv), ("a.zst", Format::Raw), ("csv", Format::Raw)]
         {
-            let args = SourceArgs { pairs: None, seed: 1, input: Some(name.into()), format: None, expect_pairs: None };
+            let args = SourceArgs {
+                pairs: None,
+                seed: 1,
+                values: workload::Values::Unique,
+                input: Some(name.into()),
+                format: None,
+                expect_pairs: None,
+            };
             assert!(
                 matches!(Source::new(&args).unwrap(), Source::File { format: found, .. } if found == format),
                 "{name}"
@@ -251,7 +265,7 @@ mod tests {
             Source::File { path: packed_path, format: Format::Csv },
             Source::File { path: csv_path, format: Format::Csv },
             Source::File { path: raw_path, format: Format::Raw },
-            Source::Synthetic { pairs: Pairs::new(3), count: 8, seed: 3 },
+            Source::Synthetic { pairs: Pairs::new(3), count: 8 },
         ];
         for source in sources {
             let from = |place: Place| {

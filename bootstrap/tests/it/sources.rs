@@ -1,13 +1,15 @@
 //! What a load takes for its source: pipes, files that were cut, bytes that are not what a name says.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
+use workload::{Pairs, Values};
 
-use crate::{command, digest, engines, fails, ok, raw_file, str, synthetic, text};
+use crate::{Map, command, digest, engines, fails, ok, raw_file, str, synthetic, text};
 
 fn pipe(dir: &Path) -> PathBuf {
     let path = dir.join("pipe");
@@ -167,4 +169,35 @@ fn numbers_beyond_any_machine_are_refused_and_never_panic() {
     assert!(!text(&output).contains("panicked"), "{}", text(&output));
     let said = fails(2, &["--from-store", str(&store), "--dir", str(&new), "--from-memory", "16EiB"]);
     assert!(said.contains("the memory limit is too small") && !said.contains("panicked"), "{said}");
+}
+
+#[test]
+fn values_that_repeat_are_another_source_than_values_that_do_not() {
+    for engine in engines() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("store");
+        let load = ["--engine", engine, "--dir", str(&store), "--pairs", "5000"];
+        let verify = ["verify", "--dir", str(&store), "--pairs", "5000"];
+        let owners = ["--values", "zipfian:0.99:500"];
+        ok(&[&load[..], &owners].concat());
+        ok(&[&verify[..], &owners].concat());
+        let pairs = Pairs::with_values(1, Values::Zipfian { exponent: 0.99, owners: 500 });
+        let map: Map = (0..5000).map(|i| (pairs.key(i), pairs.value(i, 0))).collect();
+        assert!(ok(&["info", "--dir", str(&store), "--digest"]).contains(&digest(&map)));
+        assert!(map.values().collect::<HashSet<_>>().len() <= 500);
+
+        let others = fails(1, &verify);
+        assert!(others.contains("different=5000 missing=0 only_in_store=0"), "{others}");
+        for other in [&[][..], &["--values", "zipfian:0.99:501"]] {
+            let refused = fails(1, &[&load[..], &["--resume"], other].concat());
+            assert!(refused.contains("of another source"), "{refused}");
+        }
+        ok(&[&load[..], &["--resume"], &owners].concat());
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let file = fails(2, &["--dir", str(&store), "--input", "some.csv", "--values", "unique"]);
+    assert!(file.contains("cannot be used with"), "{file}");
+    let wrong = fails(2, &["--dir", str(&store), "--pairs", "5", "--values", "normal"]);
+    assert!(wrong.contains("zipfian:EXPONENT:OWNERS"), "{wrong}");
 }

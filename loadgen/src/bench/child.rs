@@ -14,11 +14,12 @@ use engine_api::{Checkpoint, Durability, Engine, Reader};
 use engine_latency::{Latency, Measured, Op, Snapshot};
 use engines::OpenMode;
 use serde::{Deserialize, Serialize};
-use workload::{Pairs, Rng};
+use workload::Rng;
 
-use super::drive::{Driven, Reads, SOURCE, What, Writes, read};
-use super::pace::note_of_overdue;
-use super::scenario::{Kind, Run, State, parse_keys};
+use super::drive::{Done, Driven, Reads, SOURCE, What, Writes, read};
+use super::pace::{note_of_overdue, note_of_writer};
+use super::run::{Run, parse_keys};
+use super::scenario::{Kind, Load, State};
 use crate::result::{Curve, Io, Opening, Quantiles, Sample, Series};
 
 /// Shares of a percentile curve, denser by nines.
@@ -53,6 +54,16 @@ pub struct ChildArgs {
     run: String,
     /// The store
     dir: PathBuf,
+}
+
+impl ChildArgs {
+    pub(crate) fn run(&self) -> &str {
+        &self.run
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
 }
 
 /// Runs one run and prints its answer.
@@ -152,11 +163,12 @@ fn drive(run: &Run, dir: &Path) -> Result<Answer> {
 /// gets. A page holds some 60 pairs: a get for every tenth of them meets all but one page in 400.
 fn warm(run: &Run, engine: &Measured) -> Result<()> {
     engine.inner().reader()?.scan(&mut |_, _| ControlFlow::Continue(()))?;
+    let pairs = run.generator()?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     std::thread::scope(|scope| {
         let get = |thread: u64| {
             let mut reader = engine.inner().reader()?;
-            let (pairs, mut rng) = (Pairs::new(run.seed), Rng::new(run.seed ^ thread));
+            let mut rng = Rng::new(run.seed ^ thread);
             for _ in 0..run.pairs / 10 / threads {
                 reader.get(&pairs.key(rng.below(run.pairs)))?;
             }
@@ -168,9 +180,10 @@ fn warm(run: &Run, engine: &Measured) -> Result<()> {
 }
 
 fn work(run: &Run, engine: &Measured, time: Duration, part: Part) -> Result<Driven> {
-    let keys = parse_keys(&run.keys)?;
+    let (keys, pairs) = (parse_keys(&run.keys)?, run.generator()?);
     let reads = |what| Reads {
-        pairs: Pairs::new(run.seed),
+        pairs,
+        versions: run.versions(),
         count: run.pairs,
         seed: read_seed(run, time, part),
         keys,
@@ -181,9 +194,9 @@ fn work(run: &Run, engine: &Measured, time: Duration, part: Part) -> Result<Driv
     };
     let none = Reads { threads: 0, ..reads(What::Positive) };
     match run.kind {
-        Kind::ReadNegative => read(engine, &reads(What::Negative), time, |_| Ok(0)),
-        Kind::ReadPositive => read(engine, &reads(What::Positive), time, |_| Ok(0)),
-        Kind::GetMany => read(engine, &reads(What::Many(run.batch as usize)), time, |_| Ok(0)),
+        Kind::ReadNegative => read(engine, &reads(What::Negative), time, |_| Ok(Done::default())),
+        Kind::ReadPositive => read(engine, &reads(What::Positive), time, |_| Ok(Done::default())),
+        Kind::GetMany => read(engine, &reads(What::Many(run.batch as usize)), time, |_| Ok(Done::default())),
         Kind::Write => read(engine, &none, time, |stop| writes(run, 1.0, part)?.run(engine, stop)),
         Kind::Mix => read(engine, &none, time, |stop| writes(run, run.write_share, part)?.run(engine, stop)),
         Kind::Beside => read(engine, &reads(What::Positive), time, |stop| writes(run, 1.0, part)?.run(engine, stop)),
@@ -199,11 +212,12 @@ fn read_seed(run: &Run, time: Duration, part: Part) -> u64 {
 
 fn writes(run: &Run, write_share: f64, part: Part) -> Result<Writes> {
     Ok(Writes {
-        pairs: Pairs::new(run.seed),
+        pairs: run.generator()?,
         count: run.pairs,
         seed: run.seed ^ u64::from(run.repeat) ^ part.salt(),
         keys: parse_keys(&run.keys)?,
-        batch: run.batch,
+        batch: (run.batch, run.batch_max.unwrap_or(run.batch)),
+        rate: run.write_rate,
         durability: if run.durability == "buffered" { Durability::Buffered } else { Durability::Synced },
         write_share,
         delete_share: run.delete_share,
@@ -213,7 +227,7 @@ fn writes(run: &Run, write_share: f64, part: Part) -> Result<Writes> {
 }
 
 /// One whole scan, however long it takes; operations are pairs.
-fn scan(run: &Run, engine: &Measured, stop: &AtomicBool) -> Result<u64> {
+fn scan(run: &Run, engine: &Measured, stop: &AtomicBool) -> Result<Done> {
     let mut seen = 0;
     engine.reader_for(SOURCE)?.scan(&mut |_, _| {
         seen += 1;
@@ -222,14 +236,14 @@ fn scan(run: &Run, engine: &Measured, stop: &AtomicBool) -> Result<u64> {
     ensure!(seen == run.pairs, "a scan has to see every pair: seen={seen} pairs={}", run.pairs);
     // ORDERING: Relaxed: the flag carries nothing but itself.
     stop.store(true, Ordering::Relaxed);
-    Ok(seen)
+    Ok(Done { ops: seen, overdue: 0 })
 }
 
 /// From opening a killed writer's store to its first correct read.
 fn recover(run: &Run, dir: &Path) -> Result<Answer> {
     let started = Instant::now();
     let (engine, opening) = open(run, dir)?;
-    let pairs = Pairs::new(run.seed);
+    let pairs = run.generator()?;
     let mut reader = engine.reader_for(SOURCE)?;
     let found = reader.get(&pairs.key(run.pairs / 2))?;
     let elapsed = started.elapsed();
@@ -238,7 +252,7 @@ fn recover(run: &Run, dir: &Path) -> Result<Answer> {
     drop(reader);
     let total = engine.latency().snapshot();
     let checkpoint: Checkpoint = engine.checkpoint()?;
-    let driven = Driven { ops: 1, overdue: 0, elapsed, total, seconds: Vec::new() };
+    let driven = Driven { ops: 1, overdue: 0, overdue_puts: 0, elapsed, total, seconds: Vec::new() };
     let mut answer = answer(run, &engine, &driven)?;
     answer.notes.push(format!("open_ms={:.1} seq={}", opening.elapsed_s * 1e3, checkpoint.seq));
     answer.open = Some(opening);
@@ -259,7 +273,10 @@ fn answer(run: &Run, engine: &Measured, driven: &Driven) -> Result<Answer> {
         io: Io::default(),
         open: None,
         pairs: stats.pairs_estimate,
-        notes: note_of_overdue(driven.overdue, driven.ops).into_iter().collect(),
+        notes: [note_of_overdue(driven.overdue, driven.ops), note_of_writer(driven.overdue_puts)]
+            .into_iter()
+            .flatten()
+            .collect(),
     })
 }
 
@@ -296,9 +313,10 @@ pub(crate) fn series(seconds: &[(f64, Snapshot)]) -> Vec<Series> {
     all.into_iter().map(named).collect()
 }
 
-/// Whether a run changes its store, so that it gets a copy.
+/// Whether a run changes its store, so that it gets a copy. An aged store is changed by being open: what an engine merges
+/// meanwhile would be done for the next run.
 pub(crate) fn changes_store(run: &Run) -> bool {
-    matches!(run.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Recover | Kind::Live)
+    run.load == Load::Aged || matches!(run.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Recover | Kind::Live)
 }
 
 #[cfg(test)]

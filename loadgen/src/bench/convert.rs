@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::child::Answer;
-use super::scenario::Run;
+use super::run::Run;
 use crate::result::{Curve, Io, Quantiles, Sample, Series};
 
 /// The figures of one operation between two samples of a load.

@@ -15,8 +15,9 @@ use engine_api::{Checkpoint, Durability, Engine, Key, Reader, Value};
 use engine_latency::{Measured, Op, Recorder, Snapshot};
 use workload::{Pairs, Picker, Rng};
 
+use super::age::Versions;
 use super::pace::{Pace, sample};
-use super::scenario::Keys;
+use super::run::Keys;
 
 /// Source label of everything recorded here.
 pub(crate) const SOURCE: &str = "bench";
@@ -25,6 +26,8 @@ pub(crate) const SOURCE: &str = "bench";
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reads {
     pub(crate) pairs: Pairs,
+    /// Of the values before the run.
+    pub(crate) versions: Versions,
     pub(crate) count: u64,
     pub(crate) seed: u64,
     pub(crate) keys: Keys,
@@ -32,7 +35,7 @@ pub(crate) struct Reads {
     pub(crate) threads: u32,
     /// Operations a second of one thread.
     pub(crate) rate: Option<f64>,
-    /// Whether values are those of the load, or may have been changed by a writer beside.
+    /// Whether values are those before the run, or may have been changed by a writer beside.
     pub(crate) unchanged: bool,
 }
 
@@ -50,10 +53,20 @@ pub(crate) struct Driven {
     pub(crate) ops: u64,
     /// Operations of an open loop that were due and not begun at the end.
     pub(crate) overdue: u64,
+    /// Puts of a writer at a rate that were due and not begun at the end.
+    pub(crate) overdue_puts: u64,
     pub(crate) elapsed: Duration,
     pub(crate) total: Snapshot,
     /// What was recorded in each second: when it ended, and its histograms.
     pub(crate) seconds: Vec<(f64, Snapshot)>,
+}
+
+/// What the thread beside the readers has done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Done {
+    pub(crate) ops: u64,
+    /// Operations that were due and not begun at the end.
+    pub(crate) overdue: u64,
 }
 
 /// Reads for `time` on `reads.threads` threads, and runs `beside` on this thread meanwhile, which gets the flag that
@@ -62,7 +75,7 @@ pub(crate) fn read(
     engine: &Measured,
     reads: &Reads,
     time: Duration,
-    beside: impl FnOnce(&AtomicBool) -> Result<u64>,
+    beside: impl FnOnce(&AtomicBool) -> Result<Done>,
 ) -> Result<Driven> {
     let latency = engine.latency();
     let (before, started) = (latency.snapshot(), Instant::now());
@@ -71,7 +84,7 @@ pub(crate) fn read(
     // When the last of the work was done: the sampling goes on to the end of its second.
     let elapsed_ns = AtomicU64::new(0);
     let mut seconds = Vec::new();
-    std::thread::scope(|scope| {
+    let overdue_puts = std::thread::scope(|scope| {
         let mut threads = Vec::new();
         for n in 0..reads.threads {
             let (stop, ops, overdue) = (&stop, &ops, &overdue);
@@ -105,12 +118,14 @@ pub(crate) fn read(
             thread.join().map_err(|_| anyhow!("a reading thread panicked"))??;
         }
         // ORDERING: Relaxed: see above.
-        ops.fetch_add(written?, Ordering::Relaxed);
-        anyhow::Ok(())
+        let written = written?;
+        ops.fetch_add(written.ops, Ordering::Relaxed);
+        anyhow::Ok(written.overdue)
     })?;
     let total = latency.snapshot().since(&before);
     let elapsed = Duration::from_nanos(elapsed_ns.into_inner());
-    Ok(Driven { ops: ops.into_inner(), overdue: overdue.into_inner(), elapsed, total, seconds })
+    let (ops, overdue) = (ops.into_inner(), overdue.into_inner());
+    Ok(Driven { ops, overdue, overdue_puts, elapsed, total, seconds })
 }
 
 impl Reads {
@@ -165,7 +180,8 @@ impl Reads {
             (What::Negative, None) => Ok(()),
             (What::Negative, Some(_)) => Err(anyhow!("a key that was never loaded has a value: the store is damaged")),
             (_, Some(value)) => {
-                ensure!(!self.unchanged || *value == self.pairs.value(index, 0), "wrong value: index={index}");
+                let expected = || self.pairs.value(index, self.versions.of(index));
+                ensure!(!self.unchanged || *value == expected(), "wrong value: index={index}");
                 Ok(())
             }
             (_, None) => Err(anyhow!("a loaded key is missing: index={index}")),
@@ -207,7 +223,10 @@ pub(crate) struct Writes {
     pub(crate) count: u64,
     pub(crate) seed: u64,
     pub(crate) keys: Keys,
-    pub(crate) batch: u32,
+    /// The fewest and the most writes of a commit.
+    pub(crate) batch: (u32, u32),
+    /// Writes a second; none: one commit after the other.
+    pub(crate) rate: Option<f64>,
     pub(crate) durability: Durability,
     /// Share of operations that are writes; the others are positive reads on the newest commit.
     pub(crate) write_share: f64,
@@ -221,17 +240,24 @@ pub(crate) struct Writes {
 
 impl Writes {
     /// Reads and writes until stopped or at the end; the number of operations. Every batch is committed before it is counted.
-    pub(crate) fn run(&self, engine: &Measured, stop: &AtomicBool) -> Result<u64> {
-        let mut rng = Rng::new(self.seed ^ 0x77);
+    pub(crate) fn run(&self, engine: &Measured, stop: &AtomicBool) -> Result<Done> {
+        let (mut rng, mut sizes) = (Rng::new(self.seed ^ 0x77), Rng::new(self.seed ^ 0x7369_7a65));
+        let mut pace = Pace::new(self.rate);
         let mut next = Next::new(self.keys, self.count, 0);
         let mut reader = if self.write_share < 1.0 { Some(engine.reader_for(SOURCE)?) } else { None };
         let (mut ops, mut version) = (0, 0);
-        // ORDERING: Relaxed: the flag carries nothing but itself.
+        // ORDERING: Relaxed, here and below: the flag carries nothing but itself.
         while !stop.load(Ordering::Relaxed) && ops < self.most {
             version += 1;
+            let batch = self.batch_size(&mut sizes);
+            pace.next_of(batch);
+            // The end may have come while this commit was not due.
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
             let mut txn = engine.begin()?;
             let mut written = 0;
-            while written < self.batch {
+            while written < batch {
                 let index = next.index(&mut rng);
                 if rng.chance(self.write_share) {
                     let key = self.write_key(index);
@@ -257,7 +283,18 @@ impl Writes {
                 reader.refresh()?;
             }
         }
-        Ok(ops)
+        Ok(Done { ops, overdue: pace.overdue(Instant::now()).count() as u64 })
+    }
+
+    /// The number of writes of the next commit: log-uniform, so that each order of magnitude has as many commits.
+    fn batch_size(&self, sizes: &mut Rng) -> u32 {
+        let (fewest, most) = self.batch;
+        if fewest == most {
+            return most;
+        }
+        let times = f64::from(most + 1) / f64::from(fewest);
+        let size = f64::from(fewest) * times.powf(sizes.unit());
+        (size as u32).clamp(fewest, most)
     }
 
     /// In sequential order keys ascend, as a B+tree likes them; else they are the loaded ones.
@@ -346,6 +383,7 @@ mod tests {
         let keys = Keys::Skewed(Skew::Uniform);
         let reads = Reads {
             pairs: Pairs::new(1),
+            versions: Versions::new(10, 0),
             count: 10,
             seed: 1,
             keys,
@@ -354,7 +392,7 @@ mod tests {
             rate,
             unchanged: true,
         };
-        read(&engine, &reads, Duration::from_secs(1), |_| Ok(0)).unwrap()
+        read(&engine, &reads, Duration::from_secs(1), |_| Ok(Done::default())).unwrap()
     }
 
     /// p99 of negative reads with a stall of 300 ms in a second.
@@ -376,6 +414,33 @@ mod tests {
         assert!(driven.overdue >= 700, "{driven:?}");
         assert_eq!(histogram.len(), driven.ops + driven.overdue);
         assert!(histogram.value_at_quantile(0.5) > 100_000_000, "most of them were late");
+    }
+
+    #[test]
+    fn sizes_of_commits_are_log_uniform() {
+        let writes = Writes {
+            pairs: Pairs::new(1),
+            count: 10,
+            seed: 1,
+            keys: Keys::Sequential,
+            batch: (1, 5000),
+            rate: None,
+            durability: Durability::Buffered,
+            write_share: 1.0,
+            delete_share: 0.0,
+            double_index: false,
+            most: u64::MAX,
+        };
+        let mut sizes = Rng::new(1);
+        let sizes: Vec<u32> = (0..10_000).map(|_| writes.batch_size(&mut sizes)).collect();
+        assert_eq!((sizes.iter().min(), sizes.iter().max().map(|most| *most > 4900)), (Some(&1), Some(true)));
+        // ln 10 / ln 5001 of them are below ten, and as many from 100 to 999.
+        for (from, to) in [(1, 10), (100, 1000)] {
+            let share = sizes.iter().filter(|size| (from..to).contains(*size)).count() as f64 / 1e4;
+            assert!((share - 0.27).abs() < 0.02, "{from} to {to}: {share}");
+        }
+        let fixed = Writes { batch: (7, 7), ..writes };
+        assert_eq!(fixed.batch_size(&mut Rng::new(1)), 7);
     }
 
     #[test]

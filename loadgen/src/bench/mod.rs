@@ -4,10 +4,13 @@
 //! result file after each, so that a session that was cut goes on where it was. Must not: time anything itself.
 //! Runs on the main thread.
 
+pub mod age;
 pub mod child;
 mod convert;
 mod drive;
+mod engine;
 pub(crate) mod pace;
+mod run;
 mod scenario;
 mod spawn;
 mod store;
@@ -24,7 +27,8 @@ use probe::Baseline;
 use crate::commands::stop_flag;
 use crate::result::{Record, SCHEMA_VERSION};
 use child::Answer;
-use scenario::{Kind, Run, Scenario, State};
+use run::Run;
+use scenario::{Kind, Scenario, State};
 use spawn::Measured;
 use store::Stores;
 
@@ -83,12 +87,8 @@ pub struct BenchArgs {
 pub fn run(args: &BenchArgs) -> Result<()> {
     let stop = stop_flag()?;
     let runs = runs(args)?;
-    let done: HashSet<String> = if args.out.exists() {
-        crate::result::read(&args.out)?.iter().map(Record::run_key).collect()
-    } else {
-        HashSet::new()
-    };
-    let missing: Vec<&Run> = runs.iter().filter(|run| !done.contains(&run_key(run))).collect();
+    let done = Known::of(&if args.out.exists() { crate::result::read(&args.out)? } else { Vec::new() });
+    let missing: Vec<&Run> = runs.iter().filter(|run| !done.has(run)).collect();
     eprintln!("{} runs, {} of them done before: file={}", runs.len(), runs.len() - missing.len(), args.out.display());
     if args.list {
         missing.iter().for_each(|run| println!("{}", title(run)));
@@ -193,6 +193,7 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
         scenario: run.scenario.clone(),
         repeat: run.repeat,
         engine: answer.engine,
+        engine_line: Some(run.engine_line.clone()),
         engine_options: answer.engine_options,
         workload: run.workload(),
         cap_bytes: run.cap_bytes,
@@ -220,8 +221,25 @@ fn reads_a_store(run: &Run) -> bool {
     matches!(run.kind, Kind::ReadNegative | Kind::ReadPositive | Kind::GetMany)
 }
 
-fn run_key(run: &Run) -> String {
-    Record::key_of(&run.scenario, run.engine.label(), &run.workload(), run.cap_bytes, run.repeat)
+/// The runs that a result file has.
+struct Known {
+    keys: HashSet<String>,
+    /// Of runs of older files that nothing but the engine's label is known of.
+    by_label: HashSet<String>,
+}
+
+impl Known {
+    fn of(records: &[Record]) -> Self {
+        let key = |(record, _): (&Record, bool)| record.run_key();
+        let (known, labels): (Vec<_>, Vec<_>) =
+            records.iter().map(|record| (record, record.engine_asked_for().is_some())).partition(|(_, known)| *known);
+        Self { keys: known.into_iter().map(key).collect(), by_label: labels.into_iter().map(key).collect() }
+    }
+
+    fn has(&self, run: &Run) -> bool {
+        let key = |engine| Record::key_of(&run.scenario, engine, &run.workload(), run.cap_bytes, run.repeat);
+        self.keys.contains(&key(&run.engine_line)) || self.by_label.contains(&key(run.engine.label()))
+    }
 }
 
 fn title(run: &Run) -> String {
@@ -229,14 +247,7 @@ fn title(run: &Run) -> String {
     let cap = run.cap_bytes.map_or("no cap".to_owned(), |cap| format!("cap {}", ByteSize::b(cap)));
     format!(
         "{} {}: {} {} {} pairs, {} threads, {}, {cap}, repeat {}",
-        run.scenario,
-        run.engine.label(),
-        workload.name,
-        workload.keys,
-        run.pairs,
-        run.threads,
-        workload.state,
-        run.repeat
+        run.scenario, run.engine_line, workload.name, workload.keys, run.pairs, run.threads, workload.state, run.repeat
     )
 }
 

@@ -28,8 +28,13 @@ impl Pace {
 
     /// Waits for the next operation's time and gives it; the time from which its latency counts.
     pub(crate) fn next(&mut self) -> Instant {
+        self.next_of(1)
+    }
+
+    /// The same for several operations that begin together, when the first of them is due.
+    pub(crate) fn next_of(&mut self, operations: u32) -> Instant {
         let Some(due) = self.next_due() else { return Instant::now() };
-        self.done += 1;
+        self.done += operations;
         loop {
             let wait = due.saturating_duration_since(Instant::now());
             if wait.is_zero() {
@@ -63,6 +68,12 @@ impl Pace {
 pub(crate) fn note_of_overdue(overdue: u64, done: u64) -> Option<String> {
     let note = "were due and not begun at the end: each counts with the time it had waited, and none in the rate";
     (overdue * 100 > done).then(|| format!("{overdue} operations {note}"))
+}
+
+/// What is said of a writer at a rate that has left puts undone.
+pub(crate) fn note_of_writer(overdue_puts: u64) -> Option<String> {
+    (overdue_puts > 0)
+        .then(|| format!("the writer fell behind its rate: {overdue_puts} puts were due and not begun at the end"))
 }
 
 /// A snapshot a second until `time` is over or something stopped.

@@ -2,16 +2,15 @@
 //!
 //! Owns: the file's format, its checks, and the order of the runs. Must not: run anything.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
-use engines::{EngineArgs, EngineKind, EngineOptions, Profile};
+use engines::EngineOptions;
 use serde::{Deserialize, Serialize};
+use workload::Values;
 
-use crate::result;
-use crate::stream::SkewArg;
+use super::engine;
+use super::run::{Run, parse_keys, parse_values};
 
 /// Bytes of a pair, which is what caps are fractions of.
 const PAIR_BYTES: u64 = 64;
@@ -34,9 +33,15 @@ pub(crate) struct Scenario {
     /// How often every run is repeated; the engines take turns.
     #[serde(default = "one")]
     pub(crate) repeats: u64,
+    /// Kind of the values: unique, or zipfian:EXPONENT:OWNERS.
+    #[serde(default = "unique")]
+    pub(crate) values: String,
     /// How the store of a reading run is loaded.
     #[serde(default)]
     pub(crate) load: Load,
+    /// Updates of an aged store, as a share of the pairs. The default is an hour of 10,000 a second at 50 million pairs.
+    #[serde(default = "hour")]
+    pub(crate) age_updates: f64,
     /// What is measured.
     #[serde(rename = "cell")]
     pub(crate) cells: Vec<Cell>,
@@ -53,6 +58,8 @@ pub(crate) enum Load {
     Shuffled,
     /// In random order and measured at once, with whatever work the engine still has to do.
     Fresh,
+    /// As sorted, then changed at random places, and not settled after that: the state of a store that is written to.
+    Aged,
 }
 
 /// One or several runs: each of `keys`, `caps` and `threads` with each of the others.
@@ -93,6 +100,10 @@ pub(crate) struct Cell {
     /// Writes of a commit, or keys of a `get_many`.
     #[serde(default = "thousand")]
     pub(crate) batch: u32,
+    /// Commits have from `batch` to `batch_max` writes, log-uniform: as many of 1 to 10 as of 100 to 1000.
+    pub(crate) batch_max: Option<u32>,
+    /// Puts a second of the writer, in an open loop; none: one commit after the other. For `beside` and `write`.
+    pub(crate) write_rate: Option<f64>,
     /// What a commit survives: synced or buffered.
     #[serde(default = "synced")]
     pub(crate) durability: String,
@@ -144,54 +155,6 @@ pub(crate) enum State {
     Steady,
 }
 
-/// One run of one engine: all that a child process has to know.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Run {
-    /// The scenario's name.
-    pub(crate) scenario: String,
-    /// The engine, its memory decided.
-    pub(crate) engine: EngineOptions,
-    /// What is done.
-    pub(crate) kind: Kind,
-    /// How keys are picked.
-    pub(crate) keys: String,
-    /// Pairs in the store before the run.
-    pub(crate) pairs: u64,
-    /// Of keys, values and order.
-    pub(crate) seed: u64,
-    /// How the store was loaded.
-    pub(crate) load: Load,
-    /// Memory cap in bytes.
-    pub(crate) cap_bytes: Option<u64>,
-    /// Reading threads.
-    pub(crate) threads: u32,
-    /// State of the page cache.
-    pub(crate) state: State,
-    /// Length of the measured part.
-    pub(crate) seconds: f64,
-    /// Length of the same work before it, of a steady state.
-    #[serde(default = "thirty")]
-    pub(crate) before_seconds: f64,
-    /// Operations a second over all threads; none: closed loop.
-    pub(crate) rate: Option<f64>,
-    /// Share of writes in `mix`.
-    pub(crate) write_share: f64,
-    /// Share of deletes among the writes.
-    pub(crate) delete_share: f64,
-    /// Whether pairs are written both ways.
-    pub(crate) double_index: bool,
-    /// Writes of a commit, or keys of a `get_many`.
-    pub(crate) batch: u32,
-    /// What a commit survives: synced or buffered.
-    pub(crate) durability: String,
-    /// Events of `live`, puts before the kill of `recover`.
-    pub(crate) events: u64,
-    /// Order of a `bootstrap`.
-    pub(crate) order: String,
-    /// Counted from 0.
-    pub(crate) repeat: u32,
-}
-
 impl Scenario {
     /// Reads and checks a file.
     ///
@@ -208,7 +171,16 @@ impl Scenario {
     fn check(&self) -> Result<()> {
         ensure!(!self.engines.is_empty(), "engines is empty: name one, such as \"redb\"");
         ensure!(self.pairs > 0 && self.repeats > 0, "pairs={} repeats={}: give 1 or more", self.pairs, self.repeats);
+        let values = parse_values(&self.values)?;
+        ensure!(self.age_updates > 0.0 && self.age_updates < 1e3, "age_updates={}: give more than 0", self.age_updates);
+        // The service's stream knows the values that were loaded, of the one kind.
+        let is_plain = self.load != Load::Aged && values == Values::Unique;
+        ensure!(
+            is_plain || !self.cells.iter().any(|cell| cell.workload == Kind::Live),
+            "live is for unique values, and not for an aged store"
+        );
         for cell in &self.cells {
+            cell.check_writes()?;
             for seconds in [cell.seconds, cell.before_seconds] {
                 ensure!(seconds > 0.0 && seconds < 1e6, "seconds={seconds}: give more than 0");
             }
@@ -245,7 +217,10 @@ impl Scenario {
     /// # Errors
     /// For an engine that cannot be parsed or is not in this build.
     pub(crate) fn runs(&self) -> Result<Vec<Run>> {
-        let engines = self.engines.iter().map(|line| parse_engine(line)).collect::<Result<Vec<_>>>()?;
+        let engines = self.engines.iter().map(|line| engine::parse(line)).collect::<Result<Vec<_>>>()?;
+        for (at, engine) in engines.iter().enumerate() {
+            ensure!(!engines[..at].contains(engine), "the same engine twice: {:?}", self.engines[at]);
+        }
         let mut runs = Vec::new();
         for repeat in 0..self.repeats as u32 {
             for cell in &self.cells {
@@ -265,12 +240,18 @@ impl Scenario {
         let cap_bytes = cap.map(|share| ((self.pairs * PAIR_BYTES) as f64 * share) as u64 / 4096 * 4096);
         Run {
             scenario: self.name.clone(),
-            engine: EngineOptions { memory: engine.memory.or(cache_share(engine, cap_bytes)), ..engine.clone() },
+            engine_line: engine.line(),
+            engine: EngineOptions {
+                memory: engine.memory.or(engine::cache_share(engine, cap_bytes)),
+                ..engine.clone()
+            },
             kind: cell.workload,
             keys: keys.to_owned(),
             pairs: self.pairs,
             seed: self.seed,
+            values: self.values.clone(),
             load: self.load,
+            age_updates: self.age_updates,
             cap_bytes,
             threads,
             state: cell.state,
@@ -281,6 +262,8 @@ impl Scenario {
             delete_share: cell.delete_share,
             double_index: cell.double_index,
             batch: cell.batch,
+            batch_max: cell.batch_max,
+            write_rate: cell.write_rate,
             durability: cell.durability.clone(),
             events: cell.events,
             order: cell.order.clone(),
@@ -289,110 +272,22 @@ impl Scenario {
     }
 }
 
-impl Run {
-    /// The engine's settings as results hold them.
-    pub(crate) fn engine_options(&self) -> BTreeMap<String, String> {
-        let value = serde_json::to_value(&self.engine).unwrap_or_default();
-        let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        value.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), text(value))).collect()
+impl Cell {
+    fn check_writes(&self) -> Result<()> {
+        let name = name_of(self.workload);
+        let writes = matches!(self.workload, Kind::Write | Kind::Beside);
+        let mixes = self.workload == Kind::Mix;
+        ensure!(self.batch_max.is_none() || writes || mixes, "batch_max is for write, mix and beside, not for {name}");
+        ensure!(
+            self.batch_max.is_none_or(|most| most >= self.batch),
+            "batch_max={:?} is less than batch={}",
+            self.batch_max,
+            self.batch
+        );
+        ensure!(self.write_rate.is_none() || writes, "write_rate is for write and beside, not for {name}");
+        ensure!(self.write_rate.is_none_or(|rate| rate > 0.0), "write_rate={:?}: give more than 0", self.write_rate);
+        Ok(())
     }
-
-    /// The workload as results name it.
-    pub(crate) fn workload(&self) -> result::Workload {
-        let writes = matches!(self.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Bootstrap | Kind::Live);
-        let mut more = BTreeMap::new();
-        // A load of its own is what `bootstrap` measures.
-        if self.kind != Kind::Bootstrap {
-            more.insert("load".to_owned(), name_of(self.load));
-        }
-        if writes || self.kind == Kind::GetMany {
-            more.insert("batch".to_owned(), self.batch.to_string());
-        }
-        if self.kind == Kind::Mix {
-            more.insert("write_share".to_owned(), self.write_share.to_string());
-        }
-        if self.delete_share > 0.0 {
-            more.insert("delete_share".to_owned(), self.delete_share.to_string());
-        }
-        if self.double_index {
-            more.insert("double_index".to_owned(), "yes".to_owned());
-        }
-        if self.kind == Kind::Bootstrap && self.order != shuffled() {
-            more.insert("order".to_owned(), self.order.clone());
-        }
-        if self.state == State::Steady {
-            more.insert("before_seconds".to_owned(), self.before_seconds.to_string());
-        }
-        if self.events > 0 {
-            more.insert("events".to_owned(), self.events.to_string());
-        }
-        let name = match self.kind {
-            Kind::Mix => {
-                let writes = (self.write_share * 100.0).round();
-                format!("mix_{}_{writes}", 100.0 - writes)
-            }
-            kind => name_of(kind),
-        };
-        result::Workload {
-            name,
-            arrival: if self.rate.is_some() { "open" } else { "closed" }.to_owned(),
-            target_rate: self.rate,
-            keys: self.keys.clone(),
-            pairs: self.pairs,
-            threads: self.threads,
-            state: name_of(self.state),
-            durability: writes.then(|| self.durability.clone()),
-            seed: self.seed,
-            more,
-        }
-    }
-}
-
-/// How keys are picked.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Keys {
-    /// In ascending order, each once.
-    Sequential,
-    /// By chance.
-    Skewed(workload::Skew),
-}
-
-pub(crate) fn parse_keys(text: &str) -> Result<Keys> {
-    if text == "sequential" {
-        return Ok(Keys::Sequential);
-    }
-    let SkewArg(skew) = text.parse().map_err(anyhow::Error::msg)?;
-    Ok(Keys::Skewed(skew))
-}
-
-/// An engine as the tools' command lines name it, without `--engine`.
-fn parse_engine(line: &str) -> Result<EngineOptions> {
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        engine: EngineArgs,
-    }
-    let words = ["engine", "--engine"].into_iter().chain(line.split_whitespace());
-    let Line { engine } = Line::try_parse_from(words).with_context(|| format!("not an engine: {line:?}"))?;
-    let engine = engine.for_engine(engine.engine.with_context(|| format!("no engine: {line:?}"))?);
-    engine.validate()?;
-    ensure!(engines::compiled().contains(&engine.engine), "not in this build: engine={}", engine.engine.as_str());
-    Ok(engine)
-}
-
-/// The part of a cap that an engine's own cache gets: vanilla RocksDB keeps filters and index outside of its cache and
-/// needs the room; tuned holds all of it inside; redb reads through the page cache besides, which is charged too.
-fn cache_share(engine: &EngineOptions, cap_bytes: Option<u64>) -> Option<bytesize::ByteSize> {
-    let share = match (engine.engine, engine.profile) {
-        (EngineKind::Lmdb, _) => return None,
-        (EngineKind::Rocksdb, Profile::Vanilla) => 0.25,
-        (EngineKind::Rocksdb, Profile::Tuned) => 0.6,
-        (EngineKind::Redb, _) => 0.5,
-        // Its budget holds all that it has in memory; the rest is the process and the buffers of merges.
-        (EngineKind::Strata, _) => 0.75,
-    };
-    // Below this an engine re-reads its index for every get; it may then exceed a tiny cap, which the run tells.
-    Some(bytesize::ByteSize::b(((cap_bytes? as f64 * share) as u64).max(8 << 20)))
 }
 
 pub(crate) fn name_of(value: impl Serialize) -> String {
@@ -411,7 +306,7 @@ fn one_thread() -> Vec<u32> {
 fn ten() -> f64 {
     10.0
 }
-fn thirty() -> f64 {
+pub(crate) fn thirty() -> f64 {
     30.0
 }
 fn half() -> f64 {
@@ -423,7 +318,13 @@ fn thousand() -> u32 {
 fn uniform() -> Vec<String> {
     vec!["uniform".to_owned()]
 }
-fn shuffled() -> String {
+pub(crate) fn unique() -> String {
+    "unique".to_owned()
+}
+fn hour() -> f64 {
+    0.72
+}
+pub(crate) fn shuffled() -> String {
     "shuffled".to_owned()
 }
 fn synced() -> String {
@@ -437,14 +338,16 @@ mod tests {
     const TEXT: &str = "name = 'n'\nabout = 'a'\nengines = ['FIRST', 'SECOND']\npairs = 1000\nrepeats = 2\n\
                         [[cell]]\nworkload = 'read_positive'\nkeys = ['uniform', 'zipfian:0.99']\ncaps = [0.5, 1]\n";
 
-    /// Two engines of this build; the same one twice where it has no other.
-    fn two() -> [&'static str; 2] {
-        let mut compiled = engines::compiled().iter().map(|engine| engine.as_str()).cycle();
-        [compiled.next().unwrap(), compiled.next().unwrap()]
+    /// Two engines of this build; one of them with another memory where it has no other.
+    fn two() -> [String; 2] {
+        let compiled = engines::compiled();
+        let second = compiled.get(1).map(|engine| engine.as_str().to_owned());
+        let first = compiled[0].as_str().to_owned();
+        [first.clone(), second.unwrap_or(format!("{first} --memory 67108864"))]
     }
     fn text() -> String {
         let [first, second] = two();
-        TEXT.replace("FIRST", first).replace("SECOND", second)
+        TEXT.replace("FIRST", &first).replace("SECOND", &second)
     }
 
     #[test]
@@ -452,8 +355,9 @@ mod tests {
         let scenario: Scenario = toml::from_str(&text()).unwrap();
         let runs = scenario.runs().unwrap();
         assert_eq!(runs.len(), 2 * 2 * 2 * 2);
-        let engines: Vec<_> = runs.iter().take(4).map(|run| run.engine.engine.as_str()).collect();
-        assert_eq!(engines, two().repeat(2));
+        let engines: Vec<_> = runs.iter().take(4).map(|run| run.engine_line.as_str()).collect();
+        let [first, second] = two();
+        assert_eq!(engines, [&first, &second, &first, &second]);
         assert_eq!(runs[0].cap_bytes, Some(28672));
         assert_eq!((runs[0].repeat, runs[8].repeat), (0, 1));
         assert_eq!(runs[2].workload().keys, "uniform");
@@ -469,9 +373,25 @@ mod tests {
         };
         assert!(with(&text()).is_ok());
         assert!(with(&text().replace("caps", "cap")).unwrap_err().to_string().contains("cap"));
-        assert!(with(&TEXT.replace("FIRST", two()[0])).is_err());
+        assert!(with(&TEXT.replace("FIRST", &two()[0])).is_err());
         assert!(with(&text().replace("zipfian:0.99", "normal")).is_err());
         assert!(with(&text().replace("pairs = 1000", "pairs = 0")).is_err());
+        let [first, _] = two();
+        let twice = TEXT.replace("FIRST", &first).replace("SECOND", &first);
+        assert!(with(&twice).unwrap_err().to_string().contains("the same engine twice"));
+        let cell = |workload: &str, more: &str| text().replace("'read_positive'", &format!("'{workload}'\n{more}"));
+        for (workload, more, said) in [
+            ("read_positive", "batch_max = 5000", "batch_max is for"),
+            ("write", "batch_max = 5", "is less than batch=1000"),
+            ("mix", "write_rate = 5", "write_rate is for"),
+            ("beside", "write_rate = 0", "give more than 0"),
+        ] {
+            assert!(with(&cell(workload, more)).unwrap_err().to_string().contains(said), "{workload} {more}");
+        }
+        let owners = |text: String| text.replace("name = ", "values = 'zipfian:0.99:100'\nname = ");
+        assert!(with(&owners(text())).is_ok());
+        assert!(with(&owners(cell("live", ""))).unwrap_err().to_string().contains("live is for unique values"));
+        assert!(with(&text().replace("name = ", "values = 'some'\nname = ")).is_err());
         let steady = |workload: &str| text().replace("'read_positive'", &format!("'{workload}'\nstate = 'steady'"));
         assert!(with(&steady("read_positive")).is_ok());
         assert!(with(&steady("recover")).unwrap_err().to_string().contains("recover has no steady state"));
@@ -480,7 +400,7 @@ mod tests {
     #[test]
     fn the_shipped_scenarios_are_valid() {
         let mut seen = 0;
-        for folder in ["scenarios", "scenarios/targets"] {
+        for folder in ["scenarios", "scenarios/settings", "scenarios/targets"] {
             for entry in std::fs::read_dir(folder).unwrap() {
                 let path = entry.unwrap().path();
                 if path.is_file() {

@@ -14,8 +14,9 @@ use probe::Cap;
 
 use super::child::Answer;
 use super::convert;
-use super::scenario::{Kind, Run};
-use super::store::engine_args;
+use super::engine;
+use super::run::Run;
+use super::scenario::{Kind, unique};
 use crate::live::sibling;
 use crate::result::Memory;
 
@@ -81,6 +82,9 @@ fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {
             let mut command = cap.command(&sibling("bootstrap")?)?;
             command.args(["--pairs", &run.pairs.to_string(), "--seed", &run.seed.to_string()]);
             command.args(["--order", &run.order]).arg("--dir").arg(dir);
+            if run.values != unique() {
+                command.args(["--values", &run.values]);
+            }
             // A sorted load has chunks of its own, and flushes each.
             if run.order != "sorted" {
                 command.args(["--batch", &run.batch.to_string()]);
@@ -108,7 +112,7 @@ fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {
             return Ok(command);
         }
     };
-    engine_args(&mut command, run);
+    engine::args(&mut command, &run.engine);
     if let Some(memory) = run.engine.memory {
         command.args(["--memory", &memory.as_u64().to_string()]);
     }
@@ -130,6 +134,15 @@ fn sample(child: &mut Child, cap: &Cap, started: Instant) -> Result<(ExitStatus,
         });
         std::thread::sleep(SAMPLE_EVERY);
     }
+}
+
+/// Makes the updates of an aged store.
+pub(crate) fn age(run: &Run, dir: &Path) -> Result<()> {
+    let own = std::env::current_exe().context("cannot find the own executable")?;
+    let output = Command::new(own).arg("bench-age").arg(serde_json::to_string(run)?).arg(dir).output();
+    let output = output.context("cannot start the process that ages a store")?;
+    ensure!(output.status.success(), "cannot age the store: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
 }
 
 /// Leaves the store as a killed writer does.

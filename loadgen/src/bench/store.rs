@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use engines::{EngineKind, Profile};
 
 use super::child::changes_store;
-use super::scenario::{Kind, Load, Run, name_of};
+use super::engine;
+use super::run::Run;
+use super::scenario::{Kind, Load, name_of, unique};
+use super::spawn;
 use crate::live::sibling;
 
 /// Says beside a store that its load was completed.
@@ -39,14 +41,19 @@ impl Stores {
             load(run, &own)?;
             return Ok(own);
         }
-        let name = format!("{}-{}-{}-{}", run.engine.label(), run.pairs, run.seed, name_of(run.load));
-        let loaded = self.work.join(name);
-        let ready = loaded.with_extension(&READY[1..]);
+        let loaded = self.work.join(name(run));
+        let mut ready = loaded.clone().into_os_string();
+        ready.push(READY);
+        let ready = PathBuf::from(ready);
         if !ready.exists() {
             if loaded.exists() {
                 fs::remove_dir_all(&loaded).with_context(|| format!("cannot remove dir={}", loaded.display()))?;
             }
             load(run, &loaded)?;
+            if run.load == Load::Aged {
+                eprintln!("        changing {} of the pairs", run.age_updates);
+                spawn::age(run, &loaded)?;
+            }
             fs::write(&ready, "").with_context(|| format!("cannot write file={}", ready.display()))?;
         }
         if !changes_store(run) {
@@ -72,32 +79,34 @@ impl Stores {
     }
 }
 
+/// The store's name: all that makes it another store than those of other runs.
+fn name(run: &Run) -> String {
+    let mut name = format!("{}-{}-{}-{}", engine::store_name(&run.engine), run.pairs, run.seed, name_of(run.load));
+    if run.load == Load::Aged {
+        name.push_str(&format!("-{}", run.age_updates));
+    }
+    if run.values != unique() {
+        name.push_str(&format!("-{}", run.values.replace(':', "_")));
+    }
+    name
+}
+
 fn load(run: &Run, dir: &Path) -> Result<()> {
     eprintln!("        loading {} pairs into {}", run.pairs, dir.display());
     let mut command = Command::new(sibling("bootstrap")?);
     command.args(["--pairs", &run.pairs.to_string(), "--seed", &run.seed.to_string()]).arg("--dir").arg(dir);
-    command.args(["--order", if run.load == Load::Sorted { "sorted" } else { "shuffled" }]);
+    let is_sorted = matches!(run.load, Load::Sorted | Load::Aged);
+    command.args(["--order", if is_sorted { "sorted" } else { "shuffled" }]);
+    if run.values != unique() {
+        command.args(["--values", &run.values]);
+    }
     // The slot before the first of `loadgen stream`, so that the service follows without a gap.
     command.args(["--slot", "999"]);
     if run.load != Load::Fresh {
         command.arg("--settle");
     }
-    engine_args(&mut command, run);
+    engine::args(&mut command, &run.engine);
     let output = command.output().context("cannot run bootstrap")?;
     ensure!(output.status.success(), "cannot load the store: {}", String::from_utf8_lossy(&output.stderr).trim());
     Ok(())
-}
-
-/// The engine as the tools' options; its memory is the run's matter and not the load's.
-pub(crate) fn engine_args(command: &mut Command, run: &Run) {
-    command.args(["--engine", run.engine.engine.as_str()]);
-    if let Some(bits) = run.engine.bloom {
-        command.args(["--bloom", &bits.to_string()]);
-    }
-    if run.engine.engine == EngineKind::Rocksdb && run.engine.profile != Profile::Vanilla {
-        command.args(["--profile", run.engine.profile.as_str()]);
-    }
-    for setting in &run.engine.set {
-        command.args(["--set", setting]);
-    }
 }

@@ -215,6 +215,7 @@ fn record(args: &QueryArgs, target: &Target, load: &Load, engine: &str, driven: 
         scenario: "query".to_owned(),
         repeat: 0,
         engine: engine.to_owned(),
+        engine_line: None,
         engine_options: BTreeMap::new(),
         workload: Workload {
             name: "query".to_owned(),

@@ -33,7 +33,7 @@ pub struct BestArgs {
     /// Result files
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// The engine, by its label
+    /// The engine, as the report names it: by its label, or where that stands for several by all its options
     #[arg(long, value_name = "ENGINE", default_value = "strata")]
     pub engine: String,
 }

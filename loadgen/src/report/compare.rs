@@ -43,7 +43,7 @@ pub struct CompareArgs {
     /// Result file of the second side; without it --engines compares inside A
     #[arg(value_name = "B", required_unless_present = "engines")]
     pub b: Option<PathBuf>,
-    /// Compare two engines: X of the first file against Y of the second, or of the same file without one
+    /// Compare two engines, as the report names them: X of the first file against Y of the second, or of the same file without one
     #[arg(long, value_name = "X,Y", value_parser = engine_pair)]
     pub engines: Option<(String, String)>,
     /// Leave out of the table what is level or not decided
@@ -106,8 +106,9 @@ pub struct Comparison {
 
 /// Runs `loadgen compare`.
 pub fn run(args: &CompareArgs) -> Result<()> {
-    let first = input::read_all(std::slice::from_ref(&args.a))?;
-    let second = args.b.as_ref().map(|file| input::read_all(std::slice::from_ref(file))).transpose()?;
+    let mut first = input::read_each(std::slice::from_ref(&args.a))?;
+    let mut second = args.b.as_ref().map(|file| input::read_each(std::slice::from_ref(file))).transpose()?;
+    input::name_engines(&mut first.iter_mut().chain(second.iter_mut().flatten()).collect::<Vec<_>>());
     let second = second.as_deref().unwrap_or(&first);
     let engines = args.engines.as_ref().map(|(x, y)| (x.as_str(), y.as_str()));
     if let Some((x, y)) = engines {

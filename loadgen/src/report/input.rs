@@ -1,15 +1,23 @@
 //! Result files, ready to be compared.
 //!
-//! Owns: which files make no report. Must not: judge the figures. Runs on the caller's thread.
+//! Owns: which files make no report, and the names of engines. Must not: judge the figures. Runs on the caller's thread.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 
 use crate::result::{self, Record};
 
-/// The records of `files`, in the order given. A file without any is an error, and so is a run that is there twice.
+/// The records of `files`, in the order given, their engines named. A file without any is an error, and so is a run that is there twice.
 pub(crate) fn read_all(files: &[PathBuf]) -> Result<Vec<Record>> {
+    let mut records = read_each(files)?;
+    name_engines(&mut records.iter_mut().collect::<Vec<_>>());
+    Ok(records)
+}
+
+/// [`read_all`], the engines still by their labels.
+pub(crate) fn read_each(files: &[PathBuf]) -> Result<Vec<Record>> {
     let mut records: Vec<Record> = Vec::new();
     for file in files {
         let read = result::read(file)?;
@@ -28,4 +36,18 @@ pub(crate) fn read_all(files: &[PathBuf]) -> Result<Vec<Record>> {
         }
     }
     Ok(records)
+}
+
+/// Names each engine by its label, and where a label stands for several sets of options, by all of its options as a scenario
+/// has them: runs with other options are no repeats of each other.
+pub(crate) fn name_engines(records: &mut [&mut Record]) {
+    let mut lines: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for record in records.iter() {
+        lines.entry(record.engine.clone()).or_default().extend(record.engine_asked_for());
+    }
+    for record in records {
+        if lines.get(&record.engine).is_some_and(|lines| lines.len() > 1) {
+            record.engine = record.engine_asked_for().unwrap_or_else(|| record.engine.clone());
+        }
+    }
 }

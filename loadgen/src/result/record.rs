@@ -26,6 +26,10 @@ pub struct Record {
     pub repeat: u32,
     /// The engine's label, such as `rocksdb_bloom`.
     pub engine: String,
+    /// The engine as it was asked for, such as `rocksdb --bloom 20`: every option that is not the default, and no memory that
+    /// only a cap implies. Runs with other options are other cells. Older files, and measurements of a service, have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine_line: Option<String>,
     /// Every setting of the engine that was in effect.
     pub engine_options: BTreeMap<String, String>,
     /// What was done.
@@ -69,13 +73,35 @@ pub struct Record {
 impl Record {
     /// What tells this run from all others of a file.
     pub fn run_key(&self) -> String {
-        Self::key_of(&self.scenario, &self.engine, &self.workload, self.cap_bytes, self.repeat)
+        let engine = self.engine_asked_for().unwrap_or_else(|| self.engine.clone());
+        Self::key_of(&self.scenario, &engine, &self.workload, self.cap_bytes, self.repeat)
     }
 
-    /// [`Record::run_key`] of a run that is not done yet.
+    /// [`Record::run_key`] of a run that is not done yet, of the engine as [`Record::engine_line`] has it.
     pub fn key_of(scenario: &str, engine: &str, workload: &Workload, cap_bytes: Option<u64>, repeat: u32) -> String {
         let workload = serde_json::to_string(workload).unwrap_or_default();
         format!("{scenario} {engine} {workload} {cap_bytes:?} {repeat}")
+    }
+
+    /// [`Record::engine_line`], of older files made from the options. Those have the memory that a cap implied among them,
+    /// so that of capped runs memory is left out. `None` where nothing but the label is known: of runs that were killed.
+    pub fn engine_asked_for(&self) -> Option<String> {
+        if self.engine_line.is_some() {
+            return self.engine_line.clone();
+        }
+        let option = |name: &str| self.engine_options.get(name).map(String::as_str);
+        let mut line = option("engine")?.to_owned();
+        let mut add = |name: &str, value: Option<&str>| {
+            if let Some(value) = value {
+                line.push_str(&format!(" --{name} {value}"));
+            }
+        };
+        add("bloom", option("bloom"));
+        add("profile", option("profile").filter(|profile| *profile != "vanilla"));
+        let bytes = |name: &str| Some(engines::size(option(name)?).ok()?.as_u64().to_string());
+        add("memory", bytes("memory").filter(|_| self.cap_bytes.is_none()).as_deref());
+        add("lmdb-map-size", bytes("lmdb_map_size").as_deref());
+        Some(line)
     }
 }
 
@@ -184,4 +210,41 @@ pub struct Io {
     pub system_s: f64,
     /// Bytes of keys and values the workload wrote: what write amplification is against.
     pub user_write_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(options: &[(&str, &str)], cap_bytes: Option<u64>) -> Record {
+        let options: BTreeMap<_, _> =
+            options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let workload = serde_json::json!({
+            "name": "scan", "arrival": "closed", "target_rate": null, "keys": "uniform", "pairs": 1, "threads": 1,
+            "state": "cold", "durability": null, "seed": 1, "more": {},
+        });
+        let machine = serde_json::json!({
+            "cpu": "", "cores": 1, "memory_bytes": 1, "kernel": "", "filesystem": "", "device": "",
+            "readahead_bytes": null, "loadavg": "",
+        });
+        let record = serde_json::json!({
+            "schema": 1, "program": "", "scenario": "s", "repeat": 0, "engine": "rocksdb_bloom",
+            "engine_options": options, "workload": workload, "cap_bytes": cap_bytes, "cap_by": "", "start_unix_ms": 0,
+            "elapsed_s": 1.0, "ops": 1, "curves": [], "series": [], "memory": [], "io": Io::default(), "disk_bytes": 1,
+            "pairs": 1, "baseline": null, "machine": machine, "notes": [],
+        });
+        serde_json::from_value(record).unwrap()
+    }
+
+    #[test]
+    fn engines_of_older_files_are_named_by_their_options() {
+        let options = [("engine", "rocksdb"), ("bloom", "20"), ("profile", "vanilla"), ("memory", "30.5 MiB")];
+        let asked = |cap| record(&options, cap).engine_asked_for();
+        assert_eq!(asked(Some(1 << 27)).as_deref(), Some("rocksdb --bloom 20"), "a cap implies a memory");
+        assert_eq!(asked(None).as_deref(), Some("rocksdb --bloom 20 --memory 31981568"));
+        let tuned = [("engine", "rocksdb"), ("bloom", "10"), ("profile", "tuned")];
+        assert_eq!(record(&tuned, None).engine_asked_for().as_deref(), Some("rocksdb --bloom 10 --profile tuned"));
+        assert_eq!(record(&[], None).engine_asked_for(), None, "of a killed run nothing but the label is known");
+        assert_ne!(record(&tuned, None).run_key(), record(&options[..2], None).run_key());
+    }
 }

@@ -282,6 +282,7 @@ fn record(
         scenario: "transports".to_owned(),
         repeat: load.repeat,
         engine: engine.to_owned(),
+        engine_line: None,
         engine_options: BTreeMap::new(),
         workload: Workload {
             name: "query".to_owned(),

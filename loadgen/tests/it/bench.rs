@@ -119,6 +119,100 @@ fn every_run_is_a_line_and_a_second_time_there_is_nothing_to_do() {
     assert_eq!(read(&out).unwrap().len(), runs);
 }
 
+const CHANGED: &str = "
+name = 'changed'
+about = 'for a test'
+engines = ENGINES
+pairs = 20000
+values = 'zipfian:0.99:2000'
+load = 'aged'
+age_updates = 1.3
+
+[[cell]]
+workload = 'read_positive'
+seconds = 0.2
+
+[[cell]]
+workload = 'beside'
+state = 'warm'
+batch = 10
+write_rate = 500
+seconds = 1
+
+[[cell]]
+workload = 'write'
+state = 'warm'
+batch = 1
+batch_max = 200
+durability = 'buffered'
+seconds = 0.3
+";
+
+/// Each value that a reader gets is compared with the one that it has to be: a run that ends has seen no other.
+#[test]
+fn an_aged_store_a_writer_at_a_rate_and_commits_of_many_sizes() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (scenario, out) = (folder.path().join("changed.toml"), folder.path().join("results.jsonl"));
+    std::fs::write(&scenario, CHANGED.replace("ENGINES", &format!("{:?}", engines()))).unwrap();
+    bench(&scenario, &out, &["--keep"]);
+    let records = read(&out).unwrap();
+    assert_eq!(records.len(), 3 * engines().len());
+    let count = |record: &Record, op: &str| record.curves.iter().find(|curve| curve.op == op).unwrap().count;
+    for record in &records {
+        let more = |name: &str| record.workload.more[name].as_str();
+        assert_eq!((more("load"), more("age_updates"), more("values")), ("aged", "1.3", "zipfian:0.99:2000"));
+    }
+    for record in of(&records, "beside") {
+        let (puts, due) = (count(record, "write"), (500.0 * record.elapsed_s) as u64 + 10);
+        assert!(puts > 0 && puts <= due, "no more than was due: puts={puts} due={due}");
+        assert!(record.workload.more["write_rate"] == "500" && count(record, "read_positive") > 0);
+    }
+    for record in of(&records, "write") {
+        let (commits, puts) = (count(record, "commit"), count(record, "write"));
+        assert!(commits > 5 && (2..200).contains(&(puts / commits)), "commits={commits} puts={puts}");
+        assert_eq!(record.workload.more["batch"], "1-200");
+    }
+    // The store is kept as it was aged: what the runs did was done to copies.
+    let kept: Vec<String> = std::fs::read_dir(out.with_extension("jsonl.work")).unwrap().map(name).collect();
+    let ready = kept.iter().filter(|name| name.ends_with(".ready") && name.contains("aged-1.3-zipfian_0.99_2000"));
+    assert_eq!(ready.count(), engines().len(), "{kept:?}");
+}
+
+fn name(entry: std::io::Result<std::fs::DirEntry>) -> String {
+    entry.unwrap().file_name().into_string().unwrap()
+}
+
+#[test]
+fn engines_that_differ_in_an_option_are_other_cells_and_older_files_go_on() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (scenario, out) = (folder.path().join("two.toml"), folder.path().join("results.jsonl"));
+    let two = [engines()[0].to_owned(), format!("{} --memory 67108864", engines()[0])];
+    let text = format!(
+        "name = 'two'\nabout = 'for a test'\nengines = {two:?}\npairs = 5000\n\
+         [[cell]]\nworkload = 'read_positive'\nseconds = 0.1\n"
+    );
+    std::fs::write(&scenario, text).unwrap();
+    bench(&scenario, &out, &[]);
+    let mut records = read(&out).unwrap();
+    let lines: Vec<_> = records.iter().map(|record| record.engine_line.clone().unwrap()).collect();
+    assert_eq!(lines, two);
+    assert!(bench(&scenario, &out, &["--list"]).contains("2 runs, 2 of them done before"));
+
+    // As an earlier version wrote them; of a killed run it wrote no options.
+    records.iter_mut().for_each(|record| record.engine_line = None);
+    let write = |records: &[Record]| {
+        let lines: Vec<String> = records.iter().map(|record| serde_json::to_string(record).unwrap()).collect();
+        std::fs::write(&out, lines.join("\n") + "\n").unwrap();
+    };
+    write(&records);
+    assert!(bench(&scenario, &out, &["--list"]).contains("2 runs, 2 of them done before"));
+    write(&records[1..]);
+    assert!(bench(&scenario, &out, &["--list"]).contains("2 runs, 1 of them done before"));
+    records[0].engine_options.clear();
+    write(&records[..1]);
+    assert!(bench(&scenario, &out, &["--list"]).contains("2 runs, 2 of them done before"), "a label was all there was");
+}
+
 #[test]
 fn a_scenario_that_is_none_is_named() {
     let folder = tempfile::tempdir().unwrap();

@@ -360,3 +360,31 @@ fn a_steady_state_is_another_cell_than_the_first_seconds() {
     }
     assert_eq!(markdown.matches("| Opening from a cold start, time |").count(), 1, "once, not in the steady cell too");
 }
+
+#[test]
+fn engines_of_one_label_are_named_by_their_options_and_are_no_repeats_of_each_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let of = |line: &str, mean_ns: f64| {
+        let mut runs = repeats("rocksdb_bloom", mean_ns, 0.01);
+        runs.iter_mut().for_each(|run| run.engine_line = Some(line.to_owned()));
+        runs
+    };
+    let (ten, twenty) = (of("rocksdb --bloom 10", 10_000.0), of("rocksdb --bloom 20", 5_000.0));
+    let (html, markdown) = report(&[ten.clone(), twenty.clone(), repeats("redb", 10_000.0, 0.01)].concat());
+    for name in ["rocksdb --bloom 10", "rocksdb --bloom 20", "redb"] {
+        assert!(html.contains(&format!("<th scope=\"col\">{name}</th>")), "{name}");
+    }
+    assert!(!markdown.contains("6 repeats") && !markdown.contains("different engine options"), "{markdown}");
+    let (_, alone) = report(&ten);
+    assert!(alone.contains("rocksdb\\_bloom") && !alone.contains("--bloom 10"), "one set of options: {alone}");
+
+    let file = write(directory.path(), "both.jsonl", &[ten.clone(), twenty.clone()].concat());
+    let best = loadgen(&["best", &file, "--engine", "rocksdb --bloom 20"]);
+    assert!(text(&best.stdout).contains("| rocksdb --bloom 10 | 2.00"), "{}", text(&best.stdout));
+    let (ten, twenty) = (write(directory.path(), "10.jsonl", &ten), write(directory.path(), "20.jsonl", &twenty));
+    let compared = loadgen(&["compare", &ten, &twenty]);
+    assert!(text(&compared.stderr).contains("nothing to compare"), "{}", text(&compared.stderr));
+    let both = ["--engines", "rocksdb --bloom 10,rocksdb --bloom 20"];
+    let compared = loadgen(&[&["compare", &ten, &twenty][..], &both].concat());
+    assert!(text(&compared.stdout).contains("ahead: 4"), "{}", text(&compared.stdout));
+}

@@ -36,6 +36,7 @@ pub(crate) fn record(scenario: &str, engine: &str, workload: &str, cap: Option<u
         scenario: scenario.to_owned(),
         repeat,
         engine: engine.to_owned(),
+        engine_line: None,
         engine_options: options.into(),
         workload: Workload {
             name: workload.to_owned(),

@@ -2,6 +2,9 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::skew::{Picker, Rng};
+use crate::values::Values;
+
 /// A 32-byte key, as in `engine-api`.
 pub type Key = [u8; 32];
 /// A 32-byte value, as in `engine-api`.
@@ -9,35 +12,55 @@ pub type Value = [u8; 32];
 
 /// Keys and values by index. Distinct indexes of one seed give distinct keys: the first eight bytes are a
 /// bijection of the index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pairs {
     seed: u64,
+    values: Values,
+    owners: Option<Picker>,
 }
 
 impl Pairs {
-    /// The pairs of `seed`.
+    /// The pairs of `seed`, each with a value of its own.
     pub fn new(seed: u64) -> Self {
-        Self { seed }
+        Self::with_values(seed, Values::Unique)
+    }
+
+    /// The pairs of `seed` with values of this kind; the keys are the same for all kinds.
+    pub fn with_values(seed: u64, values: Values) -> Self {
+        Self { seed, values, owners: values.owners().map(|(owners, skew)| Picker::new(owners, skew)) }
     }
 
     /// Key of pair `index`. Index order is the shuffled load order: consecutive keys are unrelated.
-    pub fn key(self, index: u64) -> Key {
+    pub fn key(&self, index: u64) -> Key {
         lanes(mix(self.seed ^ 0x6b65_7973), index)
     }
 
     /// Value of pair `index` after its `version`-th change; version 0 is what bootstrap loads.
-    pub fn value(self, index: u64, version: u32) -> Value {
-        lanes(mix(self.seed ^ 0x7661_6c75_6573 ^ (u64::from(version) << 32)), index)
+    pub fn value(&self, index: u64, version: u32) -> Value {
+        let base = mix(self.seed ^ 0x7661_6c75_6573 ^ (u64::from(version) << 32));
+        match &self.owners {
+            None => lanes(base, index),
+            Some(owners) => {
+                let rank = owners.pick(&mut Rng::new(base.wrapping_add(index)));
+                lanes(mix(self.seed ^ 0x6f77_6e65_7273), rank)
+            }
+        }
     }
 
     /// A key that is no pair of this seed, for negative reads: from another stream of 2^64 keys.
-    pub fn absent_key(self, index: u64) -> Key {
+    pub fn absent_key(&self, index: u64) -> Key {
         lanes(mix(self.seed ^ 0x0061_6273_656e_7400), index)
     }
 
+    /// The first `count` pairs in words, which tell them from all others.
+    pub fn describe(&self, count: u64) -> String {
+        let values = if self.values == Values::Unique { String::new() } else { format!(" values={}", self.values) };
+        format!("synthetic pairs={count} seed={}{values}", self.seed)
+    }
+
     /// Identifies the first `count` pairs of this seed as a source of checkpoints.
-    pub fn source_id(self, count: u64) -> u64 {
-        source_id(format!("synthetic pairs={count} seed={}", self.seed).as_bytes())
+    pub fn source_id(&self, count: u64) -> u64 {
+        source_id(self.describe(count).as_bytes())
     }
 }
 
@@ -78,6 +101,28 @@ mod tests {
         assert_eq!(keys.len(), 200_000);
         let low_half = keys.iter().filter(|key| key[0] < 128).count();
         assert!((98_000..102_000).contains(&low_half), "first byte is uniform: low_half={low_half}");
+    }
+
+    #[test]
+    fn owners_repeat_as_their_weights_say_and_keys_do_not() {
+        let values = Values::Zipfian { exponent: 0.99, owners: 1000 };
+        let (unique, pairs) = (Pairs::new(7), Pairs::with_values(7, values));
+        assert!((0..100).all(|i| unique.key(i) == pairs.key(i) && unique.value(i, 0) != pairs.value(i, 0)));
+        let mut counts = std::collections::HashMap::<Value, u64>::new();
+        (0..100_000).for_each(|i| *counts.entry(pairs.value(i, 0)).or_default() += 1);
+        let total: f64 = (1..=1000).map(|rank| f64::from(rank).powf(-0.99)).sum();
+        let (most, expected) = (*counts.values().max().unwrap() as f64, 100_000.0 / total);
+        assert!((most - expected).abs() < expected * 0.05, "most={most} expected={expected}");
+        assert!((950..=1000).contains(&counts.len()), "{}", counts.len());
+        assert_ne!(pairs.value(1, 0), pairs.value(1, 1), "a change gives another owner, as a rule");
+    }
+
+    #[test]
+    fn kinds_of_values_are_other_sources() {
+        let zipfian = |owners| Pairs::with_values(1, Values::Zipfian { exponent: 0.99, owners }).source_id(10);
+        let ids = HashSet::from([Pairs::new(1).source_id(10), zipfian(5), zipfian(6)]);
+        assert_eq!(ids.len(), 3);
+        assert_eq!(Pairs::new(1).describe(10), "synthetic pairs=10 seed=1", "stores of earlier builds are known by it");
     }
 
     #[test]

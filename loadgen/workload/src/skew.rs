@@ -48,7 +48,7 @@ pub enum Skew {
 }
 
 /// Picks indexes in `0..count`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Picker {
     count: u64,
     zipf: Option<Zipf>,
@@ -75,7 +75,7 @@ impl Picker {
 
 /// Rejection-inversion sampling (Hörmann and Derflinger 1996, "Rejection-inversion to generate variates from
 /// monotone discrete distributions"): constant time and memory for any number of keys.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Zipf {
     count: f64,
     exponent: f64,

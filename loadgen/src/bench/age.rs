@@ -1,0 +1,78 @@
+//! Stores that have lived for a while: loaded in order, then changed at random places.
+//!
+//! Owns: which pairs have been changed, and the process that changes them. Must not: time anything. Runs on the main thread.
+//!
+//! Update n changes pair n, and begins anew with the first pair after the last one. The keys of consecutive pairs are
+//! unrelated, so that these are random places of the store; and whoever reads knows each value without remembering any.
+//! Of 0.72 updates a pair other random updates would have met half of the pairs, some of them more than once.
+
+use anyhow::{Context, Result};
+use engine_api::{Checkpoint, Durability};
+use engines::{EngineOptions, OpenMode};
+
+use super::child::ChildArgs;
+use super::run::Run;
+
+/// Puts of a commit.
+const BATCH: u64 = 1000;
+
+/// The value that each pair has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Versions {
+    pairs: u64,
+    updates: u64,
+}
+
+impl Versions {
+    /// After so many updates of so many pairs.
+    pub(crate) fn new(pairs: u64, updates: u64) -> Self {
+        Self { pairs, updates }
+    }
+
+    /// How often pair `index` was changed.
+    pub(crate) fn of(self, index: u64) -> u32 {
+        ((self.updates / self.pairs) + u64::from(index < self.updates % self.pairs)) as u32
+    }
+}
+
+/// The hidden command: makes all updates of an aged store, in buffered commits.
+///
+/// # Errors
+/// Those of the engine.
+pub fn run(args: &ChildArgs) -> Result<()> {
+    let run: Run = serde_json::from_str(args.run()).context("not a run")?;
+    let (pairs, versions) = (run.generator()?, run.versions());
+    // The run's memory is that of its cap: a store is aged as it was loaded.
+    let engine = EngineOptions { memory: None, ..run.engine.clone() };
+    let engine = engines::open(args.dir(), &engine, OpenMode::Existing)?;
+    let mut done = 0;
+    while done < versions.updates {
+        let end = (done + BATCH).min(versions.updates);
+        let mut txn = engine.begin()?;
+        for update in done..end {
+            let (index, version) = (update % run.pairs, (update / run.pairs + 1) as u32);
+            txn.put(&pairs.key(index), &pairs.value(index, version))?;
+        }
+        let checkpoint = engine.checkpoint()?;
+        txn.commit(&Checkpoint { seq: checkpoint.seq + (end - done), ..checkpoint }, Durability::Buffered)?;
+        done = end;
+    }
+    engine.close()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_a_pair_is_the_number_of_its_updates() {
+        for updates in [0, 1, 7, 10, 11, 25] {
+            let versions = Versions::new(10, updates);
+            for index in 0..10 {
+                let counted = (0..updates).filter(|update| update % 10 == index).count();
+                assert_eq!(versions.of(index), counted as u32, "updates={updates} index={index}");
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! An engine as a scenario names it: parsed, given its part of a cap, and handed on to the tools.
+//!
+//! Owns: which options tell one engine from another, and the part of a cap that each gets. Must not: open a store.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use bytesize::ByteSize;
+use clap::Parser;
+use engines::{EngineArgs, EngineKind, EngineOptions, Profile};
+
+/// Letters of a line in the name of a store.
+const NAME_MAX: usize = 60;
+
+/// A command line of nothing but an engine.
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// An engine as the tools' command lines name it, without `--engine`.
+pub(crate) fn parse(line: &str) -> Result<EngineOptions> {
+    let words = ["engine", "--engine"].into_iter().chain(line.split_whitespace());
+    let Line { engine } = Line::try_parse_from(words).with_context(|| format!("not an engine: {line:?}"))?;
+    let engine = engine.for_engine(engine.engine.with_context(|| format!("no engine: {line:?}"))?);
+    engine.validate()?;
+    ensure!(engines::compiled().contains(&engine.engine), "not in this build: engine={}", engine.engine.as_str());
+    Ok(engine)
+}
+
+/// The part of a cap that an engine's own cache gets: vanilla RocksDB keeps filters and index outside of its cache and
+/// needs the room; tuned holds all of it inside; redb reads through the page cache besides, which is charged too.
+pub(crate) fn cache_share(engine: &EngineOptions, cap_bytes: Option<u64>) -> Option<ByteSize> {
+    let share = match (engine.engine, engine.profile) {
+        (EngineKind::Lmdb, _) => return None,
+        (EngineKind::Rocksdb, Profile::Vanilla) => 0.25,
+        (EngineKind::Rocksdb, Profile::Tuned) => 0.6,
+        (EngineKind::Redb, _) => 0.5,
+        // Its budget holds all that it has in memory; the rest is the process and the buffers of merges.
+        (EngineKind::Strata, _) => 0.75,
+    };
+    // Below this an engine re-reads its index for every get; it may then exceed a tiny cap, which the run tells.
+    Some(ByteSize::b(((cap_bytes? as f64 * share) as u64).max(8 << 20)))
+}
+
+/// A store's name on disk: an engine whose options differ has another one. Memory is the run's matter and not the load's, so
+/// that it makes no other store.
+pub(crate) fn store_name(engine: &EngineOptions) -> String {
+    let line = loaded(engine).line();
+    let plain = |letter: char| if letter.is_ascii_alphanumeric() || "=.-".contains(letter) { letter } else { '_' };
+    let short: String = line.replace(" --", "_").chars().map(plain).take(NAME_MAX).collect();
+    // What was cut or replaced still counts.
+    format!("{short}-{:08x}", workload::source_id(line.as_bytes()) as u32)
+}
+
+/// The engine as the tools' options; its memory is the run's matter and not the load's.
+pub(crate) fn args(command: &mut Command, engine: &EngineOptions) {
+    command.arg("--engine").args(loaded(engine).line().split_whitespace());
+}
+
+fn loaded(engine: &EngineOptions) -> EngineOptions {
+    EngineOptions { memory: None, ..engine.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn of(options: &str) -> EngineOptions {
+        let words = ["engine", "--engine"].into_iter().chain(options.split_whitespace());
+        let Line { engine } = Line::try_parse_from(words).unwrap();
+        engine.for_engine(engine.engine.unwrap())
+    }
+
+    #[test]
+    fn engines_that_differ_have_other_stores_and_those_that_differ_in_memory_share_one() {
+        let long = "rocksdb --bloom 20 --set metadata_cache_options={unpartitioned_pinning=kAll;} --set block_size=";
+        let of_size = |size: u32| store_name(&of(&format!("{long}{size}")));
+        let lines = ["rocksdb --bloom 10", "rocksdb --bloom 20", "rocksdb --bloom 20 --profile tuned", "lmdb"];
+        let names: HashSet<String> =
+            lines.into_iter().map(|line| store_name(&of(line))).chain([of_size(2048), of_size(8192)]).collect();
+        assert_eq!(names.len(), 6, "{names:?}");
+        let is_plain = |name: &String| name.len() < 100 && !name.contains(['/', ' ', '{']);
+        assert!(names.iter().all(is_plain), "{names:?}");
+        assert_eq!(store_name(&of("redb --memory 64MiB")), store_name(&of("redb")));
+    }
+}

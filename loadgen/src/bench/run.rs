@@ -1,0 +1,185 @@
+//! One run: all that a child process has to know, and how results name it.
+//!
+//! Owns: the form in which a run goes to its process, and its workload's name. Must not: run anything.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use engines::EngineOptions;
+use serde::{Deserialize, Serialize};
+use workload::{Pairs, Values};
+
+use super::age::Versions;
+use super::scenario::{Kind, Load, State, name_of, shuffled, unique};
+use crate::result;
+use crate::stream::SkewArg;
+
+/// One run of one engine: all that a child process has to know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Run {
+    /// The scenario's name.
+    pub(crate) scenario: String,
+    /// The engine, its memory decided.
+    pub(crate) engine: EngineOptions,
+    /// The engine as it was asked for: every option that was given, and no memory that only the cap implies.
+    #[serde(default)]
+    pub(crate) engine_line: String,
+    /// What is done.
+    pub(crate) kind: Kind,
+    /// How keys are picked.
+    pub(crate) keys: String,
+    /// Pairs in the store before the run.
+    pub(crate) pairs: u64,
+    /// Of keys, values and order.
+    pub(crate) seed: u64,
+    /// Kind of the values, as [`workload::Values`] is written.
+    #[serde(default = "super::scenario::unique")]
+    pub(crate) values: String,
+    /// How the store was loaded.
+    pub(crate) load: Load,
+    /// Updates since the load of an aged store, as a share of the pairs.
+    #[serde(default)]
+    pub(crate) age_updates: f64,
+    /// Memory cap in bytes.
+    pub(crate) cap_bytes: Option<u64>,
+    /// Reading threads.
+    pub(crate) threads: u32,
+    /// State of the page cache.
+    pub(crate) state: State,
+    /// Length of the measured part.
+    pub(crate) seconds: f64,
+    /// Length of the same work before it, of a steady state.
+    #[serde(default = "super::scenario::thirty")]
+    pub(crate) before_seconds: f64,
+    /// Operations a second over all threads; none: closed loop.
+    pub(crate) rate: Option<f64>,
+    /// Share of writes in `mix`.
+    pub(crate) write_share: f64,
+    /// Share of deletes among the writes.
+    pub(crate) delete_share: f64,
+    /// Whether pairs are written both ways.
+    pub(crate) double_index: bool,
+    /// Writes of a commit, or keys of a `get_many`.
+    pub(crate) batch: u32,
+    /// The most writes of a commit, where commits differ in size; `batch` is the fewest then.
+    #[serde(default)]
+    pub(crate) batch_max: Option<u32>,
+    /// Puts a second of the writer; none: as many as there can be.
+    #[serde(default)]
+    pub(crate) write_rate: Option<f64>,
+    /// What a commit survives: synced or buffered.
+    pub(crate) durability: String,
+    /// Events of `live`, puts before the kill of `recover`.
+    pub(crate) events: u64,
+    /// Order of a `bootstrap`.
+    #[serde(default = "super::scenario::shuffled")]
+    pub(crate) order: String,
+    /// Counted from 0.
+    pub(crate) repeat: u32,
+}
+
+impl Run {
+    /// The engine's settings as results hold them.
+    pub(crate) fn engine_options(&self) -> BTreeMap<String, String> {
+        let value = serde_json::to_value(&self.engine).unwrap_or_default();
+        let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        value.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), text(value))).collect()
+    }
+
+    /// The pairs of the store.
+    ///
+    /// # Errors
+    /// The values are of no known kind.
+    pub(crate) fn generator(&self) -> Result<Pairs> {
+        Ok(Pairs::with_values(self.seed, parse_values(&self.values)?))
+    }
+
+    /// Which value a pair of the store has before the run.
+    pub(crate) fn versions(&self) -> Versions {
+        let updates = if self.load == Load::Aged { (self.pairs as f64 * self.age_updates) as u64 } else { 0 };
+        Versions::new(self.pairs, updates)
+    }
+
+    /// The workload as results name it.
+    pub(crate) fn workload(&self) -> result::Workload {
+        let writes = matches!(self.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Bootstrap | Kind::Live);
+        let mut more = BTreeMap::new();
+        // A load of its own is what `bootstrap` measures.
+        if self.kind != Kind::Bootstrap {
+            more.insert("load".to_owned(), name_of(self.load));
+        }
+        if self.load == Load::Aged {
+            more.insert("age_updates".to_owned(), self.age_updates.to_string());
+        }
+        if self.values != unique() {
+            more.insert("values".to_owned(), self.values.clone());
+        }
+        if writes || self.kind == Kind::GetMany {
+            let most = self.batch_max.map_or_else(String::new, |most| format!("-{most}"));
+            more.insert("batch".to_owned(), format!("{}{most}", self.batch));
+        }
+        if let Some(rate) = self.write_rate {
+            more.insert("write_rate".to_owned(), rate.to_string());
+        }
+        if self.kind == Kind::Mix {
+            more.insert("write_share".to_owned(), self.write_share.to_string());
+        }
+        if self.delete_share > 0.0 {
+            more.insert("delete_share".to_owned(), self.delete_share.to_string());
+        }
+        if self.double_index {
+            more.insert("double_index".to_owned(), "yes".to_owned());
+        }
+        if self.kind == Kind::Bootstrap && self.order != shuffled() {
+            more.insert("order".to_owned(), self.order.clone());
+        }
+        if self.state == State::Steady {
+            more.insert("before_seconds".to_owned(), self.before_seconds.to_string());
+        }
+        if self.events > 0 {
+            more.insert("events".to_owned(), self.events.to_string());
+        }
+        let name = match self.kind {
+            Kind::Mix => {
+                let writes = (self.write_share * 100.0).round();
+                format!("mix_{}_{writes}", 100.0 - writes)
+            }
+            kind => name_of(kind),
+        };
+        result::Workload {
+            name,
+            arrival: if self.rate.is_some() { "open" } else { "closed" }.to_owned(),
+            target_rate: self.rate,
+            keys: self.keys.clone(),
+            pairs: self.pairs,
+            threads: self.threads,
+            state: name_of(self.state),
+            durability: writes.then(|| self.durability.clone()),
+            seed: self.seed,
+            more,
+        }
+    }
+}
+
+/// How keys are picked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Keys {
+    /// In ascending order, each once.
+    Sequential,
+    /// By chance.
+    Skewed(workload::Skew),
+}
+
+pub(crate) fn parse_keys(text: &str) -> Result<Keys> {
+    if text == "sequential" {
+        return Ok(Keys::Sequential);
+    }
+    let SkewArg(skew) = text.parse().map_err(anyhow::Error::msg)?;
+    Ok(Keys::Skewed(skew))
+}
+
+/// # Errors
+/// Says what kinds there are.
+pub(crate) fn parse_values(text: &str) -> Result<Values> {
+    text.parse().map_err(anyhow::Error::msg)
+}
