@@ -39,7 +39,7 @@ pub use hold::{Held, hold, holder};
 pub use kinds::{check_before_copy, explain_faults};
 pub use lock::check_lock;
 pub use marker::{FORMAT_VERSION, Identity};
-pub use memory::{Division, MEMORY_MIN, MEMORY_SHARE, MemoryLimit, STRATA_SHARE, memory_limit};
+pub use memory::{Division, MEMORY_MIN, MemoryLimit, memory_limit};
 pub use notes::{Note, notes};
 pub use options::{EngineArgs, EngineKind, EngineOptions, Profile, setting, size};
 pub use process::file_size_limit_is_an_error;

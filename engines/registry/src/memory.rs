@@ -7,14 +7,7 @@ use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
 
-use crate::options::{EngineKind, EngineOptions};
-
-/// The share of the limit that the engine's cache gets where `memory` is not set: one part in four. The rest is for
-/// memtables, filters outside the cache, dirty pages, connections, and the page cache, which is charged too.
-pub const MEMORY_SHARE: u64 = 4;
-
-/// The same for strata, which needs no page cache beside: five parts in eight.
-pub const STRATA_SHARE: (u64, u64) = (5, 8);
+use crate::options::{EngineKind, EngineOptions, Profile};
 
 /// The least an engine is given, in bytes: below it every lookup re-reads index blocks.
 pub const MEMORY_MIN: u64 = 64 << 20;
@@ -52,19 +45,30 @@ impl EngineOptions {
 
     /// What an engine with these options gets of `limit`.
     pub fn division_of(&self, limit: MemoryLimit) -> Division {
-        let cache_bytes = match self.engine {
-            EngineKind::Lmdb => 0,
-            // All that strata holds is in its budget, and nothing of it in the page cache.
-            EngineKind::Strata => {
-                let share = limit.bytes / STRATA_SHARE.1 * STRATA_SHARE.0;
-                self.memory.map_or(share.max(MEMORY_MIN), |memory| memory.as_u64())
-            }
-            EngineKind::Rocksdb | EngineKind::Redb => {
-                self.memory.map_or((limit.bytes / MEMORY_SHARE).max(MEMORY_MIN), |memory| memory.as_u64())
+        let cache_bytes = match (self.engine, self.memory) {
+            (EngineKind::Lmdb, _) => 0,
+            (_, Some(memory)) => memory.as_u64(),
+            (_, None) => {
+                let share_bytes = limit.bytes / 8 * self.eighths();
+                // Half of a limit too small for the least.
+                share_bytes.max(MEMORY_MIN.min(limit.bytes / 2))
             }
         };
         let rest_bytes = limit.bytes.saturating_sub(cache_bytes);
         Division { limit, cache_bytes, configured: self.memory.is_some(), rest_bytes }
+    }
+
+    /// The part of the limit that the engine's cache gets where `memory` is not set, in eighths. The rest is for what it
+    /// holds besides, dirty pages, connections, and the page cache, which is charged too.
+    fn eighths(&self) -> u64 {
+        match (self.engine, self.profile) {
+            (EngineKind::Lmdb, _) => 0,
+            // Memtables, filters and indexes are outside of the cache; redb's misses go through the page cache.
+            (EngineKind::Rocksdb, Profile::Vanilla) | (EngineKind::Redb, _) => 2,
+            (EngineKind::Rocksdb, Profile::Memory) => 4,
+            // All that they hold is in it, and nothing of it in the page cache.
+            (EngineKind::Rocksdb, Profile::Tuned) | (EngineKind::Strata, _) => 5,
+        }
     }
 }
 
@@ -159,5 +163,18 @@ mod tests {
         assert_eq!((redb.division().cache_bytes, redb.division().configured), (100 << 20, true));
         assert_eq!(EngineOptions::new(EngineKind::Lmdb).division().cache_bytes, 0);
         assert!(EngineOptions::default().division().cache_bytes >= MEMORY_MIN);
+    }
+
+    #[test]
+    fn every_engine_has_its_part_of_a_limit() {
+        let of = |options: &EngineOptions, mib: u64| {
+            options.division_of(MemoryLimit { bytes: mib << 20, cgroup_file: None }).cache_bytes >> 20
+        };
+        let rocksdb = |profile| EngineOptions { profile, ..EngineOptions::new(EngineKind::Rocksdb) };
+        let strata = EngineOptions::new(EngineKind::Strata);
+        assert_eq!([of(&strata, 8000), of(&rocksdb(Profile::Tuned), 8000)], [5000; 2]);
+        assert_eq!([of(&rocksdb(Profile::Memory), 8000), of(&rocksdb(Profile::Vanilla), 8000)], [4000, 2000]);
+        // The least, and half of what is less than twice that.
+        assert_eq!([of(&rocksdb(Profile::Vanilla), 200), of(&rocksdb(Profile::Vanilla), 100)], [64, 50]);
     }
 }
