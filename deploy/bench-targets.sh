@@ -1,6 +1,11 @@
 #!/bin/sh
 # strata's targets, measured against the best of the other engines in every cell: one result file a scenario, and the
-# table. Run by `make bench-targets`; running it again does what is missing.
+# table. Run by `make bench-targets`; running it again does what is missing. With names of pieces it does only these:
+#   caps     reads of 50M pairs under caps                       30 GB
+#   memory   reads of 20M pairs in memory, scans, recovery       12 GB
+#   changes  writes, readers beside a writer, aged stores        4 GB
+#   loads    loads of 20M pairs, shuffled and sorted             3 GB
+#   large    100M pairs under caps, once, and loads of 50M       75 GB; only where it is named
 set -eu
 : "${BIN:?folder of the built binaries; run this through make bench-targets}" "${OUT:?folder of the results}"
 scenarios="$(cd "$(dirname "$0")" && pwd)/../loadgen/scenarios/targets"
@@ -9,18 +14,28 @@ mkdir -p "$OUT"
 bench() { # FILE SCENARIO OPTIONS...
     file=$1 scenario=$2
     shift 2
-    "$BIN/loadgen" bench "$scenarios/$scenario.toml" --out "$OUT/$file.jsonl" --work "$work" "$@"
+    "$BIN/loadgen" bench "$scenarios/$scenario.toml" --out "$OUT/$file.jsonl" --work "$work" --keep "$@"
 }
-for scenario in caps warm warm-threads warm-more writes; do
-    bench "$scenario" "$scenario" --keep
+piece() {
+    case $1 in
+        caps) bench caps caps ;;
+        memory) for scenario in warm warm-more recover; do bench "$scenario" "$scenario"; done ;;
+        changes) for scenario in writes batches beside aged values; do bench "$scenario" "$scenario"; done ;;
+        loads) for scenario in loads-sorted loads-shuffled loads-shuffled-once; do bench loads "$scenario"; done ;;
+        large)
+            bench caps-100m caps --pairs 100000000 --repeats 1
+            bench recover-100m recover --pairs 100000000 --repeats 1 --engine strata
+            for scenario in loads-sorted loads-shuffled; do
+                bench loads-50m "$scenario" --pairs 50000000 --repeats 1
+            done
+            ;;
+        *) echo "no such piece: $1: caps, memory, changes, loads or large" >&2; exit 2 ;;
+    esac
+    # The stores of a piece are of no use to the next one.
+    rm -rf "$work"
+}
+[ $# -gt 0 ] || set -- caps memory changes loads
+for name in "$@"; do
+    piece "$name"
 done
-rm -rf "$work"
-# Shuffled loads of LMDB and redb take seven minutes each and are far from the best: once, and not at 50M.
-fast() { bench "$@" --engine rocksdb --engine "rocksdb --bloom 20" --engine "rocksdb --profile tuned --bloom 10" --engine strata; }
-fast loads loads
-bench loads loads --engine lmdb --engine redb --repeats 1
-fast loads-50m loads --pairs 50000000 --repeats 1
-bench caps-100m caps --pairs 100000000 --repeats 1 --keep
-bench recover recover
-rm -rf "$work"
 "$BIN/loadgen" best "$OUT"/*.jsonl --engine strata | tee "$OUT/best.md"
