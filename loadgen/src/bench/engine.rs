@@ -1,13 +1,13 @@
-//! An engine as a scenario names it: parsed, given its part of a cap, and handed on to the tools.
+//! An engine as a scenario names it: parsed, and handed on to the tools.
 //!
-//! Owns: which options tell one engine from another, and the part of a cap that each gets. Must not: open a store.
+//! Owns: which options tell one engine from another. Must not: open a store, or give an engine other memory than its user
+//! would: without --memory it takes its part of the cap by itself.
 
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use bytesize::ByteSize;
 use clap::Parser;
-use engines::{EngineArgs, EngineKind, EngineOptions, Profile};
+use engines::{EngineArgs, EngineOptions};
 
 /// Letters of a line in the name of a store.
 const NAME_MAX: usize = 60;
@@ -27,21 +27,6 @@ pub(crate) fn parse(line: &str) -> Result<EngineOptions> {
     engine.validate()?;
     ensure!(engines::compiled().contains(&engine.engine), "not in this build: engine={}", engine.engine.as_str());
     Ok(engine)
-}
-
-/// The part of a cap that an engine's own cache gets: vanilla RocksDB keeps filters and index outside of its cache and
-/// needs the room; tuned holds all of it inside; redb reads through the page cache besides, which is charged too.
-pub(crate) fn cache_share(engine: &EngineOptions, cap_bytes: Option<u64>) -> Option<ByteSize> {
-    let share = match (engine.engine, engine.profile) {
-        (EngineKind::Lmdb, _) => return None,
-        (EngineKind::Rocksdb, Profile::Vanilla) => 0.25,
-        (EngineKind::Rocksdb, Profile::Tuned) => 0.6,
-        (EngineKind::Redb, _) => 0.5,
-        // Its budget holds all that it has in memory; the rest is the process and the buffers of merges.
-        (EngineKind::Strata, _) => 0.75,
-    };
-    // Below this an engine re-reads its index for every get; it may then exceed a tiny cap, which the run tells.
-    Some(ByteSize::b(((cap_bytes? as f64 * share) as u64).max(8 << 20)))
 }
 
 /// A store's name on disk: an engine whose options differ has another one. Memory is the run's matter and not the load's, so

@@ -241,10 +241,7 @@ impl Scenario {
         Run {
             scenario: self.name.clone(),
             engine_line: engine.line(),
-            engine: EngineOptions {
-                memory: engine.memory.or(engine::cache_share(engine, cap_bytes)),
-                ..engine.clone()
-            },
+            engine: engine.clone(),
             kind: cell.workload,
             keys: keys.to_owned(),
             pairs: self.pairs,
