@@ -1,0 +1,337 @@
+//! Minimal programs, one an engine: its crate's own calls with the processor's clock around each.
+//!
+//! Owns: what is called, and the clock. Must not: use histograms, readers or transactions of ours; only the layout of the
+//! files is known here, and strata's own crate, which has no other interface. Runs on the main thread.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use engine_api::{Checkpoint, Durability, Engine as _};
+use lmdb::Transaction;
+use redb::ReadableDatabase;
+use workload::{Pairs, Rng};
+
+use crate::{BATCH, CACHE_BYTES, MANY, PAIRS, SECONDS};
+
+type Key = [u8; 32];
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Op {
+    ReadPositive,
+    ReadNegative,
+    GetMany,
+    /// Into an open batch.
+    Put,
+    /// Of a batch, flushed.
+    Commit,
+}
+
+/// In ns.
+pub(crate) type Figures = BTreeMap<Op, f64>;
+
+impl Op {
+    /// As `loadgen` records it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::ReadPositive => "read_positive",
+            Self::ReadNegative => "read_negative",
+            Self::GetMany => "get_many",
+            Self::Put => "write",
+            Self::Commit => "commit",
+        }
+    }
+}
+
+/// The store in `data`, by its crate's own calls.
+pub(crate) fn measure(engine: &str, data: &Path, op: Op, turn: u64) -> Result<Figures> {
+    match engine {
+        "rocksdb" => rocks(data, op, turn),
+        "lmdb" => lmdb(data, op, turn),
+        "redb" => redb(data, op, turn),
+        "strata" => strata(data, op, turn),
+        other => bail!("no stand-alone program for engine={other}"),
+    }
+}
+
+fn rocks(data: &Path, op: Op, turn: u64) -> Result<Figures> {
+    let mut table = rocksdb::BlockBasedOptions::default();
+    table.set_block_cache(&rocksdb::Cache::new_lru_cache(CACHE_BYTES));
+    let mut options = rocksdb::Options::default();
+    options.set_compression_type(rocksdb::DBCompressionType::None);
+    options.set_block_based_table_factory(&table);
+    let db = rocksdb::DB::open(&options, data)?;
+    let value_of = |bytes: rocksdb::DBPinnableSlice<'_>| -> Result<Key> { Ok(bytes.as_ref().try_into()?) };
+    if op == Op::Put {
+        touch(|key| db.get_pinned(key)?.map(value_of).transpose())?;
+        let mut sync = rocksdb::WriteOptions::default();
+        sync.set_sync(true);
+        return write(turn, |pairs, clock| {
+            let mut batch = rocksdb::WriteBatch::default();
+            // A transaction reads its own writes: it cannot do with less than this.
+            let mut pending: HashMap<Key, Option<Key>, foldhash::fast::RandomState> =
+                HashMap::with_capacity_and_hasher(BATCH, foldhash::fast::RandomState::default());
+            let mut puts = 0;
+            for (key, value) in pairs {
+                puts += clock.time(|| {
+                    batch.put(key, value);
+                    pending.insert(*key, Some(*value));
+                });
+            }
+            let mut done = Ok(());
+            let commit = clock.time(|| {
+                batch.put([0], [0; 80]);
+                done = db.write_opt(std::mem::take(&mut batch), &sync);
+                pending = HashMap::default();
+            });
+            done?;
+            Ok((puts, commit))
+        });
+    }
+    let snapshot = db.snapshot();
+    let mut newest = rocksdb::ReadOptions::default();
+    newest.set_snapshot(&snapshot);
+    if op == Op::GetMany {
+        let Some(family) = db.cf_handle(rocksdb::DEFAULT_COLUMN_FAMILY_NAME) else { bail!("no column family") };
+        return read_many(turn, |keys, values| {
+            let found = db.batched_multi_get_cf_opt(family, keys, false, &newest);
+            for (value, found) in values.iter_mut().zip(found) {
+                *value = found?.map(value_of).transpose()?;
+            }
+            Ok(())
+        });
+    }
+    read(op, turn, |key| db.get_pinned_opt(key, &newest)?.map(value_of).transpose())
+}
+
+fn lmdb(data: &Path, op: Op, turn: u64) -> Result<Figures> {
+    let env = lmdb::Environment::new()
+        .set_flags(lmdb::EnvironmentFlags::NO_READAHEAD | lmdb::EnvironmentFlags::NO_TLS)
+        .set_max_dbs(2)
+        .set_map_size(1 << 36)
+        .open(data)?;
+    let (pairs_table, meta) = (env.open_db(Some("pairs"))?, env.open_db(Some("meta"))?);
+    let get = |txn: &lmdb::RoTransaction<'_>, key: &Key| match txn.get(pairs_table, key) {
+        Ok(value) => Ok(Some(value.try_into()?)),
+        Err(lmdb::Error::NotFound) => Ok(None),
+        Err(error) => Err(error.into()),
+    };
+    if op == Op::Put {
+        let txn = env.begin_ro_txn()?;
+        touch(|key| get(&txn, key))?;
+        txn.abort();
+        return write(turn, |pairs, clock| {
+            let mut txn = env.begin_rw_txn()?;
+            let mut puts = 0;
+            for (key, value) in pairs {
+                let mut done = Ok(());
+                puts += clock.time(|| done = txn.put(pairs_table, key, value, lmdb::WriteFlags::empty()));
+                done?;
+            }
+            let mut done = Ok(());
+            let commit = clock.time(|| {
+                done = txn.put(meta, b"checkpoint", &[0; 80], lmdb::WriteFlags::empty()).and_then(|()| txn.commit());
+            });
+            done?;
+            Ok((puts, commit))
+        });
+    }
+    let txn = env.begin_ro_txn()?;
+    read(op, turn, |key| get(&txn, key))
+}
+
+fn redb(data: &Path, op: Op, turn: u64) -> Result<Figures> {
+    const TABLE: redb::TableDefinition<'static, &[u8; 32], &[u8; 32]> = redb::TableDefinition::new("pairs");
+    const META: redb::TableDefinition<'static, &str, &[u8]> = redb::TableDefinition::new("meta");
+    let mut builder = redb::Builder::new();
+    builder.set_cache_size(CACHE_BYTES);
+    let db = builder.open(data.join("pairs.redb"))?;
+    if op == Op::Put {
+        let table = db.begin_read()?.open_table(TABLE)?;
+        touch(|key| Ok(table.get(key)?.map(|value| *value.value())))?;
+        drop(table);
+        return write(turn, |pairs, clock| {
+            let mut txn = db.begin_write()?;
+            txn.set_quick_repair(true);
+            let mut table = txn.open_table(TABLE)?;
+            let mut puts = 0;
+            for (key, value) in pairs {
+                let mut done = Ok(());
+                puts += clock.time(|| done = table.insert(key, value).map(drop));
+                done?;
+            }
+            let close = clock.time(|| drop(table));
+            let finish = || {
+                txn.open_table(META)?.insert("checkpoint", [0; 80].as_slice())?;
+                txn.commit()?;
+                anyhow::Ok(())
+            };
+            let mut done = Ok(());
+            let commit = close + clock.time(|| done = finish());
+            done?;
+            Ok((puts, commit))
+        });
+    }
+    let txn = db.begin_read()?;
+    let table = txn.open_table(TABLE)?;
+    let get = |key: &Key| Ok(table.get(key)?.map(|value| *value.value()));
+    if op == Op::GetMany {
+        return read_many(turn, |keys, values| {
+            keys.iter().zip(values).try_for_each(|(key, value)| get(key).map(|found| *value = found))
+        });
+    }
+    read(op, turn, get)
+}
+
+fn strata(data: &Path, op: Op, turn: u64) -> Result<Figures> {
+    let options = engine_strata::StrataOptions { memory_bytes: CACHE_BYTES as u64, ..Default::default() };
+    let engine = engine_strata::StrataEngine::open(data, &options)?;
+    if op == Op::Put {
+        let mut reader = engine.reader()?;
+        touch(|key| Ok(reader.get(key)?))?;
+        drop(reader);
+        return write(turn, |pairs, clock| {
+            let mut txn = engine.begin()?;
+            let mut puts = 0;
+            for (key, value) in pairs {
+                let mut done = Ok(());
+                puts += clock.time(|| done = txn.put(key, value));
+                done?;
+            }
+            let checkpoint = engine.checkpoint()?;
+            let checkpoint = Checkpoint { seq: checkpoint.seq + pairs.len() as u64, ..checkpoint };
+            let mut done = Ok(());
+            let commit = clock.time(|| done = txn.commit(&checkpoint, Durability::Synced));
+            done?;
+            Ok((puts, commit))
+        });
+    }
+    let mut reader = engine.reader()?;
+    if op == Op::GetMany {
+        return read_many(turn, |keys, values| Ok(reader.get_many(keys, values)?));
+    }
+    read(op, turn, |key| Ok(reader.get(key)?))
+}
+
+/// Reads all pairs once, so that caches and page tables have them, as `loadgen` does before it measures.
+fn touch(mut get: impl FnMut(&Key) -> Result<Option<Key>>) -> Result<()> {
+    let pairs = Pairs::new(1);
+    (0..PAIRS).try_for_each(|index| {
+        ensure!(get(&pairs.key(index))?.is_some(), "a loaded key is missing");
+        Ok(())
+    })
+}
+
+/// Gets after all pairs were read once.
+fn read(op: Op, turn: u64, mut get: impl FnMut(&Key) -> Result<Option<Key>>) -> Result<Figures> {
+    let (pairs, mut rng, mut clock) = (Pairs::new(1), Rng::new(turn), Clock::start());
+    touch(&mut get)?;
+    let positive = op == Op::ReadPositive;
+    let (mut ticks, mut count) = (0, 0);
+    for measured in [false, true] {
+        let until = until(measured);
+        (ticks, count) = (0, 0);
+        while Instant::now() < until {
+            let index = rng.below(PAIRS);
+            let key = if positive { pairs.key(index) } else { pairs.absent_key(rng.next_u64() >> 1) };
+            let mut found = Ok(None);
+            ticks += clock.time(|| found = get(&key));
+            count += 1;
+            ensure!(found?.is_some() == positive, "a wrong answer");
+        }
+    }
+    Ok(BTreeMap::from([(op, clock.nanos(ticks) / f64::from(count))]))
+}
+
+/// Batches of gets after all pairs were read once.
+fn read_many(turn: u64, mut get: impl FnMut(&[Key], &mut [Option<Key>]) -> Result<()>) -> Result<Figures> {
+    let (pairs, mut rng, mut clock) = (Pairs::new(1), Rng::new(turn), Clock::start());
+    let (mut keys, mut values) = (vec![[0; 32]; MANY], vec![None; MANY]);
+    for first in (0..PAIRS).step_by(MANY) {
+        keys.iter_mut().zip(first..).for_each(|(key, index)| *key = pairs.key(index));
+        get(&keys, &mut values)?;
+    }
+    let (mut ticks, mut count) = (0, 0);
+    for measured in [false, true] {
+        let until = until(measured);
+        (ticks, count) = (0, 0);
+        while Instant::now() < until {
+            keys.iter_mut().for_each(|key| *key = pairs.key(rng.below(PAIRS)));
+            let mut done = Ok(());
+            ticks += clock.time(|| done = get(&keys, &mut values));
+            done?;
+            count += 1;
+            ensure!(values.iter().all(Option::is_some), "a loaded key is missing");
+        }
+    }
+    Ok(BTreeMap::from([(Op::GetMany, clock.nanos(ticks) / f64::from(count))]))
+}
+
+/// Commits of `BATCH` puts at random keys; `batch` gives the ticks of its puts and of its commit.
+fn write(turn: u64, mut batch: impl FnMut(&[(Key, Key)], &mut Clock) -> Result<(u64, u64)>) -> Result<Figures> {
+    let (pairs, mut rng, mut clock) = (Pairs::new(1), Rng::new(turn), Clock::start());
+    let (mut puts, mut commits) = (0, Vec::new());
+    for measured in [false, true] {
+        let until = until(measured);
+        (puts, commits) = (0, Vec::new());
+        while Instant::now() < until {
+            let new = |_| {
+                let index = rng.below(PAIRS);
+                (pairs.key(index), pairs.value(index, turn as u32 + 1))
+            };
+            let changed: Vec<(Key, Key)> = (0..BATCH).map(new).collect();
+            let (of_puts, of_commit) = batch(&changed, &mut clock)?;
+            puts += of_puts;
+            commits.push(of_commit);
+        }
+    }
+    ensure!(!commits.is_empty(), "no commit in {SECONDS} s");
+    commits.sort_unstable();
+    let middle = commits[commits.len() / 2];
+    let per_put = clock.nanos(puts) / (commits.len() * BATCH) as f64;
+    Ok(BTreeMap::from([(Op::Put, per_put), (Op::Commit, clock.nanos(middle))]))
+}
+
+fn until(measured: bool) -> Instant {
+    Instant::now() + Duration::from_secs_f64(if measured { SECONDS } else { SECONDS / 10.0 })
+}
+
+/// The processor's clock where it can be read, else the system's: reading the system's takes longer than the fastest
+/// puts.
+struct Clock {
+    started: Instant,
+    first: u64,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Self { started: Instant::now(), first: ticks() }
+    }
+
+    /// Ticks that `call` takes.
+    fn time(&mut self, call: impl FnOnce()) -> u64 {
+        let before = ticks();
+        call();
+        ticks() - before
+    }
+
+    /// By all that has passed since the start on both clocks.
+    fn nanos(&self, of: u64) -> f64 {
+        let (passed, ticks) = (self.started.elapsed().as_nanos() as f64, ticks() - self.first);
+        of as f64 * passed / ticks as f64
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn ticks() -> u64 {
+    // SAFETY: every x86-64 processor has the instruction; that it counts at a constant rate is so since 2008.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn ticks() -> u64 {
+    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
