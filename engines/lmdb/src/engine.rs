@@ -75,8 +75,9 @@ impl LmdbEngine {
         let opened = OpenDir::claim(dir)?;
         length::check(&dir.join(FILE_NAME))?;
         let failed = |e| error::lmdb(&format!("cannot open the LMDB store: dir={}", dir.display()), e);
+        let readahead = if options.readahead { EnvironmentFlags::empty() } else { EnvironmentFlags::NO_READAHEAD };
         let env = Environment::new()
-            .set_flags(EnvironmentFlags::NO_READAHEAD | EnvironmentFlags::NO_TLS | flags)
+            .set_flags(readahead | EnvironmentFlags::NO_TLS | flags)
             .set_max_dbs(2)
             .set_max_readers(options.readers_max)
             .set_map_size(whole_pages(options.map_bytes))
@@ -125,6 +126,11 @@ impl LmdbEngine {
 
     pub(crate) fn lock_writer(&self) -> MutexGuard<'_, ()> {
         self.writer.lock()
+    }
+
+    /// Whether a batch's changes are held until its commit.
+    pub(crate) fn sorts_batches(&self) -> bool {
+        self.options.sort_batches
     }
 
     /// Number of commits since opening.

@@ -18,14 +18,17 @@
 //!
 //! # Settings, and why
 //!
-//! - **`NO_READAHEAD` always.** Keys are uniform: with readahead each miss reads 128 KiB for the sake of 4 KiB,
+//! - **`NO_READAHEAD`**, unless [`LmdbOptions::readahead`] asks for it. Keys are uniform: with readahead each miss reads 128 KiB for the sake of 4 KiB,
 //!   which is several times slower as soon as the data exceeds the memory cap. Scans announce the leaves that they come to
 //!   next instead, and batches of gets the pages of all their keys.
 //! - **`NO_TLS`**, so that a read transaction belongs to its object, a thread may hold several, and `reset` and
 //!   `renew` move a reader on without giving up its slot in the reader table.
 //! - **A map of 1 TiB** ([`LmdbOptions::map_bytes`]), reserved up front: it costs address space only, the file
 //!   grows by writing. Growth on demand exists for hosts that limit address space (`ulimit -v`), see below.
-//! - **Not `WRITEMAP`**: slower once the data exceeds RAM, and a stray write would land in the store.
+//! - **Not `WRITEMAP`**: slower once the data exceeds RAM, and a stray write would land in the store. The file would be as long
+//!   as the map, and a disk that is full would end the process by a signal, where it is an error now.
+//! - **Not `NOMEMINIT`**: unused parts of pages would hold whatever the process's memory held, keys of TLS among it, and
+//!   copies of the store would carry that on.
 //! - **A reserve of free disk space** ([`LmdbOptions::disk_reserve_bytes`]): `begin` returns `FreeSpace` below it.
 //!   LMDB itself survives a full disk (the transaction is aborted, nothing committed is lost), but it cannot tell
 //!   a write cut short by a full disk from a failing device and reports both as an I/O error, which poisons.
@@ -63,6 +66,8 @@ mod write;
 pub use engine::LmdbEngine;
 pub use fault::explain_faults;
 
+use engine_api::{Error, ErrorKind, Result};
+
 /// Name of the store's data file inside its directory: LMDB's own, so that `mdb_stat` and its kin work.
 pub const FILE_NAME: &str = "data.mdb";
 
@@ -78,6 +83,31 @@ pub struct LmdbOptions {
     pub readers_max: u32,
     /// `begin` returns `FreeSpace` while the file system has less than this many bytes left.
     pub disk_reserve_bytes: u64,
+    /// The kernel reads ahead of a page that is missing, as LMDB has it without `MDB_NORDAHEAD`.
+    pub readahead: bool,
+    /// A batch's changes are held until its commit and applied in key order.
+    pub sort_batches: bool,
+}
+
+impl LmdbOptions {
+    /// The names that [`LmdbOptions::set`] takes.
+    pub const SETTINGS: &[&str] = &["readahead", "sort_batches"];
+
+    /// Sets what one of [`LmdbOptions::SETTINGS`] names.
+    ///
+    /// # Errors
+    /// `FixInput`: the name is none of these, or the value is neither `true` nor `false`.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        let refuse = |message: String| Err(Error::new(ErrorKind::FixInput, message));
+        let field = match name {
+            "readahead" => &mut self.readahead,
+            "sort_batches" => &mut self.sort_batches,
+            _ => return refuse(format!("LMDB has no setting name={name}: it takes {}", Self::SETTINGS.join(", "))),
+        };
+        let Ok(wanted) = value.parse() else { return refuse(format!("{name}={value}: give true or false")) };
+        *field = wanted;
+        Ok(())
+    }
 }
 
 impl Default for LmdbOptions {
@@ -85,6 +115,13 @@ impl Default for LmdbOptions {
     /// space; 1024 readers are more than the threads of any host, at 64 bytes each; 64 MiB is ten commits of
     /// 1000 random keys.
     fn default() -> Self {
-        Self { map_bytes: 1 << 40, map_bytes_max: 16 << 40, readers_max: 1024, disk_reserve_bytes: 64 << 20 }
+        Self {
+            map_bytes: 1 << 40,
+            map_bytes_max: 16 << 40,
+            readers_max: 1024,
+            disk_reserve_bytes: 64 << 20,
+            readahead: false,
+            sort_batches: false,
+        }
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! Runs on the thread that began it: LMDB's writer lock is a mutex, which belongs to its thread.
 
+use std::collections::BTreeMap;
+
 use engine_api::{BulkLoad, Checkpoint, Durability, Error, ErrorKind, Key, Result, Value, WriteTxn};
 use lmdb::{RwTransaction, Transaction, WriteFlags};
 use parking_lot::MutexGuard;
@@ -13,6 +15,8 @@ use crate::reader::get;
 pub(crate) struct LmdbTxn<'e> {
     engine: &'e LmdbEngine,
     txn: RwTransaction<'e>,
+    /// The changes of a batch that is sorted: `None` for each key to delete. Empty otherwise.
+    held: BTreeMap<Key, Option<Value>>,
     // Dropped after `txn`, in this order: the map may move, and the next writer begin, only once it has ended.
     _map: MapGuard<'e>,
     _writer: MutexGuard<'e, ()>,
@@ -26,12 +30,37 @@ impl<'e> LmdbTxn<'e> {
         engine.map().grow_when_short(engine.env())?;
         let map = engine.map().hold();
         let txn = engine.env().begin_rw_txn().map_err(|e| engine.failed("LMDB cannot begin a write", e))?;
-        Ok(Self { engine, txn, _map: map, _writer: writer })
+        Ok(Self { engine, txn, held: BTreeMap::new(), _map: map, _writer: writer })
     }
 
-    /// Writes `checkpoint` and commits.
+    /// Puts the pair, or deletes it where there is no value.
+    fn apply(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
+        let (engine, pairs) = (self.engine, self.engine.pairs());
+        if let Some(value) = value {
+            let put = self.txn.put(pairs, key, value, WriteFlags::empty());
+            return put.map_err(|e| engine.failed("LMDB put failed", e));
+        }
+        match self.txn.del(pairs, key, None) {
+            Ok(()) | Err(lmdb::Error::NotFound) => Ok(()),
+            Err(e) => Err(engine.failed("LMDB delete failed", e)),
+        }
+    }
+
+    /// Applies a change now, or holds it until the commit where batches are sorted.
+    fn change(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
+        if self.engine.sorts_batches() {
+            self.held.insert(*key, value.copied());
+            return Ok(());
+        }
+        self.apply(key, value)
+    }
+
+    /// Writes what is held and `checkpoint`, and commits.
     fn finish(mut self, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
         let engine = self.engine;
+        for (key, value) in std::mem::take(&mut self.held) {
+            self.apply(&key, value.as_ref())?;
+        }
         let encoded = checkpoint.encode()?;
         self.txn
             .put(engine.meta(), CHECKPOINT, &encoded, WriteFlags::empty())
@@ -46,20 +75,18 @@ impl<'e> LmdbTxn<'e> {
 
 impl WriteTxn for LmdbTxn<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
-        get(&self.txn, self.engine.pairs(), key)
+        match self.held.get(key) {
+            Some(value) => Ok(*value),
+            None => get(&self.txn, self.engine.pairs(), key),
+        }
     }
 
     fn put(&mut self, key: &Key, value: &Value) -> Result<()> {
-        self.txn
-            .put(self.engine.pairs(), key, value, WriteFlags::empty())
-            .map_err(|e| self.engine.failed("LMDB put failed", e))
+        self.change(key, Some(value))
     }
 
     fn delete(&mut self, key: &Key) -> Result<()> {
-        match self.txn.del(self.engine.pairs(), key, None) {
-            Ok(()) | Err(lmdb::Error::NotFound) => Ok(()),
-            Err(e) => Err(self.engine.failed("LMDB delete failed", e)),
-        }
+        self.change(key, None)
     }
 
     fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {

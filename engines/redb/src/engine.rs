@@ -98,6 +98,10 @@ impl RedbEngine {
         }
     }
 
+    pub(crate) fn options(&self) -> &RedbOptions {
+        &self.options
+    }
+
     /// Number of commits since opening.
     pub(crate) fn commits(&self) -> u64 {
         // ORDERING: Acquire pairs with the Release in `count_commit`: whoever sees the count takes a snapshot

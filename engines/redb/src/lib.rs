@@ -18,8 +18,11 @@
 //!
 //! # Settings, and why
 //!
-//! - **Quick repair on every commit.** Otherwise the first open after a crash walks the whole file to rebuild
-//!   the allocator's state, tens of gigabytes at a billion pairs. It costs a second flush per commit.
+//! - **Quick repair on every commit**, unless [`RedbOptions::quick_repair_every`] asks for fewer. After a crash the newest
+//!   commit decides: one without it removes the recorded allocator's state, and the next open walks the whole file twice,
+//!   tens of gigabytes at a billion pairs. So every Nth commit saves the walk for one crash in N. Nothing is lost either way:
+//!   a commit of one flush is proved by its checksums. Quick repair costs a second flush per commit, and writes the allocator's
+//!   state of every region.
 //! - **Cache size** is the caller's ([`RedbOptions::cache_bytes`]). redb reads with `pread`, so under a memory
 //!   cap the kernel's page cache is charged beside it: give redb about half of the cap.
 //! - **One open table per transaction**, because opening a table costs several lookups and would be charged to
@@ -48,7 +51,7 @@ mod write;
 
 pub use engine::RedbEngine;
 
-use engine_api::{Error, ErrorKind};
+use engine_api::{Error, ErrorKind, Result};
 use redb::{ReadOnlyTable, TableDefinition};
 
 /// Name of the store's file inside its directory.
@@ -62,13 +65,48 @@ pub struct RedbOptions {
     pub cache_bytes: u64,
     /// `begin` returns `FreeSpace` while the file system has less than this many bytes left.
     pub disk_reserve_bytes: u64,
+    /// Every so many commits one is made with quick repair: 1 is each, 0 none. Says how long opening takes after a crash, and
+    /// not what a commit survives.
+    pub quick_repair_every: u32,
+    /// A batch's changes are held until its commit and applied in key order.
+    pub sort_batches: bool,
+}
+
+impl RedbOptions {
+    /// The names that [`RedbOptions::set`] takes.
+    pub const SETTINGS: &[&str] = &["quick_repair_every", "sort_batches"];
+
+    /// Sets what one of [`RedbOptions::SETTINGS`] names.
+    ///
+    /// # Errors
+    /// `FixInput`: the name is none of these, or the value is not of its kind.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        let refuse = |message: String| Err(Error::new(ErrorKind::FixInput, message));
+        match name {
+            "quick_repair_every" => match value.parse() {
+                Ok(commits) => self.quick_repair_every = commits,
+                Err(_) => return refuse(format!("{name}={value}: give a number of commits, 0 for none")),
+            },
+            "sort_batches" => match value.parse() {
+                Ok(sorts) => self.sort_batches = sorts,
+                Err(_) => return refuse(format!("{name}={value}: give true or false")),
+            },
+            _ => return refuse(format!("redb has no setting name={name}: it takes {}", Self::SETTINGS.join(", "))),
+        }
+        Ok(())
+    }
+
+    /// Whether commit `number` since opening, counted from 1, is made with quick repair.
+    fn repairs_quickly(&self, number: u64) -> bool {
+        self.quick_repair_every > 0 && number.is_multiple_of(self.quick_repair_every.into())
+    }
 }
 
 impl Default for RedbOptions {
     /// redb's own default cache of 1 GiB, and a reserve of 64 MiB: a commit of 1000 random keys writes
     /// 1000 leaves and their branches, 5 to 10 MiB.
     fn default() -> Self {
-        Self { cache_bytes: 1 << 30, disk_reserve_bytes: 64 << 20 }
+        Self { cache_bytes: 1 << 30, disk_reserve_bytes: 64 << 20, quick_repair_every: 1, sort_batches: false }
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Runs on the caller's thread; redb lets one write transaction exist at a time and makes the next wait.
 
+use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use engine_api::{BulkLoad, Checkpoint, Durability, Key, Result, Value, WriteTxn};
@@ -26,6 +27,8 @@ self_cell!(
 pub(crate) struct RedbTxn<'e> {
     engine: &'e RedbEngine,
     open: OpenTxn,
+    /// The changes of a batch that is sorted: `None` for each key to delete. Empty otherwise.
+    held: BTreeMap<Key, Option<Value>>,
 }
 
 impl<'e> RedbTxn<'e> {
@@ -34,7 +37,7 @@ impl<'e> RedbTxn<'e> {
         let open = OpenTxn::try_new(txn, |txn| {
             txn.open_table(PAIRS).map_err(|e| error::table("redb cannot open the pairs table", e))
         })?;
-        Ok(Self { engine, open })
+        Ok(Self { engine, open, held: BTreeMap::new() })
     }
 
     /// Does something with the pairs. Damage that redb runs into poisons the engine: what the transaction has changed in
@@ -48,24 +51,47 @@ impl<'e> RedbTxn<'e> {
         let call = || self.open.with_dependent_mut(|_, pairs| call(pairs).map_err(|e| error::storage(what, e)));
         caught(what, call).inspect_err(|error| engine.poison_if_damaged(error))
     }
+
+    /// Puts the pair, or deletes it where there is no value.
+    fn apply(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
+        match value {
+            Some(value) => self.with_pairs("redb put failed", |pairs| pairs.insert(key, value).map(drop)),
+            None => self.with_pairs("redb delete failed", |pairs| pairs.remove(key).map(drop)),
+        }
+    }
+
+    /// Applies a change now, or holds it until the commit where batches are sorted.
+    fn change(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
+        if self.engine.options().sort_batches {
+            self.held.insert(*key, value.copied());
+            return Ok(());
+        }
+        self.apply(key, value)
+    }
 }
 
 impl WriteTxn for RedbTxn<'_> {
     fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+        if let Some(value) = self.held.get(key) {
+            return Ok(*value);
+        }
         self.with_pairs("redb get failed", |pairs| Ok(pairs.get(key)?.map(|value| *value.value())))
     }
 
     fn put(&mut self, key: &Key, value: &Value) -> Result<()> {
-        self.with_pairs("redb put failed", |pairs| pairs.insert(key, value).map(drop))
+        self.change(key, Some(value))
     }
 
     fn delete(&mut self, key: &Key) -> Result<()> {
-        self.with_pairs("redb delete failed", |pairs| pairs.remove(key).map(drop))
+        self.change(key, None)
     }
 
     /// `_durability` is ignored: both levels are redb's `Immediate`, see the crate's documentation.
-    fn commit(self: Box<Self>, checkpoint: &Checkpoint, _durability: Durability) -> Result<()> {
-        let Self { engine, open } = *self;
+    fn commit(mut self: Box<Self>, checkpoint: &Checkpoint, _durability: Durability) -> Result<()> {
+        for (key, value) in std::mem::take(&mut self.held) {
+            self.apply(&key, value.as_ref())?;
+        }
+        let Self { engine, open, .. } = *self;
         // Closes the table, which hands its root back to the transaction.
         caught("redb commit failed", || commit(engine, open.into_owner(), checkpoint))
             .inspect_err(|error| engine.poison_if_damaged(error))
@@ -85,7 +111,7 @@ impl BulkLoad for RedbEngine {
     }
 }
 
-/// Begins a write transaction with this engine's settings, waiting for the one before it to end.
+/// Begins a write transaction with quick repair, waiting for the one before it to end.
 pub(crate) fn begin(db: &Database) -> Result<WriteTransaction> {
     let mut txn = db.begin_write().map_err(|e| error::transaction("redb cannot begin a write", e))?;
     txn.set_quick_repair(true);
@@ -115,8 +141,9 @@ pub(crate) fn put_checkpoint(txn: &WriteTransaction, checkpoint: &Checkpoint) ->
 }
 
 /// Commits `txn` with `checkpoint`; a failure past the point of no return poisons the engine.
-fn commit(engine: &RedbEngine, txn: WriteTransaction, checkpoint: &Checkpoint) -> Result<()> {
+fn commit(engine: &RedbEngine, mut txn: WriteTransaction, checkpoint: &Checkpoint) -> Result<()> {
     put_checkpoint(&txn, checkpoint)?;
+    txn.set_quick_repair(engine.options().repairs_quickly(engine.commits() + 1));
     match txn.commit() {
         Ok(()) => {
             engine.count_commit();

@@ -32,9 +32,9 @@ impl EngineOptions {
             #[cfg(feature = "rocksdb")]
             EngineKind::Rocksdb => store::rocksdb_options(self).disk_reserve_bytes,
             #[cfg(feature = "lmdb")]
-            EngineKind::Lmdb => store::lmdb_options(self).disk_reserve_bytes,
+            EngineKind::Lmdb => engine_lmdb::LmdbOptions::default().disk_reserve_bytes,
             #[cfg(feature = "redb")]
-            EngineKind::Redb => store::redb_options(self).disk_reserve_bytes,
+            EngineKind::Redb => engine_redb::RedbOptions::default().disk_reserve_bytes,
             #[cfg(feature = "strata")]
             EngineKind::Strata => store::strata_options(self).reserve_bytes(),
             #[allow(unreachable_patterns, reason = "the arm for engines left out of the build")]

@@ -229,7 +229,9 @@ impl EngineOptions {
 
     fn validate_settings(&self) -> Result<()> {
         let known = store::setting_names(self.engine);
-        let Some((name, _)) = self.settings().find(|(name, _)| !known.contains(name)) else { return Ok(()) };
+        let Some((name, _)) = self.settings().find(|(name, _)| !known.contains(name)) else {
+            return store::check_settings(self);
+        };
         let taken = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
         let message = format!("no setting of engine={} that may be set: name={name}: it takes {taken}", self.engine);
         Err(Error::new(ErrorKind::FixInput, message))
@@ -327,6 +329,10 @@ mod tests {
             EngineOptions { lmdb_map_size: Some(ByteSize::tib(65)), ..lmdb },
             EngineOptions { bloom: Some(33), ..EngineOptions::default() },
             EngineOptions { set: vec!["max_open_files=-1".to_owned()], ..EngineOptions::default() },
+            #[cfg(feature = "lmdb")]
+            EngineOptions { set: vec!["readahead=maybe".to_owned()], ..EngineOptions::new(EngineKind::Lmdb) },
+            #[cfg(feature = "redb")]
+            EngineOptions { set: vec!["quick_repair_every=-1".to_owned()], ..EngineOptions::new(EngineKind::Redb) },
         ];
         for options in wrong {
             assert_eq!(options.validate().unwrap_err().kind(), ErrorKind::FixInput, "{options:?}");

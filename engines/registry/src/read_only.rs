@@ -98,9 +98,13 @@ pub(crate) fn open_engine(data: &Path, options: &EngineOptions) -> Result<Box<dy
             Ok(Box::new(engine_rocksdb::RocksdbEngine::open_read_only(data, &store::rocksdb_options(options))?))
         }
         #[cfg(feature = "lmdb")]
-        EngineKind::Lmdb => Ok(Box::new(engine_lmdb::LmdbEngine::open_read_only(data, &store::lmdb_options(options))?)),
+        EngineKind::Lmdb => {
+            Ok(Box::new(engine_lmdb::LmdbEngine::open_read_only(data, &store::lmdb_options(options)?)?))
+        }
         #[cfg(feature = "redb")]
-        EngineKind::Redb => Ok(Box::new(engine_redb::RedbEngine::open_read_only(data, &store::redb_options(options))?)),
+        EngineKind::Redb => {
+            Ok(Box::new(engine_redb::RedbEngine::open_read_only(data, &store::redb_options(options)?)?))
+        }
         #[cfg(feature = "strata")]
         EngineKind::Strata => {
             Ok(Box::new(engine_strata::StrataEngine::open_read_only(data, &store::strata_options(options))?))

@@ -392,7 +392,25 @@ pub(crate) fn setting_names(engine: EngineKind) -> Vec<&'static str> {
     match engine {
         #[cfg(feature = "rocksdb")]
         EngineKind::Rocksdb => engine_rocksdb::settings().collect(),
+        #[cfg(feature = "lmdb")]
+        EngineKind::Lmdb => engine_lmdb::LmdbOptions::SETTINGS.to_vec(),
+        #[cfg(feature = "redb")]
+        EngineKind::Redb => engine_redb::RedbOptions::SETTINGS.to_vec(),
         _ => Vec::new(),
+    }
+}
+
+/// Refuses values of settings that the engine does not take. RocksDB says of its own when it opens.
+///
+/// # Errors
+/// `FixInput`, naming the setting.
+pub(crate) fn check_settings(options: &EngineOptions) -> Result<()> {
+    match options.engine {
+        #[cfg(feature = "lmdb")]
+        EngineKind::Lmdb => lmdb_options(options).map(drop),
+        #[cfg(feature = "redb")]
+        EngineKind::Redb => redb_options(options).map(drop),
+        _ => Ok(()),
     }
 }
 
@@ -415,18 +433,21 @@ pub(crate) fn rocksdb_options(options: &EngineOptions) -> engine_rocksdb::Rocksd
 }
 
 #[cfg(feature = "lmdb")]
-pub(crate) fn lmdb_options(options: &EngineOptions) -> engine_lmdb::LmdbOptions {
+pub(crate) fn lmdb_options(options: &EngineOptions) -> Result<engine_lmdb::LmdbOptions> {
     let mut lmdb = engine_lmdb::LmdbOptions::default();
+    options.settings().try_for_each(|(name, value)| lmdb.set(name, value))?;
     if let Some(size) = options.lmdb_map_size {
         lmdb.map_bytes = size.as_u64();
         lmdb.map_bytes_max = size.as_u64();
     }
-    lmdb
+    Ok(lmdb)
 }
 
 #[cfg(feature = "redb")]
-pub(crate) fn redb_options(options: &EngineOptions) -> engine_redb::RedbOptions {
-    engine_redb::RedbOptions { cache_bytes: options.division().cache_bytes, ..Default::default() }
+pub(crate) fn redb_options(options: &EngineOptions) -> Result<engine_redb::RedbOptions> {
+    let mut redb = engine_redb::RedbOptions { cache_bytes: options.division().cache_bytes, ..Default::default() };
+    options.settings().try_for_each(|(name, value)| redb.set(name, value))?;
+    Ok(redb)
 }
 
 #[cfg(feature = "strata")]
@@ -445,9 +466,9 @@ fn open_engine(
         #[cfg(feature = "rocksdb")]
         EngineKind::Rocksdb => Ok(Box::new(engine_rocksdb::RocksdbEngine::open(data, &rocksdb_options(options))?)),
         #[cfg(feature = "lmdb")]
-        EngineKind::Lmdb => Ok(Box::new(engine_lmdb::LmdbEngine::open(data, &lmdb_options(options))?)),
+        EngineKind::Lmdb => Ok(Box::new(engine_lmdb::LmdbEngine::open(data, &lmdb_options(options)?)?)),
         #[cfg(feature = "redb")]
-        EngineKind::Redb => Ok(Box::new(engine_redb::RedbEngine::open(data, &redb_options(options))?)),
+        EngineKind::Redb => Ok(Box::new(engine_redb::RedbEngine::open(data, &redb_options(options)?)?)),
         #[cfg(feature = "strata")]
         EngineKind::Strata => {
             Ok(Box::new(engine_strata::StrataEngine::open_accepted(data, &strata_options(options), accept)?))

@@ -13,8 +13,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind, Key, Value};
 use engine_lmdb::{FILE_NAME, LmdbEngine, LmdbOptions};
 
-const OPTIONS: LmdbOptions =
-    LmdbOptions { map_bytes: 64 << 20, map_bytes_max: 64 << 20, readers_max: 16, disk_reserve_bytes: 0 };
+const OPTIONS: LmdbOptions = LmdbOptions {
+    map_bytes: 64 << 20,
+    map_bytes_max: 64 << 20,
+    readers_max: 16,
+    disk_reserve_bytes: 0,
+    readahead: false,
+    sort_batches: false,
+};
 
 fn open_with(dir: &Path, options: LmdbOptions) -> LmdbEngine {
     LmdbEngine::open(dir, &options).unwrap()
@@ -192,6 +198,36 @@ fn a_killed_process_loses_nothing() {
     assert_eq!(all(&recovered), sorted(0, 2000));
     assert_eq!(recovered.stats().unwrap().pairs_estimate, 2000);
     Box::new(recovered).close().unwrap();
+}
+
+#[test]
+fn a_sorted_batch_fills_its_leaves() {
+    let leaves = |sort_batches| {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = open_with(dir.path(), LmdbOptions { sort_batches, ..OPTIONS });
+        commit(&engine, 0, 20_000, Durability::Synced);
+        assert_eq!(all(&engine), sorted(0, 20_000));
+        let stats = engine.stats().unwrap();
+        stats.details.into_iter().find(|(name, _)| *name == "leaf_pages").unwrap().1
+    };
+    let (sorted, unsorted) = (leaves(true), leaves(false));
+    assert!(sorted * 5 < unsorted * 4, "sorted={sorted} unsorted={unsorted}");
+}
+
+#[test]
+fn a_sorted_batch_that_does_not_fit_leaves_no_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = LmdbOptions { map_bytes: 1 << 20, map_bytes_max: 1 << 20, sort_batches: true, ..OPTIONS };
+    let engine = open_with(dir.path(), small);
+    commit(&engine, 0, 100, Durability::Synced);
+    let mut txn = engine.begin().unwrap();
+    for i in 100..50_000 {
+        txn.put(&key(i), &value(i)).unwrap();
+    }
+    let full = txn.commit(&at(50_000), Durability::Synced).unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::FreeSpace, "{full}");
+    commit(&engine, 100, 200, Durability::Synced);
+    assert_eq!(all(&engine), sorted(0, 200));
 }
 
 #[test]

@@ -8,11 +8,15 @@ mod damage;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine_api::{Checkpoint, Durability, Engine, ErrorKind, Key, Value};
 use engine_redb::{FILE_NAME, RedbEngine, RedbOptions};
+use redb::{ReadableDatabase as _, ReadableTableMetadata as _};
 
-const OPTIONS: RedbOptions = RedbOptions { cache_bytes: 8 << 20, disk_reserve_bytes: 0 };
+const OPTIONS: RedbOptions =
+    RedbOptions { cache_bytes: 8 << 20, disk_reserve_bytes: 0, quick_repair_every: 1, sort_batches: false };
 
 fn open(dir: &Path) -> RedbEngine {
     RedbEngine::open(dir, &OPTIONS).unwrap()
@@ -85,6 +89,49 @@ fn a_killed_process_loses_nothing_and_needs_no_walk() {
     assert_eq!(recovered.checkpoint().unwrap(), at(2000));
     assert_eq!(all(&recovered), sorted(0, 2000));
     assert_eq!(recovered.stats().unwrap().pairs_estimate, 2000);
+}
+
+/// Whether redb walks the file of the store in `dir`, as a killed process would leave it now, when it opens that.
+fn walks_after_a_kill(dir: &Path) -> (bool, RedbEngine, tempfile::TempDir) {
+    let killed = tempfile::tempdir().unwrap();
+    fs::copy(dir.join(FILE_NAME), killed.path().join(FILE_NAME)).unwrap();
+    let walked = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&walked);
+    let mut builder = redb::Builder::new();
+    builder.set_repair_callback(move |_| seen.store(true, Ordering::Relaxed));
+    drop(builder.open(killed.path().join(FILE_NAME)).unwrap());
+    (walked.load(Ordering::Relaxed), open(killed.path()), killed)
+}
+
+/// The newest commit decides: one without quick repair takes the recorded allocator state away.
+#[test]
+fn a_newest_commit_without_quick_repair_costs_a_walk_and_no_pair() {
+    for (every, walks) in [(1, [false; 4]), (2, [true, false, true, false]), (0, [true; 4])] {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = RedbEngine::open(dir.path(), &RedbOptions { quick_repair_every: every, ..OPTIONS }).unwrap();
+        for (commits, walks) in (0..).zip(walks) {
+            commit(&engine, commits * 100, commits * 100 + 100, Durability::Synced);
+            let (walked, recovered, _dir) = walks_after_a_kill(dir.path());
+            assert_eq!(walked, walks, "quick_repair_every={every} commits={}", commits + 1);
+            assert_eq!(all(&recovered), sorted(0, commits * 100 + 100));
+        }
+    }
+}
+
+#[test]
+fn a_sorted_batch_fills_its_leaves() {
+    let leaves = |sort_batches| {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = RedbEngine::open(dir.path(), &RedbOptions { sort_batches, ..OPTIONS }).unwrap();
+        commit(&engine, 0, 20_000, Durability::Synced);
+        assert_eq!(all(&engine), sorted(0, 20_000));
+        drop(engine);
+        let db = redb::Database::open(dir.path().join(FILE_NAME)).unwrap();
+        let pairs: redb::TableDefinition<'_, &[u8; 32], &[u8; 32]> = redb::TableDefinition::new("pairs");
+        db.begin_read().unwrap().open_table(pairs).unwrap().stats().unwrap().leaf_pages()
+    };
+    let (sorted, unsorted) = (leaves(true), leaves(false));
+    assert!(sorted * 5 < unsorted * 4, "sorted={sorted} unsorted={unsorted}");
 }
 
 #[test]

@@ -15,6 +15,7 @@ pub(crate) struct Column {
     engine: EngineKind,
     bloom: Option<u32>,
     profile: Profile,
+    set: &'static [&'static str],
 }
 
 /// Enough for tests, and small enough that all of them run at once on a small machine.
@@ -22,14 +23,28 @@ const MEMORY: ByteSize = ByteSize::mib(64);
 /// The smallest map that options accept is 1 MiB; this one takes a few batches and is then full.
 const SMALL_MAP: ByteSize = ByteSize::mib(4);
 
-const COLUMNS: [Column; 7] = [
-    Column { name: "rocksdb", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Vanilla },
-    Column { name: "rocksdb_bloom", engine: EngineKind::Rocksdb, bloom: Some(20), profile: Profile::Vanilla },
-    Column { name: "rocksdb_memory", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Memory },
-    Column { name: "rocksdb_tuned", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Tuned },
-    Column { name: "lmdb", engine: EngineKind::Lmdb, bloom: None, profile: Profile::Vanilla },
-    Column { name: "redb", engine: EngineKind::Redb, bloom: None, profile: Profile::Vanilla },
-    Column { name: "strata", engine: EngineKind::Strata, bloom: None, profile: Profile::Vanilla },
+const COLUMNS: [Column; 9] = [
+    Column { name: "rocksdb", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Vanilla, set: &[] },
+    Column { name: "rocksdb_bloom", engine: EngineKind::Rocksdb, bloom: Some(20), profile: Profile::Vanilla, set: &[] },
+    Column { name: "rocksdb_memory", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Memory, set: &[] },
+    Column { name: "rocksdb_tuned", engine: EngineKind::Rocksdb, bloom: None, profile: Profile::Tuned, set: &[] },
+    Column { name: "lmdb", engine: EngineKind::Lmdb, bloom: None, profile: Profile::Vanilla, set: &[] },
+    Column { name: "redb", engine: EngineKind::Redb, bloom: None, profile: Profile::Vanilla, set: &[] },
+    Column {
+        name: "lmdb_settings",
+        engine: EngineKind::Lmdb,
+        bloom: None,
+        profile: Profile::Vanilla,
+        set: &["readahead=true", "sort_batches=true"],
+    },
+    Column {
+        name: "redb_settings",
+        engine: EngineKind::Redb,
+        bloom: None,
+        profile: Profile::Vanilla,
+        set: &["quick_repair_every=3", "sort_batches=true"],
+    },
+    Column { name: "strata", engine: EngineKind::Strata, bloom: None, profile: Profile::Vanilla, set: &[] },
 ];
 
 impl Column {
@@ -38,6 +53,7 @@ impl Column {
             bloom: self.bloom,
             profile: self.profile,
             memory: Some(MEMORY),
+            set: self.set.iter().map(|setting| (*setting).to_owned()).collect(),
             ..EngineOptions::new(self.engine)
         }
     }
@@ -100,6 +116,16 @@ mod lmdb {
 #[cfg(feature = "redb")]
 mod redb {
     ::conformance::suite!(super::column("redb"));
+}
+
+#[cfg(feature = "lmdb")]
+mod lmdb_settings {
+    ::conformance::suite!(super::column("lmdb_settings"));
+}
+
+#[cfg(feature = "redb")]
+mod redb_settings {
+    ::conformance::suite!(super::column("redb_settings"));
 }
 
 #[cfg(feature = "strata")]
