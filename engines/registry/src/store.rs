@@ -14,7 +14,7 @@ use crate::copy;
 use crate::hold::{Held, hold};
 use crate::lock::{self, DirLock, LOCK};
 use crate::marker::{self, FORMAT_VERSION, Identity, MARKER, MARKER_TEMPORARY};
-use crate::options::{EngineArgs, EngineKind, EngineOptions, Profile};
+use crate::options::{EngineArgs, EngineKind, EngineOptions};
 use crate::process;
 use crate::standing;
 use crate::terms::{Load, LoadState, Terms};
@@ -416,6 +416,8 @@ pub(crate) fn check_settings(options: &EngineOptions) -> Result<()> {
 
 #[cfg(feature = "rocksdb")]
 pub(crate) fn rocksdb_options(options: &EngineOptions) -> engine_rocksdb::RocksdbOptions {
+    use crate::options::Profile;
+
     let division = options.division();
     let profile = match options.profile {
         Profile::Vanilla => engine_rocksdb::Profile::Vanilla,
@@ -486,6 +488,7 @@ fn open_engine(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Profile;
 
     #[test]
     fn a_profile_that_is_not_named_is_the_one_that_the_store_keeps() {

@@ -99,8 +99,8 @@ pub(crate) fn cache(bytes: usize, is_clock: bool, set: &[(String, String)]) -> R
     Ok(if is_clock { Cache::new_hyper_clock_cache(bytes, 0) } else { Cache::new_lru_cache(bytes) })
 }
 
-/// `options` with what was set in place of the profile's.
-pub(crate) fn apply(mut options: Options, set: &[(String, String)]) -> Result<Options> {
+/// `options` with what was set in place of the profile's, whose index is partitioned or not.
+pub(crate) fn apply(mut options: Options, set: &[(String, String)], partitioned: bool) -> Result<Options> {
     if set.is_empty() {
         return Ok(options);
     }
@@ -111,7 +111,11 @@ pub(crate) fn apply(mut options: Options, set: &[(String, String)]) -> Result<Op
     if let Some((name, _)) = set.iter().find(|(name, _)| !settings().any(|known| known == name)) {
         return Err(Error::new(ErrorKind::FixInput, format!("no setting of RocksDB that may be set: name={name}")));
     }
-    let (tree, table) = (joined(TREE), joined(TABLE));
+    if let Some((name, value)) = set.iter().find(|(_, value)| !is_one_value(value)) {
+        let message = format!("not one value: name={name} value={value:?}: give each setting by itself");
+        return Err(Error::new(ErrorKind::FixInput, message));
+    }
+    let (tree, table) = (joined(TREE), joined(TABLE) + whole_filters(set, partitioned)?);
     // A nested string adds to the table's options that are set already.
     let table = if table.is_empty() { table } else { format!("block_based_table_factory={{{table}}};") };
     let text = tree + &table;
@@ -119,6 +123,32 @@ pub(crate) fn apply(mut options: Options, set: &[(String, String)]) -> Result<Op
         let what = format!("RocksDB does not take its settings: set={text:?}: correct the value");
         Error::with_source(ErrorKind::FixInput, format!("{what}: {e}"), e)
     })
+}
+
+/// Whether nothing follows the value that RocksDB would take for another setting.
+fn is_one_value(value: &str) -> bool {
+    let mut depth = 0i32;
+    let within = value.chars().all(|letter| {
+        depth += i32::from(letter == '{') - i32::from(letter == '}');
+        depth > 0 || letter != ';' && depth == 0
+    });
+    within && depth == 0
+}
+
+/// Filters that are partitioned over an index that is not. RocksDB corrects that for its own files, and its writer of sorted
+/// files does not: it follows a null pointer.
+fn whole_filters(set: &[(String, String)], partitioned: bool) -> Result<&'static str> {
+    let last = |wanted: &str| set.iter().rev().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str());
+    let partitioned = last("index_type").map_or(partitioned, |index| index == "kTwoLevelIndexSearch");
+    match last("partition_filters") {
+        _ if partitioned => Ok(""),
+        None => Ok("partition_filters=false;"),
+        Some("false") => Ok(""),
+        Some(_) => Err(Error::new(
+            ErrorKind::FixInput,
+            "partition_filters=true needs a partitioned index: set index_type=kTwoLevelIndexSearch as well",
+        )),
+    }
 }
 
 /// What the crate has no setters for: interpolation in the search of an index whose keys are uniform.

@@ -57,7 +57,7 @@ pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Op
             set::interpolate(out)?
         }
     };
-    set::apply(out, &options.set)
+    set::apply(out, &options.set, options.profile == Profile::Tuned)
 }
 
 fn bloom(table: &mut BlockBasedOptions, options: &RocksdbOptions) {

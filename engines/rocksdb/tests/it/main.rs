@@ -162,11 +162,29 @@ fn what_is_set_comes_before_the_profile() {
         assert!(text.contains(setting), "{setting}: {text}");
     }
     // A value that RocksDB does not take, a kind of cache that there is not, and a name that would change what a commit survives.
-    for wrong in [("max_open_files", "many"), ("cache", "fifo"), ("manual_wal_flush", "true")] {
+    for wrong in [("max_open_files", "many"), ("cache", "fifo"), ("manual_wal_flush", "true"), ("block_size", "1;manual_wal_flush=true"), ("block_size", "1};manual_wal_flush=true;{")] {
         let error = RocksdbEngine::open(dir.path(), &set(&[wrong])).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FixInput, "{wrong:?}: {error}");
         assert!(error.to_string().contains(wrong.0), "{wrong:?}: {error}");
     }
+}
+
+#[test]
+fn filters_are_partitioned_with_the_index_or_not_at_all() {
+    let tuned = |set: &[(&str, &str)]| {
+        let set = set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        RocksdbOptions { profile: Profile::Tuned, bloom_bits: Some(10), set, ..small() }
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let engine = RocksdbEngine::open(dir.path(), &tuned(&[("index_type", "kBinarySearch")])).unwrap();
+    assert!(options_file(dir.path()).contains("partition_filters=false"));
+    engine.load_sorted(&pairs(0, 20 * PAIRS), &mark(1)).unwrap();
+    assert_eq!(count(&engine), 20 * PAIRS);
+    drop(engine);
+    let both = tuned(&[("partition_filters", "true"), ("index_type", "kBinarySearch")]);
+    let error = RocksdbEngine::open(dir.path(), &both).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FixInput, "{error}");
+    drop(RocksdbEngine::open(dir.path(), &tuned(&[("partition_filters", "true")])).unwrap());
 }
 
 #[test]
