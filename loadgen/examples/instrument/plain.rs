@@ -178,8 +178,13 @@ fn redb(data: &Path, op: Op, turn: u64) -> Result<Figures> {
     let table = txn.open_table(TABLE)?;
     let get = |key: &Key| Ok(table.get(key)?.map(|value| *value.value()));
     if op == Op::GetMany {
+        // In the order of keys, which is the order of pages: that is all that redb leaves to its caller.
+        let mut order: Vec<usize> = Vec::with_capacity(MANY);
         return read_many(turn, |keys, values| {
-            keys.iter().zip(values).try_for_each(|(key, value)| get(key).map(|found| *value = found))
+            order.clear();
+            order.extend(0..keys.len());
+            order.sort_unstable_by_key(|at| keys[*at]);
+            order.iter().try_for_each(|at| get(&keys[*at]).map(|found| values[*at] = found))
         });
     }
     read(op, turn, get)
