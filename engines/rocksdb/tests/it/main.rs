@@ -162,10 +162,39 @@ fn what_is_set_comes_before_the_profile() {
         assert!(text.contains(setting), "{setting}: {text}");
     }
     // A value that RocksDB does not take, a kind of cache that there is not, and a name that would change what a commit survives.
-    for wrong in [("max_open_files", "many"), ("cache", "fifo"), ("manual_wal_flush", "true"), ("block_size", "1;manual_wal_flush=true"), ("block_size", "1};manual_wal_flush=true;{")] {
+    for wrong in [
+        ("max_open_files", "many"),
+        ("cache", "fifo"),
+        ("manual_wal_flush", "true"),
+        ("block_size", "1;manual_wal_flush=true"),
+        ("block_size", "1};manual_wal_flush=true;{"),
+    ] {
         let error = RocksdbEngine::open(dir.path(), &set(&[wrong])).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FixInput, "{wrong:?}: {error}");
         assert!(error.to_string().contains(wrong.0), "{wrong:?}: {error}");
+    }
+}
+
+#[test]
+fn filters_and_index_stay_in_a_cache_that_has_room_for_twice_as_much() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |cache_bytes: u64| RocksdbOptions {
+        profile: Profile::Tuned,
+        bloom_bits: Some(10),
+        cache_bytes,
+        ..Default::default()
+    };
+    let is_pinned = || options_file(dir.path()).contains("partition_pinning=kAll");
+    let engine = Box::new(RocksdbEngine::open(dir.path(), &of(8 << 20)).unwrap());
+    assert!(!is_pinned(), "a new store may become any size");
+    engine.load_sorted(&pairs(0, 20 * PAIRS), &mark(1)).unwrap();
+    engine.close().unwrap();
+    // 100,000 pairs of 76 bytes, and 13 bits of each for filter and index: 160 KB; the log and the manifest count as well.
+    for (cache_bytes, pinned) in [(8 << 20, true), (1 << 20, true), (200 << 10, false)] {
+        let engine = Box::new(RocksdbEngine::open(dir.path(), &of(cache_bytes)).unwrap());
+        assert_eq!(is_pinned(), pinned, "cache_bytes={cache_bytes}");
+        assert_eq!(count(&engine), 20 * PAIRS);
+        engine.close().unwrap();
     }
 }
 
