@@ -34,7 +34,7 @@ const BUFFERS_BYTES_MAX: u64 = 448 << 20;
 const BUFFERS_AND_CACHE_BYTES_MIN: u64 = 16 << 20;
 /// What the program takes without buffers: itself, histograms, the time series, blocks of what it writes.
 const PROGRAM_BYTES: u64 = 48 << 20;
-/// RocksDB's two memtables, which vanilla has beside its cache.
+/// RocksDB's two memtables of 64 MiB or eight of 16, which only the tuned profile has within its cache.
 const MEMTABLES_BYTES: u64 = 128 << 20;
 /// Pages that the newest shuffled batches have freed in a B+tree, whatever the size of the store: only later transactions
 /// may use them. Loads of redb left 33 MB.
@@ -125,7 +125,7 @@ fn divide_limit(
 ) -> Result<(EngineOptions, Buffers)> {
     let mut options = options.clone();
     let mut cache_bytes = options.division_of(limit.clone()).cache_bytes;
-    let memtables = options.engine == EngineKind::Rocksdb && options.profile == Profile::Vanilla;
+    let memtables = options.engine == EngineKind::Rocksdb && options.profile != Profile::Tuned;
     // The bulk path has none.
     let memtables_bytes = if memtables && order == Order::Shuffled { MEMTABLES_BYTES } else { 0 };
     let fixed_bytes = others_bytes.saturating_add(PROGRAM_BYTES + memtables_bytes);

@@ -129,9 +129,10 @@ pub struct EngineArgs {
     #[arg(long, value_name = "BITS")]
     pub bloom: Option<u32>,
 
-    /// How RocksDB is set up: as it comes, or for uniform keys under a memory cap [default: vanilla for a new store].
+    /// How RocksDB is set up: as it comes, for memory, or for a memory cap [default: vanilla for a new store].
     ///
-    /// Without this option a store keeps the profile that it was last opened with.
+    /// vanilla is RocksDB as it comes, memory is for a store that fits in memory, tuned for one under a memory cap. Without
+    /// this option a store keeps the profile that it was last opened with.
     #[arg(long, value_enum, value_name = "PROFILE")]
     pub profile: Option<Profile>,
 
@@ -139,7 +140,8 @@ pub struct EngineArgs {
     ///
     /// All that strata holds in memory, RocksDB's block cache, or redb's page cache; LMDB has none, it reads through the
     /// kernel's page cache. The default is a part of this process's cgroup limit, or of the machine's memory where there
-    /// is no limit: five eighths for strata, a quarter for RocksDB and redb; and at least 64 MiB.
+    /// is no limit: five eighths for strata and tuned RocksDB, a half for RocksDB's profile for memory, a quarter for RocksDB as it
+    /// comes and redb; and at least 64 MiB, or half of a limit below twice that.
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub memory: Option<ByteSize>,
 

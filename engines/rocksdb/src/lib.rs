@@ -23,15 +23,50 @@
 //! # Settings, and why
 //!
 //! - **No compression** in either profile: pubkeys are random bytes, and no codec is compiled in.
-//! - **[`Profile::Vanilla`]** is RocksDB's defaults with a block cache of [`RocksdbOptions::cache_bytes`], and a full
-//!   Bloom filter over whole keys where [`RocksdbOptions::bloom_bits`] asks for it. Index and filters live outside the
+//! - **[`Profile::Vanilla`]** is RocksDB as it comes: its defaults with a block cache of [`RocksdbOptions::cache_bytes`], and a
+//!   full Bloom filter over whole keys where [`RocksdbOptions::bloom_bits`] asks for it. Index and filters live outside the
 //!   cache and are not limited: that is the default's known weak spot under a memory cap, and measured as such.
-//! - **[`Profile::Tuned`]** puts partitioned filters and index into a HyperClockCache and pins their top level, charges
-//!   memtables to that cache, adds a hash index to data blocks, XXH3 checksums, interpolation search of the index (keys
-//!   are uniform), 256 MiB files, and direct reads where the directory exceeds the memory limit at opening: the page
-//!   cache would then hold what the block cache holds.
+//! - **[`Profile::Memory`]** is for a store that fits in memory: a HyperClockCache, a hash index in data blocks, interpolation
+//!   search of the index (keys are uniform), and eight memtables of 16 MiB with filters of their own, of which four are flushed
+//!   as one file. Index and filters live outside the cache.
+//! - **[`Profile::Tuned`]** is for a memory cap. It has the same, puts partitioned filters and index into the cache, and keeps
+//!   them there for good where they take at most half of it at the opening; otherwise only their top level. Memtables are charged to the
+//!   cache. Files have 256 MiB, and reads are direct where the directory exceeds the memory limit at opening: the page cache
+//!   would then hold what the block cache holds.
+//! - **[`RocksdbOptions::set`]** comes after the profile.
 //! - **A filter that changes** from one opening to the next holds for files written from then on.
-//! - **Open files** are limited to half of the process's limit, the log of events to 3 files of 8 MiB.
+//! - **Open files** have no limit, which is RocksDB's default, unless the process may open fewer than 131,072. Then it is half of
+//!   those. The log of events has 3 files of 8 MiB.
+//!
+//! ## Tried
+//!
+//! `loadgen bench loadgen/scenarios/settings/rocksdb-*.toml` measures each setting by turns with the one that it is compared
+//! with. Ratios are medians, with the lowest and the highest, of two or three repeats on a virtual machine with two cores
+//! (`loadgen/results/2026-11-22/settings`). A ratio below 1 is a gain.
+//!
+//! | setting | effect | kept |
+//! |---|---|---|
+//! | no limit on open files | 10M pairs in memory: absent 1.03 (0.77 to 1.03), present 1.10 (0.99 to 1.21); an earlier trial with 46 files had absent 0.76 | yes: it is RocksDB's default |
+//! | hash index in data blocks, HyperClockCache and interpolation together, against a limit on open files | present 0.87 (0.82 to 1.05), absent 1.06 (1.01 to 1.31) | in both profiles |
+//! | blocks of 2 KiB | present 1.06 (1.03 to 1.78), absent 1.04 (0.91 to 1.05) | no |
+//! | blocks of 8 KiB; a restart every 4 keys; keys apart from values; `mmap` reads | within what repeats differ by, two repeats or one | no |
+//! | Ribbon filter of 20 bits in memory | absent 1.11 (0.91 to 1.32) | no |
+//! | memtables of 16 MiB, six | synced commit of 1000 puts, mean: 0.53 (0.43 to 0.56), bytes written 1.5 to 1.7 times | no |
+//! | eight of them, four flushed as one file | 0.50 (0.49 to 0.66), bytes written as with one of 64 MiB | in both profiles |
+//! | memtables of 8 MiB, six | 0.57 (0.42 to 0.71), bytes written twice | no |
+//! | memtables of 256 MiB | 0.97 (0.86 to 1.09) | no |
+//! | the log's next file made ahead | 0.77 (0.77 to 1.08) | no: decided by no repeat |
+//! | no adaptive yield of the writer | 0.80 (0.79 to 0.83); with memtables of 16 MiB 1.2 | no |
+//! | recycled logs | 0.97 (0.77 to 1.06) | no: recovery with them has lost batches before (RocksDB's own comment) |
+//! | one writer to a memtable; four background jobs; flushes of the log as it grows | 0.99; 0.87 (0.77 to 1.11); 0.80 (0.76 to 0.98) | the last in tuned |
+//! | tuned: filters and index pinned | 50M pairs, 4% cap, cold: 1.58 reads a get of a present key to 1.00, p50 141 to 105 us, p99 842 to 188 us; once | yes, where they fit |
+//! | tuned: one-level index and whole filters in the cache, pinned | 1.00 reads, p50 92 us, p99 184 us; once | no: whole filters that do not fit are read whole for one get |
+//! | tuned: filters and index outside of the cache | killed by the 4% cap | no |
+//! | the cache's part of an 18% cap | zipfian gets: tuned 1.23 at a quarter, 1.08 at five eighths, 1.13 at three quarters; vanilla level at a quarter and a half | five eighths, a quarter |
+//!
+//! Not tried: PlainTable and CuckooTable (no checksums of blocks), `unordered_write` and `manual_wal_flush` (they change what a
+//! commit survives), loads without a log (a killed load would begin again), `async_io` (needs coroutines, which the crate does
+//! not build), codecs (none is compiled in; with keys of 32 random bytes only values that repeat could gain).
 //!
 //! # A manifest that is cut or damaged
 //!

@@ -25,11 +25,11 @@ pub struct Settings {
     /// Bits per key of RocksDB's Bloom filter; without it the store keeps what it was made with
     #[arg(long, value_name = "BITS")]
     pub bloom: Option<u32>,
-    /// RocksDB's settings: vanilla or tuned; without it the store keeps what it was made with [default: vanilla]
+    /// RocksDB's settings: vanilla, memory or tuned; without it the store keeps what it was made with [default: vanilla]
     #[arg(long, value_enum)]
     pub profile: Option<Profile>,
     /// Memory for the engine, such as 4GiB [default: of the cgroup's limit or the machine's memory five eighths for
-    /// strata, a quarter for rocksdb and redb; lmdb takes none]
+    /// strata and tuned rocksdb, a half for rocksdb's profile memory, a quarter for rocksdb and redb; lmdb takes none]
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub memory: Option<ByteSize>,
     /// Fixed size of LMDB's map [default: 1 TiB of address space, growing]
