@@ -85,6 +85,8 @@ fuzz-locks:
 		cargo metadata --locked --format-version 1 --manifest-path $$crate/fuzz/Cargo.toml >/dev/null || \
 			{ echo "the lock file is old: cd $$crate/fuzz && cargo update --workspace" >&2; exit 1; }; \
 	done
+	@cargo metadata --locked --format-version 1 --manifest-path engines/trials/Cargo.toml >/dev/null || \
+		{ echo "the lock file is old: cd engines/trials && cargo update --workspace" >&2; exit 1; }
 	@echo "fuzz-locks: the fuzz crates' lock files are as their manifests say"
 
 # ARGS='--engine lmdb --seed 123' runs one life again, as a violation says; then nothing else runs.
@@ -163,6 +165,14 @@ bench-full: build ## The same at the scenarios' own sizes (hours).
 
 bench-targets: build ## Measures strata's targets against every other engine (two hours, 30 GB; PIECES="caps memory changes loads large").
 	@BIN="$(BIN)" OUT="$(RESULTS)/targets" deploy/bench-targets.sh $(PIECES)
+
+bench-settings: build ## Measures the engines' settings by turns: the scenarios of --set, then LMDB's versions and redb's (two hours, 30 GB).
+	@mkdir -p "$(RESULTS)/settings"
+	@for scenario in loadgen/scenarios/settings/*.toml; do \
+		"$(BIN)/loadgen" bench "$$scenario" --out "$(RESULTS)/settings/$$(basename "$$scenario" .toml).jsonl" || exit 1; \
+	done
+	@BOOTSTRAP="$(BIN)/bootstrap" engines/trials/run.sh "$(RESULTS)/settings/trials" | tee "$(RESULTS)/settings/trials.md"
+	@rm -rf "$(RESULTS)/settings/trials"
 
 bench-verify: build ## Compares `bootstrap verify` with a scan and the sort of its source (minutes).
 	@deploy/bench-verify.py --bin "$(BIN)" --limit 2 lmdb redb rocksdb strata

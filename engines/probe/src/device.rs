@@ -240,19 +240,28 @@ impl Aligned {
     }
 }
 
-/// Requests a device has completed since boot, for all processes.
+/// Of `/proc/diskstats`, whatever the device's own is.
+const SECTOR_BYTES: u64 = 512;
+
+/// What a device has done since boot, for all processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounts {
     /// Reads.
     pub reads: u64,
     /// Writes.
     pub writes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
 }
 
 impl DeviceCounts {
     /// What came after `earlier`.
     pub fn since(self, earlier: Self) -> Self {
-        Self { reads: self.reads.saturating_sub(earlier.reads), writes: self.writes.saturating_sub(earlier.writes) }
+        Self {
+            reads: self.reads.saturating_sub(earlier.reads),
+            writes: self.writes.saturating_sub(earlier.writes),
+            written_bytes: self.written_bytes.saturating_sub(earlier.written_bytes),
+        }
     }
 }
 
@@ -262,7 +271,11 @@ pub fn device_counts(dir: &Path) -> Option<DeviceCounts> {
     let text = fs::read_to_string("/proc/diskstats").ok()?;
     text.lines().find_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let number = |index: usize| words.get(index)?.parse().ok();
-        (*words.get(2)? == name).then_some(DeviceCounts { reads: number(3)?, writes: number(7)? })
+        let number = |index: usize| words.get(index)?.parse::<u64>().ok();
+        if *words.get(2)? != name {
+            return None;
+        }
+        let written_bytes = number(9)?.saturating_mul(SECTOR_BYTES);
+        Some(DeviceCounts { reads: number(3)?, writes: number(7)?, written_bytes })
     })
 }

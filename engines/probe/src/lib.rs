@@ -16,4 +16,6 @@ pub use device::{Baseline, DeviceCounts, Quantiles, baseline, device_counts, ran
 pub use machine::{Machine, machine};
 pub use memory::{GroupMemory, OwnRss, group_memory, own_group, own_rss};
 pub use process::{ProcessCounts, process_counts, rss_bytes, rss_peak_bytes};
-pub use store::{Space, check_disk, disk_bytes, drop_page_cache, is_same_disk, page_cache_bytes, space};
+pub use store::{
+    Space, check_disk, disk_bytes, drop_page_cache, is_same_disk, page_cache_bytes, space, sync_file_system,
+};

@@ -15,7 +15,8 @@ pub struct ProcessCounts {
     pub major_faults: u64,
     /// Bytes fetched from the device for the process; absent where the kernel does not account I/O.
     pub device_read_bytes: Option<u64>,
-    /// Bytes it caused to be written to the device.
+    /// Bytes it caused to be written to the device. The kernel counts all of a large folio for each page of it that is changed:
+    /// commits of LMDB counted eight times what they wrote.
     pub device_write_bytes: Option<u64>,
 }
 

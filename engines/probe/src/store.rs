@@ -32,6 +32,15 @@ pub fn drop_page_cache(dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Has all that was written to the file system that holds `dir` on its device.
+///
+/// # Errors
+/// Naming the directory.
+pub fn sync_file_system(dir: &Path) -> Result<()> {
+    let file = File::open(dir).with_context(|| format!("cannot open dir={}", dir.display()))?;
+    rustix::fs::syncfs(&file).with_context(|| format!("cannot flush the file system: dir={}", dir.display()))
+}
+
 /// Room of a file system, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Space {

@@ -141,11 +141,15 @@ fn drive(run: &Run, dir: &Path) -> Result<Answer> {
     let (process, device) = (probe::process_counts(std::process::id())?, probe::device_counts(dir));
     let driven = work(run, &engine, Duration::from_secs_f64(run.seconds), Part::Measured)?;
     let process = probe::process_counts(std::process::id())?.since(&process);
+    if changes_store(run) {
+        // What it has left in the page cache is its own writing, too.
+        probe::sync_file_system(dir)?;
+    }
     let device = probe::device_counts(dir).zip(device).map(|(now, before)| now.since(before));
     let puts = driven.total.get(SOURCE, Op::Write).map_or(0, |histogram| histogram.len());
     let io = Io {
         device_read_bytes: process.device_read_bytes,
-        device_write_bytes: process.device_write_bytes,
+        device_write_bytes: device.map(|device| device.written_bytes),
         device_reads: device.map(|device| device.reads),
         device_writes: device.map(|device| device.writes),
         major_faults: Some(process.major_faults),

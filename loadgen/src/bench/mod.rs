@@ -154,6 +154,8 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
     if run.kind == Kind::Recover {
         spawn::kill_a_writer(run, &dir)?;
     }
+    // A load or a copy that is still being written would be measured as well.
+    probe::sync_file_system(work)?;
     // Also before warm runs under a cap: pages that another process brought in are charged to that one's cgroup.
     let is_cold = run.state != State::Warm;
     if is_cold || run.cap_bytes.is_some() {

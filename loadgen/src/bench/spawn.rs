@@ -46,6 +46,7 @@ pub(crate) fn measure(run: &Run, dir: &Path, work: &Path) -> Result<Measured> {
     let own_answer = matches!(run.kind, Kind::Bootstrap | Kind::Live);
     command.stdin(Stdio::null()).stderr(create(&errors)?);
     command.stdout(if own_answer { Stdio::null() } else { create(&answer)?.into() });
+    let device = probe::device_counts(dir);
     let mut child = command.spawn().with_context(|| format!("cannot start {:?}", command.get_program()))?;
     let started = Instant::now();
     let (status, memory) = sample(&mut child, &cap, started)?;
@@ -67,11 +68,17 @@ pub(crate) fn measure(run: &Run, dir: &Path, work: &Path) -> Result<Measured> {
     }
     let text = fs::read_to_string(&answer).with_context(|| format!("no answer: file={}", answer.display()))?;
     let elapsed = started.elapsed();
-    let answer = match run.kind {
+    let mut answer = match run.kind {
         Kind::Bootstrap => convert::bootstrap(run, &text)?,
         Kind::Live => convert::live(run, &text, elapsed)?,
         _ => serde_json::from_str(&text).context("the run's answer cannot be read")?,
     };
+    if own_answer {
+        // What it has left in the page cache is its own writing, too.
+        probe::sync_file_system(dir)?;
+        let device = probe::device_counts(dir).zip(device).map(|(now, before)| now.since(before));
+        answer.io.device_write_bytes = device.map(|device| device.written_bytes);
+    }
     Ok(Measured { answer: Ok(answer), cap_by, memory, peak_bytes })
 }
 

@@ -196,7 +196,8 @@ pub struct Memory {
 pub struct Io {
     /// Bytes fetched from the device on behalf of the process (`/proc/self/io` `read_bytes`).
     pub device_read_bytes: Option<u64>,
-    /// Bytes the process caused to be written (`write_bytes`).
+    /// Bytes that the device wrote meanwhile, of the whole machine. In files of before it is what the process caused to be
+    /// written (`write_bytes`), which counts all of a large folio for each page of it that was changed.
     pub device_write_bytes: Option<u64>,
     /// Reads the device completed meanwhile, of the whole machine (`/proc/diskstats`).
     pub device_reads: Option<u64>,
