@@ -170,11 +170,14 @@ impl Beside<'_> {
     }
 }
 
+/// One of the device's own latencies.
+type OfDevice = fn(&Quantiles) -> u64;
+
 /// Quantiles that are given as multiples of the device's.
-const DEVICE: [(&str, fn(&Quantiles) -> u64); 2] = [("p50", |device| device.p50), ("p99", |device| device.p99)];
+const DEVICE: [(&str, OfDevice); 2] = [("p50", |device| device.p50), ("p99", |device| device.p99)];
 
 /// A latency as a multiple of the device's own, measured right before on the same store.
-fn times_the_device(run: &Record, op: &str, stat: &Stat, device: fn(&Quantiles) -> u64) -> Option<f64> {
+fn times_the_device(run: &Record, op: &str, stat: &Stat, device: OfDevice) -> Option<f64> {
     let device = device(run.device_read_ns.as_ref()?);
     Some((stat.of)(curve(run, op)?)? / device.max(1) as f64)
 }
@@ -203,7 +206,7 @@ fn why_not(cell: Option<&Cell<'_>>, op: Option<&str>) -> String {
         return note.to_owned();
     }
     let counted = |run: &&Record| op.is_some_and(|op| curve(run, op).is_some());
-    if cell.runs.iter().any(|run| counted(run)) { "too few values" } else { "not recorded" }.to_owned()
+    if cell.runs.iter().any(counted) { "too few values" } else { "not recorded" }.to_owned()
 }
 
 /// What is noted of a run that was killed, where no run of the cell ended.
