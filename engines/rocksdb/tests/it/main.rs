@@ -38,6 +38,12 @@ fn profiles() -> [(&'static str, RocksdbOptions); 4] {
     [("rocksdb", small()), ("rocksdb_bloom", bloom), ("rocksdb_memory", memory), ("rocksdb_tuned", tuned)]
 }
 
+/// The tuned profile with settings in place of its own.
+fn tuned_with(set: &[(&str, &str)]) -> RocksdbOptions {
+    let set = set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    RocksdbOptions { profile: Profile::Tuned, bloom_bits: Some(10), set, ..small() }
+}
+
 fn commit(engine: &RocksdbEngine, pairs: &[(Key, Value)], seq: u64) {
     let mut txn = engine.begin().unwrap();
     for (key, value) in pairs {
@@ -149,12 +155,9 @@ fn a_store_beyond_the_memory_limit_is_read_directly() {
 
 #[test]
 fn what_is_set_comes_before_the_profile() {
-    let set = |settings: &[(&str, &str)]| {
-        let set = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        RocksdbOptions { profile: Profile::Tuned, bloom_bits: Some(10), set, ..small() }
-    };
     let dir = tempfile::tempdir().unwrap();
-    let other = set(&[("max_open_files", "99"), ("block_size", "8192"), ("cache", "lru"), ("block_size", "2048")]);
+    let other =
+        tuned_with(&[("max_open_files", "99"), ("block_size", "8192"), ("cache", "lru"), ("block_size", "2048")]);
     drop(RocksdbEngine::open(dir.path(), &other).unwrap());
     let text = options_file(dir.path());
     for setting in ["max_open_files=99", "block_size=2048", "target_file_size_base=268435456", "partition_filters=true"]
@@ -169,7 +172,7 @@ fn what_is_set_comes_before_the_profile() {
         ("block_size", "1;manual_wal_flush=true"),
         ("block_size", "1};manual_wal_flush=true;{"),
     ] {
-        let error = RocksdbEngine::open(dir.path(), &set(&[wrong])).map(drop).unwrap_err();
+        let error = RocksdbEngine::open(dir.path(), &tuned_with(&[wrong])).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FixInput, "{wrong:?}: {error}");
         assert!(error.to_string().contains(wrong.0), "{wrong:?}: {error}");
     }
@@ -200,20 +203,16 @@ fn filters_and_index_stay_in_a_cache_that_has_room_for_twice_as_much() {
 
 #[test]
 fn filters_are_partitioned_with_the_index_or_not_at_all() {
-    let tuned = |set: &[(&str, &str)]| {
-        let set = set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        RocksdbOptions { profile: Profile::Tuned, bloom_bits: Some(10), set, ..small() }
-    };
     let dir = tempfile::tempdir().unwrap();
-    let engine = RocksdbEngine::open(dir.path(), &tuned(&[("index_type", "kBinarySearch")])).unwrap();
+    let engine = RocksdbEngine::open(dir.path(), &tuned_with(&[("index_type", "kBinarySearch")])).unwrap();
     assert!(options_file(dir.path()).contains("partition_filters=false"));
     engine.load_sorted(&pairs(0, 20 * PAIRS), &mark(1)).unwrap();
     assert_eq!(count(&engine), 20 * PAIRS);
     drop(engine);
-    let both = tuned(&[("partition_filters", "true"), ("index_type", "kBinarySearch")]);
+    let both = tuned_with(&[("partition_filters", "true"), ("index_type", "kBinarySearch")]);
     let error = RocksdbEngine::open(dir.path(), &both).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FixInput, "{error}");
-    drop(RocksdbEngine::open(dir.path(), &tuned(&[("partition_filters", "true")])).unwrap());
+    drop(RocksdbEngine::open(dir.path(), &tuned_with(&[("partition_filters", "true")])).unwrap());
 }
 
 #[test]
