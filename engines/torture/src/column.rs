@@ -4,9 +4,12 @@
 
 use bytesize::ByteSize;
 use engine_api::Durability;
-use engines::{EngineKind, EngineOptions};
+use engines::{EngineKind, EngineOptions, Profile};
 
 use crate::rng::Rng;
+
+/// RocksDB takes none below 64 KiB.
+const SMALLEST_MEMTABLE: &str = "write_buffer_size=65536";
 
 /// An engine with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -16,6 +19,8 @@ pub enum Column {
     Rocksdb,
     /// The same with a Bloom filter of 20 bits a key.
     RocksdbBloom,
+    /// Its tuned profile with the smallest memtables: several logs are alive at any time, and files come and go.
+    RocksdbTuned,
     /// LMDB.
     Lmdb,
     /// redb.
@@ -26,7 +31,8 @@ pub enum Column {
 
 impl Column {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Rocksdb, Self::RocksdbBloom, Self::Lmdb, Self::Redb, Self::Strata];
+    pub const ALL: [Self; 6] =
+        [Self::Rocksdb, Self::RocksdbBloom, Self::RocksdbTuned, Self::Lmdb, Self::Redb, Self::Strata];
 
     /// Those whose engine is in this build.
     pub fn compiled() -> impl Iterator<Item = Self> {
@@ -43,6 +49,7 @@ impl Column {
         match self {
             Self::Rocksdb => "rocksdb",
             Self::RocksdbBloom => "rocksdb_bloom",
+            Self::RocksdbTuned => "rocksdb_tuned",
             Self::Lmdb => "lmdb",
             Self::Redb => "redb",
             Self::Strata => "strata",
@@ -52,12 +59,17 @@ impl Column {
     /// Its options; the memory is one of several, so that caches hold everything or little.
     pub fn options(self, rng: &mut Rng) -> EngineOptions {
         let bloom = (self == Self::RocksdbBloom).then_some(20);
-        EngineOptions { bloom, memory: Some(ByteSize::mib(rng.pick(&[8, 16, 64]))), ..EngineOptions::new(self.kind()) }
+        let memory = Some(ByteSize::mib(rng.pick(&[8, 16, 64])));
+        let options = EngineOptions { bloom, memory, ..EngineOptions::new(self.kind()) };
+        if self != Self::RocksdbTuned {
+            return options;
+        }
+        EngineOptions { profile: Profile::Tuned, set: vec![SMALLEST_MEMTABLE.to_owned()], ..options }
     }
 
     fn kind(self) -> EngineKind {
         match self {
-            Self::Rocksdb | Self::RocksdbBloom => EngineKind::Rocksdb,
+            Self::Rocksdb | Self::RocksdbBloom | Self::RocksdbTuned => EngineKind::Rocksdb,
             Self::Lmdb => EngineKind::Lmdb,
             Self::Redb => EngineKind::Redb,
             Self::Strata => EngineKind::Strata,
@@ -67,13 +79,13 @@ impl Column {
     /// Whether a load whose manifest could not be flushed may leave a store that is refused: RocksDB removes files that
     /// the manifest may name. See RELIABILITY.md.
     pub fn loses_failed_loads(self) -> bool {
-        matches!(self, Self::Rocksdb | Self::RocksdbBloom)
+        self.kind() == EngineKind::Rocksdb
     }
 
     /// Whether the engine counts on flushed files keeping their names: RocksDB renames `CURRENT` to name a manifest that it
     /// has flushed, in a directory that it has not.
     pub fn needs_flushed_names(self) -> bool {
-        matches!(self, Self::Rocksdb | Self::RocksdbBloom)
+        self.kind() == EngineKind::Rocksdb
     }
 
     /// The newest batch that a loss of power must leave, once batch `seq` was acknowledged; `before` is what it was
@@ -83,7 +95,7 @@ impl Column {
             (Durability::Synced, _) | (Durability::Buffered, Self::Redb) => seq,
             // The newest alone may be missing.
             (Durability::Buffered, Self::Lmdb) => before.max(seq - 1),
-            (Durability::Buffered, Self::Rocksdb | Self::RocksdbBloom | Self::Strata) => before,
+            (Durability::Buffered, _) => before,
         }
     }
 }

@@ -113,6 +113,12 @@ mod mixed {
         mixed(Column::RocksdbBloom);
     }
 
+    #[cfg(feature = "rocksdb")]
+    #[test]
+    fn rocksdb_tuned() {
+        mixed(Column::RocksdbTuned);
+    }
+
     #[cfg(feature = "lmdb")]
     #[test]
     fn lmdb() {
