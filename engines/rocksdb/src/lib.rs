@@ -51,11 +51,11 @@
 //! | blocks of 2 KiB | present 1.06 (1.03 to 1.78), absent 1.04 (0.91 to 1.05) | no |
 //! | blocks of 8 KiB; a restart every 4 keys; keys apart from values; `mmap` reads | within what repeats differ by, two repeats or one | no |
 //! | Ribbon filter of 20 bits in memory | absent 1.11 (0.91 to 1.32) | no |
-//! | memtables of 16 MiB, six | synced commit of 1000 puts, mean: 0.53 (0.43 to 0.56), bytes written 1.5 to 1.7 times | no |
+//! | memtables of 16 MiB, six | synced commit of 1000 puts, mean: 0.53 (0.43 to 0.56), bytes written 1.4 to 1.7 times | no |
 //! | eight of them, four flushed as one file | 0.50 (0.49 to 0.66), bytes written as with one of 64 MiB | in both profiles |
 //! | memtables of 8 MiB, six | 0.57 (0.42 to 0.71), bytes written twice | no |
 //! | memtables of 256 MiB | 0.97 (0.86 to 1.09) | no |
-//! | the log's next file made ahead | 0.77 (0.77 to 1.08) | no: decided by no repeat |
+//! | the log's next file made ahead | 0.77 (0.77 to 1.08) | no: not decided, and `--set` does not take it, as all that changes a log's file |
 //! | no adaptive yield of the writer | 0.80 (0.79 to 0.83); with memtables of 16 MiB 1.2 | no |
 //! | recycled logs | 0.97 (0.77 to 1.06) | no: recovery with them has lost batches before (RocksDB's own comment) |
 //! | one writer to a memtable; four background jobs; flushes of the log as it grows | 0.99; 0.87 (0.77 to 1.11); 0.80 (0.76 to 0.98) | the last in tuned |

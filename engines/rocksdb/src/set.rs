@@ -8,17 +8,16 @@ use rocksdb::{Cache, Options};
 
 use crate::error;
 
-/// Settings of the store and its one column family.
+/// Settings of the store and its one column family. Left out are also `compaction_style`, of which one kind removes pairs, and
+/// whatever changes how a log's file comes into being, because `replay` judges by it.
 const TREE: &[&str] = &[
     "advise_random_on_open",
     "allow_concurrent_memtable_write",
     "allow_mmap_reads",
     "arena_block_size",
-    "async_wal_precreate",
     "bytes_per_sync",
     "compaction_pri",
     "compaction_readahead_size",
-    "compaction_style",
     "enable_pipelined_write",
     "enable_write_thread_adaptive_yield",
     "level0_file_num_compaction_trigger",
@@ -38,7 +37,6 @@ const TREE: &[&str] = &[
     "min_write_buffer_number_to_merge",
     "optimize_filters_for_hits",
     "periodic_compaction_seconds",
-    "recycle_log_file_num",
     "table_cache_numshardbits",
     "target_file_size_base",
     "target_file_size_multiplier",
@@ -49,14 +47,13 @@ const TREE: &[&str] = &[
     "write_buffer_size",
 ];
 
-/// Settings of the files' format and cache.
+/// Settings of the files' format and cache, but for `checksum`, which may be none.
 const TABLE: &[&str] = &[
     "block_align",
     "block_restart_interval",
     "block_size",
     "cache_index_and_filter_blocks",
     "cache_index_and_filter_blocks_with_high_priority",
-    "checksum",
     "data_block_hash_table_util_ratio",
     "data_block_index_type",
     "decouple_partitioned_filters",

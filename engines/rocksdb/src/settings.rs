@@ -4,8 +4,8 @@ use std::path::Path;
 
 use engine_api::Result;
 use rocksdb::{
-    BlockBasedIndexType, BlockBasedOptions, BlockBasedTablePinningTier, Cache, ChecksumType, DBCompressionType,
-    DBRecoveryMode, DataBlockIndexType, Options, WriteBufferManager,
+    BlockBasedIndexType, BlockBasedOptions, BlockBasedTablePinningTier, Cache, DBCompressionType, DBRecoveryMode,
+    DataBlockIndexType, Options, WriteBufferManager,
 };
 use rustix::process::{Resource, getrlimit};
 
@@ -104,7 +104,6 @@ fn tuned_tables(out: &mut Options, cache: &Cache, options: &RocksdbOptions, is_p
     table.set_unpartitioned_pinning_tier(BlockBasedTablePinningTier::FlushAndSimilar);
     table.set_data_block_index_type(DataBlockIndexType::BinaryAndHash);
     table.set_data_block_hash_ratio(DATA_BLOCK_HASH_RATIO);
-    table.set_checksum_type(ChecksumType::XXH3);
     table.set_optimize_filters_for_memory(true);
     out.set_block_based_table_factory(&table);
 }

@@ -19,9 +19,9 @@ use crate::stream::SkewArg;
 pub(crate) struct Run {
     /// The scenario's name.
     pub(crate) scenario: String,
-    /// The engine, its memory decided.
+    /// The engine.
     pub(crate) engine: EngineOptions,
-    /// The engine as it was asked for: every option that was given, and no memory that only the cap implies.
+    /// The engine as it was asked for: every option that was given.
     #[serde(default)]
     pub(crate) engine_line: String,
     /// What is done.

@@ -169,6 +169,9 @@ fn what_is_set_comes_before_the_profile() {
         ("max_open_files", "many"),
         ("cache", "fifo"),
         ("manual_wal_flush", "true"),
+        ("recycle_log_file_num", "4"),
+        ("compaction_style", "kCompactionStyleFIFO"),
+        ("checksum", "kNoChecksum"),
         ("block_size", "1;manual_wal_flush=true"),
         ("block_size", "1};manual_wal_flush=true;{"),
     ] {
