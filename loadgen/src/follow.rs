@@ -26,6 +26,9 @@ Examples:
 
 /// How long a wait for a change is before signals are looked for.
 const WAIT: Duration = Duration::from_millis(200);
+/// How long a feed may take to begin where `--time` bounds the run: longer than a busy service takes to let a follower
+/// in, and an end for a script where the service is gone.
+const BEGIN: Duration = Duration::from_secs(30);
 
 /// Arguments of `loadgen follow`.
 #[derive(clap::Args, Clone, Debug)]
@@ -48,7 +51,7 @@ pub struct FollowArgs {
     /// Time between two lines about how far it is
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "10s")]
     every: Duration,
-    /// End by itself after this long
+    /// End by itself this long after the feed has begun
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     time: Option<Duration>,
 }
@@ -56,6 +59,8 @@ pub struct FollowArgs {
 /// What was seen so far.
 #[derive(Default)]
 struct Seen {
+    /// When the service first said where its feed stands.
+    begun: Option<Instant>,
     pairs: u64,
     changes: u64,
     slot: Option<u64>,
@@ -64,7 +69,8 @@ struct Seen {
 /// Runs `loadgen follow`.
 ///
 /// # Errors
-/// No service there at the start, and what the client says of the feed.
+/// No service there at the start, a feed that has not begun after [`BEGIN`] where the run is bounded by `--time`, and
+/// the client's own errors about the feed.
 pub fn run(args: &FollowArgs) -> Result<()> {
     let stop = crate::commands::stop_flag()?;
     let client = args.access.builder(&args.address)?.connect_blocking()?;
@@ -72,10 +78,12 @@ pub fn run(args: &FollowArgs) -> Result<()> {
     let (started, mut told, mut seen) = (Instant::now(), Instant::now(), Seen::default());
     let mut told_changes = 0;
     // ORDERING: Relaxed: the flag carries nothing but itself.
-    while !stop.load(Ordering::Relaxed) && args.time.is_none_or(|time| started.elapsed() < time) {
+    while !stop.load(Ordering::Relaxed) && args.time.is_none_or(|time| seen.begun.is_none_or(|at| at.elapsed() < time)) {
         if let Some(event) = feed.next_event_within(WAIT)? {
             seen.take(args, event);
         }
+        let late = args.time.is_some() && seen.begun.is_none() && started.elapsed() >= BEGIN;
+        ensure!(!late, "{}: no feed has begun within {BEGIN:?}: see the service's log", args.address);
         if told.elapsed() >= args.every {
             let rate = (seen.changes - told_changes) as f64 / told.elapsed().as_secs_f64();
             let (seq, slot) = (known(feed.last_seq()), known(seen.slot));
@@ -120,6 +128,7 @@ impl Seen {
             Event::Started { feed_id, next_seq, oldest_seq, slot } => {
                 eprintln!("feed_id={feed_id:016x} next_seq={next_seq} oldest_seq={oldest_seq} slot={}", known(slot));
                 (self.pairs, self.slot) = (0, slot);
+                self.begun.get_or_insert_with(Instant::now);
             }
             Event::Pairs(pairs) => self.pairs += pairs.len() as u64,
             Event::DumpEnd { seq, slot, pairs } => {

@@ -30,9 +30,18 @@ const BATCH: usize = 1000;
 const TOLERANCE: f64 = 0.1;
 
 const ENGINES: [&str; 4] = ["rocksdb", "lmdb", "redb", "strata"];
+/// Makes this program one run of a stand-alone program: `PLAIN ENGINE DATA OP TURN`.
+const PLAIN: &str = "--plain";
 
 fn main() -> Result<()> {
     let mut args = std::env::args_os().skip(1);
+    if let Some([flag, engine, data, op, turn]) = std::env::args().skip(1).collect::<Vec<_>>().as_slice().first_chunk()
+        && flag == PLAIN
+    {
+        let figures = plain::measure(engine, Path::new(data), serde_json::from_str(op)?, turn.parse()?)?;
+        println!("{}", serde_json::to_string(&figures)?);
+        return Ok(());
+    }
     let bin = args.next().map(PathBuf::from).context("usage: instrument FOLDER-OF-THE-BINARIES [ENGINE...]")?;
     let asked: Vec<String> = args.map(|engine| engine.to_string_lossy().into_owned()).collect();
     for engine in &asked {
@@ -62,7 +71,7 @@ fn main() -> Result<()> {
 fn compare(bin: &Path, engine: &str, store: &Path, data: &Path, ops: &[Op]) -> Result<usize> {
     let (mut alone, mut bench) = (Vec::new(), Vec::new());
     for turn in 0..TURNS {
-        alone.push(plain::measure(engine, data, ops[0], turn as u64)?);
+        alone.push(by_itself(engine, data, ops[0], turn)?);
         bench.push(by_loadgen(bin, engine, store, ops, turn)?);
     }
     let mut wrong = 0;
@@ -90,6 +99,15 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     let status = Command::new("cp").args(["-r", "--sparse=always"]).arg(from).arg(to).status();
     ensure!(status.context("cannot run cp")?.success(), "cannot copy dir={}", from.display());
     Ok(())
+}
+
+/// The figures of a stand-alone program, in a process of its own: one that has measured before has its memory laid out.
+fn by_itself(engine: &str, data: &Path, op: Op, turn: usize) -> Result<Figures> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args([PLAIN, engine]).arg(data).args([serde_json::to_string(&op)?, turn.to_string()]);
+    let output = command.output()?;
+    ensure!(output.status.success(), "the stand-alone program failed: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 /// The figures of one run, by its answer.

@@ -11,6 +11,7 @@ use anyhow::{Result, bail, ensure};
 use engine_api::{Checkpoint, Durability, Engine as _};
 use lmdb::Transaction;
 use redb::ReadableDatabase;
+use serde::{Deserialize, Serialize};
 use workload::{Pairs, Rng};
 
 use crate::{BATCH, CACHE_BYTES, MANY, PAIRS, SECONDS};
@@ -18,7 +19,7 @@ use crate::{BATCH, CACHE_BYTES, MANY, PAIRS, SECONDS};
 type Key = [u8; 32];
 
 /// What is compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Op {
     ReadPositive,
     ReadNegative,
@@ -62,7 +63,9 @@ fn rocks(data: &Path, op: Op, turn: u64) -> Result<Figures> {
     let mut options = rocksdb::Options::default();
     options.set_compression_type(rocksdb::DBCompressionType::None);
     options.set_block_based_table_factory(&table);
-    let db = rocksdb::DB::open(&options, data)?;
+    // By its column family, which batches of gets have to name, and with its options: it would have RocksDB's own.
+    let families = [(rocksdb::DEFAULT_COLUMN_FAMILY_NAME, options.clone())];
+    let db = rocksdb::DB::open_cf_with_opts(&options, data, families)?;
     let value_of = |bytes: rocksdb::DBPinnableSlice<'_>| -> Result<Key> { Ok(bytes.as_ref().try_into()?) };
     if op == Op::Put {
         touch(|key| db.get_pinned(key)?.map(value_of).transpose())?;
