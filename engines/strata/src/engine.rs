@@ -8,13 +8,16 @@
 //! 2. `balancing`: one division of the memory at a time.
 //! 3. `install`: one change of the runs at a time (a flush, a merge, a bulk load), and the manifest.
 //! 4. `publish`: replacing `visible`, which both of the above do. Held for a few instructions.
+//! 5. `work`: what threads ask of each other. Held for a few instructions, and never while a disk is touched, because
+//!    commits take it.
 //!
 //! Readers take none: they load `visible` and keep it.
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use engine_api::{BulkLoad, Checkpoint, Engine, Error, ErrorKind, Reader, Result, Stats, WriteTxn, scrub_by_scan};
@@ -31,12 +34,14 @@ use crate::read::visible::Visible;
 use crate::sizes::{least_cache_bytes, merge_read_bytes, reserve_bytes, work_bytes};
 use crate::stats::Counters;
 use crate::storage::{DirStorage, Storage};
+use crate::write::ahead::Ahead;
 use crate::write::directory::refuse_files_without_manifest;
 use crate::write::garbage::Garbage;
+use crate::write::limits::pressure_of;
 use crate::write::lost;
-use crate::write::merge;
 use crate::write::recover::{Recovered, recover};
 use crate::write::txn::StrataTxn;
+use crate::write::{flush, merge};
 use crate::{Sizes, StrataOptions};
 
 /// Memtables that wait for their flush before commits have to wait: one is being written, one is next.
@@ -48,7 +53,7 @@ pub(crate) type Accept<'a> = &'a dyn Fn(&Checkpoint) -> Result<()>;
 /// A strata store.
 pub struct StrataEngine {
     pub(crate) shared: Arc<Shared>,
-    merger: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 /// What the engine's threads share.
@@ -59,6 +64,7 @@ pub(crate) struct Shared {
     pub(crate) install: Mutex<Manifest>,
     pub(crate) publish: Mutex<()>,
     pub(crate) poisoned: AtomicBool,
+    pub(crate) wal_key: WalKey,
     pub(crate) budget: Arc<Budget>,
     pub(crate) reads: Arc<Reads>,
     /// Of the memory: what is left for work, what the record cache has before the second filter plane, what the buffers
@@ -71,8 +77,12 @@ pub(crate) struct Shared {
     pub(crate) balancing: Mutex<()>,
     pub(crate) sizes: Sizes,
     pub(crate) reserve_bytes: u64,
+    /// How much of a commit's full speed is taken from it, as the runs were changed last: see `write/limits.rs`.
+    pub(crate) pressure: AtomicU32,
     pub(crate) work: Mutex<Work>,
+    /// Wakes the merging thread, the flushing thread, and whoever waits for them.
     pub(crate) wake: Condvar,
+    pub(crate) flush_wake: Condvar,
     pub(crate) done: Condvar,
     pub(crate) next_id: AtomicU64,
     pub(crate) counters: Counters,
@@ -86,24 +96,43 @@ pub(crate) struct Writer {
     pub(crate) wal: Wal,
     /// Number of the last batch.
     pub(crate) batch: u64,
+    /// Time that commits have still to give, because merges are behind.
+    pub(crate) owed: Duration,
+    /// Bytes of the WAL that the device was asked to write.
+    pub(crate) written_out: u64,
+    /// The next WAL file and memtable were asked for.
+    pub(crate) prepares: bool,
 }
 
-/// What the merging thread is asked for and how it went.
+impl Writer {
+    pub(crate) fn new(wal: Wal, batch: u64) -> Self {
+        Self { wal, batch, owed: Duration::ZERO, written_out: 0, prepares: false }
+    }
+}
+
+/// Why something failed.
+pub(crate) type Failure = (ErrorKind, String);
+
+/// What the engine's threads are asked for and how it went.
 #[derive(Default)]
 pub(crate) struct Work {
     pub(crate) stop: bool,
-    /// Merge everything into the base.
-    pub(crate) settle: bool,
-    /// Rounds that were completed: what waiters look at.
-    pub(crate) rounds: u64,
+    /// How often `settle` was asked for, up to which of these it is over, and why the last of those failed.
+    pub(crate) settles_asked: u64,
+    pub(crate) settles_over: u64,
+    pub(crate) settle_failed: Option<Failure>,
+    /// Flushes that were tried: what waiters look at.
+    pub(crate) flushes_tried: u64,
     /// Why the last flush failed.
-    pub(crate) failed: Option<(ErrorKind, String)>,
+    pub(crate) flush_failed: Option<Failure>,
     /// Why the last merge failed, or was put off for want of space.
-    pub(crate) merge_failed: Option<(ErrorKind, String)>,
-    /// The merging thread has ended: nobody may wait for it.
+    pub(crate) merge_failed: Option<Failure>,
+    /// A thread has ended: nobody may wait for it.
     pub(crate) ended: bool,
     /// WAL files to be overwritten.
     pub(crate) spare: Vec<String>,
+    /// What is done for the WAL while commits go on.
+    pub(crate) ahead: Ahead,
 }
 
 impl StrataEngine {
@@ -125,7 +154,7 @@ impl StrataEngine {
         options: &StrataOptions,
         accept: &dyn Fn(&Checkpoint) -> Result<()>,
     ) -> Result<Self> {
-        Self::merging(Self::recovered(created(dir)?, options, Sizes::of(options), accept)?)
+        Self::working(Self::recovered(created(dir)?, options, Sizes::of(options), accept)?)
     }
 
     /// The same on any storage.
@@ -142,16 +171,20 @@ impl StrataEngine {
     /// As [`StrataEngine::open`].
     #[doc(hidden)]
     pub fn open_sized(storage: Arc<dyn Storage>, options: &StrataOptions, sizes: Sizes) -> Result<Self> {
-        Self::merging(Self::recovered(storage, options, sizes, &|_| Ok(()))?)
+        Self::working(Self::recovered(storage, options, sizes, &|_| Ok(()))?)
     }
 
-    fn merging(shared: Arc<Shared>) -> Result<Self> {
-        let merging = Arc::clone(&shared);
-        let merger = std::thread::Builder::new()
-            .name("strata-merge".to_owned())
-            .spawn(move || merge::run(&merging))
-            .map_err(|e| Error::io("cannot start the merging thread", e))?;
-        Ok(Self { shared, merger: Some(merger) })
+    fn working(shared: Arc<Shared>) -> Result<Self> {
+        let mut engine = Self { shared, threads: Vec::new() };
+        for (name, run) in [("strata-flush", flush::run as fn(&Shared)), ("strata-merge", merge::run)] {
+            let shared = Arc::clone(&engine.shared);
+            let thread = std::thread::Builder::new()
+                .name(name.to_owned())
+                .spawn(move || run(&shared))
+                .map_err(|e| Error::io(format!("cannot start a thread: name={name}"), e))?;
+            engine.threads.push(thread);
+        }
+        Ok(engine)
     }
 
     /// Opens the store in `dir` and writes nothing there: what recovery makes is kept in memory. Only for reading: nothing
@@ -163,7 +196,7 @@ impl StrataEngine {
         let shared = Self::recovered(Arc::new(ReadOnlyStorage::new(dir)), options, Sizes::of(options), &|_| Ok(()))?;
         // Nobody may wait for a thread that was never started.
         shared.work.lock().ended = true;
-        Ok(Self { shared, merger: None })
+        Ok(Self { shared, threads: Vec::new() })
     }
 
     fn recovered(
@@ -199,11 +232,12 @@ impl StrataEngine {
     }
 
     fn stop(&mut self) {
-        if let Some(merger) = self.merger.take() {
-            self.shared.work.lock().stop = true;
-            self.shared.wake.notify_all();
+        self.shared.work.lock().stop = true;
+        self.shared.wake.notify_all();
+        self.shared.flush_wake.notify_all();
+        for thread in self.threads.drain(..) {
             // A panic there is told on its own thread; nothing is left to be done here.
-            merger.join().ok();
+            thread.join().ok();
         }
     }
 }
@@ -250,13 +284,11 @@ impl Engine for StrataEngine {
     }
 
     fn settle(&self) -> Result<()> {
-        let mut writer = self.shared.writer()?;
         // A settled store is as small as it gets: the WAL begins anew in an empty file.
+        let batch = self.shared.begin_anew(&mut *self.shared.writer()?)?;
+        // Commits go on while it is flushed and merged; what they write is left to the next merges.
+        self.shared.wait_for_batch(batch)?;
         self.shared.remove_spares();
-        self.shared.drain(&mut writer)?;
-        self.shared.remove_spares();
-        // Commits go on while it is merged; what they write is left to the next merges.
-        drop(writer);
         merge::settle(&self.shared)
     }
 
@@ -280,10 +312,12 @@ impl Engine for StrataEngine {
 impl Shared {
     fn new(storage: Arc<dyn Storage>, options: &StrataOptions, sizes: Sizes, found: Recovered) -> Self {
         let Recovered { visible, wal, batch, manifest, budget, reads, next_id } = found;
+        let pressure = AtomicU32::new(pressure_of(&visible));
         Self {
             storage,
             visible: ArcSwap::from_pointee(visible),
-            writer: Mutex::new(Writer { wal, batch }),
+            writer: Mutex::new(Writer::new(wal, batch)),
+            wal_key: manifest.wal_key,
             install: Mutex::new(manifest),
             publish: Mutex::new(()),
             poisoned: AtomicBool::new(false),
@@ -296,8 +330,10 @@ impl Shared {
             balancing: Mutex::new(()),
             sizes,
             reserve_bytes: reserve_bytes(options, &sizes),
+            pressure,
             work: Mutex::new(Work::default()),
             wake: Condvar::new(),
+            flush_wake: Condvar::new(),
             done: Condvar::new(),
             next_id: AtomicU64::new(next_id),
             counters: Counters::default(),
@@ -308,10 +344,13 @@ impl Shared {
 }
 
 impl Work {
-    /// An error once the merging thread is gone.
+    /// An error once a thread is gone.
     pub(crate) fn check_alive(&self) -> Result<()> {
         if self.ended {
-            return Err(Error::new(ErrorKind::Reopen, "the merging thread has ended: close and open the store again"));
+            return Err(Error::new(
+                ErrorKind::Reopen,
+                "a thread of the store has ended: close and open the store again",
+            ));
         }
         Ok(())
     }

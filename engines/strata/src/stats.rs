@@ -12,6 +12,7 @@ use crate::format::filter::errors_per_million;
 use crate::read::segment::Segment;
 use crate::read::version::Version;
 use crate::write::mem::ENTRY_BYTES;
+use crate::write::plan::debt;
 
 /// Sums since the store was opened.
 #[derive(Default)]
@@ -27,6 +28,14 @@ pub(crate) struct Counters {
     stalls: AtomicU64,
     stall_us: AtomicU64,
     stall_longest_us: AtomicU64,
+    slowed: AtomicU64,
+    slowed_us: AtomicU64,
+    rotations: AtomicU64,
+    rotation_us: AtomicU64,
+    rotation_longest_us: AtomicU64,
+    base_merges: AtomicU64,
+    runs_most: AtomicU64,
+    debt_most_percent: AtomicU64,
 }
 
 // ORDERING: Relaxed in all of this file: sums that guard no other memory.
@@ -70,7 +79,32 @@ impl Counters {
         self.stall_longest_us.fetch_max(us, Ordering::Relaxed);
     }
 
-    fn details(&self) -> [(&'static str, u64); 11] {
+    /// A commit was slowed, because merges are behind.
+    pub(crate) fn slowed(&self, time: Duration) {
+        self.slowed.fetch_add(1, Ordering::Relaxed);
+        self.slowed_us.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// A commit began the next WAL file and memtable, which took it so long.
+    pub(crate) fn rotated(&self, time: Duration) {
+        let us = time.as_micros() as u64;
+        self.rotations.fetch_add(1, Ordering::Relaxed);
+        self.rotation_us.fetch_add(us, Ordering::Relaxed);
+        self.rotation_longest_us.fetch_max(us, Ordering::Relaxed);
+    }
+
+    /// A merge into the base has begun at its first key.
+    pub(crate) fn base_merge_began(&self) {
+        self.base_merges.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// There are so many delta runs now, and so much is to be merged into the base.
+    pub(crate) fn shape(&self, runs: u64, debt_percent: u64) {
+        self.runs_most.fetch_max(runs, Ordering::Relaxed);
+        self.debt_most_percent.fetch_max(debt_percent, Ordering::Relaxed);
+    }
+
+    fn details(&self) -> [(&'static str, u64); 19] {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (committed, wal, segments) =
             (read(&self.committed_bytes), read(&self.wal_bytes), read(&self.segment_bytes));
@@ -86,6 +120,14 @@ impl Counters {
             ("write_stalls", read(&self.stalls)),
             ("write_stall_us", read(&self.stall_us)),
             ("write_stall_longest_us", read(&self.stall_longest_us)),
+            ("write_slowed", read(&self.slowed)),
+            ("write_slowed_us", read(&self.slowed_us)),
+            ("wal_rotations", read(&self.rotations)),
+            ("wal_rotation_us", read(&self.rotation_us)),
+            ("wal_rotation_longest_us", read(&self.rotation_longest_us)),
+            ("base_merges_begun", read(&self.base_merges)),
+            ("delta_runs_most", read(&self.runs_most)),
+            ("merge_debt_most_percent", read(&self.debt_most_percent)),
         ]
     }
 }
@@ -110,6 +152,7 @@ impl Shared {
             ("base_records", version.base.records()),
             ("segments", version.segments().count() as u64),
             ("merge_debt_bytes", (deltas + now.unflushed()) * PAIR_BYTES),
+            ("merge_debt_percent", debt(&now).percent()),
             ("space_amplification_percent", percent(disk_bytes, pairs_estimate * PAIR_BYTES)),
             ("memory_memtable_bytes", memtable_bytes),
             ("memory_directory_bytes", of_segments(|segment| segment.directory_bytes())),

@@ -73,7 +73,6 @@ const _: () = {
 pub(crate) struct Wal {
     file: Arc<dyn StorageFile>,
     shown: String,
-    key: WalKey,
     id: u64,
     salt: Salt,
     offset: u64,
@@ -148,7 +147,6 @@ impl Wal {
         Ok(Self {
             file,
             shown,
-            key: *key,
             id,
             salt: key.salt(id),
             offset: 0,
@@ -159,9 +157,14 @@ impl Wal {
         })
     }
 
-    /// What the store's files are salted with.
-    pub(crate) fn key(&self) -> &WalKey {
-        &self.key
+    /// Says that every batch up to `flushed` is durable elsewhere now, where more of them are than when it was created.
+    pub(crate) fn begin_behind(&mut self, flushed: u64) {
+        (self.last, self.flushed) = (flushed, flushed);
+    }
+
+    /// The file, for the device to be told of what was written.
+    pub(crate) fn file(&self) -> Arc<dyn StorageFile> {
+        Arc::clone(&self.file)
     }
 
     pub(crate) fn id(&self) -> u64 {

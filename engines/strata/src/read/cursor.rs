@@ -100,9 +100,17 @@ struct Chunk {
 }
 
 /// Several cursors as one: of equal keys the first cursor's record is given, the others' are passed over.
+///
+/// The cursors' next records play a tournament, whose matches remember who lost: when the winner's cursor moves on, it
+/// plays only against those on its way up. A record costs the logarithm of the number of cursors.
 pub(crate) struct Merged {
-    /// Newest first, each with its next record and the first eight bytes of that one's key.
-    cursors: Vec<(Option<(u64, Record)>, Cursor)>,
+    /// Newest first.
+    cursors: Vec<Cursor>,
+    /// The next record of each and the first eight bytes of its key.
+    heads: Vec<Option<(u64, Record)>>,
+    /// Match n is between the winners of 2n and 2n + 1, where those from the number of cursors on are the cursors
+    /// themselves; it holds who lost. At 0 stands who has won all.
+    losers: Vec<usize>,
 }
 
 impl RunCursor {
@@ -239,8 +247,10 @@ impl RunCursor {
             let pages = first..first + alike;
             if !ready {
                 let bytes = alike as usize * PAGE_BYTES;
+                // No more than the largest segment has: the run of a small memtable needs a small buffer.
+                let largest = || self.run.segments().iter().map(|one| one.pages() as usize).max().unwrap_or(1);
                 let Window { reads, pages: most, .. } = &self.how;
-                let pipeline = self.pipeline.get_or_insert_with(|| Pipeline::new(SLOTS, *most, reads));
+                let pipeline = self.pipeline.get_or_insert_with(|| Pipeline::new(SLOTS, largest().min(*most), reads));
                 let asked = pipeline.ask(slot, segment.file(), u64::from(first) * PAGE_BYTES as u64, bytes);
                 if asked.is_ok() {
                     pipeline.start();
@@ -290,22 +300,96 @@ impl Cursor {
 
 impl Merged {
     /// Merges `cursors`, newest first.
-    pub(crate) fn new(cursors: Vec<Cursor>) -> Result<Self> {
-        let with_next = |mut cursor: Cursor| Ok((cursor.next()?, cursor));
-        Ok(Self { cursors: cursors.into_iter().map(with_next).collect::<Result<_>>()? })
+    pub(crate) fn new(mut cursors: Vec<Cursor>) -> Result<Self> {
+        let heads: Vec<_> = cursors.iter_mut().map(Cursor::next).collect::<Result<_>>()?;
+        let mut merged = Self { losers: vec![0; cursors.len()], cursors, heads };
+        if !merged.cursors.is_empty() {
+            merged.losers[0] = merged.play(1);
+        }
+        Ok(merged)
+    }
+
+    /// Plays match `at` and all below it; who has won.
+    fn play(&mut self, at: usize) -> usize {
+        if at >= self.cursors.len() {
+            return at - self.cursors.len();
+        }
+        let (left, right) = (self.play(2 * at), self.play(2 * at + 1));
+        let (winner, loser) = if self.is_before(left, right) { (left, right) } else { (right, left) };
+        self.losers[at] = loser;
+        winner
+    }
+
+    /// Whether the next record of cursor `a` comes before that of `b`: of equal keys the newer one does.
+    #[inline(always)]
+    fn is_before(&self, a: usize, b: usize) -> bool {
+        match (&self.heads[a], &self.heads[b]) {
+            (Some((first, (key, _))), Some((other_first, (other, _)))) => {
+                (first.cmp(other_first).then_with(|| key.cmp(other)).then(a.cmp(&b))).is_lt()
+            }
+            (head, _) => head.is_some(),
+        }
+    }
+
+    /// Moves the winner's cursor on; its next record plays on the way up.
+    fn advance(&mut self) -> Result<()> {
+        let mut winner = self.losers[0];
+        self.heads[winner] = self.cursors[winner].next()?;
+        let mut at = (winner + self.cursors.len()) / 2;
+        while at > 0 {
+            if self.is_before(self.losers[at], winner) {
+                std::mem::swap(&mut self.losers[at], &mut winner);
+            }
+            at /= 2;
+        }
+        self.losers[0] = winner;
+        Ok(())
     }
 
     /// The next key with its newest record.
     pub(crate) fn next(&mut self) -> Result<Option<Record>> {
-        let heads = self.cursors.iter().filter_map(|(head, _)| head.as_ref());
-        // Of equal keys `min_by` gives the first, which is the newest.
-        let newest = heads.min_by(|a, b| a.0.cmp(&b.0).then_with(|| a.1.0.cmp(&b.1.0))).copied();
-        let Some((first, newest)) = newest else { return Ok(None) };
-        for (head, cursor) in &mut self.cursors {
-            if head.as_ref().is_some_and(|(at, record)| *at == first && record.0 == newest.0) {
-                *head = cursor.next()?;
-            }
+        let head = |merged: &Self| merged.losers.first().and_then(|winner| merged.heads[*winner]);
+        let Some((first, newest)) = head(self) else { return Ok(None) };
+        // Of equal keys the newest wins; the older ones come next and are passed over.
+        while head(self).is_some_and(|(at, record)| at == first && record.0 == newest.0) {
+            self.advance()?;
         }
         Ok(Some(newest))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::format::secret::Seed;
+    use crate::write::mem::Mem;
+
+    proptest! {
+        #[test]
+        fn several_lists_are_merged_in_order_with_the_newest_of_each_key(
+            lists in proptest::collection::vec(proptest::collection::btree_map(0u8..40, proptest::option::of(any::<u8>()), 0..30), 0..12),
+        ) {
+            let mut expected = std::collections::BTreeMap::new();
+            let mut cursors = Vec::new();
+            for list in &lists {
+                let mem = Arc::new(Mem::new(list.len().max(1)).expect("memory"));
+                for (index, (key, value)) in list.iter().enumerate() {
+                    // Half of them differ only behind the first eight bytes.
+                    let mut wide = [key / 2; 32];
+                    wide[31] = *key;
+                    mem.append(index, Seed::fixed().hash(&wide), &wide, value.map(|value| [value; 32]));
+                    expected.entry(wide).or_insert(value.map(|value| [value; 32]));
+                }
+                cursors.push(Cursor::Flush(mem.sorted(list.len()).expect("memory")));
+            }
+            let mut merged = Merged::new(cursors).expect("lists are read");
+            let mut found = Vec::new();
+            while let Some(record) = merged.next().expect("lists are read") {
+                found.push(record);
+            }
+            prop_assert_eq!(found, expected.into_iter().collect::<Vec<_>>());
+        }
     }
 }

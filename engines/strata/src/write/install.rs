@@ -19,6 +19,8 @@ use crate::memory::map_huge;
 use crate::read::segment::{self, Kept, Segment};
 use crate::read::version::Version;
 use crate::read::visible::Visible;
+use crate::write::limits::pressure_of;
+use crate::write::plan::debt;
 use crate::write::writer::Written;
 
 /// What was written cannot be read back: no manifest names it, so that it can be written again.
@@ -75,6 +77,14 @@ impl Shared {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Takes in how far merges are behind.
+    fn measure(&self) {
+        let now = self.visible.load();
+        // ORDERING: Relaxed: a measure, which is as good a moment later.
+        self.pressure.store(pressure_of(&now), Ordering::Relaxed);
+        self.counters.shape(now.version.deltas.len() as u64, debt(&now).percent());
+    }
+
     /// Makes `version` the store's: durable first, then visible. The closures adjust what else the
     /// manifest says and what else readers see.
     pub(crate) fn install(
@@ -107,6 +117,7 @@ impl Shared {
             visible.version = Arc::new(version);
             to_visible(visible);
         });
+        self.measure();
         before.segments().filter(|segment| !kept.contains(&segment.info.id)).for_each(|segment| segment.retire());
         self.garbage.hold(before, None);
         Ok(())

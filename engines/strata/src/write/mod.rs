@@ -1,15 +1,18 @@
 //! The writing side: transactions, the WAL, memtables, flushes, merges, recovery.
 //!
 //! Owns: every change of a file in the store's directory. Must not: be called by the reading side. Commits run on the thread
-//! of the transaction, flushes and merges on `strata-merge`.
+//! of the transaction, flushes on `strata-flush`, merges on `strata-merge`.
 
+pub(crate) mod ahead;
 pub(crate) mod balance;
 pub(crate) mod bulk;
 pub(crate) mod commit;
 pub(crate) mod directory;
 pub(crate) mod divide;
+pub(crate) mod flush;
 pub(crate) mod garbage;
 pub(crate) mod install;
+pub(crate) mod limits;
 pub(crate) mod lost;
 pub(crate) mod mem;
 pub(crate) mod merge;
@@ -20,6 +23,8 @@ pub(crate) mod recover;
 pub(crate) mod repair;
 pub(crate) mod replay;
 pub(crate) mod retire;
+pub(crate) mod rotate;
 pub(crate) mod salvage;
+pub(crate) mod steps;
 pub(crate) mod txn;
 pub(crate) mod writer;

@@ -1,7 +1,7 @@
 //! Writing runs: records into segments, at a rate, with looks at what else waits for this thread.
 //!
-//! Owns: how a merge shares its thread. Must not: decide what is merged. Runs on `strata-merge`, and for a sorted load on
-//! the thread that loads.
+//! Owns: how a merge shares the disk. Must not: decide what is merged. Runs on `strata-flush` and `strata-merge`, and for a
+//! sorted load on the thread that loads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,8 +12,7 @@ use crate::engine::Shared;
 use crate::format::footer::Origin;
 use crate::read::cursor::Merged;
 use crate::read::segment::Segment;
-use crate::read::version::Run;
-use crate::write::merge::{flush_oldest, is_final, merge_deltas};
+use crate::write::limits::{DEBT_SLOW, RUNS_SLOW};
 use crate::write::plan::debt;
 use crate::write::writer::{Room, SegmentWriter};
 
@@ -23,15 +22,24 @@ const MERGE_BYTES_PER_S: f64 = (128 << 20) as f64;
 /// Records written between two looks at what waits, at most: some ten milliseconds.
 const LOOK_RECORDS: u64 = 1 << 16;
 
-/// What is written, which says what may happen meanwhile.
-#[derive(Clone, Copy)]
-pub(crate) enum Job<'a> {
-    /// A memtable of at most so many records as a run: nothing.
+/// What is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Job {
+    /// A memtable of at most so many records as a run.
     Flush(usize),
-    /// Delta runs as one: flushes.
+    /// Delta runs as one, a segment of it at a time.
     Deltas,
-    /// Delta runs into the base: flushes, and merges of the runs that are newer than this one.
-    Base(&'a Run),
+    /// Delta runs into a group of the base.
+    Base,
+    /// Records of a range of the base that cannot be read, as a delta run.
+    LeftOut,
+}
+
+/// What was written.
+pub(crate) struct Piece {
+    pub(crate) segments: Vec<Arc<Segment>>,
+    /// The first key that is left, where there is one.
+    pub(crate) next: Option<Key>,
 }
 
 impl Shared {
@@ -61,23 +69,25 @@ impl Shared {
 }
 
 /// Writes records as segments; the base has no tombstones.
-pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job: Job<'_>) -> Result<Vec<Arc<Segment>>> {
+pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job: Job) -> Result<Piece> {
     let mut segments = Vec::new();
-    let written = write_into(shared, records, origin, job, &mut segments);
-    if written.is_err() {
-        // No manifest will name them.
-        segments.iter().for_each(|segment| segment.retire());
+    match write_into(shared, records, origin, job, &mut segments) {
+        Ok(next) => Ok(Piece { segments, next }),
+        Err(failed) => {
+            // No manifest will name them.
+            segments.iter().for_each(|segment| segment.retire());
+            Err(failed)
+        }
     }
-    written.map(|()| segments)
 }
 
 fn write_into(
     shared: &Shared,
     records: &mut Merged,
     origin: &Origin,
-    job: Job<'_>,
+    job: Job,
     segments: &mut Vec<Arc<Segment>>,
-) -> Result<()> {
+) -> Result<Option<Key>> {
     let records_max = match job {
         Job::Flush(records) => (records as u64).min(shared.sizes.segment_records),
         _ => shared.sizes.segment_records,
@@ -88,35 +98,42 @@ fn write_into(
     let (mut seen, mut pace) = (0u64, Pace::new());
     while let Some((key, value)) = records.next()? {
         seen += 1;
-        if !matches!(job, Job::Flush(_)) && seen.is_multiple_of(check) {
-            pace.keep(shared, check * PAIR_BYTES)?;
-            look(shared, job)?;
+        if job == Job::Deltas && !output.segments.is_empty() {
+            return Ok(Some(key));
+        }
+        if seen.is_multiple_of(check) {
+            match job {
+                // Commits go on meanwhile.
+                Job::Flush(_) => shared.work_ahead(),
+                _ => {
+                    pace.keep(shared, check * PAIR_BYTES)?;
+                    look(shared)?;
+                }
+            }
         }
         if origin.base && value.is_none() {
             continue;
         }
         output.push(&key, value.as_ref())?;
     }
-    output.finish()
+    output.finish()?;
+    Ok(None)
 }
 
-/// Does what waits for this thread while it merges: one flush, so that the merge goes on however fast commits come, and
-/// then one merge of newer runs.
-fn look(shared: &Shared, job: Job<'_>) -> Result<()> {
+/// Looks after what others wait for while a merge goes on.
+fn look(shared: &Shared) -> Result<()> {
     shared.garbage.sweep();
     if shared.budget.left() < 0 {
         shared.balance(0);
     }
     // Others write to the same disk.
-    shared.require_space(0, shared.reserve_bytes, "a merge")?;
-    if flush_oldest(shared)?
-        && let Job::Base(newest) = job
-        && let Err(failed) = merge_deltas(shared, Some(newest))
-        && is_final(&failed)
-    {
-        return Err(failed);
-    }
-    Ok(())
+    shared.require_space(0, shared.reserve_bytes, "a merge")
+}
+
+/// Whether merges are to go as fast as they can: half way to where commits are slowed.
+fn is_late(shared: &Shared) -> bool {
+    let now = shared.visible.load();
+    now.version.deltas.len() >= RUNS_SLOW / 2 || debt(&now).parts_filtered >= (1.0 + DEBT_SLOW) / 2.0
 }
 
 /// The rate of a merge.
@@ -130,18 +147,17 @@ impl Pace {
         Self { since: Instant::now(), bytes: 0 }
     }
 
-    /// Waits until `bytes` more may be written; not at all while somebody waits for this merge or for a flush.
+    /// Waits until `bytes` more may be written; not at all while somebody waits for this merge.
     fn keep(&mut self, shared: &Shared, bytes: u64) -> Result<()> {
         self.bytes += bytes;
         let due = self.since + Duration::from_secs_f64(self.bytes as f64 / MERGE_BYTES_PER_S);
-        // Twice as much as makes a merge due: changes come faster than the rate.
-        let late = debt(&shared.visible.load()).parts_filtered >= 2.0;
+        let late = is_late(shared);
         let mut work = shared.work.lock();
         loop {
             if work.stop {
                 return Err(Error::new(ErrorKind::Retry, "the store is being closed"));
             }
-            let waited_for = late || work.settle || !shared.visible.load().frozen.is_empty();
+            let waited_for = late || work.settles_asked > work.settles_over;
             if waited_for || Instant::now() >= due {
                 break;
             }

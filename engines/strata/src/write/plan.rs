@@ -1,7 +1,8 @@
 //! What is to be merged with what: sizes of delta runs, the debt to the base, groups of the base, segments that cannot be
 //! read.
 //!
-//! Owns: the shape of the store. Must not: read or write. Runs on `strata-merge`.
+//! Owns: the shape of the store. Must not: read or write. Runs on `strata-merge`, and on the thread of a transaction that
+//! asks how far merges are behind.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,10 +12,16 @@ use engine_api::Key;
 use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
-use crate::write::merge::RUNS_MAX;
+use crate::write::limits::{RUNS_MAX, RUNS_SLOW};
 
 /// Delta runs of one size before they are merged.
 const FANOUT: usize = 4;
+/// The same once there are so many runs that commits will soon be held.
+const FANOUT_CROWDED: usize = 2;
+const CROWDED: usize = (RUNS_SLOW + RUNS_MAX) / 2;
+/// Runs that are merged at once: each has buffers. More of them than commits are held at are there only where something has
+/// failed for long.
+pub(crate) const MERGED_MAX: usize = 2 * RUNS_MAX;
 /// The base is merged once the deltas hold this part of it (one in), or this many memtables while it is small.
 const BASE_SHARE: u64 = 2;
 const DELTA_MEMS_MIN: u64 = 16;
@@ -28,6 +35,13 @@ pub(crate) struct Debt {
     pub(crate) parts: f64,
     /// Of what makes it due where every delta has its filter.
     pub(crate) parts_filtered: f64,
+}
+
+impl Debt {
+    /// What makes a merge into the base due where every delta has its filter is 100.
+    pub(crate) fn percent(&self) -> u64 {
+        (self.parts_filtered * 100.0) as u64
+    }
 }
 
 pub(crate) fn debt(now: &Visible) -> Debt {
@@ -49,37 +63,79 @@ pub(crate) fn debt(now: &Visible) -> Debt {
 }
 
 /// The delta runs that can be merged into the base: those older than any that cannot be read.
+///
+/// Each of them is of an older batch than every run that is left out. Only a run that a replay has cut within a batch could
+/// be of the same batch as another; then both wait, because what a merge has left could not be told apart: see [`cut_short`].
 pub(crate) fn mergeable(version: &Version) -> &[Arc<Run>] {
     let unreadable = version.deltas.iter().rposition(|run| run.is_unreadable());
-    &version.deltas[unreadable.map_or(0, |at| at + 1)..]
+    let (left, deltas) = version.deltas.split_at(unreadable.map_or(0, |at| at + 1));
+    let Some(oldest_left) = left.iter().map(|run| batch_of(run)).min() else { return deltas };
+    let alike = deltas.iter().take_while(|run| batch_of(run) >= oldest_left).count();
+    &deltas[alike..]
 }
 
-/// Which of the runs, newest first, are to be merged: of a stretch that can be read, the newest up to the last of at least
-/// [`FANOUT`] of one tier; all of a stretch when there are too many runs.
-pub(crate) fn like_sized(deltas: &[Arc<Run>], memtable: u64) -> Option<Range<usize>> {
+/// The newest batch that may have a record in a run.
+fn batch_of(run: &Run) -> u64 {
+    run.segments().iter().map(|segment| segment.origin().batch).max().unwrap_or(0)
+}
+
+/// A merge into the base that was cut short: its deltas, newest first, and the first key that it has not merged.
+///
+/// It began at the first key, and writes segments of the batch of its newest delta, with numbers that are greater than
+/// those of all its deltas. So the first segment of the base says which runs those were, if any of them is left.
+pub(crate) fn cut_short(version: &Version) -> Option<(Vec<Arc<Run>>, Key)> {
+    let first = version.base.segments().first()?;
+    let batch = first.origin().batch;
+    let is_merged = |run: &Arc<Run>| {
+        let before = |segment: &Arc<Segment>| segment.info.id < first.info.id && segment.origin().batch <= batch;
+        run.segments().iter().all(before)
+    };
+    let start = version.deltas.iter().rposition(|run| !is_merged(run)).map_or(0, |at| at + 1);
+    let (newer, deltas) = version.deltas.split_at(start);
+    // A load is of no batch.
+    if batch == 0 || deltas.first().is_none_or(|run| batch_of(run) != batch) || newer.iter().any(is_merged) {
+        return None;
+    }
+    let is_left = |segment: &&Arc<Segment>| segment.origin().batch != batch || segment.info.id < first.info.id;
+    let left = version.base.segments().iter().find(is_left)?;
+    Some((deltas.to_vec(), left.info.first))
+}
+
+/// Which of the runs, newest first, are to be merged, where `all` is how many there are with those that are being merged:
+/// of a stretch that can be read, the newest up to the last of at least [`FANOUT`] of one tier; of fewer when there are too
+/// many runs, and all of a stretch where no two are alike.
+pub(crate) fn due(deltas: &[Arc<Run>], all: usize, memtable: u64) -> Option<Range<usize>> {
+    let crowded = all >= CROWDED;
+    let fanout = if crowded { FANOUT_CROWDED } else { FANOUT };
     let mut start = 0;
     let mut longest = 0..0;
     for stretch in deltas.split(|run| run.is_unreadable()) {
         let sizes: Vec<u64> = stretch.iter().map(|run| run.records() / memtable.max(1)).collect();
-        if let Some(count) = newest_alike(&sizes) {
-            return Some(start..start + count);
+        if let Some(count) = newest_alike(&sizes, fanout) {
+            return Some(start + count.saturating_sub(MERGED_MAX)..start + count);
         }
         if stretch.len() > longest.len() {
             longest = start..start + stretch.len();
         }
         start += stretch.len() + 1;
     }
-    (deltas.len() >= RUNS_MAX / 2 && longest.len() > 1).then_some(longest)
+    (crowded && longest.len() > 1).then_some(longest)
+}
+
+/// Whether merges can make fewer of the delta runs.
+pub(crate) fn can_shrink(version: &Version) -> bool {
+    let of_two = version.deltas.windows(2).any(|two| !two.iter().any(|run| run.is_unreadable()));
+    of_two || mergeable(version).iter().any(|run| !run.is_left_over())
 }
 
 /// How many of these, by their size in memtables, are to be merged.
-fn newest_alike(sizes: &[u64]) -> Option<usize> {
+fn newest_alike(sizes: &[u64], fanout: usize) -> Option<usize> {
     let tier = |size: &u64| (*size).max(1).ilog2() / FANOUT.ilog2();
     let mut end = 0;
     while end < sizes.len() {
         let of = tier(&sizes[end]);
         let count = sizes[end..].iter().take_while(|size| tier(size) <= of).count();
-        if count >= FANOUT {
+        if count >= fanout {
             return Some(end + count);
         }
         end += count;
@@ -106,15 +162,15 @@ pub(crate) fn groups_from(base: &Run, from: &Key, segment_records: u64) -> (Vec<
 
 #[cfg(test)]
 mod tests {
-    use super::newest_alike;
+    use super::{FANOUT, newest_alike};
 
     #[test]
     fn four_of_a_size_are_merged_with_all_that_are_newer() {
-        assert_eq!(newest_alike(&[1, 1, 1]), None);
-        assert_eq!(newest_alike(&[1, 1, 1, 1]), Some(4));
-        assert_eq!(newest_alike(&[1, 4, 4, 4, 16]), None);
-        assert_eq!(newest_alike(&[1, 4, 4, 4, 5, 16]), Some(5));
-        assert_eq!(newest_alike(&[1, 4, 4, 1, 5, 16]), Some(5), "a smaller one between them counts");
-        assert_eq!(newest_alike(&[0, 0, 0, 0]), Some(4), "so do runs of less than a memtable");
+        assert_eq!(newest_alike(&[1, 1, 1], FANOUT), None);
+        assert_eq!(newest_alike(&[1, 1, 1, 1], FANOUT), Some(4));
+        assert_eq!(newest_alike(&[1, 4, 4, 4, 16], FANOUT), None);
+        assert_eq!(newest_alike(&[1, 4, 4, 4, 5, 16], FANOUT), Some(5));
+        assert_eq!(newest_alike(&[1, 4, 4, 1, 5, 16], FANOUT), Some(5), "a smaller one between them counts");
+        assert_eq!(newest_alike(&[0, 0, 0, 0], FANOUT), Some(4), "so do runs of less than a memtable");
     }
 }

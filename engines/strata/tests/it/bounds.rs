@@ -1,93 +1,14 @@
 //! What never grows without end: the wait of a commit, the WAL, the reads of a get; whatever is merged meanwhile.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use engine_api::{BulkLoad, Durability, Engine, Key, Value};
 use engine_strata::{Sizes, StrataEngine, StrataOptions};
 
-use crate::faulty::{FaultyStorage, Gate};
+use crate::faulty::FaultyStorage;
 use crate::groups;
+use crate::pressure::RUNS_MOST;
 use crate::support::{Map, OPTIONS, Rng, all, apply, at, key, stat, try_commit, value};
-
-/// Opens the gate when a test ends, however it ends: the engine's thread may stand before it.
-struct Opens<'a>(&'a Gate);
-
-impl Drop for Opens<'_> {
-    fn drop(&mut self) {
-        self.0.open();
-    }
-}
-
-/// Whether a thread stands before a segment, or comes there within a moment.
-fn comes_soon(gate: &Gate) -> bool {
-    for _ in 0..30 {
-        if gate.is_waited_at() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    gate.is_waited_at()
-}
-
-#[test]
-fn memtables_are_flushed_in_the_midst_of_a_merge_so_that_no_commit_waits_for_its_end() {
-    const BASE: u64 = 8_000;
-    const CHANGES: u64 = 200;
-    const LAST: u64 = 60;
-    /// Records in deltas that make a merge into the base due.
-    const DELTAS_DUE: u64 = 16 * groups::SIZES.mem_records as u64;
-    /// Segments that may be begun between a memtable that is frozen and its flush; a merge into this base begins more
-    /// than twenty.
-    const BEGUN_MAX: u64 = 8;
-    let storage = FaultyStorage::default();
-    let engine = groups::open(&storage).unwrap();
-    let mut map = Map::new();
-    let mut pairs: Vec<(Key, Value)> = (0..BASE).map(|n| (key(n), value(n))).collect();
-    pairs.sort_unstable();
-    engine.load_sorted(&pairs, &at(1)).unwrap();
-    map.extend(pairs);
-    let gate = storage.gate();
-    let _opens = Opens(gate);
-    gate.close();
-    let flush_due = |seq: u64| seq - 1 > stat(&engine, "flushes") + 1;
-    let (mut seq, mut begun, mut since_commit, mut flushed_in_merge, mut idle) = (1, 0, 0, 0, 0);
-    loop {
-        let waited_at = comes_soon(gate);
-        let merging = stat(&engine, "base_records") != BASE && stat(&engine, "delta_records") >= DELTAS_DUE;
-        if !flush_due(seq) {
-            flushed_in_merge += u64::from(begun > 0 && merging && waited_at);
-            begun = 0;
-            // While a merge goes on, a memtable for every few of its segments: it has to come to its end.
-            if seq < LAST && (!waited_at || since_commit >= 4) {
-                let put = |n| (key(BASE / 2 + seq * CHANGES + n), Some(value(seq)));
-                let changes: Vec<_> = (0..CHANGES).map(put).collect();
-                seq += 1;
-                // Each but the first freezes the memtable of the one before it.
-                try_commit(&engine, &changes, seq, Durability::Buffered).unwrap();
-                apply(&mut map, &changes);
-                since_commit = 0;
-                continue;
-            }
-        }
-        if waited_at {
-            begun += u64::from(flush_due(seq));
-            assert!(begun <= BEGUN_MAX, "a memtable waits while segments are begun: {begun}");
-            since_commit += 1;
-            gate.let_one();
-        } else if seq == LAST && stat(&engine, "delta_records") < DELTAS_DUE {
-            break;
-        } else {
-            idle += 1;
-            assert!(idle < 4_000, "nothing is merged");
-        }
-    }
-    assert!(flushed_in_merge > 3, "flushed_in_merge={flushed_in_merge}");
-    gate.open();
-    assert_eq!(stat(&engine, "write_stalls"), 0);
-    engine.settle().unwrap();
-    assert!(all(&engine).unwrap() == map);
-}
 
 #[test]
 fn a_wal_of_batches_that_change_nothing_ends_and_is_used_again() {
@@ -118,8 +39,6 @@ fn a_wal_of_batches_that_change_nothing_ends_and_is_used_again() {
 #[test]
 fn a_writer_at_full_speed_and_sorted_loads_beside_merges_keep_to_their_bounds() {
     const BATCHES: u64 = 400;
-    /// Commits wait at 64 runs; memtables that were frozen by then become runs as well.
-    const RUNS_MAX: u64 = 66;
     let storage = FaultyStorage::default();
     let engine = groups::open(&storage).unwrap();
     let (mut map, mut runs_most) = (Map::new(), 0);
@@ -141,7 +60,7 @@ fn a_writer_at_full_speed_and_sorted_loads_beside_merges_keep_to_their_bounds() 
         }
         apply(&mut map, &changes);
         runs_most = runs_most.max(stat(&engine, "delta_runs"));
-        assert!(runs_most <= RUNS_MAX, "delta runs: {runs_most}");
+        assert!(runs_most <= RUNS_MOST, "delta runs: {runs_most}");
         let parts = ["memtable", "directory", "filter", "page", "record_cache"];
         let held: u64 = parts.iter().map(|part| stat(&engine, &format!("memory_{part}_bytes"))).sum();
         assert!(held <= OPTIONS.memory_bytes + OPTIONS.memory_bytes / 10, "seq={seq} memory in use: {held}");

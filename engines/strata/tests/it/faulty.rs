@@ -60,7 +60,7 @@ struct Disk {
 #[derive(Clone, Default)]
 pub(crate) struct FaultyStorage(Arc<Mutex<Disk>>, Arc<Gate>);
 
-/// What a thread passes that begins a segment: a test holds it there to look at what has become of everything else.
+/// What a merge passes when it begins a segment: a test holds it there to look at what has become of everything else.
 #[derive(Default)]
 pub(crate) struct Gate {
     state: Mutex<Passing>,
@@ -95,7 +95,7 @@ impl Gate {
         self.change.notify_all();
     }
 
-    /// Whether a thread stands before a segment.
+    /// Whether a merge stands before a segment.
     pub(crate) fn is_waited_at(&self) -> bool {
         self.state.lock().waiting
     }
@@ -246,7 +246,7 @@ fn write_into(bytes: &mut Vec<u8>, offset: usize, written: &[u8]) {
 impl Storage for FaultyStorage {
     fn create(&self, name: &str) -> io::Result<Arc<dyn StorageFile>> {
         let content = Arc::new(Mutex::new(Content::default()));
-        if name.ends_with(".seg") {
+        if name.ends_with(".seg") && std::thread::current().name() == Some("strata-merge") {
             self.1.pass();
         }
         let mut disk = self.0.lock();

@@ -88,6 +88,35 @@ fn a_base_merge_of_many_groups_is_cut_anywhere_and_loses_nothing() {
 }
 
 #[test]
+fn a_base_merge_that_was_cut_goes_on_at_its_last_installed_group() {
+    let (before, map) = (before(), content(BASE + DELTAS));
+    let whole = before.after_crash(0);
+    whole.set(Fault::None);
+    let engine = open(&whole).unwrap();
+    engine.settle().unwrap();
+    let (written, changes) = (stat(&engine, "segment_written_bytes"), whole.counts().0);
+    drop(engine);
+    let (mut went_on, mut least) = (0, u64::MAX);
+    for cut_at in 1..=changes {
+        let storage = before.after_crash(0);
+        storage.set(Fault::CrashAt(cut_at));
+        settle(&storage);
+        let storage = storage.after_crash(cut_at);
+        let engine = open(&storage).unwrap();
+        engine.settle().unwrap();
+        assert_holds(&engine, &map, BASE + DELTAS, &format!("cut_at={cut_at}"));
+        let rest = stat(&engine, "segment_written_bytes");
+        // Nothing begins at the first key again once a group was installed.
+        if stat(&engine, "base_merges_begun") == 0 && rest > 0 {
+            went_on += 1;
+            least = least.min(rest);
+        }
+    }
+    assert!(went_on > changes / 3, "went_on={went_on} of {changes}");
+    assert!(least < written / 3, "what was merged is not merged again: least={least} of {written}");
+}
+
+#[test]
 fn the_opening_after_a_kill_loses_its_power_anywhere_and_loses_nothing() {
     let (before, map) = (before(), content(BASE + DELTAS));
     let whole = before.after_crash(0);

@@ -18,6 +18,8 @@ pub(crate) struct Hooks {
     pub(crate) unreadable: Mutex<Option<String>>,
     /// Names that were removed, and the thread that did it.
     pub(crate) removed: Mutex<Vec<(String, String)>>,
+    /// Names of WAL files that were made, by whichever way, and the thread that did it.
+    pub(crate) wals: Mutex<Vec<(String, String)>>,
     /// Bytes written to segments.
     pub(crate) segment_bytes: AtomicU64,
     /// The least space that was free after a write to a segment.
@@ -31,6 +33,7 @@ impl Default for Hooks {
             no_descriptors: AtomicBool::default(),
             unreadable: Mutex::default(),
             removed: Mutex::default(),
+            wals: Mutex::default(),
             segment_bytes: AtomicU64::default(),
             least_free_bytes: AtomicU64::new(u64::MAX),
         }
@@ -50,7 +53,17 @@ struct HookedFile {
     hooks: Arc<Hooks>,
 }
 
+fn thread() -> String {
+    std::thread::current().name().unwrap_or_default().to_owned()
+}
+
 impl Hooked {
+    fn made(&self, name: &str) {
+        if name.ends_with(".wal") {
+            self.hooks.wals.lock().push((name.to_owned(), thread()));
+        }
+    }
+
     fn file(
         &self,
         name: &str,
@@ -66,6 +79,7 @@ impl Hooked {
 
 impl Storage for Hooked {
     fn create(&self, name: &str) -> io::Result<Arc<dyn StorageFile>> {
+        self.made(name);
         self.file(name, || self.inner.create(name))
     }
 
@@ -78,12 +92,12 @@ impl Storage for Hooked {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.made(to);
         self.inner.rename(from, to)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
-        let thread = std::thread::current().name().unwrap_or_default().to_owned();
-        self.hooks.removed.lock().push((name.to_owned(), thread));
+        self.hooks.removed.lock().push((name.to_owned(), thread()));
         self.inner.remove(name)
     }
 

@@ -12,6 +12,7 @@ mod hostile;
 mod memory;
 mod names;
 mod opening;
+mod pressure;
 mod reads;
 mod repair;
 mod ring;
