@@ -3,7 +3,7 @@
 //! Owns: the sums. Must not: decide who gets what; `write/divide.rs` does. Any thread.
 //!
 //! What can be done without is taken while there is some left. What cannot is taken in any case: the budget is in debt
-//! then, and the merging thread takes from those who can do with less (`write/balance.rs`).
+//! then, and the flushing and the merging thread take from those who can do with less (`write/balance.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

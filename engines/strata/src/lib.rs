@@ -1,8 +1,8 @@
 //! strata behind [`engine_api`]: pairs of 32-byte keys and 32-byte values in sorted, immutable runs.
 //!
 //! Owns: the directory it is given; FORMAT.md beside this crate names every byte in it. Must not: know the marker file,
-//! the directory lock or any other engine. Threads: `strata-merge`, which writes runs and merges them; commits run on
-//! the thread of the transaction, gets on the reader's.
+//! the directory lock or any other engine. Threads: `strata-flush`, which makes runs of memtables, and `strata-merge`, which
+//! merges them; commits run on the thread of the transaction, gets on the reader's.
 //!
 //! # How it works
 //!
@@ -19,14 +19,17 @@
 //!   that were read lately where it does not (see [`StrataOptions::memory_bytes`]).
 //! - A batch of gets, a scan and a merge keep several reads in flight by io_uring where the kernel allows it; where it
 //!   does not, they read one after the other.
-//! - Merges write at most 128 MiB a second as long as nothing waits for them. A commit waits for a flush at most, and for a
-//!   merge only where there are 64 delta runs; such waits are counted in the statistics, the longest too.
+//! - One merge runs at a time, in steps, and merges of newer and older runs take turns. Merges write at most 128 MiB a second
+//!   as long as they keep up. Where they do not, commits are slowed from 20 delta runs on and held at 36, or at a debt of two
+//!   and three times what makes a merge into the base due; such waits are counted in the statistics, the longest too.
+//! - The next WAL file and memtable are made while the present ones fill, and the WAL's bytes are with the device by the time
+//!   that a commit begins the next file.
 //! - Everything that is held in memory is taken from one budget, which is divided anew after each flush and merge: filters
 //!   come first, then records, pages and more filters. Work takes from them what it needs, and gives it back.
 //! - Everything that touches a disk goes through [`storage::Storage`], so that tests put faults and power losses wherever
 //!   one could be.
 //! - Readers wait for nobody: each holds a snapshot, which is a version of the runs and a length of the memtable. What merges
-//!   replace is dropped by their thread, once no reader holds it. The one lock of a get is that of eight slots of the
+//!   replace is dropped by the store's threads, once no reader holds it. The one lock of a get is that of eight slots of the
 //!   record cache, before a read of the device.
 //!
 //! # What a commit survives

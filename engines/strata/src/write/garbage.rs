@@ -1,8 +1,8 @@
 //! What was replaced while readers may still hold it: versions of the runs, and memtables.
 //!
 //! Owns: the last reference to each, so that a reader that lets go of one never pays for unmapping its memory and
-//! removing its files. Must not: know what it holds. Anyone may give it something; it is emptied on `strata-merge`
-//! alone, and by the thread that closes the store once that one has ended.
+//! removing its files. Must not: know what it holds. Anyone may give it something; it is emptied on `strata-merge` and
+//! `strata-flush`, and by the thread that closes the store once those have ended.
 
 use std::any::Any;
 use std::sync::Arc;
