@@ -29,10 +29,22 @@ pub(crate) enum Job {
     Flush(usize),
     /// Delta runs as one, a segment of it at a time.
     Deltas,
-    /// Delta runs into a group of the base.
-    Base,
+    /// Delta runs into a group of the base that ends with this key. What is behind it is written a segment at a time:
+    /// nothing of the base has to be replaced there.
+    Base(Option<Key>),
     /// Records of a range of the base that cannot be read, as a delta run.
     LeftOut,
+}
+
+impl Job {
+    /// Whether it may stop where this key comes next, and be gone on with later.
+    fn may_end_before(self, key: &Key) -> bool {
+        match self {
+            Self::Deltas => true,
+            Self::Base(last) => last.is_none_or(|last| last < *key),
+            Self::Flush(_) | Self::LeftOut => false,
+        }
+    }
 }
 
 /// What was written.
@@ -98,7 +110,7 @@ fn write_into(
     let (mut seen, mut pace) = (0u64, Pace::new());
     while let Some((key, value)) = records.next()? {
         seen += 1;
-        if job == Job::Deltas && !output.segments.is_empty() {
+        if !output.segments.is_empty() && output.writer.is_none() && job.may_end_before(&key) {
             return Ok(Some(key));
         }
         if seen.is_multiple_of(check) {

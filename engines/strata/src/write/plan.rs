@@ -96,9 +96,21 @@ pub(crate) fn cut_short(version: &Version) -> Option<(Vec<Arc<Run>>, Key)> {
     if batch == 0 || deltas.first().is_none_or(|run| batch_of(run) != batch) || newer.iter().any(is_merged) {
         return None;
     }
-    let is_left = |segment: &&Arc<Segment>| segment.origin().batch != batch || segment.info.id < first.info.id;
-    let left = version.base.segments().iter().find(is_left)?;
-    Some((deltas.to_vec(), left.info.first))
+    let is_of_it = |segment: &&Arc<Segment>| segment.origin().batch == batch && segment.info.id >= first.info.id;
+    let last = version.base.segments().iter().take_while(is_of_it).last()?;
+    Some((deltas.to_vec(), after(&last.info.last)?))
+}
+
+/// The key that comes after this one.
+fn after(key: &Key) -> Option<Key> {
+    let mut after = *key;
+    for byte in after.iter_mut().rev() {
+        *byte = byte.wrapping_add(1);
+        if *byte > 0 {
+            return Some(after);
+        }
+    }
+    None
 }
 
 /// Which of the runs, newest first, are to be merged, where `all` is how many there are with those that are being merged:
@@ -162,7 +174,17 @@ pub(crate) fn groups_from(base: &Run, from: &Key, segment_records: u64) -> (Vec<
 
 #[cfg(test)]
 mod tests {
-    use super::{FANOUT, newest_alike};
+    use super::{FANOUT, after, newest_alike};
+
+    #[test]
+    fn a_key_carries_into_the_bytes_before() {
+        let mut key = [7; 32];
+        key[30..].fill(0xff);
+        let mut next = [7; 32];
+        next[29] = 8;
+        next[30..].fill(0);
+        assert_eq!((after(&key), after(&[0xff; 32])), (Some(next), None));
+    }
 
     #[test]
     fn four_of_a_size_are_merged_with_all_that_are_newer() {

@@ -101,13 +101,18 @@ impl BaseMerge {
             self.asked = true;
             let mut sources = self.deltas.clone();
             sources.push(Arc::clone(&group));
-            let written = match merge_range(shared, &sources, &self.from, to, Job::Base) {
+            let last = group.segments().last().map(|segment| segment.info.last);
+            let Piece { segments, next } = match merge_range(shared, &sources, &self.from, to, Job::Base(last)) {
                 // What cannot be read is left out, and the same range looked at again.
                 Err(_) if group.is_unreadable() && !is_unreadable(&self.deltas) => return Ok(false),
-                written => written?.segments,
+                written => written?,
             };
-            let done = (to.is_none() && self.left_out.is_empty()).then_some(&self.deltas[..]);
-            replace_group(shared, &group, written, done)?;
+            let ends = to.is_none() && next.is_none() && self.left_out.is_empty();
+            replace_group(shared, &group, segments, ends.then_some(&self.deltas[..]))?;
+            if let Some(next) = next {
+                self.from = next;
+                return Ok(false);
+            }
         }
         let Some(to) = to else { return self.end(shared).map(|()| true) };
         self.from = to;
@@ -262,7 +267,7 @@ fn replace_deltas(shared: &Shared, merged: &[Arc<Run>], run: Run) -> Result<()> 
 
 /// Writes the records of `runs` with `from <= key < to`: into the base, or into a delta run that keeps tombstones.
 fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, job: Job) -> Result<Piece> {
-    let base = job == Job::Base;
+    let base = matches!(job, Job::Base(_));
     let window = Window::merge(&shared.reads, runs.len(), shared.merge_read_bytes);
     let cursors = runs.iter().map(|run| RunCursor::boxed(run, from, to, window.clone())).collect();
     write(shared, &mut Merged::new(cursors)?, &newest_origin(shared, runs, base), job)

@@ -209,7 +209,7 @@ fn commits_go_on_while_a_store_settles_which_merges_what_was_there_when_it_began
     (1..=BEFORE).for_each(|seq| try_commit(&*engine, &changes(seq), seq, Durability::Buffered).unwrap());
     let settling = Arc::clone(&engine);
     let settled = std::thread::spawn(move || settling.settle());
-    wait_for("the merge into the base", || stat(&*engine, "base_merges_begun") == 1 && gate.is_waited_at());
+    wait_for("all to be flushed, and a merge", || stat(&*engine, "flushes") == BEFORE && gate.is_waited_at());
     let (committed, writer) = commits(&engine, BEFORE + 1..=LAST);
     wait_for("commits beside it", || committed.load(Ordering::Relaxed) == LAST);
     writer.join().unwrap();
@@ -229,14 +229,14 @@ fn a_commit_finds_the_next_file_and_memtable_made() {
     let own = || hooks.wals.lock().iter().filter(|(_, thread)| thread == "strata-flush").count() as u64;
     let all_made = || hooks.wals.lock().len() as u64;
     for seq in 1..=12 {
-        // A little more than half of a memtable: every second one begins the next file.
-        try_commit(&engine, &batch(5, seq, 130), seq, Durability::Buffered).unwrap();
+        // More than half of a memtable: each begins the next file.
+        try_commit(&engine, &fresh(seq), seq, Durability::Buffered).unwrap();
         wait_for("the next file", || own() == seq);
     }
     assert_eq!(stat(&engine, "wal_rotations"), 11);
     assert_eq!(all_made(), 1 + 12, "the first was made by the opening, and none by a commit: {:?}", hooks.wals.lock());
     let mut map = Map::new();
-    (1..=12).for_each(|seq| apply(&mut map, &batch(5, seq, 130)));
+    (1..=12).for_each(|seq| apply(&mut map, &fresh(seq)));
     drop(engine);
     // What was made ahead and has no record is of no consequence.
     let engine = StrataEngine::open_sized(Arc::new(disk), &OPTIONS, groups::SIZES).unwrap();
