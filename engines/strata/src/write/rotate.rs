@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use engine_api::{ErrorKind, Result};
 
 use crate::engine::{FROZEN_MAX, Shared, Writer};
-use crate::format::wal::{self, Wal};
+use crate::format::wal::Wal;
 use crate::read::visible::Frozen;
 use crate::write::ahead::Ready;
 use crate::write::limits::PATIENCE;
@@ -74,11 +74,9 @@ impl Shared {
     /// The memtable and the file that the next batches are written to: those that are ready, as far as they can be used.
     fn next(&self, writer: &Writer, ready: Option<Ready>, records: usize) -> Result<(Arc<Mem>, Wal)> {
         let (mem, mut wal) = ready.map_or((None, None), |ready| (Some(ready.mem), Some(ready.wal)));
-        // Files are replayed in the order of their numbers: one that was made before the present one comes too late.
-        if let Some(late) = wal.take_if(|wal| wal.id() < writer.wal.id()) {
-            // One that stays is removed by the next opening.
-            self.storage.remove(&wal::name(late.id())).ok();
-        }
+        // Files are replayed in the order of their numbers: one that was made before the present one comes too late. The
+        // flush of the present one finds it and keeps it to be overwritten.
+        wal.take_if(|wal| wal.id() < writer.wal.id());
         let mem = match mem.filter(|mem| mem.capacity() >= records) {
             Some(mem) => mem,
             None => Arc::new(Mem::new(records.max(self.sizes.mem_records))?),

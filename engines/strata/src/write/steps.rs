@@ -66,6 +66,7 @@ impl Drop for DeltaMerge {
 impl DeltaMerge {
     /// Writes the next segment; whether that was the last, and the runs were replaced.
     fn step(&mut self, shared: &Shared) -> Result<bool> {
+        self.runs = as_they_are(&shared.visible.load().version, &self.runs);
         let Piece { segments, next } = merge_range(shared, &self.runs, &self.from, None, Job::Deltas)?;
         self.written.extend(segments);
         if let Some(from) = next {
@@ -88,7 +89,10 @@ impl BaseMerge {
     /// segment of the base cannot be read, the records of its range stay in a delta run, which takes the place of those
     /// that were merged.
     fn step(&mut self, shared: &Shared) -> Result<bool> {
-        let base = Arc::clone(&shared.visible.load().version.base);
+        let version = Arc::clone(&shared.visible.load().version);
+        self.deltas = as_they_are(&version, &self.deltas);
+        let base = Arc::clone(&version.base);
+        drop(version);
         let (segments, to) = groups_from(&base, &self.from, shared.sizes.segment_records);
         if segments.first().is_some_and(|segment| segment.is_unreadable()) {
             self.left_out.push((self.from, to));
@@ -233,7 +237,8 @@ impl Merging {
             Ok(false) => {}
             Ok(true) => self.settled = self.base.take().and_then(|merge| merge.settles),
             Err(failed) => {
-                if is_unreadable(&merge.deltas) {
+                // What was left out would be left out twice.
+                if is_unreadable(&merge.deltas) || !merge.left_out.is_empty() {
                     self.base = None;
                 }
                 return Err(failed);
@@ -241,6 +246,12 @@ impl Merging {
         }
         Ok(())
     }
+}
+
+/// These runs as they are in the version: they may have given memory away, which comes back once nobody has the old ones.
+fn as_they_are(version: &Version, runs: &[Arc<Run>]) -> Vec<Arc<Run>> {
+    let now = |run: &Arc<Run>| version.deltas.iter().find(|other| other.is(run)).unwrap_or(run).clone();
+    runs.iter().map(now).collect()
 }
 
 fn is_unreadable(runs: &[Arc<Run>]) -> bool {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine_api::{BulkLoad, Durability, Engine, Key, Value};
+use engine_api::{BulkLoad, Durability, Engine, Key};
 use engine_strata::{Sizes, StrataEngine, StrataOptions};
 
 use crate::faulty::FaultyStorage;
