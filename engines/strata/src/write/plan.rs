@@ -64,14 +64,14 @@ pub(crate) fn debt(now: &Visible) -> Debt {
 
 /// The delta runs that can be merged into the base: those older than any that cannot be read.
 ///
-/// Each of them is of an older batch than every run that is left out. Only a run that a replay has cut within a batch could
-/// be of the same batch as another; then both wait, because what a merge has left could not be told apart: see [`cut_short`].
+/// Each of them is of an older batch than every run that is left out, or what a merge has left could not be told apart: see
+/// [`cut_short`]. Only a run that a replay has cut within a batch, or that a repair has made, could be of a later one.
 pub(crate) fn mergeable(version: &Version) -> &[Arc<Run>] {
     let unreadable = version.deltas.iter().rposition(|run| run.is_unreadable());
     let (left, deltas) = version.deltas.split_at(unreadable.map_or(0, |at| at + 1));
     let Some(oldest_left) = left.iter().map(|run| batch_of(run)).min() else { return deltas };
-    let alike = deltas.iter().take_while(|run| batch_of(run) >= oldest_left).count();
-    &deltas[alike..]
+    let alike = deltas.iter().rposition(|run| batch_of(run) >= oldest_left);
+    &deltas[alike.map_or(0, |at| at + 1)..]
 }
 
 /// The newest batch that may have a record in a run.

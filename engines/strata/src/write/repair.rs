@@ -188,7 +188,8 @@ impl Repair<'_> {
             for info in std::mem::take(&mut self.manifest.runs[run]) {
                 let otherwise = Origin {
                     seed: self.manifest.seed,
-                    batch: self.manifest.batch,
+                    // Of a batch of the deltas, it would be taken for one that a merge of them has written.
+                    batch: if run == base { 0 } else { self.manifest.batch },
                     base: run == base,
                     checkpoint: self.manifest.checkpoint.clone(),
                 };
