@@ -96,7 +96,6 @@ fn flush_oldest(shared: &Shared) -> Result<bool> {
     // A reader that keeps it keeps its memory from others. It is mostly back soon, as that of other work is.
     let share = shared.budget.take_for_work(frozen.mem.bytes(frozen.length));
     shared.garbage.hold(Arc::clone(&frozen.mem) as _, Some(share));
-    shared.counters.flushed();
     // One that is not seen is removed by the next opening.
     let there = own_files(&*shared.storage).unwrap_or_default();
     let flushed = |own: &Own| matches!(own, Own::Wal(id) if (before..=frozen.wal_id).contains(id));
@@ -108,5 +107,6 @@ fn flush_oldest(shared: &Shared) -> Result<bool> {
     }
     // One that stays is removed by the next opening.
     files.iter().for_each(|name| drop(shared.storage.remove(name)));
+    shared.counters.flushed();
     Ok(true)
 }
