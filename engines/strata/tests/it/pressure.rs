@@ -106,7 +106,7 @@ fn memtables_are_flushed_while_a_merge_stands_still() {
     let (_, writer) = commits(&engine, 1..=LAST);
     wait_for("every memtable but the last to be flushed", || stat(&*engine, "flushes") == LAST - 1);
     writer.join().unwrap();
-    assert!(gate.is_waited_at(), "a merge was due");
+    wait_for("the merge that is due", || gate.is_waited_at());
     assert_eq!((stat(&*engine, "merges"), stat(&*engine, "delta_runs")), (0, LAST - 1));
     gate.open();
     engine.settle().unwrap();
