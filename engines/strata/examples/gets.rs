@@ -39,6 +39,9 @@ struct Args {
     /// Turns of each kind.
     #[arg(long, default_value_t = 15)]
     rounds: u64,
+    /// Only the rows whose names begin so, for a profile.
+    #[arg(long, default_value = "")]
+    only: String,
     /// Where the store is made: a directory that is removed first and afterwards.
     #[arg(long)]
     dir: Option<PathBuf>,
@@ -103,10 +106,12 @@ fn add_run(engine: &StrataEngine, number: u64, records: u64, pairs: u64) -> Resu
 /// Reads every page, and waits until the kernel has made huge pages of them.
 fn warm(engine: &StrataEngine) -> Result<()> {
     engine.reader()?.scan(&mut |_, _| std::ops::ControlFlow::Continue(()))?;
-    let huge = || std::fs::read_to_string("/proc/self/smaps_rollup").map(|text| {
-        let line = text.lines().find(|line| line.starts_with("AnonHugePages:")).map(str::to_owned);
-        line.unwrap_or_default()
-    });
+    let huge = || {
+        std::fs::read_to_string("/proc/self/smaps_rollup").map(|text| {
+            let line = text.lines().find(|line| line.starts_with("AnonHugePages:")).map(str::to_owned);
+            line.unwrap_or_default()
+        })
+    };
     let (mut before, mut since) = (huge().unwrap_or_default(), Instant::now());
     while since.elapsed() < Duration::from_millis(2500) {
         std::thread::sleep(Duration::from_millis(100));
@@ -222,21 +227,30 @@ fn all_right(right: usize, asked: usize) -> Result<()> {
 fn measure(engine: &StrataEngine, args: &Args, ring: &mut Ring) -> Result<()> {
     let mut reader = engine.reader()?;
     let names = ["get absent", "get present", "get_many absent", "get_many present", "one miss", "the clock"];
-    let [mut absent_one, mut present_one, mut absent_many, mut present_many, mut miss, mut clock] =
-        names.map(Row::new);
+    let [mut absent_one, mut present_one, mut absent_many, mut present_many, mut miss, mut clock] = names.map(Row::new);
+    let is_wanted = |row: &Row| row.name.starts_with(args.only.as_str());
     for round in 0..args.rounds {
         let first = (round + 1) * 4 * TURN as u64;
         let keys = |from: u64, key: &dyn Fn(u64) -> Key| (from..from + 2 * TURN as u64).map(key).collect::<Vec<_>>();
         let there = |n: u64| key(mix(n) % args.pairs, args.pairs);
         let none = |n: u64| absent(mix(n), args.pairs);
-        gets(&mut *reader, &keys(first, &none), &mut absent_one, false)?;
-        get_manys(&mut *reader, &keys(first + (2 * TURN) as u64, &none), &mut absent_many, false)?;
+        let other = first + 2 * TURN as u64;
+        if is_wanted(&absent_one) {
+            gets(&mut *reader, &keys(first, &none), &mut absent_one, false)?;
+        }
+        if is_wanted(&absent_many) {
+            get_manys(&mut *reader, &keys(other, &none), &mut absent_many, false)?;
+        }
         miss.turn(TURN, 1, |_| {
             ring.step();
             Ok(())
         })?;
-        gets(&mut *reader, &keys(first, &there), &mut present_one, true)?;
-        get_manys(&mut *reader, &keys(first + (2 * TURN) as u64, &there), &mut present_many, true)?;
+        if is_wanted(&present_one) {
+            gets(&mut *reader, &keys(first, &there), &mut present_one, true)?;
+        }
+        if is_wanted(&present_many) {
+            get_manys(&mut *reader, &keys(other, &there), &mut present_many, true)?;
+        }
         clock.turn(TURN, 1, |n| {
             black_box(n);
             Ok(())
@@ -246,11 +260,12 @@ fn measure(engine: &StrataEngine, args: &Args, ring: &mut Ring) -> Result<()> {
     clock.ns.sort_unstable();
     let clock_ns = clock.ns[clock.ns.len() / 2];
     println!("delta_runs={} pairs={} clock_ns={clock_ns}", stat(engine, "delta_runs")?, args.pairs);
-    for row in [&mut absent_one, &mut present_one, &mut absent_many, &mut present_many, &mut miss] {
-        row.print(clock_ns);
+    let rows = [&mut absent_one, &mut present_one, &mut absent_many, &mut present_many, &mut miss];
+    rows.into_iter().filter(|row| !row.ns.is_empty()).for_each(|row| row.print(clock_ns));
+    if is_wanted(&absent_one) {
+        let middle = |row: &Row| f64::from(row.ns[row.ns.len() / 2].saturating_sub(clock_ns));
+        println!("  get absent is {:.2} times one miss", middle(&absent_one) / middle(&miss));
     }
-    let middle = |row: &Row| row.ns[row.ns.len() / 2].saturating_sub(clock_ns);
-    println!("  get absent is {:.2} times one miss", f64::from(middle(&absent_one)) / f64::from(middle(&miss)));
     Ok(())
 }
 

@@ -14,11 +14,12 @@
 //!   bytes of each page's first key. A **run** is a list of segments with disjoint ranges. Nothing that is live is ever
 //!   overwritten.
 //! - Filters and directory are in memory, so a get of an absent key nearly always ends there, and a get of a present
-//!   one reads one page. Pages are read past the page cache, which holds nothing of a store: the memory that is left is
+//!   one reads one page. A get fetches the filters' lines of all runs and the base's directory at once, because where they
+//!   are depends on the key alone; a batch of gets does each such step for many keys before the next. Pages are read past the page cache, which holds nothing of a store: the memory that is left is
 //!   given to whole segments where a good part of them fits, page by page as they are asked for, and to single records
 //!   that were read lately where it does not (see [`StrataOptions::memory_bytes`]).
 //! - A batch of gets, a scan and a merge keep several reads in flight by io_uring where the kernel allows it; where it
-//!   does not, they read one after the other.
+//!   does not, they read one after the other, and the statistic `io_uring_refused` counts it.
 //! - One merge runs at a time, in steps, and merges of newer and older runs take turns. Merges write at most 128 MiB a second
 //!   as long as they keep up. Where they do not, commits are slowed from 20 delta runs on and held at 36, or at a debt of two
 //!   and three times what makes a merge into the base due; such waits are counted in the statistics, the longest too.
@@ -28,9 +29,10 @@
 //!   come first, then records, pages and more filters. Work takes from them what it needs, and gives it back.
 //! - Everything that touches a disk goes through [`storage::Storage`], so that tests put faults and power losses wherever
 //!   one could be.
-//! - Readers wait for nobody: each holds a snapshot, which is a version of the runs and a length of the memtable. What merges
-//!   replace is dropped by the store's threads, once no reader holds it. The one lock of a get is that of eight slots of the
-//!   record cache, before a read of the device.
+//! - Readers wait for nobody and take no lock: each holds a snapshot, which is a version of the runs and a length of the
+//!   memtable, and a set of the record cache that is being written to is a miss. What merges replace is dropped by the
+//!   store's threads, once no reader holds it.
+//! - Records in the cache outlive merges into the base: a merge forgets the keys that it changes, and no others.
 //!
 //! # What a commit survives
 //!

@@ -5,9 +5,9 @@
 #[cfg(all(test, loom))]
 pub(crate) use loom::cell::UnsafeCell;
 #[cfg(all(test, loom))]
-pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(all(test, loom)))]
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 /// The standard cell behind loom's interface, which has to know from when to when a pointer is used.
 #[cfg(not(all(test, loom)))]

@@ -37,31 +37,62 @@ pub(crate) fn insert(bytes: &mut [u8], plane: usize, hash: u64) {
     }
 }
 
-/// Whether a key may be among those inserted; never false for one that was.
-pub(crate) fn may_contain(bytes: &[u8], plane: usize, hash: u64) -> bool {
-    let (block, mut bits) = place(bytes.len(), plane, hash);
-    let block = &bytes[block..block + BLOCK_BYTES];
-    (0..PROBES[plane]).all(|_| {
-        let set = block[(bits >> 3 & 63) as usize] >> (bits & 7) & 1 == 1;
-        bits >>= 9;
-        set
-    })
+/// What a key asks of one plane, of however many keys that is: computed once for all segments.
+#[derive(Clone, Copy)]
+pub(crate) struct Spot {
+    place: u64,
+    bits: u64,
+    probes: u32,
 }
 
-/// Fetches what [`may_contain`] reads.
-pub(crate) fn prefetch(bytes: &[u8], plane: usize, hash: u64) {
-    memory::prefetch(&bytes[place(bytes.len(), plane, hash).0]);
+impl Spot {
+    #[inline]
+    pub(crate) fn of(plane: usize, hash: u64) -> Self {
+        let place = placed(plane, hash);
+        Self { place, bits: mix(place), probes: PROBES[plane] }
+    }
+
+    /// Fetches what [`Spot::is_set`] reads.
+    #[inline]
+    pub(crate) fn prefetch(self, bytes: &[u8]) {
+        memory::prefetch(bytes.as_ptr().wrapping_add(block_at(bytes.len(), self.place)));
+    }
+
+    /// Whether the key may be among those inserted; never false for one that was.
+    #[inline]
+    pub(crate) fn is_set(self, bytes: &[u8]) -> bool {
+        let block = &bytes[block_at(bytes.len(), self.place)..][..BLOCK_BYTES];
+        // Every bit is looked at, because a branch for each would be foretold wrongly about once a key.
+        let mut all = 1;
+        for probe in 0..self.probes {
+            let bit = self.bits >> (9 * probe);
+            all &= block[(bit >> 3 & 63) as usize] >> (bit & 7);
+        }
+        all & 1 == 1
+    }
 }
 
 /// The byte where a key's block begins, and the bits it sets there, nine a probe.
 fn place(length: usize, plane: usize, hash: u64) -> (usize, u64) {
-    let hash = mix(hash ^ (plane as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let place = placed(plane, hash);
+    (block_at(length, place), mix(place))
+}
+
+/// A key's place in a plane, as a part of 2^64.
+#[inline]
+fn placed(plane: usize, hash: u64) -> u64 {
+    mix(hash ^ (plane as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+/// The byte where the block at this place begins.
+#[inline]
+fn block_at(length: usize, place: u64) -> usize {
     let blocks = (length / BLOCK_BYTES) as u128;
-    let block = ((u128::from(hash) * blocks) >> 64) as usize;
-    (block * BLOCK_BYTES, mix(hash))
+    ((u128::from(place) * blocks) >> 64) as usize * BLOCK_BYTES
 }
 
 /// The finaliser of MurmurHash3 (Appleby): a bijection on 64 bits.
+#[inline]
 fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
@@ -72,6 +103,10 @@ fn mix(x: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::format::secret::Seed;
+
+    fn may_contain(bytes: &[u8], plane: usize, hash: u64) -> bool {
+        Spot::of(plane, hash).is_set(bytes)
+    }
 
     #[test]
     fn nothing_inserted_is_missed_and_errors_multiply() {

@@ -1,18 +1,27 @@
 //! A batch of gets: what memory knows is answered at once, and the pages that are missing are read together.
 //!
-//! Owns: the order of a batch's reads. Runs on the reader's thread.
+//! Owns: the order of a batch's steps and reads. Runs on the reader's thread.
+//!
+//! Keys are taken some at a time, and each step is done for all of them before the next: hashes, the lines of the
+//! memtables' tables, and then run by run, newest first, the filter's lines, the directory's, the pages'. Each step
+//! fetches what the next one reads, so the misses of many keys are under way at once. A key is through with a run before
+//! the next run is asked, so the newest record is found, as by a single get.
 
 use engine_api::{Error, ErrorKind, Key, Result, Value};
 
+use crate::format::filter::Spot;
 use crate::format::page::PAGE_BYTES;
+use crate::read::find::{Aim, Looked, Probe};
 use crate::read::lookup::Lookup;
-use crate::read::segment::{Looked, Segment};
+use crate::read::segment::Segment;
 use crate::read::uring::Pipeline;
-use crate::read::version::Known;
+use crate::read::version::Run;
 use crate::read::visible::Visible;
 
 /// Reads that the device is given at once: where a flash drive's queue stops making it faster.
 pub(crate) const DEPTH: usize = 64;
+/// Keys that are taken at a time: what is fetched for them has room in the first cache of the processor.
+const TOGETHER: usize = 64;
 
 /// Gets that are under way.
 pub(crate) struct Batch<'a> {
@@ -26,6 +35,15 @@ pub(crate) struct Batch<'a> {
     free: Vec<usize>,
 }
 
+/// A key that has no answer yet.
+#[derive(Clone, Copy)]
+struct Asked {
+    /// Its place in the batch.
+    index: usize,
+    hash: u64,
+    spot: Spot,
+}
+
 /// A get that waits for its page.
 struct Waiting<'a> {
     /// Its place in the batch.
@@ -33,8 +51,7 @@ struct Waiting<'a> {
     hash: u64,
     run: usize,
     segment: &'a Segment,
-    page: u32,
-    part: f64,
+    aim: Aim,
 }
 
 impl<'a> Batch<'a> {
@@ -52,64 +69,124 @@ impl<'a> Batch<'a> {
 
     /// Does all of it. After an error the pipeline may not be used for another batch.
     pub(crate) fn run(mut self) -> Result<()> {
-        for index in 0..self.keys.len() {
-            let Some(read) = self.begin(index)? else { continue };
-            let slot = match self.free.pop() {
-                Some(slot) => slot,
-                None => self.finish_one()?,
-            };
-            let offset = u64::from(read.page) * PAGE_BYTES as u64;
-            self.lookup.count_read();
-            self.pipeline.ask(slot, read.segment.file(), offset, PAGE_BYTES)?;
-            self.waiting[slot] = Some(read);
+        let visible = self.visible;
+        let mut open = Vec::with_capacity(TOGETHER);
+        let mut passed = Vec::with_capacity(TOGETHER);
+        for first in (0..self.keys.len()).step_by(TOGETHER) {
+            self.begin(first, &mut open);
+            for (at, run) in visible.version.runs().enumerate() {
+                if open.is_empty() {
+                    break;
+                }
+                self.filter(run, &mut open, &mut passed);
+                if !passed.is_empty() {
+                    self.look_up(at, &mut open, &mut passed)?;
+                }
+            }
+            open.drain(..).for_each(|asked: Asked| self.values[asked.index] = None);
         }
         while self.free.len() < self.waiting.len() {
-            let slot = self.finish_one()?;
-            self.free.push(slot);
+            self.finish_one()?;
         }
         Ok(())
     }
 
-    /// Answers a get, or says which page it needs.
-    fn begin(&mut self, index: usize) -> Result<Option<Waiting<'a>>> {
-        let (key, visible) = (&self.keys[index], self.visible);
-        let hash = self.lookup.hash(key);
-        self.lookup.count_get();
-        if let Some(found) = visible.in_memtables(key, hash) {
-            self.values[index] = found;
-            return Ok(None);
+    /// Takes the keys from `first` on, and answers those that memtables know.
+    fn begin(&mut self, first: usize, open: &mut Vec<Asked>) {
+        let visible = self.visible;
+        let end = self.keys.len().min(first + TOGETHER);
+        for (index, key) in self.keys[..end].iter().enumerate().skip(first) {
+            let hash = self.lookup.hash(key);
+            self.lookup.count_get();
+            visible.fetch_memtables(hash);
+            open.push(Asked { index, hash, spot: Spot::of(0, hash) });
         }
-        match visible.version.probe(key, hash, self.lookup) {
-            Known::Value(found) => self.values[index] = found,
-            Known::Search { run } => self.values[index] = visible.version.get_from(run, key, hash, self.lookup)?,
-            Known::Read { run, segment, page, part } => {
-                return Ok(Some(Waiting { index, hash, run, segment, page, part }));
-            }
+        if !visible.memtables_are_empty() {
+            open.retain(|asked| match visible.in_memtables(&self.keys[asked.index], asked.hash) {
+                Some(found) => {
+                    self.values[asked.index] = found;
+                    false
+                }
+                None => true,
+            });
         }
-        Ok(None)
     }
 
-    /// Waits for a read and ends its get; the slot that is free then.
-    fn finish_one(&mut self) -> Result<usize> {
+    /// Moves the keys that a run may hold, as its filters' first plane says, from `open` to `passed`.
+    fn filter(&self, run: &'a Run, open: &mut Vec<Asked>, passed: &mut Vec<(Asked, &'a Segment)>) {
+        let mut holders: [Option<&'a Segment>; TOGETHER] = [None; TOGETHER];
+        for (asked, holder) in open.iter().zip(&mut holders) {
+            *holder = run.holder(&self.keys[asked.index]).map(|segment| &**segment);
+            if let Some(segment) = holder {
+                segment.fetch_filter(asked.spot);
+            }
+        }
+        let mut holders = holders.into_iter();
+        open.retain(|asked| {
+            let holder = holders.next().flatten().filter(|segment| segment.may_hold(asked.spot));
+            if let Some(segment) = holder {
+                segment.fetch_directory(&self.keys[asked.index]);
+                passed.push((*asked, segment));
+            }
+            holder.is_none()
+        });
+    }
+
+    /// Answers the keys that a run may hold or asks for their pages; puts those back that it does not hold after all.
+    fn look_up(&mut self, run: usize, open: &mut Vec<Asked>, passed: &mut Vec<(Asked, &'a Segment)>) -> Result<()> {
+        let mut aims: [Option<Aim>; TOGETHER] = [const { None }; TOGETHER];
+        for ((asked, segment), aim) in passed.iter().zip(&mut aims) {
+            segment.fetch_rest(asked.hash);
+            *aim = segment.aim(&self.keys[asked.index]);
+        }
+        for ((asked, segment), aim) in passed.drain(..).zip(aims) {
+            let Asked { index, hash, .. } = asked;
+            let probe = aim.map(|aim| segment.ask(&self.keys[index], hash, aim, self.lookup));
+            match probe {
+                None | Some(Probe::Absent) => open.push(asked),
+                Some(Probe::Found(found)) => self.values[index] = found,
+                Some(Probe::Read(aim)) => self.read(Waiting { index, hash, run, segment, aim })?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for the page that a get waits for, once there is a slot for it.
+    fn read(&mut self, waiting: Waiting<'a>) -> Result<()> {
+        loop {
+            if let Some(slot) = self.free.pop() {
+                return self.read_into(slot, waiting);
+            }
+            self.finish_one()?;
+        }
+    }
+
+    fn read_into(&mut self, slot: usize, waiting: Waiting<'a>) -> Result<()> {
+        let offset = u64::from(waiting.aim.page) * PAGE_BYTES as u64;
+        self.lookup.count_read();
+        self.pipeline.ask(slot, waiting.segment.file(), offset, PAGE_BYTES)?;
+        self.waiting[slot] = Some(waiting);
+        Ok(())
+    }
+
+    /// Waits for a read, and ends its get or asks for the next page that it needs.
+    fn finish_one(&mut self) -> Result<()> {
         let ended =
             self.pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))?;
         let (slot, outcome) = ended.ok_or_else(lost)?;
-        let read = self.waiting[slot].take().ok_or_else(lost)?;
-        let offset = u64::from(read.page) * PAGE_BYTES as u64;
-        outcome.map_err(|e| read.segment.file().failed(e, offset, PAGE_BYTES))?;
-        let key = &self.keys[read.index];
-        let found = match read.segment.finish(key, read.hash, read.page, read.part, self.pipeline.page(slot, 0))? {
-            Looked::Absent => None,
-            Looked::Found(value) => Some(value),
-            // Many keys share its first eight bytes: one read after the other.
-            Looked::Elsewhere(pages) => read.segment.search(key, read.hash, pages, self.lookup)?,
-        };
-        self.values[read.index] = match found {
-            Some(value) => value,
+        let Waiting { index, hash, run, segment, aim } = self.waiting[slot].take().ok_or_else(lost)?;
+        let offset = u64::from(aim.page) * PAGE_BYTES as u64;
+        outcome.map_err(|e| segment.file().failed(e, offset, PAGE_BYTES))?;
+        let key = &self.keys[index];
+        self.values[index] = match segment.finish(key, hash, aim, self.pipeline.page(slot, 0))? {
+            // Many keys share its first eight bytes.
+            Looked::Elsewhere(aim) => return self.read_into(slot, Waiting { index, hash, run, segment, aim }),
+            Looked::Found(value) => value,
             // A filter's error: older runs are asked, one read after the other.
-            None => self.visible.version.get_from(read.run + 1, key, read.hash, self.lookup)?,
+            Looked::Absent => self.visible.version.get_from(run + 1, key, hash, self.lookup)?,
         };
-        Ok(slot)
+        self.free.push(slot);
+        Ok(())
     }
 }
 

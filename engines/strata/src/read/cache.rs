@@ -1,22 +1,36 @@
 //! The record cache: pairs that were read from a device lately, each by itself. With uniform keys a page of 65 pairs is
 //! 64 parts cold, so pairs are kept and not pages.
 //!
-//! Owns: chunks of sets of eight slots, each set behind a lock that a get holds for some ten nanoseconds. Must not: outlive
-//! the truth: a slot names the segment that it was read from, and segments never change. Used on any thread; made
-//! larger and smaller by one at a time.
+//! Owns: chunks of sets of seven pairs, which gets read without a lock. Must not: outlive the truth (see below). Used on
+//! any thread; made larger and smaller by one at a time.
+//!
+//! # What a pair is true for
+//!
+//! A pair names the segment that it was read from. Of a delta run it is true for that segment alone, which never changes.
+//! Of the base it is also true for every later segment that has the key's place, as long as no merge has changed the key.
+//! So that a merge into the base does not empty the cache, it forgets the keys that it changes and no others:
+//!
+//! 1. It closes the segments that it replaces: from then on nothing that is read from them is kept.
+//! 2. It forgets each key of which it writes a record of a delta run, or drops one because of a tombstone.
+//! 3. It installs the new segments. They take over what is left of the old ones. Readers of an older snapshot, which ask
+//!    the old segments, are not given what was read from the new ones, because their numbers are higher.
+//!
+//! A pair must not come back once its key was forgotten. A larger cache therefore removes the pairs that are no longer
+//! where they would be looked for, after every thread has let go of the table that led there.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use arc_swap::ArcSwap;
 use engine_api::{Key, Value};
 use memmap2::MmapMut;
-use parking_lot::Mutex;
 
 use crate::budget::{Budget, Share};
-use crate::memory::map_huge;
+use crate::format::secret::Seed;
+use crate::memory::{self, map_huge};
+use crate::read::set::{Set, Source};
 
-const WAYS: usize = 8;
 /// Hashes are divided into so many parts; each part belongs to a chunk. Chunks differ by one part at most.
 const PARTS: usize = 4096;
 /// Memory comes and goes in chunks of the part of the store's, one in so many, between these sizes: the table of parts
@@ -24,45 +38,51 @@ const PARTS: usize = 4096;
 const CHUNK_SHARE: u64 = 256;
 const CHUNK_BYTES: (u64, u64) = (512 << 10, 64 << 20);
 
-#[derive(Clone, Copy)]
-struct Slot {
-    key: Key,
-    value: Value,
-    /// The segment it was read from; 0 is no segment's number.
-    segment: u64,
-    /// Asked for since the hand last passed.
-    used: bool,
-}
-
-struct Set {
-    slots: [Slot; WAYS],
-    hand: usize,
-}
-
 /// Some sets in pages of their own, which go back to the system at once.
 struct Chunk {
     /// Made in the mapping by `Chunk::new`.
-    sets: NonNull<Mutex<Set>>,
+    sets: NonNull<Set>,
+    count: usize,
     _map: MmapMut,
     _share: Share,
 }
 
-// SAFETY: the sets lie in the chunk's own mapping, are made before it is shared, and are used behind their locks.
+// SAFETY: the sets lie in the chunk's own mapping, are made before it is shared, and are changed through atomics alone.
 unsafe impl Send for Chunk {}
 // SAFETY: as above.
 unsafe impl Sync for Chunk {}
+
+/// Whether what is read from a segment is kept: not once it is being replaced.
+#[derive(Debug, Default)]
+pub(crate) struct Closed(AtomicBool);
+
+impl Closed {
+    /// Nothing more of the segment is kept. Keys that are forgotten from now on stay forgotten.
+    pub(crate) fn close(&self) {
+        // ORDERING: the fence pairs with the one in `RecordCache::put`: who finds it open there has used a table that is
+        // not newer than the one that `forget` uses, and so the same sets.
+        self.0.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// The segment stays after all.
+    pub(crate) fn open(&self) {
+        // ORDERING: Relaxed: it may be seen late.
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
 
 /// Which chunk has which part of the hashes.
 #[derive(Default)]
 struct Table {
     chunks: Vec<Arc<Chunk>>,
     /// By part: the number of its chunk, and that one's sets. Empty without chunks.
-    parts: Box<[(u32, NonNull<Mutex<Set>>)]>,
+    parts: Box<[(u32, NonNull<Set>)]>,
     /// Sets of a chunk.
     sets: usize,
 }
 
-// SAFETY: the pointers lead into the mappings of `chunks`, to sets that are used behind their locks.
+// SAFETY: the pointers lead into the mappings of `chunks`, to sets that are changed through atomics alone.
 unsafe impl Send for Table {}
 // SAFETY: as above.
 unsafe impl Sync for Table {}
@@ -71,20 +91,25 @@ unsafe impl Sync for Table {}
 pub(crate) struct RecordCache {
     table: ArcSwap<Table>,
     chunk_bytes: u64,
+    seed: Seed,
 }
 
 impl Chunk {
     fn new(bytes: u64, budget: &Arc<Budget>) -> Option<Self> {
         let share = budget.take(bytes, 0)?;
         let mut map = map_huge(bytes as usize).ok()?;
-        let sets = NonNull::new(map.as_mut_ptr())?.cast::<Mutex<Set>>();
-        let empty = Slot { key: [0; 32], value: [0; 32], segment: 0, used: false };
-        for at in 0..sets_of(bytes) {
+        let (sets, count) = (NonNull::new(map.as_mut_ptr())?.cast::<Set>(), sets_of(bytes));
+        for at in 0..count {
             // SAFETY: as many fit into the mapping, which starts at a page and which nobody else has yet. They need no
             // drop.
-            unsafe { sets.add(at).write(Mutex::new(Set { slots: [empty; WAYS], hand: 0 })) };
+            unsafe { sets.add(at).write(Set::new()) };
         }
-        Some(Self { sets, _map: map, _share: share })
+        Some(Self { sets, count, _map: map, _share: share })
+    }
+
+    fn sets(&self) -> &[Set] {
+        // SAFETY: so many were made in the mapping, which lives as long as the chunk.
+        unsafe { std::slice::from_raw_parts(self.sets.as_ptr(), self.count) }
     }
 }
 
@@ -120,25 +145,42 @@ impl Table {
 
     /// The set of a hash.
     #[inline]
-    fn set(&self, hash: u64) -> Option<&Mutex<Set>> {
-        // Filters and memtables use the hash otherwise.
-        let place = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let (_, sets) = self.parts.get((place >> (64 - PARTS.ilog2())) as usize)?;
+    fn set(&self, hash: u64) -> Option<&Set> {
+        let place = place_of(hash);
+        let (_, sets) = self.parts.get(part_of(place))?;
         let at = ((u128::from(place << PARTS.ilog2()) * self.sets as u128) >> 64) as usize;
         // SAFETY: `at` is below `sets`, and so many were made in each chunk; the chunk lives as long as the table.
         Some(unsafe { sets.add(at).as_ref() })
     }
 }
 
+/// Filters and memtables use the hash otherwise.
+#[inline]
+fn place_of(hash: u64) -> u64 {
+    hash.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+#[inline]
+fn part_of(place: u64) -> usize {
+    (place >> (64 - PARTS.ilog2())) as usize
+}
+
 fn sets_of(chunk_bytes: u64) -> usize {
-    chunk_bytes as usize / size_of::<Mutex<Set>>()
+    chunk_bytes as usize / size_of::<Set>()
+}
+
+/// Waits until nobody has this table any more: a get has it for a moment.
+fn wait_for_last(table: &mut Arc<Table>) {
+    while Arc::get_mut(table).is_none() {
+        std::thread::yield_now();
+    }
 }
 
 impl RecordCache {
-    /// Without any memory yet, in a store that has so many bytes.
-    pub(crate) fn new(memory_bytes: u64) -> Self {
+    /// Without any memory yet, in a store that has so many bytes and hashes keys with `seed`.
+    pub(crate) fn new(seed: Seed, memory_bytes: u64) -> Self {
         let chunk = (memory_bytes / CHUNK_SHARE).clamp(CHUNK_BYTES.0, CHUNK_BYTES.1);
-        Self { table: ArcSwap::default(), chunk_bytes: chunk.next_power_of_two() }
+        Self { table: ArcSwap::default(), chunk_bytes: chunk.next_power_of_two(), seed }
     }
 
     /// Bytes it takes.
@@ -152,7 +194,19 @@ impl RecordCache {
         let mut chunks = before.chunks.clone();
         let room = (bytes / self.chunk_bytes).min(PARTS.saturating_sub(chunks.len()) as u64);
         chunks.extend((0..room).map_while(|_| Chunk::new(self.chunk_bytes, budget)).map(Arc::new));
-        self.table.store(Arc::new(Table::of(chunks, &before, sets_of(self.chunk_bytes))));
+        let after = Arc::new(Table::of(chunks, &before, sets_of(self.chunk_bytes)));
+        drop(before);
+        let mut before = self.table.swap(Arc::clone(&after));
+        wait_for_last(&mut before);
+        // Nobody finds these where they are. If a smaller cache led there again, they could be older than what was
+        // forgotten meanwhile.
+        for (number, chunk) in before.chunks.iter().enumerate() {
+            let stays = |key: &Key| {
+                let part = after.parts.get(part_of(place_of(self.seed.hash(key))));
+                part.is_some_and(|(owner, _)| *owner as usize == number)
+            };
+            chunk.sets().iter().for_each(|set| set.retain(stays));
+        }
     }
 
     /// Gives up at least `bytes`, if it has as many; how many. What the other chunks hold stays where it is.
@@ -167,42 +221,40 @@ impl RecordCache {
         let after = Table::of(chunks, &now, sets_of(self.chunk_bytes));
         drop(now);
         let mut before = self.table.swap(Arc::new(after));
-        // A get holds the table for a moment: the memory is given back here, not by a reader.
-        while Arc::get_mut(&mut before).is_none() {
-            std::thread::yield_now();
-        }
+        // The memory is given back here, not by a reader.
+        wait_for_last(&mut before);
         count as u64 * self.chunk_bytes
     }
 
-    /// The value of `key` as that segment has it; `None` without any memory.
-    pub(crate) fn get(&self, key: &Key, hash: u64, segment: u64) -> Option<Option<Value>> {
-        let table = self.table.load();
-        let mut set = table.set(hash)?.lock();
-        let slot = set.slots.iter_mut().find(|slot| slot.segment == segment && slot.key == *key);
-        Some(slot.map(|slot| {
-            slot.used = true;
-            slot.value
-        }))
+    /// Fetches what [`RecordCache::get`] reads first.
+    #[inline]
+    pub(crate) fn prefetch(&self, hash: u64) {
+        if let Some(set) = self.table.load().set(hash) {
+            memory::prefetch(std::ptr::from_ref(set).cast());
+        }
     }
 
-    /// Keeps a pair in place of one that was not asked for lately.
-    pub(crate) fn put(&self, key: &Key, hash: u64, segment: u64, value: &Value) {
+    /// The value of `key` as that segment has it; `None` without any memory. Takes no lock.
+    pub(crate) fn get(&self, key: &Key, hash: u64, source: Source) -> Option<Option<Value>> {
+        Some(self.table.load().set(hash)?.get(key, hash, source))
+    }
+
+    /// Keeps a pair of a segment in place of one that was not asked for lately.
+    pub(crate) fn put(&self, key: &Key, hash: u64, source: Source, value: &Value, closed: &Closed) {
         let table = self.table.load();
         let Some(set) = table.set(hash) else { return };
-        let mut set = set.lock();
-        let Set { slots, hand } = &mut *set;
-        // Another thread may have brought it in meanwhile; its place is the best one.
-        let place = slots.iter().position(|slot| slot.segment == 0 || (slot.segment == segment && slot.key == *key));
-        let place = place.unwrap_or_else(|| {
-            while slots[*hand].used {
-                slots[*hand].used = false;
-                *hand = (*hand + 1) % WAYS;
-            }
-            let place = *hand;
-            *hand = (*hand + 1) % WAYS;
-            place
+        set.put(key, hash, source, value, || {
+            // ORDERING: see `Closed::close`.
+            fence(Ordering::SeqCst);
+            closed.0.load(Ordering::Relaxed)
         });
-        slots[place] = Slot { key: *key, value: *value, segment, used: false };
+    }
+
+    /// Forgets what the base has said of `key`, because a merge changes it there. The segments that it replaces are closed.
+    pub(crate) fn forget(&self, key: &Key, hash: u64) {
+        if let Some(set) = self.table.load().set(hash) {
+            set.forget(key, hash);
+        }
     }
 }
 
@@ -221,35 +273,49 @@ mod tests {
         Seed::fixed().hash(key)
     }
 
+    const SOURCE: Source = Source { segment: 5, base: true };
+
+    fn put(cache: &RecordCache, n: u64) {
+        cache.put(&key(n), hash(&key(n)), SOURCE, &key(n), &Closed::default());
+    }
+
+    /// How many of the first 4000 are there.
+    fn found(cache: &RecordCache) -> usize {
+        (0..4000).filter(|n| cache.get(&key(*n), hash(&key(*n)), SOURCE) == Some(Some(key(*n)))).count()
+    }
+
     #[test]
-    fn what_is_asked_for_stays_and_another_segments_is_not_given() {
-        let cache = RecordCache::new(0);
-        cache.grow(CHUNK, &Budget::new(CHUNK));
-        let table = cache.table.load();
-        // Ten keys of one set.
-        let set = |hash| table.set(hash).map(std::ptr::from_ref);
-        let keys: Vec<Key> = (0..).map(key).filter(|key| set(hash(key)) == set(0)).take(10).collect();
-        let put = |n: usize| cache.put(&keys[n], hash(&keys[n]), 5, &[n as u8; 32]);
-        let get = |n: usize, segment| cache.get(&keys[n], hash(&keys[n]), segment).flatten();
-        (0..8).for_each(put);
-        assert!((0..8).all(|n| get(n, 5) == Some([n as u8; 32])));
-        assert_eq!(get(1, 6), None);
-        // All were asked for: the hand takes the marks off and then the first.
-        put(8);
-        assert_eq!((get(0, 5), get(8, 5)), (None, Some([8; 32])));
-        assert_eq!(get(1, 5), Some([1; 32]));
-        put(9);
-        assert_eq!((get(1, 5), get(2, 5)), (Some([1; 32]), None), "1 and 8 were asked for since");
+    fn what_was_forgotten_does_not_come_back_however_the_cache_grows_and_shrinks() {
+        let (cache, budget) = (RecordCache::new(Seed::fixed(), 0), Budget::new(9 * CHUNK));
+        cache.grow(CHUNK, &budget);
+        (0..4000).for_each(|n| put(&cache, n));
+        assert!(found(&cache) > 3600);
+        for chunks in [1, 3, 4] {
+            cache.grow(chunks * CHUNK, &budget);
+            (0..4000).for_each(|n| cache.forget(&key(n), hash(&key(n))));
+            assert_eq!(found(&cache), 0, "chunks={chunks}");
+            cache.shrink(chunks * CHUNK);
+            assert_eq!(found(&cache), 0, "chunks={chunks}: parts are again where they were");
+            (0..4000).for_each(|n| put(&cache, n));
+        }
+        let closed = Closed::default();
+        closed.close();
+        (0..4000).for_each(|n| cache.forget(&key(n), hash(&key(n))));
+        (0..4000).for_each(|n| cache.put(&key(n), hash(&key(n)), SOURCE, &key(n), &closed));
+        assert_eq!(found(&cache), 0, "its segment is closed");
+        closed.open();
+        (0..4000).for_each(|n| cache.put(&key(n), hash(&key(n)), SOURCE, &key(n), &closed));
+        assert!(found(&cache) > 3600);
     }
 
     #[test]
     fn a_smaller_one_keeps_what_the_other_chunks_hold_and_gives_its_memory_back() {
-        let (cache, budget) = (RecordCache::new(0), Budget::new(9 * CHUNK));
-        assert_eq!(cache.get(&key(1), hash(&key(1)), 5), None);
+        let (cache, budget) = (RecordCache::new(Seed::fixed(), 0), Budget::new(9 * CHUNK));
+        assert_eq!(cache.get(&key(1), hash(&key(1)), SOURCE), None);
         cache.grow(20 * CHUNK, &budget);
         assert_eq!((cache.bytes(), budget.left()), (9 * CHUNK, 0));
-        (0..4000).for_each(|n| cache.put(&key(n), hash(&key(n)), 5, &key(n)));
-        let found = || (0..4000).filter(|n| cache.get(&key(*n), hash(&key(*n)), 5) == Some(Some(key(*n)))).count();
+        (0..4000).for_each(|n| put(&cache, n));
+        let found = || found(&cache);
         let all = found();
         assert!(all > 3990, "found={all}");
         assert_eq!(cache.shrink(CHUNK + 1), 2 * CHUNK);
@@ -266,7 +332,7 @@ mod tests {
 
     #[test]
     fn chunks_have_equal_parts_and_few_parts_move() {
-        let (cache, budget) = (RecordCache::new(0), Budget::new(1 << 30));
+        let (cache, budget) = (RecordCache::new(Seed::fixed(), 0), Budget::new(1 << 30));
         let owners = || -> Vec<u32> { cache.table.load().parts.iter().map(|(chunk, _)| *chunk).collect() };
         let mut before = owners();
         for (from, to) in [(0, 1), (1, 3), (3, 11), (11, 7), (7, 40), (40, 1)] {

@@ -111,6 +111,8 @@ pub(crate) struct Merged {
     /// Match n is between the winners of 2n and 2n + 1, where those from the number of cursors on are the cursors
     /// themselves; it holds who lost. At 0 stands who has won all.
     losers: Vec<usize>,
+    /// Whether only the last cursor, the oldest, had the record that was given last.
+    oldest: bool,
 }
 
 impl RunCursor {
@@ -302,7 +304,7 @@ impl Merged {
     /// Merges `cursors`, newest first.
     pub(crate) fn new(mut cursors: Vec<Cursor>) -> Result<Self> {
         let heads: Vec<_> = cursors.iter_mut().map(Cursor::next).collect::<Result<_>>()?;
-        let mut merged = Self { losers: vec![0; cursors.len()], cursors, heads };
+        let mut merged = Self { losers: vec![0; cursors.len()], cursors, heads, oldest: false };
         if !merged.cursors.is_empty() {
             merged.losers[0] = merged.play(1);
         }
@@ -350,11 +352,17 @@ impl Merged {
     pub(crate) fn next(&mut self) -> Result<Option<Record>> {
         let head = |merged: &Self| merged.losers.first().and_then(|winner| merged.heads[*winner]);
         let Some((first, newest)) = head(self) else { return Ok(None) };
+        self.oldest = self.losers[0] + 1 == self.cursors.len();
         // Of equal keys the newest wins; the older ones come next and are passed over.
         while head(self).is_some_and(|(at, record)| at == first && record.0 == newest.0) {
             self.advance()?;
         }
         Ok(Some(newest))
+    }
+
+    /// Whether the record that was given last is the oldest cursor's, and no other cursor had one of its key.
+    pub(crate) fn is_of_oldest(&self) -> bool {
+        self.oldest
     }
 }
 

@@ -57,7 +57,7 @@ impl Reads {
     pub(crate) fn new(seed: Seed, budget: &Arc<Budget>) -> Self {
         Self {
             seed,
-            cache: RecordCache::new(budget.all_bytes()),
+            cache: RecordCache::new(seed, budget.all_bytes()),
             budget: Arc::clone(budget),
             pool: Pool::default(),
             gets: AtomicU64::default(),

@@ -3,15 +3,19 @@
 //! Owns: everything that a reader touches. Must not: change a file. Runs on the readers' threads, and on `strata-merge`,
 //! whose merges read through cursors.
 
+mod among;
 pub(crate) mod batch;
 pub(crate) mod cache;
 pub(crate) mod cursor;
+mod find;
+mod guide;
 pub(crate) mod lookup;
 pub(crate) mod read_only;
 pub(crate) mod reader;
 pub(crate) mod resident;
 pub(crate) mod sections;
 pub(crate) mod segment;
+mod set;
 pub(crate) mod uring;
 pub(crate) mod version;
 pub(crate) mod visible;

@@ -9,6 +9,11 @@ use crate::format::page::{PAGE_BYTES, Page, PageBytes, offset_at};
 use crate::memory::prefetch;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering, UnsafeCell};
 
+/// Lines that are fetched before and behind the one where a record most likely begins: a record is in one of them more often
+/// than not, and a line that is not needed costs little beside a miss.
+const AROUND_LINES: usize = 2;
+const LINE_BYTES: usize = 64;
+
 /// State of a page.
 const ABSENT: u8 = 0;
 const LOADING: u8 = 1;
@@ -58,10 +63,12 @@ impl Resident {
     }
 
     /// Page `number`, if it is there.
+    #[inline]
     pub(crate) fn ready(&self, number: u32) -> Option<Page<'_>> {
-        // ORDERING: Acquire pairs with the Release in `keep`: whoever sees READY sees the page.
+        // ORDERING: Acquire, both, pairs with the Releases in `keep`: whoever sees READY, or that none is missing, sees the
+        // page. Once all are there, no state is looked at: it would be a miss of the processor's caches.
         let slot = &self.slots[number as usize];
-        if slot.state.load(Ordering::Acquire) != READY {
+        if self.missing.load(Ordering::Acquire) != 0 && slot.state.load(Ordering::Acquire) != READY {
             return None;
         }
         // SAFETY: the page lies within the mapping, was wholly written before READY was released, and is never written
@@ -70,11 +77,14 @@ impl Resident {
         Some(Page::verified(bytes))
     }
 
-    /// Fetches what a search of page `number` reads first, while its state is still being looked at.
+    /// Fetches what a search of page `number` reads: its header, and the records around the likeliest one.
+    #[inline]
     pub(crate) fn prefetch(&self, number: u32, part: f64) {
         let page = self.at(number);
-        for offset in [0, offset_at(part)] {
-            prefetch(page.wrapping_add(offset));
+        prefetch(page);
+        let likeliest = page.wrapping_add(offset_at(part));
+        for line in 0..=2 * AROUND_LINES {
+            prefetch(likeliest.wrapping_add(line * LINE_BYTES).wrapping_sub(AROUND_LINES * LINE_BYTES));
         }
     }
 
@@ -88,8 +98,9 @@ impl Resident {
                 .with_mut(|_| unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(number), PAGE_BYTES) });
             // ORDERING: Release: see `ready`.
             slot.state.store(READY, Ordering::Release);
-            // ORDERING: Relaxed: a count; who looks for zero reads no page.
-            self.missing.fetch_sub(1, Ordering::Relaxed);
+            // ORDERING: Release: see `ready`. Each of these subtractions goes on from the one before, so who sees zero
+            // sees the pages of all of them.
+            self.missing.fetch_sub(1, Ordering::Release);
         }
     }
 

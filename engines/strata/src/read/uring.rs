@@ -11,7 +11,7 @@ use engine_api::Result;
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, types};
 
 use crate::budget::Share;
-use crate::file::{PageBuffer, ReadFile};
+use crate::file::{PageBuffer, ReadFile, passes};
 use crate::format::page::{PAGE_BYTES, PageBytes};
 use crate::read::lookup::Reads;
 use crate::storage::StorageFile;
@@ -25,6 +25,7 @@ pub(crate) struct Pipeline {
     done: VecDeque<(usize, io::Result<()>)>,
     /// Reads that the ring was given, whether the kernel has taken them yet or not.
     in_flight: usize,
+    reads: Arc<Reads>,
     _share: Share,
 }
 
@@ -43,7 +44,7 @@ struct Asked {
 
 impl Pipeline {
     /// `slots` buffers of `slot_pages` pages, of which the budget is told.
-    pub(crate) fn new(slots: usize, slot_pages: usize, reads: &Reads) -> Self {
+    pub(crate) fn new(slots: usize, slot_pages: usize, reads: &Arc<Reads>) -> Self {
         // A page more, because a buffer starts at a page.
         let share = reads.budget.take_for_work((slots * (slot_pages + 1) * PAGE_BYTES) as u64);
         let ring = IoUring::new(slots.next_power_of_two() as u32).ok();
@@ -55,6 +56,7 @@ impl Pipeline {
             slots: (0..slots).map(|_| Slot { buffer: PageBuffer::new(slot_pages), asked: None }).collect(),
             done: VecDeque::new(),
             in_flight: 0,
+            reads: Arc::clone(reads),
             _share: share,
         }
     }
@@ -142,6 +144,7 @@ impl Pipeline {
             return Ok(());
         }
         if ring.submission().len() == self.in_flight {
+            self.reads.count_ring_refused();
             self.ring = None;
             self.in_flight = 0;
             for (slot, Slot { buffer, asked }) in self.slots.iter_mut().enumerate() {
@@ -152,14 +155,19 @@ impl Pipeline {
             }
             return Ok(());
         }
-        if !matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM)) {
+        if !passes(&e) {
             return Err(e);
         }
         // SAFETY: it is given no memory.
         let waited = unsafe { ring.submitter().enter::<libc::sigset_t>(0, 1, EnterFlags::GETEVENTS.bits(), None) };
         match waited {
-            Err(e) if e.raw_os_error() != Some(libc::EINTR) => Err(e),
-            _ => Ok(()),
+            Err(e) if !passes(&e) && e.raw_os_error() != Some(libc::EBUSY) => Err(e),
+            Err(_) => {
+                // The reads that the kernel has end without it.
+                std::thread::yield_now();
+                Ok(())
+            }
+            Ok(_) => Ok(()),
         }
     }
 

@@ -7,9 +7,13 @@ use std::sync::Arc;
 
 use engine_api::{Key, Result, Value};
 
+use crate::format::filter::Spot;
 use crate::format::page::prefix;
 use crate::read::lookup::Lookup;
-use crate::read::segment::{Probe, Segment};
+use crate::read::segment::Segment;
+
+/// Runs whose filters are asked at once: more than there are, but while merges are late.
+const RUNS_TOGETHER: usize = 16;
 
 /// Segments with disjoint ranges, in ascending order.
 #[derive(Default)]
@@ -18,6 +22,27 @@ pub(crate) struct Run {
     firsts: Firsts,
     /// What a merge into the base had to leave out.
     left_over: bool,
+}
+
+/// A run that is being replaced.
+pub(crate) struct Closing<'a> {
+    run: &'a Run,
+    replaced: bool,
+}
+
+impl Closing<'_> {
+    /// It was replaced. Otherwise the record cache takes in again what is read from it.
+    pub(crate) fn replaced(mut self) {
+        self.replaced = true;
+    }
+}
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        if !self.replaced {
+            self.run.segments.iter().for_each(|segment| segment.closed().open());
+        }
+    }
 }
 
 /// The first key of each segment: a search through them touches no segment.
@@ -51,17 +76,6 @@ pub(crate) struct Version {
     pub(crate) base: Arc<Run>,
 }
 
-/// What a version knows of a key without reading the device.
-pub(crate) enum Known<'v> {
-    /// The value, or that there is none.
-    Value(Option<Value>),
-    /// A page of a segment of this run, counted from the newest, has to be read, and looked at about this part of the
-    /// way through.
-    Read { run: usize, segment: &'v Arc<Segment>, page: u32, part: f64 },
-    /// It takes [`Version::get_from`] this run on: it may be in any of several pages.
-    Search { run: usize },
-}
-
 impl Run {
     pub(crate) fn new(segments: Vec<Arc<Segment>>) -> Self {
         let firsts = Firsts::new(segments.iter().map(|segment| segment.info.first).collect());
@@ -71,6 +85,12 @@ impl Run {
     /// What a merge into the base had to leave out, because it cannot read that part of the base.
     pub(crate) fn left_over(segments: Vec<Arc<Segment>>) -> Self {
         Self { left_over: true, ..Self::new(segments) }
+    }
+
+    /// Keeps what is read from it out of the record cache, because it is being replaced.
+    pub(crate) fn close(&self) -> Closing<'_> {
+        self.segments.iter().for_each(|segment| segment.closed().close());
+        Closing { run: self, replaced: false }
     }
 
     /// Whether it was left over by a merge: another one finds nothing more to merge.
@@ -112,7 +132,8 @@ impl Run {
     }
 
     /// The segment that may hold `key`.
-    fn holder(&self, key: &Key) -> Option<&Arc<Segment>> {
+    #[inline]
+    pub(crate) fn holder(&self, key: &Key) -> Option<&Arc<Segment>> {
         self.segment_for(key).map(|index| &self.segments[index])
     }
 }
@@ -131,35 +152,61 @@ impl Version {
         Self { deltas: self.deltas.iter().map(run).collect(), base: run(&self.base) }
     }
 
-    /// The value of `key`.
-    pub(crate) fn get(&self, key: &Key, hash: u64, lookup: &mut Lookup) -> Result<Option<Value>> {
-        self.get_from(0, key, hash, lookup)
+    /// The value of `key`, unless `newer` knows of one: it is asked while the filters' lines are on their way.
+    ///
+    /// Where a key's line is in a filter depends on the key alone, so those of many runs are fetched at once, and cost
+    /// hardly more than one of them.
+    #[inline]
+    pub(crate) fn get(
+        &self,
+        key: &Key,
+        hash: u64,
+        lookup: &mut Lookup,
+        newer: impl FnOnce() -> Option<Option<Value>>,
+    ) -> Result<Option<Value>> {
+        let spot = Spot::of(0, hash);
+        let mut newer = Some(newer);
+        let mut runs = self.runs();
+        loop {
+            let mut holders = [None; RUNS_TOGETHER];
+            let mut count = 0;
+            for (holder, run) in holders.iter_mut().zip(&mut runs) {
+                *holder = run.holder(key);
+                holder.iter().for_each(|segment: &&Arc<Segment>| segment.fetch_filter(spot));
+                count += 1;
+            }
+            let holders = &holders[..count];
+            // A key that is there is mostly in the last run, the base.
+            if let Some(Some(segment)) = holders.last() {
+                segment.fetch_directory(key);
+            }
+            if let Some(found) = newer.take().and_then(|newer| newer()) {
+                return Ok(found);
+            }
+            for segment in holders.iter().flatten() {
+                if segment.may_hold(spot)
+                    && let Some(found) = segment.get(key, hash, lookup)?
+                {
+                    return Ok(found);
+                }
+            }
+            if count < RUNS_TOGETHER {
+                return Ok(None);
+            }
+        }
     }
 
     /// The value of `key` in the runs from this one on, counted from the newest.
     pub(crate) fn get_from(&self, run: usize, key: &Key, hash: u64, lookup: &mut Lookup) -> Result<Option<Value>> {
-        for run in self.runs().skip(run) {
-            if let Some(segment) = run.holder(key)
+        let spot = Spot::of(0, hash);
+        for segment in self.runs().skip(run).filter_map(|run| run.holder(key)) {
+            if segment.may_hold(spot)
                 && let Some(found) = segment.get(key, hash, lookup)?
             {
                 return Ok(found);
             }
         }
         Ok(None)
-    }
-
-    /// What is known of `key` without a read.
-    pub(crate) fn probe(&self, key: &Key, hash: u64, lookup: &mut Lookup) -> Known<'_> {
-        for (at, run) in self.runs().enumerate() {
-            let Some(segment) = run.holder(key) else { continue };
-            match segment.probe(key, hash, lookup) {
-                Probe::Absent => {}
-                Probe::Found(value) => return Known::Value(value),
-                Probe::Read(page, part) => return Known::Read { run: at, segment, page, part },
-                Probe::Search(_) => return Known::Search { run: at },
-            }
-        }
-        Known::Value(None)
     }
 
     pub(crate) fn runs(&self) -> impl Iterator<Item = &Arc<Run>> {

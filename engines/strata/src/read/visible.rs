@@ -37,10 +37,22 @@ impl Visible {
     pub(crate) fn get(&self, key: &Key, lookup: &mut Lookup) -> Result<Option<Value>> {
         lookup.count_get();
         let hash = lookup.hash(key);
-        match self.in_memtables(key, hash) {
-            Some(found) => Ok(found),
-            None => self.version.get(key, hash, lookup),
+        self.fetch_memtables(hash);
+        self.version.get(key, hash, lookup, || self.in_memtables(key, hash))
+    }
+
+    /// Whether there is nothing in any memtable.
+    pub(crate) fn memtables_are_empty(&self) -> bool {
+        self.length == 0 && self.frozen.is_empty()
+    }
+
+    /// Fetches what [`Visible::in_memtables`] reads first.
+    #[inline]
+    pub(crate) fn fetch_memtables(&self, hash: u64) {
+        if self.length > 0 {
+            self.active.prefetch(hash);
         }
+        self.frozen.iter().for_each(|frozen| frozen.mem.prefetch(hash));
     }
 
     /// What the memtables say of `key`: `Some(None)` is a deletion.

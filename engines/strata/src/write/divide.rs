@@ -5,7 +5,7 @@
 
 use crate::format::filter::PLANES;
 
-/// A record cache smaller than this is not worth its locks, in bytes.
+/// A record cache smaller than this is not worth having, in bytes.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
 
 /// A segment as far as its memory is concerned. Its directory is in memory in any case.

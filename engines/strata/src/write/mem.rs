@@ -13,6 +13,7 @@ use std::sync::Arc;
 use engine_api::{Key, Result, Value};
 
 use crate::mapped::Mapped;
+use crate::memory;
 use crate::sync::{AtomicU32, Ordering, UnsafeCell};
 
 /// What an entry takes, its share of the table included, in bytes.
@@ -150,6 +151,12 @@ impl Mem {
         self.entries[index].with_mut(|slot| unsafe { (*slot).write(entry) });
         // ORDERING: Release pairs with the Acquire in `get`: whoever sees the index sees the entry.
         head.store(index as u32 + 1, Ordering::Release);
+    }
+
+    /// Fetches what [`Mem::get`] reads first.
+    #[inline]
+    pub(crate) fn prefetch(&self, hash: u64) {
+        memory::prefetch(std::ptr::from_ref(self.head(hash)).cast());
     }
 
     /// The newest value of `key` among the first `length` entries: `Some(None)` is a deletion.

@@ -123,8 +123,14 @@ fn write_into(
                 }
             }
         }
-        if origin.base && value.is_none() {
-            continue;
+        if origin.base {
+            // What a delta run has of a key, the base did not have before.
+            if !records.is_of_oldest() {
+                shared.reads.cache.forget(&key, shared.reads.seed.hash(&key));
+            }
+            if value.is_none() {
+                continue;
+            }
         }
         output.push(&key, value.as_ref())?;
     }

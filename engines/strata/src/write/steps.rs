@@ -105,6 +105,7 @@ impl BaseMerge {
             self.asked = true;
             let mut sources = self.deltas.clone();
             sources.push(Arc::clone(&group));
+            let closing = group.close();
             let last = group.segments().last().map(|segment| segment.info.last);
             let Piece { segments, next } = match merge_range(shared, &sources, &self.from, to, Job::Base(last)) {
                 // What cannot be read is left out, and the same range looked at again.
@@ -113,6 +114,7 @@ impl BaseMerge {
             };
             let ends = to.is_none() && next.is_none() && self.left_out.is_empty();
             replace_group(shared, &group, segments, ends.then_some(&self.deltas[..]))?;
+            closing.replaced();
             if let Some(next) = next {
                 self.from = next;
                 return Ok(false);

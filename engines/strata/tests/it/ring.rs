@@ -16,7 +16,7 @@ use engine_strata::storage::{DirStorage, Storage, StorageFile};
 use engine_strata::{Sizes, StrataEngine, StrataOptions};
 use parking_lot::Mutex;
 
-use crate::support::{Map, Rng, all, apply, key, try_commit, value};
+use crate::support::{Map, Rng, all, apply, key, stat, try_commit, value};
 
 /// Too little memory for the pages of [`filled`], so that gets read the device.
 const LITTLE: StrataOptions = StrataOptions { memory_bytes: 1 << 20, disk_reserve_bytes: 0 };
@@ -317,6 +317,7 @@ fn a_ring_that_the_kernel_refuses_costs_no_answer() {
             });
         });
         assert!(storage.counts().0 > 0, "the ring was asked first");
+        assert!(stat(&engine, "io_uring_refused") > 0, "the statistics say so: errno={errno}");
     }
 }
 

@@ -1,0 +1,201 @@
+//! A segment's directory in memory: the first eight bytes of each page's first key, and a guide to them.
+//!
+//! Owns: which page may hold a key. Must not: do I/O, or know more of a key than its first eight bytes. Used on any
+//! thread.
+//!
+//! The guide divides the range of the directory into equal parts and says where each part begins. It is small enough to
+//! stay in the processor's caches. With keys that are uniform, as hashes and pubkeys are, a part has some 64 entries, and
+//! the place within it follows from the key to a few entries more or less: two or three lines of memory, which are known,
+//! and can be fetched, before any of them was read. Elsewhere the whole part is searched as any sorted list is.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::memory::{HugeBytes, prefetch};
+
+/// Entries of the directory for each part of the guide, so that the guide takes a part of 128 of the directory's memory.
+const PART_ENTRIES: usize = 64;
+/// Entries that are looked at around the likeliest one: of uniform keys 19 of 20 are within them.
+const NEAR_ENTRIES: usize = 16;
+/// Entries in a cache line.
+const LINE_ENTRIES: usize = 8;
+
+/// The directory of a segment. There is an entry.
+#[derive(Clone)]
+pub(crate) struct Directory {
+    entries: HugeBytes,
+    /// By part: the entries before it, and at last all of them.
+    guide: Arc<[u32]>,
+    first: u64,
+    last: u64,
+    /// Parts of the guide for each number of the range, times 2^64.
+    scale: u64,
+    /// The first eight bytes of the segment's last key.
+    end: u64,
+}
+
+/// Bytes that the guide to so many bytes of a directory takes.
+pub(crate) fn guide_bytes(directory_bytes: u64) -> u64 {
+    (parts_of(directory_bytes as usize / size_of::<u64>()) + 1) as u64 * size_of::<u32>() as u64
+}
+
+fn parts_of(entries: usize) -> usize {
+    entries.div_ceil(PART_ENTRIES)
+}
+
+impl Directory {
+    /// Of entries that ascend, at least one, in a segment the last key of which begins with `end`.
+    pub(crate) fn new(entries: HugeBytes, end: u64) -> Self {
+        let words = entries.words();
+        let (first, last) = (words[0], words[words.len() - 1]);
+        let parts = parts_of(words.len());
+        let scale = ((parts as u128) << 64) / (u128::from(last - first) + 1);
+        let scale = u64::try_from(scale).unwrap_or(u64::MAX);
+        let mut guide = Vec::with_capacity(parts + 1);
+        for (at, word) in words.iter().enumerate() {
+            let part = part_of(*word - first, scale);
+            guide.resize(guide.len().max(part + 1), at as u32);
+        }
+        guide.resize(parts + 1, words.len() as u32);
+        Self { guide: guide.into(), entries, first, last, scale, end }
+    }
+
+    /// The first eight bytes of the first key of each page.
+    #[inline]
+    pub(crate) fn words(&self) -> &[u64] {
+        self.entries.words()
+    }
+
+    /// Bytes it takes in memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        let entries = self.entries.bytes().len() as u64;
+        entries + guide_bytes(entries)
+    }
+
+    /// Fetches what [`Directory::up_to`] and [`Directory::part`] read for this key.
+    #[inline]
+    pub(crate) fn prefetch(&self, wanted: u64) {
+        let (_, near) = self.place(wanted);
+        let words = self.words().as_ptr();
+        for at in [near, near + LINE_ENTRIES, near + NEAR_ENTRIES - 1] {
+            prefetch(words.wrapping_add(at).cast());
+        }
+    }
+
+    /// How many entries are at most `wanted`.
+    #[inline]
+    pub(crate) fn up_to(&self, wanted: u64) -> usize {
+        let (Range { start, end }, near) = self.place(wanted);
+        if let Some(entries) = self.words()[near..].first_chunk::<NEAR_ENTRIES>() {
+            // All of them are compared, because a branch for each would be foretold wrongly.
+            let count: usize = entries.iter().map(|entry| usize::from(*entry <= wanted)).sum();
+            if 0 < count && count < NEAR_ENTRIES {
+                return near + count;
+            }
+        }
+        start + self.words()[start..end].partition_point(|entry| *entry <= wanted)
+    }
+
+    /// How many entries are below `wanted`.
+    pub(crate) fn below(&self, wanted: u64) -> usize {
+        let (Range { start, end }, _) = self.place(wanted);
+        start + self.words()[start..end].partition_point(|entry| *entry < wanted)
+    }
+
+    /// How far `wanted` lies between the first key of page `at` and that of the next, 0 to 1.
+    #[inline]
+    pub(crate) fn part(&self, at: usize, wanted: u64) -> f64 {
+        let words = self.words();
+        let low = words[at];
+        let high = words.get(at + 1).copied().unwrap_or(self.end);
+        (wanted.saturating_sub(low) as f64 / high.saturating_sub(low).max(1) as f64).min(1.0)
+    }
+
+    /// The entries of the part that `wanted` is in: those before it are below `wanted`, those behind it above. And the first
+    /// of those near the likeliest one.
+    #[inline]
+    fn place(&self, wanted: u64) -> (Range<usize>, usize) {
+        if wanted < self.first {
+            return (0..0, 0);
+        }
+        let all = self.words().len();
+        if wanted > self.last {
+            return (all..all, all.saturating_sub(NEAR_ENTRIES));
+        }
+        let place = u128::from(wanted - self.first) * u128::from(self.scale);
+        let (part, within) = ((place >> 64) as usize, place as u64);
+        let (start, end) = (self.guide[part] as usize, self.guide[part + 1] as usize);
+        let likeliest = start + ((u128::from(within) * (end - start) as u128) >> 64) as usize;
+        (start..end, likeliest.saturating_sub(NEAR_ENTRIES / 2).min(all.saturating_sub(NEAR_ENTRIES)))
+    }
+}
+
+/// The part of the guide that lies so far from the first entry.
+fn part_of(distance: u64, scale: u64) -> usize {
+    ((u128::from(distance) * u128::from(scale)) >> 64) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::memory::Pool;
+
+    fn directory(mut words: Vec<u64>, end: u64) -> Directory {
+        words.sort_unstable();
+        let mut bytes = Pool::default().take(words.len() * 8).expect("memory");
+        let (entries, _) = bytes.whole_pages_mut().as_chunks_mut();
+        entries.iter_mut().zip(&words).for_each(|(entry, word)| *entry = word.to_ne_bytes());
+        Directory::new(bytes, end)
+    }
+
+    fn assert_found(directory: &Directory, wanted: u64) {
+        let words = directory.words();
+        directory.prefetch(wanted);
+        assert_eq!(directory.up_to(wanted), words.partition_point(|word| *word <= wanted), "{wanted:x}");
+        assert_eq!(directory.below(wanted), words.partition_point(|word| *word < wanted), "{wanted:x}");
+        for at in [0, words.len() - 1, directory.up_to(wanted).saturating_sub(1)] {
+            assert!((0.0..=1.0).contains(&directory.part(at, wanted)));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_search_finds_what_a_plain_one_does_however_the_keys_lie(
+            words in proptest::collection::vec(any::<u64>(), 1..300), shift in 0u32..64, low in any::<u64>(),
+            wanted in proptest::collection::vec(any::<u64>(), 0..20),
+        ) {
+            // Shifted to the right they are close together, and many are alike.
+            let near = |word: &u64| (word >> shift).saturating_add(low);
+            let end = words.iter().map(near).max().unwrap_or(0);
+            let directory = directory(words.iter().map(near).collect(), end);
+            let around = words.iter().map(near).flat_map(|word| [word, word.saturating_sub(1), word.saturating_add(1)]);
+            for wanted in around.chain(wanted).chain([0, u64::MAX, end]) {
+                assert_found(&directory, wanted);
+            }
+        }
+    }
+
+    #[test]
+    fn uniform_keys_are_mostly_near_the_likeliest_place_and_the_guide_is_small() {
+        let mix = |n: u64| (n ^ n >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let words: Vec<u64> = (0..60_000u64).map(|n| mix(mix(n) ^ mix(n) >> 29)).collect();
+        let directory = directory(words.clone(), u64::MAX);
+        let is_near = |wanted: &&u64| {
+            let near = directory.place(**wanted).1;
+            (near..near + NEAR_ENTRIES).contains(&(directory.up_to(**wanted) - 1))
+        };
+        let near = words.iter().filter(is_near).count();
+        assert!(near > 57_000, "near={near}");
+        assert_eq!(directory.bytes(), 60_000 * 8 + 939 * 4);
+    }
+
+    #[test]
+    fn a_range_of_one_key_and_a_range_of_all_keys_are_searched() {
+        for words in [vec![7], vec![7; 100], vec![0, u64::MAX], vec![u64::MAX; 9]] {
+            let found = directory(words, u64::MAX);
+            [0, 1, 6, 7, 8, u64::MAX - 1, u64::MAX].into_iter().for_each(|wanted| assert_found(&found, wanted));
+        }
+    }
+}
