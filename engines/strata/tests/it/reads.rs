@@ -90,7 +90,7 @@ const PIECES: Sizes = Sizes { mem_records: 64, segment_records: 400, wal_bytes: 
 /// A key of a small number, of which many share their first eight bytes with others.
 fn crowded(n: u64) -> Key {
     let mut key = key(n);
-    if n % 3 == 0 {
+    if n.is_multiple_of(3) {
         key[..8].copy_from_slice(&[9; 8]);
     }
     key
