@@ -62,9 +62,19 @@ impl Firsts {
     /// How many are at most `key`.
     fn up_to(&self, key: &Key) -> usize {
         let wanted = prefix(key);
-        let below = self.prefixes.partition_point(|first| *first < wanted);
+        let below = self.below(wanted);
         let alike = self.prefixes[below..].iter().take_while(|first| **first == wanted).count();
         below + self.keys[below..below + alike].partition_point(|first| first <= key)
+    }
+
+    /// How many begin with less than `wanted`. Segments mostly divide all keys into equal parts, so the place is guessed: a
+    /// search would keep the filter's line waiting.
+    #[inline]
+    fn below(&self, wanted: u64) -> usize {
+        let guess = ((u128::from(wanted) * self.prefixes.len() as u128) >> 64) as usize;
+        let is_there = self.prefixes.get(guess).is_some_and(|first| *first < wanted)
+            && self.prefixes.get(guess + 1).is_none_or(|next| *next >= wanted);
+        if is_there { guess + 1 } else { self.prefixes.partition_point(|first| *first < wanted) }
     }
 }
 
