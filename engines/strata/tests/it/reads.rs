@@ -33,14 +33,14 @@ fn a_cold_get_reads_once_also_of_the_first_key_of_a_page_and_a_warm_one_not_at_a
     let (engine, pairs) = opened(dir.path(), (0..COUNT as u64).map(|n| (key(n), key(!n))).collect());
     let reads = || stat(&engine, "get_reads");
     let mut reader = engine.reader().unwrap();
-    // Some of them begin a page: one in 64.
-    let (one, many) = pairs[1000..9000].split_at(4000);
+    // Some of them begin a page: one in 64. So few have room in their sets of the cache, wherever a seed puts them.
+    let (one, many) = pairs[1000..3000].split_at(1000);
     for round in 0..2 {
         let before = reads();
         for (key, value) in one {
             assert_eq!(reader.get(key).unwrap(), Some(*value));
         }
-        assert_eq!(reads() - before, if round == 0 { 4000 } else { 0 }, "round={round}");
+        assert_eq!(reads() - before, if round == 0 { 1000 } else { 0 }, "round={round}");
     }
     let keys: Vec<Key> = many.iter().map(|(key, _)| *key).collect();
     for round in 0..2 {
@@ -48,7 +48,7 @@ fn a_cold_get_reads_once_also_of_the_first_key_of_a_page_and_a_warm_one_not_at_a
         let mut found = vec![None; keys.len()];
         reader.get_many(&keys, &mut found).unwrap();
         assert!(found.iter().zip(many).all(|(found, (_, value))| *found == Some(*value)));
-        assert_eq!(reads() - before, if round == 0 { 4000 } else { 0 }, "round={round}");
+        assert_eq!(reads() - before, if round == 0 { 1000 } else { 0 }, "round={round}");
     }
 }
 
