@@ -9,7 +9,7 @@ use engine_api::{Checkpoint, ErrorKind, Key};
 
 use crate::format::filter::plane_bytes;
 use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
-use crate::format::manifest::Manifest;
+use crate::format::manifest::{Manifest, MergedBelow};
 use crate::format::page::{PAGE_RECORDS_MAX, Page, PageBuilder, PageBytes};
 use crate::format::secret::{SALT_BYTES, Salt};
 use crate::format::wal::{self, HEADER_BYTES, Position, replay_file};
@@ -91,8 +91,16 @@ fn segment(id: u64, first: u8, last: u8) -> SegmentInfo {
 /// A manifest: one that is accepted is the same when it is written again.
 pub fn manifest(bytes: &[u8]) {
     let runs = vec![vec![segment(1, 1, 9)], vec![segment(2, 1, 2), segment(3, 3, 4)], vec![]];
-    let sample =
-        Manifest { next_id: 9, wal_floor: 4, batch: 17, runs, checkpoint: checkpoint(), ..Manifest::default() };
+    let merged_below = Some(MergedBelow { deltas: 1, key: key(3) });
+    let sample = Manifest {
+        next_id: 9,
+        wal_floor: 4,
+        batch: 17,
+        runs,
+        checkpoint: checkpoint(),
+        merged_below,
+        ..Manifest::default()
+    };
     let sample = sample.encode().expect("a short checkpoint");
     assert!(Manifest::decode(&sample).is_ok());
     each(bytes, sample, seal, |bytes| {

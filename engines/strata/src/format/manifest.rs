@@ -16,8 +16,15 @@ use crate::storage::Storage;
 pub(crate) const NAME: &str = "MANIFEST";
 const MAGIC: [u8; 8] = *b"stratamf";
 /// The format written, and the only one read: an older one was never released.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const SEGMENT_BYTES: usize = 24 + 64;
+
+/// How far a merge into the base has come: the oldest `deltas` delta runs are in the base as far as keys below `key` go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MergedBelow {
+    pub(crate) deltas: usize,
+    pub(crate) key: Key,
+}
 
 /// What a manifest says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,6 +43,8 @@ pub(crate) struct Manifest {
     pub(crate) checkpoint: Checkpoint,
     /// Deltas, newest first, then the base, which may be empty.
     pub(crate) runs: Vec<Vec<SegmentInfo>>,
+    /// Where a merge into the base goes on that was not at its end; `None` where the next one begins at the first key.
+    pub(crate) merged_below: Option<MergedBelow>,
 }
 
 impl Manifest {
@@ -73,6 +82,9 @@ impl Manifest {
                 out.extend_from_slice(&segment.last);
             }
         }
+        let MergedBelow { deltas, key } = self.merged_below.unwrap_or(MergedBelow { deltas: 0, key: [0; 32] });
+        out.extend_from_slice(&(deltas as u64).to_le_bytes());
+        out.extend_from_slice(&key);
         let crc = crc32c::crc32c(&out[4..]);
         out[..4].copy_from_slice(&crc.to_le_bytes());
         Ok(out)
@@ -117,9 +129,15 @@ impl Manifest {
             }
             runs.push(run);
         }
+        let (deltas, key): (u64, Key) = (input.word()?, input.take()?);
         if runs.is_empty() || !input.0.is_empty() {
             return Err(damaged("wrong length"));
         }
+        // The base is the last of the runs.
+        if deltas >= runs.len() as u64 || (deltas == 0 && key != [0; 32]) {
+            return Err(damaged("a merge of delta runs that are not there"));
+        }
+        let merged_below = (deltas > 0).then_some(MergedBelow { deltas: deltas as usize, key });
         let mut ids = BTreeSet::new();
         if !runs.iter().flatten().all(|segment| ids.insert(segment.id)) {
             return Err(damaged("a segment is named twice"));
@@ -128,7 +146,7 @@ impl Manifest {
         if tombstones || wal_floor > next_id {
             return Err(damaged("a base with tombstones, or a WAL floor beyond every file"));
         }
-        Ok(Self { seed, wal_key, next_id, wal_floor, batch, checkpoint, runs })
+        Ok(Self { seed, wal_key, next_id, wal_floor, batch, checkpoint, runs, merged_below })
     }
 }
 
@@ -176,6 +194,7 @@ mod tests {
             batch: 17,
             checkpoint: Checkpoint::new(3, &[8; 100]),
             runs: vec![vec![segment(1, 1)], vec![segment(2, 1), segment(3, 7)], vec![]],
+            merged_below: Some(MergedBelow { deltas: 1, key: [5; 32] }),
         }
     }
 
@@ -192,7 +211,7 @@ mod tests {
 
     #[test]
     fn an_older_and_a_newer_version_are_named() {
-        for version in [2, 4] {
+        for version in [3, 5] {
             let mut bytes = sample().encode().expect("short enough");
             bytes[4] = version;
             let crc = crc32c::crc32c(&bytes[4..]);
@@ -206,7 +225,7 @@ mod tests {
     #[test]
     fn what_cannot_be_true_of_any_store_is_refused_behind_a_right_checksum() {
         type Change = fn(&mut Manifest);
-        let changes: [(&str, Change); 9] = [
+        let changes: [(&str, Change); 10] = [
             ("a number twice", |manifest| manifest.runs[0][0].id = 3),
             ("a number that was not given", |manifest| manifest.runs[0][0].id = 9),
             ("no records", |manifest| manifest.runs[0][0].records = 0),
@@ -214,6 +233,9 @@ mod tests {
             ("ranges that overlap", |manifest| manifest.runs[1][0].last = [7; 32]),
             ("tombstones in the base", |manifest| drop(manifest.runs.pop())),
             ("a floor beyond every file", |manifest| manifest.wal_floor = 10),
+            ("a merge of more deltas than there are", |manifest| {
+                manifest.merged_below = Some(MergedBelow { deltas: 3, key: [5; 32] });
+            }),
             ("a file's number at the end of all", |manifest| manifest.next_id = u64::MAX),
             ("a batch at the end of all", |manifest| manifest.batch = u64::MAX - 1),
         ];

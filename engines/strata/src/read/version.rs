@@ -8,6 +8,7 @@ use std::sync::Arc;
 use engine_api::{Key, Result, Value};
 
 use crate::format::filter::Spot;
+use crate::format::manifest::MergedBelow;
 use crate::format::page::prefix;
 use crate::read::lookup::Lookup;
 use crate::read::segment::Segment;
@@ -84,6 +85,8 @@ pub(crate) struct Version {
     /// Newest first.
     pub(crate) deltas: Vec<Arc<Run>>,
     pub(crate) base: Arc<Run>,
+    /// How far a merge of the oldest deltas into the base has come.
+    pub(crate) merged_below: Option<MergedBelow>,
 }
 
 impl Run {

@@ -98,6 +98,7 @@ impl Shared {
         // ORDERING: Relaxed: as in `rotate`.
         next.next_id = self.next_id.load(Ordering::Relaxed);
         next.runs = version.runs().map(|run| run.segments().iter().map(|segment| segment.info).collect()).collect();
+        next.merged_below = version.merged_below;
         to_manifest(&mut next);
         let before = Arc::clone(&self.visible.load().version);
         let ids = |version: &Version| version.segments().map(|segment| segment.info.id).collect::<BTreeSet<u64>>();

@@ -64,8 +64,9 @@ pub(crate) fn debt(now: &Visible) -> Debt {
 
 /// The delta runs that can be merged into the base: those older than any that cannot be read.
 ///
-/// Each of them is of an older batch than every run that is left out, or what a merge has left could not be told apart: see
-/// [`cut_short`]. Only a run that a replay has cut within a batch, or that a repair has made, could be of a later one.
+/// Each of them is of an older batch than every run that is left out: a manifest that is made of footers takes a segment of
+/// the base for newer than the deltas of its batch. Only a run that a replay has cut within a batch, or that a repair has made,
+/// could be of a later one.
 pub(crate) fn mergeable(version: &Version) -> &[Arc<Run>] {
     let unreadable = version.deltas.iter().rposition(|run| run.is_unreadable());
     let (left, deltas) = version.deltas.split_at(unreadable.map_or(0, |at| at + 1));
@@ -77,40 +78,6 @@ pub(crate) fn mergeable(version: &Version) -> &[Arc<Run>] {
 /// The newest batch that may have a record in a run.
 fn batch_of(run: &Run) -> u64 {
     run.segments().iter().map(|segment| segment.origin().batch).max().unwrap_or(0)
-}
-
-/// A merge into the base that was cut short: its deltas, newest first, and the first key that it has not merged.
-///
-/// It began at the first key, and writes segments of the batch of its newest delta, with numbers that are greater than
-/// those of all its deltas. So the first segment of the base says which runs those were, if any of them is left.
-pub(crate) fn cut_short(version: &Version) -> Option<(Vec<Arc<Run>>, Key)> {
-    let first = version.base.segments().first()?;
-    let batch = first.origin().batch;
-    let is_merged = |run: &Arc<Run>| {
-        let before = |segment: &Arc<Segment>| segment.info.id < first.info.id && segment.origin().batch <= batch;
-        run.segments().iter().all(before)
-    };
-    let start = version.deltas.iter().rposition(|run| !is_merged(run)).map_or(0, |at| at + 1);
-    let (newer, deltas) = version.deltas.split_at(start);
-    // A load is of no batch.
-    if batch == 0 || deltas.first().is_none_or(|run| batch_of(run) != batch) || newer.iter().any(is_merged) {
-        return None;
-    }
-    let is_of_it = |segment: &&Arc<Segment>| segment.origin().batch == batch && segment.info.id >= first.info.id;
-    let last = version.base.segments().iter().take_while(is_of_it).last()?;
-    Some((deltas.to_vec(), after(&last.info.last)?))
-}
-
-/// The key that comes after this one.
-fn after(key: &Key) -> Option<Key> {
-    let mut after = *key;
-    for byte in after.iter_mut().rev() {
-        *byte = byte.wrapping_add(1);
-        if *byte > 0 {
-            return Some(after);
-        }
-    }
-    None
 }
 
 /// Which of the runs, newest first, are to be merged, where `all` is how many there are with those that are being merged:
@@ -174,17 +141,7 @@ pub(crate) fn groups_from(base: &Run, from: &Key, segment_records: u64) -> (Vec<
 
 #[cfg(test)]
 mod tests {
-    use super::{FANOUT, after, newest_alike};
-
-    #[test]
-    fn a_key_carries_into_the_bytes_before() {
-        let mut key = [7; 32];
-        key[30..].fill(0xff);
-        let mut next = [7; 32];
-        next[29] = 8;
-        next[30..].fill(0);
-        assert_eq!((after(&key), after(&[0xff; 32])), (Some(next), None));
-    }
+    use super::{FANOUT, newest_alike};
 
     #[test]
     fn four_of_a_size_are_merged_with_all_that_are_newer() {

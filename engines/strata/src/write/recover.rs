@@ -92,5 +92,5 @@ fn open_version(
         runs.push(Arc::new(Run::new(segments)));
     }
     let base = runs.pop().unwrap_or_default();
-    Ok(Version { deltas: runs, base })
+    Ok(Version { deltas: runs, base, merged_below: manifest.merged_below })
 }

@@ -188,7 +188,7 @@ impl Repair<'_> {
             for info in std::mem::take(&mut self.manifest.runs[run]) {
                 let otherwise = Origin {
                     seed: self.manifest.seed,
-                    // Of a batch of the deltas, it would be taken for one that a merge of them has written.
+                    // A manifest that is made of footers takes a segment of the base for newer than deltas of its batch.
                     batch: if run == base { 0 } else { self.manifest.batch },
                     base: run == base,
                     checkpoint: self.manifest.checkpoint.clone(),
@@ -342,6 +342,8 @@ impl Repair<'_> {
             self.manifest.wal_key = WalKey::random()?;
         }
         self.manifest.wal_floor = self.manifest.next_id;
+        // A merge goes over everything again: its deltas may hold what the base has lost.
+        self.manifest.merged_below = None;
         // Before the store opens again.
         lost::add(storage, &self.told.lost)?;
         sync_dir(storage)?;

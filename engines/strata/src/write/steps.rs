@@ -13,13 +13,14 @@ use engine_api::{Checkpoint, Error, ErrorKind, Key, Result};
 
 use crate::engine::Shared;
 use crate::format::footer::Origin;
+use crate::format::manifest::MergedBelow;
 use crate::read::cursor::{Merged, RunCursor, Window};
 use crate::read::segment::Segment;
 use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
 use crate::write::limits::{HeldBy, held_by};
 use crate::write::output::{Job, Piece, write};
-use crate::write::plan::{MERGED_MAX, cut_short, debt, due, groups_from, mergeable};
+use crate::write::plan::{MERGED_MAX, debt, due, groups_from, mergeable};
 
 /// The merges that are under way.
 #[derive(Default)]
@@ -112,8 +113,10 @@ impl BaseMerge {
                 Err(_) if group.is_unreadable() && !is_unreadable(&self.deltas) => return Ok(false),
                 written => written?,
             };
-            let ends = to.is_none() && next.is_none() && self.left_out.is_empty();
-            replace_group(shared, &group, segments, ends.then_some(&self.deltas[..]))?;
+            let goes_on = next.or(to);
+            // The records of the first range that was left out are only in the deltas.
+            let merged_below = self.left_out.first().map(|(from, _)| *from).or(goes_on);
+            replace_group(shared, &group, segments, &self.deltas, merged_below)?;
             closing.replaced();
             if let Some(next) = next {
                 self.from = next;
@@ -146,10 +149,13 @@ impl BaseMerge {
 }
 
 impl Merging {
-    /// Where a store goes on: a merge into the base that was cut short is known by what it has left.
+    /// Where a store goes on: with the merge into the base that was cut, if there is one.
     pub(crate) fn of(version: &Version) -> Self {
-        let base = cut_short(version).map(|(deltas, from)| BaseMerge::new(deltas, from, None));
-        Self { base, ..Self::default() }
+        let going_on = |below: MergedBelow| {
+            let oldest = version.deltas.len() - below.deltas;
+            BaseMerge::new(version.deltas[oldest..].to_vec(), below.key, None)
+        };
+        Self { base: version.merged_below.map(going_on), ..Self::default() }
     }
 
     /// Does a step of a merge that is under way or due, all of it due for `settle`; whether there was any.
@@ -268,6 +274,11 @@ fn replace_deltas(shared: &Shared, merged: &[Arc<Run>], run: Run) -> Result<()> 
     let start = version.deltas.iter().position(|delta| delta.is(&merged[0]));
     let start = start.ok_or_else(|| Error::new(ErrorKind::Internal, "a run that was merged is gone"))?;
     let end = start + merged.len();
+    // A merge into the base that was given up has left these runs to others: the next one begins anew.
+    let in_base = version.merged_below.map_or(0, |below| below.deltas);
+    if end > version.deltas.len() - in_base {
+        version.merged_below = None;
+    }
     version.deltas.splice(start..end, (run.records() > 0).then(|| Arc::new(run)));
     shared.install(&mut manifest, version, |_| (), |_| ())?;
     drop(manifest);
@@ -296,8 +307,15 @@ fn newest_origin(shared: &Shared, runs: &[Arc<Run>], base: bool) -> Origin {
     }
 }
 
-/// Puts `written` in the place of `group` in the base; `done` are the deltas that are wholly in the base now.
-fn replace_group(shared: &Shared, group: &Run, written: Vec<Arc<Segment>>, done: Option<&[Arc<Run>]>) -> Result<()> {
+/// Puts `written` in the place of `group` in the base. The deltas are in the base below this key then; without one they are
+/// in it wholly, and go.
+fn replace_group(
+    shared: &Shared,
+    group: &Run,
+    written: Vec<Arc<Segment>>,
+    deltas: &[Arc<Run>],
+    merged_below: Option<Key>,
+) -> Result<()> {
     let mut manifest = shared.install.lock();
     let mut version = Version::clone(&shared.visible.load().version);
     let mut segments = version.base.segments().to_vec();
@@ -305,7 +323,10 @@ fn replace_group(shared: &Shared, group: &Run, written: Vec<Arc<Segment>>, done:
     segments.extend(written);
     segments.sort_by_key(|segment| segment.info.first);
     version.base = Arc::new(Run::new(segments));
-    // Runs that were flushed meanwhile are newer and stay.
-    version.deltas.retain(|run| !done.is_some_and(|done| done.iter().any(|merged| run.is(merged))));
+    version.merged_below = merged_below.map(|key| MergedBelow { deltas: deltas.len(), key });
+    if merged_below.is_none() {
+        // Runs that were flushed meanwhile are newer and stay.
+        version.deltas.retain(|run| !deltas.iter().any(|merged| run.is(merged)));
+    }
     shared.install(&mut manifest, version, |_| (), |_| ())
 }

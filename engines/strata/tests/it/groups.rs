@@ -7,6 +7,7 @@ use engine_api::{Durability, Engine};
 use engine_strata::{Sizes, StrataEngine};
 
 use crate::faulty::{Fault, FaultyStorage};
+use crate::hooked::{Hooked, Hooks};
 use crate::support::{Map, OPTIONS, all, apply, assert_holds, batch, stat, try_commit};
 use crate::wait_for;
 
@@ -114,6 +115,36 @@ fn a_base_merge_that_was_cut_goes_on_at_its_last_installed_group() {
     }
     assert!(went_on > changes / 3, "went_on={went_on} of {changes}");
     assert!(least < written / 3, "what was merged is not merged again: least={least} of {written}");
+}
+
+/// The records of a range that cannot be read are only in the deltas: a merge that is cut after it must not go on behind it.
+#[test]
+fn a_base_merge_that_left_a_segment_out_is_cut_anywhere_and_loses_nothing() {
+    let (before, map) = (before(), content(BASE + DELTAS));
+    let mut segments: Vec<String> = before.names().into_iter().filter(|name| name.ends_with(".seg")).collect();
+    segments.sort();
+    let (mut left_out, mut cut_at) = (0, 0);
+    loop {
+        cut_at += 1;
+        let storage = before.after_crash(0);
+        storage.set(Fault::CrashAt(cut_at));
+        let hooks = Arc::new(Hooks::default());
+        let hooked = Hooked { inner: Arc::new(storage.clone()), hooks: Arc::clone(&hooks) };
+        if let Ok(engine) = StrataEngine::open_sized(Arc::new(hooked), &OPTIONS, SIZES) {
+            // It is of the base: the deltas were flushed later.
+            *hooks.unreadable.lock() = Some(segments[1].clone());
+            engine.settle().ok();
+            left_out += stat(&engine, "unreadable_segments");
+        }
+        for outcome in 0..2 {
+            let place = format!("cut_at={cut_at} outcome={outcome}");
+            assert_whole(&storage.after_crash(cut_at * 8 + outcome), &map, &place);
+        }
+        if storage.counts().0 < cut_at {
+            break;
+        }
+    }
+    assert!(left_out > cut_at / 2, "left_out={left_out} of {cut_at}");
 }
 
 #[test]
