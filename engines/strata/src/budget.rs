@@ -1,23 +1,24 @@
-//! The memory of a store: what everything in it takes, and gives back when it is dropped.
+//! The memory budget of a store: everything that the store holds takes its bytes here and gives them back when dropped.
 //!
-//! Owns: the sums. Must not: decide who gets what; `write/divide.rs` does. Any thread.
+//! Owns: the sums. Must not: decide who gets how much; `write/divide.rs` does. Any thread.
 //!
-//! What can be done without is taken while there is some left. What cannot is taken in any case: the budget is in debt
-//! then, and the flushing and the merging thread take from those who can do with less (`write/balance.rs`).
+//! Optional memory (caches, filters, pages) is taken only while some is left. Memory that the store cannot do without
+//! is always granted. The budget may then be in debt, and the flushing and the merging thread take bytes back from the
+//! optional holders (`write/balance.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// Bytes that are left, and bytes that work has taken.
+/// Number of bytes left in the budget and number of bytes taken for temporary work.
 #[derive(Debug)]
 pub(crate) struct Budget {
     all_bytes: u64,
     left_bytes: AtomicI64,
-    /// Taken by flushes, merges and scans: it comes back when they end.
+    /// Bytes taken by flushes, merges and scans. They come back when that work ends.
     work_bytes: AtomicI64,
 }
 
-/// Bytes taken from a budget.
+/// A number of bytes taken from a budget, given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     budget: Arc<Budget>,
@@ -32,7 +33,7 @@ impl Budget {
         Arc::new(Self { all_bytes: bytes, left_bytes, work_bytes: AtomicI64::new(0) })
     }
 
-    /// Takes `bytes` if that leaves at least `leave_bytes`.
+    /// Takes `bytes` if at least `leave_bytes` are left afterwards.
     pub(crate) fn take(self: &Arc<Self>, bytes: u64, leave_bytes: u64) -> Option<Share> {
         let enough = i64::try_from(bytes.saturating_add(leave_bytes)).unwrap_or(i64::MAX);
         let taken = self
@@ -42,47 +43,48 @@ impl Budget {
         taken.then(|| Share { budget: Arc::clone(self), bytes, work: false })
     }
 
-    /// Takes `bytes`, which cannot be done without; there may be a debt afterwards.
+    /// Takes `bytes` for memory that the store cannot do without. The budget may be in debt afterwards.
     pub(crate) fn take_always(self: &Arc<Self>, bytes: u64) -> Share {
         self.left_bytes.fetch_sub(bytes as i64, Ordering::Relaxed);
         Share { budget: Arc::clone(self), bytes, work: false }
     }
 
-    /// The same for a flush, a merge or a scan, which gives it back soon.
+    /// Takes `bytes` for a flush, a merge or a scan, as [`Budget::take_always`] does, and counts them as work until
+    /// they come back.
     pub(crate) fn take_for_work(self: &Arc<Self>, bytes: u64) -> Share {
         self.left_bytes.fetch_sub(bytes as i64, Ordering::Relaxed);
         self.work_bytes.fetch_add(bytes as i64, Ordering::Relaxed);
         Share { budget: Arc::clone(self), bytes, work: true }
     }
 
-    /// All of it, in bytes.
+    /// Size of the whole budget in bytes.
     pub(crate) fn all_bytes(&self) -> u64 {
         self.all_bytes
     }
 
-    /// What is left; less than nothing is a debt.
+    /// Returns the number of bytes left; a negative number is a debt.
     pub(crate) fn left(&self) -> i64 {
         self.left_bytes.load(Ordering::Relaxed)
     }
 
-    /// What is left, in bytes.
+    /// Returns the number of bytes left, 0 when the budget is in debt.
     pub(crate) fn left_bytes(&self) -> u64 {
         self.left().max(0) as u64
     }
 
-    /// What is taken beyond the budget, in bytes.
+    /// Returns the debt in bytes, 0 when there is none.
     pub(crate) fn owed_bytes(&self) -> u64 {
         (-self.left()).max(0) as u64
     }
 
-    /// What work has taken, in bytes.
+    /// Returns the number of bytes that flushes, merges and scans have taken.
     pub(crate) fn work_bytes(&self) -> u64 {
         self.work_bytes.load(Ordering::Relaxed).max(0) as u64
     }
 }
 
 impl Share {
-    /// Gives back what is more than `bytes`.
+    /// Gives back all but `bytes` of this share.
     pub(crate) fn keep(&mut self, bytes: u64) {
         let more = self.bytes.saturating_sub(bytes);
         self.give(more);

@@ -1,6 +1,6 @@
-//! Files by name: whole reads and writes with errors that say which, aligned buffers.
+//! Access to files by name: whole reads and replacements whose errors name the file, and aligned buffers.
 //!
-//! Owns: the words of I/O errors. Must not: interpret bytes, or touch a disk but through [`Storage`].
+//! Owns: the wording of I/O errors. Must not: interpret bytes, or touch a disk other than through [`Storage`].
 
 use std::io;
 use std::os::fd::RawFd;
@@ -11,7 +11,7 @@ use engine_api::{Error, ErrorKind, Result};
 use crate::format::page::{PAGE_BYTES, PageBytes};
 use crate::storage::{Storage, StorageFile};
 
-/// A file that is read past the page cache where the file system can.
+/// A file that is read past the page cache where the file system supports it.
 pub(crate) struct ReadFile {
     file: Arc<dyn StorageFile>,
     shown: String,
@@ -21,7 +21,7 @@ impl ReadFile {
     pub(crate) fn open(storage: &dyn Storage, name: &str) -> Result<Self> {
         let shown = shown(storage, name);
         let file = storage.open(name, true).map_err(|e| {
-            // A file that a manifest names and that is not there is damage, not a wrong path.
+            // A missing file that the manifest names is damage, not a wrong path.
             let missing = e.kind() == io::ErrorKind::NotFound;
             let kind = match missing {
                 true => ErrorKind::DataDamaged,
@@ -33,7 +33,7 @@ impl ReadFile {
         Ok(Self { file, shown })
     }
 
-    /// The file in messages.
+    /// Path of the file as error messages show it.
     pub(crate) fn shown(&self) -> &str {
         &self.shown
     }
@@ -42,12 +42,13 @@ impl ReadFile {
         self.file.len_bytes().map_err(|e| Error::io(format!("cannot look at file={}", self.shown), e))
     }
 
-    /// Fills `buffer`, whose start, length and `offset` are multiples of a page. A file that is too short is damaged.
+    /// Fills `buffer` from `offset`. Start and length of the buffer and `offset` must be multiples of a page. A file
+    /// that is too short is reported as damaged.
     pub(crate) fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         self.file.read_at(buffer, offset).map_err(|e| self.failed(e, offset, buffer.len()))
     }
 
-    /// A read that failed, in words.
+    /// Turns the error of a failed read into one that names file, offset and length.
     pub(crate) fn failed(&self, e: io::Error, offset: u64, bytes: usize) -> Error {
         let message = format!("cannot read: file={} offset={offset} bytes={bytes} reason={e}", self.shown);
         match e.kind() {
@@ -56,41 +57,41 @@ impl ReadFile {
         }
     }
 
-    /// The descriptor, for reads that the kernel does by itself.
+    /// Descriptor for reads that the kernel makes on its own (io_uring); `None` where the storage has none.
     pub(crate) fn raw_fd(&self) -> Option<RawFd> {
         self.file.raw_fd()
     }
 
-    /// The open file, to keep it open.
+    /// Returns a handle that keeps the file open.
     pub(crate) fn shared(&self) -> Arc<dyn StorageFile> {
         Arc::clone(&self.file)
     }
 }
 
-/// Whether an error is a want of descriptors, memory or kernel resources, which passes.
+/// Whether an error is a temporary shortage of descriptors, memory or kernel resources.
 pub(crate) fn passes(e: &io::Error) -> bool {
     let wants = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS, libc::EAGAIN, libc::EINTR];
     e.raw_os_error().is_some_and(|code| wants.contains(&code)) || e.kind() == io::ErrorKind::OutOfMemory
 }
 
-/// An I/O error of a call that has changed nothing where it failed: a want that passes is [`ErrorKind::Retry`]. Not for
-/// flushes, after which nothing is known.
+/// Makes an error of an I/O call that changed nothing when it failed: a temporary shortage becomes
+/// [`ErrorKind::Retry`]. Do not use it for flushes, because after a failed flush nothing is known about the bytes.
 pub(crate) fn io_error(message: impl Into<String>, e: io::Error) -> Error {
     if passes(&e) { Error::with_source(ErrorKind::Retry, message, e) } else { Error::io(message, e) }
 }
 
-/// A file of the store in messages.
+/// Path of a file of the store for error messages.
 pub(crate) fn shown(storage: &dyn Storage, name: &str) -> String {
     format!("{}/{name}", storage.shown())
 }
 
-/// A manifest takes 88 bytes a segment: this is one of 700,000.
+/// Longest file that is read whole. A manifest takes 88 bytes a segment, so this is one of some 700,000 segments.
 const WHOLE_BYTES_MAX: u64 = 64 << 20;
 
-/// All bytes of the file `name`; `None` where there is no such file.
+/// Reads the file `name` whole; `None` if there is no such file.
 ///
 /// # Errors
-/// Those of reading, naming the file.
+/// I/O errors, which name the file; a file longer than [`WHOLE_BYTES_MAX`].
 pub(crate) fn read_whole(storage: &dyn Storage, name: &str) -> Result<Option<Vec<u8>>> {
     let read = || {
         let file = storage.open(name, false)?;
@@ -110,14 +111,14 @@ pub(crate) fn read_whole(storage: &dyn Storage, name: &str) -> Result<Option<Vec
     }
 }
 
-/// Makes the names of the store's files durable.
+/// Flushes the directory, so that the names of the store's files are durable.
 pub(crate) fn sync_dir(storage: &dyn Storage) -> Result<()> {
     storage
         .sync_dir()
         .map_err(|e| Error::io(format!("cannot sync the directory: dir={} reason={e}", storage.shown()), e))
 }
 
-/// Replaces the file `name` by `bytes`, wholly or not at all.
+/// Replaces the file `name` by `bytes`: after a crash either the old or the new content is there, whole.
 pub(crate) fn replace(storage: &dyn Storage, name: &str, bytes: &[u8]) -> Result<()> {
     let part = format!("{name}.tmp");
     let message = |e: &io::Error| format!("cannot write file={} reason={e}", shown(storage, name));
@@ -125,7 +126,7 @@ pub(crate) fn replace(storage: &dyn Storage, name: &str, bytes: &[u8]) -> Result
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => storage.create(&part),
     };
-    // Nothing is replaced yet: what passes may be tried again.
+    // Nothing is replaced yet, so a temporary shortage may be retried.
     let file = create().map_err(|e| io_error(message(&e), e))?;
     let write = || {
         file.write_at(bytes, 0)?;
@@ -136,7 +137,7 @@ pub(crate) fn replace(storage: &dyn Storage, name: &str, bytes: &[u8]) -> Result
     sync_dir(storage)
 }
 
-/// A buffer of whole pages that starts at a page, as direct reads demand.
+/// A buffer of whole pages whose start is aligned to a page, as direct reads demand.
 pub(crate) struct PageBuffer {
     bytes: Vec<u8>,
     start: usize,

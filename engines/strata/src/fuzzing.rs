@@ -1,5 +1,5 @@
-//! Decoders for the fuzz targets in `fuzz/`: each takes any bytes as they are, behind a right checksum, and as changes
-//! of a valid encoding.
+//! Entry points for the fuzz targets in `fuzz/`, one for each decoder. Each decodes arbitrary bytes as they are, with a
+//! right checksum, and as changes of a valid encoding.
 //!
 //! Owns: nothing. Must not: be called by the engine. Any thread.
 
@@ -15,13 +15,14 @@ use crate::format::secret::{SALT_BYTES, Salt};
 use crate::format::wal::{self, HEADER_BYTES, Position, replay_file};
 use crate::storage::StorageFile;
 
-/// The number of the segment, of the WAL file and of its first batch.
+/// Number of the segment, of the WAL file, and of the first batch.
 const NUMBER: u64 = 1;
-/// The salt of the WAL file.
+/// Salt of the WAL file.
 const SALT: Salt = [0xa5; SALT_BYTES];
 
-/// Gives `check` the bytes, the bytes with right checksums, and `sample` changed by them with right checksums: three
-/// bytes are an offset and what stands there. Nobody would guess a magic number and a length behind it.
+/// Calls `check` with the bytes, with the bytes and a right checksum, and with a `sample` that the bytes change: three
+/// bytes are an offset and the new byte. Without the sample no fuzzer would guess a magic number and the length after
+/// it.
 fn each(bytes: &[u8], mut sample: Vec<u8>, seal: impl Fn(&mut [u8]), check: impl Fn(&[u8])) {
     check(bytes);
     let mut sealed = bytes.to_vec();
@@ -35,14 +36,14 @@ fn each(bytes: &[u8], mut sample: Vec<u8>, seal: impl Fn(&mut [u8]), check: impl
     check(&sample);
 }
 
-/// Makes the checksum in the first four bytes that of the others.
+/// Sets the first four bytes to the checksum of the others.
 fn seal(bytes: &mut [u8]) {
     if let Some((stored, rest)) = bytes.split_first_chunk_mut() {
         *stored = crc32c::crc32c(rest).to_le_bytes();
     }
 }
 
-/// The first bytes as a page, with zeros behind.
+/// Returns the first bytes as a page, padded with zeros.
 fn whole_page(bytes: &[u8]) -> PageBytes {
     std::array::from_fn(|at| bytes.get(at).copied().unwrap_or(0))
 }
@@ -51,7 +52,7 @@ fn key(n: u8) -> Key {
     [n; 32]
 }
 
-/// A page: in one that is accepted every lookup ends, and finds what is there if it is in order.
+/// Fuzzes a page. In an accepted page every lookup ends, and if the keys are in order it finds each record.
 pub fn page(bytes: &[u8]) {
     let mut sample = PageBuilder::new();
     let keys = (0..PAGE_RECORDS_MAX as u8).map(key);
@@ -88,7 +89,7 @@ fn segment(id: u64, first: u8, last: u8) -> SegmentInfo {
     SegmentInfo { id, records: 500, tombstones: 5, first: key(first), last: key(last) }
 }
 
-/// A manifest: one that is accepted is the same when it is written again.
+/// Fuzzes a manifest. An accepted one is the same when it is encoded again.
 pub fn manifest(bytes: &[u8]) {
     let runs = vec![vec![segment(1, 1, 9)], vec![segment(2, 1, 2), segment(3, 3, 4)], vec![]];
     let merged_below = Some(MergedBelow { deltas: 1, key: key(3) });
@@ -111,7 +112,7 @@ pub fn manifest(bytes: &[u8]) {
     });
 }
 
-/// A segment's footer: one that is accepted is the same when it is written again, and its lengths agree.
+/// Fuzzes a segment's footer. An accepted one is the same when it is encoded again, and its lengths agree.
 pub fn footer(bytes: &[u8]) {
     let info = segment(NUMBER, 1, 9);
     let section = |at: u64, bytes: usize| Section { offset: at << 12, bytes: bytes as u64, crc: 7 };
@@ -119,7 +120,7 @@ pub fn footer(bytes: &[u8]) {
     let origin = Origin { checkpoint: checkpoint(), ..Origin::default() };
     let sample = Footer { info, pages: 8, planes, directory: section(11, 64), origin }.encode();
     let sample = sample.expect("a short checkpoint");
-    // Changes of what is refused in any case would find nothing.
+    // The sample must be valid, because changes of a refused one would reach nothing.
     assert!(Footer::decode(&sample).is_ok());
     each(&whole_page(bytes), sample.to_vec(), seal, |bytes| {
         let Ok(footer) = Footer::decode(&whole_page(bytes)) else { return };
@@ -130,7 +131,7 @@ pub fn footer(bytes: &[u8]) {
     });
 }
 
-/// A WAL file: what is replayed is consecutive from the first number on; damage is an error.
+/// Fuzzes a WAL file. Replayed batches are consecutive from the first number on; damage is an error.
 pub fn wal(bytes: &[u8]) {
     let mut sample = Vec::new();
     for count in 0..3 {
@@ -157,7 +158,7 @@ pub fn wal(bytes: &[u8]) {
     });
 }
 
-/// Makes every record one of this file, with the next number and a right checksum.
+/// Gives every record this file's salt and number, the next batch number, and a right checksum.
 fn seal_records(mut bytes: &mut [u8]) {
     let mut number = NUMBER;
     while bytes.len() >= HEADER_BYTES {
@@ -172,7 +173,7 @@ fn seal_records(mut bytes: &mut [u8]) {
     }
 }
 
-/// Bytes as a file that is only read.
+/// Bytes as a read-only file.
 struct Bytes<'a>(&'a [u8]);
 
 impl StorageFile for Bytes<'_> {

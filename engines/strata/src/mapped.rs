@@ -1,9 +1,10 @@
-//! A list in pages of its own: what is large and does not stay.
+//! A list in memory pages of its own, for large lists with a short life.
 //!
-//! Owns: the mapping. Must not: know what the list is for. Any thread.
+//! Owns: the mapping. Must not: know the purpose of the list. Any thread.
 //!
-//! glibc keeps freed blocks of up to 32 MiB for its next allocations: memory that the budget has given to somebody else
-//! meanwhile. A mapping goes back to the system when it is dropped, whatever the program's allocator does.
+//! glibc keeps freed blocks of up to 32 MiB for later allocations, although the budget has given that memory to
+//! somebody else meanwhile. A mapping goes back to the system when it is dropped, whatever the program's allocator
+//! does.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -14,20 +15,20 @@ use memmap2::{MmapMut, MmapRaw};
 use crate::file::io_error;
 use crate::format::page::PAGE_BYTES;
 
-/// A list. Pages of its room that were never written take no memory.
+/// A growable list. Pages of its capacity that were never written take no memory.
 pub(crate) struct Mapped<T> {
     map: MmapRaw,
     length: usize,
     _items: PhantomData<T>,
 }
 
-// SAFETY: it owns its items, as a `Vec` does.
+// SAFETY: the list owns its items, as a `Vec` does.
 unsafe impl<T: Send> Send for Mapped<T> {}
 // SAFETY: a shared list gives out nothing but shared items, as a `Vec` does.
 unsafe impl<T: Sync> Sync for Mapped<T> {}
 
 impl<T> Mapped<T> {
-    /// An empty list with room for so many items.
+    /// Creates an empty list with room for `items` items.
     ///
     /// # Errors
     /// `Retry`: there is no memory.
@@ -38,7 +39,7 @@ impl<T> Mapped<T> {
         Ok(Self { map: map.into(), length: 0, _items: PhantomData })
     }
 
-    /// The list of these items; `room` is how many there may be.
+    /// Collects `items` into a list with room for `room` of them.
     ///
     /// # Errors
     /// As [`Mapped::with_room`].
@@ -50,7 +51,7 @@ impl<T> Mapped<T> {
         Ok(list)
     }
 
-    /// Adds an item. A list without room for it moves to twice as many pages.
+    /// Appends an item. A full list moves to a mapping of twice the size.
     ///
     /// # Errors
     /// As [`Mapped::with_room`].
@@ -59,25 +60,25 @@ impl<T> Mapped<T> {
         if self.length == self.map.len() / size_of::<T>() {
             self.grow()?;
         }
-        // SAFETY: there is room for it in the mapping, which begins at a page and is this list's alone.
+        // SAFETY: the mapping has room for the item, begins at a page, and belongs to this list alone.
         unsafe { self.items().add(self.length).write(item) };
         self.length += 1;
         Ok(())
     }
 
-    /// Takes the last item away.
+    /// Removes the last item and returns it.
     pub(crate) fn pop(&mut self) -> Option<T> {
         self.length = self.length.checked_sub(1)?;
-        // SAFETY: it was written by `push`, and is not looked at again: the list ends before it.
+        // SAFETY: `push` wrote the item, and nobody reads it again, because the list now ends before it.
         Some(unsafe { self.items().add(self.length).read() })
     }
 
     #[cold]
     fn grow(&mut self) -> Result<()> {
         let mut larger = Self::with_room((2 * self.length).max(PAGE_BYTES / size_of::<T>()).max(1))?;
-        // SAFETY: as many items were written here and have room there; these are two mappings.
+        // SAFETY: this many items were written here and have room there; the two mappings do not overlap.
         unsafe { larger.items().copy_from_nonoverlapping(self.items(), self.length) };
-        // They are moved: this list is empty when its pages are given back.
+        // The items have moved: this list must be empty when its pages are given back.
         larger.length = std::mem::take(&mut self.length);
         *self = larger;
         Ok(())
@@ -89,13 +90,13 @@ impl<T> Mapped<T> {
 }
 
 impl Mapped<u8> {
-    /// So many zeros.
+    /// Creates a list of `bytes` zeros.
     ///
     /// # Errors
     /// As [`Mapped::with_room`].
     pub(crate) fn zeros(bytes: usize) -> Result<Self> {
         let mut list = Self::with_room(bytes)?;
-        // The kernel made the pages zero.
+        // The kernel gives out zeroed pages.
         list.length = bytes;
         Ok(list)
     }
@@ -106,21 +107,21 @@ impl<T> Deref for Mapped<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: so many items were written; they are changed only by who has the list mutably.
+        // SAFETY: `length` items were written, and only a mutable borrow of the list changes them.
         unsafe { std::slice::from_raw_parts(self.items(), self.length) }
     }
 }
 
 impl<T> DerefMut for Mapped<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: so many items were written, and the list is borrowed mutably as long as they are.
+        // SAFETY: `length` items were written, and the list is borrowed mutably for as long as the slice lives.
         unsafe { std::slice::from_raw_parts_mut(self.items(), self.length) }
     }
 }
 
 impl<T> Drop for Mapped<T> {
     fn drop(&mut self) {
-        // SAFETY: these items were written, and nobody looks at them any more.
+        // SAFETY: these items were written, and nobody reads them any more.
         unsafe { std::ptr::drop_in_place(std::ptr::slice_from_raw_parts_mut(self.items(), self.length)) };
     }
 }

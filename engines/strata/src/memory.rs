@@ -1,7 +1,7 @@
 //! Memory that is read at random: anonymous pages, huge ones where the kernel gives them.
 //!
-//! Owns: how it is mapped, and the sharing of a mapping by small pieces. With pages of 4 KiB a probe that misses the
-//! caches also misses the TLB, which costs as much again.
+//! Owns: how it is mapped, and how small pieces share a mapping. With pages of 4 KiB a read that misses the CPU caches
+//! also misses the TLB, which costs as much again.
 
 use std::io;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use parking_lot::Mutex;
 
 use crate::format::page::PAGE_BYTES;
 
-/// Pieces that are smaller share mappings of this many bytes. A mapping stays until its last piece is dropped; pieces
-/// that are made one after the other are mostly dropped so too.
+/// Size of a mapping that smaller pieces share. The mapping stays until its last piece is dropped, and pieces that are
+/// made one after the other are mostly dropped together too.
 const SHARED_BYTES: usize = 8 << 20;
 
-/// Where pieces of memory come from.
+/// An allocator of pieces of mappings.
 #[derive(Default)]
 pub(crate) struct Pool {
-    /// The mapping that is being handed out, and how much of it was.
+    /// The mapping that pieces are taken from now, and the number of its bytes already handed out.
     current: Mutex<Option<(Arc<MmapRaw>, usize)>>,
 }
 
-/// Bytes of whole pages. Their holder may write them; once it has cloned itself, all that share them only read.
+/// Bytes in whole pages. A sole holder may write them. Once it was cloned, all holders only read.
 #[derive(Clone)]
 pub(crate) struct HugeBytes {
     at: *const u8,
@@ -30,23 +30,23 @@ pub(crate) struct HugeBytes {
     piece: Arc<Piece>,
 }
 
-/// A part of a mapping.
+/// A part of a mapping. Its pages go back to the kernel when it is dropped.
 struct Piece {
     map: Arc<MmapRaw>,
     start: usize,
     whole: usize,
 }
 
-// SAFETY: the pages lie in the piece's mapping, which lives as long as it does. They are written by one holder that
-// shares them with nobody, and read by any number that write nothing.
+// SAFETY: the pages lie in the piece's mapping, which lives as long as the piece. They are written by one holder that
+// shares them with nobody, and read by any number of holders that write nothing.
 unsafe impl Send for HugeBytes {}
-// SAFETY: as above.
+// SAFETY: as for `Send` above.
 unsafe impl Sync for HugeBytes {}
 
-/// Maps `bytes`, rounded up to pages by the kernel.
+/// Maps `bytes` of memory, which the kernel rounds up to pages, and asks for huge pages.
 ///
 /// # Errors
-/// What the kernel says when there is no memory.
+/// The kernel's error when there is no memory.
 pub(crate) fn map_huge(bytes: usize) -> io::Result<MmapMut> {
     let map = MmapMut::map_anon(bytes)?;
     // Only advice: a kernel without huge pages gives small ones.
@@ -54,18 +54,18 @@ pub(crate) fn map_huge(bytes: usize) -> io::Result<MmapMut> {
     Ok(map)
 }
 
-/// Gives back the pages behind the first `used` bytes, which are zeros afterwards: a huge page reaches beyond what was
-/// written to it.
+/// Gives back the pages after the first `used` bytes; they read as zeros afterwards. It is worth doing because a huge
+/// page reaches beyond the bytes that were written.
 pub(crate) fn release_tail(map: &mut MmapMut, used: usize) {
     let used = used.next_multiple_of(PAGE_BYTES);
     if let Some(rest) = map.len().checked_sub(used).filter(|rest| *rest > 0) {
-        // SAFETY: the range lies within the mapping, which nobody else looks at while it is borrowed mutably. Where the
+        // SAFETY: the range lies within the mapping, which nobody else reads while it is borrowed mutably. If the
         // kernel refuses, memory is lost and nothing else.
         unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, used, rest) }.ok();
     }
 }
 
-/// Fetches the cache line of this byte: a hint, which may be given for any address.
+/// Prefetches the cache line of this byte. It is only a hint, so the address may be any.
 #[inline(always)]
 pub(crate) fn prefetch(byte: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -78,7 +78,7 @@ pub(crate) fn prefetch(byte: *const u8) {
 }
 
 impl Pool {
-    /// A piece of `bytes`, rounded up to pages.
+    /// Allocates a piece of `bytes`, rounded up to pages.
     ///
     /// # Errors
     /// As [`map_huge`].
@@ -103,25 +103,26 @@ impl HugeBytes {
         Self { at, bytes, piece: Arc::new(Piece { map, start, whole: bytes.next_multiple_of(PAGE_BYTES) }) }
     }
 
-    /// All of its pages, as direct reads demand; none once they are shared.
+    /// Returns all pages of the piece for writing, as direct reads demand; an empty slice if the piece is shared.
     pub(crate) fn whole_pages_mut(&mut self) -> &mut [u8] {
         let Some(piece) = Arc::get_mut(&mut self.piece) else { return &mut [] };
-        // SAFETY: the pages lie within the mapping, which lives as long as `self`; the pool hands every page out once,
-        // nobody shares this piece, and `self` is borrowed for as long as the slice lives. The kernel has made them zero.
+        // SAFETY: the pages lie within the mapping, which lives as long as `self`. The pool hands every page out once,
+        // nobody shares this piece, and `self` is borrowed for as long as the slice lives. The kernel has made the
+        // pages zero.
         unsafe { std::slice::from_raw_parts_mut(piece.map.as_mut_ptr().add(piece.start), piece.whole) }
     }
 
-    /// The bytes that were asked for, as numbers of eight bytes in this machine's order.
+    /// Returns the requested bytes as numbers of eight bytes in this machine's byte order.
     #[inline(always)]
     pub(crate) fn words(&self) -> &[u64] {
-        // SAFETY: as in `bytes`; the piece begins at a page, and any eight bytes are a number.
+        // SAFETY: as in `bytes`; the piece begins at a page, and any eight bytes are a valid number.
         unsafe { std::slice::from_raw_parts(self.at.cast(), self.bytes / size_of::<u64>()) }
     }
 
-    /// The bytes that were asked for.
+    /// Returns the requested bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: `at` points to as many bytes of the piece; nobody writes them while `self` is borrowed, because writing
-        // takes the only holder mutably.
+        // SAFETY: `at` points to this many bytes of the piece. Nobody writes them while `self` is borrowed, because
+        // writing takes the only holder mutably.
         unsafe { std::slice::from_raw_parts(self.at, self.bytes) }
     }
 }
@@ -129,9 +130,9 @@ impl HugeBytes {
 impl Drop for Piece {
     fn drop(&mut self) {
         if self.whole < self.map.len() {
-            // The mapping stays for its other pieces. These pages would come back if the kernel made a huge page of their
-            // neighbours: it fills what is missing with zeros.
-            // SAFETY: the range lies within the mapping, and nobody has these pages any more.
+            // The mapping stays for its other pieces. Without MADV_NOHUGEPAGE these pages could come back, because the
+            // kernel fills missing pages with zeros when it makes a huge page of their neighbours.
+            // SAFETY: the range lies within the mapping, and nobody holds these pages any more.
             unsafe {
                 let at = self.map.as_mut_ptr().add(self.start).cast();
                 libc::madvise(at, self.whole, libc::MADV_NOHUGEPAGE);

@@ -1,6 +1,6 @@
-//! What the engine says of itself: sizes, debts, stalls, and how its memory is divided.
+//! Statistics of the engine: sizes, debts, stalls, and the division of its memory.
 //!
-//! Owns: the names of the details. Counters are plain sums; whoever does the work adds to them.
+//! Owns: the names of the details. Counters are plain sums; the thread that does the work adds to them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub(crate) struct Counters {
     flushes: AtomicU64,
     merges: AtomicU64,
     failures: AtomicU64,
-    /// Of the disk, for the merge that comes next.
+    /// Disk space in bytes that the next merge lacks; 0 if there is enough.
     merge_short_bytes: AtomicU64,
     stalls: AtomicU64,
     stall_us: AtomicU64,
@@ -40,38 +40,38 @@ pub(crate) struct Counters {
 
 // ORDERING: Relaxed in all of this file: sums that guard no other memory.
 impl Counters {
-    /// A batch of so many operations was written to the WAL as so many bytes.
+    /// Counts a batch of `ops` operations that was written to the WAL as `wal_bytes`.
     pub(crate) fn committed(&self, ops: usize, wal_bytes: u64) {
         self.committed_bytes.fetch_add(ops as u64 * PAIR_BYTES, Ordering::Relaxed);
         self.wal_bytes.fetch_add(wal_bytes, Ordering::Relaxed);
     }
 
-    /// A segment was written.
+    /// Counts a segment of `bytes` that was written.
     pub(crate) fn segment(&self, bytes: u64) {
         self.segment_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// A memtable became a run.
+    /// Counts a memtable that became a run.
     pub(crate) fn flushed(&self) {
         self.flushes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Some runs became one.
+    /// Counts a merge of several runs into one.
     pub(crate) fn merged(&self) {
         self.merges.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A flush or a merge failed, or was put off for want of space.
+    /// Counts a flush or a merge that failed, or that was put off for want of disk space.
     pub(crate) fn merge_failed(&self) {
         self.failures.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A merge that is due lacks so much disk space, or none.
+    /// Sets the disk space that a due merge lacks; 0 if there is enough.
     pub(crate) fn merge_short(&self, bytes: u64) {
         self.merge_short_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// A commit waited for a flush or a merge.
+    /// Counts a commit that waited for a flush or a merge.
     pub(crate) fn stalled(&self, time: Duration) {
         let us = time.as_micros() as u64;
         self.stalls.fetch_add(1, Ordering::Relaxed);
@@ -79,13 +79,13 @@ impl Counters {
         self.stall_longest_us.fetch_max(us, Ordering::Relaxed);
     }
 
-    /// A commit was slowed, because merges are behind.
+    /// Counts a commit that was slowed because merges lag behind.
     pub(crate) fn slowed(&self, time: Duration) {
         self.slowed.fetch_add(1, Ordering::Relaxed);
         self.slowed_us.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// A commit began the next WAL file and memtable, which took it so long.
+    /// Counts a commit that began the next WAL file and memtable, and the time it took.
     pub(crate) fn rotated(&self, time: Duration) {
         let us = time.as_micros() as u64;
         self.rotations.fetch_add(1, Ordering::Relaxed);
@@ -93,12 +93,12 @@ impl Counters {
         self.rotation_longest_us.fetch_max(us, Ordering::Relaxed);
     }
 
-    /// A merge into the base has begun at its first key.
+    /// Counts a merge into the base that began at its first key.
     pub(crate) fn base_merge_began(&self) {
         self.base_merges.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// There are so many delta runs now, and so much is to be merged into the base.
+    /// Records the present number of delta runs and the merge debt, of which the statistics keep the maximum.
     pub(crate) fn shape(&self, runs: u64, debt_percent: u64) {
         self.runs_most.fetch_max(runs, Ordering::Relaxed);
         self.debt_most_percent.fetch_max(debt_percent, Ordering::Relaxed);
@@ -177,9 +177,9 @@ impl Shared {
     }
 }
 
-/// Device reads that gets of absent and of present keys take with the memory as it is divided, of a million: filters
-/// let keys through, and pages may be in memory once they were read. The record cache is not counted: what it saves
-/// depends on which keys are popular.
+/// Estimates the device reads of a million gets of absent keys and of a million gets of present keys with the present
+/// division of memory. Filters let some absent keys through, and pages may stay in memory once they were read. The
+/// record cache is left out, because its savings depend on which keys are popular.
 fn expected_reads(version: &Version) -> [(&'static str, u64); 2] {
     let (mut absent, mut pages, mut in_memory) = (0, 0, 0);
     for run in version.runs().filter(|run| run.records() > 0) {

@@ -1,7 +1,7 @@
 //! The files of one store: the only way in which the engine touches a disk.
 //!
-//! Owns: the [`Storage`] and [`StorageFile`] traits and [`DirStorage`], which is a directory. Must not: know formats.
-//! Called from any thread.
+//! Owns: the [`Storage`] and [`StorageFile`] traits, and [`DirStorage`], which implements them on a directory. Must
+//! not: know formats. Called from any thread.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -10,75 +10,75 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A flat directory of files. Names have no separators.
+/// A flat directory of files. Names contain no separators.
 ///
-/// Nothing is durable before it was synced: a file's bytes by [`StorageFile::sync_data`], the names by
+/// Nothing is durable before it was flushed: the bytes of a file by [`StorageFile::sync_data`], the names by
 /// [`Storage::sync_dir`].
 pub trait Storage: Send + Sync + 'static {
-    /// Creates a file that does not exist, readable and writable.
+    /// Creates a file for reading and writing. The name must not exist.
     fn create(&self, name: &str) -> io::Result<Arc<dyn StorageFile>>;
-    /// Opens a file for reading, past the page cache where `direct` is set and the filesystem can.
+    /// Opens a file for reading, past the page cache if `direct` is set and the filesystem supports it.
     fn open(&self, name: &str, direct: bool) -> io::Result<Arc<dyn StorageFile>>;
-    /// Opens a file for overwriting.
+    /// Opens an existing file for overwriting.
     fn open_write(&self, name: &str) -> io::Result<Arc<dyn StorageFile>>;
-    /// Gives a file another name, replacing what has that name.
+    /// Renames a file, replacing any file that has the new name.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
-    /// Removes a file's name.
+    /// Removes a file from the directory.
     fn remove(&self, name: &str) -> io::Result<()>;
-    /// Every name.
+    /// Lists the names of all files.
     fn list(&self) -> io::Result<Vec<String>>;
     /// Makes created, renamed and removed names durable.
     fn sync_dir(&self) -> io::Result<()>;
-    /// Bytes that can still be allocated.
+    /// Returns the bytes that can still be allocated.
     fn free_bytes(&self) -> io::Result<u64>;
-    /// Bytes allocated by all files.
+    /// Returns the bytes that all files have allocated.
     fn used_bytes(&self) -> io::Result<u64>;
-    /// Makes the immutable file `name` appear in the directory `dir` too, linked or copied, durable but for the name.
+    /// Links or copies the immutable file `name` into the directory `dir`. The content is durable, the new name is not.
     fn share(&self, name: &str, dir: &Path) -> io::Result<()>;
-    /// The directory, for messages.
+    /// Path of the directory for messages.
     fn shown(&self) -> String;
 }
 
-/// An open file. Reads and writes name their offset, so that threads share it.
+/// An open file. Reads and writes name their offset, so that threads can share it.
 pub trait StorageFile: Send + Sync {
-    /// Fills `buf` from `offset`; `UnexpectedEof` when the file is shorter.
+    /// Fills `buf` from `offset`; `UnexpectedEof` if the file is shorter.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
     /// Writes all of `bytes` at `offset`.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Makes every byte written so far durable. Once it has failed nothing is known of them.
+    /// Makes every byte written so far durable. After a failure nothing is known about those bytes.
     fn sync_data(&self) -> io::Result<()>;
-    /// Length in bytes.
+    /// Returns the length of the file in bytes.
     fn len_bytes(&self) -> io::Result<u64>;
-    /// Advice: what was written will not be read through the page cache. In it the pages would only be charged to a
-    /// memory cap.
+    /// Advises the system that the written bytes will not be read through the page cache, where they would only be
+    /// charged to a memory cap.
     fn forget_pages(&self);
-    /// Advice: the device may begin to write these bytes, so that the flush at the end finds little to do and reads do
-    /// not meet all of it at once.
+    /// Advises the device to begin writing these bytes, so that the flush at the end finds little to do, and reads do
+    /// not compete with all of it at once.
     fn start_writeback(&self, _offset: u64, _bytes: u64) {}
-    /// A descriptor that reads may be asked of the kernel with (io_uring), where there is one.
+    /// Returns a descriptor that the kernel can read from by itself (io_uring); `None` if there is none.
     fn raw_fd(&self) -> Option<RawFd> {
         None
     }
 }
 
-/// A directory of the filesystem.
+/// A directory of the filesystem that holds one store.
 pub struct DirStorage {
     dir: PathBuf,
-    /// The directory itself, for flushes: they must not fail for want of a descriptor. None where nothing is written.
+    /// The open directory, for flushes, which must not fail for want of a descriptor. `None` if nothing is written.
     handle: Option<File>,
 }
 
 impl DirStorage {
-    /// The directory `dir`, created where it is missing.
+    /// Opens the directory `dir`, creating it if it is missing.
     ///
     /// # Errors
-    /// What the filesystem says.
+    /// I/O errors of creating or opening the directory.
     pub fn open(dir: &Path) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         Ok(Self { handle: Some(File::open(dir)?), ..Self::existing(dir) })
     }
 
-    /// The directory `dir`, which is there.
+    /// Refers to the directory `dir`, which must exist, for reading only.
     pub(crate) fn existing(dir: &Path) -> Self {
         Self { dir: dir.to_owned(), handle: None }
     }
@@ -95,13 +95,13 @@ impl Storage for DirStorage {
         refuse_special(&path)?;
         if direct {
             match OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path) {
-                // tmpfs and some overlays know no direct reads.
+                // tmpfs and some overlay filesystems support no direct reads.
                 Err(e) if e.kind() == io::ErrorKind::InvalidInput => {}
                 opened => return Ok(Arc::new(DirFile { file: opened? })),
             }
         }
         let file = File::open(&path)?;
-        // Only advice: without it the kernel reads ahead of lookups that will not come.
+        // Only advice: without it the kernel reads ahead for lookups that will not come.
         let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
         Ok(Arc::new(DirFile { file }))
     }
@@ -140,9 +140,9 @@ impl Storage for DirStorage {
         let mut sum = 0;
         for entry in fs::read_dir(&self.dir)? {
             match entry?.metadata() {
-                // st_blocks counts 512 bytes whatever the filesystem's block size is.
+                // `st_blocks` counts units of 512 bytes, whatever the filesystem's block size is.
                 Ok(metadata) => sum += metadata.blocks() * 512,
-                // Merged away since the listing.
+                // A merge has removed the file since the listing.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(e),
             }
@@ -166,8 +166,9 @@ impl Storage for DirStorage {
     }
 }
 
-/// Refuses what is no regular file before it is opened: opening a FIFO waits for its other end. Not by `O_NONBLOCK`, which
-/// would stay with the file and make reads through io_uring fail where they have to wait.
+/// Refuses anything but a regular file before it is opened, because opening a FIFO waits for its other end.
+/// `O_NONBLOCK` is no way out: it would stay with the file, and reads through io_uring would fail where they have to
+/// wait.
 fn refuse_special(path: &Path) -> io::Result<()> {
     match fs::metadata(path)?.is_file() {
         true => Ok(()),
@@ -201,7 +202,7 @@ impl StorageFile for DirFile {
     }
 
     fn start_writeback(&self, offset: u64, bytes: u64) {
-        // SAFETY: no pointers; the descriptor is open as long as `self` is. A refusal costs only time.
+        // SAFETY: no pointers are passed, and the descriptor is open as long as `self` is. A refusal costs only time.
         unsafe {
             libc::sync_file_range(self.file.as_raw_fd(), offset as i64, bytes as i64, libc::SYNC_FILE_RANGE_WRITE)
         };

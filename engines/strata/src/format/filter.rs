@@ -1,28 +1,28 @@
-//! Filter planes: blocked Bloom filters of 8, 4 and 4 bits a key. Each plane is one by itself, of a hash of its own, so
-//! that as many are loaded as the memory allows, and their errors multiply.
+//! Filter planes: blocked Bloom filters of 8, 4 and 4 bits a key. Each plane is a complete filter with a hash of its
+//! own, so as many planes are loaded as the memory allows, and their error rates multiply.
 //!
 //! Owns: the bytes of a plane (FORMAT.md, "Filter plane"). Must not: do I/O.
 
 use crate::memory;
 
-/// Planes of a segment.
+/// Number of filter planes in a segment.
 pub(crate) const PLANES: usize = 3;
-/// Bits a key in each plane: one that ends 39 of 40 gets of absent keys by itself, and two halves of such a one for what
-/// memory is left.
+/// Bits a key in each plane. The first plane alone ends 39 of 40 gets of absent keys. The other two have half its size,
+/// so that they fit into smaller amounts of spare memory.
 const BITS_PER_KEY: [u64; PLANES] = [8, 4, 4];
-/// Bits set a key: near the optimum of ln 2 of the bits, less what a filter of lines loses that fill unevenly.
+/// Bits set a key: near the optimum of ln 2 of the bits, less a little because blocks of one cache line fill unevenly.
 const PROBES: [u32; PLANES] = [5, 3, 3];
-/// Absent keys that each plane lets through, of a million; measured, and held by the test below.
+/// False positives of each plane in a million absent keys. They were measured, and the test below holds them.
 const ERRORS_PER_MILLION: [u64; PLANES] = [25_000, 155_000, 155_000];
-/// A block is a cache line: one miss a plane.
+/// A block is one cache line, so that a lookup costs one cache miss a plane.
 const BLOCK_BYTES: usize = 64;
 
-/// Absent keys that the first `loaded` planes let through, of a million.
+/// Number of absent keys, in a million, that pass the first `loaded` planes.
 pub(crate) fn errors_per_million(loaded: usize) -> u64 {
     ERRORS_PER_MILLION.iter().take(loaded).fold(1_000_000, |through, errors| through * errors / 1_000_000)
 }
 
-/// Bytes of plane `plane` for this many keys.
+/// Size in bytes of plane `plane` for this many keys.
 pub(crate) fn plane_bytes(plane: usize, keys: u64) -> usize {
     (keys * BITS_PER_KEY[plane]).div_ceil(8 * BLOCK_BYTES as u64).max(1) as usize * BLOCK_BYTES
 }
@@ -37,7 +37,8 @@ pub(crate) fn insert(bytes: &mut [u8], plane: usize, hash: u64) {
     }
 }
 
-/// What a key asks of one plane, of however many keys that is: computed once for all segments.
+/// Where and which bits one key sets in one plane, independent of the plane's size. It is computed once for all
+/// segments.
 #[derive(Clone, Copy)]
 pub(crate) struct Spot {
     place: u64,
@@ -52,17 +53,17 @@ impl Spot {
         Self { place, bits: mix(place), probes: PROBES[plane] }
     }
 
-    /// Fetches what [`Spot::is_set`] reads.
+    /// Prefetches the cache line that [`Spot::is_set`] reads.
     #[inline]
     pub(crate) fn prefetch(self, bytes: &[u8]) {
         memory::prefetch(bytes.as_ptr().wrapping_add(block_at(bytes.len(), self.place)));
     }
 
-    /// Whether the key may be among those inserted; never false for one that was.
+    /// Whether the key may be among the inserted ones. It is never false for a key that was inserted.
     #[inline]
     pub(crate) fn is_set(self, bytes: &[u8]) -> bool {
         let block = &bytes[block_at(bytes.len(), self.place)..][..BLOCK_BYTES];
-        // Every bit is looked at, because a branch for each would be foretold wrongly about once a key.
+        // Test every bit without branches: a branch for each would be mispredicted about once a key.
         let mut all = 1;
         for probe in 0..self.probes {
             let bit = self.bits >> (9 * probe);
@@ -72,19 +73,19 @@ impl Spot {
     }
 }
 
-/// The byte where a key's block begins, and the bits it sets there, nine a probe.
+/// Returns the byte where the key's block begins, and the bits to set in it, nine for each probe.
 fn place(length: usize, plane: usize, hash: u64) -> (usize, u64) {
     let place = placed(plane, hash);
     (block_at(length, place), mix(place))
 }
 
-/// A key's place in a plane, as a part of 2^64.
+/// Returns the key's position in a plane as a fraction of 2^64.
 #[inline]
 fn placed(plane: usize, hash: u64) -> u64 {
     mix(hash ^ (plane as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// The byte where the block at this place begins.
+/// Returns the byte offset of the block at this position.
 #[inline]
 fn block_at(length: usize, place: u64) -> usize {
     let blocks = (length / BLOCK_BYTES) as u128;

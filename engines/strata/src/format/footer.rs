@@ -1,6 +1,7 @@
-//! The footer: a segment's last page, which says what the segment holds and where.
+//! The footer: the last page of a segment, which describes the segment's records and the place of each section.
 //!
-//! Owns: its bytes (FORMAT.md, "Segment"). Must not: do I/O. Decoding checks everything: the bytes come from a disk.
+//! Owns: its bytes (FORMAT.md, "Segment"). Must not: do I/O. Decoding checks everything, because the bytes come from a
+//! disk.
 
 use std::fmt;
 use std::mem::offset_of;
@@ -14,22 +15,22 @@ use crate::format::filter::{PLANES, plane_bytes};
 use crate::format::page::{PAGE_BYTES, PAGE_RECORDS_MAX, PageBytes};
 use crate::format::secret::{SEED_BYTES, Seed};
 
-/// The format written, and the only one read: an older one was never released.
+/// Format version that is written, and the only one that is read. No older version was ever released.
 pub(crate) const VERSION: u32 = 3;
 const MAGIC: [u8; 8] = *b"stratasg";
 
-/// What a manifest says of a segment.
+/// Description of a segment, the same in the manifest and in the footer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentInfo {
     pub(crate) id: u64,
-    /// Records, tombstones included.
+    /// Number of records, tombstones included.
     pub(crate) records: u64,
     pub(crate) tombstones: u64,
     pub(crate) first: Key,
     pub(crate) last: Key,
 }
 
-/// Where a part of the file lies, and its checksum.
+/// Place of a section in the file and its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Section {
     pub(crate) offset: u64,
@@ -37,20 +38,20 @@ pub(crate) struct Section {
     pub(crate) crc: u32,
 }
 
-/// Where a segment's records come from: what a manifest that is lost is made again from.
+/// Origin of a segment's records. A lost manifest is rebuilt from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// The store's.
+    /// The store's seed, which the filters are made with.
     pub(crate) seed: Seed,
-    /// The newest batch that may have a record here.
+    /// The newest batch that may have a record in this segment.
     pub(crate) batch: u64,
-    /// Whether it was written for the base.
+    /// Whether the segment was written for the base.
     pub(crate) base: bool,
-    /// That of the batch, or of the load.
+    /// Checkpoint of that batch, or of the load that wrote the segment.
     pub(crate) checkpoint: Checkpoint,
 }
 
-/// A footer's content.
+/// Decoded content of a footer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Footer {
     pub(crate) info: SegmentInfo,
@@ -60,7 +61,7 @@ pub(crate) struct Footer {
     pub(crate) origin: Origin,
 }
 
-/// What is wrong with a footer.
+/// Reason why a footer cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Wrong {
     Damaged(String),
@@ -88,7 +89,7 @@ struct RawSection {
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct RawFooter {
-    /// CRC32C of everything behind it, to the end of the page.
+    /// CRC32C of the rest of the page.
     crc: U32,
     version: U32,
     magic: [u8; 8],
@@ -99,13 +100,13 @@ struct RawFooter {
     zero: U32,
     first: Key,
     last: Key,
-    /// The filter planes, then the directory.
+    /// The filter planes in order, then the directory.
     sections: [RawSection; PLANES + 1],
     seed: [u8; SEED_BYTES],
     batch: U64,
-    /// 1 where it was written for the base.
+    /// 1 if the segment was written for the base, otherwise 0.
     base: U32,
-    /// Bytes of the checkpoint, which stands behind this.
+    /// Length in bytes of the checkpoint, which follows this struct.
     checkpoint_bytes: U32,
 }
 
@@ -121,8 +122,10 @@ const _: () = {
 };
 
 impl Footer {
+    /// Encodes the footer as one page.
+    ///
     /// # Errors
-    /// Those of the checkpoint's length.
+    /// `FixInput`: the checkpoint is too long.
     pub(crate) fn encode(&self) -> Result<PageBytes> {
         let section = |section: &Section| RawSection {
             offset: section.offset.into(),
@@ -203,12 +206,12 @@ impl Footer {
         Ok(footer)
     }
 
-    /// Where the footer itself is: behind the last section.
+    /// Returns the offset of the footer itself, which follows the last section.
     pub(crate) fn offset(&self) -> u64 {
         self.directory.offset + self.directory.bytes.next_multiple_of(PAGE_BYTES as u64)
     }
 
-    /// Whether the figures can be true of one file.
+    /// Checks that the figures are consistent with each other and with the layout of a segment.
     fn check(&self) -> Result<(), String> {
         let SegmentInfo { records, tombstones, first, last, .. } = self.info;
         let pages = u64::from(self.pages);
@@ -223,7 +226,7 @@ impl Footer {
         }
         let planes = self.planes.iter().enumerate();
         let expected = planes.map(|(n, plane)| (plane, plane_bytes(n, records) as u64));
-        // One behind the other, from the last page on.
+        // The sections follow each other, beginning after the last page.
         let mut offset = pages * PAGE_BYTES as u64;
         for (section, bytes) in expected.chain([(&self.directory, pages * 8)]) {
             if section.offset != offset || section.bytes != bytes {
@@ -268,8 +271,8 @@ mod tests {
         };
         assert_eq!(with(4, 2), Err(Wrong::OtherVersion(2)));
         assert_eq!(with(4, 4), Err(Wrong::OtherVersion(4)));
-        // Behind a right checksum: more tombstones than records, the first key behind the last, another place of a
-        // plane, and neither a base nor a delta.
+        // With a right checksum: more tombstones than records, a first key greater than the last, a plane at another
+        // place, a value that means neither base nor delta, and a checkpoint of another length.
         for (at, byte) in [(32, 101), (48, 3), (113, 0x30), (296, 2), (300, 65)] {
             assert!(matches!(with(at, byte), Err(Wrong::Damaged(_))), "at={at}");
         }

@@ -1,6 +1,8 @@
-//! The manifest: which segments make the runs, from where the WAL is to be replayed, what the runs stand for.
+//! The manifest: the segments of each run, the WAL file where replay starts, and the checkpoint that the runs stand
+//! for.
 //!
-//! Owns: its bytes (FORMAT.md, "Manifest"). It is replaced as a whole: a crash leaves the old one or the new one.
+//! Owns: its bytes (FORMAT.md, "Manifest"). The file is replaced as a whole: after a crash the old or the new one is
+//! there.
 
 use std::collections::BTreeSet;
 
@@ -12,43 +14,43 @@ use crate::format::footer::SegmentInfo;
 use crate::format::secret::{SALT_BYTES, SEED_BYTES, Seed, WalKey};
 use crate::storage::Storage;
 
-/// The file.
+/// Name of the manifest file.
 pub(crate) const NAME: &str = "MANIFEST";
 const MAGIC: [u8; 8] = *b"stratamf";
-/// The format written, and the only one read: an older one was never released.
+/// Format version that is written, and the only one that is read. No older version was ever released.
 const VERSION: u32 = 4;
 const SEGMENT_BYTES: usize = 24 + 64;
 
-/// How far a merge into the base has come: the oldest `deltas` delta runs are in the base as far as keys below `key` go.
+/// Progress of a merge into the base: the oldest `deltas` delta runs are in the base for all keys below `key`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MergedBelow {
     pub(crate) deltas: usize,
     pub(crate) key: Key,
 }
 
-/// What a manifest says.
+/// Decoded content of a manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Manifest {
-    /// What keys are hashed with. It never changes: filters on the device are made with it.
+    /// Seed of the hash of keys. It never changes, because the filters on the device are made with it.
     pub(crate) seed: Seed,
-    /// What the WAL files are salted with.
+    /// Key that the salts of the WAL files are made with.
     pub(crate) wal_key: WalKey,
-    /// The next file's number; never given twice.
+    /// Number for the next new file. A number is never given twice.
     pub(crate) next_id: u64,
-    /// WAL files below this are in the runs.
+    /// WAL files with a lower number are already in the runs.
     pub(crate) wal_floor: u64,
-    /// The number of the last batch that is in the runs.
+    /// Number of the last batch that is in the runs.
     pub(crate) batch: u64,
-    /// What the runs stand for.
+    /// Checkpoint of the state that the runs hold.
     pub(crate) checkpoint: Checkpoint,
-    /// Deltas, newest first, then the base, which may be empty.
+    /// Segments of each run: deltas, newest first, then the base, which may be empty.
     pub(crate) runs: Vec<Vec<SegmentInfo>>,
-    /// Where a merge into the base goes on that was not at its end; `None` where the next one begins at the first key.
+    /// Where an unfinished merge into the base goes on; `None` if the next merge begins at the first key.
     pub(crate) merged_below: Option<MergedBelow>,
 }
 
 impl Manifest {
-    /// Reads the store's manifest; `None` where there is no such file.
+    /// Reads the store's manifest; `None` if there is no such file.
     pub(crate) fn read(storage: &dyn Storage) -> Result<Option<Self>> {
         let Some(bytes) = read_whole(storage, NAME)? else { return Ok(None) };
         let wrong =
@@ -56,7 +58,7 @@ impl Manifest {
         Self::decode(&bytes).map(Some).map_err(wrong)
     }
 
-    /// Replaces the store's manifest.
+    /// Replaces the store's manifest durably.
     pub(crate) fn write(&self, storage: &dyn Storage) -> Result<()> {
         replace(storage, NAME, &self.encode()?)
     }
@@ -90,7 +92,7 @@ impl Manifest {
         Ok(out)
     }
 
-    /// Decodes any bytes: a manifest, or an error.
+    /// Decodes arbitrary bytes into a manifest or an error.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
         let mut input = Input(bytes);
         let crc = u32::from_le_bytes(input.take()?);
@@ -133,7 +135,7 @@ impl Manifest {
         if runs.is_empty() || !input.0.is_empty() {
             return Err(damaged("wrong length"));
         }
-        // The base is the last of the runs.
+        // The last run is the base, so there is one delta fewer than runs.
         if deltas >= runs.len() as u64 || (deltas == 0 && key != [0; 32]) {
             return Err(damaged("a merge of delta runs that are not there"));
         }
@@ -154,7 +156,7 @@ fn damaged(why: &str) -> Error {
     Error::new(ErrorKind::DataDamaged, why.to_owned())
 }
 
-/// Bytes that are taken from the front.
+/// A cursor that takes bytes from the front of a slice.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -168,7 +170,7 @@ impl Input<'_> {
         Ok(u64::from_le_bytes(self.take()?))
     }
 
-    /// A count of things of at least `bytes` each: never more than there are bytes for.
+    /// Reads a number of items of at least `bytes` each. A number larger than the rest could hold is damage.
     fn count(&mut self, bytes: usize) -> Result<u64> {
         let count = self.word()?;
         if count > (self.0.len() / bytes) as u64 {
@@ -252,7 +254,7 @@ mod tests {
         fn any_bytes_are_a_manifest_or_an_error(mut bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let _ = Manifest::decode(&bytes);
             if bytes.len() > 4 {
-                // Also behind a right checksum.
+                // Again with a right checksum, so that decoding gets past it.
                 let crc = crc32c::crc32c(&bytes[4..]);
                 bytes[..4].copy_from_slice(&crc.to_le_bytes());
                 let _ = Manifest::decode(&bytes);

@@ -1,6 +1,6 @@
-//! The bytes of every file: encoded, decoded, checked.
+//! The bytes of every file: encoding, decoding and checks.
 //!
-//! Owns: layouts and their checksums, as FORMAT.md describes them. Must not: open or write files, or trust a length, an
+//! Owns: layouts and their checksums, as FORMAT.md describes them. Must not: open or write files, or use a length, an
 //! offset or a count before it was checked. No threads.
 
 pub(crate) mod filter;
@@ -10,6 +10,6 @@ pub(crate) mod page;
 pub(crate) mod secret;
 pub(crate) mod wal;
 
-/// Files and batches are numbered from 0 or 1 on, one after the other, so no store comes this far. Whatever is read is
-/// refused above it, and whatever counts on from there cannot overflow.
+/// Upper bound on numbers of files and batches. They count up one by one from 0 or 1, so no store gets this far.
+/// Decoding refuses larger numbers, so that arithmetic on an accepted number cannot overflow.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;

@@ -1,6 +1,8 @@
-//! The page: 4 KiB with a checksum, pairs in ascending order of their keys, without the bytes that all keys share.
+//! The page: 4 KiB with a checksum and pairs in ascending order of their keys. Leading bytes that all keys share are
+//! stored once.
 //!
-//! Owns: its bytes (FORMAT.md, "Page"). Must not: do I/O. Decoding checks everything: the bytes come from a disk.
+//! Owns: its bytes (FORMAT.md, "Page"). Must not: do I/O. Decoding checks everything, because the bytes come from a
+//! disk.
 
 use std::mem::offset_of;
 
@@ -10,29 +12,29 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of a page, the unit of every read.
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// Bytes of a pair.
+/// Bytes of a key and its value.
 pub(crate) const RECORD_BYTES: usize = 64;
-/// Most leading key bytes that are kept once for the whole page. Keys of a billion share three with their neighbours;
-/// more would only help keys that were made alike.
+/// Greatest number of leading key bytes that are stored once for the whole page. Keys of a billion uniform ones share
+/// three with their neighbours; more would only help keys that were made to be alike.
 const ELIDED_MAX: usize = 13;
-/// Pairs of a full page whose keys share nothing.
+/// Number of pairs in a full page whose keys share no leading byte.
 pub(crate) const PAGE_RECORDS_MIN: usize = capacity(0);
-/// Most pairs of a page.
+/// Largest number of pairs in a page.
 pub(crate) const PAGE_RECORDS_MAX: usize = capacity(ELIDED_MAX);
 
-/// What a page begins with; behind it the shared bytes of the keys, then the records.
+/// Header of a page. The shared bytes of the keys follow it, then the records.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct PageHeader {
-    /// CRC32C of everything behind it.
+    /// CRC32C of the rest of the page.
     crc: U32,
     segment: U64,
     /// Number of the page in its segment, from 0.
     number: U32,
     records: u8,
-    /// Leading key bytes that all records share.
+    /// Number of leading key bytes that all records share and leave out.
     elided: u8,
-    /// Bit i: record i is a tombstone.
+    /// Bit i is set if record i is a tombstone.
     tombstones: [u8; 10],
 }
 
@@ -47,15 +49,15 @@ const _: () = {
     assert!(PAGE_RECORDS_MIN == 63 && capacity(2) == 65 && PAGE_RECORDS_MAX == 79 && PAGE_RECORDS_MAX <= 80);
 };
 
-/// Pairs of a full page whose keys share `elided` bytes.
+/// Number of pairs that fit into a page whose keys share `elided` leading bytes.
 const fn capacity(elided: usize) -> usize {
     (PAGE_BYTES - HEADER_BYTES - elided) / (RECORD_BYTES - elided)
 }
 
-/// A page's bytes.
+/// Bytes of one page.
 pub(crate) type PageBytes = [u8; PAGE_BYTES];
 
-/// Collects the pairs of one page after the other.
+/// Collects the pairs of a page and encodes it. It is reused for page after page.
 pub(crate) struct PageBuilder {
     pairs: Vec<(Key, Option<Value>)>,
     bytes: Box<PageBytes>,
@@ -70,20 +72,21 @@ impl PageBuilder {
         self.pairs.is_empty()
     }
 
-    /// Whether a pair with this key, which is greater than all so far, still has room.
+    /// Whether a pair with this key still fits. The key must be greater than all keys so far.
     pub(crate) fn fits(&self, key: &Key) -> bool {
         self.pairs.first().is_none_or(|(first, _)| self.pairs.len() < capacity(shared(first, key)))
     }
 
-    /// Adds a pair, or a tombstone where there is no value. Keys ascend, and the pair fits.
+    /// Adds a pair, or a tombstone if `value` is `None`. The key must be greater than all so far, and the pair must
+    /// fit.
     pub(crate) fn push(&mut self, key: &Key, value: Option<&Value>) {
         self.pairs.push((*key, value.copied()));
     }
 
-    /// Seals the page and gives its bytes to `take`; the builder is empty afterwards. There is a pair.
+    /// Encodes the page, passes its bytes to `take`, and empties the builder. The builder must hold a pair.
     pub(crate) fn seal<T>(&mut self, segment: u64, number: u32, take: impl FnOnce(&PageBytes) -> T) -> T {
         let (first, last) = (self.pairs[0].0, self.pairs[self.pairs.len() - 1].0);
-        // Of ascending keys the first and the last share the least.
+        // Keys ascend, so the first and the last share the fewest leading bytes.
         let elided = shared(&first, &last);
         let mut header = PageHeader {
             crc: U32::ZERO,
@@ -112,17 +115,17 @@ impl PageBuilder {
     }
 }
 
-/// Leading bytes that two keys share, as far as a page leaves them out.
+/// Number of leading bytes that two keys share, at most [`ELIDED_MAX`].
 fn shared(a: &Key, b: &Key) -> usize {
     a.iter().zip(b).take(ELIDED_MAX).take_while(|(a, b)| a == b).count()
 }
 
-/// A page that was verified.
+/// A page whose checksum and place were verified.
 #[derive(Clone, Copy)]
 pub(crate) struct Page<'a>(&'a PageBytes);
 
 impl<'a> Page<'a> {
-    /// Checks that `bytes` are page `number` of `segment`; in words what is wrong otherwise.
+    /// Checks that `bytes` are page `number` of `segment`. The error describes the defect.
     pub(crate) fn verify(bytes: &'a PageBytes, segment: u64, number: u32) -> Result<Self, String> {
         let Ok((header, _)) = PageHeader::ref_from_prefix(bytes) else {
             return Err("shorter than a header".to_owned());
@@ -142,7 +145,7 @@ impl<'a> Page<'a> {
         Ok(Self(bytes))
     }
 
-    /// A page that was verified when it was brought in.
+    /// Wraps a page that was verified when it was brought into memory.
     pub(crate) fn verified(bytes: &'a PageBytes) -> Self {
         Self(bytes)
     }
@@ -153,8 +156,8 @@ impl<'a> Page<'a> {
 
     pub(crate) fn key(self, index: usize) -> Key {
         let (elided, at) = self.place(index);
-        // Both halves are loaded whole, and of the first the shared bytes are replaced: nothing here has a length that
-        // the compiler does not know. What lies before a record is the one before it, or the header.
+        // Load both halves of the key whole and replace the shared bytes in the first one, so that no copy has a length
+        // that the compiler does not know. Bytes before a record belong to the record before it or to the header.
         let half = |at: usize| u128::from_le_bytes(*self.0[at..].first_chunk().expect("half a key"));
         let ours = (1u128 << (8 * elided)) - 1;
         let first = half(at - elided) & !ours | half(HEADER_BYTES) & ours;
@@ -164,7 +167,7 @@ impl<'a> Page<'a> {
         key
     }
 
-    /// The value, or `None` for a tombstone.
+    /// Returns the value of a record, or `None` for a tombstone.
     pub(crate) fn value(self, index: usize) -> Option<Value> {
         if self.0[TOMBSTONES_AT + index / 8] >> (index % 8) & 1 == 1 {
             return None;
@@ -173,8 +176,8 @@ impl<'a> Page<'a> {
         self.0[at + 32 - elided..].first_chunk().copied()
     }
 
-    /// Where `key` is. `part` says how far between the page's first key and the next page's it lies, 0 to 1: keys are
-    /// mostly uniform, so the search begins there and walks a few records.
+    /// Returns the index of `key`. `part` is an estimate of the key's position: its distance from the page's first key
+    /// to the next page's, 0 to 1. Keys are mostly uniform, so the search begins there and steps over few records.
     pub(crate) fn find(self, key: &Key, part: f64) -> Option<usize> {
         let (elided, start) = self.place(0);
         if key[..elided] != self.0[HEADER_BYTES..start] {
@@ -190,27 +193,27 @@ impl<'a> Page<'a> {
         while at + 1 < count && word(at) < wanted {
             at += 1;
         }
-        // Eight more bytes in common, which only keys that were made alike have: any of those may be it.
+        // Only keys that were made alike share eight more bytes. Any record with these eight bytes may then be the one.
         let alike_before = (0..=at).rev().take_while(|index| word(*index) == wanted);
         let alike_behind = (at + 1..count).take_while(|index| word(*index) == wanted);
         let suffix = |index: usize| &self.0[start + index * stride..][..32 - elided];
         alike_before.chain(alike_behind).find(|index| *suffix(*index) == key[elided..])
     }
 
-    /// Shared key bytes, and where a record begins.
+    /// Returns the number of shared key bytes and the offset of a record.
     fn place(self, index: usize) -> (usize, usize) {
-        // `verify` has seen to the bound; it is repeated for the compiler, which then leaves out its own.
+        // `verify` checked the bound. Repeating it here lets the compiler leave out its own check.
         let elided = usize::from(self.0[ELIDED_AT]).min(ELIDED_MAX);
         (elided, HEADER_BYTES + elided + index * (RECORD_BYTES - elided))
     }
 }
 
-/// Roughly where in its page a record lies that is `part` of the way from the first to the last.
+/// Returns the approximate offset in its page of a record that is `part` of the way from the first to the last.
 pub(crate) fn offset_at(part: f64) -> usize {
     HEADER_BYTES + (part * (PAGE_BYTES - HEADER_BYTES - RECORD_BYTES) as f64) as usize
 }
 
-/// The first eight bytes of a key as a number that sorts as the keys do.
+/// Returns the first eight bytes of a key as a number that sorts as the keys do.
 pub(crate) fn prefix(key: &Key) -> u64 {
     u64::from_be_bytes(*key.first_chunk().expect("a key is longer than 8 bytes"))
 }
@@ -225,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    /// Fills one page with as many of `keys` as fit; how many those are.
+    /// Fills one page with as many of `keys` as fit. Returns the page and their number.
     fn page(keys: &[Key]) -> (PageBytes, usize) {
         let mut builder = PageBuilder::new();
         let mut count = 0;
@@ -240,7 +243,7 @@ mod tests {
         (builder.seal(7, 9, |bytes| *bytes), count)
     }
 
-    /// Keys that differ from byte `differ` on.
+    /// Makes keys that are equal before byte `differ`.
     fn keys(count: u8, differ: usize) -> Vec<Key> {
         let key = |n: u8| {
             let mut key = [5; 32];

@@ -1,14 +1,14 @@
-//! What a store keeps to itself so that nobody who chooses keys and values can steer it: the seed of every hash of
-//! keys, and the key that the salts of WAL files are made with.
+//! Secrets of a store, so that nobody who chooses keys and values can steer it: the seed of every hash of keys, and the
+//! key that the salts of WAL files are made with.
 //!
-//! Owns: the hash of a key and the salt of a file (FORMAT.md, "Secrets"). Must not: show a secret in a message or a log.
+//! Owns: the hash of a key and the salt of a file (FORMAT.md, "Secrets"). Must not: show a secret in a message or a
+//! log.
 //!
-//! The hash is a multilinear one (Lemire and Kaser, "Strongly universal string hashing is fast"): the upper half of
-//! `s4 + s0 k0 + s1 k1 + s2 k2 + s3 k3` modulo 2^128, with the key's four words and five secret numbers. It is proven
-//! that two different keys have the same hash with a chance of 2^-64, whoever chose them, as long as the numbers are
-//! not known. XXH3 gives no such promise: it multiplies words of the key with each other. On the machine of the
-//! measurements it takes 3.3 ns, where XXH3 without a seed takes 2.3 and SipHash-1-3 11; a get of an absent key takes
-//! some 180.
+//! The hash is a multilinear one (Lemire and Kaser, "Strongly universal string hashing is fast"): the upper half of `s4
+//! + s0 k0 + s1 k1 + s2 k2 + s3 k3` modulo 2^128, with the key's four words and five secret numbers. It is proven that
+//! any two different keys collide with probability 2^-64, whoever chose them, as long as the numbers are secret. XXH3
+//! gives no such promise, because it multiplies words of the key with each other. On the machine of the measurements
+//! this hash takes 3.3 ns, XXH3 without a seed 2.3 and SipHash-1-3 11. A get of an absent key takes some 180.
 
 use std::fmt;
 use std::hash::Hasher as _;
@@ -16,24 +16,24 @@ use std::hash::Hasher as _;
 use engine_api::{Error, ErrorKind, Key, Result};
 use siphasher::sip128::{Hasher128 as _, SipHasher24};
 
-/// Bytes of a [`Seed`].
+/// Length of a [`Seed`] in bytes.
 pub(crate) const SEED_BYTES: usize = 80;
-/// Bytes of a [`WalKey`] and of a [`Salt`].
+/// Length of a [`WalKey`] and of a [`Salt`] in bytes.
 pub(crate) const SALT_BYTES: usize = 16;
 
-/// The numbers that keys are hashed with: one hash for filters, memtables, the record cache and transactions.
+/// Secret numbers of the hash of keys. Filters, memtables, the record cache and transactions share this one hash.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Seed([u128; 5]);
 
-/// The key that the salts of a store's WAL files are made with. It never leaves the store: a copy has another one.
+/// Secret key of the salts of a store's WAL files. It never leaves the store: a copy has another one.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct WalKey([u8; SALT_BYTES]);
 
-/// What stands in every record of one WAL file and nowhere else.
+/// Random-looking bytes that are in every record of one WAL file and nowhere else.
 pub(crate) type Salt = [u8; SALT_BYTES];
 
 impl Seed {
-    /// A new store's.
+    /// Draws the seed of a new store.
     ///
     /// # Errors
     /// `Internal`: the kernel gives no random bytes.
@@ -51,7 +51,7 @@ impl Seed {
         bytes
     }
 
-    /// The hash of a key.
+    /// Returns the hash of a key, which only a holder of the seed can predict.
     #[inline]
     pub(crate) fn hash(&self, key: &Key) -> u64 {
         let Self([s0, s1, s2, s3, s4]) = self;
@@ -63,7 +63,7 @@ impl Seed {
 }
 
 impl WalKey {
-    /// A new store's, or a copy's.
+    /// Draws the WAL key of a new store or of a copy.
     ///
     /// # Errors
     /// As [`Seed::random`].
@@ -79,7 +79,7 @@ impl WalKey {
         self.0
     }
 
-    /// The salt of WAL file `file`. A number is never given twice, so each use of a file has another one.
+    /// Returns the salt of WAL file `file`. A number is never given twice, so each use of a file has a salt of its own.
     pub(crate) fn salt(&self, file: u64) -> Salt {
         let mut hasher = SipHasher24::new_with_key(&self.0);
         hasher.write(&file.to_le_bytes());
@@ -108,7 +108,7 @@ impl fmt::Debug for WalKey {
 
 #[cfg(test)]
 impl Seed {
-    /// One for tests, always the same.
+    /// Returns a seed for tests that is always the same.
     pub(crate) fn fixed() -> Self {
         Self::from_bytes(&std::array::from_fn(|n| (n as u8).wrapping_mul(0x9d) ^ 0x5a))
     }
@@ -137,7 +137,7 @@ mod tests {
         }
         for number in 0..5 {
             let mut other = seed;
-            // Above what is cut off.
+            // A bit above the half that is cut off.
             other.0[number] ^= 1 << 100;
             assert_ne!(other.hash(&key), hash, "number={number}");
         }

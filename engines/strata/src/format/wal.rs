@@ -1,10 +1,10 @@
-//! The WAL: one record a batch, each with its checkpoint and a checksum, in files of their own.
+//! The WAL: one record a batch, with its checkpoint and a checksum, in a sequence of files.
 //!
-//! Owns: its bytes (FORMAT.md, "WAL"), writing at the end, replaying from the start. Must not: know the memtable.
+//! Owns: its bytes (FORMAT.md, "WAL"), appending, and replay from the start. Must not: know the memtable.
 //!
-//! Files are overwritten in place once their memtable is in a run: the device's metadata does not change then, and a
-//! flush is one write. What an older use left behind is told from a record by the file's salt, which is in every record of
-//! this use and which nobody can know who only chooses keys and values.
+//! A file is overwritten in place once its memtable is in a run. The file system's metadata does not change then, so a
+//! flush is one write. Records of an earlier use are told apart by the file's salt. Every record of this use has the
+//! salt, and nobody who only chooses keys and values can know it.
 
 use std::collections::VecDeque;
 use std::mem::offset_of;
@@ -19,26 +19,26 @@ use crate::file::{io_error, shown};
 use crate::format::secret::{SALT_BYTES, Salt, WalKey};
 use crate::storage::{Storage, StorageFile};
 
-/// What a record begins with; behind it the checkpoint and the operations.
+/// Header of a record. The checkpoint and the operations follow it.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Header {
-    /// CRC32C of everything behind it in the record.
+    /// CRC32C of the rest of the record.
     crc: U32,
-    /// Bytes behind this header.
+    /// Number of bytes that follow this header.
     body_bytes: U32,
-    /// The file's.
+    /// Salt of this use of the file.
     salt: Salt,
-    /// Number of the file.
+    /// Number of the WAL file.
     file: U64,
-    /// Number of the batch.
+    /// Number of the batch, consecutive over all files.
     batch: U64,
-    /// The last batch that was durable when this one was written.
+    /// The last batch that was durable when this record was written.
     flushed: U64,
     ops: U64,
 }
 
-/// An operation of a record.
+/// One change of a batch.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Op {
@@ -47,20 +47,20 @@ struct Op {
     value: Value,
 }
 
-/// Bytes of a checkpoint, which says its own length.
+/// Range of a checkpoint's encoded length, which the checkpoint itself states.
 const CHECKPOINT_BYTES: RangeInclusive<u64> = Checkpoint::ENCODED_MIN as u64..=Checkpoint::ENCODED_MAX as u64;
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 const OP_BYTES: usize = size_of::<Op>();
 const SALT_AT: usize = offset_of!(Header, salt);
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
-/// Most changes of a batch: as many as the largest memtable holds, 65 MiB in the WAL.
+/// Largest number of changes in a batch: as many as the largest memtable holds, 65 MiB in the WAL.
 pub(crate) const BATCH_OPS_MAX: usize = 1 << 20;
-/// The longest record that is believed: a length beyond it is a torn header.
+/// Longest body that is believed. A greater length means a torn header.
 const BODY_BYTES_MAX: usize = Checkpoint::ENCODED_MAX + BATCH_OPS_MAX * OP_BYTES;
-/// A record's buffer that is kept for the next one; a larger one is given back, because no budget counts it.
+/// Largest record buffer that is kept for the next record. A larger one is freed, because no budget counts it.
 const BUFFER_KEPT_BYTES: usize = 1 << 20;
-/// Bytes looked through at once for a later record.
+/// Number of bytes read at once while searching for a later record.
 const SEARCH_BYTES: usize = 1 << 20;
 
 const _: () = {
@@ -77,55 +77,55 @@ pub(crate) struct Wal {
     salt: Salt,
     offset: u64,
     buffer: Vec<u8>,
-    /// Bytes of the last record.
+    /// Length of the last record in bytes.
     last_bytes: u64,
-    /// The last batch that was appended, and the last that is durable.
+    /// Number of the last batch that was appended. `flushed` is the last one that is durable.
     last: u64,
     flushed: u64,
 }
 
-/// A batch as it was written.
+/// A batch as the WAL holds it.
 pub(crate) struct Batch {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) ops: Vec<(Key, Option<Value>)>,
 }
 
-/// How far a replay has come.
+/// Progress of a replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
-    /// The batch that comes next.
+    /// Number of the batch that comes next.
     pub(crate) next: u64,
-    /// The file that ended before it; none where the runs did.
+    /// End of the file that was replayed before it; `None` if the runs end before it.
     pub(crate) end: Option<End>,
 }
 
 impl Position {
-    /// Behind this batch, which is in the runs.
+    /// The position after `batch`, which is in the runs.
     pub(crate) fn behind(batch: u64) -> Self {
         Self { next: batch + 1, end: None }
     }
 }
 
-/// The end of a file that was replayed.
+/// End of a file that was replayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct End {
     file: String,
-    /// The offset behind the last whole record.
+    /// Offset after the last whole record.
     offset: u64,
-    /// The offset of the first record of which no later one says that it was durable.
+    /// Offset of the first record that may exist only in the page cache: no later record confirms that it was flushed.
     unsure: u64,
 }
 
-/// One use of a file: the salt that is in every record of it, and the number it has then.
+/// One use of a WAL file: the salt of its records, and the file's number during that use.
 pub(crate) type Use<'a> = (&'a Salt, u64);
 
-/// The name of a WAL file.
+/// Returns the name of WAL file `id`.
 pub(crate) fn name(id: u64) -> String {
     format!("{id:012}.wal")
 }
 
 impl Wal {
-    /// A new file, or `spare` under a new name. Every batch up to `flushed` is durable elsewhere.
+    /// Creates a new file, or renames `spare` and overwrites it. Every batch up to `flushed` must be durable elsewhere.
     pub(crate) fn create(
         storage: &dyn Storage,
         key: &WalKey,
@@ -140,7 +140,7 @@ impl Wal {
             Some(spare) => storage.open_write(spare),
             None => storage.create(&own),
         };
-        // Nothing is changed yet: what passes may be tried again.
+        // Nothing is changed yet, so a temporary shortage may be retried.
         let file = opened.map_err(|e| io_error(message(&e), e))?;
         let named = spare.map_or(Ok(()), |spare| storage.rename(spare, &own)).and_then(|()| storage.sync_dir());
         named.map_err(|e| Error::io(message(&e), e))?;
@@ -157,12 +157,12 @@ impl Wal {
         })
     }
 
-    /// Says that every batch up to `flushed` is durable elsewhere now, where more of them are than when it was created.
+    /// Raises the last batch that is durable elsewhere, for a file that was created before those batches were.
     pub(crate) fn begin_behind(&mut self, flushed: u64) {
         (self.last, self.flushed) = (flushed, flushed);
     }
 
-    /// The file, for the device to be told of what was written.
+    /// Returns a handle to the file, so that another thread can ask the device to write its bytes.
     pub(crate) fn file(&self) -> Arc<dyn StorageFile> {
         Arc::clone(&self.file)
     }
@@ -171,12 +171,12 @@ impl Wal {
         self.id
     }
 
-    /// Bytes written so far.
+    /// Number of bytes appended so far.
     pub(crate) fn bytes(&self) -> u64 {
         self.offset
     }
 
-    /// Appends a batch, not flushed. After an error the record is not there: the next one takes its place.
+    /// Appends a batch without flushing it. After an error the record does not count: the next one takes its place.
     pub(crate) fn append(&mut self, batch: u64, checkpoint: &Checkpoint, ops: &[(Key, Option<Value>)]) -> Result<()> {
         encode(&mut self.buffer, (&self.salt, self.id), (batch, self.flushed), checkpoint, ops)?;
         self.file
@@ -191,12 +191,12 @@ impl Wal {
         Ok(())
     }
 
-    /// Bytes of the last record.
+    /// Length of the last record in bytes.
     pub(crate) fn last_bytes(&self) -> u64 {
         self.last_bytes
     }
 
-    /// Flushes what was appended. Never tried again: see [`ErrorKind::Reopen`].
+    /// Flushes everything appended so far. A failed flush is never tried again: see [`ErrorKind::Reopen`].
     pub(crate) fn sync(&mut self) -> Result<()> {
         self.file.sync_data().map_err(|e| {
             Error::with_source(ErrorKind::Reopen, format!("cannot flush file={} reason={e}", self.shown), e)
@@ -206,10 +206,10 @@ impl Wal {
     }
 }
 
-/// Refuses a batch of so many changes where its record would be longer than is believed.
+/// Refuses a batch with so many changes that replay would not believe its record.
 ///
 /// # Errors
-/// `FixInput`.
+/// `FixInput`: the batch has more than [`BATCH_OPS_MAX`] changes.
 pub(crate) fn refuse_too_large(ops: usize) -> Result<()> {
     if ops <= BATCH_OPS_MAX {
         return Ok(());
@@ -218,34 +218,36 @@ pub(crate) fn refuse_too_large(ops: usize) -> Result<()> {
     Err(Error::new(ErrorKind::FixInput, message))
 }
 
-/// Whether a file is of another store: its first record is whole, and its salt is not what this store has given a file of
-/// that number. What stands at the beginning of a file was written there by a strata, whatever strangers have stored.
+/// Whether a file belongs to another store: its first record is whole, but its salt is not the one that this store
+/// gives a file of that number. Only a strata can have written the start of a file, whatever values strangers have
+/// stored.
 pub(crate) fn is_foreign(storage: &dyn Storage, key: &WalKey, id: u64) -> Result<bool> {
     let first = first(storage, id, |header| key.salt(header.file.get()) != header.salt)?;
     Ok(first.is_some())
 }
 
-/// The number under which a file of this store was written, where its name is of another, and the batch that it begins with,
-/// as its first record says.
+/// Returns the number that a file of this store was written under, and its first batch, if the first record shows that
+/// the file was renamed. `None` if the name is right or the record is of no use of this store.
 pub(crate) fn is_misnamed(storage: &dyn Storage, key: &WalKey, id: u64) -> Result<Option<(u64, u64)>> {
     let first = first(storage, id, |header| header.file != id && key.salt(header.file.get()) == header.salt)?;
     Ok(first.map(|header| (header.file.get(), header.batch.get())))
 }
 
-/// The salt of file `id` and the batch that it begins with, as its first record says, where a whole one of it stands there.
+/// Returns the salt and the first batch of file `id`, if the file begins with a whole record of that number.
 pub(crate) fn begins_with(storage: &dyn Storage, id: u64) -> Result<Option<(Salt, u64)>> {
     let first = first(storage, id, |header| header.file == id)?;
     Ok(first.map(|header| (header.salt, header.batch.get())))
 }
 
-/// Whether a file has bytes and no whole record of any store at its start: damage, or a first record that was being written.
+/// Whether a file has bytes but does not begin with a whole record of any store: damage, or a first record that was
+/// being written.
 pub(crate) fn begins_torn(storage: &dyn Storage, id: u64) -> Result<bool> {
     let failed = |e| Error::io(format!("cannot read file={}", shown(storage, &name(id))), e);
     let length = storage.open(&name(id), false).and_then(|file| file.len_bytes()).map_err(failed)?;
     Ok(length > 0 && first(storage, id, |_| true)?.is_none())
 }
 
-/// The header of the first record, of whatever store and file, if it is `wanted` and the record is whole.
+/// Returns the header of a file's first record, of any store and file, if `wanted` accepts it and the record is whole.
 fn first(storage: &dyn Storage, id: u64, wanted: impl Fn(&Header) -> bool) -> Result<Option<Header>> {
     let read = || {
         let file = storage.open(&name(id), false)?;
@@ -262,22 +264,22 @@ fn first(storage: &dyn Storage, id: u64, wanted: impl Fn(&Header) -> bool) -> Re
     read().map_err(|e| {
         let message = format!("cannot read file={} reason={e}", shown(storage, &name(id)));
         match e.kind() {
-            // No file, but something else with its name.
+            // Something other than a regular file has the name.
             std::io::ErrorKind::InvalidInput => Error::with_source(ErrorKind::DataDamaged, message, e),
             _ => Error::io(message, e),
         }
     })
 }
 
-/// Most records that a file of this length holds.
+/// Upper bound on the number of records in a file of this length.
 pub(crate) fn records_max(length_bytes: u64) -> u64 {
     length_bytes / OP_BYTES as u64
 }
 
-/// Makes durable what was replayed of a file, up to `end`.
+/// Makes the replayed records of a file durable, up to `end`.
 ///
-/// Records that an earlier process has left unflushed, or whose flush has failed, are written once more: after a failed
-/// flush the page cache still has them, takes them for durable, and flushes nothing.
+/// Records that an earlier process may have left unflushed, or whose flush has failed, are written once more. After a
+/// failed flush the page cache still has them, takes them for durable, and would flush nothing.
 pub(crate) fn flush(storage: &dyn Storage, id: u64, end: &End) -> Result<()> {
     let rewrite = || {
         let (from, to) = (storage.open(&name(id), false)?, storage.open_write(&name(id))?);
@@ -293,11 +295,12 @@ pub(crate) fn flush(storage: &dyn Storage, id: u64, end: &End) -> Result<()> {
     rewrite().map_err(|e| Error::io(format!("cannot flush file={} reason={e}", shown(storage, &name(id))), e))
 }
 
-/// Replays the batches of a WAL file from this position on, up to the first that is not whole: it was being
-/// written when everything ended.
+/// Replays the batches of a WAL file from this position up to the first record that is not whole, which was being
+/// written when the process or the system ended.
 ///
 /// # Errors
-/// `DataDamaged` naming file and offset, where what stands behind shows that the batch was durable once.
+/// `DataDamaged` naming file and offset, if a later record shows that the missing batch was durable once; I/O errors of
+/// reading; errors of `take`.
 pub(crate) fn replay(
     storage: &dyn Storage,
     use_of: Use<'_>,
@@ -310,7 +313,7 @@ pub(crate) fn replay(
     replay_file(&*file, &shown, use_of, from, take)
 }
 
-/// The same on an open file.
+/// Replays the batches of an open file, as [`replay`] does.
 ///
 /// # Errors
 /// As [`replay`].
@@ -334,7 +337,7 @@ pub(crate) fn replay_file(
     loop {
         let Some(header) = read_record(file, offset, length, use_of, &mut bytes).map_err(cannot_read)? else { break };
         if offset == 0 && header.batch > next {
-            // A file is begun when all before it is durable.
+            // A file is begun only once every earlier batch is durable.
             let (file, end) = from.end.map_or((shown.to_owned(), 0), |end| (end.file, end.offset));
             return Err(damaged(&file, end, next, format!("batch={} at the start of file={shown}", header.batch)));
         }
@@ -356,7 +359,7 @@ pub(crate) fn replay_file(
     }
 }
 
-/// Reads the record at `offset` into `bytes`, if a whole one of this use stands there.
+/// Reads the record at `offset` into `bytes`. Returns its header if a whole record of this use is there.
 fn read_record(
     file: &dyn StorageFile,
     offset: u64,
@@ -386,8 +389,8 @@ fn read_record(
     Ok((header.crc == crc32c::crc32c(&bytes[4..])).then_some(header))
 }
 
-/// A whole record of this use within these offsets that was written when batch `missing` was durable: where it stands,
-/// and which it is.
+/// Searches these offsets for a whole record of this use that proves that batch `missing` was durable. Returns the
+/// record's offset and batch.
 fn find_later(
     file: &dyn StorageFile,
     (from, to): (u64, u64),
@@ -413,7 +416,7 @@ fn find_later(
     Ok(None)
 }
 
-/// Puts the record of a batch into `out`: the use of the file, its number, and the last batch that is durable.
+/// Encodes the record of a batch into `out`. `flushed` is the last batch that is durable.
 pub(crate) fn encode(
     out: &mut Vec<u8>,
     (salt, file): Use<'_>,
@@ -443,7 +446,7 @@ pub(crate) fn encode(
     Ok(())
 }
 
-/// The batch of a record whose checksum is right; `None` where it says what no writer writes.
+/// Decodes a record whose checksum is right; `None` if its content is nothing that a writer writes.
 fn decode(bytes: &[u8]) -> Option<Batch> {
     let (header, body) = Header::ref_from_prefix(bytes).ok()?;
     let (checkpoint, ops) = Checkpoint::decode_first(body).ok()?;

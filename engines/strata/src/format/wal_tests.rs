@@ -1,4 +1,4 @@
-//! Records as they are encoded, cut, flipped and replayed.
+//! Tests of WAL records: encoded, cut, flipped and replayed.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::storage::DirStorage;
 
 const KEY: WalKey = WalKey::from_bytes(&[5; SALT_BYTES]);
 
-/// Replays `bytes` as if they were file `id`.
+/// Replays `bytes` as WAL file `id`. Returns the next batch and the number of changes of each batch.
 fn replayed(bytes: &[u8], id: u64, next: u64) -> Result<(u64, Vec<usize>)> {
     let dir = tempfile::tempdir().expect("a directory");
     fs::write(dir.path().join(name(id)), bytes).expect("written");
@@ -22,7 +22,7 @@ fn replayed(bytes: &[u8], id: u64, next: u64) -> Result<(u64, Vec<usize>)> {
     Ok((end.next, seen))
 }
 
-/// A WAL of four batches, 11 to 14, flushed after the second; its bytes and where each record ends.
+/// Writes a WAL of four batches, 11 to 14, flushed after the second. Returns its bytes and the end of each record.
 fn written() -> (Vec<u8>, Vec<u64>) {
     let dir = tempfile::tempdir().expect("a directory");
     let storage = DirStorage::open(dir.path()).expect("opened");
@@ -30,7 +30,7 @@ fn written() -> (Vec<u8>, Vec<u64>) {
     let ops = |n: usize| (0..n).map(|i| ([i as u8; 32], (i % 2 == 0).then_some([7; 32]))).collect::<Vec<_>>();
     let mut ends = Vec::new();
     for n in 1..5 {
-        // The checkpoints are of every length, the shortest and the longest among them.
+        // Checkpoints of several lengths, the shortest and the longest among them.
         let checkpoint = Checkpoint::new(n as u64, &vec![7; [0, 5, Checkpoint::BYTES_MAX, 1][n - 1]]);
         wal.append(10 + n as u64, &checkpoint, &ops(n)).expect("written");
         ends.push(wal.bytes());
@@ -51,7 +51,7 @@ fn replay_ends_at_the_first_record_that_is_not_whole() {
         let expected = ends.iter().filter(|end| **end <= cut as u64).count();
         assert_eq!(replayed(&whole[..cut], 3, 11).expect("torn").1.len(), expected, "cut={cut}");
     }
-    // The file was begun behind batch 10: what is before its first batch must be elsewhere.
+    // The file was begun after batch 10, so every batch before 11 must be elsewhere.
     assert!(replayed(&whole, 3, 10).expect_err("missing").to_string().contains("batch=11 at the start"));
 }
 
@@ -62,7 +62,7 @@ fn a_record_whose_checkpoint_has_another_length_than_it_says_is_none() {
     encode(&mut bytes, (&KEY.salt(1), 1), (1, 0), &checkpoint, &[([1; 32], None), ([2; 32], None)])
         .expect("short enough");
     assert_eq!(replayed(&bytes, 1, 1).expect("whole").0, 2);
-    // A byte more or less, as long as 65 bytes more, and more than a checkpoint may have.
+    // A byte more or less, 65 bytes more or fewer, and more than a checkpoint may have.
     for length in [199u16, 201, 265, 135, 1025, u16::MAX] {
         let mut other = bytes.clone();
         other[HEADER_BYTES + 2..HEADER_BYTES + 4].copy_from_slice(&length.to_le_bytes());
@@ -98,7 +98,7 @@ proptest! {
     #[test]
     fn any_bytes_are_replayed_or_refused(mut bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         let _ = replayed(&bytes, 1, 1);
-        // Also behind a right checksum.
+        // Again as a record with the right salt and checksum.
         if bytes.len() >= HEADER_BYTES {
             let body = (bytes.len() - HEADER_BYTES) as u32;
             bytes[4..8].copy_from_slice(&body.to_le_bytes());

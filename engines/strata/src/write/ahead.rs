@@ -1,10 +1,11 @@
-//! What is made before a commit needs it: the next WAL file, the next memtable, and the WAL's bytes on the device.
+//! Preparation for later commits: the next WAL file, the next memtable, and the writeback of the present WAL.
 //!
-//! Owns: the files that wait to be written or overwritten. Must not: decide when a memtable is full. A commit asks under the
-//! writer lock; the work is done on `strata-flush`, also in the midst of a flush.
+//! Owns: the WAL files that wait to be written or overwritten. Must not: decide when a memtable is full. A commit asks
+//! under the writer lock; `strata-flush` does the work, even in the middle of a flush.
 //!
-//! A commit that begins the next WAL file flushes the one before, because a batch of the next file stands on all of it.
-//! Most of its bytes are with the device by then, and file and memtable are there: the flush is short.
+//! A commit that begins the next WAL file first flushes the present one, because recovery takes a batch of the next
+//! file as proof that every batch of this one is durable. That flush is short: most of the bytes are already with the
+//! device, and the next file and memtable exist.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,25 +19,25 @@ use crate::storage::StorageFile;
 use crate::write::mem::Mem;
 use crate::write::merge::is_final;
 
-/// Bytes of the WAL after which the device is asked to write them: what is left for the flush at the end of a file takes it
-/// a few milliseconds, and a request a megabyte costs nothing beside the records.
+/// Number of WAL bytes after which the device is asked to write them. The rest then takes the flush at the end of a
+/// file a few milliseconds, and one request a megabyte costs nothing compared with the records.
 const WRITE_OUT_BYTES: u64 = 1 << 20;
 
-/// What is asked for and what is ready.
+/// Requests to `strata-flush`, and their results.
 #[derive(Default)]
 pub(crate) struct Ahead {
-    /// The next WAL file and memtable are wanted.
+    /// Whether the next WAL file and memtable are wanted.
     wanted: bool,
     ready: Option<Ready>,
-    /// Bytes of a WAL file that the device should write.
+    /// A range of the WAL file that the device should begin to write.
     write_out: Option<WriteOut>,
 }
 
-/// The next WAL file and memtable.
+/// The next WAL file and memtable, both empty.
 pub(crate) struct Ready {
     pub(crate) wal: Wal,
     pub(crate) mem: Arc<Mem>,
-    /// What the empty memtable takes; its entries are counted with the memtables.
+    /// Memory of the empty memtable. Its entries are counted with the memtables.
     _share: Share,
 }
 
@@ -47,12 +48,12 @@ struct WriteOut {
 }
 
 impl Ahead {
-    /// Whether `strata-flush` has something to do here.
+    /// Whether `strata-flush` has a request to work on.
     pub(crate) fn is_asked(&self) -> bool {
         self.write_out.is_some() || (self.wanted && self.ready.is_none())
     }
 
-    /// The next file and memtable, if they are there; nothing is wanted any more.
+    /// Takes the next file and memtable, if they are ready, and withdraws all requests.
     pub(crate) fn take(&mut self) -> Option<Ready> {
         self.wanted = false;
         self.write_out = None;
@@ -61,7 +62,8 @@ impl Ahead {
 }
 
 impl Shared {
-    /// Asks for what the next commits will need, once half of a memtable or of a WAL file is used.
+    /// Requests the next WAL file and memtable once half of a memtable or of a WAL file is used, and the writeback of
+    /// the WAL after each [`WRITE_OUT_BYTES`].
     pub(crate) fn look_ahead(&self, writer: &mut Writer, length: usize, capacity: usize) {
         let written = writer.wal.bytes();
         let half_used = length >= capacity / 2 || written >= self.sizes.wal_bytes / 2;
@@ -75,7 +77,7 @@ impl Shared {
             (writer.prepares, work.ahead.wanted) = (true, true);
         }
         if writes_out {
-            // What was asked for before and not begun is asked for together with this.
+            // Extend an earlier request that was not begun, so that its bytes are written too.
             let from = work.ahead.write_out.take().map_or(writer.written_out, |before| before.from);
             work.ahead.write_out = Some(WriteOut { file: writer.wal.file(), from, to: written });
             writer.written_out = written;
@@ -84,12 +86,13 @@ impl Shared {
         self.flush_wake.notify_one();
     }
 
-    /// Does what was asked for.
+    /// Works on the requests.
     pub(crate) fn work_ahead(&self) {
         let (write_out, wanted) = {
             let mut work = self.work.lock();
             let wanted = work.ahead.wanted && work.ahead.ready.is_none();
-            // Without it, the commit makes its own: a want of descriptors is met there.
+            // If this fails, the commit makes its own file and memtable, and deals with a shortage of descriptors
+            // there.
             work.ahead.wanted = false;
             (work.ahead.write_out.take(), wanted)
         };
@@ -104,16 +107,16 @@ impl Shared {
     fn prepare(&self) -> Result<Ready> {
         let mem = Arc::new(Mem::new(self.sizes.mem_records)?);
         let _share = self.budget.take_for_work(mem.bytes(0));
-        // ORDERING: Relaxed: a number that is given once; the manifest orders files.
+        // ORDERING: Relaxed: each number is given once; the manifest orders the files.
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let spare = self.work.lock().spare.pop();
-        // The last batch that is durable is told when the file is begun.
+        // `begin_behind` sets the last durable batch when the file is begun.
         match Wal::create(&*self.storage, &self.wal_key, id, spare.as_deref(), 0) {
             Ok(wal) => Ok(Ready { wal, mem, _share }),
-            // Its name may be durable or not: a flush of the directory is not tried again.
+            // The name may or may not be durable, and a flush of the directory is not tried again.
             Err(failed) if is_final(&failed) => Err(self.poison(failed)),
             Err(failed) => {
-                // It was not touched.
+                // The spare file was not touched.
                 self.work.lock().spare.extend(spare);
                 Err(failed)
             }
@@ -126,7 +129,7 @@ impl Shared {
             let mut work = self.work.lock();
             (work.ahead.take(), std::mem::take(&mut work.spare))
         };
-        // One that stays is removed by the next opening.
+        // The next opening removes a file that stays.
         spare
             .iter()
             .chain(ready.map(|ready| wal::name(ready.wal.id())).iter())

@@ -1,10 +1,10 @@
-//! The memory while the store is open: who has too much gives, who has too little gets.
+//! Balancing of the memory while the store is open: holders with too much give, holders with too little get.
 //!
-//! Owns: bringing filters, pages and the record cache to what `write/divide.rs` says. Must not: be called under the install
-//! lock, which it takes. Runs on the threads that open, load and merge, one at a time.
+//! Owns: bringing filters, pages and the record cache to the shares that `write/divide.rs` computes. Must not: be
+//! called under the install lock, which it takes. Runs on the threads that open, load, flush and merge, one at a time.
 //!
-//! What a reader holds cannot be taken from it: a segment that gives memory away is replaced by one that shares the rest
-//! with it, in a new version. The memory comes back once no reader holds the old one.
+//! Memory that a reader holds cannot be taken from it. A segment that gives memory away is therefore replaced, in a new
+//! version, by one that shares the rest with it. The memory comes back once no reader holds the old segment.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,11 +16,12 @@ use crate::read::segment::Segment;
 use crate::read::version::Version;
 use crate::write::divide::{Division, Part, divide};
 
-/// The record cache is made larger by this part of it at least, one in so many: what is left changes all the time.
+/// The record cache grows only by at least 1/CACHE_STEP of its size, because the amount of memory left changes all the
+/// time.
 const CACHE_STEP: u64 = 8;
 
 impl Shared {
-    /// What is to be left for flushes, merges and scans, less what they have already, in bytes.
+    /// Bytes to leave free for flushes, merges and scans, in addition to those they hold already.
     pub(crate) fn work_left_bytes(&self) -> u64 {
         self.work_bytes.saturating_sub(self.budget.work_bytes())
     }
@@ -32,8 +33,8 @@ impl Shared {
         }
     }
 
-    /// Divides the memory anew, with `needed_bytes` for what the caller takes next. A filter plane that cannot be read is
-    /// left out and counted as a failure: gets read more, and nothing else depends on it.
+    /// Divides the memory anew, keeping `needed_bytes` free for the caller. A filter plane that cannot be read is left
+    /// out and counted as a failure: gets then read more, and nothing else depends on it.
     pub(crate) fn balance(&self, needed_bytes: u64) {
         let _one = self.balancing.lock();
         self.garbage.sweep();
@@ -50,7 +51,7 @@ impl Shared {
         self.give(&division, needed_bytes);
     }
 
-    /// Who is to have what, now that the store is this.
+    /// Computes the shares of all holders for the present version.
     fn divide_now(&self, version: &Version, needed_bytes: u64) -> Division {
         let parts: Vec<Part> = version.segments().map(|one| one.memory_part()).collect();
         let held: u64 = version.segments().map(|one| one.given_bytes()).sum();
@@ -59,12 +60,12 @@ impl Shared {
         divide(room.max(0) as u64, self.least_cache_bytes, &parts)
     }
 
-    /// Takes `short` bytes or some more from those that have more than their part, if there are as many.
+    /// Takes at least `short` bytes, if possible, from holders that have more than their share.
     fn take_back(&self, version: Arc<Version>, division: &Division, short: u64) {
         let cache = &self.reads.cache;
         let mut freed = cache.shrink(cache.bytes().saturating_sub(division.cache_bytes).min(short));
         let mut lighter = BTreeMap::new();
-        // Pages go before planes: without a plane absent keys are read for.
+        // Take pages before planes, because without a plane every absent key costs reads.
         for planes_too in [false, true] {
             for (at, one) in version.segments().enumerate() {
                 let planes = if planes_too { division.planes[at] } else { PLANES };
@@ -82,7 +83,7 @@ impl Shared {
         }
     }
 
-    /// Puts these segments, by number, in the place of those that they share with.
+    /// Replaces segments of the version by those in `lighter`, which maps their numbers.
     fn replace(&self, lighter: &BTreeMap<u64, Arc<Segment>>) {
         let _install = self.install.lock();
         let before = Arc::clone(&self.visible.load().version);
@@ -91,16 +92,17 @@ impl Shared {
         self.garbage.hold(before as _, None);
     }
 
-    /// Gives what is left, as far as it is back already, in the order of its use.
+    /// Gives out the memory that is left and has come back already, in order of usefulness.
     fn give(&self, division: &Division, needed_bytes: u64) {
         let version = Arc::clone(&self.visible.load().version);
-        // A load may have brought segments in meanwhile, which come last: they get theirs the next time.
+        // A load may have added segments meanwhile, so the division no longer fits. The next balancing gives them their
+        // shares.
         let segments: Vec<_> = version.segments().zip(division.planes.iter().zip(&division.pages)).collect();
         if version.segments().count() != division.planes.len() {
             return;
         }
         for plane in 0..PLANES {
-            // The first plane is worth more than what work has in reserve.
+            // The first plane is worth more than the reserve for work.
             let leave = needed_bytes + if plane == 0 { 0 } else { self.work_left_bytes() };
             for (segment, _) in segments.iter().filter(|(_, (planes, _))| plane < **planes) {
                 if segment.load_plane(plane, &self.budget, leave).is_err() {

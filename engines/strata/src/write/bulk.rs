@@ -1,4 +1,7 @@
-//! Sorted input straight into the base run, and copies of a store.
+//! Bulk loading of sorted input straight into the base run, and copies of a store.
+//!
+//! Owns: the choice between the base run and the WAL for a load, and the content of a copy. Runs on the caller's
+//! thread, under the writer lock.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,10 +34,10 @@ impl BulkLoad for StrataEngine {
         let last = shared.visible.load().version.last_key();
         let Some((first, _)) = pairs.first() else { return shared.commit(&mut writer, &[], checkpoint, true) };
         if last.is_some_and(|last| *first <= last) {
-            // The chunk of a load that was cut: it is there already, as a whole or in part.
+            // A load that was interrupted repeats this chunk: all or part of it is in the store already.
             return overwrite(shared, &mut writer, pairs, checkpoint);
         }
-        // No batch has a record there.
+        // No batch has a record in a loaded segment, so its origin is batch 0.
         let written = write_pairs(shared, pairs, &shared.origin(0, true, checkpoint))?;
         let mut manifest = shared.install.lock();
         let mut version = Version::clone(&shared.visible.load().version);
@@ -50,8 +53,8 @@ impl BulkLoad for StrataEngine {
     }
 }
 
-/// Commits pairs in batches that are small enough. The store stands where it stood until the last of them says otherwise:
-/// what a load that was cut repeats is there already.
+/// Commits pairs in batches that are small enough. All but the last keep the old checkpoint, because the store stands
+/// for the new one only once all pairs are in it. A repeated load finds its pairs there already.
 fn overwrite(shared: &Shared, writer: &mut Writer, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
     let before = shared.visible.load().checkpoint.clone();
     let mut parts = pairs.chunks(BATCH_OPS_MAX).peekable();
@@ -63,8 +66,8 @@ fn overwrite(shared: &Shared, writer: &mut Writer, pairs: &[(Key, Value)], check
     Ok(())
 }
 
-/// Copies the newest state into `dir`: the segments are linked where the file system can, for they never change.
-/// Commits wait for the memtable's flush, not for the links: the version that is held keeps its files.
+/// Copies the newest state into `dir`. Segments are linked where the file system allows it, because they never change.
+/// Commits wait only for the memtable's flush, because the version that is held keeps its files while they are linked.
 pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
     let copy_failed =
         |e: std::io::Error| Error::io(format!("cannot copy into the snapshot: dir={} reason={e}", dir.display()), e);
@@ -73,8 +76,8 @@ pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
     let (now, mut copy) = {
         let mut writer = shared.writer()?;
         shared.drain(&mut writer)?;
-        // The writer is held until both are taken: nothing is committed, so a merge alone could come between, and the
-        // install lock keeps it out.
+        // The writer lock is held until both are taken, so nothing is committed. Only a merge could come between, and
+        // the install lock keeps it out.
         let manifest = shared.install.lock();
         (shared.visible.load_full(), manifest.clone())
     };
@@ -82,12 +85,12 @@ pub(crate) fn snapshot(shared: &Shared, dir: &Path) -> Result<()> {
         shared.storage.share(&segment::name(found.info.id), dir).map_err(copy_failed)?;
     }
     copy.checkpoint = now.checkpoint.clone();
-    // Who has the copy must not know the salts of this store's WAL files.
+    // The copy gets a WAL key of its own, because its holder must not know the salts of this store's WAL files.
     copy.wal_key = WalKey::random()?;
     // The copy's WAL starts anew, above every number that was given.
     copy.next_id = shared.new_id() + 1;
     copy.wal_floor = copy.next_id;
-    // What is lost here is lost there.
+    // The copy lacks the same data that repairs of this store gave up.
     lost::add(&target, &lost::read(&*shared.storage)?)?;
     sync_dir(&target)?;
     copy.write(&target)

@@ -1,7 +1,7 @@
 //! Commits: the WAL and the memtable.
 //!
 //! Owns: the order in which a batch becomes durable and visible. Runs on the thread of the transaction, under the
-//! writer lock. What a commit waits for is in `write/limits.rs`, the next file and memtable in `write/rotate.rs`.
+//! writer lock. `write/limits.rs` has the waits of a commit, `write/rotate.rs` the next file and memtable.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use crate::format::wal;
 use crate::read::visible::Visible;
 
 impl Shared {
-    /// The writer lock, unless writing is refused.
+    /// Takes the writer lock, unless writing is refused.
     pub(crate) fn writer(&self) -> Result<MutexGuard<'_, Writer>> {
         let writer = self.writer.lock();
         self.refuse_if_poisoned()?;
@@ -37,7 +37,7 @@ impl Shared {
     }
 
     pub(crate) fn refuse_if_poisoned(&self) -> Result<()> {
-        // ORDERING: Relaxed: the flag carries nothing but itself.
+        // ORDERING: Relaxed: the flag guards no other memory.
         if self.poisoned.load(Ordering::Relaxed) {
             return Err(Error::new(
                 ErrorKind::Reopen,
@@ -47,7 +47,7 @@ impl Shared {
         Ok(())
     }
 
-    /// From here on writes are refused: what is on disk is not known.
+    /// Refuses writes from now on, because the state on disk is unknown.
     pub(crate) fn poison(&self, error: Error) -> Error {
         // ORDERING: Relaxed: see above.
         self.poisoned.store(true, Ordering::Relaxed);
@@ -74,7 +74,7 @@ impl Shared {
         }
         let batch = writer.batch + 1;
         writer.wal.append(batch, checkpoint, ops).map_err(|e| match e.kind() {
-            // The record is cut short and will be overwritten: nothing of it was applied.
+            // The record is incomplete and will be overwritten: nothing of it was applied.
             ErrorKind::FreeSpace => e,
             _ => self.poison(e),
         })?;
@@ -96,7 +96,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Replaces what readers see.
+    /// Replaces the state that new readers see.
     pub(crate) fn publish(&self, change: impl FnOnce(&mut Visible)) {
         let _one = self.publish.lock();
         let mut next = Visible::clone(&self.visible.load());

@@ -1,7 +1,7 @@
-//! What stands in a store's directory beside what its manifest names: WAL files to replay, and what a crash has left.
+//! Survey of a store's directory beyond the files that its manifest names: WAL files to replay, and remains of a crash.
 //!
 //! Owns: which files are this store's, and which of them an opening may remove. Must not: change anything before the
-//! whole directory was found to be as a crash may leave it. Runs on the thread that opens the store.
+//! whole directory proved to be in a state that a crash can leave. Runs on the thread that opens or repairs the store.
 
 use std::collections::BTreeSet;
 
@@ -15,33 +15,33 @@ use crate::read::sections::read_footer;
 use crate::read::segment;
 use crate::storage::Storage;
 
-/// Files that a store may have made since its manifest: far more than any device makes between two of them, and far from
-/// where numbers end.
+/// Upper bound on the number of files that a store made since its manifest: far more than any device writes between two
+/// manifests, and far from the end of the numbers.
 const NUMBERS_AHEAD_MAX: u64 = 1 << 32;
 
-/// A file with a name that strata gives.
+/// A file whose name has the form that strata gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Own {
     Segment(u64),
     Wal(u64),
 }
 
-/// What was found.
+/// Result of looking at every file of a store.
 #[derive(Default)]
 pub(crate) struct Survey {
-    /// WAL files to replay, in order.
+    /// Numbers of the WAL files to replay, ascending.
     pub(crate) wals: Vec<u64>,
-    /// Files that nothing needs: of a merge or a load that was cut short, or in the runs since.
+    /// Files that nothing needs: of an interrupted merge or load, or in the runs since.
     pub(crate) obsolete: Vec<String>,
     /// The highest number of any file.
     pub(crate) highest: u64,
-    /// The segment that nothing names with the newest batch, and that batch.
+    /// The segment with the newest batch among those that the manifest does not name.
     pub(crate) newest: Option<Unnamed>,
-    /// The WAL file with another number in its first record, with the newest batch.
+    /// The WAL file with the newest batch among those whose first record has another number.
     pub(crate) misnamed: Option<Misnamed>,
 }
 
-/// A WAL file that begins with a record of another number: one that waits to be overwritten, or was renamed.
+/// A WAL file that begins with a record of another number: it waits to be overwritten, or somebody renamed it.
 pub(crate) struct Misnamed {
     id: u64,
     written_as: u64,
@@ -55,7 +55,7 @@ pub(crate) struct Unnamed {
 }
 
 impl Own {
-    /// What the name says; `None` where strata would not have given it.
+    /// Parses a file name; `None` if strata would not have given it.
     pub(crate) fn of(name: &str) -> Option<Self> {
         let (id, _) = name.split_once('.')?;
         let id = id.parse().ok()?;
@@ -77,7 +77,7 @@ impl Own {
     }
 }
 
-/// The files of the directory that have a name of strata's, in order of their numbers.
+/// Lists the files whose names have strata's form, in order of their numbers.
 pub(crate) fn own_files(storage: &dyn Storage) -> Result<Vec<Own>> {
     let failed = |e| Error::io(format!("cannot list the store's directory: dir={}", storage.shown()), e);
     let names = storage.list().map_err(failed)?;
@@ -86,7 +86,7 @@ pub(crate) fn own_files(storage: &dyn Storage) -> Result<Vec<Own>> {
     Ok(own)
 }
 
-/// Why a file's number cannot have been given by a store whose next number was `next_id` in its manifest.
+/// Returns a message if a store whose manifest has this `next_id` cannot have given the file's number.
 pub(crate) fn is_beyond(storage: &dyn Storage, next_id: u64, own: Own) -> Option<String> {
     (own.id() > next_id.saturating_add(NUMBERS_AHEAD_MAX)).then(|| {
         format!(
@@ -97,7 +97,7 @@ pub(crate) fn is_beyond(storage: &dyn Storage, next_id: u64, own: Own) -> Option
     })
 }
 
-/// Refuses a directory that has files of a store and no manifest: it is not new, its manifest is lost.
+/// Refuses a directory with files of a store but no manifest: the store is not new, its manifest is lost.
 pub(crate) fn refuse_files_without_manifest(storage: &dyn Storage) -> Result<()> {
     let files = own_files(storage)?;
     let Some(first) = files.first() else { return Ok(()) };
@@ -113,10 +113,10 @@ pub(crate) fn refuse_files_without_manifest(storage: &dyn Storage) -> Result<()>
     ))
 }
 
-/// Looks at every file with a name of strata's.
+/// Looks at every file whose name has strata's form.
 ///
 /// # Errors
-/// `DataDamaged` naming the file, where one of them is another store's: nothing may be removed then.
+/// `DataDamaged` naming a file of another store, because then nothing may be removed; I/O errors of reading.
 pub(crate) fn survey(storage: &dyn Storage, manifest: &Manifest) -> Result<Survey> {
     let named: BTreeSet<u64> = manifest.runs.iter().flatten().map(|info| info.id).collect();
     let mut found = Survey::default();
@@ -140,7 +140,8 @@ pub(crate) fn survey(storage: &dyn Storage, manifest: &Manifest) -> Result<Surve
     Ok(found)
 }
 
-/// Of the WAL files of this store that have another number than their first record says, the one with the newest batch.
+/// Finds the WAL file with the newest batch among those of this store whose first record says another number than the
+/// name.
 pub(crate) fn misnamed(storage: &dyn Storage, manifest: &Manifest) -> Result<Option<Misnamed>> {
     let mut newest: Option<Misnamed> = None;
     for own in own_files(storage)? {
@@ -154,7 +155,7 @@ pub(crate) fn misnamed(storage: &dyn Storage, manifest: &Manifest) -> Result<Opt
     Ok(newest)
 }
 
-/// Of the segments of this store that the manifest does not name, the one with the newest batch.
+/// Finds the segment with the newest batch among those of this store that the manifest does not name.
 pub(crate) fn newest_unnamed(storage: &dyn Storage, manifest: &Manifest) -> Result<Option<Unnamed>> {
     let named: BTreeSet<u64> = manifest.runs.iter().flatten().map(|info| info.id).collect();
     let mut newest: Option<Unnamed> = None;
@@ -173,8 +174,8 @@ pub(crate) fn newest_unnamed(storage: &dyn Storage, manifest: &Manifest) -> Resu
     Ok(newest)
 }
 
-/// Why the manifest is not this store's: whole segments are here, none of them has its seed, and none that it names can be
-/// its own and damaged.
+/// Returns a message if the manifest belongs to another store: whole segments are here, none of them has its seed, and
+/// no segment that it names could be its own but damaged.
 pub(crate) fn is_of_another_store(storage: &dyn Storage, manifest: &Manifest) -> Result<Option<String>> {
     let named: BTreeSet<u64> = manifest.runs.iter().flatten().map(|info| info.id).collect();
     if named.is_empty() {
@@ -184,7 +185,7 @@ pub(crate) fn is_of_another_store(storage: &dyn Storage, manifest: &Manifest) ->
     for own in own_files(storage)? {
         let id = match own {
             Own::Segment(id) => id,
-            // A WAL of the manifest's own: they belong together, whatever stands in the place of the segments.
+            // A WAL file with the manifest's salt proves that they belong together, whatever is in the segments' place.
             Own::Wal(id)
                 if wal::begins_with(storage, id)?.is_some_and(|(salt, _)| salt == manifest.wal_key.salt(id)) =>
             {
@@ -204,8 +205,9 @@ pub(crate) fn is_of_another_store(storage: &dyn Storage, manifest: &Manifest) ->
     Ok(other.map(|other| format!("manifest is of another store: file={manifest} has another seed than file={other}")))
 }
 
-/// Why the manifest is older than the segments, whatever their batches say: one that it names is gone, and a whole one is
-/// there with a number that it has not given. A merge removes what it has replaced after it has replaced the manifest.
+/// Returns a message if the manifest is older than the segments, whatever their batches are: a segment that it names is
+/// gone, and a whole one has a number that it has not given. A merge removes replaced segments only after it has
+/// replaced the manifest.
 pub(crate) fn is_superseded(storage: &dyn Storage, manifest: &Manifest) -> Result<Option<String>> {
     let own: BTreeSet<u64> = own_files(storage)?
         .into_iter()
@@ -227,8 +229,8 @@ pub(crate) fn is_superseded(storage: &dyn Storage, manifest: &Manifest) -> Resul
 }
 
 impl Misnamed {
-    /// Why this file was renamed by somebody else, where batches were recovered up to `batch`. The store gives a WAL file
-    /// another number only once its batches are in runs.
+    /// Returns a message if somebody renamed this file, given that batches were recovered up to `batch`. The store
+    /// itself gives a WAL file another number only once the file's batches are in runs.
     pub(crate) fn is_ahead(&self, storage: &dyn Storage, batch: u64) -> Option<String> {
         (self.batch > batch).then(|| {
             format!(
@@ -243,8 +245,9 @@ impl Misnamed {
 }
 
 impl Unnamed {
-    /// Why the manifest is older than this segment, where batches were recovered up to `batch`. A segment is written of
-    /// batches that are in runs, or durable in the WAL: those of one that a crash has left are found again.
+    /// Returns a message if the manifest is older than this segment, given that batches were recovered up to `batch`. A
+    /// segment is written only of batches that are in runs or durable in the WAL. So a crash cannot leave a segment
+    /// with a batch that recovery does not find.
     pub(crate) fn is_ahead(&self, storage: &dyn Storage, batch: u64) -> Option<String> {
         (self.batch > batch).then(|| {
             format!(
@@ -257,7 +260,7 @@ impl Unnamed {
     }
 }
 
-/// Why a file is not this store's, if it is whole and was not written by it. One that is not whole is what a crash leaves.
+/// Returns a message if a file is whole and another store wrote it. A file that is not whole may be left by a crash.
 pub(crate) fn is_foreign(storage: &dyn Storage, manifest: &Manifest, own: Own) -> Result<Option<String>> {
     let not_own = |why: &str| {
         let shown = shown(storage, &own.name());
@@ -279,7 +282,7 @@ pub(crate) fn is_foreign(storage: &dyn Storage, manifest: &Manifest, own: Own) -
     })
 }
 
-/// Removes what a survey has found to be obsolete.
+/// Removes the files that a survey found to be obsolete.
 pub(crate) fn remove(storage: &dyn Storage, obsolete: &[String]) -> Result<()> {
     obsolete.iter().try_for_each(|name| {
         let removed = storage.remove(name);

@@ -1,39 +1,39 @@
-//! The division of a store's memory: between filter planes, pages of segments, and records that were read lately.
+//! Division of a store's memory between filter planes, pages of segments, and records that were read recently.
 //!
-//! Owns: who gets how much. Must not: take or give any of it; `write/balance.rs` does. Computed on the threads that open,
-//! load and merge.
+//! Owns: how much each of them gets. Must not: take or give memory; `write/balance.rs` does. Computed on the threads
+//! that open, load, flush and merge.
 
 use crate::format::filter::PLANES;
 
-/// A record cache smaller than this is not worth having, in bytes.
+/// Smallest record cache that is worth having, in bytes.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
 
-/// A segment as far as its memory is concerned. Its directory is in memory in any case.
+/// Memory needs of a segment, apart from its directory, which is always in memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Part {
-    /// Bytes of each filter plane.
+    /// Size of each filter plane in bytes.
     pub(crate) planes: [u64; PLANES],
-    /// Bytes of all its pages.
+    /// Size of all its pages in bytes.
     pub(crate) pages: u64,
-    /// Bytes of those that were brought into memory, if there is room for them.
+    /// Bytes of the pages that were brought into memory; `None` if the segment has no room for pages.
     pub(crate) filled: Option<u64>,
 }
 
-/// What each gets.
+/// Share of each holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Division {
-    /// By segment: how many planes are in memory.
+    /// Number of planes to hold in memory, by segment.
     pub(crate) planes: Vec<usize>,
-    /// By segment: whether its pages stay in memory.
+    /// Whether the pages stay in memory, by segment.
     pub(crate) pages: Vec<bool>,
-    /// Of the record cache.
+    /// Size of the record cache in bytes.
     pub(crate) cache_bytes: u64,
-    /// Whether pages are kept at all.
+    /// Whether any pages are kept in memory. Otherwise the memory goes to the record cache.
     pub(crate) keeps_pages: bool,
 }
 
-/// Divides `room` bytes. The first plane of every segment comes first, because without it each absent key costs a read;
-/// then `least_cache` bytes of records, the other planes, and pages or records with what is left.
+/// Divides `room` bytes. The first plane of every segment comes first, because without it each absent key costs a read.
+/// Then come `least_cache` bytes of records, the other planes, and pages or records with the rest.
 pub(crate) fn divide(room: u64, least_cache: u64, parts: &[Part]) -> Division {
     let mut left = room;
     let mut planes = vec![0; parts.len()];
@@ -47,8 +47,9 @@ pub(crate) fn divide(room: u64, least_cache: u64, parts: &[Part]) -> Division {
         }
     }
     let all: u64 = parts.iter().map(|part| part.pages).sum();
-    // Pages are worth keeping where at least half of them have room. Otherwise most gets would miss them, and records
-    // that are asked for often are kept instead, one by one. Those that are there stay a little longer.
+    // Pages are worth keeping if at least half of them have room. Otherwise most gets would miss them, and it is better
+    // to keep popular records one by one. Pages that are in memory already stay while three eighths of all have
+    // room.
     let some = parts.iter().any(|part| part.filled.is_some());
     let keeps_pages = left >= if some { all / 8 * 3 } else { all / 2 };
     let mut pages = vec![false; parts.len()];
@@ -67,7 +68,8 @@ pub(crate) fn divide(room: u64, least_cache: u64, parts: &[Part]) -> Division {
     Division { planes, pages, cache_bytes, keeps_pages }
 }
 
-/// The segments with pages in memory by the part of them that was asked for, then the others, newest first.
+/// Orders segments by the part of their pages that was asked for, those with pages in memory first, the others newest
+/// first.
 fn warmest_first(parts: &[Part]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..parts.len()).collect();
     order.sort_by_key(|at| {
@@ -83,7 +85,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A segment of a million records.
+    /// Returns a segment of a million records.
     fn part() -> Part {
         Part { planes: [MIB, MIB / 2, MIB / 2], pages: 64 * MIB, filled: None }
     }

@@ -1,10 +1,10 @@
-//! The flushing thread: memtables into delta runs, and what commits will need next.
+//! The flushing thread: it writes memtables as delta runs and prepares for later commits.
 //!
-//! Owns: when a memtable is flushed, and what happens after a failure. Must not: merge, for commits wait for it. Runs on
-//! `strata-flush`.
+//! Owns: when a memtable is flushed, and the reaction to a failure. Must not: merge, because commits wait for this
+//! thread. Runs on `strata-flush`.
 //!
-//! A want of descriptors, memory or disk space is waited for, longer each time. Only a failed flush of a file and a manifest
-//! that may or may not be in place leave the disk's state unknown and end writing.
+//! A shortage of descriptors, memory or disk space is waited out, longer each time. Only two failures leave the disk's
+//! state unknown and end writing: a flush of a file, and a manifest that may or may not be in place.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +19,12 @@ use crate::write::mem::ORDER_BYTES;
 use crate::write::merge::{Ended, LOOK_AROUND, Pause};
 use crate::write::output::{Job, write};
 
-/// WAL files that are kept to be overwritten.
+/// Number of WAL files that are kept to be overwritten.
 const SPARES: usize = 2;
-/// Pauses after failures: a flush is tried again soon, because commits wait for it.
+/// Shortest and longest pause after failures. A flush is tried again soon, because commits wait for it.
 const FLUSH_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// The thread.
+/// Runs the thread `strata-flush` until the store is closed.
 pub(crate) fn run(shared: &Shared) {
     let _ended = Ended(shared);
     let mut pause = Pause::new(FLUSH_PAUSE);
@@ -39,19 +39,19 @@ pub(crate) fn run(shared: &Shared) {
         pause.after(flushed.is_err());
         work.flush_failed = flushed.err().map(|error| shared.told(error));
         work.flushes_tried += 1;
-        // Under the lock that waiters look under: none misses it.
+        // Notify under the lock that waiters check under, so that none misses it.
         shared.done.notify_all();
-        // There may be enough runs to be merged now.
+        // There may now be enough runs for a merge.
         shared.wake.notify_all();
     }
 }
 
-/// Waits until there is something to do; whether that is a flush, or `None` at the end.
+/// Waits for work. Returns whether there is a memtable to flush, or `None` when the store is closed.
 fn next_round(shared: &Shared, pause: &Pause) -> Option<bool> {
     let mut work = shared.work.lock();
     let mut woken = false;
     while !work.stop {
-        // A want that passes is not met sooner because more commits wait for it.
+        // More waiting commits do not end a shortage sooner, so they do not shorten the pause.
         let paused = matches!(work.flush_failed, Some((kind, _)) if kind != ErrorKind::FreeSpace) && !pause.is_over();
         let flushes = !shared.visible.load().frozen.is_empty() && !paused && (work.flush_failed.is_none() || woken);
         if flushes || work.ahead.is_asked() {
@@ -63,12 +63,12 @@ fn next_round(shared: &Shared, pause: &Pause) -> Option<bool> {
     None
 }
 
-/// Makes a delta run of the oldest frozen memtable, whose WAL is free then; false when there is none.
+/// Writes the oldest frozen memtable as a delta run and frees its WAL. Returns false if there is none.
 fn flush_oldest(shared: &Shared) -> Result<bool> {
-    // The guard of `visible` is given back at once: readers keep what they see.
+    // Drop the guard of `visible` at once; the frozen memtable is kept by its own reference.
     let oldest = shared.visible.load().frozen.last().cloned();
     let Some(frozen) = oldest else { return Ok(false) };
-    // The reserve is there for this.
+    // The flush may use the disk reserve, which exists for it.
     shared.require_space(frozen.length as u64 * (PAIR_BYTES + PAIR_BYTES / 16), 0, "a flush")?;
     let _order = shared.budget.take_for_work(frozen.length as u64 * ORDER_BYTES);
     let mut list = Merged::new(vec![Cursor::Flush(frozen.mem.sorted(frozen.length)?)])?;
@@ -93,10 +93,10 @@ fn flush_oldest(shared: &Shared) -> Result<bool> {
         },
     )?;
     drop(manifest);
-    // A reader that keeps it keeps its memory from others. It is mostly back soon, as that of other work is.
+    // A reader that keeps the memtable keeps its memory from others. It mostly comes back soon, so it counts as work.
     let share = shared.budget.take_for_work(frozen.mem.bytes(frozen.length));
     shared.garbage.hold(Arc::clone(&frozen.mem) as _, Some(share));
-    // One that is not seen is removed by the next opening.
+    // The next opening removes a file that the listing misses.
     let there = own_files(&*shared.storage).unwrap_or_default();
     let flushed = |own: &Own| matches!(own, Own::Wal(id) if (before..=frozen.wal_id).contains(id));
     let mut files: Vec<String> = there.into_iter().filter(flushed).map(Own::name).collect();
@@ -105,7 +105,7 @@ fn flush_oldest(shared: &Shared) -> Result<bool> {
         let room = SPARES.saturating_sub(work.spare.len()).min(files.len());
         work.spare.extend(files.drain(..room));
     }
-    // One that stays is removed by the next opening.
+    // The next opening removes a file that stays.
     files.iter().for_each(|name| drop(shared.storage.remove(name)));
     shared.counters.flushed();
     Ok(true)

@@ -1,8 +1,8 @@
-//! What was replaced while readers may still hold it: versions of the runs, and memtables.
+//! Garbage: versions of the runs and memtables that were replaced while readers may still hold them.
 //!
 //! Owns: the last reference to each, so that a reader that lets go of one never pays for unmapping its memory and
-//! removing its files. Must not: know what it holds. Anyone may give it something; it is emptied on `strata-merge` and
-//! `strata-flush`, and by the thread that closes the store once those have ended.
+//! removing its files. Must not: know the type of its contents. Any thread may add; `strata-merge` and `strata-flush`
+//! empty it, and after they have ended the thread that closes the store.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use parking_lot::Mutex;
 
 use crate::budget::Share;
 
-/// Something that was replaced, and what it takes of the memory meanwhile, if nobody else counts it.
+/// A replaced object, and its share of the memory if nobody else counts it.
 struct Held {
     what: Arc<dyn Any + Send + Sync>,
     _share: Option<Share>,
 }
 
-/// Things that were replaced.
+/// Replaced objects that readers may still hold.
 #[derive(Default)]
 pub(crate) struct Garbage {
     held: Mutex<Vec<Held>>,
@@ -26,25 +26,26 @@ pub(crate) struct Garbage {
 }
 
 impl Garbage {
-    /// Holds `replaced`, which no new reader can get any more, until nobody else holds it, and `share` as long.
+    /// Holds `replaced` and `share` until nobody else holds `replaced`. New readers must not be able to get it any
+    /// more.
     pub(crate) fn hold(&self, replaced: Arc<dyn Any + Send + Sync>, share: Option<Share>) {
         self.held.lock().push(Held { what: replaced, _share: share });
     }
 
-    /// Drops what nobody else holds.
+    /// Drops the objects that nobody else holds.
     pub(crate) fn sweep(&self) {
-        // Only this reference is left, and nothing can make another from it: this thread is the last owner.
+        // Only this reference is left, and no other can be made from it, so this thread is the last owner.
         let free: Vec<_> = self.held.lock().extract_if(.., |held| Arc::strong_count(&held.what) == 1).collect();
         // ORDERING: Relaxed: a statistic.
         self.dropped.fetch_add(free.len() as u64, Ordering::Relaxed);
     }
 
-    /// Things that readers still hold, as far as is known.
+    /// Number of objects that readers still held at the last sweep, and of those added since.
     pub(crate) fn held(&self) -> u64 {
         self.held.lock().len() as u64
     }
 
-    /// Things that were dropped.
+    /// Number of objects that were dropped since the opening.
     pub(crate) fn dropped(&self) -> u64 {
         // ORDERING: Relaxed: a statistic.
         self.dropped.load(Ordering::Relaxed)

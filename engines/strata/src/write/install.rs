@@ -1,7 +1,7 @@
 //! Changes of the runs: durable first, then visible.
 //!
-//! Owns: which segments are named by a manifest, and what becomes of the others. Runs on the thread that merges or
-//! loads, under the install lock.
+//! Owns: which segments a manifest names, and the removal of the others. Runs on the threads that flush, merge and
+//! load, under the install lock.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ use crate::write::limits::pressure_of;
 use crate::write::plan::debt;
 use crate::write::writer::Written;
 
-/// What was written cannot be read back: no manifest names it, so that it can be written again.
+/// Turns the error of reading back a new segment into one that may be retried: no manifest names the segment, so it can
+/// be written again.
 fn unread(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Reopen => Error::with_source(ErrorKind::Retry, error.to_string(), error),
@@ -37,12 +38,12 @@ impl Shared {
         let name = segment::name(written.info.id);
         self.make_room(written.index_bytes);
         let opened = Segment::open(&self.storage, written.info, &self.budget, &self.reads).and_then(|segment| {
-            // What does not fit now is looked at again when the memory is divided next.
+            // A plane that does not fit now is considered again at the next division of the memory.
             (0..PLANES).try_for_each(|plane| segment.load_plane(plane, &self.budget, 0))?;
             Ok(segment)
         });
         let segment = opened.map_err(|e| {
-            // No manifest names it; one that stays is removed by the next opening.
+            // No manifest names it; the next opening removes it if it stays.
             self.storage.remove(&name).ok();
             unread(e)
         })?;
@@ -53,8 +54,8 @@ impl Shared {
         Ok(segment)
     }
 
-    /// Room for the pages of a segment of `records`, if there is memory for them to stay: readers then need not fetch
-    /// what a merge has rewritten.
+    /// Returns room for the pages of a segment of `records`, if memory is available to keep them. Readers then need not
+    /// fetch the pages that a merge has rewritten.
     pub(crate) fn room_for_pages(&self, records: u64) -> Option<Kept> {
         // ORDERING: Relaxed: see `balance`.
         if !self.keeps_pages.load(Ordering::Relaxed) {
@@ -62,31 +63,31 @@ impl Shared {
         }
         let bytes = records.div_ceil(PAGE_RECORDS_MIN as u64) * PAGE_BYTES as u64;
         let share = self.budget.take(bytes, self.work_left_bytes())?;
-        // Without memory the pages are read when they are asked for.
+        // If mapping fails, pages are read when they are asked for.
         map_huge(bytes as usize).ok().map(|map| Kept { map, share })
     }
 
-    /// Where records that are written now come from.
+    /// Origin of the records of a segment that is written now.
     pub(crate) fn origin(&self, batch: u64, base: bool, checkpoint: &Checkpoint) -> Origin {
         Origin { seed: self.reads.seed, batch, base, checkpoint: checkpoint.clone() }
     }
 
-    /// A number for a new file.
+    /// Returns a number for a new file. Each number is given once.
     pub(crate) fn new_id(&self) -> u64 {
         // ORDERING: Relaxed: as in `rotate`.
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Takes in how far merges are behind.
+    /// Measures how far merges lag behind, for commits and for the statistics.
     fn measure(&self) {
         let now = self.visible.load();
-        // ORDERING: Relaxed: a measure, which is as good a moment later.
+        // ORDERING: Relaxed: a measurement, which is as good a moment later.
         self.pressure.store(pressure_of(&now), Ordering::Relaxed);
         self.counters.shape(now.version.deltas.len() as u64, debt(&now).percent());
     }
 
-    /// Makes `version` the store's: durable first, then visible. The closures adjust what else the
-    /// manifest says and what else readers see.
+    /// Makes `version` the store's: durable first, then visible. `to_manifest` and `to_visible` make further changes of
+    /// the manifest and of the state that readers see.
     pub(crate) fn install(
         &self,
         manifest: &mut Manifest,
@@ -103,7 +104,7 @@ impl Shared {
         let before = Arc::clone(&self.visible.load().version);
         let ids = |version: &Version| version.segments().map(|segment| segment.info.id).collect::<BTreeSet<u64>>();
         if let Err(failed) = sync_dir(&*self.storage).and_then(|()| next.write(&*self.storage)) {
-            // Where the new manifest is in place after all, its segments must stay; the next opening decides.
+            // If the new manifest is in place after all, its segments must stay; the next opening decides.
             let nothing_begun = failed.kind() == ErrorKind::Retry;
             if !nothing_begun && !matches!(Manifest::read(&*self.storage), Ok(Some(found)) if found == *manifest) {
                 return Err(failed);

@@ -1,10 +1,10 @@
-//! What a commit waits for: a flush, and merges that are behind.
+//! Waits of a commit: for a flush, and for merges that lag behind.
 //!
-//! Owns: the bounds on memtables, delta runs and debt, and that every wait at them is counted. Runs on the thread of the
-//! transaction, under the writer lock.
+//! Owns: the bounds on memtables, delta runs and debt, and the counting of every wait at them. Runs on the thread of
+//! the transaction, under the writer lock.
 //!
-//! Merges are slower than the fastest writer, because a pair is rewritten several times. So commits are slowed first, more
-//! the further merges are behind, until both go at the same speed; at the bounds they are held.
+//! Merges are slower than the fastest writer, because a pair is rewritten several times. So commits are slowed first,
+//! more the further merges lag behind, until both run at the same speed. At the bounds commits are held.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,29 +15,30 @@ use crate::engine::{Shared, Work, Writer};
 use crate::read::visible::Visible;
 use crate::write::plan::{can_shrink, debt};
 
-/// Delta runs from which commits are slowed, and at which one that needs a new memtable is held: a get of an absent key
-/// looks at all of them, and a merge of all of them has a buffer for each. Four sizes of runs, three of each, are usual; a
-/// merge into the base keeps as many from being merged meanwhile. RocksDB's triggers are these, too.
+/// Number of delta runs from which commits are slowed. At [`RUNS_MAX`] a commit that needs a new memtable is held,
+/// because a get of an absent key looks at all runs, and a merge of all of them has a buffer for each. Four sizes of
+/// runs, three of each, are usual, and a merge into the base keeps as many from being merged meanwhile. RocksDB's
+/// triggers are the same.
 pub(crate) const RUNS_SLOW: usize = 20;
 pub(crate) const RUNS_MAX: usize = 36;
-/// The same for what the deltas hold, in parts of what makes a merge into the base due (half of the base, or some
-/// memtables). One part is being merged while the next comes in; a third is late. At the bound the deltas hold one and a
-/// half times as much as the base.
+/// Debt from which commits are slowed, in units of the records that make a merge into the base due (half of the base,
+/// or some memtables). One unit is being merged while the next comes in; a third is late. At [`DEBT_MAX`] commits are
+/// held: the deltas then hold one and a half times as many records as the base.
 pub(crate) const DEBT_SLOW: f64 = 2.0;
 pub(crate) const DEBT_MAX: f64 = 3.0;
-/// What a change of a commit waits just below the bounds: 50,000 a second, which merges keep up with on any disk that is
-/// fit for the work. Half way there it is a quarter of it: most writers find their speed between.
+/// Delay for each change just below the bounds: 50,000 changes a second, which merges keep up with on any suitable
+/// disk. Half way there the delay is a quarter of it. Most writers settle at a speed between the two.
 const SLOWEST: Duration = Duration::from_micros(20);
-/// The most that one commit is slowed, however many changes it has.
+/// Longest delay of one commit, however many changes it has.
 const SLOWED_MAX: Duration = Duration::from_secs(1);
-/// What commits owe is given in sleeps of at least this: the kernel's are no shorter than a part of it.
+/// Shortest sleep. Delays are collected up to it, because the kernel's own granularity is a part of it.
 const SLEEP_LEAST: Duration = Duration::from_millis(1);
-/// How long a commit waits for a want of descriptors or memory to pass.
+/// How long a commit waits for a shortage of descriptors or memory to pass.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-/// Full pressure.
+/// The greatest pressure, at which commits are held.
 const FULL: f64 = 1024.0;
 
-/// How far merges are behind, between not at all (0) and so that commits are held ([`FULL`]).
+/// Returns how far merges lag behind: from 0, not at all, to [`FULL`], where commits are held.
 pub(crate) fn pressure_of(now: &Visible) -> u32 {
     let share = |value: f64, slow: f64, most: f64| ((value - slow) / (most - slow)).clamp(0.0, 1.0);
     let runs = share(now.version.deltas.len() as f64, RUNS_SLOW as f64, RUNS_MAX as f64);
@@ -45,16 +46,16 @@ pub(crate) fn pressure_of(now: &Visible) -> u32 {
     (runs.max(debt) * FULL) as u32
 }
 
-/// Whether a commit that needs a new memtable has to wait, and whether for fewer runs (or for less debt).
+/// Returns the bound that a commit has to wait at before it may begin a new memtable, if any.
 pub(crate) fn held_by(now: &Visible) -> Option<HeldBy> {
-    // Where nothing can be merged, because too much cannot be read, waiting would not help.
+    // If nothing can be merged, because too much is unreadable, waiting would not help.
     if now.version.deltas.len() >= RUNS_MAX && can_shrink(&now.version) {
         return Some(HeldBy::Runs);
     }
     (debt(now).parts_filtered >= DEBT_MAX).then_some(HeldBy::Debt)
 }
 
-/// What holds commits.
+/// The bound at which commits are held: the number of delta runs, or the debt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeldBy {
     Runs,
@@ -62,9 +63,9 @@ pub(crate) enum HeldBy {
 }
 
 impl Shared {
-    /// Takes from a commit of so many changes what merges are behind.
+    /// Slows a commit of so many changes, according to how far merges lag behind.
     pub(crate) fn slow_down(&self, writer: &mut Writer, changes: usize) {
-        // ORDERING: Relaxed: a measure, which is as good a moment later.
+        // ORDERING: Relaxed: a measurement, which is as good a moment later.
         let pressure = self.pressure.load(Ordering::Relaxed);
         if pressure == 0 {
             writer.owed = Duration::ZERO;
@@ -79,12 +80,12 @@ impl Shared {
         }
     }
 
-    /// Waits until at most `most` memtables are frozen; gives up with the flushing thread's error.
+    /// Waits until at most `most` memtables are frozen. Gives up with the flushing thread's error.
     pub(crate) fn wait_for_flush(&self, most: usize) -> Result<()> {
         self.wait_counted(|now| now.frozen.len() <= most)
     }
 
-    /// Waits until every batch up to this one is in a run; gives up with the flushing thread's error.
+    /// Waits until every batch up to `batch` is in a run. Gives up with the flushing thread's error.
     pub(crate) fn wait_for_batch(&self, batch: u64) -> Result<()> {
         self.wait_until_flushed(|now| now.frozen.iter().all(|frozen| frozen.batch > batch))
     }
@@ -102,7 +103,7 @@ impl Shared {
     fn wait_until_flushed(&self, flushed: impl Fn(&Visible) -> bool) -> Result<()> {
         let since = Instant::now();
         let mut work = self.work.lock();
-        // A failure of before is tried again once: space may have been freed meanwhile.
+        // An earlier failure is retried once, because space may have been freed meanwhile.
         let mut tried = None;
         while !flushed(&self.visible.load()) {
             work.check_alive()?;
@@ -119,7 +120,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits while there are too many delta runs for another one, or too much in them; gives up where merging has failed.
+    /// Waits while commits are held because of too many delta runs or too much debt. Gives up if merging has failed.
     pub(crate) fn hold(&self) -> Result<()> {
         if held_by(&self.visible.load()).is_none() {
             return Ok(());

@@ -1,10 +1,10 @@
 //! The memtable: pairs in the order they were committed, found through a hash table of chains.
 //!
-//! Owns: memory that one writer appends to and any number of readers read without a lock. Must not: do I/O.
-//! Threads: one writer at a time (the engine's writer lock), readers on any thread.
+//! Owns: memory that one writer appends to and any number of readers read without a lock. Must not: do I/O. Threads:
+//! one writer at a time (the engine's writer lock), readers on any thread.
 //!
-//! A reader's snapshot is a length: it ignores entries from there on. An entry is written once, before the chain that
-//! leads to it, and never changed; the newest of a key comes first in its chain.
+//! A reader's snapshot is a length: the reader ignores entries from that index on. An entry is written once, before the
+//! chain that leads to it, and never changed. The newest entry of a key comes first in its chain.
 
 use std::cmp::Reverse;
 use std::mem::MaybeUninit;
@@ -16,23 +16,23 @@ use crate::mapped::Mapped;
 use crate::memory;
 use crate::sync::{AtomicU32, Ordering, UnsafeCell};
 
-/// What an entry takes, its share of the table included, in bytes.
+/// Memory of an entry in bytes, its share of the table included.
 pub(crate) const ENTRY_BYTES: u64 = (size_of::<Entry>() + 2 * size_of::<AtomicU32>()) as u64;
 
-/// What an entry takes while a scan goes over its memtable, in bytes.
+/// Additional memory of an entry while a scan goes over its memtable, in bytes.
 pub(crate) const LIST_BYTES: u64 = size_of::<Listed>() as u64;
 
-/// What an entry takes while its memtable is flushed, in bytes.
+/// Additional memory of an entry while its memtable is flushed, in bytes.
 pub(crate) const ORDER_BYTES: u64 = size_of::<u32>() as u64;
 
-/// No entry: indexes in chains are counted from 1.
+/// Marks the end of a chain: indexes in chains are counted from 1.
 const NONE: u32 = 0;
 
 #[derive(Clone, Copy)]
 struct Entry {
     key: Key,
     value: Option<Value>,
-    /// The one before it in its chain, counted from 1.
+    /// Index of the older entry in the same chain, counted from 1.
     previous: u32,
 }
 
@@ -42,7 +42,8 @@ pub(crate) struct Mem {
     heads: Mapped<AtomicU32>,
 }
 
-/// All of a memtable's records in order of their keys, the newest of each. Only their order is held, not a copy.
+/// Iterates over a memtable's records in order of their keys, the newest of each key. It holds only their order, not a
+/// copy.
 pub(crate) struct Sorted {
     mem: Arc<Mem>,
     order: Mapped<u32>,
@@ -66,15 +67,15 @@ impl Iterator for Sorted {
     }
 }
 
-/// A memtable's records in order of their keys, the newest of each. They are sorted as they are taken, because a scan of a
-/// range takes few of them.
+/// Iterates over a memtable's records in order of their keys, the newest of each key. Sorting happens step by step,
+/// because a scan of a range takes few records.
 pub(crate) struct Ascending {
     mem: Arc<Mem>,
-    /// Neither of the two at 2n + 1 and 2n + 2 comes before the one at n.
+    /// A binary heap: neither of the items at 2n + 1 and 2n + 2 comes before the one at n.
     heap: Mapped<Listed>,
 }
 
-/// The least key comes first, and of equal ones the newest entry.
+/// Sort order of the heap: the least key first, and of equal keys the newest entry.
 type Listed = (Key, Reverse<u32>);
 
 impl Ascending {
@@ -82,7 +83,7 @@ impl Ascending {
         self.heap.is_empty()
     }
 
-    /// The next record; `None` as its value is a deletion.
+    /// Returns the next record; a value of `None` is a deletion.
     pub(crate) fn next(&mut self) -> Option<(Key, Option<Value>)> {
         let (key, Reverse(index)) = self.take()?;
         while self.heap.first().is_some_and(|(older, _)| *older == key) {
@@ -92,7 +93,7 @@ impl Ascending {
         Some((key, unsafe { self.mem.entry(index as usize) }.value))
     }
 
-    /// Takes the first away.
+    /// Removes the first item of the heap.
     fn take(&mut self) -> Option<Listed> {
         let last = self.heap.len().checked_sub(1)?;
         self.heap.swap(0, last);
@@ -102,7 +103,7 @@ impl Ascending {
     }
 }
 
-/// Moves the one at `at` down to where neither of the two below it comes before it.
+/// Moves the item at `at` down until neither of the two below comes before it.
 fn sink(heap: &mut [Listed], mut at: usize) {
     while let Some(left) = heap.get(2 * at + 1) {
         let right = heap.get(2 * at + 2).filter(|right| *right < left);
@@ -116,23 +117,25 @@ fn sink(heap: &mut [Listed], mut at: usize) {
 }
 
 // SAFETY: an entry is written once, by the only writer, before its index is released through a head (or through the
-// snapshot that carries the length); readers only reach entries they have acquired that way and never write.
+// snapshot that carries the length). Readers only reach entries that they have acquired that way, and never write.
 unsafe impl Sync for Mem {}
 // SAFETY: owned memory without ties to a thread.
 unsafe impl Send for Mem {}
 
 impl Mem {
+    /// Makes an empty memtable.
+    ///
     /// # Errors
     /// `Retry`: there is no memory.
     pub(crate) fn new(capacity: usize) -> Result<Self> {
         let buckets = (capacity * 2).next_power_of_two();
-        // Nothing is written to the entries: they take memory as they are filled.
+        // Nothing is written to the entries here, so they take memory only as they are filled.
         let entries = Mapped::of(capacity, (0..capacity).map(|_| UnsafeCell::new(MaybeUninit::uninit())))?;
         let heads = Mapped::of(buckets, (0..buckets).map(|_| AtomicU32::new(NONE)))?;
         Ok(Self { entries, heads })
     }
 
-    /// What it takes of memory with this many entries, in bytes.
+    /// Memory that the memtable takes with `length` entries, in bytes.
     pub(crate) fn bytes(&self, length: usize) -> u64 {
         (length * size_of::<Entry>() + self.heads.len() * size_of::<AtomicU32>()) as u64
     }
@@ -141,31 +144,32 @@ impl Mem {
         self.entries.len()
     }
 
-    /// Writes entry `index`, which is the number of entries so far. Call it on one thread at a time.
+    /// Writes entry `index`, which must be the number of entries so far. Only one thread at a time may call it.
     pub(crate) fn append(&self, index: usize, hash: u64, key: &Key, value: Option<Value>) {
         let head = self.head(hash);
         // ORDERING: Relaxed: only this writer changes heads.
         let entry = Entry { key: *key, value, previous: head.load(Ordering::Relaxed) };
-        // SAFETY: entries from `index` on are reached by nobody: no head names them, and no reader's length includes
-        // them; the engine's writer lock keeps other writers out.
+        // SAFETY: nobody reaches entries from `index` on: no head names them, and no reader's length includes them. The
+        // engine's writer lock keeps other writers out.
         self.entries[index].with_mut(|slot| unsafe { (*slot).write(entry) });
         // ORDERING: Release pairs with the Acquire in `get`: whoever sees the index sees the entry.
         head.store(index as u32 + 1, Ordering::Release);
     }
 
-    /// Fetches what [`Mem::get`] reads first.
+    /// Prefetches the memory that [`Mem::get`] reads first.
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64) {
         memory::prefetch(std::ptr::from_ref(self.head(hash)).cast());
     }
 
-    /// The newest value of `key` among the first `length` entries: `Some(None)` is a deletion.
+    /// Returns the newest value of `key` among the first `length` entries: `Some(None)` is a deletion, `None` an
+    /// unknown key.
     pub(crate) fn get(&self, length: usize, hash: u64, key: &Key) -> Option<Option<Value>> {
         // ORDERING: Acquire: see `append`.
         let mut at = self.head(hash).load(Ordering::Acquire);
         while at != NONE {
             let index = at as usize - 1;
-            // SAFETY: the index was acquired from a head, or stands in an entry written before that one.
+            // SAFETY: the index was acquired from a head, or from an entry written before that one.
             let entry = unsafe { self.entry(index) };
             if index < length && entry.key == *key {
                 return Some(entry.value);
@@ -175,8 +179,8 @@ impl Mem {
         None
     }
 
-    /// The first `length` entries in order of their keys, the newest of each. `length` must have been acquired with a
-    /// snapshot.
+    /// Sorts the first `length` entries by key and yields the newest of each key. `length` must have been acquired with
+    /// a snapshot.
     ///
     /// # Errors
     /// As [`Mem::new`].
@@ -188,7 +192,8 @@ impl Mem {
         Ok(Sorted { mem: Arc::clone(self), order, next: 0, last: None })
     }
 
-    /// The records of the first `length` entries from `first` on. `length` must have been acquired with a snapshot.
+    /// Yields the records of the first `length` entries in order of their keys, from key `first` on. `length` must have
+    /// been acquired with a snapshot.
     ///
     /// # Errors
     /// As [`Mem::new`].
@@ -201,15 +206,17 @@ impl Mem {
         Ok(Ascending { mem: Arc::clone(self), heap })
     }
 
+    /// Returns entry `index`.
+    ///
     /// # Safety
-    /// Entry `index` was written, and its writing happened before.
+    /// Entry `index` must have been written, and that write must have happened before this call.
     unsafe fn entry(&self, index: usize) -> &Entry {
-        // SAFETY: written before, as the caller says, and never again.
+        // SAFETY: it was written before, as the caller guarantees, and is never written again.
         self.entries[index].with(|slot| unsafe { (*slot).assume_init_ref() })
     }
 
     fn head(&self, hash: u64) -> &AtomicU32 {
-        // The low bits: filters use the high ones.
+        // Use the low bits, because filters use the high ones.
         &self.heads[hash as usize & (self.heads.len() - 1)]
     }
 }
@@ -246,7 +253,7 @@ mod tests {
         const BATCH: usize = 2;
         let (mem, visible) = (Arc::new(Mem::new(20).expect("memory")), AtomicUsize::new(0));
         let read = || {
-            // ORDERING: Acquire pairs with the Release below, as loading what is visible does.
+            // ORDERING: Acquire pairs with the Release below, as loading `visible` does in the engine.
             let length = visible.load(Ordering::Acquire);
             let newest = |key: u8| mem.get(length, hash(&[key; 32]), &[key; 32]).flatten();
             // Each batch sets both keys to its number.
@@ -263,7 +270,7 @@ mod tests {
                 let key = [(index % BATCH) as u8; 32];
                 mem.append(index, hash(&key), &key, Some([(index / BATCH) as u8; 32]));
                 if index % BATCH == BATCH - 1 {
-                    // ORDERING: Release: as the swap of what is visible.
+                    // ORDERING: Release, as the swap of `visible` in the engine.
                     visible.store(index + 1, Ordering::Release);
                 }
             }
@@ -282,12 +289,12 @@ mod loom_tests {
     const A: Key = [1; 32];
     const B: Key = [2; 32];
 
-    /// What the writer commits, entry by entry. All keys are in one chain.
+    /// The entries that the writer commits one by one. All keys are in one chain.
     fn entries() -> [(Key, Option<Value>); 4] {
         [(A, Some([10; 32])), (B, Some([20; 32])), (A, None), (A, Some([11; 32]))]
     }
 
-    /// What a reader of `length` entries has to find.
+    /// The answer that a reader of `length` entries must get.
     fn expected(length: usize, key: &Key) -> Option<Option<Value>> {
         entries()[..length].iter().rev().find(|(of, _)| of == key).map(|(_, value)| *value)
     }
@@ -307,7 +314,7 @@ mod loom_tests {
         for (index, (key, value)) in entries().iter().enumerate().skip(first) {
             mem.append(index, 0, key, *value);
             if (index + 1 - first).is_multiple_of(batch) {
-                // ORDERING: Release: as the swap of what is visible.
+                // ORDERING: Release, as the swap of `visible` in the engine.
                 visible.store(index + 1, Ordering::Release);
             }
         }
@@ -319,7 +326,7 @@ mod loom_tests {
             let (mem, visible) = (Arc::new(Mem::new(4).expect("memory")), Arc::new(AtomicUsize::new(0)));
             let reader = |mem: &Arc<Mem>, visible: &Arc<AtomicUsize>| {
                 let (mem, visible) = (Arc::clone(mem), Arc::clone(visible));
-                // ORDERING: Acquire: as loading what is visible.
+                // ORDERING: Acquire, as loading `visible` in the engine.
                 thread::spawn(move || assert_snapshot(&mem, visible.load(Ordering::Acquire)))
             };
             let readers = [reader(&mem, &visible), reader(&mem, &visible)];
@@ -351,7 +358,7 @@ mod loom_tests {
             let (mem, visible) = (std::sync::Arc::new(Mem::new(4).expect("memory")), Arc::new(AtomicUsize::new(0)));
             let (flushed, frozen) = (std::sync::Arc::clone(&mem), Arc::clone(&visible));
             let flush = thread::spawn(move || {
-                // ORDERING: Acquire: as loading what is visible.
+                // ORDERING: Acquire, as loading `visible` in the engine.
                 let length = frozen.load(Ordering::Acquire);
                 assert!(flushed.sorted(length).expect("memory").eq(sorted(length)));
             });

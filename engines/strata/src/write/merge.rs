@@ -1,19 +1,20 @@
-//! The merging thread: what is due, one merge at a time, and pauses after failures.
+//! The merging thread: it does merges that are due, one at a time, and pauses after failures.
 //!
-//! Owns: the order of steps, and what happens after a failure. Must not: be waited for by a reader, flush memtables, or
-//! begin a merge within another. Runs on `strata-merge`; `settle` asks it.
+//! Owns: the order of steps, and the reaction to a failure. Must not: be waited for by a reader, flush memtables, or
+//! begin a merge within another. Runs on `strata-merge`; `settle` sends requests to it.
 //!
-//! Delta runs of a like size are merged four at a time, so a pair is rewritten once for each fourfold growth. Once the
-//! deltas hold half as much as the base, they are merged into it. A merge is done in steps, each of which writes a segment
-//! or replaces a group of them in the base, and ends with nothing in memory but where it goes on: see `write/steps.rs`.
-//! Between two steps a merge of newer runs may have its turn, so that a merge of hours keeps nobody from merging what is
-//! flushed meanwhile. How far commits may be ahead of all this is in `write/limits.rs`.
+//! Delta runs of similar size are merged four at a time, so a pair is rewritten once for each fourfold growth. Once the
+//! deltas hold half as many records as the base, they are merged into it. A merge is done in steps. Each step writes a
+//! segment, or replaces a group of segments in the base, and keeps nothing in memory but the position where the merge
+//! goes on: see `write/steps.rs`. Between two steps a merge of newer runs may have its turn, so that a merge of hours
+//! does not keep freshly flushed runs from being merged. `write/limits.rs` bounds how far commits may be ahead of
+//! merges.
 //!
 //! # After a failure
 //!
-//! Only a failed flush of a file and a manifest that may or may not be in place leave the disk's state unknown and end
-//! writing. A want of descriptors, memory or disk space is waited for, longer each time, and the merge goes on where it
-//! was. A segment that a merge cannot read is left where it is, and everything around it goes on.
+//! Only two failures leave the disk's state unknown and end writing: a flush of a file, and a manifest that may or may
+//! not be in place. A shortage of descriptors, memory or disk space is waited out, longer each time, and the merge then
+//! goes on where it was. A segment that a merge cannot read is left in place, and everything around it is merged.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,11 +24,11 @@ use engine_api::{Error, ErrorKind, Result};
 use crate::engine::{Failure, Shared, Work};
 use crate::write::steps::Merging;
 
-/// How often a thread that has nothing to do looks for memory to divide and for what readers have let go.
+/// How often an idle thread looks for memory to divide and for garbage that readers have let go.
 pub(crate) const LOOK_AROUND: Duration = Duration::from_secs(1);
-/// How often it does while readers hold something that was replaced: its memory and space are wanted.
+/// How often it looks while readers hold replaced objects, because their memory and disk space are wanted.
 const LOOK_FOR_GARBAGE: Duration = Duration::from_millis(100);
-/// Pauses after failures.
+/// Shortest and longest pause after failures of merges.
 const MERGE_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(64));
 
 /// The pause after failures in a row: twice as long each time.
@@ -46,7 +47,7 @@ impl Pause {
         self.until.is_none_or(|until| Instant::now() >= until)
     }
 
-    /// Takes in how an attempt went.
+    /// Records whether an attempt failed: a failure starts the next pause, a success resets it.
     pub(crate) fn after(&mut self, failed: bool) {
         if failed {
             self.until = Some(Instant::now() + self.next);
@@ -57,9 +58,10 @@ impl Pause {
     }
 }
 
-/// The thread.
+/// Runs the thread `strata-merge` until the store is closed.
 pub(crate) fn run(shared: &Shared) {
-    // Merging yields to gets and commits. Without the right to it, it runs as everything else does.
+    // Lower the thread's priority, so that merging yields to gets and commits. Where that is not permitted, it runs at
+    // normal priority.
     // SAFETY: setpriority takes no pointers; 0 names the calling thread.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 10) };
     let _ended = Ended(shared);
@@ -73,14 +75,14 @@ pub(crate) fn run(shared: &Shared) {
         shared.balance(0);
         let mut work = shared.work.lock();
         if work.stop {
-            // What is not installed is merged again after the next opening.
+            // Segments that are not installed are merged again after the next opening.
             return;
         }
         again = matches!(step, Some(Ok(true)));
         if let Some(step) = step {
             pause.after(step.is_err());
             work.merge_failed = step.err().map(|error| shared.told(error));
-            // Whoever settles is told of a failure, and decides whether to ask again.
+            // A caller of `settle` learns of a failure and decides whether to ask again.
             let over = if work.merge_failed.is_some() { settle } else { merging.settled(settle, again) };
             if let Some(over) = over {
                 work.settles_over = over;
@@ -91,7 +93,7 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
-/// Waits until there is something to do; the last `settle` that was asked for and is not over, or `None` at the end.
+/// Waits for work. Returns the last request to settle that is not done, if any, or `None` when the store is closed.
 fn next_round(shared: &Shared, again: bool) -> Option<Option<u64>> {
     let mut work = shared.work.lock();
     let settle = |work: &Work| (work.settles_asked > work.settles_over).then_some(work.settles_asked);
@@ -103,7 +105,8 @@ fn next_round(shared: &Shared, again: bool) -> Option<Option<u64>> {
 }
 
 impl Shared {
-    /// Takes in why a flush or a merge failed: an error that leaves the disk's state unknown ends writing.
+    /// Counts and describes the failure of a flush or a merge. An error that leaves the disk's state unknown ends
+    /// writing.
     pub(crate) fn told(&self, error: Error) -> Failure {
         self.counters.merge_failed();
         let error = if is_final(&error) { self.poison(error) } else { error };
@@ -111,7 +114,7 @@ impl Shared {
     }
 }
 
-/// Whether nothing is known of the disk after this error, or of ourselves.
+/// Whether the error leaves the state of the disk, or of this program, unknown.
 pub(crate) fn is_final(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Reopen | ErrorKind::Internal)
 }
@@ -119,7 +122,7 @@ pub(crate) fn is_final(error: &Error) -> bool {
 fn make_pages_huge(shared: &Shared) {
     let version = Arc::clone(&shared.visible.load().version);
     for pages in version.segments().filter_map(|one| one.resident()) {
-        // Whatever waits for this thread is more urgent.
+        // Flushing and merging are more urgent, so stop as soon as a memtable waits.
         if !shared.visible.load().frozen.is_empty() {
             return;
         }
@@ -127,7 +130,7 @@ fn make_pages_huge(shared: &Shared) {
     }
 }
 
-/// Tells those who wait that nobody is there any more, also after a panic.
+/// Marks the thread as ended when it is dropped, also after a panic, and wakes those who wait for it.
 pub(crate) struct Ended<'a>(pub(crate) &'a Shared);
 
 impl Drop for Ended<'_> {
@@ -137,7 +140,8 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Merges everything that is in runs now into the base and waits for it; what is flushed meanwhile is left to later merges.
+/// Merges everything that is in runs now into the base, and waits for it. Runs flushed meanwhile are left to later
+/// merges.
 pub(crate) fn settle(shared: &Shared) -> Result<()> {
     let mut work = shared.work.lock();
     work.settles_asked += 1;

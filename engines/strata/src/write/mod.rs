@@ -1,7 +1,7 @@
-//! The writing side: transactions, the WAL, memtables, flushes, merges, recovery.
+//! The writing side: transactions, the WAL, memtables, flushes, merges, recovery, repair.
 //!
-//! Owns: every change of a file in the store's directory. Must not: be called by the reading side. Commits run on the thread
-//! of the transaction, flushes on `strata-flush`, merges on `strata-merge`.
+//! Owns: every change of a file in the store's directory. Must not: be called by the reading side. Commits run on the
+//! thread of the transaction, flushes on `strata-flush`, merges on `strata-merge`.
 
 pub(crate) mod ahead;
 pub(crate) mod balance;

@@ -1,7 +1,7 @@
-//! Writing runs: records into segments, at a rate, with looks at what else waits for this thread.
+//! Writing of runs: records into segments at a limited rate, with regular checks for more urgent work of this thread.
 //!
-//! Owns: how a merge shares the disk. Must not: decide what is merged. Runs on `strata-flush` and `strata-merge`, and for a
-//! sorted load on the thread that loads.
+//! Owns: how a merge shares the disk. Must not: decide which runs are merged. Runs on `strata-flush` and
+//! `strata-merge`, and for a sorted load on the thread that loads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,28 +16,28 @@ use crate::write::limits::{DEBT_SLOW, RUNS_SLOW};
 use crate::write::plan::debt;
 use crate::write::writer::{Room, SegmentWriter};
 
-/// What a merge may write a second while nobody waits for it, in bytes: a part of what any flash drive does, so that
-/// reads seldom meet it.
+/// Write rate of a merge while nobody waits for it, in bytes a second: a part of the rate of any flash drive, so that
+/// reads seldom compete with it.
 const MERGE_BYTES_PER_S: f64 = (128 << 20) as f64;
-/// Records written between two looks at what waits, at most: some ten milliseconds.
+/// Largest number of records written between two checks for other work: some ten milliseconds.
 const LOOK_RECORDS: u64 = 1 << 16;
 
-/// What is written.
+/// The kind of run that is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Job {
-    /// A memtable of at most so many records as a run.
+    /// A memtable of at most this many records, as one run.
     Flush(usize),
-    /// Delta runs as one, a segment of it at a time.
+    /// Several delta runs as one, a segment of it at a time.
     Deltas,
-    /// Delta runs into a group of the base that ends with this key. What is behind it is written a segment at a time:
-    /// nothing of the base has to be replaced there.
+    /// Delta runs merged into a group of the base whose last key this is. Records after that key are written a segment
+    /// at a time, because they replace no segment of the base.
     Base(Option<Key>),
     /// Records of a range of the base that cannot be read, as a delta run.
     LeftOut,
 }
 
 impl Job {
-    /// Whether it may stop where this key comes next, and be gone on with later.
+    /// Whether the job may stop before this key and go on later.
     fn may_end_before(self, key: &Key) -> bool {
         match self {
             Self::Deltas => true,
@@ -47,18 +47,18 @@ impl Job {
     }
 }
 
-/// What was written.
+/// Result of one piece of a job.
 pub(crate) struct Piece {
     pub(crate) segments: Vec<Arc<Segment>>,
-    /// The first key that is left, where there is one.
+    /// The first key that is left; `None` if the job is done.
     pub(crate) next: Option<Key>,
 }
 
 impl Shared {
-    /// An error unless there is disk space for `bytes` beside `reserve_bytes`.
+    /// Checks that there is disk space for `bytes` in addition to `reserve_bytes`.
     ///
     /// # Errors
-    /// `FreeSpace` naming both.
+    /// `FreeSpace` naming both numbers; I/O errors of asking for the free space.
     pub(crate) fn require_space(&self, bytes: u64, reserve_bytes: u64, for_what: &str) -> Result<()> {
         let shown = || self.storage.shown();
         let free = self
@@ -80,13 +80,13 @@ impl Shared {
     }
 }
 
-/// Writes records as segments; the base has no tombstones.
+/// Writes records as segments. Tombstones are left out of the base.
 pub(crate) fn write(shared: &Shared, records: &mut Merged, origin: &Origin, job: Job) -> Result<Piece> {
     let mut segments = Vec::new();
     match write_into(shared, records, origin, job, &mut segments) {
         Ok(next) => Ok(Piece { segments, next }),
         Err(failed) => {
-            // No manifest will name them.
+            // No manifest will name these segments.
             segments.iter().for_each(|segment| segment.retire());
             Err(failed)
         }
@@ -105,7 +105,7 @@ fn write_into(
         _ => shared.sizes.segment_records,
     };
     let mut output = Output { shared, origin, keep: true, records_max, writer: None, segments };
-    // Some looks a group, also where groups are small.
+    // Several checks a group, even if groups are small.
     let check = LOOK_RECORDS.min((shared.sizes.segment_records / 4).max(1));
     let (mut seen, mut pace) = (0u64, Pace::new());
     while let Some((key, value)) = records.next()? {
@@ -115,7 +115,7 @@ fn write_into(
         }
         if seen.is_multiple_of(check) {
             match job {
-                // Commits go on meanwhile.
+                // Commits go on during a flush, so prepare for them.
                 Job::Flush(_) => shared.work_ahead(),
                 _ => {
                     pace.keep(shared, check * PAIR_BYTES)?;
@@ -124,7 +124,7 @@ fn write_into(
             }
         }
         if origin.base {
-            // What a delta run has of a key, the base did not have before.
+            // The record comes from a delta run and is new to the base, so a cached record of the key is out of date.
             if !records.is_of_oldest() {
                 shared.reads.cache.forget(&key, shared.reads.seed.hash(&key));
             }
@@ -138,23 +138,23 @@ fn write_into(
     Ok(None)
 }
 
-/// Looks after what others wait for while a merge goes on.
+/// Does the work that others wait for during a merge: drops garbage, pays back memory debt, checks the disk space.
 fn look(shared: &Shared) -> Result<()> {
     shared.garbage.sweep();
     if shared.budget.left() < 0 {
         shared.balance(0);
     }
-    // Others write to the same disk.
+    // Other programs write to the same disk.
     shared.require_space(0, shared.reserve_bytes, "a merge")
 }
 
-/// Whether merges are to go as fast as they can: half way to where commits are slowed.
+/// Whether merges must run at full speed: half way to the point where commits are slowed.
 fn is_late(shared: &Shared) -> bool {
     let now = shared.visible.load();
     now.version.deltas.len() >= RUNS_SLOW / 2 || debt(&now).parts_filtered >= (1.0 + DEBT_SLOW) / 2.0
 }
 
-/// The rate of a merge.
+/// Limits the rate of a merge.
 struct Pace {
     since: Instant,
     bytes: u64,
@@ -165,7 +165,7 @@ impl Pace {
         Self { since: Instant::now(), bytes: 0 }
     }
 
-    /// Waits until `bytes` more may be written; not at all while somebody waits for this merge.
+    /// Waits until `bytes` more may be written, but not while somebody waits for this merge.
     fn keep(&mut self, shared: &Shared, bytes: u64) -> Result<()> {
         self.bytes += bytes;
         let due = self.since + Duration::from_secs_f64(self.bytes as f64 / MERGE_BYTES_PER_S);
@@ -181,7 +181,7 @@ impl Pace {
             }
             shared.wake.wait_until(&mut work, due);
         }
-        // What was done faster or slower than the rate is no debt of what follows.
+        // Start anew: being faster or slower than the rate so far is not made up for later.
         *self = Self::new();
         Ok(())
     }
@@ -190,7 +190,7 @@ impl Pace {
 /// Writes ascending pairs as segments of the base.
 pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Origin) -> Result<Vec<Arc<Segment>>> {
     let mut segments = Vec::new();
-    // What a load writes is not asked for while it goes on.
+    // Readers do not ask for pages while a load goes on, so none are kept in memory.
     let records_max = (pairs.len() as u64).min(shared.sizes.segment_records);
     let mut output = Output { shared, origin, keep: false, records_max, writer: None, segments: &mut segments };
     let written =
@@ -201,13 +201,13 @@ pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Orig
     written.map(|()| segments)
 }
 
-/// Cuts records into segments.
+/// Cuts a stream of records into segments.
 struct Output<'a> {
     shared: &'a Shared,
     origin: &'a Origin,
-    /// Whether pages stay in memory where there is room.
+    /// Whether pages stay in memory if there is room.
     keep: bool,
-    /// Records of a segment at most.
+    /// Largest number of records of a segment.
     records_max: u64,
     writer: Option<SegmentWriter>,
     segments: &'a mut Vec<Arc<Segment>>,
@@ -228,7 +228,7 @@ impl Output<'_> {
         if open.records() == self.records_max { self.finish() } else { Ok(()) }
     }
 
-    /// Completes the segment that is open, if one is.
+    /// Completes the open segment, if there is one.
     fn finish(&mut self) -> Result<()> {
         if let Some(writer) = self.writer.take() {
             self.segments.push(self.shared.open_segment(writer.finish()?)?);

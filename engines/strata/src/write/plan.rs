@@ -1,8 +1,7 @@
-//! What is to be merged with what: sizes of delta runs, the debt to the base, groups of the base, segments that cannot be
-//! read.
+//! The plan of merges: sizes of delta runs, the debt to the base, groups of the base, segments that cannot be read.
 //!
-//! Owns: the shape of the store. Must not: read or write. Runs on `strata-merge`, and on the thread of a transaction that
-//! asks how far merges are behind.
+//! Owns: the shape of the store. Must not: read or write. Runs on `strata-merge`, and on the thread of a transaction
+//! that asks how far merges lag behind.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,31 +13,35 @@ use crate::read::version::{Run, Version};
 use crate::read::visible::Visible;
 use crate::write::limits::{RUNS_MAX, RUNS_SLOW};
 
-/// Delta runs of one size before they are merged.
+/// Number of delta runs of one size that are merged together.
 const FANOUT: usize = 4;
-/// The same once there are so many runs that commits will soon be held.
+/// As [`FANOUT`], once there are [`CROWDED`] runs, so many that commits will soon be held.
 const FANOUT_CROWDED: usize = 2;
 const CROWDED: usize = (RUNS_SLOW + RUNS_MAX) / 2;
-/// Runs that are merged at once: each has buffers. More of them than commits are held at are there only where something has
-/// failed for long.
+/// Largest number of runs merged at once, because each has buffers. There are more runs than the number that holds
+/// commits only if something has failed for a long time.
 pub(crate) const MERGED_MAX: usize = 2 * RUNS_MAX;
-/// The base is merged once the deltas hold this part of it (one in), or this many memtables while it is small.
+/// A merge into the base is due once the deltas hold 1/BASE_SHARE of its records, and at least [`DELTA_MEMS_MIN`]
+/// memtables.
 const BASE_SHARE: u64 = 2;
+/// A merge into the base is due no sooner than the deltas hold as many records as this many memtables. It matters while
+/// the base is small.
 const DELTA_MEMS_MIN: u64 = 16;
-/// The same where no delta has a filter in memory: then every absent key costs a read in each.
+/// As [`BASE_SHARE`], if no delta has a filter in memory: every absent key then costs a read in each of them.
 const BASE_SHARE_UNFILTERED: u64 = 16;
 
-/// What the deltas hold that can be merged into the base.
+/// Debt to the base: records in the delta runs that can be merged into it.
 pub(crate) struct Debt {
     pub(crate) records: u64,
-    /// Of what makes a merge into the base due.
+    /// Records divided by the number that makes a merge into the base due: at 1.0 or more, merge now. Deltas without
+    /// filters in memory lower that number.
     pub(crate) parts: f64,
-    /// Of what makes it due where every delta has its filter.
+    /// As `parts`, with the number that applies if every delta has its filter.
     pub(crate) parts_filtered: f64,
 }
 
 impl Debt {
-    /// What makes a merge into the base due where every delta has its filter is 100.
+    /// Debt in percent of the records that make a merge into the base due if every delta has its filter.
     pub(crate) fn percent(&self) -> u64 {
         (self.parts_filtered * 100.0) as u64
     }
@@ -56,17 +59,17 @@ pub(crate) fn debt(now: &Visible) -> Debt {
         let due = (base as f64 / share).max((DELTA_MEMS_MIN * now.active.capacity() as u64) as f64);
         records as f64 / due
     };
-    // As much sooner as the part of the deltas that has no filter.
+    // Merge sooner in proportion to the part of the deltas without a filter.
     let part = unfiltered as f64 / records.max(1) as f64;
     let share = BASE_SHARE as f64 + (BASE_SHARE_UNFILTERED - BASE_SHARE) as f64 * part;
     Debt { records, parts: parts(share), parts_filtered: parts(BASE_SHARE as f64) }
 }
 
-/// The delta runs that can be merged into the base: those older than any that cannot be read.
+/// Returns the delta runs that can be merged into the base: those older than every run that cannot be read.
 ///
-/// Each of them is of an older batch than every run that is left out: a manifest that is made of footers takes a segment of
-/// the base for newer than the deltas of its batch. Only a run that a replay has cut within a batch, or that a repair has made,
-/// could be of a later one.
+/// Each of them is of an older batch than every run that is left out, because a manifest that is rebuilt from footers
+/// takes a segment of the base for newer than the deltas of its batch. Only a run that a replay has cut within a batch,
+/// or that a repair has made, could be of a later batch; such runs are left out too.
 pub(crate) fn mergeable(version: &Version) -> &[Arc<Run>] {
     let unreadable = version.deltas.iter().rposition(|run| run.is_unreadable());
     let (left, deltas) = version.deltas.split_at(unreadable.map_or(0, |at| at + 1));
@@ -75,14 +78,15 @@ pub(crate) fn mergeable(version: &Version) -> &[Arc<Run>] {
     &deltas[alike.map_or(0, |at| at + 1)..]
 }
 
-/// The newest batch that may have a record in a run.
+/// Returns the newest batch that may have a record in a run.
 fn batch_of(run: &Run) -> u64 {
     run.segments().iter().map(|segment| segment.origin().batch).max().unwrap_or(0)
 }
 
-/// Which of the runs, newest first, are to be merged, where `all` is how many there are with those that are being merged:
-/// of a stretch that can be read, the newest up to the last of at least [`FANOUT`] of one tier; of fewer when there are too
-/// many runs, and all of a stretch where no two are alike.
+/// Returns the range of runs to merge next, if any. `deltas` are the runs that no merge has taken, newest first; `all`
+/// is the number of all delta runs. Of a stretch of readable runs these are the newest up to the last of at least
+/// [`FANOUT`] of one tier. If there are too many runs, fewer of one tier suffice, and if no two are alike a whole
+/// stretch is merged.
 pub(crate) fn due(deltas: &[Arc<Run>], all: usize, memtable: u64) -> Option<Range<usize>> {
     let crowded = all >= CROWDED;
     let fanout = if crowded { FANOUT_CROWDED } else { FANOUT };
@@ -101,13 +105,13 @@ pub(crate) fn due(deltas: &[Arc<Run>], all: usize, memtable: u64) -> Option<Rang
     (crowded && longest.len() > 1).then_some(longest)
 }
 
-/// Whether merges can make fewer of the delta runs.
+/// Whether merges can reduce the number of delta runs.
 pub(crate) fn can_shrink(version: &Version) -> bool {
     let of_two = version.deltas.windows(2).any(|two| !two.iter().any(|run| run.is_unreadable()));
     of_two || mergeable(version).iter().any(|run| !run.is_left_over())
 }
 
-/// How many of these, by their size in memtables, are to be merged.
+/// Returns how many of the newest runs to merge, given their sizes in memtables.
 fn newest_alike(sizes: &[u64], fanout: usize) -> Option<usize> {
     let tier = |size: &u64| (*size).max(1).ilog2() / FANOUT.ilog2();
     let mut end = 0;
@@ -122,8 +126,8 @@ fn newest_alike(sizes: &[u64], fanout: usize) -> Option<usize> {
     None
 }
 
-/// The segments of the base that are merged together from this key on, and the key that comes after them: one that cannot
-/// be read by itself, or as many as fill a segment.
+/// Returns the next group of the base from key `from` on, and the first key after the group. A group is as many
+/// segments as fill one, or a single segment that cannot be read.
 pub(crate) fn groups_from(base: &Run, from: &Key, segment_records: u64) -> (Vec<Arc<Segment>>, Option<Key>) {
     let start = base.segments().partition_point(|segment| segment.info.last < *from);
     let (mut end, mut records) = (start, 0);

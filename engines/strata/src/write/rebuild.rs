@@ -1,10 +1,11 @@
-//! A manifest made of the footers of the segments, because there is none that can be read.
+//! Rebuilding a manifest from the footers of the segments, for a store without a usable manifest.
 //!
-//! Owns: which segments are used, and which of two that overlap is the newer. Must not: write. Runs on the thread that
-//! repairs.
+//! Owns: which segments are used, and which of two overlapping ones is the newer. Must not: write. Runs on the thread
+//! that repairs.
 //!
-//! A footer names the newest batch that its segment may hold, so of two that overlap the one with the higher batch is the
-//! newer; a segment of the base comes before a delta of the same batch, because it holds what was in the delta.
+//! A footer names the newest batch that its segment may hold, so of two overlapping segments the one with the higher
+//! batch is the newer. At the same batch a segment of the base counts as newer than a delta, because it holds the
+//! delta's records.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,20 +22,21 @@ use crate::storage::Storage;
 use crate::write::directory::{Own, own_files};
 use crate::write::repair::Repaired;
 
-/// What was made of the footers.
+/// A manifest rebuilt from footers.
 pub(crate) struct Rebuilt {
     pub(crate) manifest: Manifest,
-    /// Segments that are not in it.
+    /// Names of the segment files that are not in the manifest.
     pub(crate) unused: Vec<String>,
 }
 
-/// A segment with what its footer says of it.
+/// A segment and its origin, as its footer describes them.
 type Found = (SegmentInfo, Origin);
 
-/// Makes a manifest of the footers that can be read. Its WAL key is not the store's.
+/// Rebuilds a manifest from the footers that can be read. Its WAL key is not the store's.
 ///
 /// # Errors
-/// `FixInput`: there is no footer of this version, or there are those of several stores.
+/// `FixInput`: the directory has no file of a store, or segments of several stores; I/O errors of reading; `Internal`:
+/// the kernel gives no random bytes.
 pub(crate) fn rebuild(storage: &Arc<dyn Storage>, why: String, told: &mut Repaired) -> Result<Rebuilt> {
     let (found, mut unused) = footers(&**storage, told)?;
     let mut manifest = Manifest { runs: Vec::new(), wal_floor: 0, next_id: 1, ..Manifest::default() };
@@ -57,7 +59,7 @@ pub(crate) fn rebuild(storage: &Arc<dyn Storage>, why: String, told: &mut Repair
     Ok(Rebuilt { manifest, unused })
 }
 
-/// Every segment with a footer, and the names of those without.
+/// Returns every segment with a valid footer, and the file names of those without.
 fn footers(storage: &dyn Storage, told: &mut Repaired) -> Result<(Vec<Found>, Vec<String>)> {
     let own = own_files(storage)?;
     if own.is_empty() {
@@ -96,7 +98,8 @@ fn footers(storage: &dyn Storage, told: &mut Repaired) -> Result<(Vec<Found>, Ve
     Ok((found, unused))
 }
 
-/// Puts segments into runs, newest first and the base last; also gives those that are in the base already.
+/// Sorts segments into runs, newest first and the base last. Also returns the numbers of deltas that are in the base
+/// already.
 fn runs(mut found: Vec<Found>, told: &mut Repaired) -> (Vec<Vec<SegmentInfo>>, Vec<u64>) {
     found.sort_by_key(|(info, origin)| std::cmp::Reverse((origin.batch, origin.base, info.id)));
     let mut base: Vec<Found> = found.iter().filter(|(_, origin)| origin.base).cloned().collect();
@@ -104,7 +107,8 @@ fn runs(mut found: Vec<Found>, told: &mut Repaired) -> (Vec<Vec<SegmentInfo>>, V
     let whole = disjoint(&base);
     let mut obsolete = BTreeSet::new();
     if whole {
-        // A merge into the base takes all deltas up to a batch: once no part of the base is older, they are in it.
+        // A merge into the base takes all deltas up to a batch. Once no part of the base is older than a delta, the
+        // delta is in it.
         let merged = base.iter().map(|(_, origin)| origin.batch).min().unwrap_or(0);
         let in_base = |(_, origin): &&Found| !origin.base && origin.batch <= merged;
         obsolete.extend(found.iter().filter(in_base).map(|(info, _)| info.id));
@@ -137,7 +141,7 @@ fn disjoint(ascending: &[Found]) -> bool {
 mod tests {
     use super::*;
 
-    /// Segment `id` from key `first` to key `last`, with what its footer says.
+    /// Makes segment `id` from key `first` to key `last`, with the given origin.
     fn found(id: u64, (first, last): (u8, u8), batch: u64, base: bool) -> Found {
         let info = SegmentInfo { id, records: 5, tombstones: 0, first: [first; 32], last: [last; 32] };
         (info, Origin { batch, base, ..Origin::default() })
@@ -160,12 +164,13 @@ mod tests {
             found(5, (6, 9), 12, true),
             found(4, (1, 5), 15, true),
         ];
-        // A merge of four deltas and its last input, both newest at batch 20, would be of one batch: the output is newer.
+        // A merge of four deltas has the batch of its newest input, 20: both would be of one batch, and the output is
+        // the newer.
         assert_eq!(ids(all), (vec![vec![9], vec![7, 8], vec![4, 5]], vec![6], true));
-        // Of one batch that was merged with older ones, input and output overlap: the higher number comes first.
+        // Input and output of one merge have the same newest batch and overlap: the higher number comes first.
         let merged = vec![found(3, (1, 9), 20, false), found(8, (1, 9), 20, false)];
         assert_eq!(ids(merged), (vec![vec![8], vec![3], vec![]], vec![], true));
-        // What was loaded stands for no batch, so no delta is taken to be in it.
+        // A loaded segment stands for no batch, so no delta is taken to be in it.
         let loaded = vec![found(2, (1, 9), 0, true), found(3, (1, 9), 4, false)];
         assert_eq!(ids(loaded), (vec![vec![3], vec![2]], vec![], true));
     }

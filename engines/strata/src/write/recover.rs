@@ -1,4 +1,4 @@
-//! Opening: runs from the manifest, and batches behind them from the WAL.
+//! Recovery: runs from the manifest, and later batches from the WAL.
 //!
 //! Owns: FORMAT.md's "Recovery". Runs on the thread that opens the store.
 
@@ -23,11 +23,11 @@ use crate::write::mem::Mem;
 use crate::write::replay::{Replay, Replayed};
 use crate::{Sizes, StrataOptions};
 
-/// What was found, and what goes on from there.
+/// The recovered state that the store goes on from.
 pub(crate) struct Recovered {
     pub(crate) visible: Visible,
     pub(crate) wal: Wal,
-    /// Number of the last batch.
+    /// Number of the last batch that was recovered.
     pub(crate) batch: u64,
     pub(crate) manifest: Manifest,
     pub(crate) budget: Arc<Budget>,
@@ -35,8 +35,8 @@ pub(crate) struct Recovered {
     pub(crate) next_id: u64,
 }
 
-/// Runs from the manifest, batches behind them from the WAL. Files that nothing needs are removed at the end, when all
-/// of the store was found to be as a crash may leave it, and `accept` takes it.
+/// Recovers the runs from the manifest and later batches from the WAL. Files that nothing needs are removed at the end,
+/// after the whole store proved to be in a state that a crash can leave and `accept` has accepted the checkpoint.
 pub(crate) fn recover(
     storage: &Arc<dyn Storage>,
     options: &StrataOptions,
@@ -55,11 +55,11 @@ pub(crate) fn recover(
     let Replayed { batch, checkpoint, frozen } = replay.run(&found, &mut manifest, &mut version)?;
     let next_id = replay.next_id;
     let wal = Wal::create(&**storage, &manifest.wal_key, next_id, None, batch)?;
-    // Only now, when everything was found in order. The manifest's name may not be durable yet, and what it replaces is
-    // what is removed.
+    // Remove files only now, when everything is in order. First flush the directory: the manifest's name may not be
+    // durable yet, and the older manifest needs the files that are removed.
     sync_dir(&**storage)?;
     remove(&**storage, &found.obsolete)?;
-    // What was replayed is frozen at once, behind a new active memtable.
+    // The replayed memtable is frozen at once, before a new active one.
     let visible = Visible {
         active: Arc::new(Mem::new(mem_records)?),
         length: 0,
@@ -70,7 +70,8 @@ pub(crate) fn recover(
     Ok(Recovered { visible, wal, batch, manifest, budget, reads, next_id: next_id + 1 })
 }
 
-/// Loads the filter planes that `write/divide.rs` will want, in its order: they are checked before anything is changed.
+/// Loads the filter planes that `write/divide.rs` will want, in its order, so that they are checked before anything is
+/// changed.
 fn load_planes(version: &Version, budget: &Arc<Budget>, work_bytes: u64, least_cache_bytes: u64) -> Result<()> {
     for plane in 0..PLANES {
         let leave = work_bytes + if plane == 0 { 0 } else { least_cache_bytes };

@@ -1,14 +1,15 @@
-//! Making a store whole again that does not open, or that has pages which cannot be read: what can be read stays, what
-//! cannot is told by name.
+//! Repair of a store that does not open or has unreadable pages. Readable records stay, and every loss is reported by
+//! name.
 //!
-//! Owns: what becomes of damage. Must not: remove anything that was not taken over; such a file gets another name. Runs on
-//! the thread that asks for it, with nobody else in the directory.
+//! Owns: the treatment of damage. Must not: remove any file that was not taken over; it gets another name instead. Runs
+//! on the thread that asks for it, with nobody else in the directory.
 //!
-//! 1. The manifest, or where there is none that can be read, or an older one, one made of the segments' footers ([`rebuild`]).
-//! 2. Every page of every segment it names. A segment with damage is written anew without what is damaged ([`salvage`]).
-//! 3. The WAL, up to the first batch that is lost. What it holds becomes a run.
-//! 4. What is lost is written down ([`lost`]); then one manifest that names all of this; then files that are not used any
-//!    more are set aside.
+//! 1. Use the manifest. If it cannot be read or is older than the segments, rebuild one from their footers
+//!    ([`rebuild`]).
+//! 2. Read every page of every segment that it names. Write a damaged segment anew without the damaged parts
+//!    ([`salvage`]).
+//! 3. Read the WAL up to the first batch that is lost. Write its batches as a run.
+//! 4. Record the losses ([`lost`]), then write one manifest that names all of this, then set aside the unused files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -31,52 +32,53 @@ use crate::write::rebuild::{Rebuilt, rebuild};
 use crate::write::salvage::{Salvaged, salvage};
 use crate::write::writer::{Room, SegmentWriter};
 
-/// Records of the WAL that are held in memory before they become a run: about 16 MiB, because a repair may run under the
-/// memory cap of the service.
+/// Number of records of the WAL that are held in memory before they become a run: about 16 MiB, because a repair may
+/// run under the memory cap of the service.
 const TAIL_RECORDS_MAX: usize = 1 << 17;
-/// A key and its value; none deletes it.
+/// A key and its new value; `None` deletes the key.
 type Op = (Key, Option<Value>);
 
-/// What follows the name of a file that is not used any more.
+/// Suffix of the name of a file that is not used any more.
 const SET_ASIDE: &str = ".set-aside";
 
-/// What a repair has found and done.
+/// Report of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repaired {
-    /// What was wrong and what was done about it, a line each. Empty: all was in order, and nothing was changed.
+    /// Each defect and its remedy, a line each. If empty, the store was in order and nothing was changed.
     pub findings: Vec<String>,
-    /// What is lost or may be, a line each.
+    /// Each loss that is certain or possible, a line each.
     pub lost: Vec<String>,
-    /// What the store stands for now, but for what is lost.
+    /// Checkpoint that the store now stands for, apart from the losses.
     pub checkpoint: Checkpoint,
 }
 
 impl StrataEngine {
-    /// Makes the store in `dir` whole again as far as that is possible. Nobody may have it open.
+    /// Repairs the store in `dir` as far as possible. Nobody may have it open.
     ///
     /// # Errors
-    /// `FixInput`: there are no files of a store, or those of several, or of another version. Those of writing.
+    /// `FixInput`: the directory has no file of a store, files of several stores or of another version, or a renamed
+    /// WAL file; I/O errors of reading and writing.
     pub fn repair(dir: &Path) -> Result<Repaired> {
         repair(&(Arc::new(DirStorage::existing(dir)) as Arc<dyn Storage>))
     }
 
-    /// Writes down in the store in `dir` that this is lost, a line: see FORMAT.md, "Lost". Nobody may have it open.
+    /// Adds a line to the record of losses of the store in `dir` (FORMAT.md, "Lost"). Nobody may have the store open.
     ///
     /// # Errors
-    /// Those of reading and writing.
+    /// I/O errors of reading and writing the record.
     pub fn remember_lost(dir: &Path, lost: &str) -> Result<()> {
         lost::add(&DirStorage::existing(dir), &[lost.to_owned()])
     }
 
-    /// What repairs of the store in `dir` have given up, a line each. Somebody may have it open.
+    /// Returns the losses that repairs of the store in `dir` have recorded, a line each. The store may be open.
     ///
     /// # Errors
-    /// Those of reading.
+    /// I/O errors of reading the record.
     pub fn lost(dir: &Path) -> Result<Vec<String>> {
         lost::read(&DirStorage::existing(dir))
     }
 
-    /// The same on any storage.
+    /// Repairs the store on any storage, as [`StrataEngine::repair`] does.
     ///
     /// # Errors
     /// As [`StrataEngine::repair`].
@@ -85,22 +87,22 @@ impl StrataEngine {
     }
 }
 
-/// How a WAL was read.
+/// Result of reading the WAL.
 #[derive(Default)]
 struct Ended {
-    /// Why it ended before the end.
+    /// Message about the damage at which reading stopped; `None` if all files were read.
     broken: Option<String>,
     /// Batches that are in no file, and files that cannot be read at all.
     gaps: Vec<String>,
-    /// Files of which nobody knows whose they are, because the manifest with the salts is gone.
+    /// Files that cannot be checked to belong to the store, because the manifest with the salts is gone.
     unchecked: Vec<String>,
 }
 
-/// A repair under way.
+/// A repair in progress.
 struct Repair<'a> {
     storage: &'a Arc<dyn Storage>,
     manifest: Manifest,
-    /// Whether the manifest is made of footers: then nothing is known of the WAL but what it says itself.
+    /// Whether the manifest was rebuilt from footers. Then the WAL's own records are the only source about the WAL.
     rebuilt: bool,
     aside: Vec<String>,
     told: Repaired,
@@ -128,7 +130,7 @@ fn repair(storage: &Arc<dyn Storage>) -> Result<Repaired> {
     Ok(repair.told)
 }
 
-/// The manifest, or why it cannot be used.
+/// Reads the manifest. The inner error says why it cannot be used.
 fn usable(storage: &Arc<dyn Storage>) -> Result<Result<Manifest, String>> {
     let manifest = match Manifest::read(&**storage) {
         Ok(Some(manifest)) => manifest,
@@ -147,13 +149,14 @@ fn usable(storage: &Arc<dyn Storage>) -> Result<Result<Manifest, String>> {
         last = batch;
         Ok(())
     })?;
-    // Where the WAL is damaged, a segment that a crash has left may have what it lacks.
+    // If the WAL is damaged, a segment left by a crash may have the batches that it lacks.
     let ahead = newest.is_ahead(&**storage, last);
     Ok(ahead.map_or(Ok(repair.manifest), Err))
 }
 
 impl Repair<'_> {
-    /// No file that is written may have the name of one that is there. Files of another store are set aside.
+    /// Raises the next number above that of every file, so that no new file overwrites one. Sets files of another store
+    /// aside.
     fn reserve_numbers(&mut self) -> Result<()> {
         let storage = &**self.storage;
         let newest = self.manifest.runs.iter().flatten().map(|info| info.id).max();
@@ -180,7 +183,7 @@ impl Repair<'_> {
         self.manifest.next_id - 1
     }
 
-    /// Replaces every segment that cannot be read wholly by one of what can be read of it.
+    /// Replaces every segment that is not wholly readable by one of its readable records.
     fn segments(&mut self) -> Result<()> {
         let base = self.manifest.runs.len() - 1;
         for run in 0..self.manifest.runs.len() {
@@ -188,7 +191,8 @@ impl Repair<'_> {
             for info in std::mem::take(&mut self.manifest.runs[run]) {
                 let otherwise = Origin {
                     seed: self.manifest.seed,
-                    // A manifest that is made of footers takes a segment of the base for newer than deltas of its batch.
+                    // A manifest rebuilt from footers takes a segment of the base for newer than deltas of its batch,
+                    // so the base gets batch 0.
                     batch: if run == base { 0 } else { self.manifest.batch },
                     base: run == base,
                     checkpoint: self.manifest.checkpoint.clone(),
@@ -202,7 +206,7 @@ impl Repair<'_> {
                     Some(salvaged) => salvaged,
                 };
                 self.told.findings.push(why);
-                // An older run may have older records of these keys, which are seen now.
+                // An older run may have older records of these keys, which become visible now.
                 let older = if run == base { "" } else { ", or are older than they were" };
                 self.told.lost.extend(lost.into_iter().map(|range| format!("{range}: keys are missing{older}")));
                 kept.extend(written);
@@ -213,7 +217,7 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// The WAL files that may have batches beyond those in the runs.
+    /// Returns the WAL files that may have batches beyond those in the runs.
     fn wal_files(&self) -> Result<Vec<u64>> {
         let own = own_files(&**self.storage)?.into_iter().filter(|own| !self.aside.contains(&own.name()));
         let wals = own.filter_map(|own| match own {
@@ -223,7 +227,7 @@ impl Repair<'_> {
         Ok(wals.collect())
     }
 
-    /// Reads the WAL as far as it goes. Where anything was wrong, what it holds becomes runs.
+    /// Reads the WAL as far as possible. If anything in the store was wrong, its batches become runs.
     fn wal(&mut self) -> Result<()> {
         let files = self.wal_files()?;
         let mut last = self.manifest.batch;
@@ -281,15 +285,15 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// Nothing is lost where a WAL file has only to get its name back.
+    /// Refuses the repair if a WAL file only needs its former name back, because then nothing is lost.
     fn refuse_misnamed(&self, last: u64) -> Result<()> {
-        // Without its manifest nobody knows the store's salts.
+        // Without the manifest the store's salts are unknown.
         let renamed = if self.rebuilt { None } else { misnamed(&**self.storage, &self.manifest)? };
         let why = renamed.and_then(|renamed| renamed.is_ahead(&**self.storage, last));
         why.map_or(Ok(()), |why| Err(Error::new(ErrorKind::FixInput, why)))
     }
 
-    /// Gives the batches behind those in the runs to `take`.
+    /// Passes the batches after those in the runs to `take`.
     fn read_wal(&self, files: &[u64], take: &mut dyn FnMut(u64, Checkpoint, Vec<Op>) -> Result<()>) -> Result<Ended> {
         let mut ended = Ended::default();
         let mut position = Position::behind(self.manifest.batch);
@@ -297,8 +301,8 @@ impl Repair<'_> {
             let known = position.next;
             let (salt, from) = match self.rebuilt {
                 false => (self.manifest.wal_key.salt(*id), position),
-                // Every WAL file begins with a record that strata wrote: its salt is that of the file. What it begins
-                // with may be in the runs, because a run may have been written of a part of a file.
+                // Every WAL file begins with a record that strata wrote, so its salt is the file's. The first batches
+                // may be in the runs already, because a run may have been written of a part of a file.
                 true => match wal::begins_with(&**self.storage, *id)? {
                     Some((salt, batch)) => {
                         ended.unchecked.push(shown(&**self.storage, &wal::name(*id)));
@@ -335,16 +339,16 @@ impl Repair<'_> {
         Ok(ended)
     }
 
-    /// Makes all of it durable, then sets aside what is not used any more.
+    /// Makes all of it durable, then sets the unused files aside.
     fn install(&mut self) -> Result<()> {
         let storage = &**self.storage;
         if self.rebuilt {
             self.manifest.wal_key = WalKey::random()?;
         }
         self.manifest.wal_floor = self.manifest.next_id;
-        // A merge goes over everything again: its deltas may hold what the base has lost.
+        // The next merge begins at the first key, because the deltas may hold records that the base has lost.
         self.manifest.merged_below = None;
-        // Before the store opens again.
+        // Record the losses before the store can open again.
         lost::add(storage, &self.told.lost)?;
         sync_dir(storage)?;
         self.manifest.write(storage)?;
@@ -360,7 +364,7 @@ impl Repair<'_> {
             taken.insert(to.clone());
             match storage.rename(name, &to) {
                 Ok(()) => self.told.findings.push(format!("file={} is not used any more", shown(storage, &to))),
-                // A segment that was missing.
+                // The file is a segment that was missing already.
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
                 Err(e) => return Err(Error::io(format!("cannot rename file={} reason={e}", shown(storage, name)), e)),
             }
@@ -369,7 +373,7 @@ impl Repair<'_> {
     }
 }
 
-/// The name under which `name` is set aside: an earlier repair may have set one of that name aside.
+/// Returns the name under which `name` is set aside. A number is added if an earlier repair has taken the plain name.
 fn free_name(name: &str, taken: &BTreeSet<String>) -> String {
     let first = format!("{name}{SET_ASIDE}");
     let numbered = (2..).map(|number| format!("{first}-{number}"));

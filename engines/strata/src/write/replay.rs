@@ -1,7 +1,7 @@
-//! What the WAL holds behind the runs, brought back: into one memtable, or, where that would be more than memory is set
-//! aside for, into runs that are written while the WAL is read.
+//! Replay of the WAL's batches that are not in the runs. They go into one memtable or, if that would exceed the memory
+//! for memtables, into runs that are written while the WAL is read.
 //!
-//! Owns: FORMAT.md's "Recovery", steps 3 to 5. Runs on the thread that opens the store.
+//! Owns: FORMAT.md's "Recovery", steps 3 to 6. Runs on the thread that opens the store.
 
 use std::sync::Arc;
 
@@ -22,35 +22,35 @@ use crate::write::directory::Survey;
 use crate::write::mem::Mem;
 use crate::write::writer::{Room, SegmentWriter};
 
-/// What was replayed.
+/// Result of a replay.
 pub(crate) struct Replayed {
     /// Number of the last batch.
     pub(crate) batch: u64,
     pub(crate) checkpoint: Checkpoint,
-    /// Its memtable, where it fits into one: it keeps its files until it is flushed.
+    /// Memtable of the replayed batches; `None` if they are in runs. The WAL files stay until it is flushed.
     pub(crate) frozen: Option<Arc<Frozen>>,
 }
 
-/// What a replay writes to.
+/// Resources of a replay.
 pub(crate) struct Replay<'a> {
     pub(crate) storage: &'a Arc<dyn Storage>,
     pub(crate) budget: &'a Arc<Budget>,
     pub(crate) reads: &'a Arc<Reads>,
-    /// Records of a memtable.
+    /// Number of records in a memtable of this store.
     pub(crate) mem_records: usize,
-    /// The next file's number.
+    /// Number for the next new file.
     pub(crate) next_id: u64,
     pub(crate) accept: Accept<'a>,
 }
 
-/// What was read of the WAL.
+/// Result of reading the WAL.
 struct Read {
     /// Number of the last batch.
     batch: u64,
     checkpoint: Checkpoint,
-    /// The records that are in no run; where there are runs, they are in the newest.
+    /// Records that are in no run yet. If any runs were written, the newest of them holds these too.
     tail: Tail,
-    /// Where each file ended.
+    /// End of each file that was read.
     ends: Vec<(u64, End)>,
 }
 
@@ -61,18 +61,19 @@ struct Tail {
 }
 
 impl Replay<'_> {
-    /// Replays the WAL files that were found, in the order of their numbers. Records that do not fit into the memtables
-    /// that this memory allows, because the store was written with more, become delta runs of `version`, and `manifest`
-    /// says so: nothing is left of these files then.
+    /// Replays the WAL files of the survey in order of their numbers. Records that do not fit into the memtables that
+    /// the memory allows, because the store was written with more memory, become delta runs of `version`. `manifest`
+    /// then names these runs, and the WAL files are removed.
     ///
     /// # Errors
-    /// `DataDamaged`: a WAL is damaged, or the manifest is older than a segment. What `accept` says of where it ends.
+    /// `DataDamaged`: a WAL is damaged, a segment or a WAL file shows that the manifest is older, or a WAL file was
+    /// renamed; the error of `accept`; I/O errors.
     pub(crate) fn run(&mut self, found: &Survey, manifest: &mut Manifest, version: &mut Version) -> Result<Replayed> {
         let wals = &found.wals[..];
         let (capacity, fits) = self.capacity(wals)?;
         if !fits {
-            // A run that is written of the WAL must not outlive it: batches that are in a run alone, which no manifest
-            // names, are taken for those of a newer manifest.
+            // Flush the WAL before any run is written of it. Otherwise a run could outlive its batches: no manifest
+            // names that run, and the next opening would take it as proof of a newer manifest.
             let (last, ends) = self.ends(wals, manifest)?;
             self.refuse_older(found, last)?;
             self.flush(&ends)?;
@@ -86,7 +87,8 @@ impl Replay<'_> {
         let read = match read.and_then(taken) {
             Ok(read) => read,
             Err(failed) => {
-                // No manifest names them, so that a store that cannot be opened does not grow with each try.
+                // No manifest names these runs. Retire them, so that a store that cannot be opened does not grow with
+                // each attempt.
                 runs.iter().flat_map(|run| run.segments()).for_each(|segment| segment.retire());
                 return Err(failed);
             }
@@ -94,7 +96,7 @@ impl Replay<'_> {
         self.end(wals, read, &runs, manifest, version)
     }
 
-    /// The last batch of these files, and where each of them ends.
+    /// Returns the last batch of these files and the end of each file.
     fn ends(&self, wals: &[u64], manifest: &Manifest) -> Result<(u64, Vec<(u64, End)>)> {
         let mut position = Position::behind(manifest.batch);
         let mut ends = Vec::new();
@@ -106,12 +108,13 @@ impl Replay<'_> {
         Ok((position.next - 1, ends))
     }
 
-    /// Makes durable what was read of the files.
+    /// Makes the records durable that were read of the files.
     fn flush(&self, ends: &[(u64, End)]) -> Result<()> {
         ends.iter().try_for_each(|(id, end)| wal::flush(&**self.storage, *id, end))
     }
 
-    /// An error where a segment, or a WAL file with another name, has a batch beyond those that were recovered.
+    /// Refuses the store if a segment, or a WAL file with another name, has a later batch than `batch`, the last one
+    /// recovered.
     fn refuse_older(&self, found: &Survey, batch: u64) -> Result<()> {
         let why = found.newest.as_ref().and_then(|newest| newest.is_ahead(&**self.storage, batch));
         let why = why.map(|why| format!("{why}: put the newer manifest back, or run bootstrap repair"));
@@ -120,7 +123,7 @@ impl Replay<'_> {
             .map_or(Ok(()), |why| Err(Error::new(ErrorKind::DataDamaged, format!("{why}; nothing was changed"))))
     }
 
-    /// Reads the files; what does not fit into the memtable of the tail is in `runs`, newest first.
+    /// Reads the files. Records that do not fit into the last memtable go into `runs`, newest first.
     fn read(&mut self, wals: &[u64], manifest: &Manifest, capacity: usize, runs: &mut Vec<Arc<Run>>) -> Result<Read> {
         let mut checkpoint = manifest.checkpoint.clone();
         let mut position = Position::behind(manifest.batch);
@@ -132,7 +135,7 @@ impl Replay<'_> {
                 let before = std::mem::replace(&mut checkpoint, replayed.checkpoint);
                 for (key, value) in &replayed.ops {
                     if tail.length == capacity {
-                        // A part of this batch is in it, and perhaps not all: the run stands for the one before.
+                        // The run may hold only a part of this batch, so it stands for the batch before.
                         runs.insert(0, self.write(&tail, &self.origin(batch - 1, &before))?);
                         tail = Tail { mem: Arc::new(Mem::new(capacity)?), length: 0 };
                     }
@@ -149,7 +152,7 @@ impl Replay<'_> {
         Ok(Read { batch: position.next - 1, checkpoint, tail, ends })
     }
 
-    /// Makes durable what was read. After an error the manifest may name the runs all the same: they stay.
+    /// Makes the replayed batches durable. After an error the manifest may name the runs all the same, so they stay.
     fn end(
         &mut self,
         wals: &[u64],
@@ -159,8 +162,8 @@ impl Replay<'_> {
         version: &mut Version,
     ) -> Result<Replayed> {
         if runs.is_empty() {
-            // What was replayed may still be on its way to the device: a synced batch in the next file stands on all
-            // of it.
+            // Replayed records may not have reached the device yet. A synced batch in the next file is proof that all
+            // of them are durable, so flush them first.
             self.flush(&ends)?;
             let (mem, newest) = (tail.mem, checkpoint.clone());
             let frozen = wals
@@ -174,13 +177,14 @@ impl Replay<'_> {
         (manifest.batch, manifest.checkpoint, manifest.next_id) = (batch, checkpoint.clone(), self.next_id);
         sync_dir(&**self.storage)?;
         manifest.write(&**self.storage)?;
-        // One that stays is removed by the next opening.
+        // The next opening removes a file that stays.
         wals.iter().for_each(|id| drop(self.storage.remove(&wal::name(*id))));
         Ok(Replayed { batch, checkpoint, frozen: None })
     }
 
-    /// Records that the memtable of a replay takes: what the files may hold, at least one memtable and at most as many
-    /// as there are when a commit waits. And whether that is all that they may hold.
+    /// Returns the number of records that the memtable of a replay takes: as many as the files may hold, at least one
+    /// memtable, and at most as many memtables as there are when a commit waits. Also returns whether all records of
+    /// the files fit.
     fn capacity(&self, wals: &[u64]) -> Result<(usize, bool)> {
         let mut records = 0;
         for id in wals {
@@ -200,7 +204,7 @@ impl Replay<'_> {
         Origin { seed: self.reads.seed, batch, base: false, checkpoint: checkpoint.clone() }
     }
 
-    /// Writes the records as a run, which no manifest names yet.
+    /// Writes the records as a run that no manifest names yet.
     fn write(&mut self, tail: &Tail, origin: &Origin) -> Result<Arc<Run>> {
         let mut segments = Vec::new();
         if tail.length > 0 {

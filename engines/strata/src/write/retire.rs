@@ -1,7 +1,7 @@
-//! The end of a file that readers may still hold: removed by the last of them, once it is obsolete.
+//! Removal of a file that readers may still hold: its last owner removes it, once it is obsolete.
 //!
-//! Owns: when the removal runs. Must not: know files or who counts the owners. Retired on the thread that replaces the
-//! file, dropped on the thread of the last owner.
+//! Owns: when the removal runs. Must not: know files or count owners. Retired on the thread that replaces the file,
+//! dropped on the thread of the last owner.
 
 use crate::sync::{AtomicBool, Ordering};
 
@@ -16,7 +16,7 @@ impl Retire {
         Self { obsolete: AtomicBool::new(false), remove: Box::new(remove) }
     }
 
-    /// What it guards is removed once nobody has it any more. The caller is an owner, so that this is not yet.
+    /// Makes the drop run `remove`. The caller must be an owner, so that the drop cannot happen meanwhile.
     pub(crate) fn retire(&self) {
         // ORDERING: Relaxed: read again only when the last owner drops it, which synchronises by itself.
         self.obsolete.store(true, Ordering::Relaxed);
@@ -40,7 +40,7 @@ mod loom_tests {
 
     use super::*;
 
-    /// A file that is there until it is removed. loom fails the test where a removal meets a reader.
+    /// A file that exists until it is removed. loom fails the test if a removal meets a reader.
     struct File(UnsafeCell<u32>);
 
     // SAFETY: loom checks every access.
@@ -55,7 +55,7 @@ mod loom_tests {
         }
     }
 
-    /// A segment as far as this matters: the file, and its end.
+    /// A segment as far as the test needs it: the file and its removal.
     struct Segment {
         file: Arc<File>,
         end: Retire,
@@ -83,7 +83,7 @@ mod loom_tests {
                 })
             };
             let readers = [reader(&version), reader(&version)];
-            // As `Shared::install` does it: replaced first, then retired, then let go.
+            // The same order as in `Shared::install`: replace, retire, drop.
             let before = std::mem::replace(&mut *version.lock().expect("no thread panics"), new);
             before.end.retire();
             drop(before);

@@ -1,6 +1,6 @@
 //! The change from one WAL file and memtable to the next.
 //!
-//! Owns: when a memtable is frozen, and that the file before is durable by then. Runs on the thread of the transaction,
+//! Owns: when a memtable is frozen, and that its WAL file is durable by then. Runs on the thread of the transaction,
 //! under the writer lock.
 
 use std::sync::Arc;
@@ -17,33 +17,35 @@ use crate::write::limits::PATIENCE;
 use crate::write::mem::Mem;
 use crate::write::merge::is_final;
 
-/// How long a commit waits before it asks again where it has met a want of descriptors or memory.
+/// First pause of a commit after a shortage of descriptors or memory; each further one is twice as long.
 const PAUSE: Duration = Duration::from_millis(1);
 
 impl Shared {
-    /// Freezes the active memtable and starts a new one, with room for `records`. Waits while too many are frozen, and
-    /// while there is too much to be merged.
+    /// Freezes the active memtable and starts a new one with room for `records`. Waits while too many memtables are
+    /// frozen, and while merges lag too far behind.
     pub(crate) fn rotate(&self, writer: &mut Writer, records: usize) -> Result<()> {
         self.wait_for_flush(FROZEN_MAX - 1)?;
         self.hold()?;
         self.freeze(writer, records)
     }
 
-    /// Brings everything that is committed into runs.
+    /// Writes everything that is committed as runs, and waits for it.
     pub(crate) fn drain(&self, writer: &mut Writer) -> Result<()> {
-        // Also for batches that changed nothing: their checkpoints must not be replayed behind a newer one.
+        // Rotate even for batches that changed nothing, because their checkpoints must not be replayed over a newer
+        // one.
         if writer.wal.bytes() > 0 {
             self.rotate(writer, 0)?;
         }
         self.wait_for_flush(0)
     }
 
-    /// Freezes the active memtable and starts a new one, in a WAL file of no length; the last batch before it.
+    /// Freezes the active memtable and starts a new one with an empty WAL file, not an overwritten one. Returns the
+    /// last batch before it.
     pub(crate) fn begin_anew(&self, writer: &mut Writer) -> Result<u64> {
         self.remove_spares();
         if writer.wal.bytes() > 0 {
             self.wait_for_flush(FROZEN_MAX - 1)?;
-            // The flush that was waited for has left its file to be overwritten.
+            // The flush just waited for has kept its file to be overwritten.
             self.remove_spares();
             self.freeze(writer, 0)?;
         }
@@ -52,7 +54,8 @@ impl Shared {
 
     fn freeze(&self, writer: &mut Writer, records: usize) -> Result<()> {
         let since = Instant::now();
-        // The next file stands on all of this one.
+        // Flush this WAL before the next one exists: recovery takes the first record of a WAL as proof that every
+        // earlier batch is durable.
         writer.wal.sync().map_err(|e| self.poison(e))?;
         let ready = self.work.lock().ahead.take();
         let (mem, wal) = self.next(writer, ready, records)?;
@@ -71,11 +74,12 @@ impl Shared {
         Ok(())
     }
 
-    /// The memtable and the file that the next batches are written to: those that are ready, as far as they can be used.
+    /// Returns the memtable and the WAL file for the next batches: the prepared ones, if they are usable, otherwise new
+    /// ones.
     fn next(&self, writer: &Writer, ready: Option<Ready>, records: usize) -> Result<(Arc<Mem>, Wal)> {
         let (mem, mut wal) = ready.map_or((None, None), |ready| (Some(ready.mem), Some(ready.wal)));
-        // Files are replayed in the order of their numbers: one that was made before the present one comes too late. The
-        // flush of the present one finds it and keeps it to be overwritten.
+        // Files are replayed in the order of their numbers, so a prepared file with a lower number than the present one
+        // cannot be used. The flush of the present file finds it and keeps it to be overwritten.
         wal.take_if(|wal| wal.id() < writer.wal.id());
         let mem = match mem.filter(|mem| mem.capacity() >= records) {
             Some(mem) => mem,
@@ -89,19 +93,19 @@ impl Shared {
         Ok((mem, wal))
     }
 
-    /// A new file. A want of descriptors or memory is waited for.
+    /// Creates the next WAL file. Waits while descriptors or memory are short.
     fn next_wal(&self, writer: &Writer) -> Result<Wal> {
         let since = Instant::now();
         let mut pause = PAUSE;
         loop {
-            // ORDERING: Relaxed: a number that is given once; the manifest orders files.
+            // ORDERING: Relaxed: each number is given once; the manifest orders the files.
             let id = self.next_id.fetch_add(1, Ordering::Relaxed);
             let spare = self.work.lock().spare.pop();
             match Wal::create(&*self.storage, &self.wal_key, id, spare.as_deref(), writer.batch) {
                 Ok(wal) => return Ok(wal),
                 Err(failed) if is_final(&failed) => return Err(self.poison(failed)),
                 Err(failed) => {
-                    // It was not touched.
+                    // The spare file was not touched.
                     self.work.lock().spare.extend(spare);
                     if failed.kind() != ErrorKind::Retry || since.elapsed() >= PATIENCE {
                         return Err(failed);

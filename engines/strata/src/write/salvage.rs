@@ -1,7 +1,6 @@
-//! What can be read of a segment that is damaged.
+//! Salvage of the readable records of a damaged segment.
 //!
-//! Owns: which records of a segment are lost, and the segment that is written of the others. Runs on the thread that
-//! repairs.
+//! Owns: which records of a segment are lost, and the new segment with the others. Runs on the thread that repairs.
 
 use std::sync::Arc;
 
@@ -15,16 +14,16 @@ use crate::read::segment::name;
 use crate::storage::Storage;
 use crate::write::writer::{Room, SegmentWriter};
 
-/// What became of a segment that was damaged.
+/// Result of salvaging a damaged segment.
 pub(crate) struct Salvaged {
-    /// The one that takes its place, unless nothing of it could be read.
+    /// The segment that takes its place; `None` if no record could be read.
     pub(crate) written: Option<SegmentInfo>,
-    /// Ranges of keys whose records could not be read.
+    /// Ranges of keys whose records could not be read, a line each.
     pub(crate) lost: Vec<String>,
     pub(crate) why: String,
 }
 
-/// Pages of a file, one after the other.
+/// Reads the pages of a segment's file one by one.
 struct Pages {
     file: ReadFile,
     buffer: PageBuffer,
@@ -32,15 +31,15 @@ struct Pages {
 }
 
 impl Pages {
-    /// Page `number`, where it can be read and is whole.
+    /// Reads page `number`. The error says why it cannot be read or is not whole.
     fn read(&mut self, number: u32) -> Result<Page<'_>, String> {
         self.file.read(self.buffer.bytes_mut(), u64::from(number) * PAGE_BYTES as u64).map_err(|e| e.to_string())?;
         Page::verify(self.buffer.page(0), self.id, number)
     }
 }
 
-/// Reads all of the segment `info`. `None` where it is whole; otherwise what can be read of it stands in a new segment
-/// `id` afterwards, which is of `otherwise` where its own footer does not say more.
+/// Reads all of the segment `info`. Returns `None` if it is whole. Otherwise writes its readable records as segment
+/// `id`, with `otherwise` as the origin if its own footer cannot be read.
 pub(crate) fn salvage(
     storage: &Arc<dyn Storage>,
     info: &SegmentInfo,
@@ -57,7 +56,7 @@ pub(crate) fn salvage(
     };
     let footer = match read_footer(&file) {
         Ok(Ok((footer, _))) if footer.info == *info && footer.origin.seed == otherwise.seed => Ok(footer),
-        // A whole file in the place of the one that is meant: its pages are somebody else's.
+        // A whole file is in the place of the named one, so its pages are not those of the segment.
         Ok(Ok((footer, _))) => {
             let of = if footer.origin.seed == otherwise.seed { "other records" } else { "another store" };
             let why = format!("segment is of {of} than the manifest says: file={shown}");
@@ -85,12 +84,12 @@ pub(crate) fn salvage(
     };
     let origin = footer.as_ref().map_or(otherwise, |footer| &footer.origin);
     let (written, lost) = rewrite(storage, &mut source, info, (pages, origin, id), &shown)?;
-    // What reads of the sections say names the file already.
+    // Messages about sections name the file already.
     let said = if why.contains(&shown) { why } else { format!("segment is damaged: file={shown} {why}") };
     Ok(Some(Salvaged { written, lost, why: said }))
 }
 
-/// Writes the records of all whole pages as segment `id`; also gives the ranges between them that are lost.
+/// Writes the records of all whole pages as segment `id`. Also returns the ranges of keys between them that are lost.
 fn rewrite(
     storage: &Arc<dyn Storage>,
     source: &mut Pages,
@@ -100,7 +99,7 @@ fn rewrite(
 ) -> Result<(Option<SegmentInfo>, Vec<String>)> {
     let mut writer = SegmentWriter::create(storage, id, origin, Room::alone())?;
     let mut lost = Vec::new();
-    // The first page that could not be read since the last whole one, and the last key before it.
+    // `gap` is the first page that could not be read since the last whole one, `before` the last key before the gap.
     let (mut gap, mut before) = (None, info.first);
     for number in 0..pages {
         let Ok(page) = source.read(number) else {
@@ -115,7 +114,8 @@ fn rewrite(
             writer.push(&page.key(index), page.value(index).as_ref())?;
         }
     }
-    // Where the footer is lost, what follows the last page is no page, and a file that was cut may end with a whole one.
+    // Without the footer the end is unknown: blocks after the last page are no pages, and a cut file may end with a
+    // whole page.
     if before < info.last || writer.records() == 0 {
         lost.push(range(shown, gap.unwrap_or(pages), &before, &info.last));
     }
@@ -127,7 +127,7 @@ fn rewrite(
     Ok((written, lost))
 }
 
-/// A range of keys in words.
+/// Describes a range of keys for a message.
 fn range(shown: &str, page: u32, from: &Key, to: &Key) -> String {
     format!("file={shown} offset={} keys_from={} keys_to={}", u64::from(page) * PAGE_BYTES as u64, hex(from), hex(to))
 }

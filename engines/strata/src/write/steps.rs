@@ -1,11 +1,12 @@
-//! Merges in steps: of delta runs among themselves, and of delta runs into the base.
+//! Merges in steps: of delta runs with each other, and of delta runs into the base.
 //!
-//! Owns: which merges are under way and where each goes on. Must not: wait or decide about failures. Runs on `strata-merge`.
+//! Owns: which merges are in progress and where each goes on. Must not: wait, or decide about failures. Runs on
+//! `strata-merge`.
 //!
-//! A merge of delta runs keeps the segments that it has written until the last one, and then puts them in the place of its
-//! runs at once. A merge into the base replaces one group of its segments at a time; its deltas stay until the last group,
-//! so every moment is a whole map. Merges that are under way have no run in common. Newer and older ones take turns, so that
-//! neither keeps the other from coming to an end.
+//! A merge of delta runs keeps the segments it has written until the last one, and then replaces its runs by them at
+//! once. A merge into the base replaces one group of segments at a time. Its deltas stay until the last group, so the
+//! map is complete at every moment. No run is in two merges at once. Newer and older merges take turns, so that neither
+//! keeps the other from ending.
 
 use std::sync::Arc;
 
@@ -22,39 +23,40 @@ use crate::write::limits::{HeldBy, held_by};
 use crate::write::output::{Job, Piece, write};
 use crate::write::plan::{MERGED_MAX, debt, due, groups_from, mergeable};
 
-/// The merges that are under way.
+/// The merges in progress.
 #[derive(Default)]
 pub(crate) struct Merging {
-    /// Of delta runs, that of the newest runs first.
+    /// Merges of delta runs, that of the newest runs first.
     deltas: Vec<DeltaMerge>,
     base: Option<BaseMerge>,
-    /// Whose turn it is where both could be.
+    /// Whether the older merge has the next turn if both have work.
     older_next: bool,
-    /// The last `settle` whose merge has ended.
+    /// The last request to settle whose merge has ended.
     settled: Option<u64>,
 }
 
 /// A merge of delta runs.
 struct DeltaMerge {
-    /// Newest first.
+    /// The runs that it merges, newest first.
     runs: Vec<Arc<Run>>,
-    /// What no manifest names yet.
+    /// Segments written so far, which no manifest names yet.
     written: Vec<Arc<Segment>>,
-    /// The first key that is not in it.
+    /// The first key that is not merged yet.
     from: Key,
 }
 
 /// A merge of delta runs into the base.
 struct BaseMerge {
-    /// Newest first.
+    /// The delta runs that it merges, newest first.
     deltas: Vec<Arc<Run>>,
-    /// The first key that is not merged.
+    /// The first key that is not merged yet.
     from: Key,
-    /// Ranges of segments of the base that cannot be read.
+    /// Ranges of segments of the base that cannot be read, from the first key to the next segment's.
     left_out: Vec<(Key, Option<Key>)>,
-    /// The last `settle` that had been asked for when it began with all runs that there were.
+    /// The last request to settle that was made before the merge began, with all runs of that time; `None` if there was
+    /// none.
     settles: Option<u64>,
-    /// The space that the deltas take until the end was asked for.
+    /// Whether the merge has made sure that there is disk space for the deltas, which stay until the end.
     asked: bool,
 }
 
@@ -65,7 +67,7 @@ impl Drop for DeltaMerge {
 }
 
 impl DeltaMerge {
-    /// Writes the next segment; whether that was the last, and the runs were replaced.
+    /// Writes the next segment. Returns whether it was the last, in which case the runs are replaced.
     fn step(&mut self, shared: &Shared) -> Result<bool> {
         self.runs = as_they_are(&shared.visible.load().version, &self.runs);
         let Piece { segments, next } = merge_range(shared, &self.runs, &self.from, None, Job::Deltas)?;
@@ -84,11 +86,10 @@ impl BaseMerge {
         Self { deltas, from, left_out: Vec::new(), settles, asked: false }
     }
 
-    /// Merges the next group of the base; whether that was the last.
+    /// Merges the next group of the base. Returns whether it was the last.
     ///
-    /// Nothing can be merged past a delta run of which a segment cannot be read: only the runs that are older are. Where a
-    /// segment of the base cannot be read, the records of its range stay in a delta run, which takes the place of those
-    /// that were merged.
+    /// A delta run with an unreadable segment stops newer runs from being merged, so only older runs are. If a segment
+    /// of the base cannot be read, the records of its range stay in a delta run, which replaces the merged ones.
     fn step(&mut self, shared: &Shared) -> Result<bool> {
         let version = Arc::clone(&shared.visible.load().version);
         self.deltas = as_they_are(&version, &self.deltas);
@@ -99,7 +100,7 @@ impl BaseMerge {
             self.left_out.push((self.from, to));
         } else {
             let group = Arc::new(Run::new(segments));
-            // All of the deltas stay until the last group is written.
+            // The disk must hold all of the deltas until the last group is written.
             let delta_bytes = || self.deltas.iter().map(|run| run.file_bytes()).sum::<u64>();
             let needed = group.file_bytes() + if self.asked { 0 } else { delta_bytes() };
             shared.require_space(needed, shared.reserve_bytes, "a merge")?;
@@ -109,12 +110,12 @@ impl BaseMerge {
             let closing = group.close();
             let last = group.segments().last().map(|segment| segment.info.last);
             let Piece { segments, next } = match merge_range(shared, &sources, &self.from, to, Job::Base(last)) {
-                // What cannot be read is left out, and the same range looked at again.
+                // Come back to the same range; the next step leaves the unreadable segment out.
                 Err(_) if group.is_unreadable() && !is_unreadable(&self.deltas) => return Ok(false),
                 written => written?,
             };
             let goes_on = next.or(to);
-            // The records of the first range that was left out are only in the deltas.
+            // Records of the first range that was left out are only in the deltas.
             let merged_below = self.left_out.first().map(|(from, _)| *from).or(goes_on);
             replace_group(shared, &group, segments, &self.deltas, merged_below)?;
             closing.replaced();
@@ -128,7 +129,7 @@ impl BaseMerge {
         Ok(false)
     }
 
-    /// Puts what had to be left out in the place of the deltas.
+    /// Replaces the deltas by a run of the records that were left out.
     fn end(&self, shared: &Shared) -> Result<()> {
         if self.left_out.is_empty() {
             shared.counters.merged();
@@ -149,7 +150,7 @@ impl BaseMerge {
 }
 
 impl Merging {
-    /// Where a store goes on: with the merge into the base that was cut, if there is one.
+    /// Makes the state after an opening: an interrupted merge into the base goes on, if there is one.
     pub(crate) fn of(version: &Version) -> Self {
         let going_on = |below: MergedBelow| {
             let oldest = version.deltas.len() - below.deltas;
@@ -158,7 +159,8 @@ impl Merging {
         Self { base: version.merged_below.map(going_on), ..Self::default() }
     }
 
-    /// Does a step of a merge that is under way or due, all of it due for `settle`; whether there was any.
+    /// Does a step of a merge that is in progress or due; for `settle` a merge of all runs is due. Returns whether
+    /// there was a step to do.
     pub(crate) fn step(&mut self, shared: &Shared, settle: Option<u64>) -> Result<bool> {
         let now = shared.visible.load_full();
         self.begin_base(shared, &now, settle);
@@ -184,14 +186,14 @@ impl Merging {
         Ok(true)
     }
 
-    /// The last `settle` up to which all is merged, where a step has ended it: the step has done something or not.
+    /// Returns the last request to settle that is now done, if any. `stepped` is whether the step had anything to do.
     pub(crate) fn settled(&mut self, settle: Option<u64>, stepped: bool) -> Option<u64> {
         let ended = self.settled.take();
-        // Nothing is left to be merged.
+        // Without a step nothing is left to merge, so the request is done.
         if stepped { ended } else { settle }
     }
 
-    /// Begins a merge into the base where one is due and none is under way.
+    /// Begins a merge into the base if one is due and none is in progress.
     fn begin_base(&mut self, shared: &Shared, now: &Visible, settle: Option<u64>) {
         let due = debt(now);
         if self.base.is_some() || due.records == 0 || (settle.is_none() && due.parts < 1.0) {
@@ -201,13 +203,13 @@ impl Merging {
         if deltas.len() > MERGED_MAX || (settle.is_none() && !self.deltas.is_empty()) {
             return;
         }
-        // Its runs are merged into the base at once.
+        // Give up the merges of delta runs, because their runs are merged into the base directly.
         self.deltas.clear();
         self.base = Some(BaseMerge::new(deltas.to_vec(), [0; 32], settle));
         shared.counters.base_merge_began();
     }
 
-    /// Begins a merge of the newest delta runs that are not being merged, where one is due.
+    /// Begins a merge of the newest delta runs that no merge has taken, if one is due.
     fn begin_deltas(&mut self, shared: &Shared, now: &Visible) -> Result<bool> {
         let busy = self.deltas.first().map(|merge| &merge.runs).or(self.base.as_ref().map(|merge| &merge.deltas));
         let busy = busy.and_then(|runs| runs.first());
@@ -217,7 +219,7 @@ impl Merging {
         let runs = deltas[range].to_vec();
         let needed = runs.iter().map(|run| run.file_bytes()).sum();
         match shared.require_space(needed, shared.reserve_bytes, "a merge") {
-            // The base needs less at a time, and gives some back in the end.
+            // A merge into the base needs less space at a time, and frees some in the end.
             Err(_) if self.base.is_some() => return Ok(false),
             asked => asked?,
         }
@@ -228,7 +230,7 @@ impl Merging {
     fn step_deltas(&mut self, shared: &Shared, at: usize) -> Result<()> {
         let merge = &mut self.deltas[at];
         let stepped = merge.step(shared);
-        // What it has written takes space that others want, and is of no use where it cannot go on.
+        // A merge that cannot go on is given up, because its segments take space that others want and are of no use.
         let ends = match &stepped {
             Ok(ended) => *ended,
             Err(failed) => failed.kind() != ErrorKind::Retry || is_unreadable(&merge.runs),
@@ -245,7 +247,7 @@ impl Merging {
             Ok(false) => {}
             Ok(true) => self.settled = self.base.take().and_then(|merge| merge.settles),
             Err(failed) => {
-                // What was left out would be left out twice.
+                // A merge that goes on would leave the same ranges out twice, so it is given up.
                 if is_unreadable(&merge.deltas) || !merge.left_out.is_empty() {
                     self.base = None;
                 }
@@ -256,7 +258,8 @@ impl Merging {
     }
 }
 
-/// These runs as they are in the version: they may have given memory away, which comes back once nobody has the old ones.
+/// Returns these runs as they are in the version. They may have given memory away, which comes back once nobody holds
+/// the old ones.
 fn as_they_are(version: &Version, runs: &[Arc<Run>]) -> Vec<Arc<Run>> {
     let now = |run: &Arc<Run>| version.deltas.iter().find(|other| other.is(run)).unwrap_or(run).clone();
     runs.iter().map(now).collect()
@@ -266,15 +269,16 @@ fn is_unreadable(runs: &[Arc<Run>]) -> bool {
     runs.iter().any(|run| run.is_unreadable())
 }
 
-/// Puts `run` in the place of `merged`.
+/// Replaces the runs `merged` by `run`.
 fn replace_deltas(shared: &Shared, merged: &[Arc<Run>], run: Run) -> Result<()> {
     let mut manifest = shared.install.lock();
     let mut version = Version::clone(&shared.visible.load().version);
-    // Newer runs may have been flushed meanwhile, and stand before these.
+    // Runs that were flushed meanwhile are newer and come first.
     let start = version.deltas.iter().position(|delta| delta.is(&merged[0]));
     let start = start.ok_or_else(|| Error::new(ErrorKind::Internal, "a run that was merged is gone"))?;
     let end = start + merged.len();
-    // A merge into the base that was given up has left these runs to others: the next one begins anew.
+    // A merge into the base that was given up has left these runs to other merges, so the next one begins at the first
+    // key.
     let in_base = version.merged_below.map_or(0, |below| below.deltas);
     if end > version.deltas.len() - in_base {
         version.merged_below = None;
@@ -289,7 +293,7 @@ fn replace_deltas(shared: &Shared, merged: &[Arc<Run>], run: Run) -> Result<()> 
     Ok(())
 }
 
-/// Writes the records of `runs` with `from <= key < to`: into the base, or into a delta run that keeps tombstones.
+/// Writes the records of `runs` with `from <= key < to`, into the base or into a delta run, which keeps tombstones.
 fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, job: Job) -> Result<Piece> {
     let base = matches!(job, Job::Base(_));
     let window = Window::merge(&shared.reads, runs.len(), shared.merge_read_bytes);
@@ -297,7 +301,7 @@ fn merge_range(shared: &Shared, runs: &[Arc<Run>], from: &Key, to: Option<Key>, 
     write(shared, &mut Merged::new(cursors)?, &newest_origin(shared, runs, base), job)
 }
 
-/// Where the records of these runs come from: the newest of them says so.
+/// Returns the origin of the records of these runs, which is that of the newest segment.
 fn newest_origin(shared: &Shared, runs: &[Arc<Run>], base: bool) -> Origin {
     // A group of the base may have records of a merge that was given up, which are newer than these deltas.
     let segments = runs.iter().flat_map(|run| run.segments());
@@ -307,8 +311,8 @@ fn newest_origin(shared: &Shared, runs: &[Arc<Run>], base: bool) -> Origin {
     }
 }
 
-/// Puts `written` in the place of `group` in the base. The deltas are in the base below this key then; without one they are
-/// in it wholly, and go.
+/// Replaces `group` in the base by `written`. Below `merged_below` the deltas are then in the base. `None` means that
+/// they are in it completely, so they are dropped.
 fn replace_group(
     shared: &Shared,
     group: &Run,

@@ -15,12 +15,12 @@ pub(crate) struct StrataTxn<'e> {
     shared: &'e Shared,
     writer: MutexGuard<'e, Writer>,
     ops: Vec<(Key, Option<Value>)>,
-    /// Where each key stands in `ops`.
+    /// Index in `ops` of each key.
     places: HashMap<Key, usize, Hashed<'e>>,
     lookup: Lookup,
 }
 
-/// Keys are hashed as everywhere in this engine.
+/// A hasher of keys that uses the store's seed, as everything else in this engine does.
 #[derive(Clone, Copy)]
 struct Hashed<'e> {
     seed: &'e Seed,

@@ -1,6 +1,7 @@
-//! Writing a segment: pages as they fill, then the filter planes, the directory and the footer.
+//! Writing of a segment: pages as they fill, then the filter planes, the directory and the footer.
 //!
-//! Owns: the order of a segment's parts. Must not: read. Runs on the thread that merges or loads.
+//! Owns: the order of a segment's parts. Must not: read. Runs on the thread that flushes, merges, loads, recovers or
+//! repairs.
 
 use std::sync::Arc;
 
@@ -15,13 +16,13 @@ use crate::mapped::Mapped;
 use crate::read::segment::{Kept, name};
 use crate::storage::{Storage, StorageFile};
 
-/// Bytes collected before a write: a part of the memory, one in so many, within bounds. Larger writes gain nothing.
+/// Bytes collected before a write: 1/WRITE_SHARE of the memory, within the bounds below. Larger writes gain nothing.
 const WRITE_SHARE: u64 = 256;
 const WRITE_BYTES: (u64, u64) = (64 << 10, 1 << 20);
-/// Bytes a record that are held while a segment is written: its hash, and the largest plane.
+/// Bytes held for each record while a segment is written: its hash, and the largest plane.
 const RECORD_WORK: u64 = 10;
 
-/// Writes a segment from ascending records.
+/// Writes a segment from ascending records. Removes the file if it is dropped unfinished.
 pub(crate) struct SegmentWriter {
     storage: Arc<dyn Storage>,
     file: Arc<dyn StorageFile>,
@@ -37,24 +38,24 @@ pub(crate) struct SegmentWriter {
     finished: bool,
 }
 
-/// The memory that a writer has.
+/// Memory of a segment writer.
 pub(crate) struct Room {
-    /// Records at most.
+    /// Largest number of records that it has memory for.
     records: usize,
-    /// Bytes collected before a write.
+    /// Number of bytes collected before a write.
     write: usize,
-    /// Room for every page, where they are to stay in memory.
+    /// Memory for every page, if the pages are to stay in memory.
     kept: Option<Kept>,
     _work: Share,
 }
 
 impl Room {
-    /// For a writer without a store around it, which is given what it needs.
+    /// Makes room for a writer without a store's budget, which takes the memory that it needs.
     pub(crate) fn alone() -> Self {
         Self::of(0, &Budget::new(0), None)
     }
 
-    /// For this many records at most, whose pages stay in `kept`.
+    /// Makes room for at most this many records, whose pages stay in `kept` if given.
     pub(crate) fn of(records: u64, budget: &Arc<Budget>, kept: Option<Kept>) -> Self {
         let write = write_bytes(budget.all_bytes());
         let work = budget.take_for_work(records * RECORD_WORK + write + PAGE_BYTES as u64);
@@ -62,23 +63,23 @@ impl Room {
     }
 }
 
-/// A segment that was written.
+/// A segment that was written and flushed.
 pub(crate) struct Written {
     pub(crate) info: SegmentInfo,
     pub(crate) file_bytes: u64,
-    /// Bytes of its directory and all planes.
+    /// Size of its directory and all planes in bytes.
     pub(crate) index_bytes: u64,
-    /// Its pages, where they were to stay in memory.
+    /// Its pages, if they were to stay in memory.
     pub(crate) kept: Option<Kept>,
 }
 
-/// Bytes that a writer collects before a write, in a store with so much memory.
+/// Number of bytes that a writer collects before a write, in a store with this much memory.
 pub(crate) fn write_bytes(memory_bytes: u64) -> u64 {
     (memory_bytes / WRITE_SHARE).clamp(WRITE_BYTES.0, WRITE_BYTES.1)
 }
 
 impl SegmentWriter {
-    /// A new file.
+    /// Creates the file of segment `id`.
     pub(crate) fn create(storage: &Arc<dyn Storage>, id: u64, origin: &Origin, room: Room) -> Result<Self> {
         let file = storage.create(&name(id)).map_err(|e| io_error(cannot_write(&**storage, id, &e), e))?;
         Ok(Self {
@@ -101,7 +102,7 @@ impl SegmentWriter {
         self.hashes.len() as u64
     }
 
-    /// Adds a record. Keys ascend strictly.
+    /// Adds a record. Keys must ascend strictly.
     pub(crate) fn push(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
         if !self.page.fits(key) {
             self.seal_page()?;
@@ -119,7 +120,7 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Completes the file and makes it durable; its name is not yet.
+    /// Completes the file and makes its content durable. Its name is not durable until the directory is flushed.
     pub(crate) fn finish(mut self) -> Result<Written> {
         if !self.page.is_empty() {
             self.seal_page()?;
@@ -189,7 +190,7 @@ impl SegmentWriter {
 impl Drop for SegmentWriter {
     fn drop(&mut self) {
         if !self.finished {
-            // Named by no manifest; opening would remove it as well.
+            // No manifest names the file; the next opening would remove it too.
             self.storage.remove(&name(self.id)).ok();
         }
     }
