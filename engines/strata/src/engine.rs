@@ -1,17 +1,18 @@
-//! The open store: what readers see, who writes, and how it is recovered.
+//! The open store: the state that readers see, the one writer, and the opening and closing.
 //!
 //! Owns: publication of new states and the order of locks. Shared between threads by reference.
 //!
 //! # Locks, in the order they may be taken
 //!
-//! 1. `writer`: the one write transaction; the WAL and the active memtable are its own.
-//! 2. `balancing`: one division of the memory at a time.
-//! 3. `install`: one change of the runs at a time (a flush, a merge, a bulk load), and the manifest.
-//! 4. `publish`: replacing `visible`, which both of the above do. Held for a few instructions.
-//! 5. `work`: what threads ask of each other. Held for a few instructions, and never while a disk is touched, because
-//!    commits take it.
+//! 1. `writer`: held by the one write transaction, which owns the WAL and the active memtable.
+//! 2. `balancing`: held during a division of the memory, one at a time.
+//! 3. `install`: held during a change of the runs (a flush, a merge, a bulk load), one at a time. It guards the
+//!    manifest.
+//! 4. `publish`: held while `visible` is replaced, by a holder of `writer` or `install`. Held for a few instructions.
+//! 5. `work`: guards the requests between threads. Held for a few instructions, and never during an access to a disk,
+//!    because commits take it.
 //!
-//! Readers take none: they load `visible` and keep it.
+//! Readers take no lock: they load `visible` and keep it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -44,19 +45,19 @@ use crate::write::txn::StrataTxn;
 use crate::write::{flush, merge};
 use crate::{Sizes, StrataOptions};
 
-/// Memtables that wait for their flush before commits have to wait: one is being written, one is next.
+/// Number of memtables that may wait for their flush before commits have to wait: one is being written, one is next.
 pub(crate) const FROZEN_MAX: usize = 2;
 
-/// Says whether the store may stand there.
+/// Checks whether the store may stand at a checkpoint; an error refuses the opening.
 pub(crate) type Accept<'a> = &'a dyn Fn(&Checkpoint) -> Result<()>;
 
-/// A strata store.
+/// An open strata store.
 pub struct StrataEngine {
     pub(crate) shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the engine's threads share.
+/// State that the engine's threads share.
 pub(crate) struct Shared {
     pub(crate) storage: Arc<dyn Storage>,
     pub(crate) visible: ArcSwap<Visible>,
@@ -67,40 +68,41 @@ pub(crate) struct Shared {
     pub(crate) wal_key: WalKey,
     pub(crate) budget: Arc<Budget>,
     pub(crate) reads: Arc<Reads>,
-    /// Of the memory: what is left for work, what the record cache has before the second filter plane, what the buffers
-    /// of a merge take together.
+    /// Parts of the memory, in bytes: free for work, granted to the record cache before the second filter plane, and
+    /// granted to the buffers of a merge.
     pub(crate) work_bytes: u64,
     pub(crate) least_cache_bytes: u64,
     pub(crate) merge_read_bytes: u64,
-    /// Whether pages stay in memory, as the memory was divided last.
+    /// Whether pages stay in memory, according to the newest division of the memory.
     pub(crate) keeps_pages: AtomicBool,
     pub(crate) balancing: Mutex<()>,
     pub(crate) sizes: Sizes,
     pub(crate) reserve_bytes: u64,
-    /// How much of a commit's full speed is taken from it, as the runs were changed last: see `write/limits.rs`.
+    /// How strongly commits are slowed because merges lag behind, measured at the newest change of the runs: see
+    /// `write/limits.rs`.
     pub(crate) pressure: AtomicU32,
     pub(crate) work: Mutex<Work>,
-    /// Wakes the merging thread, the flushing thread, and whoever waits for them.
+    /// Wakes the merging thread. `flush_wake` wakes the flushing thread, `done` the threads that wait for either.
     pub(crate) wake: Condvar,
     pub(crate) flush_wake: Condvar,
     pub(crate) done: Condvar,
     pub(crate) next_id: AtomicU64,
     pub(crate) counters: Counters,
     pub(crate) garbage: Garbage,
-    /// Things that repairs have given up.
+    /// Number of losses that repairs of this store have recorded.
     pub(crate) lost: u64,
 }
 
-/// What the one writer owns.
+/// State of the one writer.
 pub(crate) struct Writer {
     pub(crate) wal: Wal,
     /// Number of the last batch.
     pub(crate) batch: u64,
-    /// Time that commits have still to give, because merges are behind.
+    /// Delay that commits still have to take, because merges lag behind.
     pub(crate) owed: Duration,
-    /// Bytes of the WAL that the device was asked to write.
+    /// Number of bytes of the present WAL file that the device was asked to write.
     pub(crate) written_out: u64,
-    /// The next WAL file and memtable were asked for.
+    /// Whether the next WAL file and memtable were already requested.
     pub(crate) prepares: bool,
 }
 
@@ -110,45 +112,45 @@ impl Writer {
     }
 }
 
-/// Why something failed.
+/// Kind and message of a failure that other threads report.
 pub(crate) type Failure = (ErrorKind, String);
 
-/// What the engine's threads are asked for and how it went.
+/// Requests to the engine's threads and their results.
 #[derive(Default)]
 pub(crate) struct Work {
     pub(crate) stop: bool,
-    /// How often `settle` was asked for, up to which of these it is over, and why the last of those failed.
+    /// Number of requests to settle, the last of them that is done, and the failure of that one.
     pub(crate) settles_asked: u64,
     pub(crate) settles_over: u64,
     pub(crate) settle_failed: Option<Failure>,
-    /// Flushes that were tried: what waiters look at.
+    /// Number of attempts to flush a memtable, which waiters compare.
     pub(crate) flushes_tried: u64,
-    /// Why the last flush failed.
+    /// Failure of the last flush; `None` if it succeeded.
     pub(crate) flush_failed: Option<Failure>,
-    /// Why the last merge failed, or was put off for want of space.
+    /// Failure of the last merge step, want of disk space included; `None` if it succeeded.
     pub(crate) merge_failed: Option<Failure>,
-    /// A thread has ended: nobody may wait for it.
+    /// Whether a thread of the engine has ended. Then nobody may wait for it.
     pub(crate) ended: bool,
-    /// WAL files to be overwritten.
+    /// Names of WAL files that wait to be overwritten.
     pub(crate) spare: Vec<String>,
-    /// What is done for the WAL while commits go on.
+    /// Preparation of the next WAL file and memtable while commits go on.
     pub(crate) ahead: Ahead,
 }
 
 impl StrataEngine {
-    /// Opens the store in `dir`, creating directory and store when they are missing.
+    /// Opens the store in `dir`. Creates the directory and the store if they are missing.
     ///
     /// # Errors
-    /// `DataDamaged` naming the file, `FixInput` for a newer format.
+    /// `DataDamaged` naming the file; `FixInput` for another version of the format; I/O errors.
     pub fn open(dir: &Path, options: &StrataOptions) -> Result<Self> {
         Self::open_on(created(dir)?, options)
     }
 
-    /// [`StrataEngine::open`], unless `accept` refuses the checkpoint that was recovered: it is asked before anything is
-    /// made or removed.
+    /// Opens the store as [`StrataEngine::open`] does, unless `accept` refuses the recovered checkpoint. `accept` is
+    /// asked before the manifest of an existing store is changed and before any of its files is removed.
     ///
     /// # Errors
-    /// As [`StrataEngine::open`]; that of `accept`.
+    /// As [`StrataEngine::open`]; the error of `accept`.
     pub fn open_accepted(
         dir: &Path,
         options: &StrataOptions,
@@ -157,7 +159,7 @@ impl StrataEngine {
         Self::working(Self::recovered(created(dir)?, options, Sizes::of(options), accept)?)
     }
 
-    /// The same on any storage.
+    /// Opens the store on any storage, as [`StrataEngine::open`] does.
     ///
     /// # Errors
     /// As [`StrataEngine::open`].
@@ -165,7 +167,7 @@ impl StrataEngine {
         Self::open_sized(storage, options, Sizes::of(options))
     }
 
-    /// [`StrataEngine::open_on`] with other pieces than those that follow from the memory.
+    /// Opens the store on any storage with the given sizes instead of those that follow from the memory.
     ///
     /// # Errors
     /// As [`StrataEngine::open`].
@@ -187,14 +189,14 @@ impl StrataEngine {
         Ok(engine)
     }
 
-    /// Opens the store in `dir` and writes nothing there: what recovery makes is kept in memory. Only for reading: nothing
-    /// merges, and what a transaction commits is lost.
+    /// Opens the store in `dir` for reading only. Nothing is written to the directory: files that recovery makes stay
+    /// in memory, nothing merges, and commits of a transaction are lost.
     ///
     /// # Errors
     /// As [`StrataEngine::open`].
     pub fn open_read_only(dir: &Path, options: &StrataOptions) -> Result<Self> {
         let shared = Self::recovered(Arc::new(ReadOnlyStorage::new(dir)), options, Sizes::of(options), &|_| Ok(()))?;
-        // Nobody may wait for a thread that was never started.
+        // Nobody may wait for threads that were never started.
         shared.work.lock().ended = true;
         Ok(Self { shared, threads: Vec::new() })
     }
@@ -225,7 +227,7 @@ impl StrataEngine {
     /// Reads every byte of every segment of the newest version and checks it.
     ///
     /// # Errors
-    /// `DataDamaged` naming file and offset.
+    /// `DataDamaged` naming file and offset; I/O errors of reading.
     pub fn scrub(&self) -> Result<()> {
         let version = Arc::clone(&self.shared.visible.load().version);
         version.segments().try_for_each(|segment| crate::read::segment::scrub(segment))
@@ -236,7 +238,7 @@ impl StrataEngine {
         self.shared.wake.notify_all();
         self.shared.flush_wake.notify_all();
         for thread in self.threads.drain(..) {
-            // A panic there is told on its own thread; nothing is left to be done here.
+            // A panic of the thread was reported by that thread; nothing remains to be done here.
             thread.join().ok();
         }
     }
@@ -284,16 +286,16 @@ impl Engine for StrataEngine {
     }
 
     fn settle(&self) -> Result<()> {
-        // A settled store is as small as it gets: the WAL begins anew in an empty file.
+        // A settled store is as small as possible, so the WAL begins anew in an empty file.
         let batch = self.shared.begin_anew(&mut *self.shared.writer()?)?;
-        // Commits go on while it is flushed and merged; what they write is left to the next merges.
+        // Commits go on during the flush and the merge; later merges take their records.
         self.shared.wait_for_batch(batch)?;
         self.shared.remove_spares();
         merge::settle(&self.shared)
     }
 
-    /// Every byte of every segment, those that no scan reads (filters, directories, what newer runs hide) among them;
-    /// then a scan, for what spans segments.
+    /// Checks every byte of every segment, including those that no scan reads: filters, directories, and records hidden
+    /// by newer runs. Then scans the store, for the relations between segments.
     fn scrub(&mut self) -> Result<u64> {
         Self::scrub(self)?;
         scrub_by_scan(&mut *self.reader()?)
@@ -301,7 +303,7 @@ impl Engine for StrataEngine {
 
     fn close(mut self: Box<Self>) -> Result<()> {
         let mut writer = self.shared.writer.lock();
-        // A flush that failed is not tried again.
+        // A failed flush is never tried again.
         let synced = self.shared.refuse_if_poisoned().and_then(|()| writer.wal.sync());
         drop(writer);
         self.stop();
@@ -344,7 +346,7 @@ impl Shared {
 }
 
 impl Work {
-    /// An error once a thread is gone.
+    /// Returns an error once a thread has ended.
     pub(crate) fn check_alive(&self) -> Result<()> {
         if self.ended {
             return Err(Error::new(

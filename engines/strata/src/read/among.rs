@@ -1,10 +1,11 @@
-//! The search for a key among pages that begin with the same eight bytes, which the directory does not tell apart.
+//! Search for a key among pages that begin with the same eight bytes, which the directory cannot tell apart.
 //!
-//! Owns: which of these pages is read next. Must not: read one. Runs on the readers' threads.
+//! Owns: the choice of the next page to read. Must not: read one. Runs on the readers' threads.
 //!
-//! Anybody can make keys that share eight bytes (vanity addresses, or an attack). The next bytes are then mostly uniform,
-//! so the page is guessed by interpolation between the nearest keys that are known, and each page that was read makes
-//! two of them known. Keys that are made against that cost every second guess: the other ones halve what is left.
+//! Anybody can make keys that share eight bytes (vanity addresses, or an attack). The next bytes are then mostly
+//! uniform, so the page is guessed by interpolation between the nearest known keys, and each page that was read adds
+//! two known keys. Keys made against interpolation waste only every second guess, because the other guesses halve the
+//! range that is left.
 
 use std::ops::Range;
 
@@ -13,20 +14,20 @@ use engine_api::Key;
 use crate::format::footer::SegmentInfo;
 use crate::format::page::prefix;
 
-/// Guesses by interpolation alone, before every second one halves the pages that are left.
+/// Number of guesses by interpolation alone, before every second guess halves the pages that are left.
 const INTERPOLATIONS: u32 = 3;
 
-/// Pages that may hold a key, in a row.
+/// Consecutive pages that may hold a key.
 pub(crate) struct Among {
     pages: Range<u32>,
-    /// The greatest key known to be before them, and the least known to be behind them.
+    /// Greatest key known to come before these pages. `behind` is the least key known to come after them.
     before: Key,
     behind: Key,
     guesses: u32,
 }
 
 impl Among {
-    /// These pages of a segment, which hold keys that begin as `key` does.
+    /// Begins a search in these pages of a segment, which hold keys with the first eight bytes of `key`.
     pub(crate) fn new(key: &Key, pages: Range<u32>, segment: &SegmentInfo) -> Self {
         let filled = |byte| {
             let mut filled = [byte; 32];
@@ -40,14 +41,14 @@ impl Among {
         self.pages.is_empty()
     }
 
-    /// The page to look at next; there is one.
+    /// Returns the page to look at next. The search must not be empty.
     pub(crate) fn guess(&self, key: &Key) -> u32 {
         let Range { start, end } = self.pages;
         let count = end - start;
         if self.guesses >= INTERPOLATIONS && self.guesses % 2 == 1 {
             return start + count / 2;
         }
-        // The first eight bytes in which the keys around it differ.
+        // Interpolate with the first eight bytes in which the keys around it differ.
         let shared = self.before.iter().zip(&self.behind).take_while(|(a, b)| a == b).count().min(24);
         let word = |key: &Key| u64::from_be_bytes(std::array::from_fn(|i| key[shared + i]));
         let (before, behind) = (word(&self.before), word(&self.behind));
@@ -55,7 +56,7 @@ impl Among {
         start + ((part * f64::from(count)) as u32).min(count - 1)
     }
 
-    /// Takes in that `key` is not in page `number`, the first and last key of which are these.
+    /// Narrows the search after `key` was not in page `number`, whose first and last key are given.
     pub(crate) fn narrow(&mut self, key: &Key, number: u32, first: &Key, last: &Key) {
         self.guesses += 1;
         if key < first {
@@ -74,14 +75,15 @@ mod tests {
 
     const PER_PAGE: usize = 66;
 
-    /// A number that looks like chance.
+    /// Returns a pseudorandom number.
     fn mix(n: u64) -> u64 {
         let x = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x ^ (x >> 27)
     }
 
-    /// Pages looked at for each of some keys, on average and at most; half of them are absent.
+    /// Returns the mean and the maximum number of pages looked at for some of the keys; half of the keys asked for are
+    /// absent.
     fn looks(mut keys: Vec<Key>) -> (f64, u32) {
         keys.sort_unstable();
         let pages: Vec<&[Key]> = keys.chunks(PER_PAGE).collect();
@@ -124,7 +126,7 @@ mod tests {
 
     #[test]
     fn keys_made_against_the_guesses_take_twice_the_looks_of_halving_at_most() {
-        // Each key is half as far from the first as the one before: every interpolation is wrong.
+        // Each key is half as far from the first as the key before, so every interpolation is wrong.
         let halved = (0..20_000u64).map(|n| {
             let mut key = [7; 32];
             key[8..].fill(0);

@@ -1,11 +1,11 @@
-//! A batch of gets: what memory knows is answered at once, and the pages that are missing are read together.
+//! A batch of gets: keys that memory can answer are answered at once, and missing pages are read together.
 //!
 //! Owns: the order of a batch's steps and reads. Runs on the reader's thread.
 //!
-//! Keys are taken some at a time, and each step is done for all of them before the next: hashes, the lines of the
-//! memtables' tables, and then run by run, newest first, the filter's lines, the directory's, the pages'. Each step
-//! fetches what the next one reads, so the misses of many keys are under way at once. A key is through with a run before
-//! the next run is asked, so the newest record is found, as by a single get.
+//! A batch takes its keys in groups and does each step for a whole group before the next step: hashes, the cache lines
+//! of the memtables' tables, and then, run by run from the newest, the cache lines of filter, directory and pages. Each
+//! step prefetches the memory that the next one reads, so the cache misses of many keys overlap. A key is done with a
+//! run before the next run is asked, so the newest record is found, as by a single get.
 
 use engine_api::{Error, ErrorKind, Key, Result, Value};
 
@@ -18,27 +18,27 @@ use crate::read::uring::Pipeline;
 use crate::read::version::Run;
 use crate::read::visible::Visible;
 
-/// Reads that the device is given at once: where a flash drive's queue stops making it faster.
+/// Number of reads given to the device at once: beyond it a flash drive's queue gains no more speed.
 pub(crate) const DEPTH: usize = 64;
-/// Keys that are taken at a time: what is fetched for them has room in the first cache of the processor.
+/// Number of keys in a group. The prefetched lines of so many keys fit into the processor's first-level cache.
 const TOGETHER: usize = 64;
 
-/// Gets that are under way.
+/// A batch of gets in progress.
 pub(crate) struct Batch<'a> {
     visible: &'a Visible,
     keys: &'a [Key],
     values: &'a mut [Option<Value>],
     lookup: &'a mut Lookup,
     pipeline: &'a mut Pipeline,
-    /// By slot of the pipeline.
+    /// Gets that wait for a read, by slot of the pipeline.
     waiting: Vec<Option<Waiting<'a>>>,
     free: Vec<usize>,
 }
 
-/// A key that has no answer yet.
+/// A key without an answer yet.
 #[derive(Clone, Copy)]
 struct Asked {
-    /// Its place in the batch.
+    /// Index of the key in the batch.
     index: usize,
     hash: u64,
     spot: Spot,
@@ -46,7 +46,7 @@ struct Asked {
 
 /// A get that waits for its page.
 struct Waiting<'a> {
-    /// Its place in the batch.
+    /// Index of the key in the batch.
     index: usize,
     hash: u64,
     run: usize,
@@ -67,7 +67,7 @@ impl<'a> Batch<'a> {
         Self { visible, keys, values, lookup, pipeline, waiting, free: (0..slots).collect() }
     }
 
-    /// Does all of it. After an error the pipeline may not be used for another batch.
+    /// Answers all keys. After an error the pipeline must not be used for another batch.
     pub(crate) fn run(mut self) -> Result<()> {
         let visible = self.visible;
         let mut open = Vec::with_capacity(TOGETHER);
@@ -91,7 +91,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Takes the keys from `first` on, and answers those that memtables know.
+    /// Begins the group of keys from index `first` on, and answers the keys that memtables hold.
     fn begin(&mut self, first: usize, open: &mut Vec<Asked>) {
         let visible = self.visible;
         let end = self.keys.len().min(first + TOGETHER);
@@ -112,7 +112,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Moves the keys that a run may hold, as its filters' first plane says, from `open` to `passed`.
+    /// Moves the keys that a run may hold, according to the first plane of its filters, from `open` to `passed`.
     fn filter(&self, run: &'a Run, open: &mut Vec<Asked>, passed: &mut Vec<(Asked, &'a Segment)>) {
         let mut holders: [Option<&'a Segment>; TOGETHER] = [None; TOGETHER];
         for (asked, holder) in open.iter().zip(&mut holders) {
@@ -132,7 +132,8 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Answers the keys that a run may hold or asks for their pages; puts those back that it does not hold after all.
+    /// Answers the keys in `passed` or asks for their pages. Keys that the run does not hold after all go back to
+    /// `open`.
     fn look_up(&mut self, run: usize, open: &mut Vec<Asked>, passed: &mut Vec<(Asked, &'a Segment)>) -> Result<()> {
         let mut aims: [Option<Aim>; TOGETHER] = [const { None }; TOGETHER];
         for ((asked, segment), aim) in passed.iter().zip(&mut aims) {
@@ -151,7 +152,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Asks for the page that a get waits for, once there is a slot for it.
+    /// Starts the read of a get's page, waiting for a free slot if necessary.
     fn read(&mut self, waiting: Waiting<'a>) -> Result<()> {
         loop {
             if let Some(slot) = self.free.pop() {
@@ -169,7 +170,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Waits for a read, and ends its get or asks for the next page that it needs.
+    /// Waits for a read. Then completes its get, or starts the read of the next page that the get needs.
     fn finish_one(&mut self) -> Result<()> {
         let ended =
             self.pipeline.wait().map_err(|e| Error::with_source(ErrorKind::Retry, "cannot wait for reads", e))?;
@@ -179,10 +180,10 @@ impl<'a> Batch<'a> {
         outcome.map_err(|e| segment.file().failed(e, offset, PAGE_BYTES))?;
         let key = &self.keys[index];
         self.values[index] = match segment.finish(key, hash, aim, self.pipeline.page(slot, 0))? {
-            // Many keys share its first eight bytes.
+            // Many keys share the first eight bytes of this one.
             Looked::Elsewhere(aim) => return self.read_into(slot, Waiting { index, hash, run, segment, aim }),
             Looked::Found(value) => value,
-            // A filter's error: older runs are asked, one read after the other.
+            // The filter was wrong, so ask older runs, one read after the other.
             Looked::Absent => self.visible.version.get_from(run + 1, key, hash, self.lookup)?,
         };
         self.free.push(slot);

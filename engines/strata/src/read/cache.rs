@@ -1,22 +1,22 @@
-//! The record cache: pairs that were read from a device lately, each by itself. With uniform keys a page of 65 pairs is
-//! 64 parts cold, so pairs are kept and not pages.
+//! The record cache: pairs recently read from a device, each by itself. With uniform keys 64 of the 65 pairs of a page
+//! are cold, so pairs are cached and not pages.
 //!
-//! Owns: chunks of sets of seven pairs, which gets read without a lock. Must not: outlive the truth (see below). Used on
-//! any thread; made larger and smaller by one at a time.
+//! Owns: chunks of sets of seven pairs, which gets read without a lock. Must not: return outdated pairs (see below).
+//! Used on any thread; only one thread at a time resizes it.
 //!
-//! # What a pair is true for
+//! # Validity of a pair
 //!
-//! A pair names the segment that it was read from. Of a delta run it is true for that segment alone, which never changes.
-//! Of the base it is also true for every later segment that has the key's place, as long as no merge has changed the key.
-//! So that a merge into the base does not empty the cache, it forgets the keys that it changes and no others:
+//! A pair names the segment that it was read from. A pair of a delta run is valid for that segment alone, which never
+//! changes. A pair of the base is also valid for every later segment that covers its key, as long as no merge has
+//! changed the key. A merge into the base does not empty the cache, but forgets exactly the keys that it changes:
 //!
-//! 1. It closes the segments that it replaces: from then on nothing that is read from them is kept.
-//! 2. It forgets each key of which it writes a record of a delta run, or drops one because of a tombstone.
-//! 3. It installs the new segments. They take over what is left of the old ones. Readers of an older snapshot, which ask
-//!    the old segments, are not given what was read from the new ones, because their numbers are higher.
+//! 1. It closes the segments that it replaces: from then on pairs read from them are not cached.
+//! 2. It forgets each key for which it writes a record of a delta run, or drops one because of a tombstone.
+//! 3. It installs the new segments, which inherit the pairs left from the old ones. Readers of an older snapshot ask
+//!    the old segments, and are not given pairs of the new ones, because those have higher numbers.
 //!
-//! A pair must not come back once its key was forgotten. A larger cache therefore removes the pairs that are no longer
-//! where they would be looked for, after every thread has let go of the table that led there.
+//! A pair must not come back once its key was forgotten. When the cache grows, it therefore removes pairs from places
+//! where they are no longer looked for, after every thread has let go of the table that led there.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -31,63 +31,63 @@ use crate::format::secret::Seed;
 use crate::memory::{self, map_huge};
 use crate::read::set::{Set, Source};
 
-/// Hashes are divided into so many parts; each part belongs to a chunk. Chunks differ by one part at most.
+/// Number of parts of the hash space. Each belongs to one chunk, and chunks differ by at most one part.
 const PARTS: usize = 4096;
-/// Memory comes and goes in chunks of the part of the store's, one in so many, between these sizes: the table of parts
-/// then stays in the processor's caches, and large chunks are huge pages.
+/// The cache grows and shrinks in chunks of 1/CHUNK_SHARE of the store's memory, within the bounds below. The table of
+/// parts then stays in the processor's caches, and large chunks are huge pages.
 const CHUNK_SHARE: u64 = 256;
 const CHUNK_BYTES: (u64, u64) = (512 << 10, 64 << 20);
 
-/// Some sets in pages of their own, which go back to the system at once.
+/// A number of sets in a mapping of their own, which goes back to the system at once when the chunk is dropped.
 struct Chunk {
-    /// Made in the mapping by `Chunk::new`.
+    /// First set of the mapping; `Chunk::new` made `count` of them there.
     sets: NonNull<Set>,
     count: usize,
     _map: MmapMut,
     _share: Share,
 }
 
-// SAFETY: the sets lie in the chunk's own mapping, are made before it is shared, and are changed through atomics alone.
+// SAFETY: the sets lie in the chunk's own mapping, are made before it is shared, and are changed only through atomics.
 unsafe impl Send for Chunk {}
-// SAFETY: as above.
+// SAFETY: as for `Send` above.
 unsafe impl Sync for Chunk {}
 
-/// Whether what is read from a segment is kept: not once it is being replaced.
+/// Whether pairs read from a segment may no longer be cached, because the segment is being replaced.
 #[derive(Debug, Default)]
 pub(crate) struct Closed(AtomicBool);
 
 impl Closed {
-    /// Nothing more of the segment is kept. Keys that are forgotten from now on stay forgotten.
+    /// Stops caching pairs of the segment. Keys that are forgotten from now on stay forgotten.
     pub(crate) fn close(&self) {
-        // ORDERING: the fence pairs with the one in `RecordCache::put`: who finds it open there has used a table that is
-        // not newer than the one that `forget` uses, and so the same sets.
+        // ORDERING: the fence pairs with the one in `RecordCache::put`. A thread that finds the segment open there has
+        // used a table that is not newer than the one that `forget` uses, and so the same sets.
         self.0.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// The segment stays after all.
+    /// Allows caching again, because the segment was not replaced after all.
     pub(crate) fn open(&self) {
-        // ORDERING: Relaxed: it may be seen late.
+        // ORDERING: Relaxed: it does no harm if other threads see this late.
         self.0.store(false, Ordering::Relaxed);
     }
 }
 
-/// Which chunk has which part of the hashes.
+/// Assignment of parts of the hash space to chunks.
 #[derive(Default)]
 struct Table {
     chunks: Vec<Arc<Chunk>>,
-    /// By part: the number of its chunk, and that one's sets. Empty without chunks.
+    /// The number of its chunk and that chunk's sets, by part. Empty without chunks.
     parts: Box<[(u32, NonNull<Set>)]>,
-    /// Sets of a chunk.
+    /// Number of sets in each chunk.
     sets: usize,
 }
 
-// SAFETY: the pointers lead into the mappings of `chunks`, to sets that are changed through atomics alone.
+// SAFETY: the pointers lead into the mappings of `chunks`, to sets that are changed only through atomics.
 unsafe impl Send for Table {}
-// SAFETY: as above.
+// SAFETY: as for `Send` above.
 unsafe impl Sync for Table {}
 
-/// Pairs by key and segment.
+/// A cache of pairs by key and segment.
 pub(crate) struct RecordCache {
     table: ArcSwap<Table>,
     chunk_bytes: u64,
@@ -100,21 +100,21 @@ impl Chunk {
         let mut map = map_huge(bytes as usize).ok()?;
         let (sets, count) = (NonNull::new(map.as_mut_ptr())?.cast::<Set>(), sets_of(bytes));
         for at in 0..count {
-            // SAFETY: as many fit into the mapping, which starts at a page and which nobody else has yet. They need no
-            // drop.
+            // SAFETY: this many sets fit into the mapping, which starts at a page and which nobody else has yet. Sets
+            // need no drop.
             unsafe { sets.add(at).write(Set::new()) };
         }
         Some(Self { sets, count, _map: map, _share: share })
     }
 
     fn sets(&self) -> &[Set] {
-        // SAFETY: so many were made in the mapping, which lives as long as the chunk.
+        // SAFETY: `count` sets were made in the mapping, which lives as long as the chunk.
         unsafe { std::slice::from_raw_parts(self.sets.as_ptr(), self.count) }
     }
 }
 
 impl Table {
-    /// The parts of these chunks: as few as can be change their chunk.
+    /// Assigns parts to these chunks so that as few as possible change their chunk.
     fn of(chunks: Vec<Arc<Chunk>>, before: &Self, sets: usize) -> Self {
         if chunks.is_empty() {
             return Self::default();
@@ -143,18 +143,18 @@ impl Table {
         Self { parts: parts.collect(), sets, chunks }
     }
 
-    /// The set of a hash.
+    /// Returns the set for a hash; `None` without chunks.
     #[inline]
     fn set(&self, hash: u64) -> Option<&Set> {
         let place = place_of(hash);
         let (_, sets) = self.parts.get(part_of(place))?;
         let at = ((u128::from(place << PARTS.ilog2()) * self.sets as u128) >> 64) as usize;
-        // SAFETY: `at` is below `sets`, and so many were made in each chunk; the chunk lives as long as the table.
+        // SAFETY: `at` is below `sets`, the number of sets made in each chunk; the chunk lives as long as the table.
         Some(unsafe { sets.add(at).as_ref() })
     }
 }
 
-/// Filters and memtables use the hash otherwise.
+/// Mixes a hash, because filters and memtables use its bits in other ways.
 #[inline]
 fn place_of(hash: u64) -> u64 {
     hash.wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -169,7 +169,7 @@ fn sets_of(chunk_bytes: u64) -> usize {
     chunk_bytes as usize / size_of::<Set>()
 }
 
-/// Waits until nobody has this table any more: a get has it for a moment.
+/// Waits until nobody else holds this table. A get holds it only for a moment.
 fn wait_for_last(table: &mut Arc<Table>) {
     while Arc::get_mut(table).is_none() {
         std::thread::yield_now();
@@ -177,18 +177,18 @@ fn wait_for_last(table: &mut Arc<Table>) {
 }
 
 impl RecordCache {
-    /// Without any memory yet, in a store that has so many bytes and hashes keys with `seed`.
+    /// Makes a cache without any chunk, for a store with `memory_bytes` that hashes keys with `seed`.
     pub(crate) fn new(seed: Seed, memory_bytes: u64) -> Self {
         let chunk = (memory_bytes / CHUNK_SHARE).clamp(CHUNK_BYTES.0, CHUNK_BYTES.1);
         Self { table: ArcSwap::default(), chunk_bytes: chunk.next_power_of_two(), seed }
     }
 
-    /// Bytes it takes.
+    /// Size of the cache in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.table.load().chunks.len() as u64 * self.chunk_bytes
     }
 
-    /// Takes up to `bytes` more.
+    /// Grows by up to `bytes`, as far as the budget allows.
     pub(crate) fn grow(&self, bytes: u64, budget: &Arc<Budget>) {
         let before = self.table.load_full();
         let mut chunks = before.chunks.clone();
@@ -198,8 +198,8 @@ impl RecordCache {
         drop(before);
         let mut before = self.table.swap(Arc::clone(&after));
         wait_for_last(&mut before);
-        // Nobody finds these where they are. If a smaller cache led there again, they could be older than what was
-        // forgotten meanwhile.
+        // Remove the pairs that are no longer looked for in their old places. If the cache shrank and these places were
+        // used again, such pairs could be older than a key forgotten meanwhile.
         for (number, chunk) in before.chunks.iter().enumerate() {
             let stays = |key: &Key| {
                 let part = after.parts.get(part_of(place_of(self.seed.hash(key))));
@@ -209,7 +209,8 @@ impl RecordCache {
         }
     }
 
-    /// Gives up at least `bytes`, if it has as many; how many. What the other chunks hold stays where it is.
+    /// Shrinks by at least `bytes`, or to nothing, and returns the number of bytes freed. Pairs of the other chunks
+    /// stay in place.
     pub(crate) fn shrink(&self, bytes: u64) -> u64 {
         let now = self.table.load_full();
         let mut chunks = now.chunks.clone();
@@ -221,12 +222,12 @@ impl RecordCache {
         let after = Table::of(chunks, &now, sets_of(self.chunk_bytes));
         drop(now);
         let mut before = self.table.swap(Arc::new(after));
-        // The memory is given back here, not by a reader.
+        // Wait, so that the memory is freed here and not by a reader.
         wait_for_last(&mut before);
         count as u64 * self.chunk_bytes
     }
 
-    /// Fetches what [`RecordCache::get`] reads first.
+    /// Prefetches the memory that [`RecordCache::get`] reads first.
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64) {
         if let Some(set) = self.table.load().set(hash) {
@@ -234,12 +235,13 @@ impl RecordCache {
         }
     }
 
-    /// The value of `key` as that segment has it; `None` without any memory. Takes no lock.
+    /// Returns the value of `key` if the cache has it for segment `source`. The outer `None` means that the cache has
+    /// no memory. Takes no lock.
     pub(crate) fn get(&self, key: &Key, hash: u64, source: Source) -> Option<Option<Value>> {
         Some(self.table.load().set(hash)?.get(key, hash, source))
     }
 
-    /// Keeps a pair of a segment in place of one that was not asked for lately.
+    /// Caches a pair of a segment in place of one that was not asked for recently.
     pub(crate) fn put(&self, key: &Key, hash: u64, source: Source, value: &Value, closed: &Closed) {
         let table = self.table.load();
         let Some(set) = table.set(hash) else { return };
@@ -250,7 +252,8 @@ impl RecordCache {
         });
     }
 
-    /// Forgets what the base has said of `key`, because a merge changes it there. The segments that it replaces are closed.
+    /// Forgets the base's record of `key`, because a merge changes it there. The segments that the merge replaces must
+    /// be closed.
     pub(crate) fn forget(&self, key: &Key, hash: u64) {
         if let Some(set) = self.table.load().set(hash) {
             set.forget(key, hash);
@@ -279,7 +282,7 @@ mod tests {
         cache.put(&key(n), hash(&key(n)), SOURCE, &key(n), &Closed::default());
     }
 
-    /// How many of the first 4000 are there.
+    /// Returns the number of the first 4000 keys that are found.
     fn found(cache: &RecordCache) -> usize {
         (0..4000).filter(|n| cache.get(&key(*n), hash(&key(*n)), SOURCE) == Some(Some(key(*n)))).count()
     }
@@ -323,7 +326,7 @@ mod tests {
         let kept = found();
         assert!((all * 7 / 9).abs_diff(kept) < 200, "kept={kept} of {all}");
         cache.grow(2 * CHUNK, &budget);
-        // The parts that come last go first: these were empty.
+        // The parts assigned last are taken away first, and these were empty.
         assert_eq!(found(), kept);
         assert_eq!(cache.shrink(2 * CHUNK), 2 * CHUNK);
         assert_eq!(cache.shrink(u64::MAX / 2), 7 * CHUNK);

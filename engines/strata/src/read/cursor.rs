@@ -1,6 +1,7 @@
-//! Cursors: records in order, of one run, of a sorted list, and of several merged with the newest winning.
+//! Cursors: records in order, of one run, of a sorted list, and of several sources merged so that the newest record
+//! wins.
 //!
-//! Owns: reading ahead of a scan or a merge. Each belongs to one thread.
+//! Owns: the read-ahead of scans and merges. Each cursor belongs to one thread.
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -14,33 +15,34 @@ use crate::read::uring::Pipeline;
 use crate::read::version::Run;
 use crate::write::mem::{Ascending, Sorted};
 
-/// Most pages read at once: large enough for any device to be busy.
+/// Largest number of pages in one read, large enough to keep any device busy.
 const READ_PAGES: usize = 64;
-/// Fewest, however many runs are read together: a read of them is still mostly the device's own time.
+/// Smallest number of pages in one read, however many runs are read together. The device's own time still dominates a
+/// read of this size.
 const READ_PAGES_MIN: usize = 4;
-/// What the buffers of a scan take together, in bytes, as long as that leaves each run its fewest pages.
+/// Size of all buffers of a scan together, in bytes, as long as that leaves each run [`READ_PAGES_MIN`] pages.
 const SCAN_BYTES: u64 = 2 << 20;
-/// Pages of the first read; each further one is twice as long, so that a short range costs few of them.
+/// Number of pages in the first read. Each later read is twice as long, so that a short range costs few pages.
 const FIRST_PAGES: u32 = 4;
-/// One chunk of pages is looked at while the next is being read.
+/// Number of buffers: one chunk of pages is consumed while the next is being read.
 const SLOTS: usize = 2;
 
-/// A record: a key with its value, or a tombstone.
+/// A key with its value, or with `None` for a tombstone.
 pub(crate) type Record = (Key, Option<Value>);
 
-/// Records in ascending order.
+/// A source of records in ascending order of their keys.
 pub(crate) enum Cursor {
     Run(Box<RunCursor>),
     Flush(Sorted),
     Mem(Ascending),
 }
 
-/// What happens to pages that were read.
+/// Use of pages after a cursor has read them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// They stay in memory where there is room for them.
+    /// The pages stay in memory if there is room for them.
     InMemory,
-    /// They are forgotten: a merge replaces them.
+    /// The pages are dropped, because a merge replaces them.
     Nothing,
 }
 
@@ -48,18 +50,18 @@ pub(crate) enum Keep {
 #[derive(Clone)]
 pub(crate) struct Window {
     reads: Arc<Reads>,
-    /// Pages read at once, of each.
+    /// Number of pages in one read of each run.
     pages: usize,
     keep: Keep,
 }
 
 impl Window {
-    /// That of a scan of this many runs.
+    /// Returns the window of a scan over this many runs.
     pub(crate) fn scan(reads: &Arc<Reads>, runs: usize) -> Self {
         Self::of(reads, runs, SCAN_BYTES, Keep::InMemory)
     }
 
-    /// That of a merge of this many runs, whose buffers have so many bytes.
+    /// Returns the window of a merge of this many runs, whose buffers take `bytes` together.
     pub(crate) fn merge(reads: &Arc<Reads>, runs: usize, bytes: u64) -> Self {
         Self::of(reads, runs, bytes, Keep::Nothing)
     }
@@ -70,58 +72,59 @@ impl Window {
     }
 }
 
-/// A run from a key on.
+/// A cursor over a range of a run.
 pub(crate) struct RunCursor {
     run: Arc<Run>,
-    /// Segment and page that are asked for next.
+    /// Segment and page to ask for next.
     ask: (usize, u32),
-    /// Pages to ask for at most.
+    /// Largest number of pages to ask for next.
     window: u32,
-    /// Pages being looked at, and those that come next.
+    /// Pages that are being consumed. `ahead` are the pages that come next.
     now: Option<Chunk>,
     ahead: Option<Chunk>,
-    /// The page and record that come next.
+    /// Next page and record to return.
     page: u32,
     record: usize,
-    /// Made by the first read: a run in memory needs none.
+    /// Made by the first read, because a run in memory needs none.
     pipeline: Option<Pipeline>,
     how: Window,
     from: Key,
-    /// The first key that is no longer wanted.
+    /// First key that is no longer wanted; `None` for all keys to the end.
     to: Option<Key>,
 }
 
-/// Pages in a row.
+/// Consecutive pages of a segment.
 struct Chunk {
     segment: usize,
     pages: Range<u32>,
-    /// Where they are read to; `None` for pages in memory.
+    /// Slot of the pipeline that they are read into; `None` for pages in memory.
     slot: Option<usize>,
 }
 
-/// Several cursors as one: of equal keys the first cursor's record is given, the others' are passed over.
+/// Merges several cursors. Of records with equal keys only that of the first cursor is returned.
 ///
-/// The cursors' next records play a tournament, whose matches remember who lost: when the winner's cursor moves on, it
-/// plays only against those on its way up. A record costs the logarithm of the number of cursors.
+/// The next records of the cursors play a tournament, whose matches remember the losers. When the winner's cursor
+/// advances, its new record plays only against those on its way up. A record costs the logarithm of the number of
+/// cursors.
 pub(crate) struct Merged {
-    /// Newest first.
+    /// The cursors, newest first.
     cursors: Vec<Cursor>,
-    /// The next record of each and the first eight bytes of its key.
+    /// Next record of each cursor, and the first eight bytes of its key as a number.
     heads: Vec<Option<(u64, Record)>>,
-    /// Match n is between the winners of 2n and 2n + 1, where those from the number of cursors on are the cursors
-    /// themselves; it holds who lost. At 0 stands who has won all.
+    /// Losers of the matches. Match n is between the winners of 2n and 2n + 1, where numbers from the count of cursors
+    /// on are the cursors themselves. Index 0 holds the winner of all.
     losers: Vec<usize>,
-    /// Whether only the last cursor, the oldest, had the record that was given last.
+    /// Whether only the last cursor, the oldest, had the key of the record that was returned last.
     oldest: bool,
 }
 
 impl RunCursor {
-    /// One of several to be merged, with the records of `from <= key < to`.
+    /// Makes a boxed cursor over the records with `from <= key < to`, to be merged with others.
     pub(crate) fn boxed(run: &Arc<Run>, from: &Key, to: Option<Key>, how: Window) -> Cursor {
         Cursor::Run(Box::new(Self::new(run, from, to, how)))
     }
 
-    /// Records with `from <= key < to`.
+    /// Makes a cursor over the records with `from <= key < to`.
     pub(crate) fn new(run: &Arc<Run>, from: &Key, to: Option<Key>, how: Window) -> Self {
         let segment = run.segment_for(from).unwrap_or(0);
         let page = run.segments().get(segment).map_or(0, |segment| segment.first_page_from(from));
@@ -140,7 +143,7 @@ impl RunCursor {
         }
     }
 
-    /// Gives the pairs of the run from the first key asked for to `visit`, whatever end was asked for.
+    /// Passes the pairs of the run from the first key on to `visit`. It ignores the end of the range.
     pub(crate) fn visit(mut self, visit: &mut Visitor<'_>) -> Result<()> {
         let mut from = Some(self.from);
         while self.now.is_some() || self.advance()? {
@@ -184,7 +187,7 @@ impl RunCursor {
         }
     }
 
-    /// The page that is being looked at.
+    /// Returns the page that is being consumed.
     fn current(&self) -> Option<Page<'_>> {
         let chunk = self.now.as_ref()?;
         match chunk.slot {
@@ -192,7 +195,7 @@ impl RunCursor {
                 let pipeline = self.pipeline.as_ref()?;
                 Some(Page::verified(pipeline.page(slot, (self.page - chunk.pages.start) as usize)))
             }
-            // It was there when the chunk was asked for, and what is in memory stays.
+            // The page was in memory when the chunk was asked for, and pages in memory stay there.
             None => self.run.segments()[chunk.segment].ready(self.page),
         }
     }
@@ -204,7 +207,7 @@ impl RunCursor {
         }
     }
 
-    /// Goes on to the next chunk and asks for the one behind it; false at the end.
+    /// Advances to the next chunk and starts the read of the one after it. Returns false at the end.
     fn advance(&mut self) -> Result<bool> {
         if self.ahead.is_none() {
             self.ahead = self.ask(0)?;
@@ -230,7 +233,7 @@ impl RunCursor {
         Ok(true)
     }
 
-    /// Asks for the next pages in a row, into this slot unless they are in memory.
+    /// Asks for the next consecutive pages, and reads them into this slot unless they are in memory.
     fn ask(&mut self, slot: usize) -> Result<Option<Chunk>> {
         loop {
             let (at, first) = self.ask;
@@ -244,12 +247,13 @@ impl RunCursor {
             }
             let end = segment.pages().min(first + self.window);
             let ready = segment.ready(first).is_some();
-            // The first page is asked once: another thread may bring it in at any moment.
+            // The first page is checked only once, because another thread may bring it in at any moment.
             let alike = (first + 1..end).take_while(|page| segment.ready(*page).is_some() == ready).count() as u32 + 1;
             let pages = first..first + alike;
             if !ready {
                 let bytes = alike as usize * PAGE_BYTES;
-                // No more than the largest segment has: the run of a small memtable needs a small buffer.
+                // Slots are no larger than the largest segment, so that the run of a small memtable gets a small
+                // buffer.
                 let largest = || self.run.segments().iter().map(|one| one.pages() as usize).max().unwrap_or(1);
                 let Window { reads, pages: most, .. } = &self.how;
                 let pipeline = self.pipeline.get_or_insert_with(|| Pipeline::new(SLOTS, largest().min(*most), reads));
@@ -266,8 +270,8 @@ impl RunCursor {
         }
     }
 
-    /// A merge takes in that it cannot read a segment, unless that may pass: nothing was changed, and the next merge leaves
-    /// it alone.
+    /// Handles a failed read. If a merge cannot read a segment and the error is not temporary, the segment is marked:
+    /// nothing was changed, and the next merge leaves it out.
     fn told(&self, segment: &Segment, error: Error) -> Error {
         if self.how.keep == Keep::InMemory || error.kind() == ErrorKind::Retry {
             return error;
@@ -311,7 +315,7 @@ impl Merged {
         Ok(merged)
     }
 
-    /// Plays match `at` and all below it; who has won.
+    /// Plays match `at` and all matches below it. Returns the winner.
     fn play(&mut self, at: usize) -> usize {
         if at >= self.cursors.len() {
             return at - self.cursors.len();
@@ -322,7 +326,7 @@ impl Merged {
         winner
     }
 
-    /// Whether the next record of cursor `a` comes before that of `b`: of equal keys the newer one does.
+    /// Whether the next record of cursor `a` comes before that of `b`. Of equal keys the newer record comes first.
     #[inline(always)]
     fn is_before(&self, a: usize, b: usize) -> bool {
         match (&self.heads[a], &self.heads[b]) {
@@ -333,7 +337,7 @@ impl Merged {
         }
     }
 
-    /// Moves the winner's cursor on; its next record plays on the way up.
+    /// Advances the winner's cursor and plays its new record on the way up.
     fn advance(&mut self) -> Result<()> {
         let mut winner = self.losers[0];
         self.heads[winner] = self.cursors[winner].next()?;
@@ -348,19 +352,19 @@ impl Merged {
         Ok(())
     }
 
-    /// The next key with its newest record.
+    /// Returns the next key with its newest record.
     pub(crate) fn next(&mut self) -> Result<Option<Record>> {
         let head = |merged: &Self| merged.losers.first().and_then(|winner| merged.heads[*winner]);
         let Some((first, newest)) = head(self) else { return Ok(None) };
         self.oldest = self.losers[0] + 1 == self.cursors.len();
-        // Of equal keys the newest wins; the older ones come next and are passed over.
+        // The newest record of the key wins. Skip the older ones, which come next.
         while head(self).is_some_and(|(at, record)| at == first && record.0 == newest.0) {
             self.advance()?;
         }
         Ok(Some(newest))
     }
 
-    /// Whether the record that was given last is the oldest cursor's, and no other cursor had one of its key.
+    /// Whether the record that was returned last came from the oldest cursor, and no other cursor had its key.
     pub(crate) fn is_of_oldest(&self) -> bool {
         self.oldest
     }
@@ -384,7 +388,7 @@ mod tests {
             for list in &lists {
                 let mem = Arc::new(Mem::new(list.len().max(1)).expect("memory"));
                 for (index, (key, value)) in list.iter().enumerate() {
-                    // Half of them differ only behind the first eight bytes.
+                    // Half of the keys differ only after the first eight bytes.
                     let mut wide = [key / 2; 32];
                     wide[31] = *key;
                     mem.append(index, Seed::fixed().hash(&wide), &wide, value.map(|value| [value; 32]));

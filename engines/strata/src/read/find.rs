@@ -1,11 +1,11 @@
-//! How a segment finds a key: filter planes, the directory, and then the page.
+//! Lookup of a key in a segment: filter planes, the directory, and then the page.
 //!
-//! Owns: the order of these, and what is fetched into the processor's caches while another of them is waited for. Must
-//! not: know runs or versions. Runs on the readers' threads.
+//! Owns: the order of these steps, and the prefetches that overlap their cache misses. Must not: know runs or versions.
+//! Runs on the readers' threads.
 //!
-//! Each step of a get of a present key is a miss of every cache: plane 0, the directory, the page's header and its
-//! record. Where they are depends on the key alone, but for the page, which the directory names. So the directory is
-//! fetched together with plane 0, and plane 1 together with the page.
+//! Each step of a get of a present key misses every cache: plane 0, the directory, the page's header and its record.
+//! All places but the page's depend on the key alone, and the directory names the page. So the directory is prefetched
+//! together with plane 0, and plane 1 together with the page.
 
 use std::ops::Range;
 
@@ -17,37 +17,37 @@ use crate::read::among::Among;
 use crate::read::lookup::Lookup;
 use crate::read::segment::Segment;
 
-/// The page that is looked at for a key.
+/// The page to look at for a key.
 pub(crate) struct Aim {
     pub(crate) page: u32,
-    /// About how far through the page the key is, 0 to 1.
+    /// Estimated position of the key in the page, 0 to 1.
     part: f64,
-    /// Where pages begin with the key's first eight bytes: those that may hold it.
+    /// The pages that may hold the key, if several begin with its first eight bytes.
     among: Option<Box<Among>>,
 }
 
-/// What a segment knows of a key without reading the device.
+/// Answer of a segment about a key without reading the device.
 pub(crate) enum Probe {
-    /// It is not here.
+    /// The segment does not hold the key.
     Absent,
-    /// Its value, or `None` for a tombstone.
+    /// Value of the key, or `None` for a tombstone.
     Found(Option<Value>),
-    /// It may be in this page.
+    /// The key may be in this page, which must be read.
     Read(Aim),
 }
 
-/// What one page says of a key.
+/// Answer of one page about a key.
 pub(crate) enum Looked {
-    /// It is not in the segment.
+    /// The segment does not hold the key.
     Absent,
-    /// Its value, or `None` for a tombstone.
+    /// Value of the key, or `None` for a tombstone.
     Found(Option<Value>),
-    /// It may be in this other page: several hold keys with the same first eight bytes.
+    /// The key may be in this other page, because several hold keys with the same first eight bytes.
     Elsewhere(Aim),
 }
 
 impl Segment {
-    /// Fetches what [`Segment::may_hold`] reads.
+    /// Prefetches the memory that [`Segment::may_hold`] reads.
     #[inline]
     pub(crate) fn fetch_filter(&self, spot: Spot) {
         if let Some(plane) = self.plane(0) {
@@ -55,13 +55,14 @@ impl Segment {
         }
     }
 
-    /// Fetches what [`Segment::aim`] reads.
+    /// Prefetches the memory that [`Segment::aim`] reads.
     #[inline]
     pub(crate) fn fetch_directory(&self, key: &Key) {
         self.directory().prefetch(prefix(key));
     }
 
-    /// Fetches what [`Segment::ask`] reads beside the page.
+    /// Prefetches plane 1 and, unless pages are kept in memory, the set of the record cache, which [`Segment::ask`]
+    /// reads.
     #[inline]
     pub(crate) fn fetch_rest(&self, hash: u64) {
         if let Some(plane) = self.plane(1) {
@@ -72,19 +73,20 @@ impl Segment {
         }
     }
 
-    /// Whether a key may be here, as plane 0 says, if it is in memory; `spot` is the key's in that plane.
+    /// Whether the segment may hold a key according to plane 0; true if the plane is not in memory. `spot` is the key's
+    /// place in that plane.
     #[inline]
     pub(crate) fn may_hold(&self, spot: Spot) -> bool {
         self.plane(0).is_none_or(|plane| spot.is_set(plane))
     }
 
-    /// The page to look at first for a key, which is fetched as far as it is in memory; `None` where no page begins with
-    /// the key or with less.
+    /// Returns the first page to look at for a key, and prefetches it if it is in memory. `None` if every page begins
+    /// with a greater key.
     #[inline]
     pub(crate) fn aim(&self, key: &Key) -> Option<Aim> {
         let wanted = prefix(key);
         let last = self.directory().up_to(wanted).checked_sub(1)?;
-        // A key that begins a page is mostly the first with its eight bytes: then it is in that page.
+        // A key whose eight bytes begin a page is mostly the page's first key, and so in that page.
         let among = if self.directory().words()[last] == wanted { self.among(key, last) } else { None };
         let at = among.as_ref().map_or(last, |among| among.guess(key) as usize);
         let aim = Aim { page: at as u32, part: self.directory().part(at, wanted), among };
@@ -94,14 +96,15 @@ impl Segment {
         Some(aim)
     }
 
-    /// The pages that may hold a key, where `last` and more than one page before it may.
+    /// Returns the search among the pages up to `last` that may hold a key, if more than one page before `last` may
+    /// hold it.
     #[cold]
     fn among(&self, key: &Key, last: usize) -> Option<Box<Among>> {
         let first = self.directory().below(prefix(key)).saturating_sub(1);
         (last - first > 1).then(|| Box::new(Among::new(key, first as u32..last as u32 + 1, &self.info)))
     }
 
-    /// What is known of `key`, which plane 0 has let through, without a read.
+    /// Answers for `key`, which plane 0 has let through, without reading the device.
     pub(crate) fn ask(&self, key: &Key, hash: u64, mut aim: Aim, lookup: &mut Lookup) -> Probe {
         if !self.pass(1..2, hash) {
             return Probe::Absent;
@@ -113,7 +116,8 @@ impl Segment {
                 Looked::Elsewhere(other) => aim = other,
             }
         }
-        // What the last plane would end costs less in memory than it does, and much more on the device.
+        // Ask the third plane only now, before a device read. For a page in memory, searching the page is cheaper than
+        // one more cache miss in a plane.
         if !self.pass(2..PLANES, hash) {
             return Probe::Absent;
         }
@@ -128,7 +132,7 @@ impl Segment {
         Probe::Read(aim)
     }
 
-    /// The record of `key`, which plane 0 has let through: `Some(None)` is a tombstone.
+    /// Returns the record of `key`, which plane 0 has let through; `Some(None)` is a tombstone.
     pub(crate) fn get(&self, key: &Key, hash: u64, lookup: &mut Lookup) -> Result<Option<Option<Value>>> {
         self.fetch_rest(hash);
         let Some(aim) = self.aim(key) else { return Ok(None) };
@@ -142,7 +146,7 @@ impl Segment {
     #[cold]
     fn read(&self, key: &Key, hash: u64, mut aim: Aim, lookup: &mut Lookup) -> Result<Option<Option<Value>>> {
         loop {
-            // Another thread may have brought it in meanwhile.
+            // Another thread may have brought the page in meanwhile.
             let looked = match self.ready(aim.page) {
                 Some(page) => self.look(key, aim, page),
                 None => {
@@ -158,7 +162,7 @@ impl Segment {
         }
     }
 
-    /// Looks at a page that was read: verifies it, keeps what is worth it, and finds the record.
+    /// Handles a page that was read: verifies it, caches the page or the record, and finds the record.
     pub(crate) fn finish(&self, key: &Key, hash: u64, aim: Aim, bytes: &PageBytes) -> Result<Looked> {
         let number = aim.page;
         let page = self.verify(bytes, number)?;
@@ -172,7 +176,7 @@ impl Segment {
         Ok(looked)
     }
 
-    /// What a page says of a key that it, or one with the same first eight bytes, must hold.
+    /// Searches a page for a key that must be in it or in another page with the same first eight bytes.
     #[inline]
     fn look(&self, key: &Key, aim: Aim, page: Page<'_>) -> Looked {
         if let Some(index) = page.find(key, aim.part) {
@@ -197,21 +201,21 @@ impl Segment {
         Looked::Elsewhere(Aim { page: at, part, among: Some(among) })
     }
 
-    /// The pages that may hold keys with the first eight bytes of this one: those that begin with them, and the one
-    /// before.
+    /// Returns the pages that may hold keys with the first eight bytes of this one: those that begin with these bytes,
+    /// and the page before them.
     fn alike(&self, key: &Key) -> Range<u32> {
         let wanted = prefix(key);
         let first = self.directory().below(wanted).saturating_sub(1);
         first as u32..self.directory().up_to(wanted) as u32
     }
 
-    /// Whether a key may be here, as these planes say, if they are in memory.
+    /// Whether the segment may hold a key according to these planes, as far as they are in memory.
     #[inline]
     fn pass(&self, mut planes: Range<usize>, hash: u64) -> bool {
         planes.all(|n| self.plane(n).is_none_or(|plane| Spot::of(n, hash).is_set(plane)))
     }
 
-    /// Keeps a record that was read from the device, where pages are not kept.
+    /// Caches a record that was read from the device, unless the segment keeps pages.
     fn remember(&self, key: &Key, hash: u64, value: Option<&Value>) {
         if self.resident().is_none()
             && let Some(value) = value

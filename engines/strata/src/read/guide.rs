@@ -1,40 +1,41 @@
 //! A segment's directory in memory: the first eight bytes of each page's first key, and a guide to them.
 //!
-//! Owns: which page may hold a key. Must not: do I/O, or know more of a key than its first eight bytes. Used on any
-//! thread.
+//! Owns: the choice of the page that may hold a key. Must not: do I/O, or use more of a key than its first eight bytes.
+//! Used on any thread.
 //!
-//! The guide divides the range of the directory into equal parts and says where each part begins. It is small enough to
-//! stay in the processor's caches. With keys that are uniform, as hashes and pubkeys are, a part has some 64 entries, and
-//! the place within it follows from the key to a few entries more or less: two or three lines of memory, which are known,
-//! and can be fetched, before any of them was read. Elsewhere the whole part is searched as any sorted list is.
+//! The guide divides the directory's key range into equal parts and holds the entry where each part begins. It is small
+//! enough to stay in the processor's caches. With uniform keys, such as hashes and pubkeys, a part has some 64 entries,
+//! and the key predicts the entry within its part up to a few entries. So a search touches two or three cache lines
+//! whose addresses are known, and can be prefetched, before any of them was read. With other keys the whole part is
+//! searched by bisection.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::memory::{HugeBytes, prefetch};
 
-/// Entries of the directory for each part of the guide, so that the guide takes a part of 128 of the directory's memory.
+/// Directory entries for each part of the guide. The guide thus adds 1/128 to the directory's memory.
 const PART_ENTRIES: usize = 64;
-/// Entries that are looked at around the likeliest one: of uniform keys 19 of 20 are within them.
+/// Number of entries compared around the likeliest one. Of uniform keys, 19 of 20 are within them.
 const NEAR_ENTRIES: usize = 16;
-/// Entries in a cache line.
+/// Number of entries in a cache line.
 const LINE_ENTRIES: usize = 8;
 
-/// The directory of a segment. There is an entry.
+/// The directory of a segment, which has at least one entry.
 #[derive(Clone)]
 pub(crate) struct Directory {
     entries: HugeBytes,
-    /// By part: the entries before it, and at last all of them.
+    /// Number of entries before each part; the last item counts all entries.
     guide: Arc<[u32]>,
     first: u64,
     last: u64,
-    /// Parts of the guide for each number of the range, times 2^64.
+    /// Parts of the guide for each unit of key distance, times 2^64.
     scale: u64,
-    /// The first eight bytes of the segment's last key.
+    /// First eight bytes of the segment's last key.
     end: u64,
 }
 
-/// Bytes that the guide to so many bytes of a directory takes.
+/// Size in bytes of the guide to a directory of this size.
 pub(crate) fn guide_bytes(directory_bytes: u64) -> u64 {
     (parts_of(directory_bytes as usize / size_of::<u64>()) + 1) as u64 * size_of::<u32>() as u64
 }
@@ -44,7 +45,8 @@ fn parts_of(entries: usize) -> usize {
 }
 
 impl Directory {
-    /// Of entries that ascend, at least one, in a segment the last key of which begins with `end`.
+    /// Makes a directory of at least one entry, in ascending order. `end` is the first eight bytes of the segment's
+    /// last key.
     pub(crate) fn new(entries: HugeBytes, end: u64) -> Self {
         let words = entries.words();
         let (first, last) = (words[0], words[words.len() - 1]);
@@ -60,19 +62,19 @@ impl Directory {
         Self { guide: guide.into(), entries, first, last, scale, end }
     }
 
-    /// The first eight bytes of the first key of each page.
+    /// First eight bytes of the first key of each page.
     #[inline]
     pub(crate) fn words(&self) -> &[u64] {
         self.entries.words()
     }
 
-    /// Bytes it takes in memory.
+    /// Memory of directory and guide in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let entries = self.entries.bytes().len() as u64;
         entries + guide_bytes(entries)
     }
 
-    /// Fetches what [`Directory::up_to`] and [`Directory::part`] read for this key.
+    /// Prefetches the memory that [`Directory::up_to`] and [`Directory::part`] read for this key.
     #[inline]
     pub(crate) fn prefetch(&self, wanted: u64) {
         let (_, near) = self.place(wanted);
@@ -82,12 +84,12 @@ impl Directory {
         }
     }
 
-    /// How many entries are at most `wanted`.
+    /// Number of entries that are at most `wanted`.
     #[inline]
     pub(crate) fn up_to(&self, wanted: u64) -> usize {
         let (Range { start, end }, near) = self.place(wanted);
         if let Some(entries) = self.words()[near..].first_chunk::<NEAR_ENTRIES>() {
-            // All of them are compared, because a branch for each would be foretold wrongly.
+            // Compare all of them without branches, because a branch for each would be mispredicted.
             let count: usize = entries.iter().map(|entry| usize::from(*entry <= wanted)).sum();
             if 0 < count && count < NEAR_ENTRIES {
                 return near + count;
@@ -96,13 +98,13 @@ impl Directory {
         start + self.words()[start..end].partition_point(|entry| *entry <= wanted)
     }
 
-    /// How many entries are below `wanted`.
+    /// Number of entries that are less than `wanted`.
     pub(crate) fn below(&self, wanted: u64) -> usize {
         let (Range { start, end }, _) = self.place(wanted);
         start + self.words()[start..end].partition_point(|entry| *entry < wanted)
     }
 
-    /// How far `wanted` lies between the first key of page `at` and that of the next, 0 to 1.
+    /// Position of `wanted` between the first key of page `at` and that of the next page, 0 to 1.
     #[inline]
     pub(crate) fn part(&self, at: usize, wanted: u64) -> f64 {
         let words = self.words();
@@ -111,8 +113,8 @@ impl Directory {
         (wanted.saturating_sub(low) as f64 / high.saturating_sub(low).max(1) as f64).min(1.0)
     }
 
-    /// The entries of the part that `wanted` is in: those before it are below `wanted`, those behind it above. And the first
-    /// of those near the likeliest one.
+    /// Returns the entries of the part that `wanted` falls into. Entries before it are less than `wanted`, entries
+    /// after it greater. Also returns the first of [`NEAR_ENTRIES`] entries around the likeliest one.
     #[inline]
     fn place(&self, wanted: u64) -> (Range<usize>, usize) {
         if wanted < self.first {
@@ -130,7 +132,7 @@ impl Directory {
     }
 }
 
-/// The part of the guide that lies so far from the first entry.
+/// Returns the part of the guide at this distance from the first entry.
 fn part_of(distance: u64, scale: u64) -> usize {
     ((u128::from(distance) * u128::from(scale)) >> 64) as usize
 }
@@ -166,7 +168,7 @@ mod tests {
             words in proptest::collection::vec(any::<u64>(), 1..300), shift in 0u32..64, low in any::<u64>(),
             wanted in proptest::collection::vec(any::<u64>(), 0..20),
         ) {
-            // Shifted to the right they are close together, and many are alike.
+            // A shift to the right brings them close together and makes many equal.
             let near = |word: &u64| (word >> shift).saturating_add(low);
             let end = words.iter().map(near).max().unwrap_or(0);
             let directory = directory(words.iter().map(near).collect(), end);

@@ -1,7 +1,7 @@
-//! What gets need beside the runs: a buffer of their reader, and the counts of what they cost.
+//! State of gets apart from the runs: a buffer for each reader, and counts of reads and cache hits.
 //!
-//! Owns: the statistics of reads. A reader counts by itself and adds to the store's counts now and then: a shared
-//! counter in every get would cost more than many a get does.
+//! Owns: the statistics of reads. A reader counts by itself and adds to the store's counts now and then, because a
+//! shared counter in every get would cost more than many a get itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,18 +15,18 @@ use crate::format::secret::Seed;
 use crate::memory::Pool;
 use crate::read::cache::RecordCache;
 
-/// Gets after which a reader adds what it has counted.
+/// Number of gets after which a reader adds its counts to the store's.
 const ADD_EVERY: u64 = 256;
 
-/// What the segments of a store share: what gets have cost, and the records that were read lately.
+/// State that the segments of a store share: the costs of gets, and the cache of recently read records.
 pub(crate) struct Reads {
-    /// What keys are hashed with.
+    /// Seed of the hash of keys.
     pub(crate) seed: Seed,
-    /// Empty where all pages have room.
+    /// The record cache, which is empty while all pages fit into memory.
     pub(crate) cache: RecordCache,
-    /// What buffers are taken from.
+    /// Budget that buffers are taken from.
     pub(crate) budget: Arc<Budget>,
-    /// Where filter planes are held.
+    /// Memory that holds filter planes and directories.
     pub(crate) pool: Pool,
     gets: AtomicU64,
     get_reads: AtomicU64,
@@ -37,7 +37,7 @@ pub(crate) struct Reads {
     rings_refused: AtomicU64,
 }
 
-/// Counts of one reader that are not added yet.
+/// Counts of one reader that were not yet added to the store's.
 #[derive(Default)]
 pub(crate) struct Counts {
     gets: u64,
@@ -45,7 +45,7 @@ pub(crate) struct Counts {
     cache_misses: u64,
 }
 
-/// One reader's means to look keys up.
+/// Buffer and counts of one reader.
 pub(crate) struct Lookup {
     pub(crate) buffer: PageBuffer,
     pub(crate) counts: Counts,
@@ -70,28 +70,28 @@ impl Reads {
         }
     }
 
-    /// The kernel gave no io_uring: reads are done one after the other.
+    /// Counts an io_uring that the kernel refused, so that reads run one after the other.
     pub(crate) fn count_ring_refused(&self) {
         // ORDERING: Relaxed, here and below: statistics.
         self.rings_refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One page was read for a get.
+    /// Counts a page that was read for a get.
     pub(crate) fn count_get_read(&self) {
         self.get_reads.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A filter let a key through that is not in its segment.
+    /// Counts a key that a filter let through although its segment does not hold it.
     pub(crate) fn count_filter_error(&self) {
         self.filter_errors.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Bytes were read for a scan or a merge.
+    /// Counts bytes that were read for a scan or a merge.
     pub(crate) fn count_run_read(&self, bytes: usize) {
         self.run_read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Every count with its name in `Stats`.
+    /// Returns every count with its name in `Stats`.
     pub(crate) fn details(&self) -> [(&'static str, u64); 8] {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         [
@@ -119,22 +119,22 @@ impl Lookup {
         Self { buffer: PageBuffer::new(1), counts: Counts::default(), seed: reads.seed, reads: Arc::clone(reads) }
     }
 
-    /// The hash of a key.
+    /// Returns the hash of a key with the store's seed.
     pub(crate) fn hash(&self, key: &Key) -> u64 {
         self.seed.hash(key)
     }
 
-    /// The buffer's bytes: one page.
+    /// Returns the bytes of the buffer, which is one page long.
     pub(crate) fn page_mut(&mut self) -> &mut [u8] {
         self.buffer.bytes_mut()
     }
 
-    /// One page is read for a get.
+    /// Counts a page that is read for a get.
     pub(crate) fn count_read(&self) {
         self.reads.count_get_read();
     }
 
-    /// A get begins.
+    /// Counts a get. Every [`ADD_EVERY`] gets it adds the counts to the store's.
     pub(crate) fn count_get(&mut self) {
         self.counts.gets += 1;
         if self.counts.gets == ADD_EVERY {

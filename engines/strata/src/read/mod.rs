@@ -1,7 +1,7 @@
-//! The reading side: versions of the runs, gets, batches of gets, scans, and what is kept in memory for them.
+//! The reading side: versions of the runs, gets, batches of gets, scans, and the caches in memory that serve them.
 //!
-//! Owns: everything that a reader touches. Must not: change a file. Runs on the readers' threads, and on `strata-merge`,
-//! whose merges read through cursors.
+//! Owns: everything that a reader touches. Must not: change a file. Runs on the readers' threads, and on
+//! `strata-merge`, whose merges read through cursors.
 
 mod among;
 pub(crate) mod batch;

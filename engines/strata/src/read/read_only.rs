@@ -1,4 +1,4 @@
-//! A directory that is read and never written: what opening a store writes goes to memory.
+//! A storage that never writes to its directory: writes during the opening of a store go to memory.
 //!
 //! Owns: that memory, for as long as the store is open. Must not: create, change or remove anything in the directory.
 //! Called from any thread.
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::storage::{DirStorage, Storage, StorageFile};
 
-/// The files of a directory, and on top of them those that were made since.
+/// The files of a directory, overlaid by the files that were made since the opening.
 pub(crate) struct ReadOnlyStorage {
     dir: DirStorage,
     over: Mutex<Over>,
@@ -25,7 +25,7 @@ struct Over {
 }
 
 impl ReadOnlyStorage {
-    /// The directory `dir`, which exists.
+    /// Wraps the directory `dir`, which must exist.
     pub(crate) fn new(dir: &Path) -> Self {
         Self { dir: DirStorage::existing(dir), over: Mutex::default() }
     }
@@ -51,7 +51,8 @@ impl Storage for ReadOnlyStorage {
         self.dir.open(name, direct)
     }
 
-    /// Only recovery asks for this, to write the same bytes once more: they are let go.
+    /// Opens a file for writing. Recovery alone does so with files of the directory, to write the same bytes once more;
+    /// those writes are dropped.
     fn open_write(&self, name: &str) -> io::Result<Arc<dyn StorageFile>> {
         let there = self.open(name, false)?;
         let ours = self.over.lock().made.contains_key(name);
@@ -89,7 +90,7 @@ impl Storage for ReadOnlyStorage {
         self.dir.free_bytes()
     }
 
-    /// What the directory takes on the device.
+    /// Returns the bytes that the directory's files take on the device.
     fn used_bytes(&self) -> io::Result<u64> {
         self.dir.used_bytes()
     }
@@ -103,7 +104,7 @@ impl Storage for ReadOnlyStorage {
     }
 }
 
-/// A file that was made since: its bytes.
+/// A file that was made since the opening and exists only in memory.
 #[derive(Default)]
 struct MemoryFile {
     bytes: Mutex<Vec<u8>>,
@@ -139,7 +140,7 @@ impl StorageFile for MemoryFile {
     fn forget_pages(&self) {}
 }
 
-/// A file of the directory whose writes are let go.
+/// A file of the directory whose writes are dropped.
 struct Unwritten(Arc<dyn StorageFile>);
 
 impl StorageFile for Unwritten {

@@ -1,4 +1,4 @@
-//! A reader: one snapshot, and what its gets need. Stays on the thread that opened it.
+//! A reader: one snapshot and the buffers of its gets. It stays on the thread that opened it.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) struct StrataReader<'e> {
     shared: &'e Shared,
     visible: Arc<Visible>,
     lookup: Lookup,
-    /// For batches; made by the first one, and again by the next after one that failed.
+    /// Pipeline for batches. The first batch makes it; a batch that fails drops it.
     pipeline: Option<Pipeline>,
 }
 
@@ -44,7 +44,7 @@ impl Reader for StrataReader<'_> {
         let lists = self.visible.lists_from(first)?;
         let mut runs = self.visible.version.runs().filter(|run| run.records() > 0);
         match (lists.is_empty(), runs.next(), runs.next()) {
-            // One run and nothing else, as after a load: its pages as they are.
+            // One run and nothing else, as after a load: visit its pages directly, without merging.
             (true, Some(run), None) => {
                 RunCursor::new(run, first, None, Window::scan(&self.shared.reads, 1)).visit(visit)
             }
@@ -65,7 +65,7 @@ impl Reader for StrataReader<'_> {
     }
 }
 
-/// Every pair of a snapshot whose key is `first` or greater, newest wins.
+/// Scans every pair of a snapshot from key `first` on. The newest record of a key wins.
 fn scan_merged(
     visible: &Visible,
     reads: &Arc<Reads>,

@@ -1,6 +1,6 @@
-//! Pages of a segment in anonymous memory, brought in as they are asked for.
+//! Pages of a segment in anonymous memory, brought in when they are asked for.
 //!
-//! Owns: which pages are there, and how they become visible. Must not: verify them. Used on any thread at once.
+//! Owns: the state of each page, and how a page becomes visible. Must not: verify pages. Used on any thread at once.
 
 use memmap2::{MmapMut, MmapRaw};
 
@@ -9,44 +9,44 @@ use crate::format::page::{PAGE_BYTES, Page, PageBytes, offset_at};
 use crate::memory::prefetch;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering, UnsafeCell};
 
-/// Lines that are fetched before and behind the one where a record most likely begins: a record is in one of them more often
-/// than not, and a line that is not needed costs little beside a miss.
+/// Cache lines that are prefetched on either side of the one where a record most likely begins. The record is within
+/// them more often than not, and an unneeded line costs little compared with a miss.
 const AROUND_LINES: usize = 2;
 const LINE_BYTES: usize = 64;
 
-/// State of a page.
+/// State of a page that was not brought in. In `LOADING` one thread is copying it in, in `READY` it can be read.
 const ABSENT: u8 = 0;
 const LOADING: u8 = 1;
 const READY: u8 = 2;
 
-/// Pages that are kept in memory once they were read.
+/// Pages of one segment that stay in memory once they were read.
 pub(crate) struct Resident {
     map: MmapRaw,
     slots: Box<[Slot]>,
-    /// Pages that are not there yet.
+    /// Number of pages that are not in memory yet.
     missing: AtomicU32,
     huge: AtomicBool,
     _share: Share,
 }
 
-/// What is known of a page: one byte.
+/// State of a page, one byte long.
 struct Slot {
     state: AtomicU8,
-    /// Stands for the page's bytes in the mapping, which lie outside of what a model of the threads can follow.
+    /// Stands for the page's bytes in the mapping, whose accesses loom cannot follow.
     bytes: UnsafeCell<()>,
 }
 
-// SAFETY: the bytes are written by the one thread that won LOADING, and read after READY only.
+// SAFETY: the bytes are written only by the thread that won LOADING, and read only after READY.
 unsafe impl Sync for Slot {}
 
 impl Resident {
-    /// Room for `pages` pages in `map`, none of which is there yet. Small pages: the first touch of a huge one makes two
-    /// mebibytes zero, and here that would be a get's.
+    /// Makes room for `pages` pages in `map`, all absent. The mapping has small pages, because the first touch of a
+    /// huge one zeroes two mebibytes, which a get would pay for.
     pub(crate) fn new(map: MmapMut, pages: u32, share: Share) -> Self {
         Self::with_state(map, pages, share, ABSENT, pages)
     }
 
-    /// All of `pages` pages, which are in `map` already.
+    /// Wraps `pages` pages that are in `map` already.
     pub(crate) fn filled(map: MmapMut, pages: u32, share: Share) -> Self {
         Self::with_state(map, pages, share, READY, 0)
     }
@@ -62,11 +62,11 @@ impl Resident {
         }
     }
 
-    /// Page `number`, if it is there.
+    /// Returns page `number` if it is in memory.
     #[inline]
     pub(crate) fn ready(&self, number: u32) -> Option<Page<'_>> {
-        // ORDERING: Acquire, both, pairs with the Releases in `keep`: whoever sees READY, or that none is missing, sees the
-        // page. Once all are there, no state is looked at: it would be a miss of the processor's caches.
+        // ORDERING: both Acquires pair with the Releases in `keep`: whoever sees READY, or that none is missing, sees
+        // the page. Once all pages are there, the state is not loaded, because that would be a cache miss.
         let slot = &self.slots[number as usize];
         if self.missing.load(Ordering::Acquire) != 0 && slot.state.load(Ordering::Acquire) != READY {
             return None;
@@ -77,7 +77,8 @@ impl Resident {
         Some(Page::verified(bytes))
     }
 
-    /// Fetches what a search of page `number` reads: its header, and the records around the likeliest one.
+    /// Prefetches the memory that a search of page `number` reads: its header, and the records around the likeliest
+    /// one.
     #[inline]
     pub(crate) fn prefetch(&self, number: u32, part: f64) {
         let page = self.at(number);
@@ -88,38 +89,38 @@ impl Resident {
         }
     }
 
-    /// Copies a verified page in, unless another thread is doing so.
+    /// Copies a verified page in, unless it is there or another thread is copying it.
     pub(crate) fn keep(&self, number: u32, bytes: &PageBytes) {
         let slot = &self.slots[number as usize];
-        // ORDERING: Relaxed: winning gives the right to write; what is written is released below.
+        // ORDERING: Relaxed: winning gives the right to write; the written bytes are released below.
         if slot.state.compare_exchange(ABSENT, LOADING, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             // SAFETY: the page lies within the mapping; this thread alone won LOADING, and nobody reads before READY.
             slot.bytes
                 .with_mut(|_| unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(number), PAGE_BYTES) });
             // ORDERING: Release: see `ready`.
             slot.state.store(READY, Ordering::Release);
-            // ORDERING: Release: see `ready`. Each of these subtractions goes on from the one before, so who sees zero
-            // sees the pages of all of them.
+            // ORDERING: Release: see `ready`. Each of these subtractions continues the release sequence of the one
+            // before, so a thread that sees zero sees the pages of all of them.
             self.missing.fetch_sub(1, Ordering::Release);
         }
     }
 
-    /// Bytes of the pages that are there.
+    /// Size of the pages that are in memory, in bytes.
     pub(crate) fn filled_bytes(&self) -> u64 {
         // ORDERING: Relaxed: a statistic.
         (self.slots.len() as u64 - u64::from(self.missing.load(Ordering::Relaxed))) * PAGE_BYTES as u64
     }
 
-    /// Whether its pages may still become huge ones.
+    /// Whether the mapping may still be turned into huge pages.
     pub(crate) fn is_small(&self) -> bool {
-        // ORDERING: Relaxed: set once, and guards nothing.
+        // ORDERING: Relaxed: set once, and guards no other memory.
         !self.huge.load(Ordering::Relaxed)
     }
 
-    /// Once every page is there, makes huge pages of the small ones. Gets go on meanwhile; one that meets the two
-    /// mebibytes at hand waits for their copy.
+    /// Turns the mapping into huge pages once every page is in memory. Gets go on meanwhile; a get that hits the two
+    /// mebibytes being copied waits for the copy.
     pub(crate) fn make_huge(&self) {
-        // ORDERING: Relaxed: a late look makes it a second later.
+        // ORDERING: Relaxed: a stale value delays this by a second.
         if self.missing.load(Ordering::Relaxed) > 0 || !self.is_small() {
             return;
         }

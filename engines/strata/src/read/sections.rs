@@ -1,7 +1,7 @@
 //! The parts of a segment's file that are not pages: footer, filter planes, directory.
 //!
-//! Owns: how they are read from the file and compared with their checksums. Must not: keep any of them in memory; the segment
-//! does. Used on the threads that open, merge, scrub and repair.
+//! Owns: reading them from the file and comparing them with their checksums. Must not: keep any of them in memory; the
+//! segment does. Used on the threads that open, flush, merge, scrub and repair.
 
 use engine_api::{Error, ErrorKind, Result};
 
@@ -10,7 +10,7 @@ use crate::format::footer::{Footer, Section, SegmentInfo, Wrong};
 use crate::format::page::{PAGE_BYTES, prefix};
 use crate::memory::{HugeBytes, Pool};
 
-/// Reads the footer of a segment, and where it is; or what is wrong with it.
+/// Reads the footer of a segment and returns it with its offset. The inner error says why it cannot be used.
 pub(crate) fn read_footer(file: &ReadFile) -> Result<Result<(Footer, u64), Wrong>> {
     let length = file.len()?;
     if length < PAGE_BYTES as u64 || !length.is_multiple_of(PAGE_BYTES as u64) {
@@ -28,7 +28,7 @@ pub(crate) fn read_footer(file: &ReadFile) -> Result<Result<(Footer, u64), Wrong
     }))
 }
 
-/// Whether the first keys of the pages can be those of a segment from its first key to its last.
+/// Checks that the pages' first keys ascend within the range from the segment's first key to its last.
 pub(super) fn check_directory(directory: &[u64], info: &SegmentInfo) -> Result<(), &'static str> {
     let ends = directory.first().zip(directory.last());
     if ends.is_none_or(|(first, last)| *first != prefix(&info.first) || *last > prefix(&info.last)) {
@@ -43,7 +43,7 @@ pub(super) fn check_directory(directory: &[u64], info: &SegmentInfo) -> Result<(
 /// Reads a section into memory of `pool`.
 ///
 /// # Errors
-/// `DataDamaged` naming the file; `Retry`: there is no memory; those of reading.
+/// `DataDamaged` naming the file and the offset; `Retry`: there is no memory; I/O errors of reading.
 pub(super) fn read_section(file: &ReadFile, section: Section, pool: &Pool) -> Result<HugeBytes> {
     let mut bytes = pool
         .take(section.bytes as usize)
@@ -57,12 +57,12 @@ pub(super) fn read_section(file: &ReadFile, section: Section, pool: &Pool) -> Re
     Ok(bytes)
 }
 
-/// That the segment is damaged, with file and place.
+/// Makes the error of a damaged segment, which names file and offset.
 pub(super) fn damaged(file: &ReadFile, offset: u64, why: &str) -> Error {
     Error::new(ErrorKind::DataDamaged, format!("segment is damaged: file={} offset={offset} {why}", file.shown()))
 }
 
-/// Checks the filter planes and the directory as they are on disk.
+/// Checks the filter planes and the directory on disk against their checksums.
 pub(crate) fn check_sections(file: &ReadFile, footer: &Footer) -> Result<()> {
     let pool = Pool::default();
     let mut sections = footer.planes.iter().chain([&footer.directory]);

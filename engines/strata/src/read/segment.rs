@@ -1,6 +1,6 @@
 //! A segment: one immutable file of pages, filter planes and a directory.
 //!
-//! Owns: how it is opened and asked, and how much of it is in memory. Must not: know runs or versions. Readers use a
+//! Owns: opening and reading the file, and the parts of it in memory. Must not: know runs or versions. Readers use a
 //! segment on any thread at once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,12 +25,12 @@ use crate::storage::Storage;
 use crate::write::divide::Part;
 use crate::write::retire::Retire;
 
-/// The name of a segment's file.
+/// Returns the name of segment `id`'s file.
 pub(crate) fn name(id: u64) -> String {
     format!("{id:012}.seg")
 }
 
-/// Pages that were kept in memory while they were written.
+/// Memory with the pages of a segment, filled while the segment was written.
 pub(crate) struct Kept {
     pub(crate) map: MmapMut,
     pub(crate) share: Share,
@@ -46,9 +46,9 @@ pub(crate) struct Segment {
     resident: OnceLock<Arc<Resident>>,
     directory_share: Arc<Share>,
     reads: Arc<Reads>,
-    /// A merge could not read some of it.
+    /// Whether a merge could not read some part of the segment.
     unreadable: AtomicBool,
-    /// Whether the record cache takes in what is read from it.
+    /// Whether pairs read from the segment may no longer go into the record cache.
     closed: Arc<Closed>,
     end: Arc<Retire>,
 }
@@ -57,7 +57,7 @@ impl Segment {
     /// Opens a segment and reads its directory.
     ///
     /// # Errors
-    /// `DataDamaged` naming file and offset; `FixInput` for another version.
+    /// `DataDamaged` naming file and offset; `FixInput` for another version; `Retry`: there is no memory; I/O errors.
     pub(crate) fn open(
         storage: &Arc<dyn Storage>,
         info: SegmentInfo,
@@ -80,7 +80,7 @@ impl Segment {
         }
         let share = budget.take_always(footer.directory.bytes + guide_bytes(footer.directory.bytes));
         let mut directory = read_section(&file, footer.directory, &reads.pool)?;
-        // In the file the least byte comes first.
+        // The file is little-endian; convert to this machine's byte order.
         let (words, _) = directory.whole_pages_mut().as_chunks_mut();
         words.iter_mut().for_each(|word| *word = u64::from_le_bytes(*word).to_ne_bytes());
         check_directory(directory.words(), &info).map_err(|why| damaged(&file, footer.directory.offset, why))?;
@@ -97,77 +97,77 @@ impl Segment {
             reads: Arc::clone(reads),
             unreadable: AtomicBool::new(false),
             closed: Arc::default(),
-            // Left behind it would be removed by the next opening.
+            // The next opening removes the file if this removal fails.
             end: Arc::new(Retire::new(move || drop(removed_from.remove(&name(info.id))))),
         };
         Ok(Arc::new(segment))
     }
 
-    /// Brings a filter plane into memory, if that leaves this much of it.
+    /// Loads a filter plane into memory, if that leaves at least `leave_bytes` of the budget.
     pub(crate) fn load_plane(&self, plane: usize, budget: &Arc<Budget>, leave_bytes: u64) -> Result<()> {
         let section = self.footer.planes[plane];
         if self.planes[plane].get().is_none()
             && let Some(share) = budget.take(section.bytes, leave_bytes)
         {
             let bytes = read_section(&self.file, section, &self.reads.pool)?;
-            // One that another thread has set meanwhile stays.
+            // If another thread has set the plane meanwhile, that one stays.
             let _ = self.planes[plane].set((bytes, Arc::new(share)));
         }
         Ok(())
     }
 
-    /// Planes that are in memory.
+    /// Number of filter planes in memory.
     pub(crate) fn planes_loaded(&self) -> usize {
         self.planes.iter().filter(|plane| plane.get().is_some()).count()
     }
 
-    /// Bytes of its pages.
+    /// Size of the pages in bytes.
     pub(crate) fn page_bytes(&self) -> u64 {
         u64::from(self.footer.pages) * PAGE_BYTES as u64
     }
 
-    /// Bytes of its file.
+    /// Size of the file in bytes.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.page_bytes() + self.index_bytes() + PAGE_BYTES as u64
     }
 
-    /// A merge could not read some of it: merges leave it alone until the store is opened again.
+    /// Marks the segment as unreadable for merges, which then leave it out until the store is opened again.
     pub(crate) fn mark_unreadable(&self) {
-        // ORDERING: Relaxed, here and below: looked at by the thread that sets it, and as a statistic.
+        // ORDERING: Relaxed, here and below: read by the thread that sets it, and as a statistic.
         self.unreadable.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a merge could not read some of it.
+    /// Whether a merge could not read some part of the segment.
     pub(crate) fn is_unreadable(&self) -> bool {
         self.unreadable.load(Ordering::Relaxed)
     }
 
-    /// Bytes of its directory and of the guide to it, which are in memory.
+    /// Memory of the directory and of the guide to it, in bytes.
     pub(crate) fn directory_bytes(&self) -> u64 {
         self.directory.bytes()
     }
 
-    /// Bytes of its planes that are in memory.
+    /// Size of the planes in memory, in bytes.
     pub(crate) fn filter_bytes(&self) -> u64 {
         self.given_bytes_with(PLANES, false)
     }
 
-    /// Where its records come from.
+    /// Returns the origin of the records: store, newest batch and checkpoint.
     pub(crate) fn origin(&self) -> &Origin {
         &self.footer.origin
     }
 
-    /// Bytes are read for a scan or a merge.
+    /// Counts bytes that are read for a scan or a merge.
     pub(crate) fn count_run_read(&self, bytes: usize) {
         self.reads.count_run_read(bytes);
     }
 
-    /// Bytes of its directory and all its planes.
+    /// Size of the directory and all planes in bytes.
     pub(crate) fn index_bytes(&self) -> u64 {
         self.footer.directory.bytes + self.footer.planes.iter().map(|plane| plane.bytes).sum::<u64>()
     }
 
-    /// Makes room for its pages in memory, if that leaves this much of it.
+    /// Makes room for the pages in memory, if that leaves at least `leave_bytes` of the budget.
     pub(crate) fn make_resident(&self, budget: &Arc<Budget>, leave_bytes: u64) {
         if self.resident.get().is_none()
             && let Some(share) = budget.take(self.page_bytes(), leave_bytes)
@@ -177,15 +177,15 @@ impl Segment {
         }
     }
 
-    /// Takes over pages that were kept while they were written.
+    /// Takes over the pages that were kept in memory while the segment was written.
     pub(crate) fn adopt_pages(&self, Kept { mut map, mut share }: Kept) {
         share.keep(self.page_bytes());
         release_tail(&mut map, self.page_bytes() as usize);
         let _ = self.resident.set(Arc::new(Resident::filled(map, self.footer.pages, share)));
     }
 
-    /// The same segment with less in memory: this many planes at most, and its pages or none. The two share all that both
-    /// have, the file too.
+    /// Returns the same segment with less in memory: at most this many planes, and its pages or none. Both share the
+    /// file and everything that both hold.
     pub(crate) fn lighter(&self, planes: usize, pages: bool) -> Arc<Self> {
         let mut kept = [const { OnceLock::new() }; PLANES];
         for (kept, plane) in kept.iter_mut().zip(&self.planes).take(planes) {
@@ -206,41 +206,41 @@ impl Segment {
         })
     }
 
-    /// What the division of the memory looks at.
+    /// Describes the segment's memory for the division of the memory.
     pub(crate) fn memory_part(&self) -> Part {
         let filled = self.resident.get().map(|resident| resident.filled_bytes());
         Part { planes: self.footer.planes.map(|plane| plane.bytes), pages: self.page_bytes(), filled }
     }
 
-    /// Bytes that it has of what can be taken away: planes and pages.
+    /// Size of the memory that can be taken away, planes and pages, in bytes.
     pub(crate) fn given_bytes(&self) -> u64 {
         self.given_bytes_with(PLANES, true)
     }
 
-    /// The same once it has only this many planes, and its pages or none.
+    /// As [`Segment::given_bytes`], counting at most this many planes, and the pages or none.
     pub(crate) fn given_bytes_with(&self, planes: usize, pages: bool) -> u64 {
         let planes = self.planes.iter().zip(&self.footer.planes).take(planes);
         let loaded = planes.filter(|(plane, _)| plane.get().is_some()).map(|(_, section)| section.bytes);
         loaded.sum::<u64>() + if pages { self.resident_bytes() } else { 0 }
     }
 
-    /// Bytes of the first planes that are not in memory.
+    /// Size of those of the first `planes` planes that are not in memory, in bytes.
     pub(crate) fn missing_bytes(&self, planes: usize) -> u64 {
         let planes = self.planes.iter().zip(&self.footer.planes).take(planes);
         planes.filter(|(plane, _)| plane.get().is_none()).map(|(_, section)| section.bytes).sum()
     }
 
-    /// Its pages in memory, if there is room for them.
+    /// Returns the pages in memory, if the segment has room for them.
     pub(crate) fn resident(&self) -> Option<&Resident> {
         self.resident.get().map(|resident| &**resident)
     }
 
-    /// Bytes of memory its pages have room in.
+    /// Size of the memory that the pages have room in, in bytes; 0 without room.
     pub(crate) fn resident_bytes(&self) -> u64 {
         self.resident.get().map_or(0, |_| self.page_bytes())
     }
 
-    /// Its file is removed once nobody reads it any more.
+    /// Lets the file be removed once nobody reads it any more.
     pub(crate) fn retire(&self) {
         self.end.retire();
     }
@@ -253,58 +253,58 @@ impl Segment {
         &self.file
     }
 
-    /// Its directory.
+    /// Returns the directory, which is always in memory.
     #[inline]
     pub(super) fn directory(&self) -> &Directory {
         &self.directory
     }
 
-    /// A filter plane, if it is in memory.
+    /// Returns a filter plane if it is in memory.
     #[inline]
     pub(super) fn plane(&self, plane: usize) -> Option<&[u8]> {
         self.planes[plane].get().map(|(plane, _)| plane.bytes())
     }
 
-    /// The records that were read lately, of all segments.
+    /// Returns the record cache, which all segments share.
     #[inline]
     pub(super) fn cache(&self) -> &RecordCache {
         &self.reads.cache
     }
 
-    /// What the record cache knows it by.
+    /// Identity of the segment in the record cache.
     #[inline]
     pub(super) fn source(&self) -> Source {
         Source { segment: self.info.id, base: self.footer.origin.base }
     }
 
-    /// Whether the record cache takes in what is read from it.
+    /// Returns the flag that keeps pairs of this segment out of the record cache.
     pub(super) fn closed(&self) -> &Closed {
         &self.closed
     }
 
-    /// A filter let a key through that is not here.
+    /// Counts a key that a filter let through although the segment does not hold it.
     pub(super) fn count_filter_error(&self) {
         self.reads.count_filter_error();
     }
 
-    /// The first eight bytes of the page's first key, as a number.
+    /// First eight bytes of a page's first key, as a number.
     pub(crate) fn page_prefix(&self, number: u32) -> u64 {
         self.directory.words()[number as usize]
     }
 
-    /// Page `number`, if it is in memory.
+    /// Returns page `number` if it is in memory.
     pub(crate) fn ready(&self, number: u32) -> Option<Page<'_>> {
         self.resident.get()?.ready(number)
     }
 
-    /// Keeps a verified page, if there is room for this segment's.
+    /// Keeps a verified page in memory, if this segment has room for its pages.
     pub(crate) fn keep(&self, number: u32, bytes: &PageBytes) {
         if let Some(resident) = self.resident.get() {
             resident.keep(number, bytes);
         }
     }
 
-    /// Reads a page as it is on disk, for a get.
+    /// Reads a page from the file for a get. The page is not verified.
     pub(super) fn read_page(&self, number: u32, bytes: &mut [u8]) -> Result<()> {
         self.reads.count_get_read();
         self.file.read(bytes, u64::from(number) * PAGE_BYTES as u64)
@@ -315,13 +315,13 @@ impl Segment {
             .map_err(|why| damaged(&self.file, u64::from(number) * PAGE_BYTES as u64, &why))
     }
 
-    /// The first page that may hold keys from `key` on.
+    /// Returns the first page that may hold keys from `key` on.
     pub(crate) fn first_page_from(&self, key: &Key) -> u32 {
         self.directory.below(prefix(key)).saturating_sub(1) as u32
     }
 }
 
-/// Checks a whole segment as it is on disk.
+/// Checks every page and section of a segment on disk.
 pub(crate) fn scrub(segment: &Segment) -> Result<()> {
     let mut buffer = PageBuffer::new(1);
     for number in 0..segment.pages() {

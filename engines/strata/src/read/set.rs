@@ -1,45 +1,47 @@
 //! One set of the record cache: seven pairs that any number of threads read while one writes.
 //!
-//! Owns: the pairs and the order in which their words are written. Must not: know how a set is found. Used on any thread.
+//! Owns: the pairs and the order in which their words are written. Must not: know how a set is found. Used on any
+//! thread.
 //!
-//! A reader takes no lock and waits for nobody: it reads the version, the pair, and the version again, and finds nothing
-//! where a writer came between (Boehm, "Can seqlocks get along with programming language memory models?"). A writer
-//! takes the set by making its version odd.
+//! A reader takes no lock and waits for nobody. It reads the version, the pair, and the version again, and treats the
+//! pair as absent if a writer came between (Boehm, "Can seqlocks get along with programming language memory models?").
+//! A writer locks the set by making its version odd.
 
 use engine_api::{Key, Value};
 
 use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-/// Whether threads are played through: that has time for one pair of two words, looked at once.
+/// Whether loom runs the threads. Then a set is reduced to one pair of two words, looked at once, to keep the model
+/// small.
 const IS_MODEL: bool = cfg!(all(test, loom));
-/// Pairs of a set: what makes it eight lines of memory.
+/// Number of pairs in a set, which then fills eight cache lines.
 const WAYS: usize = if IS_MODEL { 1 } else { 7 };
-/// Words of a key, and of a value.
+/// Number of words in a key, and in a value.
 const WORDS: usize = if IS_MODEL { 1 } else { 4 };
-/// Times that a reader looks again after a writer came between.
+/// Number of attempts of a reader while writers interfere.
 const LOOKS: usize = if IS_MODEL { 1 } else { 4 };
-/// Bits of a tag below the segment's number: a part of the key's hash, and whether the segment is the base's.
+/// Number of tag bits below the segment's number: a part of the key's hash, and the bit for a segment of the base.
 const TAG_BITS: u32 = 17;
 const OF_BASE: u64 = 1 << 16;
 
 /// The segment that a pair was read from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
-    /// Its number, which is not 0.
+    /// Number of the segment, which is not 0.
     pub(crate) segment: u64,
-    /// Whether it is one of the base.
+    /// Whether it is a segment of the base.
     pub(crate) base: bool,
 }
 
-/// A set, in lines of its own.
+/// A set of pairs, aligned to cache lines.
 #[repr(C, align(64))]
 pub(super) struct Set {
-    /// Odd while a thread writes.
+    /// Version of the set, odd while a thread writes.
     version: AtomicU32,
-    /// Bit n: pair n was asked for since the hand last passed.
+    /// Bit n is set if pair n was asked for since the hand last passed it.
     used: AtomicU8,
     hand: AtomicU8,
-    /// By pair: its segment and a part of its hash; 0 where there is none.
+    /// Segment and part of the hash, by pair; 0 for an empty place.
     tags: [AtomicU64; WAYS],
     pairs: [Pair; WAYS],
 }
@@ -53,16 +55,16 @@ struct Pair {
 const _: () = assert!(size_of::<Set>() == 512);
 
 impl Source {
-    /// The tag of a key with this hash, unless the number is larger than any is.
+    /// Returns the tag of a key with this hash; `None` if the segment's number does not fit.
     fn tag(self, hash: u64) -> Option<u64> {
         let of = if self.base { OF_BASE } else { 0 };
         (self.segment >> (64 - TAG_BITS) == 0).then(|| self.segment << TAG_BITS | of | part_of(hash))
     }
 
-    /// Whether a pair with that tag is this segment's, for a key with this hash.
+    /// Whether a pair with this tag is valid for this segment, given the key's hash.
     ///
-    /// What was read from a segment of the base is true in every later one that has its place, because a merge forgets
-    /// the keys that it changes (see `read/cache.rs`).
+    /// A pair of a segment of the base is also valid in every later segment that covers its key, because a merge
+    /// forgets the keys that it changes (see `read/cache.rs`).
     #[inline]
     fn has(self, tag: u64, hash: u64) -> bool {
         let segment = tag >> TAG_BITS;
@@ -77,7 +79,7 @@ impl Source {
     }
 }
 
-/// The part of a hash that stands in a tag. Which set it is follows from others.
+/// Returns the part of a hash that a tag holds. Other bits of the hash choose the set.
 #[inline]
 fn part_of(hash: u64) -> u64 {
     hash >> 20 & (OF_BASE - 1)
@@ -122,7 +124,7 @@ impl Pair {
     }
 }
 
-/// The right to write to a set.
+/// The right to write to a set, released when it is dropped.
 struct Writing<'a> {
     set: &'a Set,
     version: u32,
@@ -130,8 +132,8 @@ struct Writing<'a> {
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        // ORDERING: Release pairs with the Acquire in `get` and in `try_write`: whoever sees this version sees what was
-        // written before.
+        // ORDERING: Release pairs with the Acquire in `get` and in `try_write`: whoever sees this version sees
+        // everything written before it.
         self.set.version.store(self.version.wrapping_add(2), Ordering::Release);
     }
 }
@@ -147,7 +149,7 @@ impl Set {
         }
     }
 
-    /// The value of `key` as that segment has it, if it is here and nobody is writing.
+    /// Returns the value of `key` in that segment, if the set has it and no writer interferes.
     #[inline]
     pub(super) fn get(&self, key: &Key, hash: u64, source: Source) -> Option<Value> {
         let key = words(key);
@@ -156,8 +158,8 @@ impl Set {
             let before = self.version.load(Ordering::Acquire);
             let way = (0..WAYS).find(|way| self.is_at(*way, &key, |tag| source.has(tag, hash)))?;
             let value = self.pairs[way].value();
-            // ORDERING: this fence pairs with the one in `try_write`: if any word above is of a writer, the version below is
-            // too.
+            // ORDERING: this fence pairs with the one in `try_write`: if any word above is a writer's, the version
+            // below is too.
             fence(Ordering::Acquire);
             if before.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == before {
                 self.mark(way);
@@ -168,16 +170,17 @@ impl Set {
         None
     }
 
-    /// Keeps a pair in place of one that was not asked for lately. Does nothing while another thread writes, or once
-    /// `closed` says that its segment is being replaced.
+    /// Adds a pair in place of one that was not asked for recently. Does nothing while another thread writes, or once
+    /// `closed` says that the segment is being replaced.
     pub(super) fn put(&self, key: &Key, hash: u64, source: Source, value: &Value, closed: impl FnOnce() -> bool) {
         let (Some(tag), Some(_writing)) = (source.tag(hash), self.try_write()) else { return };
-        // Asked only now: whoever closes it forgets keys afterwards, and finds this pair.
+        // Ask only now, while holding the set: whoever closes the segment forgets keys afterwards, and so finds this
+        // pair.
         if closed() {
             return;
         }
         let key = words(key);
-        // Another thread may have brought it in meanwhile; its place is the best one.
+        // Another thread may have added the pair meanwhile; then reuse its place.
         let there = (0..WAYS).find(|way| self.is_at(*way, &key, |tag| source.has(tag, hash)));
         let free = || (0..WAYS).find(|way| self.tags[*way].load(Ordering::Relaxed) == 0);
         let way = there.or_else(free).unwrap_or_else(|| self.turn());
@@ -187,7 +190,7 @@ impl Set {
         self.used.fetch_and(!(1 << way), Ordering::Relaxed);
     }
 
-    /// Forgets what segments of the base have said of `key`. Waits for another writer.
+    /// Forgets the pairs of `key` that were read from segments of the base. Waits for another writer.
     pub(super) fn forget(&self, key: &Key, hash: u64) {
         let key = words(key);
         let _writing = self.write();
@@ -197,7 +200,7 @@ impl Set {
         }
     }
 
-    /// Forgets the pairs whose keys `keep` does not want. Waits for another writer.
+    /// Forgets the pairs whose keys `keep` rejects. Waits for another writer.
     pub(super) fn retain(&self, keep: impl Fn(&Key) -> bool) {
         let there = |way: &usize| self.tags[*way].load(Ordering::Relaxed) != 0;
         let _writing = self.write();
@@ -206,14 +209,14 @@ impl Set {
         }
     }
 
-    /// Whether a pair has this key and a tag that is wanted.
+    /// Whether a pair has this key and a tag that `wanted` accepts.
     #[inline]
     fn is_at(&self, way: usize, key: &[u64; WORDS], wanted: impl Fn(u64) -> bool) -> bool {
         // ORDERING: Relaxed: see `Pair::has`.
         wanted(self.tags[way].load(Ordering::Relaxed)) && self.pairs[way].has(key)
     }
 
-    /// A pair was asked for. Written only where it is news: the line stays in the caches of all that read it.
+    /// Marks a pair as asked for. Writes only if the mark is new, so that the cache line stays shared by all readers.
     #[inline]
     fn mark(&self, way: usize) {
         // ORDERING: Relaxed: a hint.
@@ -222,9 +225,9 @@ impl Set {
         }
     }
 
-    /// The next pair that was not asked for since the hand last passed it.
+    /// Returns the next pair that was not asked for since the hand last passed it.
     fn turn(&self) -> usize {
-        // ORDERING: Relaxed: the hand is the writer's, and the marks are hints.
+        // ORDERING: Relaxed: only the writer uses the hand, and the marks are hints.
         let mut way = usize::from(self.hand.load(Ordering::Relaxed));
         let mut passed = 0;
         while passed < WAYS && self.used.load(Ordering::Relaxed) & 1 << way != 0 {
@@ -237,7 +240,7 @@ impl Set {
     }
 
     fn try_write(&self) -> Option<Writing<'_>> {
-        // ORDERING: Relaxed: the exchange below is what counts.
+        // ORDERING: Relaxed: the exchange below decides.
         let version = self.version.load(Ordering::Relaxed);
         if !version.is_multiple_of(2) {
             return None;
@@ -255,7 +258,7 @@ impl Set {
         loop {
             match self.try_write() {
                 Some(writing) => return writing,
-                // A writer has a few instructions left, or lost the processor within them.
+                // The writer needs only a few more instructions, or was descheduled within them.
                 #[cfg(not(all(test, loom)))]
                 None => std::thread::yield_now(),
                 #[cfg(all(test, loom))]
@@ -283,7 +286,7 @@ mod tests {
         let get = |n: u8| set.get(&[n; 32], 0, DELTA);
         (0..7).for_each(put);
         assert!((0..7).all(|n| get(n) == Some([n; 32])));
-        // All were asked for: the hand takes the marks off and then the first.
+        // All were asked for, so the hand removes all marks and then the first pair.
         put(7);
         assert_eq!((get(0), get(7)), (None, Some([7; 32])));
         assert_eq!(get(1), Some([1; 32]));
@@ -325,7 +328,7 @@ mod tests {
                 let set = &set;
                 let write = move || {
                     for n in from..20_000 {
-                        // Half of a value says of which key it is.
+                        // Half of a value names its key.
                         let mut value = [n as u8; 32];
                         value[16..].fill((n % 5) as u8);
                         set.put(&key(n), n % 5, DELTA, &value, open);
@@ -356,7 +359,7 @@ mod loom_tests {
 
     const SOURCE: Source = Source { segment: 5, base: true };
 
-    /// The first word of what is found.
+    /// Returns the first word of the value that is found.
     fn found(set: &Set, key: u8) -> Option<[u8; 8]> {
         set.get(&[key; 32], 0, SOURCE).map(|value| std::array::from_fn(|at| value[at]))
     }
@@ -367,7 +370,7 @@ mod loom_tests {
             let set = Arc::new(Set::new());
             set.put(&[1; 32], 0, SOURCE, &[1; 32], || false);
             let writing = Arc::clone(&set);
-            // In the place of the first: the key's word and the value's are both replaced.
+            // The new pair takes the place of the first: the key's word and the value's are both replaced.
             let writer = thread::spawn(move || writing.put(&[2; 32], 0, SOURCE, &[2; 32], || false));
             assert!(found(&set, 1).is_none_or(|value| value == [1; 8]));
             assert!(found(&set, 2).is_none_or(|value| value == [2; 8]));
@@ -382,7 +385,7 @@ mod loom_tests {
             let (set, closed) = (Arc::new(Set::new()), Arc::new(AtomicBool::new(false)));
             let (reading, asked) = (Arc::clone(&set), Arc::clone(&closed));
             let reader = thread::spawn(move || {
-                // ORDERING: Relaxed: as a segment asks.
+                // ORDERING: Relaxed, as a segment asks.
                 reading.put(&[1; 32], 0, SOURCE, &[1; 32], || asked.load(Ordering::Relaxed));
             });
             closed.store(true, Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! Several reads at once: io_uring where the kernel offers it, one after the other where it does not.
+//! Several reads at once: by io_uring if the kernel offers it, otherwise one after the other.
 //!
-//! Owns: buffers that the kernel writes into, for as long as it may. Must not: interpret bytes. Each belongs to one
-//! reader or cursor, on its thread.
+//! Owns: buffers that the kernel writes into, for as long as it may. Must not: interpret bytes. Each pipeline belongs
+//! to one reader or cursor, on its thread.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,23 +16,23 @@ use crate::format::page::{PAGE_BYTES, PageBytes};
 use crate::read::lookup::Reads;
 use crate::storage::StorageFile;
 
-/// Slots, each of which is free, or being read into, or holds what was read.
+/// A number of slots, each of which is free, being read into, or holding the bytes of a read.
 pub(crate) struct Pipeline {
-    /// None where the kernel refused: then reads are done when they are asked for.
+    /// The ring; `None` if the kernel refused it. Reads are then done when they are asked for.
     ring: Option<IoUring>,
     slots: Vec<Slot>,
-    /// Reads that were done without the ring, by slot, and how each went.
+    /// Finished reads that were done without the ring: slot and result.
     done: VecDeque<(usize, io::Result<()>)>,
-    /// Reads that the ring was given, whether the kernel has taken them yet or not.
+    /// Number of reads given to the ring, whether the kernel has taken them yet or not.
     in_flight: usize,
     reads: Arc<Reads>,
     _share: Share,
 }
 
-/// Each has memory of its own: no reference reaches into what the kernel writes.
+/// A buffer with memory of its own, so that no reference reaches into memory that the kernel writes.
 struct Slot {
     buffer: PageBuffer,
-    /// The read that it is for; the file stays open as long as the kernel may read it.
+    /// The read in progress. It keeps the file open for as long as the kernel may read it.
     asked: Option<Asked>,
 }
 
@@ -43,9 +43,9 @@ struct Asked {
 }
 
 impl Pipeline {
-    /// `slots` buffers of `slot_pages` pages, of which the budget is told.
+    /// Makes `slots` buffers of `slot_pages` pages, which the budget counts as work.
     pub(crate) fn new(slots: usize, slot_pages: usize, reads: &Arc<Reads>) -> Self {
-        // A page more, because a buffer starts at a page.
+        // One page more, because the buffer is aligned to a page.
         let share = reads.budget.take_for_work((slots * (slot_pages + 1) * PAGE_BYTES) as u64);
         let ring = IoUring::new(slots.next_power_of_two() as u32).ok();
         if ring.is_none() {
@@ -65,11 +65,11 @@ impl Pipeline {
         self.slots.len()
     }
 
-    /// Asks for `bytes` of `file` from `offset` into a free slot; all of them multiples of a page. The kernel may not
-    /// know of it before [`Pipeline::start`] or [`Pipeline::wait`].
+    /// Starts a read of `bytes` of `file` from `offset` into a free slot. Both numbers are multiples of a page. The
+    /// kernel may not learn of it before [`Pipeline::start`] or [`Pipeline::wait`].
     ///
     /// # Errors
-    /// Those of the read, where it is done at once.
+    /// I/O errors of the read, if it is done at once.
     pub(crate) fn ask(&mut self, slot: usize, file: &ReadFile, offset: u64, bytes: usize) -> Result<()> {
         let asked = Asked { file: file.shared(), offset, bytes };
         let Slot { buffer, asked: free } = &mut self.slots[slot];
@@ -93,18 +93,18 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Gives the kernel what was asked for.
+    /// Submits the reads asked for so far to the kernel.
     pub(crate) fn start(&mut self) {
         if let Some(ring) = &self.ring {
-            // What the kernel does not take now it takes in `wait`.
+            // `wait` submits the reads that the kernel does not take now.
             ring.submit().ok();
         }
     }
 
-    /// Waits for any read; the slot it is in, which is free again, and how it went.
+    /// Waits for any read. Returns its slot, which is free again, and its result; `None` if there are no reads.
     ///
     /// # Errors
-    /// Those of the ring itself, while the kernel has reads of it.
+    /// I/O errors of the ring itself while the kernel still has reads of it.
     pub(crate) fn wait(&mut self) -> io::Result<Option<(usize, io::Result<()>)>> {
         loop {
             if let Some((slot, outcome)) = self.done.pop_front() {
@@ -122,7 +122,7 @@ impl Pipeline {
         }
     }
 
-    /// Ends the read of a completion.
+    /// Finishes the read of a completion.
     fn ended(&mut self, entry: &cqueue::Entry) -> Option<(usize, io::Result<()>)> {
         self.in_flight -= 1;
         let slot = entry.user_data() as usize;
@@ -136,8 +136,8 @@ impl Pipeline {
         Some((slot, outcome))
     }
 
-    /// The kernel has refused to take more reads or to wait. Where it has taken none, they are done without it, now and
-    /// from now on; where it has some and is only short of memory, one of those is waited for.
+    /// Handles the kernel's refusal to take more reads or to wait. If the kernel has taken no read yet, all are done
+    /// without the ring, now and from now on. If it has some and is only short of memory, waits for one of those.
     fn refused(&mut self, e: io::Error) -> io::Result<()> {
         let Some(ring) = &mut self.ring else { return Err(e) };
         if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY)) {
@@ -158,12 +158,12 @@ impl Pipeline {
         if !passes(&e) {
             return Err(e);
         }
-        // SAFETY: it is given no memory.
+        // SAFETY: the call is given no memory.
         let waited = unsafe { ring.submitter().enter::<libc::sigset_t>(0, 1, EnterFlags::GETEVENTS.bits(), None) };
         match waited {
             Err(e) if !passes(&e) && e.raw_os_error() != Some(libc::EBUSY) => Err(e),
             Err(_) => {
-                // The reads that the kernel has end without it.
+                // The reads that the kernel has will end without this call.
                 std::thread::yield_now();
                 Ok(())
             }
@@ -171,7 +171,7 @@ impl Pipeline {
         }
     }
 
-    /// Page `index` of a slot whose read has ended.
+    /// Returns page `index` of a slot whose read has ended.
     pub(crate) fn page(&self, slot: usize, index: usize) -> &PageBytes {
         let Slot { buffer, asked } = &self.slots[slot];
         assert!(asked.is_none(), "a slot is looked at while it is read into");
@@ -179,16 +179,16 @@ impl Pipeline {
     }
 }
 
-/// How a read of the ring ended.
+/// Outcome of a read of the ring.
 #[derive(Debug)]
 enum Went {
     Whole,
-    /// Cut short or put off, as any read may be: the plain one goes on to the end or says why it cannot.
+    /// Short or put off, as any read may be: a plain read then goes on to the end, or returns the error.
     Part,
     Failed(io::Error),
 }
 
-/// What the kernel says of a read of `bytes`: how many there are, or the number of an error below zero.
+/// Interprets the kernel's result for a read of `bytes`: the number of bytes read, or a negated error number.
 fn how_it_went(result: i32, bytes: usize) -> Went {
     match result {
         read if usize::try_from(read) == Ok(bytes) => Went::Whole,
@@ -202,7 +202,7 @@ impl Drop for Pipeline {
     fn drop(&mut self) {
         while self.in_flight > 0 {
             if self.wait().is_err() {
-                // The kernel may still write: the memory is given up rather than reused.
+                // The kernel may still write to this memory, so it is leaked rather than reused.
                 std::mem::forget(std::mem::take(&mut self.slots));
                 std::mem::forget(self.ring.take());
                 return;

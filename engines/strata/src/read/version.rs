@@ -1,6 +1,6 @@
-//! A version: the runs of one moment, newest first, and how a key is looked up in them.
+//! A version: the runs of one moment, newest first, and the lookup of a key in them.
 //!
-//! Owns: the order of runs. Must not: change; a new moment is a new version.
+//! Owns: the order of runs. Must not: change; each new moment is a new version.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::format::page::prefix;
 use crate::read::lookup::Lookup;
 use crate::read::segment::Segment;
 
-/// Runs whose filters are asked at once: more than there are, but while merges are late.
+/// Number of runs whose filters are asked at once: more than there usually are, except while merges lag behind.
 const RUNS_TOGETHER: usize = 16;
 
 /// Segments with disjoint ranges, in ascending order.
@@ -21,18 +21,19 @@ const RUNS_TOGETHER: usize = 16;
 pub(crate) struct Run {
     segments: Vec<Arc<Segment>>,
     firsts: Firsts,
-    /// What a merge into the base had to leave out.
+    /// Whether the run holds the records that a merge into the base had to leave out.
     left_over: bool,
 }
 
-/// A run that is being replaced.
+/// A run that a merge is replacing. Pairs read from it are not cached until this is dropped, and after that only if the
+/// run was not replaced.
 pub(crate) struct Closing<'a> {
     run: &'a Run,
     replaced: bool,
 }
 
 impl Closing<'_> {
-    /// It was replaced. Otherwise the record cache takes in again what is read from it.
+    /// Confirms that the run was replaced. Otherwise the drop lets pairs read from it be cached again.
     pub(crate) fn replaced(mut self) {
         self.replaced = true;
     }
@@ -46,11 +47,11 @@ impl Drop for Closing<'_> {
     }
 }
 
-/// The first key of each segment: a search through them touches no segment.
+/// First key of each segment, held here so that a search does not touch the segments.
 #[derive(Default)]
 struct Firsts {
     keys: Vec<Key>,
-    /// Their first eight bytes as numbers, which nearly always decide.
+    /// First eight bytes of each key as a number, which nearly always decides a search.
     prefixes: Vec<u64>,
 }
 
@@ -60,7 +61,7 @@ impl Firsts {
         Self { keys, prefixes }
     }
 
-    /// How many are at most `key`.
+    /// Number of first keys that are at most `key`.
     fn up_to(&self, key: &Key) -> usize {
         let wanted = prefix(key);
         let below = self.below(wanted);
@@ -68,8 +69,8 @@ impl Firsts {
         below + self.keys[below..below + alike].partition_point(|first| first <= key)
     }
 
-    /// How many begin with less than `wanted`. Segments mostly divide all keys into equal parts, so the place is guessed: a
-    /// search would keep the filter's line waiting.
+    /// Number of first keys whose first eight bytes are less than `wanted`. Segments mostly divide the key space into
+    /// equal parts, so the place is guessed first, because a search would delay the prefetch of the filter.
     #[inline]
     fn below(&self, wanted: u64) -> usize {
         let guess = ((u128::from(wanted) * self.prefixes.len() as u128) >> 64) as usize;
@@ -79,13 +80,13 @@ impl Firsts {
     }
 }
 
-/// The runs. Deltas may hold tombstones, the base never does.
+/// The runs of one moment. Deltas may hold tombstones, the base never does.
 #[derive(Clone, Default)]
 pub(crate) struct Version {
-    /// Newest first.
+    /// The delta runs, newest first.
     pub(crate) deltas: Vec<Arc<Run>>,
     pub(crate) base: Arc<Run>,
-    /// How far a merge of the oldest deltas into the base has come.
+    /// Progress of a merge of the oldest deltas into the base; `None` if none is in progress.
     pub(crate) merged_below: Option<MergedBelow>,
 }
 
@@ -95,34 +96,34 @@ impl Run {
         Self { segments, firsts, left_over: false }
     }
 
-    /// What a merge into the base had to leave out, because it cannot read that part of the base.
+    /// Makes a run of the records that a merge into the base left out because it could not read that part of the base.
     pub(crate) fn left_over(segments: Vec<Arc<Segment>>) -> Self {
         Self { left_over: true, ..Self::new(segments) }
     }
 
-    /// Keeps what is read from it out of the record cache, because it is being replaced.
+    /// Keeps pairs read from the run out of the record cache, because the run is being replaced.
     pub(crate) fn close(&self) -> Closing<'_> {
         self.segments.iter().for_each(|segment| segment.closed().close());
         Closing { run: self, replaced: false }
     }
 
-    /// Whether it was left over by a merge: another one finds nothing more to merge.
+    /// Whether a merge left these records over. Another merge would find nothing more to merge.
     pub(crate) fn is_left_over(&self) -> bool {
         self.left_over
     }
 
-    /// Whether a merge could not read all of it.
+    /// Whether a merge could not read some part of the run.
     pub(crate) fn is_unreadable(&self) -> bool {
         self.segments.iter().any(|segment| segment.is_unreadable())
     }
 
-    /// Whether it is the same run: no two runs share a segment.
+    /// Whether both are the same run, which the first segment decides, because no two runs share a segment.
     pub(crate) fn is(&self, other: &Self) -> bool {
         let first = |run: &Self| run.segments.first().map(|segment| segment.info.id);
         first(self) == first(other)
     }
 
-    /// Bytes of its files.
+    /// Size of the files in bytes.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.segments.iter().map(|segment| segment.file_bytes()).sum()
     }
@@ -139,12 +140,12 @@ impl Run {
         self.segments.iter().map(|segment| segment.info.tombstones).sum()
     }
 
-    /// The index of the segment that would hold `key`.
+    /// Returns the index of the segment that would hold `key`.
     pub(crate) fn segment_for(&self, key: &Key) -> Option<usize> {
         self.firsts.up_to(key).checked_sub(1)
     }
 
-    /// The segment that may hold `key`.
+    /// Returns the segment that may hold `key`.
     #[inline]
     pub(crate) fn holder(&self, key: &Key) -> Option<&Arc<Segment>> {
         self.segment_for(key).map(|index| &self.segments[index])
@@ -152,7 +153,7 @@ impl Run {
 }
 
 impl Version {
-    /// The same runs with these segments, by number, in the place of others.
+    /// Returns the same runs with segments replaced by those in `others`, which maps their numbers.
     pub(crate) fn with(&self, others: &BTreeMap<u64, Arc<Segment>>) -> Self {
         let run = |run: &Arc<Run>| {
             if !run.segments.iter().any(|segment| others.contains_key(&segment.info.id)) {
@@ -165,10 +166,11 @@ impl Version {
         Self { deltas: self.deltas.iter().map(run).collect(), base: run(&self.base) }
     }
 
-    /// The value of `key`, unless `newer` knows of one: it is asked while the filters' lines are on their way.
+    /// Returns the value of `key`, unless `newer` knows a newer record. `newer` is asked while the filters' cache lines
+    /// are being fetched.
     ///
-    /// Where a key's line is in a filter depends on the key alone, so those of many runs are fetched at once, and cost
-    /// hardly more than one of them.
+    /// The place of a key's cache line in a filter depends on the key alone. So the lines of many runs are fetched at
+    /// once, and cost hardly more than one.
     #[inline]
     pub(crate) fn get(
         &self,
@@ -189,7 +191,7 @@ impl Version {
                 count += 1;
             }
             let holders = &holders[..count];
-            // A key that is there is mostly in the last run, the base.
+            // A key that is present is mostly in the last run, the base.
             if let Some(Some(segment)) = holders.last() {
                 segment.fetch_directory(key);
             }
@@ -209,7 +211,7 @@ impl Version {
         }
     }
 
-    /// The value of `key` in the runs from this one on, counted from the newest.
+    /// Returns the value of `key` in the runs from number `run` on, counted from the newest.
     pub(crate) fn get_from(&self, run: usize, key: &Key, hash: u64, lookup: &mut Lookup) -> Result<Option<Value>> {
         let spot = Spot::of(0, hash);
         for segment in self.runs().skip(run).filter_map(|run| run.holder(key)) {
@@ -230,12 +232,13 @@ impl Version {
         self.runs().flat_map(|run| run.segments())
     }
 
-    /// The greatest key of any run.
+    /// Returns the greatest key of any run.
     pub(crate) fn last_key(&self) -> Option<Key> {
         self.runs().filter_map(|run| run.segments().last()).map(|segment| segment.info.last).max()
     }
 
-    /// Pairs, counting a key once a run; exact where nothing was overwritten since the last full merge.
+    /// Estimates the number of pairs, counting a key once for each run. Exact if nothing was overwritten since the last
+    /// full merge.
     pub(crate) fn pairs_estimate(&self) -> u64 {
         let deltas = self.deltas.iter();
         let (records, tombstones) =
@@ -255,7 +258,7 @@ mod tests {
         fn as_many_are_up_to_a_key_as_a_plain_search_says(
             mut firsts in proptest::collection::vec((0u8..3, 0u8..3), 0..12), (head, tail) in (0u8..3, 0u8..3),
         ) {
-            // Many share the first eight bytes.
+            // Many keys share the first eight bytes.
             let key = |(head, tail): (u8, u8)| {
                 let mut key = [head; 32];
                 key[31] = tail;

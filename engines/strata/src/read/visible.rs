@@ -1,6 +1,6 @@
-//! What readers see: the memtables and the version of one moment.
+//! The state that readers see: the memtables and the version of one moment.
 //!
-//! Owns: the order in which a key is looked for. Must not: change; a new moment is a new value.
+//! Owns: the order in which a key is looked for. Must not: change; each new moment is a new value.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use crate::read::lookup::Lookup;
 use crate::read::version::Version;
 use crate::write::mem::Mem;
 
-/// What a reader sees: whole batches, nothing else.
+/// The state that a reader sees. It holds whole batches only.
 #[derive(Clone)]
 pub(crate) struct Visible {
     pub(crate) active: Arc<Mem>,
-    /// Entries of it that are committed.
+    /// Number of committed entries in the active memtable.
     pub(crate) length: usize,
-    /// Newest first.
+    /// Frozen memtables, newest first.
     pub(crate) frozen: Vec<Arc<Frozen>>,
     pub(crate) version: Arc<Version>,
     pub(crate) checkpoint: Checkpoint,
@@ -33,7 +33,7 @@ pub(crate) struct Frozen {
 }
 
 impl Visible {
-    /// The value of `key` in this snapshot.
+    /// Returns the value of `key` in this snapshot.
     pub(crate) fn get(&self, key: &Key, lookup: &mut Lookup) -> Result<Option<Value>> {
         lookup.count_get();
         let hash = lookup.hash(key);
@@ -41,12 +41,12 @@ impl Visible {
         self.version.get(key, hash, lookup, || self.in_memtables(key, hash))
     }
 
-    /// Whether there is nothing in any memtable.
+    /// Whether no memtable has an entry.
     pub(crate) fn memtables_are_empty(&self) -> bool {
         self.length == 0 && self.frozen.is_empty()
     }
 
-    /// Fetches what [`Visible::in_memtables`] reads first.
+    /// Prefetches the memory that [`Visible::in_memtables`] reads first.
     #[inline]
     pub(crate) fn fetch_memtables(&self, hash: u64) {
         if self.length > 0 {
@@ -55,14 +55,15 @@ impl Visible {
         self.frozen.iter().for_each(|frozen| frozen.mem.prefetch(hash));
     }
 
-    /// What the memtables say of `key`: `Some(None)` is a deletion.
+    /// Returns the memtables' newest record of `key`: `Some(None)` is a deletion, `None` an unknown key.
     pub(crate) fn in_memtables(&self, key: &Key, hash: u64) -> Option<Option<Value>> {
-        // An empty one is not asked: its table would be a miss of every cache.
+        // Skip an empty memtable, because a look at its table would miss every cache.
         let active = if self.length > 0 { self.active.get(self.length, hash, key) } else { None };
         active.or_else(|| self.frozen.iter().find_map(|frozen| frozen.mem.get(frozen.length, hash, key)))
     }
 
-    /// The memtables' records from `first` on in order, newest memtable first; those without any are left out.
+    /// Returns the memtables' records from key `first` on in order, newest memtable first. Memtables without such
+    /// records are left out.
     ///
     /// # Errors
     /// `Retry`: there is no memory for the lists.
@@ -73,7 +74,7 @@ impl Visible {
         Ok(lists.into_iter().filter(|list| !list.is_empty()).map(Cursor::Mem).collect())
     }
 
-    /// Records in memtables.
+    /// Number of entries in memtables.
     pub(crate) fn unflushed(&self) -> u64 {
         (self.length + self.frozen.iter().map(|frozen| frozen.length).sum::<usize>()) as u64
     }
