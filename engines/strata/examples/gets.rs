@@ -1,11 +1,12 @@
-//! What gets cost while everything is in memory, beside a miss of every cache:
-//! `cargo run --release -p engine-strata --example gets -- --pairs 20000000`.
+//! Measures gets while everything is in memory, and compares them with a miss of every cache: `cargo run --release -p
+//! engine-strata --example gets -- --pairs 20000000`.
 //!
-//! Loads sorted pairs, brings their pages into memory, and measures by turns, with 0, 1, 3 and 8 delta runs: a get of an
-//! absent and of a present key, `get_many` of 100 of either, and dependent loads from memory as large as the first
-//! filter plane. Percentiles are of single calls, each less the time that two readings of the clock take; of `get_many`
-//! they are a key's part of its call. Keys a second are of calls one after the other without a clock between them, the
-//! median of the rounds. Uses the engine's public interface alone, so that it runs on earlier commits as well.
+//! The program loads sorted pairs and brings their pages into memory. Then it measures in turns, with 0, 1, 3 and 8
+//! delta runs: a get of an absent and of a present key, `get_many` of 100 of either, and dependent loads from memory as
+//! large as the first filter plane. Percentiles are of single calls, each less the time of two readings of the clock.
+//! For `get_many` they are the call's time divided by its keys. Keys a second are measured over consecutive calls
+//! without a clock between them; the median of the rounds is printed. The program uses only the engine's public
+//! interface, so it runs on earlier commits as well.
 
 use std::hint::black_box;
 use std::path::PathBuf;
@@ -16,13 +17,13 @@ use engine_api::{Checkpoint, Durability, Engine, Error, ErrorKind, Key, Reader, 
 use engine_strata::{Sizes, StrataEngine, StrataOptions};
 use memmap2::{Advice, MmapMut};
 
-/// Keys of a call of `get_many`.
+/// Number of keys in a call of `get_many`.
 const MANY: usize = 100;
-/// Keys that are asked for in one turn: few enough that their own memory stays in the processor's caches.
+/// Number of keys in one turn: few enough that the keys themselves stay in the processor's caches.
 const TURN: usize = 20_000;
-/// Pairs of a call of `load_sorted`.
+/// Number of pairs in a call of `load_sorted`.
 const CHUNK: u64 = 1 << 20;
-/// Records of the delta runs, oldest first: runs of three sizes, none of which is merged with four of a size.
+/// Number of records in each delta run, oldest first: runs of three sizes, so few of each size that none is merged.
 const DELTAS: [u64; 8] = [1 << 18, 1 << 18, 1 << 18, 1 << 16, 1 << 16, 1 << 16, 1 << 14, 1 << 14];
 const MEM_RECORDS: usize = 1 << 14;
 const LINE_WORDS: usize = 8;
@@ -47,7 +48,7 @@ struct Args {
     dir: Option<PathBuf>,
 }
 
-/// One of the mixing functions of splitmix64.
+/// Mixes the bits of a number, as splitmix64 does.
 fn mix(n: u64) -> u64 {
     let x = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -55,7 +56,7 @@ fn mix(n: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Key `n` of `pairs`: uniform within the range of its chunk, so that chunks can be sorted one by one.
+/// Returns key `n` of `pairs`: uniform within the range of its chunk, so that chunks can be sorted one by one.
 fn key(n: u64, pairs: u64) -> Key {
     let (chunks, chunk) = (pairs.div_ceil(CHUNK), n % pairs / CHUNK);
     let place = (u128::from(chunk) << 64 | u128::from(mix(n))) / u128::from(chunks);
@@ -65,7 +66,8 @@ fn key(n: u64, pairs: u64) -> Key {
     key
 }
 
-/// A key that no pair has: numbers of pairs are below, those of the delta runs between.
+/// Returns a key that is in no pair: loaded pairs have lower numbers, and pairs of the delta runs have numbers in
+/// between.
 fn absent(n: u64, pairs: u64) -> Key {
     key((1 << 50) + n % (1 << 50), pairs)
 }
@@ -98,7 +100,7 @@ fn add_run(engine: &StrataEngine, number: u64, records: u64, pairs: u64) -> Resu
         txn.put(&key((number + 1) << 40 | n, pairs), &[1; 32])?;
     }
     txn.commit(&at(pairs + number), Durability::Buffered)?;
-    // A load without pairs writes the memtable out, and merges nothing.
+    // A load without pairs writes the memtable as a run and merges nothing.
     let bulk = engine.bulk().ok_or_else(|| Error::new(ErrorKind::Internal, "strata loads sorted pairs"))?;
     bulk.load_sorted(&[], &at(pairs + number))
 }
@@ -124,7 +126,7 @@ fn warm(engine: &StrataEngine) -> Result<()> {
     Ok(())
 }
 
-/// Lines of memory in one ring, in an order without any.
+/// Cache lines linked into one ring in random order, so that each load depends on the one before.
 struct Ring {
     map: MmapMut,
     at: usize,
@@ -133,7 +135,7 @@ struct Ring {
 impl Ring {
     fn new(bytes: usize) -> Result<Self> {
         let map = MmapMut::map_anon(bytes).map_err(|e| Error::io("no memory for the loads", e))?;
-        // As strata maps its filters.
+        // With huge pages, as strata maps its filters.
         map.advise(Advice::HugePage).ok();
         let mut ring = Self { map, at: 0 };
         let lines = bytes / 64;
@@ -149,7 +151,7 @@ impl Ring {
 
     fn words(&mut self) -> &mut [u64] {
         let (words, _) = self.map.as_chunks_mut::<8>();
-        // SAFETY: a mapping begins at a page, and any eight bytes are a number.
+        // SAFETY: a mapping begins at a page, and any eight bytes are a valid number.
         unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
     }
 
@@ -160,7 +162,7 @@ impl Ring {
     }
 }
 
-/// Times of calls, and keys a second of turns.
+/// Times of single calls, and keys a second of each turn.
 struct Row {
     name: &'static str,
     ns: Vec<u32>,
@@ -172,7 +174,7 @@ impl Row {
         Self { name, ns: Vec::new(), keys_per_s: Vec::new() }
     }
 
-    /// One turn: `calls` calls of `keys` keys each with the clock, and as many without.
+    /// Measures one turn: `calls` calls of `keys` keys each with the clock, and as many without.
     #[inline(always)]
     fn turn(&mut self, calls: usize, keys: usize, mut call: impl FnMut(usize) -> Result<()>) -> Result<()> {
         for n in 0..calls {
@@ -273,7 +275,7 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let dir = args.dir.clone().unwrap_or_else(|| std::env::temp_dir().join("strata-gets"));
     std::fs::remove_dir_all(&dir).ok();
-    // Room for everything, that for work and for memtables too.
+    // Room for everything, with the memory for work and for memtables.
     let options = StrataOptions { memory_bytes: args.pairs * 64 / 4 * 5 + (1 << 30), disk_reserve_bytes: 0 };
     let sizes = Sizes { mem_records: MEM_RECORDS, ..Sizes::of(&options) };
     let storage = engine_strata::storage::DirStorage::open(&dir).map_err(|e| Error::io("no directory", e))?;
@@ -281,7 +283,7 @@ fn main() -> Result<()> {
     let start = Instant::now();
     load(&engine, args.pairs)?;
     println!("load: pairs={} seconds={:.1}", args.pairs, start.elapsed().as_secs_f64());
-    // A plane of eight bits a pair.
+    // As large as a filter plane of eight bits a pair.
     let mut ring = Ring::new(args.pairs as usize / 64 * 64)?;
     let mut added = 0;
     for runs in &args.runs {

@@ -1,4 +1,4 @@
-//! A store by itself: a million pairs, and what a get costs. `cargo run --release -p engine-strata --example in_memory`
+//! Loads a million pairs into a store and measures gets: `cargo run --release -p engine-strata --example in_memory`
 
 use std::time::Instant;
 

@@ -1,8 +1,9 @@
-//! What `refresh` costs a serving reader while a load and merges into the base go on:
-//! `cargo run --release -p engine-strata --example refresh -- [PAIRS]`, by default 2,000,000.
+//! Measures `refresh` of a serving reader during a load and merges into the base: `cargo run --release -p engine-strata
+//! --example refresh -- [PAIRS]`, by default 2,000,000.
 //!
-//! Prints wall time and the CPU time of the calling thread, each beside a row of `nothing`: the same two readings of the
-//! clock with no call between them. Interrupts and other threads take their time in both rows, refreshing in one.
+//! Prints wall time and the CPU time of the calling thread, each with a row `nothing` for comparison: the same two
+//! readings of the clock with no call between them. Interrupts and other threads cost time in both rows, refreshing in
+//! one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -23,12 +24,12 @@ fn key(n: u64) -> [u8; 32] {
 
 fn cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: it writes one timespec, which is given.
+    // SAFETY: the call writes one timespec, which is given.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Puts every key once, in an order without any.
+/// Puts every key once, in a pseudorandom order.
 fn load(engine: &StrataEngine, pairs: u64, seq: u64) -> Result<()> {
     for batch in 0..pairs / BATCH {
         let mut txn = engine.begin()?;
@@ -41,7 +42,7 @@ fn load(engine: &StrataEngine, pairs: u64, seq: u64) -> Result<()> {
     Ok(())
 }
 
-/// How long calls took.
+/// Durations of calls by the wall clock and on the CPU.
 #[derive(Default)]
 struct Times {
     wall: Vec<Duration>,
@@ -80,7 +81,7 @@ fn main() -> Result<()> {
             let mut reader = engine.reader()?;
             let (mut refresh, mut nothing) = (Times::default(), Times::default());
             while !ended.load(Ordering::Relaxed) {
-                // As a lookup does it: a few gets, then the newest state.
+                // As a lookup does: a few gets, then the newest state.
                 for n in 0..4 {
                     reader.get(&key(refresh.wall.len() as u64 * 7 + n))?;
                 }
@@ -89,7 +90,7 @@ fn main() -> Result<()> {
             }
             Ok((refresh, nothing))
         });
-        // Every pair is written again: the base is merged while this goes on, and by `settle` once more.
+        // Every pair is written again: the base is merged during this, and once more by `settle`.
         let loaded = (1..3).try_for_each(|seq| load(&engine, pairs, seq).and_then(|()| engine.settle()));
         ended.store(true, Ordering::Relaxed);
         loaded?;

@@ -1,11 +1,11 @@
-//! A load in shuffled order at full speed, and what it does to everything else:
-//! `cargo run --release -p engine-strata --example shuffled -- [PAIRS] [MEMORY_MIB] [DIR]`, by default 10,000,000 pairs,
-//! 64 MiB and a directory below the system's for temporary files, which is removed in the end.
+//! Measures a load in shuffled order at full speed, and its effect on everything else: `cargo run --release -p
+//! engine-strata --example shuffled -- [PAIRS] [MEMORY_MIB] [DIR]`, by default 10,000,000 pairs, 64 MiB and a directory
+//! in the system's directory for temporary files, which is removed in the end.
 //!
-//! Prints pairs a second, how long single commits took, the most delta runs and merge debt, memory and disk, write
-//! amplification, and what a get of an absent key takes meanwhile, by the clock, on a thread that asks all the time but
-//! sleeps for most of it. Then the store settles. It uses nothing that an older strata has not: a copy of this file shows
-//! the same of an earlier commit.
+//! Prints pairs a second, durations of single commits, the greatest number of delta runs and merge debt, memory and
+//! disk, and write amplification. A second thread measures gets of absent keys by the clock meanwhile: it asks all the
+//! time, but sleeps for most of it. Then the store settles. The program uses nothing that an older strata lacks, so a
+//! copy of this file measures an earlier commit as well.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use engine_api::{Checkpoint, Durability, Engine, Result};
 use engine_strata::{StrataEngine, StrataOptions};
 
-/// Pairs of a commit.
+/// Number of pairs in a commit.
 const BATCH: u64 = 10_000;
-/// Commits between two looks at the statistics.
+/// Number of commits between two reads of the statistics.
 const LOOK_EVERY: u64 = 5;
-/// Gets in a row, and the pause after them.
+/// Number of consecutive gets, and the pause after them.
 const GETS: u64 = 16;
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -33,7 +33,7 @@ fn key(n: u64) -> [u8; 32] {
     key
 }
 
-/// What is highest of each while the load goes on.
+/// Maximum of each figure during the load.
 #[derive(Default)]
 struct Most {
     runs: u64,
@@ -42,7 +42,7 @@ struct Most {
     owed_bytes: u64,
 }
 
-/// A figure of the engine's; 0 where this engine has none of that name.
+/// Returns a statistic of the engine; 0 if this engine has none of that name.
 fn stat(engine: &StrataEngine, name: &str) -> Result<u64> {
     Ok(engine.stats()?.details.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value))
 }
@@ -76,7 +76,7 @@ fn percentiles(mut times: Vec<Duration>) -> String {
     )
 }
 
-/// Asks for keys that nobody puts until the load has ended.
+/// Asks for keys that nobody puts, until the load has ended. Returns the duration of each get.
 fn absent(engine: &StrataEngine, ended: &AtomicBool) -> Result<Vec<Duration>> {
     let (mut reader, mut times, mut n) = (engine.reader()?, Vec::new(), 1 << 40);
     while !ended.load(Ordering::Relaxed) {

@@ -1,10 +1,10 @@
-//! The process that is killed: writes, reads, settles, copies and reopens a store until it is gone.
+//! The process that is killed: it writes, reads, settles, copies and reopens a store until it is killed.
 //!
-//! Owns: the open store of a directory. Must not: decide what survived; its parent does. Runs on the main thread of a
-//! process of its own, with watchers beside it at times.
+//! Owns: the open store of a directory. Must not: decide whether the store survived; its parent does. Runs on the main
+//! thread of a process of its own, at times with reading threads in addition.
 //!
-//! It says on its standard output which change it attempts and which was acknowledged; what was written into the pipe
-//! survives the process.
+//! It reports on its standard output which change it attempts and which one was acknowledged. Lines in the pipe survive
+//! the process.
 
 use std::fs;
 use std::io::Write;
@@ -23,10 +23,10 @@ use crate::readers::{Held, beside};
 use crate::support::{Rng, at, stat};
 use crate::writer::write;
 
-/// Readers held at once.
+/// Largest number of readers held at once.
 const HELD_MAX: usize = 4;
 
-/// What the parent asks for.
+/// Arguments that the parent passes.
 #[derive(clap::Args)]
 pub(crate) struct Task {
     /// The directory of this life: the store, its model, copies.
@@ -43,17 +43,17 @@ pub(crate) struct Task {
     pub(crate) changes: u64,
 }
 
-/// The store within a life's directory.
+/// Path of the store within a life's directory.
 pub(crate) fn store(dir: &Path) -> PathBuf {
     dir.join("store")
 }
 
-/// The model within a life's directory.
+/// Path of the model within a life's directory.
 pub(crate) fn model(dir: &Path) -> PathBuf {
     dir.join("model")
 }
 
-/// Opens a store with options by chance: sometimes all pages have room, sometimes not even the filters.
+/// Opens a store with random options: sometimes all pages have room in memory, sometimes not even the filters.
 pub(crate) fn open(dir: &Path, rng: &mut Rng) -> Check<StrataEngine> {
     let mebibytes = [8, 8, 16, 48, 256][rng.below(5) as usize];
     let options = StrataOptions { memory_bytes: mebibytes << 20, disk_reserve_bytes: 64 << 20 };
@@ -64,7 +64,7 @@ pub(crate) fn open(dir: &Path, rng: &mut Rng) -> Check<StrataEngine> {
 /// Works until the changes are done.
 ///
 /// # Errors
-/// What was wrong; nobody has to have killed this process.
+/// The first wrong answer, or an error of the engine or of the machine. Being killed is not an error.
 pub(crate) fn run(task: &Task) -> Check {
     // SAFETY: prctl takes no pointers here.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
@@ -93,21 +93,22 @@ pub(crate) fn run(task: &Task) -> Check {
     Ok(())
 }
 
-/// Whether there is something to merge into a base that has, with what is to be merged, more than one segment a run.
+/// Whether there are deltas to merge into a base, and more segments than runs, so that the merge replaces several
+/// groups.
 pub(crate) fn has_groups(engine: &StrataEngine) -> bool {
     let stat = |name| stat(engine, name);
     stat("delta_records") > 0 && stat("base_records") > 0 && stat("segments") > stat("delta_runs") + 1
 }
 
 fn say(what: &str, seq: u64) -> Check {
-    // One write a line.
+    // One write for each line, so that a kill cuts at most the last line.
     let line = format!("{what} {seq}\n");
     let mut out = std::io::stdout().lock();
     out.write_all(line.as_bytes())?;
     Ok(out.flush()?)
 }
 
-/// What is done between an opening and a closing.
+/// One session between an opening and a closing.
 struct Session<'a> {
     engine: &'a StrataEngine,
     dir: &'a Path,
@@ -122,7 +123,7 @@ impl Session<'_> {
         let most = [20, 400, 6_000][self.rng.below(3) as usize];
         let changes = 1 + self.rng.below(most);
         let end = end.min(model.seq + changes);
-        // ORDERING: Relaxed: the flag carries nothing but itself.
+        // ORDERING: Relaxed: the flag guards no other memory.
         while model.seq < end && !stop.load(Ordering::Relaxed) {
             let seq = model.seq + 1;
             let change = model.plan.change(seq);
@@ -133,7 +134,7 @@ impl Session<'_> {
             match self.rng.below(24) {
                 0 => model.check_gets(&mut *self.engine.reader()?, self.rng, 200)?,
                 1 => self.hold(model)?,
-                // What takes long gets a third of the time.
+                // Slow operations get a third of the time.
                 2..6 if costly * 3 < started.elapsed() => {
                     let begun = Instant::now();
                     self.costly(model)?;
@@ -145,7 +146,7 @@ impl Session<'_> {
         self.held.iter_mut().try_for_each(|held| held.check(self.rng))
     }
 
-    /// Opens, checks, moves or drops a reader that is held.
+    /// Opens, checks, refreshes or drops a reader that is held.
     fn hold(&mut self, model: &Model) -> Check {
         if self.held.len() < HELD_MAX {
             self.held.push(Held::new(self.engine, model, self.rng)?);
@@ -167,7 +168,7 @@ impl Session<'_> {
             0 => model.check_store(self.engine, self.rng),
             1 => Ok(self.engine.scrub()?),
             2 => {
-                // The parent knows then of what a kill has cut short.
+                // The report lets the parent count the merges that a kill has interrupted.
                 say("settling", u64::from(has_groups(self.engine)))?;
                 self.engine.settle()?;
                 say("settling", 0)?;
@@ -179,7 +180,7 @@ impl Session<'_> {
         }
     }
 
-    /// Copies the store, and goes on in the copy, which must not be seen in the store.
+    /// Copies the store and writes to the copy. The store must not show those writes.
     fn copy(&mut self, model: &Model) -> Check {
         let copies = self.dir.join("copies");
         fs::create_dir_all(&copies)?;

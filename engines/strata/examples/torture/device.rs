@@ -1,8 +1,8 @@
-//! Rounds on a device in memory: one store, one kind of fault at a place by chance, and what has to be left.
+//! Rounds on a device in memory: one store, one kind of fault at a random place, and a check of the remains.
 //!
-//! Owns: which fault comes when, and what FORMAT.md ("The commit, case by case") demands after it. Must not: touch a
-//! real directory. Runs on the main thread, with watchers beside it at times. The engine merges on a thread of its own,
-//! so a seed gives the same changes and the same fault, but not always the same moment of it.
+//! Owns: the choice and time of faults, and the demands of FORMAT.md ("The commit, case by case") after each. Must not:
+//! touch a real directory. Runs on the main thread, at times with reading threads in addition. The engine merges on a
+//! thread of its own, so a seed fixes the changes and the fault, but not always the moment of the fault.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ use crate::readers::{Held, beside};
 use crate::support::{OPTIONS, Rng};
 use crate::writer::write;
 
-/// What a round is about.
+/// The kind of fault of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     PowerLoss,
@@ -30,25 +30,25 @@ enum Kind {
     Flip,
 }
 
-/// One store and how far it got.
+/// The state of a round: one store and its expected content.
 struct Case<'t> {
     kind: Kind,
     plan: Plan,
     rng: Rng,
     storage: FaultyStorage,
-    /// What was acknowledged.
+    /// Content after the last acknowledged change.
     model: Model,
-    /// The last change that was acknowledged as flushed.
+    /// Number of the last change that was acknowledged as flushed.
     synced: u64,
-    /// The last change that was begun.
+    /// Number of the last change that was begun.
     attempted: u64,
     totals: &'t mut Totals,
 }
 
-/// One round.
+/// Runs one round.
 ///
 /// # Errors
-/// What was wrong.
+/// The first wrong answer, or an error of the engine that the fault does not explain.
 pub(crate) fn round(seed: u64, totals: &mut Totals) -> Check {
     let mut rng = Rng(seed);
     let kinds = [Kind::PowerLoss, Kind::PowerLoss, Kind::Read, Kind::Flush, Kind::Space, Kind::Flip];
@@ -69,7 +69,8 @@ pub(crate) fn round(seed: u64, totals: &mut Totals) -> Check {
 }
 
 impl Case<'_> {
-    /// Loses the power some times in a row; each time several outcomes are looked at, and the last one is gone on with.
+    /// Loses power several times in a row. Each time it checks several possible outcomes and continues with the last
+    /// one.
     fn power_losses(&mut self) -> Check {
         for _ in 0..1 + self.rng.below(4) {
             let at = self.early(12);
@@ -88,7 +89,8 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// One read or flush fails; opening again finds all that was acknowledged, a power loss all that was flushed.
+    /// Fails one read or flush. A new opening must find every acknowledged change, and a power loss must leave every
+    /// flushed one.
     fn one_failure(&mut self) -> Check {
         let fault = match self.kind {
             Kind::Read => Fault::ReadAt(self.early(15)),
@@ -107,14 +109,14 @@ impl Case<'_> {
         self.calm(10)
     }
 
-    /// Continues with `storage`, where everything that was found is durable or known.
+    /// Continues with `storage`, which holds `found`: everything there is durable or known.
     fn go_on(&mut self, storage: FaultyStorage, found: Model) {
         (self.storage, self.attempted) = (storage, found.seq);
         self.synced = self.synced.min(found.seq);
         self.model = found;
     }
 
-    /// Works where no fault may end it; a full device is one that is gone on with.
+    /// Works without a fault that may end the work. A full device must not end it.
     fn calm(&mut self, most: u64) -> Check {
         if self.kind == Kind::Space {
             let at = self.rng.below(6 << 20);
@@ -124,14 +126,14 @@ impl Case<'_> {
         self.work(changes)
     }
 
-    /// Works until the fault is met; true where it was.
+    /// Works until the fault is met. Returns whether it was.
     fn until_it_fails(&mut self, most: u64) -> Check<bool> {
         let changes = 1 + self.rng.below(most);
         match self.work(changes) {
             Ok(()) => Ok(false),
-            // A failing device is not damage.
+            // A failing device is no damage of the store.
             Err(Bad::Engine(error)) if error.kind() == ErrorKind::Reopen => Ok(true),
-            // After a read that failed the store need not be opened again, and a merge leaves the segment out.
+            // A failed read needs no new opening, and a merge leaves the segment out.
             Err(Bad::Engine(error)) if self.kind == Kind::Read && error.to_string().contains("cannot read: file=") => {
                 Ok(true)
             }
@@ -139,7 +141,7 @@ impl Case<'_> {
         }
     }
 
-    /// A number that is small as often as it is large, below two to the `bits`.
+    /// Returns a random number below two to the `bits`, small as often as large.
     fn early(&mut self, bits: u64) -> u64 {
         let most = 1 << self.rng.below(bits + 1);
         1 + self.rng.below(most)
@@ -150,7 +152,8 @@ impl Case<'_> {
         StrataEngine::open_sized(Arc::new(storage.clone()), &OPTIONS, sizes)
     }
 
-    /// What a storage holds, which has to be the content of some change in `from` to the last one attempted.
+    /// Opens a storage and checks its content, which must be that of some change from `from` to the last one attempted.
+    /// Returns that content.
     fn found_in(&mut self, storage: &FaultyStorage, from: u64) -> Check<Model> {
         let engine = self.open_on(storage)?;
         self.totals.reopenings += 1;
@@ -164,7 +167,7 @@ impl Case<'_> {
         Ok(model)
     }
 
-    /// Closes what is there; from then on a power loss changes nothing.
+    /// Checks and closes the store. From then on a power loss must change nothing.
     fn closed(&mut self) -> Check {
         self.storage.set(Fault::None);
         let storage = self.storage.clone();
@@ -178,7 +181,7 @@ impl Case<'_> {
         self.found_in(&left, self.synced).map(drop)
     }
 
-    /// Does `changes` changes over some openings.
+    /// Writes `changes` changes over several openings.
     fn work(&mut self, changes: u64) -> Check {
         let ops = self.model.ops;
         let end = self.model.seq + changes;
@@ -217,7 +220,7 @@ impl Case<'_> {
 
     fn session(&mut self, engine: &StrataEngine, end: u64, stop: &AtomicBool) -> Check {
         let mut held: Vec<Held<'_>> = Vec::new();
-        // ORDERING: Relaxed: the flag carries nothing but itself.
+        // ORDERING: Relaxed: the flag guards no other memory.
         while self.model.seq < end && !stop.load(Ordering::Relaxed) {
             let seq = self.model.seq + 1;
             self.attempted = seq;
@@ -258,10 +261,10 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// A write failed: a full device is gone on with, anything else ends the work.
+    /// Handles a failed write: work continues on a full device, and ends for any other reason.
     fn failed(&mut self, engine: &StrataEngine, change: &Change, error: Error) -> Check {
         if self.has_no_space(&error) {
-            // Nothing of it was applied, and reads go on.
+            // Nothing of the change was applied, and reads still work.
             self.model.check_store(engine, &mut self.rng)?;
             let more = self.rng.below(1 << 20);
             self.space_again(more);
@@ -280,7 +283,7 @@ impl Case<'_> {
         self.kind == Kind::Space && error.kind() == ErrorKind::FreeSpace
     }
 
-    /// Gives `more` bytes, which may not be enough, or all there are.
+    /// Gives the device `more` bytes, which may not be enough, or unlimited space.
     fn space_again(&mut self, more: u64) {
         self.totals.fault("no space");
         let (.., allocated) = self.storage.counts();

@@ -1,6 +1,8 @@
-//! Flipped bits in a closed store: never a wrong value; an error that names the place, or no effect where nothing lies.
+//! Flipped bits in a closed store: never a wrong value. A flip must cause an error that names the place, or have no
+//! effect if the byte holds nothing.
 //!
-//! Owns: where a bit is flipped and how it has to be noticed. Must not: change the store it is given: it flips copies.
+//! Owns: the choice of bits, and the demands on their detection. Must not: change the given store; it flips bits in
+//! copies.
 
 use std::fmt;
 use std::io;
@@ -18,11 +20,11 @@ use crate::support::{OPTIONS, Rng};
 const FLIPS: u64 = 12;
 const PAGE_BYTES: u64 = 4096;
 
-/// A flipped bit.
+/// A flipped bit: file, place and former byte.
 struct Flip {
     name: String,
     offset: u64,
-    /// What the byte was.
+    /// Value of the byte before the flip.
     byte: u8,
 }
 
@@ -32,7 +34,7 @@ impl fmt::Display for Flip {
     }
 }
 
-/// Flips bits in copies of a closed store, whose content is the model's.
+/// Flips bits in copies of a closed store that has the model's content.
 pub(crate) fn flips(closed: &FaultyStorage, model: &Model, rng: &mut Rng, totals: &mut Totals) -> Check {
     for _ in 0..FLIPS {
         let copy = closed.after_crash(rng.next());
@@ -57,7 +59,7 @@ fn flip(storage: &FaultyStorage, rng: &mut Rng) -> io::Result<Option<Flip>> {
     if length == 0 {
         return Ok(None);
     }
-    // The sections behind the pages and the footer are small, but not less worth.
+    // Prefer the end of the file at times: the sections after the pages and the footer are small but no less important.
     let tail = [length, length.min(8 * PAGE_BYTES), length.min(PAGE_BYTES)][rng.below(3) as usize];
     let offset = length - tail + rng.below(tail);
     let mut byte = [0];
@@ -67,13 +69,13 @@ fn flip(storage: &FaultyStorage, rng: &mut Rng) -> io::Result<Option<Flip>> {
     Ok(Some(Flip { name: name.clone(), offset, byte: byte[0] }))
 }
 
-/// Opens and reads everything: an error of the engine is one that found it.
+/// Opens the store and reads everything. An error of the engine means that it noticed the flip.
 fn noticed(storage: &FaultyStorage, flip: &Flip, model: &Model, rng: &mut Rng) -> Check {
     let engine = StrataEngine::open_on(Arc::new(storage.clone()), &OPTIONS)?;
     let seq = engine.checkpoint()?.seq;
     let mut reader = engine.reader()?;
     if flip.name.ends_with(".wal") {
-        // A record that is not whole ends the replay: what was before it is there.
+        // A record that is not whole ends the replay: every batch before it must be there.
         if seq > model.seq {
             return wrong(format!("seq={seq} of {}", model.seq));
         }
@@ -86,13 +88,13 @@ fn noticed(storage: &FaultyStorage, flip: &Flip, model: &Model, rng: &mut Rng) -
     }
     let gets = model.check_gets(&mut *reader, rng, 500);
     let scan = model.check_scan(&mut *reader);
-    // A wrong answer counts, whatever else was found.
+    // A wrong answer counts as a failure, whatever else was found.
     match (gets, scan) {
         (Err(Bad::Wrong(why)), _) | (_, Err(Bad::Wrong(why))) => return wrong(why),
         (gets, scan) => gets.and(scan)?,
     }
     engine.scrub()?;
-    // Zeros between the sections hold nothing, nor does a file that no manifest names.
+    // Zeros between the sections hold no data, nor does a file that no manifest names.
     if flip.byte == 0 || !storage.names().contains(&flip.name) {
         return Ok(());
     }

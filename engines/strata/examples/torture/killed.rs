@@ -1,7 +1,7 @@
-//! Rounds on a real directory: a child works on a store until it is killed, and what it left is compared.
+//! Rounds on a real directory: a child process works on a store until it is killed, and the remains are compared.
 //!
-//! Owns: the lives of stores, the killing, the judgement of what survived. Must not: write to a store itself but for
-//! what opening and settling do. Runs on the main thread; one thread a child reads its output.
+//! Owns: the lives of stores, the killing, and the check of the remains. Must not: write to a store except through
+//! opening and settling. Runs on the main thread; one thread for each child reads its output.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -18,14 +18,15 @@ use crate::model::{Bad, Check, Model, wrong};
 use crate::plan::Plan;
 use crate::support::Rng;
 
-/// Children of one life: then the directory is wiped.
+/// Number of children in one life. Then the directory is wiped.
 pub(crate) const CHILDREN: u64 = 20;
-/// One child in so many is left alone until it has done this many changes: a child that hangs is not killed unseen.
+/// One child in ALONE is not killed until it has done [`ALONE_CHANGES`], so that a child that hangs is not hidden by a
+/// kill.
 const ALONE: u64 = 8;
 const ALONE_CHANGES: u64 = 300;
 const ALONE_LIMIT: Duration = Duration::from_secs(180);
 
-/// A store and the children that worked on it.
+/// A store and the children that work on it one after the other.
 pub(crate) struct Life {
     dir: PathBuf,
     seed: u64,
@@ -34,18 +35,18 @@ pub(crate) struct Life {
     model: Model,
 }
 
-/// What a child said.
+/// Reports of a child.
 #[derive(Debug, Default)]
 struct Said {
     opened: u64,
     attempted: u64,
     acked: u64,
-    /// Not zero while a store of more segments than runs is settled.
+    /// Nonzero while the child settles a store with more segments than runs.
     settling: u64,
 }
 
 impl Life {
-    /// An empty store in `dir`, which is wiped.
+    /// Begins a life with an empty store in `dir`, which is wiped.
     pub(crate) fn new(dir: &Path, seed: u64) -> Check<Self> {
         if dir.exists() {
             fs::remove_dir_all(dir)?;
@@ -63,7 +64,7 @@ impl Life {
         self.children == CHILDREN
     }
 
-    /// Lets one more child work, kills it, and checks what it left.
+    /// Lets one more child work, kills it, and checks the remains.
     pub(crate) fn turn(&mut self, totals: &mut Totals) -> Check {
         self.children += 1;
         self.model.save(&child::model(&self.dir))?;
@@ -72,7 +73,7 @@ impl Life {
         let mut child = self.spawn(changes)?;
         let Some(out) = child.stdout.take() else { return wrong("a child without output") };
         let listener = std::thread::spawn(move || listen(out));
-        // Often while it opens the store, or soon after.
+        // A third of the children are killed early, while they open the store or soon after.
         let most = if self.rng.below(3) == 0 { 200 } else { 3_000 };
         let lifetime = if alone { ALONE_LIMIT } else { Duration::from_millis(self.rng.below(most)) };
         let status = end(&mut child, lifetime)?;
@@ -99,12 +100,12 @@ impl Life {
             .args(["--seed", &self.seed.to_string(), "--number", &self.children.to_string()])
             .args(["--changes", &changes.to_string()])
             .stdout(Stdio::piped())
-            // An interrupt at the terminal is for the parent alone.
+            // A process group of its own, because an interrupt at the terminal is for the parent alone.
             .process_group(0)
             .spawn()?)
     }
 
-    /// A process that was killed loses nothing that it was told is committed, and leaves no part of a change.
+    /// Checks the store after a kill: every acknowledged change must be there, and no part of an unfinished one.
     fn check(&mut self, said: &Said, totals: &mut Totals) -> Check {
         let (acked, attempted) = (said.acked.max(self.model.seq), said.attempted.max(self.model.seq));
         let ops = self.model.ops;
@@ -149,7 +150,7 @@ fn end(child: &mut Child, lifetime: Duration) -> Check<ExitStatus> {
     Ok(child.wait()?)
 }
 
-/// Reads what a child says until it is gone; a line that was cut is no line.
+/// Reads a child's reports until it ends. An incomplete line is ignored.
 fn listen(out: impl Read) -> Check<Said> {
     let mut said = Said::default();
     let mut out = BufReader::new(out);

@@ -1,17 +1,18 @@
-//! Random operations with random kills and faults, compared with a model, until a time is up.
+//! Random operations with random kills and faults, compared with a model, until the time is up.
 //!
-//! Owns: the order of rounds, their seeds, the report. Must not: change what the engine's tests rely on. Runs on the
-//! main thread; a second thread ends the program when a round hangs.
+//! Owns: the order of rounds, their seeds, and the report. Must not: change code that the engine's tests rely on. Runs
+//! on the main thread; a second thread ends the program when a round hangs.
 //!
 //! ```text
 //! cargo run --release -p engine-strata --example torture -- --seconds 3600
 //! ```
-//! - **killed**: a child works on a directory and is killed with SIGKILL, again and again; a round is the life of one
+//! - **killed**: a child works on a directory and is killed with SIGKILL, again and again. A round is the life of one
 //!   store under twenty children.
-//! - **device**: one store in memory, on a device that loses its power, fails a read or a flush, is full, or flips bits.
+//! - **device**: one store in memory, on a device that loses its power, fails a read or a flush, is full, or flips
+//!   bits.
 //!
-//! A seed fixes everything that is written and every fault. Threads and the moment of a kill stay the machine's, so a
-//! rare divergence may need its command more than once.
+//! A seed fixes every write and every fault. Threads and the moment of a kill depend on the machine, so a rare
+//! divergence may need its command more than once.
 
 #![allow(clippy::unwrap_used, reason = "what is shared with the tests fails as a test does")]
 
@@ -46,7 +47,7 @@ use model::{Check, wrong};
 use support::Rng;
 
 const PROGRESS_EVERY: Duration = Duration::from_secs(60);
-/// A turn that takes longer hangs.
+/// Seconds after which a turn counts as hanging.
 const HANGS_AFTER_SECONDS: u64 = 300;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -87,7 +88,7 @@ enum Kind {
     Device,
 }
 
-/// What was done.
+/// Counts of rounds, operations and faults.
 #[derive(Default)]
 pub(crate) struct Totals {
     lives: u64,
@@ -95,7 +96,7 @@ pub(crate) struct Totals {
     pub(crate) ops: u64,
     pub(crate) kills: u64,
     pub(crate) reopenings: u64,
-    /// Settlings of stores of more segments than runs.
+    /// Number of times a store with more segments than runs was settled.
     pub(crate) groups: u64,
     faults: BTreeMap<&'static str, u64>,
 }
@@ -115,14 +116,14 @@ impl fmt::Display for Totals {
     }
 }
 
-/// All rounds of one run.
+/// State of one run of the program.
 struct Run {
     start_seed: u64,
     dir: PathBuf,
     life: Option<Life>,
     totals: Totals,
     started: Instant,
-    /// Seconds after the start at which the turn began that is under way.
+    /// Start of the present turn, in seconds after the start of the program.
     turn_began: Arc<AtomicU64>,
 }
 
@@ -164,11 +165,11 @@ fn main() -> ExitCode {
 }
 
 extern "C" fn interrupted(_signal: libc::c_int) {
-    // ORDERING: Relaxed: the flag carries nothing but itself.
+    // ORDERING: Relaxed: the flag guards no other memory.
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
-/// A deadlock would otherwise look like a long round.
+/// Ends the program when a turn takes too long, because a deadlock would look like a long round.
 fn end_if_it_hangs(started: Instant, turn_began: Arc<AtomicU64>) {
     std::thread::spawn(move || {
         loop {
@@ -183,7 +184,7 @@ fn end_if_it_hangs(started: Instant, turn_began: Arc<AtomicU64>) {
 }
 
 impl Run {
-    /// Turns of both kinds, as long as each other, until the time or the rounds are up.
+    /// Runs turns of both kinds for equal times, until the time is up or the rounds are done.
     fn all(&mut self, args: &Args) -> Result<(), ()> {
         let mut progress = Instant::now();
         let limit = Duration::from_secs(args.seconds);
@@ -220,7 +221,7 @@ impl Run {
         if round == 0 { self.start_seed } else { Rng(self.start_seed ^ round << 32).next() >> 16 }
     }
 
-    /// One child more of the store's life, which is a round.
+    /// Runs one more child of the present life. A whole life is a round.
     fn killed(&mut self) -> Result<(), ()> {
         let mut life = match self.life.take() {
             Some(life) => life,

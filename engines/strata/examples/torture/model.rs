@@ -1,4 +1,4 @@
-//! What a store should hold, and the comparison of a reader with it.
+//! The expected content of a store, and the comparison of a reader with it.
 //!
 //! Owns: the expected content after a number of changes. Must not: write to a store. Each thread has its own.
 
@@ -14,16 +14,16 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::plan::{Change, Plan, value};
 use crate::support::{Rng, at};
 
-/// What ends a round early.
+/// Reason that ends a round early.
 #[derive(Debug)]
 pub(crate) enum Bad {
-    /// The engine answered with an error, which may be a fault's due.
+    /// The engine returned an error, which a fault may explain.
     Engine(Error),
     /// An answer that is wrong, whatever the fault.
     Wrong(String),
 }
 
-/// A result of a check.
+/// Result of a check; the error ends the round.
 pub(crate) type Check<T = ()> = Result<T, Bad>;
 
 impl From<Error> for Bad {
@@ -47,12 +47,12 @@ impl fmt::Display for Bad {
     }
 }
 
-/// `Err` with what is wrong.
+/// Returns an error that describes a wrong answer.
 pub(crate) fn wrong<T>(why: impl Into<String>) -> Check<T> {
     Err(Bad::Wrong(why.into()))
 }
 
-/// A content in 16 bytes, in any order of its pairs.
+/// Digest of a store's content: number of pairs and a hash that does not depend on their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sum {
     pub(crate) pairs: u64,
@@ -70,7 +70,7 @@ impl Sum {
         self.hash = self.hash.wrapping_sub(pair_hash(key, value));
     }
 
-    /// What a reader's scan gives.
+    /// Returns the digest of a reader's scan, which must ascend.
     pub(crate) fn of(reader: &mut dyn Reader) -> Check<Self> {
         let mut sum = Self::default();
         let mut last: Option<Key> = None;
@@ -98,9 +98,9 @@ pub(crate) struct Model {
     pub(crate) plan: Plan,
     pub(crate) seq: u64,
     pub(crate) sum: Sum,
-    /// Operations of all changes so far.
+    /// Number of operations in all changes so far.
     pub(crate) ops: u64,
-    /// By place; zero where there is no pair.
+    /// Stamp of the value by place; zero if there is no pair.
     stamps: Vec<u64>,
 }
 
@@ -109,7 +109,7 @@ impl Model {
         Self { plan, seq: 0, sum: Sum::default(), ops: 0, stamps: vec![0; plan.places()] }
     }
 
-    /// The content after `seq` changes.
+    /// Computes the content after `seq` changes.
     pub(crate) fn after(plan: Plan, seq: u64) -> Self {
         let mut model = Self::new(plan);
         model.advance_to(seq);
@@ -147,7 +147,7 @@ impl Model {
         (stamp != 0).then(|| value(stamp))
     }
 
-    /// A key by chance with what it should hold; one in eight is a neighbour that was never written.
+    /// Returns a random key with its expected value. One in eight is a changed key that was never written.
     pub(crate) fn sample(&self, rng: &mut Rng) -> (Key, Option<Value>) {
         let id = self.plan.any_id(rng, self.seq);
         let mut key = self.plan.key(id);
@@ -158,7 +158,7 @@ impl Model {
         (key, self.value(id))
     }
 
-    /// Compares gets of keys by chance, one by one and many at once.
+    /// Compares gets of random keys, one by one and many at once.
     pub(crate) fn check_gets(&self, reader: &mut dyn Reader, rng: &mut Rng, count: usize) -> Check {
         let samples: Vec<_> = (0..count).map(|_| self.sample(rng)).collect();
         for sample in &samples {
@@ -178,7 +178,7 @@ impl Model {
         wrong(format!("{what} at seq={}: key={} found={found:x?} expected={expected:x?}", self.seq, shown(key)))
     }
 
-    /// Compares a whole scan: every pair right, none missing, none twice.
+    /// Compares a whole scan: every pair must be right, none missing and none twice.
     pub(crate) fn check_scan(&self, reader: &mut dyn Reader) -> Check {
         let mut seen = vec![false; self.stamps.len()];
         let (mut last, mut pairs, mut why) = (None, 0, None);
@@ -208,7 +208,7 @@ impl Model {
         wrong(format!("a scan misses pairs: seq={} pairs={pairs} of={} first={key}", self.seq, self.sum.pairs))
     }
 
-    /// Everything that can be asked of an open store.
+    /// Checks checkpoint, scan and gets of an open store.
     pub(crate) fn check_store(&self, engine: &dyn Engine, rng: &mut Rng) -> Check {
         let found = engine.checkpoint()?;
         if found != at(self.seq) {
@@ -222,14 +222,14 @@ impl Model {
         self.check_gets(&mut *reader, rng, 2_000)
     }
 
-    /// Writes the model into a file, so that another process need not compute it.
+    /// Writes the model to a file, so that another process need not compute it.
     pub(crate) fn save(&self, path: &Path) -> io::Result<()> {
         let words = [self.seq, self.sum.pairs, self.sum.hash, self.ops];
         let bytes: Vec<u8> = words.iter().chain(&self.stamps).flat_map(|word| word.to_le_bytes()).collect();
         fs::write(path, bytes)
     }
 
-    /// Reads what [`Model::save`] wrote.
+    /// Reads a model that [`Model::save`] wrote.
     pub(crate) fn load(plan: Plan, path: &Path) -> io::Result<Self> {
         let bytes = fs::read(path)?;
         let mut words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(std::array::from_fn(|i| word[i])));
@@ -239,7 +239,7 @@ impl Model {
     }
 }
 
-/// A key in hex.
+/// Formats a key in hex.
 pub(crate) fn shown(key: &Key) -> String {
     key.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,24 +1,25 @@
-//! What is written: every change of a store as a pure function of a seed and the change's number.
+//! The plan of writes: every change of a store as a pure function of a seed and the change's number.
 //!
-//! Owns: the key spaces, their keys and values, the changes, the sizes of what the engine writes. Must not: do I/O, remember anything. Used on any thread of
-//! the program and of its child, which so agree on a content without telling each other.
+//! Owns: the key spaces, keys and values, changes, and random sizes. Must not: do I/O or remember anything. Used on any
+//! thread of the program and of its child, which thus agree on a content without communication.
 //!
-//! A key carries its own number in its last eight bytes, so that whoever reads it knows what it should hold.
+//! A key carries its own number in its last eight bytes, so that whoever reads it knows its expected value.
 
 use engine_api::{Key, Value};
 use engine_strata::{Sizes, StrataOptions};
 
 use crate::support::Rng;
 
-/// Keys that are overwritten again and again.
+/// Number of keys that are overwritten again and again.
 const SMALL: u64 = 4_000;
-/// Keys that share their first bytes, in groups.
+/// Number of keys that share their first bytes, in groups.
 const NEAR: u64 = 60_000;
-/// The bytes that a group's keys share; what is left of 24 tells them apart, or else only the number does.
+/// Number of bytes that the keys of each group share. The rest of the first 24 bytes tells them apart, or only the
+/// number at the end if there is no rest.
 const NEAR_SHARED: [usize; 8] = [3, 4, 7, 8, 9, 15, 20, 24];
-/// One change in so many loads sorted pairs above everything else.
+/// One change in BULK_EVERY loads sorted pairs above all other keys.
 const BULK_EVERY: u64 = 48;
-/// Numbers that each bulk load has for its keys.
+/// Number of key numbers reserved for each bulk load.
 const BULK_ROOM: u64 = 6_000;
 
 const SPACE_SMALL: u64 = 0;
@@ -27,18 +28,18 @@ const SPACE_NEAR: u64 = 2;
 const SPACE_BULK: u64 = 3;
 const SPACE_SHIFT: u32 = 56;
 
-/// Puts one key, or deletes it where the stamp is zero. The stamp makes the value.
+/// Puts a key, or deletes it if the stamp is zero. The stamp determines the value.
 #[derive(Clone, Copy)]
 pub(crate) struct Op {
     pub(crate) id: u64,
     pub(crate) stamp: u64,
 }
 
-/// What a checkpoint's number stands for.
+/// One numbered change, which a checkpoint's seq stands for.
 pub(crate) enum Change {
-    /// A transaction; a key may come twice.
+    /// A transaction, in which a key may occur twice.
     Batch(Vec<Op>),
-    /// Sorted pairs above every key that is there.
+    /// A load of sorted pairs above every key in the store.
     Bulk(Vec<Op>),
 }
 
@@ -46,11 +47,11 @@ pub(crate) enum Change {
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     seed: u64,
-    /// Keys of the large space.
+    /// Number of keys in the large space.
     large: u64,
-    /// Of which so many are in use from the first change on, and so many more with each.
+    /// Number of these keys in use at the first change, and the number added by each change.
     grows: (u64, u64),
-    /// Changes that are of one kind.
+    /// Number of consecutive changes of the same kind.
     phase: u64,
 }
 
@@ -63,7 +64,7 @@ impl Change {
 }
 
 impl Plan {
-    /// For a store on a real device.
+    /// Makes a plan for a store on a real device.
     pub(crate) fn killed(seed: u64) -> Self {
         let mut rng = Rng(seed);
         let large = [2_000_000, 2_000_000, 200_000][rng.below(3) as usize];
@@ -71,14 +72,14 @@ impl Plan {
         Self { seed, large, grows: [(large, 0), (1_000, 500)][rng.below(2) as usize], phase }
     }
 
-    /// For a store in memory: smaller, and more mixed.
+    /// Makes a plan for a store in memory, which is smaller and more mixed.
     pub(crate) fn device(seed: u64) -> Self {
         let mut rng = Rng(seed);
         let (large, phase) = (30_000, 1 + rng.below(6));
         Self { seed, large, grows: [(large, 0), (200, 300)][rng.below(2) as usize], phase }
     }
 
-    /// Change number `seq`, from 1.
+    /// Returns change number `seq`, counted from 1.
     pub(crate) fn change(&self, seq: u64) -> Change {
         let mut rng = Rng(self.seed ^ seq.wrapping_mul(0x2545_f491_4f6c_dd1d));
         if seq % BULK_EVERY == BULK_EVERY - 1 {
@@ -93,7 +94,7 @@ impl Plan {
         let most = [4, 300, 300, 3_000, 10_000][phase.below(5) as usize];
         let length = match rng.below(200) {
             0 => 0,
-            // More than a small memtable holds.
+            // More operations than a small memtable holds.
             1 => 40_000,
             _ if most == 10_000 => most,
             _ => 1 + rng.below(most),
@@ -126,13 +127,13 @@ impl Plan {
         }
     }
 
-    /// A key that some change up to `seq` may have written.
+    /// Returns the number of a key that some change up to `seq` may have written.
     pub(crate) fn any_id(&self, rng: &mut Rng, seq: u64) -> u64 {
         let space = rng.below(4);
         self.pick(rng, space, seq)
     }
 
-    /// The key of a number.
+    /// Returns the key with this number.
     pub(crate) fn key(&self, id: u64) -> Key {
         let (space, n) = (id >> SPACE_SHIFT, id & ((1 << SPACE_SHIFT) - 1));
         let mut key = [0; 32];
@@ -152,20 +153,20 @@ impl Plan {
             _ => {}
         }
         if space != SPACE_BULK {
-            // Bulk loads have the greatest keys.
+            // Keep the greatest keys for bulk loads.
             key[0] = key[0].min(0xfe);
         }
         key[24..].copy_from_slice(&id.to_be_bytes());
         key
     }
 
-    /// The number of a key, if this plan has it.
+    /// Returns the number of a key, if this plan has it.
     pub(crate) fn id(&self, key: &Key) -> Option<u64> {
         let id = u64::from_be_bytes(std::array::from_fn(|i| key[24 + i]));
         (id >> SPACE_SHIFT <= SPACE_BULK && self.key(id) == *key).then_some(id)
     }
 
-    /// Where a number stands in a table of all of them.
+    /// Returns the index of a key's number in a table of all of them.
     pub(crate) fn place(&self, id: u64) -> usize {
         let n = id & ((1 << SPACE_SHIFT) - 1);
         let before = match id >> SPACE_SHIFT {
@@ -177,7 +178,7 @@ impl Plan {
         (before + n) as usize
     }
 
-    /// The number that stands in a place of the table.
+    /// Returns the number at an index of that table.
     pub(crate) fn at_place(&self, place: usize) -> u64 {
         let place = place as u64;
         let (large, near) = (SMALL + self.large, SMALL + self.large + NEAR);
@@ -189,14 +190,14 @@ impl Plan {
         }
     }
 
-    /// Places of the table before any bulk load.
+    /// Length of the table before any bulk load.
     pub(crate) fn places(&self) -> usize {
         (SMALL + self.large + NEAR) as usize
     }
 }
 
-/// Sizes by chance, for a device or a directory: half of the time those of the memory, else so small that the base is many
-/// segments, which merges replace in groups. Each opening has its own.
+/// Returns random sizes for a device or a directory: half of the time those that follow from the memory, otherwise
+/// small ones, so that the base has many segments, which merges replace in groups. Each opening has its own.
 pub(crate) fn sizes(options: &StrataOptions, rng: &mut Rng, (mem_records, segment_records): (usize, u64)) -> Sizes {
     let own = Sizes::of(options);
     if rng.below(2) == 0 {
@@ -206,7 +207,7 @@ pub(crate) fn sizes(options: &StrataOptions, rng: &mut Rng, (mem_records, segmen
     Sizes { mem_records: mem_records << rng.below(3), segment_records: segment_records << rng.below(4), wal_bytes }
 }
 
-/// The value that a stamp makes; some are all zero, which is not absence.
+/// Returns the value that a stamp determines. Some values are all zeros, which must not count as absence.
 pub(crate) fn value(stamp: u64) -> Value {
     let mut value = [0; 32];
     if !stamp.is_multiple_of(61) {

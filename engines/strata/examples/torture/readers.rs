@@ -1,6 +1,6 @@
-//! Snapshots that are held while the store changes beneath them.
+//! Snapshots that are held while the store changes.
 //!
-//! Owns: a reader that is kept on the writer's thread, and threads that read beside it. Must not: write.
+//! Owns: a reader that is kept on the writer's thread, and threads that read at the same time. Must not: write.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,10 +9,10 @@ use engine_api::{Engine, Key, Reader, Value};
 use crate::model::{Bad, Check, Model, Sum, shown, wrong};
 use crate::support::{Rng, at};
 
-/// More pairs than this are scanned seldom.
+/// Stores with more pairs than this are scanned seldom.
 const SCAN_PAIRS: u64 = 100_000;
 
-/// A reader that stays on its snapshot, and what it has to go on giving.
+/// A reader that stays on its snapshot, and the answers that it must keep giving.
 pub(crate) struct Held<'e> {
     reader: Box<dyn Reader + 'e>,
     seq: u64,
@@ -28,7 +28,7 @@ impl<'e> Held<'e> {
         Ok(held)
     }
 
-    /// Moves it to the newest state.
+    /// Moves the reader to the newest state.
     pub(crate) fn refresh(&mut self, model: &Model, rng: &mut Rng) -> Check {
         self.reader.refresh()?;
         self.remember(model, rng)
@@ -40,7 +40,7 @@ impl<'e> Held<'e> {
         self.check(rng)
     }
 
-    /// Compares the snapshot with what it was.
+    /// Compares the snapshot with its remembered content.
     pub(crate) fn check(&mut self, rng: &mut Rng) -> Check {
         let found = self.reader.checkpoint()?;
         if found != at(self.seq) {
@@ -63,14 +63,14 @@ impl<'e> Held<'e> {
     }
 }
 
-/// Reads beside the writer until told to stop: each snapshot must be exactly the content of its checkpoint.
+/// Reads during writes until told to stop. Each snapshot must be exactly the content of its checkpoint.
 ///
 /// # Errors
 /// The first wrong answer, or the engine's error.
 pub(crate) fn watch(engine: &dyn Engine, mut model: Model, stop: &AtomicBool, seed: u64) -> Check {
     let mut rng = Rng(seed);
     let mut reader = engine.reader()?;
-    // ORDERING: Relaxed: the flag carries nothing but itself.
+    // ORDERING: Relaxed: the flag guards no other memory.
     while !stop.load(Ordering::Relaxed) {
         if rng.below(4) != 0 {
             reader.refresh()?;
@@ -92,10 +92,11 @@ pub(crate) fn watch(engine: &dyn Engine, mut model: Model, stop: &AtomicBool, se
     Ok(())
 }
 
-/// Runs `work` with `threads` watchers beside it. A watcher that finds something sets the flag that `work` looks at.
+/// Runs `work` while `threads` other threads read the store. A reading thread that finds an error sets the flag that
+/// `work` checks.
 ///
 /// # Errors
-/// A wrong answer before an error of the engine, whoever met it.
+/// A wrong answer before an error of the engine, whichever thread met it.
 pub(crate) fn beside<T>(
     engine: &dyn Engine,
     model: &Model,

@@ -1,7 +1,7 @@
 //! One change, written through the engine's interface.
 //!
-//! Owns: transactions and bulk loads, with the detours a caller may take. Must not: judge an error. Runs on the thread
-//! that owns the store.
+//! Owns: transactions and bulk loads, with the detours that a caller may take. Must not: judge an error. Runs on the
+//! thread that owns the store.
 
 use engine_api::{Durability, Engine, ErrorKind, Key, Value};
 
@@ -9,7 +9,7 @@ use crate::model::{Check, wrong};
 use crate::plan::{Change, Op, Plan, value};
 use crate::support::{Rng, at};
 
-/// Writes change `seq`; gives what it survives.
+/// Writes change `seq`. Returns the durability with which it was acknowledged.
 pub(crate) fn write(engine: &dyn Engine, plan: &Plan, seq: u64, change: &Change, rng: &mut Rng) -> Check<Durability> {
     if rng.below(32) == 0 {
         abandon(engine, rng)?;
@@ -36,7 +36,7 @@ pub(crate) fn write(engine: &dyn Engine, plan: &Plan, seq: u64, change: &Change,
     }
 }
 
-/// A transaction that is dropped leaves no trace: the checks that follow would see it.
+/// Drops a transaction without a commit. It must leave no trace, which the later checks would find.
 fn abandon(engine: &dyn Engine, rng: &mut Rng) -> Check {
     let mut txn = engine.begin()?;
     for _ in 0..rng.below(50) {
@@ -59,7 +59,7 @@ fn load(engine: &dyn Engine, plan: &Plan, seq: u64, ops: &[Op], rng: &mut Rng) -
     }
     bulk.load_sorted(&pairs, &at(seq))?;
     if rng.below(4) == 0 {
-        // As after a crash whose outcome the loader does not know.
+        // As after a crash when the loader does not know the outcome.
         bulk.load_sorted(&pairs, &at(seq))?;
     }
     Ok(Durability::Synced)

@@ -1,4 +1,4 @@
-//! Any bytes as a segment's footer: refused, or of lengths that agree with each other.
+//! Decodes arbitrary bytes as a segment's footer, which is refused or has consistent lengths.
 //!
 //! Owns: nothing. Must not: check more than `engine_strata::fuzzing` does. One thread.
 

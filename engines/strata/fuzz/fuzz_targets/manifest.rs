@@ -1,4 +1,4 @@
-//! Any bytes as a manifest: refused, or written again as it was read.
+//! Decodes arbitrary bytes as a manifest, which is refused or the same when it is encoded again.
 //!
 //! Owns: nothing. Must not: check more than `engine_strata::fuzzing` does. One thread.
 

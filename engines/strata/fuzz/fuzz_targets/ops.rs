@@ -1,7 +1,7 @@
 //! Operations on a store on a disk that fails, compared with a map.
 //!
 //! Owns: the model, which is the content after each batch. Must not: know files. The operations run on one thread,
-//! beside the store's own.
+//! while the store's own threads run.
 
 #![no_main]
 
@@ -23,19 +23,19 @@ use libfuzzer_sys::fuzz_target;
 use faulty::{Fault, FaultyStorage};
 use support::{Map, OPTIONS, all, apply, at};
 
-/// More of them only make an input slow.
+/// Upper bound on the number of operations: more of them only make an input slow.
 const OPS_MAX: usize = 200;
 
 #[derive(Arbitrary, Debug)]
 enum Op {
     Put(u8, u8),
     Delete(u8),
-    /// Pairs of any order of magnitude: more than a page, more than a memtable.
+    /// Number of pairs of any order of magnitude: more than a page, more than a memtable.
     Fill(u8),
     Commit(bool),
     Get(u8),
     Scan,
-    /// Keeps a snapshot, after comparing the one that was kept.
+    /// Takes a snapshot and keeps it, after comparing the one kept before.
     Pin,
     Settle,
     Break(Failing, u8),
@@ -52,24 +52,24 @@ enum Failing {
     Space,
 }
 
-/// What the store may hold.
+/// The contents that the store may have.
 struct Model {
-    /// The content after each batch that may still be there, by its checkpoint.
+    /// The content after each batch that may still be there, by its seq.
     states: BTreeMap<u64, Map>,
-    /// The batch that readers see.
+    /// Number of the batch that readers see.
     visible: u64,
-    /// The last batch that a power loss must leave.
+    /// Number of the last batch that must survive a power loss.
     durable: u64,
     /// The last number given to a batch, successful or not.
     attempted: u64,
-    /// Not yet committed.
+    /// Changes that are not committed yet.
     changes: Vec<(Key, Option<Value>)>,
     fault: Fault,
-    /// There was a fault since the store was opened: writing may be refused.
+    /// Whether a fault occurred since the store was opened, so that writes may be refused.
     faulted: bool,
 }
 
-/// Keys far from each other, and keys that differ in their last byte only.
+/// Returns one of 128 keys far from each other, or of 128 keys that differ only in their last byte.
 fn key(n: u8) -> Key {
     if n < 128 {
         return support::key(u64::from(n));
@@ -89,7 +89,7 @@ impl Model {
         &self.states[&self.visible]
     }
 
-    /// A read that has to succeed unless reads fail.
+    /// Unwraps a read, which must succeed unless reads fail.
     fn read<T>(&self, result: Result<T>) -> Option<T> {
         match result {
             Ok(read) => Some(read),
@@ -123,7 +123,7 @@ impl Model {
             Err(error) => {
                 assert!(self.faulted, "{error}");
                 if error.kind() == ErrorKind::Reopen && self.states.keys().next_back() == Some(&self.visible) {
-                    // The record may be there: known once the store is opened again.
+                    // The record may be there; the next opening shows whether it is.
                     self.states.insert(self.attempted, next);
                 }
             }
@@ -137,7 +137,7 @@ impl Model {
         }
     }
 
-    /// Looks what an opened store holds, which has to be one of the states.
+    /// Checks the content of an opened store, which must be one of the states.
     fn opened(&mut self, engine: &StrataEngine) {
         let checkpoint = engine.checkpoint().expect("in memory");
         assert_eq!(checkpoint, at(checkpoint.seq), "a checkpoint is whole");
@@ -150,7 +150,7 @@ impl Model {
     }
 }
 
-/// Runs operations up to one that closes the store.
+/// Runs operations up to and including one that closes the store, and returns that one.
 fn session(
     engine: &StrataEngine,
     disk: &FaultyStorage,
@@ -204,7 +204,7 @@ fn session(
     None
 }
 
-/// A kept snapshot holds what was there when it was taken.
+/// Checks that a kept snapshot still holds its content from the time when it was taken.
 fn check_pinned(pinned: &mut Option<(Box<dyn Reader + '_>, Map)>, model: &Model) {
     let Some((reader, map)) = pinned else { return };
     for n in 0..=255 {
@@ -227,7 +227,7 @@ fuzz_target!(|ops: Vec<Op>| {
         match session(&engine, &disk, &mut model, &mut ops) {
             None => break,
             Some(Op::PowerLoss(seed)) => {
-                // Wherever the merging thread is.
+                // The power fails wherever the merging thread is.
                 let left = disk.after_crash(u64::from(seed));
                 drop(engine);
                 disk = left;

@@ -1,4 +1,4 @@
-//! Any bytes as a page: refused, or every lookup in it ends.
+//! Decodes arbitrary bytes as a page, which is refused, or every lookup in it ends.
 //!
 //! Owns: nothing. Must not: check more than `engine_strata::fuzzing` does. One thread.
 

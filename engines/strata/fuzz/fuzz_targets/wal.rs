@@ -1,4 +1,4 @@
-//! Any bytes as a WAL file: replayed up to where it is not whole.
+//! Replays arbitrary bytes as a WAL file, up to the first record that is not whole.
 //!
 //! Owns: nothing. Must not: check more than `engine_strata::fuzzing` does. One thread.
 

@@ -1,4 +1,4 @@
-//! What never grows without end: the wait of a commit, the WAL, the reads of a get; whatever is merged meanwhile.
+//! Bounds on the wait of a commit, the size of the WAL and the reads of a get, during any merge.
 
 use std::sync::Arc;
 
@@ -25,7 +25,8 @@ fn a_wal_of_batches_that_change_nothing_ends_and_is_used_again() {
         }
     }
     assert_eq!(before, 1);
-    // The one that is written, those whose memtables wait, those that wait to be used again; a record more in each.
+    // The file being written, those whose memtables wait, and those that wait to be used again; one more record in
+    // each.
     let bound = 6 * (groups::SIZES.wal_bytes + 4096);
     assert!(most <= bound, "bytes of all WAL files: {most} of {bound}");
     assert!(stat(&engine, "wal_written_bytes") > 4 * bound, "more was written than there may ever be");
@@ -46,7 +47,7 @@ fn a_writer_at_full_speed_and_sorted_loads_beside_merges_keep_to_their_bounds() 
         let change = |n| (key((seq * 250 + n) % 60_000), (n % 10 != 0).then(|| value(seq + n)));
         let mut changes: Vec<_> = (0..250).map(change).collect();
         if seq % 20 == 0 {
-            // Above every key there is, as a load in order has them.
+            // Above every key in the store, as a load in order has them.
             let high = |n: u64| {
                 let mut high = [0xff; 32];
                 high[8..16].copy_from_slice(&(seq * 1_000 + n).to_be_bytes());
@@ -71,7 +72,7 @@ fn a_writer_at_full_speed_and_sorted_loads_beside_merges_keep_to_their_bounds() 
     assert!(all(&engine).unwrap() == map);
 }
 
-/// Keys that differ only behind their first `shared` bytes.
+/// Returns a key that differs from others only after its first `shared` bytes.
 fn near(n: u64, shared: usize) -> Key {
     let mut near = [0x5a; 32];
     near[shared..].copy_from_slice(&key(n)[shared..]);
@@ -108,7 +109,7 @@ fn keys_that_share_their_first_bytes_over_many_segments_are_found_with_few_reads
             assert_eq!(reader.get(key).unwrap(), map.get(key).copied(), "shared={shared}");
         }
         let reads = stat(&engine, "get_reads") - before;
-        // A search over the pages of a segment, of which there are about sixteen.
+        // Bound for a search over the pages of a segment, of which there are about sixteen.
         assert!(reads <= 5 * keys.len() as u64, "shared={shared} reads={reads}");
         let mut found = vec![None; keys.len()];
         reader.get_many(&keys, &mut found).unwrap();

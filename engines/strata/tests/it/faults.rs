@@ -15,7 +15,7 @@ fn open(storage: &FaultyStorage) -> engine_api::Result<StrataEngine> {
     StrataEngine::open_on(Arc::new(storage.clone()), &OPTIONS)
 }
 
-/// What a run got to: the last acknowledged commit, the last that was acknowledged as flushed, the last attempted.
+/// Progress of a run: the last commit acknowledged, the last one acknowledged as flushed, and the last one attempted.
 #[derive(Debug, Default, Clone, Copy)]
 struct Reached {
     acked: u64,
@@ -23,7 +23,7 @@ struct Reached {
     attempted: u64,
 }
 
-/// Commits batches, flushing and merging every few of them, until something fails.
+/// Commits batches, and settles after some of them, until an operation fails.
 fn work(storage: &FaultyStorage, seed: u64) -> Reached {
     let mut reached = Reached::default();
     let Ok(engine) = open(storage) else { return reached };
@@ -72,7 +72,7 @@ fn power_loss_at_every_change_keeps_a_whole_prefix() {
             let seq = engine.checkpoint().unwrap().seq;
             assert!(reached.synced <= seq && seq <= reached.attempted, "seq={seq} {place}");
             assert_holds(&engine, &content(1, seq), seq, &place);
-            // And once more, from where it stands: what was torn must not come back.
+            // Continue from there, because a torn record must not come back later.
             let mut map = content(1, seq);
             let more = batch(99, 1, 20);
             try_commit(&engine, &more, seq + 1, Durability::Synced).unwrap();
@@ -90,7 +90,7 @@ fn a_synced_commit_after_reopening_stands_on_what_was_buffered_before() {
     for outcome in 0..60 {
         let storage = FaultyStorage::default();
         for seq in 1..=3 {
-            // Opened anew for each: what was buffered is in an older WAL file than the synced commit.
+            // Each batch gets a new opening, so that the buffered ones are in older WAL files than the synced commit.
             let engine = open(&storage).unwrap();
             let durability = if seq == 3 { Durability::Synced } else { Durability::Buffered };
             try_commit(&engine, &batch(7, seq, CHANGES), seq, durability).unwrap();
@@ -105,7 +105,7 @@ fn a_synced_commit_after_reopening_stands_on_what_was_buffered_before() {
 
 #[test]
 fn a_synced_commit_in_the_next_file_stands_on_the_file_before() {
-    // More than half of what a memtable holds: the second batch begins the next WAL file, while nothing is flushed.
+    // More than half of a memtable: the second batch begins the next WAL file, while nothing can be flushed.
     const MANY: u64 = 12_000;
     for outcome in 0..40 {
         let storage = FaultyStorage::default();
@@ -126,7 +126,7 @@ fn a_synced_commit_in_the_next_file_stands_on_the_file_before() {
 
 #[test]
 fn a_wal_of_more_memory_than_there_is_now_becomes_runs_whatever_happens_meanwhile() {
-    // Thrice what the memtables of `OPTIONS` take, in those of a larger memory.
+    // Three times as many records as the memtables of `OPTIONS` hold, in those of a larger memory.
     const RECORDS: u64 = 150_000;
     const LARGE: StrataOptions = StrataOptions { memory_bytes: 256 << 20, disk_reserve_bytes: 0 };
     let storage = FaultyStorage::default();
@@ -152,7 +152,7 @@ fn a_wal_of_more_memory_than_there_is_now_becomes_runs_whatever_happens_meanwhil
     for crash_at in 1..=changes + 1 {
         let storage = written.after_crash(0);
         storage.set(Fault::CrashAt(crash_at));
-        // Cut short, or just done when the power fails.
+        // Cut short, or just finished when the power fails.
         drop(open(&storage));
         let left = storage.after_crash(crash_at);
         let engine = open(&left).unwrap_or_else(|error| panic!("crash_at={crash_at}: {error}"));
@@ -182,7 +182,7 @@ fn a_failed_flush_refuses_every_further_write() {
         assert!(reached.synced <= seq && seq <= reached.attempted, "seq={seq} {fault:?} {reached:?}");
         assert_holds(&engine, &content(2, seq), seq, &format!("{fault:?}"));
     }
-    // The engine itself, without opening again.
+    // Now the engine itself, without a new opening.
     let storage = FaultyStorage::default();
     let engine = open(&storage).unwrap();
     try_commit(&engine, &batch(2, 1, 5), 1, Durability::Synced).unwrap();
@@ -203,7 +203,7 @@ fn what_a_failed_flush_has_lost_is_written_again_by_the_next_opening() {
         storage.set(Fault::SyncAt(1));
         try_commit(&engine, &batch(8, 2, CHANGES), 2, Durability::Synced).unwrap_err();
         drop(engine);
-        // No run can be written: what follows stands on the WAL alone.
+        // No run can be written, so the next commits depend on the WAL alone.
         storage.set(Fault::NoSegments);
         let engine = open(&storage).unwrap();
         assert_eq!(engine.checkpoint().unwrap(), at(2), "the page cache still has the record");
@@ -237,7 +237,7 @@ fn a_failed_read_is_an_error_and_never_a_wrong_answer() {
     let (_, reads, ..) = storage.counts();
     for fail_at in 1..=reads {
         storage.set(Fault::ReadAt(fail_at));
-        // The opening may meet it, the thread in the background, or the scan: an error, never another map.
+        // The opening, a background thread or the scan may meet the failure: it is an error, never a different map.
         if let Ok(engine) = open(&storage)
             && let Ok(found) = all(&engine)
         {
@@ -275,7 +275,7 @@ fn a_batch_that_meets_a_full_device_leaves_no_trace() {
     let engine = open(&storage).unwrap();
     try_commit(&engine, &batch(6, 1, 50), 1, Durability::Synced).unwrap();
     storage.set(Fault::FullAt(0));
-    // More than the memtable holds.
+    // More changes than the memtable holds.
     let failed = try_commit(&engine, &batch(6, 2, 40_000), 2, Durability::Synced).unwrap_err();
     assert_eq!(failed.kind(), ErrorKind::FreeSpace, "{failed}");
     assert_holds(&engine, &content_of_first(), 1, "on the full device");

@@ -1,8 +1,9 @@
 //! A directory in memory that fails on request and crashes like a machine that loses its power.
 //!
-//! A crash keeps what was flushed. Of the writes since, each file keeps any subset, each of them torn at any 512-byte
-//! sector. Of the names created, renamed and removed since the directory was flushed, any subset has happened: a file
-//! system may write a later one first. A rename is whole, and a name goes from one file to the next in their order.
+//! A crash keeps all flushed bytes. Of the writes since, each file keeps any subset, and each write may be torn at any
+//! 512-byte sector. Of the names created, renamed and removed since the directory was flushed, any subset has happened,
+//! because a file system may write a later one first. A rename is atomic, and changes of one name take effect in their
+//! order.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,20 +15,20 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::support::Rng;
 
-/// What goes wrong, counted over all calls of its kind.
+/// A fault, counted over all calls of its kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Fault {
     #[default]
     None,
-    /// This call that changes the disk, and every later one, fails: the power is gone.
+    /// Fails the call with this number among those that change the disk, and every later one: the power is gone.
     CrashAt(u64),
-    /// This read fails with EIO.
+    /// Fails the read with this number with EIO.
     ReadAt(u64),
-    /// This flush fails with EIO, and no later one makes up for it.
+    /// Fails the flush with this number with EIO. No later flush makes up for it.
     SyncAt(u64),
-    /// No allocation beyond this many bytes.
+    /// Refuses allocations beyond this many bytes.
     FullAt(u64),
-    /// No segment can be created: there is no space for one.
+    /// Refuses to create segments, as if there were no space for one.
     NoSegments,
 }
 
@@ -40,14 +41,14 @@ struct Content {
 }
 
 type Names = BTreeMap<String, Arc<Mutex<Content>>>;
-/// What one call made of some names, which happens as a whole: the file that each has now, if any.
+/// Atomic effect of one call on some names: the file that each name now has, if any.
 type Naming = Vec<(String, Option<Arc<Mutex<Content>>>)>;
 
 #[derive(Default)]
 struct Disk {
     names: Names,
     durable_names: Names,
-    /// Since the directory was flushed.
+    /// Changes of names since the directory was flushed.
     pending_names: Vec<Naming>,
     fault: Fault,
     changes: u64,
@@ -56,11 +57,11 @@ struct Disk {
     allocated: u64,
 }
 
-/// Shared with its files.
+/// A simulated disk, shared with its files.
 #[derive(Clone, Default)]
 pub(crate) struct FaultyStorage(Arc<Mutex<Disk>>, Arc<Gate>);
 
-/// What a merge passes when it begins a segment: a test holds it there to look at what has become of everything else.
+/// A gate that a merge passes before each new segment. A test can hold the merge there to look at everything else.
 #[derive(Default)]
 pub(crate) struct Gate {
     state: Mutex<Passing>,
@@ -85,7 +86,7 @@ impl Gate {
         state.may_pass = state.may_pass.saturating_sub(1);
     }
 
-    /// From now on segments are begun one by one, when [`Gate::let_one`] says so.
+    /// Lets segments begin only one by one from now on, each by a call of [`Gate::let_one`].
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
     }
@@ -95,7 +96,7 @@ impl Gate {
         self.change.notify_all();
     }
 
-    /// Whether a merge stands before a segment.
+    /// Whether a merge waits before a segment.
     pub(crate) fn is_waited_at(&self) -> bool {
         self.state.lock().waiting
     }
@@ -160,18 +161,18 @@ impl FaultyStorage {
         (disk.changes, disk.reads, disk.syncs) = (0, 0, 0);
     }
 
-    /// Calls since [`FaultyStorage::set`] that changed the disk, that read, that flushed; and the bytes allocated.
+    /// Returns the numbers of changes, reads and flushes since [`FaultyStorage::set`], and the bytes allocated.
     pub(crate) fn counts(&self) -> (u64, u64, u64, u64) {
         let disk = self.0.lock();
         (disk.changes, disk.reads, disk.syncs, disk.allocated)
     }
 
-    /// What the power loss leaves, as a new disk.
+    /// Returns the state after a power loss as a new disk.
     pub(crate) fn after_crash(&self, seed: u64) -> Self {
         let mut rng = Rng(seed);
         let disk = self.0.lock();
         let mut names = disk.durable_names.clone();
-        // In order up to some point, and of what came after it any subset.
+        // All in order up to some point, and any subset after it.
         let first = rng.below(disk.pending_names.len() as u64 + 1) as usize;
         let happened = |at: usize, rng: &mut Rng| at < first || rng.below(2) == 0;
         let namings = disk.pending_names.iter().enumerate();
@@ -188,7 +189,7 @@ impl FaultyStorage {
         Self(Arc::new(Mutex::new(disk)), Arc::default())
     }
 
-    /// Another disk in the same state, what is not flushed yet included.
+    /// Returns another disk in the same state, including everything not yet flushed.
     pub(crate) fn copy(&self) -> Self {
         let disk = self.0.lock();
         let mut copies = BTreeMap::new();
@@ -215,7 +216,7 @@ impl FaultyStorage {
         self.0.lock().names.keys().cloned().collect()
     }
 
-    /// Bytes of all files whose names end so, and how many there are.
+    /// Returns the total size and the number of files whose names end with `kind`.
     pub(crate) fn bytes_of(&self, kind: &str) -> (u64, usize) {
         let disk = self.0.lock();
         let files: Vec<_> = disk.names.iter().filter(|(name, _)| name.ends_with(kind)).collect();
@@ -348,7 +349,7 @@ impl StorageFile for FaultyFile {
         disk.syncs += 1;
         let pending = std::mem::take(&mut content.pending);
         if disk.fault == Fault::SyncAt(disk.syncs) {
-            // They stay readable and are not tried again: so Linux does.
+            // The bytes stay readable and are not written again later, as on Linux.
             return Err(eio());
         }
         pending.iter().for_each(|(offset, written)| write_into(&mut content.durable, *offset as usize, written));

@@ -1,5 +1,5 @@
-//! Merges into a base of many segments, which replace one group of them after the other: killed or without power at
-//! every change of the disk. And what they leave on it.
+//! Merges into a base of many segments, which replace one group of segments after the other: killed or without power at
+//! every change of the disk. Also the files that they leave behind.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::hooked::{Hooked, Hooks};
 use crate::support::{Map, OPTIONS, all, apply, assert_holds, batch, stat, try_commit};
 use crate::wait_for;
 
-/// Memtables of a few batches; the base of [`batch`]'s keys then has six segments or more, each a group by itself.
+/// Memtables of a few batches. The base of [`batch`]'s keys then has six segments or more, each a group of its own.
 pub(crate) const SIZES: Sizes = Sizes { mem_records: 256, segment_records: 384, wal_bytes: 64 << 10 };
 const CHANGES: u64 = 250;
-/// Batches before the merge that is cut short, and of those that it brings into the base.
+/// Number of batches before the interrupted merge. `DELTAS` is the number of batches that it brings into the base.
 const BASE: u64 = 24;
 const DELTAS: u64 = 4;
 
@@ -32,7 +32,7 @@ fn commit(engine: &StrataEngine, seq: u64) {
     try_commit(engine, &batch(21, seq, CHANGES), seq, Durability::Synced).unwrap();
 }
 
-/// A settled store of several segments, with deltas beside them that wait for a merge.
+/// Makes a settled store of several segments, with deltas in addition that wait for a merge.
 fn before() -> FaultyStorage {
     let storage = FaultyStorage::default();
     let engine = open(&storage).unwrap();
@@ -45,14 +45,14 @@ fn before() -> FaultyStorage {
     storage.after_crash(0)
 }
 
-/// Opens and settles; where it stopped is of no interest.
+/// Opens and settles the store. It does not matter where this stops.
 fn settle(storage: &FaultyStorage) {
     if let Ok(engine) = open(storage) {
         engine.settle().ok();
     }
 }
 
-/// Everything that was committed is there, and can be merged, read and written again.
+/// Checks that everything committed is there, and can be merged, read and written again.
 fn assert_whole(storage: &FaultyStorage, map: &Map, place: &str) {
     let engine = open(storage).unwrap_or_else(|error| panic!("{place}: {error}"));
     assert_holds(&engine, map, BASE + DELTAS, place);
@@ -74,7 +74,7 @@ fn a_base_merge_of_many_groups_is_cut_anywhere_and_loses_nothing() {
         let storage = before.after_crash(0);
         storage.set(Fault::CrashAt(cut_at));
         settle(&storage);
-        // The power is gone: what was not flushed may be there or not, in any order.
+        // The power is gone: unflushed changes may be there or not, in any order.
         for outcome in 0..4 {
             assert_whole(
                 &storage.after_crash(cut_at * 8 + outcome),
@@ -82,7 +82,7 @@ fn a_base_merge_of_many_groups_is_cut_anywhere_and_loses_nothing() {
                 &format!("cut_at={cut_at} outcome={outcome}"),
             );
         }
-        // The process is gone: what it wrote is there.
+        // The process is gone: everything it wrote is there.
         storage.set(Fault::None);
         assert_whole(&storage, &map, &format!("killed cut_at={cut_at}"));
     }
@@ -107,7 +107,7 @@ fn a_base_merge_that_was_cut_goes_on_at_its_last_installed_group() {
         engine.settle().unwrap();
         assert_holds(&engine, &map, BASE + DELTAS, &format!("cut_at={cut_at}"));
         let rest = stat(&engine, "segment_written_bytes");
-        // Nothing begins at the first key again once a group was installed.
+        // After a group was installed, no merge begins at the first key again.
         if stat(&engine, "base_merges_begun") == 0 && rest > 0 {
             went_on += 1;
             least = least.min(rest);
@@ -117,7 +117,7 @@ fn a_base_merge_that_was_cut_goes_on_at_its_last_installed_group() {
     assert!(least < written / 3, "what was merged is not merged again: least={least} of {written}");
 }
 
-/// The records of a range that cannot be read are only in the deltas: a merge that is cut after it must not go on behind it.
+/// The records of an unreadable range are only in the deltas, so a merge interrupted after it must not go on beyond it.
 #[test]
 fn a_base_merge_that_left_a_segment_out_is_cut_anywhere_and_loses_nothing() {
     let (before, map) = (before(), content(BASE + DELTAS));
@@ -131,7 +131,7 @@ fn a_base_merge_that_left_a_segment_out_is_cut_anywhere_and_loses_nothing() {
         let hooks = Arc::new(Hooks::default());
         let hooked = Hooked { inner: Arc::new(storage.clone()), hooks: Arc::clone(&hooks) };
         if let Ok(engine) = StrataEngine::open_sized(Arc::new(hooked), &OPTIONS, SIZES) {
-            // It is of the base: the deltas were flushed later.
+            // This segment is of the base, because the deltas were flushed later.
             *hooks.unreadable.lock() = Some(segments[1].clone());
             engine.settle().ok();
             left_out += stat(&engine, "unreadable_segments");
@@ -163,7 +163,7 @@ fn the_opening_after_a_kill_loses_its_power_anywhere_and_loses_nothing() {
         drop(open(&storage).unwrap());
         let (opening, ..) = storage.counts();
         for cut_at in 1..=opening + 1 {
-            // Names that the process gave and did not flush are there for the opening, and not yet durable.
+            // Names that the process gave and did not flush are visible to the opening, but not yet durable.
             let storage = killed.copy();
             storage.set(Fault::CrashAt(cut_at));
             drop(open(&storage));
@@ -189,7 +189,7 @@ fn files_that_a_merge_has_replaced_are_removed_while_the_store_is_open() {
     }
     let named = stat(&engine, "segments");
     let files = || storage.names().iter().filter(|name| name.ends_with(".seg")).count() as u64;
-    // As it goes on, not only in the end: a hundred were replaced by now.
+    // During the work, not only at the end: about a hundred were replaced by now.
     assert!(files() < named + 50, "files={} of which {named} are the store's", files());
     wait_for("files that no run has any more to be removed", || files() == named);
     assert_holds(&engine, &content(3 * BASE), 3 * BASE, "settled");

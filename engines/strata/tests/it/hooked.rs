@@ -1,4 +1,4 @@
-//! A storage around another one: it counts, and it refuses what a test tells it to refuse.
+//! A storage around another one that counts calls and refuses those that a test tells it to refuse.
 
 use std::io;
 use std::path::Path;
@@ -8,21 +8,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use engine_strata::storage::{Storage, StorageFile};
 use parking_lot::Mutex;
 
-/// What is told and counted. Relaxed everywhere: no memory is guarded by it.
+/// Switches and counters. Relaxed everywhere, because they guard no other memory.
 pub(crate) struct Hooks {
-    /// Bytes that all files may take.
+    /// Number of bytes that all files may take together.
     pub(crate) disk_bytes: AtomicU64,
-    /// Nothing can be opened or created: the process has no descriptor left.
+    /// Whether every opening and creation fails, as in a process without free descriptors.
     pub(crate) no_descriptors: AtomicBool,
-    /// Reads of this file fail with EIO.
+    /// Name of the file whose reads fail with EIO.
     pub(crate) unreadable: Mutex<Option<String>>,
-    /// Names that were removed, and the thread that did it.
+    /// Names that were removed, each with the thread that removed it.
     pub(crate) removed: Mutex<Vec<(String, String)>>,
-    /// Names of WAL files that were made, by whichever way, and the thread that did it.
+    /// Names of WAL files that were created or renamed to, each with the thread that did it.
     pub(crate) wals: Mutex<Vec<(String, String)>>,
-    /// Bytes written to segments.
+    /// Number of bytes written to segments.
     pub(crate) segment_bytes: AtomicU64,
-    /// The least space that was free after a write to a segment.
+    /// Least free space after any write to a segment, in bytes.
     pub(crate) least_free_bytes: AtomicU64,
 }
 
@@ -40,7 +40,7 @@ impl Default for Hooks {
     }
 }
 
-/// The storage.
+/// A storage with hooks around `inner`.
 pub(crate) struct Hooked {
     pub(crate) inner: Arc<dyn Storage>,
     pub(crate) hooks: Arc<Hooks>,

@@ -1,6 +1,6 @@
-//! What those can do who choose keys, values, their order and their time: nothing but store them.
+//! Attacks by those who choose keys, values, their order and their time: all they achieve is to store pairs.
 //!
-//! Owns: bytes that are made to look like records of a WAL, and keys that collide where a hash is known.
+//! Owns: bytes made to look like records of a WAL, and keys that collide under a known hash.
 
 use std::fs;
 use std::path::Path;
@@ -11,11 +11,11 @@ use engine_strata::StrataEngine;
 use crate::support::{key, stat};
 use crate::{SMALL, seq, wait_for};
 
-/// Of a record of the WAL: its header, the checkpoint behind it, and an operation (FORMAT.md, "WAL").
+/// Sizes in a record of the WAL: header, the checkpoint after it, and one operation (FORMAT.md, "WAL").
 const HEADER_BYTES: usize = 56;
 const CHECKPOINT_BYTES: usize = Checkpoint::ENCODED_MIN + OPAQUE_BYTES;
 const OP_BYTES: usize = 65;
-/// Bytes that each checkpoint here has beside its seq.
+/// Number of bytes that each checkpoint here has in addition to its seq.
 const OPAQUE_BYTES: usize = 48;
 
 fn at(seq: u64) -> Checkpoint {
@@ -32,8 +32,8 @@ fn pairs(first: u64, count: u64) -> Vec<(Key, Value)> {
     (first..first + count).map(|n| (key(n), [1; 32])).collect()
 }
 
-/// The record of a batch with everything right in it but what the attacker cannot know: the salt is that of the file's
-/// use before, which is more than who only stores pairs could find out.
+/// Makes the record of a batch in which everything is right except the secret. Its salt is that of the file's previous
+/// use, which is more than an attacker who only stores pairs could learn.
 fn forged(dir: &Path, [file, batch, flushed, ops]: [u64; 4], body: &[u8]) -> Vec<u8> {
     let used = fs::read(dir.join("000000000001.wal")).unwrap();
     let mut record = vec![0; 4];
@@ -47,19 +47,21 @@ fn forged(dir: &Path, [file, batch, flushed, ops]: [u64; 4], body: &[u8]) -> Vec
     record
 }
 
-/// The pairs whose operations in a WAL are these bytes, from the kind of the first on; none where a kind is not a put.
+/// Returns the pairs whose operations in a WAL are these bytes, from the kind of the first on; `None` if a kind is not
+/// a put.
 fn as_pairs(mut bytes: Vec<u8>) -> Option<Vec<(Key, Value)>> {
     bytes.resize(bytes.len().next_multiple_of(OP_BYTES), 7);
     let pair = |op: &[u8]| (op[0] == 1).then(|| (op[1..33].try_into().unwrap(), op[33..].try_into().unwrap()));
     bytes.chunks(OP_BYTES).map(pair).collect()
 }
 
-/// Commits `first` to the first file and enough behind it that the file is used a second time, as file 4, by a batch of
-/// 10,000 pairs and an empty one; closes the store and gives the bytes of that file.
+/// Commits `first` to the first file, and so much after it that the file is used again, as file 4, by a batch of 10,000
+/// pairs and an empty one. Closes the store and returns the bytes of that file.
 fn used_twice(dir: &Path, engine: StrataEngine, first: &[(Key, Value)]) -> Vec<u8> {
     put(&engine, 1, first);
     wait_for("the second file, which is made ahead", || dir.join("000000000002.wal").exists());
-    // Less than half of a memtable: nothing is made ahead, and the first file is free when another is needed.
+    // Less than half of a memtable, so that nothing is made ahead and the first file is free when the next one is
+    // needed.
     put(&engine, 2, &pairs(100_000, 7_000));
     wait_for("the first file to be free", || stat(&engine, "flushes") > 0);
     put(&engine, 3, &pairs(200_000, 10_000));
@@ -75,10 +77,10 @@ fn pairs_that_spell_a_later_record_do_not_make_a_store_refuse_to_open() {
     let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
     put(&engine, 0, &[]);
     let mut first = pairs(0, 15_900);
-    // A record whose first byte is the first of a key: whichever number the file will have.
+    // A record whose first byte is the first byte of a key, one for each number that the file may get.
     for file in 2..30u64 {
         let mut body = [9; CHECKPOINT_BYTES];
-        // The kind of the second operation; and what makes its key another one for each file.
+        // The kind of the second operation, and a byte that makes its key different for each file.
         (body[OP_BYTES - 1 - HEADER_BYTES], body[20]) = (1, file as u8);
         let mut bytes = vec![1];
         bytes.extend(forged(dir.path(), [file, 1 << 60, 1 << 60, 0], &body));
@@ -96,7 +98,7 @@ fn pairs_that_stand_where_a_record_ends_are_not_replayed() {
     let dir = tempfile::tempdir().unwrap();
     let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
     put(&engine, 0, &[]);
-    // Each byte 65 of the record is the kind of an operation.
+    // Every 65th byte of the record is the kind of an operation.
     const FORGED_SEQ: u64 = 0x01_09;
     let mut forged_key = [0xee; 32];
     forged_key[2 * OP_BYTES - HEADER_BYTES - CHECKPOINT_BYTES - 1] = 1;
@@ -106,7 +108,7 @@ fn pairs_that_stand_where_a_record_ends_are_not_replayed() {
     body.extend_from_slice(&forged_key);
     body.extend_from_slice(&[0xaa; 32]);
     let spelled = (0..1u64 << 20).find_map(|n| {
-        // Some byte of the value is free, until the checksum begins with the kind of an operation.
+        // Some bytes of the value are free; vary them until the checksum begins with the kind of an operation.
         let end = body.len();
         body[end - 8..].copy_from_slice(&n.to_le_bytes());
         as_pairs(forged(dir.path(), [4, 6, 5, 1], &body))
@@ -122,7 +124,7 @@ fn pairs_that_stand_where_a_record_ends_are_not_replayed() {
     assert_eq!(engine.reader().unwrap().get(&forged_key).unwrap(), None);
 }
 
-/// An absent key with the XXH3 of a present one: a product does not know the order of its factors.
+/// Returns an absent key with the XXH3 of a present one, because a product does not depend on the order of its factors.
 fn mirrored(key: &Key) -> Key {
     const SECRET: [[u8; 8]; 2] =
         [[0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb], [0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f]];

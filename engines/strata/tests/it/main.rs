@@ -1,5 +1,5 @@
-//! What only strata promises: no fault of a device loses what was flushed, damage is found wherever it is, merges keep
-//! the map, copies stand alone.
+//! Tests of guarantees that strata alone gives: no fault of a device loses flushed data, damage is found wherever it
+//! is, merges keep the map, and copies are independent.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -42,7 +42,7 @@ fn seq(seq: u64) -> Checkpoint {
     Checkpoint { seq, ..Checkpoint::default() }
 }
 
-/// Waits for what another thread is to do.
+/// Waits until another thread has done something.
 #[track_caller]
 fn wait_for(what: &str, done: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(120);
@@ -82,7 +82,7 @@ fn assert_holds(engine: &StrataEngine, map: &Map) {
     assert!(expected.next().is_none(), "a scan ended early");
     for (number, first) in map.keys().step_by((map.len() / 16).max(1)).enumerate() {
         let mut first = *first;
-        // Every other one begins between two keys.
+        // Every second scan begins between two keys.
         first[31] ^= (number % 2) as u8;
         let mut found = Vec::new();
         let short = |key: &Key, value: &Value| {
@@ -97,7 +97,7 @@ fn assert_holds(engine: &StrataEngine, map: &Map) {
     }
 }
 
-/// A store with some tens of flushes and merges behind it.
+/// Makes a store that has gone through some tens of flushes and merges.
 fn grown(dir: &Path, random: &mut Rng) -> (StrataEngine, Map) {
     let engine = StrataEngine::open(dir, &SMALL).unwrap();
     let mut map = Map::new();
@@ -221,7 +221,7 @@ fn flipped_bits_are_found_wherever_they_are_and_never_returned() {
         bytes[bit / 8] ^= 1 << (bit % 8);
         fs::write(path, &bytes).unwrap();
     }
-    // What is not found lies in the zeros between sections, which hold nothing.
+    // Flips that are not found lie in the zeros between sections, which hold nothing.
     assert!(found >= 50, "found={found} of 60");
     assert_holds(&StrataEngine::open(dir.path(), &SMALL).unwrap(), &map);
 }

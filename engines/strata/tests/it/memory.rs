@@ -1,4 +1,4 @@
-//! What a store takes of memory: filters stay while it grows, and all of it stays within what it was given.
+//! Memory of a store: filters stay while it grows, and all of it stays within the budget.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -13,7 +13,7 @@ use engine_strata::{Sizes, StrataEngine, StrataOptions};
 use crate::faulty::FaultyStorage;
 use crate::support::{at, key, stat, try_commit, value};
 
-/// Of the small stores.
+/// Sizes of the small stores.
 const SIZES: Sizes = Sizes { mem_records: 2 << 10, segment_records: 32 << 10, wal_bytes: 4 << 20 };
 
 fn open(storage: &FaultyStorage, memory_bytes: u64) -> StrataEngine {
@@ -26,7 +26,7 @@ fn commit(engine: &StrataEngine, keys: impl Iterator<Item = u64>, seq: u64) {
     try_commit(engine, &changes, seq, Durability::Buffered).unwrap();
 }
 
-/// Device reads for 2000 gets of absent keys.
+/// Returns the device reads for 2000 gets of absent keys.
 fn absent_reads(engine: &StrataEngine) -> u64 {
     let before = stat(engine, "get_reads");
     let mut reader = engine.reader().unwrap();
@@ -34,7 +34,7 @@ fn absent_reads(engine: &StrataEngine) -> u64 {
     stat(engine, "get_reads") - before
 }
 
-/// Grows a store by `more` keys while it is open, and expects of it what the same store has when it is opened again.
+/// Grows a store by `more` keys while it is open, and expects the same filters as after a new opening of that store.
 #[track_caller]
 fn assert_grows_with_its_filters(first: u64, more: u64, memory_bytes: u64) {
     let storage = FaultyStorage::default();
@@ -92,7 +92,7 @@ fn pages_give_way_to_filters_and_come_back_with_memory() {
     assert!(stat(&engine, "memory_page_bytes") > 3 << 20, "all pages are in memory");
     (50..300).for_each(|n| commit(&engine, n * 1000..(n + 1) * 1000, n + 1));
     engine.settle().unwrap();
-    // 20 MB of pages: not even half of them have room.
+    // 20 MB of pages: not even half of them fit.
     assert_eq!(sum(), 300_000);
     let waits = || stat(&engine, "memory_page_bytes") > 0 || stat(&engine, "filter_planes_least") < 3;
     for _ in 0..1000 {
@@ -109,14 +109,14 @@ fn pages_give_way_to_filters_and_come_back_with_memory() {
 const MEMORY: &str = "STRATA_TEST_MEMORY_MIB";
 const PAIRS: &str = "STRATA_TEST_PAIRS";
 
-/// Anonymous memory of this process, in bytes.
+/// Returns the anonymous memory of this process in bytes.
 fn anonymous_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Runs [`child`] and expects it to stay within the promise.
+/// Runs [`child`] and expects it to stay within the promised memory.
 #[track_caller]
 fn assert_stays_within(memory_mib: u64, pairs: u64) {
     let mut child = Command::new(std::env::current_exe().unwrap());
@@ -151,7 +151,8 @@ fn anonymous_memory_stays_within_4_gib_and_a_tenth() {
     assert_stays_within(4096, 60_000_000);
 }
 
-/// Set when it goes, also after a panic: threads that look at it would wait for ever.
+/// Sets the flag when it is dropped, also after a panic, because threads that check the flag would otherwise wait for
+/// ever.
 struct Ended<'a>(&'a AtomicBool);
 
 impl Drop for Ended<'_> {
@@ -160,8 +161,8 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// In a process of its own: loads, merges, scans and gets, and prints the most memory that each took beyond what the
-/// process had before it opened the store.
+/// Runs in a process of its own: loads, merges, scans and gets. Prints the most memory that each phase took, beyond the
+/// memory of the process before it opened the store.
 #[test]
 #[ignore = "run by the tests above"]
 fn child() {
@@ -185,7 +186,8 @@ fn child() {
             let figures = names.map(|name| format!("{name}={}", stat(&engine, name))).join(" ");
             println!("phase={phase} most_bytes={most} {figures}");
         };
-        // Twice over the same keys, faster than merges, and beside somebody who reads all the time.
+        // Writes all keys, and half of them twice, faster than merges can follow, while another thread reads all the
+        // time.
         let loaded = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -213,7 +215,7 @@ fn open_dir(dir: &Path, memory_bytes: u64) -> StrataEngine {
     StrataEngine::open(dir, &StrataOptions { memory_bytes, disk_reserve_bytes: 0 }).unwrap()
 }
 
-/// A scan of so many pairs, and batches of gets.
+/// Scans at most this many pairs, and does batches of gets.
 fn read(engine: &StrataEngine, pairs: u64, most: u64) {
     let mut reader = engine.reader().unwrap();
     let mut seen = 0;

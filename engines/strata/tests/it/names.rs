@@ -1,4 +1,5 @@
-//! Files with names of strata's that it did not write, or not under that name: each is told by name, and nothing is removed.
+//! Files whose names have strata's form, but which it did not write, or not under that name: each is reported by name,
+//! and nothing is removed.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -12,7 +13,7 @@ use engine_strata::StrataEngine;
 use crate::support::{Map, all, key};
 use crate::{SMALL, commit, seq, wait_for};
 
-/// A store with batches in a segment and batches in the WAL alone.
+/// Makes a store with batches in a segment and batches only in the WAL.
 fn store(dir: &Path) -> Map {
     let engine = StrataEngine::open(dir, &SMALL).unwrap();
     let mut map = Map::new();
@@ -62,7 +63,7 @@ fn a_number_that_the_store_cannot_have_come_to_is_refused_by_name_and_set_aside_
         assert!(repaired.findings.iter().any(|found| found.contains(planted)), "{:?}", repaired.findings);
         assert!(!path.exists() && dir.path().join(format!("{planted}.set-aside")).exists());
         assert_sound(dir.path(), &map);
-        // The same where the manifest is made anew.
+        // The same with a manifest that is rebuilt.
         fs::write(&path, []).unwrap();
         fs::remove_file(dir.path().join("MANIFEST")).unwrap();
         StrataEngine::repair(dir.path()).unwrap();
@@ -74,7 +75,7 @@ fn a_number_that_the_store_cannot_have_come_to_is_refused_by_name_and_set_aside_
 fn a_file_that_a_crash_may_have_left_costs_no_walk_over_the_numbers_before_it() {
     let dir = tempfile::tempdir().unwrap();
     let mut map = store(dir.path());
-    // As far ahead as is believed: a walk over as many numbers would take hours.
+    // As far ahead as an opening believes: a walk over that many numbers would take hours.
     fs::write(dir.path().join("004000000000.wal"), []).unwrap();
     let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
     commit(&engine, &[(key(7), Some([7; 32]))], 6, &mut map);
@@ -98,7 +99,7 @@ fn what_is_no_regular_file_is_refused_by_name_without_waiting_for_it() {
             fs::rename(&path, &kept).unwrap();
         }
         let fifo = CString::new(path.as_os_str().as_bytes()).unwrap();
-        // SAFETY: the path ends in zero and lives on.
+        // SAFETY: the path ends in a zero byte and outlives the call.
         assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
         for error in [StrataEngine::open(dir.path(), &SMALL).err(), StrataEngine::repair(dir.path()).err()] {
             let error = error.expect("refused").to_string();
@@ -119,7 +120,7 @@ fn a_wal_under_another_number_is_refused_with_the_name_that_it_had() {
     let dir = tempfile::tempdir().unwrap();
     let map = store(dir.path());
     let is_wal = |(name, length): (String, u64)| (name.ends_with(".wal") && length > 0).then_some(name);
-    // Of the files with records the last; others wait to be overwritten.
+    // The last of the files with records; others wait to be overwritten.
     let last = names(dir.path()).into_iter().filter_map(is_wal).next_back().expect("a WAL");
     for other in ["000000000777.wal", "000000000000.wal"] {
         let renamed = dir.path().join(other);

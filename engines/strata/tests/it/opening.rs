@@ -1,5 +1,5 @@
-//! Openings that find something unexpected: they say what, and leave every file as it was. And what is refused on the way
-//! in, because it could not be read back.
+//! Openings that find something unexpected: they report it and leave every file unchanged. Also writes that are refused
+//! because they could not be read back.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::faulty::Fault;
 use crate::support::{Map, SMALLER, all, apply, assert_holds, batch, key, open_on, stat, written};
 use crate::{SMALL, commit, seq, wait_for};
 
-/// A store with a segment, a WAL that was overwritten, and batches that are in no run.
+/// Makes a store with a segment, a WAL that was overwritten, and batches that are in no run.
 fn store(dir: &Path) {
     let engine = StrataEngine::open(dir, &SMALL).unwrap();
     let mut sorted: Vec<_> = (0..5000).map(|n| (key(n), [1; 32])).collect();
@@ -34,7 +34,7 @@ fn content(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect()
 }
 
-/// Opening says `expected` and changes nothing, for reading as for writing.
+/// Expects both kinds of opening to report `expected` and to change nothing.
 #[track_caller]
 fn assert_refused(dir: &Path, expected: &[&str]) {
     let before = content(dir);
@@ -56,7 +56,7 @@ fn a_missing_manifest_is_damage_and_no_new_store() {
     store(dir.path());
     fs::remove_file(dir.path().join("MANIFEST")).unwrap();
     assert_refused(dir.path(), &["manifest is missing", "MANIFEST", "bootstrap repair"]);
-    // Nor with segments alone, or with WAL files alone.
+    // Also with segments alone, or with WAL files alone.
     for kind in [".wal", ".seg"] {
         let part = tempfile::tempdir().unwrap();
         for name in named(dir.path(), kind) {
@@ -79,7 +79,7 @@ fn a_creation_that_was_cut_short_is_a_new_store() {
 fn a_missing_or_damaged_file_is_named_and_nothing_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     store(dir.path());
-    // What a crash leaves: to be removed by an opening that finds nothing else.
+    // A leftover of a crash, which an opening removes only if it finds nothing else wrong.
     let leftover = dir.path().join("000000000990.seg");
     fs::write(&leftover, vec![7; 8192]).unwrap();
     for name in named(dir.path(), ".seg").into_iter().filter(|name| !leftover.ends_with(name)) {
@@ -123,7 +123,7 @@ fn files_of_another_store_are_named_and_left_alone() {
             fs::remove_file(dir.path().join(&stray)).unwrap();
         }
     }
-    // One that stands under its own number, which this store has not given yet.
+    // A file under its own number, which this store has not given yet.
     let engine = StrataEngine::open(other.path(), &SMALL).unwrap();
     engine.settle().unwrap();
     Box::new(engine).close().unwrap();
@@ -132,7 +132,7 @@ fn files_of_another_store_are_named_and_left_alone() {
     fs::copy(other.path().join(&later), dir.path().join(&later)).unwrap();
     assert_refused(dir.path(), &[&later, "a segment of another store", "nothing was changed"]);
     fs::remove_file(dir.path().join(&later)).unwrap();
-    // Its manifest, beside the files of this one.
+    // The other store's manifest among the files of this one.
     let own = fs::read(dir.path().join("MANIFEST")).unwrap();
     fs::copy(other.path().join("MANIFEST"), dir.path().join("MANIFEST")).unwrap();
     assert_refused(dir.path(), &["file="]);
@@ -160,7 +160,7 @@ fn a_wal_that_becomes_runs_is_whole_whichever_flush_fails_meanwhile() {
 
 #[test]
 fn runs_that_are_written_of_a_wal_do_not_outlive_it() {
-    // Nothing of it was flushed.
+    // None of these records was flushed.
     let (killed, _) = written(5, 10, 200, Durability::Buffered);
     let whole = killed.copy();
     whole.set(Fault::None);
@@ -192,7 +192,7 @@ fn a_manifest_that_is_older_than_the_segments_is_refused_and_repaired() {
     let engine = open();
     let mut map = all(&engine).unwrap();
     commit(&engine, &[(key(7), Some([9; 32])), (key(8), None)], 5, &mut map);
-    // A copy makes a run of what is in the memtable, and the next opening removes the WAL that it was in.
+    // A copy flushes the memtable into a run, and the next opening removes the WAL that held the batch.
     engine.snapshot(&dir.path().join("copy")).unwrap();
     Box::new(engine).close().unwrap();
     fs::remove_dir_all(dir.path().join("copy")).unwrap();
@@ -223,7 +223,7 @@ fn a_repair_with_any_older_manifest_loses_nothing() {
             let changes: Vec<_> = (0..40).map(|n| (key((seq * 13 + n) % 900), Some([seq as u8; 32]))).collect();
             commit(&engine, &changes, seq, &mut map);
         }
-        // Flushes replace WAL files, merges replace segments: here nothing but a merge comes after the manifest.
+        // Flushes replace WAL files, merges replace segments: here only a merge comes after the manifest.
         if round % 3 == 1 {
             let copy = tempfile::tempdir().unwrap();
             engine.snapshot(&copy.path().join("copy")).unwrap();

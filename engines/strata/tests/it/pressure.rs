@@ -1,4 +1,5 @@
-//! Writers that are faster than merges: bounds on what is not merged yet, turns between merges, and what is made ahead.
+//! Writers that are faster than merges: bounds on unmerged data, turns between merges, and preparation for later
+//! commits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,13 +15,14 @@ use crate::hooked::{Hooked, Hooks};
 use crate::support::{Map, OPTIONS, all, apply, at, batch, key, stat, try_commit, value};
 use crate::wait_for;
 
-/// Commits are held at 36 runs; one memtable is frozen by then, and the commit that is let through freezes another.
+/// Largest number of delta runs. Commits are held at 36; one memtable is frozen by then, and the next commit freezes
+/// another.
 pub(crate) const RUNS_MOST: u64 = 37;
-/// Commits are held at 300% of what makes a merge into the base due, which is 16 memtables or more; three memtables may be
-/// full by then.
+/// Largest debt in percent. Commits are held at 300% of the records that make a merge into the base due, which are 16
+/// memtables or more. Three memtables may be full by then.
 const DEBT_MOST_PERCENT: u64 = 300 + 3 * 100 / 16 + 1;
 
-/// Opens the gate when a test ends, however it ends: the engine's thread may stand before it.
+/// Opens the gate when a test ends for any reason, because the engine's thread may wait at it.
 struct Opens<'a>(&'a Gate);
 
 impl Drop for Opens<'_> {
@@ -29,12 +31,12 @@ impl Drop for Opens<'_> {
     }
 }
 
-/// A batch for a memtable of [`groups::SIZES`]: the next one needs another.
+/// Returns a batch that fills a memtable of [`groups::SIZES`], so that the next batch needs another.
 fn changes(seq: u64) -> Vec<(Key, Option<Value>)> {
     batch(77, seq, 250)
 }
 
-/// The same of keys that no other batch has.
+/// Returns a batch of the same size, with keys that no other batch has.
 fn fresh(seq: u64) -> Vec<(Key, Option<Value>)> {
     (seq * 250..(seq + 1) * 250).map(|n| (key(100_000 + n), Some(value(n)))).collect()
 }
@@ -45,7 +47,7 @@ fn content(seq: u64) -> Map {
     map
 }
 
-/// Commits on a thread of its own, which a test does not wait for where it fails. Says how far it has come.
+/// Commits batches on a thread of its own, so that a failing test does not wait for it. Returns its progress.
 fn commits(
     engine: &Arc<StrataEngine>,
     of: impl Iterator<Item = u64> + Send + 'static,
@@ -70,7 +72,7 @@ fn commits_are_slowed_and_then_held_while_merges_stand_still() {
     let _opens = Opens(gate);
     gate.close();
     let (committed, writer) = commits(&engine, 1..=LAST);
-    // Either it is held, and so comes no further for a while, or nothing holds it.
+    // Either the writer is held, and so makes no progress for a while, or nothing holds it.
     let (mut before, mut since) = (0, Instant::now());
     let limit = Instant::now() + Duration::from_secs(120);
     while before < LAST
@@ -86,7 +88,7 @@ fn commits_are_slowed_and_then_held_while_merges_stand_still() {
     let runs = stat(&*engine, "delta_runs");
     assert!(before < LAST && runs <= RUNS_MOST, "nothing holds commits: committed={before} delta_runs={runs}");
     let slowed = stat(&*engine, "write_slowed_us");
-    // Sixteen commits of 250 changes, from 0 to 20 us each.
+    // Sixteen commits of 250 changes, delayed by 0 to 20 us for each change.
     assert!((10_000..40_000).contains(&slowed), "slowed more and more before: write_slowed_us={slowed}");
     gate.open();
     writer.join().unwrap();
@@ -116,7 +118,8 @@ fn memtables_are_flushed_while_a_merge_stands_still() {
 #[test]
 fn newer_runs_are_merged_while_a_merge_into_the_base_is_under_way() {
     const BASE: u64 = 8_000;
-    /// Segments that a merge of five memtables and the other's turns take; one into this base takes more than forty.
+    /// Number of segments that a merge of five memtables and the other merge's turns write; a merge into this base
+    /// writes more than forty.
     const SEGMENTS: u64 = 16;
     let storage = FaultyStorage::default();
     let engine = groups::open(&storage).unwrap();
@@ -136,7 +139,7 @@ fn newer_runs_are_merged_while_a_merge_into_the_base_is_under_way() {
     while stat(&engine, "base_merges_begun") == 0 {
         let last = commit();
         assert!(last < 200, "no merge into the base");
-        // What is due of the deltas comes first, and is passed on segment by segment.
+        // Due merges of deltas come first; let them pass segment by segment.
         for _ in 0..10 {
             if gate.is_waited_at() && stat(&engine, "base_merges_begun") == 0 {
                 gate.let_one();
@@ -191,7 +194,7 @@ fn a_load_in_shuffled_order_at_full_speed_keeps_to_its_bounds() {
     assert!(figure("delta_runs_most") <= RUNS_MOST, "runs: {}", figure("delta_runs_most"));
     assert!(figure("merge_debt_most_percent") <= DEBT_MOST_PERCENT, "debt: {}", figure("merge_debt_most_percent"));
     assert!(figure("base_records") > BATCHES * CHANGES / 5, "merges into the base end: {}", figure("base_records"));
-    // Directories and buffers are taken in any case, a few of them before others have given.
+    // Directories and buffers are always granted, some of them before other holders have given memory back.
     assert!(held_most <= LITTLE.memory_bytes + (1 << 20), "memory in use: {held_most}");
     engine.settle().unwrap();
     let map: Map = (CHANGES..(BATCHES + 1) * CHANGES).map(|n| (key(n), value(n))).collect();
@@ -230,7 +233,7 @@ fn a_commit_finds_the_next_file_and_memtable_made() {
     let own = || hooks.wals.lock().iter().filter(|(_, thread)| thread == "strata-flush").count() as u64;
     let all_made = || hooks.wals.lock().len() as u64;
     for seq in 1..=12 {
-        // More than half of a memtable: each begins the next file.
+        // More than half of a memtable, so that each batch begins the next file.
         try_commit(&engine, &fresh(seq), seq, Durability::Buffered).unwrap();
         wait_for("the next file", || own() == seq);
     }
@@ -239,7 +242,7 @@ fn a_commit_finds_the_next_file_and_memtable_made() {
     let mut map = Map::new();
     (1..=12).for_each(|seq| apply(&mut map, &fresh(seq)));
     drop(engine);
-    // What was made ahead and has no record is of no consequence.
+    // A prepared file without a record must do no harm.
     let engine = StrataEngine::open_sized(Arc::new(disk), &OPTIONS, groups::SIZES).unwrap();
     assert!(all(&engine).unwrap() == map);
 }

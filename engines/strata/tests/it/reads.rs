@@ -1,4 +1,4 @@
-//! What a get costs: reads of the device, counted.
+//! Device reads of gets, counted.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::faulty::FaultyStorage;
 use crate::seq;
 use crate::support::{Map, Rng, apply, at, key, stat, try_commit};
 
-/// Memory for all filters and directories and for a record cache, and not for pages.
+/// Enough memory for all filters and directories and for a record cache, but not for pages.
 const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 6 << 20, disk_reserve_bytes: 1 << 20 };
 
 fn opened(dir: &Path, mut pairs: Vec<(Key, Value)>) -> (StrataEngine, Vec<(Key, Value)>) {
@@ -33,7 +33,8 @@ fn a_cold_get_reads_once_also_of_the_first_key_of_a_page_and_a_warm_one_not_at_a
     let (engine, pairs) = opened(dir.path(), (0..COUNT as u64).map(|n| (key(n), key(!n))).collect());
     let reads = || stat(&engine, "get_reads");
     let mut reader = engine.reader().unwrap();
-    // Some of them begin a page: one in 64. So few have room in their sets of the cache, wherever a seed puts them.
+    // One in 64 of them begins a page. There are so few that the sets of the cache have room for all, whatever the
+    // seed.
     let (one, many) = pairs[1000..3000].split_at(1000);
     for round in 0..2 {
         let before = reads();
@@ -72,22 +73,22 @@ fn keys_with_the_same_first_eight_bytes_take_a_search_once_and_no_read_afterward
     let mut found = vec![None; many.len()];
     reader.get_many(many, &mut found).unwrap();
     assert!(found.iter().all(|found| *found == Some([3; 32])));
-    // Of some 95 pages: halving them would take more than six reads.
+    // Among some 95 pages bisection alone would take more than six reads.
     assert!(reads() - before <= 3 * keys.len() as u64, "reads={}", reads() - before);
     let before = reads();
     one.iter().for_each(|key| assert_eq!(reader.get(key).unwrap(), Some([3; 32])));
     reader.get_many(many, &mut found).unwrap();
     assert_eq!(reads(), before, "the records are in the cache");
-    // Absent ones beside them, with everything read that might hold them.
+    // Absent keys among them, for which every page that might hold them is read.
     for n in (ALIKE..2 * ALIKE).step_by(7) {
         assert_eq!(reader.get(&alike(n)).unwrap(), None);
     }
 }
 
-/// Pieces of few records, so that few batches make runs of every kind.
+/// Sizes of few records, so that few batches make runs of every kind.
 const PIECES: Sizes = Sizes { mem_records: 64, segment_records: 400, wal_bytes: 1 << 20 };
 
-/// A key of a small number, of which many share their first eight bytes with others.
+/// Returns a key of a small number. Many of these keys share their first eight bytes with others.
 fn crowded(n: u64) -> Key {
     let mut key = key(n);
     if n.is_multiple_of(3) {
@@ -120,10 +121,10 @@ proptest! {
         }
         let mut reader = engine.reader().expect("a reader");
         for count in [0, 1, 63, 64, 65, 300] {
-            // Half of what is asked for is absent, and much of it is asked for twice.
+            // Half of the keys are absent, and many are asked for twice.
             let keys: Vec<Key> = (0..count).map(|_| crowded(rng.below(6000) / 2 * 2)).collect();
             let keys: Vec<Key> = keys.iter().chain(keys.iter().rev().take(40)).copied().collect();
-            // What stood in the slots before is no answer.
+            // Former values of the slots must not count as answers.
             let mut found = vec![Some([0xee; 32]); keys.len()];
             reader.get_many(&keys, &mut found).expect("a batch");
             for (key, found) in keys.iter().zip(found) {
@@ -151,12 +152,12 @@ fn a_merge_into_the_base_keeps_the_records_that_it_does_not_change_in_the_cache(
     assert!(stat(&engine, "memory_page_bytes") == 0 && stat(&engine, "memory_record_cache_bytes") > 0);
     let (reads, mut reader) = (|| stat(&engine, "get_reads"), engine.reader().unwrap());
     let hot = 0..2000;
-    // Of an older snapshot, which stays.
+    // A reader that stays on an older snapshot.
     let mut old = engine.reader().unwrap();
     for n in hot.clone() {
         assert_eq!(reader.get(&key(n)).unwrap(), Some(key(!n)));
     }
-    // Some are changed and some removed; the rest of the batch is new.
+    // Some keys are changed and some removed; the rest of the batch is new.
     let change = |n: u64| match n % 20 {
         0 => Some((key(n), Some([1; 32]))),
         10 => Some((key(n), None)),
@@ -167,7 +168,7 @@ fn a_merge_into_the_base_keeps_the_records_that_it_does_not_change_in_the_cache(
     try_commit(&engine, &changes, 2, Durability::Buffered).unwrap();
     engine.settle().unwrap();
     assert_eq!(stat(&engine, "delta_runs"), 0);
-    // What the older snapshot reads from segments that were replaced is not kept for others.
+    // Pairs that the older snapshot reads from replaced segments must not be cached for others.
     for n in hot.clone().filter(|n| change(*n).is_some()) {
         assert_eq!(old.get(&key(n)).unwrap(), Some(key(!n)), "older: n={n}");
     }
@@ -179,7 +180,7 @@ fn a_merge_into_the_base_keeps_the_records_that_it_does_not_change_in_the_cache(
     }
     // One of twenty was changed and is read again. A part of the cache may have made room for the merge.
     assert!(reads() - before < 900, "reads={} of {}", reads() - before, hot.end);
-    // The older snapshot is given nothing newer.
+    // The older snapshot must not get newer values.
     for _ in 0..2 {
         for n in hot.clone() {
             assert_eq!(old.get(&key(n)).unwrap(), Some(key(!n)), "older: n={n}");

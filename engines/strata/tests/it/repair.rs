@@ -1,4 +1,4 @@
-//! Repairs: what can be read stays, what cannot is told, and the store can be read and written again.
+//! Repairs: readable records stay, losses are reported, and the store can be read and written again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,8 @@ fn open(dir: &Path) -> engine_api::Result<StrataEngine> {
     StrataEngine::open_sized(Arc::new(DirStorage::open(dir).unwrap()), &SMALL, SIZES)
 }
 
-/// A store with everything in it: a base that was loaded and merged, deltas above it, batches in the WAL alone.
+/// Makes a store with everything in it: a base that was loaded and merged, deltas above it, and batches only in the
+/// WAL.
 fn store(dir: &Path) -> Map {
     let engine = open(dir).unwrap();
     let mut map: Map = (0..9000).map(|n| (key(n), [1; 32])).collect();
@@ -48,7 +49,7 @@ fn segments(dir: &Path) -> Vec<String> {
     content(dir).into_keys().filter(|name| name.ends_with(".seg")).collect()
 }
 
-/// The store opens, holds this, and can be written, merged and read on.
+/// Expects that the store opens, holds this map, and can be written, merged and read further.
 #[track_caller]
 fn assert_sound(dir: &Path, map: &Map, at: u64) {
     let engine = open(dir).unwrap();
@@ -64,7 +65,7 @@ fn assert_sound(dir: &Path, map: &Map, at: u64) {
     assert!(all(&engine).unwrap() == map, "content differs after writing");
 }
 
-/// That some line has all of these words.
+/// Expects that some line contains all of these words.
 #[track_caller]
 fn assert_said(lines: &[String], words: &[&str]) {
     let said = lines.iter().any(|line| words.iter().all(|word| line.contains(word)));
@@ -121,14 +122,14 @@ fn a_loaded_store_without_its_manifest_loses_nothing() {
 fn a_damaged_page_costs_its_keys_and_no_others() {
     let dir = tempfile::tempdir().unwrap();
     let map = store(dir.path());
-    // A page of a full segment of the base, from where the keys lie to where those of the next begin.
+    // A page of a full segment of the base. Its loss covers the keys from the page before it to the page after it.
     let full = |name: &&String| fs::metadata(dir.path().join(name)).unwrap().len() > 100_000;
     let name = segments(dir.path()).into_iter().find(|name| full(&name)).unwrap();
     let path = dir.path().join(&name);
     let mut bytes = fs::read(&path).unwrap();
     bytes[5 * 4096 + 700] ^= 1;
     fs::write(&path, &bytes).unwrap();
-    // Before the repair: gets of its keys fail by name, others do not.
+    // Before the repair, gets of its keys fail with the file's name, and others succeed.
     let engine = open(dir.path()).unwrap();
     let mut reader = engine.reader().unwrap();
     let failed: Vec<Key> = map.keys().filter(|key| reader.get(key).is_err()).copied().collect();
@@ -174,7 +175,7 @@ fn what_is_lost_is_remembered_by_the_store_and_its_copies_until_an_operator_remo
         told.extend(StrataEngine::repair(dir.path()).unwrap().lost);
         assert_eq!(fs::read_to_string(&file).unwrap().lines().collect::<Vec<_>>(), told);
         assert_eq!(lost(), told.len() as u64);
-        // A repair of a store that is sound, and merges, change nothing.
+        // Repairs of a sound store, and merges, do not change the record.
         StrataEngine::repair(dir.path()).unwrap();
         open(dir.path()).unwrap().settle().unwrap();
         assert_eq!(lost(), told.len() as u64);
@@ -195,7 +196,7 @@ fn a_repair_that_is_cut_has_written_what_is_lost_before_the_store_opens_again() 
     let whole = written.after_crash(0);
     whole.set(Fault::None);
     drop(open_on(&whole, SMALLER).unwrap());
-    // Each of the runs is lost with its file.
+    // One of the runs is lost with its file.
     let name = whole.names().into_iter().find(|name| name.ends_with(".seg")).unwrap();
     whole.remove(&name).unwrap();
     whole.sync_dir().unwrap();
@@ -223,7 +224,7 @@ fn a_segment_whose_index_is_damaged_loses_nothing_and_a_missing_one_its_range() 
     let dir = tempfile::tempdir().unwrap();
     let map = store(dir.path());
     let names = segments(dir.path());
-    // The footer of one, the directory or a filter of another.
+    // The footer of one segment, and the directory or a filter of another.
     for (name, from_end) in [(&names[0], 50), (&names[1], 4096 + 4090)] {
         let path = dir.path().join(name);
         let mut bytes = fs::read(&path).unwrap();
@@ -289,7 +290,7 @@ fn a_segment_or_manifest_of_another_store_gives_it_none_of_its_pairs() {
     };
     let ((one, map), (other, _)) = (loaded(0..9000, 1), loaded(20_000..29_000, 3));
     let whole = content(one.path());
-    // Every load begins with the same number, which is all that a page says of its file.
+    // Every load begins with the same file number, and a page names only that number.
     let name = segments(other.path())[0].clone();
     assert!(whole.contains_key(&name), "{name}");
     fs::copy(other.path().join(&name), one.path().join(&name)).unwrap();
@@ -297,7 +298,7 @@ fn a_segment_or_manifest_of_another_store_gives_it_none_of_its_pairs() {
     assert_said(&repaired.lost, &[&name, "keys_from=", "keys are missing"]);
     let found = all(&open(one.path()).unwrap()).unwrap();
     assert!(!found.is_empty() && found.iter().all(|(key, value)| map.get(key) == Some(value)));
-    // Its only segment is exchanged, and its WAL says that the manifest is its own.
+    // The only segment is exchanged, while the WAL proves that the manifest is the store's own.
     let (lone, _) = loaded(0..1500, 1);
     let (stranger, _) = loaded(30_000..31_500, 4);
     let segment = segments(lone.path());
@@ -306,7 +307,7 @@ fn a_segment_or_manifest_of_another_store_gives_it_none_of_its_pairs() {
     let repaired = StrataEngine::repair(lone.path()).unwrap();
     assert_said(&repaired.lost, &[&segment[0], "keys are missing"]);
     assert!(all(&open(lone.path()).unwrap()).unwrap().values().all(|value| *value != [4; 32]));
-    // Its manifest: this store's own segments say what the store is.
+    // The manifest is exchanged: the store's own segments show which store it is.
     for name in content(one.path()).into_keys() {
         fs::remove_file(one.path().join(name)).unwrap();
     }
@@ -315,7 +316,7 @@ fn a_segment_or_manifest_of_another_store_gives_it_none_of_its_pairs() {
     let repaired = StrataEngine::repair(one.path()).unwrap();
     assert_said(&repaired.findings, &["manifest is of another store", "made anew of"]);
     assert_sound(one.path(), &map, 2);
-    // A store without any segment yet is its own, too.
+    // A store without any segment yet is recognised too.
     let (young, mut map) = (tempfile::tempdir().unwrap(), Map::new());
     let engine = open(young.path()).unwrap();
     commit(&engine, &[(key(5), Some([5; 32]))], 1, &mut map);
@@ -344,7 +345,7 @@ fn a_damaged_wal_is_cut_where_it_is_damaged() {
     Box::new(engine).close().unwrap();
     let path = dir.path().join("000000000001.wal");
     let mut bytes = fs::read(&path).unwrap();
-    // In the fifth of nine records of one length.
+    // In the fifth of nine records of equal length.
     let record = bytes.len() / 9;
     bytes[4 * record + 200] ^= 4;
     fs::write(&path, &bytes).unwrap();
@@ -368,7 +369,7 @@ fn files_of_another_store_are_set_aside_and_never_mixed_in() {
     assert_said(&repaired.findings, &["another store", "000000000700.seg"]);
     assert!(!place.exists() && dir.path().join("000000000700.seg.set-aside").exists());
     assert_sound(dir.path(), &map, 11);
-    // Without a manifest nobody knows whose directory it is.
+    // Without a manifest nobody knows which store the directory belongs to.
     fs::remove_file(dir.path().join("MANIFEST")).unwrap();
     let both = segments(other.path()).into_iter().find(|name| !dir.path().join(name).exists());
     let both = both.expect("a number that this store has not got");
@@ -393,7 +394,7 @@ fn a_delta_beside_what_was_loaded_after_it_is_kept_without_a_manifest() {
         commit(&engine, &[(key, Some([at as u8; 32]))], at, map);
     };
     (1..5).for_each(|at| low(at, at, &mut map));
-    // What is committed becomes a delta run before the load, and the load a base without any batch.
+    // The commits become a delta run before the load, and the load a base without any batch.
     let loaded: Map = (0..3000).map(|n| (key(n), [9; 32])).filter(|(key, _)| key[0] > 1).collect();
     engine.load_sorted(&loaded.iter().map(|(key, value)| (*key, *value)).collect::<Vec<_>>(), &seq(5)).unwrap();
     map.extend(loaded);
@@ -414,7 +415,7 @@ fn what_an_opening_that_was_cut_short_has_written_does_not_pass_for_whole_batche
         let storage = written.after_crash(0);
         storage.set(Fault::CrashAt(crash_at));
         drop(open_on(&storage, SMALLER));
-        // Whatever it has written is there, and the manifest is lost.
+        // Everything it has written is there, and the manifest is lost.
         storage.set(Fault::None);
         storage.remove("MANIFEST").unwrap();
         let as_storage: Arc<dyn Storage> = Arc::new(storage.clone());
@@ -442,7 +443,7 @@ fn a_damaged_wal_beside_what_a_crash_has_left_is_repaired_so_that_the_store_open
             let file = storage.open_write(&name).unwrap();
             let (mut byte, at) = ([0], file.len_bytes().unwrap() / 3);
             if file.read_at(&mut byte, at).is_err() {
-                // Nothing was written to it yet.
+                // No record was written to the file yet.
                 continue;
             }
             file.write_at(&[byte[0] ^ 1], at).unwrap();
@@ -462,7 +463,7 @@ fn a_damaged_wal_beside_what_a_crash_has_left_is_repaired_so_that_the_store_open
 fn without_the_manifest_a_wal_that_begins_damaged_is_named_and_the_others_are_said_to_be_unchecked() {
     let dir = tempfile::tempdir().unwrap();
     let (older, newer) = (dir.path().join("000000000001.wal"), dir.path().join("000000000002.wal"));
-    // The first file of a store that was opened twice holds its first batches, the second one the others.
+    // The first file of a store that was opened twice holds the first batch, the second file the other one.
     for at in 1..3u64 {
         let engine = StrataEngine::open(dir.path(), &SMALL).unwrap();
         commit(&engine, &[(key(at), Some([at as u8; 32]))], at, &mut Map::new());

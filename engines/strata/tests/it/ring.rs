@@ -1,8 +1,8 @@
-//! io_uring under faults: reads of the ring that the kernel cuts short or fails, and a ring that it refuses.
+//! Faults of `io_uring`: reads of the ring that the kernel cuts short or fails, and a ring that it refuses.
 //!
-//! The faults are the kernel's own: at the place of one, the store's file hands out the descriptor of another real file,
-//! which is shorter or cannot be read. What is read without the ring is always the right file. A read that the kernel
-//! puts off (EAGAIN, EINTR) cannot be had from it at will: `read::uring` tests how it is taken.
+//! The faults are the kernel's own. At the place of a fault, the store's file hands out the descriptor of another real
+//! file, which is shorter or cannot be read. Reads without the ring always use the right file. A test cannot make the
+//! kernel put off a read (EAGAIN, EINTR): `read::uring` tests how such a result is treated.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,28 +18,29 @@ use parking_lot::Mutex;
 
 use crate::support::{Map, Rng, all, apply, key, stat, try_commit, value};
 
-/// Too little memory for the pages of [`filled`], so that gets read the device.
+/// Too little memory for the pages of [`filled`], so that gets read from the device.
 const LITTLE: StrataOptions = StrataOptions { memory_bytes: 1 << 20, disk_reserve_bytes: 0 };
 const SIZES: Sizes = Sizes { mem_records: 8_192, segment_records: 8_192, wal_bytes: 16 << 20 };
 const PAIRS: u64 = 40_000;
 
-/// What a read of the ring meets.
+/// A fault that a read of the ring meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// The file ends here.
+    /// The file ends at this offset.
     CutAt(u64),
-    /// EIO: the device.
+    /// Reads fail with EIO, as on a broken device.
     Broken,
 }
 
 #[derive(Default)]
 struct State {
     fault: Option<Fault>,
-    /// The reads of the ring that meet it; `None` is all of them.
+    /// Number of the read of the ring that meets the fault; `None` for all reads.
     at: Option<u64>,
     reads: u64,
     met: u64,
-    /// By the file for which they stand. Kept open: the kernel may still read them.
+    /// Descriptors with the fault, by the file that they replace. They stay open, because the kernel may still read
+    /// them.
     others: BTreeMap<PathBuf, OwnedFd>,
 }
 
@@ -61,12 +62,12 @@ impl RingStorage {
         Self { dir: Arc::new(DirStorage::open(dir).unwrap()), state: Arc::default() }
     }
 
-    /// From now on this read of the ring, or each, meets the fault.
+    /// Makes this read of the ring meet the fault from now on, or every read if `at` is `None`.
     fn set(&self, fault: Option<Fault>, at: Option<u64>) {
         *self.state.lock() = State { fault, at, ..State::default() };
     }
 
-    /// Reads of the ring since [`RingStorage::set`], and how many met the fault.
+    /// Returns the number of reads of the ring since [`RingStorage::set`], and how many of them met the fault.
     fn counts(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.reads, state.met)
@@ -129,7 +130,7 @@ impl Storage for RingStorage {
 }
 
 impl RingFile {
-    /// A descriptor with the fault.
+    /// Opens a descriptor with the fault.
     fn other(&self, fault: Fault) -> OwnedFd {
         match fault {
             Fault::CutAt(at) => {
@@ -139,7 +140,7 @@ impl RingFile {
                 io::Write::write_all(&mut file, &bytes).unwrap();
                 file.into()
             }
-            // Of the memory of this process, where nothing is: the only file whose reads fail so for certain.
+            // The memory of this process, at an address without any: the only file whose reads are certain to fail so.
             Fault::Broken => File::open("/proc/self/mem").unwrap().into(),
         }
     }
@@ -181,12 +182,13 @@ impl StorageFile for RingFile {
     }
 }
 
-/// In memory where the system has files there: what is flushed is of no interest here, and takes its time on a disk.
+/// Makes a directory in memory if the system has one, because durability does not matter here and flushes to a disk are
+/// slow.
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// Some segments and a delta, in real files.
+/// Fills a store of some segments and a delta in real files.
 fn filled(dir: &Path) -> (RingStorage, Map) {
     let storage = RingStorage::new(dir);
     let engine = storage.open().unwrap();
@@ -215,7 +217,7 @@ fn assert_gets(keys: &[Key], found: &[Option<Value>], map: &Map, place: &str) {
     }
 }
 
-/// Batches, scans and a merge with this fault at every read of the ring.
+/// Does batches, scans and a merge with this fault at every read of the ring, and expects right answers.
 fn assert_no_difference(fault: Fault) {
     let dir = directory();
     let (storage, map) = filled(dir.path());
@@ -321,10 +323,10 @@ fn a_ring_that_the_kernel_refuses_costs_no_answer() {
     }
 }
 
-/// From now on `io_uring_enter` fails for this thread, as a kernel without memory or a container's filter makes it fail.
+/// Makes `io_uring_enter` fail for this thread from now on, as a kernel without memory or a container's filter does.
 fn refuse_enter(errno: i32) {
     const NUMBER_AT: u32 = 0;
-    // SAFETY: these only build an instruction.
+    // SAFETY: these macros only build instructions.
     let mut program = unsafe {
         [
             libc::BPF_STMT((libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, NUMBER_AT),
@@ -334,9 +336,9 @@ fn refuse_enter(errno: i32) {
         ]
     };
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
-    // SAFETY: the filter and its program live through the call; without TSYNC it is for this thread alone.
+    // SAFETY: the filter and its program live through the call; without TSYNC it applies to this thread alone.
     let set = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const filter) };
     assert_eq!(set, 0, "{}", io::Error::last_os_error());
 }

@@ -1,4 +1,4 @@
-//! Pairs by number, batches, and the comparison with a map.
+//! Keys and values by number, batches, and the comparison of a store with a map.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -13,7 +13,7 @@ pub(crate) type Map = BTreeMap<Key, Value>;
 
 pub(crate) const OPTIONS: StrataOptions = StrataOptions { memory_bytes: 8 << 20, disk_reserve_bytes: 0 };
 
-/// A seeded generator (splitmix64).
+/// A seeded pseudorandom generator (splitmix64).
 pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
@@ -47,7 +47,7 @@ pub(crate) fn at(seq: u64) -> Checkpoint {
     Checkpoint::new(seq, &[seq as u8; 40])
 }
 
-/// Batch `seq` of a run that overwrites and deletes what earlier batches wrote.
+/// Returns batch `seq` of a sequence in which batches overwrite and delete pairs of earlier ones.
 pub(crate) fn batch(seed: u64, seq: u64, changes: u64) -> Vec<(Key, Option<Value>)> {
     let mut rng = Rng(seed ^ seq.wrapping_mul(0x2545_f491_4f6c_dd1d));
     (0..changes).map(|_| (key(rng.below(4000)), (rng.below(5) != 0).then(|| value(rng.next())))).collect()
@@ -78,14 +78,14 @@ pub(crate) fn try_commit(
     txn.commit(&at(seq), durability)
 }
 
-/// Pieces for which [`written`] has left too much in the WAL: an opening with them makes runs of it.
+/// Sizes for which [`written`] leaves too many records in the WAL, so that an opening with them writes runs.
 pub(crate) const SMALLER: Sizes = Sizes { mem_records: 100, segment_records: 5000, wal_bytes: 1 << 20 };
 
 pub(crate) fn open_on(storage: &FaultyStorage, sizes: Sizes) -> Result<StrataEngine> {
     StrataEngine::open_sized(Arc::new(storage.clone()), &OPTIONS, sizes)
 }
 
-/// A store as a process has left it that was killed: batches of so many changes, all of them in the WAL alone.
+/// Makes a store as a killed process leaves it: batches of so many changes, all of them only in the WAL.
 pub(crate) fn written(seed: u64, batches: u64, changes: u64, durability: Durability) -> (FaultyStorage, Map) {
     let storage = FaultyStorage::default();
     let engine = open_on(&storage, Sizes { mem_records: 4000, ..SMALLER }).unwrap();
@@ -107,7 +107,7 @@ pub(crate) fn all(engine: &dyn Engine) -> Result<Map> {
     Ok(map)
 }
 
-/// Content by scan and by lookups, absent keys too.
+/// Compares the content by a scan and by gets, including absent keys.
 pub(crate) fn assert_holds(engine: &dyn Engine, map: &Map, seq: u64, place: &str) {
     assert_eq!(engine.checkpoint().unwrap(), at(seq), "{place}");
     assert!(all(engine).unwrap() == *map, "content differs: {place}");
@@ -117,7 +117,7 @@ pub(crate) fn assert_holds(engine: &dyn Engine, map: &Map, seq: u64, place: &str
     }
 }
 
-/// A figure of the engine's own statistics.
+/// Returns one of the engine's statistics.
 pub(crate) fn stat(engine: &dyn Engine, name: &str) -> u64 {
     let stats = engine.stats().unwrap();
     stats.details.iter().find(|(found, _)| *found == name).unwrap_or_else(|| panic!("no figure {name}")).1

@@ -1,5 +1,5 @@
-//! Merges that meet trouble: no space, no descriptors, a segment that cannot be read. Writing goes on, or goes on again
-//! once the trouble has passed; and readers never pay for what merges have replaced.
+//! Merges in trouble: no space, no descriptors, an unreadable segment. Writing goes on, or goes on again once the
+//! trouble has passed. Readers never pay for the removal of replaced segments.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use crate::faulty::FaultyStorage;
 use crate::hooked::{Hooked, Hooks};
 use crate::support::{Map, OPTIONS, all, apply, at, key, try_commit, value};
 
-/// Pairs of a memtable of [`OPTIONS`].
+/// Number of pairs in a memtable of [`OPTIONS`].
 const MEMTABLE: u64 = 16 << 10;
 
 struct Store {
@@ -68,7 +68,7 @@ impl Store {
         assert_eq!(self.engine.checkpoint().unwrap(), at(self.seq));
     }
 
-    /// Opened again on the same disk, without any trouble.
+    /// Opens the store again on the same disk without any trouble, and expects the same content.
     #[track_caller]
     fn assert_holds_when_opened_again(self) {
         let Self { engine, disk, map, seq, .. } = self;
@@ -93,7 +93,7 @@ fn a_merge_without_room_writes_nothing_and_keeps_the_reserve() {
         assert!(next < 1_000_000, "the disk never fills");
     };
     assert_eq!(refused.kind(), ErrorKind::FreeSpace, "{refused}");
-    // Room for commits and a flush, and for no merge of all of it.
+    // Room for commits and a flush, but not for a merge of everything.
     let used = store.engine.stats().unwrap().disk_bytes;
     store.hooks.disk_bytes.store(used + reserve_bytes + (2 << 20), Ordering::Relaxed);
     let settle = |store: &Store| {
@@ -105,7 +105,7 @@ fn a_merge_without_room_writes_nothing_and_keeps_the_reserve() {
     let written = settle(&store);
     assert!(store.stat("merge_short_of_disk_bytes") > 0);
     assert_eq!(settle(&store), written, "nothing is written to be given back");
-    // A flush may use the reserve: it is what the reserve is for.
+    // A flush may use the reserve, which exists for it.
     let least = store.hooks.least_free_bytes.load(Ordering::Relaxed);
     assert!(least + 2 * MEMTABLE * 64 >= reserve_bytes, "least_free_bytes={least}");
     store.assert_holds();
@@ -129,10 +129,10 @@ fn a_moment_without_descriptors_ends_no_writing() {
             std::thread::sleep(Duration::from_millis(200));
             hooks.no_descriptors.store(false, Ordering::Relaxed);
         });
-        // It needs the next WAL.
+        // This commit needs the next WAL file.
         store.put(MEMTABLE..2 * MEMTABLE - 100);
     });
-    // And a flush needs a file.
+    // A flush needs a file too.
     store.hooks.no_descriptors.store(true, Ordering::Relaxed);
     let settled = store.engine.settle().unwrap_err();
     assert_eq!(settled.kind(), ErrorKind::Retry, "{settled}");
@@ -155,7 +155,7 @@ fn a_flush_that_wants_descriptors_is_tried_again() {
     let hooks = Arc::clone(&store.hooks);
     std::thread::scope(|scope| {
         let engine = &store.engine;
-        // Only once a spare file was taken for the next WAL, so that the flush alone has to wait.
+        // Only after a spare file was taken for the next WAL, so that nothing but the flush has to wait.
         let failed = move || {
             engine.stats().unwrap().details.iter().any(|(name, n)| *name == "merge_failures" && *n > failures + 1)
         };
@@ -194,7 +194,7 @@ fn a_segment_of_the_base_that_cannot_be_read_is_left_alone() {
         let names = store.disk.names();
         assert!(names.contains(&segments[1]) && !names.contains(&segments[0]) && !names.contains(&segments[2]));
     }
-    // A third of what was written lies in its range, and nothing else is left in the delta.
+    // A third of the written records lie in its range, and nothing else is left in the delta.
     let left = store.stat("delta_records");
     assert!((5_000..12_000).contains(&left), "left={left}");
     *store.hooks.unreadable.lock() = None;
@@ -204,7 +204,7 @@ fn a_segment_of_the_base_that_cannot_be_read_is_left_alone() {
 
 #[test]
 fn a_delta_that_cannot_be_read_is_left_alone() {
-    // Too little memory for its pages to stay there.
+    // Too little memory for its pages to stay in memory.
     let mut store = Store::with(StrataOptions { memory_bytes: 1 << 20, ..OPTIONS });
     store.put(0..MEMTABLE);
     store.put(MEMTABLE..MEMTABLE + 10);

@@ -1,4 +1,5 @@
-//! A week of updates at small scale: a batch every five minutes, many times the content, and bounds on what it costs.
+//! A week of updates at small scale: a batch every five minutes, many times the content in total, and bounds on the
+//! cost.
 
 use std::sync::Arc;
 
@@ -15,14 +16,15 @@ const KEYS: u64 = 40_000;
 const BATCHES: u64 = 7 * 24 * 12;
 const CHANGES: u64 = 128;
 const BATCHES_A_MEMTABLE: u64 = SIZES.mem_records as u64 / CHANGES;
-/// Three runs of each size that deltas of up to half of the base have: of one memtable, of four, of sixteen.
+/// Largest number of delta runs: three of each size that occurs while deltas hold up to half of the base (one, four and
+/// sixteen memtables).
 const RUNS_MAX: u64 = 9;
 
 fn open(storage: &FaultyStorage) -> StrataEngine {
     StrataEngine::open_sized(Arc::new(storage.clone()), &OPTIONS, SIZES).unwrap()
 }
 
-/// Mostly updates; as many keys go as come, and which there are moves on.
+/// Returns a batch of mostly updates. As many keys are deleted as added, so the set of keys moves on.
 fn batch(seq: u64) -> Vec<(Key, Option<Value>)> {
     let mut rng = Rng(seq);
     let oldest = seq * 8;
@@ -47,7 +49,7 @@ fn a_week_of_updates_stays_within_its_bounds() {
         try_commit(&engine, &changes, seq, Durability::Buffered).unwrap();
         apply(&mut map, &changes);
         if seq % BATCHES_A_MEMTABLE == 0 {
-            // Updates come far slower than merges are: the thread has time to do what is due.
+            // Updates come far slower than merges run, so the thread has time for every merge that is due.
             wait_for("the flush of a memtable", || stat(&engine, "memtable_records") <= SIZES.mem_records as u64);
             wait_for("a merge into the base that is due", || stat(&engine, "delta_records") < KEYS / 2 + 512);
             wait_for("few delta runs", || stat(&engine, "delta_runs") <= RUNS_MAX);
@@ -65,9 +67,9 @@ fn a_week_of_updates_stays_within_its_bounds() {
     let merges = stat(&engine, "merges");
     println!("write_amplification={written}% space_amplification={space_most}% runs={runs_most} merges={merges}");
     assert!(runs_most > 2, "bounds are of interest where there are runs");
-    // WAL and flush, a rewrite for each size of runs, the base once for every half of it; small files round up.
+    // WAL and flush, a rewrite for each size of runs, and the base once for every half of it; small files round up.
     assert!(written <= 750, "write_amplification={written}%");
-    // The base, deltas of half of it, a merge of those or of a group, WAL files; small files round up.
+    // The base, deltas of half of it, a merge of those or of a group, and WAL files; small files round up.
     assert!(space_most <= 250, "space_amplification={space_most}%");
     engine.settle().unwrap();
     assert_eq!(stat(&engine, "filter_planes_least"), 3, "merges give back the memory of what they replace");
