@@ -51,7 +51,7 @@ pub(crate) const FROZEN_MAX: usize = 2;
 /// Checks whether the store may stand at a checkpoint; an error refuses the opening.
 pub(crate) type Accept<'a> = &'a dyn Fn(&Checkpoint) -> Result<()>;
 
-/// An open strata store.
+/// An open strata store. Its threads end when it is closed or dropped.
 pub struct StrataEngine {
     pub(crate) shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,

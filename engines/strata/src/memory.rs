@@ -119,7 +119,7 @@ impl HugeBytes {
         unsafe { std::slice::from_raw_parts(self.at.cast(), self.bytes / size_of::<u64>()) }
     }
 
-    /// Returns the requested bytes.
+    /// Returns the bytes that were requested, without the padding to whole pages.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: `at` points to this many bytes of the piece. Nobody writes them while `self` is borrowed, because
         // writing takes the only holder mutably.

@@ -35,7 +35,7 @@ pub(crate) struct Life {
     model: Model,
 }
 
-/// Reports of a child.
+/// Reports of a child on its standard output: a count of openings, and the newest number of each other kind.
 #[derive(Debug, Default)]
 struct Said {
     opened: u64,

@@ -122,7 +122,7 @@ impl Model {
         }
     }
 
-    /// Applies the next change.
+    /// Applies `change`, which must be the one after `seq`.
     pub(crate) fn apply(&mut self, change: &Change) {
         for op in change.ops() {
             let place = self.plan.place(op.id);

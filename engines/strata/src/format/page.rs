@@ -54,7 +54,7 @@ const fn capacity(elided: usize) -> usize {
     (PAGE_BYTES - HEADER_BYTES - elided) / (RECORD_BYTES - elided)
 }
 
-/// Bytes of one page.
+/// Bytes of one page, verified or not.
 pub(crate) type PageBytes = [u8; PAGE_BYTES];
 
 /// Collects the pairs of a page and encodes it. It is reused for page after page.

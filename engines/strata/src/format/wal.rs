@@ -90,7 +90,7 @@ pub(crate) struct Batch {
     pub(crate) ops: Vec<(Key, Option<Value>)>,
 }
 
-/// Progress of a replay.
+/// How far a replay of the WAL has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
     /// Number of the batch that comes next.

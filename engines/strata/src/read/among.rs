@@ -75,7 +75,7 @@ mod tests {
 
     const PER_PAGE: usize = 66;
 
-    /// Returns a pseudorandom number.
+    /// Returns a pseudorandom number that follows from `n`.
     fn mix(n: u64) -> u64 {
         let x = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -107,7 +107,7 @@ struct Chunk {
 /// advances, its new record plays only against those on its way up. A record costs the logarithm of the number of
 /// cursors.
 pub(crate) struct Merged {
-    /// The cursors, newest first.
+    /// The cursors to merge, newest first.
     cursors: Vec<Cursor>,
     /// Next record of each cursor, and the first eight bytes of its key as a number.
     heads: Vec<Option<(u64, Record)>>,
@@ -305,7 +305,7 @@ impl Cursor {
 }
 
 impl Merged {
-    /// Merges `cursors`, newest first.
+    /// Merges `cursors`, which are given newest first.
     pub(crate) fn new(mut cursors: Vec<Cursor>) -> Result<Self> {
         let heads: Vec<_> = cursors.iter_mut().map(Cursor::next).collect::<Result<_>>()?;
         let mut merged = Self { losers: vec![0; cursors.len()], cursors, heads, oldest: false };

@@ -17,7 +17,7 @@ pub(crate) struct Visible {
     pub(crate) active: Arc<Mem>,
     /// Number of committed entries in the active memtable.
     pub(crate) length: usize,
-    /// Frozen memtables, newest first.
+    /// Memtables that wait for their flush, newest first.
     pub(crate) frozen: Vec<Arc<Frozen>>,
     pub(crate) version: Arc<Version>,
     pub(crate) checkpoint: Checkpoint,

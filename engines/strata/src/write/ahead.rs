@@ -86,7 +86,7 @@ impl Shared {
         self.flush_wake.notify_one();
     }
 
-    /// Works on the requests.
+    /// Works on the requests to prepare for later commits.
     pub(crate) fn work_ahead(&self) {
         let (write_out, wanted) = {
             let mut work = self.work.lock();

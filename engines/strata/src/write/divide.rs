@@ -19,7 +19,7 @@ pub(crate) struct Part {
     pub(crate) filled: Option<u64>,
 }
 
-/// Share of each holder.
+/// A division of the memory: the share of each holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Division {
     /// Number of planes to hold in memory, by segment.

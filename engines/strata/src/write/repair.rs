@@ -41,7 +41,7 @@ type Op = (Key, Option<Value>);
 /// Suffix of the name of a file that is not used any more.
 const SET_ASIDE: &str = ".set-aside";
 
-/// Report of a repair.
+/// Report of a repair: defects, losses, and the checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repaired {
     /// Each defect and its remedy, a line each. If empty, the store was in order and nothing was changed.
@@ -98,7 +98,7 @@ struct Ended {
     unchecked: Vec<String>,
 }
 
-/// A repair in progress.
+/// State of a repair in progress.
 struct Repair<'a> {
     storage: &'a Arc<dyn Storage>,
     manifest: Manifest,

@@ -22,7 +22,7 @@ use crate::write::directory::Survey;
 use crate::write::mem::Mem;
 use crate::write::writer::{Room, SegmentWriter};
 
-/// Result of a replay.
+/// Result of a replay of the WAL.
 pub(crate) struct Replayed {
     /// Number of the last batch.
     pub(crate) batch: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Replayed {
     pub(crate) frozen: Option<Arc<Frozen>>,
 }
 
-/// Resources of a replay.
+/// Resources of a replay of the WAL.
 pub(crate) struct Replay<'a> {
     pub(crate) storage: &'a Arc<dyn Storage>,
     pub(crate) budget: &'a Arc<Budget>,

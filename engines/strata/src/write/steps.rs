@@ -23,7 +23,7 @@ use crate::write::limits::{HeldBy, held_by};
 use crate::write::output::{Job, Piece, write};
 use crate::write::plan::{MERGED_MAX, debt, due, groups_from, mergeable};
 
-/// The merges in progress.
+/// The merges in progress, at most one of them into the base.
 #[derive(Default)]
 pub(crate) struct Merging {
     /// Merges of delta runs, that of the newest runs first.
