@@ -1,5 +1,5 @@
-//! Measures gets while everything is in memory, and compares them with a miss of every cache: `cargo run --release -p
-//! engine-strata --example gets -- --pairs 20000000`.
+//! Measures gets while everything is in memory, and compares them with a miss of every cache:
+//! `cargo run --release -p engine-strata --example gets -- --pairs 20000000`.
 //!
 //! The program loads sorted pairs and brings their pages into memory. Then it measures in turns, with 0, 1, 3 and 8
 //! delta runs: a get of an absent and of a present key, `get_many` of 100 of either, and dependent loads from memory as

@@ -1,5 +1,5 @@
-//! Measures `refresh` of a serving reader during a load and merges into the base: `cargo run --release -p engine-strata
-//! --example refresh -- [PAIRS]`, by default 2,000,000.
+//! Measures `refresh` of a serving reader during a load and merges into the base:
+//! `cargo run --release -p engine-strata --example refresh -- [PAIRS]`, by default 2,000,000.
 //!
 //! Prints wall time and the CPU time of the calling thread, each with a row `nothing` for comparison: the same two
 //! readings of the clock with no call between them. Interrupts and other threads cost time in both rows, refreshing in

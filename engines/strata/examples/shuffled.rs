@@ -1,6 +1,6 @@
-//! Measures a load in shuffled order at full speed, and its effect on everything else: `cargo run --release -p
-//! engine-strata --example shuffled -- [PAIRS] [MEMORY_MIB] [DIR]`, by default 10,000,000 pairs, 64 MiB and a directory
-//! in the system's directory for temporary files, which is removed in the end.
+//! Measures a load in shuffled order at full speed, and its effect on everything else:
+//! `cargo run --release -p engine-strata --example shuffled -- [PAIRS] [MEMORY_MIB] [DIR]`, by default 10,000,000
+//! pairs, 64 MiB and a directory in the system's directory for temporary files, which is removed in the end.
 //!
 //! Prints pairs a second, durations of single commits, the greatest number of delta runs and merge debt, memory and
 //! disk, and write amplification. A second thread measures gets of absent keys by the clock meanwhile: it asks all the
@@ -18,8 +18,9 @@ use engine_strata::{StrataEngine, StrataOptions};
 const BATCH: u64 = 10_000;
 /// Number of commits between two reads of the statistics.
 const LOOK_EVERY: u64 = 5;
-/// Number of consecutive gets, and the pause after them.
+/// Number of consecutive gets between two pauses.
 const GETS: u64 = 16;
+/// Pause between two series of gets.
 const PAUSE: Duration = Duration::from_millis(2);
 
 fn key(n: u64) -> [u8; 32] {

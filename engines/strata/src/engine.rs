@@ -68,10 +68,11 @@ pub(crate) struct Shared {
     pub(crate) wal_key: WalKey,
     pub(crate) budget: Arc<Budget>,
     pub(crate) reads: Arc<Reads>,
-    /// Parts of the memory, in bytes: free for work, granted to the record cache before the second filter plane, and
-    /// granted to the buffers of a merge.
+    /// Memory left free for flushes, merges and scans, in bytes.
     pub(crate) work_bytes: u64,
+    /// Memory that the record cache gets before the second filter plane does, in bytes.
     pub(crate) least_cache_bytes: u64,
+    /// Memory of all buffers of a merge together, in bytes.
     pub(crate) merge_read_bytes: u64,
     /// Whether pages stay in memory, according to the newest division of the memory.
     pub(crate) keeps_pages: AtomicBool,
@@ -82,9 +83,11 @@ pub(crate) struct Shared {
     /// `write/limits.rs`.
     pub(crate) pressure: AtomicU32,
     pub(crate) work: Mutex<Work>,
-    /// Wakes the merging thread. `flush_wake` wakes the flushing thread, `done` the threads that wait for either.
+    /// Wakes the merging thread.
     pub(crate) wake: Condvar,
+    /// Wakes the flushing thread.
     pub(crate) flush_wake: Condvar,
+    /// Wakes the threads that wait for a flush or a merge.
     pub(crate) done: Condvar,
     pub(crate) next_id: AtomicU64,
     pub(crate) counters: Counters,
@@ -119,9 +122,11 @@ pub(crate) type Failure = (ErrorKind, String);
 #[derive(Default)]
 pub(crate) struct Work {
     pub(crate) stop: bool,
-    /// Number of requests to settle, the last of them that is done, and the failure of that one.
+    /// Number of requests to settle so far.
     pub(crate) settles_asked: u64,
+    /// The last request to settle that is done, successful or not.
     pub(crate) settles_over: u64,
+    /// Failure of that request; `None` if it succeeded.
     pub(crate) settle_failed: Option<Failure>,
     /// Number of attempts to flush a memtable, which waiters compare.
     pub(crate) flushes_tried: u64,

@@ -11,18 +11,21 @@ use crate::write::writer::write_bytes;
 
 /// Memtables, the active and the frozen ones, together have 1/MEM_SHARE of the memory.
 const MEM_SHARE: u64 = 16;
-/// Bounds of a memtable's pairs: enough for a run to be worth a file, few enough to be sorted in a second.
+/// Fewest pairs of a memtable: enough for a run to be worth a file.
 const MEM_RECORDS_MIN: u64 = 16 << 10;
+/// Most pairs of a memtable: few enough to be sorted in a second.
 const MEM_RECORDS_MAX: u64 = 1 << 20;
 /// A segment has a record for each SEGMENT_SHARE bytes of memory. Writing a segment holds ten bytes a record, which is
 /// then a twenty-fifth of the memory.
 const SEGMENT_SHARE: u64 = 256;
+/// Fewest records of a full segment, however small the memory is: 4096 pages of keys that share nothing.
 const SEGMENT_RECORDS_MIN: u64 = 63 << 12;
 /// Largest number of records in a segment: some 250 MiB. A merge needs free disk space for one group of segments.
 const SEGMENT_RECORDS_MAX: u64 = 4 << 20;
-/// The buffers of a merge have 1/MERGE_READ_SHARE of the memory, within the bounds below: a few runs need few buffers,
-/// and buffers that exceed the device's own time are useless.
+/// The buffers of a merge have 1/MERGE_READ_SHARE of the memory, within [`MERGE_READ_BYTES`]: a few runs need few
+/// buffers, and buffers that exceed the device's own time are useless.
 const MERGE_READ_SHARE: u64 = 64;
+/// Least and greatest size of all buffers of a merge, in bytes.
 const MERGE_READ_BYTES: (u64, u64) = (128 << 10, 8 << 20);
 /// Memory for each record of a segment that is written and opened, in bytes: a hash and the largest plane, then all
 /// planes and the directory while those of the replaced segments are still held.

@@ -23,7 +23,9 @@ pub(crate) const CHILDREN: u64 = 20;
 /// One child in ALONE is not killed until it has done [`ALONE_CHANGES`], so that a child that hangs is not hidden by a
 /// kill.
 const ALONE: u64 = 8;
+/// Number of changes of a child that is left alone.
 const ALONE_CHANGES: u64 = 300;
+/// Time after which a child that is left alone counts as hanging.
 const ALONE_LIMIT: Duration = Duration::from_secs(180);
 
 /// A store and the children that work on it one after the other.

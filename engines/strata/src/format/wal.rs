@@ -79,8 +79,9 @@ pub(crate) struct Wal {
     buffer: Vec<u8>,
     /// Length of the last record in bytes.
     last_bytes: u64,
-    /// Number of the last batch that was appended. `flushed` is the last one that is durable.
+    /// Number of the last batch that was appended.
     last: u64,
+    /// Number of the last batch that is durable.
     flushed: u64,
 }
 

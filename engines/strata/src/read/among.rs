@@ -20,8 +20,9 @@ const INTERPOLATIONS: u32 = 3;
 /// Consecutive pages that may hold a key.
 pub(crate) struct Among {
     pages: Range<u32>,
-    /// Greatest key known to come before these pages. `behind` is the least key known to come after them.
+    /// Greatest key known to come before these pages.
     before: Key,
+    /// Least key known to come after these pages.
     behind: Key,
     guesses: u32,
 }

@@ -33,9 +33,10 @@ use crate::read::set::{Set, Source};
 
 /// Number of parts of the hash space. Each belongs to one chunk, and chunks differ by at most one part.
 const PARTS: usize = 4096;
-/// The cache grows and shrinks in chunks of 1/CHUNK_SHARE of the store's memory, within the bounds below. The table of
+/// The cache grows and shrinks in chunks of 1/CHUNK_SHARE of the store's memory, within [`CHUNK_BYTES`]. The table of
 /// parts then stays in the processor's caches, and large chunks are huge pages.
 const CHUNK_SHARE: u64 = 256;
+/// Least and greatest size of a chunk in bytes.
 const CHUNK_BYTES: (u64, u64) = (512 << 10, 64 << 20);
 
 /// A number of sets in a mapping of their own, which goes back to the system at once when the chunk is dropped.

@@ -79,11 +79,13 @@ pub(crate) struct RunCursor {
     ask: (usize, u32),
     /// Largest number of pages to ask for next.
     window: u32,
-    /// Pages that are being consumed. `ahead` are the pages that come next.
+    /// Pages that are being consumed.
     now: Option<Chunk>,
+    /// Pages that come next.
     ahead: Option<Chunk>,
-    /// Next page and record to return.
+    /// Number of the next record's page.
     page: u32,
+    /// Index of the next record in its page.
     record: usize,
     /// Made by the first read, because a run in memory needs none.
     pipeline: Option<Pipeline>,

@@ -12,11 +12,14 @@ use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering, UnsafeCell};
 /// Cache lines that are prefetched on either side of the one where a record most likely begins. The record is within
 /// them more often than not, and an unneeded line costs little compared with a miss.
 const AROUND_LINES: usize = 2;
+/// Length of a cache line.
 const LINE_BYTES: usize = 64;
 
-/// State of a page that was not brought in. In `LOADING` one thread is copying it in, in `READY` it can be read.
+/// State of a page that is not in memory.
 const ABSENT: u8 = 0;
+/// State of a page that one thread is copying in.
 const LOADING: u8 = 1;
+/// State of a page that is in memory and never changes again.
 const READY: u8 = 2;
 
 /// Pages of one segment that stay in memory once they were read.

@@ -20,8 +20,9 @@ const WAYS: usize = if IS_MODEL { 1 } else { 7 };
 const WORDS: usize = if IS_MODEL { 1 } else { 4 };
 /// Number of attempts of a reader while writers interfere.
 const LOOKS: usize = if IS_MODEL { 1 } else { 4 };
-/// Number of tag bits below the segment's number: a part of the key's hash, and the bit for a segment of the base.
+/// Number of tag bits below the segment's number: a part of the key's hash, and [`OF_BASE`].
 const TAG_BITS: u32 = 17;
+/// Bit of a tag that is set for a segment of the base.
 const OF_BASE: u64 = 1 << 16;
 
 /// The segment that a pair was read from.

@@ -4,7 +4,7 @@
 //! thread. Runs on `strata-flush`.
 //!
 //! A shortage of descriptors, memory or disk space is waited out, longer each time. Only two failures leave the disk's
-//! state unknown and end writing: a flush of a file, and a manifest that may or may not be in place.
+//! state unknown and end writing: a failed flush of a file, and a manifest that may or may not be in place.
 
 use std::sync::Arc;
 use std::time::Duration;

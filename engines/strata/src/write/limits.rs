@@ -15,23 +15,25 @@ use crate::engine::{Shared, Work, Writer};
 use crate::read::visible::Visible;
 use crate::write::plan::{can_shrink, debt};
 
-/// Number of delta runs from which commits are slowed. At [`RUNS_MAX`] a commit that needs a new memtable is held,
-/// because a get of an absent key looks at all runs, and a merge of all of them has a buffer for each. Four sizes of
-/// runs, three of each, are usual, and a merge into the base keeps as many from being merged meanwhile. RocksDB's
-/// triggers are the same.
+/// Number of delta runs from which commits are slowed. Four sizes of runs, three of each, are usual, and a merge into
+/// the base keeps as many from being merged meanwhile. RocksDB's triggers have the same values.
 pub(crate) const RUNS_SLOW: usize = 20;
+/// Number of delta runs at which a commit that needs a new memtable is held, because a get of an absent key looks at
+/// all runs, and a merge of all of them has a buffer for each.
 pub(crate) const RUNS_MAX: usize = 36;
 /// Debt from which commits are slowed, in units of the records that make a merge into the base due (half of the base,
-/// or some memtables). One unit is being merged while the next comes in; a third is late. At [`DEBT_MAX`] commits are
-/// held: the deltas then hold one and a half times as many records as the base.
+/// or some memtables). One unit is being merged while the next comes in; a third is late.
 pub(crate) const DEBT_SLOW: f64 = 2.0;
+/// Debt at which commits are held, in the same units: the deltas then hold one and a half times as many records as the
+/// base.
 pub(crate) const DEBT_MAX: f64 = 3.0;
 /// Delay for each change just below the bounds: 50,000 changes a second, which merges keep up with on any suitable
 /// disk. Half way there the delay is a quarter of it. Most writers settle at a speed between the two.
 const SLOWEST: Duration = Duration::from_micros(20);
 /// Longest delay of one commit, however many changes it has.
 const SLOWED_MAX: Duration = Duration::from_secs(1);
-/// Shortest sleep. Delays are collected up to it, because the kernel's own granularity is a part of it.
+/// Shortest sleep. Smaller delays are added up until they reach it, because the granularity of the kernel's sleeps is a
+/// part of it.
 const SLEEP_LEAST: Duration = Duration::from_millis(1);
 /// How long a commit waits for a shortage of descriptors or memory to pass.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);

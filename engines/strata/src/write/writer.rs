@@ -16,8 +16,9 @@ use crate::mapped::Mapped;
 use crate::read::segment::{Kept, name};
 use crate::storage::{Storage, StorageFile};
 
-/// Bytes collected before a write: 1/WRITE_SHARE of the memory, within the bounds below. Larger writes gain nothing.
+/// Bytes collected before a write: 1/WRITE_SHARE of the memory, within [`WRITE_BYTES`].
 const WRITE_SHARE: u64 = 256;
+/// Fewest and most bytes collected before a write. Larger writes gain nothing.
 const WRITE_BYTES: (u64, u64) = (64 << 10, 1 << 20);
 /// Bytes held for each record while a segment is written: its hash, and the largest plane.
 const RECORD_WORK: u64 = 10;

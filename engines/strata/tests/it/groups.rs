@@ -14,8 +14,9 @@ use crate::wait_for;
 /// Memtables of a few batches. The base of [`batch`]'s keys then has six segments or more, each a group of its own.
 pub(crate) const SIZES: Sizes = Sizes { mem_records: 256, segment_records: 384, wal_bytes: 64 << 10 };
 const CHANGES: u64 = 250;
-/// Number of batches before the interrupted merge. `DELTAS` is the number of batches that it brings into the base.
+/// Number of batches before the merge that is interrupted.
 const BASE: u64 = 24;
+/// Number of batches that this merge brings into the base.
 const DELTAS: u64 = 4;
 
 pub(crate) fn open(storage: &FaultyStorage) -> engine_api::Result<StrataEngine> {

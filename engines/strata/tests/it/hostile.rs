@@ -11,9 +11,11 @@ use engine_strata::StrataEngine;
 use crate::support::{key, stat};
 use crate::{SMALL, seq, wait_for};
 
-/// Sizes in a record of the WAL: header, the checkpoint after it, and one operation (FORMAT.md, "WAL").
+/// Length of a WAL record's header (FORMAT.md, "WAL").
 const HEADER_BYTES: usize = 56;
+/// Length of the checkpoint that follows the header.
 const CHECKPOINT_BYTES: usize = Checkpoint::ENCODED_MIN + OPAQUE_BYTES;
+/// Length of one operation.
 const OP_BYTES: usize = 65;
 /// Number of bytes that each checkpoint here has in addition to its seq.
 const OPAQUE_BYTES: usize = 48;
