@@ -64,7 +64,8 @@ pub trait StorageFile: Send + Sync {
 /// A directory of the filesystem that holds one store.
 pub struct DirStorage {
     dir: PathBuf,
-    /// The open directory, for flushes, which must not fail for want of a descriptor. `None` if nothing is written.
+    /// The open directory, for flushes, which must not fail for want of a descriptor. `None` where a flush may open the
+    /// directory itself: for repairs, for the record of losses, and for reading.
     handle: Option<File>,
 }
 
@@ -78,7 +79,7 @@ impl DirStorage {
         Ok(Self { handle: Some(File::open(dir)?), ..Self::existing(dir) })
     }
 
-    /// Refers to the directory `dir`, which must exist, for reading only.
+    /// Refers to the directory `dir`, which must exist, without keeping it open.
     pub(crate) fn existing(dir: &Path) -> Self {
         Self { dir: dir.to_owned(), handle: None }
     }

@@ -272,7 +272,7 @@ fn first(storage: &dyn Storage, id: u64, wanted: impl Fn(&Header) -> bool) -> Re
     })
 }
 
-/// Upper bound on the number of records in a file of this length.
+/// Upper bound on the number of changes, and so of memtable records, in a WAL file of this length.
 pub(crate) fn records_max(length_bytes: u64) -> u64 {
     length_bytes / OP_BYTES as u64
 }
