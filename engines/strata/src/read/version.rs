@@ -163,7 +163,7 @@ impl Version {
             let segments = run.segments.iter().map(other).collect();
             Arc::new(Run { left_over: run.left_over, ..Run::new(segments) })
         };
-        Self { deltas: self.deltas.iter().map(run).collect(), base: run(&self.base) }
+        Self { deltas: self.deltas.iter().map(run).collect(), base: run(&self.base), merged_below: self.merged_below }
     }
 
     /// Returns the value of `key`, unless `newer` knows a newer record. `newer` is asked while the filters' cache lines
