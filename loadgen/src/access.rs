@@ -10,7 +10,8 @@ use client::{Address, Builder};
 /// Credentials and certificates for a service on a network.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct Access {
-    /// File whose first line is the token that the service asks for; refused where it would go over a network in the clear
+    /// File whose first line is the token that the service asks for; refused where it would go over a network in the
+    /// clear
     #[arg(long, value_name = "FILE")]
     bearer_token_file: Option<PathBuf>,
     /// https: who may sign the service's certificate, PEM [default: who the machine trusts]
