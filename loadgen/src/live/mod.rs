@@ -75,8 +75,8 @@ pub struct LiveArgs {
     /// Where the stream listens; a service that is already running must be pointed at it
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     pub stream_listen: String,
-    /// Run the service inside a cgroup with this much memory, page cache included. The store's pages are dropped from the
-    /// page cache first: those that another process has brought in are charged to that one
+    /// Run the service inside a cgroup with this much memory, page cache included. The store's pages are dropped from
+    /// the page cache first: those that another process has brought in are charged to that one
     #[arg(long, value_name = "SIZE", value_parser = engines::size)]
     pub cap: Option<ByteSize>,
     /// The service program; by default the one beside loadgen
