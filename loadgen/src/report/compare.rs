@@ -43,7 +43,8 @@ pub struct CompareArgs {
     /// Result file of the second side; without it --engines compares inside A
     #[arg(value_name = "B", required_unless_present = "engines")]
     pub b: Option<PathBuf>,
-    /// Compare two engines, as the report names them: X of the first file against Y of the second, or of the same file without one
+    /// Compare two engines, as the report names them: X of the first file against Y of the second, or of the same file
+    /// without one
     #[arg(long, value_name = "X,Y", value_parser = engine_pair)]
     pub engines: Option<(String, String)>,
     /// Leave out of the table what is level or not decided
