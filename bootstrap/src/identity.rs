@@ -89,7 +89,7 @@ impl Content {
         }
     }
 
-    /// Number of records added.
+    /// Returns the number of records added so far.
     pub(crate) fn records(&self) -> u64 {
         self.records
     }

@@ -39,7 +39,7 @@ const MEMTABLES_BYTES: u64 = 128 << 20;
 /// Disk space of pages in a B+tree that the newest shuffled batches have freed, for a store of any size: only later
 /// transactions may use them again. Loads of redb left 33 MB.
 const FREED_BYTES: u64 = 64 << 20;
-/// Smallest value of --sort-memory.
+/// Smallest value of --sort-memory in bytes.
 pub(crate) const SORT_BYTES_MIN: u64 = 1 << 20;
 
 const _: () = assert!(BUFFERS_BYTES_MAX + PROGRAM_BYTES < OWN_MEMORY_BYTES_MAX as u64);

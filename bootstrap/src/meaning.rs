@@ -18,7 +18,7 @@ pub(crate) struct MeaningArgs {
     pub(crate) cluster: Option<String>,
 }
 
-/// What a value is. The names are those of the service's setting.
+/// Meaning of a value. The names are those of the service's setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Extract {
     /// The program that owns the account.

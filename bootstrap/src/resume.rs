@@ -28,7 +28,7 @@ use crate::state::State;
 pub(crate) enum Found {
     /// No load yet, or a part of one.
     Open,
-    /// A complete load.
+    /// A load that is complete.
     Complete,
 }
 

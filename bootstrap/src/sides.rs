@@ -55,7 +55,7 @@ pub(crate) fn scan<'s>(
 /// Result of comparing two sides, in numbers of pairs and keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Pairs of this side.
+    /// Number of pairs on this side.
     pub(crate) pairs: u64,
     pub(crate) other_pairs: u64,
     /// Keys that only this side has.

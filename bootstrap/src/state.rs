@@ -19,7 +19,7 @@ const FILE: &str = "bootstrap.toml";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct State {
-    /// The source, in words.
+    /// The source as messages name it, such as `file=PATH`.
     pub(crate) source: String,
     /// Id of the source and its order in hex, the same as in the checkpoint.
     pub(crate) source_id: String,

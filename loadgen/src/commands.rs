@@ -46,7 +46,7 @@ pub struct StreamArgs {
     pub summary: Option<PathBuf>,
 }
 
-/// Runs `loadgen stream`.
+/// Runs `loadgen stream` until its end or a signal.
 pub fn stream(args: StreamArgs) -> Result<()> {
     let stop = stop_flag()?;
     let stream = Stream::start(args.workload.clone(), &args.delivery, &args.listen)?;

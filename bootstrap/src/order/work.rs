@@ -36,7 +36,7 @@ pub(crate) struct Manifest {
     pub(crate) version: u32,
     /// The spill's own number in hex. Every run's header and every block's checksum contain it.
     pub(crate) spill: String,
-    /// The source, in words.
+    /// The source as messages name it, such as `file=PATH`.
     pub(crate) source: String,
     /// Format of the source's file. `None` for synthetic pairs.
     pub(crate) format: Option<Format>,
@@ -74,7 +74,7 @@ impl Manifest {
         }
     }
 
-    /// Parses the spill's number.
+    /// Parses the spill's number from its hex.
     pub(crate) fn spill(&self) -> Result<u64> {
         number(&self.spill)
     }
@@ -260,8 +260,7 @@ impl Work {
             Mark::Foreign => {
                 bail!("not the lock of a spill: file={}: name another directory with --work-dir", path.display())
             }
-            // Flushed before any other file is written, so that the directory is known as a spill's after a loss of
-            // power.
+            // Flushed before any other file, so that the directory is known as a spill's after a loss of power.
             Mark::Empty => {
                 self.made |= self.is_default;
                 let text = if self.made { MADE } else { FOUND };

@@ -22,7 +22,7 @@ const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 0x08];
 /// First bytes of every zstd file.
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-/// Packing of a file.
+/// Compression format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     None,

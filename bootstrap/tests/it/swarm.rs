@@ -430,7 +430,7 @@ impl Life {
     }
 }
 
-/// Outcome of one process.
+/// Outcome of one process of a life.
 enum End {
     Complete,
     Killed,

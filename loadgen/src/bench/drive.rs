@@ -47,7 +47,7 @@ pub(crate) enum What {
     Many(usize),
 }
 
-/// Outcome of a loop.
+/// Figures of one timed loop.
 #[derive(Debug)]
 pub(crate) struct Driven {
     pub(crate) ops: u64,
@@ -217,7 +217,7 @@ impl Next {
     }
 }
 
-/// Work of a writer.
+/// Work of the writing thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Writes {
     pub(crate) pairs: Pairs,

@@ -39,7 +39,7 @@ pub(crate) struct Run {
     pub(crate) age_updates: f64,
     /// Memory cap in bytes. `None`: not capped.
     pub(crate) cap_bytes: Option<u64>,
-    /// Number of reading threads.
+    /// Number of threads that read.
     pub(crate) threads: u32,
     /// State of the page cache at the start.
     pub(crate) state: State,
@@ -101,7 +101,7 @@ impl Run {
     pub(crate) fn workload(&self) -> result::Workload {
         let writes = matches!(self.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Bootstrap | Kind::Live);
         let mut more = BTreeMap::new();
-        // For a `bootstrap`, the load is what is measured.
+        // A `bootstrap` measures its own load.
         if self.kind != Kind::Bootstrap {
             more.insert("load".to_owned(), name_of(self.load));
         }
@@ -158,12 +158,12 @@ impl Run {
     }
 }
 
-/// Distribution of the keys.
+/// Order in which the loops pick keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Keys {
     /// Indexes ascend from a start of each thread's own, and begin again after the last.
     Sequential,
-    /// Random, uniform or skewed.
+    /// Random picks, uniform or skewed by rank.
     Skewed(workload::Skew),
 }
 

@@ -15,7 +15,7 @@ use super::run::{Run, parse_keys, parse_values};
 /// Bytes of a pair. Caps are fractions of all pairs' bytes.
 const PAIR_BYTES: u64 = 64;
 
-/// A reviewed experiment.
+/// A reviewed experiment, as its TOML file describes it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Scenario {
@@ -74,7 +74,7 @@ pub(crate) struct Cell {
     /// Memory caps as shares of the pairs' bytes. Empty: not capped.
     #[serde(default)]
     pub(crate) caps: Vec<f64>,
-    /// Numbers of reading threads.
+    /// Numbers of reading threads, one run for each.
     #[serde(default = "one_thread")]
     pub(crate) threads: Vec<u32>,
     /// State of the page cache at the start.

@@ -119,7 +119,7 @@ struct Start {
     disk_bytes: u64,
 }
 
-/// Runs `loadgen live`.
+/// Runs `loadgen live`, from the start of the service to the report.
 pub fn run(args: LiveArgs) -> Result<()> {
     let stop = crate::commands::stop_flag()?;
     // A directory without a store is refused here, before a service is started on it and leaves its log there.

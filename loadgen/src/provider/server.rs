@@ -113,7 +113,7 @@ impl Provider {
         self.address
     }
 
-    /// Starts another act.
+    /// Starts `act`, which ends the current one.
     pub fn set(&self, act: Act) {
         let mut world = lock(&self.world);
         world.act = act;
@@ -169,7 +169,6 @@ type Updates = Pin<Box<dyn Stream<Item = Result<SubscribeUpdate, Status>> + Send
 type Sent = Result<(), mpsc::error::SendError<Result<SubscribeUpdate, Status>>>;
 type Never<T> = tokio_stream::Pending<Result<T, Status>>;
 
-/// State of one subscription.
 struct Subscription {
     world: Arc<Mutex<World>>,
     tx: mpsc::Sender<Result<SubscribeUpdate, Status>>,

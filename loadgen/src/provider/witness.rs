@@ -18,13 +18,13 @@ use tonic_health::pb::health_client::HealthClient;
 /// Longest wait for an answer. No answer in this time counts as `None`.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// `SERVING` of grpc.health.v1.
+/// Number of the status `SERVING` in grpc.health.v1.
 const SERVING: i32 = 1;
 
 /// The answers of one moment. `None` means no answer.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Said {
-    /// Whether `/readyz` answers 200.
+    /// Whether `/readyz` answers with status 200.
     pub readyz: Option<bool>,
     /// Reason why not, in the words of `/readyz`.
     pub reason: String,

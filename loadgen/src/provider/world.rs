@@ -12,7 +12,7 @@ use tonic::metadata::MetadataMap;
 /// Time for which a restarted server knows of no slot.
 const RESTART: Duration = Duration::from_secs(3);
 
-/// Behaviour of the server.
+/// Behaviour of the server, as the script sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Act {
@@ -49,7 +49,6 @@ pub enum Act {
 /// Figures of the server so far.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Figures {
-    /// Current act.
     pub act: Act,
     /// Newest slot of the chain.
     pub tip: u64,
@@ -59,7 +58,7 @@ pub struct Figures {
     pub sent_age_ms: u64,
     /// Whether a slot was withheld and not sent since.
     pub lost: bool,
-    /// Number of subscriptions accepted.
+    /// Number of subscriptions accepted so far.
     pub subscriptions: u64,
 }
 

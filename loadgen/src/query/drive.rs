@@ -53,7 +53,7 @@ pub(super) struct Load {
     pub(super) changed: bool,
 }
 
-/// Figures of one rate.
+/// Figures measured at one rate.
 #[derive(Debug)]
 pub(super) struct Driven {
     pub(super) requests: u64,

@@ -60,7 +60,7 @@ impl Sample {
         self.values.iter().find(|(known, _)| *known == repeat).map(|(_, value)| *value)
     }
 
-    /// Computes median and range.
+    /// Computes median and range of the values.
     pub(crate) fn spread(&self) -> Spread {
         let mut values: Vec<f64> = self.values.iter().map(|(_, value)| *value).collect();
         values.sort_by(f64::total_cmp);

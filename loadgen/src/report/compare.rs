@@ -62,7 +62,7 @@ pub struct CompareArgs {
 #[derive(Clone, Debug, Serialize)]
 pub struct Difference {
     pub scenario: String,
-    /// Description of the workload.
+    /// Description of the workload, as tables show it.
     pub workload: String,
     /// Label of the engine, or both labels with ` : ` between them.
     pub engine: String,
@@ -103,7 +103,7 @@ pub struct Comparison {
     pub unmatched: Vec<String>,
 }
 
-/// Runs `loadgen compare`.
+/// Runs `loadgen compare` and prints the comparison.
 pub fn run(args: &CompareArgs) -> Result<()> {
     let mut first = input::read_each(std::slice::from_ref(&args.a))?;
     let mut second = args.b.as_ref().map(|file| input::read_each(std::slice::from_ref(file))).transpose()?;

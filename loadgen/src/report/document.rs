@@ -9,7 +9,6 @@ use super::figures::Better;
 use super::format;
 use super::judge::{Family, Verdict};
 
-/// A whole report.
 #[derive(Debug)]
 pub(crate) struct Document {
     pub(crate) title: String,
@@ -27,7 +26,6 @@ pub(crate) struct Section {
     /// Id of the section, unique on the page.
     pub(crate) id: String,
     pub(crate) title: String,
-    /// Blocks in order.
     pub(crate) blocks: Vec<Block>,
 }
 
@@ -56,7 +54,6 @@ pub(crate) struct Table {
     pub(crate) caption: String,
     /// Heads of the columns. The first is the column of row names.
     pub(crate) head: Vec<String>,
-    /// Rows in order.
     pub(crate) rows: Vec<Row>,
     /// Whether the cells are words to read, and not figures to compare.
     pub(crate) words: bool,
@@ -75,7 +72,7 @@ pub(crate) enum Row {
 pub(crate) struct Figures {
     /// Median, or the cell's only text.
     pub(crate) main: String,
-    /// Spread and ratio.
+    /// Spread of the repeats, and ratio to the best.
     pub(crate) detail: String,
     /// Whether another engine of the row is behind this one, and none is ahead of it.
     pub(crate) best: bool,
@@ -103,20 +100,19 @@ pub(crate) struct BarGroup {
     pub(crate) bars: Vec<Bar>,
 }
 
-/// One engine's bar.
 #[derive(Debug)]
 pub(crate) struct Bar {
     /// Index of the engine, which decides the colour.
     pub(crate) engine: usize,
-    /// Label of the engine.
+    /// Label of the bar's engine.
     pub(crate) name: String,
     /// Lengths of the parts, drawn one after the other.
     pub(crate) parts: Vec<f64>,
     /// Position of a mark in addition to the parts, such as the RSS.
     pub(crate) mark: Option<f64>,
-    /// Smallest and largest repeat.
+    /// Smallest and largest value among the repeats.
     pub(crate) range: Option<(f64, f64)>,
-    /// The figures in words.
+    /// The figures as text, next to the bar.
     pub(crate) text: Figures,
 }
 
@@ -144,7 +140,6 @@ pub(crate) struct Chart {
 /// Values by the name of the figure, one for each x.
 pub(crate) type Named<T> = Vec<(&'static str, Vec<Option<T>>)>;
 
-/// One engine's line.
 #[derive(Debug, Serialize)]
 pub(crate) struct Line {
     /// Index of the engine, which decides the colour.

@@ -50,7 +50,7 @@ pub(crate) const STATS: [Stat; 6] = [
     Stat { name: "max", of: |curve| Some(curve.quantiles_ns.max as f64) },
 ];
 
-/// Operations a second.
+/// Operations a second over the measured part.
 pub(crate) const THROUGHPUT: Figure =
     Figure { name: "Throughput", better: Some(Better::Higher), of: throughput, text: format::per_second };
 

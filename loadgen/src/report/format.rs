@@ -10,7 +10,7 @@ use crate::result::Workload;
 /// Text in place of a figure that could not be measured.
 pub(crate) const MISSING: &str = "–";
 
-/// Formats nanoseconds as microseconds.
+/// Formats nanoseconds as microseconds, with the unit.
 pub(crate) fn nanos(value: f64) -> String {
     micros(value)
 }

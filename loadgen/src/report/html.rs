@@ -21,7 +21,7 @@ const CHART_HEADS: [(&str, &str); 4] = [
     ("nines", "Percentiles, by nines"),
 ];
 
-/// Renders the whole page.
+/// Renders the whole page as HTML.
 pub(crate) fn render(document: &Document) -> serde_json::Result<String> {
     let charts: Vec<&Chart> = document.sections.iter().flat_map(|section| inside(&section.blocks)).collect();
     let data = serde_json::to_string(&serde_json::json!({ "engines": document.engines, "charts": charts }))?;

@@ -5,7 +5,7 @@
 use super::document::{Block, Document, Figures, Row, Table};
 use super::format::markdown as escape;
 
-/// Renders the whole report.
+/// Renders the whole report as markdown.
 pub(crate) fn render(document: &Document) -> String {
     let mut out = format!("# {}\n\n{}\n", escape(&document.title), escape(&document.lead));
     for section in &document.sections {

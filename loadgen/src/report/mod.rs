@@ -60,7 +60,7 @@ pub struct ReportArgs {
     pub title: String,
 }
 
-/// Runs `loadgen report`.
+/// Runs `loadgen report` and writes its files.
 pub fn run(args: &ReportArgs) -> Result<()> {
     let records = input::read_all(&args.files)?;
     let document = build::document(&args.title, &records);

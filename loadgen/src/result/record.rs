@@ -137,7 +137,7 @@ pub struct Workload {
 /// Cost of opening a store. Engines differ in how much they read then, and in how much they leave for the first gets.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Opening {
-    /// Duration of opening.
+    /// Duration of opening in seconds.
     pub elapsed_s: f64,
     /// Bytes read from the device on behalf of the process meanwhile.
     pub device_read_bytes: Option<u64>,
@@ -149,7 +149,7 @@ pub struct Curve {
     /// Name of the operation: `read_negative`, `read_positive`, `write`, `commit`, `commit_per_item`, `get_many`,
     /// `scan`, `query`.
     pub op: String,
-    /// Number of values.
+    /// Number of latencies in the curve.
     pub count: u64,
     /// Exact mean, not of rounded values.
     pub mean_ns: f64,

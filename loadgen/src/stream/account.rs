@@ -1,4 +1,4 @@
-//! The shape of an account update: where an extractor finds key and value, and what else an account may become.
+//! The shape of an account update: where an extractor finds key and value, and the other states of an account.
 //!
 //! Owns: the byte layouts of SPL Token and Token-2022 accounts, as far as a reader of the stream looks at them. Must
 //! not: know slots, filters or the wire. Plain functions, used on every feed's task.

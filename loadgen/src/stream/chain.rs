@@ -38,13 +38,13 @@ pub(crate) struct Update {
 pub(crate) enum Write {
     /// It holds the update's value.
     Open,
-    /// It is closed.
+    /// It is closed: no lamports and no data.
     Closed,
     /// It is no token account any more, but one of [`Account::left`](crate::stream::account::Account::left).
     Left(u8),
 }
 
-/// Fate of a block.
+/// Fate of a block after its execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// It is on the chain.
@@ -65,7 +65,7 @@ pub(crate) struct Block {
     pub parent_slot: u64,
     pub hash: [u8; 32],
     pub parent_hash: [u8; 32],
-    /// Number of ancestors.
+    /// Number of ancestors on its chain.
     pub height: u64,
     /// Index of the first update among all of the run, which is also the base of its write versions.
     pub first_event: u64,
@@ -89,7 +89,7 @@ pub struct Final {
     pub slot: u64,
     /// Number of updates in sealed slots.
     pub events: u64,
-    /// Number of sealed slots.
+    /// Number of sealed slots in this run.
     pub slots: u64,
     /// Digest of the map with every sealed update applied, as `PAIRS:HEX`.
     pub digest: String,

@@ -39,7 +39,7 @@ pub(crate) struct Shared {
     pub(crate) log: Log,
     /// Keys and values of the updates.
     pub(crate) keys: Arc<Keys>,
-    /// Shape of the accounts.
+    /// Shape of the accounts in updates.
     pub(crate) extract: Extract,
     /// Whether replays start earlier than asked.
     pub(crate) duplicates: bool,
@@ -54,7 +54,7 @@ pub(crate) struct Shared {
     pub(crate) sent_events: AtomicU64,
 }
 
-/// A subscriber's response stream.
+/// The response stream of one subscriber.
 pub(crate) struct Feed {
     shared: Arc<Shared>,
     requests: Option<Streaming<SubscribeRequest>>,
@@ -90,7 +90,7 @@ struct Sending {
 pub(crate) enum End {
     /// With a status in the trailers.
     Status(Status),
-    /// With the connection, abruptly.
+    /// Abruptly, together with the connection.
     Cut,
 }
 

@@ -44,7 +44,7 @@ pub enum Commitment {
     /// Slots as executed. A slot is delivered whole unless the stream confirms slots later than that.
     #[default]
     Processed,
-    /// Slots as voted on.
+    /// Slots as voted on by the cluster.
     Confirmed,
     /// Slots as rooted, 32 slots later.
     Finalized,
@@ -114,7 +114,7 @@ impl Filter {
         self.accounts.is_empty() && self.slots.is_empty() && self.blocks_meta.is_empty()
     }
 
-    /// Returns the requested commitment.
+    /// Returns the commitment of the request.
     pub fn commitment(&self) -> Commitment {
         self.commitment
     }

@@ -33,7 +33,7 @@ pub(crate) enum Event {
     Processed(Arc<Block>),
     /// A slot was confirmed, or died if it is of that kind.
     Block(Arc<Block>),
-    /// A slot became final.
+    /// A confirmed slot became final.
     Finalized(Arc<Block>),
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum Event {
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) event: Event,
-    /// Time of publication.
+    /// Time at which it was published.
     pub(crate) created_at: Timestamp,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Log {
     confirm_after: usize,
 }
 
-/// A block for replay.
+/// A stored block, ready for replay.
 pub(crate) struct Replayed {
     pub(crate) block: Arc<Block>,
     /// Whether it is final, and not only confirmed.
@@ -240,7 +240,7 @@ impl Log {
         (self.replay_slots > 0).then(|| first_stored(&self.lock()).unwrap_or(u64::MAX))
     }
 
-    /// Returns the newest blocks.
+    /// Returns the newest block of each commitment.
     pub(crate) fn tip(&self) -> Tip {
         self.lock().tip.clone()
     }

@@ -181,7 +181,7 @@ impl Delivery {
     }
 }
 
-/// Pace of the stream.
+/// Pace at which slots are due.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rate {

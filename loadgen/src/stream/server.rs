@@ -42,7 +42,7 @@ const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// valid. (On the chain it is half of that.)
 const BLOCKHASH_VALID_BLOCKS: u64 = 300;
 
-/// Serves until `shutdown` resolves.
+/// Serves all calls until `shutdown` resolves.
 pub(crate) async fn serve(
     shared: Arc<Shared>,
     token: Option<String>,

@@ -22,7 +22,7 @@ const RENT_EXEMPT_EPOCH: u64 = u64::MAX;
 
 /// Fields of an account update in addition to the account.
 pub(crate) struct AccountMeta<'a> {
-    /// Address of the account.
+    /// Address of the updated account.
     pub(crate) key: &'a [u8; 32],
     pub(crate) slot: u64,
     /// Id of the bank of the write.

@@ -38,7 +38,7 @@ pub(super) struct Load {
     pub(super) repeat: u32,
 }
 
-/// Figures of one run.
+/// Figures of one transport's run.
 #[derive(Debug)]
 pub(super) struct Driven {
     pub(super) keys: u64,

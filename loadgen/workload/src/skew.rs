@@ -47,7 +47,7 @@ pub enum Skew {
     },
 }
 
-/// Picks indexes in `0..count`.
+/// Picks indexes in `0..count` at random.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Picker {
     count: u64,

@@ -19,7 +19,7 @@ const OWNERS_MAX: u64 = 1 << 40;
 /// wallets. So the benchmarks use a convention: `zipfian:0.99`, YCSB's exponent, over a tenth as many owners as pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Values {
-    /// No value occurs twice.
+    /// Each pair has a value of its own.
     #[default]
     Unique,
     /// A value is an owner. The owner of rank r has the weight `r^-exponent`.
