@@ -16,7 +16,7 @@ pub(crate) const OWN_MEMORY_BYTES_MAX: usize = 512 << 20;
 /// Bytes of one record in a buffer or spill: source position, key, value.
 pub(crate) const RECORD_BYTES: usize = 8 + 64;
 
-/// Buffers of the external sort: one is filled while the other is sorted and written.
+/// Number of buffers of the external sort: one is filled while the other is sorted and written.
 pub(crate) const SORT_BUFFERS: usize = 2;
 
 /// Pairs that every source hands on at a time.

@@ -14,7 +14,7 @@ use workload::Pairs;
 
 /// Reads of absent keys per sample: enough that ten values lie above the p99.
 const READS: u64 = 1000;
-/// Seed of the absent keys. It differs from that of any source, so that no loaded key is read.
+/// Seed of the absent keys. They have a seed of their own, so that no loaded key is read.
 const ABSENT_SEED: u64 = 0x7061_6972_6c65_7373;
 
 /// Average and percentiles of one operation over an interval, in ns.

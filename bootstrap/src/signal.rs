@@ -11,7 +11,7 @@ use anyhow::{Context, Error, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// The process's only [`Stop`]. It is global because the code that waits for input has no other way to the flag.
+/// The first [`Stop`] of the process. It is global because the code that waits for input has no other way to the flag.
 static INSTALLED: OnceLock<Stop> = OnceLock::new();
 
 /// Error: a signal has ended the reading of the source.

@@ -20,7 +20,7 @@ use crate::limits::{Buffers, SORT_BUFFERS};
 use crate::out::tell;
 use crate::source::{Place, Record, Source};
 
-/// Records between two calls of [`Tell`].
+/// Number of records between two calls of [`Tell`].
 const TELL_EVERY: u64 = 4096;
 
 /// Called with the number of records read so far, while a source is read. An error stops the reading.

@@ -24,8 +24,7 @@ pub(crate) fn capped(bytes: u64, args: &[&str]) -> Option<(Option<i32>, String)>
     Some((output.status.code(), text(&output)))
 }
 
-/// The first engine gets more records than the cap has bytes for one each, so buffers that ignored the cap would end
-/// the load.
+/// The first engine gets more records than fit into the cap, so buffers that ignored the cap would end the load.
 #[test]
 fn a_load_stays_within_a_small_cap() {
     for (engine, count) in engines().zip([2_600_000, 300_000, 300_000, 300_000]) {

@@ -1,8 +1,8 @@
 //! Torture of loads: they are killed, their spills damaged, their sources replaced, their disks full, their memory
 //! small.
 //!
-//! A load either ends right, with the digest of the source that it was last given, or it reports the problem with a
-//! non-zero exit code and a message that names a file or directory. Every life follows from a seed, and in each life
+//! A load either ends right, with the digest of the source that it was last given, or it reports the problem. Then its
+//! exit code is not zero, and its message names a file or directory. Every life follows from a seed, and in each life
 //! half of the disturbances are switched off. `make torture-load LIVES=1000` runs more lives. A violation prints the
 //! command that repeats it.
 

@@ -111,13 +111,13 @@ pub(crate) fn read(
             stop.store(true, Ordering::Relaxed);
         })?;
         let written = beside(stop);
-        // ORDERING: Relaxed: see above.
+        // ORDERING: Relaxed: read after the threads have ended.
         elapsed_ns.fetch_max(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
         sampler.join().map_err(|_| anyhow!("the sampling thread panicked"))?;
         for thread in threads {
             thread.join().map_err(|_| anyhow!("a reading thread panicked"))??;
         }
-        // ORDERING: Relaxed: see above.
+        // ORDERING: Relaxed: read after the threads have ended.
         let written = written?;
         ops.fetch_add(written.ops, Ordering::Relaxed);
         anyhow::Ok(written.overdue)

@@ -260,7 +260,7 @@ impl Row {
             Better::Lower => best.median / own.median,
             Better::Higher => own.median / best.median,
         };
-        // Zero bytes of zero bytes are no ratio.
+        // The ratio of zero bytes to zero bytes is undefined.
         let times = if times.is_finite() { format!("{times:.2}") } else { "one is 0".to_owned() };
         let of_best = self.others.iter().position(|(other, _)| other == engine).and_then(|at| judged.get(at));
         let interval = of_best.and_then(|judged| judged.interval);

@@ -40,8 +40,8 @@ pub(crate) fn read_each(files: &[PathBuf]) -> Result<Vec<Record>> {
     Ok(records)
 }
 
-/// Names each engine by its label. If a label stands for several sets of options, the name is the whole engine line of
-/// a scenario, because runs with different options are not repeats of each other.
+/// Names each engine by its label. If a label stands for several sets of options, the name is the whole engine line.
+/// Runs with different options are not repeats of each other.
 pub(crate) fn name_engines(records: &mut [&mut Record]) {
     let mut lines: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for record in records.iter() {

@@ -210,9 +210,9 @@ pub struct Io {
     pub device_writes: Option<u64>,
     /// Page faults that waited for the device.
     pub major_faults: Option<u64>,
-    /// CPU time in user mode.
+    /// CPU time in user mode, in seconds.
     pub user_s: f64,
-    /// CPU time in the kernel.
+    /// CPU time in the kernel, in seconds.
     pub system_s: f64,
     /// Bytes of keys and values that the workload wrote: the base of write amplification.
     pub user_write_bytes: u64,

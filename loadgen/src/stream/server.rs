@@ -232,7 +232,7 @@ fn end_frame(end: End) -> Result<Frame<Bytes>, Status> {
     Ok(Frame::trailers(trailers))
 }
 
-/// The calls that answer once.
+/// The calls that answer once, for the generated server.
 struct Unary {
     shared: Arc<Shared>,
 }

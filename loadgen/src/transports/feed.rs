@@ -112,7 +112,7 @@ fn follower(
                 Some(other) => anyhow::bail!("unexpected from a feed that began now: {other:?}"),
                 None => {}
             }
-            // ORDERING: Relaxed: see `follow`.
+            // ORDERING: Relaxed: a flag that is polled, and that carries no other data.
             if over.load(Ordering::Relaxed)
                 && arrivals.last().is_none_or(|last| monotonic_ns() - last.at_ns > QUIET.as_nanos() as u64)
             {
