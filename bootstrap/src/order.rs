@@ -251,8 +251,8 @@ impl Ordered {
     }
 }
 
-/// Removes the spill in `dir` if a load of `source` has left it, or if it has no readable manifest. A spill that a process
-/// uses stays. Returns the number of its runs, or `None` if nothing was removed.
+/// Removes the spill in `dir` if a load of `source` has left it, or if it has no readable manifest. A spill that a
+/// process uses stays. Returns the number of its runs, or `None` if nothing was removed.
 ///
 /// # Errors
 /// I/O errors of listing the directory or removing a file, naming it.
