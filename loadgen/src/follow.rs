@@ -69,7 +69,7 @@ struct Seen {
 /// Runs `loadgen follow`.
 ///
 /// # Errors
-/// No service at the address; a feed that has not begun after [`BEGIN`] if `--time` is given; the client's errors about
+/// No service at the address; a feed that has not begun after 30 s if `--time` is given; the client's errors about
 /// the feed.
 pub fn run(args: &FollowArgs) -> Result<()> {
     let stop = crate::commands::stop_flag()?;
