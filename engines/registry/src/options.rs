@@ -132,17 +132,17 @@ pub struct EngineArgs {
 
     /// How RocksDB is set up: as it comes, for memory, or for a memory cap [default: vanilla for a new store].
     ///
-    /// vanilla is RocksDB as it comes, memory is for a store that fits in memory, tuned for one under a memory cap. Without
-    /// this option a store keeps the profile that it was last opened with.
+    /// vanilla is RocksDB as it comes, memory is for a store that fits in memory, tuned for one under a memory cap.
+    /// Without this option a store keeps the profile that it was last opened with.
     #[arg(long, value_enum, value_name = "PROFILE")]
     pub profile: Option<Profile>,
 
     /// Memory for the engine's cache, such as 512MB or 4GiB.
     ///
-    /// All that strata holds in memory, RocksDB's block cache, or redb's page cache; LMDB has none, it reads through the
-    /// kernel's page cache. The default is a part of this process's cgroup limit, or of the machine's memory where there
-    /// is no limit: five eighths for strata and tuned RocksDB, a half for RocksDB's profile for memory, a quarter for RocksDB as it
-    /// comes and redb; and at least 64 MiB, or half of a limit below twice that.
+    /// All that strata holds in memory, RocksDB's block cache, or redb's page cache; LMDB has none, it reads through
+    /// the kernel's page cache. The default is a part of this process's cgroup limit, or of the machine's memory where
+    /// there is no limit: five eighths for strata and tuned RocksDB, a half for RocksDB's profile for memory, a quarter
+    /// for RocksDB as it comes and redb; and at least 64 MiB, or half of a limit below twice that.
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub memory: Option<ByteSize>,
 
@@ -155,10 +155,10 @@ pub struct EngineArgs {
 
     /// One of the engine's own settings, in place of the profile's; may be given several times.
     ///
-    /// For whoever knows the engine: `--set max_open_files=-1 --set block_size=8192`. RocksDB's names and values are those
-    /// of its options files. A name that is not known, or that would change what a commit survives, is refused with the
-    /// list of those that are taken. The directory does not keep it: a setting holds for this opening and for the files that
-    /// are written meanwhile.
+    /// For whoever knows the engine: `--set max_open_files=-1 --set block_size=8192`. RocksDB's names and values are
+    /// those of its options files. A name that is not known, or that would change what a commit survives, is refused
+    /// with the list of those that are taken. The directory does not keep it: a setting holds for this opening and for
+    /// the files that are written meanwhile.
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     pub set: Vec<String>,
 }

@@ -94,8 +94,8 @@ impl Filter {
     /// the manifest records. The filter has to outlive the store that is opened with the options.
     pub(crate) fn set(options: &mut Options, last_sequence: Option<u64>) -> Self {
         let replayed = Box::new(Replayed::new(last_sequence));
-        // SAFETY: the callbacks and the destructor fit the state, which is a `Box<Replayed>`. RocksDB calls the destructor
-        // once, when the filter is destroyed. No callback is needed for the column families' log numbers.
+        // SAFETY: the callbacks and the destructor fit the state, which is a `Box<Replayed>`. RocksDB calls the
+        // destructor once, when the filter is destroyed. No callback is needed for the column families' log numbers.
         let filter = unsafe {
             ffi::rocksdb_walfilter_create(
                 Box::into_raw(replayed).cast::<c_void>(),
