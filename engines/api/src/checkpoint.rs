@@ -137,7 +137,7 @@ fn other_version(which: &str, version: u8, way_out: &str) -> Error {
 ///
 /// | | process killed | OS crash or power loss |
 /// |---|---|---|
-/// | `Buffered` | kept | the newest commits may be missing, never a part of one; what is kept ends at a checkpoint |
+/// | `Buffered` | kept | the newest commits may be missing, never a part of one; the state is that of a checkpoint |
 /// | `Synced` | kept | kept, provided the device honours a flush |
 ///
 /// The documentation of each engine's crate names the flags that implement its two rows.

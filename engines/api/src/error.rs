@@ -1,4 +1,4 @@
-//! One error type, classified by what the caller should do about it.
+//! One error type, classified by the reaction that the caller should have.
 //!
 //! Owns: the classification. An engine maps its own errors to these kinds and keeps the original as `source`.
 

@@ -250,9 +250,9 @@ const SECTOR_BYTES: u64 = 512;
 /// Counters of a device since boot, over all processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounts {
-    /// Number of completed reads.
+    /// Number of reads that were completed since boot.
     pub reads: u64,
-    /// Number of completed writes.
+    /// Number of writes that were completed since boot.
     pub writes: u64,
     pub written_bytes: u64,
 }

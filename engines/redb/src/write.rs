@@ -140,7 +140,7 @@ pub(crate) fn put_checkpoint(txn: &WriteTransaction, checkpoint: &Checkpoint) ->
     meta.insert(CHECKPOINT, encoded.as_slice()).map(drop).map_err(|e| error::storage(WHAT, e))
 }
 
-/// Commits `txn` with `checkpoint`. A failure poisons the engine unless redb has rolled the transaction back.
+/// Commits `txn` with `checkpoint`. A failed commit poisons the engine, unless redb has rolled the transaction back.
 fn commit(engine: &RedbEngine, mut txn: WriteTransaction, checkpoint: &Checkpoint) -> Result<()> {
     put_checkpoint(&txn, checkpoint)?;
     txn.set_quick_repair(engine.options().repairs_quickly(engine.commits() + 1));

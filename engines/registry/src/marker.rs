@@ -44,7 +44,7 @@ pub struct Identity {
     /// means that the engine may not have made its files yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<u64>,
-    /// Meaning of the pairs.
+    /// Meaning of the pairs, as far as a program has stated it.
     #[serde(default, skip_serializing_if = "Holds::is_unknown")]
     pub holds: Holds,
 }

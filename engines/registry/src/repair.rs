@@ -16,7 +16,7 @@ use crate::read_only;
 use crate::standing;
 use crate::store::{DATA, no_store};
 
-/// Report of a repair.
+/// Report of a repair: the damage, the losses, and the resulting state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repaired {
     /// Damage that was found and the action taken, one line each. Empty if everything was in order and nothing was

@@ -15,8 +15,8 @@ const FIRST: u8 = 2;
 const MIDDLE: u8 = 3;
 const LAST: u8 = 4;
 
-/// Visits the whole records of `file` from `from` on, up to the first record that is not whole. `from` must be the end
-/// of a record. Returns the offset at which the last whole record ends.
+/// Visits the whole records of `file` from `from` on, up to the first record that is not whole. `from` must be 0 or the
+/// end of a record. Returns the offset at which the last whole record ends.
 ///
 /// # Errors
 /// I/O errors of reading the file.

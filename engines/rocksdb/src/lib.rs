@@ -11,7 +11,7 @@
 //!
 //! | | process killed | OS crash or power loss |
 //! |---|---|---|
-//! | `Buffered` | kept | the newest commits may be missing, whole; what is kept ends at a checkpoint |
+//! | `Buffered` | kept | the newest commits may be missing, whole; the state is that of a checkpoint |
 //! | `Synced` | kept | kept, provided the device honours a flush |
 //!
 //! `Buffered` writes the log with `write(2)` and does not flush it; `Synced` adds `fdatasync` of the log. A batch and

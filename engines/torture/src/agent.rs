@@ -148,7 +148,7 @@ enum End {
 enum Failed {
     /// Before its commit: nothing of the batch is there.
     Before(Bad),
-    /// During its commit.
+    /// While the commit ran: it is not known whether the batch is there.
     Commit(Error),
     /// During the load of a sorted chunk: any part of the chunk may be there.
     Load(Error),

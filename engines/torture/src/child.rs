@@ -72,7 +72,7 @@ impl Agent {
         Ok(Self { process, _stdin: stdin })
     }
 
-    /// Sends SIGKILL, without waiting.
+    /// Sends SIGKILL, and does not wait for the process's end.
     pub(crate) fn kill(&mut self) {
         // An agent that has just ended by itself is fine, too.
         self.process.kill().ok();

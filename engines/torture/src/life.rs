@@ -432,7 +432,7 @@ impl Life {
     }
 }
 
-/// Kind of a notice.
+/// Kind of a notice, as far as the wait for an agent's end needs it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Heard {
     Acked,

@@ -30,7 +30,6 @@ pub(crate) const SETTLE: u64 = 8;
 pub(crate) const COPY: u64 = 16;
 /// Habit: closing, or dropping, the store and opening it again.
 pub(crate) const REOPEN: u64 = 32;
-/// All habits together.
 pub(crate) const ALL: u64 = 63;
 
 /// The readers of one open store.

@@ -17,7 +17,7 @@ impl Rng {
         Self(Self(seed ^ what.wrapping_mul(0x2545_f491_4f6c_dd1d)).next())
     }
 
-    /// Returns the next number.
+    /// Returns the next number of the sequence.
     #[allow(clippy::should_implement_trait, reason = "it has no end and is no iterator")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

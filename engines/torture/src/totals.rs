@@ -8,7 +8,7 @@ use std::fmt;
 use crate::column::Column;
 use crate::disk::FaultKind;
 
-/// Counts for one engine.
+/// Counts for one engine, over all of its lives.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
     /// Number of stores that were begun.

@@ -15,7 +15,7 @@ use crate::rng::Rng;
 /// Kind of misbehaviour of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultKind {
-    /// Reads fail with `EIO`.
+    /// Reads fail with `EIO` and return no bytes.
     ReadError,
     /// Writes, and changes of names and sizes, fail with `EIO` and do nothing.
     WriteError,
@@ -27,12 +27,11 @@ pub enum FaultKind {
     FullUnseen,
     /// Every operation that changes the disk fails with `EROFS`, as after a remount because of errors.
     ReadOnly,
-    /// Every operation takes up to five milliseconds longer.
+    /// Every operation takes 0.1 to 5 milliseconds longer.
     Slow,
 }
 
 impl FaultKind {
-    /// Every kind of fault.
     pub const ALL: [Self; 7] =
         [Self::ReadError, Self::WriteError, Self::SyncError, Self::Full, Self::FullUnseen, Self::ReadOnly, Self::Slow];
 
@@ -60,7 +59,7 @@ pub struct Fault {
     pub count: u64,
 }
 
-/// Kind of an operation.
+/// Kind of an operation, which decides the faults that hit it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Read,
@@ -75,7 +74,7 @@ pub(crate) enum Op {
     Look,
 }
 
-/// Message to the supervisor.
+/// Message to the supervisor from the agent or from the disk.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Notice {
     /// A line of the agent's output.
@@ -152,7 +151,7 @@ impl Gate {
         state.faults.iter().any(|fault| fault.kind == FaultKind::Full && fault.from == 0 && fault.count > 0)
     }
 
-    /// Replaces all faults.
+    /// Replaces all faults. `seed` decides their delays and partial flushes.
     pub(crate) fn set_faults(&self, faults: Vec<Fault>, seed: u64) {
         let mut state = self.state.lock();
         state.faults = faults;

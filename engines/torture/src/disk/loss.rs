@@ -24,16 +24,17 @@ enum Style {
     Everything,
     /// All changes up to a moment survive, and none after it.
     Before(u64),
-    /// Sectors that were written after a moment survive, and no others.
+    /// Sectors that were last written after a moment survive, and no others.
     After(u64),
-    /// Each sector has this chance in percent to survive as last written; otherwise it keeps some of its writes.
+    /// Each sector has this chance in percent to survive as last written. Otherwise a random number of its first writes
+    /// survive.
     Sectors(u64),
-    /// Each write has this chance in percent to survive.
+    /// Each write has this chance in percent to survive. A sector keeps the writes before the first that does not.
     Writes(u64),
 }
 
 impl Tree {
-    /// Applies a power loss.
+    /// Applies a power loss to every file and directory. Nobody has a file open afterwards.
     pub(crate) fn lose_power(&mut self, rng: &mut Rng) {
         let style = self.style(rng);
         let sector_bytes = rng.pick(&[512, 4096]);

@@ -60,7 +60,7 @@ pub struct Disk {
 /// So no mount remains, however they end.
 ///
 /// # Errors
-/// Errors of the kernel, for example if this process lacks the permission.
+/// The kernel's errors, for example if this process lacks the permission.
 pub fn own_mounts() -> io::Result<()> {
     // SAFETY: only the calling thread's view of mounts and its own current directory and umask change; no file
     // descriptor table is unshared.
@@ -73,7 +73,7 @@ impl Disk {
     /// Creates an empty disk of `capacity_bytes` and mounts it at `point`, which must exist.
     ///
     /// # Errors
-    /// Errors of the kernel, if FUSE is missing or this process may not mount.
+    /// The kernel's errors, for example if FUSE is missing or this process may not mount.
     pub fn new(point: &Path, capacity_bytes: u64, seed: u64) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             gate: Gate::default(),
@@ -90,7 +90,6 @@ impl Disk {
         self.shared.tree.lock().flush_keeps_names = true;
     }
 
-    /// Returns the mount point.
     pub fn point(&self) -> &Path {
         &self.point
     }
@@ -128,7 +127,7 @@ impl Disk {
     /// Applies a power loss and mounts the result. To be called when the agent is gone.
     ///
     /// # Errors
-    /// Errors of the kernel during unmounting or mounting.
+    /// The kernel's errors of unmounting or mounting.
     pub fn lose_power(&mut self, seed: u64) -> io::Result<()> {
         self.unmount()?;
         self.shared.tree.lock().lose_power(&mut Rng::new(seed));
@@ -138,7 +137,7 @@ impl Disk {
     /// Mounts the disk again with empty caches. To be called when the agent is gone.
     ///
     /// # Errors
-    /// Errors of the kernel during unmounting or mounting.
+    /// The kernel's errors of unmounting or mounting.
     pub fn drop_caches(&mut self) -> io::Result<()> {
         self.unmount()?;
         self.shared.tree.lock().drop_caches();
