@@ -51,8 +51,8 @@ fn fill(engine: &dyn Engine, identity: &Identity, partial: &Path) -> Result<()> 
     let seq = engine.checkpoint()?.seq;
     engine.snapshot(&data)?;
     sync_tree(&data).map_err(|e| Error::io(format!("cannot sync the copy: dir={} reason={e}", data.display()), e))?;
-    // The marker is written last, after its directory was synced: a directory with a marker is complete, whatever its
-    // name is.
+    // The marker is written last, and is synced with its directory. So a directory with a marker is complete, whatever
+    // its name is.
     marker::write(partial, &identity.clone().at(seq))
 }
 

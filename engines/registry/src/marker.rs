@@ -98,7 +98,7 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
     };
     let version: Version = toml::from_str(&text).map_err(|e| damaged(&path, e))?;
     let (age, way_out) = match version.format.cmp(&FORMAT_VERSION) {
-        // A newer format also stands for an engine that this build does not know; anything else is damage.
+        // A new engine comes with a newer format. So an unknown engine in this format is damage, like any other error.
         Ordering::Equal => return toml::from_str(&text).map(Some).map_err(|e| damaged(&path, e)),
         Ordering::Greater => ("a newer", "use that version"),
         Ordering::Less => ("an older", "load it anew into another directory, or use that version"),

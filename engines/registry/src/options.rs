@@ -210,8 +210,8 @@ impl EngineOptions {
         }
     }
 
-    /// Returns these options as a command line names them, without `--engine`: `rocksdb --bloom 20 --set
-    /// max_open_files=-1`.
+    /// Returns these options as a command line names them, without `--engine`, for example
+    /// `rocksdb --bloom 20 --set max_open_files=-1`.
     pub fn line(&self) -> String {
         let mut line = self.engine.to_string();
         if let Some(bits) = self.bloom {

@@ -84,7 +84,7 @@ pub fn lost(dir: &Path) -> Result<u64> {
     }
 }
 
-/// Records a loss in the store, before the marker no longer refuses it.
+/// Records a loss in the store while the store is still refused because of its marker.
 #[cfg_attr(not(feature = "strata"), allow(unused_variables, reason = "only strata is repaired"))]
 fn remember(engine: EngineKind, data: &Path, lost: &str) -> Result<()> {
     match engine {

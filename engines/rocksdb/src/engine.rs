@@ -77,8 +77,8 @@ impl RocksdbEngine {
         Self::check((filter, db), rocksdb_options, dir, options, None)
     }
 
-    /// Refuses a checkpoint that this build cannot read now and not at its first use. On an error the store is dropped
-    /// before the filter, because the variable of a pattern that comes last is dropped first.
+    /// Refuses a checkpoint that this build cannot read, now and not at its first use. On an error the store is dropped
+    /// before the filter, because Rust drops the variables of a pattern from the last to the first.
     fn check(
         (filter, db): (Filter, DB),
         rocksdb_options: Options,

@@ -9,7 +9,7 @@
 //! | line | meaning |
 //! |---|---|
 //! | `opening`, `found SEQ`, `opened SEQ` | the store is being opened; its checkpoint; all of it was compared |
-//! | `attempt SEQ EPOCH`, `written SEQ`, `committing SEQ`, `acked SEQ buffered` | a batch, from its first put on |
+//! | `attempt SEQ EPOCH`, `written SEQ`, `committing SEQ`, `acked SEQ DURABILITY` | a batch, from its first put on |
 //! | `parked` | it waits after `written`, as its task demands |
 //! | `loading SEQ` | a sorted chunk, between `attempt` and `acked` |
 //! | `error WHERE KIND MESSAGE` | the engine has refused an operation |
@@ -148,7 +148,7 @@ enum End {
 enum Failed {
     /// Before its commit: nothing of the batch is there.
     Before(Bad),
-    /// While the commit ran: it is not known whether the batch is there.
+    /// During its commit. The kind of the error says whether the batch may be there.
     Commit(Error),
     /// During the load of a sorted chunk: any part of the chunk may be there.
     Load(Error),

@@ -76,8 +76,8 @@ impl Column {
         }
     }
 
-    /// Whether a load may leave a store that is refused if its manifest could not be flushed: RocksDB then removes
-    /// files that the manifest may name. See RELIABILITY.md.
+    /// Whether a failed load may cost the store. RocksDB removes files that the manifest may name if it could not flush
+    /// the manifest, and then refuses the store. See RELIABILITY.md.
     pub fn loses_failed_loads(self) -> bool {
         self.kind() == EngineKind::Rocksdb
     }

@@ -295,7 +295,7 @@ impl Life {
         }
     }
 
-    /// Checks the exit status of an agent that nobody ended.
+    /// Counts the faults that have hit, and checks that the agent ended in an allowed way.
     fn judge(&mut self, status: ExitStatus, reached: Reached) -> Result<(), Failure> {
         let hits = self.disk().map(|disk| disk.take_hits()).unwrap_or_default();
         hits.iter().for_each(|(kind, count)| *self.totals.faults.entry(*kind).or_default() += count);

@@ -12,7 +12,7 @@ use crate::rng::Rng;
 
 /// Number of keys that are overwritten and deleted again and again.
 const SMALL_KEYS: u64 = 500;
-/// Number of keys of which most batches use new ones.
+/// Number of keys in a second, larger range, of which most batches change new ones.
 const LARGE_KEYS: u64 = 40_000;
 /// One batch in this many is a sorted chunk, with keys above all existing ones.
 const CHUNK_EVERY: u64 = 19;

@@ -91,8 +91,8 @@ fn a_killed_process_loses_nothing_and_needs_no_walk() {
     assert_eq!(recovered.stats().unwrap().pairs_estimate, 2000);
 }
 
-/// Returns whether redb walks the file when it opens the store in `dir` as a kill would leave it now, and the store
-/// that was opened from such a copy.
+/// Copies the store in `dir` as a kill would leave it now, and opens the copy. Returns whether redb walked the file,
+/// the open store, and its directory.
 fn walks_after_a_kill(dir: &Path) -> (bool, RedbEngine, tempfile::TempDir) {
     let killed = tempfile::tempdir().unwrap();
     fs::copy(dir.join(FILE_NAME), killed.path().join(FILE_NAME)).unwrap();
