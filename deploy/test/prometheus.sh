@@ -1,8 +1,8 @@
 #!/bin/sh
-# Runs a real Prometheus (Debian package prometheus) with our configuration and rules against a live service. It
-# follows `loadgen stream`, answers lookups and makes a snapshot. Every query of the dashboard and every series of the rules
-# must have data, or a known reason for none; no alert may fire. BIN is the directory of the programs; ENGINE defaults to
-# strata.
+# Runs a real Prometheus (Debian package prometheus) with our configuration and rules against a live service. The
+# service follows `loadgen stream`, answers lookups and makes a snapshot. Every query of the dashboard and every series
+# of the rules must have data, or a known reason for none; no alert may fire. BIN is the directory of the programs;
+# ENGINE defaults to strata.
 set -eu
 cd "$(dirname "$0")/../.."
 : "${BIN:?where the programs are}"
