@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs as a unit of a clean Debian's systemd: what installing, upgrading, removing and purging leave behind. Its last
-# line is what package.sh looks for.
+# Runs as a unit of a clean Debian's systemd, and tests what is left after installing, upgrading, removing and purging.
+# package.sh looks for the last line of the output.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin
 step() { printf '== %-3s s  %s\n' "$SECONDS" "$*"; }
