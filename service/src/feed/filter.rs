@@ -189,7 +189,7 @@ mod tests {
                 wanted.dedup();
                 wanted.truncate(2);
                 prop_assert_eq!(filter.wanted_keys(key, 2), wanted);
-                // No key that a prefix lets pass lies between the two, and the second one passes.
+                // No key between the two passes a prefix, and the second one passes.
                 let first = filter.first_wanted(key);
                 let between = asked.iter().map(|(other, ..)| other).filter(|other| *other >= key && by_prefix(other));
                 prop_assert!(between.into_iter().all(|other| first.is_some_and(|first| first <= *other)));

@@ -57,7 +57,7 @@ fn valid(header: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Gives every frame that can be found a right checksum.
+/// Sets the right checksum in every frame that can be found.
 fn seal(segment: &mut [u8]) {
     let Some(mut rest) = segment.get_mut(SEGMENT_HEADER_BYTES as usize..) else { return };
     while rest.len() >= FRAME_HEADER_BYTES {

@@ -71,7 +71,7 @@ struct SegmentHeader {
     crc: U32,
     feed_id: U64,
     first_seq: U64,
-    /// See [`Identity::boot`].
+    /// Id of the boot without flushes, or 0: see [`Identity::boot`].
     boot: U64,
     reserved: [u8; 24],
 }
@@ -99,7 +99,7 @@ struct Record {
     /// The new value; zeros without [`HAS_NEW`].
     new: Value,
     slot: U64,
-    /// Bits [`HAS_OLD`] and [`HAS_NEW`].
+    /// Which values are set: bits [`HAS_OLD`] and [`HAS_NEW`].
     flags: u8,
     reserved: [u8; 7],
 }

@@ -49,7 +49,8 @@ impl Ring {
         let frames = newest(feed);
         let head = *feed.head().borrow();
         let first_seq = frames.first().map_or(head.seq + 1, |frame| frame.first_seq);
-        // SAFETY: a fresh shared mapping of the sealed size, zero, kept beside the writer, the only one that can write.
+        // SAFETY: a fresh shared mapping of the sealed size, all zeros. It is kept alive with the writer, which is the
+        // only one that can write.
         let writer = unsafe { RingWriter::new(base, feed.id(), first_seq) };
         let mut ring = Self { writer, _memory: memory };
         frames.iter().for_each(|frame| ring.push(frame, 0));

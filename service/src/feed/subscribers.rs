@@ -56,7 +56,7 @@ pub struct Subscriber {
 /// The maximum number of subscribers is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManySubscribers {
-    /// Maximum number of subscribers.
+    /// Maximum number of subscribers, as configured.
     pub max: usize,
 }
 

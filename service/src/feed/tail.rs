@@ -19,7 +19,7 @@ const PIECE_CHANGES: usize = 16_384;
 /// Maximum number of changes checked without another thread: some 50 us with the largest filter.
 const SHORT_CHANGES: u64 = 256;
 
-/// Bounds of a piece.
+/// Bounds of a piece: its last change, its last key, and its size.
 #[derive(Clone, Copy, Debug)]
 pub struct Scope {
     /// Sequence number of the last change to check.

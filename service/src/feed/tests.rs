@@ -315,7 +315,7 @@ fn who_reads_the_ring_cannot_write_it() {
     );
     let memory = memmap2::MmapOptions::new().map_raw_read_only(&file).unwrap();
     let base = std::ptr::NonNull::new(memory.as_mut_ptr()).unwrap();
-    // SAFETY: a mapping of the whole ring, kept beside the view.
+    // SAFETY: a mapping of the whole ring, kept alive as long as the reader.
     let reader = unsafe { proto::shm::ring::RingReader::new(base) }.unwrap();
     assert_eq!((reader.feed_id(), reader.head().seq, reader.oldest_seq(10)), (rig.feed.id(), 10, 1));
     rig.writer.share(ring);

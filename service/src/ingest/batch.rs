@@ -21,9 +21,9 @@ use crate::chain::Gap;
 use crate::feed::{Change, FRAME_CHANGES_MAX, SlotEnd};
 use crate::pulse::Pulse;
 
-/// Number of changes after which a commit is due while more messages are queued. Beside this many changes the two
-/// flushes of a commit cost next to nothing. A commit of this size still fits whole into the feed's memory and into its
-/// ring, so that followers do not fall back to the disk.
+/// Number of changes after which a commit is due while more messages are queued. The two flushes of a commit cost next
+/// to nothing compared with this many changes. A commit of this size still fits whole into the feed's memory and into
+/// its ring, so that followers do not fall back to the disk.
 pub const CHANGES_DUE: usize = 1 << 16;
 
 /// Lower bound of [`CHANGES_DUE`] under a small memory limit. With fewer changes a commit, flushes would take most of
@@ -79,7 +79,7 @@ impl Limits {
 }
 
 impl Batch {
-    /// Creates an empty batch.
+    /// Creates an empty batch with these limits.
     pub fn new(limits: Limits) -> Self {
         Self { limits, changes: Vec::new(), ends: Vec::new(), newest: HashMap::new(), events: 0 }
     }

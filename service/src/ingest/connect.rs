@@ -57,7 +57,7 @@ struct Terms {
 pub(crate) enum Next {
     /// An update of the stream; never a ping.
     Update(SubscribeUpdate),
-    /// Half a second has passed.
+    /// Half a second has passed since the last tick.
     Tick,
 }
 
@@ -77,7 +77,7 @@ pub(crate) enum Ended {
     BeginsAt(u64),
     /// ingest-apply has found a gap on this connection.
     GivenUp,
-    /// The credentials have changed.
+    /// The token or the certificates have changed.
     Renewed,
     /// The receiving end of the queue to ingest-apply is gone.
     Closed,

@@ -3,7 +3,7 @@
 /// One account update after extraction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// The account's address.
+    /// Address of the account; the key in the map.
     pub key: [u8; 32],
     /// The extracted value; `None` when the account is closed or no longer watched.
     pub value: Option<[u8; 32]>,

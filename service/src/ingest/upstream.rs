@@ -19,10 +19,10 @@ const REQUESTS: usize = 64;
 
 /// A server that connections can be made to.
 pub(crate) trait Upstream: Send + Sync {
-    /// Type of one connection.
+    /// Type of a connection to the server.
     type Client: Client;
 
-    /// Makes a connection.
+    /// Makes a new connection with the current credentials.
     fn connect(&self) -> impl Future<Output = Result<Self::Client, Ended>> + Send;
 
     /// Waits until a new connection would be made with other credentials than the newest one.

@@ -43,7 +43,7 @@ const BANK_BYTES: usize = 256;
 pub enum Seen {
     /// The inputs after this one come from a new connection.
     Connected,
-    /// An account was written.
+    /// An account was written in a bank.
     Account { slot: u64, bank: Option<u64>, event: Event },
     /// The block of a bank is complete.
     BlockMeta { bank: Option<u64>, base: Base, parent: Base },
@@ -259,7 +259,7 @@ impl Banks {
         View { path, overflowed: false }
     }
 
-    /// Number of banks held.
+    /// Number of banks held, dead ones included.
     pub fn banks(&self) -> usize {
         self.banks
     }

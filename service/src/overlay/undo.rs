@@ -49,7 +49,7 @@ pub struct Undo {
 struct Inner {
     /// F: the newest final slot that is published.
     finalized: Option<u64>,
-    /// The newest published slot.
+    /// The newest slot that is committed and published.
     published: Option<u64>,
     /// Lowest finalized slot for which all old values are known. Changes up to this slot were partly made before the
     /// start, or were forgotten because there were too many. `None` before the first slot since the start.
@@ -126,7 +126,7 @@ impl Undo {
         Reading(self.inner.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Number of changes kept.
+    /// Number of old values kept, at most [`CHANGES_MAX`] in the service.
     pub fn changes(&self) -> usize {
         self.read().0.changes
     }

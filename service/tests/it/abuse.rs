@@ -36,7 +36,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// An empty SETTINGS frame, with which every client begins.
 const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
 
-/// Addresses of the service.
+/// Addresses of the service under test.
 #[derive(Clone)]
 struct Target {
     tcp: String,

@@ -30,7 +30,7 @@ impl Disk {
         Some(Self(path))
     }
 
-    /// Fills all free space.
+    /// Fills all free space of the disk.
     fn fill(&self, path: &Path) {
         let mut file = File::create(path).unwrap();
         let block = vec![0; 1 << 16];

@@ -108,7 +108,7 @@ impl Rude {
         let mut fds = fds.into_iter();
         let (memfd, bell) = (fds.next()?, fds.next()?);
         let memory = MmapRaw::map_raw(&std::fs::File::from(memfd.try_clone().unwrap())).unwrap();
-        // SAFETY: a shared mapping of the whole segment, kept beside the view.
+        // SAFETY: a shared mapping of the whole segment, kept alive with the view.
         let segment = unsafe { Segment::new(NonNull::new(memory.as_mut_ptr()).unwrap()) };
         Some(Self { segment, memory, socket, bell, others: [memfd].into_iter().chain(fds).collect(), seq: 0 })
     }
@@ -150,7 +150,7 @@ impl Rude {
             rustix::io::write(&self.bell, &1u64.to_ne_bytes()).unwrap();
             for at in 0..128 {
                 byte = byte.wrapping_mul(31).wrapping_add(7);
-                // SAFETY: within the mapping; the service reads it as atomics and by copies alone.
+                // SAFETY: within the mapping; the service reads this memory only as atomics and by copying.
                 unsafe { self.memory.as_mut_ptr().add(at).write_volatile(byte) };
             }
         }

@@ -13,7 +13,7 @@ use workload::Rng;
 
 use crate::support::{Service, columns, digest, end, load, stream, wait_for};
 
-/// Subscribes at an address.
+/// Subscribes to the feed at an address, and waits for the connection.
 pub(crate) fn subscribe(address: &str, start: Start, filter: Filter) -> Subscription {
     let builder = Builder::new(address).unwrap().spin(Duration::ZERO);
     let client = wait_for("a connection", || builder.clone().connect_blocking().ok());

@@ -20,7 +20,7 @@ impl Systemd {
         Self(socket)
     }
 
-    /// Returns the next message.
+    /// Returns the next message of the service.
     fn next(&self) -> String {
         let mut bytes = [0; 4096];
         let length = self.0.recv(&mut bytes).unwrap();

@@ -49,7 +49,7 @@ struct World {
     healthy: bool,
     /// Slots whose failed bank was sent already; it is not sent twice.
     failed_told: HashSet<u64>,
-    /// Number of connections made.
+    /// Number of connections made so far.
     connections: u64,
     /// Connections that the client still listens to.
     open: HashSet<u64>,
@@ -68,7 +68,7 @@ pub(super) struct Lost {
     connection: u64,
 }
 
-/// Fault of one connection.
+/// Fault of one connection, drawn by weight from [`FAULTS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
@@ -383,7 +383,7 @@ impl World {
     /// confirmation.
     fn block(&mut self, filter: &Filter, block: &Block, lost: Option<u64>) -> Vec<SubscribeUpdate> {
         let (selection, slot) = (self.selection, block.slot);
-        // A server at these commitments mostly sends the last writes only. Several servers behind one address need not.
+        // A server at these commitments mostly sends the last writes only. Several servers at one address need not.
         let mut writes = if self.rng.chance(0.7) { block.last_writes() } else { block.writes.clone() };
         if self.rng.chance(0.3) {
             shuffle(&mut writes, &mut self.rng);

@@ -20,7 +20,7 @@ use crate::feed::{Feed, FeedWriter, Retention};
 /// A file system in memory, on Linux.
 const MEMORY: &str = "/dev/shm";
 
-/// Fault of one commit.
+/// Fault that the plan causes at one commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// The process is killed after the feed's append and before the engine's commit.
