@@ -2,7 +2,7 @@
 //! in addition to it.
 //!
 //! Owns: which snapshot an answer comes from and which slot the answer stands for. Must not: queue or wait. Lives on
-//! one `lookup-N` thread from its creation to its end.
+//! one thread from its creation to its end: a `lookup-N` thread or `shm-lookup`.
 //!
 //! # Why no answer mixes two states
 //!

@@ -146,8 +146,8 @@ impl Assembler {
         }
     }
 
-    /// Takes in one input. Returns an error when slots are missing. Nothing can be handed out after that until a
-    /// [restart](Self::restart).
+    /// Takes in one input. Returns an error when slots are missing, contradict each other or exceed the limits. Nothing
+    /// can be handed out after that until a [restart](Self::restart).
     pub fn push(&mut self, input: Input) -> Result<(), Gap> {
         match input {
             Input::Account { slot, event } => self.account(slot, event),

@@ -28,8 +28,8 @@ use crate::chain::Gap;
 use crate::status::{Shared, count, unix_ms};
 
 /// Maximum number of batches in the channel between the receiver and ingest-apply. With [`BATCH_INPUTS`] this is about
-/// 260 thousand updates or 40 MiB, a few seconds at full rate, so that a commit does not stop the reading of the
-/// socket. More would only add lag.
+/// 260 thousand updates or 40 MiB, a few seconds at full rate. A commit of that length does not stop the reading of the
+/// socket; more batches would only add lag.
 pub const QUEUE_BATCHES_MAX: usize = 256;
 
 /// The channel may fill 1/`QUEUE_SHARE` of the memory limit. In a small cgroup, 40 MiB in addition to an engine's

@@ -129,8 +129,8 @@ impl Lines {
     }
 
     /// Makes room for a batch of `connection`. Drops batches whose callers have given up. If there are none, removes
-    /// and returns the newest batch of the longest line, provided that this line stays at least as long as that of
-    /// `connection` becomes.
+    /// and returns the newest batch of the longest line. That line must stay at least as long as that of `connection`
+    /// becomes.
     fn make_room(&mut self, connection: usize) -> Option<Batch> {
         let before = self.len();
         for line in &mut self.lines {

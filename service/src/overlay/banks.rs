@@ -5,15 +5,14 @@
 //!
 //! A bank is identified by its slot and its bank id within one connection, and by its blockhash across connections. It
 //! is **whole** once
-//! - its begin was seen on this connection (first shred of its slot, or the creation of the bank): a bank that was in
+//! - its start was seen on this connection (first shred of its slot, or the creation of the bank): a bank that was in
 //!   flight when the connection was made has writes that no server sends again;
 //! - its block meta has come, which names its blockhash and its parent; writes may still come after it;
 //! - it was reported processed, which the validator does after the last write.
 //!
-//! The **processed fork** ends at a tip. The candidates are the whole banks whose ancestors down to the root are whole.
-//! Among them, the tip is one that descends from the newest bank reported confirmed, then the one with the highest
-//! slot, then in one slot the one that became whole last. The root is the block that ingest-apply has begun to apply
-//! last.
+//! The **processed fork** ends at a tip: a whole bank whose ancestors down to the root are whole. Of several such
+//! banks, one wins that descends from the newest bank reported confirmed, then the one with the highest slot. In the
+//! same slot the bank that became whole last wins. The root is the block that ingest-apply has begun to apply last.
 //!
 //! A bank is dropped when its slot is committed in the engine, when it is reported dead, or when it is abandoned. No
 //! message reports an abandoned bank; it shows once the root is past the bank on another fork.
@@ -335,7 +334,7 @@ impl Banks {
             return false;
         }
         if held.meta.is_some_and(|known| known.base != meta.base) {
-            // The id is in use for another bank now. The held bank keeps its data, and the begin of the new one is
+            // The id is in use for another bank now. The held bank keeps its data, and the start of the new one is
             // unknown.
             held.live = None;
             at = self.bank_at(slot, bank);
@@ -359,7 +358,7 @@ impl Banks {
 
     /// Handles the report of a dead bank. The bank is remembered without its writes, so that later messages about it
     /// are ignored. Without an id all banks of the slot are meant. A later message may then belong to a dead or to a
-    /// new bank, so a new bank counts only once its begin is seen.
+    /// new bank, so a new bank counts only once its start is seen.
     fn dead(&mut self, slot: u64, bank: Option<u64>) -> bool {
         let Some(held) = self.slots.get_mut(&slot) else { return false };
         if bank.is_none() {

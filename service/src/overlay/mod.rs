@@ -49,7 +49,8 @@ pub enum Commitment {
     Finalized,
 }
 
-/// State for all three commitments. Shared by ingest-apply, the `overlay` thread, the receivers and `lookup-N`.
+/// State for all three commitments. Shared by ingest-apply, the `overlay` thread, the receivers and the threads that
+/// answer lookups.
 #[derive(Debug)]
 pub struct Overlay {
     processed: Option<Processed>,
@@ -185,7 +186,7 @@ impl Processed {
     }
 
     /// Returns the block that ingest-apply began to apply last. Load it after the engine's snapshot was moved. It is
-    /// stored before the first commit with a part of that block, so a snapshot never holds a part of a later block.
+    /// stored before any change of that block is committed, so a snapshot never holds a part of a later block.
     pub fn root(&self) -> Option<Base> {
         self.root.load().as_deref().copied()
     }

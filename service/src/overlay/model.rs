@@ -289,7 +289,7 @@ impl World {
         }
     }
 
-    /// Makes a new connection. A bank in flight continues without its begin, or comes again as a whole with only its
+    /// Makes a new connection. A bank in flight continues without its start, or comes again as a whole with only its
     /// last writes.
     pub(super) fn reconnect(&mut self) {
         self.changed |= self.banks.push(Seen::Connected);
@@ -311,7 +311,7 @@ impl World {
         }
     }
 
-    /// Returns the messages of a bank without its begin and with only its last writes.
+    /// Returns the messages of a bank without its start and with only its last writes.
     pub(super) fn again(&self, at: usize) -> Vec<Seen> {
         let truth = &self.truths[at];
         let (base, bank) = (truth.base, truth.id);

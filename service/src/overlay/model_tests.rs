@@ -1,5 +1,6 @@
-//! Lookups at each commitment against a model world of forks, on a real engine. Blocks are applied in pieces, in
-//! ingest-apply's order of calls, with lookups after each piece.
+//! Lookups at each commitment against a model world of forks, on a real engine. Blocks are applied in ingest-apply's
+//! order of calls, but in pieces with lookups after each. This is stricter than the service, which commits whole slots
+//! only.
 
 use bytesize::ByteSize;
 use engine_api::{Durability, Engine, Key, Value};

@@ -5,7 +5,7 @@
 //! Why two subscriptions: at confirmed the server sends a slot once it is whole, without duplicates, and with
 //! `from_slot` without a gap. At processed it sends each event as it happens. No server repeats the events of a slot
 //! that was in flight when the connection was made, and the stream does not show whether a slot is whole. Such a stream
-//! may feed memory, where a bank is used only if its begin was seen. It must never feed the disk.
+//! may feed memory, where a bank is used only if its start was seen. It must never feed the disk.
 //!
 //! There is no replay here, because a replayed bank looks the same as one that was in flight. A missed slot is
 //! confirmed a second later.

@@ -1,7 +1,7 @@
 //! The undo overlay: the old value of every key that was changed after the newest finalized slot.
 //!
 //! Owns: those old values, within [`CHANGES_MAX`], and which slot is final. Must not: read the engine. Threads: written
-//! by ingest-apply, read by `lookup-N`; the receiver only stores a number, without the lock.
+//! by ingest-apply, read by `lookup-N` and `shm-lookup`; the receiver only stores a number, without the lock.
 //!
 //! The finalized map is the engine's map without the changes after the finalized slot F. The value of a key is the one
 //! that it had before its first change after F. Without such a change it is the value in the engine.

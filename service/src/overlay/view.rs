@@ -1,7 +1,7 @@
 //! The view that processed lookups read: the banks of one fork, from its tip down to the engine's map.
 //!
 //! Owns: which of these banks stand on top of a given snapshot of the engine. Must not: change, because a view is
-//! replaced by the next one. Made by the `overlay` thread, read by `lookup-N`.
+//! replaced by the next one. Made by the `overlay` thread, read by `lookup-N` and `shm-lookup`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -46,9 +46,9 @@ impl View {
     /// Returns the banks on top of a snapshot of the engine that stands at `snapshot`, the tip first. `root` is the
     /// newest block that ingest-apply has begun to apply, loaded after the snapshot was taken.
     ///
-    /// Returns none when a bank in between is missing, or when the fork is not that of `root`. The reason for the
-    /// latter: a commit can be read a moment before its slot is known, so the snapshot may hold a part of the ancestry
-    /// of `root` beyond `snapshot`. On that ancestry the banks cover that part.
+    /// Returns none when a bank in between is missing, or when the fork is not that of `root`, which is the chain that
+    /// the engine follows. On that chain the banks also cover any part of `root` that a snapshot could hold beyond
+    /// `snapshot`. ingest-apply commits whole slots, so there is no such part today.
     pub fn above(&self, snapshot: Option<Base>, root: Option<Base>) -> &[Block] {
         let Some(snapshot) = snapshot else { return &[] };
         let above = self.path.iter().take_while(|block| block.base.slot > snapshot.slot).count();

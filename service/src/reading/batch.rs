@@ -2,7 +2,7 @@
 //!
 //! Owns: the reader for batches, the state that the batch under way is read from, and the batch's keys and values. Must
 //! not: move that reader while a batch is under way, because the answer would mix two states. Single gets move a reader
-//! of their own. Thread: the `lookup-N` thread that answers lookups.
+//! of their own. Thread: the one that answers lookups, `lookup-N` or `shm-lookup`.
 //!
 //! The overlays are asked for all keys when a batch begins, because they change under a lock or with the view. Both are
 //! in memory, so this is quick. All later reads of the engine come from the one snapshot that the overlays were

@@ -39,8 +39,8 @@ struct Sample {
     keys: Vec<u64>,
     slot: u64,
     values: Values,
-    /// Whether the values must be exactly the state of that slot. An answer of the engine alone may be newer, because a
-    /// commit can be read a moment before its slot is named.
+    /// Whether the values are compared with the state of that slot: answers at finalized, and answers at processed that
+    /// came from the overlay. The test `whole` compares the answers at confirmed.
     exact: bool,
 }
 
@@ -143,7 +143,7 @@ async fn sample(asker: &mut Asker, stream: &Stream, pairs: u64, seed: u64) -> Ve
             match asker.look(&keys, commitment, None).await {
                 Ok(mut found) => {
                     if commitment == Commitment::Processed {
-                        // The answer is ahead of the engine even now, so it came from the overlay.
+                        // An answer that is ahead of the engine even now came from the overlay.
                         let confirmed = asker.get(Commitment::Confirmed, 0, Duration::from_secs(60)).await.unwrap();
                         found.exact = Some(found.slot) > confirmed;
                     }
