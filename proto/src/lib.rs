@@ -3,6 +3,9 @@
 //!
 //! Owns: the generated code, the descriptor set, the layouts. Must not: hold logic.
 
+// Other crates link this one.
+#![warn(missing_docs)]
+
 pub mod shm;
 
 /// What a store's owner asks of the service that has it open.

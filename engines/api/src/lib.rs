@@ -5,6 +5,9 @@
 //! Threads: an [`Engine`] is shared between threads; a [`Reader`] and a [`WriteTxn`] stay on the thread that
 //! opened them (an LMDB transaction belongs to its thread).
 
+// Other crates link this one.
+#![warn(missing_docs)]
+
 mod checkpoint;
 mod error;
 mod traits;

@@ -9,6 +9,9 @@
 //! Values are integer nanoseconds in HdrHistogram's buckets: 1 ns to 60 s with 3 significant digits. A longer duration
 //! is recorded as 60 s. An operation that fails is not recorded.
 
+// Other crates link this one.
+#![warn(missing_docs)]
+
 mod buckets;
 pub mod export;
 mod measured;

@@ -30,7 +30,6 @@ const NAME: &str = "solkv-baseline.tmp";
 
 /// Quantiles of a latency, in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields are their names")]
 pub struct Quantiles {
     pub min: u64,
     pub p50: u64,

@@ -97,7 +97,6 @@ impl Profile {
 /// An engine and its options. [`open`](crate::open) refuses an option of another engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-#[allow(missing_docs, reason = "the fields are those of EngineArgs, where each is explained")]
 pub struct EngineOptions {
     pub engine: EngineKind,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -172,7 +172,6 @@ pub struct Series {
 
 /// One interval of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields are their names, in ns but for at and count")]
 pub struct Sample {
     pub at: f64,
     pub count: u64,

@@ -40,6 +40,9 @@
 //! Owns: connections, deadlines, retries. Must not: know an engine, or anything of the service but its wire. Threads:
 //! the caller's; no thread is started, [`Client`] leaves its connection's tasks with the caller's tokio runtime.
 
+// Other crates link this one.
+#![warn(missing_docs)]
+
 mod address;
 mod backoff;
 pub mod blocking;

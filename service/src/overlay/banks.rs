@@ -38,7 +38,6 @@ const BANK_BYTES: usize = 256;
 /// One input of this module, made from one message of the stream. `bank` is `None` where the server does not send bank
 /// ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are those of the stream's messages, named alike")]
 pub enum Seen {
     /// The inputs after this one come from a new connection.
     Connected,

@@ -72,7 +72,6 @@ pub struct Processed {
 
 /// Figures of the overlay. Statistics: relaxed.
 #[derive(Debug, Default)]
-#[allow(missing_docs, reason = "each name says what it counts; the metric catalogue has the sentences")]
 pub(crate) struct Figures {
     pub(crate) connected: AtomicBool,
     pub(crate) updates: AtomicU64,
