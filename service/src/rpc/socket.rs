@@ -205,7 +205,7 @@ mod tests {
 
     const IDLE: Duration = Duration::from_secs(300);
 
-    /// A connection over TCP; one more evicts it.
+    /// Returns a connection over TCP, its other end, and the limit, with which one more connection evicts it.
     fn socket(shared: &Arc<Shared>) -> (Socket, DuplexStream, Limit) {
         let (ours, theirs) = tokio::io::duplex(64);
         let limits = ConnectionLimits { max: 1, per_source: 1, idle_timeout: IDLE };
@@ -215,7 +215,7 @@ mod tests {
         (Socket::new(Box::new(ours), peer, admission, IDLE), theirs, limit)
     }
 
-    /// One that has sent its opening line.
+    /// Returns a connection as [`socket`] does, after the client has sent the opening line.
     async fn greeted(shared: &Arc<Shared>) -> (Socket, DuplexStream, Limit) {
         let (mut socket, mut theirs, limit) = socket(shared);
         theirs.write_all(&[0; 24]).await.unwrap();
@@ -223,7 +223,7 @@ mod tests {
         (socket, theirs, limit)
     }
 
-    /// How many were cut by this rule, and by all.
+    /// Returns the number of connections cut by this rule, and by all rules.
     fn cut(shared: &Shared, ending: Ending) -> (u64, u64) {
         (shared.net.endings(ending), shared.net.of(Listener::GrpcTcp).cut.load(Ordering::Relaxed))
     }
