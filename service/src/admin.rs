@@ -79,7 +79,7 @@ impl Admin {
         let inner = Arc::clone(&self.inner);
         let make = move || {
             let made = inner.snapshot(&engine, &dir);
-            // Before the end is announced, because whoever waits for the end needs the engine alone.
+            // Before the end is announced: a stop of the service waits for the end and then needs the engine alone.
             drop(engine);
             *inner.running() = false;
             inner.ended.notify_all();

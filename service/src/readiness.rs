@@ -77,7 +77,7 @@ struct Applied {
     age: Age,
 }
 
-/// Readiness at one moment.
+/// Readiness at one moment, with its reason and the lag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Reason why lookups do not reflect the live chain; `None` if they do.

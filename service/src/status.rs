@@ -75,9 +75,9 @@ pub struct Shared {
 pub struct SnapshotFigures {
     /// Whether a snapshot is being made at this moment.
     pub running: AtomicBool,
-    /// Number of complete snapshots.
+    /// Number of snapshots completed since the start.
     pub made: AtomicU64,
-    /// Number of failed snapshots.
+    /// Number of snapshots that failed since the start.
     pub failed: AtomicU64,
     /// Time at which the newest complete snapshot began, in ms since the Unix epoch; 0 before the first.
     pub last_unix_ms: AtomicU64,

@@ -66,7 +66,7 @@ pub mod op {
 
 /// How a request ended; the numbers of [`Response::status`].
 pub mod status {
-    /// The request is answered.
+    /// The service has answered the request.
     pub const OK: u32 = 0;
     /// The request has another protocol version; the service looked at nothing else of it.
     pub const VERSION: u32 = 1;
@@ -120,11 +120,11 @@ pub enum Wake {
 pub struct Hello {
     /// Always [`MAGIC`]; anything else is not a greeting.
     pub magic: [u8; 8],
-    /// The service's [`VERSION`].
+    /// The service's [`VERSION`]; a client of another version must give up.
     pub version: u32,
     /// The handshake's outcome, one of [`hello`].
     pub status: u32,
-    /// The service's [`SEGMENT_BYTES`].
+    /// The service's [`SEGMENT_BYTES`], which must be equal to the client's.
     pub segment_bytes: u64,
 }
 
@@ -132,13 +132,13 @@ pub struct Hello {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// The client's [`VERSION`].
+    /// The client's [`VERSION`]; the service answers another one with [`status::VERSION`].
     pub version: u32,
     /// The operation, one of [`op`].
     pub op: u32,
     /// Number of keys of a GET, at most [`GET_MANY_KEYS_MAX`]; 0 for STATUS.
     pub count: u32,
-    /// A number of `solkv.v1.Commitment`.
+    /// The commitment asked for, as a number of `solkv.v1.Commitment`.
     pub commitment: i32,
     /// As `min_context_slot` of GetRequest; 0 asks for no slot.
     pub min_context_slot: u64,
@@ -385,8 +385,8 @@ impl Segment {
 
     /// Service: returns the newest request as the client wrote it, unchecked.
     pub fn request(&self) -> Request {
-        // SAFETY: in bounds; any bytes are a Request. A client that writes meanwhile gets nonsense, checked as any
-        // other.
+        // SAFETY: in bounds; any bytes are a Request. A client that writes at the same time gets nonsense, which is
+        // checked as any other request.
         unsafe { (&raw const (*self.client()).request).read_volatile() }
     }
 

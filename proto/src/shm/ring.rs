@@ -34,7 +34,7 @@ pub const RING_RECORDS: usize = 1 << 16;
 /// One change of the map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// The key that changed.
+    /// The 32-byte key that changed.
     pub key: [u8; 32],
     /// Value of the key before the change; `None` if it was not in the map.
     pub old: Option<[u8; 32]>,
@@ -267,7 +267,7 @@ impl RingReader {
         self.layout().identity.feed_id.load(Ordering::Relaxed)
     }
 
-    /// Returns the writer's position.
+    /// Returns the writer's position, with the flags and times published with it.
     pub fn head(&self) -> RingHead {
         let head = &self.layout().head;
         // ORDERING: Acquire pairs with the Release of `close`. The flags are read before the seq, so that a reader that

@@ -27,7 +27,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// Limit on the time of one attempt to connect.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Where a subscription begins.
+/// The position at which a subscription begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
     /// Begins with this change: the last one seen + 1, of the feed that [`Event::Started`] named then.
@@ -137,7 +137,7 @@ pub struct SlotEnd {
 pub struct Change {
     /// Its number in the feed; the numbers of all changes have no holes.
     pub seq: u64,
-    /// The key that changed.
+    /// The 32-byte key that changed.
     pub key: Key,
     /// Value of the key before the change; `None` if it was not in the map.
     pub old: Option<Value>,

@@ -74,7 +74,7 @@ pub(crate) struct Grpc {
     connecting: Mutex<()>,
 }
 
-/// Parameters of one read.
+/// Parameters of one read, with the deadline as an instant.
 #[derive(Clone, Copy)]
 pub(crate) struct Read {
     pub(crate) commitment: Commitment,

@@ -199,7 +199,7 @@ impl Link {
             // Map all pages now: a page fault would otherwise delay the reading of a change.
             let memory = MmapOptions::new().populate().map_raw_read_only(&file)?;
             let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
-            // SAFETY: a shared mapping of the whole ring, sealed against shrinking, kept beside the view.
+            // SAFETY: a shared mapping of the whole ring, sealed against shrinking, kept together with the view.
             let reader = unsafe { RingReader::new(base) };
             let reader = reader.ok_or_else(|| io::Error::other("its layout is of another version"))?;
             Ok(Self { reader, _memory: memory, socket })

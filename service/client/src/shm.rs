@@ -89,8 +89,8 @@ impl Session {
         }
         let memory = MmapRaw::map_raw(&memfd)?;
         let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
-        // SAFETY: a shared mapping of the whole segment, which the service made zero and sealed against shrinking,
-        // kept beside the view; this process's only view of it.
+        // SAFETY: a shared mapping of the whole segment, which the service made zero and sealed against shrinking, kept
+        // together with the view; this process's only view of it.
         let segment = unsafe { Segment::new(base) };
         Ok(Self { segment, _memory: memory, socket, bell, ring, seq: 0, spin })
     }

@@ -10,7 +10,6 @@ use std::time::Duration;
 use engine_latency::Op;
 use probe::{GroupMemory, OwnRss, Space};
 
-/// Time between two samples.
 pub(crate) const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
 /// Number of samples kept: 15 minutes.

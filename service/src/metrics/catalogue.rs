@@ -39,7 +39,7 @@ pub enum Unit {
     /// A time, in seconds since the Unix epoch.
     UnixSeconds,
     Slot,
-    /// Sequence numbers of changes.
+    /// Sequence numbers of changes in the feed.
     Seq,
     /// Units differ between values; the name of each value gives its unit.
     Mixed,
@@ -111,7 +111,7 @@ impl Group {
 /// Condition on which a family has samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// Samples in every scrape.
+    /// The family has samples in every scrape.
     Always,
     /// Samples only while this condition, in words, holds.
     If(&'static str),

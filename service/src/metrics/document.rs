@@ -17,7 +17,6 @@ where they have no value. Counters begin at 0 with the process.
 [deploy/prometheus](deploy/prometheus) has a scrape configuration, recording rules and alerts.
 ";
 
-/// Returns the whole document.
 pub fn markdown() -> String {
     let mut out = HEAD.to_owned();
     for group in Group::ALL {

@@ -83,7 +83,6 @@ impl Ending {
 /// Resource whose places clients share; the label `place` of the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Subscriptions of the feed.
     Subscribers,
     /// Requests that wait for a slot.
     Waiters,
@@ -119,7 +118,7 @@ pub enum Scope {
     Source,
     /// The share of all clients over TCP together.
     Network,
-    /// All places.
+    /// All places, whoever holds them.
     All,
 }
 
@@ -137,7 +136,7 @@ impl Scope {
     }
 }
 
-/// Figures of one listener.
+/// Connection counters of one listener.
 #[derive(Debug, Default)]
 pub struct Connections {
     /// Number of connections open now.

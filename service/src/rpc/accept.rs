@@ -43,7 +43,8 @@ pub(super) enum Listening {
 pub(super) struct Terms {
     pub(super) limit: Limit,
     pub(super) budget: Arc<Budget>,
-    /// As [`ConnectionLimits::idle_timeout`](crate::net::limit::ConnectionLimits::idle_timeout).
+    /// Idle limit of the connections; see
+    /// [`ConnectionLimits::idle_timeout`](crate::net::limit::ConnectionLimits::idle_timeout).
     pub(super) idle_timeout: Duration,
 }
 

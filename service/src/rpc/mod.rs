@@ -89,7 +89,6 @@ pub struct Services {
     /// Access to the engine's lookup threads.
     pub lookups: Lookups,
     pub shared: Arc<Shared>,
-    /// The feed's methods.
     pub feed: FeedService,
     /// Label of the engine in the answer to Status.
     pub engine: &'static str,
@@ -101,7 +100,6 @@ pub struct Door {
     pub tcp: TcpListener,
     /// Unix socket, guarded by the permissions of its file; `None` without the setting.
     pub uds: Option<UdsListener>,
-    /// TLS and bearer tokens.
     pub access: Arc<Access>,
     /// Limits on connections, for both listeners together.
     pub limits: ConnectionLimits,

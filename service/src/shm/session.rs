@@ -35,7 +35,7 @@ use crate::rpc::status_response;
 use crate::slow::{Parts, Slow, Transport};
 use crate::status::Shared;
 
-/// One client's session.
+/// A client's session, from its greeting on.
 pub(super) struct Session {
     id: u64,
     /// Id of the user that the client runs as.
