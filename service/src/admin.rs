@@ -59,7 +59,7 @@ impl Admin {
         Self { inner: Arc::new(Inner { engine, shared, running: Mutex::new(false), ended: Condvar::new() }) }
     }
 
-    /// Waits up to [`STOP_GRACE`] for a snapshot under way. Call it once no more requests are served.
+    /// Waits up to `STOP_GRACE` for a snapshot under way. Call it once no more requests are served.
     pub fn wait_for_snapshot(&self) {
         let running = self.inner.running();
         let waited = self.inner.ended.wait_timeout_while(running, STOP_GRACE, |running| *running);

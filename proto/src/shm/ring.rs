@@ -5,8 +5,8 @@
 //!
 //! # The ring
 //! The ring is a sealed memfd of [`RING_BYTES`], the greeting's third descriptor where the service has a feed. Readers
-//! map it read-only, so nothing they do affects the service or other readers. Change `seq` is in record `seq %
-//! RING_RECORDS` until change `seq + RING_RECORDS` overwrites it. A reader that is slower than that finds
+//! map it read-only, so nothing they do affects the service or other readers. The change with number `seq` is in record
+//! `seq % RING_RECORDS`, until change `seq + RING_RECORDS` overwrites it. A reader that is slower than that finds
 //! [`Found::Overwritten`].
 //!
 //! ```text

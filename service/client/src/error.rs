@@ -24,8 +24,8 @@ pub enum ErrorKind {
     RetryLater,
     /// The call, the address, or a file that the settings name is wrong; repeating the call is of no use.
     BadInput,
-    /// The service does not do this for this caller, or not in its present state: it refuses a token or certificate,
-    /// does not follow the commitment, or did not reach the slot in time.
+    /// The service does not serve this call for this caller, or not in its present state. It refuses a token or
+    /// certificate, does not follow the commitment, or did not reach the slot in time.
     Refused,
     /// There is no service, or the connection broke and the deadline left no time for another.
     Unavailable,

@@ -27,8 +27,8 @@ use crate::builder::{Builder, Credentials};
 use crate::error::{Error, Result, is_broken};
 use crate::{Answer, Commitment, Key, StatusResponse, Value};
 
-/// Batches of one `get_many` under way at once: enough that the service reads one while another is on the wire, and an
-/// eighth of the number that it accepts from all its clients together.
+/// Number of batches of one `get_many` under way at once: enough that the service reads one while another is on the
+/// wire. It is an eighth of the number that the service accepts from all its clients together.
 const BATCHES_AHEAD: usize = 4;
 
 /// Silence on a connection after which it sends an HTTP/2 ping. A service that has vanished silently is noticed after
@@ -155,8 +155,8 @@ impl Grpc {
         self.current.load_full()
     }
 
-    /// Sends a read. Sends it once more over a new connection if the connection breaks, or with a new token if the
-    /// service refuses the old one and the file now holds another.
+    /// Sends a read. If the connection breaks, sends it once more over a new one. If the service refuses the token and
+    /// the file now holds another, sends it once more with that token.
     async fn call<T, S, F>(&self, deadline: Instant, send: S) -> Result<T>
     where
         S: Fn(KvClient<Authorized>, Duration) -> F,

@@ -32,8 +32,8 @@ pub enum Moment {
 const STORE_NAMES: [&str; 6] = ["SOLKV", "SOLKV.tmp", "LOCK", "admin.sock", "data", "feed"];
 
 impl Config {
-    /// Refuses sockets that cannot be bound: the path is too long, the directory is missing or not writable, another
-    /// kind of file has that name, the name is one of the store's own, or both sockets have one path.
+    /// Refuses sockets that cannot be bound. Their path is too long, their directory is missing or not writable, or
+    /// another kind of file has that name. Also refuses the store's own names, and one path for both sockets.
     ///
     /// # Errors
     /// The first such socket; the error names the setting.

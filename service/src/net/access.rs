@@ -68,7 +68,6 @@ impl Access {
     ///
     /// # Errors
     /// The signal cannot be taken over.
-    /// The signal cannot be taken over.
     pub fn reload_at_hangup(self: &Arc<Self>) -> Result<()> {
         let mut hangups = signal(SignalKind::hangup()).context("cannot take over SIGHUP")?;
         let access = Arc::clone(self);

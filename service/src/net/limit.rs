@@ -330,7 +330,6 @@ impl Drop for Admission {
 ///
 /// # Errors
 /// The hard limit has no room for `max_connections`.
-/// The hard limit has no room for `max_connections`.
 pub fn open_files(max_connections: u32) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })

@@ -153,8 +153,8 @@ fn pack(values: &[Option<Value>]) -> (Bytes, Bytes) {
     (packed.into(), present.into())
 }
 
-/// Refuses a key of a wrong length, and names the usual mistake: a pubkey in base58 is 43 or 44 characters, which
-/// decoded as base64 are 33 bytes.
+/// Refuses a key of a wrong length, and names the usual mistake. A pubkey in base58 is 43 or 44 characters, and these
+/// characters, decoded as base64, are 33 bytes.
 fn wrong_length(bytes: &[u8], at: &str) -> Status {
     let hint = match bytes.len() {
         33 => "; a base58 pubkey where JSON takes base64?",
