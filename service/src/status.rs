@@ -55,7 +55,8 @@ pub struct Shared {
     pub shm_sessions: AtomicU64,
     /// The slot of [`Shared::resume_slot`]; [`NO_SLOT`] before the first. Writer: ingest-apply.
     resume_slot: AtomicU64,
-    /// The data that lookups at other commitments than confirmed read on top of the store.
+    /// The data with which lookups read at other commitments than the store's: newer banks for processed, replaced
+    /// values for finalized.
     pub overlay: Overlay,
     pub counters: Counters,
     /// Figures of the network edge. Writer: the network edge.

@@ -300,10 +300,11 @@ impl Segment {
             to.copy_from_nonoverlapping(keys.as_ptr(), keys.len());
             (&raw mut (*self.client()).request).write(request);
         }
-        // ORDERING: Release pairs with the Acquire of `requested`: who sees the number sees keys and request.
+        // ORDERING: Release pairs with the Acquire of `requested`: a service that sees the number sees keys and
+        // request.
         self.request_seq().store(seq, Ordering::Release);
-        // ORDERING: SeqCst fence pairs with the one in `fall_asleep`: either the service sees this number there, or it
-        // is seen asleep here.
+        // ORDERING: SeqCst fence pairs with the one in `sleep_fence`: either the service sees this number after it, or
+        // this side sees here that the service sleeps.
         fence(Ordering::SeqCst);
         // ORDERING: Relaxed: ordered by the fence.
         self.service_sleeps().load(Ordering::Relaxed) != 0
@@ -436,7 +437,8 @@ impl Segment {
     pub fn respond(&self, seq: u64, response: Response) -> Wake {
         // SAFETY: in bounds, and this side is its only writer.
         unsafe { (&raw mut (*self.service()).response).write(response) };
-        // ORDERING: Release pairs with the Acquire of `answered`: who sees the number sees response and values.
+        // ORDERING: Release pairs with the Acquire of `answered`: a client that sees the number sees response and
+        // values.
         self.response_seq().store(seq, Ordering::Release);
         // ORDERING: SeqCst fence pairs with the one in `wait`.
         fence(Ordering::SeqCst);

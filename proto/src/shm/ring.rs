@@ -179,8 +179,8 @@ impl RingWriter {
     pub fn push(&mut self, record: &Record) {
         let place = &self.layout().places[(self.next_seq % RING_RECORDS as u64) as usize];
         place.stamp.store(0, Ordering::Relaxed);
-        // ORDERING: Release fence pairs with the Acquire fence in `RingReader::read`: who sees one of the words below
-        // sees the stamp gone as well.
+        // ORDERING: Release fence pairs with the Acquire fence in `RingReader::read`: a reader that sees one of the
+        // words below sees the stamp gone as well.
         fence(Ordering::Release);
         for (word, value) in place.words.iter().zip(words(record)) {
             word.store(value, Ordering::Relaxed);
@@ -190,7 +190,7 @@ impl RingWriter {
                 word.store(value, Ordering::Relaxed);
             }
         }
-        // ORDERING: Release pairs with the Acquire in `RingReader::read`: who sees the stamp sees the words.
+        // ORDERING: Release pairs with the Acquire in `RingReader::read`: a reader that sees the stamp sees the words.
         place.stamp.store(self.next_seq, Ordering::Release);
         self.next_seq += 1;
     }
@@ -204,7 +204,8 @@ impl RingWriter {
         if slot.is_some() {
             head.flags.fetch_or(HAS_SLOT, Ordering::Relaxed);
         }
-        // ORDERING: Release pairs with the Acquire in `RingReader::head`: who sees the seq sees the records up to it.
+        // ORDERING: Release pairs with the Acquire in `RingReader::head`: a reader that sees the seq sees the records
+        // up to it.
         head.seq.store(self.next_seq.saturating_sub(1), Ordering::Release);
         self.wake_word();
     }
@@ -217,8 +218,8 @@ impl RingWriter {
 
     /// Tells readers that nothing more will come. The caller then wakes the sleepers at [`RingWriter::futex`].
     pub fn close(&self) {
-        // ORDERING: Release pairs with the Acquire in `RingReader::head`: who sees the end has seen all that came
-        // before.
+        // ORDERING: Release pairs with the Acquire in `RingReader::head`: a reader that sees the end has seen
+        // everything before it.
         self.layout().head.flags.fetch_or(CLOSED, Ordering::Release);
         self.wake_word();
     }

@@ -84,7 +84,8 @@ pub struct Answer<T> {
 pub struct ReadOptions {
     /// How final the data must be; unspecified means confirmed.
     pub commitment: Commitment,
-    /// Answer only once the data read includes this slot. The service and the client wait for it up to the deadline.
+    /// Answer only once the data read includes this slot. The call waits for it within its deadline, over gRPC at most
+    /// for as long as the service's own limit.
     pub min_context_slot: Option<u64>,
     /// Deadline of this read; `None` takes the client's.
     pub deadline: Option<Duration>,

@@ -135,7 +135,7 @@ impl Session {
     }
 
     /// Asks the service to wake this side in the way `how` for the answer. Returns true if the answer is there already,
-    /// so that no wake-up will come.
+    /// so that no wake-up is needed.
     pub(crate) fn wait(&self, how: Waits) -> bool {
         self.segment.wait(self.seq, how)
     }

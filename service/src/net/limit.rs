@@ -49,7 +49,7 @@ pub struct ConnectionLimits {
     pub max: u32,
     /// Maximum number of settled connections of one source. See [`Source`].
     pub per_source: u32,
-    /// Time after which a connection without a request, past or under way, is ended; zero is never.
+    /// Time without a request, new or under way, after which a connection is ended; zero is never.
     pub idle_timeout: Duration,
 }
 
