@@ -47,7 +47,7 @@ mod tests {
 
     use super::*;
 
-    /// Path of the file that the package installs.
+    /// Contents of the file that the package installs.
     const PACKAGED: &str = include_str!("../../../deploy/package/solkv.toml");
 
     fn refused(text: &str, flags: Settings) -> String {
