@@ -1,5 +1,5 @@
-// The state of the service in one word, the reason, and the list of matters that need attention. Owns: the limits beyond
-// which a figure is listed. Must not: touch the page. Functions are given the view, see sections.js.
+// The state of the service in one word, the reason, and the list of matters that need attention. Owns: the limits
+// beyond which a figure is listed. Must not: touch the page. Functions are given the view, see sections.js.
 
 /** Limits beyond which a matter is listed as needing attention. */
 const ATTENTION = { silenceMs: 10_000, queueShare: 0.75, memoryShare: 0.9, freeShare: 0.1, refusedRows: 60 };
