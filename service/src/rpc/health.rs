@@ -1,6 +1,6 @@
 //! gRPC health: each service is SERVING while the service is ready, the same as `/readyz`.
 //!
-//! Owns: reporting changes of readiness to the health service and the log. Must not: decide what ready means. Runs as
+//! Owns: reporting changes of readiness to the health service and the log. Must not: define readiness. Runs as
 //! one task on the tokio runtime of the network edge.
 
 use std::sync::Arc;
