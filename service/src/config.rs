@@ -37,7 +37,6 @@ const KEY_CREDENTIAL: &str = "geyser-key";
 /// The configuration in effect: every value decided and checked. Serialized to a file, it gives the same configuration
 /// again.
 #[derive(Clone, Debug, Serialize)]
-#[allow(missing_docs, reason = "the fields are those of Settings, where each is explained")]
 pub struct Config {
     #[serde(flatten)]
     pub engine: EngineOptions,

@@ -88,7 +88,6 @@ pub struct SnapshotFigures {
 
 /// Counters of events since the start; they only grow.
 #[derive(Debug, Default)]
-#[allow(missing_docs, reason = "each name says what it counts; the metric catalogue has the sentences")]
 pub struct Counters {
     pub updates_received: AtomicU64,
     pub updates_malformed: AtomicU64,

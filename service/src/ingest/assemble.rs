@@ -37,7 +37,6 @@ const UNKNOWN: [u8; 32] = [0; 32];
 
 /// One input of the assembler, made from one message of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are those of the stream's messages, named alike")]
 pub enum Input {
     /// An account was written in a slot.
     Account { slot: u64, event: Event },

@@ -63,7 +63,6 @@ impl Unit {
 
 /// Groups of families: the sections of METRICS.md and the rows of the dashboard, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the titles say what each is")]
 pub enum Group {
     Health,
     Lag,
@@ -143,7 +142,6 @@ macro_rules! catalogue {
         $($id:ident $kind:ident $unit:ident [$($label:expr),*] $when:expr, $name:expr, $help:expr;)+
     })+) => {
         $($(
-            #[allow(missing_docs, reason = "the help says it")]
             pub const $id: Metric = Metric {
                 name: $name,
                 kind: Kind::$kind,
