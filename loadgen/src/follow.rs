@@ -78,7 +78,8 @@ pub fn run(args: &FollowArgs) -> Result<()> {
     let (started, mut told, mut seen) = (Instant::now(), Instant::now(), Seen::default());
     let mut told_changes = 0;
     // ORDERING: Relaxed: the flag carries no other data.
-    while !stop.load(Ordering::Relaxed) && args.time.is_none_or(|time| seen.begun.is_none_or(|at| at.elapsed() < time)) {
+    while !stop.load(Ordering::Relaxed) && args.time.is_none_or(|time| seen.begun.is_none_or(|at| at.elapsed() < time))
+    {
         if let Some(event) = feed.next_event_within(WAIT)? {
             seen.take(args, event);
         }

@@ -45,16 +45,38 @@ pub fn instrument_ns() -> u64 {
         let clock = Clock::new();
         let mut runs: Vec<u64> = (0..RUNS)
             .map(|_| {
-                let start = clock.raw();
+                let start = fenced(&clock);
                 for _ in 0..PAIRS {
-                    std::hint::black_box((clock.raw(), clock.raw()));
+                    std::hint::black_box((fenced(&clock), fenced(&clock)));
                 }
-                clock.delta_as_nanos(start, clock.raw()).div_ceil(PAIRS)
+                clock.delta_as_nanos(start, fenced(&clock)).div_ceil(PAIRS)
             })
             .collect();
         runs.sort_unstable();
         runs[RUNS / 2]
     })
+}
+
+/// Reads the clock after every earlier load has its value, and before any later one begins.
+///
+/// The processor may read its counter out of order otherwise. A get then seems to end before its value has come from
+/// memory: in a program without these fences redb's gets of present keys appeared a fifth faster. The fence is x86's; other
+/// processors have the order of their own clock.
+#[inline]
+fn fenced(clock: &Clock) -> u64 {
+    loads_end();
+    let ticks = clock.raw();
+    loads_end();
+    ticks
+}
+
+#[inline]
+fn loads_end() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has the instruction, and it touches no memory.
+    unsafe {
+        core::arch::x86_64::_mm_lfence();
+    }
 }
 
 impl Latency {
@@ -140,13 +162,13 @@ impl Recorder {
     /// Reads the clock. The result is the `start` that [`Recorder::record_since`] takes.
     #[inline]
     pub fn start(&self) -> u64 {
-        self.latency.clock.raw()
+        fenced(&self.latency.clock)
     }
 
     /// Returns the nanoseconds since `start`, which [`Recorder::start`] has returned.
     #[inline]
     pub fn elapsed_ns(&self, start: u64) -> u64 {
-        self.latency.clock.delta_as_nanos(start, self.latency.clock.raw())
+        self.latency.clock.delta_as_nanos(start, fenced(&self.latency.clock))
     }
 
     /// Records the time since `start` as the duration of `op`.

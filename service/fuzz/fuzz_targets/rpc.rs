@@ -21,6 +21,7 @@ use service::config::SocketAccess;
 use service::feed::{Change, FeedWriter, Retention, Workers};
 use service::lookups::{LookupThreads, Lookups};
 use service::net::Access;
+use service::net::limit::ConnectionLimits;
 use service::rpc::{self, Door, FeedLimits, FeedService, Services, UdsListener};
 use service::status::Shared;
 use tempfile::TempDir;
@@ -110,7 +111,7 @@ fn world() -> anyhow::Result<World> {
             tcp: TcpListener::bind("127.0.0.1:0").await?,
             uds: Some(UdsListener::bind(&socket, &SocketAccess::OWNER)?),
             access: Arc::new(Access::default()),
-            max_connections: 8,
+            limits: ConnectionLimits { max: 8, per_source: 8, idle_timeout: Duration::ZERO },
             request_timeout: REQUEST_TIMEOUT,
         };
         let services = Services { lookups, shared, feed, engine: "redb" };
