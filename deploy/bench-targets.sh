@@ -1,11 +1,12 @@
 #!/bin/sh
-# strata's targets, measured against the best of the other engines in every cell: one result file a scenario, and the
-# table. Run by `make bench-targets`; running it again does what is missing. With names of pieces it does only these:
+# Measures strata's targets against the best of the other engines in every cell, and writes one result file a scenario
+# and the table. `make bench-targets` runs it; a second run completes the missing parts. With names of pieces it runs
+# only these:
 #   caps     reads of 50M pairs under caps                       30 GB
 #   memory   reads of 20M pairs in memory, scans, recovery       12 GB
-#   changes  writes, readers beside a writer, aged stores        4 GB
+#   changes  writes, readers during writes, aged stores          4 GB
 #   loads    loads of 20M pairs, shuffled and sorted             3 GB
-#   large    100M pairs under caps, once, and loads of 50M       75 GB; only where it is named
+#   large    100M pairs under caps, once, and loads of 50M       75 GB; runs only if named
 set -eu
 : "${BIN:?folder of the built binaries; run this through make bench-targets}" "${OUT:?folder of the results}"
 scenarios="$(cd "$(dirname "$0")" && pwd)/../loadgen/scenarios/targets"
@@ -31,7 +32,7 @@ piece() {
             ;;
         *) echo "no such piece: $1: caps, memory, changes, loads or large" >&2; exit 2 ;;
     esac
-    # The stores of a piece are of no use to the next one.
+    # The next piece cannot use the stores of this one.
     rm -rf "$work"
 }
 [ $# -gt 0 ] || set -- caps memory changes loads

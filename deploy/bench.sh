@@ -1,6 +1,6 @@
 #!/bin/sh
-# Every scenario on every engine, lookups against a running service, and the report. Run by `make bench` and
-# `make bench-full`; what is given on the command line goes to `loadgen bench`.
+# Runs every scenario on every engine and lookups against a running service, and writes the report. `make bench` and
+# `make bench-full` run it; arguments go to `loadgen bench`.
 set -eu
 : "${BIN:?folder of the built binaries; run this through make bench}"
 : "${OUT:?folder for the results}"
@@ -21,7 +21,7 @@ if [ ! -f "$OUT/query.jsonl" ]; then
     pairs=1000000
     for engine in rocksdb lmdb redb strata; do
         "$BIN/bootstrap" --engine "$engine" --dir "$work/store" --pairs "$pairs" --order sorted >/dev/null 2>&1
-        # Lookups alone: nothing listens on the stream's port, and the service goes on trying.
+        # This measures only lookups: nothing listens on the stream's port, and the service keeps trying to connect.
         "$BIN/service" --engine "$engine" --dir "$work/store" --geyser http://127.0.0.1:9 --listen 127.0.0.1:17400 \
             --uds "$work/sock" --metrics 127.0.0.1:17401 >"$work/service.log" 2>&1 &
         service=$!

@@ -1,7 +1,7 @@
 #!/bin/sh
-# The main job on one screen: bulk-load pairs, follow a live Yellowstone stream through a real socket, print what
-# the load took and the live latencies, and check the final map against the stream's digest.
-# Run by `make demo`; ENGINE, PAIRS, EVENTS, BLOOM and SEED choose.
+# Shows the main job on one screen: bulk-loads pairs, follows a live Yellowstone stream through a real socket, prints
+# the cost of the load and the live latencies, and checks the final map against the stream's digest.
+# `make demo` runs it; ENGINE, PAIRS, EVENTS, BLOOM and SEED set the options.
 set -eu
 : "${BIN:?folder of the built binaries; run this through make demo}"
 engine="--engine $ENGINE"

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Hours of the whole service under a memory cap that its data does not fit: a stream with faults, lookups, followers of
-# the feed over shared memory and gRPC. Memory and lookup latency are sampled all along; at the end the store's digest
+# Runs the whole service for hours under a memory cap smaller than its data: a stream with faults, lookups, followers of
+# the feed over shared memory and gRPC. It samples memory and lookup latency throughout. At the end the store's digest
 # must be the stream's, the followers must have seen every change, and the second half must not have taken more memory
-# than the first. Run by `make soak`; needs to be allowed to make cgroups.
+# than the first. `make soak` runs it; it needs permission to make cgroups.
 set -euo pipefail
 : "${BIN:?folder of the built binaries; run this through make soak}"
 : "${OUT:?file for the samples, a table with tabs}"
@@ -48,7 +48,7 @@ while kill -0 "$live" 2>/dev/null && status=$(cat "/proc/$service/status" 2>/dev
 import json, sys
 quantiles = [c["quantiles_ns"] for c in json.load(sys.stdin)["curves"] if c["op"] == "read_positive"][0]
 print(quantiles["p50"] / 1e3, quantiles["p99"] / 1e3, sep="\t")')
-    # The service may end between two looks at it.
+    # The service may end between two samples.
     fds=$(find "/proc/$service/fd" -mindepth 1 2>/dev/null | wc -l) || break
     printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' $((SECONDS - start)) "$(field RssAnon)" "$(field RssFile)" \
         "$(field RssShmem)" "$(($(charged) / 1024))" "$fds" "$(field Threads)" "$lookups" >>"$OUT"
@@ -67,7 +67,7 @@ table, *followers = sys.argv[1:]
 seqs = {open(path).read().split()[0] for path in followers}
 assert len(seqs) == 1, f"the followers are not at one place: {seqs}"
 rows = [line.split("\t") for line in open(table)][1:]
-# The first samples warm caches up.
+# The first samples only warm the caches.
 rows = rows[len(rows) // 10:]
 half = len(rows) // 2
 worst = lambda rows, column: max(float(row[column]) for row in rows)

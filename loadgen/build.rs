@@ -1,4 +1,4 @@
-//! Puts the commit that is built into results: a figure without it cannot be reproduced.
+//! Passes the built commit to the program for its results, because a figure without its commit cannot be reproduced.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! Generates the solkv.v1 types, client and server with the vendored protoc, and the descriptor set that
+//! Generates the types, client and server of solkv.v1 with the vendored protoc, and the descriptor set that gRPC
 //! reflection serves.
 
 use std::error::Error;
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         &["proto/solkv/v1/kv.proto", "proto/solkv/v1/feed.proto"],
         &["proto"],
     )?;
-    // Not among the descriptors that reflection tells everybody: it is served on a socket of its own.
+    // The admin package stays out of the descriptors that reflection shows to everybody: it has a socket of its own.
     let mut config = tonic_prost_build::Config::new();
     config.protoc_executable(protoc_bin_vendored::protoc_bin_path()?);
     tonic_prost_build::configure().compile_with_config(config, &["proto/solkv/admin/v1/admin.proto"], &["proto"])?;

@@ -1,8 +1,9 @@
-//! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `compare`, `scrub`, `repair`, `info`, `count`, `completions`, `man`.
+//! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `compare`, `scrub`, `repair`, `info`, `count`,
+//! `completions`, `man`.
 //!
-//! Owns: arguments and exit codes. `load` may be left out: it is what the program is for; `migrate` too, which
-//! --from-store tells. The program is called `solkv-bootstrap` where it is installed, which is the name in its help and its
-//! manual.
+//! Owns: arguments and exit codes. The word `load` may be left out, because loading is the program's main job. The word
+//! `migrate` may be left out too, because --from-store implies it. The installed program is called `solkv-bootstrap`,
+//! and that name appears in its help and its manual.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -40,7 +41,7 @@ Exit codes:
   3         a memory fault with an LMDB store open, which is cut or damaged: stderr names it
   130, 143  stopped by Ctrl-C or SIGTERM: everything so far is committed, --resume goes on";
 
-/// The exit code where a damaged file has ended the process.
+/// Exit code when a memory fault in a damaged LMDB file has ended the process.
 const FAULT: u8 = 3;
 
 #[derive(Parser, Debug)]
@@ -82,12 +83,12 @@ enum Command {
     },
 }
 
-/// Parses, runs, reports.
+/// Parses the arguments, runs the command, prints an error, and returns the exit code.
 pub fn main(mut args: Vec<OsString>) -> ExitCode {
     let name = program(&args);
     engines::explain_faults(Some(FAULT));
     engines::file_size_limit_is_an_error();
-    // A first word that is an option of a load means load; --help and --version stay the program's own.
+    // A first argument that is a load's option stands for `load`. --help and --version stay the program's own.
     let first = args.get(1).map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     if first.starts_with('-') && !["-h", "--help", "-V", "--version"].contains(&first.as_str()) {
         let from_store = |arg: &OsString| {
@@ -121,7 +122,7 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
                     "restore a snapshot or load the store again; of strata, `{name} repair --dir DIR` keeps what it can"
                 );
             }
-            // A service manager starts it again after 1, and not after 2.
+            // A service manager restarts the program after code 1, and not after 2.
             if error.is::<Wrong>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
         (Ok(_), Some(error)) => {
@@ -132,13 +133,14 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Whether a command met damage where it read pairs: what an opening refuses says itself what to do.
+/// Whether the command met damage while it read pairs, and its message names no way out. Errors of opening a store name
+/// one.
 fn is_damage_without_a_way_out(error: &anyhow::Error) -> bool {
     let damage = error.downcast_ref::<engine_api::Error>().filter(|found| found.kind() == ErrorKind::DataDamaged);
     damage.is_some() && !["restore a snapshot", "bootstrap repair"].iter().any(|way| format!("{error:#}").contains(way))
 }
 
-/// The name that the program was started by: completions are for that one.
+/// Returns the name by which the program was started. Shell completions are made for that name.
 fn program(args: &[OsString]) -> String {
     let name = args.first().map(Path::new).and_then(Path::file_name);
     name.map_or_else(|| "solkv-bootstrap".to_owned(), |name| name.to_string_lossy().into_owned())

@@ -1,7 +1,7 @@
-//! `bootstrap compare`: two stores side by side, of whatever engines, in one pass over both.
+//! `bootstrap compare`: compares two stores of any engines in one pass over both.
 //!
-//! Owns: what is said of the two. Must not: hold either map in memory. Threads: main scans the one store, `other` the other,
-//! a few chunks ahead.
+//! Owns: the printed differences and counts. Must not: hold either map in memory. Threads: main scans the one store,
+//! and `other` scans the other, a few chunks ahead.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ pub(crate) struct CompareArgs {
     pub(crate) show: u64,
 }
 
-/// Exit code 0 when both hold the same pairs, 1 when not.
+/// Compares the stores. The exit code is 0 when both hold the same pairs, 1 when not.
 pub(crate) fn run(args: &CompareArgs) -> Result<u8> {
     let same = args.dir.canonicalize().ok() == args.with.canonicalize().ok() && args.dir.exists();
     if same {
@@ -69,9 +69,9 @@ fn compare(engine: &dyn Engine, other: &dyn Engine, show: u64) -> Result<Counts>
                 ControlFlow::Continue(())
             })
         });
-        // Dropping the merge is what ends a scan that is still going on.
+        // Dropping the merge ends a scan of the other store that is still going on.
         let found = scanned.map(|()| both.finish());
-        // A scan that was cut short looks like missing pairs: its error comes first.
+        // Return the scan's error first, because a scan that was cut short looks like missing pairs.
         scanning.join().map_err(|_| anyhow!("the second scan has panicked: this is a bug"))??;
         Ok(found?)
     })

@@ -1,4 +1,4 @@
-//! What makes two sources the same: the file system's word for a file, and the digest of what was read.
+//! Tells whether two sources are the same: by the file's metadata, and by a digest of the records that were read.
 //!
 //! Owns: both, and their comparison. Must not: read a source. Used on the main thread.
 
@@ -12,13 +12,12 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 use crate::source::{Record, Source};
 
-/// What the file system says of a file. While all of it is as it was, so is the content: a change that keeps size and
-/// time of modification still moves the time of change, which no program can set. A write through a shared memory map moves
-/// the times only where it makes a clean page dirty, so that the file is flushed before it is looked at; on a file system
-/// without pages to flush, such as tmpfs, such a write moves nothing and is not seen.
+/// A file's size and times. While they are unchanged, so is the content: a change that keeps size and time of
+/// modification still moves the time of change, which no program can set. A write through a shared memory map moves the
+/// times only when it makes a clean page dirty, so the file is flushed before its times are read. A file system without
+/// pages to flush, such as tmpfs, is an exception: there such a write moves nothing and is not noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stamp {
-    /// The file's size.
     pub(crate) bytes: u64,
     /// Time of the last modification, in ns since 1970.
     modified_ns: i64,
@@ -27,10 +26,10 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// The stamp of a source's file; `None` for synthetic pairs, standard input and pipes, which have none.
+    /// Takes the stamp of a source's file. `None` for synthetic pairs, standard input and pipes, which have no stamp.
     ///
     /// # Errors
-    /// The file cannot be looked at.
+    /// I/O errors of opening or flushing the file, or of reading its metadata.
     pub(crate) fn of(source: &Source) -> Result<Option<Self>> {
         let Source::File { path, .. } = source else { return Ok(None) };
         if source.is_stdin() {
@@ -39,7 +38,7 @@ impl Stamp {
         let failed = || format!("cannot open file={}", path.display());
         if fs::metadata(path).with_context(failed)?.is_file() {
             let flushed = File::open(path).with_context(failed)?.sync_data();
-            // A file system that has nothing to flush may say so.
+            // A file system that has nothing to flush may answer with these errors.
             match flushed.map_err(|error| (error.kind(), error)) {
                 Err((kind, error)) if ![Io::InvalidInput, Io::Unsupported, Io::ReadOnlyFilesystem].contains(&kind) => {
                     return Err(error).with_context(|| format!("cannot flush file={}", path.display()));
@@ -57,8 +56,8 @@ impl Stamp {
     }
 }
 
-/// Records whose digest is folded into the one before it at a time. Reading can go on at each such border, because
-/// there the digest is a number.
+/// Number of records between two borders of the digest. At a border the digest is a single number, so reading can be
+/// resumed there.
 pub(crate) const BORDER_RECORDS: u64 = 1024;
 
 /// The digest of a source's records, in the order in which they are read.
@@ -70,17 +69,16 @@ pub(crate) struct Content {
 }
 
 impl Content {
-    /// The digest of nothing.
+    /// The digest of no records.
     pub(crate) fn new() -> Self {
         Self { chain: 0, records: 0, open: Xxh3::new() }
     }
 
-    /// Goes on at a border: `chain` is what [`Self::chain`] gave there.
+    /// Continues a digest at a border. `chain` is the value of [`Self::chain`] at that border.
     pub(crate) fn resume(chain: u64, records: u64) -> Self {
         Self { chain, records, open: Xxh3::new() }
     }
 
-    /// Adds the next record.
     pub(crate) fn add(&mut self, record: &Record) {
         self.open.update(&record.1);
         self.open.update(&record.2);
@@ -91,7 +89,7 @@ impl Content {
         }
     }
 
-    /// Records added.
+    /// Returns the number of records added so far.
     pub(crate) fn records(&self) -> u64 {
         self.records
     }
@@ -101,12 +99,12 @@ impl Content {
         self.records.is_multiple_of(BORDER_RECORDS)
     }
 
-    /// The digest up to the last border.
+    /// The digest of the records up to the last border.
     pub(crate) fn chain(&self) -> u64 {
         self.chain
     }
 
-    /// The digest of all records.
+    /// The digest of all records added so far.
     pub(crate) fn digest(&self) -> u64 {
         let rest = if self.is_at_border() { 0 } else { self.open.digest() };
         let mut end = [0u8; 16];

@@ -1,7 +1,7 @@
-//! `bootstrap info` and `bootstrap count`: what a directory holds.
+//! `bootstrap info` and `bootstrap count`: describe the store in a directory.
 //!
-//! Owns: what is printed. Must not: write to the store; of one that is served, the service is asked. Runs on the main
-//! thread.
+//! Owns: the printed description. Must not: write to the store, or open one that a service has open (the service is
+//! asked instead). Runs on the main thread.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
     let (checkpoint, stats) = (engine.checkpoint()?, engine.stats()?);
     let (chain, no_chain) = match ChainCheckpoint::read(&checkpoint) {
         Ok(chain) => (Some(chain), None),
-        // The store can be looked at all the same.
+        // A store without a readable chain checkpoint can be described all the same.
         Err(error) => (None, Some(error.to_string())),
     };
     let digest = args.digest.then(|| scan(&*engine)).transpose()?;
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
     print(args, &found, "none", digest)
 }
 
-/// A load has the store open alone: what can be told from outside.
+/// Describes a store that a running load has open exclusively, as far as can be seen from outside.
 fn print_running(args: &InfoArgs, running: &Running) -> Result<u8> {
     let Running { pid, engine, progress } = running;
     ensure!(
@@ -104,14 +104,14 @@ fn print_running(args: &InfoArgs, running: &Running) -> Result<u8> {
 fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>) -> Result<u8> {
     let Served { engine, pairs_estimate, disk_bytes, seq, slot, blockhash, phase, no_chain, details } = found;
     let load = load(&args.dir, *seq)?;
-    // Before its first commit the store itself does not know of a load.
+    // Before a load's first commit, the store's checkpoint does not mention the load.
     let is_part = is_complete(&args.dir)? == Some(false);
-    // Zeros: no block is known yet.
+    // An all-zero blockhash means that no block is known yet.
     let zeros = bs58::encode([0; 32]).into_string();
     let block = blockhash.as_ref().filter(|blockhash| **blockhash != zeros);
     let phase = if is_part { &Some(MapPhase::Loading.to_string()) } else { phase };
     let known = engines::inspect(&args.dir)?;
-    // As they are written on a command line: the label is that of tables and metrics.
+    // The options as on a command line. The label is meant for tables and metrics.
     let options = known.as_ref().filter(|known| known.engine == EngineKind::Rocksdb);
     let options =
         options.map(|known| format!("engine=rocksdb bloom={} profile={}", known.bloom, known.profile.as_str()));
@@ -155,19 +155,19 @@ fn print(args: &InfoArgs, found: &Served, open_in: &str, digest: Option<Digest>)
     Ok(0)
 }
 
-/// The part of the memory that an engine gets for a scan, which reads everything once: one in eight.
+/// A scan's engine gets 1/SCAN_MEMORY_SHARE of the process's memory, because a scan reads everything only once.
 const SCAN_MEMORY_SHARE: u64 = 8;
-/// The least that every engine opens with.
+/// Smallest memory with which every engine opens.
 const SCAN_MEMORY_MIN: u64 = 16 << 20;
 
-/// The memory of an engine whose store is scanned.
+/// Returns the memory for an engine that scans a store: `memory`, or the default share.
 pub(crate) fn scan_memory(memory: Option<ByteSize>) -> ByteSize {
     let share = (engines::memory_limit().bytes / SCAN_MEMORY_SHARE).max(SCAN_MEMORY_MIN);
     memory.unwrap_or(ByteSize::b(share))
 }
 
-/// Opens a store to read all of it, with an eighth of the memory unless `memory` says more. Writes nothing, so that one
-/// on a read-only file system will do. `engine` is what the store has to be of, where that is said.
+/// Opens a store to read all of it, with an eighth of the process's memory unless `memory` is given. Writes nothing, so
+/// a store on a read-only file system will do. With `engine`, a store of another engine is refused.
 pub(crate) fn open_to_scan(
     dir: &Path,
     engine: Option<EngineKind>,
@@ -179,7 +179,7 @@ pub(crate) fn open_to_scan(
     engines::open_read_only(dir, Some(scan_memory(memory))).map_err(|error| running::explain(dir, error))
 }
 
-/// The load in words; `seq`: how many pairs are committed.
+/// Describes the load that filled the store. `seq`: number of pairs committed.
 fn load(dir: &Path, seq: u64) -> Result<String> {
     let Some(complete) = is_complete(dir)? else { return Ok("none".to_owned()) };
     if engines::lost(dir)? > 0 {
@@ -208,7 +208,7 @@ pub(crate) fn count(args: &CountArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// The digest of everything in a store.
+/// Scans a store and returns the digest of all its pairs.
 pub(crate) fn scan(engine: &dyn Engine) -> Result<Digest> {
     let mut digest = Digest::default();
     engine.reader()?.scan(&mut |key, value| {

@@ -1,10 +1,10 @@
 //! `bootstrap`: fills a store with hundreds of millions of pairs, resumable and verified.
 //!
 //! Owns: sources (synthetic, raw records, CSV), their order (shuffled, sorted), duplicates, the load loop, resume,
-//! verification, comparison, the move of a store to another engine, and the report. Must not: hold the map in memory, load
-//! past an error, or know a concrete engine.
-//! Threads: the main thread writes; `sort` and `order` put pairs in order, `scan`, `other` and `store` read stores, `signal`
-//! waits for signals, `input` reads a pipe. Engines have their own background threads.
+//! verification, comparison, the move of a store to another engine, and the report.
+//! Must not: hold the map in memory, load past an error, or know a concrete engine.
+//! Threads: the main thread writes; `sort` and `order` put pairs in order; `scan`, `other` and `store` read stores;
+//! `signal` waits for signals; `input` reads a pipe. Engines have background threads of their own.
 
 pub mod cli;
 mod compare;

@@ -1,7 +1,7 @@
-//! How the memory of a load is divided: the engine's share, every buffer of the loader, and what stays for the rest.
+//! Divides the memory of a load between the engine, every buffer of the loader, and the rest of the process.
 //!
-//! Owns: the sums, and the refusal of a limit that is too small. Engine and buffers share what the cgroup or the machine
-//! gives; nothing here is allocated. Runs on the main thread.
+//! Owns: the sums, and the refusal of a limit that is too small. Engine and buffers share the memory of the cgroup or
+//! the machine. Nothing is allocated here. Runs on the main thread.
 
 use anyhow::Result;
 use bytesize::ByteSize;
@@ -10,60 +10,60 @@ use engines::{EngineKind, EngineOptions, MemoryLimit, Profile};
 use crate::order::Order;
 use crate::wrong::Wrong;
 
-/// The tool's own memory, engine aside, stays below this whatever the number of pairs.
+/// Upper bound of the tool's own memory in bytes, without the engine, for any number of pairs.
 pub(crate) const OWN_MEMORY_BYTES_MAX: usize = 512 << 20;
 
-/// One record on its way: source position, key, value.
+/// Bytes of one record in a buffer or spill: source position, key, value.
 pub(crate) const RECORD_BYTES: usize = 8 + 64;
 
-/// Buffers of the external sort: one is filled while the other is sorted and written.
+/// Number of buffers of the external sort: one is filled while the other is sorted and written.
 pub(crate) const SORT_BUFFERS: usize = 2;
 
-/// Pairs handed on at a time by every source.
+/// Pairs that every source hands on at a time.
 pub(crate) const CHUNK_PAIRS: usize = 4096;
-/// Chunks made ahead of the engine at most: enough that neither side waits for the other's pauses.
+/// Largest number of chunks made ahead of the engine: enough that neither side waits for the other's pauses.
 pub(crate) const CHUNKS_AHEAD: usize = 64;
-/// Pairs of one sorted chunk given to an engine's bulk path at most: one RocksDB file of 64 MB.
+/// Largest number of pairs in one sorted chunk for an engine's bulk path: one RocksDB file of 64 MB.
 pub(crate) const BULK_PAIRS: usize = 1 << 20;
-/// Pairs of a commit in shuffled order, where the memory allows.
+/// Pairs per commit in shuffled order, if the memory allows it.
 pub(crate) const BATCH_PAIRS: u64 = 10_000;
 
-/// What buffers get at most: larger ones make nothing faster.
+/// Largest memory for all buffers. Larger ones make nothing faster.
 const BUFFERS_BYTES_MAX: u64 = 448 << 20;
-/// What buffers and page cache need together.
+/// Smallest memory for buffers and page cache together.
 const BUFFERS_AND_CACHE_BYTES_MIN: u64 = 16 << 20;
-/// What the program takes without buffers: itself, histograms, the time series, blocks of what it writes.
+/// Memory of the program without its buffers: code, histograms, the time series, and blocks being written.
 const PROGRAM_BYTES: u64 = 48 << 20;
-/// RocksDB's two memtables of 64 MiB or eight of 16, which only the tuned profile has within its cache.
+/// RocksDB's memtables: two of 64 MiB or eight of 16 MiB. Only the tuned profile charges them to its cache.
 const MEMTABLES_BYTES: u64 = 128 << 20;
-/// Pages that the newest shuffled batches have freed in a B+tree, whatever the size of the store: only later transactions
-/// may use them. Loads of redb left 33 MB.
+/// Disk space of pages in a B+tree that the newest shuffled batches have freed, for a store of any size: only later
+/// transactions may use them again. Loads of redb left 33 MB.
 const FREED_BYTES: u64 = 64 << 20;
-/// The smallest that --sort-memory may be.
+/// Smallest value of --sort-memory in bytes.
 pub(crate) const SORT_BYTES_MIN: u64 = 1 << 20;
 
 const _: () = assert!(BUFFERS_BYTES_MAX + PROGRAM_BYTES < OWN_MEMORY_BYTES_MAX as u64);
 
-/// The buffers of a load. Sorting is over when merging begins, so both have the same memory.
+/// Sizes of a load's buffers. Sorting ends before merging begins, so both use the same memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Buffers {
-    /// For collecting and sorting records.
+    /// Bytes for collecting and sorting records.
     pub(crate) sort_bytes: usize,
-    /// For a block of each run that is merged.
+    /// Bytes for the blocks of the runs being merged, one block of each.
     pub(crate) heads_bytes: usize,
-    /// Chunks that are ready before the engine takes them.
+    /// Number of chunks made ready before the engine takes them.
     pub(crate) chunks_ahead: usize,
-    /// Pairs of a sorted chunk.
+    /// Number of pairs in a sorted chunk.
     pub(crate) bulk_pairs: usize,
-    /// Pairs of a commit at most, for engines that hold a page for each of them.
+    /// Largest number of pairs in a commit, for engines that hold a page in memory for each of them.
     pub(crate) batch_pairs: u64,
 }
 
 impl Buffers {
-    /// The buffers that take `bytes` together.
+    /// Sizes the buffers so that together they take `bytes`.
     fn of(bytes: u64, engine: EngineKind) -> Self {
         let bytes = bytes.min(BUFFERS_BYTES_MAX) as usize;
-        // Half for the runs, a quarter each for the chunk that the engine takes and for those ahead of it.
+        // The runs get half. The chunk that the engine takes gets a quarter, and the chunks ahead of it another.
         let quarter = bytes / 4;
         let page_bytes = engine.transaction_page_bytes();
         Self {
@@ -71,21 +71,21 @@ impl Buffers {
             heads_bytes: bytes / 2,
             chunks_ahead: (quarter / (CHUNK_PAIRS * 64)).clamp(1, CHUNKS_AHEAD),
             bulk_pairs: (quarter / 64).clamp(CHUNK_PAIRS, BULK_PAIRS),
-            // A branch page now and then comes on top of each leaf.
+            // Twice the page: a leaf for each pair, and now and then a branch page.
             batch_pairs: (bytes as u64).checked_div(2 * page_bytes).map_or(u64::MAX, |pairs| pairs.max(100)),
         }
     }
 
-    /// The same with another memory for sorting and merging, for a load with these options, whose memory was divided.
+    /// Replaces the memory for sorting and merging. `options` must be those of the load, after [`divide`].
     ///
     /// # Errors
-    /// [`Wrong`]: more than the process may use, naming how much there is.
+    /// [`Wrong`], with the maximum, if more is asked for than the process may use.
     pub(crate) fn with_sort_memory(self, bytes: Option<ByteSize>, options: &EngineOptions) -> Result<Self> {
         let Some(asked) = bytes else { return Ok(self) };
         let limit = engines::memory_limit();
         let cache_bytes = options.division_of(limit.clone()).cache_bytes;
         let bytes = asked.as_u64();
-        // The engine is not open while all of it is used, and half of it is used while the engine is open.
+        // All of it is used while the engine is not open yet, and half of it while the engine is open.
         let most_bytes = limit.bytes.saturating_sub(PROGRAM_BYTES);
         let most_bytes = most_bytes.min(most_bytes.saturating_sub(cache_bytes).saturating_mul(2));
         if bytes > most_bytes {
@@ -108,11 +108,11 @@ impl Default for Buffers {
     }
 }
 
-/// Divides what the process may use between `options`' engine, whose memory is set in them, and the buffers.
-/// `others_bytes` is what other stores that are open take.
+/// Divides the process's memory between the engine of `options` and the buffers, and returns the options with the
+/// engine's memory set. `others_bytes`: memory of other stores that are open.
 ///
 /// # Errors
-/// [`Wrong`], with the limit, where it comes from, what is needed, and the way out.
+/// [`Wrong`] if the limit is too small, with the limit, its origin, the memory needed, and the way out.
 pub(crate) fn divide(options: &EngineOptions, order: Order, others_bytes: u64) -> Result<(EngineOptions, Buffers)> {
     divide_limit(options, order, others_bytes, &engines::memory_limit())
 }
@@ -126,12 +126,12 @@ fn divide_limit(
     let mut options = options.clone();
     let mut cache_bytes = options.division_of(limit.clone()).cache_bytes;
     let memtables = options.engine == EngineKind::Rocksdb && options.profile != Profile::Tuned;
-    // The bulk path has none.
+    // The bulk path uses no memtables.
     let memtables_bytes = if memtables && order == Order::Shuffled { MEMTABLES_BYTES } else { 0 };
     let fixed_bytes = others_bytes.saturating_add(PROGRAM_BYTES + memtables_bytes);
     let needed_bytes =
         |cache_bytes: u64| cache_bytes.saturating_add(fixed_bytes).saturating_add(BUFFERS_AND_CACHE_BYTES_MIN);
-    // A share that was not asked for gives way to the buffers.
+    // The engine's share makes room for the buffers, unless the user asked for it.
     if options.memory.is_none() && options.engine != EngineKind::Lmdb && needed_bytes(cache_bytes) > limit.bytes {
         let room_bytes = limit.bytes.saturating_sub(needed_bytes(0));
         cache_bytes = room_bytes.max(engines::MEMORY_MIN);
@@ -153,16 +153,16 @@ fn divide_limit(
             ByteSize::b(cache_bytes)
         )));
     }
-    // Half stays for the page cache, which is charged too, and for what an engine holds of a chunk meanwhile.
+    // The other half stays for the page cache, which is charged too, and for the engine's own copy of a chunk.
     let buffers_bytes = (limit.bytes - cache_bytes - fixed_bytes) / 2;
     let buffers = Buffers::of(buffers_bytes, options.engine);
     Ok((options, buffers))
 }
 
-/// Bytes that a store of so many pairs takes on disk at its peak while it is loaded, from what loads of these engines
-/// took, rounded up; with room for a compaction of RocksDB, and for the merge of strata's runs. The loads are those of the
-/// test below. redb's shuffled ones took 98 bytes a pair beside [`FREED_BYTES`]; its file is longer, up to twice that, and
-/// has holes.
+/// Returns the bytes that a store of `pairs` pairs takes on disk at its peak during a load. The factors come from loads
+/// of these engines (see the test below), rounded up, with room for a compaction of RocksDB and for the merge of
+/// strata's runs. redb's shuffled loads took 98 bytes a pair in addition to [`FREED_BYTES`]. Its file is longer, up to
+/// twice that, and has holes.
 pub(crate) fn store_bytes(engine: EngineKind, order: Order, pairs: u64) -> u64 {
     let per_pair = match (engine, order) {
         (EngineKind::Rocksdb, Order::Shuffled) => 120,
@@ -179,7 +179,7 @@ pub(crate) fn store_bytes(engine: EngineKind, order: Order, pairs: u64) -> u64 {
     pairs.saturating_mul(per_pair).saturating_add(fixed_bytes)
 }
 
-/// Bytes of the spill of so many records, most of the time; while runs are combined there are more.
+/// Returns the usual size in bytes of a spill of `records` records. It is larger for a while when runs are combined.
 pub(crate) fn spill_bytes(records: u64, buffers: &Buffers) -> u64 {
     let bytes = records.saturating_mul(RECORD_BYTES as u64 + 8);
     if bytes < (buffers.sort_bytes / SORT_BUFFERS) as u64 { 0 } else { bytes }
@@ -211,7 +211,7 @@ mod tests {
         }
     }
 
-    /// Disk usage that loads have reported: pairs, bytes.
+    /// Disk usage reported by loads: (pairs, bytes).
     #[test]
     fn the_estimate_of_the_disk_is_no_less_than_what_loads_took() {
         for (engine, order, loads) in [

@@ -1,6 +1,8 @@
-//! The load: pairs in order into the engine, in batches that each carry a checkpoint, so that it can stop anywhere.
+//! The load: writes pairs in order into the engine, in batches that each carry a checkpoint, so that it can stop
+//! anywhere.
 //!
-//! Owns: the loop, the resume rules, what is written when. The position of a load is the engine's checkpoint alone.
+//! Owns: the loop, the resume rules, and the order in which marker, state and commits are written. Only the engine's
+//! checkpoint gives the position of a load.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -58,7 +60,8 @@ pub(crate) struct LoadArgs {
     /// Solana slot that the pairs stand for; the service starts following from it
     #[arg(long, value_name = "SLOT")]
     pub(crate) slot: Option<u64>,
-    /// Pairs per commit (shuffled order); fewer where lmdb or redb could not hold their pages in memory [default: 10000]
+    /// Pairs per commit (shuffled order); fewer where lmdb or redb could not hold their pages in memory
+    /// [default: 10000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) batch: Option<u64>,
     /// Flush every commit to the device, instead of every 100th (shuffled order; redb always does)
@@ -90,10 +93,11 @@ pub(crate) struct LoadArgs {
     pub(crate) hlog: Option<PathBuf>,
 }
 
-/// A synced commit this often where the others are buffered: bounds what an OS crash makes a load repeat.
+/// Every so many commits one is synced while the others are buffered. This bounds the work that a load repeats after an
+/// OS crash.
 const SYNC_EVERY_COMMITS: u64 = 100;
 
-/// What a load runs with.
+/// Everything about a load that is decided before its source is read.
 struct Setup {
     source: Source,
     order: Order,
@@ -102,18 +106,18 @@ struct Setup {
     work: WorkDir,
     mode: OpenMode,
     terms: Terms,
-    /// There is no store yet.
+    /// Whether the store does not exist yet.
     new: bool,
 }
 
-/// Runs the load; the exit code is 0 when it is complete, 128 + signal when it was asked to stop.
+/// Runs the load. The exit code is 0 when it is complete, and 128 + signal when it was asked to stop.
 pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let stop = Stop::install()?;
     let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".work", &args.source)?;
     paths::check_outputs(args, &work.path)?;
     report::check_writable(args)?;
     let Some(setup) = setup(args, work)? else { return Ok(0) };
-    // Whoever comes second is to know it before its source is read.
+    // Take the lock now, so that a second process learns of it before it reads its source.
     let held = hold(args, &setup)?;
     let started = Instant::now();
     let ordered = match order(args, &setup, &stop) {
@@ -143,7 +147,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
         setup: &setup,
         engine: &engine,
         checkpoint: ChainCheckpoint { source: ordered.source_id, slot: None, phase: MapPhase::Loading, ..begun },
-        // What an earlier run has loaded is not read again.
+        // Pairs loaded by an earlier run are not read again, so there is no digest after a resume.
         digest: (begun.seq == 0).then(Digest::default),
         commits: 0,
         progress: Progress::new(Some(ordered.records), setup.options.label()),
@@ -169,7 +173,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     complete(args, state, ordered.source_id, tally, digest)?;
     let (options, source, order) = (&setup.options, &setup.source, setup.order);
     let figures = Figures::of(&engine)?;
-    // Before its files are measured: an open log has its space allocated ahead.
+    // Close before the files are measured, because an open log has space allocated ahead.
     close(args, engine)?;
     report::print_and_write(Outcome { args, options, source, order, tally, loaded, elapsed, samples, figures })?;
     ordered.discard()?;
@@ -177,7 +181,8 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// What can be found wrong before the source is read, which can take an hour. `None`: the load is complete.
+/// Finds all mistakes that can be found before the source is read, because reading can take an hour. `None`: the load
+/// is complete already.
 fn setup(args: &LoadArgs, work: WorkDir) -> Result<Option<Setup>> {
     let source = Source::new(&args.source)?;
     let options = options_for(&args.dir, &args.engine)?;
@@ -214,7 +219,7 @@ fn setup(args: &LoadArgs, work: WorkDir) -> Result<Option<Setup>> {
     Ok(Some(setup))
 }
 
-/// Takes the directory before the source is read, so that no other process fills it meanwhile.
+/// Locks the directory before the source is read, so that no other process fills it meanwhile.
 fn hold(args: &LoadArgs, setup: &Setup) -> Result<Held> {
     let held = engines::hold(&args.dir).map_err(|error| running::explain(&args.dir, error))?;
     let as_before =
@@ -223,7 +228,7 @@ fn hold(args: &LoadArgs, setup: &Setup) -> Result<Held> {
     Ok(held)
 }
 
-/// Refuses options of commits where there are none: the bulk path takes chunks of its own, each of them flushed.
+/// Refuses options about commits for a sorted load: the bulk path takes chunks of its own size and flushes each.
 fn refuse_unused(args: &LoadArgs, order: Order) -> Result<()> {
     let unused = match order {
         Order::Shuffled => None,
@@ -239,7 +244,8 @@ fn refuse_unused(args: &LoadArgs, order: Order) -> Result<()> {
     }
 }
 
-/// The order of a load that names none. Random inserts cost a B+tree a page each, and leave its pages half empty.
+/// Returns the order of a load that names none. In a B+tree each random insert costs a page, and leaves the pages half
+/// empty.
 fn default_order(engine: EngineKind) -> Order {
     match engine {
         EngineKind::Lmdb | EngineKind::Redb => Order::Sorted,
@@ -247,14 +253,14 @@ fn default_order(engine: EngineKind) -> Order {
     }
 }
 
-/// Refuses a load that will not fit, what it has written before aside.
+/// Refuses a load that will not fit on the disk. Bytes that an earlier run has written count as available.
 fn check_disk(args: &LoadArgs, setup: &Setup) -> Result<()> {
     let Some(records) = setup.source.count_hint()?.or_else(|| setup.source.packed_count_hint()) else { return Ok(()) };
     let store_bytes = limits::store_bytes(setup.options.engine, setup.order, records);
     let spilled = setup.order == Order::Sorted || args.source.input.is_some();
     let spill_bytes = if spilled { limits::spill_bytes(records, &setup.buffers) } else { 0 };
     let left = |bytes: u64, dir: &Path| bytes.saturating_sub(probe::disk_bytes(dir));
-    // The engine takes no writes where it cannot leave its reserve alone.
+    // The engine refuses writes that would eat into its disk reserve.
     let store_left = left(store_bytes, &args.dir).saturating_add(setup.options.disk_reserve_bytes());
     let spill_left = left(spill_bytes, &setup.work.path);
     if !setup.work.is_default && !probe::is_same_disk(&args.dir, &setup.work.path) {
@@ -264,8 +270,8 @@ fn check_disk(args: &LoadArgs, setup: &Setup) -> Result<()> {
     probe::check_disk(&args.dir, store_left.saturating_add(spill_left))
 }
 
-/// The same once the source has been read: how many pairs one that is packed, a pipe or a CSV holds is known only then.
-/// The spill is there by now.
+/// Checks the disk space again once the source has been read, because only then is the number of pairs in a packed
+/// file, a pipe or a CSV known. The spill is on disk by now, so only the store's bytes are needed.
 fn check_disk_after_reading(args: &LoadArgs, setup: &Setup, records: u64) -> Result<()> {
     let store_bytes = limits::store_bytes(setup.options.engine, setup.order, records);
     let store_left = store_bytes.saturating_sub(probe::disk_bytes(&args.dir));
@@ -273,7 +279,7 @@ fn check_disk_after_reading(args: &LoadArgs, setup: &Setup, records: u64) -> Res
         .context("the source has been read, and what was spilled of it is kept: --resume goes on")
 }
 
-/// Reads and spills the source.
+/// Reads the source, spills it if necessary, and returns it in order.
 fn order(args: &LoadArgs, setup: &Setup, stop: &Stop) -> Result<Ordered> {
     let mut reading = Progress::new(setup.source.count_hint()?, "reading");
     let ordered =
@@ -292,17 +298,17 @@ fn close(args: &LoadArgs, engine: Measured) -> Result<()> {
     Box::new(engine).close().with_context(|| format!("cannot close the store: dir={}", args.dir.display()))
 }
 
-/// Says that the load is complete, in this order: killed in between, it goes on and finds nothing left to load.
+/// Marks the load complete: the state first, then the marker. A load killed in between goes on and finds no pairs left.
 fn complete(args: &LoadArgs, state: State, source_id: u64, tally: Tally, digest: Option<Digest>) -> Result<()> {
     let pairs = tally.pairs;
     State { pairs: Some(pairs), ..state }.write(&args.dir)?;
-    // The marker's word is the one that counts.
+    // The marker is written last, because the marker decides whether the load is complete.
     let loaded = Loaded { seq: pairs, pairs, digest: digest.map(|digest| digest.to_string()) };
     let load = engines::Load { loaded: Some(loaded), ..load_of(LoadState::Complete, source_id) };
     Ok(engines::mark_load(&args.dir, load, pairs)?)
 }
 
-/// What was chosen for whoever did not choose.
+/// Prints the defaults that were chosen where the user did not choose.
 fn chosen(args: &LoadArgs, setup: &Setup) {
     let engine = setup.options.engine;
     let is_default = args.order.is_none() && setup.order == default_order(engine);
@@ -331,7 +337,7 @@ fn sort_memory(text: &str) -> Result<ByteSize, String> {
     Ok(bytes)
 }
 
-/// What a load says at its end that was left to choose the engine by itself.
+/// Says which engine was taken because the user named none.
 fn chosen_engine(engine: EngineKind) -> String {
     let built: Vec<_> = engines::compiled().iter().map(|engine| engine.as_str()).collect();
     format!(
@@ -341,12 +347,12 @@ fn chosen_engine(engine: EngineKind) -> String {
     )
 }
 
-/// What the marker says of a load.
+/// Builds the marker's entry for a load.
 pub(crate) fn load_of(state: LoadState, source_id: u64) -> engines::Load {
     engines::Load::new(state, hex(source_id))
 }
 
-/// The number of a source as markers and states write it: TOML's integers are signed.
+/// Formats a source's id for markers and states. It is hex because TOML's integers are signed.
 pub(crate) fn hex(source_id: u64) -> String {
     format!("{source_id:016x}")
 }
@@ -356,7 +362,7 @@ struct Load<'a> {
     setup: &'a Setup,
     engine: &'a Measured,
     checkpoint: ChainCheckpoint,
-    /// Of what this run has loaded, where it loads all.
+    /// Digest of all loaded pairs. `None` when an earlier run has loaded a part of them.
     digest: Option<Digest>,
     commits: u64,
     progress: Progress,
@@ -449,13 +455,13 @@ impl Load<'_> {
         txn.commit(&checkpoint.write(), durability)
     }
 
-    /// What an engine's error is about, which does not know of directories.
+    /// Context for an engine's error, because engines do not know their directory.
     fn failed(&self) -> String {
         let (dir, seq) = (self.args.dir.display(), self.checkpoint.seq);
         format!("the load has stopped: dir={dir} committed_pairs={seq}: --resume goes on once its cause is gone")
     }
 
-    /// The last commit: flushed, and the only one that carries the slot and says that the map is whole.
+    /// Makes the last commit: it is flushed, and it alone carries the slot and says that the map is whole.
     fn finish(&mut self, tally: Tally) -> Result<()> {
         ensure!(
             self.checkpoint.seq == tally.pairs,

@@ -1,5 +1,5 @@
-//! What the pairs of a store mean: said when it is loaded, kept in its marker, and held against every service that opens
-//! it.
+//! The meaning of a store's pairs: stated at the load, kept in the store's marker, and compared with every service that
+//! opens it.
 //!
 //! Owns: the words of the command line. Must not: read accounts; the pairs come from a file as they are.
 
@@ -18,7 +18,7 @@ pub(crate) struct MeaningArgs {
     pub(crate) cluster: Option<String>,
 }
 
-/// What a value is. The names are those of the service's setting.
+/// Meaning of a value. The names are those of the service's setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Extract {
     /// The program that owns the account.
@@ -40,7 +40,8 @@ impl Extract {
 }
 
 impl MeaningArgs {
-    /// As the marker keeps it. Which programs' accounts are followed is the service's to say.
+    /// The entry for the store's marker. It names no programs, because the service decides which programs' accounts it
+    /// follows.
     pub(crate) fn holds(&self) -> Holds {
         let extract = self.extract.map(|extract| extract.as_str().to_owned());
         Holds { extract, programs: None, cluster: self.cluster.clone() }

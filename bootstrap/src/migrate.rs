@@ -1,7 +1,8 @@
-//! `bootstrap migrate`: the pairs of one store into a new one, of another engine for instance, with its checkpoint.
+//! `bootstrap migrate`: copies the pairs and the checkpoint of one store into a new one, for instance of another
+//! engine.
 //!
-//! Owns: the order of the two stores, resume, the comparison at the end. Must not: write to the source store, or
-//! finish while the two differ. Threads: `scan` reads the source a few chunks ahead; main writes.
+//! Owns: the order of work on the two stores, resume, and the comparison at the end. Must not: write to the source
+//! store, or finish while the two differ. Threads: `scan` reads the source a few chunks ahead; main writes.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -54,8 +55,8 @@ pub(crate) struct MigrateArgs {
     pub(crate) skip_disk_check: bool,
 }
 
-/// Runs the migration; the exit code is 0 when both stores hold the same, 1 when not, 128 + signal when it was asked
-/// to stop.
+/// Runs the migration. The exit code is 0 when both stores hold the same pairs, 1 when not, and 128 + signal when it
+/// was asked to stop.
 pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let stop = Stop::install()?;
     if check_directory(&args.dir, args.resume)? == Found::Complete {
@@ -82,9 +83,9 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     check_source(args, known.engine, &mut *from)?;
     let to = engines::open_on(&args.dir, &options, mode, &terms)?;
     let begun = to.checkpoint()?;
-    // Its last commit gives it the source's own checkpoint: then all that is left is the comparison.
+    // The last commit takes over the source's own checkpoint. After it, only the comparison is left.
     let done = begun == origin && begun.seq > 0;
-    // Whatever the source's says, those of the way are a chain's.
+    // The migration's own checkpoints are always chain checkpoints, whatever the source's checkpoint is.
     let of_source = || ChainCheckpoint::read(&begun).is_ok_and(|begun| begun.source == id);
     ensure!(
         done || begun.seq == 0 || of_source(),
@@ -126,13 +127,13 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
         engines::mark_load(&args.dir, Load { loaded: Some(loaded), ..load_of(LoadState::Complete, id) }, seq)?;
     }
     from.close()?;
-    // Before its files are measured: an open log has its space allocated ahead.
+    // Close before the files are measured, because an open log has space allocated ahead.
     to.close()?;
     Ok(say_result(args, label, &read, &written, &origin, took))
 }
 
-/// Refuses a source that stands where its load left it and does not hold what was loaded: engines without checksums give
-/// wrong pairs without a word.
+/// Refuses a source that is unchanged since its load and yet does not hold the loaded pairs. Engines without checksums
+/// return wrong pairs without an error.
 fn refuse_other_content(known: &Identity, origin: &Checkpoint, read: &Digest, dir: &Path) -> Result<()> {
     let loaded = known.loaded_at(origin.seq);
     if let Some(how) = loaded.and_then(|loaded| loaded.difference(read.pairs(), &read.to_string())) {
@@ -163,14 +164,14 @@ fn end_complete(args: &MigrateArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// How the words for a source begin.
+/// Returns the beginning of the source's description, as the state file keeps it.
 fn source_dir(args: &MigrateArgs) -> Result<String> {
     let dir = std::path::absolute(&args.from_store)
         .with_context(|| format!("cannot name dir={}", args.from_store.display()))?;
     Ok(format!("store dir={} engine=", dir.display()))
 }
 
-/// The store to read, and what its directory says of it.
+/// Opens the store to read, and returns it with the identity from its marker.
 fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Identity)> {
     let dir = &args.from_store;
     let identity = engines::inspect(dir)?
@@ -186,7 +187,7 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Identity)> {
         let source = State::read(dir)?.map_or("unknown".to_owned(), |state| state.source);
         bail!("the store to read is half loaded: dir={} from={source}: finish that load first", dir.display());
     }
-    // The new store would not know of it.
+    // The list of lost pairs is not copied, so the new store would look whole.
     let lost = engines::lost(dir)?;
     ensure!(
         lost == 0,
@@ -197,7 +198,7 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Identity)> {
     Ok((info::open_to_scan(dir, args.from_engine, args.from_memory)?, identity))
 }
 
-/// Checks the source where reading it would not.
+/// Checks the source store's checksums first, if its engine does not check them while reading.
 fn check_source(args: &MigrateArgs, engine: EngineKind, from: &mut dyn Engine) -> Result<()> {
     if engine.has_checksums() && !engine.checks_reads() {
         tell!("the store to read is checked first, because engine={engine} compares no checksums while it reads");
@@ -205,7 +206,7 @@ fn check_source(args: &MigrateArgs, engine: EngineKind, from: &mut dyn Engine) -
     engines::check_before_copy(engine, from).map_err(|error| damaged(&args.from_store, error))
 }
 
-/// The source's own damage, so that nobody looks for it in the new store.
+/// Names the source store in an error of damage, so that nobody looks for it in the new store.
 fn damaged(dir: &Path, error: engine_api::Error) -> anyhow::Error {
     let is_damage = error.kind() == ErrorKind::DataDamaged;
     let error = anyhow::Error::from(error);
@@ -216,8 +217,8 @@ fn damaged(dir: &Path, error: engine_api::Error) -> anyhow::Error {
     error.context(format!("the store to read is damaged: dir={dir}: `scrub --dir {dir}` says more"))
 }
 
-/// What the new store's directory says of the load. The source is named with its checkpoint, so that a resume from a
-/// store that has moved on is refused.
+/// Builds the state for the new store's directory. The source's description includes its checkpoint, so that a resume
+/// is refused when the source has moved on.
 fn state(args: &MigrateArgs, from: &dyn Engine, origin: &Checkpoint, estimate: u64) -> Result<State> {
     let source = format!("{}{} {}", source_dir(args)?, from.label(), solana::shown(origin));
     Ok(State { source, records: estimate, ..State::default() })
@@ -228,13 +229,14 @@ struct Migration<'e> {
     from_dir: &'e Path,
     to: &'e dyn Engine,
     stop: &'e Stop,
-    /// Names the source in the checkpoints of the way.
+    /// Source id in the checkpoints that are written before the last one.
     id: u64,
     buffers: Buffers,
 }
 
 impl Migration<'_> {
-    /// Writes all pairs but the first `skip`, which are there; the digest of all of them. `None` when asked to stop.
+    /// Writes all pairs except the first `skip`, which the new store already holds, and returns the digest of all
+    /// pairs. `None` when asked to stop.
     fn pairs(&self, skip: u64, estimate: u64) -> Result<Option<Digest>> {
         std::thread::scope(|scope| {
             let (sender, chunks) = sync_channel(self.buffers.chunks_ahead);
@@ -269,7 +271,7 @@ impl Migration<'_> {
         })
     }
 
-    /// Writes a chunk behind the `at` pairs that are there; gives how many are there then.
+    /// Writes a chunk after the `at` pairs that the store holds, and returns the number of pairs after that.
     fn store(&self, pairs: &mut Vec<(Key, Value)>, at: u64) -> Result<u64> {
         let seq = at + pairs.len() as u64;
         let checkpoint = ChainCheckpoint { seq, source: self.id, phase: MapPhase::Loading, ..Default::default() };
@@ -280,7 +282,8 @@ impl Migration<'_> {
     }
 }
 
-/// Hands on what comes behind the first `skip` pairs, until nobody takes them; the digest of all that was read.
+/// Sends the pairs after the first `skip` to the receiver until it is gone. Returns the digest of all pairs that were
+/// read.
 fn scan(from: &dyn Engine, skip: u64, sender: SyncSender<Vec<(Key, Value)>>) -> engine_api::Result<Digest> {
     let mut read = Digest::default();
     let mut chunk = Vec::with_capacity(CHUNK_PAIRS);
@@ -307,13 +310,14 @@ fn scan(from: &dyn Engine, skip: u64, sender: SyncSender<Vec<(Key, Value)>>) -> 
         ));
     }
     if taken && !chunk.is_empty() {
-        // Whoever takes them may have gone, and has a reason of its own.
+        // The receiver may have gone. It then reports its own error.
         sender.send(chunk).ok();
     }
     Ok(read)
 }
 
-/// Says how the new store compares with what was read of the other; the exit code. `took`: to write it, and to read it.
+/// Prints how the new store compares with the pairs read from the source, and returns the exit code. `took`: the time
+/// to write the store, and the time to read it again.
 fn say_result(
     args: &MigrateArgs,
     engine: &str,

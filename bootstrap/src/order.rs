@@ -1,10 +1,10 @@
-//! Puts a source in order without holding it in memory: an external merge sort, by the key or by a seeded hash of it
-//! (shuffled). Duplicate keys are found here, where all copies of a key meet.
+//! Puts a source in order without holding it in memory, by an external merge sort. The order is that of the keys, or of
+//! a seeded hash of them (shuffled). Duplicate keys are found here, where all copies of a key meet.
 //!
-//! Owns: the work directory. The order is a function of the source's content and the seed, and of nothing else: neither
-//! of the memory nor of how often the reading was interrupted. That is what makes a load resumable. A spill that is
-//! not what was written is refused by name, and so is one that has other records than were read.
-//! Threads: `sort` writes runs while the caller reads the source; `order` merges them a few chunks ahead of the caller.
+//! Owns: the work directory. The order depends on the source's content and the seed alone. It depends neither on the
+//! memory nor on how often the reading was interrupted, and that makes a load resumable. A damaged file of the spill is
+//! refused by name, and so is a spill that gives other records than were read. Threads: `sort` writes runs while the
+//! caller reads the source; `order` merges them a few chunks ahead of the caller.
 
 mod merge;
 mod run;
@@ -44,7 +44,7 @@ pub(crate) enum Order {
 }
 
 impl Order {
-    /// As it is written on the command line.
+    /// The order's name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Shuffled => "shuffled",
@@ -53,7 +53,7 @@ impl Order {
     }
 }
 
-/// What to do with a key that comes twice with different values. The same pair twice is harmless.
+/// How a key is treated that comes twice with different values. The same pair twice is harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum OnDuplicate {
     /// Stop, naming both places.
@@ -62,12 +62,12 @@ pub(crate) enum OnDuplicate {
     Last,
 }
 
-/// Where a record stands in an order.
+/// The number by which records are sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rank {
-    /// By the key: its first eight bytes, which nearly always decide.
+    /// The key's first eight bytes, which nearly always decide. Ties are decided by the whole key.
     Key,
-    /// By a seeded hash of the key, which is a random order.
+    /// A seeded hash of the key, which gives a random order.
     Hash(u64),
 }
 
@@ -88,7 +88,7 @@ impl Rank {
     }
 }
 
-/// A record that knows its place. Equal keys follow each other in the order of the source.
+/// A record with its rank. Records with the same key are ordered by their position in the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ranked {
     rank: u64,
@@ -108,15 +108,16 @@ impl PartialOrd for Ranked {
     }
 }
 
-/// A source in its final order, to be read from any position.
+/// A source in its final order, which can be read from any position.
 pub(crate) struct Ordered {
-    /// Identifies source, order and seed: positions of one mean nothing in another.
+    /// Identifies source, order and seed. A position is meaningful only within one such combination.
     pub(crate) source_id: u64,
-    /// The digest of the source's records, duplicates included; `None` for synthetic pairs that are not sorted.
+    /// Digest of the source's records, duplicates included. `None` for synthetic pairs in shuffled order, which are not
+    /// read here.
     pub(crate) content: Option<u64>,
-    /// Records, duplicates included: at least the number of pairs.
+    /// Number of records, duplicates included: at least the number of pairs.
     pub(crate) records: u64,
-    /// What the file system said of the source's file.
+    /// Stamp of the source's file. `None` if it has none.
     pub(crate) stamp: Option<Stamp>,
     kind: Kind,
     rank: Rank,
@@ -125,9 +126,9 @@ pub(crate) struct Ordered {
 }
 
 enum Kind {
-    /// Synthetic pairs come in random key order by themselves.
+    /// Synthetic pairs, whose keys come in random order already.
     Synthetic(Source),
-    /// All of them, in order.
+    /// All records in order, in one buffer.
     Memory(Vec<Ranked>),
     Runs {
         spill: u64,
@@ -135,26 +136,28 @@ enum Kind {
     },
 }
 
-/// What became of the pairs handed on.
+/// Counts of the pairs and duplicates that one pass has met.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
-    /// Distinct pairs, skipped ones included.
+    /// Distinct pairs, including those before the resume position.
     pub(crate) pairs: u64,
-    /// Records dropped because their key came again.
+    /// Records dropped because a later record has the same key.
     pub(crate) duplicates: u64,
 }
 
-/// Takes pairs in order; `false` stops.
+/// Takes pairs in order; returns `false` to stop.
 pub(crate) type Take<'a> = dyn FnMut(&[(Key, Value)]) -> Result<bool> + 'a;
-/// Hands a chunk to another thread; `false` when no more are wanted.
+/// Sends a chunk to another thread; returns `false` when the receiver is gone.
 type Send<'a> = Box<dyn FnMut(Vec<(Key, Value)>) -> bool + 'a>;
 
 impl Ordered {
-    /// Reads the source, and spills what does not fit into a buffer into `work`; or takes up what an earlier process
-    /// has spilled of the same source there. `tell` is told the number of records read, and may stop it.
+    /// Reads the source, and spills the records into `work` if they do not fit into one buffer. If an earlier process
+    /// has left a spill of the same source there, goes on with it. `tell` is called with the number of records read,
+    /// and may stop the reading.
     ///
     /// # Errors
-    /// Of the source, naming the place; of the spill, naming the file; of `tell`.
+    /// Errors of reading the source, naming the place; I/O errors or damage of the spill, naming the file; errors of
+    /// `tell`.
     pub(crate) fn prepare(
         source: &Source,
         order: Order,
@@ -179,20 +182,20 @@ impl Ordered {
         Ok(Self { source_id, content, records: read.records, stamp, kind, rank, work, chunks_ahead })
     }
 
-    /// Removes the spill, which is not needed any more.
+    /// Removes the spill, once the load no longer needs it.
     ///
     /// # Errors
-    /// The file system's, naming the file.
+    /// I/O errors of removing a file, naming it.
     pub(crate) fn discard(mut self) -> Result<()> {
         self.work.remove()
     }
 
-    /// Hands on the pairs from position `skip`, in chunks, until `take` says stop. Chunks are made on a thread of their
-    /// own, `order`, a few ahead of what is taken.
+    /// Passes the pairs from position `skip` on to `take` in chunks, until `take` returns `false`. The thread `order`
+    /// makes the chunks, a few ahead of `take`.
     pub(crate) fn for_each(&self, skip: u64, on_duplicate: OnDuplicate, take: &mut Take<'_>) -> Result<Tally> {
         std::thread::scope(|scope| {
             let (sender, chunks) = sync_channel(self.chunks_ahead);
-            // Whoever takes them may have gone: then no more are wanted.
+            // A failed send means that the receiver is gone and wants no more chunks.
             let send = move |chunk: Vec<(Key, Value)>| sender.send(chunk).is_ok();
             let maker = std::thread::Builder::new()
                 .name("order".to_owned())
@@ -236,7 +239,7 @@ impl Ordered {
             }
         };
         let tally = chunker.finish()?;
-        // Whatever the checksums say: what was read has to come out again.
+        // Checksums cannot find a missing run, so count too: every record that was read must come out again.
         let (Tally { pairs, duplicates }, records) = (tally, self.records);
         ensure!(
             !whole || pairs + duplicates == records,
@@ -248,22 +251,22 @@ impl Ordered {
     }
 }
 
-/// Removes the spill in `dir` that a load of `source` has left, if one is there and no process uses it. Gives how many
-/// files it had.
+/// Removes the spill in `dir` if a load of `source` has left it, or if it has no readable manifest. A spill that a
+/// process uses stays. Returns the number of its runs, or `None` if nothing was removed.
 ///
 /// # Errors
-/// The file system's, naming the file.
+/// I/O errors of listing the directory or removing a file, naming it.
 pub(crate) fn remove_spill(dir: &WorkDir, source: Option<&str>) -> Result<Option<usize>> {
     if !dir.path.exists() || (!dir.is_default && is_empty(&dir.path)) {
         return Ok(None);
     }
-    // What is somebody else's, or in use, stays.
+    // A directory that is in use, or holds files of others, stays.
     let Ok(mut work) = Work::open(dir) else { return Ok(None) };
     let manifest = work.manifest();
     let files = match &manifest {
         Ok(Some(manifest)) if Some(manifest.source.as_str()) == source => manifest.runs.len(),
         Ok(Some(_)) => return Ok(None),
-        // One that was cut short, or cannot be read, is nobody's.
+        // A spill without a readable manifest can be used by nobody.
         Ok(None) | Err(_) => 0,
     };
     work.remove()?;
@@ -274,13 +277,13 @@ fn is_empty(dir: &Path) -> bool {
     fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// The records that a load has spilled into `dir` so far; `None` where there is no spill. Takes no lock: a load that is
-/// under way has it.
+/// Returns the number of records that a load has spilled into `dir` so far; `None` if there is no spill. Takes no lock,
+/// because a running load holds it.
 pub(crate) fn spilled_records(dir: &Path) -> Option<u64> {
     work::read_manifest(dir).ok().flatten().map(|manifest| manifest.records)
 }
 
-/// The number of a source that was read, in this order.
+/// Computes the id of a source with this content and order.
 pub(crate) fn file_id(content: u64, order: Order, seed: u64) -> u64 {
     let identity = match order {
         // "by hash" because an earlier version shuffled in another way.
@@ -290,7 +293,7 @@ pub(crate) fn file_id(content: u64, order: Order, seed: u64) -> u64 {
     source_id(identity.as_bytes())
 }
 
-/// Collects pairs into chunks, leaving out those before the resume position.
+/// Collects pairs into chunks, leaving out the pairs before the resume position.
 pub(crate) struct Chunker<'a> {
     skip: u64,
     chunk: Vec<(Key, Value)>,
@@ -299,7 +302,7 @@ pub(crate) struct Chunker<'a> {
 }
 
 impl Chunker<'_> {
-    /// Adds a pair; `false` when no more are wanted.
+    /// Adds a pair; returns `false` when no more are wanted.
     pub(crate) fn push(&mut self, key: Key, value: Value) -> Result<bool> {
         self.tally.pairs += 1;
         if self.skip > 0 {
@@ -313,7 +316,8 @@ impl Chunker<'_> {
         Ok((self.send)(std::mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK_PAIRS))))
     }
 
-    /// Decides between two records of one key, `earlier` before `later` in the source.
+    /// Handles two records of one key, of which `earlier` comes first in the source: counts a duplicate, or fails if
+    /// the values differ and `on_duplicate` says so.
     pub(crate) fn duplicate(&mut self, earlier: &Record, later: &Record, on_duplicate: OnDuplicate) -> Result<()> {
         if earlier.2 != later.2 && on_duplicate == OnDuplicate::Error {
             bail!(
@@ -344,7 +348,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::fs;
 
-    /// Small enough that a few thousand records take several runs.
+    /// Buffers so small that a few thousand records take several runs.
     fn small() -> Buffers {
         Buffers { sort_bytes: 1, heads_bytes: 1, ..Buffers::default() }
     }
@@ -399,7 +403,7 @@ mod tests {
                 if order == Order::Sorted {
                     prop_assert!(pairs.is_sorted());
                 }
-                // The order is the same whatever the memory.
+                // The order must be the same for any memory.
                 let (rest, _) = load(&records, order, OnDuplicate::Last, skip, &Buffers::default()).unwrap();
                 prop_assert_eq!(&rest[..], &pairs[(skip as usize).min(pairs.len())..]);
             }
@@ -449,10 +453,10 @@ mod tests {
             let (pairs, _) = all(&ordered, OnDuplicate::Error, 0).unwrap();
             assert!(pairs.is_sorted() && pairs.len() == 9000);
             drop(ordered);
-            // Whole, it is used without reading anything.
+            // A complete spill is used without reading the source again.
             prepare(&mut |_| bail!("read again")).unwrap().discard().unwrap();
         }
-        // Touched, it is compared and taken; changed, it is made anew.
+        // A file with new times is compared with its spill and accepted. A changed one is spilled again.
         let prepare = || Ordered::prepare(&file, Order::Sorted, 1, &work, &small(), &mut |_| Ok(())).unwrap();
         let spill = |ordered: &Ordered| ordered.work.manifest().unwrap().unwrap().spill;
         let first = spill(&prepare());
@@ -472,7 +476,7 @@ mod tests {
         assert_eq!(pairs.into_iter().collect::<BTreeMap<_, _>>(), expected);
     }
 
-    /// The checksums of two spills of one source are right, so only the numbers tell.
+    /// Removes a run from a spill. The checksums of the others are right, so only the number of records tells.
     #[test]
     fn a_spill_with_fewer_records_than_were_read_is_refused() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,13 +1,13 @@
-//! Lines on standard output and standard error, of which a reader may have had enough.
+//! Prints lines to standard output and standard error, whose reader may have gone.
 //!
-//! Owns: what becomes of a line that cannot be written. Must not: end the program, which may be in the middle of a load.
-//! Runs on any thread.
+//! Owns: the handling of a line that cannot be written. Must not: end the program, which may be in the middle of a
+//! load. Runs on any thread.
 
 use std::fmt;
 use std::io::{self, Write as _};
 use std::sync::Mutex;
 
-/// The first failure to write to standard output, a closed pipe aside.
+/// First failure to write to standard output, other than a closed pipe.
 static FAILED: Mutex<Option<io::Error>> = Mutex::new(None);
 
 /// Writes a line to standard output, as `println!` does, and never panics.
@@ -22,17 +22,18 @@ macro_rules! tell {
 
 pub(crate) use {say, tell};
 
-/// What [`say`] does.
+/// Writes the line of [`say`].
 pub(crate) fn line(text: fmt::Arguments<'_>) {
     keep(writeln!(io::stdout().lock(), "{text}"));
 }
 
-/// What [`tell`] does. There is nowhere to say that it failed.
+/// Writes the line of [`tell`]. A failure is ignored, because there is nowhere to report it.
 pub(crate) fn warning(text: fmt::Arguments<'_>) {
     writeln!(io::stderr().lock(), "{text}").ok();
 }
 
-/// Flushes standard output; why something that was said did not arrive, if so. A reader that has gone has had enough.
+/// Flushes standard output, and returns the first error of writing to it. A closed pipe is no error, because its reader
+/// wants no more.
 pub(crate) fn failure() -> Option<io::Error> {
     keep(io::stdout().lock().flush());
     FAILED.lock().ok()?.take()

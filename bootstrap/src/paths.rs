@@ -1,7 +1,7 @@
-//! The files and directories that a command was given, seen together: none of them may be another one, or inside it.
+//! Checks the files and directories of a command together: none of them may be another one, or inside it.
 //!
-//! Owns: these refusals, and the default place of a spill. Must not: make or change anything. Runs on the main thread,
-//! before a source is read.
+//! Owns: these refusals, and the default place of a spill. Must not: create or change anything. Runs on the main
+//! thread, before a source is read.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -13,26 +13,27 @@ use crate::load::LoadArgs;
 use crate::source::SourceArgs;
 use crate::wrong::Wrong;
 
-/// The directory of a spill.
+/// Directory for a load's spill.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkDir {
     pub(crate) path: PathBuf,
-    /// Nobody has named it: even one that a load finds empty is removed with the spill, because a load that was killed as
-    /// it began has left it.
+    /// Whether the user has named no directory. A default directory is removed with the spill even if the load has
+    /// found it empty, because then a load that was killed at its beginning has left it.
     pub(crate) is_default: bool,
 }
 
 impl WorkDir {
-    /// One that somebody has named.
+    /// A directory that the user has named.
     pub(crate) fn named(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), is_default: false }
     }
 }
 
-/// The directory of a spill: the one that was asked for, or that of the store with `ending` at the end of its name.
+/// Returns the spill's directory: the one that was asked for, or the store's path with `ending` appended.
 ///
 /// # Errors
-/// It is the store's directory, inside it or around it; or it holds the input. The store's directory is a link to nothing.
+/// [`Wrong`]: it is the store's directory, inside it or around it; it holds the input; or the store's directory is a
+/// dangling link.
 pub(crate) fn work_dir(dir: &Path, asked: Option<&Path>, ending: &str, source: &SourceArgs) -> Result<WorkDir> {
     if dir.is_symlink() && !dir.exists() {
         return Err(Wrong::error(format!("the store's directory is a link that leads nowhere: dir={}", dir.display())));
@@ -59,13 +60,13 @@ pub(crate) fn work_dir(dir: &Path, asked: Option<&Path>, ending: &str, source: &
     Ok(work)
 }
 
-/// Refuses to write a report over the input, over another one, or into the store.
+/// Refuses to write a report over the input, over another one, or into the store or the spill.
 ///
 /// # Errors
-/// Names the options and the file.
+/// [`Wrong`], naming the options and the file.
 pub(crate) fn check_outputs(args: &LoadArgs, work: &Path) -> Result<()> {
     let input = args.source.input.as_deref();
-    // A file may be redirected to standard input.
+    // Standard input may be redirected from a file.
     let input = input.map(|input| if input == Path::new("-") { Path::new("/dev/stdin") } else { input });
     let outputs = [("--report", args.report.as_deref()), ("--hlog", args.hlog.as_deref())];
     let mut earlier: Vec<(&str, &Path)> = input.map(|input| ("--input", input)).into_iter().collect();
@@ -88,8 +89,8 @@ pub(crate) fn check_outputs(args: &LoadArgs, work: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether both are one file, by their inode or, where there is none yet, by their place. Devices may be one: nothing in
-/// them is lost.
+/// Whether both are one file: by their inodes or, if one does not exist yet, by their paths. Two options may name the
+/// same device, because no data in it is lost.
 fn is_same(path: &Path, other: &Path) -> bool {
     match (fs::metadata(path), fs::metadata(other)) {
         (Ok(one), Ok(two)) => one.is_file() && (one.dev(), one.ino()) == (two.dev(), two.ino()),
@@ -97,17 +98,19 @@ fn is_same(path: &Path, other: &Path) -> bool {
     }
 }
 
-/// `dir` with `ending` at the end of its name.
+/// Appends `ending` to the name of `dir`.
 pub(crate) fn beside(dir: &Path, ending: &str) -> PathBuf {
     let named = matches!(dir.components().next_back(), Some(Component::Normal(_)));
-    // Without a slash at the end. `.` and `..` have no name of their own.
+    // Collecting the components removes a slash at the end. `.` and `..` have no name of their own, so they are
+    // resolved first.
     let dir: PathBuf = if named { dir.components().collect() } else { resolved(dir) };
     let mut name = dir.into_os_string();
     name.push(ending);
     PathBuf::from(name)
 }
 
-/// Where `path` is or will be: the nearest directory above it that exists, without links, and the names below that one.
+/// Returns the real path of a file that may not exist yet: its nearest existing ancestor with all links resolved, and
+/// the remaining names.
 fn resolved(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     for above in path.ancestors() {

@@ -1,4 +1,5 @@
-//! How far a load is: a bar on a terminal, a line every few seconds where standard error is a file or a journal.
+//! Shows the progress of a load: a bar on a terminal, or a line every few seconds where standard error is a file or a
+//! journal.
 //!
 //! Owns: drawing on standard error. Must not: decide anything. Runs on the main thread; the bar redraws itself.
 
@@ -10,13 +11,13 @@ use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, P
 
 use crate::out::tell;
 
-/// Between two lines in a file.
+/// Time between two lines where standard error is not a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Progress in pairs.
+/// Progress of a load, counted in pairs.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    /// When the last line was written; `None` on a terminal.
+    /// Time of the last line; `None` on a terminal.
     line_at: Option<Instant>,
 }
 
@@ -27,7 +28,7 @@ impl Progress {
             Some(_) => "{msg} {wide_bar} {human_pos}/{human_len} pairs {rate}/s eta {eta}",
             None => "{msg} {spinner} {human_pos} pairs {rate}/s {elapsed}",
         };
-        // An error is the bar's own, which is not drawn then.
+        // A formatting error is the bar's own; the bar is not drawn then.
         let rate = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
             write!(out, "{}", grouped(state.per_sec() as u64)).ok();
         };
@@ -41,7 +42,7 @@ impl Progress {
         Self { bar, line_at: (!terminal).then(Instant::now) }
     }
 
-    /// Starts counting at what was done before, so that rate and ETA are this run's.
+    /// Starts counting at the pairs of an earlier run, so that rate and ETA are those of this run.
     pub(crate) fn start_at(&self, pairs: u64) {
         self.bar.set_position(pairs);
         self.bar.reset_eta();

@@ -1,6 +1,7 @@
-//! `bootstrap repair`: makes a store whole again that does not open, or that has damage in it.
+//! `bootstrap repair`: makes a store whole again that does not open, or that is damaged.
 //!
-//! Owns: what is printed. Must not: decide what is kept; that is the engine's. Runs on the main thread.
+//! Owns: the printed findings. Must not: decide which data is kept, because that is the engine's decision. Runs on the
+//! main thread.
 
 use std::path::PathBuf;
 
@@ -17,7 +18,8 @@ pub(crate) struct RepairArgs {
     pub(crate) dir: PathBuf,
 }
 
-/// Exit code 0 when the store was in order or nothing is lost, 1 when something is, now or by an earlier repair.
+/// Repairs the store. The exit code is 0 when nothing is lost, and 1 when something is, by this repair or an earlier
+/// one.
 pub(crate) fn run(args: &RepairArgs) -> Result<u8> {
     let repaired = engines::repair(&args.dir)?;
     let lost = engines::lost(&args.dir)?;

@@ -1,4 +1,4 @@
-//! The end of a load: what it took and what to do next as text, everything as JSON, the histograms as a log.
+//! Reports a finished load: figures and next steps as text, everything as JSON, the histograms as a log.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -19,21 +19,21 @@ use crate::out::say;
 use crate::sample::Sample;
 use crate::source::Source;
 
-/// What a finished load has to tell.
+/// Everything that the report of a finished load needs.
 pub(crate) struct Outcome<'a> {
     pub(crate) args: &'a LoadArgs,
     pub(crate) options: &'a EngineOptions,
     pub(crate) source: &'a Source,
     pub(crate) order: Order,
     pub(crate) tally: Tally,
-    /// Pairs loaded by this run: fewer than the tally's after a resume.
+    /// Pairs loaded by this run: fewer than `tally.pairs` after a resume.
     pub(crate) loaded: u64,
     pub(crate) elapsed: Duration,
     pub(crate) samples: Vec<Sample>,
     pub(crate) figures: Figures,
 }
 
-/// What the open engine had to tell, which is closed before its files are measured.
+/// Figures of the engine, taken while it is open, because it is closed before its files are measured.
 pub(crate) struct Figures {
     label: &'static str,
     latency: Snapshot,
@@ -46,14 +46,14 @@ impl Figures {
     }
 }
 
-/// Refuses a file that a report cannot be written to, before the load that it would be of. A file that is there stays as
-/// it is, and none is left.
+/// Fails if a report's file cannot be written, before the load begins. An existing file stays as it is, and no new file
+/// is left.
 pub(crate) fn check_writable(args: &LoadArgs) -> Result<()> {
     for path in args.report.iter().chain(&args.hlog) {
         let is_new = !path.exists();
         let failed = || format!("cannot write file={}", path.display());
         let mut file = OpenOptions::new().append(true).create(true).open(path).with_context(failed)?;
-        // A device opens, and says at the first byte that it takes none; a blank line is no harm to it.
+        // A device can be opened, and only the first write shows that it refuses data. A blank line does it no harm.
         if file.metadata().with_context(failed)?.file_type().is_char_device() {
             file.write_all(b"\n").with_context(failed)?;
         }
@@ -128,7 +128,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Where the store is and stands, and what to do with it.
+/// Describes where the store is, its position, and the commands to run next.
 fn next(outcome: &Outcome<'_>) -> String {
     let (args, pairs) = (outcome.args, outcome.tally.pairs);
     let (dir, engine) = (args.dir.display(), outcome.figures.label);

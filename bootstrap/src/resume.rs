@@ -1,7 +1,8 @@
-//! What a directory holds of a load, and whether the load that is asked for is that one.
+//! Finds out how far the load in a directory has come, and whether the requested load is the same one.
 //!
-//! Owns: the rules of resuming, and what is left of a complete load. A load is of the same source where the content is
-//! the same, whatever the file is called. Must not: open a store for writing. Runs on the main thread.
+//! Owns: the rules of resuming, and the removal of files that a complete load has left. Two loads have the same source
+//! if its content is the same, whatever the file is called. Must not: open a store for writing. Runs on the main
+//! thread.
 
 use std::fs;
 use std::io::ErrorKind as Io;
@@ -22,21 +23,21 @@ use crate::running;
 use crate::source::Source;
 use crate::state::State;
 
-/// What a directory holds of a load.
+/// Progress of the load in a directory.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Found {
-    /// Nothing yet, or a part.
+    /// No load yet, or a part of one.
     Open,
-    /// All of it.
+    /// A load that is complete.
     Complete,
 }
 
-/// Refuses before the source is read what would be refused after it. A load that is complete needs no resuming, which
-/// is no failure: whoever starts the same command at each boot wants it to end well.
+/// Refuses early, before the source is read, a directory that would be refused later. A complete load needs no
+/// resuming, and that is no failure: a service manager may start the same command at each boot.
 pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
     match (resume, is_complete(dir)?) {
         (false, Some(false)) => {
-            // This process may hold the directory itself by now.
+            // This process may hold the directory's lock itself by now.
             let other = running::find(dir)?.filter(|running| running.pid != std::process::id().to_string());
             Err(other.map_or_else(|| interrupted(dir), |running| running.refusal(dir)))
         }
@@ -55,7 +56,7 @@ fn interrupted(dir: &Path) -> Error {
     )
 }
 
-/// Refuses to call a load complete of which a repair has lost a part.
+/// Refuses to call a load complete after a repair has lost a part of it.
 fn refuse_lost(dir: &Path) -> Result<()> {
     let lost = engines::lost(dir)?;
     ensure!(
@@ -67,8 +68,8 @@ fn refuse_lost(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Looks whether the engine still opens the store, and where it stands; nothing is read beyond that. `None`: it is open
-/// elsewhere.
+/// Opens the store briefly to see whether the engine still accepts it, and returns its checkpoint. `None`: another
+/// process has it open.
 fn look(dir: &Path) -> Result<Option<Checkpoint>> {
     let opened = engines::open_read_only(dir, Some(info::scan_memory(None)));
     let looked = opened.and_then(|engine| {
@@ -81,14 +82,15 @@ fn look(dir: &Path) -> Result<Option<Checkpoint>> {
             refuse_part(dir, &checkpoint)?;
             Ok(Some(checkpoint))
         }
-        // It is served, most likely.
+        // Most likely a service has it open.
         Err(error) if error.kind() == ErrorKind::Retry => Ok(None),
         Err(error) => Err(error)
             .with_context(|| format!("the load is complete, and its store does not open: dir={}", dir.display())),
     }
 }
 
-/// Refuses a store whose load is complete and which says itself that it is not: its last commit is gone.
+/// Refuses a store whose marker says that the load is complete, while its checkpoint says that it is not: the last
+/// commit is gone.
 ///
 /// # Errors
 /// `DataDamaged`, naming the directory, with the way out.
@@ -105,8 +107,8 @@ pub(crate) fn refuse_part(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
     Err(engine_api::Error::new(ErrorKind::DataDamaged, text).into())
 }
 
-/// Whether the load of the store in `dir` is complete; `None` where nothing was loaded. The marker says so; where it says
-/// nothing, the load's own file does.
+/// Whether the load of the store in `dir` is complete; `None` if nothing was loaded. The marker decides. If it has no
+/// entry for a load, the state file does.
 pub(crate) fn is_complete(dir: &Path) -> Result<Option<bool>> {
     let load = engines::inspect(dir)?.and_then(|known| known.load);
     Ok(match load {
@@ -115,15 +117,15 @@ pub(crate) fn is_complete(dir: &Path) -> Result<Option<bool>> {
     })
 }
 
-/// Ends a load that finds its store complete: compares the source with the one that was loaded, removes the spill that
-/// a process has left which was killed at its very end, and says so.
+/// Ends a load whose store is complete already. Compares the requested source with the loaded one, and removes the
+/// spill of a process that was killed at its very end.
 ///
 /// # Errors
-/// The store was loaded from another source or as of another slot: the error names the way out.
+/// A store that was loaded from another source or as of another slot, with the way out; errors of reading the source.
 pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &WorkDir) -> Result<()> {
     let stored = look(&args.dir)?;
     let slot = stored.map(|checkpoint| slot_as_loaded(&args.dir, &checkpoint)).transpose()?.flatten();
-    // The store's own word goes before that of the load's file.
+    // The slot in the store's checkpoint takes precedence over the slot in the state file.
     let state = State::read(&args.dir)?.map(|state| State { slot: slot.unwrap_or(state.slot), ..state });
     let note = match &state {
         Some(state) => compare(args, source, state)?,
@@ -145,14 +147,14 @@ pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &WorkDir) -> 
     Ok(())
 }
 
-/// The slot of the store itself, as long as nothing has followed the load; `None` where that is not known any more.
+/// Returns the slot in the store's checkpoint, while the store is as the load left it; `None` once it has moved on.
 fn slot_as_loaded(dir: &Path, checkpoint: &Checkpoint) -> Result<Option<Option<u64>>> {
     let known = engines::inspect(dir)?;
     let is_as_loaded = known.is_some_and(|known| known.loaded_at(checkpoint.seq).is_some());
     Ok(ChainCheckpoint::read(checkpoint).ok().filter(|_| is_as_loaded).map(|stored| stored.slot))
 }
 
-/// The options that ask a complete load for something else than it has done.
+/// Lists the requested options that do not apply, because the load is complete.
 fn unused(args: &LoadArgs, state: Option<&State>) -> Result<Vec<String>> {
     let mut unused = Vec::new();
     let known = engines::inspect(&args.dir)?;
@@ -181,7 +183,7 @@ fn unused(args: &LoadArgs, state: Option<&State>) -> Result<Vec<String>> {
     Ok(unused)
 }
 
-/// Reads all of the source.
+/// Reads all of the source, for its digest.
 fn read_content(args: &LoadArgs, source: &Source) -> Result<Content> {
     let mut read = Content::new();
     source.for_each(&mut |record| {
@@ -192,8 +194,8 @@ fn read_content(args: &LoadArgs, source: &Source) -> Result<Content> {
     Ok(read)
 }
 
-/// Whether the source is the loaded one, by the number in the marker, and its `slot`, where that is known: of a load whose
-/// own file is gone.
+/// Compares the source with the loaded one when the state file is gone: by the source id in the marker, and by the
+/// `slot` if it is known. Returns a remark for the final line.
 fn compare_by_number(args: &LoadArgs, source: &Source, slot: Option<Option<u64>>) -> Result<&'static str> {
     let Some(load) = engines::inspect(&args.dir)?.and_then(|known| known.load) else {
         return Ok(" (its source is not known, so that it was not compared)");
@@ -226,7 +228,8 @@ fn compare_by_number(args: &LoadArgs, source: &Source, slot: Option<Option<u64>>
     Ok(" (the load's own file is gone: the source is the same)")
 }
 
-/// Whether the source is the loaded one; what to say where that cannot be told.
+/// Compares the source with the loaded one by the state file. Returns a remark for the final line if they could not be
+/// compared.
 fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static str> {
     args.source.check_records(known.records)?;
     if args.slot.is_some() && known.order.is_some() && known.slot != args.slot {
@@ -258,14 +261,14 @@ fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static s
     if digest != *content {
         return Err(other(args, known, source, &format!("loaded_content={content} content={digest}")));
     }
-    // The next start need not read it.
+    // Remember the file's stamp, so that the next start need not read the file again.
     if let Err(error) = (State { source: words, stamp, ..known.clone() }).write(&args.dir) {
         tell!("the next start will read the source again, because this one cannot be remembered: {error:#}");
     }
     Ok("")
 }
 
-/// The slot that the pairs were said to stand for, and the one that is said now.
+/// Formats the slot of the load and the requested one.
 fn slots(loaded: Option<u64>, asked: Option<u64>) -> String {
     let shown = |slot: Option<u64>| slot.map_or("none".to_owned(), |slot| slot.to_string());
     format!("loaded_slot={} asked_slot={}", shown(loaded), shown(asked))
@@ -286,10 +289,11 @@ fn other(args: &LoadArgs, known: &State, source: &Source, how: &str) -> Error {
     )
 }
 
-/// Refuses to read a source for hours that the pairs in the store are certainly not of.
+/// Refuses, before a source is read for hours, a source that certainly differs from the pairs in the store.
 ///
 /// # Errors
-/// As those of [`end_complete`].
+/// Another order, slot, size or kind of source than the loaded one, with the way out; I/O errors of reading the state
+/// file or the source's metadata.
 pub(crate) fn refuse_other(args: &LoadArgs, source: &Source, order: Order) -> Result<()> {
     let Some(known) = State::read(&args.dir)? else { return Ok(()) };
     let (Some(loaded), words) = (known.order, source.to_string()) else { return Ok(()) };
@@ -307,14 +311,15 @@ pub(crate) fn refuse_other(args: &LoadArgs, source: &Source, order: Order) -> Re
         _ => return Ok(()),
     };
     let begun = crate::info::open_to_scan(&args.dir, None, None).and_then(|engine| Ok(engine.checkpoint()?.seq));
-    // Whoever may not look now is told when it is opened for loading.
+    // If the store cannot be opened now, opening it for the load reports the reason.
     match begun {
         Ok(0) | Err(_) => Ok(()),
         Ok(_) => Err(other(args, &known, source, &how)),
     }
 }
 
-/// Refuses the loaded source where only its order is another one, which nothing but its number tells in a copy of a store.
+/// Refuses the loaded source in another order. In a copy of a store without a state file, only the source id shows
+/// this.
 fn refuse_other_order(args: &LoadArgs, order: Order, ordered: &Ordered, begun: &ChainCheckpoint) -> Result<()> {
     let other = if order == Order::Sorted { Order::Shuffled } else { Order::Sorted };
     let is_other = ordered.content.is_some_and(|content| file_id(content, other, args.source.seed) == begun.source);
@@ -323,7 +328,7 @@ fn refuse_other_order(args: &LoadArgs, order: Order, ordered: &Ordered, begun: &
     Ok(())
 }
 
-/// A copy of a store has no file of its load.
+/// Error for a store without a state file, as in a copy, whose source id is not that of the requested source.
 fn unknown(args: &LoadArgs, source: &Source, begun: &ChainCheckpoint) -> Error {
     anyhow!(
         "the store holds a load of another source, of another order or of another seed, and the file that says which is \
@@ -336,10 +341,10 @@ fn unknown(args: &LoadArgs, source: &Source, begun: &ChainCheckpoint) -> Error {
     )
 }
 
-/// What the directory is to say of this load.
+/// Builds the state file's content for this load.
 ///
 /// # Errors
-/// The store holds pairs of another source, or in another order.
+/// A store that holds pairs of another source, in another order, or as of another slot.
 pub(crate) fn state(
     args: &LoadArgs,
     source: &Source,

@@ -1,6 +1,6 @@
-//! A store whose load is under way or was interrupted, as those see it who look at the store.
+//! A store whose load is running or was interrupted, as seen by another command.
 //!
-//! Owns: what is said of such a load. Must not: wait for it, or change anything. Runs on the main thread.
+//! Owns: the messages about such a load. Must not: wait for it, or change anything. Runs on the main thread.
 
 use std::path::Path;
 
@@ -13,18 +13,18 @@ use crate::out::tell;
 use crate::paths::beside;
 use crate::state::State;
 
-/// A load that another process is busy with.
+/// A load that another process is running.
 pub(crate) struct Running {
-    /// The process.
+    /// Id of the process that runs the load.
     pub(crate) pid: String,
-    /// The engine, once the store is there.
+    /// Name of the engine. `None` until the store exists.
     pub(crate) engine: Option<&'static str>,
-    /// How far it is, in words.
+    /// Progress of the load, in words.
     pub(crate) progress: String,
 }
 
 impl Running {
-    /// Why nobody else can have the store in `dir`.
+    /// Error for a command that needs the store in `dir` now.
     pub(crate) fn refusal(&self, dir: &Path) -> Error {
         let Self { pid, progress, .. } = self;
         anyhow!(
@@ -34,12 +34,13 @@ impl Running {
     }
 }
 
-/// The load that has the directory of a store now; `None` where there is none, or where it is a service that has it.
+/// Returns the load that another process is running in `dir`. `None` if there is none, or if a service has the store
+/// open.
 ///
 /// # Errors
-/// As those of [`engines::inspect`].
+/// I/O errors of reading the store's marker; a damaged marker.
 pub(crate) fn find(dir: &Path) -> Result<Option<Running>> {
-    // Whoever may not look at the lock is told when the store is opened.
+    // If the lock cannot be read here, opening the store reports the reason.
     let Ok(Some(pid)) = engines::holder(dir) else { return Ok(None) };
     let known = engines::inspect(dir)?;
     if known.as_ref().is_some_and(|known| !known.is_loading()) {
@@ -62,7 +63,7 @@ pub(crate) fn find(dir: &Path) -> Result<Option<Running>> {
     Ok(Some(Running { pid, engine: known.map(|known| known.engine.as_str()), progress }))
 }
 
-/// The same error, or where a load is the reason of it that one.
+/// Returns the running load's refusal if such a load may have caused `error`, otherwise `error` itself.
 pub(crate) fn explain(dir: &Path, error: engine_api::Error) -> Error {
     let may_be = [ErrorKind::Retry, ErrorKind::FixInput].contains(&error.kind());
     match find(dir) {
@@ -71,7 +72,7 @@ pub(crate) fn explain(dir: &Path, error: engine_api::Error) -> Error {
     }
 }
 
-/// Says that the store in `dir` is a part of what it was to be, where that is so.
+/// Warns if the load of the store in `dir` was interrupted, so that the store holds only a part of its source.
 pub(crate) fn warn_of_part(dir: &Path) -> Result<()> {
     let load = engines::inspect(dir)?.and_then(|known| known.load);
     if load.is_some_and(|load| load.state == LoadState::Loading) {

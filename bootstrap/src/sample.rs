@@ -1,6 +1,7 @@
-//! The time series while loading: what reads, writes and commits cost at this size of the store.
+//! The time series of a load: latencies of reads, writes and commits at each size of the store.
 //!
-//! Owns: when a sample is taken and what is in it. Reads here are of absent keys only, never mixed with others.
+//! Owns: when a sample is taken and its fields. Must not: read keys that are present, because reads of absent and
+//! present keys are never mixed.
 
 use std::path::Path;
 use std::time::Instant;
@@ -11,9 +12,9 @@ use engine_latency::{Measured, Op, Snapshot};
 use serde::Serialize;
 use workload::Pairs;
 
-/// Negative reads per sample: enough for a p99 of ten values.
+/// Reads of absent keys per sample: enough that ten values lie above the p99.
 const READS: u64 = 1000;
-/// Seed of the absent keys: a stream of its own, so that no source's pairs are met.
+/// Seed of the absent keys. They have a seed of their own, so that no loaded key is read.
 const ABSENT_SEED: u64 = 0x7061_6972_6c65_7373;
 
 /// Average and percentiles of one operation over an interval, in ns.
@@ -25,13 +26,13 @@ pub(crate) struct Latency {
     pub(crate) p99_ns: u64,
 }
 
-/// One point of the curve.
+/// One sample: the sizes and latencies at a number of pairs.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Sample {
     pub(crate) pairs: u64,
     pub(crate) elapsed_ms: u64,
     pub(crate) read_negative: Option<Latency>,
-    /// None in the last sample, when there was no write after the one before.
+    /// `None` in the last sample if no write has followed the sample before.
     pub(crate) write: Option<Latency>,
     pub(crate) commit: Option<Latency>,
     pub(crate) disk_bytes: u64,
@@ -39,7 +40,7 @@ pub(crate) struct Sample {
     pub(crate) page_cache_bytes: u64,
 }
 
-/// Takes a sample every so many pairs.
+/// Takes a sample each time that `every` more pairs are loaded.
 pub(crate) struct Sampler<'e> {
     engine: &'e Measured,
     dir: &'e Path,
@@ -67,9 +68,8 @@ impl<'e> Sampler<'e> {
         self.take(pairs)
     }
 
-    /// Takes a sample now.
     pub(crate) fn take(&mut self, pairs: u64) -> Result<()> {
-        // A reader of its own, dropped at once: an open one would keep old pages from being reused.
+        // A reader of its own, dropped at once, because an open one would keep old pages from being reused.
         let mut reader = self.engine.reader_for("bootstrap").context("cannot sample reads")?;
         for _ in 0..READS {
             let found = reader.get(&Pairs::new(ABSENT_SEED).key(self.reads)).context("cannot sample reads")?;

@@ -1,6 +1,6 @@
 //! `bootstrap scrub`: lets the engine check everything that it has stored.
 //!
-//! Owns: what is said of it. Must not: write to the store, or repair it. Runs on the main thread.
+//! Owns: the printed result. Must not: write to the store, or repair it. Runs on the main thread.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ pub(crate) struct ScrubArgs {
     pub(crate) memory: Option<ByteSize>,
 }
 
-/// Exit code 0 when nothing is wrong, 1 when something is.
+/// Checks the store. The exit code is 0 when nothing is wrong, 1 when something is.
 pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
     let known = engines::inspect(&args.dir)?;
     let checked = open_to_scan(&args.dir, None, args.memory).and_then(|mut engine| {
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
     });
     match checked {
         Ok(()) => Ok(0),
-        // Found when it was opened or when it was read: the same to whoever asks.
+        // Damage is reported in the same way, whether opening the store found it or reading it.
         Err(error) => match error.downcast_ref::<engine_api::Error>() {
             Some(failed) if failed.kind() == ErrorKind::DataDamaged => {
                 say!("damaged: {}", engine_api::words(error.as_ref()));
@@ -57,7 +57,8 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
     }
 }
 
-/// Compares what was found with what was loaded, as long as the store stands there; what else is to be said.
+/// Compares the store's pairs with the loaded pairs, if the store is as the load left it. Returns further remarks to
+/// print.
 fn compare(dir: &Path, known: &Identity, engine: &dyn Engine, seq: u64) -> Result<Vec<String>> {
     let lost = engines::lost(dir)?;
     if lost > 0 {
@@ -65,7 +66,7 @@ fn compare(dir: &Path, known: &Identity, engine: &dyn Engine, seq: u64) -> Resul
     }
     let loaded = known.loaded_at(seq);
     if let Some(loaded) = loaded {
-        // Whatever the checksums say: the files of another store are sound, too.
+        // Checksums cannot tell that the files belong to another store, so compare the digests too.
         let found = info::scan(engine)?;
         if let Some(how) = loaded.difference(found.pairs(), &found.to_string()) {
             return Err(other(how, seq));

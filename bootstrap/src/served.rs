@@ -1,6 +1,6 @@
-//! What a running service says of the store that it has open.
+//! Asks a running service about the store that it has open.
 //!
-//! Owns: the question over `DIR/admin.sock`. Must not: wait for long. Runs on the main thread.
+//! Owns: the request over `DIR/admin.sock`. Must not: wait for long. Runs on the main thread.
 
 use std::io::{ErrorKind as Io, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -10,14 +10,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// The service's socket in the store's directory.
+/// Name of the service's socket in the store's directory.
 const SOCKET: &str = "admin.sock";
-/// An answer takes milliseconds; a service that stands still must not hold up whoever asks.
+/// Time allowed for an answer, which usually takes milliseconds. A stalled service must not hold up the caller.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// More than any answer.
+/// Upper bound in bytes for an answer; every answer is shorter.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 
-/// The answer.
+/// The service's answer about its store.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Served {
     pub(crate) engine: String,
@@ -26,25 +26,25 @@ pub(crate) struct Served {
     pub(crate) seq: u64,
     pub(crate) slot: Option<u64>,
     pub(crate) blockhash: Option<String>,
-    /// How much of the map is there.
+    /// How much of the map the store holds: the checkpoint's phase.
     pub(crate) phase: Option<String>,
-    /// Why the checkpoint says nothing of a chain. A service has no such store open.
+    /// Reason why the checkpoint has no position in a chain. A service never has such a store open.
     #[serde(default)]
     pub(crate) no_chain: Option<String>,
     pub(crate) details: Vec<(String, u64)>,
 }
 
-/// Asks the service that has the store in `dir` open; `None` where none runs.
+/// Asks the service that has the store in `dir` open; `None` if no service runs.
 ///
 /// # Errors
-/// The caller may not ask, or the service does not answer.
+/// The caller may not connect to the socket; the service does not answer in time, or not as expected.
 pub(crate) fn ask(dir: &Path) -> Result<Option<Served>> {
     let path = dir.join(SOCKET);
     let name = path.display();
     let mut socket = match UnixStream::connect(&path) {
         Ok(socket) => socket,
-        // The last two: a path that is too long for a socket, which the service could not bind either, and a directory that
-        // is a file, of which opening says more.
+        // InvalidInput: the path is too long for a socket, so the service could not bind it either. NotADirectory:
+        // `dir` is a file, and opening the store explains that better.
         Err(e) if matches!(e.kind(), Io::NotFound | Io::ConnectionRefused | Io::InvalidInput | Io::NotADirectory) => {
             return Ok(None);
         }

@@ -1,4 +1,4 @@
-//! Two ascending streams of pairs side by side: what only one of them has, and what differs.
+//! Merges two ascending streams of pairs, and finds the keys that only one of them has, or that have different values.
 //!
 //! Owns: the merge, and the thread that scans a store for it. Must not: hold either map in memory. Threads: a store is
 //! scanned on a thread of its own, a few chunks ahead of the merge.
@@ -14,15 +14,16 @@ use engine_api::{Engine, Key, Value};
 
 use crate::limits::CHUNK_PAIRS;
 
-/// Chunks that a scan is ahead of the merge: 16 MiB, so that neither side waits for the other's pauses.
+/// Largest number of chunks by which a scan is ahead of the merge: 16 MiB, so that neither side waits for the other's
+/// pauses.
 const CHUNKS_AHEAD: usize = 64;
 
 pub(crate) type Pair = (Key, Value);
 
-/// A scan under way, which ends with the engine's error or with none.
+/// Handle of a scanning thread, which returns the engine's error if the scan failed.
 pub(crate) type Scanning<'s> = ScopedJoinHandle<'s, engine_api::Result<()>>;
 
-/// Scans `engine` on a thread of its own, called `name`. Pairs that nobody takes any more end the scan.
+/// Scans `engine` on a new thread called `name`. The scan ends early when the receiver is dropped.
 pub(crate) fn scan<'s>(
     scope: &'s Scope<'s, '_>,
     engine: &'s dyn Engine,
@@ -51,29 +52,27 @@ pub(crate) fn scan<'s>(
     Ok((scanning, received))
 }
 
-/// How two sides compare.
+/// Result of comparing two sides, in numbers of pairs and keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Pairs of the one side.
+    /// Number of pairs on this side.
     pub(crate) pairs: u64,
-    /// Pairs of the other side.
     pub(crate) other_pairs: u64,
-    /// Keys that only the one side has.
+    /// Keys that only this side has.
     pub(crate) only_here: u64,
-    /// Keys that only the other side has.
     pub(crate) only_there: u64,
-    /// Keys that both have, with different values.
+    /// Keys that both sides have, with different values.
     pub(crate) different: u64,
 }
 
 impl Counts {
-    /// Keys that make the sides differ.
+    /// Number of keys in which the sides differ.
     pub(crate) fn unequal(&self) -> u64 {
         self.only_here + self.only_there + self.different
     }
 }
 
-/// A merge of one side, which is handed over pair by pair, with another side, which is received.
+/// Merges this side, which is pushed pair by pair, with the other side, which is received in chunks.
 pub(crate) struct Sides<N> {
     others: Peekable<Flatten<IntoIter<Vec<Pair>>>>,
     counts: Counts,
@@ -82,13 +81,13 @@ pub(crate) struct Sides<N> {
 }
 
 impl<N: FnMut(&Key, Option<&Value>, Option<&Value>)> Sides<N> {
-    /// A merge with `received`. `name` is told of the first `show` keys in which the sides differ, with the value that
-    /// each side has.
+    /// Starts a merge with `received`. `name` is called for the first `show` keys in which the sides differ, with the
+    /// value on each side.
     pub(crate) fn new(received: Receiver<Vec<Pair>>, show: u64, name: N) -> Self {
         Self { others: received.into_iter().flatten().peekable(), counts: Counts::default(), show, name }
     }
 
-    /// Takes the one side's next pair; keys ascend.
+    /// Adds this side's next pair. Its key must be greater than the last one.
     pub(crate) fn push(&mut self, key: &Key, value: &Value) {
         self.counts.pairs += 1;
         while let Some((other, there)) = self.others.next_if(|(other, _)| other < key) {
@@ -109,7 +108,7 @@ impl<N: FnMut(&Key, Option<&Value>, Option<&Value>)> Sides<N> {
         }
     }
 
-    /// The one side has ended: what is left of the other has no counterpart.
+    /// Ends this side. The remaining pairs of the other side have no counterpart.
     pub(crate) fn finish(mut self) -> Counts {
         while let Some((other, there)) = self.others.next() {
             self.only_there(&other, &there);
@@ -130,12 +129,12 @@ impl<N: FnMut(&Key, Option<&Value>, Option<&Value>)> Sides<N> {
     }
 }
 
-/// A key or a value as people know it.
+/// Formats a key or a value in base58, the usual form of a pubkey.
 pub(crate) fn base58(bytes: &[u8; 32]) -> String {
     bs58::encode(bytes).into_string()
 }
 
-/// A value, or that there is none.
+/// Formats a value in base58, or "nothing" where there is none.
 pub(crate) fn base58_or_nothing(value: Option<&Value>) -> String {
     value.map_or_else(|| "nothing".to_owned(), base58)
 }

@@ -1,6 +1,6 @@
-//! Ctrl-C and SIGTERM as a flag that the load loop looks at between batches.
+//! Ctrl-C and SIGTERM as a flag that the load loop checks between batches.
 //!
-//! The handlers only store the signal's number; a second signal ends the process at once.
+//! The handlers only store the signal's number. A second signal ends the process at once.
 
 use std::fmt;
 use std::io;
@@ -11,10 +11,10 @@ use anyhow::{Context, Error, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// Signals are the process's: whoever waits for input has no other way to the flag.
+/// The first [`Stop`] of the process. It is global because the code that waits for input has no other way to the flag.
 static INSTALLED: OnceLock<Stop> = OnceLock::new();
 
-/// A signal has ended the reading of the source.
+/// Error: a signal has ended the reading of the source.
 #[derive(Debug)]
 pub(crate) struct Stopped;
 
@@ -27,41 +27,42 @@ impl fmt::Display for Stopped {
 impl std::error::Error for Stopped {}
 
 impl Stopped {
-    /// Whether it is what `error` comes from, be it that a read has passed it on.
+    /// Whether `error` was caused by the signal, possibly wrapped in an I/O error.
     pub(crate) fn is_cause_of(error: &Error) -> bool {
         let passed_on = |error: &io::Error| error.get_ref().is_some_and(|inner| inner.is::<Self>());
         error.chain().any(|cause| cause.is::<Self>() || cause.downcast_ref::<io::Error>().is_some_and(passed_on))
     }
 }
 
-/// Whether a signal has asked to stop; `false` where none was taken over.
+/// Whether a signal has asked to stop; `false` if no handlers were installed.
 pub(crate) fn is_asked() -> bool {
     INSTALLED.get().is_some_and(|stop| stop.asked().is_some())
 }
 
-/// Which signal asked to stop, if any.
+/// Tells which signal has asked the process to stop, if any.
 #[derive(Clone, Debug)]
 pub(crate) struct Stop(Arc<AtomicUsize>);
 
 impl Stop {
-    /// Takes SIGINT and SIGTERM over for the rest of the process.
+    /// Installs handlers for SIGINT and SIGTERM for the rest of the process.
     pub(crate) fn install() -> Result<Self> {
         let number = Arc::new(AtomicUsize::new(0));
         let again = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
-            // In this order: the first handler sees what an earlier signal has left, the second leaves it.
+            // The order matters. The first handler exits if an earlier signal has set the flag, and the second one sets
+            // it.
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&again))
                 .and_then(|_| flag::register(signal, Arc::clone(&again)))
                 .and_then(|_| flag::register_usize(signal, Arc::clone(&number), signal as usize))
                 .with_context(|| format!("cannot take over signal={signal}"))?;
         }
         let stop = Self(number);
-        // One a process: a second one has flags of its own that are set as well.
+        // There is one a process. A second `Stop` has flags of its own, which are set as well.
         INSTALLED.set(stop.clone()).ok();
         Ok(stop)
     }
 
-    /// The exit code for the signal that arrived: 130 for SIGINT, 143 for SIGTERM.
+    /// Returns the exit code for the signal that arrived: 130 for SIGINT, 143 for SIGTERM. `None` before any signal.
     pub(crate) fn asked(&self) -> Option<u8> {
         // ORDERING: Relaxed: the number is all that is communicated.
         match self.0.load(Ordering::Relaxed) {

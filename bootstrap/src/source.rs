@@ -1,6 +1,7 @@
-//! Where pairs come from: the seed, a file of raw records, or a CSV of base58 pubkeys, also packed by gzip or zstd.
+//! Sources of pairs: a seed, a file of raw records, or a CSV of base58 pubkeys; files may be packed by gzip or zstd.
 //!
-//! Owns: which file is read and how. Must not: order or deduplicate. Runs on the thread that reads the source.
+//! Owns: the choice of the file and its format. Must not: order or deduplicate. Runs on the thread that reads the
+//! source.
 
 mod packed;
 mod parse;
@@ -21,22 +22,22 @@ use packed::Packing;
 pub use parse::read;
 use pipe::Pipe;
 
-/// What a pair of two random pubkeys takes in a packed file at most.
+/// Largest number of bytes that a pair of two random pubkeys takes in a packed file.
 const PACKED_PAIR_BYTES: u64 = 70;
 
-/// A pair and where it stands in its source: record or line number from 0.
+/// Position in the source (record or line number from 0), key and value.
 pub(crate) type Record = (u64, Key, Value);
 
-/// A place between two records of a source, where reading can go on.
+/// A place between two records of a source, from which reading can go on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Place {
-    /// Bytes of the file before it, unpacked; 0 for synthetic pairs.
+    /// Unpacked bytes of the file before this place; 0 for synthetic pairs.
     pub(crate) bytes: u64,
-    /// Records or lines before it.
+    /// Number of records or lines before this place.
     pub(crate) number: u64,
 }
 
-/// Takes a record and the place after it.
+/// Takes a record and the place after it. An error stops the reading.
 pub(crate) type TakePlaced<'a> = dyn FnMut(Record, Place) -> Result<()> + 'a;
 
 /// The arguments that name a source; the same for loading and verifying.
@@ -54,11 +55,12 @@ pub struct SourceArgs {
     pub seed: u64,
     /// Values of the synthetic pairs: unique, or zipfian:EXPONENT:OWNERS for values that repeat
     ///
-    /// Wallets own many accounts each: with zipfian:0.99:5M the values are 5 million owners, the r-th of them with weight
-    /// r^-0.99. Pairs with other values are another source.
+    /// Wallets own many accounts each: with zipfian:0.99:5M the values are 5 million owners, the r-th of them with
+    /// weight r^-0.99. Pairs with other values are another source.
     #[arg(long, value_name = "VALUES", default_value = "unique", conflicts_with = "input")]
     pub values: Values,
-    /// Pairs from a file or a pipe, or - for standard input: raw records of 64 bytes (32-byte key, 32-byte value), or CSV
+    /// Pairs from a file or a pipe, or - for standard input: raw records of 64 bytes (32-byte key, 32-byte value), or
+    /// CSV
     ///
     /// A name that ends in .gz or .zst is unpacked while it is read.
     #[arg(long, value_name = "FILE", group = "source")]
@@ -74,10 +76,10 @@ pub struct SourceArgs {
 }
 
 impl SourceArgs {
-    /// Whether the source has as many records as it was said to have.
+    /// Checks the number of records against --expect-pairs, if it was given.
     ///
     /// # Errors
-    /// Names both numbers.
+    /// The numbers differ; the error has both.
     pub fn check_records(&self, records: u64) -> Result<()> {
         let Some(expected) = self.expect_pairs.filter(|expected| *expected != records) else { return Ok(()) };
         bail!(
@@ -87,7 +89,7 @@ impl SourceArgs {
     }
 }
 
-/// How a file holds pairs.
+/// Format of a file's pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
@@ -97,7 +99,7 @@ pub enum Format {
     Csv,
 }
 
-/// A source that can be read from the start.
+/// A source of pairs. Only [`Self::is_read_once`] sources cannot be read a second time.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     Synthetic { pairs: Pairs, count: u64 },
@@ -120,7 +122,7 @@ impl Source {
         }
     }
 
-    /// Whether the pairs can be read only once: standard input, or a pipe that has a name.
+    /// Whether the pairs can be read only once: from standard input or a named pipe.
     pub(crate) fn is_read_once(&self) -> bool {
         match self {
             Self::Synthetic { .. } => false,
@@ -132,7 +134,7 @@ impl Source {
         matches!(self, Self::File { path, .. } if pipe::is_stdin(path))
     }
 
-    /// How its file holds pairs; `None` for synthetic ones.
+    /// Returns the format of the source's file; `None` for synthetic pairs.
     pub(crate) fn format(&self) -> Option<Format> {
         match self {
             Self::Synthetic { .. } => None,
@@ -140,8 +142,8 @@ impl Source {
         }
     }
 
-    /// Number of pairs where it is known before reading; of a CSV an estimate. A file that cannot be read, or that is
-    /// empty, is refused here, which is before anything is made for it.
+    /// Returns the number of pairs if it is known before reading; for a CSV it is an estimate. A file that cannot be
+    /// read, or is empty, is refused here, before anything is created for the load.
     pub(crate) fn count_hint(&self) -> Result<Option<u64>> {
         let (path, format) = match self {
             Self::Synthetic { count, .. } => return Ok(Some(*count)),
@@ -152,7 +154,8 @@ impl Source {
         let meta = std::fs::metadata(path).with_context(|| format!("cannot open file={shown}"))?;
         ensure!(!meta.is_dir(), "the input is a directory: file={shown}: name a file of pairs");
         if !meta.is_file() {
-            // A pipe is opened once, to be read: its writer takes an end that is closed for the end of its reader.
+            // A pipe may be opened only once, for the actual reading: when this end is closed, the writer thinks that
+            // its reader is gone.
             return Ok(None);
         }
         File::open(path).with_context(|| format!("cannot open file={shown}"))?;
@@ -160,35 +163,35 @@ impl Source {
             return Ok(None);
         }
         ensure!(meta.len() > 0, "there are no pairs: file={shown} bytes=0");
-        // A CSV line of two pubkeys takes 66 to 90 bytes; an estimate for progress and the disk check.
+        // Bytes of a CSV line of two pubkeys: 66 to 90. The estimate serves the progress bar and the disk check.
         let divisor = if format == Format::Raw { 64 } else { 89 };
         Ok(Some(meta.len() / divisor))
     }
 
-    /// The least number of pairs that a packed file can hold. Packing does not make random bytes smaller, so a pair takes
-    /// 64 bytes, as CSV a few more; of values that come again and again less, so there may be twice as many pairs.
+    /// Returns the least number of pairs that a packed file can hold. Packing does not make random bytes smaller, so a
+    /// pair takes 64 bytes, as CSV a few more. Values that repeat take less, so there may be twice as many pairs.
     pub(crate) fn packed_count_hint(&self) -> Option<u64> {
         let Self::File { path, .. } = self else { return None };
         let packed_bytes = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?.len();
         (Packing::of(path) != Packing::None).then_some(packed_bytes / PACKED_PAIR_BYTES)
     }
 
-    /// [`SourceArgs::check_records`], where the number is known before reading.
+    /// Checks the number of records against --expect-pairs before the source is read, if the number is known exactly.
     ///
     /// # Errors
-    /// As those of [`SourceArgs::check_records`] and [`Self::count_hint`].
+    /// The numbers differ; a file that cannot be read or is empty, as in [`Self::count_hint`].
     pub(crate) fn check_records_before(&self, args: &SourceArgs) -> Result<()> {
         let exact = if self.format() == Some(Format::Csv) { None } else { self.count_hint()? };
         exact.map_or(Ok(()), |records| args.check_records(records))
     }
 
-    /// Calls `take` with every pair in the source's own order.
+    /// Calls `take` with every pair, in the source's own order.
     pub(crate) fn for_each(&self, take: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
         self.for_each_from(Place::default(), &mut |record, _| take(record))
     }
 
-    /// Calls `take` with every pair after `from`, a place that an earlier call has handed out. Standard input can be
-    /// read from its start alone.
+    /// Calls `take` with every pair after `from`, a place that an earlier call has passed to `take`. A pipe can only be
+    /// read from its start.
     pub(crate) fn for_each_from(&self, from: Place, take: &mut TakePlaced<'_>) -> Result<()> {
         match self {
             Self::Synthetic { pairs, count } => {
@@ -213,7 +216,7 @@ impl Source {
     }
 }
 
-/// Reads the pairs of a file or a pipe.
+/// Reads the pairs of a file or a pipe, from `from` on.
 fn read_file(path: &Path, format: Format, from: Place, take: &mut TakePlaced<'_>) -> Result<()> {
     let packing = if pipe::is_stdin(path) { Packing::None } else { Packing::of(path) };
     if is_pipe(path) {
@@ -241,7 +244,7 @@ fn read_file(path: &Path, format: Format, from: Place, take: &mut TakePlaced<'_>
     if from.bytes == 0 {
         input = packed::checked(input, packing, format, path)?;
     } else if packing != Packing::None {
-        // What is packed can be read on from its start alone.
+        // A packed file can only be unpacked from its start, so skip the unpacked bytes before `from`.
         let skipped = io::copy(&mut input.by_ref().take(from.bytes), &mut io::sink()).context("cannot unpack")?;
         ensure!(skipped == from.bytes, "shorter than before: bytes={skipped} expected_bytes={}", from.bytes);
     }
@@ -256,7 +259,7 @@ fn read_file(path: &Path, format: Format, from: Place, take: &mut TakePlaced<'_>
     })
 }
 
-/// Refuses a file that was made longer than what was written into it: it would load as a pair of zeros.
+/// Refuses a file that was extended and not written to its end, because its zeros would load as a pair.
 fn refuse_unwritten_end(file: &mut File, bytes: u64) -> Result<()> {
     let mut end = [0xff; 128];
     let Some(from) = bytes.checked_sub(end.len() as u64) else { return Ok(()) };
@@ -269,7 +272,7 @@ fn refuse_unwritten_end(file: &mut File, bytes: u64) -> Result<()> {
     file.rewind().context("cannot seek")
 }
 
-/// Whether there is no file to go back in: standard input, a pipe that has a name, or a device.
+/// Whether the input cannot be read from an earlier position again: standard input, a named pipe, or a device.
 fn is_pipe(path: &Path) -> bool {
     pipe::is_stdin(path) || std::fs::metadata(path).is_ok_and(|meta| !meta.is_file() && !meta.is_dir())
 }

@@ -1,6 +1,6 @@
-//! `bootstrap.toml` in the store's directory: which source a load reads and whether it has ended.
+//! `bootstrap.toml` in the store's directory: the source of a load, and whether the load has ended.
 //!
-//! Owns: that file. How far a load has come is the engine's checkpoint, never this file's word.
+//! Owns: that file. Must not: say how far a load has come, because only the engine's checkpoint does.
 
 use std::path::Path;
 
@@ -15,37 +15,37 @@ use crate::out::tell;
 
 const FILE: &str = "bootstrap.toml";
 
-/// A load's identity and outcome.
+/// Identity and outcome of a load: the content of the state file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct State {
-    /// The source in words.
+    /// The source as messages name it, such as `file=PATH`.
     pub(crate) source: String,
-    /// The source and its order as a number, as in the checkpoint.
+    /// Id of the source and its order in hex, the same as in the checkpoint.
     pub(crate) source_id: String,
-    /// Records in the source, duplicates included.
+    /// Number of records in the source, duplicates included.
     pub(crate) records: u64,
-    /// Distinct pairs loaded; set when the load is complete.
+    /// Number of distinct pairs loaded. `None` until the load is complete.
     pub(crate) pairs: Option<u64>,
-    /// The slot that the pairs were said to stand for.
+    /// Slot that the pairs stand for (--slot).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) slot: Option<u64>,
-    /// The order of the load; `None` for a migration, and in the file of an earlier version.
+    /// Order of the load. `None` for a migration, and in the file of an earlier version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) order: Option<Order>,
-    /// The digest of a file's or standard input's records, as hex.
+    /// Digest in hex of the records of a file or of standard input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) content: Option<String>,
-    /// What the file system said of the file when it was read.
+    /// Stamp of the source's file when it was read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stamp: Option<Stamp>,
 }
 
 impl State {
-    /// The load's file; `None` where there is none.
+    /// Reads the state file; `None` if there is none.
     ///
     /// # Errors
-    /// It cannot be read, or its text is not what was written, with the way out.
+    /// A file that cannot be read, is damaged, or belongs to another load, with the way out.
     pub(crate) fn read(dir: &Path) -> Result<Option<Self>> {
         let path = dir.join(FILE);
         let parsed = match checked::read(&path)? {
@@ -67,7 +67,8 @@ impl State {
         )
     }
 
-    /// The load's file; where it is damaged that is said, and whoever only looks at the store goes on without it.
+    /// Reads the state file for a command that only looks at the store. If the file is damaged, prints that and goes on
+    /// without it.
     pub(crate) fn read_or_tell(dir: &Path) -> Option<Self> {
         Self::read(dir).unwrap_or_else(|error| {
             tell!("{error:#}");
@@ -80,8 +81,8 @@ impl State {
     }
 }
 
-/// Whether the marker of a complete load names another source. While a load is under way the two are written one after the
-/// other.
+/// Whether the marker of a complete load names another source. During a load this is no contradiction, because the two
+/// files are written one after the other.
 fn is_of_another_load(dir: &Path, state: &State) -> Result<bool> {
     let load = engines::inspect(dir)?.and_then(|known| known.load);
     Ok(load.is_some_and(|load| load.state == LoadState::Complete && load.source != state.source_id))

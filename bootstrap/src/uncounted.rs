@@ -1,10 +1,10 @@
-//! Pairs in a store that no checkpoint counts.
+//! Removes pairs from a store whose checkpoint counts none.
 //!
 //! Owns: their removal before a load begins. Must not: touch a store in which anything was committed. Runs on the main
 //! thread.
 //!
-//! A sorted load that is killed between its first chunk and the checkpoint of that chunk leaves the chunk in RocksDB. The
-//! same load would take it in again, but the source or the order may be another one by now.
+//! A sorted load that is killed between its first chunk and that chunk's checkpoint leaves the chunk in RocksDB. The
+//! same load would replace these pairs, but the next load may have another source or order.
 
 use std::ops::ControlFlow;
 
@@ -21,7 +21,7 @@ pub(crate) fn remove(engine: &dyn Engine) -> Result<()> {
     }
     let mut keys: Vec<Key> = Vec::new();
     loop {
-        // What is before the last key that was removed needs no second look.
+        // Start the next scan at the last removed key, because no pairs are left before it.
         let first = keys.pop().unwrap_or_default();
         keys.clear();
         engine.reader()?.scan_from(&first, &mut |key, _| {

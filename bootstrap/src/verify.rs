@@ -1,11 +1,11 @@
-//! `bootstrap verify`: whether a store holds a source's pairs, all of them and no others.
+//! `bootstrap verify`: compares a store with a source, which must have the same pairs and no others.
 //!
-//! Owns: the two ways to tell, and what is said. Must not: write to the store, or hold either map in memory. Threads: main
-//! reads the source; `store` scans the store.
+//! Owns: the two methods of comparing, and the printed result. Must not: write to the store, or hold either map in
+//! memory. Threads: main reads the source; `store` scans the store.
 //!
-//! First both are read once and their digests compared, which needs no disk. Where the digests differ, or a key may come
-//! more than once, the source is sorted beside the store and merged with a scan, which tells each key that differs. A key
-//! that comes more than once must hold its last value.
+//! First both are read once and their digests compared, which needs no disk. If the digests differ, or a key may come
+//! more than once, the source is sorted next to the store and merged with a scan. The merge finds each key that
+//! differs. A key that comes more than once in the source must have its last value in the store.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -56,14 +56,15 @@ pub(crate) struct VerifyArgs {
     pub(crate) skip_disk_check: bool,
 }
 
-/// Differences named at most.
+/// Largest number of differences that are printed.
 const SHOWN_MAX: u64 = 10;
-/// Pairs between two looks at progress and signals.
+/// Pairs between two updates of the progress, and two checks for a signal.
 const LOOK_EVERY_PAIRS: u64 = 1 << 16;
-/// Between two looks while the other thread works alone.
+/// Time between two updates of the progress while the other thread works alone.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Exit code 0 when the store holds exactly the source's pairs, 1 when not, 128 + signal when it was asked to stop.
+/// Verifies the store. The exit code is 0 when it holds exactly the source's pairs, 1 when not, and 128 + signal when
+/// it was asked to stop.
 pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
     let stop = Stop::install()?;
     let source = Source::new(&args.source)?;
@@ -83,7 +84,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
     Ok(code)
 }
 
-/// A stream that the store has followed since it was loaded.
+/// Evidence that the store has followed a stream since it was loaded.
 struct Followed {
     loaded_pairs: u64,
     checkpoint: Checkpoint,
@@ -92,9 +93,9 @@ struct Followed {
 struct Verify<'a> {
     args: &'a VerifyArgs,
     source: &'a Source,
-    /// Records of the source, where they are known.
+    /// Number of records in the source, if it is known before reading.
     records: Option<u64>,
-    /// Where it is sorted, should that be needed.
+    /// Directory in which the source is sorted, if that is necessary.
     work: WorkDir,
     engine: &'a dyn Engine,
     stop: &'a Stop,
@@ -103,7 +104,7 @@ struct Verify<'a> {
 impl Verify<'_> {
     fn run(&self) -> Result<u8> {
         let followed = self.followed()?;
-        // What can be read only once is sorted at once, and so is what cannot be equal.
+        // Compare digests only if the source can be read twice and may be equal. Otherwise sort it right away.
         if followed.is_none() && !self.source.is_read_once() {
             let (given, held) = self.digests()?;
             self.args.source.check_records(given.pairs())?;
@@ -135,7 +136,8 @@ impl Verify<'_> {
         Ok(1)
     }
 
-    /// A load counts its pairs: whatever came after it has counted on.
+    /// Tells whether the store has changed since its load. A load ends with `seq` equal to its number of pairs, and
+    /// later commits have greater numbers.
     fn followed(&self) -> Result<Option<Followed>> {
         let loaded = State::read_or_tell(&self.args.dir).and_then(|state| state.pairs);
         let checkpoint = self.engine.checkpoint()?;
@@ -143,10 +145,10 @@ impl Verify<'_> {
         Ok(followed.map(|loaded_pairs| Followed { loaded_pairs, checkpoint }))
     }
 
-    /// The digest of the source's records and that of the store's pairs, read at the same time.
+    /// Reads the source and the store at the same time, and returns the digests of both.
     fn digests(&self) -> Result<(Digest, Digest)> {
         let scanned = AtomicU64::new(0);
-        // Each pair is read twice, in the source and in the store, and counts a half each time.
+        // Each pair is read in the source and in the store, and counts as half a pair each time.
         let half = |given: u64, held: u64| (given / 2).saturating_add(held / 2);
         let total = self.records.map(|records| self.stored().map(|stored| half(records, stored))).transpose()?;
         let mut progress = Progress::new(total, "reading source and store");
@@ -159,7 +161,7 @@ impl Verify<'_> {
             let read = self.source.for_each(&mut |record| {
                 given.add(&record.1, &record.2);
                 if given.pairs().is_multiple_of(LOOK_EVERY_PAIRS) {
-                    // ORDERING: Relaxed, for progress alone.
+                    // ORDERING: Relaxed: the value is only shown as progress.
                     progress.set(half(given.pairs(), scanned.load(Ordering::Relaxed)));
                     self.look()?;
                 }
@@ -184,7 +186,7 @@ impl Verify<'_> {
             if !held.pairs().is_multiple_of(LOOK_EVERY_PAIRS) {
                 return ControlFlow::Continue(());
             }
-            // ORDERING: Relaxed, for progress alone.
+            // ORDERING: Relaxed: the value is only shown as progress.
             scanned.store(held.pairs(), Ordering::Relaxed);
             if self.stop.asked().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
@@ -192,7 +194,8 @@ impl Verify<'_> {
         Ok(held)
     }
 
-    /// Sorts the source and merges it with a scan; its records, and how they compare.
+    /// Sorts the source and merges it with a scan of the store. Returns the number of the source's records, and the
+    /// differences.
     fn side_by_side(&self) -> Result<(u64, Counts)> {
         let ordered = self.sort()?;
         let mut merging = Progress::new(Some(self.stored()?), "comparing with the store");
@@ -206,9 +209,9 @@ impl Verify<'_> {
                 merging.set(merged);
                 Ok(self.stop.asked().is_none())
             });
-            // Dropping the merge is what ends a scan that is still going on.
+            // Dropping the merge ends a scan of the store that is still going on.
             let counts = tally.and_then(|_| self.look()).map(|()| both.finish());
-            // A scan that was cut short looks like missing pairs: its error comes first.
+            // Return the scan's error first, because a scan that was cut short looks like missing pairs.
             scanning.join().map_err(|_| anyhow!("the scan has panicked: this is a bug"))??;
             counts
         });
@@ -218,7 +221,7 @@ impl Verify<'_> {
         Ok((records, counts))
     }
 
-    /// A spill that an earlier verification has left of the same source is gone on with.
+    /// Sorts the source by key. Goes on with the spill of an earlier verification of the same source.
     fn sort(&self) -> Result<Ordered> {
         let (args, work) = (self.args, &self.work);
         let engine = engines::inspect(&args.dir)?.map_or_else(engines::default_engine, |known| known.engine);
@@ -237,7 +240,7 @@ impl Verify<'_> {
         ordered.context("cannot sort the source")
     }
 
-    /// Pairs of the store, of RocksDB an estimate.
+    /// Returns the number of pairs in the store; for RocksDB it is an estimate.
     fn stored(&self) -> Result<u64> {
         Ok(self.engine.stats()?.pairs_estimate)
     }

@@ -1,7 +1,8 @@
-//! What no other attempt can mend: arguments that do not go together, options of another engine, a limit that is too small.
+//! Mistakes that a new attempt cannot cure: contradictory arguments, options of another engine, a limit that is too
+//! small.
 //!
-//! Owns: the type by which `cli` tells it from every other error. Must not: stand for what a store, a file or a disk says,
-//! because those may be others at the next attempt.
+//! Owns: the error type by which `cli` tells these from all others. Must not: be used for errors of a store, a file or
+//! a disk, because those may be gone at the next attempt.
 
 use std::fmt;
 use std::path::Path;
@@ -10,12 +11,12 @@ use anyhow::{Error, Result};
 use engine_api::words;
 use engines::{EngineArgs, EngineOptions};
 
-/// The same command will fail each time. Its exit code is 2, after which a service manager does not start it again.
+/// The same command would fail each time. Its exit code is 2, after which a service manager does not restart it.
 #[derive(Debug)]
 pub(crate) struct Wrong(String);
 
 impl Wrong {
-    /// An error of `message`, which names the way out.
+    /// Makes an error of `message`, which has to name the way out.
     pub(crate) fn error(message: impl Into<String>) -> Error {
         Error::new(Self(message.into()))
     }
@@ -29,13 +30,13 @@ impl fmt::Display for Wrong {
 
 impl std::error::Error for Wrong {}
 
-/// The engine's options for the store in `dir`, new or not.
+/// Resolves the engine's options for the store in `dir`, which may not exist yet.
 ///
 /// # Errors
-/// [`Wrong`] for an option of another engine, a value that no engine takes, and an engine that this build lacks; the
-/// directory's own.
+/// [`Wrong`] for an option of another engine, a value that no engine takes, and an engine that this build lacks. An
+/// unreadable or damaged marker gives an error of its own kind.
 pub(crate) fn options_for(dir: &Path, args: &EngineArgs) -> Result<EngineOptions> {
-    // What the directory has to say comes from here.
+    // Errors of the directory itself come from here, so that they do not become `Wrong`.
     engines::inspect(dir)?;
     let options = engines::options_for(dir, args).map_err(|error| Wrong::error(words(&error)))?;
     engines::refuse_unless_compiled(options.engine).map_err(|error| Wrong::error(words(&error)))?;

@@ -52,7 +52,7 @@ def follow(channel, pairs, changes):
                 seq = first = message.dump_end.seq
             elif kind == "changes":
                 for change in message.changes.changes:
-                    # In a dump those of the keys that are there; after it all of them.
+                    # During a dump only changes of keys already dumped arrive; after it, all changes.
                     assert change.key <= dumped if seq is None else change.seq == seq + 1, (change.seq, seq)
                     old = change.old_value if change.HasField("old_value") else None
                     assert held.get(change.key) == old

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What people bring: grpcurl and a Python client generated from the proto list, call and follow a live service.
-# Run by `make clients`. Python packages go into a virtual environment, grpcurl into a folder, both under CACHE.
+# Tests common clients: grpcurl and a Python client generated from the proto files list, call and follow a live service.
+# `make clients` runs it. Python packages go into a virtual environment, grpcurl into a directory, both under CACHE.
 set -eu
 : "${BIN:?folder of the built binaries; run this through make clients}" "${CACHE:?folder that is kept between runs}"
 here=$(cd "$(dirname "$0")" && pwd)

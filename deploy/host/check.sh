@@ -1,7 +1,7 @@
 #!/bin/bash
-# Says what on this machine will hurt solkv: value, verdict, why, and the command that changes it. Changes nothing by
-# itself; --apply changes what is named, now and until the next boot, and shows before and after. Needs no root but for
-# --apply. Installed as solkv-host-check.
+# Lists settings of this machine that hurt solkv: value, verdict, reason, and the command that changes it. It changes
+# nothing by itself. --apply changes the named settings until the next boot and shows the values before and after; only
+# this needs root. Installed as solkv-host-check.
 set -u
 
 usage() {
@@ -36,7 +36,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 
-# ---- Reading
+# ---- Reading settings
 
 first() { # the first line of a file, or nothing
     { head -n 1 "$root$1"; } 2>/dev/null
@@ -48,16 +48,16 @@ number() { # true when $1 is one
     case $1 in '' | *[!0-9]*) return 1 ;; esac
 }
 
-# The nearest folder that exists stands for one that will be made.
+# If the directory does not exist yet, its nearest existing parent stands for it.
 below=$dir
 while [ ! -d "$below" ] && [ "$below" != / ] && [ "$below" != . ]; do below=$(dirname "$below"); done
 fs=$(stat -f -c %T "$below" 2>/dev/null)
 mount=$(df --output=target "$below" 2>/dev/null | tail -n 1)
-# The last mount on a place is the one that is seen.
+# If a path has several mounts, the last one is visible.
 options=$(awk -v at="$mount" '$2 == at { found = $4 } END { print found }' "$root/proc/mounts" 2>/dev/null)
 fstype=$(awk -v at="$mount" '$2 == at { found = $3 } END { print found }' "$root/proc/mounts" 2>/dev/null)
 source=$(df --output=source "$below" 2>/dev/null | tail -n 1)
-# A partition has no queue of its own, its disk has.
+# A partition has no queue; its disk has one.
 block=$(basename "$(readlink -f "$source" 2>/dev/null || echo "$source")")
 queue=/sys/class/block/$block/queue
 if [ ! -d "$root$queue" ]; then
@@ -65,9 +65,9 @@ if [ ! -d "$root$queue" ]; then
     queue=/sys/class/block/$disk/queue
 fi
 
-# ---- Showing
+# ---- Output
 
-# One look: show NAME VALUE VERDICT WHY COMMAND KEEP. COMMAND changes it now, KEEP makes it last.
+# Prints one setting: show NAME VALUE VERDICT WHY COMMAND KEEP. COMMAND changes it now, KEEP makes the change permanent.
 show() {
     [ -z "$only" ] || [ "$only" = "$1" ] || return 0
     if [ -n "$only" ]; then
@@ -81,7 +81,7 @@ show() {
     [ -z "${6:-}" ] || printf '%-17s   keep:   %s\n' '' "$6"
 }
 
-# ---- Looking, one function a topic
+# ---- Checks, one function a topic
 
 look_memory() {
     thp=$(chosen /sys/kernel/mm/transparent_hugepage/enabled)
@@ -241,7 +241,7 @@ look_limits() {
 
 look() { look_memory; look_disk; look_processor; look_limits; }
 
-# ---- Changing
+# ---- Applying changes
 
 only='' shown_value='' shown_command=''
 if [ -z "$apply" ]; then
@@ -262,7 +262,7 @@ for only in $apply; do
         continue
     fi
     before=$shown_value
-    # The commands are this file's own, made above.
+    # Every command comes from this file, so it is safe to run.
     if ! sh -c "$shown_command"; then
         echo "$only: not changed: $shown_command" >&2
         failed=1

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes the Debian package, and one with the symbols of its programs (solkv-dbgsym): deb.sh BIN OUT. VERSION names another version than the workspace's.
+# Makes the Debian package, and one with the symbols of its programs (solkv-dbgsym): deb.sh BIN OUT. VERSION overrides
+# the workspace's version.
 set -eu
 bin=${1:?folder of the built binaries} out=${2:?folder for the package}
 cd "$(dirname "$0")/../.."
@@ -13,13 +14,13 @@ symbols=$work/symbols
 "$here/tree.sh" "$bin" "$root" "$symbols"
 doc=$root/usr/share/doc/solkv
 cp "$here/copyright" "$doc/copyright"
-# The date of the last change, not of the build: the same sources make the same package.
+# This is the date of the last change, not of the build, so that the same sources make the same package.
 export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}"
 printf 'solkv (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- solkv <solkv@localhost>  %s\n' \
     "$version" "$(date -uRd "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$doc/changelog.gz"
 install -D -m 644 "$here/lintian-overrides" "$root/usr/share/lintian/overrides/solkv"
 mkdir "$root/DEBIAN" "$work/debian"
-# dpkg-shlibdeps reads the sources' own control file for nothing but its existence.
+# dpkg-shlibdeps only checks that the sources' own control file exists.
 printf 'Source: solkv\n\nPackage: solkv\nArchitecture: any\n' >"$work/debian/control"
 depends=$(cd "$work" && dpkg-shlibdeps -O root/usr/bin/solkv-service root/usr/bin/solkv-bootstrap \
     root/usr/bin/solkv-loadgen | sed -n 's/^shlibs:Depends=//p')
@@ -42,5 +43,5 @@ pack() { # pack ROOT FILE COMPRESSION
     echo "made: $2"
 }
 pack "$root" "$out/solkv_${version}_$arch.deb" -Zxz
-# Its contents are compressed already.
+# The contents of the symbols package are compressed already.
 pack "$symbols" "$out/solkv-dbgsym_${version}_$arch.deb" -Znone

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Lays out the documents below a folder, and what they point to: rules, dashboard and proto files. docs.sh DEST.
-# A link to a part of the sources that is installed leads to where it is installed; one to any other part becomes plain text.
+# Installs the documents below a directory, with the rules, dashboard and proto files that they link to: docs.sh DEST.
+# Links to installed parts of the sources lead to the installed files; links to other parts become plain text.
 set -eu
 dest=${1:?folder to fill}
 cd "$(dirname "$0")/../.."
@@ -13,9 +13,9 @@ install -m 644 deploy/grafana/solkv.json "$share/grafana/"
 (cd proto/proto && find . -name '*.proto') | while read -r file; do
     install -D -m 644 "proto/proto/$file" "$share/proto/$file"
 done
-for name in README RUNBOOK ARCHITECTURE CHANGELOG METRICS RELIABILITY; do
-    # First the parts that are installed, in links and in code; then pictures go, and links to the rest, which all begin
-    # with a small letter, lose their target.
+for name in README GUIDE RUNBOOK ARCHITECTURE CHANGELOG METRICS RELIABILITY; do
+    # First, links and code that name installed parts get the installed paths. Then pictures are removed, and links to
+    # the rest, which all begin with a small letter, lose their target.
     sed -E \
         -e 's#(\]\(|`)deploy/(grafana|prometheus)#\1/usr/share/solkv/\2#g' \
         -e 's#\]\(proto\)#](/usr/share/solkv/proto)#g' \

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes manual pages out of what clap writes: man.sh DIR. A description that only repeats the name's line goes, the part that
-# clap calls EXTRA (notes, examples, exit codes) is called NOTES, and every page says where to read on.
+# Edits the manual pages that clap generates: man.sh DIR. It removes a description that only repeats the name's line,
+# renames clap's section EXTRA (notes, examples, exit codes) to NOTES, and adds a section SEE ALSO to every page.
 set -eu
 cd "${1:?folder of the pages}"
 pages=$(ls -- *.1)
@@ -14,7 +14,7 @@ for page in $pages; do
         /^\.SH / { section = $2 }
         section == "NAME" && / \\- / { about = $0; sub(/^.* \\- /, "", about) }
         /^\.SH DESCRIPTION/ { next }
-        # Its first line says what NAME says: left out. What is more than that keeps the heading.
+        # The first line repeats NAME and is left out. Any further text keeps the heading.
         section == "DESCRIPTION" && $0 == about { next }
         section == "DESCRIPTION" { section = "said"; print ".SH DESCRIPTION" }
         /^\.SH EXTRA/ { $0 = ".SH NOTES" }

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Makes the tarball for systems without dpkg, and one with the symbols of its programs: tarball.sh BIN OUT. Unpacked over / with tar's --strip-components=1 it is
-# what the package installs; the programs need the C and C++ runtime of the machine that built them, or a newer one, and
-# nothing else.
+# Makes the tarball for systems without dpkg, and one with the symbols of its programs: tarball.sh BIN OUT. Unpacked
+# over / with tar's --strip-components=1 it installs the same files as the package. The programs need only the C and C++
+# runtime of the machine that built them, or a newer one.
 set -eu
 bin=${1:?folder of the built binaries} out=${2:?folder for the tarball}
 cd "$(dirname "$0")/../.."

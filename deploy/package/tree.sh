@@ -1,7 +1,7 @@
 #!/bin/sh
-# Lays out what is installed below a folder: deb.sh and tarball.sh pack it, the Dockerfile copies it.
-# tree.sh BIN DEST [DEBUG]: BIN holds the built bootstrap, service and loadgen; DEST must not exist. What is installed is
-# stripped; DEBUG, where it is given, gets the symbols and lines, where gdb and backtraces look for them.
+# Installs all files of the package below a directory: deb.sh and tarball.sh pack it, the Dockerfile copies it.
+# tree.sh BIN DEST [DEBUG]: BIN holds the built bootstrap, service and loadgen; DEST must not exist. Installed programs
+# are stripped. DEBUG, if given, gets the symbols and lines, at the paths where gdb and backtraces look for them.
 set -eu
 bin=${1:?folder of the built binaries} dest=${2:?folder to fill} debug=${3:-}
 cd "$(dirname "$0")/../.."
@@ -12,7 +12,7 @@ mkdir -p "$dest/usr/bin" "$share/man/man1" "$share/bash-completion/completions" 
     "$share/fish/vendor_completions.d"
 for name in service bootstrap loadgen; do
     program=$dest/usr/bin/solkv-$name
-    # Symbols and debug information are 95% of what is built.
+    # Symbols and debug information are 95% of the built program.
     objcopy --strip-all "$bin/$name" "$program"
     chmod 755 "$program"
     if [ -n "$debug" ]; then

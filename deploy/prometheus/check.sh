@@ -1,6 +1,7 @@
 #!/bin/sh
-# Checks the Prometheus configuration and rules with promtool, runs the rules' tests, and that each alert has one, a place
-# in the healthy one, and a place in the runbook. `make check` runs it. Says so where promtool is not installed.
+# Checks the Prometheus configuration and rules with promtool and runs the rules' tests. Checks that each alert has a
+# test, is part of the healthy test, and has an entry in the runbook. `make check` runs it. Prints a note if promtool is
+# missing.
 set -eu
 cd "$(dirname "$0")"
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# For other scripts to source: boots a real systemd in a container, with memory limits that hold.
-# On cgroup v1 the container's cgroups have to be its own: the calling shell moves into fresh ones, and `container_leave`
-# moves it back. Where cgroup v2 is, nothing of that is needed.
+# Boots a real systemd in a container, with effective memory limits. Other scripts source this file.
+# On cgroup v1 the container needs its own cgroups: the calling shell moves into fresh ones, and `container_leave` moves
+# it back. With cgroup v2 this is not needed.
 
 container_hierarchies=()
 container_group=solkv-test-$$
 
-# Refuses with what is missing.
+# Exits and names what is missing, unless the caller is root and all programs are installed.
 container_needs() {
     [ "$(id -u)" -eq 0 ] || { echo "$1: run as root: it starts a container" >&2; exit 1; }
     local program
@@ -38,9 +38,9 @@ container_leave() {
     container_hierarchies=()
 }
 
-# container_over_this_system BIN FILES...: a root for container_run, this machine's own system with the package installed
-# over it and FILES in /srv. Sets `work` (the store, on this machine's disk), `root` (what the container writes elsewhere,
-# in memory; the root itself is $root/merged) and `out` (OUT, or a folder that goes as well).
+# container_over_this_system BIN FILES...: makes a root for container_run from this machine's own system, with the
+# package installed over it and FILES in /srv. Sets `work` (the store, on this machine's disk), `root` (other writes of
+# the container, in memory; the root itself is $root/merged) and `out` (OUT, or a temporary directory).
 container_over_this_system() {
     local bin=$1
     shift
@@ -58,7 +58,7 @@ container_over_this_system() {
     install -m 755 "$@" "$root/merged/srv/"
 }
 
-# Takes away what container_enter and container_over_this_system have made.
+# Removes everything that container_enter and container_over_this_system made.
 container_gone() {
     container_leave
     [ -n "${root:-}" ] || return 0
@@ -68,8 +68,8 @@ container_gone() {
 }
 
 # container_run ROOT SCRIPT OUT SECONDS NSPAWN-ARGUMENTS...: boots ROOT, runs SCRIPT (a path in it) as a unit with the
-# environment of /srv/environment, and ends. What it says is in OUT/inside.log; true when the line is in it that the
-# scripts end with.
+# environment of /srv/environment, and ends. The output is in OUT/inside.log. Returns true if the output contains the
+# final line of a successful script.
 container_run() {
     local root=$1 script=$2 out=$3 seconds=$4
     shift 4
@@ -88,8 +88,8 @@ ExecStopPost=/bin/systemctl poweroff -ff
 StandardOutput=append:/srv/out/inside.log
 StandardError=append:/srv/out/inside.log
 END
-    # nspawn mounts the controllers read-only; the container's systemd has to write limits there. The rest is for the
-    # shell in the container:
+    # nspawn mounts the controllers read-only, but the container's systemd must write limits there. The variables below
+    # are for the shell in the container:
     # shellcheck disable=SC2016
     timeout -k 10 "$seconds" systemd-nspawn -q -D "$root" --bind="$out:/srv/out" "$@" --private-network \
         --register=no --keep-unit --console=pipe \

@@ -20,7 +20,7 @@ thread = int(threads[0])
 for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
     if libc.ptrace(request, thread, None, None) != 0:
         sys.exit(f"freeze: ptrace refused: tid={thread} errno={ctypes.get_errno()}")
-# __WALL: a thread that is nobody's child is waited for as well.
+# 0x40000000 is __WALL, which also waits for a thread that is nobody's child.
 os.waitpid(thread, 0x40000000)
 print("frozen", flush=True)
 try:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs in a clean root of Debian, in the folder of the sources: fresh-inside.sh CASE [KIND], as fresh.sh says. Its last line is
-# what fresh.sh looks for.
+# Runs in a clean root of Debian, in the directory of the sources: fresh-inside.sh CASE [KIND]. fresh.sh describes the
+# cases, and looks for the last line of the output.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 step() { printf '== %-4s s  %s\n' "$SECONDS" "$*"; }
@@ -8,10 +8,10 @@ fail() {
     echo "FAILED: $*"
     exit 1
 }
-# Names of Debian's packages that match, all versions.
+# Lists the names of Debian's packages that match, in all versions.
 packages() { apt-cache search --names-only "^($1)\$" | cut -d ' ' -f 1 | sort -V; }
 
-# What was on the machine before, and that the setup is right about it: bindgen itself is asked.
+# Installs the packages of one kind of machine, runs the setup, and checks the result with bindgen itself.
 setup() {
     apt-get update -qq
     local before
@@ -19,7 +19,7 @@ setup() {
     nothing) before="" ;;
     cpp) before=$(packages 'libclang-cpp[0-9]+') ;;
     llvm) before=$(packages 'libclang-cpp[0-9]+|llvm-[0-9]+|llvm-[0-9]+-runtime|libllvm[0-9]+') ;;
-    # A library that bindgen would choose, without its headers.
+    # bindgen would choose this library, but its headers are missing.
     libclang) before=$(packages 'libclang1-[0-9]+' | tail -n 1) ;;
     clang) before=$(packages 'clang-[0-9]+|libclang-cpp[0-9]+|llvm-[0-9]+|llvm-[0-9]+-runtime|libclang1-[0-9]+') ;;
     *) fail "no such kind of machine: $1" ;;
@@ -35,7 +35,7 @@ setup() {
     [ -z "$(.ci/libclang)" ] || fail "still missing: $(.ci/libclang)"
     .ci/setup | grep -q . && fail "a second setup installs something again"
     mkdir -p /tmp/lib
-    # The script of this crate generates the bindings, and with a library to link it compiles no C++.
+    # This crate's build script generates the bindings. It compiles no C++, because it is given a library to link.
     rm -rf /srv/target/debug/build/librocksdb-sys-* /srv/target/debug/.fingerprint/librocksdb-sys-*
     ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR=/tmp/lib CARGO_TARGET_DIR=/srv/target cargo check --locked -p librocksdb-sys
     bindings=$(find /srv/target -name bindings.rs -path '*librocksdb-sys*')

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tries both commands of README.md on machines that have never seen solkv: clean roots of Debian with `make`, this machine's
-# Rust toolchain and cargo's downloads, both read-only, and nothing else. fresh-inside.sh is what runs there.
+# Tries both commands of README.md on machines that have never seen solkv: clean roots of Debian with only `make`, this
+# machine's Rust toolchain and cargo's downloads, both read-only. fresh-inside.sh runs there.
 #
 # fresh.sh [CASE...], by default all of them:
 #   setup  .ci/setup alone, with nothing and with several kinds of clang and LLVM installed before; then bindgen runs
@@ -8,9 +8,9 @@
 #   strata `ENGINES=strata make test` from nothing
 #   all    `make test` with all engines; RocksDB's C++ comes from the archive that this machine keeps
 #
-# Root, systemd-nspawn, mmdebstrap and a Debian mirror. SUITE: which Debian (bookworm). KINDS: which machines of setup. CACHE
-# keeps its root between runs, and holds the roots while they are used (5 GB). OUT keeps the logs. Setup takes ten minutes, the
-# others compile all of solkv: 15 minutes to an hour each on two cores.
+# Needs root, systemd-nspawn, mmdebstrap and a Debian mirror. SUITE is the Debian release (bookworm), KINDS the machines
+# of setup. CACHE keeps the clean root between runs, and the roots in use (5 GB). OUT keeps the logs. Setup takes ten
+# minutes; the others compile all of solkv, 15 minutes to an hour each on two cores.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=deploy/test/container.sh
@@ -33,10 +33,10 @@ if [ ! -f "$tar" ]; then
 fi
 toolchain=$(rustc --print sysroot)
 registry=${CARGO_HOME:-$HOME/.cargo}/registry
-# There is no network for cargo inside: what it downloads is here before.
+# cargo has no network inside, so its downloads must be here before.
 cargo fetch --locked
 
-# run ROOT CASE ARGUMENTS...: one case in a root of its own. What it says is in OUT/CASE.log.
+# run ROOT CASE ARGUMENTS...: runs one case in its own root. The output is in OUT/CASE.log.
 run() {
     local root=$1 name=$2 log
     log=$out/$(tr ' ' - <<<"${*:2}").log
@@ -46,7 +46,7 @@ run() {
         mkdir -p "$root/root/.cache/solkv/rocksdb"
         kept=("--bind-ro=$(dirname "$(engines/rocksdb/static-lib.sh)"):/root/.cache/solkv/rocksdb")
     fi
-    # strata uses io_uring where it may, which nspawn forbids unless it is told.
+    # strata uses io_uring if allowed, and nspawn forbids it by default.
     systemd-nspawn -q -D "$root" --machine="solkv-fresh-$$" --as-pid2 --register=no --keep-unit --console=pipe --resolv-conf=copy-host \
         --system-call-filter='io_uring_setup io_uring_enter io_uring_register' \
         --bind-ro="$toolchain:/opt/rust" --bind-ro="$registry:/root/.cargo/registry" "${kept[@]}" \
@@ -58,16 +58,16 @@ run() {
     tail -n 30 "$log" >&2
     return 1
 }
-# A new root with the tracked files, without anything that was built.
+# Makes a new root with the tracked files and no build output.
 root() {
     rm -rf "$work/root"
     mkdir -p "$work/root/srv/solkv" "$work/root/root/.cargo/registry"
     tar -C "$work/root" -xf "$tar"
-    # As every installed machine and container has it; the smallest variant of Debian has not.
+    # Every installed machine and container has this line; Debian's smallest variant does not.
     echo '127.0.0.1 localhost' >"$work/root/etc/hosts"
     git ls-files -z --cached --others --exclude-standard | tar --null --files-from - --create |
         tar -C "$work/root/srv/solkv" --extract
-    # bindgen itself is compiled once for all kinds of machines.
+    # bindgen is compiled only once for all kinds of machines.
     [ ! -d "$work/target" ] || mv "$work/target" "$work/root/srv/target"
 }
 for case in "$@"; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The host check on machines made up of files: a good one, a bad one, and what --apply changes. Needs no root.
+# Tests the host check on fake machines made of files: a good one, a bad one, and the changes by --apply. Needs no root.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 work=$(mktemp -d)

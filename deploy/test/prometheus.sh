@@ -1,7 +1,8 @@
 #!/bin/sh
-# A real Prometheus (Debian package prometheus) with our configuration and rules scrapes a live service that follows
-# `loadgen stream`, answers lookups and makes a snapshot. Every query of the dashboard and every series of the rules must
-# have data, or a reason; no alert may fire. BIN is where the programs are; ENGINE the engine (strata).
+# Runs a real Prometheus (Debian package prometheus) with our configuration and rules against a live service. The
+# service follows `loadgen stream`, answers lookups and makes a snapshot. Every query of the dashboard and every series
+# of the rules must have data, or a known reason for none; no alert may fire. BIN is the directory of the programs;
+# ENGINE defaults to strata.
 set -eu
 cd "$(dirname "$0")/../.."
 : "${BIN:?where the programs are}"
@@ -13,7 +14,7 @@ done
 work=$(mktemp -d)
 pids=""
 finish() {
-    # A list of processes.
+    # The value is a list of processes.
     # shellcheck disable=SC2086
     [ -z "$pids" ] || kill $pids 2>/dev/null || true
     wait
@@ -28,7 +29,7 @@ import socket
 sockets = [socket.create_server(('127.0.0.1', 0)) for _ in range($1)]
 print(*(socket.getsockname()[1] for socket in sockets))"
 }
-# Four words.
+# The output is four words.
 # shellcheck disable=SC2046
 set -- $(free_ports 4)
 stream=127.0.0.1:$1 grpc=127.0.0.1:$2 http=127.0.0.1:$3 prometheus=127.0.0.1:$4
@@ -47,7 +48,7 @@ prometheus --config.file="$work/prometheus.yml" --storage.tsdb.path="$work/tsdb"
     >"$work/prometheus.log" 2>&1 &
 pids="$pids $!"
 until curl -sf "http://$http/readyz" >/dev/null; do
-    # Processes, one a word.
+    # The value is a list of processes.
     # shellcheck disable=SC2086
     kill -0 $pids || { cat "$work"/*.log >&2; exit 1; }
     sleep 0.2

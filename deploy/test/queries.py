@@ -12,7 +12,7 @@ import time
 import urllib.parse
 import urllib.request
 
-# What a healthy service does not have, and why. Matched against a query or one of a rule's series.
+# Series that a healthy service does not have, and the reasons. The patterns match a query or one of a rule's series.
 EMPTY = {
     r"solkv_gap_(first|last)_slot": "only while slots are missing",
     r"solkv_memory_bytes": "only in a memory cgroup; solkv_memory_resident_bytes is there instead",

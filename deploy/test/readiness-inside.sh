@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs as a unit of the container's systemd: loads, starts the packaged unit, and lets `loadgen provider` judge what it
-# says. Its last line is what readiness.sh looks for.
+# Runs as a unit of the container's systemd: loads, starts the packaged unit, and lets `loadgen provider` judge its
+# answers. readiness.sh looks for the last line of the output.
 set -euo pipefail
 : "${ENGINE:?}" "${DURATION:?}"
 store=/var/lib/solkv/store
@@ -11,7 +11,7 @@ echo "LOAD=--engine $ENGINE --dir $store --pairs 1000 --seed 1 --slot 999" >/etc
 systemctl start solkv-bootstrap@solkv.service
 printf "engine = \"$ENGINE\"\ndir = \"$store\"\ngeyser = \"http://127.0.0.1:10000\"\n${LIMITS:-}" >/etc/solkv/solkv.toml
 systemctl start solkv.service
-# The acts are one option and its value, or none.
+# The acts are an option and its value, or empty.
 # shellcheck disable=SC2086
 if ! solkv-loadgen provider --seconds "$DURATION" --unit solkv.service --log /srv/out/readiness.jsonl ${ACTS:-}; then
     journalctl -u solkv.service --no-pager >/srv/out/service.log

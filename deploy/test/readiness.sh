@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Whether a service tells the truth about its readiness while its provider misbehaves, judged once a second by a log of
-# both: `loadgen provider` is silent, down, late, refusing, forgetful and restarted by turns, asks the service on every
-# channel, and compares. The last line says how many seconds were judged, and how many were wrong.
-# BIN: folder of the built programs. DURATION: seconds, 1200 unless told. ENGINE: strata unless told. OUT keeps the logs.
-# As root with systemd-nspawn the packaged unit runs under a real systemd, and its status line is judged as well; else, or
-# with PLAIN=1, it is a process.
+# Checks once a second that a service reports its readiness truthfully while its provider misbehaves: `loadgen provider`
+# is by turns silent, down, late, refusing, forgetful and restarted, asks the service on every channel, and compares.
+# The last line has the number of seconds judged, and the number of wrong ones.
+# BIN is the directory of the built programs, DURATION the seconds (1200), ENGINE the engine (strata). OUT keeps logs.
+# As root with systemd-nspawn, the packaged unit runs under a real systemd, and its status line is judged as well.
+# Otherwise, or with PLAIN=1, the service is a plain process.
 set -euo pipefail
 : "${BIN:?folder of the built programs; run this through make test-readiness}"
 cd "$(dirname "$0")/../.."
 DURATION=${DURATION:-1200} ENGINE=${ENGINE:-strata}
-# Under six minutes the script that goes through everything does not fit: a shorter one, with shorter limits.
+# The full script does not fit into a short run, which gets a shorter script with shorter limits.
 acts="" limits=""
 if [ "$DURATION" -lt 400 ]; then
     acts="--acts serves=8,pings=18,serves=6,lags=18,serves=6,loses=22,serves=6,small=8,restarts=10,down=16,serves=14,refuses=12,serves=45"
@@ -31,10 +31,10 @@ as_process() {
     work=$(mktemp -d) pids=""
     out=$(realpath -m "${OUT:-$work/out}")
     mkdir -p "$out"
-    # What was started, one a word.
+    # The value is a list of processes.
     # shellcheck disable=SC2086
     trap 'kill $pids 2>/dev/null; wait; rm -rf "$work"' EXIT
-    # Three words.
+    # The output is three words.
     # shellcheck disable=SC2046
     set -- $(python3 -c 'import socket
 sockets = [socket.socket() for _ in range(3)]
@@ -45,7 +45,7 @@ print(*(s.getsockname()[1] for s in sockets))')
         "$ENGINE" "$work/store" >"$work/solkv.toml"
     "$BIN/service" --config "$work/solkv.toml" >"$out/service.log" 2>&1 &
     pids="$pids $!"
-    # The acts are one option and its value, or none.
+    # The acts are an option and its value, or empty.
     # shellcheck disable=SC2086
     "$BIN/loadgen" provider --listen "127.0.0.1:$1" --grpc "127.0.0.1:$2" --http "127.0.0.1:$3" --seconds "$DURATION" \
         --log "$out/readiness.jsonl" $acts

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What .ci/libclang finds missing on machines made up of files: the layouts of Debian, Fedora, Arch and others, whole and
-# in part. Needs no root and installs nothing.
+# Tests .ci/libclang on fake machines made of files: complete and incomplete layouts of Debian, Fedora, Arch and others.
+# Needs no root and installs nothing.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 work=$(mktemp -d)

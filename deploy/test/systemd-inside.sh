@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs as a unit of the container's systemd: installs, loads, serves, hurts, and asserts. Its last line is what
-# systemd.sh looks for. /var/lib/solkv is on the host's disk, /srv/out is where logs stay.
+# Runs as a unit of the container's systemd: installs, loads, serves, injects faults, and checks. systemd.sh looks for
+# the last line of the output. /var/lib/solkv is on the host's disk; /srv/out keeps the logs.
 set -euo pipefail
 : "${ENGINE:?}" "${PAIRS:?}" "${CAP:?}" "${EVENTS:?}"
 store=/var/lib/solkv/store
@@ -26,7 +26,7 @@ active() { [ "$(show ActiveState)" = active ]; }
 restarted() { [ "$(show NRestarts)" -gt "$1" ] && active; }
 slot() { curl -s http://127.0.0.1:7401/status.json | python3 -c 'import json,sys; print(json.load(sys.stdin)["checkpoint"]["slot"])'; }
 memory() { cat "$group/$1" 2>/dev/null; }
-# Each answer is compared with what the seed says; the stream below changes nothing that was loaded.
+# Compares each answer with the seed's pairs; the stream below does not change loaded pairs.
 ask() { solkv-loadgen query --target 127.0.0.1:7400 --pairs "$PAIRS" --seed 1 --negative-share 0.3 "$@"; }
 
 step "users and directories"
@@ -70,7 +70,7 @@ MemoryMax=$CAP
 WatchdogSec=8s
 END
 systemctl daemon-reload
-# What the load left in the page cache is charged to nobody's account: out with it, file by file.
+# The load's pages in the page cache are charged to no cgroup, so drop them, file by file.
 find $store -type f -exec dd oflag=nocache conv=notrunc,fdatasync count=0 status=none of={} \;
 systemctl start solkv.service
 ask --rate 200 --time 1s >/dev/null || fail "ready, and lookups are not answered"
@@ -118,7 +118,7 @@ used=$(memory $peak) most=$(memory $limit)
 failures=$(memory memory.failcnt || memory memory.events | awk '$1 == "max" { print $2 }')
 [ "$used" -le "$most" ] || fail "over the cap: peak_bytes=$used limit_bytes=$most"
 step "peak $used of $most bytes, the limit was met $failures times, $(($(slot) - at)) slots meanwhile"
-# Engines that keep to their budget and past the page cache need not meet it; the others have to live with it.
+# strata keeps to its budget and bypasses the page cache, so it may stay below the cap; the other engines must reach it.
 [ "$ENGINE" = strata ] || [ "$failures" -gt 0 ] || fail "the cap was never met: the test proves nothing"
 is "restarts" "$(show NRestarts)" 0
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the installed units under a real systemd, in a container over this machine's own system, and asserts what they
-# promise; systemd-inside.sh is what runs there. Root, systemd-nspawn and 3 GB of disk; leaves nothing behind.
-# BIN: folder of the built programs. ENGINE, PAIRS, CAP (MemoryMax) and EVENTS size it: the store has to be larger than
-# the cap. 192M is what RocksDB without further settings needs; LMDB and strata live in 128M. OUT keeps the logs.
+# Runs the installed units under a real systemd, in a container over this machine's own system, and checks their
+# promises; systemd-inside.sh runs there. Needs root, systemd-nspawn and 3 GB of disk, and cleans up afterwards.
+# BIN is the directory of the built programs. ENGINE, PAIRS, CAP (MemoryMax) and EVENTS size the test: the store must be
+# larger than the cap. RocksDB without further settings needs 192M; LMDB and strata run in 128M. OUT keeps the logs.
 set -euo pipefail
 : "${BIN:?folder of the built programs; run this through make test-systemd}"
 cd "$(dirname "$0")/../.."

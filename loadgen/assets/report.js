@@ -1,5 +1,5 @@
-// Draws the lines of a report with uPlot, and the tables of the same figures on demand. Reads the JSON inside the
-// page; fetches nothing.
+// Draws the lines of a report with uPlot, and on demand the tables of the same figures. Reads the JSON inside the
+// page and fetches nothing.
 (function () {
   "use strict";
   const MARKS = ["M0-4A4 4 0 1 1 0 4A4 4 0 1 1 0-4Z", "M-4-4H4V4H-4Z", "M0-5L5 4H-5Z", "M0-5L5 0L0 5L-5 0Z",
@@ -13,7 +13,7 @@
   const drawn = [];
   let stat = "p99";
 
-  // Colours repeat from the ninth engine on; dash and marker then differ.
+  // Colours repeat from the ninth engine on. Dash and marker differ then.
   const look = engine => engine % MARKS.length;
   const dash = engine => DASHES[(engine + 3 * Math.floor(engine / 8)) % DASHES.length];
   const shape = engine => MARKS[(engine + 5 * Math.floor(engine / 8)) % MARKS.length];
@@ -22,7 +22,7 @@
   const brief = name => name.length > 18 ? name.slice(0, 8) + "…" + name.slice(-9) : name;
   const widest = names => { paper.font = FONT; return Math.max(0, ...names.map(name => paper.measureText(name).width)); };
   const style = name => getComputedStyle(root).getPropertyValue(name).trim();
-  // With three digits, as in the tables of the page; a tick of an axis without zeros behind the point.
+  // Numbers have three digits, as in the tables of the page. Ticks of an axis have no zeros at the end of a fraction.
   const places = value => value >= 99.95 || value === 0 ? 0 : value >= 9.995 ? 1 : value >= 0.01 ? 2 : Math.ceil(1 - Math.log10(value));
   const digits = (value, least) => value == null ? "–"
     : value.toLocaleString("en", { minimumFractionDigits: Math.min(least, 20), maximumFractionDigits: Math.min(places(value), 20) });
@@ -36,7 +36,7 @@
   const xText = (chart, x) => chart.kind === "nines" ? nines(x) : chart.kind === "caps" ? (chart.ticks[x] || "")
     : chart.kind === "size" ? Math.round(x).toLocaleString("en") : tick(x) + " s";
 
-  // One range for all charts that are to be compared; a logarithm where the values span a decade.
+  // Returns one range for all charts that share an axis. It is logarithmic if the values span a decade.
   function range(chart) {
     let low = Infinity, high = 0;
     for (const other of data.charts) {
@@ -59,7 +59,7 @@
     return splits;
   }
 
-  // Only the names that have room beside the one before.
+  // Keeps only the names that have room next to the one before.
   function apart(u, at, names) {
     let end = -Infinity;
     return names.map((name, i) => {
@@ -122,7 +122,7 @@
     ctx.restore();
   }
 
-  // About eight markers a line, evenly apart, each line's at other places.
+  // Draws about eight markers on each line, evenly apart and at other places than those of the other lines.
   function marks(u, at, chart) {
     const xs = u.data[0], ys = u.data[at], engine = chart.lines[at - 1].engine, scale = devicePixelRatio;
     const path = new Path2D(shape(engine)), step = chart.kind === "caps" ? 0 : u.bbox.width / 8;
@@ -136,7 +136,7 @@
     }
   }
 
-  // From the smallest to the largest repeat.
+  // Draws the range from the smallest to the largest repeat at each point.
   function whiskers(u, chart, line) {
     const { ctx } = u, wing = 4 * devicePixelRatio;
     ctx.save();
@@ -160,7 +160,7 @@
     ctx.restore();
   }
 
-  // Names at the ends of the lines, moved apart where the ends meet.
+  // Draws the names at the ends of the lines, and moves them apart where the ends meet.
   function ends(u, chart) {
     const scale = devicePixelRatio, step = 14 * scale, labels = [];
     chart.lines.forEach((line, at) => {
@@ -219,7 +219,7 @@
     return outs;
   }
 
-  // Values of all lines nearest to the pointer, each at its own x.
+  // Shows the value of each line that is nearest to the pointer, with its own x.
   function hovered(plot) {
     const { u, chart, outs } = plot;
     if (u.cursor.left == null || u.cursor.left < 0) return outs.forEach(out => { out.textContent = ""; });
@@ -233,7 +233,7 @@
 
   function draw(plot) {
     const { chart, holder } = plot;
-    // Inside a closed fold there is no width to draw in; the observer comes back once it opens.
+    // A closed fold has no width to draw in. The observer calls again once it opens.
     if (!holder.clientWidth) return;
     const tables = chart.lines.map(line => [line.x, values(line, named(chart))]);
     const joined = tables.length > 1 ? uPlot.join(tables) : tables[0];
@@ -248,7 +248,7 @@
     if (plot.details.open) fill(plot);
   }
 
-  // The figures of a chart as a table: every x that a line has.
+  // Fills the table of a chart's figures, with a row for every x of any line.
   function fill(plot) {
     const { chart } = plot, table = document.createElement("table");
     const row = (parent, cells, tag) => {

@@ -1,16 +1,17 @@
-//! How a service is reached that asks who comes: the options that `query`, `follow` and `transports` share.
+//! Options for reaching a service with access control, shared by `query`, `follow` and `transports`.
 //!
-//! Owns: the options. Must not: read the files that they name, which the client does for each connection.
+//! Owns: the options. Must not: read the files that they name, because the client reads them for each connection.
 
 use std::path::PathBuf;
 
 use anyhow::Result;
 use client::{Address, Builder};
 
-/// What a service may ask of whoever comes over a network.
+/// Credentials and certificates for a service on a network.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct Access {
-    /// File whose first line is the token that the service asks for; refused where it would go over a network in the clear
+    /// File whose first line is the token that the service asks for; refused where it would go over a network in the
+    /// clear
     #[arg(long, value_name = "FILE")]
     bearer_token_file: Option<PathBuf>,
     /// https: who may sign the service's certificate, PEM [default: who the machine trusts]
@@ -28,10 +29,10 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// A client of the service at `address`, with all that was given.
+    /// Returns a builder for a client of the service at `address`, with all the options that were given.
     ///
     /// # Errors
-    /// An address of no known form. That an option does not go with the address is told when connecting.
+    /// An address of no known form. An option that does not fit the address is reported when connecting.
     pub(crate) fn builder(&self, address: &str) -> Result<Builder> {
         let mut builder = Builder::new(address)?;
         if let Some(file) = &self.bearer_token_file {
@@ -49,7 +50,8 @@ impl Access {
         Ok(builder)
     }
 
-    /// The part of it that the transport of `address` takes, for who asks over several: TLS is for https, a token for gRPC.
+    /// Returns the options that the transport of `address` accepts, for callers that use several: TLS options for
+    /// https, a token for gRPC.
     ///
     /// # Errors
     /// An address of no known form.

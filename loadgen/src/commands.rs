@@ -1,7 +1,7 @@
-//! `loadgen stream` as a command: starts the stream, says where it is and what the final map must be, and stops on
-//! a signal.
+//! `loadgen stream` as a command: starts the stream, prints its address and the digest of the final map, and stops on a
+//! signal.
 //!
-//! Owns: stdout lines that other programs read (`listening=`, `final `). Runs on the main thread.
+//! Owns: the lines on stdout that other programs read (`listening=`, `gap `, `final `). Runs on the main thread.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use anyhow::{Context, Result};
 
 use crate::stream::{Delivery, Final, Stream, Workload};
 
-/// How often signals and the end of the run are looked for.
+/// Time between two checks for a signal and for the end of the run.
 const POLL_PERIOD: Duration = Duration::from_millis(50);
 
-/// Shown under `loadgen stream --help`.
+/// Text after the options in `loadgen stream --help`.
 pub const STREAM_EXAMPLES: &str = "\
 Prints `listening=HOST:PORT` when it serves, and at the end \
 `final slot=… events=… slots=… digest=PAIRS:HEX`: what `solkv-bootstrap info --digest` must say of a follower's directory.
@@ -46,13 +46,13 @@ pub struct StreamArgs {
     pub summary: Option<PathBuf>,
 }
 
-/// Runs `loadgen stream`.
+/// Runs `loadgen stream` until its end or a signal.
 pub fn stream(args: StreamArgs) -> Result<()> {
     let stop = stop_flag()?;
     let stream = Stream::start(args.workload.clone(), &args.delivery, &args.listen)?;
     say(&format!("listening={}", stream.address()))?;
     let started = Instant::now();
-    // ORDERING: Relaxed: the flag carries nothing but itself.
+    // ORDERING: Relaxed: the flag carries no other data.
     while stream.outcome()?.is_none() && !stop.load(Ordering::Relaxed) {
         std::thread::sleep(POLL_PERIOD);
     }
@@ -74,11 +74,11 @@ pub fn stream(args: StreamArgs) -> Result<()> {
     stream.stop()
 }
 
-/// A flag that SIGINT and SIGTERM set.
+/// Returns a flag that SIGINT and SIGTERM set.
 pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // A second signal ends the process at once, should stopping hang.
+        // A second signal ends the process at once, in case stopping hangs.
         signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))?;
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
@@ -93,7 +93,7 @@ fn write_summary(path: &PathBuf, args: &StreamArgs, end: &Final) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write summary: file={}", path.display()))
 }
 
-/// Other programs wait for these lines: they must not sit in a buffer.
+/// Prints a line and flushes it, because other programs wait for these lines.
 fn say(line: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to stdout")

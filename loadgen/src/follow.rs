@@ -1,7 +1,7 @@
 //! `loadgen follow`: follows a service's change feed as another program would, over any transport.
 //!
-//! Owns: the arguments and what is printed. Must not: check what the client already checks: a hole in the feed is the
-//! client's error, not ours. Runs on the main thread.
+//! Owns: the arguments and the printed lines. Must not: repeat the client's checks, because a hole in the feed is
+//! already the client's error. Runs on the main thread.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use client::{Change, Event, Filter, SlotEnd, Start};
 
 use crate::access::Access;
 
-/// Shown under `loadgen follow --help`.
+/// Text after the options in `loadgen follow --help`.
 pub const EXAMPLES: &str = "\
 Prints how far it is now and then, and a summary at the end; with --print every change: seq, slot, key, old value, new \
 value, in base58, `-` for none; and where a slot ends: seq of its last change, slot, the word end, blockhash, parent slot. \
@@ -24,10 +24,10 @@ Examples:
   solkv-loadgen follow --address https://kv.example:7400 --tls-ca ca.pem --bearer-token-file token
   solkv-loadgen follow --address http://127.0.0.1:7400 --from 2000001 --feed-id 1f0c5d7a9b3e2468";
 
-/// How long a wait for a change is before signals are looked for.
+/// Time to wait for a change before signals are checked.
 const WAIT: Duration = Duration::from_millis(200);
-/// How long a feed may take to begin where `--time` bounds the run: longer than a busy service takes to let a follower
-/// in, and an end for a script where the service is gone.
+/// Time in which a feed has to begin if `--time` bounds the run. It is longer than a busy service takes to let a
+/// follower in, and ends a script if the service is gone.
 const BEGIN: Duration = Duration::from_secs(30);
 
 /// Arguments of `loadgen follow`.
@@ -56,10 +56,10 @@ pub struct FollowArgs {
     time: Option<Duration>,
 }
 
-/// What was seen so far.
+/// Counts of the events so far.
 #[derive(Default)]
 struct Seen {
-    /// When the service first said where its feed stands.
+    /// Time at which the service first announced its feed. `None` until then.
     begun: Option<Instant>,
     pairs: u64,
     changes: u64,
@@ -69,16 +69,17 @@ struct Seen {
 /// Runs `loadgen follow`.
 ///
 /// # Errors
-/// No service there at the start, a feed that has not begun after [`BEGIN`] where the run is bounded by `--time`, and
-/// the client's own errors about the feed.
+/// No service at the address; a feed that has not begun after 30 s if `--time` is given; the client's errors about
+/// the feed.
 pub fn run(args: &FollowArgs) -> Result<()> {
     let stop = crate::commands::stop_flag()?;
     let client = args.access.builder(&args.address)?.connect_blocking()?;
     let mut feed = client.subscribe(start(args)?, Filter::default())?;
     let (started, mut told, mut seen) = (Instant::now(), Instant::now(), Seen::default());
     let mut told_changes = 0;
-    // ORDERING: Relaxed: the flag carries nothing but itself.
-    while !stop.load(Ordering::Relaxed) && args.time.is_none_or(|time| seen.begun.is_none_or(|at| at.elapsed() < time)) {
+    // ORDERING: Relaxed: the flag carries no other data.
+    while !stop.load(Ordering::Relaxed) && args.time.is_none_or(|time| seen.begun.is_none_or(|at| at.elapsed() < time))
+    {
         if let Some(event) = feed.next_event_within(WAIT)? {
             seen.take(args, event);
         }
@@ -97,10 +98,10 @@ pub fn run(args: &FollowArgs) -> Result<()> {
 }
 
 impl FollowArgs {
-    /// Refuses what can never be followed.
+    /// Refuses arguments that can never work.
     ///
     /// # Errors
-    /// Names the option.
+    /// An address of no known form, or a start that is none. The error names the option.
     pub fn check(&self) -> Result<()> {
         self.access.builder(&self.address)?;
         start(self).map(drop)
@@ -148,7 +149,7 @@ impl Seen {
     }
 }
 
-/// A number that may not be there yet.
+/// Formats a number that may not be known yet.
 fn known(number: Option<u64>) -> String {
     number.map_or_else(|| "none".to_owned(), |number| number.to_string())
 }

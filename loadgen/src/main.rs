@@ -137,7 +137,7 @@ fn check(command: &Command) -> Result<()> {
     }
 }
 
-/// What RUST_LOG asks for.
+/// Parses the log filter in RUST_LOG.
 fn log_filter() -> Result<EnvFilter> {
     let text = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_default();
     let text = if text.is_empty() { "warn,loadgen=info" } else { &text };
@@ -146,7 +146,7 @@ fn log_filter() -> Result<EnvFilter> {
         .with_context(|| format!("not a filter of logs: RUST_LOG={text}: such as info, or warn,loadgen=debug"))
 }
 
-/// The error with its causes, each text once: a transport repeats that of its cause.
+/// Formats the error with its causes. Each text appears once, because a transport's error repeats that of its cause.
 fn said(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |said, cause| {
         let words = cause.to_string();
@@ -158,7 +158,8 @@ fn said(error: &anyhow::Error) -> String {
     })
 }
 
-/// The name that the program was started by: completions are for that one. Installed it is `solkv-loadgen`.
+/// Returns the name by which the program was started. Shell completions are made for that name. The installed program
+/// is `solkv-loadgen`.
 fn program() -> String {
     let path = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&path).file_name();
@@ -169,7 +170,8 @@ fn program() -> String {
 mod tests {
     use super::*;
 
-    /// clap wraps a paragraph to the width of the terminal: a line that ends in the source is broken twice.
+    /// clap wraps a paragraph to the terminal's width, so a line break within a paragraph of the source would break it
+    /// twice.
     #[test]
     fn a_paragraph_of_help_is_one_line() {
         for command in Cli::command().get_subcommands() {

@@ -1,27 +1,32 @@
-//! `solkv.v1`, the wire contract: message types, client and server, generated from `proto/solkv/v1/*.proto`; the
-//! same contract in shared memory; and the owner's own, `proto/solkv/admin/v1`.
+//! The wire contract `solkv.v1`: message types, client and server, generated from `proto/solkv/v1/*.proto`. Also holds
+//! the shared-memory form of the same contract, and `proto/solkv/admin/v1`, the requests of a store's owner.
 //!
-//! Owns: the generated code, the descriptor set, the layouts. Must not: hold logic.
+//! Owns: the generated code, the descriptor set, the memory layouts. Must not: hold logic.
+
+// Other crates link this one.
+#![warn(missing_docs)]
 
 pub mod shm;
 
-/// What a store's owner asks of the service that has it open.
+/// Requests that the owner of a store makes to the service that has the store open.
 #[allow(missing_docs, unreachable_pub, clippy::pedantic, reason = "generated code")]
 pub mod admin {
     tonic::include_proto!("solkv.admin.v1");
 }
 
-/// Version 1 of the contract. Fields are only ever added.
+/// Version 1 of the contract. Fields are only ever added, never changed or removed.
 #[allow(missing_docs, unreachable_pub, clippy::pedantic, reason = "generated code")]
 pub mod v1 {
     tonic::include_proto!("solkv.v1");
 
-    /// The encoded descriptor set of this package, for gRPC reflection.
+    /// Encoded descriptor set of this package, served by gRPC reflection.
     pub const FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("solkv.v1");
 
-    /// Most keys one GetMany may ask for: 10,000 keys are 340 KB of request, well under gRPC's default 4 MiB.
+    /// Maximum number of keys of one GetMany: 10,000 keys make a request of 340 KB, well under gRPC's default limit of
+    /// 4 MiB.
     pub const GET_MANY_KEYS_MAX: usize = 10_000;
 
-    /// Most entries of one filter, all its parts together: they are held for as long as the subscription lasts.
+    /// Maximum number of entries of one filter, summed over its parts. The service holds them for as long as the
+    /// subscription lasts.
     pub const FILTER_ENTRIES_MAX: usize = 10_000;
 }

@@ -1,8 +1,8 @@
-//! The admin socket: what the owner of a store asks of the service that has it open, a snapshot or what it holds.
+//! The admin socket, on which the owner of a store asks the service that has it open for a snapshot or for its state.
 //!
-//! Owns: `DIR/admin.sock`, which its owner alone may use, and the thread `snapshot`, one at a time. Must not: be
-//! reached over a network, or hold up the ingest. Threads: the tokio runtime of the network edge; the copy is made on
-//! `snapshot`.
+//! Owns: `DIR/admin.sock`, which only its owner may use, and the thread `snapshot`, one at a time. Must not: be
+//! reachable over a network, or delay the ingest. Threads: the tokio runtime of the network edge; `snapshot` makes the
+//! copy.
 
 use std::io::{self, ErrorKind as Io};
 use std::path::{Path, PathBuf};
@@ -31,21 +31,21 @@ use tower::service_fn;
 use crate::rpc::uds::{self, SocketAccess, SocketFile};
 use crate::status::{Shared, count, unix_ms};
 
-/// The socket, in the store's directory.
+/// Name of the socket in the store's directory.
 pub const SOCKET: &str = "admin.sock";
 
-/// How long a stop waits for a snapshot under way. Links are made in less; a copy of everything is given up and leaves
-/// `DIR.partial`.
+/// How long a stop of the service waits for a snapshot under way. A snapshot of links takes less. A snapshot that
+/// copies every byte is abandoned and leaves `DIR.partial`.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// What the socket answers. Clones share it.
+/// The handlers of the socket's requests. Clones share their state.
 #[derive(Clone)]
 pub struct Admin {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    /// The service closes the engine when it stops, which needs it alone: here it is only borrowed.
+    /// Only borrowed, because the service needs the engine alone to close it at its stop.
     engine: Weak<Measured>,
     shared: Arc<Shared>,
     running: Mutex<bool>,
@@ -53,13 +53,13 @@ struct Inner {
 }
 
 impl Admin {
-    /// For `engine`, which is held during a snapshot only.
+    /// Returns handlers for `engine`, which they keep alive only during a snapshot.
     pub fn new(engine: &Arc<Measured>, shared: &Arc<Shared>) -> Self {
         let (engine, shared) = (Arc::downgrade(engine), Arc::clone(shared));
         Self { inner: Arc::new(Inner { engine, shared, running: Mutex::new(false), ended: Condvar::new() }) }
     }
 
-    /// Waits a few seconds for a snapshot under way. To be called once nothing is served any more.
+    /// Waits up to `STOP_GRACE` for a snapshot under way. Call it once no more requests are served.
     pub fn wait_for_snapshot(&self) {
         let running = self.inner.running();
         let waited = self.inner.ended.wait_timeout_while(running, STOP_GRACE, |running| *running);
@@ -68,7 +68,7 @@ impl Admin {
         }
     }
 
-    /// Starts one; the answer comes through the channel.
+    /// Starts a snapshot. Its outcome comes through the channel.
     fn start(&self, dir: PathBuf) -> Result<oneshot::Receiver<engine_api::Result<Duration>>, Status> {
         let engine = self.inner.engine.upgrade().ok_or_else(|| Status::unavailable("the service is shutting down"))?;
         let mut running = self.inner.running();
@@ -79,11 +79,11 @@ impl Admin {
         let inner = Arc::clone(&self.inner);
         let make = move || {
             let made = inner.snapshot(&engine, &dir);
-            // Before the end is told: whoever waits for it wants the engine alone.
+            // Before the end is announced: a stop of the service waits for the end and then needs the engine alone.
             drop(engine);
             *inner.running() = false;
             inner.ended.notify_all();
-            // A caller that is gone has the log.
+            // A client that is gone can read the outcome in the log.
             answer.send(made).ok();
         };
         std::thread::Builder::new()
@@ -97,7 +97,7 @@ impl Admin {
 
 impl Inner {
     fn running(&self) -> MutexGuard<'_, bool> {
-        // A flag is whole whatever happened to who set it.
+        // A poisoned lock is safe: the flag is valid whatever happened to the thread that set it.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -141,7 +141,7 @@ impl AdminRpc for Admin {
     }
 }
 
-/// What `bootstrap info` prints of a store that is open here.
+/// Answers `bootstrap info` for a store that is open in this service.
 async fn info(State(admin): State<Admin>) -> Response {
     let Some(engine) = admin.inner.engine.upgrade() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "the service is shutting down\n").into_response();
@@ -170,8 +170,8 @@ fn refusal(error: Error) -> Status {
     }
 }
 
-/// Serves the socket in `dir` until `shutdown` is ready; a request under way gets no answer then. Without a socket, as
-/// where the path is too long for one, the service runs all the same and the log says so.
+/// Serves the socket in `dir` until `shutdown` is ready; a request under way then gets no answer. If the socket cannot
+/// be made, for example because its path is too long, the service runs without it and logs a warning.
 pub async fn serve(dir: PathBuf, admin: Admin, shutdown: impl Future<Output = ()>) {
     let (listener, _file) = match bind(&dir) {
         Ok(bound) => bound,
@@ -184,7 +184,7 @@ pub async fn serve(dir: PathBuf, admin: Admin, shutdown: impl Future<Output = ()
     let incoming = UnixListenerStream::new(listener);
     let info = axum::routing::get(info).with_state(admin.clone());
     let routes = Routes::new(AdminServer::new(admin)).into_axum_router().route_service("/info", info);
-    // HTTP/1 for `info`, whose program speaks no gRPC.
+    // HTTP/1 for `/info`, because `bootstrap info` does not speak gRPC.
     let server = Server::builder().accept_http1(true).add_routes(Routes::from(routes));
     tokio::select! {
         served = server.serve_with_incoming(incoming) => {
@@ -201,13 +201,13 @@ fn bind(dir: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
     Ok((UnixListener::from_std(listener).context("cannot watch a unix socket")?, file))
 }
 
-/// The running service of the store in `dir`; `None` when nobody listens.
+/// Connects to the running service of the store in `dir`; `None` if no process listens.
 ///
 /// # Errors
-/// Those of connecting: a caller who may not, for one.
+/// I/O errors of connecting, such as a lack of permission.
 pub(crate) async fn connect(dir: &Path) -> anyhow::Result<Option<AdminClient<Channel>>> {
     let path = dir.join(SOCKET);
-    // Once by itself, for an error that tells who is missing.
+    // Connect once directly first, because the gRPC channel's error does not show the cause.
     match UnixStream::connect(&path).await {
         Ok(_) => {}
         Err(error) if matches!(error.kind(), Io::NotFound | Io::ConnectionRefused) => return Ok(None),
@@ -221,7 +221,7 @@ pub(crate) async fn connect(dir: &Path) -> anyhow::Result<Option<AdminClient<Cha
         let path = path.clone();
         async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
     });
-    // The name is never resolved.
+    // A placeholder: the connector ignores this name.
     let channel = Endpoint::from_static("http://admin").connect_with_connector(connector).await?;
     Ok(Some(AdminClient::new(channel)))
 }

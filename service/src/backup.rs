@@ -1,7 +1,7 @@
-//! `service snapshot` and `service restore`: a store as a copy that is a store, and back.
+//! `service snapshot` and `service restore`: copy a store into a directory that is itself a store, and copy it back.
 //!
-//! Owns: who makes the copy (the running service, or this process), the digest beside it, the comparison. Must not:
-//! touch a store that a service has open. Runs on the main thread.
+//! Owns: the choice of who makes the copy (the running service, or this process), the digest kept with the copy, the
+//! comparison. Must not: touch a store that a service has open. Runs on the main thread.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use workload::Digest;
 
 use crate::{admin, out};
 
-/// What a snapshot holds beside the store, where it was asked for.
+/// File with the copy's digest, kept in the snapshot's directory if a digest was asked for.
 const RECORD: &str = "snapshot.toml";
 
 /// Copies a store.
@@ -73,11 +73,11 @@ pub(crate) fn snapshot(args: &SnapshotArgs) -> Result<()> {
         "this program"
     };
     let took_s = started.elapsed().as_secs_f64();
-    // A copy that was never opened is no backup.
+    // Open the copy to check it: a copy that was never opened is no backup.
     out::print(&kept_if_whole(&to, || look_at_copy(args, &to, by, took_s))?)
 }
 
-/// What there is to say of a copy that can be used.
+/// Opens and checks a copy, and returns the report to print.
 fn look_at_copy(args: &SnapshotArgs, to: &Path, by: &str, took_s: f64) -> Result<String> {
     let copy = open(to, args.memory)?;
     let (label, checkpoint) = (copy.label(), solana::shown(&copy.checkpoint()?).to_string());
@@ -106,7 +106,7 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<()> {
     out::print(&said)
 }
 
-/// What there is to say of a restored store that can be used.
+/// Opens and checks a restored store, and returns the report to print.
 fn look_at_store(args: &RestoreArgs, from: &dyn Engine, took_s: f64) -> Result<String> {
     let store = open(&args.dir, args.memory)?;
     let checkpoint = store.checkpoint()?;
@@ -138,7 +138,8 @@ fn look_at_store(args: &RestoreArgs, from: &dyn Engine, took_s: f64) -> Result<S
     Ok(said)
 }
 
-/// Refuses a copy that stands where its load left it and does not hold what was loaded: so did the store that it is of.
+/// Refuses a copy that is still at the checkpoint of its load but does not hold the loaded pairs. The store that was
+/// copied has then lost some as well.
 fn refuse_other_content(dir: &Path, copy: &dyn Engine, digest: &Digest) -> Result<()> {
     let (known, seq) = (engines::inspect(dir)?, copy.checkpoint()?.seq);
     let loaded = known.as_ref().and_then(|known| known.loaded_at(seq));
@@ -150,7 +151,7 @@ fn refuse_other_content(dir: &Path, copy: &dyn Engine, digest: &Digest) -> Resul
     }
 }
 
-/// Removes the copy in `dir` where `look` finds that it is not to be used: nothing that looks like one stays.
+/// Removes the copy in `dir` if `look` finds it unusable, so that no directory is left that looks like a good copy.
 fn kept_if_whole(dir: &Path, look: impl FnOnce() -> Result<String>) -> Result<String> {
     look().map_err(|error| match std::fs::remove_dir_all(dir) {
         Ok(()) => error.context(format!("the copy was removed: dir={}", dir.display())),
@@ -159,7 +160,7 @@ fn kept_if_whole(dir: &Path, look: impl FnOnce() -> Result<String>) -> Result<St
     })
 }
 
-/// Says that a copy holds a part of what a load was to fill its store with.
+/// Warns if the copied store holds only a part of its load, because the load was interrupted.
 fn warn_of_part(dir: &Path) -> Result<()> {
     if engines::inspect(dir)?.is_some_and(|known| known.is_loading()) {
         out::tell(&format!(
@@ -171,18 +172,18 @@ fn warn_of_part(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Has the running service make the copy; `false` when none runs.
+/// Asks the running service to make the copy; `false` if no service runs.
 async fn by_service(dir: &Path, to: &Path) -> Result<bool> {
     let none = "the service made no snapshot";
     let Some(mut service) = admin::connect(dir).await.context(none)? else { return Ok(false) };
     let to = to.to_str().with_context(|| format!("not a path in UTF-8: dir={}", to.display()))?;
     let asked = service.snapshot(SnapshotRequest { dir: to.to_owned() }).await;
-    // The message is the service's own, with its way out.
+    // The status message is the service's own and includes a way out.
     asked.map_err(|status| anyhow!(words(&status)).context(none))?;
     Ok(true)
 }
 
-/// A status in words. Where the connection broke, its causes alone say how.
+/// Returns a status's text with its causes. If the connection broke, only the causes say how.
 fn words(status: &Status) -> String {
     let mut words = match status.message() {
         "" => format!("no answer came over the admin socket: {}", status.code()),
@@ -199,7 +200,7 @@ fn words(status: &Status) -> String {
     words
 }
 
-/// Opens with the engine that the directory names.
+/// Opens the store in `dir` with the engine that its marker names.
 fn open(dir: &Path, memory: ByteSize) -> Result<Box<dyn Engine>> {
     let identity = engines::inspect(dir)?
         .with_context(|| format!("there is no store: dir={}: correct the path", dir.display()))?;
@@ -208,7 +209,7 @@ fn open(dir: &Path, memory: ByteSize) -> Result<Box<dyn Engine>> {
     Ok(engines::open(dir, &options, OpenMode::Existing)?)
 }
 
-/// The same of a store to copy, checked where copying it would not.
+/// Opens a store that is to be copied, and runs the checks that copying it would not make.
 fn open_whole(dir: &Path, memory: ByteSize) -> Result<Box<dyn Engine>> {
     let mut store = open(dir, memory)?;
     if let Some(known) = engines::inspect(dir)? {

@@ -1,36 +1,35 @@
-//! Plain types of the chain that several parts of the service speak of.
+//! Plain types of the chain that several parts of the service share.
 //!
 //! Owns: their meaning. Must not: depend on anything else of the service, do I/O, or hold state.
 
-/// The greatest slot that is taken for one, exclusive. At five slots a second the chain gets there in seven thousand
-/// years, so a higher number is no slot: a Yellowstone server that has just started answers `u64::MAX` for "none yet".
+/// Upper bound of slots, exclusive. At five slots a second the chain reaches it in seven thousand years, so a higher
+/// number is no slot: a Yellowstone server that has just started answers `u64::MAX` for "none yet".
 pub const SLOT_END: u64 = 1 << 40;
 
-/// Slots that are missing, both ends included.
+/// A range of missing slots, both ends included.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Gap {
-    /// First missing slot.
     pub first_slot: u64,
-    /// Last missing slot.
     pub last_slot: u64,
-    /// What was seen that shows the gap.
+    /// Observation that showed the gap, in words.
     pub detail: String,
 }
 
-/// Where the service stands on the chain, as far as events tell. Whether it is ready depends on the clock as well: see
+/// State of the service relative to the chain, as far as events show it. Readiness depends on the clock as well: see
 /// [`Readiness`](crate::readiness::Readiness).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Opening the store.
+    /// The store is being opened.
     Starting,
-    /// No slot was applied yet since the start, a gap or a commit that had to wait.
+    /// No slot has been applied since the start, a gap, or a commit that had to wait.
     CatchingUp,
-    /// The newest thing that happened is that a whole slot was applied.
+    /// The newest event is that a whole slot was applied.
     Live,
-    /// Slots are missing. The stream is asked for them again and again.
+    /// Slots are missing. The service asks the stream for them repeatedly.
     Gap(Gap),
-    /// The disk is full, in the engine's words. The commit is tried again.
+    /// The disk is full; holds the engine's message. The commit is retried.
     NoSpace(String),
-    /// A commit lacks something else that may come back, such as descriptors, in the engine's words. It is tried again.
+    /// A commit lacks another resource that may become available, such as file descriptors; holds the engine's message.
+    /// The commit is retried.
     CommitWaits(String),
 }

@@ -100,10 +100,10 @@ impl Args {
     }
 }
 
-/// Parses, runs, reports.
+/// Parses the arguments, runs the command, and reports its error.
 pub fn main(mut args: Vec<OsString>) -> ExitCode {
     let name = program(&args);
-    // By the signal's default action, which a service manager knows for a crash.
+    // A fault ends the process by the signal's default action, so that a service manager sees it as a crash.
     engines::explain_faults(None);
     engines::file_size_limit_is_an_error();
     // A first word that is a setting means run; --help and --version stay the program's own.
@@ -142,7 +142,7 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// The name that the program was started by: completions are for that one.
+/// Returns the name that the program was started by, for which completions are written.
 fn program(args: &[OsString]) -> String {
     let name = args.first().map(Path::new).and_then(Path::file_name);
     name.map_or_else(|| "solkv-service".to_owned(), |name| name.to_string_lossy().into_owned())
@@ -154,14 +154,14 @@ fn man(dir: &Path) -> Result<()> {
 }
 
 fn check(config: &Config) -> Result<(), Failed> {
-    // What stands in the URL besides the host may be a secret.
+    // The URL may hold a secret in every part except host and port.
     let shown = Config { geyser: provider::shown(&config.geyser), ..config.clone() };
     out::print(&toml::to_string(&shown).context("cannot print the configuration")?)?;
     out::print(&format!("# memory: {}\n", config.engine.division()))?;
     for note in engines::notes(&config.dir, &config.engine)? {
         out::print(&format!("# {}: {}\n", if note.is_warning { "warning" } else { "engine" }, note.text))?;
     }
-    // All that a start would refuse, found in the same way.
+    // Make all checks of a start, by the same code.
     log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok().as_deref()).map_err(Failed::wrong)?;
     let Checked { edge, provider } = Checked::of(config, Moment::Ahead)?;
     let token = if provider.token_file.is_some() { "given" } else { "none" };
@@ -175,7 +175,8 @@ fn check(config: &Config) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The label of the store's engine: what is not said of its filter is what the directory says.
+/// Returns the label of the store's engine. A Bloom filter that the configuration leaves out is taken from the
+/// directory.
 fn label(config: &Config) -> Result<&'static str> {
     let mut options = config.engine.clone();
     let known = engines::inspect(&config.dir)?.filter(|known| known.engine == options.engine);
@@ -183,7 +184,7 @@ fn label(config: &Config) -> Result<&'static str> {
     Ok(options.label())
 }
 
-/// What RUST_LOG asks for.
+/// Parses the filter in RUST_LOG; `info` without one.
 fn log_filter(text: Option<&str>) -> Result<EnvFilter> {
     let text = text.filter(|text| !text.is_empty()).unwrap_or("info");
     EnvFilter::builder()

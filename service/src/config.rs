@@ -1,7 +1,8 @@
-//! The configuration: a TOML file and flags with the same names; a flag wins over the file, the file over defaults.
+//! The configuration: a TOML file, and flags of the same names. A flag overrides the file, the file overrides defaults.
 //!
-//! Owns: the values in effect and their checks. Must not: open anything but the configuration, the stream's token, the system's
-//! list of groups and the store's marker, which says the engine and the extraction where nothing else does.
+//! Owns: the values in effect and their checks. Must not: open any file except the configuration, the stream's token,
+//! the system's list of groups, and the store's marker. The marker gives the engine and the extraction if the settings
+//! leave them out.
 
 mod bounds;
 pub mod file;
@@ -33,9 +34,9 @@ const CA_CREDENTIAL: &str = "geyser-ca";
 const CERT_CREDENTIAL: &str = "geyser-cert";
 const KEY_CREDENTIAL: &str = "geyser-key";
 
-/// The configuration in effect: every value decided and checked. Serializes back to a file that gives the same.
+/// The configuration in effect: every value decided and checked. Serialized to a file, it gives the same configuration
+/// again.
 #[derive(Clone, Debug, Serialize)]
-#[allow(missing_docs, reason = "the fields are those of Settings, where each is explained")]
 pub struct Config {
     #[serde(flatten)]
     pub engine: EngineOptions,
@@ -115,22 +116,22 @@ pub struct Config {
 }
 
 impl Config {
-    /// The limits of readiness.
     pub fn readiness_limits(&self) -> Limits {
         Limits { max_lag: Duration::from_millis(self.max_lag_ms), max_lag_slots: self.max_lag_slots }
     }
 
-    /// Who may connect to the Unix socket.
+    /// Returns the permissions and the group of the Unix socket.
     pub fn uds_access(&self) -> SocketAccess {
         SocketAccess { mode: self.uds_mode, group: self.uds_group.clone() }
     }
 
-    /// Who may connect to the shared-memory socket.
+    /// Returns the permissions and the group of the shared-memory socket.
     pub fn shm_access(&self) -> SocketAccess {
         SocketAccess { mode: self.shm_mode, group: self.shm_group.clone() }
     }
 
-    /// The Yellowstone server, with its secrets as files: the settings', or the systemd credentials.
+    /// Returns the settings of the Yellowstone server. Its secrets are files: those of the settings, or else the
+    /// systemd credentials.
     pub fn provider(&self) -> Provider {
         Provider {
             url: self.geyser.clone(),
@@ -143,7 +144,7 @@ impl Config {
         }
     }
 
-    /// Which accounts are followed, and what is made of them.
+    /// Returns the choice of accounts to follow, and the value taken from each.
     pub fn selection(&self) -> Selection {
         Selection { extract: self.extract, follow: self.follow }
     }

@@ -1,18 +1,18 @@
-//! Why the service ended with an error, by what its caller can do: change something, or start it again.
+//! Errors that end the service, by the caller's remedy: change something, or start the service again.
 //!
-//! Owns: this distinction and the exit codes that stand for it. Must not: guess it from an error's text.
+//! Owns: this distinction and its exit codes. Must not: infer it from an error's text.
 
 use std::fmt;
 
 use engine_api::ErrorKind;
 
-/// The exit code for an error that may pass.
+/// Exit code for an error that may pass.
 const ERROR: u8 = 1;
-/// The exit code for an error that comes back at each start; clap uses it for arguments. The packaged units do not start
-/// the service again after it.
+/// Exit code for an error that comes back at each start; clap uses it for wrong arguments. The packaged units do not
+/// restart the service after it.
 const WRONG: u8 = 2;
 
-/// An error, and whether starting again could help.
+/// An error, with the exit code that says whether starting again could help.
 #[derive(Debug)]
 pub struct Failed {
     code: u8,
@@ -20,32 +20,32 @@ pub struct Failed {
 }
 
 impl Failed {
-    /// The caller has to change something first: the configuration, a file that it names, the store's directory.
+    /// Marks an error that lasts until the caller changes something: the configuration, a file that it names, the
+    /// store's directory.
     pub fn wrong(error: anyhow::Error) -> Self {
         Self { code: WRONG, error }
     }
 
-    /// The program's exit code.
     pub fn code(&self) -> u8 {
         self.code
     }
 }
 
-/// With all its causes.
+/// Shows the error with all its causes.
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&engine_api::words(self.error.as_ref()))
     }
 }
 
-/// Without another word starting again may help.
+/// An error of no known kind counts as one that may pass.
 impl From<anyhow::Error> for Failed {
     fn from(error: anyhow::Error) -> Self {
         Self { code: ERROR, error }
     }
 }
 
-/// An engine says by the kind of its error what it asks for. A store that is damaged stays so. Another process that has the store open is
+/// An engine's error kind decides. A damaged store stays damaged. If another process has the store open, the kind is
 /// [`ErrorKind::Retry`].
 impl From<engine_api::Error> for Failed {
     fn from(error: engine_api::Error) -> Self {

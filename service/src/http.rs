@@ -1,7 +1,7 @@
 //! HTTP: metrics, probes, histograms, the status as JSON, and the dashboard.
 //!
-//! Owns: these pages. Must not: serve lookups. Threads: the tokio runtime of the network edge; a histogram
-//! snapshot takes milliseconds and runs on the blocking pool.
+//! Owns: these pages. Must not: serve lookups. Threads: the tokio runtime of the network edge. A snapshot of the
+//! histograms takes milliseconds and therefore runs on the blocking pool.
 
 mod host;
 mod server;
@@ -30,29 +30,26 @@ use crate::status::Shared;
 pub use host::Hosts;
 pub(crate) use host::host_name;
 
-/// How long a request under way may take after the shutdown began.
+/// How long a request under way may take after the shutdown has begun.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const JSON: &str = "application/json";
 
-/// What the pages are made of.
+/// State from which the pages are rendered.
 #[derive(Clone)]
 pub struct HttpState {
-    /// Latencies of the engine.
     pub latency: Arc<Latency>,
-    /// The service's figures.
     pub shared: Arc<Shared>,
-    /// The change feed, where the service keeps one.
+    /// The change feed; `None` if the service keeps none.
     pub feed: Option<Arc<Feed>>,
-    /// The engine's label.
+    /// Label of the engine in metrics and JSON.
     pub engine: &'static str,
-    /// What the dashboard shows of the past.
+    /// Past samples for the dashboard.
     pub history: Arc<History>,
-    /// The names that are answered to.
+    /// Host names that requests may use.
     pub hosts: Arc<Hosts>,
-    /// Which service this is.
     pub identity: Arc<Identity>,
 }
 
@@ -112,7 +109,7 @@ async fn status(State(state): State<HttpState>) -> Response {
     page(JSON, status_json(state.engine, &state.shared).to_string())
 }
 
-/// Every field of the Status rpc under its own name, and the counters.
+/// Returns every field of the Status rpc under its own name, and the counters.
 fn status_json(engine: &str, shared: &Shared) -> Value {
     let status = status_response(engine, shared);
     let checkpoint = status.checkpoint.map(|checkpoint| {
@@ -267,7 +264,7 @@ mod tests {
         }
         let mut promtool = Command::new("promtool");
         promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // What is asserted above needs no tool; where Prometheus is installed, it judges the text as well.
+        // The assertions above need no tool; where Prometheus is installed, `promtool` checks the text as well.
         match promtool.spawn() {
             Err(missing) => eprintln!("not judged by promtool (Debian package prometheus): {missing}"),
             Ok(mut child) => {

@@ -1,8 +1,8 @@
-//! `service`: follows a Yellowstone account stream into an engine and serves lookups.
+//! `service`: follows a Yellowstone account stream into an engine and serves lookups and the feed of changes.
 //!
-//! Owns: ingest (receive, assemble, apply), lookups, their metrics, and the order in which all of it starts and
-//! stops. Must not: apply a slot out of chain order, skip a gap, or touch the engine on a network thread.
-//! Threads: see [`run`].
+//! Owns: ingest (receive, assemble, apply), the feed, the overlay of processed slots, lookups over gRPC and shared
+//! memory, metrics and the dashboard, and the order in which all of these start and stop. Must not: apply a slot out of
+//! chain order, skip a gap, or touch the engine on a network thread. Threads: see [`run`].
 
 pub mod admin;
 mod backup;

@@ -1,8 +1,8 @@
 //! Lookups: a pool of `lookup-N` OS threads, fed by one bounded queue of gets and one of batches.
 //!
-//! Owns: the queues and the threads. Must not: know gRPC, or block the caller; in which order a thread answers is
-//! `worker`'s, what a lookup reads is `reading`'s.
-//! Threads: [`Lookups`] is used on the network edge; readers live and die on their `lookup-N` thread.
+//! Owns: the queues and the threads. Must not: know gRPC, or block the caller. The order in which a thread answers
+//! belongs to `worker`, and reading the state to `reading`. Threads: [`Lookups`] is used on the network edge; each
+//! reader stays on its `lookup-N` thread.
 
 mod queue;
 mod worker;
@@ -25,63 +25,66 @@ use crate::stop;
 use queue::{Batch, BatchQueue};
 use worker::{Request, Worker};
 
-/// Gets that may wait for a thread. At the 100 us of a lookup that reads from a device, a full queue is about
-/// 100 ms of work: whoever comes after that is better served by an answer at once that says so.
+/// Maximum number of gets that wait for a thread. A lookup that reads from a device takes 100 us, so a full queue is
+/// about 100 ms of work. A later request is better served by an immediate answer that the service is busy.
 pub const LOOKUP_QUEUE: usize = 1024;
 
-/// `get_many` requests queued or running, of all connections. At 10,000 keys each 32 hold about 20 MB, where a queue full
-/// of them would hold over 600. Here one connection may take all of them until another one asks; `rpc::places` grants it
-/// fewer.
+/// Maximum number of `get_many` requests queued or running, over all connections. At 10,000 keys each, 32 requests hold
+/// about 20 MB; as many of them as [`LOOKUP_QUEUE`] would hold over 600 MB. Here one connection may take all places
+/// until another one asks; `rpc::places` grants it fewer.
 pub const GET_MANY_QUEUE: usize = 32;
 
-/// An idle reader still holds its snapshot, and with it LMDB and redb keep every page freed since; moving it
-/// this often bounds what they keep to the commits of 200 ms.
+/// How often an idle reader is moved to the newest commit. While it holds its snapshot, LMDB and redb keep every page
+/// freed since. This bounds those pages to the commits of 200 ms.
 pub(crate) const IDLE_REFRESH: Duration = Duration::from_millis(200);
 
-/// The source under which lookups are recorded.
+/// Label under which lookups are recorded.
 const SOURCE: &str = "rpc";
 
-/// An answer and the slot it stands for.
+/// Answer of a lookup, and the slot that it stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer<T = Option<Value>> {
-    /// `None` when the map holds no such key; for `get_many` one of these a key, in the order asked.
+    /// The value; `None` when the map does not hold the key. For `get_many` one such value a key, in the order asked.
     pub value: T,
-    /// The newest slot wholly in what was read: for confirmed the last one applied, for processed the tip of the fork,
-    /// for finalized the last final one. Never newer than what was read; `None` before the first.
+    /// The newest slot that the state read holds as a whole. For confirmed it is the last slot applied, for processed
+    /// the tip of the fork, for finalized the last final slot. Never newer than the state read; `None` before the first
+    /// slot.
     pub slot: Option<u64>,
 }
 
-/// Where a request comes from and what became of its time before it was queued.
+/// Origin of a request, and the time that it spent before it was queued.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Origin {
-    /// What it came in by.
+    /// Transport that the request came in by.
     pub transport: Transport,
-    /// Tells the batches of one connection from those of others; any number will do.
+    /// Number that tells the batches of one connection from those of others; any number will do.
     pub connection: usize,
-    /// When it was decoded, by [`Lookups::clock`].
+    /// When the request was decoded, as a reading of [`Lookups::clock`].
     pub asked: u64,
-    /// What it has waited for a slot, in ns.
+    /// Time that the request waited for its minimum slot, in ns.
     pub slot_wait_ns: u64,
 }
 
-/// Why there is no answer.
+/// Reason why a lookup has no answer.
 #[derive(Debug)]
 pub enum LookupError {
-    /// The queue is full: nothing was read, try again later.
+    /// The queue is full. Nothing was read; a later attempt may succeed.
     Busy,
     /// The service is shutting down.
     Stopped,
-    /// Processed slots are not followed.
+    /// The service is not configured to follow processed slots.
     NotFollowed,
-    /// Too much is known of processed slots to keep it.
+    /// Processed slots exceeded the overlay's limits and were dropped. Processed lookups work again once the engine has
+    /// passed them.
     Overflowed,
-    /// What was changed after the finalized slot is not known yet.
+    /// Old values of changes after the finalized slot are missing, because the service has started recently or there
+    /// were too many changes.
     NotFinal,
-    /// The engine failed.
+    /// The engine returned this error.
     Engine(Error),
 }
 
-/// A handle on the pool. Clones share it.
+/// Handle to the pool. Clones share the pool.
 #[derive(Clone)]
 pub struct Lookups {
     requests: Sender<Request>,
@@ -90,15 +93,15 @@ pub struct Lookups {
     latency: Arc<Latency>,
 }
 
-/// The threads of the pool. Dropping it tells them to end, [`LookupThreads::join`] also waits.
+/// Threads of the pool. Dropping this tells them to end; [`LookupThreads::join`] also waits for them.
 pub struct LookupThreads {
     stop: Stop,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Ends the pool when dropped.
+/// Signal that ends the pool when dropped.
 struct Stop {
-    /// Nothing is ever sent: dropping it is the signal.
+    /// Nothing is ever sent on this channel: dropping the sender is the signal.
     _signal: Sender<Infallible>,
     batches: Arc<BatchQueue>,
 }
@@ -110,10 +113,10 @@ impl Drop for Stop {
 }
 
 impl Lookups {
-    /// Starts `threads` (at least one) threads.
+    /// Starts the pool with `threads` threads, at least one.
     ///
     /// # Errors
-    /// Those of starting a thread; the threads already started end.
+    /// I/O errors of starting a thread; the threads already started end.
     pub fn start(engine: Arc<Measured>, threads: usize, shared: Arc<Shared>) -> io::Result<(Self, LookupThreads)> {
         let (requests, taken) = bounded(LOOKUP_QUEUE);
         let (signal, stopped) = bounded(0);
@@ -132,30 +135,31 @@ impl Lookups {
         Ok((Self { requests, batches, shared, latency }, pool))
     }
 
-    /// The time now, for [`Origin::asked`].
+    /// Returns the current reading of the clock that [`Origin::asked`] uses.
     pub fn clock(&self) -> u64 {
         self.latency.clock().raw()
     }
 
-    /// The ns since a reading of [`Lookups::clock`].
+    /// Returns the time since a reading of [`Lookups::clock`], in ns.
     pub fn elapsed_ns(&self, since: u64) -> u64 {
         self.latency.clock().delta_as_nanos(since, self.clock())
     }
 
-    /// The value of one key. Dropping the future while the request is queued takes its work away.
+    /// Looks up the value of one key. Dropping the future while the request is queued cancels it.
     ///
     /// # Errors
-    /// See [`LookupError`].
+    /// Any kind of [`LookupError`].
     pub async fn get(&self, key: Key, commitment: Commitment, origin: Origin) -> Result<Answer, LookupError> {
         let (reply, answer) = oneshot::channel();
         self.enqueue(Request::Get { key, commitment, origin, reply })?;
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
-    /// The values of `keys`, all from one state, in their order. Dropping the future takes the work that is left away.
+    /// Looks up the values of `keys`, all from one state, in their order. Dropping the future cancels the remaining
+    /// work.
     ///
     /// # Errors
-    /// See [`LookupError`]; busy also with [`GET_MANY_QUEUE`] such requests under way.
+    /// Any kind of [`LookupError`]; busy also while [`GET_MANY_QUEUE`] such requests are queued or running.
     pub async fn get_many(
         &self,
         keys: Vec<Key>,
@@ -168,11 +172,11 @@ impl Lookups {
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
-    /// Waits until a thread has opened the newest state of the store: from then on lookups are answered. Counted as
-    /// nothing.
+    /// Waits until a thread has opened the newest state of the store: from then on lookups are answered. The probe is
+    /// not counted as a lookup.
     ///
     /// # Errors
-    /// See [`LookupError`].
+    /// Any kind of [`LookupError`] that opening the state can meet.
     pub async fn probe(&self) -> Result<(), LookupError> {
         let (reply, answer) = oneshot::channel();
         self.enqueue(Request::Probe { reply })?;
@@ -191,8 +195,8 @@ impl Lookups {
 }
 
 impl LookupThreads {
-    /// Ends the threads and waits until `deadline`: each finishes the piece it is at, what is still queued gets
-    /// [`LookupError::Stopped`]. After it no reader holds the engine any more, unless a thread did not end.
+    /// Ends the threads and waits for them until `deadline`. Each finishes the piece that it is reading; requests still
+    /// queued get [`LookupError::Stopped`]. Afterwards no reader holds the engine, unless a thread did not end.
     ///
     /// # Errors
     /// The names of the threads that have not ended.
@@ -214,7 +218,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::overlay::Overlay;
 
-    /// A store of an engine in this build with key `[1; 32]` at slot 7, and its pool.
+    /// A pool on a store with key `[1; 32]` at slot 7, of an engine in this build.
     pub(crate) struct Pool {
         pub(crate) engine: Arc<Measured>,
         pub(crate) shared: Arc<Shared>,
@@ -228,7 +232,7 @@ pub(crate) mod tests {
             Self::with_overlay(false, false)
         }
 
-        /// One of a service that follows processed slots, or whose engine takes in finalized slots only.
+        /// Starts a pool of a service that follows processed slots, or whose engine takes in finalized slots only.
         pub(crate) fn with_overlay(processed: bool, engine_is_final: bool) -> Self {
             let dir = tempfile::tempdir().unwrap();
             let kind = *engines::compiled().last().expect("a build has an engine");
@@ -243,7 +247,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Only a hang takes until then.
+    /// A deadline that only a hang can reach.
     pub(crate) fn later() -> Instant {
         Instant::now() + Duration::from_secs(100)
     }
@@ -280,7 +284,7 @@ pub(crate) mod tests {
         let pool = Pool::start();
         let many = || pool.lookups.get_many(vec![[1; 32], [2; 32]], Commitment::Confirmed, Origin::default());
         for slot in 8..40u8 {
-            // Both readers stand at the commit before.
+            // Move both readers to the previous commit.
             pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
             many().await.unwrap();
             let checkpoint =

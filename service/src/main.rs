@@ -1,4 +1,4 @@
-//! The `service` program: arguments in, exit code out. Everything else is the library's.
+//! The `service` program: passes the arguments to the library and returns its exit code.
 
 use std::process::ExitCode;
 

@@ -1,16 +1,17 @@
-//! What the commands that end by themselves print: a reader may have gone, or the disk behind it may be full.
+//! Output of the commands that end by themselves. The reader of that output may be gone, or the disk that it goes to
+//! may be full.
 //!
-//! Owns: what becomes of text that cannot be written. Must not: panic, or be used by the running service, which logs. Runs
-//! on the main thread.
+//! Owns: the handling of text that cannot be written. Must not: panic, or be used by the running service, which logs
+//! instead. Runs on the main thread.
 
 use std::io::{self, ErrorKind as Io, Write as _};
 
 use anyhow::{Context as _, Result};
 
-/// Writes all of `text` to standard output. A reader that has gone has had enough.
+/// Writes all of `text` to standard output. A reader that has closed its end is no error.
 ///
 /// # Errors
-/// It did not arrive.
+/// Any other I/O error of writing.
 pub(crate) fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -19,7 +20,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Writes a line to standard error. There is nowhere to say that it failed.
+/// Writes a line to standard error. A failure is ignored, because there is no place to report it.
 pub(crate) fn tell(line: &str) {
     writeln!(io::stderr().lock(), "{line}").ok();
 }

@@ -1,18 +1,18 @@
-//! The signs of life of the threads that do the service's work, for the watchdog of systemd.
+//! Signs of life of the service's worker threads, for the watchdog of systemd.
 //!
-//! Owns: one counter a thread. Must not: block; a beat is one relaxed addition. A thread beats when it begins a round of
-//! its loop and, in long rounds, after each piece; who looks twice and finds the same number has found a thread that
-//! stands still in one piece of work, be it a deadlock or a device that does not answer.
+//! Owns: one counter a thread. Must not: block; a beat is one relaxed addition. A thread beats when it begins a round
+//! of its loop and, in long rounds, after each piece of work. An observer that finds the same number twice has found a
+//! thread stalled in one piece of work, be it by a deadlock or by a device that does not answer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// One thread's counter. Clones are the same thread's.
+/// One thread's counter. Clones share the counter.
 #[derive(Clone, Debug, Default)]
 pub struct Pulse(Arc<AtomicU64>);
 
 impl Pulse {
-    /// Says that the thread gets on.
+    /// Records that the thread makes progress.
     pub fn beat(&self) {
         // ORDERING: Relaxed: the number alone counts.
         self.0.fetch_add(1, Ordering::Relaxed);
@@ -24,20 +24,20 @@ impl Pulse {
     }
 }
 
-/// Every thread that has to get on.
+/// The counters of all threads that must make progress.
 #[derive(Debug, Default)]
 pub struct Pulses(Mutex<Vec<(String, Pulse)>>);
 
 impl Pulses {
-    /// A new thread's counter. The thread has to beat from now on.
+    /// Adds a thread and returns its counter. The thread must beat from now on.
     pub fn add(&self, thread: impl Into<String>) -> Pulse {
         let pulse = Pulse::default();
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push((thread.into(), pulse.clone()));
         pulse
     }
 
-    /// The threads that have not beaten since `seen`, which is brought up to date. A thread seen for the first time
-    /// has.
+    /// Returns the names of the threads whose counter has not moved since the last call, and updates `seen`. A new
+    /// thread counts as alive.
     pub fn still(&self, seen: &mut Vec<u64>) -> Vec<String> {
         let threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut still = Vec::new();

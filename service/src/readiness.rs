@@ -1,35 +1,36 @@
-//! Whether lookups stand for the live chain: one computation, by the clock, that every page, probe and metric asks.
+//! Readiness: whether lookups reflect the live chain. One computation by the clock, which every page, probe and metric
+//! asks.
 //!
-//! Owns: the limits, and what they are compared with. Must not: block; each read and write is wait-free. Writers are
+//! Owns: the limits, and the events that they apply to. Must not: block; each read and write is wait-free. Writers are
 //! ingest-apply (phase, applied slots) and the stream's receiver (trouble); any thread reads.
 //!
-//! Nothing here is a latch that somebody has to take back. What is stored are events with their times, and each reader
-//! compares these with the clock, so that a stream that is dead, silent or slow, an ingest that is behind and a commit
-//! that hangs all end readiness by themselves. Only a whole slot that was applied within the limits brings it back.
+//! Nothing here is a latch that must be reset. The stored values are events with their times, and each reader compares
+//! these with the clock. Therefore a stream that is dead, silent or slow, an ingest that lags, or a commit that hangs
+//! ends readiness by itself. Only a whole slot applied within the limits brings it back.
 
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-// Outside of a simulation this is the machine's monotonic clock.
+// Outside of simulations this is the machine's monotonic clock.
 use tokio::time::Instant;
 
 use crate::chain::{Gap, Phase};
 
-/// While slots come as they should, the time since the newest one is no lag: the next is simply not there yet.
+/// Time after the newest slot that does not count as lag, because the next slot is not due yet.
 const BETWEEN_SLOTS: Duration = Duration::from_secs(1);
 
-/// 2020-03-16, when the first slot of Solana's mainnet was made. No server has made a message before.
+/// 2020-03-16, the day of the first slot of Solana's mainnet. No server can have created a message earlier.
 const CHAIN_BEGAN_UNIX_MS: u64 = 1_584_316_800_000;
 
-/// Upper bound on the words of a server in a reason, in bytes: probes and status lines show them.
+/// Upper bound on the length of a server's message in a reason, in bytes, because probes and status lines show it.
 const TROUBLE_BYTES_MAX: usize = 400;
 
-/// Beyond these the service is not ready.
+/// Limits beyond which the service is not ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Age of the newest applied slot.
+    /// Maximum age of the newest applied slot.
     pub max_lag: Duration,
-    /// Slots between the newest heard of and the newest applied.
+    /// Maximum number of slots between the newest slot that the stream mentioned and the newest applied one.
     pub max_lag_slots: u64,
 }
 
@@ -39,7 +40,7 @@ impl Default for Limits {
     }
 }
 
-/// The events that readiness follows from.
+/// The events from which readiness is computed.
 #[derive(Debug)]
 pub struct Readiness {
     limits: ArcSwap<Limits>,
@@ -49,49 +50,47 @@ pub struct Readiness {
     trouble: ArcSwapOption<String>,
 }
 
-/// A whole slot that cannot be applied, because its parent has not come.
+/// A whole slot that cannot be applied, because its parent is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awaited {
-    /// The slot that waits.
     pub slot: u64,
-    /// The slot that it waits for.
     pub parent_slot: u64,
-    /// Since when.
+    /// Time at which the slot began to wait.
     pub since: Instant,
-    /// How long it is waited for on one connection.
+    /// How long the slot may wait on one connection before the parent counts as missing.
     pub gap_timeout: Duration,
 }
 
-/// How old a slot was when it was committed.
+/// Age of a slot at its commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Age {
-    /// From the creation of its block meta on.
+    /// Time from the creation of the slot's block meta to the commit.
     Known(Duration),
-    /// The server's time cannot be right: it says this, in ms since the Unix epoch.
+    /// The server's time is impossible; holds that time, in ms since the Unix epoch.
     Absurd(u64),
 }
 
-/// The newest slot that was applied since the start.
+/// The newest slot applied since the start.
 #[derive(Clone, Copy, Debug)]
 struct Applied {
     at: Instant,
     age: Age,
 }
 
-/// What follows from them now.
+/// Readiness at one moment, with its reason and the lag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Why lookups do not stand for the live chain; `None` when they do.
+    /// Reason why lookups do not reflect the live chain; `None` if they do.
     pub not_ready: Option<String>,
-    /// The slots that are missing, if it is that.
+    /// The missing slots; `None` unless a gap is the reason.
     pub gap: Option<Gap>,
-    /// How old the newest applied slot is, in ms: from its creation to its commit, and all the time since once the next
-    /// one is overdue. `None` before the first, and where the server's time cannot be right.
+    /// Age of the newest applied slot, in ms: from its creation to its commit, plus all the time since once the next
+    /// slot is overdue. `None` before the first slot, and if the server's time is impossible.
     pub lag_ms: Option<u64>,
 }
 
 impl Verdict {
-    /// Lookups stand for the live chain.
+    /// Whether lookups reflect the live chain.
     pub fn is_ready(&self) -> bool {
         self.not_ready.is_none()
     }
@@ -110,7 +109,7 @@ impl Default for Readiness {
 }
 
 impl Readiness {
-    /// Sets the limits, once, before anybody asks.
+    /// Sets the limits; to be called once, before the first [`Readiness::verdict`].
     pub fn set_limits(&self, limits: Limits) {
         self.limits.store(limits.into());
     }
@@ -120,18 +119,19 @@ impl Readiness {
         self.phase.store(phase.into());
     }
 
-    /// The phase that was set last.
+    /// Returns the phase that was set last.
     pub fn phase(&self) -> Phase {
         Phase::clone(&self.phase.load())
     }
 
-    /// A whole slot was committed just now, of that age. Writer: ingest-apply.
+    /// Records that a whole slot of this age was committed just now. Writer: ingest-apply.
     pub fn slot_applied(&self, age: Age) {
         self.applied.store(Some(Applied { at: Instant::now(), age }.into()));
     }
 
-    /// The age at `now_unix_ms` of a slot whose block meta was created at `created_unix_ms`, by two clocks. One before the
-    /// chain's first slot, or so far ahead that it would hide a lag over the limit, is no age.
+    /// Returns the age at `now_unix_ms` of a slot whose block meta was created at `created_unix_ms`, by another
+    /// machine's clock. The age is absurd if the creation is before the chain's first slot, or so far in the future
+    /// that it would hide a lag over the limit.
     pub fn age(&self, created_unix_ms: u64, now_unix_ms: u64) -> Age {
         let limit_ms = u64::try_from(self.limits.load().max_lag.as_millis()).unwrap_or(u64::MAX);
         match now_unix_ms.checked_sub(created_unix_ms) {
@@ -141,27 +141,27 @@ impl Readiness {
         }
     }
 
-    /// Which slot waits for its parent, if one does. Writer: ingest-apply.
+    /// Sets the slot that waits for its parent, or `None`. Writer: ingest-apply.
     pub fn set_awaited(&self, awaited: Option<Awaited>) {
         if self.awaited.load().as_deref() != awaited.as_ref() {
             self.awaited.store(awaited.map(Into::into));
         }
     }
 
-    /// Why the stream brings nothing at the moment. Writer: the receiver.
+    /// Sets the reason why the stream brings nothing at the moment. Writer: the receiver.
     pub fn set_trouble(&self, why: &str) {
         let end = why.floor_char_boundary(TROUBLE_BYTES_MAX);
         self.trouble.store(Some(why[..end].to_owned().into()));
     }
 
-    /// The stream brings slots. Writer: the receiver, for each of them.
+    /// Clears the trouble, because the stream brings slots. Writer: the receiver, for each slot.
     pub fn clear_trouble(&self) {
         if self.trouble.load().is_some() {
             self.trouble.store(None);
         }
     }
 
-    /// Whether the service is ready at this moment, `lag_slots` behind the newest slot heard of.
+    /// Computes readiness at this moment. `lag_slots` is the lag behind the newest slot that the stream mentioned.
     pub fn verdict(&self, lag_slots: Option<u64>) -> Verdict {
         let (limits, phase, applied) = (**self.limits.load(), self.phase.load(), self.applied.load());
         let since = applied.as_ref().map(|applied| applied.at.elapsed());
@@ -192,7 +192,7 @@ impl Readiness {
         });
         Verdict { not_ready, gap, lag_ms: lag.map(|lag| u64::try_from(lag.as_millis()).unwrap_or(u64::MAX)) }
     }
-    /// Which limit is passed, in words.
+    /// Returns the limit that is exceeded, in words; `None` if all are kept.
     fn behind(
         &self,
         limits: Limits,
@@ -222,7 +222,7 @@ impl Readiness {
         })
     }
 
-    /// Which slot waits for its parent, in words.
+    /// Describes the slot that waits for its parent, if there is one.
     fn awaits(&self) -> Option<String> {
         let Awaited { slot, parent_slot, since, gap_timeout } = **self.awaited.load().as_ref()?;
         Some(format!(

@@ -1,25 +1,27 @@
-//! One lookup thread's reader: its snapshot of the engine, and what a lookup at each commitment reads beside it.
+//! The reader of one lookup thread: its snapshot of the engine, and the overlay that a lookup at each commitment needs
+//! in addition to it.
 //!
-//! Owns: which snapshot an answer comes from and which slot it stands for. Must not: queue or wait. Lives and dies on a
-//! `lookup-N` thread.
+//! Owns: which snapshot an answer comes from and which slot the answer stands for. Must not: queue or wait. Lives on
+//! one thread from its creation to its end: a `lookup-N` thread or `shm-lookup`.
 //!
 //! # Why no answer mixes two states
 //!
-//! **Confirmed** is one snapshot of the engine, and nothing else. Every commit ends where a slot ends, so a snapshot never
-//! holds a part of a slot. The slot that an answer names is read from that snapshot: two answers with the same slot
-//! stand for the same state.
+//! **Confirmed** is one snapshot of the engine, and nothing else. Every commit ends where a slot ends, so a snapshot
+//! never holds a part of a slot. The slot that an answer names is read from that snapshot, so two answers with the same
+//! slot stand for the same state.
 //!
 //! **Processed** is a view and a snapshot, in this order: load the view, move the snapshot to the newest commit, load
 //! the root. A bank leaves the view only once the commit of its slot was published, and a snapshot taken after that
-//! holds the slot: so what is missing in the view is in the snapshot, and no value is missed or goes back to an older
-//! one. Banks at or below the snapshot's slot are left out: the snapshot has them. What is left counts only when the
-//! oldest of it is the child of the snapshot's block and the root is the snapshot's block or among it: then the view's
-//! fork is the chain that the engine follows. Otherwise nothing is left, and the answer is the confirmed one.
+//! holds the slot. A write that is missing in the view is therefore in the snapshot: no value is missed or goes back to
+//! an older one. Banks at or below the snapshot's slot are left out, because the snapshot has them. The remaining banks
+//! count only under two conditions. The oldest of them must be the child of the snapshot's block, and the root must be
+//! the snapshot's block or one of them: then the view's fork is the chain that the engine follows. Otherwise no bank
+//! counts, and the answer is the confirmed one.
 //!
 //! **Finalized** is a snapshot and the undo overlay, with its lock held while the snapshot moves: see
 //! [`undo`](crate::overlay::undo).
 //!
-//! A batch takes these parts once for all of its keys; a long one is read in pieces: see [`batch`].
+//! A batch takes these parts once for all of its keys. A long batch is read in pieces: see [`batch`].
 
 mod batch;
 
@@ -39,31 +41,31 @@ use crate::status::{Shared, count};
 
 pub(crate) use batch::{BatchReading, PIECE_KEYS};
 
-/// One thread's reader. Opened at the first request and again after any failure.
+/// Reader of one thread. It opens its snapshot at the first request, and again after any failure.
 pub(crate) struct Reading<'e> {
     engine: &'e Measured,
     shared: &'e Shared,
-    /// Under which its lookups are recorded.
+    /// Label under which its lookups are recorded.
     source: &'static str,
     snapshot: Option<Snapshot<'e>>,
     spent: Spent,
 }
 
-/// Where the time of the last lookup that was answered went, in ns.
+/// Time that the last answered lookup spent in each part, in ns.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spent {
-    /// Beside the engine; at confirmed nothing lies there.
+    /// Time in the overlay, in ns; 0 at confirmed, which has no overlay.
     pub(crate) overlay_ns: u64,
-    /// In the engine.
+    /// Time in the engine, in ns.
     pub(crate) read_ns: u64,
 }
 
 struct Snapshot<'e> {
     reader: MeasuredReader<'e>,
-    /// The block that the reader's own checkpoint names.
+    /// Block that the reader's own checkpoint names; `None` before the first slot.
     base: Option<Base>,
-    /// The published checkpoint, if it is the reader's own. Kept alive, so that comparing addresses cannot mistake a new
-    /// checkpoint for this one.
+    /// The published checkpoint, if it equals the reader's own. Kept alive, so that comparing addresses cannot mistake
+    /// a new checkpoint for this one.
     published: Option<Arc<ChainCheckpoint>>,
 }
 
@@ -74,22 +76,22 @@ impl Snapshot<'_> {
 }
 
 impl<'e> Reading<'e> {
-    /// Opens nothing yet.
+    /// Creates a reader without opening a snapshot. `source` is the label under which its lookups are recorded.
     pub(crate) fn new(engine: &'e Measured, shared: &'e Shared, source: &'static str) -> Self {
         Self { engine, shared, source, snapshot: None, spent: Spent::default() }
     }
 
-    /// Where the time of the last lookup went, if it was answered.
+    /// Time that the last answered lookup spent in each part.
     pub(crate) fn spent(&self) -> Spent {
         self.spent
     }
 
-    /// Lets the snapshot go until the next request.
+    /// Drops the snapshot; the next request opens one anew.
     pub(crate) fn close(&mut self) {
         self.snapshot = None;
     }
 
-    /// The value of one key.
+    /// Returns the value of one key, and the slot that it stands for.
     pub(crate) fn get(&mut self, key: &Key, commitment: Commitment) -> Result<Answer, LookupError> {
         count(&self.shared.counters.lookups, 1);
         match commitment {
@@ -101,7 +103,7 @@ impl<'e> Reading<'e> {
         }
     }
 
-    /// The values of several keys into `values`, one for each key; gives the slot that they stand for.
+    /// Writes the values of `keys` into `values`, one for each key. Returns the slot that they stand for.
     pub(crate) fn get_into(
         &mut self,
         keys: &[Key],
@@ -128,15 +130,15 @@ impl<'e> Reading<'e> {
         }
     }
 
-    /// Opens the newest state and reads nothing.
+    /// Moves to the newest state without reading anything, to see whether that works.
     pub(crate) fn probe(&mut self) -> Result<(), LookupError> {
         let opened = self.refresh().map(drop);
         opened.map_err(|error| self.failed(error))
     }
 
-    /// Moves an idle reader to the newest commit.
+    /// Moves an open, idle reader to the newest commit, so that the engine can free the pages of the old snapshot.
     pub(crate) fn refresh_idle(&mut self) {
-        // A failure closes the reader; the next request opens one anew and tells its caller.
+        // A failure closes the reader. The next request opens one anew and reports its own failure.
         if self.snapshot.is_some()
             && let Err(error) = self.refresh()
         {
@@ -157,7 +159,8 @@ impl<'e> Reading<'e> {
         Ok(answer)
     }
 
-    /// An answer that the engine alone does not give: what lies beside it first, the engine for the rest.
+    /// Answers at a commitment that needs an overlay: values that the overlay knows come from it, the other ones from
+    /// the engine.
     fn beside(&mut self, keys: &[Key], commitment: Commitment) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
         let clock = self.engine.latency().clock();
         let start = clock.raw();
@@ -182,7 +185,8 @@ impl<'e> Reading<'e> {
         Ok(Answer { value, slot })
     }
 
-    /// Moves the snapshot and fills in what the overlay of `commitment` says of `keys`; gives the answer's slot.
+    /// Moves the snapshot and fills `known` with the values that the overlay of `commitment` has for `keys`. Returns
+    /// the answer's slot.
     fn overlaid(
         &mut self,
         keys: &[Key],
@@ -195,11 +199,12 @@ impl<'e> Reading<'e> {
         }
     }
 
-    /// Fills in what the banks on top of the snapshot wrote; gives the slot of the newest of them.
+    /// Fills `known` with the writes of the banks on top of the snapshot. Returns the slot of the newest of these
+    /// banks.
     fn processed(&mut self, keys: &[Key], known: &mut [Option<Option<Value>>]) -> Result<Option<u64>, LookupError> {
         let shared = self.shared;
         let processed = shared.overlay.processed().ok_or(LookupError::NotFollowed)?;
-        // The order of these three is what the answer rests on: see the head of the file.
+        // The answer is right only with these three in this order: see the head of the file.
         let view = processed.view();
         let base = self.moved()?;
         let root = processed.root();
@@ -213,7 +218,7 @@ impl<'e> Reading<'e> {
         Ok(blocks.first().map(|block| block.base.slot).or(base.map(|base| base.slot)))
     }
 
-    /// Fills in what was changed after the finalized slot; gives that slot.
+    /// Fills `known` with the old values of keys that changed after the finalized slot. Returns that slot.
     fn finalized(&mut self, keys: &[Key], known: &mut [Option<Option<Value>>]) -> Result<Option<u64>, LookupError> {
         let shared = self.shared;
         // The lock is held while the snapshot moves: see the head of the file.
@@ -239,10 +244,11 @@ impl<'e> Reading<'e> {
 
     /// Moves to the newest commit.
     ///
-    /// The slot is that of the very state that is read: it comes from the reader's own checkpoint. Reading that costs a
-    /// lookup, so it is left out while nothing can have moved the reader: the published checkpoint is the one that the
-    /// reader had, and no commit has begun since. Both are looked at after the reader has moved. Had it moved to a later
-    /// commit, that commit would be under way still, or another checkpoint published: see [`Shared::committing`].
+    /// The slot is exactly that of the state being read, because it comes from the reader's own checkpoint. Reading the
+    /// checkpoint costs as much as a lookup, so it is left out while nothing can have moved the reader. That is so
+    /// while the published checkpoint is the one that the reader had, and no commit has begun since. Both are checked
+    /// after the reader has moved. Had it moved to a later commit, that commit would still be under way, or another
+    /// checkpoint would be published: see [`Shared::committing`].
     fn refresh(&mut self) -> engine_api::Result<&mut Snapshot<'e>> {
         let mut snapshot = match self.snapshot.take() {
             Some(mut snapshot) => {
@@ -251,7 +257,8 @@ impl<'e> Reading<'e> {
             }
             None => Snapshot { reader: self.engine.reader_for(self.source)?, base: None, published: None },
         };
-        // The order of these two is what the slot rests on: a commit publishes before it counts as over.
+        // The slot is right only with these two in this order: a commit publishes its checkpoint before it counts as
+        // over.
         let committing = self.shared.is_committing();
         let published = self.shared.checkpoint.load();
         let stays = snapshot.published.as_ref().is_some_and(|own| Arc::ptr_eq(own, &published));

@@ -1,8 +1,8 @@
-//! Puts the parts together: engine, lookups, servers, receiver and ingest-apply, from start to a clean stop.
+//! Runs the service: connects engine, lookups, servers, receiver and ingest-apply, from the start to a clean stop.
 //!
-//! Owns: threads and their order of stopping. Threads: `net-N` (tokio: sockets only), `ingest-apply` (the only
+//! Owns: threads and the order in which they stop. Threads: `net-N` (tokio: sockets only), `ingest-apply` (the only
 //! writer), `lookup-N` and `shm-lookup` (readers), `overlay` (processed slots, if followed), `sample` (the dashboard's
-//! history).
+//! history), and the feed's threads (see [`Workers`]).
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::OwnedFd;
@@ -41,34 +41,35 @@ use crate::stop::Stuck;
 use crate::store;
 use crate::systemd::{self, Sleepers};
 
-/// Threads of the network edge: one reads the stream while the other answers.
+/// Threads of the network edge, so that one can answer while the other reads the stream.
 const NET_THREADS: usize = 2;
 
-/// How long a stop waits for threads, once nothing is served any more. Each ends within milliseconds, unless its device
-/// does not answer.
+/// How long a stop waits for threads after the last request was served. Each thread ends within milliseconds, unless
+/// its device does not answer.
 const JOIN_LIMIT: Duration = Duration::from_secs(5);
 
-/// The log of the feed, in the store's directory beside the engine's own.
+/// Directory of the feed's log, in the store's directory next to the engine's.
 const FEED_DIR: &str = "feed";
 
-/// What the configuration names outside of itself, read and found right.
+/// The resources that the configuration names, read and checked.
 pub struct Checked {
-    /// Addresses, certificates, tokens of clients.
+    /// Addresses, certificates, and the tokens of clients.
     pub edge: Edge,
-    /// The stream's server; its secrets were read once and forgotten.
+    /// Settings of the stream's server. Its secrets were read once as a check, and are not kept.
     pub provider: provider::Settings,
 }
 
 impl Checked {
-    /// Reads and checks all of it, the store's marker too. Changes nothing.
+    /// Reads and checks these resources, the sockets and the store's marker. Changes nothing.
     ///
     /// # Errors
-    /// What can never work as it is says so by its exit code.
+    /// The first resource that cannot be used. The error's exit code says whether starting again could help.
     pub fn of(config: &Config, at: Moment) -> Result<Self, Failed> {
         let edge = Edge::open(config)?;
         config.check_sockets(at).map_err(Failed::wrong)?;
         if at == Moment::Start {
-            // Limits are those of the process, and another one's when the configuration is checked ahead.
+            // Limits belong to the process: they may differ from those of a process that checks the configuration
+            // ahead.
             limit::open_files(config.max_connections).map_err(Failed::wrong)?;
         }
         let provider = config.provider();
@@ -78,9 +79,9 @@ impl Checked {
     }
 }
 
-/// Runs until SIGTERM or SIGINT, or until the engine fails.
+/// Runs the service until SIGTERM or SIGINT, or until the engine fails.
 pub fn run(config: &Config) -> Result<(), Failed> {
-    // What is refused is refused before the store is touched.
+    // All refusals come before the store is touched.
     let Checked { edge, .. } = Checked::of(config, Moment::Start)?;
     edge.addresses.warn(config, &edge.access);
     for (key, group) in [("uds_group", &config.uds_group), ("shm_group", &config.shm_group)] {
@@ -121,7 +122,7 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         .enable_all()
         .build()
         .context("cannot start the network threads")?;
-    // Before anybody is served: who was answered may stop the service, and it stops in good order.
+    // Take over the signals before serving, so that a client that got an answer may stop the service in good order.
     let stops = runtime.block_on(async { Stops::take_over() })?;
     let front = Front { ports, access: edge.access, stops };
     let (lookups, lookup_threads) =
@@ -162,7 +163,7 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     admin.wait_for_snapshot();
     match Arc::try_unwrap(engine) {
         Ok(engine) => Box::new(engine).close()?,
-        // Every commit is durable already; closing would only make the next open quicker.
+        // Every commit is durable already; a close would only make the next open quicker.
         Err(_) => error!("the store is still in use: not closed"),
     }
     outcome?;
@@ -174,14 +175,14 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Where clients come in, who may, and what stops it all.
+/// The listening ports, the access rules, and the signals that stop the service.
 struct Front {
     ports: Ports,
     access: Arc<Access>,
     stops: Stops,
 }
 
-/// What the ingest thread is made of.
+/// Parts of which the ingest thread is made.
 struct ApplyParts {
     engine: Arc<Measured>,
     shared: Arc<Shared>,
@@ -278,7 +279,8 @@ async fn serve(
     }
 }
 
-/// An update that meets damage ends the service, because nobody knows the value that it replaces.
+/// Adds the remedy to the engine's error. An update that meets damage ends the service, because the value that it
+/// replaces is unknown.
 fn engine_failed(error: engine_api::Error) -> anyhow::Error {
     let context = match error.kind() {
         ErrorKind::DataDamaged => {
@@ -296,7 +298,7 @@ fn receive_config(config: &Config, hangups: &watch::Receiver<u64>) -> ReceiveCon
         selection: config.selection(),
         commitment: config.commitment,
         idle_timeout: config.idle_timeout,
-        // The standard hasher's random keys are all the randomness this needs.
+        // The random keys of the standard hasher are random enough for jitter.
         jitter_seed: RandomState::new().hash_one(0),
     }
 }
@@ -310,7 +312,7 @@ fn open_feed(config: &Config, checkpoint: &ChainCheckpoint) -> Result<Option<(Fe
     Ok(Some(opened))
 }
 
-/// Gives the feed its ring in shared memory; the descriptor is for readers.
+/// Gives the feed its ring in shared memory, and returns the memfd for readers.
 fn share(writer: &mut FeedWriter, feed: &Feed) -> Result<OwnedFd> {
     let (ring, memfd) = Ring::create(feed).context("cannot make the feed's ring")?;
     writer.share(ring);
@@ -347,11 +349,11 @@ fn apply_config(config: &Config) -> ApplyConfig {
 }
 
 async fn until(mut stopped: watch::Receiver<bool>) {
-    // An error is the sender's end, which means stop as well.
+    // An error means that the sender is gone, which means stop as well.
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
-/// The signals that stop the service. From [`Stops::take_over`] on they no longer end the process by themselves.
+/// The signals that stop the service. After [`Stops::take_over`] they no longer end the process by themselves.
 struct Stops {
     terminate: Signal,
     interrupt: Signal,

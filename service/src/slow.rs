@@ -1,37 +1,35 @@
-//! Slow requests: says in the log how long one took and where, so that a slow answer has a cause.
+//! Slow requests: logs how long one took and in which part, so that a slow answer has a cause.
 //!
-//! Owns: the threshold, the line, how many lines a second. Must not: name a key, or read a clock; who serves a request
-//! has read it. Threads: whoever serves lookups; wait-free.
+//! Owns: the threshold, the log line, the limit on lines a second. Must not: name a key, or read a clock to time a
+//! request; the code that serves a request times it. Threads: all that serve lookups; wait-free.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::overlay::Commitment;
 use crate::status::{count, unix_ms};
 
-/// Lines a second at most. More say nothing new and would make what is slow slower; the next line says how many there
-/// would have been.
+/// Maximum number of log lines a second. More would say nothing new and would make slow requests slower. The next line
+/// says how many were suppressed.
 pub const LINES_PER_SECOND: u64 = 5;
 
-/// No request is as slow as this.
+/// A threshold that no request reaches.
 const NEVER_NS: u64 = u64::MAX;
 
-/// What a request came in by; the label `transport` of the metrics.
+/// The transport of a request; the label `transport` of the metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// gRPC on TCP.
+    /// gRPC over TCP, with or without TLS.
     #[default]
     GrpcTcp,
-    /// gRPC on the Unix socket.
+    /// gRPC over the Unix socket.
     GrpcUds,
-    /// Shared memory.
     Shm,
 }
 
 impl Transport {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::GrpcTcp, Self::GrpcUds, Self::Shm];
 
-    /// The label.
+    /// The label's value in metrics and log lines.
     pub const fn name(self) -> &'static str {
         match self {
             Self::GrpcTcp => "grpc-tcp",
@@ -41,26 +39,25 @@ impl Transport {
     }
 }
 
-/// Where a request's time went, in ns.
+/// Known parts of a request's duration, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parts {
-    /// Waiting for the slot of `min_context_slot`.
+    /// Waiting for the slot that `min_context_slot` asks for.
     pub slot_wait_ns: u64,
-    /// Waiting for a lookup thread; of a batch also while gets went before its pieces.
+    /// Waiting for a lookup thread; for a batch, also while single lookups ran between its pieces.
     pub queue_ns: u64,
-    /// In the overlay: its lock, and what lies beside the engine. 0 at confirmed.
+    /// In the overlay: waiting for its lock, and looking up the values that it holds itself. 0 at confirmed.
     pub overlay_ns: u64,
-    /// In the engine; long when it had to wait for the device.
+    /// In the engine; long if it had to wait for the device.
     pub read_ns: u64,
 }
 
 impl Parts {
-    /// Their sum.
     pub fn sum_ns(&self) -> u64 {
         self.slot_wait_ns + self.queue_ns + self.overlay_ns + self.read_ns
     }
 
-    /// The largest of them, by name.
+    /// Returns the name of the largest part, where `other_ns` is the time that no part explains.
     fn cause(&self, other_ns: u64) -> &'static str {
         let parts = [
             (other_ns, "other"),
@@ -73,36 +70,34 @@ impl Parts {
     }
 }
 
-/// A request that took too long.
+/// A request slower than the threshold.
 #[derive(Clone, Copy, Debug)]
 pub struct Slow {
-    /// What it came in by.
     pub transport: Transport,
-    /// Keys it asked for.
+    /// Number of keys asked for.
     pub keys: usize,
-    /// At which commitment.
     pub commitment: Commitment,
-    /// From when it was decoded to when it was answered, in ns. On shared memory the sum of the parts: nobody knows
-    /// when the request was written.
+    /// Time from decoding the request to answering it, in ns. For shared memory the sum of the parts, because the time
+    /// at which the client wrote the request is unknown.
     pub total_ns: u64,
-    /// What of it is known.
+    /// The parts of `total_ns` that were measured.
     pub parts: Parts,
 }
 
-/// Counts and logs slow requests.
+/// Counts slow requests and logs them at a limited rate.
 #[derive(Debug)]
 pub struct SlowLog {
     threshold_ns: AtomicU64,
-    /// The second of the newest line, since the Unix epoch, and the requests in it that were slow.
+    /// Second of the newest line, since the Unix epoch; `in_second` holds the number of slow requests in it.
     second: AtomicU64,
     in_second: AtomicU64,
-    /// Without a line since the last one.
+    /// Slow requests not logged because of the rate limit, since the last line.
     unsaid: AtomicU64,
     counts: [AtomicU64; 3],
 }
 
 impl Default for SlowLog {
-    /// Nothing is slow.
+    /// Returns a log with a threshold that no request reaches.
     fn default() -> Self {
         Self {
             threshold_ns: AtomicU64::new(NEVER_NS),
@@ -116,23 +111,23 @@ impl Default for SlowLog {
 
 // ORDERING: Relaxed in all of this file: statistics and a setting; nothing is inferred from one about another.
 impl SlowLog {
-    /// From now on what takes `nanos` or longer is slow; 0 is never.
+    /// Sets the threshold: a request of `nanos` or longer is slow. 0 turns the log off.
     pub fn set_threshold_ns(&self, nanos: u64) {
         self.threshold_ns.store(if nanos == 0 { NEVER_NS } else { nanos }, Ordering::Relaxed);
     }
 
-    /// Whether that is slow.
+    /// Whether a duration reaches the threshold.
     #[inline]
     pub fn is_slow(&self, nanos: u64) -> bool {
         nanos >= self.threshold_ns.load(Ordering::Relaxed)
     }
 
-    /// Slow requests since the start.
+    /// Returns the number of slow requests since the start.
     pub fn count(&self, transport: Transport) -> u64 {
         self.counts[transport as usize].load(Ordering::Relaxed)
     }
 
-    /// Counts it and writes its line, unless there were too many in this second.
+    /// Counts the request and logs it, unless this second already has [`LINES_PER_SECOND`] lines.
     #[cold]
     pub fn report(&self, slow: &Slow) {
         count(&self.counts[slow.transport as usize], 1);

@@ -1,19 +1,20 @@
-//! Waiting for threads to end, with a limit.
+//! Waits for threads to end, with a time limit.
 //!
-//! Owns: the wait and its log line. Must not: end a thread; whoever has told it to stop waits here. Threads: the one that
-//! stops the service, last of all.
+//! Owns: the wait and its log line. Must not: end a thread. The caller has told the threads to stop before it waits
+//! here. Threads: the one that stops the service, last of all.
 //!
-//! A thread that does not end (its device does not answer, or a bug) must not keep the process: everything committed is
-//! safe whenever the process ends, and an operator who has to kill it learns less than from the name of the thread.
+//! A thread that does not end (because its device does not answer, or because of a bug) must not keep the process
+//! alive. Everything committed is safe whenever the process ends, and the name of the thread tells an operator more
+//! than a process that has to be killed.
 
 use std::fmt;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a thread that was told to stop is looked at.
+/// Interval at which a thread that was told to stop is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// Threads that had not ended when the limit was reached.
+/// Names of the threads that had not ended at the limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stuck(pub Vec<String>);
 
@@ -25,10 +26,10 @@ impl fmt::Display for Stuck {
 
 impl std::error::Error for Stuck {}
 
-/// Waits until all of `threads` have ended or `deadline` has passed. A thread's panic is logged.
+/// Waits until all of `threads` have ended or `deadline` has passed. Logs a thread's panic.
 ///
 /// # Errors
-/// The names of the threads that have not ended; they are left to the end of the process.
+/// The names of the threads that have not ended. They run until the process ends.
 pub fn join_all(threads: impl IntoIterator<Item = JoinHandle<()>>, deadline: Instant) -> Result<(), Stuck> {
     let mut stuck = Stuck::default();
     for thread in threads {

@@ -1,7 +1,7 @@
-//! The store that the service opens: whether it is the one that the configuration speaks of.
+//! The store that the service opens, and the check that it is the one of the configuration.
 //!
-//! Owns: what the service asks of a store's marker and what it leaves there. Must not: touch the directory before all of
-//! the configuration is known to be right. Runs on the main thread, before any other is started.
+//! Owns: the service's terms for a store's marker, and its entries in the marker. Must not: touch the directory before
+//! the whole configuration is known to be right. Runs on the main thread, before any other thread is started.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::failed::Failed;
 use crate::ingest::extract::Extract;
 
-/// What the store in `dir` says that its pairs mean; `None` where it says nothing or there is none.
+/// Returns the extraction that the marker of the store in `dir` names; `None` if it names none or there is no store.
 ///
 /// # Errors
 /// The marker cannot be read, or names an extraction that this version does not know.
@@ -30,21 +30,21 @@ pub(crate) fn extract_of(dir: &Path) -> Result<Option<Extract>> {
     Ok(Some(extract))
 }
 
-/// Refuses what opening the store would refuse. Changes nothing.
+/// Refuses a store that [`open`] would refuse. Changes nothing.
 ///
 /// # Errors
-/// There is no store and none is wanted, its files are gone, it holds something else than the configuration says, its load
-/// has not finished, or its lock cannot be opened.
+/// There is no store and the configuration does not ask for an empty one; the store's files are gone; its marker
+/// contradicts the configuration; its load has not finished; or its lock cannot be opened.
 pub(crate) fn check(config: &Config) -> Result<(), Failed> {
     let checked = engines::check(&config.dir, &config.engine, mode(config), &terms(config));
     checked.and_then(|()| engines::check_lock(&config.dir)).map_err(|error| explain(config, error))
 }
 
-/// Opens the store for reading alone and closes it again, so that damage is found that only an opening meets; `false` where
-/// another process has it open. Changes nothing.
+/// Opens the store read-only and closes it again, to find damage that only opening shows. Returns `false` if another
+/// process has it open, `true` also if there is no store. Changes nothing.
 ///
 /// # Errors
-/// As those of [`open`], where a store is there.
+/// As [`open`], if there is a store.
 pub(crate) fn look(config: &Config) -> Result<bool, Failed> {
     if engines::inspect(&config.dir)?.is_none() {
         return Ok(true);
@@ -60,10 +60,10 @@ pub(crate) fn look(config: &Config) -> Result<bool, Failed> {
     Ok(true)
 }
 
-/// Opens the store. One that did not know what its pairs mean is told, and keeps it.
+/// Opens the store. A store whose marker names no extraction gets the configuration's, and keeps it.
 ///
 /// # Errors
-/// See [`check`]; another process has it open; the engine's own.
+/// As [`check`]; another process has the store open; errors of the engine.
 pub(crate) fn open(config: &Config) -> Result<Box<dyn Engine>, Failed> {
     let known = engines::inspect(&config.dir)?.map(|known| known.holds).unwrap_or_default();
     let opened = engines::open_on(&config.dir, &config.engine, mode(config), &terms(config));
@@ -88,7 +88,7 @@ fn terms(config: &Config) -> Terms {
     Terms { holds, load: LoadTerm::Finished }
 }
 
-/// Where there is no store at all, an empty one may be what is wanted.
+/// Turns an opening's error into one that offers `--create-empty`, if there is no store at all.
 fn explain(config: &Config, error: engine_api::Error) -> Failed {
     let missing = !config.create_empty && matches!(engines::inspect(&config.dir), Ok(None));
     if missing {

@@ -1,8 +1,8 @@
-//! What systemd is told: a status line, that the service is ready, and that it is alive.
+//! Messages to systemd: a status line, readiness, and signs of life for the watchdog.
 //!
-//! Owns: these messages. Must not: say alive while a thread that works on the store or on lookups stands still. Runs as
-//! one task on the tokio runtime of the network edge, so that a runtime that stands still is silent as well. Without
-//! systemd (no NOTIFY_SOCKET in the environment) nothing runs.
+//! Owns: these messages. Must not: report life while a thread that works on the store or on lookups is stalled. Runs as
+//! one task on the tokio runtime of the network edge, so that a stalled runtime is silent as well. Without systemd (no
+//! NOTIFY_SOCKET in the environment) nothing runs.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,26 +18,26 @@ use crate::readiness::Verdict;
 use crate::shm::Doorbell;
 use crate::status::Shared;
 
-/// How often the state is looked at.
+/// Interval at which the service's state is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// The numbers in a line change with each slot: the same line with other numbers waits this long.
+/// The numbers in a line change with each slot. A line that differs only in numbers waits this long.
 const SAME_EVERY: Duration = Duration::from_secs(5);
 
-/// Looks within one period of the watchdog: three may find a thread still before the fourth is overdue.
+/// Checks within one period of the watchdog: three may find a thread stalled before the fourth would be overdue.
 const LOOKS_A_PERIOD: u32 = 4;
 
-/// Says what the service is doing, in words.
+/// Sets the status line that systemd shows.
 pub fn status(text: &str) {
     notify(&[NotifyState::Status(text)]);
 }
 
-/// Says that lookups are answered.
+/// Reports that lookups are answered.
 pub fn ready() {
     notify(&[NotifyState::Ready]);
 }
 
-/// Says that the service is going to end.
+/// Reports that the service is about to end.
 pub fn stopping() {
     notify(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
 }
@@ -48,18 +48,18 @@ fn notify(states: &[NotifyState<'_>]) {
     }
 }
 
-/// Threads that sleep until somebody wants something: they are woken so that they can show that they would.
+/// Threads that sleep until they have work. The watchdog wakes them, so that they can show that they react.
 pub struct Sleepers {
-    /// Leads to ingest-apply. Weak: the thread ends when the receiver lets go of its own.
+    /// Leads to ingest-apply. Weak, because that thread ends when the receiver drops its own sender.
     pub apply: mpsc::WeakSender<Message>,
-    /// Leads to shm-lookup, where there is one.
+    /// Leads to shm-lookup; `None` without shared memory.
     pub shm: Option<Doorbell>,
 }
 
 impl Sleepers {
     fn wake(&self) {
         if let Some(apply) = self.apply.upgrade() {
-            // A full queue keeps it awake anyway.
+            // If the queue is full, the thread is awake anyway.
             let _full = apply.try_send(Message::Beat);
         }
         if let Some(shm) = &self.shm {
@@ -68,8 +68,8 @@ impl Sleepers {
     }
 }
 
-/// Tells what the service is doing and, where the unit has a watchdog, that every thread gets on. Ends only without
-/// systemd; abort it.
+/// Keeps the status line up to date and, if the unit has a watchdog, feeds it as long as every thread makes progress.
+/// Returns only without systemd; otherwise abort the task.
 pub async fn watch(shared: Arc<Shared>, sleepers: Sleepers) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
@@ -97,7 +97,7 @@ pub async fn watch(shared: Arc<Shared>, sleepers: Sleepers) {
     }
 }
 
-/// When the threads are looked at.
+/// Timer of the watchdog's checks, and the pulses that the last one saw.
 struct Watchdog {
     every: Duration,
     at: Option<Instant>,
@@ -118,7 +118,7 @@ impl Watchdog {
     }
 }
 
-/// The line that was sent last.
+/// The status line that was sent last, and when.
 #[derive(Default)]
 struct Line {
     text: String,
@@ -126,7 +126,7 @@ struct Line {
 }
 
 impl Line {
-    /// The line to send now, if it says something new.
+    /// Returns the line to send now, or `None` if it would say nothing new.
     fn due(&mut self, shared: &Shared, now: Instant) -> Option<&str> {
         let text = describe(shared);
         let fresh = self.at.is_some_and(|at| now.duration_since(at) < SAME_EVERY);
@@ -143,7 +143,7 @@ fn without_digits(text: &str) -> impl Iterator<Item = char> + '_ {
     text.chars().filter(|c| !c.is_ascii_digit())
 }
 
-/// What the service is doing, in one line.
+/// Describes the state of the service in one line.
 fn describe(shared: &Shared) -> String {
     // ORDERING: Relaxed: statistics.
     let (newest, connected) = (shared.newest_slot.load(Ordering::Relaxed), shared.connected.load(Ordering::Relaxed));

@@ -1,15 +1,17 @@
-//! Views of the store that are held for longer than a lookup, by dumps and by snapshots of the store.
+//! Views of the store that are held for longer than a lookup: by dumps and by snapshots of the store.
 //!
-//! Owns: since when each is held. Must not: hold one itself. Threads: any; the list is locked to add, remove and show.
+//! Owns: the time since which each view is held. Must not: hold a view itself. Threads: any; the list is locked to add,
+//! remove and show.
 //!
-//! What a view sees stays on disk until it is let go: LMDB and redb use none of the pages again that were freed after the
-//! view was opened, strata keeps the runs that were merged since. Lookups are not listed: each renews its view within 200 ms.
+//! The data that a view sees stays on disk until the view is released. LMDB and redb do not reuse pages that were freed
+//! after the view was opened; strata keeps the runs that were merged since. Lookups are not listed, because each renews
+//! its view within 200 ms.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The list.
+/// The list of held views.
 #[derive(Debug, Default)]
 pub struct Views {
     list: Mutex<List>,
@@ -21,7 +23,7 @@ struct List {
     since: BTreeMap<u64, Instant>,
 }
 
-/// A view that is held until this is dropped.
+/// Entry of a view in the list, for as long as this value lives.
 #[derive(Debug)]
 pub struct HeldView<'v> {
     views: &'v Views,
@@ -29,7 +31,7 @@ pub struct HeldView<'v> {
 }
 
 impl Views {
-    /// Notes a view that is opened now. Take it before the view and drop it after.
+    /// Adds a view that is opened now. Call this before opening the view, and drop the result after the view.
     pub fn hold(&self) -> HeldView<'_> {
         let mut list = self.list();
         let id = list.next_id;
@@ -38,16 +40,16 @@ impl Views {
         HeldView { views: self, id }
     }
 
-    /// How many are held, and for how long the oldest.
+    /// Returns the number of held views, and the age of the oldest.
     pub fn held(&self) -> (usize, Duration) {
         let list = self.list();
-        // Ids ascend with the time.
+        // Ids ascend with time, so the first is the oldest.
         let oldest = list.since.values().next().map_or(Duration::ZERO, Instant::elapsed);
         (list.since.len(), oldest)
     }
 
     fn list(&self) -> MutexGuard<'_, List> {
-        // Every change of it is complete before anything that could panic.
+        // A poisoned lock is safe: every change of the list is complete before anything that could panic.
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

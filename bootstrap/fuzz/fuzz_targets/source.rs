@@ -1,4 +1,5 @@
-//! Any bytes as a file of pairs: refused, or every pair is there in its place.
+//! Fuzz target: feeds arbitrary bytes to the readers of pair files. They are refused, or every pair is read at its
+//! place.
 //!
 //! Owns: nothing. Must not: touch a store. One thread.
 
@@ -20,7 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
         let again = pairs(Format::Csv, found.iter().map(line).collect::<String>().as_bytes());
         assert_eq!(again.expect("what was read can be written and read"), found);
     }
-    // Bytes that are pairs as they come: any of them can be written.
+    // Whatever the bytes are, each 64 of them are one pair, and every pair can be written as CSV and read again.
     let (whole, _) = bytes.as_chunks::<64>();
     let csv: String = whole
         .iter()

@@ -1,6 +1,6 @@
-//! [`ChainCheckpoint`] and its bytes.
+//! [`ChainCheckpoint`]: the part of an engine's checkpoint that describes a chain, and its bytes.
 //!
-//! Owns: the layout, version 1. Must not: take bytes for a chain's that are not, or guess at a version it does not know.
+//! Owns: the layout, version 1. Must not: accept bytes that no chain checkpoint has, or guess at an unknown version.
 
 use std::fmt;
 
@@ -8,25 +8,24 @@ use engine_api::{Checkpoint, Error, ErrorKind, Key, Result};
 use zerocopy::byteorder::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Identifies the source that a load counts in, so that a resume from a different source is refused instead of silently
-/// mixing two. Zero means none.
+/// Identifies the source that a load's position refers to. A resume from a different source can then be refused instead
+/// of silently mixing the two. Zero means no source.
 pub type SourceId = u64;
 
-/// How much of the map a store holds. It is stored with each batch; whether the service is up to date at this moment is
-/// not its matter.
+/// How much of the map a store holds, stored with each batch. It does not say whether the service is up to date now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MapPhase {
-    /// A part of what a load is to bring.
+    /// Only part of the map: a load has not finished.
     Loading,
-    /// All of it, as of the checkpoint's slot.
+    /// The whole map, as of the checkpoint's slot.
     #[default]
     Ready,
-    /// Keys below `next_key` are as of `to_slot`, the others still as of the checkpoint's slot: a gap is being closed from
-    /// another source, and goes on at `next_key`.
+    /// A gap is being closed from another source. Keys below `next_key` are as of `to_slot`, the others still as of the
+    /// checkpoint's slot. Healing goes on at `next_key`.
     Healing {
-        /// The slot that the map is brought to.
+        /// Slot to which the map is being brought.
         to_slot: u64,
-        /// The first key that was not looked at yet.
+        /// First key that was not looked at yet.
         next_key: Key,
     },
 }
@@ -41,20 +40,20 @@ impl fmt::Display for MapPhase {
     }
 }
 
-/// An engine's checkpoint, with its bytes read as what they say of the chain.
+/// An engine's checkpoint, with its bytes decoded into a chain's position.
 ///
-/// The default is what a new store stands at: nothing is known of a slot or a source.
+/// The default is the checkpoint of a new store: slot and source are unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChainCheckpoint {
-    /// As [`Checkpoint::seq`].
+    /// Number of the last applied write, the same as [`Checkpoint::seq`].
     pub seq: u64,
-    /// The last slot that was applied as a whole. `None` until a slot is known.
+    /// Last slot that was applied as a whole. `None` until a slot is known.
     pub slot: Option<u64>,
-    /// Blockhash of `slot`; all-zero when the slot came from outside a stream (`bootstrap --slot`).
+    /// Blockhash of `slot`. All-zero when the slot came from outside a stream (`bootstrap --slot`).
     pub blockhash: [u8; 32],
-    /// Which source the load counted in.
+    /// Source that the load's position refers to.
     pub source: SourceId,
-    /// How much of the map is there.
+    /// How much of the map the store holds.
     pub phase: MapPhase,
 }
 
@@ -64,7 +63,7 @@ const LOADING: u8 = 1;
 const READY: u8 = 2;
 const HEALING: u8 = 3;
 
-/// The bytes of version 1. What does not apply is zero.
+/// Layout of version 1. Fields that do not apply are zero.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, PartialEq, Eq)]
 #[repr(C)]
 struct Raw {
@@ -83,11 +82,12 @@ struct Raw {
 const _: () = assert!(size_of::<Raw>() == 96 && size_of::<Raw>() <= Checkpoint::BYTES_MAX);
 
 impl ChainCheckpoint {
-    /// Reads what a store's checkpoint says of the chain. One without bytes says nothing: see the default.
+    /// Decodes the chain's position from a store's checkpoint. A checkpoint without bytes gives the default, with its
+    /// `seq`.
     ///
     /// # Errors
-    /// [`ErrorKind::FixInput`] for bytes that are not a chain's, or of a newer version; [`ErrorKind::DataDamaged`] for a
-    /// chain's that contradict themselves.
+    /// [`ErrorKind::FixInput`] for bytes that are not a chain checkpoint, or are of a newer version;
+    /// [`ErrorKind::DataDamaged`] for a chain checkpoint that contradicts itself.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
         let bytes = &*checkpoint.bytes;
         if bytes.is_empty() {
@@ -125,22 +125,23 @@ impl ChainCheckpoint {
             source: raw.source.get(),
             phase,
         };
-        // Whatever is written in one way only: a flag that is neither, a slot where there is none, a key of no healing.
+        // Every checkpoint has exactly one encoding. This finds flags that are neither 0 nor 1, a slot without its
+        // flag, and a healing key in another phase.
         if found.raw() != raw {
             return Err(damaged("it says what is never written"));
         }
         Ok(found)
     }
 
-    /// The checkpoint to commit.
+    /// Encodes it as an engine's checkpoint, ready to commit.
     pub fn write(&self) -> Checkpoint {
         Checkpoint::new(self.seq, self.raw().as_bytes())
     }
 
-    /// Refuses to go on from a store that does not hold the whole map of one slot.
+    /// Fails for a store that does not hold the whole map of one slot.
     ///
     /// # Errors
-    /// [`ErrorKind::FixInput`], naming the phase.
+    /// [`ErrorKind::FixInput`] with the phase, for [`MapPhase::Loading`] and [`MapPhase::Healing`].
     pub fn refuse_unless_whole(&self) -> Result<()> {
         let way_out = match self.phase {
             MapPhase::Ready => return Ok(()),
@@ -174,18 +175,18 @@ impl ChainCheckpoint {
     }
 }
 
-/// Seq, slot and blockhash as every program prints them.
+/// Writes seq, slot and blockhash in the form that every program prints.
 impl fmt::Display for ChainCheckpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let slot = self.slot.map_or("none".to_owned(), |slot| slot.to_string());
-        // Zeros: no block is known yet.
+        // An all-zero blockhash means that no block is known yet.
         let known = Some(self.blockhash).filter(|blockhash| *blockhash != [0; 32]);
         let blockhash = known.map_or("none".to_owned(), |blockhash| bs58::encode(blockhash).into_string());
         write!(f, "seq={} slot={slot} blockhash={blockhash}", self.seq)
     }
 }
 
-/// Any store's checkpoint for a person to read: what it says of the chain, or why it says nothing.
+/// Formats any store's checkpoint for a person: the chain's position, or the reason why it has none.
 pub fn shown(checkpoint: &Checkpoint) -> String {
     match ChainCheckpoint::read(checkpoint) {
         Ok(found) => found.to_string(),
@@ -259,7 +260,7 @@ mod tests {
         assert_eq!(kind_of(b"solc").0, ErrorKind::FixInput, "too short for a version");
         let mut bytes = samples()[1].write().bytes.to_vec();
         bytes[4] = 2;
-        // Whatever a newer version's length may be.
+        // A newer version is reported as such at any length.
         for bytes in [&bytes[..], &bytes[..50]] {
             let (kind, message) = kind_of(bytes);
             assert!(kind == ErrorKind::FixInput && message.contains("newer solkv: version=2 known=1"), "{message}");

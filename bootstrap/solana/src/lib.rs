@@ -1,7 +1,7 @@
-//! What a store says of the chain: slot, blockhash, source and phase, as the bytes of an engine's checkpoint.
+//! The chain's position in a store (slot, blockhash, source, phase), kept in the bytes of an engine's checkpoint.
 //!
-//! Owns: the one layout of these bytes ([`ChainCheckpoint`]) and its version, for all programs that write or read it.
-//! Must not: do I/O, know an engine, tokio or the stream. Any thread.
+//! Owns: the only layout of these bytes ([`ChainCheckpoint`]) and its version, for every program that reads or writes
+//! them. Must not: do I/O, or know an engine, tokio or the stream. Any thread.
 
 mod checkpoint;
 

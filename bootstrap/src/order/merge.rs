@@ -1,6 +1,7 @@
-//! The merge of sorted runs through a heap: to the engine, and of many runs to one where memory has no room for all.
+//! Merges sorted runs through a heap: on their way to the engine, or several into one run when memory has no room for a
+//! block of each.
 //!
-//! Bounded whatever the keys are: a block of each run is held. Runs on the thread that takes the records.
+//! Its memory is bounded for any keys: one block of each run. Runs on the thread that takes the records.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -13,7 +14,7 @@ use super::run::{Reader, Run, Writer};
 use super::{Chunker, OnDuplicate, Rank, Ranked};
 use crate::source::Record;
 
-/// The next record of a run. The greatest of a heap is the first in order.
+/// The next record of one run. The order is reversed: the greatest in the heap is the first in the source's order.
 struct Head {
     ranked: Ranked,
     run: usize,
@@ -39,7 +40,7 @@ impl PartialEq for Head {
 
 impl Eq for Head {}
 
-/// Several runs as one.
+/// Reads several sorted runs as one.
 pub(super) struct Merge {
     rank: Rank,
     readers: Vec<Reader>,
@@ -47,10 +48,10 @@ pub(super) struct Merge {
 }
 
 impl Merge {
-    /// Opens the runs and checks each of them before a record of any is handed out.
+    /// Opens the runs and checks each of them before it returns the first record of any.
     ///
     /// # Errors
-    /// Those of [`Reader`].
+    /// A run that is missing or damaged, named with the way out; I/O errors of reading.
     pub(super) fn open(dir: &Path, spill: u64, runs: &[Run], rank: Rank) -> Result<Self> {
         let mut readers = runs.iter().map(|run| Reader::open(dir, spill, *run)).collect::<Result<Vec<_>>>()?;
         let mut heap = BinaryHeap::with_capacity(runs.len());
@@ -62,10 +63,10 @@ impl Merge {
         Ok(Self { rank, readers, heap })
     }
 
-    /// The next record in order; `None` after the last.
+    /// Returns the next record in order; `None` after the last.
     ///
     /// # Errors
-    /// Those of [`Reader::next`].
+    /// A damaged block, named with file and offset; I/O errors of reading.
     pub(super) fn next(&mut self) -> Result<Option<Record>> {
         let Some(mut first) = self.heap.peek_mut() else { return Ok(None) };
         let record = first.ranked.record;
@@ -77,10 +78,10 @@ impl Merge {
     }
 }
 
-/// Writes `runs` as one run with this number. `progress` is called now and then and may stop it.
+/// Merges `runs` into one run with this number. Calls `progress` every 65,536 records, which may stop it.
 ///
 /// # Errors
-/// Those of [`Reader`], [`Writer`] and `progress`.
+/// A damaged run; I/O errors of reading or writing, naming the file; errors of `progress`.
 pub(super) fn combine(
     dir: &Path,
     spill: u64,
@@ -103,10 +104,11 @@ pub(super) fn combine(
     writer.finish()
 }
 
-/// Hands on one pair a key, all copies of a key together; `false` when no more are wanted.
+/// Passes one pair for each key to `chunker`, and the other copies of the key to [`Chunker::duplicate`]. Returns
+/// `false` when no more are wanted.
 ///
 /// # Errors
-/// Those of `next` and [`Chunker::duplicate`].
+/// Errors of `next`; two different values for one key, if `rule` forbids them.
 pub(super) fn unique(
     next: &mut dyn FnMut() -> Result<Option<Record>>,
     rule: OnDuplicate,

@@ -1,8 +1,8 @@
 //! A file of a spill: one sorted run, in blocks that each carry a checksum.
 //!
-//! Owns: the format and its checks. A header names the spill and the run, and its length follows from the number of
-//! records, so that a file that was cut, emptied, removed or swapped is named before anything of the spill is used. A
-//! block's checksum covers its place, so that one that was changed or moved is named before its records are used.
+//! Owns: the format and its checks. A header names the spill and the run, and the file's length follows from the number
+//! of records. So a file that was cut, emptied, removed or swapped is reported before anything of the spill is used. A
+//! block's checksum covers its place, so a block that was changed or moved is reported before its records are used.
 //! Threads: written by `sort` or `order`, read by `order`.
 
 use std::fs::File;
@@ -16,21 +16,21 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use crate::limits::RECORD_BYTES;
 use crate::source::Record;
 
-/// Records of a block.
+/// Number of records in a full block.
 const BLOCK_RECORDS: u64 = 512;
-/// Bytes of a whole block: what a run takes in memory while it is merged.
+/// Bytes of a full block, which is a run's memory while it is merged.
 pub(crate) const BLOCK_BYTES: usize = CHECKSUM_BYTES + BLOCK_RECORDS as usize * RECORD_BYTES;
 const CHECKSUM_BYTES: usize = 8;
 const MAGIC: [u8; 8] = *b"solkvrun";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 40;
 
-/// A run as the manifest knows it.
+/// A run as the manifest names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Run {
-    /// Its number, of which each spill has one.
+    /// Number of the run, unique within its spill.
     pub(crate) number: u32,
-    /// Its records.
+    /// Number of records in the run.
     pub(crate) records: u64,
 }
 
@@ -56,7 +56,7 @@ impl Run {
         out
     }
 
-    /// Covers a block's place: the spill, the run, and the block's number.
+    /// Checksum of a block. It covers the block's place as well: the spill, the run, and the block's number.
     fn checksum(self, spill: u64, block: u64, records: &[u8]) -> u64 {
         let mut place = [0u8; 20];
         place[..8].copy_from_slice(&spill.to_le_bytes());
@@ -66,7 +66,7 @@ impl Run {
     }
 }
 
-/// A spill's file is not what was written: the error names the file and the way out.
+/// Error for a damaged file of a spill, with the file and the way out.
 pub(crate) fn damaged(path: &Path, reason: &str) -> Error {
     anyhow!(
         "a file of the spill is damaged: file={} reason={reason}: remove dir={}, and the same command with --resume \
@@ -76,16 +76,16 @@ pub(crate) fn damaged(path: &Path, reason: &str) -> Error {
     )
 }
 
-/// Whether a spill has made the file: it begins as a run does, or was cut short as it was begun.
+/// Whether a spill has made the file: it begins like a run, or was cut short at its beginning.
 pub(crate) fn is_run(path: &Path) -> bool {
     let mut first = Vec::new();
     let read = File::open(path).and_then(|file| file.take(HEADER_BYTES as u64).read_to_end(&mut first));
-    // A loss of power can leave zeros.
+    // A loss of power can leave zeros in place of a header.
     let is_begun = first.starts_with(&MAGIC) || MAGIC.starts_with(&first) || first.iter().all(|byte| *byte == 0);
     read.is_ok() && is_begun
 }
 
-/// Writes a run.
+/// Writes a run's file, a block at a time.
 pub(crate) struct Writer {
     path: PathBuf,
     file: File,
@@ -96,10 +96,10 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Begins the file of `run` in `dir`, in place of what an earlier attempt has left.
+    /// Creates the file of `run` in `dir`, replacing the file of an earlier attempt.
     ///
     /// # Errors
-    /// The file system's, naming the file.
+    /// I/O errors of creating or writing the file, naming it.
     pub(crate) fn create(dir: &Path, spill: u64, run: Run) -> Result<Self> {
         let path = dir.join(run.name());
         let file = File::create(&path).with_context(|| format!("cannot create file={}", path.display()))?;
@@ -113,17 +113,17 @@ impl Writer {
     /// Appends a record.
     ///
     /// # Errors
-    /// The file system's, naming the file.
+    /// I/O errors of writing, naming the file.
     pub(crate) fn push(&mut self, record: &Record) -> Result<()> {
         self.block.extend_from_slice(&encode(record));
         self.written += 1;
         if self.written.is_multiple_of(BLOCK_RECORDS) { self.end_block() } else { Ok(()) }
     }
 
-    /// Makes the file durable; its name is, once the manifest that names it is.
+    /// Flushes the file. Its name becomes durable with the manifest that lists it.
     ///
     /// # Errors
-    /// The file system's, naming the file.
+    /// I/O errors of writing or flushing, naming the file; another number of records than announced.
     pub(crate) fn finish(mut self) -> Result<Run> {
         if !self.block.is_empty() && !self.written.is_multiple_of(BLOCK_RECORDS) {
             self.end_block()?;
@@ -148,23 +148,23 @@ impl Writer {
     }
 }
 
-/// Reads a run, a block at a time.
+/// Reads a run's file, a block at a time.
 pub(crate) struct Reader {
     path: PathBuf,
     file: File,
     spill: u64,
     run: Run,
-    /// Records of the blocks read, the current one included.
+    /// Number of records in the blocks read so far, the current one included.
     read: u64,
     block: Vec<u8>,
     at: usize,
 }
 
 impl Reader {
-    /// Opens the file of `run` and checks length and header.
+    /// Opens the file of `run` and checks its length and header.
     ///
     /// # Errors
-    /// The file is missing or not that run, named with the way out; else the file system's.
+    /// A file that is missing or is not that run, named with the way out; I/O errors of opening or reading it.
     pub(crate) fn open(dir: &Path, spill: u64, run: Run) -> Result<Self> {
         let path = dir.join(run.name());
         let mut file = match File::open(&path) {
@@ -184,10 +184,10 @@ impl Reader {
         Ok(Self { path, file, spill, run, read: 0, block: Vec::new(), at: 0 })
     }
 
-    /// The next record; `None` after the last.
+    /// Returns the next record; `None` after the last.
     ///
     /// # Errors
-    /// A damaged block, named with file, offset and the way out; else the file system's.
+    /// A damaged block, named with file, offset and the way out; I/O errors of reading.
     pub(crate) fn next(&mut self) -> Result<Option<Record>> {
         if self.at == self.block.len() && !self.next_block()? {
             return Ok(None);
@@ -197,7 +197,7 @@ impl Reader {
         Ok(Some(record))
     }
 
-    /// `false` after the last block.
+    /// Reads and checks the next block; `false` after the last.
     fn next_block(&mut self) -> Result<bool> {
         let records = (self.run.records - self.read).min(BLOCK_RECORDS);
         if records == 0 {
@@ -298,13 +298,13 @@ mod tests {
         refused("longer");
         fs::remove_file(&path).unwrap();
         refused("removed");
-        // The same records under another number, and of another spill.
+        // The same records under another number, then in a run of another spill.
         let other = write(dir.path(), SPILL, 2, 600);
         fs::rename(dir.path().join(other.name()), &path).unwrap();
         refused("swapped");
         write(dir.path(), SPILL + 1, 1, 600);
         refused("another spill's");
-        // A block of one run in another's place.
+        // A block of one run at the place of another run's.
         let (one, two) = (write(dir.path(), SPILL, 1, 1024), write(dir.path(), SPILL, 2, 1024));
         let (mut mixed, second) = (fs::read(&path).unwrap(), fs::read(dir.path().join(two.name())).unwrap());
         mixed[HEADER_BYTES..HEADER_BYTES + BLOCK_BYTES]

@@ -1,8 +1,9 @@
-//! A source read into sorted runs. What a process before this one has read and flushed is taken up.
+//! Reads a source into sorted runs. Runs that an earlier process has flushed are used again.
 //!
-//! Owns: what may be taken up. A spill belongs to one source: one of another is thrown away and said so; one whose file
-//! may have changed is compared while the file is read. Must not: put a run into the manifest that is not durable.
-//! Threads: the caller's reads and collects; `sort` sorts and writes a run, then the manifest, meanwhile.
+//! Owns: the decision which runs may be used again. A spill belongs to one source. The spill of another source is
+//! removed, and a line says so. If the source's file may have changed, it is compared with the spill while it is read.
+//! Must not: put a run into the manifest that is not durable. Threads: the caller's thread reads and collects;
+//! meanwhile `sort` sorts and writes a run, then the manifest.
 
 use std::fmt;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -19,32 +20,32 @@ use crate::limits::{Buffers, SORT_BUFFERS};
 use crate::out::tell;
 use crate::source::{Place, Record, Source};
 
-/// Records between two calls of [`Tell`].
+/// Number of records between two calls of [`Tell`].
 const TELL_EVERY: u64 = 4096;
 
-/// What the caller is told while a source is read: the number of records. An error of its own stops the reading.
+/// Called with the number of records read so far, while a source is read. An error stops the reading.
 pub(crate) type Tell<'a> = dyn FnMut(u64) -> Result<()> + 'a;
 
-/// A source that was read to its end.
+/// Outcome of reading a source to its end.
 pub(super) struct Read {
-    /// The digest of its records.
+    /// Digest of the source's records, duplicates included.
     pub(super) digest: u64,
-    /// Their number.
+    /// Number of records, duplicates included.
     pub(super) records: u64,
-    /// What the file system said of the source's file.
+    /// Stamp of the source's file. `None` if it has none.
     pub(super) stamp: Option<Stamp>,
     pub(super) spilled: Spilled,
 }
 
-/// Where the records are.
+/// Where the source's records are.
 pub(super) enum Spilled {
-    /// It fits into one buffer: in order, nothing was written.
+    /// All of them in order in one buffer. Nothing was written.
     Memory(Vec<Ranked>),
-    /// As many runs as can be merged at once.
+    /// In runs, no more than can be merged at once.
     Runs { spill: u64, runs: Vec<Run> },
 }
 
-/// A source to read, and how.
+/// Spills one source with one set of options.
 pub(super) struct Spill<'a> {
     pub(super) source: &'a Source,
     pub(super) order: Order,
@@ -52,14 +53,14 @@ pub(super) struct Spill<'a> {
     pub(super) buffers: &'a Buffers,
 }
 
-/// How far a spill has come when the reading begins.
+/// State of a spill when the reading begins.
 struct Begun {
     manifest: Manifest,
-    /// Whether the records that it has are to be read again and compared.
+    /// Whether the records in the runs must be read again from the source and compared.
     compare: bool,
 }
 
-/// The records that are read again are not those of the spill.
+/// The source's records differ from the records in the spill.
 #[derive(Debug)]
 struct Changed;
 
@@ -71,20 +72,21 @@ impl fmt::Display for Changed {
 
 impl std::error::Error for Changed {}
 
-/// Records on their way to the thread that sorts, with what the manifest is to say once they are durable.
+/// Records on their way to the sorting thread, with the manifest's entries for the time when they are durable.
 struct Batch {
     records: Vec<Ranked>,
     place: Place,
     content: Content,
-    /// Whether they are the source's last.
+    /// Whether these are the source's last records.
     complete: bool,
 }
 
-/// Where the records are that were read: in the manifest's runs, or in order in this buffer, which holds all of them.
+/// Where the records are that were read. `None`: in the manifest's runs. `Some`: in this buffer in order, which holds
+/// all of them.
 type Left = Option<(Content, Vec<Ranked>)>;
 
 impl Spill<'_> {
-    /// Reads the source, and what it takes to put it in order.
+    /// Reads the source if the spill is not complete, and merges runs until the rest can be merged at once.
     pub(super) fn run(&self, work: &mut Work, tell: &mut Tell<'_>) -> Result<Read> {
         let stamp = Stamp::of(self.source)?;
         let (manifest, left) = match self.take_up(work, stamp)? {
@@ -104,7 +106,7 @@ impl Spill<'_> {
         }
     }
 
-    /// The spill in `work` that this source may be going on with. One that is of another is removed.
+    /// Returns the spill in `work` if it may belong to this source. Removes the spill of another source.
     fn take_up(&self, work: &Work, stamp: Option<Stamp>) -> Result<Option<Begun>> {
         let Some(manifest) = work.manifest()? else {
             work.keep(&[])?;
@@ -131,7 +133,7 @@ impl Spill<'_> {
         Ok(Some(Begun { manifest, compare: !trusted }))
     }
 
-    /// In which way the spill cannot be this source's; `None` where it may be.
+    /// Describes why the spill cannot belong to this source; `None` if it may.
     fn difference(&self, known: &Manifest, stamp: Option<Stamp>) -> Option<String> {
         let (words, synthetic) = (self.source.to_string(), matches!(self.source, Source::Synthetic { .. }));
         if (known.format.is_none() || synthetic) && known.source != words {
@@ -154,7 +156,8 @@ impl Spill<'_> {
         }
     }
 
-    /// After the file has turned out to be another than its spill's.
+    /// Reads a source from its start, after the records have turned out to differ from the spill. A source that cannot
+    /// be read twice fails here.
     fn start_over(
         &self,
         work: &mut Work,
@@ -174,7 +177,7 @@ impl Spill<'_> {
         self.read(work, &self.nothing(), stamp, tell)
     }
 
-    /// Reads what the spill does not have.
+    /// Reads the records that the spill does not have yet.
     fn read(
         &self,
         work: &mut Work,
@@ -184,7 +187,7 @@ impl Spill<'_> {
     ) -> Result<(Manifest, Left)> {
         let manifest = Manifest { stamp, source: self.source.to_string(), ..begun.manifest.clone() };
         let read = std::thread::scope(|scope| {
-            // Two buffers go round: without room in between, neither thread is ever more than one run ahead.
+            // There are two buffers, and the channel holds none, so neither thread is ever more than one run ahead.
             let (to_sort, unsorted) = sync_channel::<Batch>(0);
             let (give_back, spare) = sync_channel::<Vec<Ranked>>(1);
             let mut collector = Collector::new(self, begun, to_sort, spare)?;
@@ -194,7 +197,7 @@ impl Spill<'_> {
             let collected = collector.collect(stamp, tell);
             let (content, left) = (collector.content.clone(), collector.left());
             drop(collector);
-            // What the writing thread says is the cause of what the collector met.
+            // Return the sorting thread's error first, because it caused the collector's.
             let manifest = writer.join().map_err(|_| anyhow!("the sorting thread panicked"))??;
             collected.map(|()| (manifest, content, left))
         });
@@ -218,13 +221,13 @@ impl Spill<'_> {
         Ok((manifest, None))
     }
 
-    /// Merges runs until as few are left as can be merged at once.
+    /// Merges runs until the rest can be merged at once.
     fn end(&self, work: &Work, mut manifest: Manifest, tell: &mut Tell<'_>) -> Result<Read> {
         let spill = manifest.spill()?;
         let most = (self.buffers.heads_bytes / BLOCK_BYTES).max(2);
         let rank = Rank::new(self.order, self.seed());
         while manifest.runs.len() > most {
-            // The smallest first, and no more of them than have to be.
+            // Merge the smallest runs first, and no more of them than necessary.
             manifest.runs.sort_by_key(|run| (run.records, run.number));
             let some = (manifest.runs.len() - most + 1).min(most);
             let number = manifest.runs.iter().map(|run| run.number).max().map_or(0, |number| number + 1);
@@ -239,22 +242,22 @@ impl Spill<'_> {
         Ok(Read { digest, records, stamp, spilled: Spilled::Runs { spill, runs: manifest.runs } })
     }
 
-    /// A spill without records.
+    /// Starts a spill without records.
     fn nothing(&self) -> Begun {
         let (now, words) = (SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos()), self.source);
-        // A number that no other spill has: neither of another source nor of this one at another time.
+        // A number unlike that of any other spill, of another source or of this one at another time.
         let spill = workload::source_id(format!("{words} {now} {}", std::process::id()).as_bytes());
         let manifest = Manifest::new(spill, words.to_string(), words.format(), self.order, self.seed());
         Begun { manifest, compare: false }
     }
 
-    /// The seed, where the order depends on it.
+    /// Returns the seed if the order depends on it, otherwise 0.
     fn seed(&self) -> u64 {
         if self.order == Order::Shuffled { self.seed } else { 0 }
     }
 }
 
-/// What a reading that failed leaves: whole runs and nothing else, and where there are none nothing at all.
+/// Cleans up after a reading that failed. Whole runs stay; without any of them the spill is removed.
 fn leave(work: &mut Work) -> Result<()> {
     let Some(manifest) = work.manifest()? else { return work.remove() };
     work.keep(&manifest.runs)?;
@@ -267,13 +270,13 @@ fn leave(work: &mut Work) -> Result<()> {
     Ok(())
 }
 
-/// Collects records into buffers, and hands full ones to the thread that sorts.
+/// Collects records into buffers, and hands full ones to the sorting thread.
 struct Collector<'a> {
     source: &'a Source,
     rank: Rank,
     from: Place,
     content: Content,
-    /// What the records that the spill has must turn out to be, if they are read again.
+    /// Expected number and digest of the spill's records, while they are read again and compared.
     expected: Option<Expected>,
     capacity: usize,
     records: Vec<Ranked>,
@@ -300,7 +303,7 @@ impl<'a> Collector<'a> {
         } else if any {
             (from, content) = (known.place, Content::resume(known.content()?, known.records));
         }
-        // Whole steps, so that reading can go on after each buffer.
+        // A multiple of the border distance, so that reading can be resumed after each buffer.
         let step = BORDER_RECORDS as usize;
         let capacity = (spill.buffers.sort_bytes / SORT_BUFFERS / size_of::<Ranked>() / step).max(1) * step;
         Ok(Self {
@@ -319,7 +322,7 @@ impl<'a> Collector<'a> {
         })
     }
 
-    /// Reads to the end of the source. What does not fill a buffer stays in `records`.
+    /// Reads to the end of the source. Records that do not fill a buffer stay in `records`, if no run was begun.
     fn collect(&mut self, stamp: Option<Stamp>, tell: &mut Tell<'_>) -> Result<()> {
         let source = self.source;
         source.for_each_from(self.from, &mut |record, after| {
@@ -341,12 +344,12 @@ impl<'a> Collector<'a> {
         if self.begun_runs == 0 || self.records.is_empty() { Ok(()) } else { self.send(true) }
     }
 
-    /// The records of a source that has fitted into one buffer.
+    /// Returns all records, if the source has fitted into one buffer.
     fn left(&mut self) -> Option<Vec<Ranked>> {
         (self.begun_runs == 0).then(|| std::mem::take(&mut self.records))
     }
 
-    /// A record that the spill has already.
+    /// Compares a record that the spill has already, through the digest.
     fn compare(&mut self) -> Result<()> {
         let Some(Expected { records, content, complete }) = self.expected else { return Ok(()) };
         if complete {
@@ -384,7 +387,7 @@ impl<'a> Collector<'a> {
     }
 }
 
-/// Writes each batch as a run, and then the manifest that names it.
+/// Writes each batch as a run, and after it the manifest that names the run.
 fn write_runs(
     work: &mut Work,
     mut manifest: Manifest,
@@ -401,12 +404,13 @@ fn write_runs(
         manifest.runs.push(writer.finish()?);
         manifest.records = content.records();
         manifest.place = place;
-        // One step: records after the last border are in no chain, so a spill that holds them has to be complete.
+        // Both in one step: records after the last border are in no chain, so a spill that holds them has to be
+        // complete.
         manifest.complete = complete;
         manifest.content = format!("{:016x}", if complete { content.digest() } else { content.chain() });
         work.write(&manifest).context("cannot keep what was read")?;
         records.clear();
-        // Nobody waits for the last buffers.
+        // The last buffers have no receiver.
         give_back.send(records).ok();
     }
     Ok(manifest)

@@ -1,9 +1,9 @@
-//! The work directory of a load: its lock, its manifest, and the removal of what is in it.
+//! The work directory of a load: its lock, its manifest, and the removal of its files.
 //!
-//! Owns: which files may be removed, and the manifest's checksum. Must not: touch a file that is not a spill's, because
-//! an operator may name any directory; nor anything at all without the lock, because another load may be making its spill
-//! there. A name alone makes no file a spill's: the lock's file says that the directory is one, and each run says it again.
-//! Used on the main thread; the manifest is also written by `sort`.
+//! Owns: the decision which files may be removed, and the manifest's checksum. Must not: touch a file that no spill has
+//! made, because an operator may name any directory. Must not: touch anything without the lock, because another load
+//! may be writing its spill there. A file's name does not make it a spill's: the lock file marks the directory, and
+//! each run has a mark of its own. Used on the main thread; the manifest is also written by `sort`.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind as Io, Write as _};
@@ -23,41 +23,40 @@ use crate::source::{Format, Place};
 const MANIFEST: &str = "manifest.toml";
 const MANIFEST_TEMPORARY: &str = "manifest.tmp";
 const LOCK: &str = "LOCK";
-/// What the lock's file says of a directory that a load has made, and of one that it has found empty.
+/// Contents of the lock file: in a directory that a load has made, and in one that it has found empty.
 const MADE: &str = "the spill of a load, in a directory that was made for it\n";
 const FOUND: &str = "the spill of a load\n";
-/// The version of manifest and runs.
+/// Version of the manifest and the runs.
 const FORMAT: u32 = 2;
 
-/// What a spill is of, how far it has come, and its files.
+/// A spill's source, its progress, and its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
     pub(crate) version: u32,
-    /// The spill's own number, as hex; every block of its runs carries it.
+    /// The spill's own number in hex. Every run's header and every block's checksum contain it.
     pub(crate) spill: String,
-    /// The source in words.
+    /// The source as messages name it, such as `file=PATH`.
     pub(crate) source: String,
-    /// How its file holds pairs.
+    /// Format of the source's file. `None` for synthetic pairs.
     pub(crate) format: Option<Format>,
     pub(crate) order: Order,
-    /// The seed of a shuffled order; 0 for a sorted one.
+    /// Seed of a shuffled order; 0 for a sorted one.
     pub(crate) seed: u64,
-    /// Records in the runs.
+    /// Number of records in the runs.
     pub(crate) records: u64,
-    /// As hex: the digest of these records, of all of them once complete, else up to the last border.
+    /// Digest of these records in hex: of all records once `complete`, until then up to the last border.
     pub(crate) content: String,
-    /// Whether the source was read to its end.
     pub(crate) complete: bool,
-    /// Where reading goes on.
+    /// Position in the source from which reading goes on.
     pub(crate) place: Place,
-    /// What the file system said of the file.
+    /// Stamp of the source's file. `None` if it has none.
     pub(crate) stamp: Option<Stamp>,
     pub(crate) runs: Vec<Run>,
 }
 
 impl Manifest {
-    /// An empty spill.
+    /// Creates the manifest of a spill without records.
     pub(crate) fn new(spill: u64, source: String, format: Option<Format>, order: Order, seed: u64) -> Self {
         Self {
             version: FORMAT,
@@ -75,12 +74,12 @@ impl Manifest {
         }
     }
 
-    /// The spill's number.
+    /// Parses the spill's number from its hex.
     pub(crate) fn spill(&self) -> Result<u64> {
         number(&self.spill)
     }
 
-    /// The digest of its records.
+    /// Parses the digest of the spill's records.
     pub(crate) fn content(&self) -> Result<u64> {
         number(&self.content)
     }
@@ -90,24 +89,24 @@ fn number(hex: &str) -> Result<u64> {
     u64::from_str_radix(hex, 16).with_context(|| format!("not a number in hex: text={hex:?}"))
 }
 
-/// A work directory that no other process uses meanwhile.
+/// A work directory, locked while it exists.
 pub(crate) struct Work {
     dir: PathBuf,
-    /// `None`: the directory is not there yet.
+    /// `None`: the directory does not exist yet.
     lock: Option<File>,
-    /// Whether the directory is for spills alone, and goes with this one.
+    /// Whether the directory was made for spills, so that it is removed with this one.
     made: bool,
     is_default: bool,
 }
 
 impl Work {
-    /// Takes the lock of `dir`, where it exists.
+    /// Locks `dir` if it exists.
     ///
     /// # Errors
-    /// Something in it is no spill's, another process uses it, or the file system's.
+    /// A file in it that no spill has made; another process that uses it; I/O errors.
     pub(crate) fn open(dir: &WorkDir) -> Result<Self> {
         let mut work = Self { dir: dir.path.clone(), lock: None, made: false, is_default: dir.is_default };
-        // Before anything is made in it.
+        // Check before a lock file is created in it.
         work.refuse_foreign()?;
         if work.dir.exists() {
             work.lock()?;
@@ -120,10 +119,10 @@ impl Work {
         &self.dir
     }
 
-    /// Makes the directory and takes its lock, unless that was done.
+    /// Creates the directory and locks it, unless that was done before.
     ///
     /// # Errors
-    /// Another process uses it, or the file system's.
+    /// Another process that uses it; I/O errors of creating or locking it.
     pub(crate) fn create(&mut self) -> Result<()> {
         if self.lock.is_some() {
             return Ok(());
@@ -140,26 +139,26 @@ impl Work {
         self.refuse_foreign()
     }
 
-    /// The manifest; `None` where there is none, so that nothing here is a spill yet.
+    /// Reads the manifest; `None` if there is none, and so no spill yet.
     ///
     /// # Errors
-    /// The manifest is damaged or of another version, named with the way out; else the file system's.
+    /// A manifest that is damaged or of another version, named with the way out; I/O errors of reading it.
     pub(crate) fn manifest(&self) -> Result<Option<Manifest>> {
         if self.lock.is_none() { Ok(None) } else { read_manifest(&self.dir) }
     }
 
-    /// Replaces the manifest, durably. Its runs and their names are durable with it.
+    /// Replaces the manifest durably. The runs that it lists, and their names, are durable with it.
     ///
     /// # Errors
-    /// The file system's, naming the file.
+    /// I/O errors of writing, naming the file.
     pub(crate) fn write(&self, manifest: &Manifest) -> Result<()> {
         Ok(checked::write(&self.dir.join(MANIFEST), &toml::to_string(manifest)?)?)
     }
 
-    /// Removes every file that is not among `runs`, and without any of them the manifest too.
+    /// Removes every file of the spill that is not among `runs`. If `runs` is empty, the manifest is removed too.
     ///
     /// # Errors
-    /// The file system's, naming the file.
+    /// I/O errors of listing the directory or removing a file, naming it.
     pub(crate) fn keep(&self, runs: &[Run]) -> Result<()> {
         if self.lock.is_none() {
             return Ok(());
@@ -170,7 +169,7 @@ impl Work {
             kept.push(MANIFEST.to_owned());
         }
         let mut names = self.names()?;
-        // The manifest first: without it nothing is missed.
+        // Remove the manifest first: without it, no missing run is an error.
         names.sort_by_key(|name| name != MANIFEST);
         for name in names.into_iter().filter(|name| !kept.contains(name)) {
             let path = self.dir.join(&name);
@@ -182,10 +181,10 @@ impl Work {
         Ok(())
     }
 
-    /// Removes the spill, and the directory where it was made for one and nothing else is in it.
+    /// Removes the spill. Removes the directory too, if it was made for the spill and nothing else is in it.
     ///
     /// # Errors
-    /// The file system's, naming the file.
+    /// I/O errors of listing the directory or removing a file, naming it.
     pub(crate) fn remove(&mut self) -> Result<()> {
         if self.lock.is_none() {
             return Ok(());
@@ -199,7 +198,7 @@ impl Work {
             _ => {}
         }
         if self.made {
-            // Not empty: whoever put something there keeps it.
+            // A directory that is not empty stays, because somebody else has put a file there.
             fs::remove_dir(&self.dir).ok();
         }
         self.lock = None;
@@ -216,15 +215,15 @@ impl Work {
         entries.map(|entry| Ok(entry.with_context(failed)?.file_name().to_string_lossy().into_owned())).collect()
     }
 
-    /// Refuses a directory with anything in it that no spill has made.
+    /// Refuses a directory that holds anything but a spill's files.
     fn refuse_foreign(&self) -> Result<()> {
         let names = self.names()?;
         let mark = Mark::of(&self.dir.join(LOCK));
         let foreign = |name: &&String| match (name.as_str(), mark) {
-            // A lock that was just made is nobody's while nothing else is there.
+            // An empty lock file is fine while it is alone: another process has just created it.
             (LOCK, Mark::Empty) => names.len() > 1,
             (LOCK, mark) => mark == Mark::Foreign,
-            // One that a fault has changed is named as damaged when it is used.
+            // A run with a damaged header is accepted here, and reported as damaged when it is used.
             (name, Mark::Made | Mark::Found) => !is_ours(name, &self.dir.join(name), true),
             (_, Mark::Empty | Mark::Foreign) => true,
         };
@@ -251,7 +250,8 @@ impl Work {
                 return Err(error).with_context(|| format!("cannot lock file={}", path.display()));
             }
         }
-        // Whoever has removed the spill meanwhile has removed the file that is locked here.
+        // The process that held the lock may have removed this file with its spill. Then the locked file has no name
+        // any more.
         let named = fs::metadata(&path).is_ok_and(|named| file.metadata().is_ok_and(|held| held.ino() == named.ino()));
         ensure!(named, "another process has just left the work directory: dir={dir}: start again");
         match Mark::of(&path) {
@@ -260,7 +260,7 @@ impl Work {
             Mark::Foreign => {
                 bail!("not the lock of a spill: file={}: name another directory with --work-dir", path.display())
             }
-            // Durable before any other file is, so that a spill is known for one after a loss of power.
+            // Flushed before any other file, so that the directory is known as a spill's after a loss of power.
             Mark::Empty => {
                 self.made |= self.is_default;
                 let text = if self.made { MADE } else { FOUND };
@@ -276,16 +276,16 @@ impl Work {
     }
 }
 
-/// What a lock's file says of its directory.
+/// Origin of a work directory, according to its lock file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mark {
-    /// A load has made it.
+    /// A load has created the directory.
     Made,
-    /// A load has found it empty.
+    /// A load has found the directory empty.
     Found,
-    /// Nothing: there is no such file, or it was made and not written.
+    /// Unknown: the lock file does not exist, or was created and never written.
     Empty,
-    /// No load has written it.
+    /// No load has written the lock file.
     Foreign,
 }
 
@@ -301,7 +301,7 @@ impl Mark {
     }
 }
 
-/// The manifest in `dir`; `None` where there is none.
+/// Reads the manifest in `dir`; `None` if there is none.
 pub(super) fn read_manifest(dir: &Path) -> Result<Option<Manifest>> {
     let path = dir.join(MANIFEST);
     let text = match checked::read(&path)? {
@@ -317,8 +317,8 @@ pub(super) fn read_manifest(dir: &Path) -> Result<Option<Manifest>> {
     Ok(Some(manifest))
 }
 
-/// Whether a file in a directory of a spill is a spill's: a run in a directory that was `made` for it by its name, in one
-/// that was found by its first bytes too.
+/// Whether a file in a spill's directory belongs to the spill. A run is recognized by its name in a directory that was
+/// `made` for spills, and in any other directory by its first bytes too.
 fn is_ours(name: &str, path: &Path, made: bool) -> bool {
     match name.strip_prefix("run-") {
         Some(number) => number.len() >= 5 && number.bytes().all(|byte| byte.is_ascii_digit()) && (made || is_run(path)),
@@ -352,7 +352,7 @@ mod tests {
         }
     }
 
-    /// A run as a spill begins it.
+    /// The first bytes of a run's file.
     fn run(number: u32) -> Vec<u8> {
         [&b"solkvrun"[..], &1u32.to_le_bytes(), &number.to_le_bytes(), &[0; 40]].concat()
     }
@@ -364,14 +364,14 @@ mod tests {
         let mut work = Work::open(&WorkDir::named(&place)).unwrap();
         work.create().unwrap();
         fs::write(place.join("run-00001"), run(1)).unwrap();
-        // Cut short as it was begun.
+        // A run that was cut short at its beginning.
         fs::write(place.join("run-00002"), "").unwrap();
         fs::write(place.join(MANIFEST), "x").unwrap();
         let other = Work::open(&WorkDir::named(&place)).err().unwrap().to_string();
         assert!(other.contains("another process uses the work directory"), "{other}");
         work.remove().unwrap();
         assert!(!place.exists());
-        // Directories of somebody's own, with names like those of a spill.
+        // Directories of somebody else, with names like those of a spill.
         for name in ["run-away", "run-1", "run-20240101", "bucket-7", MANIFEST, LOCK] {
             fs::create_dir_all(&place).unwrap();
             fs::write(place.join(name), "x").unwrap();
@@ -381,7 +381,7 @@ mod tests {
             assert_eq!(fs::read_dir(&place).unwrap().count(), 1, "{name}");
             fs::remove_dir_all(&place).unwrap();
         }
-        // One that was there before the spill stays, and so does a file that came to it.
+        // A directory that existed before the spill stays, and so does a file that somebody else has put there.
         fs::create_dir(&place).unwrap();
         let mut work = Work::open(&WorkDir::named(&place)).unwrap();
         work.create().unwrap();

@@ -1,8 +1,7 @@
-//! Files packed by gzip or zstd, unpacked as they are read.
+//! Files packed by gzip or zstd, unpacked while they are read.
 //!
-//! Owns: which packing a file's name says, the reader of it, and the refusal of bytes that are not what name and format
-//! say. Must not: parse pairs. Runs on the thread that reads the
-//! source.
+//! Owns: the packing that a file's name implies, its reader, and the refusal of bytes that do not match the name and
+//! the format. Must not: parse pairs. Runs on the thread that reads the source.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,16 +13,16 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::{Format, pipe};
 
-/// Read from the file, or unpacked, at a time.
+/// Bytes read from the file, or unpacked, at a time.
 const BUFFER_BYTES: usize = 1 << 20;
-/// Looked at to see what a file is.
+/// Bytes at the start of a file that are examined to recognize its kind.
 const LOOK_BYTES: u64 = 4096;
-/// What every gzip file begins with.
+/// First bytes of every gzip file.
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 0x08];
-/// What every zstd file begins with.
+/// First bytes of every zstd file.
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-/// How a file is packed.
+/// Compression format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     None,
@@ -32,7 +31,8 @@ pub(super) enum Packing {
 }
 
 impl Packing {
-    /// By the file's name alone: any bytes may begin a raw record.
+    /// Returns the packing that the file's name implies. The bytes cannot tell, because any bytes may begin a raw
+    /// record.
     pub(super) fn of(path: &Path) -> Self {
         let ending = path.extension().unwrap_or_default();
         if ending.eq_ignore_ascii_case("gz") {
@@ -44,7 +44,7 @@ impl Packing {
         }
     }
 
-    /// The ending of the name that the file has once it is unpacked.
+    /// Returns the extension of the file's name after unpacking.
     pub(super) fn inner(self, path: &Path) -> Option<&OsStr> {
         match self {
             Self::None => path.extension(),
@@ -52,12 +52,12 @@ impl Packing {
         }
     }
 
-    /// The unpacked bytes. A file that was cut short is an error of reading, not an early end, unless the cut is exactly
-    /// between two of the parts that it was joined from.
+    /// Returns a reader of the unpacked bytes. For a file that was cut short, reading fails instead of ending early,
+    /// unless the cut is exactly between two of the parts that the file was joined from.
     pub(super) fn open(self, packed: Box<dyn BufRead>) -> Result<Box<dyn BufRead>> {
         Ok(match self {
             Self::None => packed,
-            // A gzip file may be several, one after the other, as pigz and `cat` make them.
+            // A gzip file may have several members, one after the other, as pigz and `cat` make them.
             Self::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(packed))),
             Self::Zstd => {
                 let unpacked = zstd::Decoder::with_buffer(packed).context("cannot unpack zstd")?;
@@ -66,12 +66,13 @@ impl Packing {
         })
     }
 
-    /// The unpacked bytes of a file.
+    /// Returns a reader of a file's unpacked bytes.
     pub(super) fn open_file(self, file: File) -> Result<Box<dyn BufRead>> {
         self.open(Box::new(BufReader::with_capacity(BUFFER_BYTES, file)))
     }
 
-    /// How these first bytes are packed, whatever the name says. A key may begin as a packed file does, and does not unpack.
+    /// Recognizes the packing of a file from its first bytes, whatever its name is. A raw key may begin with the same
+    /// magic bytes, but does not unpack.
     fn of_bytes(first: &[u8]) -> Result<Self> {
         let packing = match first {
             _ if first.starts_with(GZIP_MAGIC) => Self::Gzip,
@@ -80,17 +81,17 @@ impl Packing {
         };
         let unpacked = packing.open(Box::new(Cursor::new(first.to_vec())))?;
         let read = unpacked.take(LOOK_BYTES).read_to_end(&mut Vec::new());
-        // These bytes may end before what was packed does.
+        // These first bytes may end before the packed data does.
         let is_packed = read.map_or_else(|error| error.kind() == Io::UnexpectedEof, |_| true);
         Ok(if is_packed { packing } else { Self::None })
     }
 }
 
-/// The same bytes, unless the first of them are something else than a file of this name and format has: then the whole
-/// would load as pairs that nobody wrote, wherever its length is a multiple of a record's.
+/// Returns the same bytes, unless the first of them do not match the file's name and format. Such a file would load as
+/// pairs that nobody wrote, if its length happens to be a multiple of a record's.
 ///
 /// # Errors
-/// What the bytes are, with the way out; the file system's.
+/// Packed bytes under another name, or text in place of raw records, with the way out; I/O errors of reading.
 pub(super) fn checked(
     mut input: Box<dyn BufRead>,
     named: Packing,
@@ -116,7 +117,7 @@ pub(super) fn checked(
     Ok(Box::new(Cursor::new(first).chain(input)))
 }
 
-/// Whether these are lines or columns of characters. Among random keys, 64 such bytes follow each other once in 1e26.
+/// Whether the bytes are text in lines or columns. Among random keys, 64 such bytes follow each other once in 1e26.
 fn is_text(first: &[u8]) -> bool {
     let first = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first);
     let is_character = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
@@ -181,7 +182,7 @@ mod tests {
         let expected = records(&write(dir.path(), "plain.bin", &raw)).unwrap();
         assert_eq!(expected.len(), 1000);
         let zstd = |bytes: &[u8]| zstd::encode_all(bytes, 1).unwrap();
-        // Two members, and two frames, one after the other.
+        // Two members (gzip) or two frames (zstd), one after the other.
         let (first, second) = csv.split_at(csv.len() / 2);
         let files = [
             ("pairs.csv.gz", gzip(csv.as_bytes())),
@@ -193,7 +194,7 @@ mod tests {
         for (name, bytes) in files {
             let path = write(dir.path(), name, &bytes);
             assert_eq!(records(&path).unwrap(), expected, "{name}");
-            // Cut anywhere but between two of its parts it is an error, never fewer pairs.
+            // A cut anywhere but between two of its parts is an error and never gives fewer pairs.
             for cut in [1, bytes.len() / 3, bytes.len() - 1] {
                 write(dir.path(), name, &bytes[..cut]);
                 assert!(records(&path).is_err(), "{name}: cut={cut}");
@@ -208,7 +209,7 @@ mod tests {
                 }
             }
         }
-        // A key that begins as a packed file does.
+        // A key that begins with the magic bytes of a packed file.
         for magic in [GZIP_MAGIC, ZSTD_MAGIC] {
             let mut pairs = raw.clone();
             pairs[..magic.len()].copy_from_slice(magic);

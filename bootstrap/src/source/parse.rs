@@ -1,4 +1,4 @@
-//! Outside bytes as pairs: raw records and CSV, with the offset or the line in every error.
+//! Parses pairs from outside bytes, raw records or CSV, with the offset or the line in every error.
 //!
 //! Owns: the two formats, and the hints for input that is nearly one of them. Must not: open files. Runs on the thread
 //! that reads the source.
@@ -10,12 +10,12 @@ use engine_api::{Key, Value};
 
 use super::{Format, Place, Record, TakePlaced};
 
-/// Reads pairs in `format`; errors name the byte offset or the line.
+/// Reads pairs in `format` and passes them to `take`. Errors name the byte offset or the line.
 pub fn read(format: Format, input: impl BufRead, take: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
     read_from(format, input, Place::default(), &mut |record, _| take(record))
 }
 
-/// Reads pairs from `input`, which stands at `from`.
+/// Reads pairs from `input`, whose next byte is at `from`.
 pub(super) fn read_from(format: Format, input: impl BufRead, from: Place, take: &mut TakePlaced<'_>) -> Result<()> {
     match format {
         Format::Raw => read_raw(input, from, take),
@@ -43,21 +43,21 @@ fn read_raw(mut input: impl Read, from: Place, take: &mut TakePlaced<'_>) -> Res
     Ok(())
 }
 
-/// Longest line worth reading: two pubkeys of 44 characters, a comma, a line end, and room for blanks.
+/// Longest accepted line of a CSV in bytes: two pubkeys of 44 characters, a comma, a line end, and room for blanks.
 const LINE_BYTES_MAX: u64 = 256;
 
-/// What some editors and spreadsheets write before the first character of a UTF-8 file.
+/// Bytes that some editors and spreadsheets write before the first character of a UTF-8 file.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 fn read_csv(mut input: impl BufRead, from: Place, take: &mut TakePlaced<'_>) -> Result<()> {
     let mut line = Vec::new();
     let mut offset = from.bytes;
-    // Blank lines may end a file, as editors leave them. Between pairs one may stand for a pair that was lost.
+    // Blank lines may end a file, because editors leave them. A blank line between pairs may stand for a lost pair.
     let mut blank = None;
     for number in from.number.. {
         line.clear();
         let at = number + 1;
-        // Bounded: a file without line ends must not be read into memory.
+        // Bounded, because a file without line ends must not be read into memory.
         let bytes = input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
         if bytes.with_context(|| format!("cannot read: line={at}"))? == 0 {
             return Ok(());
@@ -75,7 +75,7 @@ fn read_csv(mut input: impl BufRead, from: Place, take: &mut TakePlaced<'_>) -> 
         if let Some(blank) = blank {
             bail!("a blank line between pairs: line={blank}: remove it, or find the pair that is missing");
         }
-        // The last character may be missing as well, and 43 of them may be a pubkey too.
+        // Without a line end, the last character may be missing too, and the remaining 43 may still be a valid pubkey.
         ensure!(
             line.ends_with(b"\n"),
             "the last line has no line end, as if the file had been cut: line={at}: compare its end with the original; if \
@@ -98,7 +98,7 @@ fn pair(text: &[u8], line: u64) -> Result<(Key, Value)> {
     Ok((pubkey(key, "key", line)?, pubkey(value, "value", line)?))
 }
 
-/// How to make pairs of a line that is none, where its text tells.
+/// Suggests how to correct a line that is no pair, if its text allows a guess.
 fn hint(text: &[u8], line: u64) -> Option<&'static str> {
     if text.contains(&b'"') || text.contains(&b'\'') {
         return Some("write the columns without quotes");
@@ -188,7 +188,7 @@ mod tests {
         let good = bs58::encode([7u8; 32]).into_string();
         let marked = format!("\u{feff}{good},{good}\n{good},{good}\n");
         assert_eq!(all(Format::Csv, marked.as_bytes()).unwrap().len(), 2);
-        // Anywhere else it is a character that no key has.
+        // Anywhere else the mark is a character that no key has.
         let error = all(Format::Csv, format!("{good},{good}\n\u{feff}{good},{good}\n").as_bytes()).unwrap_err();
         assert!(format!("{error:#}").contains("not base58: line=2 column=key"), "{error:#}");
     }
@@ -204,7 +204,7 @@ mod tests {
         assert!(error(format!("\"{good}\",\"{good}\"\n")).contains("without quotes"));
         assert!(error(format!("{good}\t{good}\n")).contains("by a comma"));
         assert!(error(format!("{good};{good}\n")).contains("by a comma"));
-        // One bad key in the first line, or any later line, is no header.
+        // A first line with one bad key, or any later line, is not taken for a header.
         for csv in [format!("{good},abc\n"), format!("{good},{good}\nkey,value\n")] {
             let error = error(csv);
             assert!(!error.contains("names the columns"), "{error}");

@@ -1,8 +1,8 @@
-//! Standard input, or a pipe that has a name, read by a thread of its own.
+//! Standard input or a named pipe, read by a thread of its own.
 //!
-//! Owns: that thread. Must not: keep a signal waiting for a writer that never comes. Threads: `input` opens the pipe and
-//! reads a few pieces ahead; it ends with the pipe or with the process, because nothing can wake it earlier. The thread
-//! that reads the source takes the pieces, and looks for a signal while it waits for one.
+//! Owns: that thread. Must not: keep a signal waiting for a writer that never comes. Threads: `input` opens the pipe
+//! and reads a few pieces ahead. It ends with the pipe or with the process, because nothing can wake it earlier. The
+//! thread that reads the source takes the pieces, and checks for a signal while it waits for one.
 
 use std::fs::File;
 use std::io::{self, BufRead, ErrorKind as Io, Read};
@@ -15,11 +15,11 @@ use anyhow::{Context, Result};
 
 use crate::signal::{self, Stopped};
 
-/// Bytes of a piece: what a pipe holds by default.
+/// Bytes of a piece: the default capacity of a pipe.
 const PIECE_BYTES: usize = 64 << 10;
-/// Pieces read ahead, 1 MiB: enough that neither side waits for the other's pauses.
+/// Largest number of pieces read ahead, 1 MiB: enough that neither side waits for the other's pauses.
 const PIECES_AHEAD: usize = 16;
-/// Between two looks for a signal.
+/// Time between two checks for a signal.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Whether `path` names standard input.
@@ -27,7 +27,7 @@ pub(super) fn is_stdin(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// The bytes of a pipe. An empty piece is its end.
+/// Reader of a pipe's bytes. An empty piece marks the end.
 pub(super) struct Pipe {
     pieces: Receiver<io::Result<Vec<u8>>>,
     piece: Vec<u8>,
@@ -36,8 +36,8 @@ pub(super) struct Pipe {
 }
 
 impl Pipe {
-    /// Begins to read `path`, or standard input where it is `-`. The pipe is opened once, and only here, because a writer
-    /// takes an end that is closed for the end of its reader.
+    /// Begins to read `path`, or standard input if it is `-`. The pipe is opened once, and only here: when an end is
+    /// closed, the writer thinks that its reader is gone.
     pub(super) fn start(path: &Path) -> Result<Self> {
         let (sender, pieces) = sync_channel(PIECES_AHEAD);
         let path = path.to_owned();
@@ -86,7 +86,7 @@ impl Read for Pipe {
     }
 }
 
-/// Reads until the end, an error, or until nobody takes pieces any more.
+/// Reads pieces and sends them, until the end of the input, an error, or a dropped receiver.
 fn pump(path: PathBuf, pieces: &SyncSender<io::Result<Vec<u8>>>) {
     let opened: io::Result<Box<dyn Read>> = if is_stdin(&path) {
         Ok(Box::new(io::stdin().lock()))

@@ -1,4 +1,4 @@
-//! Arguments and files as people give them: what is nearly right gets an answer that says how to go on.
+//! Arguments and files with usual mistakes: the error message must say how to go on.
 
 use std::fs;
 use std::io::Write as _;
@@ -75,7 +75,7 @@ fn a_report_that_cannot_be_written_is_found_before_the_load() {
         let said = fails(1, &["--dir", str(&store), "--pairs", "100", option, str(&missing)]);
         assert!(said.contains("cannot write file=") && !store.exists(), "{said}");
     }
-    // A load that is refused leaves an earlier report as it is, and makes none.
+    // A refused load leaves an earlier report as it is, and creates none.
     let report = dir.path().join("report.json");
     fails(2, &["--dir", str(&store), "--pairs", "0", "--report", str(&report)]);
     assert!(!report.exists());
@@ -97,14 +97,14 @@ fn a_reason_is_said_once() {
     let engine = engines().next().unwrap();
     let store = dir.path().join("store");
     ok(&["--engine", engine, "--dir", str(&store), "--pairs", "10"]);
-    // Not even root may open a directory as a file.
+    // A directory in place of the marker cannot be read as a file, not even by root.
     fs::remove_file(store.join("SOLKV")).unwrap();
     fs::create_dir(store.join("SOLKV")).unwrap();
     let said = fails(1, &["count", "--dir", str(&store)]);
     assert_eq!(said.matches("not a regular file").count(), 1, "{said}");
 }
 
-/// `bootstrap ... | head -1`, whose reader goes after the first line.
+/// As in `bootstrap ... | head -1`, where the reader closes its end after the first line.
 #[test]
 fn a_reader_that_goes_does_not_end_a_load() {
     let dir = tempfile::tempdir().unwrap();
@@ -116,7 +116,7 @@ fn a_reader_that_goes_does_not_end_a_load() {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     assert!(!dir.path().join("store.work").exists());
-    // What cannot be written for another reason is not silent.
+    // Any other failure to write to standard output is reported.
     let mut info = command(&["info", "--dir", str(&store)]);
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let output = info.stdout(full).output().unwrap();

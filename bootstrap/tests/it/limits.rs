@@ -1,4 +1,4 @@
-//! Memory: loads in a real cgroup. Disk: what a store of each engine takes a pair.
+//! Memory: loads in a real cgroup. Disk: the bytes a pair that the store of each engine takes.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -9,10 +9,10 @@ use probe::Cap;
 
 use crate::{digest, engines, ok, raw_file, str, synthetic, text};
 
-/// A cgroup is named by the process, so that there is one at a time.
+/// Held while a cgroup exists, because its name comes from the process and so there can be only one at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// Runs the program under a cap; `None` where this machine gives no process one.
+/// Runs the program under a memory cap. `None` if this machine does not let the process create a cgroup.
 pub(crate) fn capped(bytes: u64, args: &[&str]) -> Option<(Option<i32>, String)> {
     let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let cap = Cap::create(bytes);
@@ -24,11 +24,11 @@ pub(crate) fn capped(bytes: u64, args: &[&str]) -> Option<(Option<i32>, String)>
     Some((output.status.code(), text(&output)))
 }
 
-/// On the first engine more records than the cap has bytes for, so that buffers which ignore it are its end.
+/// The first engine gets more records than fit into the cap, so buffers that ignored the cap would end the load.
 #[test]
 fn a_load_stays_within_a_small_cap() {
     for (engine, count) in engines().zip([2_600_000, 300_000, 300_000, 300_000]) {
-        // On a disk: the files of a tmpfs are memory.
+        // On a real disk, because the files of a tmpfs count as memory.
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let store = dir.path().join("store");
         let pairs = count.to_string();
@@ -70,7 +70,7 @@ fn b_trees_are_loaded_sorted_unless_told_otherwise() {
     }
 }
 
-/// A disk for one run of the program, of which `None` where this process may mount nothing.
+/// Runs the program once on a disk of this size, a tmpfs. `None` if this process may not mount anything.
 fn on_a_disk_of(mib: u64, dir: &Path, args: &[&str], input: Option<&Path>) -> Option<(Option<i32>, String)> {
     const RUN: &str =
         "mount -t tmpfs -o size=$1m tmpfs \"$2\" || exit 77; shift 2; \"$@\"; code=$?; ls \"$0\"; exit $code";
@@ -86,11 +86,11 @@ fn on_a_disk_of(mib: u64, dir: &Path, args: &[&str], input: Option<&Path>) -> Op
     Some((output.status.code(), said))
 }
 
-/// Their number is known once they have been read: then, and before a store is made.
+/// The number of such pairs is known only after reading: the check must come then, and before a store is created.
 #[test]
 fn pairs_that_nobody_can_count_before_must_fit_on_the_disk_as_well() {
     let dir = tempfile::tempdir().unwrap();
-    // Half of each pair packs to nothing, so that the packed file's length says little.
+    // Half of each pair packs to almost nothing, so the packed file's length says little about the number of pairs.
     let pairs = synthetic(100_000, 3).into_keys().map(|key| (key, [7; 32]));
     let raw = raw_file(dir.path(), pairs);
     let packed = dir.path().join("pairs.bin.zst");
@@ -99,7 +99,7 @@ fn pairs_that_nobody_can_count_before_must_fit_on_the_disk_as_well() {
     fs::create_dir(&disk).unwrap();
     let store = disk.join("store");
     for engine in engines() {
-        // Room for what the engine leaves free, and for less than the pairs take.
+        // Room for the engine's reserve, and for fewer bytes than the pairs take.
         let kind = engines::EngineKind::ALL.into_iter().find(|kind| kind.as_str() == engine).unwrap();
         let mib = 8 + engines::EngineOptions::new(kind).disk_reserve_bytes().div_ceil(1 << 20);
         for (input, stdin) in [(str(&packed), None), ("-", Some(raw.as_path()))] {

@@ -1,4 +1,4 @@
-//! Looking at a store changes nothing in its directory, and tells what it holds and how that differs from a source.
+//! Commands that look at a store change nothing in its directory, describe it, and tell how it differs from a source.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use solana::ChainCheckpoint;
 
 use crate::{command, cut_short, engines, fails, ok, raw_file, str, synthetic, text};
 
-/// As a stream does: a key goes, one changes, two come, and the checkpoint moves on.
+/// Changes the store as a stream would: a key goes, one changes, two come, and the checkpoint moves on.
 fn follow(store: &Path) {
     let engine = engines::open_existing(store, None).unwrap();
     let keys: Vec<[u8; 32]> = synthetic(1000, 5).into_keys().take(2).collect();
@@ -21,7 +21,7 @@ fn follow(store: &Path) {
     let begun = ChainCheckpoint::read(&engine.checkpoint().unwrap()).unwrap();
     let checkpoint = ChainCheckpoint { seq: begun.seq + 4, slot: Some(78), ..begun };
     txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
-    // A kill leaves what is there while it is open.
+    // The copy has the files of an open store, which a kill would leave.
     copy_as_killed(store, &store.with_extension("killed"));
     engine.close().unwrap();
 }
@@ -114,7 +114,7 @@ fn two_verifications_do_not_sort_in_the_same_place() {
     assert!(said.contains("missing=1000 only_in_store=1000") && !elsewhere.exists(), "{said}");
     drop(held);
     assert!(fails(1, &other).contains("missing=1000"));
-    // Nobody has named it, so it goes with the spill.
+    // The user has not named the directory, so it is removed with the spill.
     assert!(!work.exists());
 }
 

@@ -167,7 +167,7 @@ fn a_scrub_counts_the_pairs_and_finds_a_damaged_file() {
         if engine == "lmdb" {
             continue;
         }
-        // A stored value is somewhere in one of the engine's files.
+        // Every stored value is found somewhere in one of the engine's files.
         let value = Pairs::new(1).value(7000, 0);
         let mut places = 0;
         for entry in fs::read_dir(store.join("data")).unwrap() {
@@ -212,7 +212,7 @@ fn bad_input_is_refused_by_place() {
     fails(2, &["--engine", engine, "--dir", str(&store)]);
 }
 
-/// SIGKILL at random moments, then --resume, until the load is complete.
+/// Sends SIGKILL at random moments, then runs with --resume, until the load is complete.
 #[test]
 fn killed_loads_resume_to_the_same_map() {
     const PAIRS: &str = "300000";
@@ -239,7 +239,7 @@ fn killed_loads_resume_to_the_same_map() {
                 }
                 let output = child.wait_with_output().unwrap();
                 if done {
-                    // Also right: the last kill came after the load's last word.
+                    // The load may have completed just before the last kill.
                     let complete = kills > 0 && text(&output).contains("the load is complete");
                     assert!(complete || output.status.success(), "{engine} {order}: {}", text(&output));
                     break;
@@ -281,9 +281,9 @@ fn ctrl_c_stops_between_batches_and_says_how_to_go_on() {
     assert!(fails(1, &args).contains("--resume"), "an interrupted load is not started over by accident");
     let info = ok(&["info", "--dir", str(&store)]);
     assert!(info.contains("load=interrupted"), "{info}");
-    // Unless nothing was committed yet.
+    // The phase is not stored if nothing was committed yet.
     assert!(info.contains(" phase=loading\n") || info.contains("checkpoint seq=0 "), "{info}");
-    // A service looks at the marker.
+    // The service finds out from the marker.
     assert!(engines::inspect(&store).unwrap().unwrap().is_loading());
 }
 
@@ -296,7 +296,7 @@ fn a_load_without_an_engine_says_which_was_taken_and_the_directory_keeps_it() {
     let last = said.lines().last().unwrap();
     assert!(last.starts_with(&format!("engine={default} was taken")) && last.contains("--engine ENGINE"), "{last}");
     assert!(engines().all(|engine| last.contains(engine)), "{last}");
-    // Whatever the engine, it need not be said again.
+    // For any engine, later commands need not name it.
     for engine in engines() {
         let store = dir.path().join(engine);
         let named = ok(&["--engine", engine, "--dir", str(&store), "--pairs", "1000"]);
@@ -348,7 +348,7 @@ fn verify_takes_the_number_of_pairs_from_the_source() {
         raw_file(&place, pairs(keys))
     };
     ok(&["--dir", str(&store), "--input", str(&file("loaded", &[1, 2, 3]))]);
-    // As a stream does: a key goes, two come.
+    // Changes the store as a stream would: a key goes, two come.
     let engine = engines::open_existing(&store, None).unwrap();
     let mut txn = engine.begin().unwrap();
     txn.delete(&[3; 32]).unwrap();
@@ -373,7 +373,7 @@ fn verify_takes_the_number_of_pairs_from_the_source() {
         code == Some(1) && said.contains("expected_pairs=3 stored_pairs=4 different=0 missing=0 only_in_store=1"),
         "{said}"
     );
-    // As many records as the store has pairs, and not those.
+    // As many records as the store has pairs, but other pairs.
     let (code, said) = verify("fewer-twice", &[1, 2, 4, 4]);
     assert!(
         code == Some(1) && said.contains("expected_pairs=3 stored_pairs=4 different=0 missing=0 only_in_store=1"),
@@ -393,13 +393,13 @@ fn a_number_of_pairs_beyond_any_disk_is_refused() {
     }
 }
 
-/// What a load leaves that was killed before its last word.
+/// Makes a complete store look as if its load had been killed just before its end.
 fn cut_short(store: &Path) {
     let load = engines::inspect(store).unwrap().unwrap().load.unwrap();
     engines::mark_load(store, engines::Load { state: engines::LoadState::Loading, ..load }, 0).unwrap();
     let state = store.join("bootstrap.toml");
     let text = fs::read_to_string(&state).unwrap();
-    // Without its checksum it is taken for a file of an earlier version.
+    // A file without a checksum is taken for one of an earlier version, so its checksum line goes too.
     let left_out = |line: &&str| line.starts_with("pairs") || line.starts_with("checksum");
     let cut: String = text.lines().filter(|line| !left_out(line)).flat_map(|line| [line, "\n"]).collect();
     fs::write(&state, cut).unwrap();

@@ -1,4 +1,4 @@
-//! Stores that move to another engine: checkpoint and meaning go along, and what is killed goes on.
+//! Migrations to another engine: checkpoint and meaning go along, and a killed migration can be resumed.
 
 use std::fs;
 use std::process::Stdio;
@@ -84,7 +84,7 @@ fn a_migration_is_refused_where_it_would_mix_or_miss() {
     assert!(migrate(&[]).contains("already holds"));
 }
 
-/// SIGKILL at random moments, then --resume, until the migration is complete.
+/// Sends SIGKILL at random moments, then runs with --resume, until the migration is complete.
 #[test]
 fn killed_migrations_resume_to_the_same_map() {
     const PAIRS: u64 = 1_500_000;

@@ -1,4 +1,4 @@
-//! Files and directories that are each other's: nothing that an operator has is written over or removed.
+//! Arguments that name the same file or directory: nothing that belongs to the operator is overwritten or removed.
 
 use std::fs;
 use std::io::Write as _;
@@ -51,7 +51,7 @@ fn a_work_directory_of_somebodys_own_is_left_as_it_is() {
             let work = ["--work-dir", str(&mine), "--seed", "3"];
             let args = [&[command, "--dir", str(&store), "--input", str(&file)][..], &work].concat();
             if command == "verify" {
-                // What differs is sorted.
+                // Verify sorts the source only if the store differs from it.
                 ok(&["--dir", str(&store), "--pairs", "10"]);
             }
             let said = fails(1, &args);
@@ -62,11 +62,11 @@ fn a_work_directory_of_somebodys_own_is_left_as_it_is() {
         fs::remove_dir_all(&store).unwrap();
         fs::remove_dir_all(&mine).unwrap();
     }
-    // An empty one is used, and stays.
+    // An empty directory is used, and stays.
     fs::create_dir(&mine).unwrap();
     ok(&["--dir", str(&store), "--input", str(&file), "--work-dir", str(&mine), "--sort-memory", "1MiB"]);
     assert_eq!(fs::read_dir(&mine).unwrap().count(), 0);
-    // Nor is it called a spill that was removed.
+    // The next command does not report it as a removed spill.
     let said = ok(&["--dir", str(&store), "--input", str(&file), "--work-dir", str(&mine), "--resume"]);
     assert!(!said.contains("was removed") && mine.exists(), "{said}");
 }
@@ -111,7 +111,7 @@ fn a_store_and_its_spill_need_directories_of_their_own() {
             assert!(said.contains("need directories of their own"), "{said}");
         }
     }
-    // Its spill is beside it, whatever it is called.
+    // The spill is next to the store's directory, although that is given as `.`.
     let args = ["--dir", ".", "--input", str(&file), "--order", "sorted", "--sort-memory", "1MiB"];
     let output = command(&args).current_dir(&here).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
@@ -136,7 +136,7 @@ fn the_second_load_of_a_directory_is_refused_before_it_reads_and_hurts_nobody() 
             assert!(first.try_wait().unwrap().is_none());
             std::thread::sleep(Duration::from_millis(10));
         }
-        // It is said how far it is, and that nobody has to be stopped for that.
+        // The progress is shown, and without advice to stop the load.
         let info = ok(&["info", "--dir", str(&store)]);
         assert!(info.contains("open_in=load") && info.contains("load=running: pid="), "{info}");
         assert!(info.contains("spilled_records=") && info.contains("its source is being read"), "{info}");
@@ -146,7 +146,7 @@ fn the_second_load_of_a_directory_is_refused_before_it_reads_and_hurts_nobody() 
         }
         let said = fails(1, &["verify", "--dir", str(&store), "--pairs", "50"]);
         assert!(said.contains("a load of this store is running"), "{said}");
-        // The spill alone in the way of another store's load.
+        // Here only the spill is in use, by the load of another store.
         let beside = dir.path().join("beside");
         let file = raw_file(dir.path(), synthetic(30_000, 1));
         let args = ["--engine", engine, "--dir", str(&beside), "--input", str(&file), "--work-dir", str(&work)];

@@ -1,11 +1,11 @@
-//! `bootstrap repair` on a real store: what it says and does when files are missing or damaged.
+//! `bootstrap repair` on a real store whose files are missing or damaged: its messages and its results.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::{digest, engines, fails, ok, str, synthetic};
 
-/// A strata store of 20,000 pairs that were loaded in order; none where strata is not in this build.
+/// Loads 20,000 pairs in order into a strata store; `None` if strata is not in this build.
 fn loaded(dir: &Path) -> Option<PathBuf> {
     let store = dir.join("store");
     let strata = engines().any(|engine| engine == "strata");
@@ -13,7 +13,7 @@ fn loaded(dir: &Path) -> Option<PathBuf> {
     strata.then_some(store)
 }
 
-/// Segments of the store.
+/// Lists the segment files of the store.
 fn segments(store: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(store.join("data")).unwrap().map(|entry| entry.unwrap().path());
     entries.filter(|path| path.extension().is_some_and(|kind| kind == "seg")).collect()
@@ -26,20 +26,20 @@ fn a_store_without_its_manifest_is_refused_and_comes_back_whole() {
     assert!(ok(&["repair", "--dir", str(&store)]).contains("in order: nothing was changed"));
     fs::remove_file(store.join("data/MANIFEST")).unwrap();
     let before = segments(&store);
-    // Looking at it is enough to have lost a store once.
+    // Once, looking at such a store was enough to lose it.
     for command in ["info", "count", "scrub"] {
         let said = fails(1, &[command, "--dir", str(&store)]);
         assert!(said.contains("manifest is missing") && said.contains("bootstrap repair"), "{command}: {said}");
         assert_eq!(segments(&store), before, "{command}");
     }
-    // Exit code 1: nobody knows whether other files are missing too.
+    // The exit code is 1, because nobody knows whether other files are missing too.
     let said = fails(1, &["repair", "--dir", str(&store)]);
     assert!(said.contains("made anew of 1 segments") && said.contains("seq=20000"), "{said}");
     let info = ok(&["info", "--dir", str(&store), "--digest"]);
     assert!(info.contains(&digest(&synthetic(20_000, 1))), "{info}");
     let said = fails(1, &["repair", "--dir", str(&store)]);
     assert!(said.contains("nothing was changed, and an earlier repair has lost a part"), "{said}");
-    // Whoever has compared it says so.
+    // Removing the file is how the operator says that the store was compared.
     fs::remove_file(store.join("data/LOST")).unwrap();
     assert!(ok(&["repair", "--dir", str(&store)]).contains("in order"));
 }

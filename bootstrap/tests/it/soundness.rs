@@ -1,4 +1,5 @@
-//! Stores that are damaged, cut, or have lost something: no tool calls them sound or complete, and none dies unheard.
+//! Stores that are damaged, cut, or have lost data: no tool calls them sound or complete, and none dies without a
+//! message.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::process::ExitStatusExt as _;
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{command, engines, fails, ok, str, text};
 
-/// A sorted load of so many pairs.
+/// Loads this many pairs in order into a new store.
 fn loaded(dir: &Path, engine: &str, pairs: u64) -> PathBuf {
     let store = dir.join("store");
     ok(&["--engine", engine, "--dir", str(&store), "--order", "sorted", "--pairs", &pairs.to_string()]);
@@ -21,7 +22,7 @@ fn figure(said: &str, name: &str) -> u64 {
     said.split(name).nth(1).unwrap().split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
 }
 
-/// Every tool that reads a store.
+/// Command lines of every tool that reads a store.
 fn tools(store: &Path) -> Vec<Vec<String>> {
     let (dir, other) = (str(store).to_owned(), store.with_extension("other"));
     let tools: [&[&str]; 5] = [
@@ -34,7 +35,7 @@ fn tools(store: &Path) -> Vec<Vec<String>> {
     tools.iter().map(|args| args.iter().map(|arg| (*arg).to_owned()).collect()).collect()
 }
 
-/// In a page of a sorted load that is full of pairs.
+/// Offset of a byte that lies in a pair's value, after a sorted load.
 const IN_A_VALUE: usize = 20 * 4096 + 2000;
 
 #[test]
@@ -47,7 +48,7 @@ fn no_tool_dies_unheard_of_a_damaged_lmdb_file() {
     let file = store.join("data/data.mdb");
     let sound = fs::read(&file).unwrap();
     let mut faults = 0;
-    // The heads of pages, where their nodes are named, and one place within the values.
+    // The heads of pages, which list their nodes, and one place within the values.
     for place in (2..sound.len() / 4096).step_by(37).map(|page| page * 4096).chain([IN_A_VALUE]) {
         let mut damaged = sound.clone();
         damaged[place..place + 64].iter_mut().for_each(|byte| *byte = !*byte);
@@ -61,7 +62,7 @@ fn no_tool_dies_unheard_of_a_damaged_lmdb_file() {
                 faults += 1;
                 assert!(said.contains("memory fault") && said.contains("data.mdb"), "{said}");
             }
-            // A page that is free holds nothing.
+            // Damage to a free page changes nothing, so scrub may succeed.
             let is_sound = args[0] == "scrub" && output.status.success();
             assert!(!is_sound || said.contains("its digest is that of the load"), "unnoticed at {place}: {said}");
             assert!(!is_sound || place != IN_A_VALUE, "unnoticed at {place}: {said}");
@@ -92,7 +93,7 @@ fn a_scrub_says_what_it_could_not_check() {
         );
         let opened = engines::open_existing(&store, None).unwrap();
         let checkpoint = opened.checkpoint().unwrap();
-        // Behind the back of the load.
+        // A commit that the load does not know of, and that keeps its checkpoint.
         let mut txn = opened.begin().unwrap();
         txn.put(&[3; 32], &[3; 32]).unwrap();
         txn.commit(&checkpoint, engine_api::Durability::Synced).unwrap();
@@ -139,13 +140,13 @@ fn a_store_that_lost_pairs_to_a_repair_is_not_called_complete() {
     assert!(notes.iter().any(|note| note.is_warning && note.text.contains("lost=1")), "{notes:?}");
     let said = fails(1, &["repair", "--dir", str(&store)]);
     assert!(said.contains("an earlier repair has lost a part: dir=") && said.contains("lost=1"), "{said}");
-    // A store that is made of it would not know.
+    // A store that is copied from it would not know of the loss.
     let moved = home.path().join("moved");
     let said = fails(1, &["--from-store", str(&store), "--dir", str(&moved), "--engine", "strata"]);
     assert!(said.contains("has lost a part of it") && said.contains("data/LOST") && !moved.exists(), "{said}");
     fs::write(store.join("data/LOST"), "").unwrap();
     assert!(ok(&["info", "--dir", str(&store)]).contains("\nlost=1\n"));
-    // Whoever has brought the pairs back says so in one place.
+    // Removing this one file is how the operator says that the pairs are back.
     fs::remove_file(store.join("data/LOST")).unwrap();
     assert!(!ok(&["info", "--dir", str(&store)]).contains("lost="));
 }
@@ -181,7 +182,7 @@ fn a_store_that_does_not_hold_what_was_loaded_is_not_migrated_as_equal() {
         for (dir, seed) in [(&store, "1"), (&other, "2")] {
             ok(&["--engine", engine, "--dir", str(dir), "--order", "sorted", "--pairs", "3000", "--seed", seed]);
         }
-        // As after an exchange of directories: the files are sound, and another load's.
+        // As if two directories had been exchanged: the files are sound, but belong to another load.
         fs::remove_dir_all(store.join("data")).unwrap();
         fs::rename(other.join("data"), store.join("data")).unwrap();
         let said = fails(1, &["--from-store", str(&store), "--dir", str(&moved), "--engine", engine]);
@@ -242,7 +243,7 @@ fn the_disk_check_includes_the_engines_reserve() {
             let args = ["--engine", engine, "--dir", str(&store), "--order", "sorted", "--pairs", pairs];
             figure(&fails(1, &args), "needed_bytes=")
         };
-        // What does not grow with the pairs.
+        // The part of the needed bytes that does not grow with the number of pairs.
         let fixed = 2 * needed("1000000000000") - needed("2000000000000");
         let kind = engines::EngineKind::ALL.into_iter().find(|kind| kind.as_str() == engine).unwrap();
         let options = engines::EngineOptions::new(kind);
@@ -261,7 +262,7 @@ fn a_damaged_source_is_not_migrated_and_is_named() {
     let moved = home.path().join("moved");
     let file = store.join("data/pairs.redb");
     let mut bytes = fs::read(&file).unwrap();
-    // A bit of a value, which no read notices.
+    // One bit of a value, which no read notices.
     let value = crate::synthetic(5000, 1).into_values().nth(2500).unwrap();
     let at = bytes.windows(32).position(|window| window == value).unwrap();
     bytes[at] ^= 1;
@@ -276,7 +277,7 @@ fn pairs_that_no_checkpoint_counts_are_gone_before_a_load_begins() {
     for (engine, order) in engines().flat_map(|engine| [(engine, "sorted"), (engine, "shuffled")]) {
         let home = tempfile::tempdir().unwrap();
         let store = home.path().join("store");
-        // As a sorted load leaves RocksDB that is killed before its first checkpoint.
+        // The state in which RocksDB is left when a sorted load is killed before its first checkpoint.
         let kind = ::engines::EngineKind::ALL.into_iter().find(|kind| kind.as_str() == engine).unwrap();
         let options = ::engines::EngineOptions::new(kind);
         let terms = ::engines::Terms { load: ::engines::LoadTerm::Loading("1".to_owned()), ..Default::default() };

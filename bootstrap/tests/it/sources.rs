@@ -1,4 +1,4 @@
-//! What a load takes for its source: pipes, files that were cut, bytes that are not what a name says.
+//! Sources of a load: pipes, files that were cut, and bytes that do not match the file's name.
 
 use std::collections::HashSet;
 use std::fs;
@@ -17,10 +17,10 @@ fn pipe(dir: &Path) -> PathBuf {
     path
 }
 
-/// The program with these bytes at its standard input.
+/// Runs the program with these bytes as its standard input.
 fn piped(args: &[&str], bytes: &[u8]) -> Output {
     let mut child = command(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // Whoever refuses them need not take all of them.
+    // The program may refuse the input before it has read all of it.
     child.stdin.take().unwrap().write_all(bytes).ok();
     child.wait_with_output().unwrap()
 }
@@ -38,7 +38,7 @@ fn a_pipe_with_a_name_is_opened_once_and_read_whole() {
     let (pipe, file) = (pipe(dir.path()), raw_file(dir.path(), synthetic(60_000, 5)));
     let written = |args: &[&str]| {
         let child = command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Opening waits for a reader, as it does in a shell.
+        // Opening the pipe for writing waits for a reader, as it does in a shell.
         fs::write(&pipe, fs::read(&file).unwrap()).unwrap();
         child.wait_with_output().unwrap()
     };
@@ -60,12 +60,12 @@ fn a_signal_ends_the_wait_for_a_writer() {
     for input in [str(&pipe), "-"] {
         let args = ["--dir", str(&store), "--input", input];
         let child = command(&args).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        // It holds the directory while it waits.
+        // The waiting load holds the directory's lock.
         while !store.join("LOCK").exists() {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-        // Its standard input stays open until it has ended.
+        // Standard input stays open until the program has ended.
         let mut child = child;
         let stdin = child.stdin.take();
         let output = child.wait_with_output().unwrap();
@@ -97,7 +97,7 @@ fn a_file_that_was_cut_is_refused() {
     fs::write(&packed, &bytes[..bytes.len() - 9]).unwrap();
     let said = fails(1, &["--dir", str(&store), "--input", str(&packed)]);
     assert!(said.contains("ends too early, as if it had been cut"), "{said}");
-    // Between two lines only their number tells.
+    // A cut between two lines can only be found by the number of records.
     let lines: Vec<&str> = whole.split_inclusive('\n').collect();
     fs::write(&file, lines[..90].concat()).unwrap();
     let raw = raw_file(dir.path(), synthetic(90, 5));
@@ -125,7 +125,7 @@ fn bytes_that_are_something_else_are_refused_wherever_they_come_from() {
     gzip.write_all(&raw).unwrap();
     let gzip = gzip.finish().unwrap();
     let zstd = zstd::encode_all(&raw[..], 1).unwrap();
-    // A whole number of records, as one file in 64 has by itself.
+    // Padded to a whole number of records, as one file in 64 is by chance.
     let padded = |bytes: &[u8]| [bytes, &vec![0; bytes.len().next_multiple_of(64) - bytes.len()]].concat();
     let text_of = csv(128 * 64 / 2);
     let text_of = &text_of.as_bytes()[..text_of.len() / 64 * 64];

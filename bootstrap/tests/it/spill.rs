@@ -1,4 +1,4 @@
-//! Spills that were damaged, sources that have changed, and what is left of a load.
+//! Spills that were damaged, sources that have changed, and the remains of a load.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::{Map, command, digest, engines, fails, ok, raw_file, str, synthetic};
 
 const RECORDS: u64 = 30_000;
 
-/// A directory with a source and what a load of it has left.
+/// A directory with a source, and with the store and spill of a load that has failed.
 struct Scene {
     home: tempfile::TempDir,
     engine: &'static str,
@@ -18,7 +18,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// A load that has read and spilled its source, and then met a key with two values.
+    /// Runs a load that reads and spills its source, and then fails at a key with two values.
     fn spilled(engine: &'static str, order: &'static str) -> Self {
         let home = tempfile::tempdir().unwrap();
         let map = synthetic(RECORDS, 4);
@@ -83,7 +83,8 @@ fn a_damaged_spill_is_refused_by_name_and_made_again() {
         let kept: Vec<(PathBuf, Vec<u8>)> =
             scene.files().into_iter().map(|file| (file.clone(), fs::read(file).unwrap())).collect();
         assert_eq!(kept.len(), 6, "a manifest and runs of 6144 records: {kept:?}", kept = scene.files());
-        // Records begin after a header of 40 bytes, 512 of 72 bytes to a block with 8 more.
+        // Layout of a run: a header of 40 bytes, then blocks of 512 records of 72 bytes with a checksum of 8 bytes
+        // each.
         let run = &kept[3];
         let cut = |at: usize| Some(run.1[..at].to_vec());
         let flipped = |at: usize| {
@@ -119,7 +120,7 @@ fn a_damaged_spill_is_refused_by_name_and_made_again() {
         fs::write(&manifest.0, text.replacen("records = 30", "records = 20", 1)).unwrap();
         let said = scene.fails(&["--on-duplicate", "last"]);
         assert!(said.contains(str(&manifest.0)), "{said}");
-        // The way out that the message names.
+        // The way out that the message names must work.
         fs::remove_dir_all(scene.work()).unwrap();
         scene.ok(&["--on-duplicate", "last"]);
         scene.holds(&scene.map);
@@ -133,7 +134,7 @@ fn a_corrected_file_is_read_again_and_said_so() {
         if !with_store {
             fs::remove_dir_all(scene.store()).unwrap();
         }
-        // As long as before: the wrong line has become another key's.
+        // The corrected file has its old length: the wrong line now has a key of its own.
         let mut corrected = scene.map.clone();
         corrected.insert([0xee; 32], [2; 32]);
         let first = corrected.iter().next().map(|(key, value)| (*key, *value));
@@ -148,17 +149,17 @@ fn a_corrected_file_is_read_again_and_said_so() {
 fn a_spill_is_used_again_for_its_own_source_alone() {
     let engine = engines().last().unwrap();
     let scene = Scene::spilled(engine, "sorted");
-    // The same file, and one that was copied over it without a change.
+    // First the same file, then its own bytes copied over it.
     assert!(scene.fails(&[]).contains("the spill is whole and is used again"));
     let bytes = fs::read(scene.file()).unwrap();
     fs::write(scene.file(), &bytes).unwrap();
     assert!(scene.fails(&[]).contains("the source is read again from its start, to compare it"));
     assert!(scene.fails(&[]).contains("the spill is whole and is used again"));
-    // Grown.
+    // A file that has grown is another source.
     fs::write(scene.file(), [&bytes[..], &[7; 64]].concat()).unwrap();
     let said = scene.fails(&[]);
     assert!(said.contains("the spill is of another load and is made anew") && said.contains("was_bytes="), "{said}");
-    // A work directory that is somebody's own is left alone.
+    // A work directory with a foreign file is left alone.
     let own = scene.home.path().join("own");
     fs::create_dir(&own).unwrap();
     fs::write(own.join("letter.txt"), "x").unwrap();
@@ -181,7 +182,7 @@ fn a_load_goes_on_with_what_was_read_before_it_was_killed() {
         child.kill().unwrap();
         child.wait().unwrap();
         let said = ok(&args);
-        // Also right: it came to the end of the source before the kill.
+        // The load may have read the whole source before the kill.
         let went_on = said.contains("going on with the spill: dir=") || said.contains("is used again: dir=");
         assert!(went_on, "{engine} {order}: {said}");
         let info = ok(&["info", "--dir", str(&store), "--digest"]);
@@ -214,7 +215,7 @@ fn a_complete_load_of_another_source_is_told_from_its_own() {
     nothing(&[&from_file[..], &["--slot", "5"]].concat());
     refused(&[&from_file[..], &["--slot", "6"]].concat(), "as of another slot: dir=");
     refused(&[&from_file[..], &["--slot", "6"]].concat(), "loaded_slot=5 asked_slot=6");
-    // The store's word goes before that of the load's file, changed by hand or gone.
+    // The slot in the store takes precedence over the state file, whether that was edited by hand or is gone.
     let own = store.join("bootstrap.toml");
     let text = fs::read_to_string(&own).unwrap();
     let edited = text.lines().filter(|line| !line.starts_with("checksum")).collect::<Vec<_>>().join("\n");
@@ -231,7 +232,7 @@ fn a_complete_load_of_another_source_is_told_from_its_own() {
     let again = fails(1, &["--engine", engine, "--dir", str(&store), "--input", str(&file)]);
     assert!(again.contains("already holds a complete load") && again.contains("--resume"), "{again}");
     refused(&[&base[..], &["--pairs", "300"]].concat(), "asked=\"synthetic pairs=300 seed=1\"");
-    // Touched, then changed in a way that neither size nor time of modification shows.
+    // First a new time of modification, then a change that neither size nor time of modification shows.
     let bytes = fs::read(&file).unwrap();
     fs::write(&file, &bytes).unwrap();
     assert!(nothing(&from_file).contains("the source is read, to compare it"));
@@ -253,7 +254,7 @@ fn a_complete_load_of_another_source_is_told_from_its_own() {
         let said = fails(1, &["--engine", other, "--dir", str(&store), "--resume", "--input", str(&file)]);
         assert!(said.contains(&format!("directory holds {engine}, asked for {other}")), "{said}");
     }
-    // Synthetic ones.
+    // The same for a synthetic source.
     let store = home.path().join("synthetic");
     let args = ["--engine", engine, "--dir", str(&store), "--resume", "--pairs", "300"];
     ok(&args);
@@ -277,7 +278,7 @@ fn a_part_of_another_source_is_refused_before_the_source_is_read() {
             let said = fails(1, &[&resumed[..], more].concat());
             assert!(said.contains("the store holds a load ") && said.contains(how), "{said}");
         }
-        // The order of the first time is kept, whatever the engine's default.
+        // The order of the first run is kept, whatever the engine's default is.
         ok(&resumed);
     }
 }
@@ -286,7 +287,7 @@ fn a_part_of_another_source_is_refused_before_the_source_is_read() {
 fn a_spill_of_a_complete_load_is_removed() {
     for engine in engines() {
         let scene = Scene::spilled(engine, "sorted");
-        // As a process leaves it that is killed after its last word.
+        // The state that a process leaves when it is killed after its last message.
         let elsewhere = scene.home.path().join("elsewhere");
         scene.ok(&["--on-duplicate", "last", "--work-dir", str(&elsewhere)]);
         assert!(scene.work().join("manifest.toml").exists());

@@ -1,8 +1,10 @@
-//! Loads tortured: killed, their spills damaged, their sources replaced, their disks full, their memory small.
+//! Torture of loads: they are killed, their spills damaged, their sources replaced, their disks full, their memory
+//! small.
 //!
-//! A load either ends right, with the digest of the source that it was given last, or names what is wrong: a non-zero
-//! exit code and a message with a file or directory. Every life follows from a seed; half of everything is switched off
-//! in each. `make torture-load LIVES=1000` runs more of them, and a violation prints the command that runs it again.
+//! A load either ends right, with the digest of the source that it was last given, or it reports the problem. Then its
+//! exit code is not zero, and its message names a file or directory. Every life follows from a seed, and in each life
+//! half of the disturbances are switched off. `make torture-load LIVES=1000` runs more lives. A violation prints the
+//! command that repeats it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,13 +18,13 @@ use torture::{Disk, Fault, FaultKind, Notice, Rng};
 
 use crate::{Map, command, digest, engines, limits, str, text};
 
-/// Lives of a run of the tests.
+/// Number of lives in an ordinary run of the tests.
 const LIVES: u64 = 24;
-/// Processes of a life at most; the last of them have no faults.
+/// Largest number of processes in a life. The last of them have no faults.
 const TURNS: u64 = 7;
-/// A load of a life takes a second; who needs this long has stopped.
+/// Time after which a load counts as hung. A usual load takes a second.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// Enough for every store and spill of a life.
+/// Size of a life's disk, enough for all its stores and spills.
 const DISK_BYTES: u64 = 1 << 30;
 
 #[test]
@@ -39,7 +41,8 @@ fn loads_end_right_or_name_what_is_wrong() {
     let mut totals = Totals::default();
     for life in 0..lives {
         let seed = one.unwrap_or_else(|| seeds.next() >> 24);
-        // Each engine in both orders by turns: which one follows from the seed, so that the seed is all there is to say.
+        // The engines take turns, each in both orders. Engine and order follow from the seed, so the seed alone repeats
+        // a life.
         let wanted = life % (2 * engines().count() as u64);
         let seed = if one.is_some() { seed } else { seed / 8 * 8 + wanted };
         let mut life = Life::new(seed, fuse.is_ok());
@@ -50,7 +53,7 @@ fn loads_end_right_or_name_what_is_wrong() {
     println!("{lives} lives, no violation: {totals:?}");
 }
 
-/// What was done, by name.
+/// Number of disturbances and outcomes so far, by name.
 #[derive(Debug, Default)]
 struct Totals(BTreeMap<&'static str, u64>);
 
@@ -60,9 +63,9 @@ impl Totals {
     }
 }
 
-/// What may be asked of a life's source.
+/// The source that a life's loads are given.
 struct Input {
-    /// `None`: synthetic pairs of that seed.
+    /// The source's file; `None` for synthetic pairs of that seed.
     file: Option<PathBuf>,
     seed: u64,
     records: Vec<([u8; 32], [u8; 32])>,
@@ -73,7 +76,7 @@ impl Input {
         self.records.iter().copied().collect()
     }
 
-    /// Writes the file, if it is one.
+    /// Writes the source's file, if it has one.
     fn write(&self) {
         let Some(file) = &self.file else { return };
         let text = |bytes: &[u8; 32]| bs58::encode(bytes).into_string();
@@ -86,16 +89,16 @@ impl Input {
     }
 }
 
-/// Why a load may fail.
+/// Reasons for which the next load may fail.
 #[derive(Clone, Copy, Debug, Default)]
 struct Excuses {
-    /// A file of the spill was changed.
+    /// A file of the spill was damaged.
     damaged: bool,
-    /// The source was replaced after a load was begun.
+    /// The source was replaced after a load had begun.
     replaced: bool,
-    /// The disk has a fault, or had one in this process's life.
+    /// The disk has a fault, or had one while this process ran.
     disk: bool,
-    /// The cap is small.
+    /// The memory cap may be too small.
     cap: bool,
 }
 
@@ -103,7 +106,7 @@ struct Life {
     rng: Rng,
     engine: &'static str,
     order: &'static str,
-    /// Half of it is switched off.
+    /// Disturbances of this life. Each of these five is on in half of the lives.
     kills: bool,
     damages: bool,
     replaces: bool,
@@ -113,9 +116,9 @@ struct Life {
     disk: Option<(Disk, Receiver<Notice>)>,
     input: Input,
     batch: &'static str,
-    /// How the next process takes keys with two values.
+    /// Value of --on-duplicate for the next process.
     rule: &'static str,
-    /// As an operator remembers them who makes good what was done.
+    /// Reasons that apply now. The test keeps them as an operator would who repairs the damage.
     excuses: Excuses,
     log: Vec<String>,
 }
@@ -147,7 +150,7 @@ impl Life {
         let mut on = || rng.once_in(2);
         let (kills, damages, replaces, faults, caps) = (on(), on(), on(), on(), on());
         let batch = rng.pick(&["200", "1000", "10000"]);
-        // A load that stops at a key with two values has spilled all of its source.
+        // A load that stops at a key with two values leaves the spill of its whole source, which can be damaged.
         let rule = if damages { "error" } else { "last" };
         let (excuses, log) = (Excuses::default(), Vec::new());
         Self {
@@ -201,7 +204,7 @@ impl Life {
         Err("nothing is wrong any more, and the load does not end".to_owned())
     }
 
-    /// What happens to the files while no process runs.
+    /// Damages or replaces files while no process runs.
     fn between(&mut self, totals: &mut Totals) {
         if self.damages && self.damage() {
             totals.count("damaged");
@@ -241,7 +244,7 @@ impl Life {
         true
     }
 
-    /// Another source under the same name: of the same length, with one record corrected, grown, or all new.
+    /// Replaces the source under the same name: one record corrected at the same length, more records, or all new ones.
     fn replace(&mut self) {
         let how = self.rng.pick(&["corrected", "grown", "new"]);
         let count = self.input.records.len() as u64;
@@ -286,7 +289,7 @@ impl Life {
         args
     }
 
-    /// One process.
+    /// Runs one load, with its faults and kills, and judges its end.
     fn load(&mut self, last: bool, totals: &mut Totals) -> Result<End, String> {
         self.excuses.disk = false;
         let args = self.args();
@@ -304,7 +307,7 @@ impl Life {
         let fault = !last && self.faults && self.rng.once_in(2);
         let trap = (!last && self.kills && self.rng.once_in(2)).then(|| self.rng.below(400));
         if let Some((disk, trapped)) = &self.disk {
-            // What the one before has left.
+            // Drop the notices of the process before.
             while trapped.try_recv().is_ok() {}
             disk.set_trap(trap);
             let kind =
@@ -342,7 +345,7 @@ impl Life {
         self.judge(output.status.code(), text(&output))
     }
 
-    /// Waits for the end, or brings it about; `true` where it was killed.
+    /// Waits for the process to end, or kills it; `true` if it was killed.
     fn wait(&mut self, child: &mut Child, kill_at: Option<Duration>, power: bool) -> Result<bool, String> {
         let began = Instant::now();
         while child.try_wait().unwrap().is_none() {
@@ -383,7 +386,7 @@ impl Life {
         }
     }
 
-    /// Does what the message names, if there is a reason for it.
+    /// Follows the advice of the message, if there is a reason for the failure.
     fn make_good(&mut self, said: &str) -> Result<(), String> {
         let remove = |dir: &Path| fs::remove_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()));
         if said.contains("the memory limit is too small") || said.contains("a key is given twice") {
@@ -403,7 +406,7 @@ impl Life {
         Err(format!("refused without a reason: {:?} {said}", self.excuses))
     }
 
-    /// A load that is complete holds its source and nothing else, and knows another one.
+    /// Checks a complete load: it holds exactly its source, succeeds again with --resume, and refuses another source.
     fn after(&mut self, totals: &mut Totals) -> Result<(), String> {
         let info = command(&["info", "--dir", str(&self.store()), "--digest"]).output().unwrap();
         let (info, map) = (text(&info), self.input.map());
@@ -427,14 +430,14 @@ impl Life {
     }
 }
 
-/// How a process ended.
+/// Outcome of one process of a life.
 enum End {
     Complete,
     Killed,
     Refused(String),
 }
 
-/// Gives a source `count` records: in a file some keys come again, with the same value or another one.
+/// Fills a source with `count` records. In a file some keys come again, with the same value or another one.
 fn fill(input: &mut Input, count: u64, rng: &mut Rng) {
     let pairs = workload::Pairs::new(input.seed);
     input.records = (0..count).map(|at| (pairs.key(at), pairs.value(at, 0))).collect();

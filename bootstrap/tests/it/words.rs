@@ -1,4 +1,4 @@
-//! What is said of a load that is complete, interrupted or known by its marker alone: nothing is dropped in silence.
+//! Messages about a load that is complete, interrupted, or known only from its marker: no option is ignored in silence.
 
 use std::fs;
 
@@ -38,14 +38,14 @@ fn a_load_whose_own_file_is_gone_is_told_from_others_by_its_number() {
             let load = ["--engine", engine, "--dir", str(&store), "--resume"];
             ok(&[&load[..], &["--order", order, "--input", str(&file)]].concat());
             let text = fs::read_to_string(&state).unwrap();
-            // One that still reads as a load's file, and one that does not.
+            // Damaged in one way that still parses as a state file, and in two that do not.
             for (written, damaged) in [("pairs = 300", "pairs = 301"), ("records", "rec@rds"), ("checksum", "checkzum")]
             {
                 fs::write(&state, text.replacen(written, damaged, 1)).unwrap();
                 let said = fails(1, &[&load[..], &["--input", str(&file)]].concat());
                 assert!(said.contains("file is damaged: file=") && said.contains("or remove it"), "{said}");
             }
-            // Whoever looks is told, and sees the store all the same.
+            // A command that only looks at the store reports the damage, and works all the same.
             let info = ok(&["info", "--dir", str(&store)]);
             assert!(info.contains("load=complete") && info.contains("file is damaged"), "{info}");
             ok(&["verify", "--dir", str(&store), "--input", str(&file)]);
@@ -72,7 +72,7 @@ fn a_complete_load_that_cannot_be_written_to_ends_well() {
     let file = raw_file(dir.path(), synthetic(300, 1));
     let load = ["--engine", engine, "--dir", str(&store), "--input", str(&file), "--resume"];
     ok(&load);
-    // The same bytes at another time; and as on a read-only file system, nothing can be remembered.
+    // The same bytes with a new time, where the state file cannot be replaced, as on a read-only file system.
     fs::write(&file, fs::read(&file).unwrap()).unwrap();
     fs::create_dir(store.join("bootstrap.tmp")).unwrap();
     let said = ok(&load);
@@ -93,7 +93,7 @@ fn a_part_of_a_load_is_said_wherever_it_is_looked_at() {
         assert!(verified.contains(said) && verified.contains("equal"), "{verified}");
         assert!(ok(&["scrub", "--dir", str(&store)]).contains(said));
         assert!(ok(&["info", "--dir", str(&store)]).contains(" phase=loading\n"));
-        // A copy has the store and not the load's file.
+        // A copy contains the store but not the state file.
         engines::open_existing(&store, None).unwrap().snapshot(&copy).unwrap();
         let compared = ok(&["compare", "--dir", str(&store), "--with", str(&copy)]);
         assert_eq!(compared.matches(said).count(), 2, "{compared}");

@@ -1,42 +1,45 @@
-//! What a commit stands for ([`Checkpoint`]) and what it survives ([`Durability`]).
+//! [`Checkpoint`] names the state that a commit leaves in a store; [`Durability`] says which failures the commit
+//! survives.
 //!
-//! Owns: the checkpoint's one byte layout, which every engine stores verbatim under its own metadata key. Must not: read
-//! what the bytes of a checkpoint say: they belong to whoever commits.
+//! Owns: the checkpoint's one byte layout, which every engine stores unchanged under its own metadata key. Must not:
+//! interpret [`Checkpoint::bytes`], which belong to whoever commits.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::{Error, ErrorKind, Result};
 
-/// Names the state the store is in: written in the same engine transaction as the batch it follows.
+/// Names a state of the store. Each batch is written in one engine transaction with the checkpoint that follows it.
 ///
-/// After any crash an engine holds exactly the batches up to one committed checkpoint, and returns it as it was given.
+/// After any crash an engine holds exactly the batches up to one committed checkpoint, and returns that checkpoint
+/// unchanged.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// The number of the newest change: pairs consumed while bootstrapping, then one more for each key that a stream
-    /// set or removed. Never decreases over the commits of one store; the change feed counts by it.
+    /// Number of the newest change. A bootstrap counts the pairs that it has consumed, and each key that the stream
+    /// sets or removes adds one. Never decreases over the commits of one store, because the change feed counts by it.
     pub seq: u64,
-    /// What the writer wants to find again beside the seq: at most [`Checkpoint::BYTES_MAX`] bytes, which engines keep
-    /// and never read. Shared, so that a clone copies no bytes.
+    /// Data of the writer, at most [`Checkpoint::BYTES_MAX`] bytes: the writer finds here whatever it needs in addition
+    /// to `seq` to go on. Engines store the bytes and never read them. Shared, so that a clone copies no bytes.
     pub bytes: Arc<[u8]>,
 }
 
 impl Checkpoint {
-    /// The most that [`Checkpoint::bytes`] may hold: a commit with more is refused.
+    /// Largest length of [`Checkpoint::bytes`]: a commit with more is refused.
     pub const BYTES_MAX: usize = 1024;
-    /// Length of the encoding of a checkpoint without bytes.
+    /// Length in bytes of the encoding of a checkpoint whose [`Checkpoint::bytes`] are empty.
     pub const ENCODED_MIN: usize = 16;
-    /// Length of the longest encoding.
+    /// Length in bytes of the longest encoding.
     pub const ENCODED_MAX: usize = Self::ENCODED_MIN + Self::BYTES_MAX;
-    /// Version 1 was 64 bytes with a slot and a blockhash in them.
+    /// Version of the encoding. Version 1 was 64 bytes long and held a slot and a blockhash.
     const VERSION: u8 = 2;
 
-    /// A checkpoint with these bytes.
+    /// Builds a checkpoint from a sequence number and a copy of `bytes`. The length is not checked here.
     pub fn new(seq: u64, bytes: &[u8]) -> Self {
         Self { seq, bytes: bytes.into() }
     }
 
-    /// What every commit and every load of sorted pairs checks before it changes anything.
+    /// Checks the length of [`Checkpoint::bytes`]. Every commit and every load of sorted pairs calls this before it
+    /// changes anything.
     ///
     /// # Errors
     /// [`ErrorKind::FixInput`] for more than [`Checkpoint::BYTES_MAX`] bytes.
@@ -54,11 +57,11 @@ impl Checkpoint {
         ))
     }
 
-    /// Encodes as: version u8, zero u8, length of the bytes u16, 4 zero bytes, seq u64, the bytes; integers little-endian.
-    /// The length makes it end by itself where more follows.
+    /// Encodes the checkpoint as: version u8, zero u8, length of the bytes u16, 4 zero bytes, seq u64, the bytes.
+    /// Integers are little-endian. Other data may follow the encoding, because it states its own length.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::check`].
+    /// [`ErrorKind::FixInput`] for more than [`Checkpoint::BYTES_MAX`] bytes.
     pub fn encode(&self) -> Result<Vec<u8>> {
         self.check()?;
         let mut out = Vec::with_capacity(Self::ENCODED_MIN + self.bytes.len());
@@ -70,11 +73,11 @@ impl Checkpoint {
         Ok(out)
     }
 
-    /// Decodes what [`Checkpoint::encode`] wrote, and nothing else.
+    /// Decodes the output of [`Checkpoint::encode`] and refuses anything else, trailing bytes included.
     ///
     /// # Errors
-    /// [`ErrorKind::DataDamaged`] for a wrong length or padding; [`ErrorKind::FixInput`] for another version, which is
-    /// named with the way out.
+    /// [`ErrorKind::DataDamaged`] for a wrong length or padding; [`ErrorKind::FixInput`] for another version, where the
+    /// message names the version and the way out.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         match Self::decode_first(bytes)? {
             (checkpoint, []) => Ok(checkpoint),
@@ -82,10 +85,11 @@ impl Checkpoint {
         }
     }
 
-    /// Decodes a checkpoint that stands before other bytes, and gives those.
+    /// Decodes a checkpoint from the start of `bytes`, and returns it with the bytes that follow it.
     ///
     /// # Errors
-    /// As [`Checkpoint::decode`].
+    /// [`ErrorKind::DataDamaged`] for a wrong length or padding; [`ErrorKind::FixInput`] for another version, where the
+    /// message names the version and the way out.
     pub fn decode_first(bytes: &[u8]) -> Result<(Self, &[u8])> {
         match bytes.first() {
             Some(&version) if version > Self::VERSION => {
@@ -129,19 +133,19 @@ fn other_version(which: &str, version: u8, way_out: &str) -> Error {
     )
 }
 
-/// What a commit survives once it has returned.
+/// Failures that a commit survives once it has returned.
 ///
 /// | | process killed | OS crash or power loss |
 /// |---|---|---|
-/// | `Buffered` | kept | the newest commits may be missing, never a part of one; what is kept ends at a checkpoint |
+/// | `Buffered` | kept | the newest commits may be missing, never a part of one; the state is that of a checkpoint |
 /// | `Synced` | kept | kept, provided the device honours a flush |
 ///
-/// Each engine's crate documents the flags behind its two rows.
+/// The documentation of each engine's crate names the flags that implement its two rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// Handed to the kernel, not flushed.
+    /// The commit is handed to the kernel and not flushed. A power loss may undo the newest ones.
     Buffered,
-    /// Flushed to the device before the commit returns.
+    /// The commit is flushed to the device before it returns.
     #[default]
     Synced,
 }
@@ -186,7 +190,7 @@ mod tests {
 
     #[test]
     fn other_versions_are_refused_by_name_and_damage_is_damage() {
-        // The 64 bytes that version 1 was.
+        // The 64 bytes of a checkpoint of version 1.
         let mut old = [0; 64];
         old[0] = 1;
         let older = Checkpoint::decode(&old).unwrap_err();

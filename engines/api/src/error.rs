@@ -1,31 +1,31 @@
-//! One error type, classified by what the caller should do about it.
+//! One error type, classified by the reaction that the caller should have.
 //!
-//! Owns: the classification. An engine maps its own errors here and keeps the original as `source`.
+//! Owns: the classification. An engine maps its own errors to these kinds and keeps the original as `source`.
 
 use std::error::Error as StdError;
 use std::fmt;
 
-/// The reaction an error asks for.
+/// The caller's reaction to an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// Transient: the same call may succeed later, nothing was changed. A directory that another process has open is
-    /// one case.
+    /// A transient failure: nothing was changed, and the same call may succeed later. One case is a directory that
+    /// another process has open.
     Retry,
-    /// The caller's options, arguments or directory are wrong: another engine's files, a newer format, a directory
-    /// that is missing.
+    /// The caller's options, arguments or directory are wrong: for example another engine's files, a newer format, or a
+    /// missing directory.
     FixInput,
-    /// The disk or the configured size is full. Nothing committed is lost; reads go on.
+    /// The disk is full, or the configured size is used up. Nothing committed is lost, and reads go on.
     FreeSpace,
-    /// Stored bytes contradict themselves. Restore or re-bootstrap; never ignore.
+    /// Stored bytes contradict each other. Restore a copy or bootstrap again; never ignore this.
     DataDamaged,
-    /// A write or fsync failed, so what is on disk is not known: the engine refuses further writes. Close the
-    /// process and open again; recovery decides. Never retry the commit.
+    /// A write or fsync failed, so the state on disk is not known, and the engine refuses further writes. Close the
+    /// process and open the store again: recovery decides. Never retry the commit.
     Reopen,
-    /// A fault of solkv or of the engine library: report it.
+    /// A bug in solkv or in the engine library: report it.
     Internal,
 }
 
-/// An engine's error: a kind to react to, and a lower-case message with `key=value` details.
+/// Error of an engine: a kind to react to, and a lower-case message with `key=value` details.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -33,16 +33,16 @@ pub struct Error {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// Result with [`Error`].
+/// Result whose error is an [`Error`] unless another type is given.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error without an underlying cause.
+    /// Builds an error without an underlying cause.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), source: None }
     }
 
-    /// An error that keeps the engine library's own error as its source.
+    /// Builds an error that keeps the engine library's own error as its source.
     pub fn with_source(
         kind: ErrorKind,
         message: impl Into<String>,
@@ -51,8 +51,9 @@ impl Error {
         Self { kind, message: message.into(), source: Some(source.into()) }
     }
 
-    /// An I/O error of the file or directory named in `message`: a full disk is [`ErrorKind::FreeSpace`],
-    /// missing files and permissions are [`ErrorKind::FixInput`], everything else [`ErrorKind::Reopen`].
+    /// Builds an error from an I/O error of the file or directory named in `message`. A full disk is
+    /// [`ErrorKind::FreeSpace`]; missing files and permissions are [`ErrorKind::FixInput`]; everything else is
+    /// [`ErrorKind::Reopen`].
     pub fn io(message: impl Into<String>, source: std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
         let kind = match source.kind() {
@@ -65,7 +66,7 @@ impl Error {
         Self::with_source(kind, message, source)
     }
 
-    /// What the caller should do.
+    /// Returns the reaction that the error asks for.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }

@@ -1,9 +1,12 @@
-//! The contract every solkv engine stands behind: fixed 32-byte keys and values, one writer, many snapshot
-//! readers, and a checkpoint committed inside the same transaction as the data it describes.
+//! The contract of every solkv engine: fixed 32-byte keys and values, one writer, many snapshot readers, and a
+//! checkpoint that is committed in the same transaction as the data it describes.
 //!
 //! Owns: the types and traits. Must not: do I/O, know tokio, tonic or Solana, or name a concrete engine.
 //! Threads: an [`Engine`] is shared between threads; a [`Reader`] and a [`WriteTxn`] stay on the thread that
 //! opened them (an LMDB transaction belongs to its thread).
+
+// Other crates link this one.
+#![warn(missing_docs)]
 
 mod checkpoint;
 mod error;

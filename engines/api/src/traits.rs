@@ -1,25 +1,26 @@
 //! The traits: [`Engine`], [`Reader`], [`WriteTxn`], and [`BulkLoad`] for sorted input.
 //!
-//! All object-safe: the registry hands out `Box<dyn Engine>`; an indirect call costs about 2 ns against
-//! operations of 200 ns and up. Nothing that only one engine can do enters here.
+//! All are object-safe, because the registry hands out `Box<dyn Engine>`. An indirect call costs about 2 ns, where
+//! operations take 200 ns and more. No method may exist that only one engine can implement.
 
 use std::ops::ControlFlow;
 use std::path::Path;
 
 use crate::{Checkpoint, Durability, Error, ErrorKind, Key, Result, Value};
 
-/// Receives the pairs of a scan; `Break` ends it early.
+/// Callback that receives the pairs of a scan. Returning `Break` ends the scan early.
 pub type Visitor<'a> = dyn FnMut(&Key, &Value) -> ControlFlow<()> + 'a;
 
 /// An open store.
 ///
-/// Shared between threads by reference. At most one [`WriteTxn`] exists at a time: a second [`Engine::begin`]
-/// waits for the first to end, so a thread must never begin twice.
+/// Threads share it by reference. At most one [`WriteTxn`] exists at a time: a second [`Engine::begin`] waits for the
+/// first transaction to end, so a thread must never begin twice.
 pub trait Engine: Send + Sync {
-    /// The label of every metric and table row: `rocksdb`, `rocksdb_bloom`, `lmdb`, `redb`.
+    /// Returns the engine's name with its main options: the `engine` label of metrics, and the name in tables. It is in
+    /// lower case with underscores.
     fn label(&self) -> &'static str;
 
-    /// Opens a reader on the newest committed batch.
+    /// Opens a reader on a snapshot of the newest committed batch.
     fn reader(&self) -> Result<Box<dyn Reader + '_>>;
 
     /// Opens the engine's write transaction. Dropping it without a commit leaves no trace.
@@ -28,55 +29,56 @@ pub trait Engine: Send + Sync {
     /// [`ErrorKind::Reopen`] once a commit has failed in a way that leaves the disk's state unknown.
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>>;
 
-    /// The checkpoint of the newest committed batch; the default value in a new store.
+    /// Returns the checkpoint of the newest committed batch; the default value in a new store.
     fn checkpoint(&self) -> Result<Checkpoint>;
 
-    /// Sizes and engine-specific figures, cheap enough to call once a second.
+    /// Returns sizes and engine-specific figures. Cheap enough to call once a second.
     fn stats(&self) -> Result<Stats>;
 
     /// Writes a consistent copy of the newest committed state into `dir`, which must not exist yet. The copy
     /// opens as a store of the same engine.
     fn snapshot(&self, dir: &Path) -> Result<()>;
 
-    /// The engine's path for sorted input, where it has one.
+    /// Returns the engine's fast path for sorted input, or `None` if it has none.
     fn bulk(&self) -> Option<&dyn BulkLoad>;
 
-    /// Settles background work after a load (a full compaction, a flush) so that reads are measured on the
-    /// state they will have for months. May take minutes. Engines with nothing to settle return at once.
+    /// Completes background work after a load (a full compaction, a flush), so that reads are measured on the state
+    /// that they will have for months. May take minutes. Engines without such work return at once.
     fn settle(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Reads everything that is stored and checks whatever the engine's format lets it check; returns the pairs. Takes
-    /// as long as reading the store does. Without readers or a writer beside it: what they hold would be left out.
+    /// Reads everything that is stored, checks it as far as the engine's format allows, and returns the number of
+    /// pairs. Takes as long as reading the whole store. No reader or writer may be open meanwhile, because the data
+    /// that they hold would be left out.
     ///
-    /// The default is [`scrub_by_scan`], which is all there is to check where reads verify checksums themselves.
+    /// The default is [`scrub_by_scan`]. That is all an engine can check if its reads verify checksums themselves.
     ///
     /// # Errors
-    /// [`ErrorKind::DataDamaged`], naming the place where the engine can.
+    /// [`ErrorKind::DataDamaged`], which names the damaged place where the engine can.
     fn scrub(&mut self) -> Result<u64> {
         scrub_by_scan(&mut *self.reader()?)
     }
 
-    /// Flushes everything committed to the device and closes.
+    /// Flushes everything committed to the device and closes the store.
     fn close(self: Box<Self>) -> Result<()>;
 }
 
-/// A snapshot to read from: sees exactly the batches up to one commit, whole.
+/// A snapshot to read from. It sees exactly the batches up to one commit, each of them whole.
 pub trait Reader {
-    /// The value of `key`, or `None` when absent.
+    /// Returns the value of `key`, or `None` if the key is absent.
     fn get(&mut self, key: &Key) -> Result<Option<Value>>;
 
-    /// Looks up `keys[i]` into `values[i]`, all from the same snapshot.
+    /// Looks up every `keys[i]` into `values[i]`, all of them in the same snapshot.
     ///
     /// # Errors
     /// [`ErrorKind::FixInput`] when the two lengths differ.
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()>;
 
-    /// Visits every pair whose key is `first` or greater exactly once in ascending key order, until `visit` breaks. Finds
-    /// `first` without reading the pairs before it.
+    /// Visits every pair whose key is `first` or greater, exactly once and in ascending key order, until `visit`
+    /// breaks. Finds `first` without reading the pairs before it.
     ///
-    /// Push-style because an engine's cursor borrows from its transaction.
+    /// A callback and not an iterator, because an engine's cursor borrows from its transaction.
     fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()>;
 
     /// Visits every pair exactly once in ascending key order, until `visit` breaks.
@@ -84,21 +86,21 @@ pub trait Reader {
         self.scan_from(&[0; 32], visit)
     }
 
-    /// The checkpoint this snapshot stands for.
+    /// Returns the checkpoint of the commit that this snapshot shows.
     fn checkpoint(&mut self) -> Result<Checkpoint>;
 
-    /// Moves the snapshot to the newest commit. Cheap: tens of nanoseconds to a microsecond.
+    /// Moves the snapshot to the newest commit. Costs between tens of nanoseconds and a microsecond.
     fn refresh(&mut self) -> Result<()>;
 }
 
-/// The engine's own open write transaction. Puts go straight into the engine, so timing one times real work.
+/// An open write transaction of the engine. Puts go straight into the engine, so that timing a put times real work.
 ///
-/// After any method has failed, drop it: the only way on is a new transaction.
+/// After any method has failed, drop the transaction and begin a new one.
 pub trait WriteTxn {
-    /// The value of `key` as this transaction sees it, its own writes included.
+    /// Returns the value of `key` as this transaction sees it, its own writes included.
     fn get(&mut self, key: &Key) -> Result<Option<Value>>;
 
-    /// Sets `key` to `value`.
+    /// Sets `key` to `value`, whether or not the key exists.
     fn put(&mut self, key: &Key, value: &Value) -> Result<()>;
 
     /// Removes `key`; removing an absent key is not an error.
@@ -107,40 +109,44 @@ pub trait WriteTxn {
     /// Applies the batch and `checkpoint` atomically.
     ///
     /// # Errors
-    /// [`ErrorKind::FreeSpace`]: nothing of the batch was applied, a new transaction may be begun once there is
-    /// space. [`ErrorKind::Retry`]: the same for a want of descriptors or memory that did not pass within seconds.
-    /// [`ErrorKind::Reopen`]: it is not known whether the batch is durable; the engine refuses further writes, and only
-    /// opening the store again tells. Never retry the commit itself. [`ErrorKind::FixInput`]: the checkpoint is longer
-    /// than [`Checkpoint::BYTES_MAX`] allows; nothing of the batch was applied.
+    /// - [`ErrorKind::FreeSpace`]: nothing of the batch was applied. A new transaction may be begun once there is
+    ///   space.
+    /// - [`ErrorKind::Retry`]: nothing of the batch was applied, because descriptors or memory were lacking for several
+    ///   seconds.
+    /// - [`ErrorKind::Reopen`]: it is not known whether the batch is durable. The engine refuses further writes, and
+    ///   only opening the store again tells. Never retry the commit itself.
+    /// - [`ErrorKind::FixInput`]: the checkpoint is longer than [`Checkpoint::BYTES_MAX`] allows. Nothing of the batch
+    ///   was applied.
     fn commit(self: Box<Self>, checkpoint: &Checkpoint, durability: Durability) -> Result<()>;
 }
 
-/// Loading sorted pairs through the engine's fastest path.
+/// Loads sorted pairs through the engine's fastest path.
 pub trait BulkLoad {
-    /// Appends `pairs`, strictly ascending and all greater than every key in the store, and then records
-    /// `checkpoint`. Synced before it returns.
+    /// Appends `pairs`, strictly ascending and all greater than every key in the store, and then records `checkpoint`.
+    /// Everything is flushed to the device before this returns.
     ///
-    /// After a crash the chunk is there with its checkpoint, or the older checkpoint is returned and loading
-    /// the same chunk again is safe: it converges to the same state even where the engine already took it in.
+    /// After a crash the store has either this checkpoint and the whole chunk, or the older checkpoint. In the second
+    /// case loading the same chunk again is safe: it leads to the same state even if the engine already holds the
+    /// chunk.
     ///
     /// # Errors
-    /// [`ErrorKind::FixInput`] when the keys do not ascend, or the checkpoint is longer than [`Checkpoint::BYTES_MAX`]
-    /// allows: nothing was loaded.
+    /// [`ErrorKind::FixInput`] if the keys do not ascend, or the checkpoint is longer than [`Checkpoint::BYTES_MAX`]
+    /// allows. Nothing was loaded then.
     fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()>;
 }
 
-/// What an engine says of itself.
+/// Figures that an engine reports about itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Number of pairs: exact for LMDB and redb, an estimate for RocksDB.
+    /// Number of pairs. Exact if the engine counts them, otherwise an estimate.
     pub pairs_estimate: u64,
-    /// Bytes the store occupies on disk (allocated blocks, not file lengths: LMDB's file is sparse).
+    /// Bytes that the store occupies on disk: allocated blocks and not file lengths, because a file may be sparse.
     pub disk_bytes: u64,
-    /// Engine-specific figures as `(name, value)`, snake_case with the unit last.
+    /// Engine-specific figures as `(name, value)`. Names are in snake_case and end with the unit.
     pub details: Vec<(&'static str, u64)>,
 }
 
-/// What every [`Reader::get_many`] checks first.
+/// Checks that `keys` and `values` are of the same length. Every [`Reader::get_many`] begins with this.
 ///
 /// # Errors
 /// [`ErrorKind::FixInput`] when the two lengths differ.
@@ -154,11 +160,11 @@ pub fn one_slot_per_key(keys: &[Key], values: &[Option<Value>]) -> Result<()> {
     Ok(())
 }
 
-/// Reads every pair: each read has to succeed, the keys have to ascend and the checkpoint has to be readable. Returns the
-/// pairs.
+/// Reads every pair and returns their number. Each read has to succeed, the keys have to ascend, and the checkpoint has
+/// to be readable.
 ///
 /// # Errors
-/// Those of the reads; [`ErrorKind::DataDamaged`] when the keys do not ascend.
+/// Any error of a read; [`ErrorKind::DataDamaged`] if the keys do not ascend.
 pub fn scrub_by_scan(reader: &mut dyn Reader) -> Result<u64> {
     reader.checkpoint()?;
     let (mut pairs, mut last, mut ascending) = (0, None, true);
@@ -174,7 +180,7 @@ pub fn scrub_by_scan(reader: &mut dyn Reader) -> Result<u64> {
     Ok(pairs)
 }
 
-/// [`Reader::get_many`] for an engine that has nothing better than one get after another.
+/// Implements [`Reader::get_many`] as one get after another, for an engine without a faster way.
 pub fn get_many_by_get<R: Reader + ?Sized>(reader: &mut R, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
     one_slot_per_key(keys, values)?;
     for (key, value) in keys.iter().zip(values) {

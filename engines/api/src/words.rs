@@ -1,11 +1,11 @@
-//! An error and its causes in one line.
+//! An error and its causes as one line of text.
 //!
 //! Does no I/O.
 
 use std::error::Error as StdError;
 
-/// The error's message and those of its causes, which add to it: one that was said already is left out, because messages
-/// of engines name the system's reason themselves.
+/// Returns the error's message followed by those of its causes. A cause whose text is already in the line is left out,
+/// because messages of engines often contain the system's reason.
 pub fn words(error: &(dyn StdError + 'static)) -> String {
     let mut said = error.to_string();
     let mut cause = error.source();

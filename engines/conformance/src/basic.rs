@@ -9,7 +9,7 @@ use crate::support::{
     Change, Map, apply, assert_holds, commit, key, mark, mark_of, must, must_fail, reader, scan, temp_dir, value,
 };
 
-/// Nothing in it, no checkpoint, and every kind of read says so.
+/// A new store has no pairs and no checkpoint, and every kind of read shows that.
 pub fn empty_store(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -21,7 +21,7 @@ pub fn empty_store(store: &dyn Store) {
     assert_holds(&*engine, &Map::new(), &Checkpoint::default());
 }
 
-/// Each operation over one key, and deleting what is not there.
+/// Each operation changes one key, and deleting an absent key is not an error.
 pub fn put_get_overwrite_delete(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -40,7 +40,7 @@ pub fn put_get_overwrite_delete(store: &dyn Store) {
     }
 }
 
-/// A transaction dropped without a commit, and one after another.
+/// A transaction dropped without a commit changes nothing, also several of them in a row.
 pub fn dropped_batch_leaves_no_trace(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -59,7 +59,7 @@ pub fn dropped_batch_leaves_no_trace(store: &dyn Store) {
     assert_holds(&*must("reopen", store.open(dir.path())), &map, &mark(1));
 }
 
-/// Put, delete and put again of one key within a batch.
+/// Of several puts and deletes of one key in a batch, the last one counts.
 pub fn last_write_wins_in_a_batch(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -77,7 +77,7 @@ pub fn last_write_wins_in_a_batch(store: &dyn Store) {
     assert_holds(&*engine, &Map::from([(key(1), value(4)), (key(3), value(3))]), &mark(1));
 }
 
-/// Inside a transaction: its own puts and deletes over what is committed, invisible outside.
+/// A transaction sees its own puts and deletes in addition to the committed pairs. Readers outside do not see them.
 pub fn own_writes_are_visible(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -100,7 +100,7 @@ pub fn own_writes_are_visible(store: &dyn Store) {
     assert_holds(&*engine, &Map::from([(key(1), value(5))]), &mark(2));
 }
 
-/// All-zero and all-0xff keys and values are ordinary, and distinct from absence.
+/// Keys and values of all zeros and all 0xff are ordinary, and distinct from absence.
 pub fn extreme_keys_and_values(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -123,7 +123,7 @@ pub fn extreme_keys_and_values(store: &dyn Store) {
     assert_holds(&*engine, &map, &mark(3));
 }
 
-/// A checkpoint moves only with its batch, is kept to the last byte, and may come alone.
+/// A checkpoint changes only with its batch, is kept to the last byte, and may be committed without changes.
 pub fn checkpoint_is_part_of_the_batch(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -141,8 +141,9 @@ pub fn checkpoint_is_part_of_the_batch(store: &dyn Store) {
     assert_holds(&*must("reopen", store.open(dir.path())), &map, &extreme);
 }
 
-/// Bytes of every length from none to the most, growing and shrinking, alone and with pairs: the same after each commit,
-/// in a copy, and after closing or dropping the store. A view keeps those of its own commit.
+/// Bytes of every length up to the limit are kept, while they grow and shrink, with and without pairs. They are the
+/// same after each commit, in a copy, and after closing or dropping the store. A reader keeps the bytes of its own
+/// commit.
 pub fn checkpoint_bytes_of_any_length_are_kept(store: &dyn Store) {
     const LENGTHS: [usize; 9] = [Checkpoint::BYTES_MAX, 0, 1, 64, 16, 1000, 0, Checkpoint::BYTES_MAX, 5];
     let dir = temp_dir();
@@ -174,7 +175,7 @@ pub fn checkpoint_bytes_of_any_length_are_kept(store: &dyn Store) {
     }
 }
 
-/// One byte too many refuses the commit or the load as a whole; the store goes on as if nobody had asked.
+/// A checkpoint that is too long makes the whole commit or load refused. The store then goes on as before.
 pub fn a_checkpoint_too_long_is_refused(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -202,7 +203,7 @@ pub fn a_checkpoint_too_long_is_refused(store: &dyn Store) {
     assert_holds(&*must("reopen", store.open(dir.path())), &map, &mark(2));
 }
 
-/// Closed properly, or only dropped: what was committed is there, at either durability.
+/// Committed pairs of either durability are there again after the store was closed, or only dropped.
 pub fn reopen_keeps_everything(store: &dyn Store) {
     let dir = temp_dir();
     let mut map = Map::new();
@@ -223,7 +224,8 @@ pub fn reopen_keeps_everything(store: &dyn Store) {
     assert_holds(&*must("reopen", store.open(dir.path())), &map, &mark(6));
 }
 
-/// Every pair once, in ascending order, also after overwrites and deletes; `Break` ends it; it can be repeated.
+/// A scan visits every pair once, in ascending order, also after overwrites and deletes. `Break` ends it, and it can be
+/// repeated.
 pub fn scan_is_ordered_and_complete(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -250,8 +252,9 @@ pub fn scan_is_ordered_and_complete(store: &dyn Store) {
     assert_holds(&*engine, &map, &mark(10));
 }
 
-/// A scan from a key gives what a whole scan gives from there on: from zero, from keys that are there, were removed, lie
-/// between others or beyond all. After each commit, in one view while others are written, after settling and opening.
+/// A scan from a key returns the same pairs as a whole scan from there on. The key may be zero, present, removed,
+/// between others or beyond all. Checked after each commit, in an old reader while others write, after settling and
+/// after opening.
 pub fn scan_from_begins_at_its_key(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -259,7 +262,8 @@ pub fn scan_from_begins_at_its_key(store: &dyn Store) {
     let mut map = Map::new();
     let mut views = Vec::new();
     for seq in 1..=12u64 {
-        // Neighbours that share their first eight bytes, and their first 31; some put, some removed, some put again.
+        // Neighbours that share their first eight bytes, and their first 31. Some are put, some removed, some put
+        // again.
         let number = |i: u64| (seq * 137 + i * 7) % 1500;
         let changes: Vec<Change> = (0..500)
             .map(|i| (neighbour(number(i)), ((seq + i) % 4 != 0).then(|| value(seq + i))))
@@ -275,7 +279,7 @@ pub fn scan_from_begins_at_its_key(store: &dyn Store) {
             views.push((reader(&*engine), map.clone()));
         }
     }
-    // What no commit ended is in no view.
+    // Uncommitted changes are in no reader.
     let mut open = must("begin", engine.begin());
     must("put", open.put(&neighbour(2000), &value(9)));
     assert_scans_from(&mut *reader(&*engine), &map);
@@ -289,7 +293,7 @@ pub fn scan_from_begins_at_its_key(store: &dyn Store) {
     assert_scans_from(&mut *reader(&*must("reopen", store.open(dir.path()))), &map);
 }
 
-/// Keys in groups: of two neighbours most share all but the last byte, and eight numbers share the first eight bytes.
+/// Returns keys in groups: most neighbours share all but the last byte, and eight numbers share the first eight bytes.
 fn neighbour(number: u64) -> Key {
     let mut out = key(number / 8);
     out[8..30].fill((number / 4 % 2) as u8);
@@ -297,7 +301,8 @@ fn neighbour(number: u64) -> Key {
     out
 }
 
-/// From every fifth key of `expected`, the keys next to it on both sides, and both ends; whole, and with a break.
+/// Checks scans from every fifth key of `expected`, the keys next to it on both sides, and both ends, some of them with
+/// a break.
 #[track_caller]
 fn assert_scans_from(reader: &mut dyn Reader, expected: &Map) {
     let next_to = |key: &Key| {
@@ -308,7 +313,7 @@ fn assert_scans_from(reader: &mut dyn Reader, expected: &Map) {
     let ends = [[0; 32], [0xff; 32], [0x80; 32]];
     let picked = expected.keys().step_by(5).flat_map(next_to).take(120);
     for (count, first) in ends.into_iter().chain(picked).enumerate() {
-        // Most are short: what comes first is what goes wrong.
+        // Most scans are short, because errors show at a scan's start.
         let most = if count < 6 { usize::MAX } else { count % 7 * 40 + 1 };
         let mut found = Vec::new();
         let outcome = reader.scan_from(&first, &mut |key, value| {
@@ -321,7 +326,7 @@ fn assert_scans_from(reader: &mut dyn Reader, expected: &Map) {
     }
 }
 
-/// A second `begin` on another thread waits for the first transaction, and sees what it committed.
+/// A second `begin` on another thread waits for the first transaction to end, and sees its committed changes.
 pub fn a_second_writer_waits(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));

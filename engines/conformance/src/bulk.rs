@@ -7,7 +7,7 @@ use crate::support::{Map, apply, ascending_key, assert_holds, commit, mark, must
 
 const CHUNK: u64 = 2000;
 
-/// Chunk after chunk equals the same pairs put; the store is an ordinary one afterwards.
+/// Loading chunk after chunk equals putting the same pairs. The store is an ordinary one afterwards.
 pub fn loaded_chunks_equal_puts(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -30,7 +30,7 @@ pub fn loaded_chunks_equal_puts(store: &dyn Store) {
     assert_holds(&*must("reopen", store.open(dir.path())), &map, &mark(6));
 }
 
-/// A descending or repeated key anywhere in a chunk refuses the chunk as a whole.
+/// A descending or repeated key anywhere in a chunk makes the whole chunk refused.
 pub fn unsorted_input_is_refused(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -47,8 +47,8 @@ pub fn unsorted_input_is_refused(store: &dyn Store) {
     assert_holds(&*engine, &chunk(1).into_iter().collect(), &mark(1));
 }
 
-/// What a resumed load does with the chunk it cannot know to be in: the second time is accepted or refused as input,
-/// and changes nothing either way.
+/// A resumed load may load a chunk that is there already. The second time is accepted or refused as input, and changes
+/// nothing either way.
 pub fn loading_a_chunk_again_converges(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -66,7 +66,7 @@ pub fn loading_a_chunk_again_converges(store: &dyn Store) {
     assert_holds(&*must("reopen", store.open(dir.path())), &map, &mark(3));
 }
 
-/// Chunk `number` (from 1) of the ascending pairs.
+/// Returns chunk `number` (from 1) of the ascending pairs.
 pub(crate) fn chunk(number: u64) -> Vec<(Key, Value)> {
     (number * CHUNK..(number + 1) * CHUNK).map(|i| (ascending_key(i), value(i))).collect()
 }

@@ -1,7 +1,7 @@
 //! Other processes: the test binary starts itself again, as an agent that holds, changes, or fills a store.
 //!
-//! Owns: how an agent is started, what it says, and that none outlives its test. An agent speaks in lines beginning
-//! with `@` on its standard output, and ends when its standard input does.
+//! Owns: starting an agent, reading its output, and ending it with its test. An agent writes lines that begin with `@`
+//! to its standard output, and ends when its standard input does.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use crate::{Store, crash, full, identity};
 
-/// Name of the test that a test binary must have for its children to enter by.
+/// Name of the test in every test binary by which its child processes enter.
 pub const ENTRY: &str = "conformance_child";
 
-/// How long a supervisor waits for the next line before it calls the agent stuck. Not a measure of speed: an fsync
-/// on a busy machine may take seconds.
+/// Time that a supervisor waits for the next line before it calls the agent stuck. Not a measure of speed: an fsync on
+/// a busy machine may take seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const ROLE: &str = "SOLKV_CONFORMANCE_ROLE";
@@ -23,8 +23,8 @@ const STORE: &str = "SOLKV_CONFORMANCE_STORE";
 const DIR: &str = "SOLKV_CONFORMANCE_DIR";
 const SEED: &str = "SOLKV_CONFORMANCE_SEED";
 
-/// Becomes an agent when this process was started as one; returns at once in an ordinary test run. `find` gives the
-/// store of a [`Store::name`].
+/// Becomes an agent if this process was started as one, and returns at once in an ordinary test run. `find` returns the
+/// store with a given [`Store::name`].
 pub fn enter<S: Store>(find: impl Fn(&str) -> Option<S>) {
     let Ok(role) = std::env::var(ROLE) else { return };
     let name = std::env::var(STORE).expect("the supervisor sets it");
@@ -43,14 +43,14 @@ pub fn enter<S: Store>(find: impl Fn(&str) -> Option<S>) {
     }
 }
 
-/// Says one line to the supervisor.
+/// Sends one line to the supervisor.
 pub(crate) fn say(line: impl std::fmt::Display) {
-    // The line break before it ends whatever the test harness has begun to print.
+    // The line break before it ends a line that the test harness has begun to print.
     let mut out = std::io::stdout().lock();
     write!(out, "\n@{line}\n").and_then(|()| out.flush()).expect("the supervisor reads until the end");
 }
 
-/// A running agent. Killed when dropped.
+/// A running agent. It is killed when dropped.
 pub(crate) struct Agent {
     process: Child,
     stdin: Option<ChildStdin>,
@@ -58,9 +58,10 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent on `store` in `dir`. With `file_limit_kib` no file of it may grow beyond that size.
+    /// Starts an agent on `store` in `dir`. With `file_limit_kib` none of its files may grow beyond that size.
     pub(crate) fn start(store: &dyn Store, role: &str, dir: &Path, seed: u64, file_limit_kib: Option<u64>) -> Self {
-        // Not the path: a build that goes on beside the tests may have replaced the file, and this is the same program.
+        // Not the binary's path, because a build that runs at the same time may have replaced that file. This is the
+        // same program.
         let binary = format!("/proc/{}/exe", std::process::id());
         let mut command = match file_limit_kib {
             None => Command::new(binary),
@@ -89,7 +90,7 @@ impl Agent {
         Self { process, stdin, lines }
     }
 
-    /// The next line; `None` after the agent's end.
+    /// Returns the next line, or `None` after the agent's end.
     pub(crate) fn next_line(&self) -> Option<String> {
         match self.lines.recv_timeout(PATIENCE) {
             Ok(line) => Some(line),
@@ -102,12 +103,12 @@ impl Agent {
         self.process.id()
     }
 
-    /// Ends the agent's standard input: the request to finish.
+    /// Ends the agent's standard input, which asks the agent to finish.
     pub(crate) fn finish(&mut self) {
         self.stdin = None;
     }
 
-    /// SIGKILL, then everything it had said and was not yet read.
+    /// Kills the agent by SIGKILL, and returns the lines that it had sent and that were not read yet.
     pub(crate) fn kill(mut self) -> Vec<String> {
         self.end();
         std::iter::from_fn(|| self.next_line()).collect()
@@ -125,10 +126,10 @@ impl Drop for Agent {
     }
 }
 
-/// Blocks until the supervisor closes this process's standard input, or is gone.
+/// Waits until the supervisor closes this process's standard input, or is gone.
 pub(crate) fn wait_for_the_end() {
     let mut rest = Vec::new();
-    // An error ends the wait as well as the end of the input does.
+    // An error ends the wait, just as the end of the input does.
     let _ = std::io::stdin().read_to_end(&mut rest);
 }
 

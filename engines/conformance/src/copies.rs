@@ -7,7 +7,7 @@ use engine_api::Durability;
 use crate::Store;
 use crate::support::{Change, Map, apply, assert_holds, commit, key, mark, must, temp_dir, value};
 
-/// The copy holds what was committed when it was taken, and the two go separate ways from there.
+/// The copy holds the state at the time of the copy, and afterwards neither store affects the other.
 pub fn a_copy_opens_and_equals(store: &dyn Store) {
     let dir = temp_dir();
     let (live, copy) = (dir.path().join("live"), dir.path().join("copy"));
@@ -31,7 +31,7 @@ pub fn a_copy_opens_and_equals(store: &dyn Store) {
     assert_holds(&*engine, &map, &mark(2));
 }
 
-/// While the writer goes on, each copy holds exactly the batches up to one commit.
+/// Each copy that is made while the writer goes on holds exactly the batches up to one commit.
 pub fn a_copy_made_while_writing_is_one_commit(store: &dyn Store) {
     const COPIES: u64 = 3;
     const KEYS: u64 = 2000;

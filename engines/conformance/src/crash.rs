@@ -1,9 +1,9 @@
-//! SIGKILL at random moments: a supervisor starts an agent that commits batch after batch, kills it, opens the store
-//! itself and compares.
+//! Kills by SIGKILL at random moments: a supervisor starts an agent that commits batch after batch, kills it, opens the
+//! store itself and compares.
 //!
-//! The oracle: every commit the agent had reported is there; the store ends exactly at a checkpoint, with every batch
-//! up to it whole and nothing of a later one; and no checkpoint is beyond the last attempted. A killed process leaves
-//! the page cache, so it holds for buffered commits as for synced ones. (Power loss is not simulated here.)
+//! The oracle: every commit that the agent has reported is there. The store ends exactly at a checkpoint, with every
+//! batch up to it whole and nothing of a later one. No checkpoint is beyond the last attempted one. A kill leaves the
+//! page cache intact, so the oracle is the same for buffered and for synced commits. Power loss is not simulated here.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,26 +16,28 @@ use crate::child::{Agent, say};
 use crate::support::{Change, Map, Rng, apply, assert_holds, commit, key, mark, must, reader, scan, temp_dir, value};
 
 const ROUNDS: u64 = 5;
-/// Few enough keys that batches overwrite and delete what others wrote.
+/// Number of keys: few enough that batches overwrite and delete each other's pairs.
 const KEYS: u64 = 3000;
 const CHANGES: u64 = 100;
 
-/// Commits that wait for the device.
+/// Kills during commits that wait for the device.
 pub fn killed_with_synced_commits(store: &dyn Store) {
     supervise(store, "synced");
 }
 
-/// Commits that are only handed to the kernel.
+/// Kills during commits that are only handed to the kernel.
 pub fn killed_with_buffered_commits(store: &dyn Store) {
     supervise(store, "buffered");
 }
 
-/// Sorted chunks: a chunk without its checkpoint may be there, and loading goes on from the checkpoint.
+/// Kills during loads of sorted chunks. A chunk without its checkpoint may be there, and loading goes on from the
+/// checkpoint.
 pub fn killed_while_bulk_loading(store: &dyn Store) {
     supervise(store, "bulk");
 }
 
-/// The agent: says `opened SEQ`, then `attempt SEQ` before and `acked SEQ` after each batch, until it is killed.
+/// Runs the agent: it reports `opened SEQ`, then `attempt SEQ` before and `acked SEQ` after each batch, until it is
+/// killed.
 pub(crate) fn agent(store: &dyn Store, dir: &Path, role: &str, seed: u64) {
     let engine = must("open", store.open(dir));
     let last = must("checkpoint", engine.checkpoint()).seq;
@@ -84,7 +86,7 @@ fn supervise(store: &dyn Store, role: &str) {
             }
         }
         if role == "bulk" {
-            // Of the chunk that was cut short anything may be there; loading it again must make it whole.
+            // Any part of the chunk that was cut short may be there. Loading it again must make it whole.
             let cut: Map = chunk(seq + 1).into_iter().collect();
             let mut found = scan(&mut *reader(&*engine));
             found.retain(|key, _| !cut.contains_key(key));
@@ -105,9 +107,9 @@ fn supervise(store: &dyn Store, role: &str) {
     assert!(last > 0, "no round got as far as a commit");
 }
 
-/// Lets the agent run for a random number of commits and a random moment more, or only a moment from its start, so
-/// that opening is cut short too; the first commit is always waited for. Returns the last acknowledged and the last
-/// attempted batch.
+/// Lets the agent run for a random number of commits and a random time more. Sometimes it gets only a moment from its
+/// start, so that opening is cut short too, but never before the first commit of all. Returns the last acknowledged and
+/// the last attempted batch.
 fn run_and_kill(agent: Agent, rng: &mut Rng, last: u64) -> (u64, u64) {
     let (mut acked, mut attempted) = (last, last);
     let mut note = |line: String| {

@@ -1,17 +1,17 @@
-//! A store's files as tests look at them: what they hold, and copies of them as a kill leaves them.
+//! A store's files as tests compare them: their content, and copies of them as a kill leaves them.
 //!
-//! Owns: reading and copying of whole directories. Must not: know which file is whose.
+//! Owns: reading and copying whole directories. Must not: know which file belongs to whom.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use std::{fs, io};
 
-/// Every name below `dir`, when it was changed, and what is in it: `None` for what is no file, such as a directory, or the
-/// socket of a service that was killed.
+/// Returns every path below `dir` with its time of change and its content. The content is `None` if the path is not a
+/// regular file, such as a directory or the socket of a service that was killed.
 ///
 /// # Panics
-/// A file that goes meanwhile, or cannot be read.
+/// If a file disappears meanwhile, or cannot be read.
 pub fn contents(dir: &Path) -> BTreeMap<PathBuf, (SystemTime, Option<Vec<u8>>)> {
     let changed = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).expect("a file that stays");
     let mut found = BTreeMap::from([(dir.to_owned(), (changed(dir), None))]);
@@ -27,11 +27,11 @@ pub fn contents(dir: &Path) -> BTreeMap<PathBuf, (SystemTime, Option<Vec<u8>>)> 
     found
 }
 
-/// A copy of the files while the store is open, as a kill leaves them. A file that the engine removes meanwhile was not part
-/// of that state: then the copy is made again.
+/// Copies the files of an open store, as a kill would leave them. If the engine removes a file meanwhile, that file was
+/// not part of the state, and the copy is made again.
 ///
 /// # Panics
-/// The file system's errors.
+/// On any other I/O error.
 pub fn copy_as_killed(from: &Path, to: &Path) {
     loop {
         match copy(from, to) {
@@ -41,10 +41,10 @@ pub fn copy_as_killed(from: &Path, to: &Path) {
     }
 }
 
-/// A copy of the directory, which `to` must not be yet.
+/// Copies the directory `from` to `to`, which must not exist yet.
 ///
 /// # Errors
-/// The file system's.
+/// I/O errors of creating, listing or copying.
 pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from)? {

@@ -1,7 +1,7 @@
-//! No space left: on the device, and within the size an engine was told to keep to.
+//! No space left: on the device, and within a size that the engine was configured with.
 //!
-//! The device is a small tmpfs, which takes the right to mount; without it, a child process whose files may not grow
-//! beyond a limit. The output says which was used.
+//! The device is a small tmpfs, for which the process must be allowed to mount. Without that permission a child process
+//! is used whose files may not grow beyond a limit. The output says which way was used.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,19 +14,21 @@ use crate::support::{
     Change, Map, apply, assert_holds, commit, describe, key, mark, must, temp_dir, try_commit, value,
 };
 
-/// Twice the free space that an engine may insist on before it begins a batch (64 MiB).
+/// Size of the device: twice the free space that an engine may require before it begins a batch (64 MiB).
 const DEVICE_MIB: u64 = 128;
 const GROWN_MIB: u64 = 384;
 const FILE_LIMIT_KIB: u64 = 8 << 10;
-/// Changes of one batch that needs space which was there when it began.
+/// Number of changes in a batch that runs out of space although there was enough when it began.
 const LARGE_BATCH: u64 = 50_000;
 const CHANGES: u64 = 1000;
-/// Pairs of 64 bytes that exceed the device twice over: an engine that takes them all is not writing them there.
+/// Number of batches whose pairs, of 64 bytes each, take twice the device's size. An engine that accepts them all does
+/// not write them there.
 const DEVICE_BATCHES: u64 = 2 * DEVICE_MIB * (1 << 20) / (64 * CHANGES);
-/// What a store with the smallest configured size is given before it is believed to have none.
+/// Number of batches after which a store with the smallest configured size counts as unlimited.
 const SIZE_BATCHES: u64 = 400;
 
-/// A full device: a typed error, everything committed still readable, and writable again once there is space.
+/// On a full device the error has its kind, everything committed is still readable, and writing works again once there
+/// is space.
 pub fn full_disk_loses_nothing(store: &dyn Store) {
     let dir = temp_dir();
     match Tmpfs::mount(&dir.path().join("device")) {
@@ -41,12 +43,12 @@ pub fn full_disk_loses_nothing(store: &dyn Store) {
     }
 }
 
-/// Others take the space while a transaction is open, after every check an engine makes when it begins one.
+/// Other programs take the space while a transaction is open, after every check that an engine makes at its beginning.
 pub fn disk_filled_by_others_loses_nothing(store: &dyn Store) {
     let dir = temp_dir();
     let device = match Tmpfs::mount(&dir.path().join("device")) {
         Ok(device) => device,
-        // Without a device of its own a test must not fill one; the limit on files stands in for the error.
+        // Without a device of its own a test must not fill one. A limit on file sizes causes the same error.
         Err(reason) => {
             println!("full disk: files limited to {FILE_LIMIT_KIB} KiB, because {reason}");
             return with_limited_files(store, dir.path());
@@ -84,7 +86,7 @@ pub fn disk_filled_by_others_loses_nothing(store: &dyn Store) {
     }
 }
 
-/// The smallest size the engine can be told to keep to. One that grows by itself takes everything.
+/// The smallest configured size becomes full, and nothing is lost. An engine that grows by itself takes all batches.
 pub fn full_size_loses_nothing(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open_small(dir.path()));
@@ -103,7 +105,7 @@ pub fn full_size_loses_nothing(store: &dyn Store) {
     write_more(&*engine, &mut map, acked + 1);
 }
 
-/// The agent whose files are limited: says `acked SEQ`, and how it ended.
+/// Runs the agent whose files are limited: it reports `acked SEQ`, and at the end its error.
 pub(crate) fn agent(store: &dyn Store, dir: &Path) {
     let engine = must("create", store.open(dir));
     let mut map = Map::new();
@@ -113,7 +115,8 @@ pub(crate) fn agent(store: &dyn Store, dir: &Path) {
         assert_holds(&*engine, &map, &mark(acked));
     }
     say(format_args!("ended {}", describe(&error)));
-    // No close: with the limit still on, it may fail, and the supervisor looks at what a lost process leaves.
+    // The store is not closed, because closing may fail under the limit, and the supervisor checks the files that a
+    // lost process leaves.
     std::process::exit(0);
 }
 
@@ -164,7 +167,8 @@ fn with_limited_files(store: &dyn Store, dir: &Path) {
     reopened(store, &dir, map, acked, reopen);
 }
 
-/// Opens after the process or handle was given up; with `unknown`, the batch that failed may have become durable.
+/// Opens the store after its process or handle was given up, and compares. With `unknown`, the failed batch may have
+/// become durable.
 fn reopened(store: &dyn Store, dir: &Path, mut map: Map, mut acked: u64, unknown: bool) {
     let engine = must("open with space again", store.open(dir));
     if unknown && must("checkpoint", engine.checkpoint()).seq == acked + 1 {
@@ -176,8 +180,8 @@ fn reopened(store: &dyn Store, dir: &Path, mut map: Map, mut acked: u64, unknown
     write_more(&*engine, &mut map, acked + 1);
 }
 
-/// There is space again: the open store takes a batch, or says `Reopen` because its background work had failed for
-/// want of space in the meantime; then opening it again must do.
+/// Checks a store after there is space again. The open store accepts a batch, or returns `Reopen` because its
+/// background work had failed meanwhile for lack of space. Then opening it again must be enough.
 fn go_on(store: &dyn Store, dir: &Path, engine: Box<dyn Engine>, mut map: Map, last: u64) {
     let change = [(key(u64::MAX), Some(value(last)))];
     let outcome = try_commit(&*engine, &change, last + 1, Durability::Synced);
@@ -203,7 +207,7 @@ fn go_on(store: &dyn Store, dir: &Path, engine: Box<dyn Engine>, mut map: Map, l
     write_more(&*engine, &mut map, seq + 1);
 }
 
-/// Commits batches until one fails or the limit is reached; `map` holds what was acknowledged.
+/// Commits batches until one fails or `batches` are done. `map` receives the acknowledged ones.
 fn fill(engine: &dyn Engine, batches: u64, map: &mut Map, mut acked: impl FnMut(u64)) -> (u64, Option<Error>) {
     for seq in 1..=batches {
         let changes = batch(seq);
@@ -234,7 +238,7 @@ fn take_all_space(ballast: &Path) {
     while file.write_all(&block).is_ok() {}
 }
 
-/// A small filesystem of its own, unmounted when dropped.
+/// A small file system of its own, unmounted when dropped.
 struct Tmpfs {
     path: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! Whose directory it is: one process at a time, one engine, one format.
+//! Ownership of a directory: one process at a time, one engine, one format.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::Store;
 use crate::child::{Agent, say, wait_for_the_end};
 use crate::support::{Map, assert_holds, commit, describe, key, mark, must, must_fail, temp_dir, value};
 
-/// A directory open in one process is refused to others, with the directory and the holder in the error.
+/// A directory that one process has open is refused to others. The error names the directory and the pid of the holder.
 pub fn a_second_process_is_refused(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -36,7 +36,7 @@ pub fn a_second_process_is_refused(store: &dyn Store) {
     );
 }
 
-/// Closing, or dropping, lets another process in at once.
+/// After closing, or dropping, another process can open the directory at once.
 pub fn closing_releases_the_directory(store: &dyn Store) {
     let dir = temp_dir();
     must("close", must("create", store.open(dir.path())).close());
@@ -49,7 +49,7 @@ pub fn closing_releases_the_directory(store: &dyn Store) {
     }
 }
 
-/// `store` must refuse a directory that `other`, of a different engine, has made; the error names that engine.
+/// `store` must refuse a directory that `other`, of a different engine, has made. The error names that engine.
 pub fn another_engines_directory_is_refused(store: &dyn Store, other: &dyn Store, other_engine: &str) {
     let dir = temp_dir();
     let engine = must("create", other.open(dir.path()));
@@ -60,7 +60,7 @@ pub fn another_engines_directory_is_refused(store: &dyn Store, other: &dyn Store
     assert_holds(&*must("open it as what it is", other.open(dir.path())), &Map::from([(key(1), value(1))]), &mark(1));
 }
 
-/// The agent that holds a store open until its supervisor lets go.
+/// Runs the agent that holds a store open until its supervisor lets it go.
 pub(crate) fn hold(store: &dyn Store, dir: &Path) {
     match store.open(dir) {
         Err(error) => say(format_args!("refused {}", describe(&error))),

@@ -1,9 +1,9 @@
-//! What every engine must do, as functions over [`engine_api`]: each topic is one function that panics with the
-//! engine's label where the contract is broken, and [`suite!`] turns all of them into tests.
+//! The requirements on every engine, as functions over [`engine_api`]. Each topic is one function that panics with the
+//! engine's label if the contract is broken, and [`suite!`] turns all of them into tests.
 //!
-//! Owns: the topics, the model, the crash harness. Must not: name a concrete engine; what differs between engines is
-//! behind [`Store`]. Everything is real: real files, real processes killed with SIGKILL, a real full disk.
-//! Threads: a test's own, unless a topic says otherwise.
+//! Owns: the topics, the model, the crash harness. Must not: name a concrete engine; [`Store`] hides the differences
+//! between engines. Everything is real: real files, real processes killed with SIGKILL, a real full disk. Threads: a
+//! test's own, unless a topic says otherwise.
 
 pub mod basic;
 pub mod bulk;
@@ -22,16 +22,16 @@ use std::path::Path;
 
 use engine_api::{Engine, Result};
 
-/// How to open the engine under test.
+/// The way in which a test opens the engine under test.
 pub trait Store: Sync {
-    /// Names the store to a child process, which must find the same one by it.
+    /// Returns the name by which a child process finds the same store.
     fn name(&self) -> &'static str;
 
-    /// Opens the store in `dir`, creating it where the directory is missing or empty.
+    /// Opens the store in `dir`. Creates it if the directory is missing or empty.
     fn open(&self, dir: &Path) -> Result<Box<dyn Engine>>;
 
-    /// As [`Store::open`], with the smallest fixed sizes the engine can be told to keep to, so that a size configured
-    /// too small is met. The default is for engines without such a size.
+    /// Opens the store with the smallest fixed size that the engine can be configured with, so that a test can fill it.
+    /// The default opens it as usual, for engines without such a size.
     fn open_small(&self, dir: &Path) -> Result<Box<dyn Engine>> {
         self.open(dir)
     }
@@ -42,8 +42,8 @@ pub trait Store: Sync {
     }
 }
 
-/// One `#[test]` per topic for the store that the expression gives. The test binary also needs the child's entry:
-/// a test named [`child::ENTRY`] that calls [`child::enter`].
+/// Defines one `#[test]` per topic for the store that the expression returns. The test binary also needs an entry for
+/// child processes: a test named [`child::ENTRY`] that calls [`child::enter`].
 #[macro_export]
 macro_rules! suite {
     ($store:expr) => {

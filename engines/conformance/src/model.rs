@@ -1,4 +1,4 @@
-//! Random operations on the engine and on a `BTreeMap`, compared after each; a failure is shrunk to its shortest form.
+//! Random operations on the engine and on a `BTreeMap`, compared after each. A failure is shrunk to its shortest form.
 
 use std::ops::ControlFlow;
 
@@ -13,12 +13,12 @@ use crate::support::{
 
 const CASES: u32 = 24;
 const STEPS: usize = 40;
-/// Few keys, so that steps meet each other's.
+/// Number of keys: few, so that steps change each other's keys.
 const KEYS: u64 = 24;
 
 /// The engine equals the model after every step.
 pub fn random_operations_equal_the_model(store: &dyn Store) {
-    // Each case makes a store on disk, so both numbers are small; the seed of a failure is in its report.
+    // Each case makes a store on disk, so both numbers are small. The report of a failure contains its seed.
     let config = Config { cases: CASES, max_shrink_iters: 200, failure_persistence: None, ..Config::default() };
     let steps = prop::collection::vec(step(), 1..STEPS);
     let outcome = TestRunner::new(config).run(&steps, |steps| {
@@ -32,17 +32,17 @@ pub fn random_operations_equal_the_model(store: &dyn Store) {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// One batch; `true` is synced.
+    /// Commits one batch; `true` means synced.
     Commit(Vec<(u64, Option<u64>)>, bool),
-    /// The same, dropped before its commit.
+    /// Makes the same changes as a batch, and drops the transaction before its commit.
     Abort(Vec<(u64, Option<u64>)>),
-    /// That many pairs through the sorted path, above everything there is.
+    /// Loads this many pairs through the sorted path, with keys above all existing ones.
     Bulk(u64),
-    /// Close and open; `false` drops without closing.
+    /// Closes and opens the store; `false` drops it without closing.
     Reopen(bool),
-    /// A copy, from which the run goes on.
+    /// Makes a copy, and goes on with the copy.
     MoveToCopy,
-    /// A scan from this key that ends after so many pairs.
+    /// Scans from this key and ends after this many pairs.
     PartialScan(u64, usize),
     Settle,
 }
@@ -50,7 +50,7 @@ enum Step {
 struct State {
     seq: u64,
     map: Map,
-    /// How many numbers the sorted path has used.
+    /// Number of keys that the sorted path has used.
     loaded: u64,
 }
 
@@ -132,7 +132,7 @@ fn apply_step(engine: &dyn Engine, step: &Step, state: &mut State) {
             state.map.extend(pairs);
         }
         Step::PartialScan(from, count) => {
-            // Keys that are stored now and then, keys that never are, and the sorted path's.
+            // Keys that are stored now and then, keys that never are, and the sorted path's keys.
             let first = if *from < KEYS + KEYS / 2 { low_key(*from) } else { above(from - KEYS) };
             let mut seen = Map::new();
             let outcome = reader(engine).scan_from(&first, &mut |key, value| {
@@ -154,7 +154,7 @@ fn low_key(number: u64) -> Key {
     out
 }
 
-/// Keys greater than any [`low_key`], ascending.
+/// Returns a key that ascends with its number and is greater than any [`low_key`].
 fn above(number: u64) -> Key {
     let mut out = ascending_key(number);
     out[0] = 0xff;

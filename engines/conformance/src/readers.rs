@@ -1,4 +1,4 @@
-//! What a reader sees while others write.
+//! The view of a reader while others write.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,7 +7,7 @@ use engine_api::{Durability, Engine, ErrorKind, Key};
 use crate::Store;
 use crate::support::{Change, assert_holds, commit, key, mark, must, must_fail, reader, scan, temp_dir, value};
 
-/// A reader answers from the commit it was opened or refreshed on, for gets, scans and the checkpoint alike.
+/// A reader's gets, scans and checkpoint are of the commit that was the newest when it was opened or refreshed.
 pub fn a_snapshot_stays_until_refresh(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -32,7 +32,8 @@ pub fn a_snapshot_stays_until_refresh(store: &dyn Store) {
     assert_eq!(scan(&mut *old).len(), 2);
 }
 
-/// Each batch gives all keys one value; no reader on any thread ever sees two, or one other than its checkpoint's.
+/// Each batch gives all keys one value. No reader on any thread ever sees two values, or one that differs from its
+/// checkpoint's.
 pub fn readers_see_whole_batches(store: &dyn Store) {
     const KEYS: u64 = 64;
     const BATCHES: u64 = 300;
@@ -57,7 +58,7 @@ pub fn readers_see_whole_batches(store: &dyn Store) {
     assert_holds(engine, &(0..KEYS).map(|i| (key(i), value(BATCHES))).collect(), &mark(BATCHES));
 }
 
-/// Present, absent and repeated keys, none at all, and a wrong number of slots.
+/// `get_many` equals `get` for present, absent and repeated keys and for no keys, and refuses a wrong number of slots.
 pub fn get_many_equals_get(store: &dyn Store) {
     let dir = temp_dir();
     let engine = must("create", store.open(dir.path()));
@@ -67,7 +68,7 @@ pub fn get_many_equals_get(store: &dyn Store) {
     for count in [0u64, 1, 2, 63, 1000] {
         let mut keys: Vec<Key> = (0..count).map(|i| key(i * 31 % 4001)).collect();
         keys.extend(keys.first().copied());
-        // Slots hold something before, so that one left untouched shows.
+        // The slots contain a value before, so that a slot left unchanged shows.
         let mut values = vec![Some([7; 32]); keys.len()];
         must("get_many", reader.get_many(&keys, &mut values));
         for (key, value) in keys.iter().zip(&values) {

@@ -1,4 +1,4 @@
-//! [`engine_api::Engine::scrub`]: a sound store passes, one with a bit that flipped on disk does not.
+//! [`engine_api::Engine::scrub`]: a sound store passes, and a store with a bit that flipped on disk does not.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::support::{Change, Map, apply, assert_holds, commit, key, mark, must, 
 
 const PAIRS: u64 = 3000;
 
-/// New, written to, settled, opened again: nothing to complain of, and every pair is counted.
+/// A new, a changed, a settled and a reopened store pass a scrub, and the scrub counts every pair.
 pub fn a_sound_store_passes_a_scrub(store: &dyn Store) {
     let dir = temp_dir();
     let mut engine = must("create", store.open(dir.path()));
@@ -32,7 +32,8 @@ pub fn a_sound_store_passes_a_scrub(store: &dyn Store) {
     commit(&*engine, &[(key(PAIRS), Some(value(0)))], 3, Durability::Synced);
 }
 
-/// One bit of one stored value, wherever the value is on disk: opening the store or the scrub says so.
+/// After one bit of a stored value was flipped in every place on disk, opening the store or scrubbing it reports the
+/// damage.
 pub fn a_flipped_bit_is_found(store: &dyn Store) {
     if !store.has_checksums() {
         return;
@@ -41,7 +42,7 @@ pub fn a_flipped_bit_is_found(store: &dyn Store) {
     let engine = must("create", store.open(dir.path()));
     let changes: Vec<Change> = (0..PAIRS).map(|i| (key(i), Some(value(i)))).collect();
     commit(&*engine, &changes, 1, Durability::Synced);
-    // Out of the logs, into what a scrub is for.
+    // This moves the pairs out of the logs and into files that a scrub checks.
     must("settle", engine.settle());
     must("close", engine.close());
     assert!(flip(dir.path(), &value(PAIRS / 2)) > 0, "the value is nowhere on disk");
@@ -52,7 +53,7 @@ pub fn a_flipped_bit_is_found(store: &dyn Store) {
     assert_eq!(error.kind(), ErrorKind::DataDamaged, "{error}");
 }
 
-/// Flips a bit of `value` in every file below `dir` that holds it; the number of places.
+/// Flips a bit of `value` in every place in the files below `dir`, and returns the number of places.
 fn flip(dir: &Path, value: &Value) -> usize {
     let mut places = 0;
     for entry in fs::read_dir(dir).expect("the store's directory can be listed") {

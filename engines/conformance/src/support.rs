@@ -1,7 +1,7 @@
 //! Keys, values, checkpoints and the comparisons that the topics share.
 //!
 //! Owns: the naming of pairs by small numbers. Must not: hide an error; everything unexpected panics with the engine's
-//! own words.
+//! own message.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -35,7 +35,7 @@ impl Rng {
     }
 }
 
-/// Spread keys: consecutive numbers are unrelated in order.
+/// Returns a key that is unrelated in order to those of neighbouring numbers.
 pub(crate) fn key(number: u64) -> Key {
     words(number, 0x6b65_7900)
 }
@@ -44,29 +44,29 @@ pub(crate) fn value(number: u64) -> Value {
     words(number, 0x7661_6c75_6500)
 }
 
-/// Keys that ascend with their number, for sorted input.
+/// Returns a key that ascends with its number, for sorted input.
 pub(crate) fn ascending_key(number: u64) -> Key {
     let mut out = key(number);
     out[..8].copy_from_slice(&number.to_be_bytes());
     out
 }
 
-/// Lengths of the bytes that checkpoints take in turn: from one to the next they grow and shrink.
+/// Lengths of the bytes in successive checkpoints, which grow and shrink from one to the next.
 const MARK_BYTES: [usize; 7] = [96, 0, Checkpoint::BYTES_MAX, 1, 500, 1023, 17];
 
-/// A checkpoint whose bytes depend on `seq`, and their length too.
+/// Returns a checkpoint whose bytes, and their length, depend on `seq`.
 pub(crate) fn mark(seq: u64) -> Checkpoint {
     mark_of(seq, MARK_BYTES[(seq % MARK_BYTES.len() as u64) as usize])
 }
 
-/// A checkpoint with so many bytes.
+/// Returns a checkpoint with `length` bytes, which depend on `seq`.
 pub(crate) fn mark_of(seq: u64, length: usize) -> Checkpoint {
     let mut rng = Rng::new(seq ^ 0x6d61_726b);
     let bytes: Vec<u8> = std::iter::repeat_with(|| rng.next() as u8).take(length).collect();
     Checkpoint::new(seq, &bytes)
 }
 
-/// Unwraps, or panics with the error's kind, message and causes.
+/// Returns the result's value, or panics with the error's kind, message and causes.
 #[track_caller]
 pub(crate) fn must<T>(what: impl Display, result: Result<T>) -> T {
     match result {
@@ -75,7 +75,7 @@ pub(crate) fn must<T>(what: impl Display, result: Result<T>) -> T {
     }
 }
 
-/// The error that `what` must have ended in, with the kind it must have had.
+/// Returns the error of `result`, or panics if there is none or its kind is not `kind`.
 #[track_caller]
 pub(crate) fn must_fail<T>(what: impl Display, kind: ErrorKind, result: Result<T>) -> Error {
     match result {
@@ -126,7 +126,7 @@ pub(crate) fn reader(engine: &dyn Engine) -> Box<dyn Reader + '_> {
     must("open a reader", engine.reader())
 }
 
-/// Everything a reader sees, having checked that keys strictly ascend.
+/// Returns all pairs that a reader sees, after checking that the keys ascend strictly.
 #[track_caller]
 pub(crate) fn scan(reader: &mut dyn Reader) -> Map {
     let mut map = Map::new();
@@ -141,7 +141,7 @@ pub(crate) fn scan(reader: &mut dyn Reader) -> Map {
     map
 }
 
-/// Asserts content and checkpoint of the newest commit, read in every way there is.
+/// Asserts the content and the checkpoint of the newest commit, by both checkpoints, a scan, and gets of some keys.
 #[track_caller]
 pub(crate) fn assert_holds(engine: &dyn Engine, expected: &Map, checkpoint: &Checkpoint) {
     let mut reader = reader(engine);
@@ -154,7 +154,7 @@ pub(crate) fn assert_holds(engine: &dyn Engine, expected: &Map, checkpoint: &Che
     }
 }
 
-/// As `assert_eq`, without printing two maps of thousands.
+/// Asserts that two maps are equal. Prints only the first difference, because the maps may have thousands of pairs.
 #[track_caller]
 pub(crate) fn assert_equal_maps(label: &str, found: &Map, expected: &Map) {
     let missing = expected.iter().find(|(key, value)| found.get(*key) != Some(*value));

@@ -1,4 +1,4 @@
-//! How a [`Snapshot`] leaves the process: Prometheus text, an HdrHistogram interval log, JSON.
+//! Export formats of a [`Snapshot`]: Prometheus text, an HdrHistogram interval log, and JSON.
 //!
 //! Owns: metric names, bucket bounds, tags and the shape of the JSON. Must not: do I/O.
 
@@ -12,9 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Op, Series, Snapshot, instrument_ns};
 
-/// Upper bounds of the Prometheus buckets as (`le` in seconds, ns): 1, 2, 5 per decade from 100 ns to 10 s.
+/// Upper bounds of the Prometheus buckets as (`le` in seconds, ns): 1, 2 and 5 per decade from 100 ns to 10 s.
 ///
-/// A value counts as below a bound to the histogram's 3 digits, so one up to 0.1% above may be counted in.
+/// Values are compared with a bound at the histogram's 3 digits, so a value up to 0.1% above a bound may be counted
+/// below it.
 const BOUNDS: [(&str, u64); 25] = [
     ("1e-07", 100),
     ("2e-07", 200),
@@ -43,44 +44,45 @@ const BOUNDS: [(&str, u64); 25] = [
     ("10", 10_000_000_000),
 ];
 
-/// The `stat` label of the quantile gauge. Not `quantile`: Prometheus reserves that name for summaries.
+/// Values of the `stat` label of the quantile gauge, with their quantiles. The label is not named `quantile`, because
+/// Prometheus reserves that name for summaries.
 const STATS: [(&str, f64); 5] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)];
 
-/// A family of the Prometheus text.
+/// Name and help text of a metric family in the Prometheus text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Family {
-    /// Its name.
+    /// Name of the family, with the unit last.
     pub name: &'static str,
-    /// What it says.
+    /// Help text of the family, without the full stop that the export adds.
     pub help: &'static str,
 }
 
-/// The histogram, by `engine`, `op` and `source`.
+/// Histogram of the latencies, by `engine`, `op` and `source`.
 pub const LATENCY: Family =
     Family { name: "solkv_op_latency_seconds", help: "Latency of engine operations since start" };
-/// Its quantiles as gauges, by `stat` too.
+/// Gauges of the quantiles of [`LATENCY`], by `engine`, `op`, `source` and `stat`.
 pub const QUANTILE: Family =
     Family { name: "solkv_op_latency_quantile_seconds", help: "Quantiles and maximum of the same values" };
-/// What two readings of the clock cost.
+/// Gauge of the time that one measurement's two clock reads take.
 pub const INSTRUMENT: Family =
     Family { name: "solkv_op_latency_instrument_seconds", help: "Cost of the two clock reads of one measurement" };
 
-/// The JSON form of a snapshot.
+/// A snapshot in the form that is written as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The `engine` label.
+    /// Value of the `engine` label, which the engine's `label` returns.
     pub engine: String,
-    /// What two clock reads cost in ns: the instrument's share of every figure below.
+    /// Time that two clock reads take, in ns: the instrument's share of every figure below.
     pub instrument_ns: u64,
-    /// When recording began, ms since the Unix epoch.
+    /// Time when recording began, in ms since the Unix epoch.
     pub start_unix_ms: u64,
-    /// When the snapshot was taken, ms since the Unix epoch.
+    /// Time when the snapshot was taken, in ms since the Unix epoch.
     pub end_unix_ms: u64,
-    /// One entry per source and operation that recorded anything.
+    /// One entry for each source and operation that recorded anything.
     pub series: Vec<ReportSeries>,
 }
 
-/// One operation of one source in a [`Report`]. Percentiles to 3 significant digits, the mean exact.
+/// Figures of one operation of one source in a [`Report`]. Percentiles have 3 significant digits; the mean is exact.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are their names, in the unit at their end")]
 pub struct ReportSeries {
@@ -98,8 +100,8 @@ pub struct ReportSeries {
     pub stdev_ns: f64,
 }
 
-/// Appends the snapshot in the Prometheus text format: a histogram, its quantiles as gauges (exact to 3 digits,
-/// where a bucket gives only its bounds) and the instrument's own cost.
+/// Appends the snapshot in the Prometheus text format: a histogram, its quantiles as gauges, and the instrument's own
+/// cost. The gauges are exact to 3 digits, while a bucket of the histogram gives only its bounds.
 pub fn prometheus(snapshot: &Snapshot, out: &mut String) {
     head(LATENCY, "histogram", out);
     for series in &snapshot.series {
@@ -117,8 +119,8 @@ pub fn prometheus(snapshot: &Snapshot, out: &mut String) {
     line(out, format_args!("{} {}", INSTRUMENT.name, seconds(instrument_ns())));
 }
 
-/// The snapshot as an HdrHistogram V2 log with one interval per series, tagged `op.source`; values in ns, and the
-/// log's informative maximum in ms as in the Java original.
+/// Returns the snapshot as an HdrHistogram V2 log with one interval per series, tagged `op.source`. Values are in ns.
+/// The log's informative maximum is in ms, as in the Java original.
 pub fn hlog(snapshot: &Snapshot) -> Vec<u8> {
     const REASON: &str = "a vector takes every write and the histograms are within their own bounds";
     let mut out = Vec::new();
@@ -139,7 +141,7 @@ pub fn hlog(snapshot: &Snapshot) -> Vec<u8> {
     out
 }
 
-/// The snapshot as a [`Report`].
+/// Returns the snapshot as a [`Report`].
 pub fn report(snapshot: &Snapshot) -> Report {
     let series = snapshot.series.iter().map(|series| {
         let histogram: &Histogram<u64> = &series.histogram;
@@ -168,7 +170,7 @@ pub fn report(snapshot: &Snapshot) -> Report {
 }
 
 impl Report {
-    /// One operation of one source; `None` when nothing was recorded.
+    /// Returns the figures of one operation of one source, or `None` if nothing was recorded.
     pub fn get(&self, source: &str, op: Op) -> Option<&ReportSeries> {
         self.series.iter().find(|series| series.source == source && series.op == op)
     }
@@ -204,7 +206,7 @@ fn labels(engine: &str, series: &Series) -> String {
     format!("engine=\"{engine}\",op=\"{}\",source=\"{}\"", series.op.as_str(), series.source)
 }
 
-/// Exact in decimal, where a binary fraction would print digits that were never measured.
+/// Formats nanoseconds as seconds, exactly: a floating-point number would print digits that were never measured.
 fn seconds(nanos: u64) -> String {
     format!("{}.{:09}", nanos / 1_000_000_000, nanos % 1_000_000_000)
 }

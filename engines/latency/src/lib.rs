@@ -1,13 +1,16 @@
-//! Latency histograms of engine operations: who records them, how they are merged, and how they leave the process.
+//! Latency histograms of engine operations: how they are recorded, merged and exported.
 //!
 //! Owns: [`Op`] (the operations' names), [`Recorder`] (one per thread, wait-free), [`Latency`] (all recorders of one
-//! engine), [`Measured`] (any engine, timed), and the exports. Must not: lock, allocate or make a system call while
-//! an operation is timed, or know a concrete engine.
-//! Threads: a [`Recorder`] belongs to one thread at a time; [`Latency`] is shared, and any thread may take a
+//! engine), [`Measured`] (any engine, timed), and the exports. Must not: lock, allocate or make a system call while an
+//! operation is timed; know a concrete engine.
+//! Threads: a [`Recorder`] belongs to one thread at a time. [`Latency`] is shared, and any thread may take a
 //! [`Snapshot`] while the others record.
 //!
-//! Values are integer nanoseconds in HdrHistogram's buckets: 1 ns to 60 s with 3 significant digits. Longer is
-//! recorded as 60 s. An operation that fails is not recorded.
+//! Values are integer nanoseconds in HdrHistogram's buckets: 1 ns to 60 s with 3 significant digits. A longer duration
+//! is recorded as 60 s. An operation that fails is not recorded.
+
+// Other crates link this one.
+#![warn(missing_docs)]
 
 mod buckets;
 pub mod export;
@@ -22,28 +25,29 @@ pub use snapshot::{Series, Snapshot};
 
 use serde::{Deserialize, Serialize};
 
-/// The timed operations. The `op` label of every export.
+/// The timed operations, which are the values of the `op` label of every export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
-    /// A get that found nothing.
+    /// A get of a key that is absent.
     ReadNegative,
-    /// A get that found a value.
+    /// A get of a key that is present.
     ReadPositive,
-    /// One put or delete into the open transaction.
+    /// One put into, or one delete from, the open transaction.
     Write,
-    /// A whole commit.
+    /// One whole commit, with its flush if it has one.
     Commit,
-    /// A commit's time divided by the events of its batch; once per commit that had any.
+    /// Time of a commit divided by the number of events in its batch. Recorded once for each commit whose batch had an
+    /// event.
     CommitPerItem,
-    /// One call of `get_many`, whatever the number of keys. The service makes one for each piece of a batch.
+    /// One call of `get_many`, whatever the number of its keys. The service makes one call for each piece of a batch.
     GetMany,
-    /// A whole scan, the visitor's own time included.
+    /// One whole scan. The time that the caller's visitor takes is included.
     Scan,
 }
 
 impl Op {
-    /// Every operation, in the order of reports.
+    /// Every operation, in the order in which reports list them.
     pub const ALL: [Self; 7] = [
         Self::ReadNegative,
         Self::ReadPositive,
@@ -54,7 +58,8 @@ impl Op {
         Self::Scan,
     ];
 
-    /// The label: `read_negative`, `read_positive`, `write`, `commit`, `commit_per_item`, `get_many`, `scan`.
+    /// Returns the value of the `op` label: `read_negative`, `read_positive`, `write`, `commit`, `commit_per_item`,
+    /// `get_many` or `scan`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ReadNegative => "read_negative",

@@ -1,7 +1,7 @@
 //! [`Measured`]: any engine with its operations timed.
 //!
-//! Owns: which call counts as which [`Op`]. Must not: change what the engine answers.
-//! Threads: as the engine inside; every reader and transaction records on its own thread.
+//! Owns: the rule that says which call counts as which [`Op`]. Must not: change the engine's answers.
+//! Threads: those of the engine inside. Every reader and every transaction records on its own thread.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,10 +12,12 @@ use crate::{Latency, Op, Recorder};
 
 /// An engine whose readers and transactions record their latencies.
 ///
-/// A get is `read_positive` or `read_negative` by its result, inside a transaction too. A delete is a `write`.
-/// `commit_per_item` is a commit's time over the events of its batch: the largest of gets, writes and what
-/// [`Measured::begin_for`] was told. An event that changes nothing is read and not written, and is an item all the same.
-/// Opening, refreshing, bulk loading and administration are not operations and are passed through.
+/// A get counts as `read_positive` or `read_negative` by its result, inside a transaction too. A delete counts as a
+/// `write`. `commit_per_item` is the time of a commit divided by the number of events in its batch. That number is the
+/// largest of three: the gets, the writes, and the number given to [`Measured::begin_for`]. An event that changes
+/// nothing is read and not written, and counts as an item all the same.
+///
+/// Opening, refreshing, bulk loading and administration are passed through and not recorded.
 pub struct Measured {
     engine: Box<dyn Engine>,
     latency: Arc<Latency>,
@@ -23,36 +25,36 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Wraps `engine`; what it does is recorded in `latency` under `source`.
+    /// Wraps `engine` and records its operations in `latency` under `source`.
     pub fn new(engine: Box<dyn Engine>, latency: Arc<Latency>, source: &'static str) -> Self {
         Self { engine, latency, source }
     }
 
-    /// A reader that records under another source.
+    /// Opens a reader that records under another source than the one given to [`Measured::new`].
     ///
     /// # Errors
-    /// Those of [`Engine::reader`].
+    /// Any error of [`Engine::reader`].
     pub fn reader_for(&self, source: &'static str) -> Result<MeasuredReader<'_>> {
         let reader = self.engine.reader()?;
         Ok(MeasuredReader { reader, recorder: self.latency.recorder(source), last_ns: 0 })
     }
 
-    /// A transaction for a batch that came of `events`, some of which change nothing and do not come up in it:
-    /// `commit_per_item` divides by their number.
+    /// Begins a transaction for a batch that was made from `events` events. Some of them may change nothing and never
+    /// reach the transaction, so the caller gives their number: `commit_per_item` divides by it.
     ///
     /// # Errors
-    /// Those of [`Engine::begin`].
+    /// Any error of [`Engine::begin`].
     pub fn begin_for(&self, events: u64) -> Result<Box<dyn WriteTxn + '_>> {
         let txn = self.engine.begin()?;
         Ok(Box::new(MeasuredTxn { txn, recorder: self.latency.recorder(self.source), events, gets: 0, writes: 0 }))
     }
 
-    /// Where the latencies go.
+    /// Returns the recorders and counters that this engine records in.
     pub fn latency(&self) -> &Arc<Latency> {
         &self.latency
     }
 
-    /// The engine inside, whose operations are not recorded.
+    /// Returns the engine inside. Operations that are called on it directly are not recorded.
     pub fn inner(&self) -> &dyn Engine {
         &*self.engine
     }
@@ -100,7 +102,7 @@ impl Engine for Measured {
     }
 }
 
-/// A reader whose gets, batches and scans are recorded.
+/// A reader that records each of its gets, calls of `get_many`, and scans.
 pub struct MeasuredReader<'e> {
     reader: Box<dyn Reader + 'e>,
     recorder: Recorder,
@@ -108,7 +110,7 @@ pub struct MeasuredReader<'e> {
 }
 
 impl MeasuredReader<'_> {
-    /// What the last operation that was recorded took, in ns; 0 before the first.
+    /// Returns the duration of the newest recorded operation in ns; 0 before the first one.
     pub fn last_ns(&self) -> u64 {
         self.last_ns
     }
@@ -189,7 +191,7 @@ impl WriteTxn for MeasuredTxn<'_> {
         txn.commit(checkpoint, durability)?;
         let nanos = recorder.elapsed_ns(start);
         recorder.record(Op::Commit, nanos);
-        // An item is one event of the batch: read first and written if it differs, or written without a read.
+        // An item is one event of the batch: it is read and then written if it differs, or written without a read.
         let items = events.max(gets).max(writes);
         if items > 0 {
             recorder.record(Op::CommitPerItem, nanos.div_ceil(items));

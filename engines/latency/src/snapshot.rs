@@ -1,6 +1,6 @@
-//! [`Snapshot`]: what was recorded over a span of time, merged over threads.
+//! [`Snapshot`]: the values that were recorded over a span of time, merged over threads.
 //!
-//! Owns: merging and subtracting. A plain value, used where it is.
+//! Owns: merging and subtracting. A plain value that belongs to its caller.
 
 use std::time::SystemTime;
 
@@ -12,31 +12,32 @@ use crate::buckets::empty_histogram;
 /// All series of one engine between two moments.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// The `engine` label.
+    /// Value of the `engine` label, which the engine's `label` returns.
     pub engine: String,
-    /// When recording began.
+    /// Time when the recording of these values began.
     pub start: SystemTime,
-    /// When the snapshot was taken.
+    /// Time when the snapshot was taken.
     pub end: SystemTime,
-    /// By source, then by operation. Nothing recorded, no series.
+    /// Series ordered by source and then by operation. An operation without a recorded value has no series.
     pub series: Vec<Series>,
 }
 
-/// One operation of one source.
+/// Values of one operation of one source.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// On whose behalf: `ingest`, `rpc`, `bootstrap`.
+    /// Part of the program that recorded the values: `ingest`, `rpc` or `bootstrap`, for example.
     pub source: String,
-    /// Which operation.
+    /// Operation that the values are durations of.
     pub op: Op,
-    /// Nanoseconds, 1 ns to 60 s, 3 significant digits.
+    /// Durations in nanoseconds, from 1 ns to 60 s at 3 significant digits.
     pub histogram: Histogram<u64>,
-    /// The exact sum of the values in ns: the mean owes nothing to the bucket widths.
+    /// Exact sum of the values in ns, so that the mean does not depend on the widths of the buckets.
     pub sum_ns: u64,
 }
 
 impl Snapshot {
-    /// What was recorded after `earlier` and up to `self`; both of one [`crate::Latency`].
+    /// Returns the values that were recorded after `earlier` and up to `self`. Both must come from one
+    /// [`crate::Latency`].
     pub fn since(&self, earlier: &Self) -> Self {
         let series = self.series.iter().map(|now| {
             let before = earlier.series.iter().find(|series| (&series.source, series.op) == (&now.source, now.op));
@@ -46,12 +47,12 @@ impl Snapshot {
         Self { engine: self.engine.clone(), start: earlier.end, end: self.end, series }
     }
 
-    /// The histogram of one operation of one source; `None` when nothing was recorded.
+    /// Returns the histogram of one operation of one source, or `None` if nothing was recorded.
     pub fn get(&self, source: &str, op: Op) -> Option<&Histogram<u64>> {
         self.series.iter().find(|series| series.source == source && series.op == op).map(|series| &series.histogram)
     }
 
-    /// One operation over all sources; empty when nothing was recorded.
+    /// Returns the histogram of one operation over all sources; empty if nothing was recorded.
     pub fn merged(&self, op: Op) -> Histogram<u64> {
         let mut merged = empty_histogram();
         for series in self.series.iter().filter(|series| series.op == op) {
@@ -62,13 +63,13 @@ impl Snapshot {
 }
 
 impl Series {
-    /// The exact mean in ns; 0 when empty.
+    /// Returns the exact mean in ns; 0 if the series is empty.
     pub fn mean_ns(&self) -> f64 {
         if self.histogram.is_empty() { 0.0 } else { self.sum_ns as f64 / self.histogram.len() as f64 }
     }
 
-    /// The values at ascending `quantiles` (0 to 1), as [`Histogram::value_at_quantile`] gives them, in one pass for
-    /// all of them; 0 each when empty.
+    /// Returns the values at ascending `quantiles` (0 to 1), each equal to [`Histogram::value_at_quantile`], in one
+    /// pass for all of them. Each value is 0 if the series is empty.
     pub fn quantiles(&self, quantiles: &[f64]) -> Vec<u64> {
         let total = self.histogram.len();
         let mut found = Vec::with_capacity(quantiles.len());
@@ -84,7 +85,8 @@ impl Series {
         found
     }
 
-    /// Counters only grow, so saturation is reached only by mixing snapshots of two engines.
+    /// Subtracts the counts of `before`. Counters only grow, so the subtraction saturates only if the snapshots are of
+    /// two engines.
     fn minus(&self, before: &Self) -> Self {
         let mut histogram = empty_histogram();
         for bucket in self.histogram.iter_recorded() {

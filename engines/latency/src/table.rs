@@ -1,4 +1,4 @@
-//! Latencies as text for people: the live-stream table, and nanoseconds with sensible digits.
+//! Latencies as text for people: the live-stream table, and nanoseconds with a sensible number of digits.
 //!
 //! Owns: rows, units and rounding. Must not: print.
 
@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use crate::Op;
 use crate::export::{Report, ReportSeries};
 
-/// The source the table shows where a report has several: the stream's own path.
+/// Source that the table shows if a report has several: the stream's own path.
 const PREFERRED_SOURCE: &str = "ingest";
 
 const GROUPS: [(&str, Op); 4] = [
@@ -28,8 +28,9 @@ const ROWS: [(&str, Cell); 6] = [
     ("count", |series| grouped(series.count)),
 ];
 
-/// Live gRPC stream performance, one column per engine: avg, p90, p99, p99.9 and max of negative reads, positive
-/// reads, writes and commits per item, each with the number of values behind it. `-` where nothing was recorded.
+/// Returns a table of the performance on a live gRPC stream, with one column per engine. Its rows are avg, p90, p99,
+/// p99.9 and max of negative reads, positive reads, writes and commits per item, each with the number of recorded
+/// values. A cell is `-` if nothing was recorded.
 pub fn live_table(columns: &[(String, &Report)]) -> String {
     let mut rows: Vec<Vec<String>> =
         vec![std::iter::once(String::new()).chain(columns.iter().map(|(name, _)| name.clone())).collect()];
@@ -43,7 +44,8 @@ pub fn live_table(columns: &[(String, &Report)]) -> String {
     aligned(&rows)
 }
 
-/// Rows as text: the first column left, the others right-aligned, two spaces between.
+/// Formats rows as aligned text: the first column to the left, the others to the right, with two spaces between
+/// columns.
 pub fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -66,7 +68,7 @@ pub fn aligned(rows: &[Vec<String>]) -> String {
     out
 }
 
-/// Nanoseconds as microseconds with three digits: `0.31 µs`, `3.41 µs`, `94.6 µs`, `1,630 µs`.
+/// Formats nanoseconds as microseconds with three digits: `0.31 µs`, `3.41 µs`, `94.6 µs`, `1,630 µs`.
 pub fn micros(nanos: f64) -> String {
     let micros = nanos / 1000.0;
     if micros < 9.995 {
@@ -78,7 +80,7 @@ pub fn micros(nanos: f64) -> String {
     }
 }
 
-/// A count with thousands separated by commas: `1,000,000`.
+/// Formats a count with commas between thousands: `1,000,000`.
 pub fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);

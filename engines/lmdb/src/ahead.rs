@@ -1,23 +1,23 @@
-//! The leaves that a scan comes to next, told to the kernel before it does.
+//! Announces to the kernel the leaves that a scan will read next.
 //!
-//! Owns: the walk over the branch pages of a snapshot. Must not: read leaves, or decide what a scan sees: a wrong number of
-//! a page costs a read too many and nothing else. Runs on the scan's thread.
+//! Owns: the walk over the branch pages of a snapshot. Must not: read leaves, or affect the result of a scan: a wrong
+//! page number costs one unnecessary read and nothing else. Runs on the scan's thread.
 //!
-//! The map is read without readahead, and keys next to each other lie anywhere in the file, so a scan of what is not in
-//! memory would wait for the device once a leaf. Branch pages name their leaves in the order of the keys: `MADV_WILLNEED`
-//! of the next ones keeps as many reads in flight.
+//! The map is read without readahead, and neighbouring keys lie anywhere in the file. So a scan of data that is not in
+//! memory would wait for the device once per leaf. Branch pages name their leaves in key order: `MADV_WILLNEED` for the
+//! next ones keeps as many reads in flight.
 
 use lmdb::{Database, Transaction};
 
 use crate::page::child_number;
 use crate::pages::{Pages, Tree, child_of};
 
-/// Leaves announced at once: doubled each time, because a scan may be a short range.
+/// Number of leaves in the first announcement. The number doubles each time, because a scan may be a short range.
 const LEAVES_MIN: usize = 16;
-/// 2 MiB, which keeps any device busy.
+/// Largest number of leaves in one announcement: 2 MiB, which keeps any device busy.
 const LEAVES_MAX: usize = 512;
 
-/// Where a walk stands in one branch page.
+/// Position of a walk in one branch page.
 struct Level<'t> {
     page: &'t [u8],
     next: usize,
@@ -28,18 +28,18 @@ pub(crate) struct Ahead<'t> {
     map: Pages<'t>,
     /// Branch pages from the root down to the one above the leaves.
     levels: Vec<Level<'t>>,
-    /// Leaves announced that the scan has not come to.
+    /// Number of announced leaves that the scan has not reached yet.
     announced: usize,
-    /// Leaves to announce next.
+    /// Number of leaves in the next announcement.
     window: usize,
     leaves: Vec<u64>,
 }
 
 impl<'t> Ahead<'t> {
-    /// A walk that begins after the leaf of `key`, whose bytes lie in the map. `None` where there is nothing to walk: the
-    /// table is one leaf, or looks unlike what this knows.
+    /// Starts a walk after the leaf of `key`, whose bytes lie in the map. `None` if there is nothing to walk: the table
+    /// is a single leaf, or a page has a layout that this code does not know.
     ///
-    /// `main` is LMDB's table of tables, `used_bytes` what the map holds, and `key` what `txn` has returned.
+    /// `main` is LMDB's table of tables, `used_bytes` is the used part of the map, and `key` was returned by `txn`.
     pub(crate) fn new<T: Transaction>(
         txn: &'t T,
         main: Database,
@@ -62,7 +62,8 @@ impl<'t> Ahead<'t> {
         some.then_some(Self { map, levels, announced: 0, window: LEAVES_MIN, leaves: Vec::new() })
     }
 
-    /// The scan has come to the next leaf: announces more once half of them are used up.
+    /// Notes that the scan has reached the next leaf. Announces more leaves once half of the announced ones are used
+    /// up.
     pub(crate) fn at_leaf(&mut self) {
         self.announced = self.announced.saturating_sub(1);
         if self.announced > self.window / 2 {
@@ -118,14 +119,14 @@ pub(crate) mod tests {
     use crate::map::used_bytes;
     use crate::{FILE_NAME, LmdbEngine, LmdbOptions};
 
-    /// The key of a number: far from that of the next one.
+    /// Returns the key of a number. Keys of consecutive numbers lie far apart.
     pub(crate) fn key(number: u64) -> Key {
         let mut key: Key = [0; 32];
         key[..8].copy_from_slice(&number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
         key
     }
 
-    /// Keys in no order: leaves split, and lie anywhere in the file.
+    /// Inserts keys in no order, so that leaves split and lie anywhere in the file.
     pub(crate) fn fill(engine: &LmdbEngine, pairs: u64) {
         for batch in 0..8 {
             let mut txn = engine.begin().unwrap();
@@ -166,12 +167,12 @@ pub(crate) mod tests {
         }
     }
 
-    /// Pages of `file` that are in the page cache, and all of its pages.
+    /// Returns the number of pages of `file` that are in the page cache, and the number of all its pages.
     pub(crate) fn cached(file: &Path) -> (usize, usize) {
         let file = File::open(file).unwrap();
         let bytes = file.metadata().unwrap().len() as usize;
         let mut pages = vec![0u8; bytes.div_ceil(4096)];
-        // SAFETY: a mapping of our own, which is only asked about and then removed; `pages` has a byte for each page.
+        // SAFETY: a mapping of our own, which is only queried and then removed; `pages` has a byte for each page.
         unsafe {
             let map = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
             assert_ne!(map, libc::MAP_FAILED);
@@ -199,7 +200,7 @@ pub(crate) mod tests {
             return;
         }
         let mut pairs = 0;
-        // Three leaves or four.
+        // 100 pairs are three or four leaves.
         engine
             .reader()
             .unwrap()

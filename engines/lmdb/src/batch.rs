@@ -1,20 +1,21 @@
-//! Many lookups at once: in the order of their keys, after the pages that they come to are on their way into memory.
+//! Batches of lookups: they run in key order, after the pages that they need were announced to the kernel.
 //!
-//! Owns: the order, and the rule that says when the kernel is told of the pages. Must not: read leaves other than through
-//! LMDB; a wrong guess costs time and never an answer. Runs on the reader's thread.
+//! Owns: the order, and the rule that says when pages are announced. Must not: read leaves other than through LMDB. A
+//! wrong guess costs time and never changes an answer. Runs on the reader's thread.
 //!
-//! A get of a pair that is not in memory waits for the device, so a loop of gets keeps one read in flight. The branch pages
-//! name the leaves beforehand: level after level, the pages that all keys of a window need are looked for in memory
-//! (`mincore`), and those that are missing are announced (`MADV_WILLNEED`), before the first get.
+//! A get of a pair that is not in memory waits for the device, so a loop of gets keeps one read in flight. Branch pages
+//! name the leaves beforehand. So each window of keys is looked up level by level before its first get: `mincore` tells
+//! which pages of the level are not in memory, and `MADV_WILLNEED` announces those.
 //!
-//! Looking costs about as much as the gets of a batch that is in memory. So the pages of a window are looked for only if
-//! it is the reader's first, or if the window before it was cold: at least one page in [`KEYS_A_COLD_PAGE`] keys had to
-//! be read. Where the pages were looked for, the missing ones are counted; otherwise the thread's major faults are, which
-//! the kernel counts anyway; those of single gets between two batches count as well, because they say the same of the
-//! store. A reader whose batches are in memory therefore pays for the sort and for one `getrusage` a window.
+//! This check costs about as much as the gets of a batch that is in memory. So the pages of a window are checked only
+//! if it is the reader's first, or if the window before it was cold: at least one page in [`KEYS_A_COLD_PAGE`] keys had
+//! to be read. In a window that was checked, the missing pages are counted. In another one the thread's major faults
+//! are counted, which the kernel keeps anyway. Faults of single gets between two batches count as well, because they
+//! tell the same about the store. A reader whose batches are in memory therefore pays for the sort and for one
+//! `getrusage` per window.
 //!
-//! The lookups are gets and not moves of one cursor. A cursor first compares with both ends of the leaf that it stands in,
-//! which are two cache misses more, and the keys of a batch seldom share a leaf.
+//! The lookups are gets and not moves of one cursor. A cursor first compares the key with both ends of its present
+//! leaf, which are two more cache misses, and the keys of a batch seldom share a leaf.
 
 use engine_api::{Key, Result, Value, one_slot_per_key};
 use lmdb::RoTransaction;
@@ -26,22 +27,23 @@ use crate::page::child_number;
 use crate::pages::{Pages, Tree, child_of};
 use crate::reader::get;
 
-/// Keys whose pages are announced at once: 2 MiB of leaves, which keep any device busy and are used before they are evicted.
+/// Number of keys whose pages are announced at once: 2 MiB of leaves, which keep any device busy and are used before
+/// they are evicted.
 const WINDOW_KEYS: usize = 512;
 
-/// One page to read for so many keys makes a window cold. Looking for the pages of 32 keys costs about as much as one read of
-/// a flash drive.
+/// Largest number of keys per missing page at which a window counts as cold. Checking the pages of 32 keys costs about
+/// as much as one read from a flash drive.
 const KEYS_A_COLD_PAGE: usize = 32;
 
-/// What a reader knows of its batches.
+/// State that a reader keeps between its batches of lookups.
 pub(crate) struct Batches {
-    /// The newest window was cold, or there was none.
+    /// Whether the newest window was cold. Also true before the first window.
     cold: bool,
-    /// The thread's major faults after the newest window.
+    /// Major faults of the thread after the newest window.
     faults: u64,
-    /// The first bytes of each key, and its place in the batch.
+    /// First eight bytes of each key, and its index in the batch.
     order: Vec<(u64, usize)>,
-    /// The page that each key of a window leads to, and room for those that are missing.
+    /// Page that each key of a window leads to, and in `missing` room for those that are not in memory.
     pages: Vec<u64>,
     missing: Vec<u64>,
 }
@@ -51,10 +53,10 @@ impl Batches {
         Self { cold: true, faults: 0, order: Vec::new(), pages: Vec::new(), missing: Vec::new() }
     }
 
-    /// Looks up `keys[i]` into `values[i]`.
+    /// Looks up every `keys[i]` into `values[i]`.
     ///
     /// # Errors
-    /// `FixInput` when the two lengths differ; else LMDB's.
+    /// `FixInput` if the two lengths differ; otherwise an error of LMDB's gets.
     pub(crate) fn get_many(
         &mut self,
         engine: &LmdbEngine,
@@ -65,7 +67,7 @@ impl Batches {
         one_slot_per_key(keys, values)?;
         let mut order = std::mem::take(&mut self.order);
         order.clear();
-        // Keys of the same eight bytes stay unordered, which costs nothing but time.
+        // Keys with the same eight bytes stay unordered, which costs only time.
         order.extend(keys.iter().enumerate().map(|(at, key)| (first_bytes(key), at)));
         order.sort_unstable();
         for window in order.chunks(WINDOW_KEYS) {
@@ -83,8 +85,8 @@ impl Batches {
         Ok(())
     }
 
-    /// Has the kernel read the pages that lookups of the window's keys come to, as far as they are not in memory. Returns how
-    /// many these are. A page that looks unlike what this knows ends the walk.
+    /// Announces the pages that lookups of the window's keys need and that are not in memory, and returns their number.
+    /// The walk ends at a page with a layout that this code does not know.
     fn announce(
         &mut self,
         engine: &LmdbEngine,
@@ -109,7 +111,7 @@ impl Batches {
             }
             Some(())
         };
-        // `None` is a page of an unknown kind: the lookups find their way without this.
+        // `None` means a page of an unknown kind: the lookups find their way without the announcement.
         let _ = walk();
         Ok(missing)
     }
@@ -121,11 +123,11 @@ fn first_bytes(key: &Key) -> u64 {
     u64::from_be_bytes(bytes)
 }
 
-/// Faults of this thread that waited for a device, since it began.
+/// Returns the faults of this thread that waited for a device, since the thread began.
 fn major_faults() -> u64 {
-    // SAFETY: zeros are a value of every field, all of which are numbers.
+    // SAFETY: zero is a valid value of every field, because all are numbers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one `rusage`. It fails for no thread that asks for itself.
+    // SAFETY: the kernel writes one `rusage`. The call cannot fail for a thread that asks for itself.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     usage.ru_majflt as u64
 }
@@ -152,7 +154,7 @@ mod tests {
         LmdbEngine::open(dir, &LmdbOptions::default()).unwrap()
     }
 
-    /// Present, absent and repeated keys in no order.
+    /// Returns present, absent and repeated keys in no order.
     fn asked(count: u64) -> Vec<Key> {
         (0..count).map(|number| key(number * 7919 % (PAIRS * 2))).chain([key(1), key(PAIRS + 1), key(1)]).collect()
     }
@@ -223,7 +225,7 @@ mod tests {
         let mut values = vec![None; keys.len()];
         let missing = batches.announce(&engine, &txn, &keys, &window).unwrap();
         assert!(missing > WINDOW_KEYS / 2, "missing={missing} cached={before} all={all}");
-        // Told, and not one leaf looked at: a page counts as missing until the kernel has read it.
+        // The pages were announced, and no leaf was read: a page counts as missing until the kernel has read it.
         let started = Instant::now();
         while batches.announce(&engine, &txn, &keys, &window).unwrap() > 0 {
             assert!(started.elapsed() < Duration::from_secs(60), "the pages told are not read");

@@ -20,20 +20,19 @@ use crate::reader::{LmdbReader, read_checkpoint};
 use crate::write::LmdbTxn;
 use crate::{FILE_NAME, LmdbOptions, error, length};
 
-/// The key of the encoded checkpoint in the meta table.
+/// Key of the encoded checkpoint in the meta table.
 pub(crate) const CHECKPOINT: &[u8; 10] = b"checkpoint";
 
 pub(crate) const PAIRS_TABLE: &str = "pairs";
 const META_TABLE: &str = "meta";
 
-/// Device and inode of the directories this process has open. LMDB must not be opened twice in one process: the
-/// second close would drop the first one's file locks.
+/// Device and inode of the directories that this process has open. One process must not open an LMDB store twice,
+/// because the second close would drop the file locks of the first.
 static OPEN_DIRS: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
 
-/// An LMDB store.
 pub struct LmdbEngine {
     env: Environment,
-    /// LMDB's table of tables.
+    /// LMDB's own table, which holds the records of the named tables.
     main: Database,
     pairs: Database,
     meta: Database,
@@ -43,15 +42,15 @@ pub struct LmdbEngine {
     poisoned: AtomicBool,
     options: LmdbOptions,
     dir: PathBuf,
-    // Last: released once the environment is closed.
+    // Last field: the directory is released once the environment is closed.
     _opened: OpenDir,
 }
 
 impl LmdbEngine {
-    /// Opens the store in `dir`, creating directory and store when they are missing.
+    /// Opens the store in `dir`. Creates the directory and the store if they are missing.
     ///
     /// # Errors
-    /// `FixInput` when the process has it open already, the file is not LMDB's or has other tables, or the map
+    /// `FixInput` if the process has the store open already, the file is not LMDB's or has other tables, or the map
     /// does not fit into the address space.
     pub fn open(dir: &Path, options: &LmdbOptions) -> Result<Self> {
         let shown = dir.display();
@@ -62,11 +61,11 @@ impl LmdbEngine {
         Ok(engine)
     }
 
-    /// Opens the store in `dir` for reading alone, and writes nothing there, no lock file either: the caller keeps writers
-    /// out.
+    /// Opens the store in `dir` for reading alone, and writes nothing there, not even a lock file. The caller must keep
+    /// writers away.
     ///
     /// # Errors
-    /// As [`LmdbEngine::open`]; there is no store.
+    /// The same as [`LmdbEngine::open`], and `FixInput` if there is no store.
     pub fn open_read_only(dir: &Path, options: &LmdbOptions) -> Result<Self> {
         Self::open_with(dir, options, EnvironmentFlags::READ_ONLY | EnvironmentFlags::NO_LOCK)
     }
@@ -99,7 +98,7 @@ impl LmdbEngine {
             dir: dir.to_owned(),
             _opened: opened,
         };
-        // A checkpoint this build cannot read is refused now and not at the first use.
+        // A checkpoint that this build cannot read is refused now and not at its first use.
         engine.checkpoint()?;
         Ok(engine)
     }
@@ -128,14 +127,14 @@ impl LmdbEngine {
         self.writer.lock()
     }
 
-    /// Whether a batch's changes are held until its commit.
+    /// Whether a batch's changes are held until its commit, so that they can be sorted.
     pub(crate) fn sorts_batches(&self) -> bool {
         self.options.sort_batches
     }
 
     /// Number of commits since opening.
     pub(crate) fn commits(&self) -> u64 {
-        // ORDERING: Acquire pairs with the Release in `count_commit`: whoever sees the count takes a snapshot
+        // ORDERING: Acquire pairs with the Release in `count_commit`: a thread that sees the count takes a snapshot
         // that holds the commit.
         self.commits.load(Ordering::Acquire)
     }
@@ -164,17 +163,18 @@ impl LmdbEngine {
         Ok(())
     }
 
-    /// Whether the next commit flushes its meta page. Takes the open write transaction as proof that no other
+    /// Sets whether the next commit flushes its meta page. Takes the open write transaction as proof that no other
     /// thread commits or sets flags.
     pub(crate) fn set_meta_sync(&self, txn: &RwTransaction<'_>, sync: bool) -> Result<()> {
         let _ = txn;
-        // SAFETY: the environment is open for as long as `self` lives. LMDB asks that no two threads change flags
-        // at once: the caller holds the writer's lock. Readers look only at flags this call leaves alone.
+        // SAFETY: the environment is open for as long as `self` lives. LMDB demands that no two threads change flags at
+        // once: the caller holds the writer's lock. Readers use only flags that this call leaves alone.
         let rc = unsafe { lmdb_sys::mdb_env_set_flags(self.env.env(), lmdb_sys::MDB_NOMETASYNC, i32::from(!sync)) };
         check(rc).map_err(|e| error::lmdb("LMDB cannot set the durability", e))
     }
 
-    /// An error of the open write transaction, which can only be dropped now.
+    /// Maps an error of the open write transaction, which can only be dropped afterwards. Poisons the engine if the
+    /// error leaves the state on disk unknown.
     pub(crate) fn failed(&self, what: &str, e: lmdb::Error) -> Error {
         if e == lmdb::Error::MapFull {
             self.map.note_full();
@@ -187,15 +187,16 @@ impl LmdbEngine {
         failed
     }
 
-    /// An error of a commit. LMDB writes and flushes the data pages before it touches the meta page, so the batch
-    /// is not applied; what decides is whether LMDB, or a failed flush, leaves the file in a known state.
+    /// Maps an error of a commit. LMDB writes and flushes the data pages before it touches the meta page, so the batch
+    /// is not applied. The kind depends on whether LMDB, or a failed flush, leaves the file in a known state.
     pub(crate) fn commit_failed(&self, e: lmdb::Error) -> Error {
         let failed = self.failed("LMDB commit failed", e);
-        // A full disk that hit the meta page has made LMDB give up the environment: every transaction says so.
+        // If a full disk hit the meta page, LMDB has given up the environment: every new transaction fails then.
         let given_up = matches!(self.env.begin_ro_txn(), Err(lmdb::Error::Panic));
         let what = match failed.kind() {
             ErrorKind::FreeSpace if given_up => "LMDB could not write its meta page: free space, close the process and",
-            // The file system took the write and refused the flush, or the other way round: a remount as read-only.
+            // The file system accepted the write and refused the flush, or the other way round: for example a remount
+            // as read-only.
             ErrorKind::FixInput | ErrorKind::Retry => "LMDB could not write a commit: close the process and",
             _ => return failed,
         };
@@ -233,21 +234,21 @@ impl LmdbEngine {
         ))
     }
 
-    /// Copies the newest commit into `dir`, which exists and is empty.
+    /// Copies the newest commit into `dir`, which must exist and be empty.
     fn copy_into(&self, dir: &Path) -> Result<()> {
         const WHAT: &str = "LMDB snapshot failed";
         let path = CString::new(dir.as_os_str().as_bytes()).map_err(|e| {
             Error::with_source(ErrorKind::FixInput, format!("{WHAT}: path holds a zero byte: dir={}", dir.display()), e)
         })?;
         let _map = self.map.hold();
-        // SAFETY: the environment is open, `path` is a C string that outlives the call, and the guard keeps the
-        // map in place for the read transaction inside.
+        // SAFETY: the environment is open, `path` is a C string that outlives the call, and the guard keeps the map in
+        // place for the read transaction inside.
         let copy = |flags| check(unsafe { lmdb_sys::mdb_env_copy2(self.env.env(), path.as_ptr(), flags) });
         let file = dir.join(FILE_NAME);
         let io = |e: std::io::Error| Error::io(format!("{WHAT}: file={} reason={e}", file.display()), e);
         match copy(lmdb_sys::MDB_CP_COMPACT) {
             Ok(()) => {}
-            // The compacting copy refuses a file that has lost track of a page; the plain one takes it along.
+            // The compacting copy refuses a file that has lost track of a page. The plain copy takes the page along.
             Err(lmdb::Error::Incompatible) => {
                 fs::remove_file(&file).map_err(io)?;
                 copy(0).map_err(|e| error::lmdb(WHAT, e))?;
@@ -321,7 +322,7 @@ impl Engine for LmdbEngine {
             _ => sync_dir(Path::new(".")),
         });
         if copied.is_err() {
-            // Half a copy is of no use; the first error is the one to report.
+            // A partial copy is of no use. The first error is the one to report.
             let _ = fs::remove_dir_all(dir);
         }
         copied
@@ -331,7 +332,7 @@ impl Engine for LmdbEngine {
         Some(self)
     }
 
-    /// LMDB has no checksums: a walk over every page finds a broken tree, never a changed value.
+    /// LMDB has no checksums: a walk over every page finds a broken tree, but never a changed value.
     fn scrub(&mut self) -> Result<u64> {
         let scanned = scrub_by_scan(&mut *self.reader()?)?;
         let counted = self.stats()?.pairs_estimate;
@@ -344,15 +345,15 @@ impl Engine for LmdbEngine {
         Ok(scanned)
     }
 
-    /// Flushes the meta page a buffered commit may have left in the page cache.
+    /// Flushes the meta page that a buffered commit may have left in the page cache.
     fn close(self: Box<Self>) -> Result<()> {
-        // A poisoned engine's flush has failed before, and is not tried again.
+        // The flush of a poisoned engine has failed before and is not repeated.
         self.check_poisoned()?;
         self.env.sync(true).map_err(|e| error::lmdb("LMDB cannot flush at closing", e))
     }
 }
 
-/// A directory in [`OPEN_DIRS`], for as long as it lives.
+/// An entry in [`OPEN_DIRS`], which is removed on drop.
 struct OpenDir {
     id: (u64, u64),
     _named: Named,
@@ -379,12 +380,12 @@ impl Drop for OpenDir {
     }
 }
 
-/// Opens the two tables, or creates both in one transaction when the file is new.
+/// Opens the two tables. Creates both in one transaction if the file is new.
 fn open_tables(env: &Environment, dir: &Path) -> Result<(Database, Database)> {
     let failed = |e| error::lmdb(&format!("cannot open the LMDB store's tables: dir={}", dir.display()), e);
     if env.stat().map_err(failed)?.entries() == 0 {
         let txn = env.begin_rw_txn().map_err(failed)?;
-        // SAFETY: no other transaction of this environment opens tables: it is not shared yet.
+        // SAFETY: no other transaction of this environment opens tables, because it is not shared yet.
         let tables = unsafe {
             let pairs = txn.create_db(Some(PAIRS_TABLE), DatabaseFlags::empty()).map_err(failed)?;
             (pairs, txn.create_db(Some(META_TABLE), DatabaseFlags::empty()).map_err(failed)?)
@@ -403,7 +404,8 @@ fn open_tables(env: &Environment, dir: &Path) -> Result<(Database, Database)> {
     Ok((open(PAIRS_TABLE)?, open(META_TABLE)?))
 }
 
-/// LMDB asks for a map of whole pages of the operating system; 64 KiB is a multiple of every page size in use.
+/// Rounds the map size up. LMDB demands whole pages of the operating system, and 64 KiB is a multiple of every page
+/// size in use.
 fn whole_pages(bytes: u64) -> usize {
     usize::try_from(bytes.max(1).next_multiple_of(64 << 10)).unwrap_or(usize::MAX)
 }

@@ -1,15 +1,15 @@
-//! Maps LMDB's errors to what the caller should do. Does no I/O.
+//! Maps LMDB's errors to the caller's reactions. Does no I/O.
 
 use engine_api::{Error, ErrorKind, Value};
 
-/// An LMDB error of doing `what`.
+/// Maps an LMDB error. `what` says which action failed.
 pub(crate) fn lmdb(what: &str, error: lmdb::Error) -> Error {
     use lmdb::Error as E;
     let (kind, hint) = match error {
         E::MapFull => (ErrorKind::FreeSpace, ": raise --lmdb-map-size"),
         E::ReadersFull => (ErrorKind::Retry, ": too many readers are open: drop some"),
         E::PageNotFound | E::Corrupted => (ErrorKind::DataDamaged, ""),
-        // Raised by LMDB after a meta page could not be written.
+        // LMDB returns this after it could not write a meta page.
         E::Panic => (ErrorKind::Reopen, ": close the process and open again"),
         E::MapResized => (ErrorKind::Reopen, ": another process has grown the map"),
         E::Invalid => (ErrorKind::FixInput, ": the file is not LMDB's"),
@@ -21,7 +21,7 @@ pub(crate) fn lmdb(what: &str, error: lmdb::Error) -> Error {
     Error::with_source(kind, format!("{what}: reason={error}{hint}"), error)
 }
 
-/// A value or key of a wrong length in the pairs table.
+/// Builds the error for a key or value of a wrong length in the pairs table.
 pub(crate) fn wrong_length(what: &str, len: usize) -> Error {
     Error::new(
         ErrorKind::DataDamaged,

@@ -1,11 +1,11 @@
-//! Whether LMDB's file is as long as its newest commit needs it: a page behind the end, touched through the map, would be
-//! the end of the process.
+//! Checks that LMDB's file is as long as its newest commit needs. Touching a page past the end through the map would
+//! end the process.
 //!
-//! Owns: the reading of meta pages and branches with `pread`. Must not: read through a map, or change anything. Runs on the
+//! Owns: reading meta pages and branches with `pread`. Must not: read through a map, or change anything. Runs on the
 //! thread that opens the store.
 //!
-//! LMDB does not write a page that a transaction has both taken and given up, so a sound file may end before its last
-//! page. Where it does, the pages that its tables name decide.
+//! LMDB does not write a page that one transaction has both allocated and freed, so a sound file may end before its
+//! last page. For such a file the pages that its tables name are checked.
 
 use std::fs::File;
 use std::io::{self, ErrorKind as Io};
@@ -19,7 +19,7 @@ use crate::page::{
     u32_at, u64_at,
 };
 
-// `MDB_meta` of 0.9 on 64 bits, after the header of its page.
+// Layout of `MDB_meta` of 0.9 on 64 bits, which follows the header of its page.
 const META_AT: usize = 16;
 const MAGIC: u32 = 0xbeef_c0de;
 const PAGE_BYTES_AT: usize = META_AT + 24;
@@ -31,20 +31,20 @@ const META_BYTES: usize = COMMIT_AT + 8;
 
 const NODE_FLAGS_AT: usize = 4;
 const NODE_KEY_BYTES_AT: usize = 6;
-/// The node holds the number of a page, where its data begin.
+/// Node flag: the data are on other pages, and the node holds the number of the first one.
 const ELSEWHERE: u16 = 1;
-/// The node holds the record of a table.
+/// Node flag: the node holds the record of a table.
 const TABLE: u16 = 2;
 const OVERFLOW_PAGES_AT: usize = 12;
-/// An empty table's root.
+/// Root of an empty table.
 const NO_PAGE: u64 = u64::MAX;
-/// LMDB's own limit, `CURSOR_STACK`.
+/// LMDB's own limit of a tree's depth, `CURSOR_STACK`.
 const DEPTH_MAX: u16 = 32;
 
-/// Refuses a file that ends before a page that it names.
+/// Refuses a file that ends before a page that it names. A file that is missing, or not LMDB's, is left to LMDB.
 ///
 /// # Errors
-/// `DataDamaged` naming the file. One that is missing, or not LMDB's, is left to LMDB.
+/// `DataDamaged` if a page is missing; I/O errors of reading the file. The message names the file.
 pub(crate) fn check(path: &Path) -> Result<()> {
     let failed = |e: io::Error| Error::io(format!("cannot read file={} reason={e}", path.display()), e);
     let file = match File::open(path) {
@@ -72,7 +72,7 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     ))
 }
 
-/// The meta page of the newest commit, and how long a page is; `None` where the file is not one of LMDB's.
+/// Returns the meta page of the newest commit and the size of a page; `None` if the file is not one of LMDB's.
 fn newest_meta(file: &File) -> io::Result<Option<([u8; META_BYTES], usize)>> {
     let Some(first) = meta_at(file, 0)? else { return Ok(None) };
     let page_bytes = u32_at(&first, PAGE_BYTES_AT).unwrap_or(0) as usize;
@@ -93,18 +93,18 @@ fn meta_at(file: &File, at: u64) -> io::Result<Option<[u8; META_BYTES]>> {
     }
 }
 
-/// What is looked for in the leaves of a table.
+/// Kind of a table, which decides how its leaves are checked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Records of tables.
+    /// The table of tables: leaves hold records of other tables.
     Main,
-    /// Lists of free pages, the longer ones on pages of their own.
+    /// The table of free pages: leaves hold lists of pages, and the longer lists are on pages of their own.
     Free,
-    /// Nothing: leaves are not read.
+    /// Any other table: leaves are not read.
     Other,
 }
 
-/// The pages that a file has.
+/// The pages that are in a file.
 struct Pages<'f> {
     file: &'f File,
     page_bytes: usize,
@@ -112,7 +112,7 @@ struct Pages<'f> {
 }
 
 impl Pages<'_> {
-    /// Whether the file holds every page of a table, and of the tables in it.
+    /// Whether the file holds every page of a table and of the tables in it.
     fn hold(&self, table: &[u8], kind: Kind) -> io::Result<bool> {
         match (u16_at(table, TABLE_DEPTH_AT), u64_at(table, TABLE_ROOT_AT)) {
             (_, Some(NO_PAGE)) => Ok(true),
@@ -144,7 +144,7 @@ impl Pages<'_> {
         Ok(true)
     }
 
-    /// Whether the file holds what the node of a leaf names.
+    /// Whether the file holds the pages that a node of a leaf names.
     fn hold_data(&self, page: &[u8], at: usize, kind: Kind) -> io::Result<bool> {
         let flags = u16_at(page, at + NODE_FLAGS_AT).unwrap_or(0);
         let key_bytes = u16_at(page, at + NODE_KEY_BYTES_AT).unwrap_or(0);

@@ -1,20 +1,20 @@
-//! LMDB 0.9 (the crate lmdb-rkv) behind [`engine_api`]: a copy-on-write B+tree in one memory-mapped file.
+//! Implements [`engine_api`] with LMDB 0.9 (the crate lmdb-rkv), a copy-on-write B+tree in one memory-mapped file.
 //!
-//! Owns: `data.mdb` and `lock.mdb` in the directory it is given, with two named tables: `pairs` (32 to 32 bytes)
-//! and `meta` (the checkpoint). Must not: know the marker file, the directory lock or any other engine. Threads:
-//! none of its own, except LMDB's helper thread while a snapshot is copied.
+//! Owns: `data.mdb` and `lock.mdb` in the directory it is given, with two named tables: `pairs` (32 to 32 bytes) and
+//! `meta` (the checkpoint). Must not: know the marker file, the directory lock or any other engine. Threads: none of
+//! its own, except LMDB's helper thread while a snapshot is copied.
 //!
-//! # What a commit survives
+//! # Durability of a commit
 //!
 //! | | process killed | OS crash or power loss |
 //! |---|---|---|
 //! | `Buffered` | kept | kept, except that the newest one alone may be missing, whole |
 //! | `Synced` | kept | kept, provided the device honours a flush |
 //!
-//! `Buffered` is `MDB_NOMETASYNC`: the data pages are flushed before the meta page is written, and the meta page
-//! goes to the page cache; the next commit's flush takes it along. It saves one of the two flushes. The cheaper
-//! `MDB_NOSYNC` is not offered: unless the file system keeps the order of writes, a power loss can leave a meta
-//! page naming pages that were never written, that is, a damaged file.
+//! `Buffered` is `MDB_NOMETASYNC`: the data pages are flushed before the meta page is written. The meta page stays in
+//! the page cache until the next commit flushes it. This saves one of the two flushes. The cheaper `MDB_NOSYNC` is not
+//! offered: unless the file system keeps the order of writes, a power loss can leave a meta page that names pages that
+//! were never written. Such a file is damaged.
 //!
 //! # Settings, and why
 //!
@@ -35,19 +35,19 @@
 //!
 //! # A file that is cut or damaged
 //!
-//! LMDB has no checksums and reads through a map, so a page that is not there, or points anywhere, is a memory fault. A
-//! file that is too short for its newest commit is refused when it is opened; of the rest [`explain_faults`] says which
-//! file it was.
+//! LMDB has no checksums and reads through a map, so a page that is missing, or a wrong page number, is a memory fault.
+//! A file that is too short for its newest commit is refused when it is opened. For other damage [`explain_faults`]
+//! makes the process name the file before it ends.
 //!
 //! # Growing the map
 //!
-//! LMDB moves the map by unmapping it, so no transaction of the process may be active then, and it does not
-//! check readers itself. Here every transaction of the process, readers and internal ones alike, holds a
-//! read lock for as long as it is active, and the map is grown in one place: inside `begin`, before the write
-//! transaction exists, under that lock's write side. A reader that is refreshed steps aside for a waiting growth;
-//! a reader that is neither refreshed nor dropped makes growth give up after a short wait. The transaction then
-//! goes on in the map as it is, and [`ErrorKind::FreeSpace`] comes from the put that no longer fits; the next
-//! `begin` tries again.
+//! LMDB moves the map by unmapping it, so no transaction of the process may be active then, and LMDB does not check for
+//! readers itself. In this crate every active transaction, a reader's or an internal one, holds a read lock. The map is
+//! grown in one place only: inside `begin`, before the write transaction exists, under that lock's write side.
+//!
+//! A reader that is refreshed makes way for a waiting growth. A reader that is neither refreshed nor dropped makes the
+//! growth give up after a short wait. The transaction then goes on in the map as it is, and the put that no longer fits
+//! returns [`ErrorKind::FreeSpace`]. The next `begin` tries again.
 //!
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 
@@ -68,35 +68,35 @@ pub use fault::explain_faults;
 
 use engine_api::{Error, ErrorKind, Result};
 
-/// Name of the store's data file inside its directory: LMDB's own, so that `mdb_stat` and its kin work.
+/// Name of the data file inside the store's directory. It is LMDB's own name, so that `mdb_stat` and its kin work.
 pub const FILE_NAME: &str = "data.mdb";
 
-/// How to open an LMDB store.
+/// Options for opening an LMDB store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LmdbOptions {
-    /// Size of the map at opening in bytes: address space, not memory or disk. Rounded up to whole pages, and to
-    /// what the store already occupies.
+    /// Size of the map at opening in bytes: address space, not memory or disk. Rounded up to whole pages, and to the
+    /// size that the store already occupies.
     pub map_bytes: u64,
-    /// The map grows by doubling up to this many bytes. At or below `map_bytes` it never grows.
+    /// Limit in bytes up to which the map grows by doubling. At or below `map_bytes` the map never grows.
     pub map_bytes_max: u64,
-    /// Slots of the reader table: how many readers may be open at once, internal ones included.
+    /// Slots in the reader table: the number of readers that may be open at once, internal ones included.
     pub readers_max: u32,
-    /// `begin` returns `FreeSpace` while the file system has less than this many bytes left.
+    /// Free bytes of the file system below which `begin` returns `FreeSpace`.
     pub disk_reserve_bytes: u64,
-    /// The kernel reads ahead of a page that is missing, as LMDB has it without `MDB_NORDAHEAD`.
+    /// Whether the kernel reads ahead of a missing page, as it does without LMDB's flag `MDB_NORDAHEAD`.
     pub readahead: bool,
-    /// A batch's changes are held until its commit and applied in key order.
+    /// Whether a batch's changes are held until its commit and then applied in key order.
     pub sort_batches: bool,
 }
 
 impl LmdbOptions {
-    /// The names that [`LmdbOptions::set`] takes.
+    /// Names of the settings that [`LmdbOptions::set`] accepts.
     pub const SETTINGS: &[&str] = &["readahead", "sort_batches"];
 
-    /// Sets what one of [`LmdbOptions::SETTINGS`] names.
+    /// Changes the setting that `name` names, one of [`LmdbOptions::SETTINGS`].
     ///
     /// # Errors
-    /// `FixInput`: the name is none of these, or the value is neither `true` nor `false`.
+    /// `FixInput` if the name is none of these, or the value is neither `true` nor `false`.
     pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let refuse = |message: String| Err(Error::new(ErrorKind::FixInput, message));
         let field = match name {
@@ -111,9 +111,9 @@ impl LmdbOptions {
 }
 
 impl Default for LmdbOptions {
-    /// 1 TiB is ten times what a billion pairs take after random inserts, and 1/128 of a process's address
-    /// space; 1024 readers are more than the threads of any host, at 64 bytes each; 64 MiB is ten commits of
-    /// 1000 random keys.
+    /// A map of 1 TiB is ten times as much as a billion pairs take after random inserts, and 1/128 of a process's
+    /// address space. 1024 readers are more than the threads of any host, at 64 bytes each. A reserve of 64 MiB is ten
+    /// commits of 1000 random keys.
     fn default() -> Self {
         Self {
             map_bytes: 1 << 40,

@@ -1,7 +1,7 @@
-//! The environment's map: who may use it, and the one place where it is moved.
+//! The environment's map: the lock for its users, and the one place where it is moved.
 //!
-//! Owns: the lock that keeps the map still while a transaction is active, and the growth policy. Growth runs on
-//! the writer's thread, between two write transactions.
+//! Owns: the lock that keeps the map still while a transaction is active, and the growth policy. Growth runs on the
+//! writer's thread, between two write transactions.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,27 +12,28 @@ use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::{LmdbOptions, error};
 
-/// Growth is tried once less than this share of the map is left, within the two bounds below.
+/// Denominator of the share of the map that must stay free: growth is tried below it, within the two bounds that
+/// follow.
 const HEADROOM_SHARE: u64 = 8;
-/// Twice what a commit of 1000 random keys writes: each leaf on its path is copied.
+/// Smallest headroom: twice the bytes that a commit of 1000 random keys writes, which copies each leaf on its path.
 const HEADROOM_BYTES_MIN: u64 = 16 << 20;
-/// More than one transaction of any sensible size writes.
+/// Largest headroom: more than one transaction of any sensible size writes.
 const HEADROOM_BYTES_MAX: u64 = 1 << 30;
-/// How long growth waits for readers while there is still room, so that `begin` stays quick.
+/// Time that growth waits for readers while there is still room. Short, so that `begin` stays quick.
 const WAIT_LOW: Duration = Duration::from_millis(10);
-/// How long growth waits for readers once a transaction has failed for want of room.
+/// Time that growth waits for readers once a transaction has failed for lack of room.
 const WAIT_FULL: Duration = Duration::from_secs(1);
 
-/// Proof that the map stays where it is: held by each active transaction.
+/// Proof that the map stays where it is. Each active transaction holds one.
 pub(crate) type MapGuard<'e> = RwLockReadGuard<'e, ()>;
 
 pub(crate) struct Map {
     lock: RwLock<()>,
     bytes: AtomicU64,
     bytes_max: u64,
-    /// A transaction has failed for want of room since the map last grew.
+    /// Whether a transaction has failed for lack of room since the map last grew.
     full: AtomicBool,
-    /// Growth waits for the readers, so that a refresh that finds no new commit makes way nevertheless.
+    /// Whether growth waits for readers. A refresh makes way then even if it finds no new commit.
     waiting: AtomicBool,
 }
 
@@ -48,42 +49,42 @@ impl Map {
         })
     }
 
-    /// Keeps the map still. Recursive, so that a thread with an open reader may open another or ask for the
-    /// checkpoint while growth is waiting: it would otherwise wait for itself.
+    /// Keeps the map still while the guard lives. The lock is recursive, so that a thread with an open reader may open
+    /// another, or ask for the checkpoint, while growth is waiting. Otherwise the thread would wait for itself.
     pub(crate) fn hold(&self) -> MapGuard<'_> {
         self.lock.read_recursive()
     }
 
-    /// Whether growth waits for the readers to step aside.
+    /// Whether growth waits for the readers to make way.
     pub(crate) fn growth_waits(&self) -> bool {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Lets a waiting growth go first. The caller's transaction must not be active.
+    /// Lets a waiting growth go first. The transaction of the caller must not be active.
     pub(crate) fn yield_to_growth(guard: &mut MapGuard<'_>) {
         RwLockReadGuard::bump(guard);
     }
 
-    /// Size of the map in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        // ORDERING: Relaxed here and below: figures for messages and for the writer, which the lock orders.
+        // ORDERING: Relaxed here and below: these are figures for messages and for the writer, and the lock orders
+        // them.
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Largest size the map may grow to, in bytes.
+    /// Returns the size in bytes up to which the map may grow.
     pub(crate) fn bytes_max(&self) -> u64 {
         self.bytes_max.max(self.bytes())
     }
 
-    /// Notes that a transaction did not fit.
+    /// Notes that a transaction did not fit into the map.
     pub(crate) fn note_full(&self) {
         self.full.store(true, Ordering::Relaxed);
     }
 
-    /// Grows the map when it is nearly used up, unless it has reached its limit or readers stay open.
+    /// Grows the map when it is nearly used up. Does nothing if the map has reached its limit or readers stay open.
     ///
-    /// The caller is the only writer of the process and has no transaction open on this thread that it holds a
-    /// guard for; a reader open on this thread merely makes growth give up.
+    /// The caller must be the only writer of the process, and must not hold a guard for a transaction on this thread. A
+    /// reader open on this thread only makes growth give up.
     pub(crate) fn grow_when_short(&self, env: &Environment) -> Result<()> {
         const WHAT: &str = "cannot grow LMDB's map";
         let full = self.full.load(Ordering::Relaxed);
@@ -106,7 +107,7 @@ impl Map {
         let Some(_alone) = alone else {
             return Ok(());
         };
-        // A Linux host of 64 bits: usize holds a u64.
+        // The host is Linux on 64 bits, so a usize holds a u64.
         env.set_map_size(grown.min(self.bytes_max) as usize).map_err(|e| error::lmdb(WHAT, e))?;
         let info = env.info().map_err(|e| error::lmdb(WHAT, e))?;
         self.bytes.store(info.map_size() as u64, Ordering::Relaxed);
@@ -115,12 +116,13 @@ impl Map {
     }
 }
 
-/// Whether little of a map of `bytes` lies beyond the `used` ones.
+/// Whether too little of a map of `bytes` is left after the `used` ones.
 fn is_short(bytes: u64, used: u64) -> bool {
     bytes.saturating_sub(used) < (bytes / HEADROOM_SHARE).clamp(HEADROOM_BYTES_MIN, HEADROOM_BYTES_MAX)
 }
 
-/// Bytes of the map up to the last page ever used. Free pages before it are not taken off: readers may hold them.
+/// Returns the bytes of the map up to the last page ever used. Free pages before it are not subtracted, because readers
+/// may hold them.
 pub(crate) fn used_bytes(env: &Environment) -> Result<u64> {
     const WHAT: &str = "cannot ask for LMDB's map use";
     let info = env.info().map_err(|e| error::lmdb(WHAT, e))?;

@@ -1,6 +1,8 @@
-//! The map of a snapshot as numbered pages: where a tree has its root, which branch leads to a key, what lies in memory.
+//! The map of a snapshot as numbered pages: the root of a tree, the branches that lead to a key, and the pages that are
+//! in memory.
 //!
-//! Owns: every pointer into the map that LMDB has not returned. Must not: read leaves. Runs on the thread of the snapshot.
+//! Owns: every pointer into the map that LMDB has not returned itself. Must not: read leaves. Runs on the snapshot's
+//! thread.
 
 use std::marker::PhantomData;
 
@@ -14,14 +16,15 @@ use crate::page::{
 /// A table's tree of pages.
 #[derive(Clone, Copy)]
 pub(crate) struct Tree {
-    /// Number of the root's page.
+    /// Page number of the root.
     pub(crate) root: u64,
-    /// Levels of the tree, the leaves included. An empty table has none.
+    /// Number of levels, the leaves included; 0 for an empty table.
     pub(crate) depth: u16,
 }
 
 impl Tree {
-    /// The tree of `table`, whose record the map's pages give. `None` where the record looks unlike LMDB 0.9's.
+    /// Returns the tree of `table`, and the bytes of its record in the map. `None` if the record does not have the
+    /// layout of LMDB 0.9.
     pub(crate) fn of<'t, T: Transaction>(txn: &'t T, main: Database, table: &str) -> Option<(Self, &'t [u8])> {
         let record = txn.get(main, &table).ok().filter(|record| record.len() == TABLE_BYTES)?;
         let tree = Self { root: u64_at(record, TABLE_ROOT_AT)?, depth: u16_at(record, TABLE_DEPTH_AT)? };
@@ -29,7 +32,7 @@ impl Tree {
     }
 }
 
-/// The map, as numbered pages.
+/// The map as numbered pages.
 #[derive(Clone, Copy)]
 pub(crate) struct Pages<'t> {
     first: *const u8,
@@ -39,46 +42,49 @@ pub(crate) struct Pages<'t> {
 }
 
 impl<'t> Pages<'t> {
-    /// The map that `inside` lies in: a page begins with its number.
+    /// Finds the start of the map that `inside` lies in. Each page begins with its own number, so one address is
+    /// enough.
     pub(crate) fn around(inside: &'t [u8], page_bytes: usize, used_bytes: u64) -> Option<Self> {
         let within = inside.as_ptr().addr() % page_bytes;
-        // SAFETY: LMDB's map begins at a page, so that the start of the page that `inside` lies in belongs to the map.
+        // SAFETY: LMDB's map begins at a page boundary, so the start of the page that `inside` lies in belongs to the
+        // map.
         let page = unsafe { inside.as_ptr().sub(within) };
         // SAFETY: as above; every page begins with its number in 8 bytes, at a multiple of 8.
         let number = unsafe { page.cast::<u64>().read() };
         let count = used_bytes / page_bytes as u64;
         let back = usize::try_from(number).ok()?.checked_mul(page_bytes).filter(|_| number < count)?;
-        // SAFETY: the page has this number, so that the map begins so many pages before it.
+        // SAFETY: the page has this number, so the map begins that many pages before it.
         let first = unsafe { page.sub(back) };
         Some(Self { first, page_bytes, count, snapshot: PhantomData })
     }
 
-    /// Where the page of this number begins.
+    /// Returns the address at which page `number` begins; `None` if the file has no such page.
     pub(crate) fn at(&self, number: u64) -> Option<*const u8> {
         let back = usize::try_from(number).ok()?.checked_mul(self.page_bytes).filter(|_| number < self.count)?;
-        // SAFETY: within the part of the map that the file fills.
+        // SAFETY: the result is within the part of the map that the file fills.
         Some(unsafe { self.first.add(back) })
     }
 
-    /// The page of this number where it is a branch.
+    /// Returns page `number` if it is a branch, otherwise `None`.
     pub(crate) fn branch(&self, number: u64) -> Option<&'t [u8]> {
         let start = self.at(number)?;
-        // SAFETY: the page lies in the map, which stays in place for the snapshot, whose pages nobody writes to.
+        // SAFETY: the page lies in the map. The snapshot keeps the map in place, and nobody writes to the snapshot's
+        // pages.
         let page = unsafe { std::slice::from_raw_parts(start, self.page_bytes) };
         (u64_at(page, 0)? == number && u16_at(page, PAGE_FLAGS_AT)? & BRANCH != 0).then_some(page)
     }
 
-    /// Whether the page is in memory. A kernel that does not say counts as one that has it there.
+    /// Whether the page is in memory. Also true if the kernel does not answer.
     fn is_resident(&self, number: u64) -> bool {
         let Some(start) = self.at(number) else { return true };
         let mut page = 1;
-        // SAFETY: one byte of the map counts as one page of the kernel's, for which mincore writes one byte.
+        // SAFETY: a range of one byte counts as one page of the kernel, for which mincore writes one byte.
         let rc = unsafe { libc::mincore(start.cast_mut().cast(), 1, &raw mut page) };
         rc != 0 || page & 1 == 1
     }
 
-    /// Has the kernel read those of the pages that are not in memory, and returns how many these are. The same number twice
-    /// in a row counts once. `missing` is room to work in.
+    /// Asks the kernel to read those of the pages that are not in memory, and returns how many they are. The same
+    /// number several times in a row counts once. `missing` is a buffer to work in.
     pub(crate) fn announce_missing(&self, numbers: &[u64], missing: &mut Vec<u64>) -> usize {
         missing.clear();
         missing.extend(numbers.chunk_by(|a, b| a == b).map(|same| same[0]).filter(|number| !self.is_resident(*number)));
@@ -86,7 +92,8 @@ impl<'t> Pages<'t> {
         missing.len()
     }
 
-    /// Has the kernel read these pages, which are sorted here: pages that lie side by side in the file are read at once.
+    /// Asks the kernel to read these pages. They are sorted here, because neighbouring pages of the file can be read at
+    /// once.
     pub(crate) fn announce_all(&self, numbers: &mut [u64]) {
         numbers.sort_unstable();
         for run in numbers.chunk_by(|a, b| a + 1 == *b) {
@@ -94,15 +101,16 @@ impl<'t> Pages<'t> {
         }
     }
 
-    /// Has the kernel read `count` pages. Whether it does is its own affair.
+    /// Asks the kernel to read `count` pages from `number` on. The kernel may ignore it.
     pub(crate) fn announce(&self, number: u64, count: usize) {
         let Some(start) = self.at(number).filter(|_| number + count as u64 <= self.count) else { return };
-        // SAFETY: whole pages of the map; the advice changes nothing but the page cache.
+        // SAFETY: these are whole pages of the map; the advice changes nothing but the page cache.
         unsafe { libc::madvise(start.cast_mut().cast(), count * self.page_bytes, libc::MADV_WILLNEED) };
     }
 }
 
-/// The child that `key` belongs to: the last one whose key is not greater. The first one's key counts as the least.
+/// Returns the child that `key` belongs to: the last one whose key is not greater. The key of the first child counts as
+/// the smallest.
 pub(crate) fn child_of(page: &[u8], key: &[u8]) -> Option<usize> {
     let mut low = 0;
     let mut high = usize::from(u16_at(page, PAGE_LOWER_AT)?).checked_sub(PAGE_HEADER_BYTES)? / 2;

@@ -1,4 +1,4 @@
-//! The reader: one read transaction, moved on by `reset` and `renew`.
+//! The reader: one read transaction, which `reset` and `renew` move to a newer snapshot.
 //!
 //! Runs on the thread that opened it.
 
@@ -17,9 +17,10 @@ use crate::map::{Map, MapGuard, used_bytes};
 
 pub(crate) struct LmdbReader<'e> {
     engine: &'e LmdbEngine,
-    /// The engine's commit count before the snapshot was taken: the snapshot is at least that new.
+    /// Commit count of the engine before the snapshot was taken. The snapshot is at least that new.
     commits_seen: u64,
-    /// `None` only after a refresh has failed. Before `guard`: the transaction must end before the map may move.
+    /// `None` only after a refresh has failed. Declared before `guard`, because the transaction must end before the map
+    /// may move.
     txn: Option<RoTransaction<'e>>,
     guard: MapGuard<'e>,
     batches: Batches,
@@ -48,7 +49,7 @@ impl Reader for LmdbReader<'_> {
     }
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
-        // Not `self.txn()`, which would borrow `batches` as well.
+        // Not `self.txn()`, because that would borrow `batches` as well.
         let txn = self.txn.as_ref().ok_or_else(failed_refresh)?;
         self.batches.get_many(self.engine, txn, keys, values)
     }
@@ -78,7 +79,7 @@ impl Reader for LmdbReader<'_> {
         if commits == self.commits_seen && self.txn.is_some() && !self.engine.map().growth_waits() {
             return Ok(());
         }
-        // A transaction that could not be renewed is gone; a new one tells why.
+        // A transaction that could not be renewed is gone. Beginning a new one returns the reason.
         let renewed = match self.txn.take().map(RoTransaction::reset) {
             Some(inactive) => {
                 Map::yield_to_growth(&mut self.guard);
@@ -92,13 +93,13 @@ impl Reader for LmdbReader<'_> {
     }
 }
 
-/// Moves the cursor, and gives the pair that it stands at then, which lies in the map. lmdb-rkv's own iterator makes slices of
-/// whatever a damaged page says.
+/// Moves the cursor and returns the pair at its new position, which lies in the map. The iterator of lmdb-rkv is not
+/// used, because it makes slices from lengths that a damaged page contains.
 fn step<'t>(cursor: &RoCursor<'t>, first: &Key, step: u32) -> Result<Option<(&'t Key, &'t Value)>> {
     const WHAT: &str = "LMDB scan failed";
     let mut key = MDB_val { mv_size: first.len(), mv_data: first.as_ptr().cast_mut().cast() };
     let mut value = MDB_val { mv_size: 0, mv_data: ptr::null_mut() };
-    // SAFETY: the cursor is open, and LMDB only reads the key that it is given.
+    // SAFETY: the cursor is open, and LMDB only reads the key.
     match unsafe { lmdb_sys::mdb_cursor_get(cursor.cursor(), &raw mut key, &raw mut value, step) } {
         MDB_SUCCESS => {}
         MDB_NOTFOUND => return Ok(None),
@@ -107,21 +108,21 @@ fn step<'t>(cursor: &RoCursor<'t>, first: &Key, step: u32) -> Result<Option<(&'t
     Ok(Some((array(&key, WHAT)?, array(&value, WHAT)?)))
 }
 
-/// The 32 bytes that LMDB points at, in the map, which stays in place for as long as the transaction.
+/// Returns the 32 bytes that LMDB points at. They lie in the map, which stays in place for as long as the transaction.
 fn array<'t>(found: &MDB_val, what: &str) -> Result<&'t [u8; 32]> {
     let data = found.mv_data.cast::<[u8; 32]>();
     if found.mv_size != 32 || data.is_null() {
         return Err(error::wrong_length(what, found.mv_size));
     }
-    // SAFETY: 32 bytes in the map of the transaction that the caller's cursor is of; bytes need no alignment.
+    // SAFETY: 32 bytes in the map of the caller's transaction; a byte array needs no alignment.
     Ok(unsafe { &*data })
 }
 
-/// The leaves that a scan comes to, and from the second one on those ahead of it.
+/// Counts the leaves that a scan reads. From the second one on it announces the next leaves.
 struct Leaves<'t> {
     page_bytes: usize,
     used_bytes: u64,
-    /// Where the page of the newest pair begins.
+    /// Number of the memory page that holds the newest pair.
     page: usize,
     visited: u64,
     ahead: Option<Ahead<'t>>,
@@ -134,7 +135,7 @@ impl<'t> Leaves<'t> {
         Ok(Self { page_bytes, used_bytes: used_bytes(engine.env())?, page: 0, visited: 0, ahead: None })
     }
 
-    /// Looks at a pair of the scan by its key in the map.
+    /// Notes the position of the scan. `key` is the newest pair's key and lies in the map.
     fn at<T: Transaction>(&mut self, txn: &'t T, engine: &LmdbEngine, key: &'t [u8]) {
         let page = key.as_ptr().addr() / self.page_bytes;
         if page == self.page {
@@ -142,7 +143,7 @@ impl<'t> Leaves<'t> {
         }
         self.page = page;
         self.visited += 1;
-        // Most ranges end within their first leaf.
+        // The walk starts at the second leaf, because most ranges end within their first one.
         if self.visited == 2 {
             self.ahead = Ahead::new(txn, engine.main(), PAIRS_TABLE, key, self.page_bytes, self.used_bytes);
         }
@@ -152,7 +153,7 @@ impl<'t> Leaves<'t> {
     }
 }
 
-/// The value of `key` in `pairs`, copied out of the map.
+/// Returns the value of `key` in `pairs`, copied out of the map.
 pub(crate) fn get<T: Transaction>(txn: &T, pairs: Database, key: &Key) -> Result<Option<Value>> {
     const WHAT: &str = "LMDB get failed";
     match txn.get(pairs, key) {
@@ -162,7 +163,7 @@ pub(crate) fn get<T: Transaction>(txn: &T, pairs: Database, key: &Key) -> Result
     }
 }
 
-/// The checkpoint of the state `txn` sees; the default value in a new store.
+/// Returns the checkpoint of the state that `txn` sees; the default value in a new store.
 pub(crate) fn read_checkpoint<T: Transaction>(txn: &T, meta: Database) -> Result<Checkpoint> {
     match txn.get(meta, CHECKPOINT) {
         Ok(bytes) => Checkpoint::decode(bytes),

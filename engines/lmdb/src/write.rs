@@ -1,6 +1,6 @@
 //! The write transaction and the sorted bulk path: the only two ways pairs enter the store.
 //!
-//! Runs on the thread that began it: LMDB's writer lock is a mutex, which belongs to its thread.
+//! Runs on the thread that began it, because LMDB's writer lock is a mutex that belongs to its thread.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +15,15 @@ use crate::reader::get;
 pub(crate) struct LmdbTxn<'e> {
     engine: &'e LmdbEngine,
     txn: RwTransaction<'e>,
-    /// The changes of a batch that is sorted: `None` for each key to delete. Empty otherwise.
+    /// Changes of a batch that is sorted; `None` marks a key to delete. Empty if batches are not sorted.
     held: BTreeMap<Key, Option<Value>>,
-    // Dropped after `txn`, in this order: the map may move, and the next writer begin, only once it has ended.
+    // Dropped after `txn`, in this order: only when it has ended may the map move and the next writer begin.
     _map: MapGuard<'e>,
     _writer: MutexGuard<'e, ()>,
 }
 
 impl<'e> LmdbTxn<'e> {
-    /// Waits for the writer before it, grows the map if it is short, and begins.
+    /// Waits for the previous writer, grows the map if it is short, and begins the transaction.
     pub(crate) fn begin(engine: &'e LmdbEngine) -> Result<Self> {
         let writer = engine.lock_writer();
         engine.check_writable()?;
@@ -33,7 +33,7 @@ impl<'e> LmdbTxn<'e> {
         Ok(Self { engine, txn, held: BTreeMap::new(), _map: map, _writer: writer })
     }
 
-    /// Puts the pair, or deletes it where there is no value.
+    /// Puts the pair, or deletes the key if there is no value.
     fn apply(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
         let (engine, pairs) = (self.engine, self.engine.pairs());
         if let Some(value) = value {
@@ -46,7 +46,7 @@ impl<'e> LmdbTxn<'e> {
         }
     }
 
-    /// Applies a change now, or holds it until the commit where batches are sorted.
+    /// Applies a change now, or holds it until the commit if batches are sorted.
     fn change(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
         if self.engine.sorts_batches() {
             self.held.insert(*key, value.copied());
@@ -55,7 +55,7 @@ impl<'e> LmdbTxn<'e> {
         self.apply(key, value)
     }
 
-    /// Writes what is held and `checkpoint`, and commits.
+    /// Writes the held changes and `checkpoint`, and commits.
     fn finish(mut self, checkpoint: &Checkpoint, durability: Durability) -> Result<()> {
         let engine = self.engine;
         for (key, value) in std::mem::take(&mut self.held) {
@@ -95,7 +95,7 @@ impl WriteTxn for LmdbTxn<'_> {
 }
 
 impl BulkLoad for LmdbEngine {
-    /// Appends with `MDB_APPEND`: no search per key, and leaves are filled to the end.
+    /// Appends with `MDB_APPEND`, which searches for no key and fills every leaf.
     fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
         checkpoint.check()?;
         let mut open = LmdbTxn::begin(self)?;

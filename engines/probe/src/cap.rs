@@ -1,6 +1,7 @@
-//! Memory caps for a child process: a cgroup of its own, whichever kind this machine has.
+//! Memory caps for a child process: a cgroup of the child's own, of whichever kind this machine has.
 //!
-//! Owns: the cgroup directory, removed on drop. Must not: start the child. The join runs in the forked child before exec.
+//! Owns: the cgroup directory, which is removed on drop. Must not: start the child. The child joins the cgroup itself,
+//! between fork and exec.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -11,29 +12,29 @@ use std::process::Command;
 /// How a child's memory is capped and accounted.
 #[derive(Debug)]
 pub enum Cap {
-    /// A cgroup v2 directory.
+    /// Directory of a cgroup v2.
     V2(PathBuf),
     /// A directory of the v1 memory controller.
     V1(PathBuf),
-    /// A scope that systemd makes around the command.
+    /// A scope that systemd makes around the command, with a cap of this many bytes.
     Systemd(u64),
-    /// No cap; why.
+    /// There is no cap, for this reason.
     None(String),
 }
 
-/// Memory as the cgroup accounts it, in bytes.
+/// Memory that the cgroup has accounted, in bytes.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub struct Charged {
-    /// The most that was ever charged: anonymous memory and page cache together.
+    /// The largest charge so far: anonymous memory and page cache together.
     pub peak_bytes: u64,
-    /// Charged now, page cache included.
+    /// The charge now, page cache included.
     pub now_bytes: u64,
-    /// Page cache charged now.
     pub page_cache_bytes: u64,
 }
 
 impl Cap {
-    /// A cap of `bytes`; `None` in it says why there is none.
+    /// Creates a cap of `bytes` in the first way that works: cgroup v2, cgroup v1, systemd. Returns [`Cap::None`] with
+    /// the reason if none does.
     pub fn create(bytes: u64) -> Self {
         let name = format!("solkv-{}", std::process::id());
         match create_v2(&name, bytes) {
@@ -52,7 +53,7 @@ impl Cap {
         Self::None("no writable memory cgroup and no systemd; run as root or inside a capped scope".to_owned())
     }
 
-    /// In words, for the report.
+    /// Describes the cap in words, for the report.
     pub fn describe(&self) -> String {
         match self {
             Self::V2(dir) => format!("cgroup v2 {}", dir.display()),
@@ -62,7 +63,7 @@ impl Cap {
         }
     }
 
-    /// The command that runs `program` under this cap.
+    /// Builds the command that runs `program` under this cap.
     pub fn command(&self, program: &Path) -> io::Result<Command> {
         let dir = match self {
             Self::V2(dir) | Self::V1(dir) => dir,
@@ -82,7 +83,7 @@ impl Cap {
         Ok(command)
     }
 
-    /// What the cgroup has accounted; none where there is no cgroup of our own.
+    /// Returns the memory that the cgroup has accounted; `None` if this cap has no cgroup directory of its own.
     pub fn charged(&self) -> Option<Charged> {
         let (dir, peak, now, cache) = match self {
             Self::V2(dir) => (dir, "memory.peak", "memory.current", "file "),
@@ -101,7 +102,7 @@ impl Cap {
 impl Drop for Cap {
     fn drop(&mut self) {
         if let Self::V2(dir) | Self::V1(dir) = self {
-            // Fails only while the child still runs in it; an empty cgroup left behind holds no memory.
+            // Fails only while the child still runs in the cgroup. An empty cgroup that remains holds no memory.
             fs::remove_dir(dir).ok();
         }
     }
@@ -115,7 +116,7 @@ fn create_v2(name: &str, bytes: u64) -> io::Result<PathBuf> {
     }
     let dir = root.join(name);
     fs::create_dir(&dir)?;
-    // Swap would turn a memory cap into a disk benchmark.
+    // With swap, a benchmark under a memory cap would measure the swap device.
     fs::write(dir.join("memory.swap.max"), "0").ok();
     write_limit(dir, "memory.max", bytes)
 }

@@ -1,6 +1,7 @@
-//! What the device does without any engine, and what it has done so far.
+//! Performance of a storage device without any engine, and the device's counters since boot.
 //!
-//! Owns: the baseline every result is read against, and the device's counters. Must not: leave its file behind.
+//! Owns: the baseline that every result is compared with, and the reading of the device's counters. Must not: leave its
+//! measuring file on the device.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -16,10 +17,10 @@ use crate::machine::{device_name, machine};
 
 /// Size of the baseline's file: larger than a device's own cache, small enough to be written in seconds.
 const FILE_BYTES: u64 = 1 << 30;
-/// One sequential transfer.
+/// Bytes of one sequential read or write.
 const CHUNK_BYTES: usize = 4 << 20;
 const PAGE_BYTES: usize = 4096;
-/// Random reads end after this many or after [`RANDOM_READS_TIME`], whichever comes first.
+/// Largest number of random reads. They end earlier after [`RANDOM_READS_TIME`].
 const RANDOM_READS: u32 = 20_000;
 const RANDOM_READS_TIME: Duration = Duration::from_secs(5);
 const FLUSH_BYTES: usize = 64 << 10;
@@ -27,9 +28,8 @@ const FLUSHES: u32 = 300;
 const FLUSHES_TIME: Duration = Duration::from_secs(5);
 const NAME: &str = "solkv-baseline.tmp";
 
-/// Quantiles of a latency in ns.
+/// Quantiles of a latency, in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields are their names")]
 pub struct Quantiles {
     pub min: u64,
     pub p50: u64,
@@ -41,7 +41,7 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    /// Of a histogram in ns.
+    /// Reads the quantiles from a histogram of values in ns.
     pub fn of(histogram: &Histogram<u64>) -> Self {
         let at = |quantile| histogram.value_at_quantile(quantile);
         Self {
@@ -56,25 +56,25 @@ impl Quantiles {
     }
 }
 
-/// What the device does without any engine.
+/// Performance of the device without any engine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Baseline {
-    /// 4 KiB reads at random offsets of a 1 GiB file, one at a time, past the page cache.
+    /// Latency of 4 KiB reads at random offsets of a 1 GiB file, one at a time, bypassing the page cache.
     pub random_read_ns: Quantiles,
-    /// Reading that file from start to end in pieces of 4 MiB, past the page cache.
+    /// Speed of reading that file from start to end in pieces of 4 MiB, bypassing the page cache.
     pub sequential_read_bytes_per_s: f64,
-    /// Writing it from start to end through the page cache, with one flush at the end.
+    /// Speed of writing that file from start to end through the page cache, with one flush at the end.
     pub sequential_write_bytes_per_s: f64,
-    /// Overwriting 64 KiB and `fdatasync`.
+    /// Latency of overwriting 64 KiB and then calling `fdatasync`.
     pub fdatasync_ns: Quantiles,
-    /// Whether `O_DIRECT` was available; without it the reads may be the page cache's.
+    /// Whether `O_DIRECT` was available. Without it the reads may have come from the page cache.
     pub direct: bool,
 }
 
-/// Measures the device under `dir`; takes some ten seconds and 1 GiB.
+/// Measures the device under `dir`. Takes some ten seconds and 1 GiB of space.
 ///
 /// # Errors
-/// Any I/O error, naming the file.
+/// Any I/O error of creating, writing, flushing or reading the file, which the message names.
 pub fn baseline(dir: &Path) -> Result<Baseline> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make dir={}", dir.display()))?;
     let path = dir.join(NAME);
@@ -103,11 +103,12 @@ fn measure(path: &Path) -> Result<Baseline> {
     })
 }
 
-/// 4 KiB reads at random offsets of all files in `dir`, one at a time, past the page cache: what the device does at this
-/// moment, over the space that this store takes. `None` without a file of 1 MiB or without direct reads.
+/// Measures 4 KiB reads at random offsets of all files in `dir`, one at a time, bypassing the page cache. This shows
+/// the device's present performance over the space that a store takes. `None` if no file has 1 MiB, or the file system
+/// has no direct reads.
 ///
 /// # Errors
-/// Any I/O error, naming the directory.
+/// Any I/O error of listing the directory, which the message names, or of opening and reading its files.
 pub fn random_reads(dir: &Path, time: Duration) -> Result<Option<Quantiles>> {
     let measure = || {
         let mut files = Vec::new();
@@ -119,7 +120,8 @@ pub fn random_reads(dir: &Path, time: Duration) -> Result<Option<Quantiles>> {
     measure().with_context(|| format!("cannot measure the device: dir={}", dir.display()))
 }
 
-/// Opens every file of 1 MiB or more for direct reads, each with its bytes; false where the file system has none.
+/// Opens every file of 1 MiB or more below `dir` for direct reads, and notes its allocated bytes. Returns false if the
+/// file system has no direct reads.
 fn open_large_files(dir: &Path, files: &mut Vec<(File, u64)>) -> Result<bool> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -130,7 +132,7 @@ fn open_large_files(dir: &Path, files: &mut Vec<(File, u64)>) -> Result<bool> {
             }
             continue;
         }
-        // LMDB's map is sparse: only what is allocated may be read.
+        // LMDB's file is sparse: only its allocated part may be read.
         let bytes = metadata.len().min(metadata.blocks() * 512);
         if bytes >= 1 << 20 {
             let (file, direct) = open_direct(&entry.path())?;
@@ -143,14 +145,15 @@ fn open_large_files(dir: &Path, files: &mut Vec<(File, u64)>) -> Result<bool> {
     Ok(true)
 }
 
-/// Where random reads begin, another place each time: a host that caches what was read before answers the same offsets from
-/// its memory. Not 0, which xorshift never leaves.
+/// Returns the seed of the random offsets, another one each time: a host that caches earlier reads would answer the
+/// same offsets from its memory. It is never 0, a state that xorshift does not leave.
 fn seed() -> u64 {
     let nanos = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos() as u64);
     nanos.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
-/// Reads of files one behind the other, each with its bytes.
+/// Reads random pages of `files`, which count as one file after the other; each comes with its bytes. Ends after `most`
+/// reads or after `time`, whichever comes first.
 fn read_at_random(files: &[(File, u64)], most: u32, time: Duration) -> Result<Histogram<u64>> {
     let pages = |bytes: u64| bytes / PAGE_BYTES as u64;
     let all: u64 = files.iter().map(|(_, bytes)| pages(*bytes)).sum();
@@ -158,7 +161,7 @@ fn read_at_random(files: &[(File, u64)], most: u32, time: Duration) -> Result<Hi
     let mut histogram = histogram();
     let (started, mut state) = (Instant::now(), seed());
     for _ in 0..most {
-        // xorshift64 (Marsaglia 2003): offsets without a pattern that a device could foresee.
+        // xorshift64 (Marsaglia 2003): the offsets have no pattern that a device could predict.
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
@@ -180,7 +183,7 @@ fn read_at_random(files: &[(File, u64)], most: u32, time: Duration) -> Result<Hi
 }
 
 fn write_file(path: &Path) -> Result<f64> {
-    // Not zeros, which some devices do not store.
+    // Not zeros, because some devices do not store them.
     let chunk: Vec<u8> = (0..CHUNK_BYTES as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
     let mut file = File::create(path)?;
     let started = Instant::now();
@@ -221,7 +224,7 @@ fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are constants that are valid")
 }
 
-/// A buffer that starts at a page, as direct reads demand.
+/// A buffer that starts at a page boundary, as direct reads demand.
 struct Aligned {
     bytes: Vec<u8>,
     start: usize,
@@ -240,22 +243,21 @@ impl Aligned {
     }
 }
 
-/// Of `/proc/diskstats`, whatever the device's own is.
+/// Bytes of a sector in `/proc/diskstats`, whatever the device's own sector size is.
 const SECTOR_BYTES: u64 = 512;
 
-/// What a device has done since boot, for all processes.
+/// Counters of a device since boot, over all processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounts {
-    /// Reads.
+    /// Number of reads that were completed since boot.
     pub reads: u64,
-    /// Writes.
+    /// Number of writes that were completed since boot.
     pub writes: u64,
-    /// Bytes written.
     pub written_bytes: u64,
 }
 
 impl DeviceCounts {
-    /// What came after `earlier`.
+    /// Subtracts `earlier`, so that the result covers the time since then.
     pub fn since(self, earlier: Self) -> Self {
         Self {
             reads: self.reads.saturating_sub(earlier.reads),
@@ -265,7 +267,7 @@ impl DeviceCounts {
     }
 }
 
-/// The counters of the device that holds `dir`; none where the kernel shows no such device.
+/// Returns the counters of the device that holds `dir`; `None` if the kernel shows no such device.
 pub fn device_counts(dir: &Path) -> Option<DeviceCounts> {
     let name = device_name(&machine(dir).device)?;
     let text = fs::read_to_string("/proc/diskstats").ok()?;

@@ -1,7 +1,7 @@
-//! What a process, a store, a device and a machine take and give, as the kernel tells.
+//! Resources that a process, a store, a device and a machine use and have, as the kernel reports them.
 //!
-//! Owns: reading /proc, /sys and cgroups, the page cache of a store, memory caps, the device baseline. Must not:
-//! know an engine or what is being measured. Figures that the kernel does not give are absent, never guessed.
+//! Owns: reading /proc, /sys and cgroups, the page cache of a store, memory caps, the device baseline. Must not: know
+//! an engine, or the purpose of a measurement. Figures that the kernel does not give are absent and never guessed.
 //! Threads: none of its own.
 
 mod cap;

@@ -1,32 +1,31 @@
-//! The machine and the file system that a figure was measured on.
+//! The machine and the file system on which a figure was measured.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Where it was measured.
+/// Facts about the machine and the file system of a measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Model name of the CPU.
     pub cpu: String,
-    /// CPUs the process may use.
+    /// Number of CPUs that the process may use.
     pub cores: u32,
-    /// Memory of the machine.
+    /// Memory of the machine in bytes.
     pub memory_bytes: u64,
-    /// Release of the kernel.
+    /// Release of the kernel, as `uname -r` prints it.
     pub kernel: String,
-    /// Type of the file system of the store.
+    /// Type of the file system that holds the store.
     pub filesystem: String,
-    /// Device or source of that file system.
+    /// Device that the file system is on, or another source of it, as the mount table names it.
     pub device: String,
-    /// Read-ahead of that device, where the kernel tells.
+    /// Read-ahead of that device in bytes; `None` if the kernel does not say.
     pub readahead_bytes: Option<u64>,
-    /// The three load averages at this moment.
+    /// Load averages over 1, 5 and 15 minutes at the time of the measurement.
     pub loadavg: String,
 }
 
-/// The facts, with the file system that holds `dir`, which need not exist yet.
+/// Returns the facts about this machine and the file system that holds `dir`. The directory need not exist yet.
 pub fn machine(dir: &Path) -> Machine {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let field = |text: &str, name: &str| -> String {
@@ -47,7 +46,7 @@ pub fn machine(dir: &Path) -> Machine {
     }
 }
 
-/// Device and type of the file system with the longest mount point above `dir`.
+/// Returns the device and the type of the file system with the longest mount point above `dir`.
 fn mount_of(dir: &Path) -> (String, String) {
     let existing = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     let dir = existing.canonicalize().unwrap_or_else(|_| PathBuf::from("/"));
@@ -57,7 +56,7 @@ fn mount_of(dir: &Path) -> (String, String) {
         let (device, at, kind) = (words.next()?, words.next()?, words.next()?);
         dir.starts_with(at).then(|| (at.len(), device.to_owned(), kind.to_owned()))
     });
-    // Of two mounts on the same point the later one is seen.
+    // Of two mounts on the same point the later one is visible.
     found.max_by_key(|(length, ..)| *length).map(|(_, device, kind)| (device, kind)).unwrap_or_default()
 }
 
@@ -69,7 +68,7 @@ pub(crate) fn device_name(device: &str) -> Option<String> {
 fn readahead_bytes(device: &str) -> Option<u64> {
     let name = device_name(device)?;
     let of = |name: &str| fs::read_to_string(format!("/sys/class/block/{name}/queue/read_ahead_kb")).ok();
-    // A partition has no queue of its own; its disk's folder is above it.
+    // A partition has no queue of its own; the directory of its disk is the parent one.
     let disk = || {
         let link = fs::canonicalize(format!("/sys/class/block/{name}")).ok()?;
         fs::read_to_string(link.parent()?.join("queue/read_ahead_kb")).ok()

@@ -1,4 +1,4 @@
-//! What this process holds in memory, and what its cgroup is charged for.
+//! Memory of this process, and the memory that its cgroup is charged for.
 //!
 //! Owns: reading /proc/self and the cgroup's accounts, v1 and v2. Must not: set a limit, or take the machine's figures
 //! for a cgroup's.
@@ -9,34 +9,34 @@ use std::path::{Path, PathBuf};
 const CGROUP_V2: &str = "/sys/fs/cgroup";
 const CGROUP_V1: &str = "/sys/fs/cgroup/memory";
 
-/// The resident set of this process, in bytes, split by what it is made of. Their sum is the RSS.
+/// Resident set of this process in bytes, in two parts whose sum is the RSS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct OwnRss {
-    /// Heap, stacks, caches of the engine: only swap could take it back.
+    /// Heap, stacks and caches of the engine. The kernel could reclaim them only by swapping.
     pub anon_bytes: u64,
     /// Mapped files (LMDB's map, the program itself) and shared memory: pages of the page cache.
     pub file_bytes: u64,
 }
 
-/// What a cgroup and those below it are charged for, in bytes.
+/// Memory that a cgroup and those below it are charged for, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct GroupMemory {
-    /// All of it: what stands against the limit. More than the sum of the two below: the kernel's own is in it.
+    /// The whole charge, which counts against the limit. More than the sum of the two parts below, because it includes
+    /// memory of the kernel.
     pub charged_bytes: u64,
-    /// Anonymous memory of the processes.
     pub anon_bytes: u64,
-    /// Pages of files, mapped or not; the kernel takes back what is clean when the limit is near.
+    /// Pages of files, mapped or not. The kernel reclaims the clean ones when the limit is near.
     pub page_cache_bytes: u64,
 }
 
-/// The resident set of this process; `None` where the kernel does not split it.
+/// Returns the resident set of this process; `None` if the kernel does not split it.
 pub fn own_rss() -> Option<OwnRss> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let kib = |name: &str| field(&status, name);
     Some(OwnRss { anon_bytes: kib("RssAnon:")? << 10, file_bytes: (kib("RssFile:")? + kib("RssShmem:")?) << 10 })
 }
 
-/// The accounts of the cgroup with this directory; `None` where it keeps none.
+/// Returns the accounts of the cgroup with this directory; `None` if it has none.
 pub fn group_memory(dir: &Path) -> Option<GroupMemory> {
     let read = |name: &str| fs::read_to_string(dir.join(name)).ok();
     let (charged, anon, cache) = match read("memory.current") {
@@ -51,12 +51,14 @@ pub fn group_memory(dir: &Path) -> Option<GroupMemory> {
     })
 }
 
-/// The directory of the memory cgroup that this process is in; `None` in the root, whose accounts are the machine's.
+/// Returns the directory of the memory cgroup that this process is in; `None` for the root cgroup, whose accounts are
+/// the machine's.
 pub fn own_group() -> Option<PathBuf> {
     group_of(&fs::read_to_string("/proc/self/cgroup").ok()?).into_iter().find(|dir| group_memory(dir).is_some())
 }
 
-/// From the lines of `/proc/self/cgroup`.
+/// Returns the directories of the cgroups that the lines of `/proc/self/cgroup` name and that may account memory. The
+/// root is left out.
 fn group_of(cgroups: &str) -> Vec<PathBuf> {
     let lines = cgroups.lines().filter_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -71,7 +73,7 @@ fn group_of(cgroups: &str) -> Vec<PathBuf> {
     lines.collect()
 }
 
-/// The number behind `name` at the start of a line.
+/// Returns the number that follows `name` at the start of a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()

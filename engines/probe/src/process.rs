@@ -1,27 +1,25 @@
-//! What one process has taken so far: memory, CPU, faults, I/O.
+//! Resources that one process has used so far: memory, CPU, page faults and I/O.
 
 use std::fs;
 
 use anyhow::{Context, Result};
 
-/// Counters of a process since its start; subtract two to get an interval.
+/// Counters of a process since its start. Subtract two of them to get an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct ProcessCounts {
-    /// CPU time in user mode, in seconds.
     pub user_s: f64,
-    /// CPU time in the kernel, in seconds.
     pub system_s: f64,
-    /// Page faults that waited for a device.
+    /// Number of page faults that waited for a device.
     pub major_faults: u64,
-    /// Bytes fetched from the device for the process; absent where the kernel does not account I/O.
+    /// Bytes that were read from the device for the process; `None` if the kernel does not account I/O.
     pub device_read_bytes: Option<u64>,
-    /// Bytes it caused to be written to the device. The kernel counts all of a large folio for each page of it that is changed:
-    /// commits of LMDB counted eight times what they wrote.
+    /// Bytes that the process caused to be written to the device. The kernel counts all of a large folio for each page
+    /// of it that is changed: for commits of LMDB the figure was eight times the bytes written.
     pub device_write_bytes: Option<u64>,
 }
 
 impl ProcessCounts {
-    /// What came after `earlier`.
+    /// Subtracts `earlier`, so that the result covers the time since then.
     pub fn since(&self, earlier: &Self) -> Self {
         let minus = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before?));
         Self {
@@ -34,13 +32,13 @@ impl ProcessCounts {
     }
 }
 
-/// The counters of `pid` now.
+/// Returns the counters of the process `pid`.
 ///
 /// # Errors
-/// When the process is gone.
+/// The process no longer exists.
 pub fn process_counts(pid: u32) -> Result<ProcessCounts> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("no process: pid={pid}"))?;
-    // The name in parentheses may hold spaces: fields are counted from the last parenthesis.
+    // The name in parentheses may contain spaces, so the fields are counted from the last parenthesis.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
     let number = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
     // SAFETY: sysconf takes no pointers.
@@ -56,12 +54,12 @@ pub fn process_counts(pid: u32) -> Result<ProcessCounts> {
     })
 }
 
-/// Resident set of `pid` in bytes; 0 once it is gone.
+/// Returns the resident set of `pid` in bytes; 0 once the process is gone.
 pub fn rss_bytes(pid: u32) -> u64 {
     status_kib(pid, "VmRSS:") << 10
 }
 
-/// The most it ever was.
+/// Returns the largest resident set that `pid` ever had, in bytes; 0 once the process is gone.
 pub fn rss_peak_bytes(pid: u32) -> u64 {
     status_kib(pid, "VmHWM:") << 10
 }

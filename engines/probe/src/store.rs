@@ -1,4 +1,4 @@
-//! What a store takes: disk, and pages in the kernel's cache.
+//! Resources that a store uses: disk space, and pages in the kernel's page cache.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -6,22 +6,22 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-/// Blocks allocated to all files below `dir`, in bytes.
+/// Returns the bytes of the blocks that are allocated to all files below `dir`.
 pub fn disk_bytes(dir: &Path) -> u64 {
     // st_blocks counts 512 bytes whatever the file system's block size is.
     files(dir).iter().filter_map(|path| fs::metadata(path).ok()).map(|file| file.blocks() * 512).sum()
 }
 
-/// Bytes of the files below `dir` that the page cache holds, for whatever process read or wrote them.
+/// Returns the bytes of files below `dir` that the page cache holds, for whichever process read or wrote them.
 pub fn page_cache_bytes(dir: &Path) -> u64 {
     files(dir).iter().filter_map(|path| resident_bytes(path).ok()).sum()
 }
 
-/// Drops what the page cache holds of the files below `dir`, so that the next reads are cold. Dirty pages are
-/// flushed first; pages that another process has mapped may stay, so look at [`page_cache_bytes`] afterwards.
+/// Drops the files below `dir` from the page cache, so that the next reads are cold. Dirty pages are flushed first.
+/// Pages that another process has mapped may stay, so look at [`page_cache_bytes`] afterwards.
 ///
 /// # Errors
-/// Those of opening and flushing a file.
+/// I/O errors of opening, flushing or advising a file, which the message names.
 pub fn drop_page_cache(dir: &Path) -> Result<()> {
     for path in files(dir) {
         let file = File::open(&path).with_context(|| format!("cannot open file={}", path.display()))?;
@@ -32,28 +32,28 @@ pub fn drop_page_cache(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Has all that was written to the file system that holds `dir` on its device.
+/// Flushes all writes to the file system that holds `dir` to its device.
 ///
 /// # Errors
-/// Naming the directory.
+/// I/O errors of opening the directory, which the message names, and of the flush.
 pub fn sync_file_system(dir: &Path) -> Result<()> {
     let file = File::open(dir).with_context(|| format!("cannot open dir={}", dir.display()))?;
     rustix::fs::syncfs(&file).with_context(|| format!("cannot flush the file system: dir={}", dir.display()))
 }
 
-/// Room of a file system, in bytes.
+/// Total and free space of a file system, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Space {
-    /// What a process without privileges may still write.
+    /// Bytes that a process without privileges may still write.
     pub free_bytes: u64,
-    /// Its size.
+    /// Size of the file system in bytes.
     pub total_bytes: u64,
 }
 
-/// The room of the file system that holds `dir`, which need not exist yet.
+/// Returns the space of the file system that holds `dir`. The directory need not exist yet.
 ///
 /// # Errors
-/// Naming the directory that was asked about.
+/// I/O errors of asking the file system. The message names the directory that was asked about.
 pub fn space(dir: &Path) -> Result<Space> {
     let existing = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
     let space = rustix::fs::statvfs(existing)
@@ -64,16 +64,16 @@ pub fn space(dir: &Path) -> Result<Space> {
     })
 }
 
-/// Whether both are on one file system; neither need exist yet.
+/// Whether both directories are on one file system. Neither need exist yet.
 pub fn is_same_disk(one: &Path, other: &Path) -> bool {
     let device = |dir: &Path| dir.ancestors().find_map(|dir| fs::metadata(dir).ok()).map(|dir| dir.dev());
     device(one) == device(other)
 }
 
-/// Refuses to start a load that will not fit. `needed` is an estimate.
+/// Refuses to start a load that will not fit on the disk. `needed_bytes` is an estimate.
 ///
 /// # Errors
-/// Naming the directory, what is free and what is needed.
+/// Too little free space. The message names the directory, the free bytes and the needed bytes.
 pub fn check_disk(dir: &Path, needed_bytes: u64) -> Result<()> {
     let Space { free_bytes, .. } = space(dir)?;
     if free_bytes < needed_bytes {
@@ -86,7 +86,7 @@ pub fn check_disk(dir: &Path, needed_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Files below `dir`; ones that vanish meanwhile (a compaction's) are simply not there.
+/// Returns the files below `dir`. Files that vanish meanwhile, for example in a compaction, are left out.
 fn files(dir: &Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     let mut pending = vec![dir.to_owned()];
@@ -108,8 +108,8 @@ fn resident_bytes(path: &Path) -> std::io::Result<u64> {
     if bytes == 0 {
         return Ok(0);
     }
-    // SAFETY: the mapping is never read: `mincore` only asks the kernel which pages are in memory, and that is
-    // defined whatever other processes do to the file.
+    // SAFETY: the mapping is never read. `mincore` only asks the kernel which pages are in memory, and that is defined
+    // whatever other processes do to the file.
     let map = unsafe { memmap2::Mmap::map(&file)? };
     let page = page_bytes();
     let mut pages = vec![0u8; bytes.div_ceil(page)];

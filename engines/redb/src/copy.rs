@@ -1,6 +1,7 @@
 //! Copies a snapshot of one store into a new file, in key order, so that the copy's leaves are full.
 //!
-//! Reads from a snapshot only: the writer goes on meanwhile, though pages it frees are reused only afterwards.
+//! Reads from a snapshot only. The writer goes on meanwhile, but the pages that it frees are reused only after the
+//! copy.
 
 use std::path::Path;
 
@@ -12,14 +13,14 @@ use crate::error;
 use crate::reader::{open_snapshot, read_checkpoint};
 use crate::write::{append, begin, put_checkpoint};
 
-/// Pairs per transaction of the copy: 64 MiB of pairs, so that its two flushes do not count, while the lists of
-/// pages a transaction has allocated stay small.
+/// Pairs in one transaction of the copy: 64 MiB of pairs, so that the two flushes of a commit do not matter, while the
+/// transaction's lists of allocated pages stay small.
 const PAIRS_PER_COMMIT: usize = 1 << 20;
 
-/// Page cache of the copy in bytes: it is written once, front to back.
+/// Page cache of the copy in bytes. Small, because the copy is written once, front to back.
 const CACHE_BYTES: u64 = 64 << 20;
 
-/// Writes the newest commit of `engine` into a new store in `dir`, which exists and is empty.
+/// Writes the newest commit of `engine` into a new store in `dir`, which must exist and be empty.
 pub(crate) fn copy_to(engine: &RedbEngine, dir: &Path) -> Result<()> {
     const WHAT: &str = "redb snapshot failed";
     let (txn, source) = open_snapshot(engine)?;
@@ -35,7 +36,7 @@ pub(crate) fn copy_to(engine: &RedbEngine, dir: &Path) -> Result<()> {
         }
     }
     commit_chunk(&copy, &chunk)?;
-    // Last, so that a copy that was cut short says so by its checkpoint.
+    // The checkpoint comes last, so that a copy that was cut short has none.
     let last = begin(&copy)?;
     put_checkpoint(&last, &checkpoint)?;
     last.commit().map_err(error::commit)

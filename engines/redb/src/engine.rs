@@ -16,7 +16,6 @@ use crate::shadow::Shadow;
 use crate::write::{RedbTxn, begin};
 use crate::{FILE_NAME, META, PAIRS, RedbOptions, copy, error, poisoned};
 
-/// A redb store.
 pub struct RedbEngine {
     db: Db,
     dir: PathBuf,
@@ -25,19 +24,19 @@ pub struct RedbEngine {
     poisoned: AtomicBool,
 }
 
-/// The file, open for both or for reading alone.
+/// The open file, in one of three modes.
 enum Db {
     Whole(Database),
     ReadOnly(ReadOnlyDatabase),
-    /// For reading alone, with what redb has repaired after a kill in memory.
+    /// Open for reading alone. redb has repaired the file after a kill, and the repair is only in memory.
     Repaired(Database),
 }
 
 impl RedbEngine {
-    /// Opens the store in `dir`, creating directory and store when they are missing.
+    /// Opens the store in `dir`. Creates the directory and the store if they are missing.
     ///
     /// # Errors
-    /// `FixInput` when the file is open elsewhere, is not redb's, has an older format or other tables.
+    /// `FixInput` if the file is open elsewhere, is not redb's, or has an older format or other tables.
     pub fn open(dir: &Path, options: &RedbOptions) -> Result<Self> {
         fs::create_dir_all(dir).map_err(|e| {
             Error::io(format!("cannot create the store's directory: dir={} reason={e}", dir.display()), e)
@@ -51,11 +50,11 @@ impl RedbEngine {
         Self::check(Db::Whole(db), dir, options)
     }
 
-    /// Opens the store in `dir` for reading alone, and writes nothing there. A file that redb has to repair, because a
-    /// process that wrote it was killed, is repaired in memory.
+    /// Opens the store in `dir` for reading alone, and writes nothing there. If the process that wrote the file was
+    /// killed, redb has to repair it; that is done in memory.
     ///
     /// # Errors
-    /// As [`RedbEngine::open`].
+    /// The same as [`RedbEngine::open`], and `FixInput` if there is no store.
     pub fn open_read_only(dir: &Path, options: &RedbOptions) -> Result<Self> {
         let path = dir.join(FILE_NAME);
         let opened = || Ok(builder(options.cache_bytes).open_read_only(&path));
@@ -67,7 +66,8 @@ impl RedbEngine {
         Self::check(db, dir, options)
     }
 
-    /// A file with other tables, or a checkpoint this build cannot read, is refused now and not at the first use.
+    /// Refuses a file with other tables, or with a checkpoint that this build cannot read, now and not at the first
+    /// use.
     fn check(db: Db, dir: &Path, options: &RedbOptions) -> Result<Self> {
         let engine = Self {
             db,
@@ -90,7 +90,7 @@ impl RedbEngine {
         begun.map_err(|e| error::transaction("redb cannot begin a read", e))
     }
 
-    /// The database to write to.
+    /// Returns the database to write to, or an error if the store is open for reading alone.
     pub(crate) fn db(&self) -> Result<&Database> {
         match &self.db {
             Db::Whole(db) => Ok(db),
@@ -104,7 +104,7 @@ impl RedbEngine {
 
     /// Number of commits since opening.
     pub(crate) fn commits(&self) -> u64 {
-        // ORDERING: Acquire pairs with the Release in `count_commit`: whoever sees the count takes a snapshot
+        // ORDERING: Acquire pairs with the Release in `count_commit`: a thread that sees the count takes a snapshot
         // that holds the commit.
         self.commits.load(Ordering::Acquire)
     }
@@ -115,12 +115,12 @@ impl RedbEngine {
     }
 
     pub(crate) fn poison(&self) {
-        // ORDERING: Release pairs with the Acquire in `check_poisoned`. A `begin` that races past the check is
-        // refused by redb, which has latched the failure before this call.
+        // ORDERING: Release pairs with the Acquire in `check_poisoned`. A `begin` that races past the check is refused
+        // by redb, which has latched the failure before this call.
         self.poisoned.store(true, Ordering::Release);
     }
 
-    /// After a write that ran into damage, which has left redb's memory in a state that nobody knows.
+    /// Poisons the engine if a write ran into damage, because the state of redb's memory is unknown then.
     pub(crate) fn poison_if_damaged(&self, error: &Error) {
         if error.kind() == ErrorKind::DataDamaged {
             self.poison();
@@ -165,7 +165,7 @@ impl Engine for RedbEngine {
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
         self.check_writable()?;
         let txn = caught("redb cannot begin a write", || RedbTxn::begin(self));
-        // The writer this call waited for may have failed.
+        // The writer that this call waited for may have failed.
         self.check_poisoned()?;
         Ok(Box::new(txn?))
     }
@@ -186,7 +186,7 @@ impl Engine for RedbEngine {
             pairs_estimate: caught("redb cannot count the pairs", count)?,
             // st_blocks counts 512 bytes whatever the file system's block size is.
             disk_bytes: file.blocks() * 512,
-            // redb's own page statistics walk the whole tree, so they have no place here.
+            // redb's own page statistics are left out, because they walk the whole tree.
             details: vec![
                 ("cache_capacity_bytes", self.options.cache_bytes),
                 ("file_len_bytes", file.len()),
@@ -207,7 +207,7 @@ impl Engine for RedbEngine {
             _ => sync_dir(Path::new(".")),
         });
         if copied.is_err() {
-            // Half a copy is of no use; the first error is the one to report.
+            // A partial copy is of no use. The first error is the one to report.
             let _ = fs::remove_dir_all(dir);
         }
         copied
@@ -217,8 +217,8 @@ impl Engine for RedbEngine {
         Some(self)
     }
 
-    /// redb's own check of every page, then a scan. Should the newest commit alone be damaged, redb goes back to the one
-    /// before it; that is an error here all the same.
+    /// Runs redb's own check of every page, then a scan. If only the newest commit is damaged, redb goes back to the
+    /// commit before it; this function returns an error all the same.
     fn scrub(&mut self) -> Result<u64> {
         let file = self.dir.join(FILE_NAME);
         let (cache_bytes, db) = (self.options.cache_bytes, &mut self.db);
@@ -226,7 +226,7 @@ impl Engine for RedbEngine {
             Ok(match db {
                 Db::Whole(db) => (db.check_integrity(), "redb found damage and repaired it"),
                 Db::Repaired(db) => (db.check_integrity(), "redb found damage"),
-                // redb checks a whole database only, which it would repair: this one is repaired in memory.
+                // redb checks only a database that it may repair, so this one is opened with repairs in memory.
                 Db::ReadOnly(_) => (open_shadow(&file, cache_bytes)?.check_integrity(), "redb found damage"),
             })
         };
@@ -240,14 +240,14 @@ impl Engine for RedbEngine {
         scrub_by_scan(&mut *self.reader()?)
     }
 
-    /// Every commit is already flushed; dropping the database records the allocator's state.
+    /// Every commit is flushed already. Dropping the database records the allocator's state.
     fn close(self: Box<Self>) -> Result<()> {
         self.check_poisoned()
     }
 }
 
-/// Creates the store's file in `dir` with its tables. The file gets its name only once it is whole, so that a
-/// crash in here leaves no store rather than half of one.
+/// Creates the store's file in `dir` with its tables. The file gets its name only once it is complete, so a crash in
+/// this function leaves no store instead of half of one.
 pub(crate) fn create_file(dir: &Path, cache_bytes: u64) -> Result<Database> {
     const WHAT: &str = "cannot create the redb store";
     let path = dir.join(FILE_NAME);
@@ -277,7 +277,7 @@ fn cannot_open(path: &Path) -> String {
     format!("cannot open the redb store: file={}", path.display())
 }
 
-/// Opens the file without ever writing to it: see [`crate::shadow`].
+/// Opens the file without ever writing to it, through [`crate::shadow`].
 fn open_shadow(path: &Path, cache_bytes: u64) -> Result<Database> {
     let shown = path.display().to_string();
     let backend =

@@ -1,9 +1,9 @@
-//! Maps redb's errors to what the caller should do. Does no I/O.
+//! Maps redb's errors to the caller's reactions. Does no I/O.
 
 use engine_api::{Error, ErrorKind};
 use redb::{CommitError, CursorError, DatabaseError, StorageError, TableError, TransactionError};
 
-/// An error of opening `what` (a file, named for the message).
+/// Maps an error of opening the file that `what` names.
 pub(crate) fn open(what: &str, error: DatabaseError) -> Error {
     match error {
         DatabaseError::DatabaseAlreadyOpen => Error::with_source(
@@ -23,20 +23,21 @@ pub(crate) fn open(what: &str, error: DatabaseError) -> Error {
             Error::io(format!("cannot open the redb store: file={what} reason={source}"), source)
         }
         DatabaseError::Storage(source) => storage(&format!("cannot open the redb store: file={what}"), source),
-        // RepairAborted and TransactionInProgress: nothing here aborts a repair or compacts.
+        // RepairAborted and TransactionInProgress do not come here: nothing that calls this aborts a repair or
+        // compacts.
         other => Error::with_source(ErrorKind::Internal, format!("cannot open the redb store: file={what}"), other),
     }
 }
 
-/// An error of redb's storage layer while doing `what`.
+/// Maps an error of redb's storage layer. `what` says which action failed.
 ///
-/// Every I/O error is `Reopen`, a full disk included: redb latches it and serves nothing more.
+/// Every I/O error is `Reopen`, a full disk included, because redb latches the failure and refuses everything after it.
 pub(crate) fn storage(what: &str, error: StorageError) -> Error {
     let kind = match &error {
         StorageError::Corrupted(_) => ErrorKind::DataDamaged,
         StorageError::Io(_) | StorageError::PreviousIo | StorageError::LockPoisoned(_) => ErrorKind::Reopen,
         StorageError::Unsupported => ErrorKind::FixInput,
-        // ValueTooLarge cannot be with 32 bytes, DatabaseClosed not while the engine lives.
+        // ValueTooLarge is impossible with 32 bytes, and DatabaseClosed while the engine lives.
         _ => ErrorKind::Internal,
     };
     let hint = match &error {
@@ -48,7 +49,7 @@ pub(crate) fn storage(what: &str, error: StorageError) -> Error {
     Error::with_source(kind, format!("{what}: reason={error}{hint}"), error)
 }
 
-/// An error of opening a table while doing `what`.
+/// Maps an error of opening a table. `what` says which action needed it.
 pub(crate) fn table(what: &str, error: TableError) -> Error {
     match error {
         TableError::Storage(source) => storage(what, source),
@@ -58,7 +59,7 @@ pub(crate) fn table(what: &str, error: TableError) -> Error {
             format!("{what}: file holds a table as another version of solkv makes it: reason={error}: load it anew"),
             error,
         ),
-        // A redb file whose tables are not ours: made by something else.
+        // A redb file with tables of another kind was made by another program.
         other => Error::with_source(
             ErrorKind::FixInput,
             format!("{what}: file holds other tables than this engine's: reason={other}"),
@@ -67,7 +68,7 @@ pub(crate) fn table(what: &str, error: TableError) -> Error {
     }
 }
 
-/// An error of beginning a transaction.
+/// Maps an error of beginning a transaction.
 pub(crate) fn transaction(what: &str, error: TransactionError) -> Error {
     match error {
         TransactionError::Storage(source) => storage(what, source),
@@ -75,7 +76,7 @@ pub(crate) fn transaction(what: &str, error: TransactionError) -> Error {
     }
 }
 
-/// An error of inserting through a cursor in key order.
+/// Maps an error of inserting through a cursor in key order.
 pub(crate) fn cursor(what: &str, error: CursorError) -> Error {
     match error {
         CursorError::Storage(source) => storage(what, source),
@@ -87,8 +88,8 @@ pub(crate) fn cursor(what: &str, error: CursorError) -> Error {
     }
 }
 
-/// An error of a commit. Everything but a refused (rolled back) transaction is `Reopen` or worse: redb says the
-/// batch may or may not have become durable.
+/// Maps an error of a commit. Every error but a refused (rolled back) transaction is `Reopen` or worse, because redb
+/// says that the batch may or may not be durable.
 pub(crate) fn commit(error: CommitError) -> Error {
     const WHAT: &str = "redb commit failed";
     match error {

@@ -1,20 +1,21 @@
-//! redb 4.4 behind [`engine_api`]: a copy-on-write B-tree in one file, read through redb's own page cache.
+//! Implements [`engine_api`] with redb 4.4, a copy-on-write B-tree in one file that is read through redb's own page
+//! cache.
 //!
-//! Owns: the file `pairs.redb` in the directory it is given, with two tables: `pairs` (32 to 32 bytes, fixed
-//! width, so that a leaf needs no offset table and holds 63 pairs) and `meta` (the checkpoint). Must not: know
-//! the marker file, the directory lock or any other engine. Threads: none of its own; redb has none either.
+//! Owns: the file `pairs.redb` in the directory it is given, with two tables: `pairs` (32 to 32 bytes, fixed width, so
+//! that a leaf needs no offset table and holds 63 pairs) and `meta` (the checkpoint). Must not: know the marker file,
+//! the directory lock or any other engine. Threads: none of its own; redb has none either.
 //!
-//! # What a commit survives
+//! # Durability of a commit
 //!
 //! | | process killed | OS crash or power loss |
 //! |---|---|---|
 //! | `Buffered` | kept | kept |
 //! | `Synced` | kept | kept, provided the device honours a flush |
 //!
-//! Both rows are the same commit, `redb::Durability::Immediate`. redb's other level, `Durability::None`, keeps
-//! the batch in the process's memory, and a killed process loses it: that is less than `Buffered` promises.
-//! Skipping redb's flushes beneath it would keep a batch over a kill, but after a power loss the root could be
-//! on disk without the pages it names, so it is not done. A benchmark row of redb is therefore always a synced one.
+//! Both rows are the same commit, `redb::Durability::Immediate`. redb's other level, `Durability::None`, keeps the
+//! batch in the process's memory, where a killed process loses it: less than `Buffered` promises. Skipping redb's
+//! flushes would keep a batch over a kill, but after a power loss the root could be on disk without the pages it names,
+//! so it is not done. A benchmark row of redb is therefore always a synced one.
 //!
 //! # Settings, and why
 //!
@@ -31,12 +32,12 @@
 //!
 //! # When the disk is full
 //!
-//! redb latches any failed write: from then on it refuses writes, and reads of pages that are not cached, until
-//! it is opened again. A commit that has met a full disk therefore reports [`ErrorKind::Reopen`], not
-//! `FreeSpace`: nothing committed before is lost, and after freeing space and opening again the checkpoint tells
-//! whether the batch is in. So that this stays rare, `begin` looks at the free space first and returns
-//! [`ErrorKind::FreeSpace`] while less than the reserve is left; then nothing was touched, reads go on, and the
-//! next `begin` after space was freed succeeds.
+//! redb latches any failed write: until it is opened again it refuses writes, and reads of pages that are not cached.
+//! So a commit that has met a full disk returns [`ErrorKind::Reopen`] and not `FreeSpace`. Nothing committed before is
+//! lost. After freeing space and opening again, the checkpoint tells whether the batch is in.
+//!
+//! To keep this rare, `begin` checks the free space first and returns [`ErrorKind::FreeSpace`] while less than the
+//! reserve is left. Nothing was touched then, reads go on, and the next `begin` after space was freed succeeds.
 //!
 //! [`ErrorKind::Reopen`]: engine_api::ErrorKind::Reopen
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
@@ -54,32 +55,31 @@ pub use engine::RedbEngine;
 use engine_api::{Error, ErrorKind, Result};
 use redb::{ReadOnlyTable, TableDefinition};
 
-/// Name of the store's file inside its directory.
 pub const FILE_NAME: &str = "pairs.redb";
 
-/// How to open a redb store.
+/// Options for opening a redb store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RedbOptions {
-    /// Size of redb's page cache in bytes; reads may use all of it, unwritten pages up to half. Memory
-    /// beside it: the open transaction's page lists and the kernel's page cache.
+    /// Size of redb's page cache in bytes. Reads may use all of it, unwritten pages up to half. The open transaction's
+    /// page lists and the kernel's page cache take memory in addition to it.
     pub cache_bytes: u64,
-    /// `begin` returns `FreeSpace` while the file system has less than this many bytes left.
+    /// Free bytes of the file system below which `begin` returns `FreeSpace`.
     pub disk_reserve_bytes: u64,
-    /// Every so many commits one is made with quick repair: 1 is each, 0 none. Says how long opening takes after a crash, and
-    /// not what a commit survives.
+    /// Number of commits of which one is made with quick repair: 1 means every commit, 0 none. Decides how long opening
+    /// takes after a crash, and does not affect the durability of a commit.
     pub quick_repair_every: u32,
-    /// A batch's changes are held until its commit and applied in key order.
+    /// Whether a batch's changes are held until its commit and then applied in key order.
     pub sort_batches: bool,
 }
 
 impl RedbOptions {
-    /// The names that [`RedbOptions::set`] takes.
+    /// Names of the settings that [`RedbOptions::set`] accepts.
     pub const SETTINGS: &[&str] = &["quick_repair_every", "sort_batches"];
 
-    /// Sets what one of [`RedbOptions::SETTINGS`] names.
+    /// Changes the setting that `name` names, one of [`RedbOptions::SETTINGS`].
     ///
     /// # Errors
-    /// `FixInput`: the name is none of these, or the value is not of its kind.
+    /// `FixInput` if the name is none of these, or `value` is not a valid value of the setting.
     pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let refuse = |message: String| Err(Error::new(ErrorKind::FixInput, message));
         match name {
@@ -103,7 +103,7 @@ impl RedbOptions {
 }
 
 impl Default for RedbOptions {
-    /// redb's own default cache of 1 GiB, and a reserve of 64 MiB: a commit of 1000 random keys writes
+    /// The cache has redb's own default of 1 GiB. The reserve has 64 MiB, because a commit of 1000 random keys writes
     /// 1000 leaves and their branches, 5 to 10 MiB.
     fn default() -> Self {
         Self { cache_bytes: 1 << 30, disk_reserve_bytes: 64 << 20, quick_repair_every: 1, sort_batches: false }
@@ -115,10 +115,10 @@ type PairsReadOnly = ReadOnlyTable<Bytes32, Bytes32>;
 
 const PAIRS: TableDefinition<'static, Bytes32, Bytes32> = TableDefinition::new("pairs");
 const META: TableDefinition<'static, &'static str, &'static [u8]> = TableDefinition::new("meta");
-/// The key of the encoded checkpoint in `meta`.
+/// Key of the encoded checkpoint in `meta`.
 const CHECKPOINT: &str = "checkpoint";
 
-/// The error of an engine that has failed a commit.
+/// Builds the error of an engine whose commit has failed.
 fn poisoned() -> Error {
     Error::new(
         ErrorKind::Reopen,

@@ -1,4 +1,4 @@
-//! The reader: one read transaction with its table kept open, moved on by `refresh`.
+//! The reader: one read transaction with its table kept open, which `refresh` moves to a newer snapshot.
 //!
 //! Runs on the thread that opened it.
 
@@ -14,11 +14,11 @@ use crate::{CHECKPOINT, META, PAIRS, PairsReadOnly, error};
 
 pub(crate) struct RedbReader<'e> {
     engine: &'e RedbEngine,
-    /// The engine's commit count before the snapshot was taken: the snapshot is at least that new.
+    /// Commit count of the engine before the snapshot was taken. The snapshot is at least that new.
     commits_seen: u64,
     txn: ReadTransaction,
     pairs: PairsReadOnly,
-    /// The first bytes of each key of a batch of gets, and its place there.
+    /// First eight bytes of each key of a batch of gets, and its index in the batch.
     order: Vec<(u64, usize)>,
 }
 
@@ -44,7 +44,7 @@ impl Reader for RedbReader<'_> {
         one_slot_per_key(keys, values)?;
         let Self { pairs, order, .. } = self;
         order.clear();
-        // Keys of the same eight bytes stay unordered, which costs nothing but time.
+        // Keys with the same eight bytes stay unordered, which costs only time.
         order.extend(keys.iter().enumerate().map(|(at, key)| (first_bytes(key), at)));
         order.sort_unstable();
         caught(WHAT, || {
@@ -73,7 +73,7 @@ impl Reader for RedbReader<'_> {
         };
         match catch_unwind(AssertUnwindSafe(scan)) {
             Ok(scanned) => scanned,
-            // The visitor's own.
+            // A panic of the visitor is the caller's own.
             Err(panic) if visiting => resume_unwind(panic),
             Err(panic) => Err(damaged(WHAT, &*panic)),
         }
@@ -84,8 +84,8 @@ impl Reader for RedbReader<'_> {
     }
 
     fn refresh(&mut self) -> Result<()> {
-        // Taking a snapshot costs a lock and a walk of the table catalogue; between commits it would give the
-        // same one again.
+        // Taking a snapshot costs a lock and a walk of the table catalogue. Between commits it would return the same
+        // one again.
         let commits = self.engine.commits();
         if commits != self.commits_seen {
             (self.txn, self.pairs) = caught("redb cannot begin a read", || open_snapshot(self.engine))?;
@@ -101,7 +101,7 @@ fn first_bytes(key: &Key) -> u64 {
     u64::from_be_bytes(bytes)
 }
 
-/// The checkpoint of the state `txn` sees; the default value in a new store.
+/// Returns the checkpoint of the state that `txn` sees; the default value in a new store.
 pub(crate) fn read_checkpoint(txn: &ReadTransaction) -> Result<Checkpoint> {
     const WHAT: &str = "cannot read the redb store's checkpoint";
     let meta = txn.open_table(META).map_err(|e| error::table(WHAT, e))?;
@@ -111,7 +111,7 @@ pub(crate) fn read_checkpoint(txn: &ReadTransaction) -> Result<Checkpoint> {
     }
 }
 
-/// A snapshot of the newest commit with its pairs table.
+/// Takes a snapshot of the newest commit and opens its pairs table.
 pub(crate) fn open_snapshot(engine: &RedbEngine) -> Result<(ReadTransaction, PairsReadOnly)> {
     let txn = engine.begin_read()?;
     let pairs = txn.open_table(PAIRS).map_err(|e| error::table("redb cannot open the pairs table", e))?;

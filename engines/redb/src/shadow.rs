@@ -1,9 +1,10 @@
-//! A file that redb may write to without changing it: what is written stays in memory, over what the file has.
+//! A file that redb may write to without changing it. Written blocks stay in memory and cover those of the file.
 //!
-//! Owns: the written blocks. Must not: write to the file. Shared between threads behind a lock, as redb asks of a backend.
+//! Owns: the written blocks. Must not: write to the file. Shared between threads behind a lock, as redb demands of a
+//! backend.
 //!
 //! redb repairs a file whose writer was killed, and checks only a file that it may repair. Both rewrite headers and the
-//! allocator's state, and no page of pairs, so little of the file is ever held here.
+//! allocator's state but no page of pairs, so the written blocks stay few.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,7 +16,7 @@ use std::path::Path;
 use parking_lot::RwLock;
 use redb::StorageBackend;
 
-/// A block of what was written, in bytes.
+/// Size in bytes of a written block.
 const BLOCK_BYTES: usize = 4096;
 
 type Block = Box<[u8; BLOCK_BYTES]>;
@@ -23,7 +24,7 @@ type Block = Box<[u8; BLOCK_BYTES]>;
 #[derive(Debug)]
 pub(crate) struct Shadow {
     file: File,
-    /// What the file holds at the most: beyond it the blocks count, or zeros.
+    /// Length of the file at opening. Bytes past it come from written blocks, or are zeros.
     file_bytes: u64,
     written: RwLock<Written>,
 }
@@ -35,15 +36,17 @@ struct Written {
 }
 
 impl Shadow {
+    /// Opens the file for reading, with no written blocks yet.
+    ///
     /// # Errors
-    /// The file system's.
+    /// I/O errors of opening the file or reading its length.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let bytes = file.metadata()?.len();
         Ok(Self { file, file_bytes: bytes, written: RwLock::new(Written { bytes, blocks: HashMap::new() }) })
     }
 
-    /// What the file holds from `offset` on, and zeros after its end.
+    /// Reads the file's bytes from `offset` on, and zeros past its end.
     fn read_file(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let held = self.file_bytes.saturating_sub(offset).min(out.len() as u64) as usize;
         self.file.read_exact_at(&mut out[..held], offset)?;
@@ -75,7 +78,7 @@ impl StorageBackend for Shadow {
         let old = written.bytes;
         written.bytes = bytes;
         if bytes < old {
-            // What is cut off must read as zeros should the file grow again.
+            // Bytes that are cut off must read as zeros if the file grows again.
             let whole = bytes.div_ceil(BLOCK_BYTES as u64)..old.div_ceil(BLOCK_BYTES as u64);
             whole.for_each(|block| drop(written.blocks.insert(block, Box::new([0; BLOCK_BYTES]))));
             let kept = (bytes % BLOCK_BYTES as u64) as usize;
@@ -102,7 +105,7 @@ impl StorageBackend for Shadow {
 }
 
 impl Shadow {
-    /// The block to write to, with what the file has in it.
+    /// Returns a block to write to. A new one begins with the file's bytes.
     fn block<'w>(&self, written: &'w mut Written, block: u64) -> io::Result<&'w mut Block> {
         match written.blocks.entry(block) {
             Entry::Occupied(known) => Ok(known.into_mut()),
@@ -115,12 +118,12 @@ impl Shadow {
     }
 }
 
-/// A range of bytes as far as it lies in one block.
+/// The part of a range of bytes that lies in one block.
 struct Part {
     block: u64,
-    /// Where in the block it begins.
+    /// Offset in the block at which the part begins.
     from: usize,
-    /// Where in the caller's bytes it begins.
+    /// Offset in the caller's bytes at which the part begins.
     at: usize,
     bytes: usize,
 }
@@ -140,7 +143,7 @@ fn parts(offset: u64, bytes: usize) -> impl Iterator<Item = Part> {
 mod tests {
     use super::*;
 
-    /// Against a plain vector: reads, writes, growth and cuts at odd places.
+    /// Compares with a plain vector: reads, writes, growth and cuts at odd places.
     #[test]
     fn what_is_written_is_read_and_the_file_stays_as_it_was() {
         let dir = tempfile::tempdir().unwrap();

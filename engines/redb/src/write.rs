@@ -27,7 +27,7 @@ self_cell!(
 pub(crate) struct RedbTxn<'e> {
     engine: &'e RedbEngine,
     open: OpenTxn,
-    /// The changes of a batch that is sorted: `None` for each key to delete. Empty otherwise.
+    /// Changes of a batch that is sorted; `None` marks a key to delete. Empty if batches are not sorted.
     held: BTreeMap<Key, Option<Value>>,
 }
 
@@ -40,8 +40,8 @@ impl<'e> RedbTxn<'e> {
         Ok(Self { engine, open, held: BTreeMap::new() })
     }
 
-    /// Does something with the pairs. Damage that redb runs into poisons the engine: what the transaction has changed in
-    /// memory is not known.
+    /// Calls `call` with the table of pairs. Damage that redb runs into poisons the engine, because the changes that
+    /// the transaction has made in memory are unknown then.
     fn with_pairs<T>(
         &mut self,
         what: &str,
@@ -52,7 +52,7 @@ impl<'e> RedbTxn<'e> {
         caught(what, call).inspect_err(|error| engine.poison_if_damaged(error))
     }
 
-    /// Puts the pair, or deletes it where there is no value.
+    /// Puts the pair, or deletes the key if there is no value.
     fn apply(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
         match value {
             Some(value) => self.with_pairs("redb put failed", |pairs| pairs.insert(key, value).map(drop)),
@@ -60,7 +60,7 @@ impl<'e> RedbTxn<'e> {
         }
     }
 
-    /// Applies a change now, or holds it until the commit where batches are sorted.
+    /// Applies a change now, or holds it until the commit if batches are sorted.
     fn change(&mut self, key: &Key, value: Option<&Value>) -> Result<()> {
         if self.engine.options().sort_batches {
             self.held.insert(*key, value.copied());
@@ -86,13 +86,13 @@ impl WriteTxn for RedbTxn<'_> {
         self.change(key, None)
     }
 
-    /// `_durability` is ignored: both levels are redb's `Immediate`, see the crate's documentation.
+    /// Ignores `_durability`, because both levels are redb's `Immediate`: see the crate's documentation.
     fn commit(mut self: Box<Self>, checkpoint: &Checkpoint, _durability: Durability) -> Result<()> {
         for (key, value) in std::mem::take(&mut self.held) {
             self.apply(&key, value.as_ref())?;
         }
         let Self { engine, open, .. } = *self;
-        // Closes the table, which hands its root back to the transaction.
+        // This closes the table, which hands its root back to the transaction.
         caught("redb commit failed", || commit(engine, open.into_owner(), checkpoint))
             .inspect_err(|error| engine.poison_if_damaged(error))
     }
@@ -111,17 +111,18 @@ impl BulkLoad for RedbEngine {
     }
 }
 
-/// Begins a write transaction with quick repair, waiting for the one before it to end.
+/// Begins a write transaction with quick repair. Waits for the one before it to end.
 pub(crate) fn begin(db: &Database) -> Result<WriteTransaction> {
     let mut txn = db.begin_write().map_err(|e| error::transaction("redb cannot begin a write", e))?;
     txn.set_quick_repair(true);
     Ok(txn)
 }
 
-/// Appends pairs through a cursor at the table's end: about three times as fast as inserts, and leaves stay full.
+/// Appends pairs through a cursor at the table's end. This is about three times as fast as inserts, and leaves stay
+/// full.
 ///
 /// # Errors
-/// `FixInput` when a key is not greater than the one before it, the store's last one included.
+/// `FixInput` if a key is not greater than the one before it, or than the last key in the store.
 pub(crate) fn append<'p>(txn: &WriteTransaction, pairs: impl IntoIterator<Item = (&'p Key, &'p Value)>) -> Result<()> {
     const WHAT: &str = "redb sorted load failed";
     let mut table = txn.open_table(PAIRS).map_err(|e| error::table(WHAT, e))?;
@@ -132,7 +133,6 @@ pub(crate) fn append<'p>(txn: &WriteTransaction, pairs: impl IntoIterator<Item =
     cursor.close().map_err(|e| error::storage(WHAT, e))
 }
 
-/// Writes `checkpoint` into `txn`.
 pub(crate) fn put_checkpoint(txn: &WriteTransaction, checkpoint: &Checkpoint) -> Result<()> {
     const WHAT: &str = "redb cannot write the checkpoint";
     let encoded = checkpoint.encode()?;
@@ -140,7 +140,7 @@ pub(crate) fn put_checkpoint(txn: &WriteTransaction, checkpoint: &Checkpoint) ->
     meta.insert(CHECKPOINT, encoded.as_slice()).map(drop).map_err(|e| error::storage(WHAT, e))
 }
 
-/// Commits `txn` with `checkpoint`; a failure past the point of no return poisons the engine.
+/// Commits `txn` with `checkpoint`. A failed commit poisons the engine, unless redb has rolled the transaction back.
 fn commit(engine: &RedbEngine, mut txn: WriteTransaction, checkpoint: &Checkpoint) -> Result<()> {
     put_checkpoint(&txn, checkpoint)?;
     txn.set_quick_repair(engine.options().repairs_quickly(engine.commits() + 1));

@@ -1,7 +1,7 @@
-//! A small text file whose first line is the checksum of the rest, and is TOML if the rest is.
+//! A small text file whose first line is a checksum of the rest. If the rest is TOML, so is the file.
 //!
-//! Owns: its writing, whole or not at all, and whether it is as it was written. Must not: know what the text says. Runs on
-//! the caller's thread.
+//! Owns: writing the file completely or not at all, and checking that it is unchanged. Must not: know the meaning of
+//! the text. Runs on the caller's thread.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind as Io, Write as _};
@@ -14,21 +14,21 @@ use crate::regular::read_small;
 
 const NAME: &str = "checksum";
 
-/// What a file turned out to be.
+/// Result of reading and checking a file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Its text, as it was written.
+    /// The text is unchanged since it was written. The line with the checksum is not part of it.
     Whole(String),
-    /// It has no line for a checksum: an earlier version wrote it, or somebody's hand.
+    /// The text has no line with a checksum: an earlier version or a person has written the file.
     Unchecked(String),
-    /// Something in it has changed.
+    /// The text or the checksum has changed since the file was written.
     Damaged,
 }
 
-/// The file at `path`; `None` where there is none.
+/// Reads and checks the file at `path`; `None` if there is no file.
 ///
 /// # Errors
-/// The file system's, naming the file.
+/// I/O errors of reading the file, which the message names.
 pub fn read(path: &Path) -> Result<Option<Found>> {
     let bytes = match read_small(path) {
         Ok(bytes) => bytes,
@@ -44,10 +44,10 @@ pub fn read(path: &Path) -> Result<Option<Found>> {
     }))
 }
 
-/// Replaces `path` by a complete file or leaves it as it was. Meanwhile the new one has the ending `tmp`.
+/// Replaces the file at `path` completely, or leaves it as it was. Meanwhile the new file has the ending `tmp`.
 ///
 /// # Errors
-/// The file system's, naming the file.
+/// I/O errors of writing, flushing or renaming the file, which the message names.
 pub fn write(path: &Path, text: &str) -> Result<()> {
     let temporary = path.with_extension("tmp");
     let write = || {
@@ -61,7 +61,7 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
     write().map_err(|e| Error::io(format!("cannot write file={} reason={e}", path.display()), e))
 }
 
-/// Makes the names in `dir` durable.
+/// Makes the names of the files in `dir` durable.
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }

@@ -1,7 +1,8 @@
-//! A copy of a store that is itself a store: made under another name, and renamed once all of it is on the device.
+//! Copies a store to a directory that is itself a store. The copy is made under another name, and renamed once all of
+//! it is on the device.
 //!
-//! Owns: the copy's directory from its first file to its name. Must not: know an engine; what is linked and what is
-//! copied is the engine's own affair. Runs on the thread that asks for the copy.
+//! Owns: the copy's directory from its first file to its final name. Must not: know an engine, which decides itself
+//! whether it links or copies a file. Runs on the thread that asks for the copy.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -14,12 +15,12 @@ use crate::checked;
 use crate::marker::{self, Identity};
 use crate::store::{DATA, new_dir, sync_parent};
 
-/// Writes the newest commit of `engine`, whose store is in `store`, to `dir`, which is missing or empty. A crash leaves
-/// `dir` as it was and `DIR.partial`, which is not a store; a failure removes that too.
+/// Writes the newest commit of `engine`, whose store is in `store`, to `dir`, which must be missing or empty. A crash
+/// leaves `dir` unchanged and a directory `DIR.partial`, which is not a store. A failure removes that directory, too.
 ///
 /// # Errors
-/// `FixInput`: something is at `dir` or `DIR.partial`, or one directory is inside the other; else the engine's and the
-/// file system's.
+/// `FixInput` if something is at `dir` or `DIR.partial`, or one directory is inside the other; otherwise errors of the
+/// engine's snapshot and I/O errors.
 pub(crate) fn write(engine: &dyn Engine, identity: &Identity, store: &Path, dir: &Path) -> Result<()> {
     refuse_nested(store, dir)?;
     refuse_unless_empty(dir)?;
@@ -38,7 +39,7 @@ pub(crate) fn write(engine: &dyn Engine, identity: &Identity, store: &Path, dir:
         })
     });
     if made.is_err() {
-        // Half a copy is of no use; the first error is the one to report.
+        // A partial copy is of no use. The first error is the one to report.
         let _ = fs::remove_dir_all(&partial);
     }
     made.and_then(|()| sync_parent(dir))
@@ -46,16 +47,19 @@ pub(crate) fn write(engine: &dyn Engine, identity: &Identity, store: &Path, dir:
 
 fn fill(engine: &dyn Engine, identity: &Identity, partial: &Path) -> Result<()> {
     let data = partial.join(DATA);
-    // Before the copy, which holds the newest commit: it stands there or after it.
+    // Read before the copy is made: the copy holds the newest commit, so its seq is this one or a later one.
     let seq = engine.checkpoint()?.seq;
     engine.snapshot(&data)?;
     sync_tree(&data).map_err(|e| Error::io(format!("cannot sync the copy: dir={} reason={e}", data.display()), e))?;
-    // Last and synced with its directory: what has a marker is whole, whatever its directory is called.
+    // The marker is written last, and is synced with its directory. So a directory with a marker is complete, whatever
+    // its name is.
     marker::write(partial, &identity.clone().at(seq))
 }
 
-/// Refuses a copy inside its store, which would go wherever the store goes, also when it is removed; and a store inside
-/// the copy.
+/// Refuses a copy inside its store, because it would be moved or removed with the store; and a store inside the copy.
+///
+/// # Errors
+/// `FixInput` if one directory is inside the other; I/O errors of resolving the store's directory.
 pub fn refuse_nested(store: &Path, dir: &Path) -> Result<()> {
     let failed = |e: std::io::Error| {
         Error::io(format!("cannot resolve the store's directory: dir={} reason={e}", store.display()), e)
@@ -74,7 +78,8 @@ pub fn refuse_nested(store: &Path, dir: &Path) -> Result<()> {
     ))
 }
 
-/// Where `dir` will be: the nearest directory above it that exists, without links, and the names below that one.
+/// Returns the future path of `dir`: the nearest directory above it that exists, without links, and the names below
+/// that one.
 fn resolved(dir: &Path) -> PathBuf {
     let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
     for above in dir.ancestors() {
@@ -106,7 +111,7 @@ fn refuse_unless_empty(dir: &Path) -> Result<()> {
     }
 }
 
-/// `DIR.partial`, beside `dir` so that the rename stays within one file system.
+/// Returns the path `DIR.partial`. It is next to `dir`, so that the rename stays within one file system.
 fn partial(dir: &Path) -> Result<PathBuf> {
     let name = dir.file_name().ok_or_else(|| {
         Error::new(ErrorKind::FixInput, format!("not the name of a directory: dir={}: name another", dir.display()))
@@ -116,7 +121,7 @@ fn partial(dir: &Path) -> Result<PathBuf> {
     Ok(dir.with_file_name(name))
 }
 
-/// Makes every file and name below `dir` durable: engines differ in what they have synced of a copy.
+/// Makes every file and name below `dir` durable, because engines differ in which parts of a copy they sync.
 fn sync_tree(dir: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;

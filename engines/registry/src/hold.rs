@@ -1,6 +1,6 @@
-//! Holding a store's directory without opening it: for a program that first has hours of other work to do for it.
+//! Holds a store's directory without opening the store, for a program that first has hours of other work to do.
 //!
-//! Owns: what is left of a directory that was held and never opened: nothing, where it was made for that. Must not: make a
+//! Owns: the removal of a directory that was created for holding and in which no store was made. Must not: make a
 //! store. Used on the thread that opens the store.
 
 use std::fs::{self, OpenOptions, TryLockError};
@@ -16,17 +16,18 @@ use crate::store;
 /// A directory that no other process can open or hold meanwhile.
 pub struct Held {
     dir: PathBuf,
-    /// `None` once a store has taken it.
+    /// The lock; `None` once a store has taken it over.
     lock: Option<DirLock>,
     made_dir: bool,
     made_lock: bool,
 }
 
-/// Makes `dir`, where it is missing, and takes its lock without waiting. What was made is removed again with the value,
-/// unless a store was made in it.
+/// Creates `dir` if it is missing, and takes its lock without waiting. Dropping the value removes the directory and the
+/// lock that were created, unless a store was made there.
 ///
 /// # Errors
-/// `Retry`: another process has it open or holds it; else the file system's.
+/// `Retry` if another process has the store open or holds the directory; otherwise I/O errors of creating or locking
+/// it.
 pub fn hold(dir: &Path) -> Result<Held> {
     let (made_dir, made_lock) = (!dir.exists(), !dir.join(LOCK).exists());
     store::create_dir(dir)?;
@@ -34,10 +35,10 @@ pub fn hold(dir: &Path) -> Result<Held> {
     Ok(Held { dir: dir.to_owned(), lock: Some(lock), made_dir, made_lock })
 }
 
-/// The process that has the store in `dir` open, or holds the directory; `None` where nobody keeps others out.
+/// Returns the pid of the process that has the store in `dir` open or holds the directory; `None` if no process does.
 ///
 /// # Errors
-/// The lock's file may not be opened, or the file system's.
+/// I/O errors of opening or locking the lock file, for example a lack of permission.
 pub fn holder(dir: &Path) -> Result<Option<String>> {
     let path = dir.join(LOCK);
     let failed = |e: std::io::Error| Error::io(format!("cannot look at file={} reason={e}", path.display()), e);
@@ -54,12 +55,11 @@ pub fn holder(dir: &Path) -> Result<Option<String>> {
 }
 
 impl Held {
-    /// The directory.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Hands the lock to a store.
+    /// Passes the lock on to a store.
     pub(crate) fn into_lock(mut self) -> Option<DirLock> {
         self.lock.take()
     }
@@ -71,7 +71,7 @@ impl Drop for Held {
         if self.lock.is_none() || !matches!(marker::read(&self.dir), Ok(None)) {
             return;
         }
-        // Best effort: a lock's file that stays hinders nobody.
+        // Best effort: a lock file that stays is harmless.
         if self.made_lock {
             let _ = fs::remove_file(self.dir.join(LOCK));
         }

@@ -1,6 +1,6 @@
-//! What a program has to know of an engine before it opens a store, or when one is damaged.
+//! Facts about an engine that a program needs before it opens a store, or when a store is damaged.
 //!
-//! Owns: these answers, from the engines that are in this build. Threads: none of its own.
+//! Owns: these facts, taken from the engines that are in this build. Threads: none of its own.
 
 use engine_api::{Engine, Result};
 
@@ -8,25 +8,26 @@ use crate::options::{EngineKind, EngineOptions};
 use crate::store;
 
 impl EngineKind {
-    /// Whether [`repair`](crate::repair) can make a damaged store of this engine whole again.
+    /// Whether [`repair`](crate::repair) can make a damaged store of this engine sound again.
     pub fn has_repair(self) -> bool {
         self == Self::Strata
     }
 
-    /// Whether each read compares what it reads with a checksum. redb has checksums and compares them in a scrub alone; LMDB
+    /// Whether each read is compared with a checksum. redb has checksums but compares them only in a scrub, and LMDB
     /// has none.
     pub fn checks_reads(self) -> bool {
         matches!(self, Self::Rocksdb | Self::Strata)
     }
 
-    /// Whether a scrub compares what is stored with checksums.
+    /// Whether a scrub compares the stored data with checksums.
     pub fn has_checksums(self) -> bool {
         self != Self::Lmdb
     }
 }
 
 impl EngineOptions {
-    /// Bytes that a store leaves free on its disk: with less it takes no writes.
+    /// Returns the bytes that a store leaves free on its disk. With less free space it accepts no writes. 0 for an
+    /// engine that is not in this build.
     pub fn disk_reserve_bytes(&self) -> u64 {
         match self.engine {
             #[cfg(feature = "rocksdb")]
@@ -43,11 +44,11 @@ impl EngineOptions {
     }
 }
 
-/// Refuses a store whose pages have checksums that no read compares (redb), where any of them differs: whatever is
-/// copied from it would be sound afterwards, and wrong.
+/// Scrubs a store whose pages have checksums that no read compares (redb), and refuses it if one differs: data copied
+/// from it would seem sound afterwards, and be wrong.
 ///
 /// # Errors
-/// `DataDamaged` naming what is damaged.
+/// `DataDamaged` naming the damaged place; any other error of the scrub.
 pub fn check_before_copy(kind: EngineKind, engine: &mut dyn Engine) -> Result<()> {
     if kind.has_checksums() && !kind.checks_reads() {
         engine.scrub()?;
@@ -55,9 +56,9 @@ pub fn check_before_copy(kind: EngineKind, engine: &mut dyn Engine) -> Result<()
     Ok(())
 }
 
-/// Has this process say which store is open, and what to do, when a memory fault ends it: LMDB reads through a map, where a
-/// damaged file cannot fail in another way. It ends with `exit_code`, or by the signal's default action. To be called once,
-/// before a store is opened.
+/// Makes this process explain a memory fault that ends it: the message names the open LMDB store and says how to go on.
+/// LMDB reads through a map, so reading a damaged file can only fail by a signal. The process ends with `exit_code`, or
+/// by the signal's default action if that is `None`. Call this once, before a store is opened.
 pub fn explain_faults(exit_code: Option<u8>) {
     #[cfg(feature = "lmdb")]
     engine_lmdb::explain_faults(exit_code);

@@ -1,21 +1,21 @@
 //! The engines by name: their options, their directories, and [`open`].
 //!
-//! Owns: a store's directory (the marker `SOLKV`, the lock `LOCK`, and `data`, which is the engine's), the choice of
-//! an engine, the memory an engine is given by default. The only crate that names concrete engines. Must not: store
-//! pairs or measure. Threads: none of its own.
+//! Owns: a store's directory (the marker `SOLKV`, the lock `LOCK`, and `data`, which is the engine's), the choice of an
+//! engine, and the engine's default share of memory. The only crate that names concrete engines. Must not: store pairs
+//! or measure. Threads: none of its own.
 //!
 //! # A store's directory
 //!
-//! | entry | what it is |
+//! | entry | content |
 //! |---|---|
-//! | `SOLKV` | TOML: a checksum of what follows, format version, engine, who created it, the options that the files depend on, how far its load has come and what it loaded, what its pairs mean, the seq that it has reached |
-//! | `LOCK` | held by `flock` while the store is open; holds the pid of the last holder |
+//! | `SOLKV` | TOML: a checksum of the lines after it, format version, engine, who created it, the options that the files depend on, the state and the result of its load, the meaning of its pairs, the seq that it has reached |
+//! | `LOCK` | locked by `flock` while the store is open; contains the pid of the last holder |
 //! | `data/` | the engine's own files |
 //!
-//! The marker is complete and synced before the engine creates its first file, and says when the engine has made its
-//! files: a process killed in between leaves a directory that [`OpenMode::Create`] and [`OpenMode::CreateOrOpen`] take up
-//! again. From then on a directory without these files, or with older ones than at the last clean close, is refused. The lock is taken before anything
-//! of the engine is touched.
+//! The marker is complete and synced before the engine creates its first file, and it records when the engine has made
+//! its files. A process that was killed in between leaves a directory that [`OpenMode::Create`] and
+//! [`OpenMode::CreateOrOpen`] accept again. Later a directory is refused if these files are missing, or are older than
+//! at the last clean close. The lock is taken before any file of the engine is touched.
 
 pub mod checked;
 mod copy;

@@ -1,4 +1,4 @@
-//! The lock of a store's directory: one process, and within it one open store.
+//! The lock of a store's directory: only one process, and only once in it, may have the store open.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind as Io, Read, Write};
@@ -12,27 +12,28 @@ use crate::regular::read_small;
 
 pub(crate) const LOCK: &str = "LOCK";
 
-/// The owner alone may open the lock's file: whoever can open it, even to read, can hold the lock and keep the store shut.
+/// Mode of the lock file: only the owner may open it. Anybody who can open it, even for reading, can hold the lock and
+/// so keep the store shut.
 const MODE: u32 = 0o600;
 
-/// A pipe that stands in the lock's place must not be waited for.
+/// Flag for opening: if a pipe is in the lock's place, opening it must not wait.
 const NONBLOCK: i32 = OFlags::NONBLOCK.bits() as i32;
 
-/// Held as long as the value lives; the kernel releases it when the process ends, however it ends.
+/// The lock, held while this value lives. The kernel releases it when the process ends, in whatever way.
 pub(crate) struct DirLock {
     file: File,
 }
 
 impl Drop for DirLock {
     fn drop(&mut self) {
-        // Closing alone does not release it while a process that another thread is just starting still has a copy of
-        // the descriptor. A failure leaves the release to the closing.
+        // Closing alone does not release the lock while a process that another thread is just starting has a copy of
+        // the descriptor. If this fails, the closing releases it later.
         let _ = self.file.unlock();
     }
 }
 
 impl DirLock {
-    /// Takes the lock of `dir` without waiting, and leaves this process's pid in it.
+    /// Takes the lock of `dir` without waiting, and writes this process's pid into the lock file.
     pub(crate) fn take(dir: &Path) -> Result<Self> {
         let path = dir.join(LOCK);
         let at = format!("file={}", path.display());
@@ -41,28 +42,28 @@ impl DirLock {
         let mut file = open(&path, &mut options).map_err(|e| cannot_open(&path, e))?;
         match file.try_lock() {
             Ok(()) if is_named(&path, &file) => keep_to_owner(&file),
-            // Whoever held it has just removed it.
+            // The previous holder has just removed the file.
             Ok(()) => return Err(held(dir, &mut file)),
             Err(TryLockError::WouldBlock) => return Err(held(dir, &mut file)),
             Err(TryLockError::Error(e)) => {
                 return Err(Error::io(format!("cannot lock the store: {at} reason={e}"), e));
             }
         }
-        // Only for the message of whoever is refused: on a full disk the lock holds without it.
+        // The pid serves only the message to a process that is refused, so on a full disk the lock holds without it.
         let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         Ok(Self { file })
     }
 }
 
-/// Whether the file in the lock's place is a lock's: it is empty, or has a pid, or zeros where a loss of power took the pid.
-/// One that may not be read is.
+/// Whether the file in the lock's place is a lock file: it is empty or contains a pid, or zeros if a power loss took
+/// the pid. A file that may not be read counts as one.
 pub(crate) fn is_ours(dir: &Path) -> bool {
     let path = dir.join(LOCK);
     read_small(&path).map_or(true, |text| text.iter().all(|byte| byte.is_ascii_digit() || [0, b'\n'].contains(byte)))
 }
 
-/// Keeps writers out of `dir` for as long as the file is open, along with others who only read. Changes nothing: where
-/// no lock was ever made there is nothing to hold.
+/// Keeps writers out of `dir` while the returned file is open, together with other readers. Changes nothing: if no lock
+/// file was ever made, there is nothing to hold, and the result is `None`.
 pub(crate) fn share(dir: &Path) -> Result<Option<File>> {
     let path = dir.join(LOCK);
     let at = format!("file={}", path.display());
@@ -78,11 +79,11 @@ pub(crate) fn share(dir: &Path) -> Result<Option<File>> {
     }
 }
 
-/// Whether this process could take the lock of `dir` if no other held it. Takes nothing and makes nothing; a directory that
-/// is missing is not refused.
+/// Checks that this process could take the lock of `dir` if no other process held it. Takes nothing and creates
+/// nothing. A missing directory is not refused.
 ///
 /// # Errors
-/// `FixInput`: the file may not be opened, or none may be made, as on a read-only file system.
+/// `FixInput` if the file may not be opened, or cannot be created, as on a read-only file system.
 pub fn check_lock(dir: &Path) -> Result<()> {
     let path = dir.join(LOCK);
     match open(&path, OpenOptions::new().read(true).write(true)) {
@@ -95,7 +96,7 @@ pub fn check_lock(dir: &Path) -> Result<()> {
     }
 }
 
-/// Opens what stands in the lock's place, if it is a file.
+/// Opens the file in the lock's place, if it is a regular file.
 pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> std::io::Result<File> {
     let file = options.custom_flags(NONBLOCK).open(path)?;
     match file.metadata()?.is_file() {
@@ -104,7 +105,7 @@ pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> std::io::Result<Fi
     }
 }
 
-/// Whatever stands there, or does not allow it, has to be changed by somebody.
+/// Builds the error for a lock file that cannot be opened. Somebody has to change the file or its permissions.
 fn cannot_open(path: &Path, e: std::io::Error) -> Error {
     let message = format!(
         "cannot open the store's lock: file={} reason={e}: the store's owner has to be able to write it",
@@ -116,7 +117,8 @@ fn cannot_open(path: &Path, e: std::io::Error) -> Error {
     }
 }
 
-/// An earlier version made the file readable for everybody. Where it is not ours to change, it stays as it is.
+/// Restricts the lock file to its owner, because an earlier version made it readable for everybody. Leaves it alone if
+/// this process may not change it.
 fn keep_to_owner(file: &File) {
     let loose = file.metadata().is_ok_and(|found| found.permissions().mode() & 0o077 != 0);
     if loose {
@@ -124,16 +126,17 @@ fn keep_to_owner(file: &File) {
     }
 }
 
-/// Whether `path` still names the file: the holder of a directory that was never opened removes it.
+/// Whether `path` still names the open file: the holder of a directory in which no store was made removes its lock
+/// file.
 fn is_named(path: &Path, file: &File) -> bool {
     let identity = |meta: &std::fs::Metadata| (meta.dev(), meta.ino());
     matches!((std::fs::metadata(path), file.metadata()), (Ok(named), Ok(held)) if identity(&named) == identity(&held))
 }
 
-/// The process that a lock's file names.
+/// Returns the pid in a lock file, or `unknown` if there is none.
 pub(crate) fn pid(file: &mut File) -> String {
     let mut pid = String::new();
-    // Without a readable pid the directory alone has to do.
+    // Without a readable pid the message has to do with the directory alone.
     let _ = file.read_to_string(&mut pid);
     match pid.trim_matches(['\0', '\n']) {
         "" => "unknown".to_owned(),
@@ -143,7 +146,7 @@ pub(crate) fn pid(file: &mut File) -> String {
 
 fn held(dir: &Path, file: &mut File) -> Error {
     let pid = pid(file);
-    // Whoever holds it may end: the same call may succeed later.
+    // The holder may end, so the same call may succeed later.
     Error::new(
         ErrorKind::Retry,
         format!("store is open in another process: dir={} holder_pid={pid}: stop that process first", dir.display()),

@@ -1,7 +1,8 @@
-//! The marker `SOLKV`: what a directory holds, readable without opening the engine.
+//! The marker `SOLKV`: a description of the store in a directory, readable without opening the engine.
 //!
-//! Written via a temporary file, fsync, rename and an fsync of the directory, so it is whole or absent. Its first line is the
-//! checksum of the others: a marker that was cut would say less, and less would be checked.
+//! It is written to a temporary file and renamed, with an fsync of the file and of the directory, so it is whole or
+//! absent. Its first line is the checksum of the others: a marker that was cut would contain less, and so less would be
+//! checked.
 
 use std::cmp::Ordering;
 use std::io::{self, ErrorKind as Io};
@@ -17,38 +18,38 @@ use crate::terms::{Holds, Load, LoadState, Loaded};
 pub(crate) const MARKER: &str = "SOLKV";
 pub(crate) const MARKER_TEMPORARY: &str = "SOLKV.tmp";
 
-/// The format this build writes, and the only one it reads. Formats 1 and 2 kept a checkpoint of 64 bytes, with the slot in
-/// them.
+/// Format that this build writes, and the only one it reads. Formats 1 and 2 had a checkpoint of 64 bytes that
+/// contained the slot.
 pub const FORMAT_VERSION: u32 = 3;
 
-/// What a directory holds.
+/// Description of the store in a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Version of the directory's layout and of how pairs and checkpoint are stored in the engine.
+    /// Version of the directory's layout and of the way pairs and checkpoint are stored in the engine.
     pub format: u32,
-    /// The engine that owns `data`.
+    /// Engine whose files are in `data`.
     pub engine: EngineKind,
     /// Program and version that created the directory, such as `solkv 0.1.0`.
     pub created_by: String,
     /// Bits per key of RocksDB's Bloom filter as last opened; 0 is none.
     #[serde(default)]
     pub bloom: u32,
-    /// RocksDB's profile as last opened. Informative: both profiles read the same files.
+    /// RocksDB's profile as last opened. For information only, because all profiles read the same files.
     #[serde(default)]
     pub profile: Profile,
-    /// The load that fills or has filled the store. `None`: the store was made empty.
+    /// Load that fills or has filled the store; `None` if the store was made empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<Load>,
-    /// The seq that the store had reached when it was last closed or its load was completed: it never stands below.
-    /// `None`: the engine may not have made its files yet.
+    /// Seq that the store had when it was last closed or its load was completed. The store is never below it. `None`
+    /// means that the engine may not have made its files yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<u64>,
-    /// What the pairs mean.
+    /// Meaning of the pairs, as far as a program has stated it.
     #[serde(default, skip_serializing_if = "Holds::is_unknown")]
     pub holds: Holds,
 }
 
-/// Only the version, so that a newer format is named even where its other fields have changed.
+/// The version alone, so that a newer format is recognized even if its other fields have changed.
 #[derive(Deserialize)]
 struct Version {
     format: u32,
@@ -61,29 +62,29 @@ impl Identity {
         Self { format: FORMAT_VERSION, engine, created_by, bloom, profile, load: None, seq: None, holds }
     }
 
-    /// The same of a store that has reached `seq`, or the greatest number that TOML knows.
+    /// Returns a copy for a store that has reached `seq`, limited to the largest number in TOML.
     pub(crate) fn at(self, seq: u64) -> Self {
         Self { seq: Some(seq.min(i64::MAX as u64)), ..self }
     }
 
-    /// What the load has left, as long as the store stands at `seq` where it was then.
+    /// Returns the result of the load, if the store still has the seq that the load ended with.
     pub fn loaded_at(&self, seq: u64) -> Option<&Loaded> {
         self.load.as_ref()?.loaded.as_ref().filter(|loaded| loaded.seq == seq)
     }
 
-    /// Whether the store holds a part of what a load was to bring.
+    /// Whether the load has not finished, so that the store holds only a part of its source.
     pub fn is_loading(&self) -> bool {
         self.load.as_ref().is_some_and(|load| load.state == LoadState::Loading)
     }
 }
 
-/// Reads the marker of `dir`; `None` where directory or marker is missing.
+/// Reads the marker of `dir`; `None` if the directory or the marker is missing.
 pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
     let path = dir.join(MARKER);
     let text = match checked::read(&path) {
         Ok(None) => return Ok(None),
         Ok(Some(Found::Whole(text))) => text,
-        // As an earlier version has written it, with the format first.
+        // This is the form of an earlier version, which begins with the format.
         Ok(Some(Found::Unchecked(text))) if text.starts_with("format") => text,
         Ok(Some(Found::Unchecked(_) | Found::Damaged)) => {
             return Err(damaged(&path, "its checksum differs; whoever edits it removes that line"));
@@ -97,7 +98,7 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
     };
     let version: Version = toml::from_str(&text).map_err(|e| damaged(&path, e))?;
     let (age, way_out) = match version.format.cmp(&FORMAT_VERSION) {
-        // An engine this build has never heard of comes with a newer format; anything else is damage.
+        // A new engine comes with a newer format. So an unknown engine in this format is damage, like any other error.
         Ordering::Equal => return toml::from_str(&text).map(Some).map_err(|e| damaged(&path, e)),
         Ordering::Greater => ("a newer", "use that version"),
         Ordering::Less => ("an older", "load it anew into another directory, or use that version"),
@@ -112,14 +113,14 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
     ))
 }
 
-/// Writes or replaces the marker of `dir`, durably.
+/// Writes or replaces the marker of `dir` durably.
 pub(crate) fn write(dir: &Path, identity: &Identity) -> Result<()> {
     let text = toml::to_string(identity)
         .map_err(|e| Error::with_source(ErrorKind::Internal, "cannot write the marker as toml", e))?;
     checked::write(&dir.join(MARKER), &text)
 }
 
-/// What the file system said.
+/// Returns the kind of the I/O error that caused `error`, if there was one.
 fn io_kind(error: &Error) -> Option<Io> {
     std::error::Error::source(error)?.downcast_ref::<io::Error>().map(io::Error::kind)
 }

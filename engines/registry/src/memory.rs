@@ -1,6 +1,6 @@
-//! How much memory the process may use, and what of it an engine is given.
+//! The memory that this process may use, and the part of it that an engine gets.
 //!
-//! Reads `/proc` and `/sys/fs/cgroup`; never fails: without a readable limit the machine's memory counts.
+//! Reads `/proc` and `/sys/fs/cgroup`. It never fails: without a readable limit the machine's memory counts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,48 +9,47 @@ use bytesize::ByteSize;
 
 use crate::options::{EngineKind, EngineOptions, Profile};
 
-/// The least an engine is given, in bytes: below it every lookup re-reads index blocks.
+/// Smallest default share of an engine, in bytes: with less memory every lookup would read index blocks again.
 pub const MEMORY_MIN: u64 = 64 << 20;
 
 const CGROUP_V2: &str = "/sys/fs/cgroup";
 const CGROUP_V1: &str = "/sys/fs/cgroup/memory";
 
-/// The memory this process may use.
+/// Limit of the memory that this process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
-    /// Bytes.
     pub bytes: u64,
-    /// Where the limit comes from: the file of the cgroup's limit, or `None` for the machine's memory.
+    /// File of the cgroup that sets the limit; `None` if it is the machine's memory.
     pub cgroup_file: Option<PathBuf>,
 }
 
-/// What the engine gets, as `check-config` prints it.
+/// Division of the memory between the engine's cache and everything else, as `check-config` prints it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Division {
-    /// The memory the process may use.
     pub limit: MemoryLimit,
-    /// The engine's own cache in bytes: RocksDB's block cache, redb's page cache. 0 for LMDB, which has none.
+    /// Size of the engine's own cache in bytes: RocksDB's block cache, redb's page cache, all of strata's memory. 0 for
+    /// LMDB, which has no cache.
     pub cache_bytes: u64,
-    /// Whether `memory` was set, or `cache_bytes` is the default share.
+    /// Whether `memory` was set. Otherwise `cache_bytes` is the default share.
     pub configured: bool,
-    /// What is left of the limit for everything else, the kernel's page cache included.
+    /// Bytes of the limit that remain for everything else, the kernel's page cache included.
     pub rest_bytes: u64,
 }
 
 impl EngineOptions {
-    /// What an engine with these options gets on this machine, now.
+    /// Returns the division for an engine with these options on this machine, now.
     pub fn division(&self) -> Division {
         self.division_of(memory_limit())
     }
 
-    /// What an engine with these options gets of `limit`.
+    /// Returns the division of `limit` for an engine with these options.
     pub fn division_of(&self, limit: MemoryLimit) -> Division {
         let cache_bytes = match (self.engine, self.memory) {
             (EngineKind::Lmdb, _) => 0,
             (_, Some(memory)) => memory.as_u64(),
             (_, None) => {
                 let share_bytes = limit.bytes / 8 * self.eighths();
-                // Half of a limit too small for the least.
+                // If the limit is too small for the minimum, the engine gets half of it.
                 share_bytes.max(MEMORY_MIN.min(limit.bytes / 2))
             }
         };
@@ -58,15 +57,15 @@ impl EngineOptions {
         Division { limit, cache_bytes, configured: self.memory.is_some(), rest_bytes }
     }
 
-    /// The part of the limit that the engine's cache gets where `memory` is not set, in eighths. The rest is for what it
-    /// holds besides, dirty pages, connections, and the page cache, which is charged too.
+    /// Returns the default part of the limit for the engine's cache, in eighths. The rest is for the engine's other
+    /// memory, dirty pages, connections, and the page cache, which is charged too.
     fn eighths(&self) -> u64 {
         match (self.engine, self.profile) {
             (EngineKind::Lmdb, _) => 0,
-            // Memtables, filters and indexes are outside of the cache; redb's misses go through the page cache.
+            // Memtables, filters and indexes are outside of the cache, and redb's misses go through the page cache.
             (EngineKind::Rocksdb, Profile::Vanilla) | (EngineKind::Redb, _) => 2,
             (EngineKind::Rocksdb, Profile::Memory) => 4,
-            // All that they hold is in it, and nothing of it in the page cache.
+            // All of their memory is in the cache, and none of it in the page cache.
             (EngineKind::Rocksdb, Profile::Tuned) | (EngineKind::Strata, _) => 5,
         }
     }
@@ -89,7 +88,8 @@ impl std::fmt::Display for Division {
     }
 }
 
-/// The smallest memory limit of this process's cgroup and its ancestors (v2 or v1), or the machine's memory.
+/// Returns the smallest memory limit of this process's cgroup and its ancestors (v2 or v1), or the machine's memory if
+/// that is smaller.
 pub fn memory_limit() -> MemoryLimit {
     let info = rustix::system::sysinfo();
     let machine_bytes = u64::from(info.mem_unit).saturating_mul(info.totalram);
@@ -100,7 +100,7 @@ pub fn memory_limit() -> MemoryLimit {
 fn smallest(cgroups: &str, machine_bytes: u64, read: impl Fn(&Path) -> Option<String>) -> MemoryLimit {
     let mut limit = MemoryLimit { bytes: machine_bytes, cgroup_file: None };
     for file in limit_files(cgroups) {
-        // "max" is no number; v1 says "no limit" by a number beyond any machine's memory.
+        // "max" is no number, and v1 expresses "no limit" by a number beyond any machine's memory.
         let bytes = read(&file).and_then(|text| text.trim().parse::<u64>().ok());
         if let Some(bytes) = bytes.filter(|bytes| *bytes < limit.bytes) {
             limit = MemoryLimit { bytes, cgroup_file: Some(file) };
@@ -109,21 +109,22 @@ fn smallest(cgroups: &str, machine_bytes: u64, read: impl Fn(&Path) -> Option<St
     limit
 }
 
-/// The files with the limits that hold for a process of `/proc/self/cgroup`: its group's and those above.
+/// Returns the files with the limits for a process with these lines in `/proc/self/cgroup`: those of its group and of
+/// the groups above.
 fn limit_files(cgroups: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in cgroups.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else { continue };
         let (root, names) = if controllers.is_empty() {
-            // Beyond `high` there is no failure, and each allocation waits for the kernel to take something back.
+            // Above `high` no allocation fails, but each one waits for the kernel to reclaim memory.
             (CGROUP_V2, ["memory.max", "memory.high"].as_slice())
         } else if controllers.split(',').any(|controller| controller == "memory") {
             (CGROUP_V1, ["memory.limit_in_bytes"].as_slice())
         } else {
             continue;
         };
-        // In a container the group may be named from outside it; the names that do not exist here are skipped, and
+        // In a container the group may have the name that it has outside. Names that do not exist here are skipped, and
         // the root, which is the container's own group, is among the ancestors.
         let group = Path::new(group.trim_start_matches('/'));
         let above = group.ancestors();
@@ -174,7 +175,7 @@ mod tests {
         let strata = EngineOptions::new(EngineKind::Strata);
         assert_eq!([of(&strata, 8000), of(&rocksdb(Profile::Tuned), 8000)], [5000; 2]);
         assert_eq!([of(&rocksdb(Profile::Memory), 8000), of(&rocksdb(Profile::Vanilla), 8000)], [4000, 2000]);
-        // The least, and half of what is less than twice that.
+        // First the minimum, then half of a limit below twice the minimum.
         assert_eq!([of(&rocksdb(Profile::Vanilla), 200), of(&rocksdb(Profile::Vanilla), 100)], [64, 50]);
     }
 }

@@ -1,8 +1,8 @@
-//! What an operator should know of a store and of the limits of its process: memory that no setting bounds, and files that
-//! cannot all be kept open.
+//! Notes for an operator about a store and its process: memory that no setting bounds, files that cannot all be kept
+//! open, and losses from a repair.
 //!
-//! Owns: the arithmetic and the sentences. Must not: open an engine, or refuse anything. Runs on the thread that opens the
-//! store.
+//! Owns: the arithmetic and the sentences. Must not: open an engine, or refuse anything. Runs on the thread that opens
+//! the store.
 
 use std::fs;
 use std::path::Path;
@@ -15,26 +15,28 @@ use crate::options::{EngineKind, EngineOptions, Profile};
 use crate::repair::lost;
 use crate::store::{DATA, effective};
 
-/// Bytes of RocksDB's files for each pair, as measured on a settled store.
+/// Bytes of RocksDB's files per pair, measured on a settled store.
 const FILE_BYTES_A_PAIR: u64 = 76;
-/// Bytes of RocksDB's index for each pair, times 100, as measured with the filter that comes on top.
+/// Bytes of RocksDB's index per pair, times 100, measured with the filter that comes in addition.
 const INDEX_CENTIBYTES_A_PAIR: u64 = 29;
-/// Beside cache, filters and indexes: vanilla's two memtables of 64 MiB, and as much for the program and its connections.
+/// Memory in addition to cache, filters and indexes: vanilla's two memtables of 64 MiB, and as much for the program and
+/// its connections.
 const REST_BYTES: u64 = 256 << 20;
 
-/// A sentence for the log.
+/// A sentence for the log, about something that an operator should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
     /// The sentence, with its figures.
     pub text: String,
-    /// Something has to be changed; otherwise it is only good to know.
+    /// Whether something has to be changed. Otherwise the note is for information only.
     pub is_warning: bool,
 }
 
-/// What is to be said when the store in `dir` is opened with `options`, which is missing where it is yet to be made.
+/// Returns the notes to log when the store in `dir` is opened with `options`. The directory may be missing, if the
+/// store is yet to be made.
 ///
 /// # Errors
-/// Those of [`inspect`](crate::inspect).
+/// Any error of [`inspect`](crate::inspect), or of reading the list of losses.
 pub fn notes(dir: &Path, options: &EngineOptions) -> Result<Vec<Note>> {
     let known = marker::read(dir)?.filter(|known| known.engine == options.engine);
     let options = effective(options, known.as_ref());
@@ -55,7 +57,7 @@ pub fn notes(dir: &Path, options: &EngineOptions) -> Result<Vec<Note>> {
     Ok(common.chain(memory).chain(too_few_readers(files.count, hard_limit)).collect())
 }
 
-/// A repair has made the store sound, not whole.
+/// Builds the note about a repair that could not save everything: the store is sound, but some changes are lost.
 fn not_whole(lost: u64) -> Option<Note> {
     let text = format!(
         "a repair of this store has lost a part of what it held: lost={lost}: keys that are lost are answered as absent, or \
@@ -64,7 +66,8 @@ fn not_whole(lost: u64) -> Option<Note> {
     (lost > 0).then_some(Note { text, is_warning: true })
 }
 
-/// An engine fills its memory in time.
+/// Builds the note about an engine whose cache is larger than the memory limit, because an engine fills its cache in
+/// time.
 fn more_than_there_is(options: &EngineOptions) -> Option<Note> {
     let division = options.division();
     let (memory, limit) = (ByteSize::b(division.cache_bytes), ByteSize::b(division.limit.bytes));
@@ -72,7 +75,7 @@ fn more_than_there_is(options: &EngineOptions) -> Option<Note> {
     (division.cache_bytes > division.limit.bytes).then_some(Note { text, is_warning: true })
 }
 
-/// RocksDB's files of pairs.
+/// Number and size of RocksDB's files of pairs.
 #[derive(Debug, Default)]
 struct Files {
     count: u64,
@@ -80,7 +83,8 @@ struct Files {
 }
 
 impl Files {
-    /// Files that vanish meanwhile, or a directory that cannot be listed, count as none: opening says more of that.
+    /// Counts the files in `data`. Files that vanish meanwhile, or a directory that cannot be listed, count as none,
+    /// because opening reports more about them.
     fn of(data: &Path) -> Self {
         let mut found = Self::default();
         for entry in fs::read_dir(data).into_iter().flatten().flatten() {
@@ -93,7 +97,7 @@ impl Files {
     }
 }
 
-/// What RocksDB as it comes keeps in memory outside of its cache.
+/// Memory that RocksDB keeps outside of its cache, unless the profile is tuned.
 struct Outside {
     bloom_bits: u64,
     pairs: u64,
@@ -102,7 +106,7 @@ struct Outside {
 }
 
 impl Outside {
-    /// Bytes for each pair, times 100.
+    /// Returns the bytes of filter and index per pair, times 100.
     fn centibytes_a_pair(&self) -> u64 {
         self.bloom_bits * 100 / 8 + INDEX_CENTIBYTES_A_PAIR
     }
@@ -138,7 +142,7 @@ impl Outside {
     }
 }
 
-/// RocksDB keeps as many files open as half of the process's limit allows.
+/// Builds the note about more files than RocksDB can keep open, which is half of the process's limit.
 fn too_few_readers(files: u64, hard_limit: Option<u64>) -> Option<Note> {
     let hard_limit = hard_limit.filter(|hard_limit| files > hard_limit / 2)?;
     let text = format!(
@@ -169,11 +173,11 @@ mod tests {
         }
         let enough = Outside { limit_bytes: 4 * GIB, ..outside };
         assert!(!enough.note().unwrap().is_warning);
-        // A store that is yet to be made: what a pair will cost.
+        // For a store that is yet to be made the note gives the cost of a pair.
         let new = Outside { pairs: 0, limit_bytes: GIB / 8, ..enough };
         let note = new.note().unwrap();
         assert!(!note.is_warning && note.text.contains("2.8 GB at a billion"), "{}", note.text);
-        // Without a filter the index alone has to be too much.
+        // Without a filter there is a note only if the index alone is too much.
         assert_eq!(Outside { bloom_bits: 0, ..enough }.note(), None);
         assert!(Outside { bloom_bits: 0, limit_bytes: GIB / 2, ..enough }.note().is_some_and(|note| note.is_warning));
     }
@@ -205,7 +209,7 @@ mod tests {
         assert_eq!(of(&EngineOptions::new(EngineKind::Strata)), []);
         assert_eq!(of(&EngineOptions { bloom: Some(20), ..rocksdb.clone() }).len(), 1);
         assert_eq!(of(&EngineOptions { bloom: Some(20), profile: Profile::Tuned, ..rocksdb.clone() }), []);
-        // A filter that is not asked for is the one that the marker says.
+        // If no filter is asked for, the marker's one counts.
         let known = marker::Identity { bloom: 20, ..marker::Identity::new(EngineKind::Rocksdb) };
         marker::write(dir.path(), &known).unwrap();
         fs::create_dir(dir.path().join(DATA)).unwrap();

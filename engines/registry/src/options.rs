@@ -1,4 +1,4 @@
-//! Which engine, and how: the options every tool flattens into its command line and its configuration file.
+//! The choice of an engine and its options, which every tool takes on its command line and in its configuration file.
 //!
 //! Must not: look at a directory or at the machine.
 
@@ -10,12 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::store;
 
-/// More bits than this buy nothing: a false positive costs one read, and 20 bits leave one in 6000.
+/// Largest number of filter bits per key. More bits gain nothing: a false positive costs one read, and 20 bits leave
+/// one in 6000.
 const BLOOM_BITS_MAX: u32 = 32;
-/// Half of the addresses that a process of x86-64 or ARM64 has.
+/// Largest size of LMDB's map: half of the address space of a process on x86-64 or ARM64.
 const MAP_BYTES_MAX: u64 = 64 << 40;
 
-/// A storage engine. All of them can be named in every build; opening one that was not compiled in is refused.
+/// A storage engine. All engines can be named in every build, and opening one that was not compiled in is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineKind {
@@ -33,7 +34,7 @@ impl EngineKind {
     /// Every engine, compiled in or not.
     pub const ALL: [Self; 4] = [Self::Rocksdb, Self::Lmdb, Self::Redb, Self::Strata];
 
-    /// The name used on the command line, in files and for the cargo feature.
+    /// Returns the name used on the command line, in files and for the cargo feature.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Rocksdb => "rocksdb",
@@ -43,8 +44,8 @@ impl EngineKind {
         }
     }
 
-    /// Bytes of the pages that a transaction holds in memory for each key it changes, keys being far apart: a leaf of
-    /// its own in a B+tree, none where changes are collected in a log.
+    /// Returns the bytes of pages that a transaction holds in memory for each key it changes, if the keys are far
+    /// apart: one leaf in a B+tree, none in an engine that collects changes in a log.
     pub fn transaction_page_bytes(self) -> u64 {
         match self {
             Self::Lmdb | Self::Redb => 4096,
@@ -59,7 +60,7 @@ impl fmt::Display for EngineKind {
     }
 }
 
-/// How RocksDB is set up. The files of one open in the other.
+/// A set of RocksDB settings. Files written with one profile can be opened with any other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
@@ -73,8 +74,8 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// Bits per key of the filter where none are asked for: none where RocksDB is as it comes, one false positive in 6000
-    /// where memory is no matter, one in a hundred under a cap.
+    /// Returns the filter's bits per key if none are asked for: none for RocksDB's defaults, one false positive in 6000
+    /// for a store in memory, one in a hundred under a memory cap.
     pub(crate) fn bloom_bits(self) -> u32 {
         match self {
             Self::Vanilla => 0,
@@ -83,7 +84,7 @@ impl Profile {
         }
     }
 
-    /// The name used on the command line and in files.
+    /// Returns the name used on the command line and in files.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Vanilla => "vanilla",
@@ -93,10 +94,9 @@ impl Profile {
     }
 }
 
-/// Which engine, and how it is set up. An option of another engine is refused by [`open`](crate::open).
+/// An engine and its options. [`open`](crate::open) refuses an option of another engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-#[allow(missing_docs, reason = "the fields are those of EngineArgs, where each is explained")]
 pub struct EngineOptions {
     pub engine: EngineKind,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,8 +110,8 @@ pub struct EngineOptions {
     pub set: Vec<String>,
 }
 
-/// The engine as a command line names it. [`options_for`](crate::options_for) takes an engine that is left out from the
-/// store's directory.
+/// The engine as a command line names it. If the engine is left out, [`options_for`](crate::options_for) takes it from
+/// the store's directory.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineArgs {
     /// Storage engine of the store [default: the one that the directory says; for a new store strata]
@@ -131,17 +131,17 @@ pub struct EngineArgs {
 
     /// How RocksDB is set up: as it comes, for memory, or for a memory cap [default: vanilla for a new store].
     ///
-    /// vanilla is RocksDB as it comes, memory is for a store that fits in memory, tuned for one under a memory cap. Without
-    /// this option a store keeps the profile that it was last opened with.
+    /// vanilla is RocksDB as it comes, memory is for a store that fits in memory, tuned for one under a memory cap.
+    /// Without this option a store keeps the profile that it was last opened with.
     #[arg(long, value_enum, value_name = "PROFILE")]
     pub profile: Option<Profile>,
 
     /// Memory for the engine's cache, such as 512MB or 4GiB.
     ///
-    /// All that strata holds in memory, RocksDB's block cache, or redb's page cache; LMDB has none, it reads through the
-    /// kernel's page cache. The default is a part of this process's cgroup limit, or of the machine's memory where there
-    /// is no limit: five eighths for strata and tuned RocksDB, a half for RocksDB's profile for memory, a quarter for RocksDB as it
-    /// comes and redb; and at least 64 MiB, or half of a limit below twice that.
+    /// All that strata holds in memory, RocksDB's block cache, or redb's page cache; LMDB has none, it reads through
+    /// the kernel's page cache. The default is a part of this process's cgroup limit, or of the machine's memory where
+    /// there is no limit: five eighths for strata and tuned RocksDB, a half for RocksDB's profile for memory, a quarter
+    /// for RocksDB as it comes and redb; and at least 64 MiB, or half of a limit below twice that.
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub memory: Option<ByteSize>,
 
@@ -154,36 +154,36 @@ pub struct EngineArgs {
 
     /// One of the engine's own settings, in place of the profile's; may be given several times.
     ///
-    /// For whoever knows the engine: `--set max_open_files=-1 --set block_size=8192`. RocksDB's names and values are those
-    /// of its options files. A name that is not known, or that would change what a commit survives, is refused with the
-    /// list of those that are taken. The directory does not keep it: a setting holds for this opening and for the files that
-    /// are written meanwhile.
+    /// For whoever knows the engine: `--set max_open_files=-1 --set block_size=8192`. RocksDB's names and values are
+    /// those of its options files. A name that is not known, or that would change what a commit survives, is refused
+    /// with the list of those that are taken. The directory does not keep it: a setting holds for this opening and for
+    /// the files that are written meanwhile.
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     pub set: Vec<String>,
 }
 
 impl EngineArgs {
-    /// These options, for a new store of an engine.
+    /// Returns these options for a new store of `engine`.
     pub fn for_engine(&self, engine: EngineKind) -> EngineOptions {
         let Self { engine: _, bloom, profile, memory, lmdb_map_size, ref set } = *self;
         EngineOptions { engine, bloom, profile: profile.unwrap_or_default(), memory, lmdb_map_size, set: set.clone() }
     }
 }
 
-/// A number of bytes as it is written on a command line.
+/// Parses a number of bytes as it is written on a command line.
 ///
 /// # Errors
-/// Says what a size looks like.
+/// A sentence with an example of a size.
 pub fn size(text: &str) -> std::result::Result<ByteSize, String> {
     let has_number = text.trim_start().starts_with(|first: char| first.is_ascii_digit());
     let size = text.parse().ok().filter(|_| has_number);
     size.ok_or_else(|| format!("not a size: {text:?}: such as 512MB or 4GiB"))
 }
 
-/// A setting of an engine as it is written on a command line: `NAME=VALUE`.
+/// Parses an engine's setting as it is written on a command line: `NAME=VALUE`.
 ///
 /// # Errors
-/// Says what a setting looks like.
+/// A sentence with an example of a setting.
 pub fn setting(text: &str) -> std::result::Result<String, String> {
     let named = text.split_once('=').is_some_and(|(name, value)| !name.is_empty() && !value.is_empty());
     let whole = named && !text.contains(char::is_whitespace);
@@ -197,7 +197,7 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// The engine with its defaults.
+    /// Returns the default options of an engine.
     pub fn new(kind: EngineKind) -> Self {
         Self {
             engine: kind,
@@ -209,7 +209,8 @@ impl EngineOptions {
         }
     }
 
-    /// These options as a command line names them, without `--engine`: `rocksdb --bloom 20 --set max_open_files=-1`.
+    /// Returns these options as a command line names them, without `--engine`, for example
+    /// `rocksdb --bloom 20 --set max_open_files=-1`.
     pub fn line(&self) -> String {
         let mut line = self.engine.to_string();
         if let Some(bits) = self.bloom {
@@ -239,15 +240,15 @@ impl EngineOptions {
         Err(Error::new(ErrorKind::FixInput, message))
     }
 
-    /// The settings by name, in the order given.
+    /// Returns the settings as names and values, in the order given.
     pub(crate) fn settings(&self) -> impl Iterator<Item = (&str, &str)> {
         self.set.iter().map(|setting| setting.split_once('=').unwrap_or((setting, "")))
     }
 
-    /// The label of every metric and table row: `rocksdb`, `rocksdb_bloom`, `rocksdb_memory`, `rocksdb_tuned`, `lmdb`, `redb`,
-    /// `strata`.
+    /// Returns the label for metrics and table rows: `rocksdb`, `rocksdb_bloom`, `rocksdb_memory`, `rocksdb_tuned`,
+    /// `lmdb`, `redb` or `strata`.
     ///
-    /// Of an existing store the open engine's own label counts: its filter may come from the directory.
+    /// For an existing store the open engine's own label counts, because its filter may come from the directory.
     pub fn label(&self) -> &'static str {
         match (self.engine, self.profile, self.bloom.unwrap_or(0)) {
             (EngineKind::Rocksdb, Profile::Memory, _) => "rocksdb_memory",
@@ -260,10 +261,10 @@ impl EngineOptions {
         }
     }
 
-    /// Refuses options that mean nothing to the engine, and values no engine accepts.
+    /// Refuses options that the engine does not have, and values that no engine accepts.
     ///
     /// # Errors
-    /// [`ErrorKind::FixInput`] naming the option.
+    /// [`ErrorKind::FixInput`] naming the option or the setting.
     pub fn validate(&self) -> Result<()> {
         let refuse = |message: String| Err(Error::new(ErrorKind::FixInput, message));
         let engine = self.engine;

@@ -1,5 +1,5 @@
-//! Opening a store to look at it: nothing in its directory is created, changed or removed, so that a copy on a read-only
-//! file system can be looked at, too.
+//! Opens a store for reading alone. Nothing in its directory is created, changed or removed, so a copy on a read-only
+//! file system can be opened, too.
 //!
 //! Owns: the shared lock, and the refusal of every write. Threads: none of its own.
 
@@ -16,12 +16,12 @@ use crate::process;
 use crate::standing;
 use crate::store::{self, DATA, OpenMode};
 
-/// Opens the store in `dir` for reading alone. Others may do the same at once; a process that writes is kept out, and
-/// keeps this one out.
+/// Opens the store in `dir` for reading alone. Several processes may do so at once. A process that has the store open
+/// for writing keeps readers out, and readers keep such a process out.
 ///
 /// # Errors
-/// `FixInput`: there is no store, or its files are gone. `DataDamaged`: it has lost what it held. `Retry`: a process has it
-/// open for writing.
+/// `FixInput` if there is no store, or its files are gone; `DataDamaged` if it has lost commits; `Retry` if a process
+/// has it open for writing; any error of opening the engine.
 pub fn open_read_only(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
     let Some(known) = marker::read(dir)? else { return Err(store::no_store(dir)) };
     let asked = EngineOptions { profile: known.profile, memory, ..EngineOptions::new(known.engine) };
@@ -34,9 +34,9 @@ pub fn open_read_only(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn En
     Ok(Box::new(ReadOnly { engine, dir: dir.display().to_string(), _lock: lock }))
 }
 
-/// A store open for reading.
+/// A store that is open for reading alone.
 struct ReadOnly {
-    // First: closed before the lock is released.
+    // First field: the engine is closed before the lock is released.
     engine: Box<dyn Engine>,
     dir: String,
     _lock: Option<File>,
@@ -85,7 +85,7 @@ impl Engine for ReadOnly {
         self.engine.scrub()
     }
 
-    /// There is nothing to flush: the engine is dropped, not closed.
+    /// There is nothing to flush, so the engine is dropped and not closed.
     fn close(self: Box<Self>) -> Result<()> {
         Ok(())
     }

@@ -1,20 +1,20 @@
-//! Small files that are read whole: markers, locks, a load's own file.
+//! Reads small files as a whole: markers, locks, a load's own file.
 //!
-//! Owns: the refusal of what is no regular file, or too long for one of these. Must not: know what is in them. Runs on the
-//! caller's thread.
+//! Owns: the refusal of anything but a regular file, and of a file that is too long. Must not: know the files' content.
+//! Runs on the caller's thread.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind as Io, Read as _};
 use std::path::Path;
 
-/// None of these files has more than a few kilobytes.
+/// Limit of a file's length. None of these files has more than a few kilobytes.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// All of the file at `path`. What is no regular file is refused before it is opened: a pipe would be waited for, and
-/// a device may have no end.
+/// Reads all of the file at `path`. Anything but a regular file is refused before it is opened, because opening a pipe
+/// would wait, and a device may have no end.
 ///
 /// # Errors
-/// `InvalidInput` for what is no small file. The file system's.
+/// `InvalidInput` if it is not a regular file or is longer than 1 MiB; otherwise I/O errors of reading it.
 pub fn read_small(path: &Path) -> io::Result<Vec<u8>> {
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::new(Io::InvalidInput, "not a regular file"));

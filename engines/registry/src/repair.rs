@@ -1,6 +1,6 @@
-//! Making a store whole again that is damaged.
+//! Makes a damaged store sound again.
 //!
-//! Owns: the lock while it is done, and which engines can. Threads: none of its own.
+//! Owns: the lock during a repair, and the choice of the engine's repair. Threads: none of its own.
 
 use std::path::Path;
 
@@ -16,33 +16,35 @@ use crate::read_only;
 use crate::standing;
 use crate::store::{DATA, no_store};
 
-/// What a repair has found and done.
+/// Report of a repair: the damage, the losses, and the resulting state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repaired {
-    /// What was wrong and what was done about it, a line each. Empty: all was in order, and nothing was changed.
+    /// Damage that was found and the action taken, one line each. Empty if everything was in order and nothing was
+    /// changed.
     pub findings: Vec<String>,
-    /// What is lost or may be, a line each.
+    /// Data that are lost or may be lost, one line each.
     pub lost: Vec<String>,
-    /// Where the store stands now, but for what is lost.
+    /// Checkpoint of the store after the repair, not counting the losses.
     pub checkpoint: Checkpoint,
 }
 
-/// Makes the store in `dir` whole again, as far as its engine can: strata alone.
+/// Makes the store in `dir` sound again, as far as its engine can. Only strata can.
 ///
 /// # Errors
-/// `FixInput`: there is no store, its files are gone, or its engine has no repair. `DataDamaged`: the store stands before
-/// its marker, and none of the files is there that hold the newest changes. `Retry`: it is open somewhere. The engine's.
+/// `FixInput` if there is no store, its files are gone, or its engine has no repair; `DataDamaged` if the store has a
+/// lower seq than its marker, and none of the files with the newest changes is there; `Retry` if a process has it open;
+/// any error of the engine's repair.
 pub fn repair(dir: &Path) -> Result<Repaired> {
     let Some(known) = marker::read(dir)? else { return Err(no_store(dir)) };
     if standing::names(dir)?.is_empty() {
-        // There is nothing to make whole, and an empty store is what repairing would make.
+        // There is nothing to repair, and a repair would make an empty store.
         standing::check_files(dir, &known)?;
     }
     let _lock = DirLock::take(dir)?;
     process::raise_open_files();
     let data = dir.join(DATA);
     let mut repaired = by_engine(known.engine, &data)?;
-    // The log may hold more than the files that a repair goes by.
+    // The log may hold more than the files that a repair relies on.
     let memory = Some(ByteSize::b(MEMORY_MIN));
     let options = EngineOptions { profile: known.profile, memory, ..EngineOptions::new(known.engine) };
     repaired.checkpoint = read_only::open_engine(&data, &options)?.checkpoint()?;
@@ -50,8 +52,8 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
     let missing = known.seq.filter(|seq| found < *seq);
     if let Some(seq) = missing {
         if repaired.findings.is_empty() {
-            // The last record of a log may be torn without any fault, so that the engine finds none. Or a repair was cut
-            // before it came to the marker.
+            // The last record of a log may be torn without a detectable fault, so that the engine finds nothing. Or an
+            // earlier repair was cut short before it wrote the marker.
             if !standing::has_log(dir, known.engine)? {
                 standing::check_seq(dir, &known, found)?;
             }
@@ -63,17 +65,17 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
         repaired.lost.push(changes);
     }
     if missing.is_some() {
-        // Whoever repairs a store takes it as it is from now on.
+        // An operator who repairs a store accepts its state from now on.
         marker::write(dir, &Identity { seq: Some(found), ..known })?;
     }
     Ok(repaired)
 }
 
-/// How many things repairs have named that the store in `dir` has lost, or may have. Keys that are lost are answered as
-/// absent, or with the value before. What it was stands in the store, a line each.
+/// Returns the number of losses that repairs of the store in `dir` have recorded. Lost keys are answered as absent, or
+/// with an earlier value. The store has a file that describes each loss in a line.
 ///
 /// # Errors
-/// Those of reading.
+/// Any error of [`inspect`](crate::inspect), or of reading the list of losses.
 pub fn lost(dir: &Path) -> Result<u64> {
     match marker::read(dir)?.map(|known| known.engine) {
         #[cfg(feature = "strata")]
@@ -82,7 +84,7 @@ pub fn lost(dir: &Path) -> Result<u64> {
     }
 }
 
-/// Writes down in the store what is lost, before the marker stops refusing it.
+/// Records a loss in the store while the store is still refused because of its marker.
 #[cfg_attr(not(feature = "strata"), allow(unused_variables, reason = "only strata is repaired"))]
 fn remember(engine: EngineKind, data: &Path, lost: &str) -> Result<()> {
     match engine {

@@ -1,8 +1,8 @@
-//! Whether the engine's files are those that the marker speaks of: there, of its engine, and standing where it says.
+//! Checks that the engine's files match the marker: they exist, belong to its engine, and have reached its seq.
 //!
-//! Owns: these refusals. An engine makes a new store where it finds none, so a directory whose files are gone (a device
-//! that is not mounted, a part of the files that is lost) would be opened as an empty map. Must not: change anything.
-//! Runs on the thread that opens the store.
+//! Owns: these refusals. An engine creates a new store if it finds none. So without them a directory whose files are
+//! gone would be opened as an empty map, for example if a device is not mounted or some files are lost. Must not:
+//! change anything. Runs on the thread that opens the store.
 
 use std::fs;
 use std::io::ErrorKind as Io;
@@ -20,7 +20,7 @@ use crate::store::DATA;
 const WAYS_OUT: &str =
     "mount or put back what belongs there, restore a snapshot, or remove the directory and load again";
 
-/// The file without which there is no store of the engine, within [`DATA`].
+/// Returns the file within [`DATA`] without which the engine has no store.
 fn main_file(engine: EngineKind) -> &'static str {
     match engine {
         EngineKind::Rocksdb => "CURRENT",
@@ -30,7 +30,8 @@ fn main_file(engine: EngineKind) -> &'static str {
     }
 }
 
-/// How the files end that hold an engine's newest batches, where it keeps them apart from the others.
+/// Returns the name ending of the files with an engine's newest batches; `None` if the engine has no separate files for
+/// them.
 fn log_ending(engine: EngineKind) -> Option<&'static str> {
     match engine {
         EngineKind::Rocksdb => Some(".log"),
@@ -39,10 +40,11 @@ fn log_ending(engine: EngineKind) -> Option<&'static str> {
     }
 }
 
-/// Whether `dir` holds the files of a store of `engine`. Strata itself says what is missing where any of its files is left.
+/// Whether `dir` holds the files of a store of `engine`. For strata one remaining file is enough, because strata itself
+/// reports which ones are missing.
 ///
 /// # Errors
-/// The file system's.
+/// I/O errors of listing or looking at the files.
 pub(crate) fn has_files(dir: &Path, engine: EngineKind) -> Result<bool> {
     let path = dir.join(DATA).join(main_file(engine));
     if engine == EngineKind::Strata && names(dir)?.iter().any(|name| name.ends_with(".seg") || name.ends_with(".wal")) {
@@ -55,7 +57,7 @@ pub(crate) fn has_files(dir: &Path, engine: EngineKind) -> Result<bool> {
     }
 }
 
-/// The names of the engine's files; none where there is no directory of them.
+/// Returns the names of the engine's files; empty if their directory is missing.
 pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
     let data = dir.join(DATA);
     let failed =
@@ -68,11 +70,11 @@ pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
     entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
 }
 
-/// Refuses a directory with a pipe or a device in it: whoever opens one by the name of a file waits for its other end, or
-/// reads without end.
+/// Refuses a directory that contains a pipe or a device: opening it by the name of a file would wait for the pipe's
+/// other end, or read without end.
 ///
 /// # Errors
-/// `FixInput` naming the file.
+/// `FixInput` naming the pipe or device.
 pub(crate) fn check_kinds(dir: &Path) -> Result<()> {
     for place in [dir.to_owned(), dir.join(DATA)] {
         for entry in fs::read_dir(&place).into_iter().flatten().flatten() {
@@ -88,10 +90,10 @@ pub(crate) fn check_kinds(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a directory whose files are gone, or are of another engine than the marker names.
+/// Refuses a directory whose files are gone, or belong to another engine than the marker names.
 ///
 /// # Errors
-/// `FixInput` naming the file.
+/// `FixInput` naming the missing or foreign file; I/O errors of looking at the files.
 pub(crate) fn check_files(dir: &Path, known: &Identity) -> Result<()> {
     let (held, shown) = (known.engine, dir.display());
     for other in EngineKind::ALL.into_iter().filter(|other| *other != held) {
@@ -118,11 +120,11 @@ pub(crate) fn check_files(dir: &Path, known: &Identity) -> Result<()> {
     ))
 }
 
-/// Refuses a store that has no file with its newest batches, as a copy may have none, and misses such batches. Opens it
-/// for reading alone, because opening it for writing would begin a new file.
+/// Refuses a store that has no file for its newest batches and lacks such batches. A copy may have no such file and be
+/// complete. Opens the store for reading alone, because opening it for writing would create a new file.
 ///
 /// # Errors
-/// As those of [`check_seq`]; those of opening the engine.
+/// Any error of [`check_seq`], or of opening the engine.
 pub(crate) fn check_without_log(dir: &Path, options: &EngineOptions, known: &Identity) -> Result<()> {
     let Some(ending) = log_ending(known.engine).filter(|_| known.seq.is_some_and(|seq| seq > 0)) else {
         return Ok(());
@@ -135,22 +137,23 @@ pub(crate) fn check_without_log(dir: &Path, options: &EngineOptions, known: &Ide
     check_seq(dir, known, engine.checkpoint()?.seq)
 }
 
-/// Whether a store that stands below its marker may have lost its newest batches alone, because the files that hold them are
-/// here, or a repair has set them aside. Otherwise a part of the directory may not be mounted.
+/// Whether a store below its marker's seq may have lost only its newest batches: the files for them are here, or a
+/// repair has set them aside. Otherwise a part of the directory may not be mounted.
 ///
 /// # Errors
-/// The file system's.
+/// I/O errors of listing the files.
 pub(crate) fn has_log(dir: &Path, engine: EngineKind) -> Result<bool> {
     let Some(ending) = log_ending(engine) else { return Ok(false) };
     let aside = format!("{ending}.set-aside");
     Ok(names(dir)?.iter().any(|name| name.ends_with(ending) || name.contains(&aside)))
 }
 
-/// Refuses a store that stands at a seq below the one at which it was last closed or its load was completed. A repair goes
-/// on where strata's log says that only the newest changes are gone; without a log anything may be.
+/// Refuses a store whose seq is below the one at which it was last closed or its load was completed. The message offers
+/// a repair if strata's log is there, because then only the newest changes may be gone. Without a log anything may be
+/// gone.
 ///
 /// # Errors
-/// `DataDamaged` naming both.
+/// `DataDamaged` naming both seqs.
 pub(crate) fn check_seq(dir: &Path, known: &Identity, found: u64) -> Result<()> {
     let can_be_repaired = || known.engine.has_repair() && has_log(dir, known.engine).unwrap_or(false);
     match known.seq {

@@ -1,4 +1,4 @@
-//! Opening a directory, and the open store: the engine together with its directory's lock.
+//! Opens a store's directory; the open store is the engine together with the directory's lock.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
@@ -19,24 +19,25 @@ use crate::process;
 use crate::standing;
 use crate::terms::{Load, LoadState, Terms};
 
-/// The engine's own directory within the store's.
+/// Name of the engine's own directory within the store's.
 pub(crate) const DATA: &str = "data";
 
-/// A store's directory is made for its owner alone: with a way in, others could open the lock's file or the pairs.
+/// Mode of a new store's directory, which is for its owner alone: others could otherwise open the lock file or the
+/// pairs.
 const DIR_MODE: u32 = 0o700;
 
-/// What [`open`] expects of the directory.
+/// State of the directory that [`open`] expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {
-    /// A new store: the directory is missing, empty, or left by a creation that was cut short.
+    /// Creates a store. The directory must be missing, empty, or left by a creation that was cut short.
     Create,
-    /// A store that is there.
+    /// Opens a store that exists.
     Existing,
-    /// Either.
+    /// Opens the store if it exists, and creates it otherwise.
     CreateOrOpen,
 }
 
-/// The engines in this build.
+/// Returns the engines in this build.
 pub fn compiled() -> &'static [EngineKind] {
     &[
         #[cfg(feature = "rocksdb")]
@@ -50,15 +51,16 @@ pub fn compiled() -> &'static [EngineKind] {
     ]
 }
 
-/// What `dir` holds, without opening or locking it; `None` where there is no store.
+/// Reads the description of the store in `dir`, without opening or locking it; `None` if there is no store.
 ///
 /// # Errors
-/// `FixInput` for a newer format, `DataDamaged` for a marker that cannot be read.
+/// `FixInput` for a newer or an older format, `DataDamaged` for a marker that cannot be understood.
 pub fn inspect(dir: &Path) -> Result<Option<Identity>> {
     marker::read(dir)
 }
 
-/// The engine of a new store where none is named: strata, which was made for this map, or the first of this build.
+/// Returns the engine for a new store if none is named: strata, which was made for this map, or the first engine of
+/// this build.
 pub fn default_engine() -> EngineKind {
     let compiled = compiled();
     if compiled.contains(&EngineKind::Strata) {
@@ -68,11 +70,11 @@ pub fn default_engine() -> EngineKind {
     compiled.first().copied().unwrap_or(EngineKind::Strata)
 }
 
-/// The options for the store in `dir`: an engine or a profile that is not named is the one that the directory says, or
-/// for a new store the default.
+/// Returns the options for the store in `dir`. An engine or a profile that is not named comes from the directory, or is
+/// the default for a new store.
 ///
 /// # Errors
-/// Those of [`inspect`]; `FixInput` for an option of another engine.
+/// Any error of [`inspect`]; `FixInput` for an option of another engine.
 pub fn options_for(dir: &Path, args: &EngineArgs) -> Result<EngineOptions> {
     let known = marker::read(dir)?;
     let engine = args.engine.or(known.as_ref().map(|known| known.engine)).unwrap_or_else(default_engine);
@@ -87,25 +89,25 @@ pub fn options_for(dir: &Path, args: &EngineArgs) -> Result<EngineOptions> {
 /// Opens the store in `dir` without any [`Terms`]: see [`open_on`].
 ///
 /// # Errors
-/// As those of [`open_on`].
+/// The same as [`open_on`].
 pub fn open(dir: &Path, options: &EngineOptions, mode: OpenMode) -> Result<Box<dyn Engine>> {
     open_on(dir, options, mode, &Terms::default())
 }
 
-/// Opens the store that is in `dir`, with the engine and the profile that the directory says.
+/// Opens the store that exists in `dir`, with the engine and the profile that the directory names.
 ///
 /// # Errors
-/// As those of [`open_on`].
+/// The same as [`open_on`]; `FixInput` if there is no store.
 pub fn open_existing(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
     let Some(identity) = marker::read(dir)? else { return Err(no_store(dir)) };
     let options = EngineOptions { profile: identity.profile, memory, ..EngineOptions::new(identity.engine) };
     open(dir, &options, OpenMode::Existing)
 }
 
-/// Whether [`open_on`] would refuse the directory, the options or the terms. Creates, locks and changes nothing.
+/// Checks whether [`open_on`] would refuse the directory, the options or the terms. Creates, locks and changes nothing.
 ///
 /// # Errors
-/// As those of [`open_on`], but for what only the lock and the engine know.
+/// The same as [`open_on`], except those that only the lock and the engine can find.
 pub fn check(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms) -> Result<()> {
     options.validate()?;
     refuse_unless_compiled(options.engine)?;
@@ -117,16 +119,17 @@ pub fn check(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms)
 
 /// Opens the store in `dir` on `terms`.
 ///
-/// The engine is fixed when the store is created. A Bloom filter that is not given is the one the store was last
-/// opened with, as [`options_for`] says of the profile; a different one is written to the marker and holds for files
-/// written from then on. What the terms say and the store does not know is written to the marker once the engine has
-/// opened; only a new store has a marker before.
+/// The engine is fixed when the store is created. If no Bloom filter is given, the one that the store was last opened
+/// with is kept, just as [`options_for`] keeps the profile. A different filter is written to the marker, and holds for
+/// files written from then on. Facts that the terms state and the store does not know are written to the marker once
+/// the engine has opened. Only a new store has a marker before that.
 ///
 /// # Errors
-/// `FixInput` naming the directory: it is not what `mode` expects, holds another engine, something else than the terms
-/// say, or a newer format, or the options are not the engine's. `Retry`: another process has it open.
+/// `FixInput` naming the directory, if it does not match `mode`, holds another engine, differs from the terms, or has
+/// another format, or if the options are not the engine's; `Retry` if another process has it open; any error of opening
+/// the engine.
 pub fn open_on(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Terms) -> Result<Box<dyn Engine>> {
-    // Before anything is created: a wrong path must not turn into a directory with a lock in it.
+    // The check comes before anything is created: a wrong path must not become a directory with a lock in it.
     check(dir, options, mode, terms)?;
     open_locked(hold(dir)?, options, mode, terms)
 }
@@ -134,7 +137,7 @@ pub fn open_on(dir: &Path, options: &EngineOptions, mode: OpenMode, terms: &Term
 /// Opens the store in a directory that this process holds: see [`open_on`].
 ///
 /// # Errors
-/// As those of [`open_on`].
+/// The same as [`open_on`].
 pub fn open_held(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Terms) -> Result<Box<dyn Engine>> {
     check(held.dir(), options, mode, terms)?;
     open_locked(held, options, mode, terms)
@@ -148,7 +151,8 @@ fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Term
     let made = known.clone().unwrap_or_else(|| Identity::new(options.engine));
     let (bloom, profile) = (options.bloom.unwrap_or(0), options.profile);
     let mut identity = Identity { format: FORMAT_VERSION, bloom, profile, load, holds, ..made };
-    // Before a new engine's first file. Of a store that is there nothing is written that does not open.
+    // A new store gets its marker before the engine's first file. A store that exists and does not open is left
+    // unchanged.
     if known.is_none() {
         marker::write(dir, &identity)?;
     }
@@ -159,7 +163,7 @@ fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Term
     checked::sync_dir(dir)
         .map_err(|e| Error::io(format!("cannot sync the store's directory: dir={} reason={e}", dir.display()), e))?;
     if identity.seq.is_none() {
-        // The engine has made its files: from now on they have to be there. What it holds may not be durable yet.
+        // The engine has made its files, and from now on they have to exist. Their content may not be durable yet.
         identity = identity.at(0);
     }
     if known.as_ref() != Some(&identity) {
@@ -168,11 +172,12 @@ fn open_locked(held: Held, options: &EngineOptions, mode: OpenMode, terms: &Term
     Ok(Box::new(Store { engine, identity, dir: dir.to_owned(), _lock: held.into_lock() }))
 }
 
-/// Says in the marker how far the load of the store in `dir` has come. To be called by the process that has it open for
-/// loading; [`Complete`](crate::LoadState::Complete) with the seq of the load's last commit, once that is durable.
+/// Records in the marker how far the load of the store in `dir` has come. The process that has the store open for
+/// loading calls this; for [`Complete`](crate::LoadState::Complete) with the seq of the load's last commit, once that
+/// is durable.
 ///
 /// # Errors
-/// `FixInput`: there is no store; else the file system's.
+/// `FixInput` if there is no store; otherwise I/O errors of reading or writing the marker.
 pub fn mark_load(dir: &Path, load: Load, seq: u64) -> Result<()> {
     let known = marker::read(dir)?.ok_or_else(|| no_store(dir))?;
     let complete = load.state == LoadState::Complete;
@@ -184,9 +189,9 @@ pub fn mark_load(dir: &Path, load: Load, seq: u64) -> Result<()> {
     marker::write(dir, &marked)
 }
 
-/// An open store. Hands everything to the engine, whose readers and transactions are used without going through here.
+/// An open store. It passes every call on to the engine. Readers and transactions are the engine's own.
 struct Store {
-    // First: closed before the lock is released.
+    // First field: the engine is closed before the lock is released.
     engine: Box<dyn Engine>,
     identity: Identity,
     dir: PathBuf,
@@ -214,7 +219,8 @@ impl Engine for Store {
         self.engine.stats()
     }
 
-    /// `dir` may also be empty: a service's directory is often made for it. See [`crate::copy`].
+    /// Accepts an empty `dir` as well, because a service's directory is often created for it beforehand. See
+    /// [`crate::copy`].
     fn snapshot(&self, dir: &Path) -> Result<()> {
         copy::write(&*self.engine, &self.identity, &self.dir, dir)
     }
@@ -235,8 +241,8 @@ impl Engine for Store {
         let Self { engine, dir, _lock, .. } = *self;
         let seq = engine.checkpoint()?.seq;
         engine.close()?;
-        // Read again: a load may have been marked meanwhile. The marker's older seq holds as well, so that a disk that is
-        // full is no reason to fail.
+        // Read again, because a load may have been marked meanwhile. A full disk is no reason to fail, because the
+        // marker's older seq holds as well.
         if let Some(known) = marker::read(&dir)?.filter(|known| known.seq != Some(seq)) {
             marker::write(&dir, &known.at(seq)).ok();
         }
@@ -245,12 +251,12 @@ impl Engine for Store {
     }
 }
 
-/// Fills in what the store remembers and the profile implies.
+/// Adds the options that the store remembers or the profile implies.
 pub(crate) fn effective(options: &EngineOptions, known: Option<&Identity>) -> EngineOptions {
     let mut options = options.clone();
     if options.engine == EngineKind::Rocksdb && options.bloom.is_none() {
         options.bloom = match known {
-            // Also none, where that was said of this profile.
+            // The filter may also be none, if that was chosen for this profile.
             Some(known) if known.bloom > 0 || known.profile == options.profile => Some(known.bloom),
             _ => Some(options.profile.bloom_bits()),
         };
@@ -258,7 +264,7 @@ pub(crate) fn effective(options: &EngineOptions, known: Option<&Identity>) -> En
     options
 }
 
-/// Whether `dir` is what `mode` expects; the marker where there is one.
+/// Checks that `dir` matches `mode`, and returns its marker if there is one.
 fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<Identity>> {
     let refuse = |message: String| Err(Error::new(ErrorKind::FixInput, message));
     let shown = dir.display();
@@ -296,7 +302,7 @@ fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<I
     }
 }
 
-/// The error of an engine that cannot open its damaged files, with what can be done about it.
+/// Adds the possible remedies to the error of an engine that cannot open its damaged files.
 pub(crate) fn with_way_out(dir: &Path, engine: EngineKind, error: Error) -> Error {
     let said = error.to_string();
     if error.kind() != ErrorKind::DataDamaged || !engine.has_repair() || said.contains("bootstrap repair") {
@@ -317,7 +323,7 @@ pub(crate) fn no_store(dir: &Path) -> Error {
     Error::new(ErrorKind::FixInput, message)
 }
 
-/// The entries of `dir`; none where it is missing.
+/// Returns the names in `dir`; empty if it is missing.
 fn names(dir: &Path) -> Result<BTreeSet<String>> {
     let failed = |e: std::io::Error| {
         Error::io(format!("cannot list the store's directory: dir={} reason={e}", dir.display()), e)
@@ -349,18 +355,18 @@ pub(crate) fn create_dir(dir: &Path) -> Result<()> {
     sync_parent(dir)
 }
 
-/// Makes the directory of a store. One that is there keeps its mode: an operator may have set it.
+/// Creates the directory of a store. An existing one would keep its mode, because an operator may have set it.
 pub(crate) fn new_dir(dir: &Path) -> std::io::Result<()> {
     DirBuilder::new().mode(DIR_MODE).create(dir)
 }
 
-/// Makes the name of `dir` itself durable.
+/// Makes the name of `dir` itself durable in the directory above it.
 pub(crate) fn sync_parent(dir: &Path) -> Result<()> {
     let failed = |e: std::io::Error| {
         Error::io(format!("cannot sync the directory above the store: dir={} reason={e}", dir.display()), e)
     };
     match dir.canonicalize().map_err(failed)?.parent() {
-        // A parent that may be entered but not read cannot be synced by us.
+        // A parent that may be entered but not read cannot be synced by this process.
         Some(parent) => match checked::sync_dir(parent) {
             Err(e) if e.kind() != Io::PermissionDenied => Err(failed(e)),
             _ => Ok(()),
@@ -369,10 +375,10 @@ pub(crate) fn sync_parent(dir: &Path) -> Result<()> {
     }
 }
 
-/// Refuses an engine that this build lacks.
+/// Refuses an engine that is not in this build.
 ///
 /// # Errors
-/// `FixInput`, naming those that it has.
+/// `FixInput` naming the engines in this build.
 pub fn refuse_unless_compiled(engine: EngineKind) -> Result<()> {
     if compiled().contains(&engine) {
         return Ok(());
@@ -387,7 +393,8 @@ pub fn refuse_unless_compiled(engine: EngineKind) -> Result<()> {
     ))
 }
 
-/// The names that `set` takes for an engine; none where it has no settings of its own, or is not in this build.
+/// Returns the names that `set` accepts for an engine; empty if the engine has no settings of its own, or is not in
+/// this build.
 pub(crate) fn setting_names(engine: EngineKind) -> Vec<&'static str> {
     match engine {
         #[cfg(feature = "rocksdb")]
@@ -400,10 +407,10 @@ pub(crate) fn setting_names(engine: EngineKind) -> Vec<&'static str> {
     }
 }
 
-/// Refuses values of settings that the engine does not take. RocksDB says of its own when it opens.
+/// Refuses values of settings that the engine does not accept. RocksDB checks its own when it opens.
 ///
 /// # Errors
-/// `FixInput`, naming the setting.
+/// `FixInput` naming the setting.
 pub(crate) fn check_settings(options: &EngineOptions) -> Result<()> {
     match options.engine {
         #[cfg(feature = "lmdb")]
@@ -457,7 +464,8 @@ pub(crate) fn strata_options(options: &EngineOptions) -> engine_strata::StrataOp
     engine_strata::StrataOptions { memory_bytes: options.division().cache_bytes, ..Default::default() }
 }
 
-/// Opens the engine. Strata asks `accept` before it makes or removes anything; the others are asked once they are open.
+/// Opens the engine. Strata calls `accept` before it creates or removes anything; the caller checks the other engines
+/// once they are open.
 #[cfg_attr(not(feature = "strata"), allow(unused_variables, reason = "the others are asked once they are open"))]
 fn open_engine(
     data: &Path,
@@ -505,7 +513,7 @@ mod tests {
         assert_eq!(effective(&kept, Some(&known)).bloom, Some(12));
         let changed = EngineArgs { profile: Some(Profile::Vanilla), ..EngineArgs::default() };
         assert_eq!(of(&changed).profile, Profile::Vanilla);
-        // Another engine's: refused when the store is opened, and no profile is made up for it before.
+        // An option of another engine is refused when the store is opened; no profile is derived from it before.
         let other = EngineArgs { engine: Some(EngineKind::Lmdb), ..EngineArgs::default() };
         assert_eq!(of(&other).profile, Profile::Vanilla);
     }

@@ -1,8 +1,8 @@
-//! What the pairs of a store mean and how far its load has come, as the marker keeps them, and what a program that
-//! opens the store asks of both.
+//! The meaning of a store's pairs and the state of its load, which the marker records, and the requirements of a
+//! program that opens the store.
 //!
-//! Owns: the comparison and its refusals. Must not: know what a meaning is; the words are those of the programs that
-//! write pairs. Does no I/O.
+//! Owns: comparing both, and the refusals. Must not: interpret a meaning; its words belong to the programs that write
+//! pairs. Does no I/O, except to name the process that holds the directory.
 
 use std::path::Path;
 
@@ -12,74 +12,72 @@ use serde::{Deserialize, Serialize};
 use crate::hold;
 use crate::marker::{Identity, MARKER};
 
-/// A name is shown on one line among others.
+/// Longest name of a cluster in bytes, because names are shown on one line with others.
 const NAME_BYTES_MAX: usize = 64;
 
-/// What the pairs of a store mean. A field that is `None` is not known, and is taken from the first program that says it.
+/// Meaning of a store's pairs. A field that is `None` is unknown, and is taken from the first program that states it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Holds {
-    /// What the value under a key is, such as `account-owner`.
+    /// Kind of the value under a key, such as `account-owner`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extract: Option<String>,
-    /// The programs whose accounts are keys, or `all`.
+    /// Programs whose accounts are the keys, or `all`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub programs: Option<Vec<String>>,
-    /// The operator's name for the chain that the pairs come from.
+    /// Name that the operator gives to the chain of the pairs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
 }
 
 impl Holds {
-    /// Whether nothing is known.
     pub fn is_unknown(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// How far the load that fills a store has come.
+/// Progress of the load that fills a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LoadState {
-    /// It was begun. The store holds a part of its source.
+    /// The load was begun and has not finished. The store holds a part of its source.
     Loading,
-    /// The store holds all of its source.
+    /// The load has finished. The store holds all of its source.
     Complete,
 }
 
 /// The load that fills or has filled a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
-    /// How far it has come.
     pub state: LoadState,
-    /// Which source it reads: the number in its checkpoints, as hex.
+    /// Source that the load reads: the number in its checkpoints, in hex.
     pub source: String,
-    /// What it has loaded; `None` until it is complete, and where an earlier version has loaded.
+    /// Result of the load; `None` until it is complete, and if an earlier version has loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loaded: Option<Loaded>,
 }
 
 impl Load {
-    /// A load of which nothing is known but its source.
+    /// Builds a load that has no result yet.
     pub fn new(state: LoadState, source: impl Into<String>) -> Self {
         Self { state, source: source.into(), loaded: None }
     }
 }
 
-/// What a complete load has left in the store, for as long as the store stands at that seq.
+/// Result of a complete load. It describes the store for as long as the store has this seq.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loaded {
-    /// The seq of the load's last commit.
+    /// Seq of the load's last commit.
     pub seq: u64,
-    /// Pairs in the store.
+    /// Number of pairs in the store.
     pub pairs: u64,
-    /// Their digest, where one run has loaded all of them.
+    /// Digest of the pairs; `None` unless one run has loaded all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
 }
 
 impl Loaded {
-    /// How a store that holds these pairs, with this digest, differs from what was loaded; `None` where it does not.
+    /// Describes how a store with these pairs and this digest differs from the loaded one; `None` if it does not.
     pub fn difference(&self, pairs: u64, digest: &str) -> Option<String> {
         if self.pairs != pairs {
             return Some(format!("pairs={pairs} loaded_pairs={}", self.pairs));
@@ -89,33 +87,36 @@ impl Loaded {
     }
 }
 
-/// What a load must be for a store to be opened, and what opening makes of it.
+/// Required state of a store's load, and the change that opening makes to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LoadTerm {
-    /// As it is.
+    /// Any state is accepted and left unchanged.
     #[default]
     Any,
-    /// A load that has not finished is refused.
+    /// A store whose load has not finished is refused.
     Finished,
-    /// This program loads. A store without an unfinished load is marked as loading from this source, its number as hex;
-    /// one that is loading stays as it is. [`mark_load`](crate::mark_load) says what comes after.
+    /// This program loads the store. A store without an unfinished load is marked as loading from this source, a number
+    /// in hex. A store that is loading stays unchanged. [`mark_load`](crate::mark_load) records the progress after
+    /// that.
     Loading(String),
 }
 
-/// What a program that opens a store says about it. The default says nothing.
+/// Statements of a program about the store that it opens. The default states nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// What the pairs mean: kept by a store that does not know, refused by one that holds something else.
+    /// Meaning of the pairs. A store that does not know it records it; a store with another meaning is refused.
     pub holds: Holds,
-    /// What its load must be.
+    /// Required state of the load.
     pub load: LoadTerm,
 }
 
 impl Terms {
-    /// What the marker is to say after opening.
+    /// Compares the terms with the marker, and returns the meaning and the load that the marker must have after
+    /// opening.
     ///
     /// # Errors
-    /// `FixInput`: the store holds something else, or its load has not finished.
+    /// `FixInput` if the store has another meaning, or its load has not finished; `Retry` if another process is loading
+    /// it now.
     pub(crate) fn meet(&self, dir: &Path, known: Option<&Identity>) -> Result<(Holds, Option<Load>)> {
         let holds = self.holds(dir, known.map(|known| &known.holds))?;
         let load = known.and_then(|known| known.load.clone());
@@ -146,7 +147,7 @@ impl Terms {
     }
 }
 
-/// Refuses a name that an operator could not read back: empty, long, or with characters that do not show.
+/// Refuses a name that an operator could not read back: empty, too long, or with invisible characters.
 fn check_name(what: &str, name: Option<&str>) -> Result<()> {
     let Some(name) = name else { return Ok(()) };
     let plain = name.trim() == name && !name.chars().any(char::is_control);
@@ -162,7 +163,7 @@ fn check_name(what: &str, name: Option<&str>) -> Result<()> {
     ))
 }
 
-/// What is known, or what is asked for where nothing is.
+/// Returns the known text, or the requested one if none is known. Refuses a difference between the two.
 fn one(
     dir: &Path,
     what: &str,
@@ -179,7 +180,7 @@ fn one(
         (None, asked) => Ok(asked.cloned()),
     }
 }
-/// Why nobody but a load opens the store.
+/// Builds the error for a store that only a load may open.
 fn not_finished(dir: &Path, source: &str) -> Error {
     let (dir_shown, own) = (dir.display(), std::process::id().to_string());
     match hold::holder(dir) {

@@ -1,7 +1,8 @@
-//! Sorted pairs as files of their own, which RocksDB takes in without rewriting them.
+//! Loads sorted pairs as files of their own, which RocksDB ingests without rewriting them.
 //!
-//! The files land in `ingest/`, are complete and synced before they are taken in, and all of a chunk's are taken in by
-//! one step of the manifest, after everything that was committed before is in sorted files, too. Whatever a crash leaves in `ingest/` is removed at the next opening.
+//! The files are written to `ingest/`, and are complete and synced before RocksDB ingests them. One step of the
+//! manifest ingests all files of a chunk, after everything committed before was flushed to sorted files, too. Leftovers
+//! of a crash in `ingest/` are removed at the next opening.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -14,7 +15,7 @@ use crate::engine::RocksdbEngine;
 use crate::{CHECKPOINT_KEY, error, reader, write};
 
 const INGEST: &str = "ingest";
-/// Pairs of one file: 256 MiB of user data.
+/// Number of pairs in one file: 256 MiB of user data.
 const FILE_PAIRS: usize = 4 << 20;
 
 impl BulkLoad for RocksdbEngine {
@@ -31,7 +32,7 @@ impl BulkLoad for RocksdbEngine {
         if let Some(pairs) = pairs.get(known..).filter(|pairs| !pairs.is_empty()) {
             ingest(self, pairs)?;
         }
-        // Before the checkpoint that counts these pairs: they are in no log.
+        // Before the checkpoint that counts these pairs, because they are in no log.
         self.keep_manifest()?;
         let mut batch = WriteBatch::default();
         batch.put(CHECKPOINT_KEY, encoded);
@@ -39,7 +40,7 @@ impl BulkLoad for RocksdbEngine {
     }
 }
 
-/// Removes what a load that was cut short has left.
+/// Removes the files of a load that was cut short.
 pub(crate) fn remove_leftovers(dir: &Path) -> Result<()> {
     let ingest = dir.join(INGEST);
     match fs::remove_dir_all(&ingest) {
@@ -50,8 +51,8 @@ pub(crate) fn remove_leftovers(dir: &Path) -> Result<()> {
     }
 }
 
-/// How many pairs at the chunk's head the store holds already, because a crash came between taking them in and
-/// recording the checkpoint. Anything else at or above the chunk's first key refuses the chunk.
+/// Returns the number of pairs at the chunk's start that the store holds already, because a crash came after they were
+/// ingested and before the checkpoint. Any other pair at or above the chunk's first key makes the chunk refused.
 fn already_stored(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<usize> {
     let Some((first, _)) = pairs.first() else { return Ok(0) };
     let (mut known, mut other) = (0, false);
@@ -82,8 +83,9 @@ fn ingest(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<()> {
         .enumerate()
         .map(|(number, pairs)| write_file(engine, dir.join(format!("{number}.sst")), pairs))
         .collect::<Result<Vec<_>>>()?;
-    // Each file may use up a sequence number that is in no log. What was committed before has to be in sorted files by then:
-    // the log would have a gap, and a loss of power could leave these pairs without commits that came before them.
+    // Each file may use up a sequence number that is in no log. So everything committed before has to be in sorted
+    // files by then: otherwise the log would have a gap, and a power loss could keep these pairs and lose commits
+    // before them.
     engine.db().flush().map_err(|e| error::rocks("RocksDB cannot flush what was committed before a load", e))?;
     let mut options = IngestExternalFileOptions::default();
     options.set_move_files(true);
@@ -92,7 +94,7 @@ fn ingest(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<()> {
         engine.poison();
         error::write("RocksDB cannot take in sorted files; if it refuses to open the store now, load it anew", e)
     })?;
-    // RocksDB has moved every file out of it. If it stays, the next opening for writing removes it.
+    // RocksDB has moved every file out of the directory. If it stays, the next opening for writing removes it.
     fs::remove_dir(&dir).ok();
     Ok(())
 }

@@ -21,28 +21,27 @@ use crate::replay::Filter;
 use crate::write::RocksdbTxn;
 use crate::{Profile, RocksdbOptions, bulk, error, reader, scrub, settings};
 
-/// A RocksDB store.
 pub struct RocksdbEngine {
     db: DB,
-    /// Dropped after the store, which has its bare pointer.
+    /// WAL filter that RocksDB has a bare pointer to, and so dropped after the store.
     _filter: Filter,
     rocksdb_options: Options,
     options: RocksdbOptions,
     dir: PathBuf,
-    /// Bytes of the filters of the files that were there when the store was opened; `None` where there was no file.
+    /// Bytes of filters in the files that existed when the store was opened; `None` if there were no files.
     filter_bytes: Option<u64>,
-    /// `None` where the store is open for reading alone.
+    /// Keeper of the manifest's length; `None` if the store is open for reading alone.
     manifest: Option<Arc<Keeper>>,
     writer: Mutex<()>,
     poisoned: AtomicBool,
 }
 
 impl RocksdbEngine {
-    /// Opens the store in `dir`, creating directory and store when they are missing.
+    /// Opens the store in `dir`. Creates the directory and the store if they are missing.
     ///
     /// # Errors
-    /// `FixInput` when the store is open elsewhere or was made with settings this build does not know, `DataDamaged`
-    /// when its files contradict each other.
+    /// `FixInput` if the store is open elsewhere or was made with settings that this build does not know; `DataDamaged`
+    /// if its files contradict each other.
     pub fn open(dir: &Path, options: &RocksdbOptions) -> Result<Self> {
         fs::create_dir_all(dir).map_err(|e| {
             Error::io(format!("cannot create the store's directory: dir={} reason={e}", dir.display()), e)
@@ -54,23 +53,23 @@ impl RocksdbEngine {
         let families = [(DEFAULT_COLUMN_FAMILY_NAME, rocksdb_options.clone())];
         let db = DB::open_cf_with_opts(&rocksdb_options, dir, families)
             .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
-        // Only once the directory is ours.
+        // Only now, because RocksDB has locked the directory.
         bulk::remove_leftovers(dir)?;
-        // The manifest is a new one, and nothing hangs on its length yet: on a full disk the older length has to do.
+        // The manifest is a new one, and nothing depends on its length yet: on a full disk the older length will do.
         manifest.keep().ok();
         Self::check((filter, db), rocksdb_options, dir, options, Some(manifest))
     }
 
-    /// Opens the store in `dir` for reading alone, and writes nothing there, no log of RocksDB's either.
+    /// Opens the store in `dir` for reading alone, and writes nothing there, not even RocksDB's own log of events.
     ///
     /// # Errors
-    /// As [`RocksdbEngine::open`]; there is no store.
+    /// The same as [`RocksdbEngine::open`], and `FixInput` if there is no store.
     pub fn open_read_only(dir: &Path, options: &RocksdbOptions) -> Result<Self> {
         let manifest = Keeper::check(dir)?;
         let mut rocksdb_options = settings::rocksdb_options(dir, options)?;
         let filter = Filter::set(&mut rocksdb_options, manifest.last_sequence());
         rocksdb_options.create_if_missing(false);
-        // Nowhere: RocksDB's own would be a new file in the directory.
+        // Events are logged nowhere, because RocksDB's own log would be a new file in the directory.
         rocksdb_options.set_info_logger(InfoLogger::new_callback_logger(LogLevel::Fatal, |_, _| {}));
         let families = [(DEFAULT_COLUMN_FAMILY_NAME, rocksdb_options.clone())];
         let db = DB::open_cf_with_opts_for_read_only(&rocksdb_options, dir, families, false)
@@ -78,7 +77,8 @@ impl RocksdbEngine {
         Self::check((filter, db), rocksdb_options, dir, options, None)
     }
 
-    /// A checkpoint this build cannot read is refused now and not at the first use. Of a pattern the last is dropped first.
+    /// Refuses a checkpoint that this build cannot read, now and not at its first use. On an error the store is dropped
+    /// before the filter, because Rust drops the variables of a pattern from the last to the first.
     fn check(
         (filter, db): (Filter, DB),
         rocksdb_options: Options,
@@ -114,20 +114,20 @@ impl RocksdbEngine {
         &self.rocksdb_options
     }
 
-    /// Waits for the writer before this one; refuses on a poisoned engine or a nearly full disk.
+    /// Waits for the previous writer and takes its lock. Refuses if the engine is poisoned or the disk is nearly full.
     pub(crate) fn lock_writer(&self) -> Result<MutexGuard<'_, ()>> {
         let writer = self.writer.lock();
         self.check_writable()?;
         Ok(writer)
     }
 
-    /// Remembers how long the manifest is by now.
+    /// Records the present length of the manifest.
     pub(crate) fn keep_manifest(&self) -> Result<()> {
         self.manifest.as_ref().map_or(Ok(()), |manifest| manifest.keep())
     }
 
     pub(crate) fn poison(&self) {
-        // ORDERING: Relaxed: set and read by writers under their lock, and by `close`, which is alone.
+        // ORDERING: Relaxed: set and read by writers under their lock, and by `close`, which runs alone.
         self.poisoned.store(true, Ordering::Relaxed);
     }
 
@@ -172,8 +172,8 @@ impl RocksdbEngine {
 }
 
 impl Engine for RocksdbEngine {
-    /// Whether there are filters is what the files have, and where there is no file yet what those will have that are
-    /// written.
+    /// Derives the part about filters from the existing files. If there is no file yet, it depends on whether new files
+    /// will have filters.
     fn label(&self) -> &'static str {
         let filtered = self.filter_bytes.map_or(self.options.bloom_bits.is_some(), |bytes| bytes > 0);
         match (self.options.profile, filtered) {
@@ -221,14 +221,14 @@ impl Engine for RocksdbEngine {
             details.push((name, self.files_at_level(level)?));
         }
         Ok(Stats {
-            // Counts entries: an overwritten pair counts twice until it is compacted.
+            // This counts entries: an overwritten pair counts twice until it is compacted.
             pairs_estimate: self.property(properties::ESTIMATE_NUM_KEYS)?,
             disk_bytes: disk_bytes(&self.dir)?,
             details,
         })
     }
 
-    /// Hard links where `dir` is on the same file system, copies elsewhere; the memtable is flushed first.
+    /// Flushes the memtable first. Makes hard links if `dir` is on the same file system, and copies otherwise.
     fn snapshot(&self, dir: &Path) -> Result<()> {
         rocksdb::checkpoint::Checkpoint::new(&self.db)
             .and_then(|checkpoint| checkpoint.create_checkpoint(dir))
@@ -240,8 +240,8 @@ impl Engine for RocksdbEngine {
         Some(self)
     }
 
-    /// Flushes, compacts everything above the bottommost level down to it, and waits. Sorted files that were taken in
-    /// at the bottom are not rewritten.
+    /// Flushes, compacts everything above the bottommost level into it, and waits. Sorted files that were ingested at
+    /// the bottom are not rewritten.
     fn settle(&self) -> Result<()> {
         let failed = |e| error::rocks("RocksDB cannot settle", e);
         self.db.flush().map_err(failed)?;
@@ -258,13 +258,13 @@ impl Engine for RocksdbEngine {
         Ok(())
     }
 
-    /// Every block of every file against its checksum, then a scan.
+    /// Compares every block of every file with its checksum, then scans.
     fn scrub(&mut self) -> Result<u64> {
         let failed = |e| error::rocks("RocksDB cannot keep its files for the scrub", e);
         if self.manifest.is_none() {
             scrub::files(&self.dir)?;
         } else {
-            // A compaction would remove what the scrub's own opening is reading.
+            // A compaction would remove files that the scrub's own opening is reading.
             self.db.disable_file_deletions().map_err(failed)?;
             let checked = scrub::files(&self.dir);
             self.db.enable_file_deletions().map_err(failed)?;
@@ -279,13 +279,13 @@ impl Engine for RocksdbEngine {
         }
         self.db.flush_wal(true).map_err(|e| error::write("RocksDB cannot flush its log", e))?;
         self.db.cancel_all_background_work(true);
-        // What was flushed before is known already.
+        // The length at the last flush is recorded already, so a failure here is ignored.
         self.keep_manifest().ok();
         Ok(())
     }
 }
 
-/// RocksDB's default has seven levels.
+/// Names of the figures for each level. RocksDB's default has seven levels.
 const FILES_AT_LEVEL: [&str; 7] = [
     "level0_files_count",
     "level1_files_count",
@@ -296,7 +296,7 @@ const FILES_AT_LEVEL: [&str; 7] = [
     "level6_files_count",
 ];
 
-/// Bytes of the filters in all files; `None` where there is no file.
+/// Returns the bytes of the filters in all files; `None` if there is no file.
 fn filter_bytes(db: &DB) -> Result<Option<u64>> {
     let failed = |e| error::rocks("RocksDB cannot read the properties of its files", e);
     if db.live_files().map_err(failed)?.is_empty() {
@@ -310,7 +310,7 @@ fn filter_bytes(db: &DB) -> Result<Option<u64>> {
     })
 }
 
-/// Allocated bytes of the files in `dir` and below.
+/// Returns the allocated bytes of the files in `dir` and below.
 pub(crate) fn disk_bytes(dir: &Path) -> Result<u64> {
     let failed =
         |e: std::io::Error| Error::io(format!("cannot size the store's files: dir={} reason={e}", dir.display()), e);
@@ -321,7 +321,7 @@ pub(crate) fn disk_bytes(dir: &Path) -> Result<u64> {
             Ok(meta) if meta.is_dir() => bytes += disk_bytes(&entry.path())?,
             // st_blocks counts 512 bytes whatever the file system's block size is.
             Ok(meta) => bytes += meta.blocks() * 512,
-            // A compaction has removed it since it was listed.
+            // A compaction has removed the file since it was listed.
             Err(e) if e.kind() == Io::NotFound => {}
             Err(e) => return Err(failed(e)),
         }

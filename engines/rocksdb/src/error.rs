@@ -1,15 +1,15 @@
-//! RocksDB's errors, which are strings, as kinds to react to.
+//! Maps RocksDB's errors, which are strings, to the caller's reactions.
 
 use engine_api::{Error, ErrorKind, Result};
 use rocksdb::ErrorKind as Rocks;
 
-/// An error of opening, reading or background work.
+/// Maps an error of opening, reading or background work. `what` says which action failed.
 pub(crate) fn rocks(what: &str, error: rocksdb::Error) -> Error {
     let kind = classify(&error);
     Error::with_source(kind, format!("{what}: reason={error}"), error)
 }
 
-/// An error of a write to the log: whatever it was, whether the batch is in the log is not known.
+/// Maps an error of a write to the log. Whatever the error was, it is not known whether the batch is in the log.
 pub(crate) fn write(what: &str, error: rocksdb::Error) -> Error {
     let kind = match classify(&error) {
         ErrorKind::DataDamaged => ErrorKind::DataDamaged,
@@ -18,7 +18,7 @@ pub(crate) fn write(what: &str, error: rocksdb::Error) -> Error {
     Error::with_source(kind, format!("{what}: reason={error}: close the process and open again"), error)
 }
 
-/// The error of an engine that has failed a write.
+/// Builds the error of an engine whose write has failed.
 pub(crate) fn poisoned() -> Error {
     Error::new(
         ErrorKind::Reopen,
@@ -27,7 +27,7 @@ pub(crate) fn poisoned() -> Error {
     )
 }
 
-/// The stored 32 bytes of a key or value.
+/// Returns the stored 32 bytes of a key or value.
 pub(crate) fn bytes32(bytes: &[u8], what: &str) -> Result<[u8; 32]> {
     bytes.try_into().map_err(|_| {
         Error::new(

@@ -1,24 +1,26 @@
-//! RocksDB 11 (the crate rocksdb 0.25) behind [`engine_api`]: a log-structured merge tree.
+//! Implements [`engine_api`] with RocksDB 11 (the crate rocksdb 0.25), a log-structured merge tree.
 //!
-//! Owns: the directory it is given; `ingest/` in it holds sorted files on their way in, and `SOLKV-MANIFEST` says how long
-//! RocksDB's manifest has to be. One column family: pairs under
-//! their 32-byte keys, the checkpoint under a one-byte key that sorts before all of them, so one log and one memtable
-//! hold both and no second column family keeps old logs alive. Must not: know the marker file, the store's lock or any
-//! other engine. Threads: RocksDB's own pool for flushes and compactions, `max_background_jobs` of them (2; tuned up
-//! to 4).
+//! Owns: the directory it is given. In it, `ingest/` holds sorted files that are about to be ingested, and
+//! `SOLKV-MANIFEST` records the minimum length of RocksDB's manifest. One column family holds the pairs under their
+//! 32-byte keys and the checkpoint under a one-byte key that sorts before all of them. So one log and one memtable hold
+//! both, and no second column family keeps old logs alive. Must not: know the marker file, the store's lock or any
+//! other engine. Threads: RocksDB's own pool for flushes and compactions, `max_background_jobs` of them (2; tuned up to
+//! 4).
 //!
-//! # What a commit survives
+//! # Durability of a commit
 //!
 //! | | process killed | OS crash or power loss |
 //! |---|---|---|
-//! | `Buffered` | kept | the newest commits may be missing, whole; what is kept ends at a checkpoint |
+//! | `Buffered` | kept | the newest commits may be missing, whole; the state is that of a checkpoint |
 //! | `Synced` | kept | kept, provided the device honours a flush |
 //!
 //! `Buffered` writes the log with `write(2)` and does not flush it; `Synced` adds `fdatasync` of the log. A batch and
-//! its checkpoint are one record of the log. Recovery is `kPointInTimeRecovery`: replay ends at the first record that
-//! is not whole, because after a power loss the unflushed end of a log may have holes. What follows a damaged record
-//! is dropped with it, also where the device has damaged a flushed one; the checkpoint tells where the store stands.
-//! RocksDB does not see every hole, so the sequence numbers of what it replays are compared, and a gap ends the replay.
+//! its checkpoint are one record of the log.
+//!
+//! Recovery is `kPointInTimeRecovery`: replay ends at the first record that is not whole, because after a power loss
+//! the unflushed end of a log may have holes. Every record after a damaged one is dropped as well, even if the device
+//! has damaged a record that was flushed. The checkpoint tells which state the store has then. RocksDB does not notice
+//! every hole, so the sequence numbers of the replayed batches are compared, and a gap ends the replay.
 //!
 //! # Settings, and why
 //!
@@ -70,16 +72,16 @@
 //!
 //! # A manifest that is cut or damaged
 //!
-//! RocksDB takes the first record of its manifest that is not whole for the manifest's end, and removes every file that
-//! the lost records named. So the length that was flushed is kept in `SOLKV-MANIFEST` after each flush, compaction and
-//! load, and a manifest that is not whole up to there is refused before RocksDB sees it, also for reading.
+//! RocksDB takes the first incomplete record of its manifest for the manifest's end, and removes every file that the
+//! lost records named. So after each flush, compaction and load the flushed length is recorded in `SOLKV-MANIFEST`. A
+//! manifest that is not whole up to that length is refused before RocksDB reads it, also for reading alone.
 //!
 //! # When the disk is full
 //!
-//! `begin` looks at the free space and returns [`ErrorKind::FreeSpace`] below [`RocksdbOptions::disk_reserve_bytes`];
-//! nothing was touched and the next `begin` after space was freed succeeds. A commit that meets a full disk all the
-//! same reports [`ErrorKind::Reopen`]: the log may hold a part of the batch or the whole of it, and the library offers
-//! no way to tell. Reads go on; after opening again the checkpoint tells.
+//! `begin` checks the free space and returns [`ErrorKind::FreeSpace`] below [`RocksdbOptions::disk_reserve_bytes`].
+//! Nothing was touched then, and the next `begin` after space was freed succeeds. A commit that meets a full disk all
+//! the same returns [`ErrorKind::Reopen`]: the log may hold a part of the batch or all of it, and the library offers no
+//! way to tell. Reads go on, and after opening again the checkpoint tells.
 //!
 //! [`ErrorKind::FreeSpace`]: engine_api::ErrorKind::FreeSpace
 //! [`ErrorKind::Reopen`]: engine_api::ErrorKind::Reopen
@@ -99,45 +101,45 @@ mod write;
 pub use engine::RocksdbEngine;
 pub use set::settings;
 
-/// The checkpoint's key: a prefix of the all-zero pubkey, so it sorts before every pair.
+/// Key of the checkpoint: a prefix of the all-zero pubkey, so that it sorts before every pair.
 pub(crate) const CHECKPOINT_KEY: &[u8] = &[0];
 
-/// The least possible key of a pair: where scans begin.
+/// Smallest possible key of a pair, where scans begin.
 pub(crate) const FIRST_PAIR: engine_api::Key = [0; 32];
 
-/// How RocksDB is set up. The files of one open in the other.
+/// A set of RocksDB settings. Files written with one profile can be opened with any other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
-    /// RocksDB's defaults.
+    /// RocksDB's defaults, apart from the block cache's size.
     #[default]
     Vanilla,
-    /// For a store that fits in memory.
+    /// Settings for a store that fits in memory.
     Memory,
-    /// For uniform keys under a memory cap.
+    /// Settings for uniform keys under a memory cap.
     Tuned,
 }
 
-/// How to open a RocksDB store.
+/// Options for opening a RocksDB store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RocksdbOptions {
-    /// The set of settings.
     pub profile: Profile,
-    /// Bits per key of the Bloom filter; `None` writes no filters and ignores those that are there.
+    /// Bits per key of the Bloom filter. `None` writes no filters and ignores those in existing files.
     pub bloom_bits: Option<u32>,
-    /// Block cache in bytes.
+    /// Size of the block cache in bytes.
     pub cache_bytes: u64,
-    /// What the process may use, in bytes: the tuned profile reads directly where the store exceeds it.
+    /// Memory in bytes that the process may use. The tuned profile makes direct reads if the store is larger.
     pub memory_limit_bytes: u64,
-    /// `begin` returns `FreeSpace` while the file system has less than this many bytes left.
+    /// Free bytes of the file system below which `begin` returns `FreeSpace`.
     pub disk_reserve_bytes: u64,
-    /// RocksDB's settings in place of the profile's, as names and values of its options files; the names are those of
-    /// [`settings`].
+    /// RocksDB's own settings that replace the profile's, as names and values of its options files. [`settings`] lists
+    /// the names.
     pub set: Vec<(String, String)>,
 }
 
 impl Default for RocksdbOptions {
-    /// A cache of 256 MiB, no memory limit, and a reserve of 32 MiB: the log allocates its space ahead, so a commit
-    /// takes little; flushes and compactions take theirs when they may fail without losing anything.
+    /// The cache has 256 MiB, memory has no limit, and the reserve has 32 MiB. A small reserve is enough because the
+    /// log allocates its space ahead, so a commit takes little. Flushes and compactions take space at times when they
+    /// may fail without losing anything.
     fn default() -> Self {
         Self {
             profile: Profile::Vanilla,

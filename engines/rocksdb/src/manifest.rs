@@ -1,14 +1,13 @@
-//! How much of RocksDB's manifest has to be there: remembered beside it, and compared before it is opened.
+//! The minimum length of RocksDB's manifest: recorded next to it, and compared before RocksDB opens it.
 //!
 //! Owns: the file `SOLKV-MANIFEST` in RocksDB's directory, and the last sequence number that the manifest records. Must
-//! not: know what else a record of the manifest says, or change any file of RocksDB's. Runs on the thread that opens, loads
-//! or closes the store, and on RocksDB's own threads after each flush and compaction.
+//! not: interpret any other part of the manifest's records, or change any file of RocksDB's. Runs on the thread that
+//! opens, loads or closes the store, and on RocksDB's own threads after each flush and compaction.
 //!
-//! RocksDB takes the first record that is not whole for the manifest's end, because a crash can cut the newest one.
-//! A manifest that the device has damaged looks the same, and the opening then removes every file that the lost records
-//! named. What tells both apart is the length that was flushed once: up to there all records have to be whole.
-//! RocksDB removes a log only after it has told of the flush, so the length is known before its pairs are in
-//! sorted files alone.
+//! RocksDB takes the first record that is not whole for the manifest's end, because a crash can cut the newest one. A
+//! manifest that the device has damaged looks the same, and the opening then removes every file that the lost records
+//! named. The flushed length tells the two cases apart: up to it all records have to be whole. RocksDB removes a log
+//! only after it has reported the flush. So the length is recorded before the log's pairs are in sorted files alone.
 
 use std::ffi::c_void;
 use std::fs::{self, File};
@@ -28,8 +27,8 @@ const FILE: &str = "SOLKV-MANIFEST";
 const TEMPORARY: &str = "SOLKV-MANIFEST.tmp";
 const PREFIX: &str = "MANIFEST-";
 
-/// The fields that may stand before the last sequence number in a record of the manifest, as RocksDB's
-/// `db/version_edit.h` numbers them.
+/// Fields that may precede the last sequence number in a record of the manifest, with the numbers from RocksDB's
+/// `db/version_edit.h`.
 mod tag {
     pub(super) const COMPARATOR: u64 = 1;
     pub(super) const LOG_NUMBER: u64 = 2;
@@ -41,18 +40,18 @@ mod tag {
     pub(super) const DB_ID: u64 = (1 << 13) + 1;
 }
 
-/// A length of a manifest, up to which its records are whole.
+/// A manifest, and a length up to which its records are whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Known {
-    /// The number in the manifest's name.
+    /// Number in the manifest's file name.
     number: u64,
     bytes: u64,
 }
 
-/// Keeps the known length of the manifest in `dir`.
+/// Records the known length of the manifest in `dir`.
 pub(crate) struct Keeper {
     dir: PathBuf,
-    /// As the manifest said when it was compared.
+    /// Last sequence number that the manifest had when it was compared.
     last_sequence: Option<u64>,
     state: Mutex<State>,
 }
@@ -60,32 +59,33 @@ pub(crate) struct Keeper {
 #[derive(Default)]
 struct State {
     known: Known,
-    /// A flush has failed, and is not tried again.
+    /// Whether a flush has failed. It is not repeated then.
     failed: bool,
 }
 
 impl Keeper {
-    /// Compares the manifest with what is known of it. Changes nothing.
+    /// Compares the manifest with its recorded length. Changes nothing.
     ///
     /// # Errors
-    /// `DataDamaged` naming the file: opening the store would remove what is no longer named.
+    /// `DataDamaged` if the manifest is shorter, older or missing, because opening the store would remove files that it
+    /// no longer names; I/O errors of reading. The message names the file.
     pub(crate) fn check(dir: &Path) -> Result<Arc<Self>> {
         let path = dir.join(CURRENT);
         let (known, last_sequence) = match current(dir) {
             Ok(number) => compare(dir, number)?,
-            // A new store, or one of which RocksDB itself says what is wrong.
+            // A new store, or one that RocksDB itself will refuse with a reason.
             Err(e) if [Io::NotFound, Io::NotADirectory, Io::InvalidData].contains(&e.kind()) => Default::default(),
             Err(e) => return Err(Error::io(format!("cannot read file={} reason={e}", path.display()), e)),
         };
         Ok(Arc::new(Self { dir: dir.to_owned(), last_sequence, state: Mutex::new(State { known, failed: false }) }))
     }
 
-    /// The newest sequence number that the manifest recorded before the store was opened; `None` where it names none.
+    /// Returns the newest sequence number that the manifest had before the store was opened; `None` if it had none.
     pub(crate) fn last_sequence(&self) -> Option<u64> {
         self.last_sequence
     }
 
-    /// Flushes the manifest's whole records and remembers how far they go.
+    /// Flushes the manifest's whole records and records their length.
     pub(crate) fn keep(&self) -> Result<()> {
         let mut state = self.state.lock();
         if state.failed {
@@ -102,16 +102,17 @@ impl Keeper {
         Ok(())
     }
 
-    /// Remembers the length in another directory, which holds a copy of the store that nobody has open.
+    /// Records the length in another directory, which holds a copy of the store that nobody has open.
     pub(crate) fn keep_copy(dir: &Path) -> Result<()> {
         Self { dir: dir.to_owned(), last_sequence: None, state: Mutex::default() }.keep()
     }
 
-    /// Lets RocksDB call [`Keeper::keep`] after each flush, each compaction and each file that it takes in.
+    /// Registers [`Keeper::keep`] with RocksDB, to be called after each flush, each compaction and each ingested file.
     pub(crate) fn listen(self: &Arc<Self>, options: &mut Options) {
         let state = Arc::into_raw(Arc::clone(self)).cast_mut().cast::<c_void>();
-        // SAFETY: the callbacks and the destructor fit the state, which is an `Arc<Keeper>`. RocksDB calls the destructor
-        // once, when the last copy of the options is gone. Every callback has to be there: RocksDB does not look.
+        // SAFETY: the callbacks and the destructor fit the state, which is an `Arc<Keeper>`. RocksDB calls the
+        // destructor once, when the last copy of the options is gone. No callback may be missing, because RocksDB does
+        // not check for null.
         unsafe {
             let listener = ffi::rocksdb_eventlistener_create(
                 state,
@@ -133,14 +134,15 @@ impl Keeper {
 }
 
 unsafe extern "C" fn destroy(state: *mut c_void) {
-    // SAFETY: `state` is what `listen` has made of an `Arc`, and is given back once.
+    // SAFETY: `listen` has made `state` from an `Arc`, and it is given back once.
     drop(unsafe { Arc::from_raw(state.cast::<Keeper>()) });
 }
 
 unsafe extern "C" fn keep_after<Info>(state: *mut c_void, _: *mut ffi::rocksdb_t, _: *const Info) {
-    // SAFETY: `state` is what `listen` has made of an `Arc`, which is not given back while RocksDB calls.
+    // SAFETY: `listen` has made `state` from an `Arc`, which is not given back while RocksDB calls.
     let keeper = unsafe { &*state.cast::<Keeper>() };
-    // Nobody to tell: the older length holds as well, and the next load, settling or closing meets the same error.
+    // There is nobody to report to: the older length holds as well, and the next load, settling or closing meets the
+    // same error.
     keeper.keep().ok();
 }
 
@@ -150,7 +152,7 @@ unsafe extern "C" fn ignore_part<Info>(_: *mut c_void, _: *const Info) {}
 
 unsafe extern "C" fn ignore_error(_: *mut c_void, _: u32, _: *mut ffi::rocksdb_status_ptr_t) {}
 
-/// The number of the manifest in force. `InvalidData` where `CURRENT` names none.
+/// Returns the number of the current manifest. `InvalidData` if `CURRENT` names none.
 fn current(dir: &Path) -> io::Result<u64> {
     let text = fs::read(dir.join(CURRENT))?;
     let number = str::from_utf8(&text).ok().and_then(|text| text.trim_end().strip_prefix(PREFIX)?.parse().ok());
@@ -161,7 +163,8 @@ fn path_of(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("{PREFIX}{number:06}"))
 }
 
-/// The length up to which the manifest is whole, if that is far enough, and the last sequence number in it.
+/// Returns the length up to which the manifest is whole, and the last sequence number in it. Refuses a manifest that is
+/// not whole up to its recorded length.
 fn compare(dir: &Path, number: u64) -> Result<(Known, Option<u64>)> {
     let path = path_of(dir, number);
     let remembered = remembered(dir)
@@ -182,7 +185,7 @@ fn compare(dir: &Path, number: u64) -> Result<(Known, Option<u64>)> {
         _ => Error::io(format!("cannot read file={} reason={e}", path.display()), e),
     })?;
     let known_bytes = match remembered {
-        // A crash came after a new manifest was begun and before its length was remembered.
+        // A crash came after a new manifest was begun and before its length was recorded.
         Some(known) if known.number < number => 0,
         Some(known) if known.number == number => known.bytes,
         Some(known) => return Err(older(&path, &path_of(dir, known.number))),
@@ -195,7 +198,8 @@ fn compare(dir: &Path, number: u64) -> Result<(Known, Option<u64>)> {
     Ok((Known { number, bytes }, last))
 }
 
-/// The last sequence number in a record of the manifest. RocksDB writes it before everything about files.
+/// Returns the last sequence number in a record of the manifest. RocksDB writes that field before all fields about
+/// files.
 fn last_sequence(mut record: &[u8]) -> Option<u64> {
     loop {
         match varint(&mut record)? {
@@ -214,7 +218,7 @@ fn last_sequence(mut record: &[u8]) -> Option<u64> {
     }
 }
 
-/// A number in groups of seven bits, the lowest first.
+/// Reads a number in groups of seven bits, the lowest group first.
 fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..u64::BITS).step_by(7) {
@@ -252,7 +256,7 @@ fn older(path: &Path, known: &Path) -> Error {
     )
 }
 
-/// The greatest length that was remembered; `None` where there is none, or it cannot be read.
+/// Returns the recorded length; `None` if nothing was recorded, or the record cannot be understood.
 fn remembered(dir: &Path) -> io::Result<Option<Known>> {
     let text = match fs::read_to_string(dir.join(FILE)) {
         Ok(text) => text,
@@ -269,7 +273,7 @@ fn remembered(dir: &Path) -> io::Result<Option<Known>> {
     Ok(parse())
 }
 
-/// Makes the manifest durable up to its last whole record, and then says so. `failed`: a flush has failed.
+/// Flushes the manifest up to its last whole record, and then records that length. Sets `failed` if a flush fails.
 fn keep(dir: &Path, known: Known, failed: &mut bool) -> io::Result<Known> {
     let (number, mut file) = open_current(dir)?;
     let from = if number == known.number { known.bytes } else { 0 };
@@ -277,18 +281,18 @@ fn keep(dir: &Path, known: Known, failed: &mut bool) -> io::Result<Known> {
     if now == known && dir.join(FILE).exists() {
         return Ok(known);
     }
-    // RocksDB may be in the middle of writing or flushing what was just read.
+    // RocksDB may be about to write or flush the records that were just read.
     file.sync_data().inspect_err(|_| *failed = true)?;
     let text = format!("{PREFIX}{number:06} {}", now.bytes);
     let mut temporary = File::create(dir.join(TEMPORARY))?;
     writeln!(temporary, "{text} {:08x}", crc32c::crc32c(text.as_bytes()))?;
     temporary.sync_all().inspect_err(|_| *failed = true)?;
-    // Whether the new name lasts does not matter: the older length holds as well.
+    // The rename need not be durable, because the older length holds as well.
     fs::rename(dir.join(TEMPORARY), dir.join(FILE))?;
     Ok(now)
 }
 
-/// The manifest in force, which RocksDB may replace meanwhile.
+/// Opens the current manifest, which RocksDB may replace meanwhile.
 fn open_current(dir: &Path) -> io::Result<(u64, File)> {
     loop {
         let number = current(dir)?;

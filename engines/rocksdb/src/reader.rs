@@ -1,4 +1,4 @@
-//! A reader: a pinned RocksDB snapshot and the read options that name it.
+//! The reader: a pinned RocksDB snapshot, and the read options that name it.
 
 use std::ops::ControlFlow;
 
@@ -7,12 +7,13 @@ use rocksdb::{ColumnFamily, DB, DEFAULT_COLUMN_FAMILY_NAME, ReadOptions, Snapsho
 
 use crate::{CHECKPOINT_KEY, FIRST_PAIR, error};
 
-/// A scan of the whole store reads ahead this many bytes: 2 MiB keep any device busy.
+/// Bytes that a scan of the whole store reads ahead: 2 MiB keep any device busy.
 const SCAN_READAHEAD_BYTES: usize = 2 << 20;
 
 pub(crate) struct RocksdbReader<'e> {
     db: &'e DB,
-    // The options hold the snapshot's bare pointer: they are changed before a snapshot is dropped, and dropped first.
+    // The options hold a bare pointer to the snapshot. So they are changed before a snapshot is dropped, and dropped
+    // first.
     options: ReadOptions,
     snapshot: Snapshot<'e>,
 }
@@ -52,7 +53,8 @@ impl Reader for RocksdbReader<'_> {
     }
 
     fn refresh(&mut self) -> Result<()> {
-        // Every commit moves the sequence number; an unchanged one saves the mutex of the list of snapshots.
+        // Every commit increases the sequence number. If it is unchanged, this saves the mutex of the list of
+        // snapshots.
         if self.db.latest_sequence_number() != self.snapshot.sequence_number() {
             let snapshot = self.db.snapshot();
             self.options.set_snapshot(&snapshot);
@@ -78,10 +80,10 @@ pub(crate) fn checkpoint(db: &DB, options: &ReadOptions) -> Result<Checkpoint> {
     }
 }
 
-/// Visits the pairs from `first` on. Leaves the block cache to lookups.
+/// Visits the pairs from `first` on. Puts nothing into the block cache, which is for lookups.
 pub(crate) fn scan_from(db: &DB, mut options: ReadOptions, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
     options.fill_cache(false);
-    // From any other key it may be a short range: RocksDB's own read-ahead grows with what was read in a row.
+    // A scan from any other key may be a short range: RocksDB's own read-ahead grows with sequential reads.
     if *first == FIRST_PAIR {
         options.set_readahead_size(SCAN_READAHEAD_BYTES);
     }

@@ -1,14 +1,16 @@
-//! The batches that RocksDB replays from its logs have to follow each other: a gap ends the replay.
+//! Checks that the batches that RocksDB replays from its logs follow each other: a gap ends the replay.
 //!
 //! Owns: RocksDB's WAL filter, and the sequence number that comes next. Must not: change a batch or a file. Runs on the
 //! thread that opens the store, while RocksDB replays.
 //!
 //! RocksDB takes zeros at the end of a batch for space that was allocated ahead, and goes on with the next block of the
-//! log without a word (`log_reader.cc`, `kZeroType`). It goes on with the next log, too, where one ends between two
-//! batches. After a loss of power both can be a hole: pages of a log reach the device in any order, so batches may be
-//! gone of which later ones are there. Without this filter a store would hold the later batches and their checkpoint,
-//! and not those in the hole. Every batch carries the sequence number of its first entry, which shows the gap; a hole at a
-//! log's beginning shows as zeros in the place of its first header.
+//! log without an error (`log_reader.cc`, `kZeroType`). It also goes on with the next log if one ends between two
+//! batches. After a power loss either can be a hole: pages of a log reach the device in any order, so a batch may be
+//! lost while later ones are there. Without this filter a store would hold the later batches and their checkpoint, and
+//! not those in the hole.
+//!
+//! Every batch carries the sequence number of its first entry, which shows the gap. A hole at a log's beginning shows
+//! as zeros in place of its first header.
 
 use std::ffi::{OsStr, c_char, c_int, c_uchar, c_ulonglong, c_void};
 use std::fs::File;
@@ -23,22 +25,22 @@ use rocksdb::{AsRawPtr as _, Options};
 
 use crate::frame;
 
-/// A batch in a log begins with the sequence number of its first entry (8 bytes) and the number of its entries (4), both
-/// in little endian: RocksDB's `db/write_batch.cc`.
+/// Size of a batch's header in a log: the sequence number of its first entry (8 bytes) and the number of its entries
+/// (4), both little-endian (RocksDB's `db/write_batch.cc`).
 const HEADER_BYTES: usize = 12;
-/// A batch of one entry holds nothing but a checkpoint, which a later one replaces, so a gap of one loses nothing. Earlier
-/// versions left such a gap in the log where a file of a sorted load was taken in beside a reader; a load flushes
-/// everything first now.
+/// Largest gap that is accepted. A batch of one entry holds only a checkpoint, which a later one replaces, so a gap of
+/// one loses nothing. Earlier versions left such a gap in the log if a file of a sorted load was ingested while a
+/// reader was open. Now a load flushes everything first.
 const HARMLESS_GAP: u64 = 1;
 
-/// What was replayed so far.
+/// State of the replay so far.
 struct Replayed {
-    /// The newest sequence number that the manifest records, if it names one. It says where the first batch may begin at
-    /// the latest, and nothing of those after it, because it may be newer than the oldest log.
+    /// Newest sequence number that the manifest records, if it has one. It limits where the first batch may begin. It
+    /// says nothing about later batches, because it may be newer than the oldest log.
     last_sequence: Option<u64>,
-    /// The sequence number that the next batch begins with; `None` before the first batch.
+    /// Sequence number that the next batch must begin with; `None` before the first batch.
     next: Option<u64>,
-    /// The log that is being replayed.
+    /// Number of the log that is being replayed.
     log: Option<u64>,
 }
 
@@ -47,20 +49,20 @@ impl Replayed {
         Self { last_sequence, next: None, log: None }
     }
 
-    /// Whether a batch may be the first that RocksDB finds in this log, where it is; one that cannot be read is RocksDB's to
-    /// complain of.
+    /// Whether a batch may be the first one that RocksDB finds in the log at `path`. A log that cannot be read is left
+    /// to RocksDB.
     fn begins(&mut self, log: u64, path: &Path) -> bool {
         self.log.replace(log) == Some(log) || !begins_with_zeros(path).unwrap_or(false)
     }
 
-    /// Whether the batch with this header may follow what was replayed.
+    /// Whether the batch with this header may follow the batches replayed so far.
     fn follows(&mut self, header: [u8; HEADER_BYTES]) -> bool {
         let [s0, s1, s2, s3, s4, s5, s6, s7, c0, c1, c2, c3] = header;
         let first = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
         let entries = u64::from(u32::from_le_bytes([c0, c1, c2, c3]));
         if entries == 0 {
-            // RocksDB's own mark at the head of a log: where the replay of the logs before ended. The next batch may begin
-            // later, because the manifest may know greater numbers than that.
+            // This is RocksDB's own mark at the start of a log: the end of the replay of earlier logs. The next batch
+            // may begin later, because the manifest may record greater numbers than that.
             return true;
         }
         let next = self.next.or(self.last_sequence.map(|last| last.saturating_add(1)));
@@ -78,22 +80,22 @@ fn begins_with_zeros(log: &Path) -> io::Result<bool> {
     Ok(header == [0; frame::HEADER_BYTES])
 }
 
-/// The filter of one opened store.
+/// WAL filter of one opened store.
 pub(crate) struct Filter(NonNull<ffi::rocksdb_walfilter_t>);
 
-// SAFETY: RocksDB calls the filter while it opens the store and not later, on the thread that opens it. After that
-// nothing is done with the filter but its destruction, which any thread may do.
+// SAFETY: RocksDB calls the filter only while it opens the store, on the thread that opens it. After that the filter is
+// only destroyed, which any thread may do.
 unsafe impl Send for Filter {}
 // SAFETY: a shared reference gives access to nothing.
 unsafe impl Sync for Filter {}
 
 impl Filter {
-    /// Lets a replay with these options end before the first gap. `last_sequence` is the newest sequence number that
+    /// Makes a replay with these options end before the first gap. `last_sequence` is the newest sequence number that
     /// the manifest records. The filter has to outlive the store that is opened with the options.
     pub(crate) fn set(options: &mut Options, last_sequence: Option<u64>) -> Self {
         let replayed = Box::new(Replayed::new(last_sequence));
-        // SAFETY: the callbacks and the destructor fit the state, which is a `Box<Replayed>`. RocksDB calls the destructor
-        // once, when the filter is destroyed. No callback is needed for the column families' log numbers.
+        // SAFETY: the callbacks and the destructor fit the state, which is a `Box<Replayed>`. RocksDB calls the
+        // destructor once, when the filter is destroyed. No callback is needed for the column families' log numbers.
         let filter = unsafe {
             ffi::rocksdb_walfilter_create(
                 Box::into_raw(replayed).cast::<c_void>(),
@@ -117,7 +119,7 @@ impl Drop for Filter {
 }
 
 unsafe extern "C" fn destroy(state: *mut c_void) {
-    // SAFETY: `state` is what `set` has made of a box, and is given back once.
+    // SAFETY: `set` has made `state` from a box, and it is given back once.
     drop(unsafe { Box::from_raw(state.cast::<Replayed>()) });
 }
 
@@ -130,9 +132,9 @@ unsafe extern "C" fn batch_found(
     _new_batch: *mut ffi::rocksdb_writebatch_t,
     _batch_changed: *mut c_uchar,
 ) -> c_int {
-    // SAFETY: `state` is what `set` has made of a box, and RocksDB replays on one thread.
+    // SAFETY: `set` has made `state` from a box, and RocksDB replays on one thread.
     let replayed = unsafe { &mut *state.cast::<Replayed>() };
-    // SAFETY: RocksDB lends the name of the log's file, whose bytes these are, for the time of this call.
+    // SAFETY: these bytes are the name of the log's file, which RocksDB lends for the time of this call.
     let log = unsafe { slice::from_raw_parts(log_file_name.cast::<u8>(), log_file_name_len) };
     let begins = replayed.begins(log_number, Path::new(OsStr::from_bytes(log)));
     let mut bytes = 0;
@@ -142,7 +144,8 @@ unsafe extern "C" fn batch_found(
     let batch = unsafe { slice::from_raw_parts(data.cast::<u8>(), bytes) };
     // RocksDB has refused shorter batches already.
     let follows = begins && batch.first_chunk().is_some_and(|header| replayed.follows(*header));
-    // As a batch whose checksum is wrong: the replay ends before it, and a later log goes on only where that fits.
+    // Treated like a batch whose checksum is wrong: the replay ends before it, and goes on with a later log only if
+    // that fits.
     let verdict =
         if follows { ffi::rocksdb_wal_filter_continue_processing } else { ffi::rocksdb_wal_filter_corrupted_record };
     verdict as c_int
@@ -156,7 +159,7 @@ unsafe extern "C" fn name(_: *mut c_void) -> *const c_char {
 mod tests {
     use super::*;
 
-    /// Whether each batch, of its first number and its entries, is replayed.
+    /// Returns for each batch, given as its first sequence number and its number of entries, whether it is replayed.
     fn replayed<const N: usize>(last_sequence: Option<u64>, batches: [(u64, u32); N]) -> [bool; N] {
         let mut replayed = Replayed::new(last_sequence);
         batches.map(|(first, entries)| {

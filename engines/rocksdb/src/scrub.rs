@@ -1,11 +1,11 @@
-//! Every block of every file against its checksum: data, index and filters, and the partitions of both.
+//! Compares every block of every file with its checksum: data, index and filters, and the partitions of both.
 //!
-//! Owns: a second, read-only opening of the store, with nothing cached. Must not: change anything. Runs on the thread that
-//! asks for the scrub.
+//! Owns: a second, read-only opening of the store, with nothing cached. Must not: change anything. Runs on the thread
+//! that asks for the scrub.
 //!
 //! A scan reads data blocks only, and RocksDB goes on without a filter that it cannot read. `rocksdb_verify_checksum`
-//! opens each file and reads all of its blocks but the partitions of filters; those are read and checked when a file is
-//! opened whose partitions are to be pinned, which lasts as long as that file's check.
+//! opens each file and reads all of its blocks but the partitions of filters. Those are read and checked when a file is
+//! opened with pinned partitions, and stay pinned for the time of that file's check.
 
 use std::ffi::CStr;
 use std::path::Path;
@@ -21,21 +21,22 @@ use crate::error;
 use crate::manifest::Keeper;
 use crate::replay::Filter;
 
-/// Room for the partitions of one file: they take 3 bytes a pair, and files hold 4 million.
+/// Cache for the partitions of one file: they take 3 bytes per pair, and files hold 4 million pairs.
 const CACHE_BYTES: usize = 64 << 20;
-/// Files that the second opening keeps open beside the one it checks.
+/// Number of files that the second opening keeps open in addition to the one being checked.
 const OPEN_FILES_MAX: i32 = 64;
-/// Any number of bits reads filters of every number.
+/// The number of bits does not matter: any number reads filters of every number.
 const FILTER_BITS: f64 = 10.0;
 
-/// Checks all files of the store in `dir`. What is in the log alone is replayed, which checks it, too.
+/// Checks all files of the store in `dir`. Batches that are only in the log are replayed, which checks them, too.
 ///
 /// # Errors
-/// `DataDamaged`, naming file and offset.
+/// `DataDamaged` for a wrong checksum or a file that contradicts another, with RocksDB's message, which names the
+/// place; `Reopen` for other failures of the check; any error of opening the store.
 pub(crate) fn files(dir: &Path) -> Result<()> {
     let families = [(DEFAULT_COLUMN_FAMILY_NAME, options())];
     let mut options = options();
-    // Before the store, so that it is dropped after it.
+    // Declared before the store, so that the filter is dropped after it.
     let _filter = Filter::set(&mut options, Keeper::check(dir)?.last_sequence());
     let db = DB::open_cf_with_opts_for_read_only(&options, dir, families, false)
         .map_err(|e| error::rocks(&format!("cannot open the RocksDB store: dir={}", dir.display()), e))?;
@@ -65,7 +66,7 @@ fn options() -> Options {
     let mut out = Options::default();
     out.set_block_based_table_factory(&table);
     out.set_max_open_files(OPEN_FILES_MAX);
-    // Nowhere: RocksDB's own would be a new file in the directory.
+    // Events are logged nowhere, because RocksDB's own log would be a new file in the directory.
     out.set_info_logger(InfoLogger::new_callback_logger(LogLevel::Fatal, |_, _| {}));
     out
 }

@@ -1,15 +1,15 @@
-//! RocksDB's settings by name: which of them may be set, and how they are handed to RocksDB.
+//! RocksDB's settings by name: which of them may be set, and how they are passed to RocksDB.
 //!
-//! Owns: the list of names. Must not: take one that changes what a commit survives, which files the store has, or what its
-//! checks see. Runs on the thread that opens the store.
+//! Owns: the list of names. Must not: accept a setting that changes the durability of a commit, the set of the store's
+//! files, or the coverage of its checks. Runs on the thread that opens the store.
 
 use engine_api::{Error, ErrorKind, Result};
 use rocksdb::{Cache, Options};
 
 use crate::error;
 
-/// Settings of the store and its one column family. Left out are also `compaction_style`, of which one kind removes pairs, and
-/// whatever changes how a log's file comes into being, because `replay` judges by it.
+/// Settings of the store and its one column family. Two more kinds are left out: `compaction_style`, because one style
+/// removes pairs, and all settings that change how a log's file is created, because `replay` depends on it.
 const TREE: &[&str] = &[
     "advise_random_on_open",
     "allow_concurrent_memtable_write",
@@ -47,7 +47,7 @@ const TREE: &[&str] = &[
     "write_buffer_size",
 ];
 
-/// Settings of the files' format and cache, but for `checksum`, which may be none.
+/// Settings of the files' format and of the cache. `checksum` is left out, because it could be set to none.
 const TABLE: &[&str] = &[
     "block_align",
     "block_restart_interval",
@@ -74,15 +74,16 @@ const TABLE: &[&str] = &[
     "use_delta_encoding",
 ];
 
-/// The kind of the block cache, `lru` or `hyper_clock`: RocksDB has no name for it in its options files.
+/// Name of the setting for the kind of block cache, `lru` or `hyper_clock`. RocksDB has no name for it in its options
+/// files.
 pub(crate) const CACHE: &str = "cache";
 
-/// The names that [`RocksdbOptions::set`](crate::RocksdbOptions::set) takes.
+/// Returns the names that [`RocksdbOptions::set`](crate::RocksdbOptions::set) accepts.
 pub fn settings() -> impl Iterator<Item = &'static str> {
     TREE.iter().chain(TABLE).copied().chain([CACHE])
 }
 
-/// A cache of the profile's kind, or of the kind that was set.
+/// Builds a block cache of the kind that `set` names, otherwise of the profile's kind.
 pub(crate) fn cache(bytes: usize, is_clock: bool, set: &[(String, String)]) -> Result<Cache> {
     let is_clock = match set.iter().rev().find(|(name, _)| name == CACHE).map(|(_, value)| value.as_str()) {
         None => is_clock,
@@ -96,7 +97,7 @@ pub(crate) fn cache(bytes: usize, is_clock: bool, set: &[(String, String)]) -> R
     Ok(if is_clock { Cache::new_hyper_clock_cache(bytes, 0) } else { Cache::new_lru_cache(bytes) })
 }
 
-/// `options` with what was set in place of the profile's, whose index is partitioned or not.
+/// Applies `set` to the profile's options. `partitioned` says whether the profile partitions the index.
 pub(crate) fn apply(mut options: Options, set: &[(String, String)], partitioned: bool) -> Result<Options> {
     if set.is_empty() {
         return Ok(options);
@@ -122,7 +123,7 @@ pub(crate) fn apply(mut options: Options, set: &[(String, String)], partitioned:
     })
 }
 
-/// Whether nothing follows the value that RocksDB would take for another setting.
+/// Whether `value` is a single value, without a part that RocksDB would take for another setting.
 fn is_one_value(value: &str) -> bool {
     let mut depth = 0i32;
     let within = value.chars().all(|letter| {
@@ -132,8 +133,9 @@ fn is_one_value(value: &str) -> bool {
     within && depth == 0
 }
 
-/// Filters that are partitioned over an index that is not. RocksDB corrects that for its own files, and its writer of sorted
-/// files does not: it follows a null pointer.
+/// Returns the setting that turns partitioned filters off if the index is not partitioned, and refuses the combination
+/// if it was asked for. RocksDB corrects it for its own files, but its writer of sorted files does not and follows a
+/// null pointer.
 fn whole_filters(set: &[(String, String)], partitioned: bool) -> Result<&'static str> {
     let last = |wanted: &str| set.iter().rev().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str());
     let partitioned = last("index_type").map_or(partitioned, |index| index == "kTwoLevelIndexSearch");
@@ -148,7 +150,7 @@ fn whole_filters(set: &[(String, String)], partitioned: bool) -> Result<&'static
     }
 }
 
-/// What the crate has no setters for: interpolation in the search of an index whose keys are uniform.
+/// Sets interpolation in the search of an index whose keys are uniform, for which the crate has no setters.
 pub(crate) fn interpolate(mut options: Options) -> Result<Options> {
     options
         .get_options_from_string("block_based_table_factory={index_block_search_type=kAuto;uniform_cv_threshold=0.2}")

@@ -1,4 +1,4 @@
-//! [`RocksdbOptions`] as RocksDB's own options.
+//! Translates [`RocksdbOptions`] into RocksDB's own options.
 
 use std::path::Path;
 
@@ -14,26 +14,28 @@ use crate::{Profile, RocksdbOptions, set};
 
 const LOG_FILES: usize = 3;
 const LOG_FILE_BYTES: usize = 8 << 20;
-/// A memtable that a processor's cache has room for takes a put in half the time of one of 64 MiB.
+/// Size of a memtable. One that fits in a processor's cache takes a put in half the time of one of 64 MiB.
 const MEMTABLE_BYTES: usize = 16 << 20;
-/// Four are flushed as one file, so that compactions have no more to do than with one of 64 MiB, and four fill meanwhile.
+/// Number of memtables. Four are flushed as one file, so that compactions have no more to do than with one of 64 MiB,
+/// while another four fill.
 const MEMTABLES: i32 = 8;
 const MEMTABLES_OF_A_FLUSH: i32 = 4;
-/// Of a memtable's bytes for its own filter, so that a get does not search eight of them: some 20 bits a pair.
+/// Share of a memtable's bytes for its own filter, so that a get does not search eight memtables: some 20 bits per
+/// pair.
 const MEMTABLE_FILTER_SHARE: f64 = 0.02;
-/// Of the tuned profile: compactions of one store beyond this many only compete for the device.
+/// Limit of background jobs in the tuned profile. More compactions of one store would only compete for the device.
 const BACKGROUND_JOBS_MAX: usize = 4;
 const MIB: usize = 1 << 20;
-/// Keys of a data block's hash index for each of its slots: RocksDB's own value for lookups of single keys.
+/// Number of keys in a data block's hash index divided by its slots: RocksDB's own value for lookups of single keys.
 const DATA_BLOCK_HASH_RATIO: f64 = 0.75;
-/// Bytes of RocksDB's files for each pair, filters and index included, and of them the index's bits: 50M pairs took 3.8 GB,
-/// and their index 0.29 bytes each.
+/// Bytes of RocksDB's files per pair, filters and index included, and the bits per pair that the index takes of them.
+/// 50M pairs took 3.8 GB, and their index 0.29 bytes each.
 const FILE_BYTES_A_PAIR: u64 = 76;
 const INDEX_BITS_A_PAIR: u64 = 3;
-/// From so many files on RocksDB may keep all open: with files of 64 MiB they hold 4 TB.
+/// From this many open files on RocksDB may keep all files open: with files of 64 MiB they hold 4 TB.
 const OPEN_FILES_ENOUGH: u64 = 1 << 16;
 
-/// RocksDB's options for the store in `dir`; also those its sorted files are written with.
+/// Returns RocksDB's options for the store in `dir`. Sorted files for loads are written with the same options.
 pub(crate) fn rocksdb_options(dir: &Path, options: &RocksdbOptions) -> Result<Options> {
     let cache_bytes = usize::try_from(options.cache_bytes).unwrap_or(usize::MAX);
     let mut out = Options::default();
@@ -80,8 +82,8 @@ fn bloom(table: &mut BlockBasedOptions, options: &RocksdbOptions) {
     }
 }
 
-/// Whether filters and index of a store of this size stay in the cache for good: with room for the store to double, because
-/// what is pinned does not give way. A new store may become any size, so that nothing of it is.
+/// Whether filters and index of a store of this size are pinned in the cache. The store must have room to double,
+/// because pinned blocks cannot be evicted. In a new store nothing is pinned, because it may become any size.
 fn is_pinned(store_bytes: u64, options: &RocksdbOptions) -> bool {
     let bits_a_pair = u64::from(options.bloom_bits.unwrap_or(0)) + INDEX_BITS_A_PAIR;
     let pinned_bytes = store_bytes / FILE_BYTES_A_PAIR * bits_a_pair / 8;
@@ -109,7 +111,7 @@ fn tuned_tables(out: &mut Options, cache: &Cache, options: &RocksdbOptions, is_p
 }
 
 fn tuned_tree(out: &mut Options, cache: &Cache, cache_bytes: usize) {
-    // Together they take at most a third of the cache.
+    // All memtables together take at most a third of the cache.
     let memtable_bytes = (cache_bytes / 24).clamp(2 * MIB, MEMTABLE_BYTES);
     memtables(out, memtable_bytes);
     out.set_write_buffer_manager(&WriteBufferManager::new_write_buffer_manager_with_cache(
@@ -133,8 +135,9 @@ fn memtables(out: &mut Options, memtable_bytes: usize) {
     out.set_memtable_prefix_bloom_ratio(MEMTABLE_FILTER_SHARE);
 }
 
-/// No limit, which is RocksDB's default: any limit costs each get a search for its file's reader. Half of the process's open
-/// files where these are few, so that connections have the rest.
+/// Returns RocksDB's limit of open files. Normally there is none, as in RocksDB's default, because any limit makes each
+/// get search for its file's reader. If the process may open only few files, the limit is half of those, so that
+/// connections have the rest.
 fn max_open_files() -> i32 {
     match getrlimit(Resource::Nofile).current {
         Some(files) if files / 2 < OPEN_FILES_ENOUGH => i32::try_from(files / 2).unwrap_or(-1).max(64),

@@ -1,4 +1,4 @@
-//! The write transaction: one RocksDB batch, and what it holds by key so that it reads its own writes.
+//! The write transaction: one RocksDB batch, and a map of its changes by key, so that it reads its own writes.
 
 use std::collections::HashMap;
 
@@ -10,13 +10,14 @@ use rocksdb::{ReadOptions, WriteBatch, WriteOptions};
 use crate::engine::RocksdbEngine;
 use crate::{CHECKPOINT_KEY, error, reader};
 
-/// Pairs of an ordinary batch: room for them is made at once.
+/// Number of pairs in an ordinary batch. Room for them is allocated at once.
 const BATCH_PAIRS: usize = 1024;
 
 pub(crate) struct RocksdbTxn<'e> {
     engine: &'e RocksdbEngine,
     batch: WriteBatch,
-    /// The standard library's hasher would cost as much as the batch itself; this one has a seed of its own in each map.
+    /// Changes of this batch; `None` marks a deleted key. The standard library's hasher would cost as much as the batch
+    /// itself; this one has a seed of its own in each map.
     pending: HashMap<Key, Option<Value>, RandomState>,
     options: ReadOptions,
     _writer: MutexGuard<'e, ()>,
@@ -61,7 +62,8 @@ impl WriteTxn for RocksdbTxn<'_> {
     }
 }
 
-/// Writes `batch` to the log and the memtable; poisons the engine when that fails. The caller holds the writer's lock.
+/// Writes `batch` to the log and the memtable, and poisons the engine if that fails. The caller holds the writer's
+/// lock.
 pub(crate) fn write(engine: &RocksdbEngine, batch: WriteBatch, durability: Durability) -> Result<()> {
     let mut options = WriteOptions::default();
     options.set_sync(durability == Durability::Synced);

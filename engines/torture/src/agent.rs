@@ -1,21 +1,22 @@
-//! The process that is killed: opens a store, writes, reads and reopens it until it is gone.
+//! The process that is killed: it opens a store, writes, reads and reopens it until it is gone.
 //!
-//! Owns: the open store. Must not: decide what had to survive; the supervisor does. Runs on the main thread of a process
-//! of its own; a second thread ends it with the supervisor.
+//! Owns: the open store. Must not: decide which batches had to survive, because the supervisor does. Runs on the main
+//! thread of a process of its own; a second thread ends the process when the supervisor is gone.
 //!
-//! It says on its standard output what it does, a line each, in one write, so that what was said survives the process:
+//! It reports its actions on its standard output, one line each and in one write, so that a reported line survives the
+//! process:
 //!
 //! | line | meaning |
 //! |---|---|
 //! | `opening`, `found SEQ`, `opened SEQ` | the store is being opened; its checkpoint; all of it was compared |
-//! | `attempt SEQ EPOCH`, `written SEQ`, `committing SEQ`, `acked SEQ buffered` | a batch, from its first put on |
-//! | `parked` | it stands still after `written`, as it was asked to |
+//! | `attempt SEQ EPOCH`, `written SEQ`, `committing SEQ`, `acked SEQ DURABILITY` | a batch, from its first put on |
+//! | `parked` | it waits after `written`, as its task demands |
 //! | `loading SEQ` | a sorted chunk, between `attempt` and `acked` |
-//! | `error WHERE KIND MESSAGE` | the engine has refused something |
+//! | `error WHERE KIND MESSAGE` | the engine has refused an operation |
 //! | `recovered itself`, `recovered reopened` | the first success after that |
 //! | `closed`, `done`, `gave up` | the store was closed; the work is done; it cannot be opened |
 //! | `did OPERATIONS` | gets, puts and deletes since the last such line |
-//! | `wrong MESSAGE` | the store is not what it must be |
+//! | `wrong MESSAGE` | the store differs from the model |
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -30,9 +31,9 @@ use crate::plan::{Change, Plan, Work};
 use crate::reading::Readings;
 use crate::rng::Rng;
 
-/// Openings that fail one after the other before an agent gives up.
+/// Number of openings that may fail in a row before an agent gives up.
 const OPENINGS_MAX: u32 = 40;
-/// Refusals one after the other before the store is opened again.
+/// Number of refusals in a row after which the store is opened again.
 const REFUSALS_MAX: u32 = 30;
 
 /// What the supervisor asks for.
@@ -76,13 +77,13 @@ pub struct Task {
     pub habits: u64,
 }
 
-/// Works until it is done or killed.
+/// Works until the task is done or the process is killed.
 pub fn run(task: &Task) -> ExitCode {
-    // Where the kernel refuses, the end of the standard input does.
+    // If the kernel refuses this, the end of the standard input ends the process.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).ok();
     std::thread::spawn(|| {
         let mut rest = Vec::new();
-        // An error ends the wait as the end of the input does.
+        // An error ends the wait, just as the end of the input does.
         std::io::stdin().read_to_end(&mut rest).ok();
         std::process::exit(0);
     });
@@ -109,17 +110,17 @@ pub fn run(task: &Task) -> ExitCode {
     }
 }
 
-/// Says one line to the supervisor.
+/// Sends one line to the supervisor.
 pub(crate) fn say(line: impl std::fmt::Display) {
     let line = format!("{}\n", line.to_string().replace('\n', " "));
     let mut out = std::io::stdout().lock();
     if out.write_all(line.as_bytes()).and_then(|()| out.flush()).is_err() {
-        // Nobody listens any more.
+        // The supervisor is gone.
         std::process::exit(0);
     }
 }
 
-/// Says that the engine has refused something.
+/// Reports that the engine has refused an operation.
 pub(crate) fn report(place: &str, error: &Error) {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
@@ -130,26 +131,26 @@ pub(crate) fn report(place: &str, error: &Error) {
     say(format_args!("error {place} {:?} {text}", error.kind()));
 }
 
-/// What was refused last.
+/// State after an operation was refused, until one succeeds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trouble {
     Refused(u32),
     Reopening,
 }
 
-/// How a session with an open store ended.
+/// Result of a session with an open store.
 enum End {
     Done,
     Reopen,
 }
 
-/// Where a batch failed.
+/// Stage at which a batch failed.
 enum Failed {
-    /// Before its commit: nothing of it is there.
+    /// Before its commit: nothing of the batch is there.
     Before(Bad),
-    /// In its commit.
+    /// During its commit. The kind of the error says whether the batch may be there.
     Commit(Error),
-    /// A sorted chunk: any of it may be there.
+    /// During the load of a sorted chunk: any part of the chunk may be there.
     Load(Error),
 }
 
@@ -195,7 +196,7 @@ impl Agent<'_> {
         }
     }
 
-    /// Compares everything in a store that was just opened.
+    /// Compares everything in a store that was just opened with the model.
     fn look(&mut self, engine: &dyn Engine) -> Check<Model> {
         let seq = engine.checkpoint()?.seq;
         say(format_args!("found {seq}"));
@@ -207,7 +208,7 @@ impl Agent<'_> {
 
     fn leave(&mut self, engine: Box<dyn Engine>, end: &End) -> Check {
         if matches!(end, End::Reopen) && (self.trouble.is_some() || self.rng.once_in(2)) {
-            // As a process does that is killed.
+            // Dropped without closing, as after a kill.
             drop(engine);
             return Ok(());
         }
@@ -219,7 +220,7 @@ impl Agent<'_> {
         Ok(())
     }
 
-    /// Writes and reads until the batches are done or the store is to be opened again.
+    /// Writes and reads until the batches are done or the store has to be opened again.
     fn work(&mut self, engine: &dyn Engine, mut model: Model) -> Check<End> {
         self.recovered();
         let mut readings = Readings::new(self.task.engine, self.task.habits, self.task.dir.join("copies"));
@@ -279,12 +280,12 @@ impl Agent<'_> {
         }
     }
 
-    /// Whether enough was refused to open the store again.
+    /// Notes a refusal, and returns whether there were enough of them to open the store again.
     fn refused(&mut self, error: &Error) -> bool {
         let before = if let Some(Trouble::Refused(times)) = self.trouble { times } else { 0 };
         let enough = before + 1 >= REFUSALS_MAX || error.kind() == ErrorKind::Reopen && self.rng.once_in(4);
         self.trouble = Some(if enough { Trouble::Reopening } else { Trouble::Refused(before + 1) });
-        // What is tried again is not what was refused.
+        // A batch that is tried again gets another epoch, so that it differs from the refused one.
         self.epoch += 1;
         enough
     }
@@ -297,7 +298,7 @@ impl Agent<'_> {
         }
     }
 
-    /// The next batch, wholly.
+    /// Writes the whole next batch, from its first put to its acknowledgement.
     fn write(&mut self, engine: &dyn Engine, model: &mut Model) -> Result<(), Failed> {
         let seq = model.seq + 1;
         say(format_args!("attempt {seq} {}", self.epoch));
@@ -329,7 +330,7 @@ impl Agent<'_> {
 
     fn put<'e>(&mut self, engine: &'e dyn Engine, changes: &[Change]) -> Check<Box<dyn WriteTxn + 'e>> {
         if self.rng.once_in(8) {
-            // One that leaves no trace.
+            // This transaction is dropped and must leave no trace.
             let mut txn = engine.begin()?;
             for (key, _) in changes {
                 txn.put(key, &[7; 32])?;
@@ -368,7 +369,8 @@ impl Agent<'_> {
         Ok(operations)
     }
 
-    /// A commit has failed: more writes are refused, and what is read is the state before it or after it.
+    /// Checks a store after a failed commit: more writes are refused, and reads return the state before or after the
+    /// batch.
     fn after_failed_commit(&mut self, engine: &dyn Engine, model: &Model) -> Check {
         match engine.begin().map(drop) {
             Ok(()) => return wrong("a commit has failed for another reason than space, and writing goes on"),

@@ -1,6 +1,6 @@
-//! An agent as the supervisor has it: started, listened to, ended.
+//! The supervisor's handle on an agent: it starts the process, receives its lines, and ends it.
 //!
-//! Owns: the process and the thread that reads what it says; none outlives its owner. Must not: judge.
+//! Owns: the process and the thread that reads its output. Neither outlives its owner. Must not: judge the agent.
 
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -14,18 +14,18 @@ use clap::ValueEnum;
 use crate::agent::Task;
 use crate::disk::Notice;
 
-/// How long a process that was killed may take to go. A request in flight can hold it.
+/// Longest time until a killed process is gone. A request in flight can hold it up.
 const GONE_WITHIN: Duration = Duration::from_secs(30);
 
-/// A running agent. Killed when dropped.
+/// A running agent. It is killed when dropped.
 pub(crate) struct Agent {
     process: Child,
-    /// Its end ends the agent.
+    /// Standard input of the agent, whose end makes the agent end.
     _stdin: Option<ChildStdin>,
 }
 
 impl Agent {
-    /// Starts `binary` as an agent; its lines, and their end, go to `notices`.
+    /// Starts `binary` as an agent. Its lines, and the end of its output, are sent to `notices`.
     pub(crate) fn start(binary: &Path, task: &Task, notices: Sender<Notice>) -> io::Result<Self> {
         let mut command = Command::new(binary);
         let engine = task.engine.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
@@ -50,7 +50,7 @@ impl Agent {
         if task.chunks {
             command.arg("--chunks");
         }
-        // An interrupt at the terminal is for the supervisor alone.
+        // In a process group of its own, because an interrupt at the terminal is for the supervisor alone.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut process = command.spawn()?;
         let stdin = process.stdin.take();
@@ -58,7 +58,7 @@ impl Agent {
         std::thread::spawn(move || {
             let mut out = BufReader::new(stdout);
             let mut line = String::new();
-            // A line that was cut short is none.
+            // A line that was cut short is ignored.
             while matches!(out.read_line(&mut line), Ok(bytes) if bytes > 0) {
                 if let Some(whole) = line.strip_suffix('\n')
                     && notices.send(Notice::Line(whole.to_owned())).is_err()
@@ -72,16 +72,16 @@ impl Agent {
         Ok(Self { process, _stdin: stdin })
     }
 
-    /// SIGKILL, without waiting.
+    /// Sends SIGKILL, and does not wait for the process's end.
     pub(crate) fn kill(&mut self) {
-        // One that has just ended by itself is as good.
+        // An agent that has just ended by itself is fine, too.
         self.process.kill().ok();
     }
 
-    /// Waits for its end.
+    /// Waits until the process has ended.
     ///
     /// # Errors
-    /// When it does not come in time: the kernel holds the process.
+    /// The process does not end in time, because the kernel holds it; errors of waiting for it.
     pub(crate) fn wait(&mut self) -> io::Result<ExitStatus> {
         let until = Instant::now() + GONE_WITHIN;
         loop {

@@ -1,6 +1,6 @@
-//! The engines as the torture opens them: each a column of its tables.
+//! The engines with the options that the torture opens them with. Each is a column of its tables.
 //!
-//! Owns: names, options, what each engine promises. Must not: open anything.
+//! Owns: their names, options and promises. Must not: open anything.
 
 use bytesize::ByteSize;
 use engine_api::Durability;
@@ -8,7 +8,7 @@ use engines::{EngineKind, EngineOptions, Profile};
 
 use crate::rng::Rng;
 
-/// RocksDB takes none below 64 KiB.
+/// RocksDB accepts no memtable below 64 KiB.
 const SMALLEST_MEMTABLE: &str = "write_buffer_size=65536";
 
 /// An engine with its options.
@@ -30,21 +30,21 @@ pub enum Column {
 }
 
 impl Column {
-    /// All of them.
+    /// Every column, whether its engine is in this build or not.
     pub const ALL: [Self; 6] =
         [Self::Rocksdb, Self::RocksdbBloom, Self::RocksdbTuned, Self::Lmdb, Self::Redb, Self::Strata];
 
-    /// Those whose engine is in this build.
+    /// Returns the columns whose engine is in this build.
     pub fn compiled() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|column| column.is_compiled())
     }
 
-    /// Whether its engine is in this build.
+    /// Whether the column's engine is in this build.
     pub fn is_compiled(self) -> bool {
         engines::compiled().contains(&self.kind())
     }
 
-    /// The engine's label.
+    /// Returns the column's name, which is the engine's label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Rocksdb => "rocksdb",
@@ -56,7 +56,7 @@ impl Column {
         }
     }
 
-    /// Its options; the memory is one of several, so that caches hold everything or little.
+    /// Returns the column's options. The memory is one of several sizes, so that caches hold everything or little.
     pub fn options(self, rng: &mut Rng) -> EngineOptions {
         let bloom = (self == Self::RocksdbBloom).then_some(20);
         let memory = Some(ByteSize::mib(rng.pick(&[8, 16, 64])));
@@ -76,24 +76,24 @@ impl Column {
         }
     }
 
-    /// Whether a load whose manifest could not be flushed may leave a store that is refused: RocksDB removes files that
-    /// the manifest may name. See RELIABILITY.md.
+    /// Whether a failed load may cost the store. RocksDB removes files that the manifest may name if it could not flush
+    /// the manifest, and then refuses the store. See RELIABILITY.md.
     pub fn loses_failed_loads(self) -> bool {
         self.kind() == EngineKind::Rocksdb
     }
 
-    /// Whether the engine counts on flushed files keeping their names: RocksDB renames `CURRENT` to name a manifest that it
-    /// has flushed, in a directory that it has not.
+    /// Whether the engine relies on flushed files keeping their names. RocksDB renames `CURRENT` to name a manifest
+    /// that it has flushed, and does not flush the directory.
     pub fn needs_flushed_names(self) -> bool {
         self.kind() == EngineKind::Rocksdb
     }
 
-    /// The newest batch that a loss of power must leave, once batch `seq` was acknowledged; `before` is what it was
-    /// until then. This is the table of RELIABILITY.md.
+    /// Returns the newest batch that must survive a power loss, once batch `seq` was acknowledged. `before` is the
+    /// result for the batches before it. This is the table of RELIABILITY.md.
     pub fn survives_power_loss(self, durability: Durability, seq: u64, before: u64) -> u64 {
         match (durability, self) {
             (Durability::Synced, _) | (Durability::Buffered, Self::Redb) => seq,
-            // The newest alone may be missing.
+            // Only the newest batch may be missing.
             (Durability::Buffered, Self::Lmdb) => before.max(seq - 1),
             (Durability::Buffered, _) => before,
         }

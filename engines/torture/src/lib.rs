@@ -1,10 +1,11 @@
-//! Every engine under kills, losses of power and faults of the disk, compared with a model.
+//! Tests every engine under kills, power losses and faults of the disk, and compares it with a model.
 //!
-//! Owns: the disk that loses power ([`Disk`]), the agents that work on a store and are killed, the oracle. Must not: know
-//! how an engine works; it opens them through the registry, as the programs do. A supervisor ([`Life`]) runs on the
-//! caller's thread; agents are processes of their own; the disk is a FUSE file system in the supervisor's process.
+//! Owns: the disk that can lose power ([`Disk`]), the agents that work on a store and are killed, the oracle. Must not:
+//! know the inside of an engine; engines are opened through the registry, as the programs do. A supervisor ([`Life`])
+//! runs on the caller's thread; agents are processes of their own; the disk is a FUSE file system in the supervisor's
+//! process.
 //!
-//! What is promised and what is tested is in RELIABILITY.md at the top of the repository.
+//! RELIABILITY.md at the top of the repository lists the promises and the tests.
 
 mod agent;
 mod child;
@@ -27,10 +28,10 @@ pub use rng::Rng;
 pub use swarm::{EndKind, Swarm};
 pub use totals::{Table, Totals};
 
-/// Whether this process can mount the disk that loses power, after [`own_mounts`]; if not, why.
+/// Checks that this process can mount the disk that loses power, and calls [`own_mounts`] for it.
 ///
 /// # Errors
-/// The reason.
+/// The reason, in words.
 pub fn can_lose_power() -> Result<(), String> {
     let reason = |e: std::io::Error| format!("cannot mount a FUSE file system: {e}");
     let point = tempfile::tempdir().map_err(reason)?;

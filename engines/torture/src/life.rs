@@ -1,12 +1,12 @@
-//! The life of one store under many agents: each is let work, ended, and followed by the next, which compares.
+//! The life of one store under many agents: each works, is ended, and is followed by the next, which compares.
 //!
-//! Owns: the oracle (which batches must be there, which may be), the disk, the order of turns. Must not: open the store
-//! itself. Runs on the supervisor's thread.
+//! Owns: the oracle (which batches must be there, and which may be), the disk, the order of turns. Must not: open the
+//! store itself. Runs on the supervisor's thread.
 //!
-//! The oracle: a store that is opened stands at a checkpoint not before the newest batch that must have survived, not
-//! behind the last that was attempted, and holds exactly the batches up to it, whole and in order. After a kill every
-//! acknowledged batch must be there; after a loss of power those that [`Column::survives_power_loss`] names. The engine
-//! may refuse work while the disk has a fault, with an error of a kind that fits, and must not when it has none.
+//! The oracle: an opened store has a checkpoint between the newest batch that must have survived and the last attempted
+//! one, and holds exactly the batches up to it, whole and in order. After a kill every acknowledged batch must be
+//! there; after a power loss those that [`Column::survives_power_loss`] names. The engine may refuse work while the
+//! disk has a fault, with an error of a fitting kind, and must not refuse it without one.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -25,23 +25,23 @@ use crate::rng::Rng;
 use crate::swarm::{End, EndKind, Swarm};
 use crate::totals::Totals;
 
-/// Bytes of the disk: the engines' reserves, RocksDB's logs that are allocated ahead, and room for the data.
+/// Size of the disk: room for the engines' reserves, RocksDB's logs that are allocated ahead, and the data.
 const DISK_BYTES: u64 = 2 << 30;
-/// How long an agent may say nothing. Not a measure of speed: a busy machine takes long.
+/// Longest time without a line from an agent. Not a measure of speed: a busy machine takes long.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often it is looked whether to stop.
+/// Interval at which the supervisor checks whether to stop.
 const GLANCE: Duration = Duration::from_millis(50);
-/// Batches of an agent that nobody ends.
+/// Number of batches of an agent that nobody ends.
 const BATCHES_MAX: u64 = 400;
-/// Batches of the last agent, which closes the store.
+/// Number of batches of the last agent, which closes the store.
 const LAST_BATCHES: u64 = 5;
 
-/// Why a life ended before its end.
+/// Reason for which a life ended early.
 #[derive(Debug)]
 pub enum Failure {
-    /// The store, or the engine, did what it must not.
+    /// The store or the engine broke its contract.
     Violation(String),
-    /// The torture itself cannot go on.
+    /// The torture itself failed, so it cannot go on.
     Io(std::io::Error),
 }
 
@@ -65,18 +65,18 @@ enum Home {
     Disk(Box<Disk>),
 }
 
-/// How a turn's waiting ended.
+/// Event that ended the wait within a turn.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reached {
-    /// What was waited for has come.
+    /// The moment has come at which the agent is to be ended.
     Moment,
     /// The agent has ended by itself.
     Silence,
-    /// There is no time left.
+    /// The time of the torture is up.
     Stopped,
 }
 
-/// A store, and what is known of it.
+/// A store, and the supervisor's knowledge about it.
 pub struct Life {
     column: Column,
     seed: u64,
@@ -87,31 +87,31 @@ pub struct Life {
     trace: bool,
     history: History,
     epoch: u64,
-    /// The last batch that was attempted, and the last chunk.
+    /// Last batch that was attempted. `loading` is the last chunk whose load was tried.
     attempted: u64,
     loading: u64,
-    /// The last batch that was acknowledged.
+    /// Last batch that was acknowledged.
     acked: u64,
-    /// The newest batch that the next opening must find, and that a loss of power must leave.
+    /// Newest batch that the next opening must find after a kill. `floor_power` is the one after a power loss.
     floor: u64,
     floor_power: u64,
-    /// What the agent said last of what it does.
+    /// Last activity that the agent reported.
     doing: &'static str,
     powered: bool,
     faulty: bool,
     opened: bool,
-    /// A load has failed that [`Column::loses_failed_loads`] speaks of.
+    /// Whether a load has failed in a way that [`Column::loses_failed_loads`] allows to lose the store.
     load_failed: bool,
-    /// It has cost the store.
+    /// Whether such a load has lost the store. This life ends then.
     lost: bool,
     totals: Totals,
 }
 
 impl Life {
-    /// An empty store below `root`, an empty directory. `binary` is the program that has the agent in it.
+    /// Creates an empty store below `root`, an empty directory. `binary` is the program that contains the agent.
     ///
     /// # Errors
-    /// Those of mounting.
+    /// I/O errors of mounting the disk.
     pub fn new(column: Column, seed: u64, swarm: Swarm, root: &Path, binary: &Path) -> Result<Self, Failure> {
         let home = if swarm.fuse {
             let disk = Disk::new(root, DISK_BYTES, seed)?;
@@ -147,10 +147,10 @@ impl Life {
         })
     }
 
-    /// All turns, or as many as come before `stop` says so, and one more that closes the store.
+    /// Runs all turns, or those before `stop` returns true, and then one more that closes the store.
     ///
     /// # Errors
-    /// The first violation.
+    /// The first violation, or an I/O error of the torture itself.
     pub fn run(&mut self, stop: &dyn Fn() -> bool) -> Result<(), Failure> {
         for _ in 0..self.swarm.turns {
             if stop() {
@@ -168,12 +168,12 @@ impl Life {
         self.turn(&end, Vec::new(), &|| false)
     }
 
-    /// Prints everything that agents say and what is done to them.
+    /// Sets whether to print all lines of the agents and all actions of the supervisor.
     pub fn set_trace(&mut self, trace: bool) {
         self.trace = trace;
     }
 
-    /// What was done so far.
+    /// Returns the counts so far.
     pub fn totals(&self) -> &Totals {
         &self.totals
     }
@@ -185,7 +185,7 @@ impl Life {
         }
     }
 
-    /// One agent, from its start to what is left of it.
+    /// Runs one agent, from its start to the state that it leaves.
     fn turn(&mut self, end: &End, faults: Vec<Fault>, stop: &dyn Fn() -> bool) -> Result<(), Failure> {
         let (sender, notices) = channel();
         self.faulty = faults.iter().any(|fault| fault.kind != FaultKind::Slow);
@@ -241,7 +241,7 @@ impl Life {
         }
     }
 
-    /// Listens until the moment has come at which the agent is to be ended.
+    /// Receives the agent's lines until the moment has come to end the agent.
     fn follow(&mut self, notices: &Receiver<Notice>, end: &End, stop: &dyn Fn() -> bool) -> Result<Reached, Failure> {
         let mut acks = 0;
         let mut until = None;
@@ -288,14 +288,14 @@ impl Life {
         } else {
             *self.totals.kills.entry(doing).or_default() += 1;
         }
-        // The signal first: what the trap holds must not be answered to a program that goes on.
+        // The signal comes first: an operation that the trap holds must not be answered while the program still runs.
         agent.kill();
         if let Some(disk) = self.disk() {
             disk.release();
         }
     }
 
-    /// How the process ended, if nobody ended it.
+    /// Counts the faults that have hit, and checks that the agent ended in an allowed way.
     fn judge(&mut self, status: ExitStatus, reached: Reached) -> Result<(), Failure> {
         let hits = self.disk().map(|disk| disk.take_hits()).unwrap_or_default();
         hits.iter().for_each(|(kind, count)| *self.totals.faults.entry(*kind).or_default() += count);
@@ -303,7 +303,7 @@ impl Life {
         match (status.signal(), status.code()) {
             (Some(libc::SIGKILL), _) if reached != Reached::Silence => Ok(()),
             (_, Some(0)) => Ok(()),
-            // A page of a mapping that cannot be read: the kernel has no other way to say so.
+            // LMDB met a page of its map that cannot be read, and the kernel can only report that by a signal.
             (Some(libc::SIGBUS), _) if self.column == Column::Lmdb && read_failed => {
                 self.totals.bus_errors += 1;
                 Ok(())
@@ -313,7 +313,7 @@ impl Life {
         }
     }
 
-    /// What the disk holds for the next agent, and what that must find.
+    /// Prepares the disk for the next agent, and updates the batches that it must find.
     fn aftermath(&mut self, kind: EndKind, reached: Reached) -> Result<(), Failure> {
         let sync_failed = self.totals.faults.contains_key(&FaultKind::SyncError);
         let seed = self.rng.next();
@@ -407,7 +407,7 @@ impl Life {
         Ok(())
     }
 
-    /// The engine has refused something: only while something is wrong with the disk, and with a kind that tells.
+    /// Checks an error of the engine: it may occur only while the disk has a fault, and its kind must fit.
     fn refused(&mut self, what: &str) -> Result<(), Failure> {
         if self.column.loses_failed_loads() {
             self.load_failed |= what.starts_with("load Reopen") && what.contains("MANIFEST");
@@ -432,7 +432,7 @@ impl Life {
     }
 }
 
-/// What a notice was.
+/// Kind of a notice, as far as the wait for an agent's end needs it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Heard {
     Acked,

@@ -1,4 +1,4 @@
-//! The command line of the torture: lives of stores, one after the other, until the time is up.
+//! The command line of the torture: it runs lives of stores, one after the other, until the time is up.
 //!
 //! Owns: seeds, the report, the exit code. Runs on the main thread; a signal sets a flag.
 
@@ -92,7 +92,7 @@ fn main() -> ExitCode {
         }
         Err((column, seed, violation)) => {
             println!("torture: VIOLATION: {violation}");
-            // The seed has chosen among what was possible.
+            // The seed's choices depend on whether the disk could be mounted, so the option is part of the command.
             let kills_only = if run.fuse { "" } else { " --kills-only" };
             println!("again: make torture ARGS='--engine {column} --seed {seed}{kills_only}'");
             ExitCode::FAILURE

@@ -1,6 +1,6 @@
-//! What a store must hold after a number of batches, and the comparison with what it does.
+//! The expected content of a store after a number of batches, and its comparison with the store.
 //!
-//! Owns: the history (which epoch wrote which batch), the map that follows from it. Must not: write to a store. The
+//! Owns: the history (which epoch wrote which batch), and the map that follows from it. Must not: write to a store. The
 //! supervisor holds the history; an agent builds the map from it and compares everything that it reads.
 
 use std::collections::BTreeMap;
@@ -12,15 +12,15 @@ use engine_api::{Checkpoint, Engine, Key, Reader, Value};
 use crate::plan::{Plan, Work};
 use crate::rng::Rng;
 
-/// What ends an agent: an error of the engine where none may be, or a wrong answer.
+/// Result of a check. Both an error of the engine and a wrong answer end it.
 pub(crate) type Check<T = ()> = std::result::Result<T, Bad>;
 
-/// Why a check did not end well.
+/// Reason for which a check failed.
 #[derive(Debug)]
 pub(crate) enum Bad {
-    /// The engine said so: allowed under a fault, if the kind is.
+    /// The engine returned an error, which is allowed under a fault if its kind fits.
     Error(engine_api::Error),
-    /// The store is not what it must be.
+    /// The store differs from the model.
     Wrong(String),
 }
 
@@ -34,17 +34,17 @@ pub(crate) fn wrong<T>(what: impl Into<String>) -> Check<T> {
     Err(Bad::Wrong(what.into()))
 }
 
-/// The epochs of batches: each holds from a number on.
+/// The epochs of batches. Each entry is the first batch of an epoch, and the epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History(Vec<(u64, u64)>);
 
 impl History {
-    /// The epoch of a batch.
+    /// Returns the epoch of batch `seq`.
     pub fn epoch(&self, seq: u64) -> u64 {
         self.0.iter().rev().find(|(from, _)| *from <= seq).map_or(0, |(_, epoch)| *epoch)
     }
 
-    /// Batches from `seq` on are of `epoch`; what they were before is forgotten.
+    /// Sets the epoch of all batches from `seq` on, and forgets their earlier epochs.
     pub fn turn(&mut self, seq: u64, epoch: u64) {
         self.0.retain(|(from, _)| *from < seq);
         if self.0.last().is_none_or(|(_, last)| *last != epoch) {
@@ -77,19 +77,19 @@ impl FromStr for History {
     }
 }
 
-/// The content of a store at a checkpoint.
+/// Expected content of a store at a checkpoint.
 #[derive(Clone)]
 pub(crate) struct Model {
     pub(crate) plan: Plan,
     pub(crate) history: History,
     pub(crate) seq: u64,
     map: BTreeMap<Key, Value>,
-    /// Pairs of a chunk whose load was cut short: any of them may be there until it is loaded again.
+    /// Pairs of a chunk whose load was cut short. Any of them may be there until the chunk is loaded again.
     cut: BTreeMap<Key, Value>,
 }
 
 impl Model {
-    /// After the first `seq` batches of a history, when `loading` was the last chunk that was tried.
+    /// Builds the content after the first `seq` batches of a history. `loading` is the last chunk whose load was tried.
     pub(crate) fn at(plan: Plan, history: History, seq: u64, loading: u64) -> Self {
         let mut model = Self { plan, history, seq: 0, map: BTreeMap::new(), cut: BTreeMap::new() };
         while model.seq < seq {
@@ -124,7 +124,7 @@ impl Model {
         }
     }
 
-    /// A load of this chunk was tried and has failed.
+    /// Notes that a load of these pairs was tried and has failed.
     pub(crate) fn cut(&mut self, pairs: Vec<(Key, Value)>) {
         self.cut = pairs.into_iter().collect();
     }
@@ -142,7 +142,7 @@ impl Model {
         wrong(format!("seq={} key={} found={found:?} expected={expected:?}", self.seq, hex(key)))
     }
 
-    /// Some gets, one by one and many at once.
+    /// Compares some keys, by single gets and by one `get_many`.
     pub(crate) fn check_gets(&self, reader: &mut dyn Reader, rng: &mut Rng, count: usize) -> Check {
         self.check_checkpoint(reader.checkpoint()?)?;
         let keys: Vec<Key> = (0..count).map(|_| self.plan.any_key(rng)).collect();
@@ -154,7 +154,7 @@ impl Model {
         keys.iter().zip(values).try_for_each(|(key, value)| self.check(key, value))
     }
 
-    /// Every pair, in order, and none missing.
+    /// Compares all pairs of a scan: they must ascend, and none may be missing.
     pub(crate) fn check_scan(&self, reader: &mut dyn Reader) -> Check {
         self.check_checkpoint(reader.checkpoint()?)?;
         let mut expected = self.map.iter().peekable();
@@ -181,7 +181,7 @@ impl Model {
         }
     }
 
-    /// Some pairs from a key on.
+    /// Compares some pairs in a scan from a random key.
     pub(crate) fn check_scan_from(&self, reader: &mut dyn Reader, rng: &mut Rng) -> Check {
         self.check_checkpoint(reader.checkpoint()?)?;
         let (first, most) = (self.plan.any_key(rng), rng.below(300) as usize + 1);
@@ -196,7 +196,7 @@ impl Model {
         if !found.is_sorted_by(|a, b| a.0 < b.0) || found.first().is_some_and(|(key, _)| *key < first) {
             return wrong(format!("a scan from a key does not ascend from there: first={}", hex(&first)));
         }
-        // Up to where it ended, or to the end of all.
+        // Up to the last pair of the scan, or to the end of the store.
         let last = found.last().filter(|_| found.len() == most).map_or([0xff; 32], |(key, _)| *key);
         let missing = |key: &&Key| found.binary_search_by(|(found, _)| found.cmp(key)).is_err();
         match self.map.range(first..=last.max(first)).map(|(key, _)| key).find(missing) {
@@ -205,7 +205,7 @@ impl Model {
         }
     }
 
-    /// Everything, in every way there is.
+    /// Compares the whole store by its checkpoint, scans, and gets.
     pub(crate) fn check_store(&self, engine: &dyn Engine, rng: &mut Rng) -> Check {
         self.check_checkpoint(engine.checkpoint()?)?;
         let mut reader = engine.reader()?;

@@ -1,38 +1,39 @@
-//! What is written: every batch of a store as a pure function of a seed, the batch's number, and its epoch.
+//! The content of every batch, as a pure function of a store's seed, the batch's number, and its epoch.
 //!
-//! Owns: the keys, their values, the batches and chunks. Must not: do I/O, remember anything. Used by the supervisor and
-//! by its agents, who so agree on a content without telling each other.
+//! Owns: the keys, their values, the batches and chunks. Must not: do I/O, or remember anything. The supervisor and its
+//! agents use it, and so agree on the content of a batch without exchanging it.
 //!
-//! A batch that is attempted again, because it was lost or refused, has another epoch and with it another content: what
-//! was lost cannot come back unseen.
+//! A batch that is attempted again, because it was lost or refused, has another epoch and therefore another content. So
+//! a lost batch cannot come back unnoticed.
 
 use engine_api::{Checkpoint, Key, Value};
 
 use crate::rng::Rng;
 
-/// Keys that are overwritten and deleted again and again.
+/// Number of keys that are overwritten and deleted again and again.
 const SMALL_KEYS: u64 = 500;
-/// Keys that most batches see for the first time.
+/// Number of keys in a second, larger range, of which most batches change new ones.
 const LARGE_KEYS: u64 = 40_000;
-/// One batch in so many is a sorted chunk above every key there is.
+/// One batch in this many is a sorted chunk, with keys above all existing ones.
 const CHUNK_EVERY: u64 = 19;
-/// Pairs of the largest chunk.
+/// Number of pairs in the largest chunk.
 const CHUNK_PAIRS_MAX: u64 = 1500;
-/// The first byte of every key of a chunk; others' is below.
+/// First byte of every key in a chunk. Other keys begin with a smaller byte.
 const CHUNK_BYTE: u8 = 0xff;
 
 /// A change of a key: a put, or a delete for `None`.
 pub(crate) type Change = (Key, Option<Value>);
 
-/// What a checkpoint's number stands for.
+/// Work that a checkpoint's number stands for.
 pub(crate) enum Work {
-    /// A transaction; a key may come twice.
+    /// Changes for one transaction. A key may occur twice.
     Batch(Vec<Change>),
-    /// Sorted pairs for [`engine_api::BulkLoad`]. They have no epoch: a load that was cut short is done again as it was.
+    /// Sorted pairs for [`engine_api::BulkLoad`]. They have no epoch: a load that was cut short is repeated with the
+    /// same pairs.
     Chunk(Vec<(Key, Value)>),
 }
 
-/// Everything that one store may come to hold.
+/// Description of everything that one store may ever contain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     seed: u64,
@@ -41,12 +42,13 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// With sorted chunks among the batches or without; most batches have up to `most` changes.
+    /// Builds the plan of a seed. `chunks` says whether there are sorted chunks among the batches; most batches have up
+    /// to `most` changes.
     pub(crate) fn new(seed: u64, chunks: bool, most: u64) -> Self {
         Self { seed, chunks, most }
     }
 
-    /// Number `seq`, from 1.
+    /// Returns the work of number `seq`, counted from 1.
     pub(crate) fn work(&self, seq: u64, epoch: u64) -> Work {
         if self.is_chunk(seq) {
             return Work::Chunk(self.chunk(seq));
@@ -70,12 +72,12 @@ impl Plan {
         Work::Batch((0..length).map(change).collect())
     }
 
-    /// The chunk of `seq`, if it is one.
+    /// Returns the pairs of the chunk with number `seq`, or `None` if that is not a chunk.
     pub(crate) fn chunk_of(&self, seq: u64) -> Option<Vec<(Key, Value)>> {
         self.is_chunk(seq).then(|| self.chunk(seq))
     }
 
-    /// The checkpoint of a batch: its bytes and their length depend on number and epoch.
+    /// Returns the checkpoint of a batch, whose bytes and their length depend on number and epoch.
     pub(crate) fn checkpoint(&self, seq: u64, epoch: u64) -> Checkpoint {
         if seq == 0 {
             return Checkpoint::default();
@@ -83,13 +85,13 @@ impl Plan {
         // A chunk has no epoch, and neither has its checkpoint.
         let epoch = if self.is_chunk(seq) { 0 } else { epoch };
         let mut rng = Rng::of(self.seed ^ epoch << 40, seq);
-        // Most are as long as the service's. The first eight bytes are never left out: they tell epochs apart.
+        // Most are as long as the service's. The first eight bytes are always there, because they tell epochs apart.
         let length = rng.pick(&[96, 96, 8, 500, Checkpoint::BYTES_MAX as u64]) as usize;
         let bytes: Vec<u8> = std::iter::repeat_with(|| rng.next() as u8).take(length).collect();
         Checkpoint::new(seq, &bytes)
     }
 
-    /// A key that some batch may have written.
+    /// Returns a key that some batch may have written.
     pub(crate) fn any_key(&self, rng: &mut Rng) -> Key {
         match rng.below(4) {
             0 => chunk_key(rng.below(4 * CHUNK_PAIRS_MAX)),
@@ -112,12 +114,12 @@ impl Plan {
     fn key(&self, number: u64) -> Key {
         let mut key = words(self.seed, number);
         key[0] = key[0].min(CHUNK_BYTE - 1);
-        // The System program: a key like any other.
+        // The key of the System program, which is a key like any other.
         if number == 0 { [0; 32] } else { key }
     }
 }
 
-/// Keys of chunks ascend with their number.
+/// Returns a key of a chunk, which ascends with its number.
 fn chunk_key(number: u64) -> Key {
     let mut key = words(7, number);
     key[0] = CHUNK_BYTE;
@@ -125,7 +127,7 @@ fn chunk_key(number: u64) -> Key {
     key
 }
 
-/// Some are all zero, which is not absence.
+/// Returns a value. Some values are all zero, which is not absence.
 fn value(stamp: u64) -> Value {
     if stamp.is_multiple_of(61) { [0; 32] } else { words(stamp, 11) }
 }

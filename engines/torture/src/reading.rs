@@ -1,4 +1,4 @@
-//! What an agent does beside writing: reads, readers that are held, copies, settling.
+//! The agent's actions in addition to writing: reads, held readers, copies, settling.
 //!
 //! Owns: the readers that are held. Must not: change the store. Runs on the agent's main thread.
 
@@ -13,24 +13,23 @@ use crate::column::Column;
 use crate::model::{Check, Model};
 use crate::rng::Rng;
 
-/// Gets of one look.
+/// Number of gets in one check.
 const GETS: usize = 60;
-/// Readers held at once.
+/// Number of readers that are held at once.
 const HELD_MAX: usize = 2;
 
-/// Gets between the batches.
+/// Habit: gets between the batches.
 pub(crate) const GET: u64 = 1;
-/// Scans between the batches, whole and from a key.
+/// Habit: scans between the batches, whole ones and from a key.
 pub(crate) const SCAN: u64 = 2;
-/// Readers that stay on an old snapshot.
+/// Habit: readers that stay on an old snapshot.
 pub(crate) const HOLD: u64 = 4;
-/// Flushes and compactions that are waited for.
+/// Habit: waiting for flushes and compactions.
 pub(crate) const SETTLE: u64 = 8;
-/// Copies of the store, which are opened and compared.
+/// Habit: copies of the store, which are opened and compared.
 pub(crate) const COPY: u64 = 16;
-/// Closing, or dropping, and opening again.
+/// Habit: closing, or dropping, the store and opening it again.
 pub(crate) const REOPEN: u64 = 32;
-/// All of them.
 pub(crate) const ALL: u64 = 63;
 
 /// The readers of one open store.
@@ -50,7 +49,7 @@ impl<'e> Readings<'e> {
         self.habits & REOPEN != 0
     }
 
-    /// Something, or nothing; the store stands at `model`.
+    /// Does one random action of the habits, or nothing. `model` is the expected content of the store.
     pub(crate) fn some(&mut self, engine: &'e dyn Engine, model: &Model, rng: &mut Rng) -> Check {
         let chosen = match rng.below(60) {
             0..12 => GET,
@@ -79,7 +78,7 @@ impl<'e> Readings<'e> {
         Ok(())
     }
 
-    /// Opens a reader to hold, or looks through one, moves it on, or drops it.
+    /// Opens a reader to hold if there are too few. Otherwise checks, refreshes, or drops one of those held.
     fn hold(&mut self, engine: &'e dyn Engine, model: &Model, rng: &mut Rng) -> Check {
         if self.held.len() < HELD_MAX {
             self.held.push((engine.reader()?, model.clone()));
@@ -109,7 +108,7 @@ impl<'e> Readings<'e> {
                 _ => Err(engine_api::Error::io("cannot remove a copy", e)),
             })
         };
-        // Whatever a copy that was cut short has left.
+        // Leftovers of a copy that was cut short.
         remove()?;
         fs::create_dir(&self.copies).map_err(|e| engine_api::Error::io("cannot make room for a copy", e))?;
         let dir = self.copies.join("store");

@@ -1,23 +1,23 @@
-//! The one generator of the crate: seeded, so that a printed seed repeats a run.
+//! The only random generator of the crate: it is seeded, so that a printed seed repeats a run.
 //!
-//! Does no I/O. Used on any thread, one generator each.
+//! Does no I/O. Used on any thread, one generator for each.
 
-/// splitmix64 (Steele, Lea, Flood 2014).
+/// Random generator splitmix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator whose numbers follow from `seed`.
+    /// Builds a generator whose numbers follow from `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// A generator that follows from `seed` and `what`, unrelated to those of other seeds and other `what`.
+    /// Builds a generator that follows from `seed` and `what`, unrelated to those of other seeds and other `what`.
     pub fn of(seed: u64, what: u64) -> Self {
         Self(Self(seed ^ what.wrapping_mul(0x2545_f491_4f6c_dd1d)).next())
     }
 
-    /// The next number.
+    /// Returns the next number of the sequence.
     #[allow(clippy::should_implement_trait, reason = "it has no end and is no iterator")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -26,17 +26,17 @@ impl Rng {
         x ^ (x >> 31)
     }
 
-    /// A number below `bound`, which is not zero.
+    /// Returns a number below `bound`, which must not be zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    /// True once in `times`.
+    /// Returns true once in `times` calls on average.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// One of them.
+    /// Returns one element of `from`, which must not be empty.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }

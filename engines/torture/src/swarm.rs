@@ -1,40 +1,42 @@
-//! What a life is tortured with: drawn from its seed, with half of everything switched off at random.
+//! The options of a life, drawn from its seed, with half of all options switched off at random.
 //!
-//! Owns: the choice. Must not: do anything of it. A fault that every run has hides those that only come without it.
+//! Owns: the choice. Must not: carry it out. Options are switched off because a fault in every run would hide the
+//! errors that only occur without it.
 
 use crate::disk::{Fault, FaultKind};
 use crate::reading;
 use crate::rng::Rng;
 
-/// What may happen in a life.
+/// Events that may occur in a life.
 #[derive(Clone, Debug)]
 pub struct Swarm {
-    /// On the disk that loses power; else on a real file system, where processes are killed only.
+    /// Whether the store is on the disk that can lose power. Otherwise it is on a real file system, and processes are
+    /// only killed.
     pub fuse: bool,
     /// Whether there are sorted chunks among the batches.
     pub chunks: bool,
-    /// Changes that most batches have at most.
+    /// Largest number of changes in most batches.
     pub changes: u64,
-    /// Commits that are synced, in a hundred.
+    /// Percentage of commits that are synced.
     pub synced: u64,
-    /// What an agent does beside writing.
+    /// Actions of an agent in addition to writing, one bit each.
     pub habits: u64,
-    /// How agents end.
+    /// Ways in which agents end. One is chosen for each agent.
     pub ends: Vec<EndKind>,
-    /// What the disk does wrong; one turn in `faults_every` has one.
+    /// Kinds of faults. One turn in `faults_every` has one of them.
     pub faults: Vec<FaultKind>,
-    /// See `faults`; zero for never.
+    /// Average number of turns per turn with a fault; 0 for no faults.
     pub faults_every: u64,
-    /// Operations of its kind that pass before a fault, at most.
+    /// Limit of the operations of a fault's kind that pass before it.
     pub faults_within: u64,
-    /// Agents, one after the other.
+    /// Number of agents, one after the other.
     pub turns: u64,
 }
 
-/// How an agent ends.
+/// Way in which an agent ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EndKind {
-    /// It closes the store.
+    /// The agent closes the store.
     Close,
     /// SIGKILL at a random moment.
     Kill,
@@ -55,20 +57,20 @@ impl EndKind {
     }
 }
 
-/// How one agent ends, with its numbers.
+/// The end of one agent, with its numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct End {
     pub(crate) kind: EndKind,
-    /// Batches it acknowledges first.
+    /// Number of batches that the agent acknowledges first.
     pub(crate) acks: u64,
-    /// And how much longer it lives then.
+    /// Time in microseconds that the agent lives after that.
     pub(crate) micros: u64,
-    /// Operations of the disk that change something, from its start.
+    /// Number of operations that change the disk, counted from the agent's start.
     pub(crate) operations: u64,
 }
 
 impl Swarm {
-    /// The swarm of a seed. Without `fuse` there are kills alone.
+    /// Draws the options of a seed. Without `fuse` there are only kills.
     pub fn of(seed: u64, fuse: bool) -> Self {
         use EndKind::{Close, Kill, KillAt, KillWritten, Power, PowerAt};
         let mut rng = Rng::of(seed, 2);
@@ -113,7 +115,7 @@ impl Swarm {
             return Vec::new();
         }
         let kind = rng.pick(&self.faults);
-        // Few reads reach a disk, and an opening is full of them.
+        // Few reads reach a disk, except while a store is opened.
         let most = if kind == FaultKind::ReadError { self.faults_within.min(60) } else { self.faults_within };
         let count = match kind {
             FaultKind::Slow => rng.pick(&[20, 200]),

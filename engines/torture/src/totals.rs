@@ -1,4 +1,4 @@
-//! What was done, by engine, and the table of it.
+//! Counts by engine of everything that the torture did, and their table.
 //!
 //! Does no I/O.
 
@@ -8,37 +8,37 @@ use std::fmt;
 use crate::column::Column;
 use crate::disk::FaultKind;
 
-/// What was done to one engine.
+/// Counts for one engine, over all of its lives.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
-    /// Stores that were begun.
+    /// Number of stores that were begun.
     pub lives: u64,
-    /// Agents that were killed, by what they were doing.
+    /// Agents that were killed, by their activity at that time.
     pub kills: BTreeMap<&'static str, u64>,
-    /// Losses of power, by what the agent was doing.
+    /// Power losses, by the agent's activity at that time.
     pub power_losses: BTreeMap<&'static str, u64>,
-    /// Operations of the disk that a fault has hit.
+    /// Operations of the disk that a fault has hit, by kind of fault.
     pub faults: BTreeMap<FaultKind, u64>,
-    /// Batches and chunks that were acknowledged.
+    /// Number of acknowledged batches and chunks.
     pub commits: u64,
-    /// Gets, puts and deletes.
+    /// Number of gets, puts and deletes.
     pub operations: u64,
-    /// Openings after which everything was there.
+    /// Number of openings after which the store matched the model. The first opening of a store is not counted.
     pub reopenings: u64,
-    /// Acknowledged buffered batches that a loss of power has taken, as it may.
+    /// Acknowledged buffered batches that a power loss has taken, as it may.
     pub lost_batches: u64,
-    /// Times that writing went on by itself after it had been refused.
+    /// Number of times that writing went on by itself after a refusal.
     pub recovered_itself: u64,
-    /// Times that it went on after opening again.
+    /// Number of times that writing went on after the store was opened again.
     pub recovered_reopened: u64,
     /// Processes that a read error of a mapping has ended by SIGBUS.
     pub bus_errors: u64,
-    /// Stores that RocksDB refuses after a load whose manifest could not be flushed; see RELIABILITY.md.
+    /// Stores that RocksDB refuses after a load whose manifest could not be flushed: see RELIABILITY.md.
     pub lost_loads: u64,
 }
 
 impl Totals {
-    /// Adds what was done elsewhere.
+    /// Adds the counts of another life.
     pub fn add(&mut self, other: &Self) {
         self.lives += other.lives;
         other.kills.iter().for_each(|(what, count)| *self.kills.entry(what).or_default() += count);
@@ -55,7 +55,7 @@ impl Totals {
     }
 }
 
-/// All engines' totals as a table, a column an engine.
+/// Table of all engines' counts, with one column per engine.
 pub struct Table<'a>(pub &'a BTreeMap<Column, Totals>);
 
 impl fmt::Display for Table<'_> {

@@ -18,7 +18,7 @@ use serde_json::Value;
 use plain::{Figures, Op};
 
 const PAIRS: u64 = 1_000_000;
-const TURNS: usize = 5;
+const TURNS: usize = 7;
 const CACHE_BYTES: usize = 1 << 30;
 /// How long both sides measure, and a tenth of it before.
 const SECONDS: f64 = 2.0;
@@ -76,9 +76,11 @@ fn compare(bin: &Path, engine: &str, store: &Path, data: &Path, ops: &[Op]) -> R
     }
     let mut wrong = 0;
     for op in ops {
-        let of = |runs: &[Figures]| median(runs.iter().filter_map(|figures| figures.get(op).copied()).collect());
-        let (Some(alone), Some(bench)) = (of(&alone), of(&bench)) else { continue };
-        let ratio = bench / alone;
+        let of = |runs: &[Figures]| runs.iter().filter_map(|figures| figures.get(op).copied()).collect::<Vec<f64>>();
+        let (alone, bench) = (of(&alone), of(&bench));
+        // By turns, because the machine's speed drifts by more than what is looked for.
+        let ratios = alone.iter().zip(&bench).map(|(alone, bench)| bench / alone).collect();
+        let (Some(alone), Some(bench), Some(ratio)) = (median(alone), median(bench), median(ratios)) else { continue };
         let differs = (ratio - 1.0).abs() > TOLERANCE;
         let mark = if differs { "  DIFFERS" } else { "" };
         println!("{engine:8} {:14} {alone:9.0} ns {bench:9.0} ns {ratio:7.3}{mark}", op.name());

@@ -334,8 +334,14 @@ impl Clock {
 
 #[cfg(target_arch = "x86_64")]
 fn ticks() -> u64 {
-    // SAFETY: every x86-64 processor has the instruction; that it counts at a constant rate is so since 2008.
-    unsafe { core::arch::x86_64::_rdtsc() }
+    // SAFETY: every x86-64 processor has both instructions; the counter runs at a constant rate since 2008. The fences keep
+    // loads on their side of the reading: the value's own load would be left out of a get otherwise.
+    unsafe {
+        core::arch::x86_64::_mm_lfence();
+        let ticks = core::arch::x86_64::_rdtsc();
+        core::arch::x86_64::_mm_lfence();
+        ticks
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -1,10 +1,11 @@
-//! Stores that have lived for a while: loaded in order, then changed at random places.
+//! Aged stores: loaded in order, then changed at random places.
 //!
-//! Owns: which pairs have been changed, and the process that changes them. Must not: time anything. Runs on the main thread.
+//! Owns: the rule which pairs have been changed, and the process that changes them. Must not: time anything. Runs on
+//! the main thread.
 //!
-//! Update n changes pair n, and begins anew with the first pair after the last one. The keys of consecutive pairs are
-//! unrelated, so that these are random places of the store; and whoever reads knows each value without remembering any.
-//! Of 0.72 updates a pair other random updates would have met half of the pairs, some of them more than once.
+//! Update n changes pair n, and starts again with the first pair after the last one. The keys of consecutive pairs are
+//! unrelated, so these are random places of the store. A reader can compute each value without remembering any. With
+//! 0.72 updates a pair, other random updates would have changed only half of the pairs, some of them more than once.
 
 use anyhow::{Context, Result};
 use engine_api::{Checkpoint, Durability};
@@ -13,10 +14,10 @@ use engines::{EngineOptions, OpenMode};
 use super::child::ChildArgs;
 use super::run::Run;
 
-/// Puts of a commit.
+/// Number of puts in a commit.
 const BATCH: u64 = 1000;
 
-/// The value that each pair has come to.
+/// Computes the version of each pair's value in an aged store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Versions {
     pairs: u64,
@@ -24,25 +25,25 @@ pub(crate) struct Versions {
 }
 
 impl Versions {
-    /// After so many updates of so many pairs.
+    /// Versions after `updates` updates of `pairs` pairs.
     pub(crate) fn new(pairs: u64, updates: u64) -> Self {
         Self { pairs, updates }
     }
 
-    /// How often pair `index` was changed.
+    /// Returns how many times pair `index` was changed.
     pub(crate) fn of(self, index: u64) -> u32 {
         ((self.updates / self.pairs) + u64::from(index < self.updates % self.pairs)) as u32
     }
 }
 
-/// The hidden command: makes all updates of an aged store, in buffered commits.
+/// Runs the hidden command that makes all updates of an aged store, in buffered commits.
 ///
 /// # Errors
-/// Those of the engine.
+/// A run that is not valid JSON; errors of the engine.
 pub fn run(args: &ChildArgs) -> Result<()> {
     let run: Run = serde_json::from_str(args.run()).context("not a run")?;
     let (pairs, versions) = (run.generator()?, run.versions());
-    // The run's memory is that of its cap: a store is aged as it was loaded.
+    // A run's memory belongs to its cap. The store is aged with the memory of its load.
     let engine = EngineOptions { memory: None, ..run.engine.clone() };
     let engine = engines::open(args.dir(), &engine, OpenMode::Existing)?;
     let mut done = 0;

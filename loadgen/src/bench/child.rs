@@ -1,7 +1,7 @@
-//! One run inside its own process, under its own cap: opens the store, warms up, drives, reports.
+//! One run in a process of its own under a cap of its own: opens the store, warms up, drives, prints the answer.
 //!
-//! Owns: what happens in the measured process and nothing else; the parent prepared store and cap, and reads the
-//! answer from standard output. Threads: see `drive`.
+//! Owns: the measured process's work and nothing else. The parent prepares store and cap, and reads the answer from
+//! standard output. Threads: see `drive`.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -22,16 +22,16 @@ use super::run::{Run, parse_keys};
 use super::scenario::{Kind, Load, State};
 use crate::result::{Curve, Io, Opening, Quantiles, Sample, Series};
 
-/// Shares of a percentile curve, denser by nines.
+/// Shares at which a percentile curve is sampled, with more of them near 1.
 const SHARES: [f64; 21] = [
     0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999, 0.99995,
     0.99999, 1.0,
 ];
 
-/// Rest after a store was brought into memory: what an engine does in the background meanwhile is done then.
+/// Pause after a store was brought into memory, so that the engine can finish its background work.
 const WARM_REST: Duration = Duration::from_secs(4);
 
-/// What a child answers.
+/// Answer of a child process: the figures of one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) engine: String,
@@ -47,7 +47,7 @@ pub(crate) struct Answer {
     pub(crate) notes: Vec<String>,
 }
 
-/// The hidden command: `bench-run RUN-AS-JSON DIR`.
+/// Arguments of the hidden command `bench-run RUN-AS-JSON DIR`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ChildArgs {
     /// The run
@@ -66,10 +66,10 @@ impl ChildArgs {
     }
 }
 
-/// Runs one run and prints its answer.
+/// Runs one run and prints its answer as JSON.
 ///
 /// # Errors
-/// Those of the engine, and a wrong value read.
+/// A run that is not valid JSON; errors of the engine; a wrong value read; I/O errors of /proc.
 pub fn run(args: &ChildArgs) -> Result<()> {
     let run: Run = serde_json::from_str(&args.run).context("not a run")?;
     let answer = match run.kind {
@@ -80,23 +80,23 @@ pub fn run(args: &ChildArgs) -> Result<()> {
     Ok(())
 }
 
-/// The hidden command that writes batches until it is killed, saying what is committed.
+/// Runs the hidden command that writes batches until it is killed.
 ///
 /// # Errors
-/// Those of the engine.
+/// A run that is not valid JSON; errors of the engine.
 pub fn write_until_killed(args: &ChildArgs) -> Result<()> {
     let run: Run = serde_json::from_str(&args.run).context("not a run")?;
     let (engine, _) = open(&run, &args.dir)?;
     println!("writing");
     writes(&run, 1.0, Part::Measured)?.run(&engine, &AtomicBool::new(false))?;
     println!("written");
-    // The kill comes from outside; nothing may be closed before.
+    // The parent kills this process. Nothing may be closed before.
     loop {
         std::thread::park();
     }
 }
 
-/// The engine, and what opening it took.
+/// Opens the engine, and measures the time and the device reads of opening.
 fn open(run: &Run, dir: &Path) -> Result<(Measured, Opening)> {
     let (before, started) = (probe::process_counts(std::process::id())?, Instant::now());
     let engine = engines::open(dir, &run.engine, OpenMode::Existing)?;
@@ -107,16 +107,17 @@ fn open(run: &Run, dir: &Path) -> Result<(Measured, Opening)> {
     Ok((Measured::new(engine, latency, SOURCE), opening))
 }
 
-/// Which part of a run; each has keys of its own, so that none finds its keys where the other has left them.
+/// Part of a run. Each part has keys of its own, so that none finds its keys where the other has left them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// The same work before the clock starts.
+    /// The same work before the clock starts, unmeasured.
     Before,
     Measured,
 }
 
 impl Part {
-    /// What is mixed into the seed. Zero for the measured part: results of earlier versions had the same keys.
+    /// Returns the number that is mixed into the seed. It is zero for the measured part, so that keys are the same as
+    /// in results of earlier versions.
     fn salt(self) -> u64 {
         match self {
             Self::Before => 0x6265_666f_7265_0000,
@@ -142,7 +143,7 @@ fn drive(run: &Run, dir: &Path) -> Result<Answer> {
     let driven = work(run, &engine, Duration::from_secs_f64(run.seconds), Part::Measured)?;
     let process = probe::process_counts(std::process::id())?.since(&process);
     if changes_store(run) {
-        // What it has left in the page cache is its own writing, too.
+        // Pages that the run has left dirty in the page cache count as its writes, too.
         probe::sync_file_system(dir)?;
     }
     let device = probe::device_counts(dir).zip(device).map(|(now, before)| now.since(before));
@@ -163,8 +164,8 @@ fn drive(run: &Run, dir: &Path) -> Result<Answer> {
     Ok(answer)
 }
 
-/// Brings the store into memory: the page cache by a scan, which leaves an engine's own cache alone, and that cache by
-/// gets. A page holds some 60 pairs: a get for every tenth of them meets all but one page in 400.
+/// Brings the store into memory. A scan fills the page cache but not an engine's own cache, and random gets fill that
+/// one. A page holds some 60 pairs, so gets of every tenth pair on average reach all but one page in 400.
 fn warm(run: &Run, engine: &Measured) -> Result<()> {
     engine.inner().reader()?.scan(&mut |_, _| ControlFlow::Continue(()))?;
     let pairs = run.generator()?;
@@ -209,7 +210,7 @@ fn work(run: &Run, engine: &Measured, time: Duration, part: Part) -> Result<Driv
     }
 }
 
-/// Another sequence than that of the part before and than another repeat's, the same for every engine.
+/// Returns a seed unlike that of the part before and of other repeats, but the same for every engine.
 fn read_seed(run: &Run, time: Duration, part: Part) -> u64 {
     run.seed ^ (u64::from(run.repeat) << 8) ^ time.as_nanos() as u64 ^ part.salt()
 }
@@ -230,7 +231,7 @@ fn writes(run: &Run, write_share: f64, part: Part) -> Result<Writes> {
     })
 }
 
-/// One whole scan, however long it takes; operations are pairs.
+/// Runs one whole scan, however long it takes. Operations are pairs.
 fn scan(run: &Run, engine: &Measured, stop: &AtomicBool) -> Result<Done> {
     let mut seen = 0;
     engine.reader_for(SOURCE)?.scan(&mut |_, _| {
@@ -238,12 +239,12 @@ fn scan(run: &Run, engine: &Measured, stop: &AtomicBool) -> Result<Done> {
         ControlFlow::Continue(())
     })?;
     ensure!(seen == run.pairs, "a scan has to see every pair: seen={seen} pairs={}", run.pairs);
-    // ORDERING: Relaxed: the flag carries nothing but itself.
+    // ORDERING: Relaxed: the flag carries no other data.
     stop.store(true, Ordering::Relaxed);
     Ok(Done { ops: seen, overdue: 0 })
 }
 
-/// From opening a killed writer's store to its first correct read.
+/// Measures from opening a killed writer's store to its first correct read.
 fn recover(run: &Run, dir: &Path) -> Result<Answer> {
     let started = Instant::now();
     let (engine, opening) = open(run, dir)?;
@@ -317,8 +318,8 @@ pub(crate) fn series(seconds: &[(f64, Snapshot)]) -> Vec<Series> {
     all.into_iter().map(named).collect()
 }
 
-/// Whether a run changes its store, so that it gets a copy. An aged store is changed by being open: what an engine merges
-/// meanwhile would be done for the next run.
+/// Whether a run changes its store, so that it gets a copy. An aged store changes by being opened: the engine would
+/// merge meanwhile, and the next run would not have to.
 pub(crate) fn changes_store(run: &Run) -> bool {
     run.load == Load::Aged || matches!(run.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Recover | Kind::Live)
 }

@@ -1,4 +1,5 @@
-//! The reports of `bootstrap` and `loadgen live` as answers of a run: those programs are measured as users run them.
+//! Converts the reports of `bootstrap` and `loadgen live` into answers of a run, because those programs are measured as
+//! users run them.
 //!
 //! Owns: the mapping of their JSON. Must not: measure.
 
@@ -14,7 +15,7 @@ use super::child::Answer;
 use super::run::Run;
 use crate::result::{Curve, Io, Quantiles, Sample, Series};
 
-/// The figures of one operation between two samples of a load.
+/// Figures of one operation between two samples of a load.
 #[derive(Clone, Debug, Deserialize)]
 struct Interval {
     count: u64,
@@ -24,7 +25,7 @@ struct Interval {
 }
 
 impl Answer {
-    /// Of a run that was killed: nothing was measured.
+    /// The empty answer of a run that was killed.
     pub(crate) fn none(run: &Run) -> Self {
         Self {
             engine: run.engine.label().to_owned(),
@@ -41,7 +42,7 @@ impl Answer {
     }
 }
 
-/// From `bootstrap --report`.
+/// Converts the report of `bootstrap --report`.
 pub(crate) fn bootstrap(run: &Run, text: &str) -> Result<Answer> {
     let report: Value = serde_json::from_str(text).context("bootstrap's report is not JSON")?;
     let number =
@@ -79,7 +80,7 @@ pub(crate) fn bootstrap(run: &Run, text: &str) -> Result<Answer> {
     })
 }
 
-/// From `loadgen live --report`.
+/// Converts the report of `loadgen live --report`.
 pub(crate) fn live(run: &Run, text: &str, elapsed: Duration) -> Result<Answer> {
     let report: Value = serde_json::from_str(text).context("the live report is not JSON")?;
     let latencies = Report::deserialize(report.get("latency").context("no latency in the report")?)?;

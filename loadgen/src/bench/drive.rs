@@ -1,11 +1,11 @@
-//! The loops that are timed: readers, a writer, both by turns, and the figures they leave.
+//! The timed loops: readers, a writer, or a mix of both, and their figures.
 //!
-//! Owns: when an operation is due and from when its latency counts. Must not: know which engine it drives.
-//! Threads: `read-N`, and `bench` itself as the writer and as the sampler.
+//! Owns: the times at which operations are due and from which their latency counts. Must not: know which engine it
+//! drives. Threads: `read-N`, `sample`, and the main thread as the writer.
 //!
-//! Closed loop: the next operation starts when the last one ended, and its latency is its own duration. Open loop: an
-//! operation is due at its time whether or not the last one ended, and its latency runs from when it was due, so that
-//! a stall counts for everything it delays (coordinated omission).
+//! Closed loop: the next operation starts when the last one has ended, and its latency is its own duration. Open loop:
+//! an operation is due at its time whether or not the last one has ended, and its latency runs from its due time. So a
+//! stall counts for every operation that it delays (coordinated omission).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,24 +22,24 @@ use super::run::Keys;
 /// Source label of everything recorded here.
 pub(crate) const SOURCE: &str = "bench";
 
-/// What readers do.
+/// Work of the reading threads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reads {
     pub(crate) pairs: Pairs,
-    /// Of the values before the run.
+    /// Versions of the values before the run.
     pub(crate) versions: Versions,
     pub(crate) count: u64,
     pub(crate) seed: u64,
     pub(crate) keys: Keys,
     pub(crate) what: What,
     pub(crate) threads: u32,
-    /// Operations a second of one thread.
+    /// Operations a second of each thread. `None`: closed loop.
     pub(crate) rate: Option<f64>,
-    /// Whether values are those before the run, or may have been changed by a writer beside.
+    /// Whether values must be those before the run. Otherwise a concurrent writer may have changed them.
     pub(crate) unchanged: bool,
 }
 
-/// The kind of reads; never mixed.
+/// Kind of the reads. A run never mixes two kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     Negative,
@@ -47,7 +47,7 @@ pub(crate) enum What {
     Many(usize),
 }
 
-/// What a loop has done.
+/// Figures of one timed loop.
 #[derive(Debug)]
 pub(crate) struct Driven {
     pub(crate) ops: u64,
@@ -57,11 +57,11 @@ pub(crate) struct Driven {
     pub(crate) overdue_puts: u64,
     pub(crate) elapsed: Duration,
     pub(crate) total: Snapshot,
-    /// What was recorded in each second: when it ended, and its histograms.
+    /// For each second: the time of its end in seconds since the start, and the histograms recorded in it.
     pub(crate) seconds: Vec<(f64, Snapshot)>,
 }
 
-/// What the thread beside the readers has done.
+/// Outcome of the work that runs while the readers read.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
     pub(crate) ops: u64,
@@ -69,8 +69,8 @@ pub(crate) struct Done {
     pub(crate) overdue: u64,
 }
 
-/// Reads for `time` on `reads.threads` threads, and runs `beside` on this thread meanwhile, which gets the flag that
-/// ends it.
+/// Reads for `time` on `reads.threads` threads. Meanwhile runs `beside` on this thread and passes it the flag that ends
+/// it.
 pub(crate) fn read(
     engine: &Measured,
     reads: &Reads,
@@ -81,7 +81,7 @@ pub(crate) fn read(
     let (before, started) = (latency.snapshot(), Instant::now());
     let stop = AtomicBool::new(false);
     let (ops, overdue) = (AtomicU64::new(0), AtomicU64::new(0));
-    // When the last of the work was done: the sampling goes on to the end of its second.
+    // Time at which the last work was done, because the sampling goes on to the end of its second.
     let elapsed_ns = AtomicU64::new(0);
     let mut seconds = Vec::new();
     let overdue_puts = std::thread::scope(|scope| {
@@ -107,17 +107,17 @@ pub(crate) fn read(
         let (stop, seconds) = (&stop, &mut seconds);
         let sampler = std::thread::Builder::new().name("sample".to_owned()).spawn_scoped(scope, move || {
             *seconds = sample(latency, started, time, stop);
-            // ORDERING: Relaxed: the flag carries nothing but itself.
+            // ORDERING: Relaxed: the flag carries no other data.
             stop.store(true, Ordering::Relaxed);
         })?;
         let written = beside(stop);
-        // ORDERING: Relaxed: see above.
+        // ORDERING: Relaxed: read after the threads have ended.
         elapsed_ns.fetch_max(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
         sampler.join().map_err(|_| anyhow!("the sampling thread panicked"))?;
         for thread in threads {
             thread.join().map_err(|_| anyhow!("a reading thread panicked"))??;
         }
-        // ORDERING: Relaxed: see above.
+        // ORDERING: Relaxed: read after the threads have ended.
         let written = written?;
         ops.fetch_add(written.ops, Ordering::Relaxed);
         anyhow::Ok(written.overdue)
@@ -129,7 +129,7 @@ pub(crate) fn read(
 }
 
 impl Reads {
-    /// As which its latencies are recorded.
+    /// Returns the operation under which the latencies are recorded.
     fn op(&self) -> Op {
         match self.what {
             What::Negative => Op::ReadNegative,
@@ -138,7 +138,8 @@ impl Reads {
         }
     }
 
-    /// The loop of one thread; the number of operations, and when the next one would have been due.
+    /// Runs the loop of one thread. Returns the number of operations, and the pace with the time at which the next one
+    /// would have been due.
     fn on(&self, reader: &mut dyn Reader, recorder: &mut Recorder, n: u32, stop: &AtomicBool) -> Result<(u64, Pace)> {
         let mut rng = Rng::new(self.seed ^ (u64::from(n) << 40));
         let mut next = Next::new(self.keys, self.count, u64::from(n));
@@ -147,12 +148,12 @@ impl Reads {
         let (mut keys, mut values): (Vec<Key>, Vec<Option<Value>>) = (vec![[0; 32]; many], vec![None; many]);
         let mut indexes = vec![0; many];
         let (op, mut ops) = (self.op(), 0);
-        // ORDERING: Relaxed: the flag carries nothing but itself.
+        // ORDERING: Relaxed: the flag carries no other data.
         while !stop.load(Ordering::Relaxed) {
             for (index, key) in indexes.iter_mut().zip(&mut keys) {
                 *index = next.index(&mut rng);
                 *key = match self.what {
-                    // Absent keys have no ranks: each comes once, as on the chain.
+                    // Absent keys have no ranks, so no skew applies: each comes once, as on the chain.
                     What::Negative => self.pairs.absent_key(rng.next_u64() >> 1),
                     _ => self.pairs.key(*index),
                 };
@@ -174,7 +175,7 @@ impl Reads {
         Ok((ops, pace))
     }
 
-    /// A wrong value ends the run: a fast wrong answer is worth nothing.
+    /// Fails on a wrong value, because a fast wrong answer is worth nothing.
     fn check(&self, index: u64, value: Option<&Value>) -> Result<()> {
         match (self.what, value) {
             (What::Negative, None) => Ok(()),
@@ -189,7 +190,7 @@ impl Reads {
     }
 }
 
-/// The sequence of picked indexes.
+/// Produces the sequence of picked indexes.
 pub(crate) struct Next {
     picker: Option<Picker>,
     count: u64,
@@ -216,42 +217,43 @@ impl Next {
     }
 }
 
-/// What a writer does.
+/// Work of the writing thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Writes {
     pub(crate) pairs: Pairs,
     pub(crate) count: u64,
     pub(crate) seed: u64,
     pub(crate) keys: Keys,
-    /// The fewest and the most writes of a commit.
+    /// Smallest and largest number of writes in a commit.
     pub(crate) batch: (u32, u32),
-    /// Writes a second; none: one commit after the other.
+    /// Writes a second. `None`: each commit follows the last one at once.
     pub(crate) rate: Option<f64>,
     pub(crate) durability: Durability,
-    /// Share of operations that are writes; the others are positive reads on the newest commit.
+    /// Share of operations that are writes. The others are positive reads on the newest commit.
     pub(crate) write_share: f64,
-    /// Share of deletes among the writes.
+    /// Share of the writes that are deletes.
     pub(crate) delete_share: f64,
-    /// Whether pairs are written both ways.
+    /// Whether each pair is also written with key and value exchanged.
     pub(crate) double_index: bool,
-    /// Ends after as many operations, if not stopped before.
+    /// Number of operations after which the writer ends, if not stopped before.
     pub(crate) most: u64,
 }
 
 impl Writes {
-    /// Reads and writes until stopped or at the end; the number of operations. Every batch is committed before it is counted.
+    /// Reads and writes until stopped or at the end. Returns the number of operations. Every batch is committed before
+    /// it is counted.
     pub(crate) fn run(&self, engine: &Measured, stop: &AtomicBool) -> Result<Done> {
         let (mut rng, mut sizes) = (Rng::new(self.seed ^ 0x77), Rng::new(self.seed ^ 0x7369_7a65));
         let mut pace = Pace::new(self.rate);
         let mut next = Next::new(self.keys, self.count, 0);
         let mut reader = if self.write_share < 1.0 { Some(engine.reader_for(SOURCE)?) } else { None };
         let (mut ops, mut version) = (0, 0);
-        // ORDERING: Relaxed, here and below: the flag carries nothing but itself.
+        // ORDERING: Relaxed, here and below: the flag carries no other data.
         while !stop.load(Ordering::Relaxed) && ops < self.most {
             version += 1;
             let batch = self.batch_size(&mut sizes);
             pace.next_of(batch);
-            // The end may have come while this commit was not due.
+            // The stop flag may have been set while this commit was not due yet.
             if stop.load(Ordering::Relaxed) {
                 break;
             }
@@ -286,7 +288,8 @@ impl Writes {
         Ok(Done { ops, overdue: pace.overdue(Instant::now()).count() as u64 })
     }
 
-    /// The number of writes of the next commit: log-uniform, so that each order of magnitude has as many commits.
+    /// Picks the number of writes for the next commit. It is log-uniform, so that each order of magnitude gets as many
+    /// commits.
     fn batch_size(&self, sizes: &mut Rng) -> u32 {
         let (fewest, most) = self.batch;
         if fewest == most {
@@ -297,7 +300,8 @@ impl Writes {
         (size as u32).clamp(fewest, most)
     }
 
-    /// In sequential order keys ascend, as a B+tree likes them; else they are the loaded ones.
+    /// Returns the key to write. In sequential order keys ascend, which suits a B+tree; otherwise they are the loaded
+    /// keys.
     fn write_key(&self, index: u64) -> Key {
         let mut key = self.pairs.key(index);
         if self.keys == Keys::Sequential {
@@ -318,7 +322,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers at once, but for one stall of the given length.
+    /// An engine that answers at once, except for one stall of the given length.
     struct Stalled {
         stall: Duration,
         stalled: AtomicBool,
@@ -356,7 +360,7 @@ mod tests {
     impl Reader for StalledReader<'_> {
         fn get(&mut self, _: &Key) -> engine_api::Result<Option<Value>> {
             let late = self.1.elapsed() > Duration::from_millis(200);
-            // ORDERING: Relaxed: one thread.
+            // ORDERING: Relaxed: there is only one thread.
             if late && !self.0.stalled.swap(true, Ordering::Relaxed) {
                 std::thread::sleep(self.0.stall);
             }
@@ -377,7 +381,7 @@ mod tests {
         }
     }
 
-    /// Negative reads for a second.
+    /// Runs negative reads for a second.
     fn negative_reads(stalled: Stalled, rate: Option<f64>) -> Driven {
         let engine = Measured::new(Box::new(stalled), Latency::new("stalled"), SOURCE);
         let keys = Keys::Skewed(Skew::Uniform);
@@ -395,7 +399,7 @@ mod tests {
         read(&engine, &reads, Duration::from_secs(1), |_| Ok(Done::default())).unwrap()
     }
 
-    /// p99 of negative reads with a stall of 300 ms in a second.
+    /// Returns the p99 of negative reads in a second with a stall of 300 ms.
     fn p99(rate: Option<f64>) -> Duration {
         let driven =
             negative_reads(Stalled { stall: Duration::from_millis(300), stalled: AtomicBool::new(false) }, rate);
@@ -407,7 +411,7 @@ mod tests {
 
     #[test]
     fn operations_that_were_due_and_never_begun_count() {
-        // It stands still from 200 ms on until after the end.
+        // The engine stalls at 200 ms until after the end.
         let stalled = Stalled { stall: Duration::from_secs(1), stalled: AtomicBool::new(false) };
         let driven = negative_reads(stalled, Some(1000.0));
         let histogram = driven.total.get(SOURCE, Op::ReadNegative).unwrap();
@@ -434,7 +438,7 @@ mod tests {
         let mut sizes = Rng::new(1);
         let sizes: Vec<u32> = (0..10_000).map(|_| writes.batch_size(&mut sizes)).collect();
         assert_eq!((sizes.iter().min(), sizes.iter().max().map(|most| *most > 4900)), (Some(&1), Some(true)));
-        // ln 10 / ln 5001 of them are below ten, and as many from 100 to 999.
+        // A share of ln 10 / ln 5001 of them is below ten, and the same share from 100 to 999.
         for (from, to) in [(1, 10), (100, 1000)] {
             let share = sizes.iter().filter(|size| (from..to).contains(*size)).count() as f64 / 1e4;
             assert!((share - 0.27).abs() < 0.02, "{from} to {to}: {share}");
@@ -445,7 +449,7 @@ mod tests {
 
     #[test]
     fn a_stall_shows_in_the_open_loop_percentiles_and_not_in_the_closed_loop() {
-        // 300 of 1000 operations were due while the engine stood still.
+        // 300 of 1000 operations were due during the stall.
         assert!(p99(Some(1000.0)) > Duration::from_millis(200));
         assert!(p99(None) < Duration::from_millis(200), "one of many thousands");
     }

@@ -1,7 +1,7 @@
-//! An engine as a scenario names it: parsed, and handed on to the tools.
+//! An engine as a scenario names it: parsed, and passed on to the tools.
 //!
-//! Owns: which options tell one engine from another. Must not: open a store, or give an engine other memory than its user
-//! would: without --memory it takes its part of the cap by itself.
+//! Owns: the options that tell one engine from another. Must not: open a store, or give an engine other memory than its
+//! user would. Without --memory an engine takes its own share of the cap.
 
 use std::process::Command;
 
@@ -9,17 +9,20 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use engines::{EngineArgs, EngineOptions};
 
-/// Letters of a line in the name of a store.
+/// Largest number of an engine line's characters in a store's name.
 const NAME_MAX: usize = 60;
 
-/// A command line of nothing but an engine.
+/// A command line that consists of engine options only.
 #[derive(Parser)]
 struct Line {
     #[command(flatten)]
     engine: EngineArgs,
 }
 
-/// An engine as the tools' command lines name it, without `--engine`.
+/// Parses an engine as the tools' command lines name it, without `--engine`.
+///
+/// # Errors
+/// An unknown engine or option, an invalid combination, or an engine that this build lacks.
 pub(crate) fn parse(line: &str) -> Result<EngineOptions> {
     let words = ["engine", "--engine"].into_iter().chain(line.split_whitespace());
     let Line { engine } = Line::try_parse_from(words).with_context(|| format!("not an engine: {line:?}"))?;
@@ -29,17 +32,17 @@ pub(crate) fn parse(line: &str) -> Result<EngineOptions> {
     Ok(engine)
 }
 
-/// A store's name on disk: an engine whose options differ has another one. Memory is the run's matter and not the load's, so
-/// that it makes no other store.
+/// Returns a store's name on disk. Engines with different options get different names. Memory is left out, because it
+/// belongs to the run and not to the load.
 pub(crate) fn store_name(engine: &EngineOptions) -> String {
     let line = loaded(engine).line();
     let plain = |letter: char| if letter.is_ascii_alphanumeric() || "=.-".contains(letter) { letter } else { '_' };
     let short: String = line.replace(" --", "_").chars().map(plain).take(NAME_MAX).collect();
-    // What was cut or replaced still counts.
+    // The hash covers the characters that were cut or replaced.
     format!("{short}-{:08x}", workload::source_id(line.as_bytes()) as u32)
 }
 
-/// The engine as the tools' options; its memory is the run's matter and not the load's.
+/// Adds the engine to a tool's command line, without memory, which belongs to the run and not to the load.
 pub(crate) fn args(command: &mut Command, engine: &EngineOptions) {
     command.arg("--engine").args(loaded(engine).line().split_whitespace());
 }

@@ -1,7 +1,7 @@
 //! `loadgen bench`: scenarios of runs, each in a process of its own under a memory cap of its own.
 //!
-//! Owns: the order of things: the device's baseline, stores, caches dropped, one run after the other, a line in the
-//! result file after each, so that a session that was cut goes on where it was. Must not: time anything itself.
+//! Owns: the order of work: the device's baseline, the stores, dropped caches, one run after the other. It appends a
+//! line to the result file after each run, so that an interrupted session can go on. Must not: time anything itself.
 //! Runs on the main thread.
 
 pub mod age;
@@ -32,10 +32,10 @@ use scenario::{Kind, Scenario, State};
 use spawn::Measured;
 use store::Stores;
 
-/// How long the device is measured by itself before each run from a cold start.
+/// Time for which the device alone is measured before each run from a cold start.
 const DEVICE_READS_TIME: Duration = Duration::from_millis(500);
 
-/// Shown under `loadgen bench --help`.
+/// Text after the options in `loadgen bench --help`.
 pub const EXAMPLES: &str = "\
 A scenario is a TOML file; loadgen/scenarios holds the reviewed ones. Each run is one line of JSON in the result \
 file. Running the same command again does what is missing. Needs root, or a cgroup it may write, to cap memory.
@@ -83,7 +83,7 @@ pub struct BenchArgs {
 /// Runs `loadgen bench`.
 ///
 /// # Errors
-/// A scenario that is not one, a run that failed, a result file that cannot be written.
+/// An invalid scenario; a run that failed; a result file that cannot be read or written; a signal to stop.
 pub fn run(args: &BenchArgs) -> Result<()> {
     let stop = stop_flag()?;
     let runs = runs(args)?;
@@ -106,7 +106,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     };
     let mut stores = Stores::new(&work);
     for (n, run) in missing.iter().enumerate() {
-        // ORDERING: Relaxed: the flag carries nothing but itself.
+        // ORDERING: Relaxed: the flag carries no other data.
         ensure!(!stop.load(std::sync::atomic::Ordering::Relaxed), "stopped by a signal; the same command goes on");
         eprintln!("[{}/{}] {}", n + 1, missing.len(), title(run));
         let record = one(run, &mut stores, &work, baseline)?;
@@ -147,16 +147,16 @@ fn runs(args: &BenchArgs) -> Result<Vec<Run>> {
     Ok(all)
 }
 
-/// One run from a clean start to its record.
+/// Makes one run from a clean start, and returns its record.
 fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) -> Result<Record> {
     let mut notes = Vec::new();
     let dir = stores.prepare(run)?;
     if run.kind == Kind::Recover {
         spawn::kill_a_writer(run, &dir)?;
     }
-    // A load or a copy that is still being written would be measured as well.
+    // A load or a copy that is still being written to the device would be measured as well.
     probe::sync_file_system(work)?;
-    // Also before warm runs under a cap: pages that another process brought in are charged to that one's cgroup.
+    // Also before warm runs under a cap, because pages that another process has read are charged to that one's cgroup.
     let is_cold = run.state != State::Warm;
     if is_cold || run.cap_bytes.is_some() {
         probe::drop_page_cache(&dir)?;
@@ -223,10 +223,10 @@ fn reads_a_store(run: &Run) -> bool {
     matches!(run.kind, Kind::ReadNegative | Kind::ReadPositive | Kind::GetMany)
 }
 
-/// The runs that a result file has.
+/// Keys of the runs that a result file has.
 struct Known {
     keys: HashSet<String>,
-    /// Of runs of older files that nothing but the engine's label is known of.
+    /// Keys of runs in older files, which recorded only the engine's label and not its options.
     by_label: HashSet<String>,
 }
 

@@ -1,6 +1,6 @@
-//! When operations are due, and a snapshot of their latencies each second.
+//! The due times of operations, and a snapshot of their latencies each second.
 //!
-//! Owns: the clock of closed and open loops. Must not: know what an operation is.
+//! Owns: the clock of closed and open loops. Must not: know which operations it paces.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use engine_latency::{Latency, Snapshot};
 
-/// Below this a wait is spun through: the scheduler would oversleep it.
+/// Longest wait that is spun through, because the scheduler would oversleep it.
 const SPIN_BELOW: Duration = Duration::from_micros(100);
 
-/// Between two samples of the series.
+/// Time between two samples of the series.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
-/// When operations are due.
+/// Due times of the operations of one loop.
 pub(crate) struct Pace {
     started: Instant,
     period: Option<Duration>,
@@ -26,12 +26,12 @@ impl Pace {
         Self { started: Instant::now(), period: rate.map(|rate| Duration::from_secs_f64(1.0 / rate)), done: 0 }
     }
 
-    /// Waits for the next operation's time and gives it; the time from which its latency counts.
+    /// Waits until the next operation is due. Returns the time from which its latency counts.
     pub(crate) fn next(&mut self) -> Instant {
         self.next_of(1)
     }
 
-    /// The same for several operations that begin together, when the first of them is due.
+    /// Waits until `operations` operations are due that begin together: when the first of them is due.
     pub(crate) fn next_of(&mut self, operations: u32) -> Instant {
         let Some(due) = self.next_due() else { return Instant::now() };
         self.done += operations;
@@ -48,8 +48,8 @@ impl Pace {
         }
     }
 
-    /// The times of operations that were due by `end` and that nobody has begun. They count with the time that they have
-    /// waited: an open loop that left them out would look better the further it falls behind.
+    /// Returns the due times before `end` of operations that nobody has begun. They count with the time that they have
+    /// waited. An open loop that left them out would look better the further it lags behind.
     pub(crate) fn overdue(mut self, end: Instant) -> impl Iterator<Item = Instant> {
         std::iter::from_fn(move || {
             let due = self.next_due().filter(|due| *due < end)?;
@@ -58,25 +58,25 @@ impl Pace {
         })
     }
 
-    /// When the next operation is due; `None` in a closed loop.
+    /// Returns when the next operation is due; `None` in a closed loop.
     fn next_due(&self) -> Option<Instant> {
         self.period.map(|period| self.started + period * self.done)
     }
 }
 
-/// What is said of a run that has left operations undone, where these are one in a hundred or more.
+/// Note for a run that has left operations undone, if these are one in a hundred or more.
 pub(crate) fn note_of_overdue(overdue: u64, done: u64) -> Option<String> {
     let note = "were due and not begun at the end: each counts with the time it had waited, and none in the rate";
     (overdue * 100 > done).then(|| format!("{overdue} operations {note}"))
 }
 
-/// What is said of a writer at a rate that has left puts undone.
+/// Note for a writer at a rate that has left puts undone.
 pub(crate) fn note_of_writer(overdue_puts: u64) -> Option<String> {
     (overdue_puts > 0)
         .then(|| format!("the writer fell behind its rate: {overdue_puts} puts were due and not begun at the end"))
 }
 
-/// A snapshot a second until `time` is over or something stopped.
+/// Takes a snapshot each second until `time` is over or `stop` is set.
 pub(crate) fn sample(
     latency: &Arc<Latency>,
     started: Instant,
@@ -85,7 +85,7 @@ pub(crate) fn sample(
 ) -> Vec<(f64, Snapshot)> {
     let mut last = latency.snapshot();
     let mut seconds = Vec::new();
-    // ORDERING: Relaxed: the flag carries nothing but itself.
+    // ORDERING: Relaxed: the flag carries no other data.
     while started.elapsed() < time && !stop.load(Ordering::Relaxed) {
         std::thread::sleep(SAMPLE_EVERY.min(time.saturating_sub(started.elapsed())));
         let now = latency.snapshot();

@@ -1,6 +1,6 @@
-//! One run: all that a child process has to know, and how results name it.
+//! One run: everything that a child process has to know, and its name in results.
 //!
-//! Owns: the form in which a run goes to its process, and its workload's name. Must not: run anything.
+//! Owns: the form in which a run is passed to its process, and its workload's name. Must not: run anything.
 
 use std::collections::BTreeMap;
 
@@ -14,97 +14,94 @@ use super::scenario::{Kind, Load, State, name_of, shuffled, unique};
 use crate::result;
 use crate::stream::SkewArg;
 
-/// One run of one engine: all that a child process has to know.
+/// One run of one engine: everything that a child process has to know.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Run {
-    /// The scenario's name.
     pub(crate) scenario: String,
-    /// The engine.
     pub(crate) engine: EngineOptions,
-    /// The engine as it was asked for: every option that was given.
+    /// The engine's command line with every option that was given.
     #[serde(default)]
     pub(crate) engine_line: String,
-    /// What is done.
     pub(crate) kind: Kind,
-    /// How keys are picked.
+    /// Distribution of the keys, as in a scenario's `keys`.
     pub(crate) keys: String,
-    /// Pairs in the store before the run.
+    /// Number of pairs in the store before the run.
     pub(crate) pairs: u64,
-    /// Of keys, values and order.
+    /// Seed of keys, values and order.
     pub(crate) seed: u64,
-    /// Kind of the values, as [`workload::Values`] is written.
+    /// Kind of the values, in the text form of [`workload::Values`].
     #[serde(default = "super::scenario::unique")]
     pub(crate) values: String,
-    /// How the store was loaded.
+    /// Order in which the store was loaded.
     pub(crate) load: Load,
     /// Updates since the load of an aged store, as a share of the pairs.
     #[serde(default)]
     pub(crate) age_updates: f64,
-    /// Memory cap in bytes.
+    /// Memory cap in bytes. `None`: not capped.
     pub(crate) cap_bytes: Option<u64>,
-    /// Reading threads.
+    /// Number of threads that read.
     pub(crate) threads: u32,
-    /// State of the page cache.
+    /// State of the page cache at the start.
     pub(crate) state: State,
-    /// Length of the measured part.
+    /// Length of the measured part in seconds.
     pub(crate) seconds: f64,
-    /// Length of the same work before it, of a steady state.
+    /// Length in seconds of the same work before the measured part of a steady state.
     #[serde(default = "super::scenario::thirty")]
     pub(crate) before_seconds: f64,
-    /// Operations a second over all threads; none: closed loop.
+    /// Operations a second over all threads. `None`: closed loop.
     pub(crate) rate: Option<f64>,
     /// Share of writes in `mix`.
     pub(crate) write_share: f64,
-    /// Share of deletes among the writes.
+    /// Share of the writes that are deletes.
     pub(crate) delete_share: f64,
-    /// Whether pairs are written both ways.
+    /// Whether each pair is also written with key and value exchanged.
     pub(crate) double_index: bool,
-    /// Writes of a commit, or keys of a `get_many`.
+    /// Writes in a commit, or keys in a `get_many`.
     pub(crate) batch: u32,
-    /// The most writes of a commit, where commits differ in size; `batch` is the fewest then.
+    /// Largest number of writes in a commit, where commits differ in size; `batch` is the smallest then.
     #[serde(default)]
     pub(crate) batch_max: Option<u32>,
-    /// Puts a second of the writer; none: as many as there can be.
+    /// Puts a second of the writer. `None`: as many as possible.
     #[serde(default)]
     pub(crate) write_rate: Option<f64>,
-    /// What a commit survives: synced or buffered.
+    /// Durability of a commit: synced or buffered.
     pub(crate) durability: String,
-    /// Events of `live`, puts before the kill of `recover`.
+    /// Number of events of `live`, or of puts before the kill of `recover`.
     pub(crate) events: u64,
-    /// Order of a `bootstrap`.
+    /// Order of a `bootstrap`: shuffled or sorted.
     #[serde(default = "super::scenario::shuffled")]
     pub(crate) order: String,
-    /// Counted from 0.
+    /// Number of the repeat, counted from 0.
     pub(crate) repeat: u32,
 }
 
 impl Run {
-    /// The engine's settings as results hold them.
+    /// Returns the engine's settings in the form of the results.
     pub(crate) fn engine_options(&self) -> BTreeMap<String, String> {
         let value = serde_json::to_value(&self.engine).unwrap_or_default();
         let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         value.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), text(value))).collect()
     }
 
-    /// The pairs of the store.
+    /// Returns the generator of the store's pairs.
     ///
     /// # Errors
-    /// The values are of no known kind.
+    /// Values of an unknown kind.
     pub(crate) fn generator(&self) -> Result<Pairs> {
         Ok(Pairs::with_values(self.seed, parse_values(&self.values)?))
     }
 
-    /// Which value a pair of the store has before the run.
+    /// Returns the versions of the store's values before the run.
     pub(crate) fn versions(&self) -> Versions {
         let updates = if self.load == Load::Aged { (self.pairs as f64 * self.age_updates) as u64 } else { 0 };
         Versions::new(self.pairs, updates)
     }
 
-    /// The workload as results name it.
+    /// Describes the workload in the form of the results.
     pub(crate) fn workload(&self) -> result::Workload {
         let writes = matches!(self.kind, Kind::Write | Kind::Mix | Kind::Beside | Kind::Bootstrap | Kind::Live);
         let mut more = BTreeMap::new();
-        // A load of its own is what `bootstrap` measures.
+        // A `bootstrap` measures its own load.
         if self.kind != Kind::Bootstrap {
             more.insert("load".to_owned(), name_of(self.load));
         }
@@ -161,12 +158,12 @@ impl Run {
     }
 }
 
-/// How keys are picked.
+/// Order in which the loops pick keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Keys {
-    /// In ascending order, each once.
+    /// Indexes ascend from a start of each thread's own, and begin again after the last.
     Sequential,
-    /// By chance.
+    /// Random picks, uniform or skewed by rank.
     Skewed(workload::Skew),
 }
 
@@ -178,8 +175,10 @@ pub(crate) fn parse_keys(text: &str) -> Result<Keys> {
     Ok(Keys::Skewed(skew))
 }
 
+/// Parses the kind of the values.
+///
 /// # Errors
-/// Says what kinds there are.
+/// An unknown kind; the error lists the kinds.
 pub(crate) fn parse_values(text: &str) -> Result<Values> {
     text.parse().map_err(anyhow::Error::msg)
 }

@@ -1,4 +1,4 @@
-//! A scenario: one experiment as a TOML file, and the runs it comes down to.
+//! A scenario: one experiment as a TOML file, and its runs.
 //!
 //! Owns: the file's format, its checks, and the order of the runs. Must not: run anything.
 
@@ -12,51 +12,52 @@ use workload::Values;
 use super::engine;
 use super::run::{Run, parse_keys, parse_values};
 
-/// Bytes of a pair, which is what caps are fractions of.
+/// Bytes of a pair. Caps are fractions of all pairs' bytes.
 const PAIR_BYTES: u64 = 64;
 
-/// A reviewed experiment.
+/// A reviewed experiment, as its TOML file describes it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Scenario {
-    /// Names the experiment in every result.
+    /// Name of the experiment, which appears in every result.
     pub(crate) name: String,
-    /// What it shows, in a sentence.
+    /// Purpose of the experiment, in a sentence.
     pub(crate) about: String,
-    /// Engines as the options of `bootstrap`: `rocksdb --bloom 20`.
+    /// Engines as options of `bootstrap`: `rocksdb --bloom 20`.
     pub(crate) engines: Vec<String>,
-    /// Pairs in the store before a run.
+    /// Number of pairs in the store before a run.
     pub(crate) pairs: u64,
-    /// Of keys, values and order.
+    /// Seed of keys, values and order.
     #[serde(default = "one")]
     pub(crate) seed: u64,
-    /// How often every run is repeated; the engines take turns.
+    /// Number of times that every run is made; the engines take turns.
     #[serde(default = "one")]
     pub(crate) repeats: u64,
     /// Kind of the values: unique, or zipfian:EXPONENT:OWNERS.
     #[serde(default = "unique")]
     pub(crate) values: String,
-    /// How the store of a reading run is loaded.
+    /// Order in which the stores are loaded.
     #[serde(default)]
     pub(crate) load: Load,
-    /// Updates of an aged store, as a share of the pairs. The default is an hour of 10,000 a second at 50 million pairs.
+    /// Updates of an aged store, as a share of the pairs. The default is an hour of 10,000 a second at 50 million
+    /// pairs.
     #[serde(default = "hour")]
     pub(crate) age_updates: f64,
-    /// What is measured.
+    /// Groups of runs to measure.
     #[serde(rename = "cell")]
     pub(crate) cells: Vec<Cell>,
 }
 
-/// Order of the pairs that a store is loaded with before it is measured.
+/// Order of the pairs with which a store is loaded before it is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Load {
-    /// Through the engine's bulk path, then settled: the state that a store has after months.
+    /// Through the engine's bulk path, then settled: the state of a store after months.
     #[default]
     Sorted,
     /// In random order, then settled.
     Shuffled,
-    /// In random order and measured at once, with whatever work the engine still has to do.
+    /// In random order and measured at once, with all the background work that the engine still has to do.
     Fresh,
     /// As sorted, then changed at random places, and not settled after that: the state of a store that is written to.
     Aged,
@@ -66,48 +67,49 @@ pub(crate) enum Load {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Cell {
-    /// What is done.
     pub(crate) workload: Kind,
-    /// How keys are picked: uniform, zipfian:EXPONENT, sequential.
+    /// Distributions of the keys: uniform, zipfian:EXPONENT or sequential.
     #[serde(default = "uniform")]
     pub(crate) keys: Vec<String>,
-    /// Memory caps as shares of the pairs' bytes; none: not capped.
+    /// Memory caps as shares of the pairs' bytes. Empty: not capped.
     #[serde(default)]
     pub(crate) caps: Vec<f64>,
-    /// Reading threads.
+    /// Numbers of reading threads, one run for each.
     #[serde(default = "one_thread")]
     pub(crate) threads: Vec<u32>,
     /// State of the page cache at the start.
     #[serde(default)]
     pub(crate) state: State,
-    /// Length of the measured part.
+    /// Length of the measured part in seconds.
     #[serde(default = "ten")]
     pub(crate) seconds: f64,
-    /// How long the same work is done unmeasured before a measured part that is `steady`.
+    /// Time in seconds for which the same work is done unmeasured before the measured part of a `steady` state.
     #[serde(default = "thirty")]
     pub(crate) before_seconds: f64,
-    /// Operations a second over all threads; none: closed loop.
+    /// Operations a second over all threads. `None`: closed loop.
     pub(crate) rate: Option<f64>,
     /// Share of writes in `mix`.
     #[serde(default = "half")]
     pub(crate) write_share: f64,
-    /// Share of deletes among the writes.
+    /// Share of the writes that are deletes.
     #[serde(default)]
     pub(crate) delete_share: f64,
-    /// Every put of a pair is followed by one of the pair turned round: an index in both directions.
+    /// Whether each pair is also written with key and value exchanged, as an index in both directions.
     #[serde(default)]
     pub(crate) double_index: bool,
-    /// Writes of a commit, or keys of a `get_many`.
+    /// Writes in a commit, or keys in a `get_many`.
     #[serde(default = "thousand")]
     pub(crate) batch: u32,
-    /// Commits have from `batch` to `batch_max` writes, log-uniform: as many of 1 to 10 as of 100 to 1000.
+    /// Largest number of writes in a commit. Sizes from `batch` to `batch_max` are log-uniform: as many of 1 to 10 as
+    /// of 100 to 1000. `None`: every commit has `batch` writes.
     pub(crate) batch_max: Option<u32>,
-    /// Puts a second of the writer, in an open loop; none: one commit after the other. For `beside` and `write`.
+    /// Puts a second of the writer in an open loop, for `beside` and `write`. `None`: each commit follows the last one
+    /// at once.
     pub(crate) write_rate: Option<f64>,
-    /// What a commit survives: synced or buffered.
+    /// Durability of a commit: synced or buffered.
     #[serde(default = "synced")]
     pub(crate) durability: String,
-    /// Events of `live`; of `recover`, the puts before the kill (0: as many as there are in two seconds).
+    /// Number of events of `live`, or of puts before the kill of `recover` (0: as many as fit into two seconds).
     #[serde(default)]
     pub(crate) events: u64,
     /// Order of a `bootstrap`: shuffled or sorted.
@@ -115,51 +117,53 @@ pub(crate) struct Cell {
     pub(crate) order: String,
 }
 
-/// The workloads.
+/// Kind of work that a run measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kind {
-    /// Loading shuffled pairs into an empty store, sampled over its size (`bootstrap`).
+    /// Loads pairs into an empty store, sampled over its size (`bootstrap`).
     Bootstrap,
-    /// Gets of keys that are not there.
+    /// Gets keys that are absent.
     ReadNegative,
-    /// Gets of keys that are there, each value compared.
+    /// Gets keys that are present, and compares each value.
     ReadPositive,
-    /// Batches of gets of keys that are there.
+    /// Gets keys that are present, in batches.
     GetMany,
-    /// Puts in batches, no reads.
+    /// Puts in batches, without reads.
     Write,
-    /// Reads and writes by turns of chance on one thread.
+    /// Reads and writes in random turns on one thread.
     Mix,
-    /// Readers beside one writer.
+    /// Reads on several threads while one writer writes.
     Beside,
-    /// Every pair in order.
+    /// Scans every pair in order.
     Scan,
-    /// A killed writer's store: from opening it to the first correct read.
+    /// Opens a killed writer's store, up to the first correct read.
     Recover,
-    /// The service behind a stream (`loadgen live`).
+    /// Runs the service on a stream (`loadgen live`).
     Live,
 }
 
-/// State of the page cache.
+/// State of the page cache at a run's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum State {
-    /// Nothing of the store in it.
+    /// No page of the store is in it.
     #[default]
     Cold,
-    /// The store was read through and a tenth of its keys were got, then the same work was done unmeasured for a tenth
-    /// of the time, after a rest of seconds.
+    /// The store was read through, and a tenth of its keys were read. After a rest of some seconds the same work was
+    /// done unmeasured for a tenth of the time.
     Warm,
-    /// Nothing of the store in it when it is opened; then the same work is done unmeasured for `before_seconds`.
+    /// No page of the store is in it when the store is opened. Then the same work is done unmeasured for
+    /// `before_seconds`.
     Steady,
 }
 
 impl Scenario {
-    /// Reads and checks a file.
+    /// Reads and checks a scenario file.
     ///
     /// # Errors
-    /// Naming the file and what is wrong in it.
+    /// A file that cannot be read, is not a scenario, or has invalid settings. The error names the file and the
+    /// mistake.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read file={}", path.display()))?;
         let scenario: Self =
@@ -173,7 +177,7 @@ impl Scenario {
         ensure!(self.pairs > 0 && self.repeats > 0, "pairs={} repeats={}: give 1 or more", self.pairs, self.repeats);
         let values = parse_values(&self.values)?;
         ensure!(self.age_updates > 0.0 && self.age_updates < 1e3, "age_updates={}: give more than 0", self.age_updates);
-        // The service's stream knows the values that were loaded, of the one kind.
+        // The service's stream only knows loaded values that are unique and unchanged.
         let is_plain = self.load != Load::Aged && values == Values::Unique;
         ensure!(
             is_plain || !self.cells.iter().any(|cell| cell.workload == Kind::Live),
@@ -211,11 +215,11 @@ impl Scenario {
         Ok(())
     }
 
-    /// All runs in their order: one repeat after the other, and within it engines take turns cell by cell, so that
-    /// what drifts on the machine falls on all of them alike.
+    /// Lists all runs in order: one repeat after the other, and within it the engines take turns cell by cell. So a
+    /// drift of the machine affects all engines alike.
     ///
     /// # Errors
-    /// For an engine that cannot be parsed or is not in this build.
+    /// An engine that cannot be parsed, is listed twice, or is not in this build.
     pub(crate) fn runs(&self) -> Result<Vec<Run>> {
         let engines = self.engines.iter().map(|line| engine::parse(line)).collect::<Result<Vec<_>>>()?;
         for (at, engine) in engines.iter().enumerate() {
@@ -335,7 +339,7 @@ mod tests {
     const TEXT: &str = "name = 'n'\nabout = 'a'\nengines = ['FIRST', 'SECOND']\npairs = 1000\nrepeats = 2\n\
                         [[cell]]\nworkload = 'read_positive'\nkeys = ['uniform', 'zipfian:0.99']\ncaps = [0.5, 1]\n";
 
-    /// Two engines of this build; one of them with another memory where it has no other.
+    /// Returns two engines of this build. With only one engine, the second is the same with other memory.
     fn two() -> [String; 2] {
         let compiled = engines::compiled();
         let second = compiled.get(1).map(|engine| engine.as_str().to_owned());

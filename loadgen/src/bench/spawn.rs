@@ -1,6 +1,6 @@
-//! A run's process: started under its cap, its memory sampled until it ends.
+//! A run's process: started under its cap, with its memory sampled until it ends.
 //!
-//! Owns: the child and its cgroup. Must not: interpret what was measured. Runs on the main thread.
+//! Owns: the child and its cgroup. Must not: interpret the figures. Runs on the main thread.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -22,16 +22,16 @@ use crate::result::Memory;
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(200);
 
-/// How long a writer writes before it is killed.
+/// Time for which a writer writes before it is killed.
 const WRITE_BEFORE_KILL: Duration = Duration::from_secs(2);
 
-/// What came out of a process.
+/// Outcome of a run's process.
 pub(crate) struct Measured {
-    /// The answer, or in words how the process was killed.
+    /// The answer, or a description of how the process was killed.
     pub(crate) answer: Result<Answer, String>,
     pub(crate) cap_by: String,
     pub(crate) memory: Vec<Memory>,
-    /// The most that was charged to the cgroup.
+    /// Largest number of bytes charged to the cgroup. `None` without a cap.
     pub(crate) peak_bytes: Option<u64>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn measure(run: &Run, dir: &Path, work: &Path) -> Result<Measured> {
     let cap_by = cap.describe();
     if !status.success() {
         let text = fs::read_to_string(&errors).unwrap_or_default();
-        // A live run's cap is on the service, which it reports on.
+        // The cap of a live run is on its service, and `loadgen live` reports how the service ended.
         let killed = status.signal() == Some(libc::SIGKILL) || (run.kind == Kind::Live && text.contains("SIGKILL"));
         if killed && run.cap_bytes.is_some() {
             return Ok(Measured {
@@ -74,7 +74,7 @@ pub(crate) fn measure(run: &Run, dir: &Path, work: &Path) -> Result<Measured> {
         _ => serde_json::from_str(&text).context("the run's answer cannot be read")?,
     };
     if own_answer {
-        // What it has left in the page cache is its own writing, too.
+        // Pages that the run has left dirty in the page cache count as its writes, too.
         probe::sync_file_system(dir)?;
         let device = probe::device_counts(dir).zip(device).map(|(now, before)| now.since(before));
         answer.io.device_write_bytes = device.map(|device| device.written_bytes);
@@ -92,7 +92,7 @@ fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {
             if run.values != unique() {
                 command.args(["--values", &run.values]);
             }
-            // A sorted load has chunks of its own, and flushes each.
+            // A sorted load has chunks of its own size, and flushes each.
             if run.order != "sorted" {
                 command.args(["--batch", &run.batch.to_string()]);
                 if run.durability == "synced" {
@@ -143,7 +143,7 @@ fn sample(child: &mut Child, cap: &Cap, started: Instant) -> Result<(ExitStatus,
     }
 }
 
-/// Makes the updates of an aged store.
+/// Runs the process that makes the updates of an aged store.
 pub(crate) fn age(run: &Run, dir: &Path) -> Result<()> {
     let own = std::env::current_exe().context("cannot find the own executable")?;
     let output = Command::new(own).arg("bench-age").arg(serde_json::to_string(run)?).arg(dir).output();
@@ -152,13 +152,13 @@ pub(crate) fn age(run: &Run, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Leaves the store as a killed writer does.
+/// Runs a writer on the store and kills it.
 pub(crate) fn kill_a_writer(run: &Run, dir: &Path) -> Result<()> {
     let own = std::env::current_exe().context("cannot find the own executable")?;
     let mut command = Command::new(own);
     command.arg("bench-write").arg(serde_json::to_string(run)?).arg(dir).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot start the writer")?;
-    // `writing` when it begins; `written` when it has written as much as was asked for, where something was.
+    // The writer prints `writing` when it begins, and `written` after `run.events` puts, if that number is not zero.
     let mut said = BufReader::new(child.stdout.take().context("the writer has no output")?).lines();
     let mut hears = |word: &str| said.next().is_some_and(|line| line.is_ok_and(|line| line == word));
     let wrote = if run.events > 0 {

@@ -1,4 +1,4 @@
-//! The stores that runs read: loaded once, copied for runs that change them.
+//! The stores that runs read: loaded once, and copied for runs that change them.
 //!
 //! Owns: the folder of the stores. Must not: touch a store that it did not make. Runs on the main thread.
 
@@ -15,7 +15,7 @@ use super::scenario::{Kind, Load, name_of, unique};
 use super::spawn;
 use crate::live::sibling;
 
-/// Says beside a store that its load was completed.
+/// Ending of the file next to a store that says that its load was completed.
 const READY: &str = ".ready";
 
 pub(crate) struct Stores {
@@ -27,7 +27,7 @@ impl Stores {
         Self { work: work.to_owned() }
     }
 
-    /// The directory for a run: a loaded store, a copy of one, or nothing yet.
+    /// Returns the directory for a run: a loaded store, a copy of one, or an empty directory for a load.
     pub(crate) fn prepare(&mut self, run: &Run) -> Result<PathBuf> {
         let own = self.work.join("run");
         if own.exists() {
@@ -70,7 +70,7 @@ impl Stores {
         Ok(own)
     }
 
-    /// After the run: a copy is of no use any more.
+    /// Removes the store after the run, if it is a copy or the run's own.
     pub(crate) fn release(&mut self, run: &Run, dir: &Path) -> Result<()> {
         if run.kind == Kind::Bootstrap || run.load == Load::Fresh || changes_store(run) {
             fs::remove_dir_all(dir).with_context(|| format!("cannot remove dir={}", dir.display()))?;
@@ -79,7 +79,7 @@ impl Stores {
     }
 }
 
-/// The store's name: all that makes it another store than those of other runs.
+/// Returns the store's name, which contains every setting that makes it differ from the stores of other runs.
 fn name(run: &Run) -> String {
     let mut name = format!("{}-{}-{}-{}", engine::store_name(&run.engine), run.pairs, run.seed, name_of(run.load));
     if run.load == Load::Aged {
@@ -100,7 +100,7 @@ fn load(run: &Run, dir: &Path) -> Result<()> {
     if run.values != unique() {
         command.args(["--values", &run.values]);
     }
-    // The slot before the first of `loadgen stream`, so that the service follows without a gap.
+    // One slot before the first slot of `loadgen stream`, so that the service follows without a gap.
     command.args(["--slot", "999"]);
     if run.load != Load::Fresh {
         command.arg("--settle");

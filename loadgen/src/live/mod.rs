@@ -1,7 +1,7 @@
-//! The live-stream validation: a service on a bootstrapped directory, a stream, and the latencies of the run.
+//! The live-stream validation: runs a service on a bootstrapped directory and a stream, and reports the latencies.
 //!
-//! Owns: the order of a run and its report. Must not: link the service or an engine. Runs on the main thread; the
-//! stream has its own threads, the service its own process.
+//! Owns: the order of a run and its report. Must not: link the service, or open a store. Runs on the main thread. The
+//! stream has threads of its own, and the service runs in its own process.
 
 pub(crate) mod process;
 mod stand;
@@ -23,10 +23,10 @@ use crate::stream::{Delivery, Final, Stand, Stream, Workload};
 use probe::{Cap, Charged};
 use process::{Service, Usage, free_address, get};
 
-/// What the programs' names begin with where they are installed.
+/// First part of the programs' names where they are installed.
 const INSTALLED: &str = "solkv-";
 
-/// Shown under `loadgen live --help`.
+/// Text after the options in `loadgen live --help`.
 pub const EXAMPLES: &str = "\
 Options of the service that loadgen does not know are passed on after `--`. A store that has followed a stream of the \
 same options already goes on from its slot: the command can be repeated.
@@ -36,13 +36,13 @@ Examples:
   solkv-loadgen live --dir DIR --pairs 2000000 --seed 1 --events 1000000 --verify
   solkv-loadgen live --dir DIR --pairs 2000000 --cap 1GiB --report live.json -- --commit-every 1000";
 
-/// How often the service is asked how far it is.
+/// Time between two requests for the service's progress.
 const POLL_PERIOD: Duration = Duration::from_millis(100);
-/// Longest wait for a service that makes no progress; opening a large engine counts as none.
+/// Longest wait for a service that makes no progress. Opening a large engine counts as no progress.
 const STALL_BOUND: Duration = Duration::from_secs(300);
-/// How long a service may say that it is not ready before its reason is printed.
+/// Time for which a service may be not ready for one reason before the reason is printed.
 const REASON_AFTER: Duration = Duration::from_secs(5);
-/// Longest wait for a clean end: a last commit and closing the engine.
+/// Longest wait for a clean end, which includes a last commit and closing the engine.
 const STOP_BOUND: Duration = Duration::from_secs(120);
 
 /// Arguments of `loadgen live`.
@@ -75,8 +75,8 @@ pub struct LiveArgs {
     /// Where the stream listens; a service that is already running must be pointed at it
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     pub stream_listen: String,
-    /// Run the service inside a cgroup with this much memory, page cache included. The store's pages are dropped from the
-    /// page cache first: those that another process has brought in are charged to that one
+    /// Run the service inside a cgroup with this much memory, page cache included. The store's pages are dropped from
+    /// the page cache first: those that another process has brought in are charged to that one
     #[arg(long, value_name = "SIZE", value_parser = engines::size)]
     pub cap: Option<ByteSize>,
     /// The service program; by default the one beside loadgen
@@ -102,7 +102,7 @@ pub struct LiveArgs {
     pub service_args: Vec<String>,
 }
 
-/// What a run measured.
+/// Figures and status at the end of a run.
 struct Outcome {
     end: Final,
     latency: Report,
@@ -112,17 +112,17 @@ struct Outcome {
     status: Value,
 }
 
-/// The store's pages in the page cache when the service was started.
+/// Bytes of the store in the page cache when the service was started, and on disk.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Start {
     page_cache_bytes: u64,
     disk_bytes: u64,
 }
 
-/// Runs `loadgen live`.
+/// Runs `loadgen live`, from the start of the service to the report.
 pub fn run(args: LiveArgs) -> Result<()> {
     let stop = crate::commands::stop_flag()?;
-    // A directory without a store is refused by name, before a service is started on it and leaves its log there.
+    // A directory without a store is refused here, before a service is started on it and leaves its log there.
     let engine = args.dir.as_deref().map(engine_of).transpose()?;
     let stand = stand_of(&args)?;
     let stream = Stream::start_at(args.workload.clone(), &args.delivery, &args.stream_listen, stand.as_ref())?;
@@ -171,7 +171,8 @@ pub fn run(args: LiveArgs) -> Result<()> {
     Ok(())
 }
 
-/// With a cap the store's pages are not there: the reads that were made to look at it are not the service's.
+/// Measures the store before the service starts. With a cap, its pages are dropped from the page cache first, because
+/// pages read by other programs are not charged to the service.
 fn start_of(dir: &Path, capped: bool) -> Result<Start> {
     if capped {
         probe::drop_page_cache(dir)?;
@@ -211,8 +212,8 @@ fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> 
     Service::start(command, &log)
 }
 
-/// Where the store is before the run. One that has followed a stream is beyond the first slot, and a stream that began
-/// there again would wait for the store for ever.
+/// Returns the store's position before the run. A store that has followed a stream is beyond the first slot. A stream
+/// that began at the first slot again would wait for the store for ever.
 fn stand_of(args: &LiveArgs) -> Result<Option<Stand>> {
     match (&args.dir, &args.service_metrics) {
         (Some(dir), _) => stand::of_directory(&bootstrap(args)?, dir, args.verify),
@@ -221,7 +222,7 @@ fn stand_of(args: &LiveArgs) -> Result<Option<Stand>> {
     }
 }
 
-/// The `bootstrap` beside the service's program.
+/// Returns the path of the `bootstrap` program next to the service's program.
 fn bootstrap(args: &LiveArgs) -> Result<PathBuf> {
     match &args.service_bin {
         Some(service) => Ok(beside(service, "bootstrap")),
@@ -229,7 +230,7 @@ fn bootstrap(args: &LiveArgs) -> Result<PathBuf> {
     }
 }
 
-/// The engine of the store in `dir`.
+/// Returns the engine of the store in `dir`.
 pub(crate) fn engine_of(dir: &Path) -> Result<EngineKind> {
     let known = engines::inspect(dir)?;
     let known = known.with_context(|| format!("there is no store: dir={}: load one with bootstrap", dir.display()))?;
@@ -241,13 +242,14 @@ fn extract_name(args: &LiveArgs) -> Result<String> {
     Ok(name.as_str().context("an extractor serializes as its name")?.to_owned())
 }
 
-/// The program `name` beside another one: `name` where `cargo build` puts it, `solkv-name` where it is installed.
+/// Returns the path of the program `name` next to another one: `name` where `cargo build` puts it, `solkv-name` where
+/// it is installed.
 fn beside(program: &Path, name: &str) -> PathBuf {
     let installed = program.file_name().is_some_and(|own| own.to_string_lossy().starts_with(INSTALLED));
     program.with_file_name(if installed { format!("{INSTALLED}{name}") } else { name.to_owned() })
 }
 
-/// A program beside this one.
+/// Returns the path of a program next to this one, which has to exist.
 pub(crate) fn sibling(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find the own executable")?;
     let path = beside(&own, name);
@@ -255,7 +257,7 @@ pub(crate) fn sibling(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Waits until the service has applied the last slot, and collects what it measured.
+/// Waits until the service has applied the last slot, and collects its figures.
 fn follow(
     args: &LiveArgs,
     stream: &Stream,
@@ -267,7 +269,7 @@ fn follow(
     let bar = ProgressBar::new(args.workload.events);
     let style = "{msg} {wide_bar} {human_pos}/{human_len} events {rate}/s {eta}";
     let rate = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
-        // An error is the bar's own, which is not drawn then.
+        // A formatting error is the bar's own; the bar is not drawn then.
         write!(out, "{}", grouped(state.per_sec() as u64)).ok();
     };
     bar.set_style(ProgressStyle::with_template(style).context("a fixed template")?.with_key("rate", rate));
@@ -276,7 +278,7 @@ fn follow(
     let mut reasons = Reasons { said: String::new(), since: Instant::now() };
     let (mut last, mut moved) = ((0, None), Instant::now());
     loop {
-        // ORDERING: Relaxed: the flag carries nothing but itself.
+        // ORDERING: Relaxed: the flag carries no other data.
         ensure!(!stop.load(Ordering::Relaxed), "stopped by a signal before the last slot");
         if let Some(service) = service.as_deref_mut() {
             service.check_running()?;
@@ -287,7 +289,7 @@ fn follow(
         }
         bar.set_position(sent.min(args.workload.events));
         let end = stream.outcome()?;
-        // Before it has opened its engine the service does not answer yet.
+        // The service does not answer before it has opened its engine.
         let status: Option<Value> =
             get(metrics, "/status.json").ok().and_then(|body| serde_json::from_slice(&body).ok());
         let slot = status.as_ref().and_then(applied_slot);
@@ -323,14 +325,14 @@ fn follow(
     }
 }
 
-/// Why the service says that it is not ready, told once for each reason that lasts.
+/// Reasons why the service is not ready. Each that lasts is printed once.
 struct Reasons {
     said: String,
     since: Instant,
 }
 
 impl Reasons {
-    /// The reason to print now.
+    /// Returns the reason to print now, if any.
     fn due(&mut self, status: &Value) -> Option<String> {
         let ready = status.get("ready").and_then(Value::as_bool).unwrap_or(false);
         let reason = status.get("not_ready_reason").and_then(Value::as_str).unwrap_or_default();
@@ -344,7 +346,7 @@ impl Reasons {
     }
 }
 
-/// The last whole slot in the service's checkpoint.
+/// Returns the last whole slot in the service's checkpoint.
 fn applied_slot(status: &Value) -> Option<u64> {
     stand::slot(status.get("checkpoint")?)
 }
@@ -381,13 +383,13 @@ fn print_outcome(args: &LiveArgs, outcome: &Outcome, cap: &Cap, start: Option<St
     }
 }
 
-/// How the program `name` is called where this one is.
+/// Returns the name by which the program `name` is called, if it is installed like this one.
 fn program(name: &str) -> String {
     let own = std::env::current_exe().unwrap_or_default();
     beside(&own, name).file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The digest of the directory, if it is the stream's.
+/// Returns the directory's digest. Fails if it differs from the stream's.
 fn verify(args: &LiveArgs, end: &Final) -> Result<String> {
     let dir = args.dir.as_deref().context("--verify needs --dir")?;
     let digest = stand::of_directory(&bootstrap(args)?, dir, true)?.and_then(|stand| stand.digest);

@@ -1,6 +1,6 @@
 //! The service as a child process: started, asked over HTTP, measured through /proc, stopped.
 //!
-//! Owns: the child and its log file; the child is killed if the run ends early. Must not: interpret what the service
+//! Owns: the child and its log file; the child is killed if the run ends early. Must not: interpret the service's
 //! answers. Runs on the live run's thread.
 
 use std::fs::{self, File};
@@ -12,27 +12,27 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// A local service answers in milliseconds; a stalled one must not hang the run.
+/// Longest wait for an answer. A local service answers in milliseconds, and a stalled one must not hang the run.
 const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest answer taken: histograms are some hundred KB.
+/// Largest answer in bytes that is accepted; histograms take some hundred KB.
 const HTTP_BYTES_MAX: u64 = 64 * 1024 * 1024;
-/// Lines of the service's log shown when it fails.
+/// Number of lines of the service's log that are shown when it fails.
 const LOG_LINES: usize = 15;
 
-/// A running service.
+/// A running service and its log.
 pub(crate) struct Service {
     child: Child,
     log: PathBuf,
 }
 
-/// What the service has used.
+/// CPU time and memory that the service has used.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub(crate) struct Usage {
     /// User CPU time in seconds.
     pub(crate) user_s: f64,
     /// System CPU time in seconds.
     pub(crate) system_s: f64,
-    /// Largest resident set in bytes; page cache read through pread is not in it.
+    /// Largest resident set in bytes, without page cache that was read through pread.
     pub(crate) peak_rss_bytes: u64,
 }
 
@@ -49,7 +49,7 @@ impl Service {
         Ok(Self { child, log: log.to_owned() })
     }
 
-    /// Fails with the end of the service's log if it is gone.
+    /// Fails if the service has ended, with the end of its log.
     pub(crate) fn check_running(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             Some(status) => bail!("service ended early: status={status}\n{}", self.log_tail()),
@@ -57,12 +57,12 @@ impl Service {
         }
     }
 
-    /// CPU and memory so far.
+    /// Returns the CPU time and memory used so far.
     pub(crate) fn usage(&self) -> Result<Usage> {
         usage(self.child.id())
     }
 
-    /// SIGTERM, then waits up to `bound` for a clean end.
+    /// Sends SIGTERM, then waits up to `bound` for a clean end.
     pub(crate) fn stop(mut self, bound: Duration) -> Result<ExitStatus> {
         let pid = i32::try_from(self.child.id()).context("process id out of range")?;
         // SAFETY: kill(2) takes no pointers; the child is ours and not yet waited for, so the id is not reused.
@@ -89,18 +89,18 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // An error means that it has ended already, which is all that is wanted.
+        // An error means that the child has ended already, which is fine.
         self.child.kill().ok();
         self.child.wait().ok();
     }
 }
 
-/// An address of this host that was free a moment ago.
+/// Returns a local address that was free a moment ago.
 pub(crate) fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
-/// GET over HTTP/1.0, which needs no library and no connection handling.
+/// Sends a GET request and returns the answer's body. HTTP/1.0 needs no library and no connection handling.
 pub(crate) fn get(address: &str, path: &str) -> Result<Vec<u8>> {
     let context = || format!("cannot read http://{address}{path}");
     let mut socket = TcpStream::connect(address).with_context(context)?;

@@ -1,7 +1,7 @@
-//! Where the store of a live run stands before the run: what the stream has to go on from.
+//! The position of a live run's store before the run, from which the stream has to go on.
 //!
-//! Owns: asking for it. Must not: open a store, which `bootstrap info` does and the service has done. Runs on the live
-//! run's thread.
+//! Owns: the requests for it. Must not: open a store; `bootstrap info` or the running service does that. Runs on the
+//! live run's thread.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::process::get;
 use crate::stream::Stand;
 
-/// The stand of the store in `dir`, asked of the program `bootstrap`; its digest too, if that is wanted, which takes a
+/// Asks the program `bootstrap` for the position of the store in `dir`. `with_digest` adds its digest, which takes a
 /// scan. `None` for a store that has no slot yet.
 pub(super) fn of_directory(bootstrap: &Path, dir: &Path, with_digest: bool) -> Result<Option<Stand>> {
     let mut command = Command::new(bootstrap);
@@ -29,14 +29,14 @@ pub(super) fn of_directory(bootstrap: &Path, dir: &Path, with_digest: bool) -> R
     Ok(stand(&info)?.map(|stand| Stand { digest, ..stand }))
 }
 
-/// The stand of the store that a running service has open. A service that does not answer yet gives none.
+/// Asks a running service for the position of its store. `None` if the service does not answer yet.
 pub(super) fn of_service(metrics: &str) -> Result<Option<Stand>> {
     let Ok(status) = get(metrics, "/status.json") else { return Ok(None) };
     let status: Value = serde_json::from_slice(&status).context("the service's /status.json is no JSON")?;
     status.get("checkpoint").map_or(Ok(None), stand)
 }
 
-/// A slot as protobuf's JSON writes it, which may be text, or as any other does.
+/// Reads a slot from JSON. Protobuf's JSON may write it as text, any other as a number.
 pub(super) fn slot(of: &Value) -> Option<u64> {
     let slot = of.get("slot")?;
     slot.as_u64().or_else(|| slot.as_str()?.parse().ok())

@@ -1,6 +1,6 @@
 //! The messages of the provider's chain, each a pure function of its slot.
 //!
-//! Owns: their shape. Must not: decide which are sent, or when.
+//! Owns: their contents. Must not: decide which are sent, or when.
 
 use prost_types::Timestamp;
 use workload::Pairs;
@@ -10,7 +10,7 @@ use yellowstone_grpc_proto::geyser::{
     SubscribeUpdateSlot,
 };
 
-/// Keys that are written again and again.
+/// Number of keys, which are written again and again.
 const KEYS: u64 = 10_000;
 
 pub(super) fn update(one: UpdateOneof, created_unix_ms: u64) -> SubscribeUpdate {
@@ -19,7 +19,7 @@ pub(super) fn update(one: UpdateOneof, created_unix_ms: u64) -> SubscribeUpdate 
     SubscribeUpdate { update_oneof: Some(one), created_at: Some(created_at), ..Default::default() }
 }
 
-/// The `index`-th account of a slot: without data, 100 bytes and a few on the wire.
+/// Builds the `index`-th account of a slot: without data, a little over 100 bytes on the wire.
 pub(super) fn account(slot: u64, index: u32, created_unix_ms: u64) -> SubscribeUpdate {
     let pairs = Pairs::new(1);
     let key = (slot * 7 + u64::from(index)) % KEYS;

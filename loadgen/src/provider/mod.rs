@@ -1,11 +1,12 @@
 //! `loadgen provider`: a Yellowstone server that misbehaves by a script, and the judge of a service that follows it.
 //!
-//! Owns: the script, the log of both sides, and what is right. Must not: read the service's own words as the truth: what
-//! is right follows from what was sent, and when. Threads: `provider` (every socket of the server); the main thread asks
-//! and judges.
+//! Owns: the script, the log of both sides, and the rules of judgement. Must not: trust the service's own statements,
+//! because the verdict follows from the messages sent and their times. Threads: `provider` (every socket of the
+//! server); the main thread asks and judges.
 //!
-//! The service is right when it is not ready while the newest slot that it can know of is older than `--max-lag-ms`, and
-//! ready while that slot is younger; when each of its channels says the same; and when its lag is that age.
+//! The service is right if all of this holds. It is not ready while the newest slot that it can know of is older than
+//! `--max-lag-ms`. It is ready while that slot is younger. All of its channels say the same. Its reported lag is that
+//! slot's age.
 
 mod messages;
 mod server;
@@ -27,7 +28,7 @@ pub use world::{Act, Figures};
 
 use crate::commands::stop_flag;
 
-/// Shown under `loadgen provider --help`.
+/// Text after the options in `loadgen provider --help`.
 pub const EXAMPLES: &str = "\
 Prints `listening=HOST:PORT` when it serves. Then, once a second, asks the service on every channel whether it is ready, \
 and compares that with what was sent. Ends with 1 when the service was wrong at any second.
@@ -39,17 +40,18 @@ Examples:
   solkv-loadgen provider --seconds 1200 --log readiness.jsonl
   solkv-loadgen provider --seconds 60 --acts pings=20,serves=10,down=20,serves=10 --unit solkv";
 
-/// Long enough that every act shows: silence is longer than the service's idle timeout, a lost slot than its gap timeout.
+/// The default script. Each act is long enough to show: silence is longer than the service's idle timeout, a lost slot
+/// longer than its gap timeout.
 const ACTS: &str = "serves=15,pings=45,serves=15,lags=30,serves=15,small=20,loses=100,serves=15,restarts=20,down=25,\
                     serves=25,refuses=20,serves=50";
 
-/// How late the service lags under `lags`.
+/// Number of slots by which the server lags under `lags`.
 const LAGS_SLOTS: u64 = 60;
 
-/// What may pass between the moment that something is sent and the moment that it is committed and said.
+/// Time allowed between sending a message and the service's committing and reporting it.
 const TOLERANCE_MS: u64 = 2000;
 
-/// Below this age the lag is that of a slot on its way; it is compared above.
+/// Age above which the reported lag is compared. Below it, the lag is that of a slot on its way.
 const LAG_COMPARED_MS: u64 = 4000;
 
 /// Arguments of `loadgen provider`.
@@ -87,7 +89,7 @@ pub struct ProviderArgs {
     pub log: Option<PathBuf>,
 }
 
-/// Acts, and how long each goes on.
+/// Acts of the server, and the seconds that each lasts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Script(Vec<(Act, u64)>);
 
@@ -125,7 +127,7 @@ fn step(text: &str) -> Result<(Act, u64)> {
 }
 
 impl Script {
-    /// The act at a second, and whether it begins there.
+    /// Returns the act at a second, and whether it begins there.
     fn at(&self, second: u64) -> (Act, bool) {
         let mut left = second % self.0.iter().map(|(_, seconds)| seconds).sum::<u64>();
         for (act, seconds) in &self.0 {
@@ -138,17 +140,17 @@ impl Script {
     }
 }
 
-/// What is right, from one second to the next.
+/// Judges the service's answers, one second after the other.
 #[derive(Debug, Default)]
 struct Judge {
     max_lag_ms: u64,
-    /// For how many seconds in a row the newest slot sent has been young.
+    /// Number of seconds in a row in which the newest slot sent was young.
     young_for: u64,
 }
 
 impl Judge {
-    /// What the service has said that is not right. It was asked between `before` and `after`: a replay makes the newest slot
-    /// sent younger by a minute within that time.
+    /// Returns the service's mistake, if it made one. It was asked between `before` and `after`, because a replay can
+    /// make the newest slot sent a minute younger within that time.
     fn judge(&mut self, before: &Figures, after: &Figures, said: &Said) -> Option<String> {
         let (youngest_ms, oldest_ms) = {
             let ages = [before.sent_age_ms, after.sent_age_ms];
@@ -160,7 +162,7 @@ impl Judge {
         if ready && youngest_ms > self.max_lag_ms + TOLERANCE_MS {
             return Some(format!("ready, and the newest slot sent is age_ms={youngest_ms}"));
         }
-        // A service that has noticed a lost slot is right to say so at once.
+        // A service that has noticed a lost slot may be not ready at once.
         if !ready && self.young_for > 3 && !before.lost {
             return Some(format!("not ready, and the newest slot sent is age_ms={oldest_ms}: {}", said.reason));
         }
@@ -174,7 +176,7 @@ impl Judge {
 /// Runs `loadgen provider`.
 ///
 /// # Errors
-/// The service was wrong, the address is taken, or the log cannot be written.
+/// A service that was wrong at any second or never subscribed; an address in use; a log that cannot be written.
 pub fn run(args: &ProviderArgs) -> Result<()> {
     let stop = stop_flag()?;
     let mut log = args.log.as_ref().map(File::create).transpose().context("cannot make the log")?;
@@ -184,7 +186,7 @@ pub fn run(args: &ProviderArgs) -> Result<()> {
     let mut judge = Judge { max_lag_ms: args.max_lag_ms, ..Judge::default() };
     let (started, mut wrong, mut judged) = (Instant::now(), 0, 0);
     for second in 0..args.seconds {
-        // ORDERING: Relaxed: the flag carries nothing but itself.
+        // ORDERING: Relaxed: the flag carries no other data.
         if stop.load(Ordering::Relaxed) {
             break;
         }
@@ -201,7 +203,7 @@ pub fn run(args: &ProviderArgs) -> Result<()> {
             std::thread::sleep(Duration::from_millis(500));
             (did, said, after) = asked();
         }
-        // Before the service has made its first connection there is nothing to be right about.
+        // There is nothing to judge before the service has made its first connection.
         let verdict = if did.subscriptions == 0 { None } else { judge.judge(&did, &after, &said) };
         judged += u64::from(did.subscriptions > 0);
         if let Some(log) = &mut log {

@@ -1,9 +1,11 @@
 //! A Yellowstone server that misbehaves when told to: silent, late, refusing, forgetful, restarted.
 //!
-//! Owns: what is sent on each subscription. Must not: know the service, or judge it. Threads: `provider`, one, with every socket.
+//! Owns: the messages sent on each subscription. Must not: know the service, or judge it. Threads: `provider`, one,
+//! with every socket.
 //!
-//! The chain is a pure function of the slot and goes on by the clock, whatever the server does: a slot every
-//! `slot_ms`, none skipped, a few accounts each. Only confirmed slots are sent, whole and in order.
+//! The chain is a pure function of the slot and goes on by the clock, whatever the server does: a slot every `slot_ms`,
+//! none skipped, a few accounts each. Outside of the acts that misbehave, only confirmed slots are sent, whole and in
+//! order.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -30,19 +32,19 @@ use yellowstone_grpc_proto::geyser::{
 use super::messages;
 use super::world::{Act, Figures, World, lock, unix_ms};
 
-/// How often a subscription looks at what there is to send.
+/// Time between two checks of a subscription for slots to send.
 const STEP: Duration = Duration::from_millis(20);
-/// How often a subscription is pinged.
+/// Time between two pings on a subscription.
 const PING_EVERY: Duration = Duration::from_secs(1);
-/// Account updates of a slot, and of one while messages are small and many.
+/// Account updates in a slot: usually, and while messages are small and many.
 const UPDATES: u32 = 20;
 const UPDATES_SMALL: u32 = 3000;
-/// How far ahead of the chain the slots of boasts and of the other chain are.
+/// Number of slots by which the slots of `boasts` and of the `foreign` chain are ahead of the chain.
 const AHEAD_SLOTS: u64 = 1_000_000_000;
-/// Slots that are sent again and again.
+/// Number of slots that are sent again and again under `repeats`.
 const REPEATED_SLOTS: u64 = 5;
 
-/// A running server; stops when dropped.
+/// A running server. It stops when dropped.
 pub struct Provider {
     address: std::net::SocketAddr,
     world: Arc<Mutex<World>>,
@@ -51,12 +53,12 @@ pub struct Provider {
 }
 
 impl Provider {
-    /// Binds `listen` (port 0 picks one) and serves a chain that begins at `start_slot`.
+    /// Binds `listen` (port 0 picks a free one) and serves a chain that begins at `start_slot`.
     pub fn start(listen: &str, start_slot: u64, slot_ms: u64) -> Result<Self> {
         Self::start_compressed(listen, start_slot, slot_ms, None)
     }
 
-    /// The same, sending in an encoding to those that accept it.
+    /// Starts as [`Self::start`] does. The server sends in `encoding` to clients that accept it.
     pub fn start_compressed(
         listen: &str,
         start_slot: u64,
@@ -106,12 +108,12 @@ impl Provider {
         Ok(Self { address, world, shutdown: Some(shutdown), thread: Some(thread) })
     }
 
-    /// The bound address.
+    /// Returns the bound address, with the port that was picked.
     pub fn address(&self) -> std::net::SocketAddr {
         self.address
     }
 
-    /// Does something else from now on.
+    /// Starts `act`, which ends the current one.
     pub fn set(&self, act: Act) {
         let mut world = lock(&self.world);
         world.act = act;
@@ -126,17 +128,17 @@ impl Provider {
         }
     }
 
-    /// Refuses requests that do not carry this header from now on. Subscriptions that there are stay.
+    /// Refuses requests without this header from now on. Existing subscriptions stay.
     pub fn require(&self, name: &str, value: &str) {
         lock(&self.world).required = Some((name.to_owned(), value.to_owned()));
     }
 
-    /// The header of that name of the newest subscription.
+    /// Returns the newest subscription's header of that name.
     pub fn header(&self, name: &str) -> Option<String> {
         lock(&self.world).headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone())
     }
 
-    /// What it has done so far.
+    /// Returns the server's figures so far.
     pub fn figures(&self) -> Figures {
         let world = lock(&self.world);
         let age = unix_ms().saturating_sub(world.created_unix_ms(world.sent));
@@ -167,7 +169,6 @@ type Updates = Pin<Box<dyn Stream<Item = Result<SubscribeUpdate, Status>> + Send
 type Sent = Result<(), mpsc::error::SendError<Result<SubscribeUpdate, Status>>>;
 type Never<T> = tokio_stream::Pending<Result<T, Status>>;
 
-/// One subscription.
 struct Subscription {
     world: Arc<Mutex<World>>,
     tx: mpsc::Sender<Result<SubscribeUpdate, Status>>,
@@ -177,7 +178,7 @@ struct Subscription {
 }
 
 impl Subscription {
-    /// Sends until the client or the server ends it.
+    /// Sends until the client or the server ends the subscription.
     async fn run(mut self) {
         let mut pinged = Instant::now();
         loop {
@@ -210,7 +211,7 @@ impl Subscription {
         self.tx.send(Err(ended)).await.ok();
     }
 
-    /// Sends the next slot, unless it is kept from this subscription.
+    /// Sends the next slot, unless it is withheld from this subscription.
     async fn slot(&mut self, act: Act) -> Sent {
         let slot = self.next;
         self.next += 1;
@@ -237,7 +238,7 @@ impl Subscription {
 }
 
 impl Subscription {
-    /// Sends all of a slot.
+    /// Sends all messages of a slot.
     async fn whole(&self, slot: u64, updates: u32, created_unix_ms: u64) -> Sent {
         for index in 0..updates {
             self.tx.send(Ok(messages::account(slot, index, created_unix_ms))).await?;
@@ -272,7 +273,8 @@ impl Geyser for Server {
         lock(&self.world).check_token(&headers)?;
         let mut requests = request.into_inner();
         let first = requests.message().await?.ok_or_else(|| Status::invalid_argument("no subscription"))?;
-        // Room for one: each message leaves in a frame of its own, as from a server that flushes each.
+        // The channel holds one message, so that each message leaves in a frame of its own, as from a server that
+        // flushes each.
         let (tx, updates) = mpsc::channel(1);
         let subscription = {
             let mut world = lock(&self.world);
@@ -283,14 +285,14 @@ impl Geyser for Server {
             world.headers = ascii(&headers);
             let next = first.from_slot.unwrap_or_else(|| world.tip());
             if world.subscriptions == 1 {
-                // What the first client does not ask for, it has.
+                // Slots before the first client's start count as sent, because the client has them.
                 world.sent = next.saturating_sub(1);
             }
             let (number, generation) = (world.subscriptions, world.generation);
             Subscription { world: Arc::clone(&self.world), tx, number, generation, next }
         };
         tokio::spawn(subscription.run());
-        // Pings' answers: read, so that the client's window stays open.
+        // Reads the answers to pings, so that the client's window stays open.
         tokio::spawn(async move { while let Ok(Some(_)) = requests.message().await {} });
         Ok(Response::new(Box::pin(ReceiverStream::new(updates))))
     }
@@ -304,7 +306,7 @@ impl Geyser for Server {
         if world.act == Act::Refuses {
             return Err(Status::permission_denied("method not in your plan"));
         }
-        // As the real server says that it has none yet.
+        // The real server reports this number while it has no slot yet.
         let first = if world.is_starting() { u64::MAX } else { world.first_available() };
         Ok(Response::new(SubscribeReplayInfoResponse { first_available: Some(first) }))
     }

@@ -1,6 +1,6 @@
-//! What a service says of its readiness, on every channel that it has, at one moment.
+//! A service's statements about its readiness, on every channel that it has, at one moment.
 //!
-//! Owns: asking. Must not: judge what is said. Runs on the main thread, with a runtime of its own.
+//! Owns: the requests. Must not: judge the answers. Runs on the main thread, with a runtime of its own.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -15,38 +15,38 @@ use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-/// No answer within this is an answer of its own.
+/// Longest wait for an answer. No answer in this time counts as `None`.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// `SERVING` of grpc.health.v1.
+/// Number of the status `SERVING` in grpc.health.v1.
 const SERVING: i32 = 1;
 
-/// The answers of one moment; `None` is no answer.
+/// The answers of one moment. `None` means no answer.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Said {
-    /// `/readyz`.
+    /// Whether `/readyz` answers with status 200.
     pub readyz: Option<bool>,
-    /// Why not, as `/readyz` says it.
+    /// Reason why not, in the words of `/readyz`.
     pub reason: String,
-    /// gRPC health of `solkv.v1.Kv`.
+    /// Whether gRPC health says that `solkv.v1.Kv` is serving.
     pub health: Option<bool>,
-    /// The Status rpc.
+    /// Whether the Status rpc says that it is ready.
     pub status: Option<bool>,
-    /// `/status.json`.
+    /// Whether `/status.json` says that it is ready.
     pub status_json: Option<bool>,
-    /// `/dashboard.json`.
+    /// Whether `/dashboard.json` says that it is ready.
     pub dashboard: Option<bool>,
-    /// `solkv_ready`.
+    /// Whether the metric `solkv_ready` is 1.
     pub metric: Option<bool>,
-    /// `solkv_lag_seconds`.
+    /// Value of the metric `solkv_lag_seconds`.
     pub lag_s: Option<f64>,
-    /// systemd's status line says that it is live, where a unit is looked at.
+    /// Whether systemd's status line begins with "live". `None` without a unit.
     pub unit: Option<bool>,
 }
 
 impl Said {
-    /// The one answer of all channels; `None` where two differ or one is missing. The unit's line is looked at four
-    /// times a second by the service, and is asked only where there is a unit.
+    /// Returns the common answer of all channels; `None` if two differ or one is missing. The unit's line is compared
+    /// only if there is one. The service checks that line four times a second.
     pub fn ready(&self) -> Option<bool> {
         let all = [self.readyz, self.health, self.status, self.status_json, self.dashboard, self.metric];
         let first = all[0]?;
@@ -55,7 +55,7 @@ impl Said {
     }
 }
 
-/// Asks one service.
+/// Asks one service for its readiness.
 pub struct Witness {
     runtime: Runtime,
     http: String,
@@ -65,7 +65,8 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// Of the service whose pages are at `http` and whose gRPC is at `grpc`, and that runs as `unit`, if as one.
+    /// Prepares to ask the service whose pages are at `http` and whose gRPC is at `grpc`. `unit` is the name of its
+    /// systemd unit, if it has one.
     pub fn new(http: &str, grpc: &str, unit: Option<String>) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let endpoint = Endpoint::from_shared(format!("http://{grpc}")).context("not an address")?;
@@ -77,7 +78,7 @@ impl Witness {
         Ok(Self { runtime, http: http.to_owned(), kv, health, unit })
     }
 
-    /// Asks everywhere, one after the other, within a few milliseconds.
+    /// Asks on every channel, one after the other, within a few milliseconds.
     pub fn ask(&mut self) -> Said {
         let mut said = Said::default();
         if let Some((code, body)) = self.get("/readyz") {
@@ -104,7 +105,7 @@ impl Witness {
         said
     }
 
-    /// GET over HTTP/1.0.
+    /// Sends a GET request over HTTP/1.0. Returns the status code and the body.
     fn get(&self, path: &str) -> Option<(u16, String)> {
         let mut socket = TcpStream::connect(&self.http).ok()?;
         socket.set_read_timeout(Some(TIMEOUT)).ok()?;

@@ -1,7 +1,7 @@
-//! The provider's chain and what has become of it: which act is on, what is sent now, who is refused and why.
+//! The provider's chain and its state: the current act, the slots to send now, and who is refused and why.
 //!
-//! Owns: these answers. Must not: send anything. Read and changed under one lock, by the provider's thread and by whoever
-//! directs it.
+//! Owns: these answers. Must not: send anything. Read and changed under one lock, by the provider's thread and by its
+//! caller.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -9,16 +9,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
-/// How long a server that was restarted knows of no slot.
+/// Time for which a restarted server knows of no slot.
 const RESTART: Duration = Duration::from_secs(3);
 
-/// What the server does.
+/// Behaviour of the server, as the script sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Act {
-    /// Sends every slot once it is there.
+    /// Sends every slot as soon as it exists.
     Serves,
-    /// Keeps connections and sends pings alone.
+    /// Keeps connections and sends only pings.
     Pings,
     /// Ends connections and lets nobody in, as while it is down.
     Down,
@@ -26,40 +26,39 @@ pub enum Act {
     Refuses,
     /// Sends every slot this many slots late.
     Lags(u64),
-    /// Keeps the next slot from the connections that there are; later ones get it.
+    /// Withholds the next slot from the existing connections. Later ones get it.
     Loses,
     /// Sends many small updates, each in a frame of its own.
     Small,
     /// Restarts: ends connections, then knows of no slot for a moment.
     Restarts,
-    /// Sends of each slot its confirmation alone.
+    /// Sends only the confirmation of each slot.
     Confirms,
-    /// Sends of each slot its block meta alone.
+    /// Sends only the block meta of each slot.
     Metas,
     /// Sends the chain's first slots again and again.
     Repeats,
-    /// Sends every slot, and with each a confirmation of one that is far ahead.
+    /// Sends every slot, and with each the confirmation of a slot that is far ahead.
     Boasts,
     /// Ends connections, then sends another chain with higher slots, whatever is asked for.
     Foreign,
-    /// Sends every slot as if made at the begin of 1970.
+    /// Sends every slot as if made at the beginning of 1970.
     Ancient,
 }
 
-/// What the server has done so far.
+/// Figures of the server so far.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Figures {
-    /// What it does now.
     pub act: Act,
     /// Newest slot of the chain.
     pub tip: u64,
-    /// Newest slot of which, and of each before it, all was sent.
+    /// Newest slot that was sent whole, as was each slot before it.
     pub sent: u64,
-    /// How old that slot is, in ms.
+    /// Age of that slot in ms.
     pub sent_age_ms: u64,
-    /// A slot was kept to itself and not been sent since.
+    /// Whether a slot was withheld and not sent since.
     pub lost: bool,
-    /// Subscriptions accepted.
+    /// Number of subscriptions accepted so far.
     pub subscriptions: u64,
 }
 
@@ -71,21 +70,21 @@ pub(super) struct World {
     pub(super) replay_slots: u64,
     pub(super) started: Instant,
     pub(super) started_unix_ms: u64,
-    /// Raised to end every subscription.
+    /// Number that is raised to end every subscription.
     pub(super) generation: u64,
     pub(super) restarted: Option<Instant>,
-    /// A slot, and the newest subscription that does not get it.
+    /// Withheld slot, and the number of the newest subscription that does not get it.
     pub(super) lost: Option<(u64, u64)>,
-    /// The header that requests have to carry.
+    /// Name and value of the header that requests have to carry.
     pub(super) required: Option<(String, String)>,
-    /// The headers of the newest subscription.
+    /// Headers of the newest subscription.
     pub(super) headers: Vec<(String, String)>,
     pub(super) subscriptions: u64,
     pub(super) sent: u64,
 }
 
 impl World {
-    /// The newest slot. The first one is there from the start.
+    /// Returns the newest slot. The first one exists from the start.
     pub(super) fn tip(&self) -> u64 {
         self.start_slot + self.started.elapsed().as_millis() as u64 / self.slot_ms
     }
@@ -94,7 +93,7 @@ impl World {
         self.started_unix_ms + slot.saturating_sub(self.start_slot) * self.slot_ms
     }
 
-    /// The newest slot that is sent now, if any is.
+    /// Returns the newest slot that may be sent now, if any.
     pub(super) fn sends_through(&self) -> Option<u64> {
         match self.act {
             Act::Lags(slots) => Some(self.tip().saturating_sub(slots)),
@@ -117,7 +116,7 @@ impl World {
         if given { Ok(()) } else { Err(Status::unauthenticated("No valid auth token")) }
     }
 
-    /// Why nobody may subscribe now.
+    /// Returns the error for a client that may not subscribe now.
     pub(super) fn refusal(&self, from_slot: Option<u64>) -> Option<Status> {
         match (self.act, from_slot) {
             (Act::Down, _) => Some(Status::unavailable("server is shutting down try again later")),

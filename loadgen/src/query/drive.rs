@@ -1,7 +1,7 @@
-//! The requests: due at their time, sent on shared connections, answers verified.
+//! The requests: due at their time, sent on shared connections, with verified answers.
 //!
-//! Owns: pacing and verification. Must not: print. Threads: `pace` says when a request is due (a runtime's timer is too
-//! coarse: its millisecond would be counted as latency); one tokio worker, `query`, sends and receives.
+//! Owns: pacing and verification. Must not: print. Threads: `pace` announces when a request is due, because a runtime's
+//! timer is too coarse and its millisecond would count as latency. One tokio worker, `query`, sends and receives.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,25 +19,25 @@ use workload::{Pairs, Picker, Rng, Skew};
 use super::op_of;
 use crate::bench::pace::Pace;
 
-/// Source label of everything recorded here: as a client sees it.
+/// Source label of everything recorded here: latencies as a client sees them.
 pub(super) const SOURCE: &str = "client";
 
-/// Requests that are due and not sent yet, on one connection: a second at 65,536/s. When it is full the pacing thread
-/// waits, and what it then hands on is late by its own clock, which is counted.
+/// Capacity of a connection's queue of requests that are due and not sent yet: a second at 65,536/s. When it is full,
+/// the pacing thread waits. The requests that it announces later are late by its own clock, which is counted.
 const DUE_QUEUE: usize = 65_536;
 
-/// A request unanswered for this long fails the run.
+/// Time after which a request without an answer fails the run.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where the service is.
+/// Address of the service, with the options to reach it.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
-    /// As reports name it.
+    /// Name of the transport in reports.
     pub(super) transport: &'static str,
     pub(super) builder: Builder,
 }
 
-/// What is asked for.
+/// Rate and kind of the requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) pairs: u64,
@@ -47,13 +47,13 @@ pub(super) struct Load {
     pub(super) batch: usize,
     pub(super) connections: u32,
     pub(super) in_flight: usize,
-    /// Requests a second over all connections; none: closed loop.
+    /// Requests a second over all connections. `None`: closed loop.
     pub(super) rate: Option<f64>,
     pub(super) time: Duration,
     pub(super) changed: bool,
 }
 
-/// What came of it.
+/// Figures measured at one rate.
 #[derive(Debug)]
 pub(super) struct Driven {
     pub(super) requests: u64,
@@ -65,13 +65,13 @@ pub(super) struct Driven {
 }
 
 impl Target {
-    /// A client with a connection of its own.
+    /// Opens a client with a connection of its own.
     async fn connect(&self) -> Result<Client> {
         Ok(self.builder.clone().connect().await?)
     }
 }
 
-/// The engine behind the service.
+/// Asks the service for its engine's label.
 pub(super) async fn engine(target: &Target) -> Result<String> {
     let status = target.connect().await?.status().await;
     Ok(status.context("the service does not answer Status")?.engine)
@@ -97,7 +97,7 @@ pub(super) fn drive(runtime: &Runtime, target: &Target, load: &Load, latency: &A
     let pacer = load.rate.map(|rate| spawn_pacer(rate, due, Arc::clone(&stop))).transpose()?;
     let (mut recorder, mut overdue) = (latency.recorder(SOURCE), 0);
     let seconds = crate::bench::pace::sample(latency, started, load.time, &stop);
-    // ORDERING: Relaxed: the flag carries nothing but itself.
+    // ORDERING: Relaxed: the flag carries no other data.
     stop.store(true, Ordering::Relaxed);
     let end = Instant::now();
     if let Some(pacer) = pacer {
@@ -124,10 +124,10 @@ fn spawn_pacer(
     let run = move || {
         let mut pace = Pace::new(Some(rate));
         let mut turn = 0;
-        // ORDERING: Relaxed: the flag carries nothing but itself.
+        // ORDERING: Relaxed: the flag carries no other data.
         while !stop.load(Ordering::Relaxed) {
             let at = pace.next();
-            // Closed when its connection has failed, which the task tells.
+            // The channel is closed if its connection has failed, which the task reports.
             if due[turn].blocking_send(at).is_err() {
                 break;
             }
@@ -138,7 +138,7 @@ fn spawn_pacer(
     std::thread::Builder::new().name("pace".to_owned()).spawn(run).context("cannot start the pacing thread")
 }
 
-/// One connection with its own sequence of keys.
+/// A connection with its own sequence of keys.
 struct Connection {
     client: Client,
     load: Load,
@@ -147,7 +147,7 @@ struct Connection {
     recorder: Recorder,
 }
 
-/// The keys of a request and what they must give.
+/// Keys of a request, and their expected values.
 struct Request {
     keys: Vec<Key>,
     expected: Vec<Option<Value>>,
@@ -161,7 +161,7 @@ impl Connection {
         Self { client, load, rng, picker: Picker::new(load.pairs, load.skew), recorder }
     }
 
-    /// Sends what is due, whatever is still under way, up to the limit.
+    /// Sends requests as they are due, with at most `in_flight` of them unanswered.
     async fn open_loop(mut self, mut due: mpsc::Receiver<Instant>) -> Result<u64> {
         let (mut under_way, mut requests, mut ended) = (FuturesUnordered::new(), 0, false);
         while !ended || !under_way.is_empty() {
@@ -180,11 +180,11 @@ impl Connection {
         Ok(requests)
     }
 
-    /// Keeps a number of requests under way.
+    /// Keeps `in_flight` requests unanswered at any time.
     async fn closed_loop(mut self, stop: Arc<AtomicBool>) -> Result<u64> {
         let (mut under_way, mut requests) = (FuturesUnordered::new(), 0);
         loop {
-            // ORDERING: Relaxed: the flag carries nothing but itself.
+            // ORDERING: Relaxed: the flag carries no other data.
             while under_way.len() < self.load.in_flight && !stop.load(Ordering::Relaxed) {
                 let request = self.request(Instant::now());
                 under_way.push(answer(self.client.clone(), request, self.load.changed));
@@ -219,7 +219,7 @@ impl Connection {
     }
 }
 
-/// One request to its verified answer: whether it was negative, and its latency from when it was due.
+/// Sends one request and verifies its answer. Returns whether it was negative, and its latency from when it was due.
 async fn answer(client: Client, request: Request, changed: bool) -> Result<(bool, Duration)> {
     let Request { keys, expected, negative, due } = request;
     let answered = match keys.as_slice() {
@@ -233,7 +233,7 @@ async fn answer(client: Client, request: Request, changed: bool) -> Result<(bool
         let right = match (value, expected) {
             (None, None) => true,
             (Some(value), Some(expected)) => changed || value == expected,
-            // A stream may have closed a loaded account; it never makes an absent key.
+            // A stream may have closed a loaded account. It never creates an absent key.
             (None, Some(_)) => changed,
             (Some(_), None) => false,
         };
@@ -242,7 +242,7 @@ async fn answer(client: Client, request: Request, changed: bool) -> Result<(bool
     Ok((negative, latency))
 }
 
-/// A value as people compare it.
+/// Formats a value for an error message.
 fn shown(value: Option<&Value>) -> String {
     value.map_or_else(|| "absent".to_owned(), |value| bs58::encode(value).into_string())
 }

@@ -1,4 +1,4 @@
-//! `loadgen query`: lookups against a running service over gRPC, at given rates, each answer verified.
+//! `loadgen query`: lookups against a running service over gRPC, at given rates, with each answer verified.
 //!
 //! Owns: the arguments, the sequence of rates, the knee, the records. Must not: link the service. Runs on the main
 //! thread; see `drive` for the others.
@@ -20,7 +20,7 @@ use crate::result::{Io, Record, SCHEMA_VERSION, Workload};
 use crate::stream::{Rate, SkewArg};
 use drive::{ANSWER_TIMEOUT, Driven, Load, SOURCE, Target};
 
-/// Shown under `loadgen query --help`.
+/// Text after the options in `loadgen query --help`.
 pub const EXAMPLES: &str = "\
 Latency runs from the moment a request was due, whether or not an earlier one was still under way, so that a stall of \
 the service counts for everything it delays. `--rate max` keeps --in-flight requests under way instead (closed loop).
@@ -34,9 +34,9 @@ Examples:
   solkv-loadgen query --target 127.0.0.1:7400 --pairs 2000000 --batch 1000 --rate max --in-flight 4 --out query.jsonl
   solkv-loadgen query --target https://kv.example:7400 --tls-ca ca.pem --bearer-token-file token --pairs 2000000";
 
-/// A p99 beyond this many times the lowest rate's is past the knee.
+/// Factor over the lowest rate's p99 beyond which a rate is past the knee.
 const KNEE_FACTOR: u64 = 10;
-/// A rate that was not kept to this share is past the knee.
+/// Share of the asked rate that must be reached. A rate below it is past the knee.
 const KNEE_KEPT: f64 = 0.99;
 
 /// Arguments of `loadgen query`.
@@ -89,10 +89,10 @@ pub struct QueryArgs {
 /// Runs `loadgen query`.
 ///
 /// # Errors
-/// A service that cannot be reached or refuses a request, and any wrong answer.
+/// A service that cannot be reached or refuses a request; any wrong answer; a result file that cannot be written.
 pub fn run(args: &QueryArgs) -> Result<()> {
     let target = args.target()?;
-    // One worker: the client must leave the machine to the service it measures.
+    // One worker, because the client must leave the machine to the service it measures.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("query")
@@ -135,10 +135,10 @@ pub fn run(args: &QueryArgs) -> Result<()> {
 }
 
 impl QueryArgs {
-    /// Refuses what can never be asked for.
+    /// Refuses arguments that can never work.
     ///
     /// # Errors
-    /// Names the option.
+    /// A share outside 0 to 1, no pairs, or an address of no known form. The error names the option.
     pub fn check(&self) -> Result<()> {
         ensure!((0.0..=1.0).contains(&self.negative_share), "negative-share={}: give 0 to 1", self.negative_share);
         ensure!(self.pairs > 0, "pairs=0: give what the store was loaded with");
@@ -178,7 +178,7 @@ fn table_rows(load: &Load, driven: &Driven) -> Vec<Vec<String>> {
     driven.total.series.iter().map(row).collect()
 }
 
-/// The knee in words; the rule is in the help.
+/// Describes the knee. The rule is in the help.
 fn knee(measured: &[(Load, Driven)]) -> String {
     let p99 = |driven: &Driven| {
         let worst = driven.total.series.iter().map(|series| series.histogram.value_at_quantile(0.99));
@@ -263,7 +263,7 @@ impl Driven {
     }
 }
 
-/// The operation that a request of this many keys counts as.
+/// Returns the operation under which a request of this many keys is recorded.
 fn op_of(batch: usize, negative: bool) -> Op {
     match (batch, negative) {
         (1, true) => Op::ReadNegative,

@@ -1,6 +1,7 @@
 //! `loadgen best`: one engine against the others, cell by cell, ahead or behind.
 //!
-//! Owns: who is the best of a cell, and why a cell has no figure. Must not: leave a cell out. Main thread.
+//! Owns: which engine is the best of a cell, and the reason why a cell has no figure. Must not: leave a cell out. Runs
+//! on the main thread.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -16,7 +17,7 @@ use super::judge::{Family, Judged, RULE, Verdict};
 use super::{format, input};
 use crate::result::{Quantiles, Record};
 
-/// Shown under `loadgen best --help`.
+/// Text after the options in `loadgen best --help`.
 pub const EXAMPLES: &str = "\
 For each cell and figure: the median of the engine's repeats, the best median among the other engines of that very \
 cell, how many times better the engine is than that one (below 1: it is beaten) with the 95 % interval, and the verdict \
@@ -41,7 +42,7 @@ pub struct BestArgs {
 /// Runs `loadgen best`.
 ///
 /// # Errors
-/// A file that is no result file, an engine without a run.
+/// A file that is not a result file; an engine without a run.
 pub fn run(args: &BestArgs) -> Result<()> {
     let records = input::read_all(&args.files)?;
     let known = distinct(records.iter().map(|record| record.engine.as_str()));
@@ -54,7 +55,7 @@ pub fn run(args: &BestArgs) -> Result<()> {
     std::io::stdout().write_all(table(&records, &args.engine).as_bytes()).context("cannot write to stdout")
 }
 
-/// The table as markdown, the rule of its verdicts, and the cells without a figure.
+/// Renders the table as markdown, the rule of its verdicts, and the cells without a figure.
 pub fn table(records: &[Record], engine: &str) -> String {
     let (scenarios, known) = (scenarios(records), engines(records));
     let (mut rows, mut without) = (Vec::new(), Vec::new());
@@ -92,28 +93,27 @@ pub fn table(records: &[Record], engine: &str) -> String {
     out
 }
 
-/// What a reader has to know of [`PEAK_RSS`].
+/// Note below the table about [`PEAK_RSS`].
 const RSS: &str = "\
 Peak RSS has files mapped into memory in it, which is how LMDB reads, and not the page cache, through which RocksDB and redb do.";
 
-/// One figure of a cell: the engine's, and those of the others.
+/// One figure of a cell: the engine's value, and the values of the others.
 struct Row {
     name: String,
     better: Better,
     text: fn(f64) -> String,
-    /// Of the engine, or why there is none.
+    /// The engine's figure, or the reason why there is none.
     own: Result<Sample, String>,
     others: Vec<(String, Sample)>,
-    /// Why none of the others has one, where none has.
+    /// Reasons why none of the others has the figure, if none has.
     why_not: String,
 }
 
-/// A cell of the engine and those of the others beside it.
+/// One cell of the engine, with the other engines' cells of the same workload and cap.
 struct Beside<'a> {
     group: &'a Group<'a>,
     cap: Option<u64>,
     engine: &'a str,
-    /// All engines of the files.
     known: &'a [&'a str],
 }
 
@@ -142,7 +142,7 @@ impl Beside<'_> {
         rows
     }
 
-    /// A row, where anybody has the figure.
+    /// Builds a row, if any engine has the figure.
     fn row(
         &self,
         name: String,
@@ -170,19 +170,19 @@ impl Beside<'_> {
     }
 }
 
-/// One of the device's own latencies.
+/// Picks one quantile of the device's latencies.
 type OfDevice = fn(&Quantiles) -> u64;
 
-/// Quantiles that are given as multiples of the device's.
+/// Quantiles that are also given as multiples of the device's.
 const DEVICE: [(&str, OfDevice); 2] = [("p50", |device| device.p50), ("p99", |device| device.p99)];
 
-/// A latency as a multiple of the device's own, measured right before on the same store.
+/// Returns a latency as a multiple of the device's own, measured right before on the same store.
 fn times_the_device(run: &Record, op: &str, stat: &Stat, device: OfDevice) -> Option<f64> {
     let device = device(run.device_read_ns.as_ref()?);
     Some((stat.of)(curve(run, op)?)? / device.max(1) as f64)
 }
 
-/// What is compared beside latencies.
+/// Returns the figures that are compared in addition to latencies.
 fn figures(group: &Group<'_>) -> Vec<Figure> {
     let from_cold = ["cold", "steady"].contains(&group.workload.state.as_str());
     match group.workload.name.as_str() {
@@ -199,7 +199,7 @@ fn figures(group: &Group<'_>) -> Vec<Figure> {
     }
 }
 
-/// Why a cell has no figure.
+/// Returns the reason why a cell has no figure.
 fn why_not(cell: Option<&Cell<'_>>, op: Option<&str>) -> String {
     let Some(cell) = cell else { return "not measured".to_owned() };
     if let Some(note) = killed(cell) {
@@ -209,14 +209,14 @@ fn why_not(cell: Option<&Cell<'_>>, op: Option<&str>) -> String {
     if cell.runs.iter().any(counted) { "too few values" } else { "not recorded" }.to_owned()
 }
 
-/// What is noted of a run that was killed, where no run of the cell ended.
+/// Returns the note about a killed run, if no run of the cell has ended.
 fn killed<'a>(cell: &Cell<'a>) -> Option<&'a str> {
     let note = |run: &&'a Record| run.notes.iter().find(|note| note.starts_with("killed")).map(String::as_str);
     let notes: Option<Vec<&str>> = cell.runs.iter().map(note).collect();
     notes?.first().copied()
 }
 
-/// The engines of a scenario that have no figure at all in a cell, one line each.
+/// Lists the engines of a scenario that have no figure at all in a cell, one line each.
 fn absences(scenario: &Scenario<'_>, title: &str, group: &Group<'_>, cap: Option<u64>, engine: &str) -> Vec<String> {
     let of_scenario = distinct(scenario.groups.iter().flat_map(|group| group.cells.iter().map(|cell| cell.engine)));
     let alone = of_scenario == [engine];
@@ -235,7 +235,7 @@ fn absences(scenario: &Scenario<'_>, title: &str, group: &Group<'_>, cap: Option
 }
 
 impl Row {
-    /// The cells of the row; takes a judgement for each of the others.
+    /// Renders the row's columns. Takes a judgement for each of the others.
     fn text(&self, judged: &mut impl Iterator<Item = Judged>) -> String {
         let text = |spread: &Spread| format!("{} ({})", (self.text)(spread.median), format::spread(spread, self.text));
         let by_median = |a: &Spread, b: &Spread| {
@@ -260,7 +260,7 @@ impl Row {
             Better::Lower => best.median / own.median,
             Better::Higher => own.median / best.median,
         };
-        // Zero bytes of zero bytes are no ratio.
+        // The ratio of zero bytes to zero bytes is undefined.
         let times = if times.is_finite() { format!("{times:.2}") } else { "one is 0".to_owned() };
         let of_best = self.others.iter().position(|(other, _)| other == engine).and_then(|at| judged.get(at));
         let interval = of_best.and_then(|judged| judged.interval);

@@ -1,4 +1,4 @@
-//! Records to a [`Document`]: the answer, the scenarios, what to know, the machine, how to reproduce.
+//! Turns records into a [`Document`]: the summary, the scenarios, notes, the machine, how to reproduce.
 //!
 //! Owns: the order of the page. Must not: render.
 
@@ -26,7 +26,7 @@ const READING: [&str; 8] = [
      which is why the bars stack page cache and the rest of the charge, and mark RSS.",
 ];
 
-/// The report on `records`.
+/// Builds the report on `records`.
 pub(crate) fn document(title: &str, records: &[Record]) -> Document {
     let engines = engines(records);
     let scenarios = scenarios(records);
@@ -90,7 +90,7 @@ fn workloads(scenarios: &[Scenario<'_>]) -> Table {
     Table { caption: "Workloads".to_owned(), head, rows, words: true }
 }
 
-/// Every set of options that an engine ran with.
+/// Lists every set of options that an engine ran with.
 fn options(records: &[Record], engines: &[&str]) -> Table {
     let mut rows = Vec::new();
     for engine in engines {

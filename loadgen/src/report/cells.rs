@@ -1,4 +1,4 @@
-//! Records sorted into what is compared: scenario, workload, cap, engine, and the repeats of that cell.
+//! Sorts records into comparable groups: scenario, workload, cap, engine, and the repeats of that cell.
 //!
 //! Owns: which runs are repeats of each other, and the median with its spread. Must not: format.
 
@@ -9,64 +9,58 @@ use crate::result::{Curve, Record, Series, Workload};
 /// The repeats of one engine under one cap.
 #[derive(Debug)]
 pub(crate) struct Cell<'a> {
-    /// The engine's label.
     pub(crate) engine: &'a str,
-    /// Its memory cap.
+    /// Memory cap in bytes. `None`: not capped.
     pub(crate) cap: Option<u64>,
-    /// At least one.
+    /// The repeats, at least one.
     pub(crate) runs: Vec<&'a Record>,
 }
 
-/// One workload: every engine and cap it ran with.
+/// One workload, with every engine and cap that it ran with.
 #[derive(Debug)]
 pub(crate) struct Group<'a> {
-    /// What was done.
     pub(crate) workload: &'a Workload,
-    /// In order of cap, then of first appearance.
+    /// Cells in order of cap, then of first appearance.
     pub(crate) cells: Vec<Cell<'a>>,
 }
 
 /// The workloads of one scenario.
 #[derive(Debug)]
 pub(crate) struct Scenario<'a> {
-    /// Its name.
     pub(crate) name: &'a str,
-    /// In order of first appearance.
+    /// Groups in order of first appearance.
     pub(crate) groups: Vec<Group<'a>>,
 }
 
-/// A figure over the repeats of a cell.
+/// Median and range of a figure over the repeats of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// The middle one; of an even number, the mean of the middle two.
+    /// Middle value; of an even number, the mean of the middle two.
     pub median: f64,
-    /// The smallest.
     pub min: f64,
-    /// The largest.
     pub max: f64,
-    /// How many repeats have the figure.
+    /// Number of repeats that have the figure.
     pub runs: usize,
 }
 
-/// A figure of each repeat of a cell that has it; one at least.
+/// A figure of each repeat of a cell that has it, at least one.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sample {
-    /// With the number of the repeat.
+    /// Number of the repeat, and its figure.
     pub(crate) values: Vec<(u32, f64)>,
 }
 
 impl Sample {
-    /// Of these repeats.
     pub(crate) fn new(values: Vec<(u32, f64)>) -> Self {
         Self { values }
     }
 
-    /// The figure of one repeat.
+    /// Returns the figure of one repeat; `None` if it has none.
     pub(crate) fn of_repeat(&self, repeat: u32) -> Option<f64> {
         self.values.iter().find(|(known, _)| *known == repeat).map(|(_, value)| *value)
     }
 
-    /// Median and range.
+    /// Computes median and range of the values.
     pub(crate) fn spread(&self) -> Spread {
         let mut values: Vec<f64> = self.values.iter().map(|(_, value)| *value).collect();
         values.sort_by(f64::total_cmp);
@@ -81,7 +75,7 @@ impl Sample {
 }
 
 impl Spread {
-    /// Of the values that are there; `None` without any.
+    /// Computes the spread of the values that are present and finite; `None` without any.
     pub(crate) fn of(values: impl IntoIterator<Item = Option<f64>>) -> Option<Self> {
         let values = values.into_iter().flatten().filter(|value| value.is_finite());
         let values: Vec<(u32, f64)> = (0..).zip(values).collect();
@@ -90,31 +84,31 @@ impl Spread {
 }
 
 impl<'a> Cell<'a> {
-    /// A figure of each repeat.
+    /// Collects a figure from each repeat; `None` if no repeat has it.
     pub(crate) fn sample(&self, of: impl Fn(&Record) -> Option<f64>) -> Option<Sample> {
         let figure = |run: &&Record| Some((run.repeat, of(run).filter(|value| value.is_finite())?));
         let values: Vec<(u32, f64)> = self.runs.iter().filter_map(figure).collect();
         (!values.is_empty()).then(|| Sample::new(values))
     }
 
-    /// A figure over the repeats.
+    /// Computes a figure's spread over the repeats.
     pub(crate) fn spread(&self, of: impl Fn(&Record) -> Option<f64>) -> Option<Spread> {
         self.sample(of).map(|sample| sample.spread())
     }
 
-    /// A figure of one operation's latencies, of each repeat.
+    /// Collects a figure of one operation's latencies from each repeat.
     pub(crate) fn latency(&self, op: &str, of: impl Fn(&Curve) -> Option<f64>) -> Option<Sample> {
         self.sample(|run| curve(run, op).and_then(&of))
     }
 
-    /// The curve of the repeat in the middle: the one whose mean is the median, the lower of two.
+    /// Returns the curve of the repeat in the middle, whose mean is the median of the means; the lower of two.
     pub(crate) fn middle_curve(&self, op: &str) -> Option<&'a Curve> {
         let mut curves: Vec<&'a Curve> = self.runs.iter().filter_map(|run| curve(run, op)).collect();
         curves.sort_by(|a, b| a.mean_ns.total_cmp(&b.mean_ns));
         curves.get(curves.len().checked_sub(1)? / 2).copied()
     }
 
-    /// The series of the repeat in the middle, by the mean of all its operations.
+    /// Returns the series of the repeat in the middle, by the mean of all its operations.
     pub(crate) fn middle_series(&self, op: &str, over: &str) -> Option<&'a Series> {
         let mut series: Vec<&'a Series> = self.runs.iter().filter_map(|run| series_of(run, op, over)).collect();
         series.sort_by(|a, b| mean(a).total_cmp(&mean(b)));
@@ -123,7 +117,7 @@ impl<'a> Cell<'a> {
 }
 
 impl<'a> Group<'a> {
-    /// The caps, small to large, no cap last.
+    /// Returns the caps from small to large, with no cap last.
     pub(crate) fn caps(&self) -> Vec<Option<u64>> {
         let mut caps: Vec<Option<u64>> = self.cells.iter().map(|cell| cell.cap).collect();
         caps.sort_by_key(|cap| cap.unwrap_or(u64::MAX));
@@ -131,34 +125,35 @@ impl<'a> Group<'a> {
         caps
     }
 
-    /// The cell of an engine under a cap.
+    /// Returns the cell of an engine under a cap.
     pub(crate) fn cell(&self, engine: &str, cap: Option<u64>) -> Option<&Cell<'a>> {
         self.cells.iter().find(|cell| cell.engine == engine && cell.cap == cap)
     }
 
-    /// Every run.
+    /// Iterates over the runs of all cells.
     pub(crate) fn runs(&self) -> impl Iterator<Item = &'a Record> + '_ {
         self.cells.iter().flat_map(|cell| cell.runs.iter().copied())
     }
 
-    /// The operations with a curve, in order of first appearance.
+    /// Returns the operations with a curve, in order of first appearance.
     pub(crate) fn ops(&self) -> Vec<&'a str> {
         distinct(self.runs().flat_map(|run| run.curves.iter().map(|curve| curve.op.as_str())))
     }
 
-    /// The operations with a series over time or size.
+    /// Returns the operations with a series over time or size.
     pub(crate) fn series_ops(&self, over: &str) -> Vec<&'a str> {
         let of = |run: &'a Record| run.series.iter().filter(|series| series.over == over);
         distinct(self.runs().flat_map(of).map(|series| series.op.as_str()))
     }
 }
 
-/// The engines, in order of first appearance: their columns, and their colours on the whole page.
+/// Returns the engines in order of first appearance. The order decides their columns, and their colours on the whole
+/// page.
 pub(crate) fn engines(records: &[Record]) -> Vec<&str> {
     distinct(records.iter().map(|record| record.engine.as_str()))
 }
 
-/// The records by scenario, workload, cap and engine.
+/// Groups the records by scenario, workload, cap and engine.
 pub(crate) fn scenarios(records: &[Record]) -> Vec<Scenario<'_>> {
     let mut scenarios: Vec<Scenario<'_>> = Vec::new();
     for record in records {
@@ -184,7 +179,7 @@ pub(crate) fn scenarios(records: &[Record]) -> Vec<Scenario<'_>> {
     scenarios
 }
 
-/// The values in order of first appearance.
+/// Returns the distinct values in order of first appearance.
 pub(crate) fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut out = Vec::new();
     for value in values {
@@ -195,7 +190,7 @@ pub(crate) fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec
     out
 }
 
-/// The curve of an operation.
+/// Returns the curve of an operation, if it has values.
 pub(crate) fn curve<'a>(run: &'a Record, op: &str) -> Option<&'a Curve> {
     run.curves.iter().find(|curve| curve.op == op && curve.count > 0)
 }

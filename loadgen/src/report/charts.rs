@@ -1,6 +1,6 @@
 //! Lines and bars of a workload: against size, time, cap and percentile, and memory against the cap.
 //!
-//! Owns: which repeat a line shows, and how long series are thinned. Must not: draw.
+//! Owns: the choice of the repeat that a line shows, and the thinning of long series. Must not: draw.
 
 use super::cells::{Cell, Group, Spread};
 use super::document::{Bar, BarGroup, Bars, Chart, Figures, Line, Named};
@@ -8,24 +8,24 @@ use super::figures::{Figure, STATS};
 use super::format;
 use crate::result::{Curve, Memory, Sample, Series};
 
-/// Samples that a line keeps; neighbours of longer series are merged.
+/// Largest number of samples in a line. Neighbours of longer series are merged.
 const SAMPLES_MAX: usize = 240;
 
-/// Figures of a line over time or size, as [`Sample`] names them.
+/// Names of the figures of a [`Sample`], as lines over time or size show them.
 const OVER: [&str; 4] = ["avg", "p50", "p99", "max"];
 
-/// Where a workload's charts stand.
+/// Context of a workload's charts on the page.
 #[derive(Debug)]
 pub(crate) struct Place<'a> {
-    /// Prefix of the ids of its charts.
+    /// Prefix of the charts' ids.
     pub(crate) id: String,
     /// Engines in the order of their colours.
     pub(crate) engines: &'a [&'a str],
-    /// What one random read of the device takes, in µs.
+    /// Latency of one random read of the device, in µs.
     pub(crate) device_us: Option<f64>,
 }
 
-/// Latency against `over`: `pairs` (the reference's Figure 1) or `elapsed_s` (its Figure 2), one chart for each
+/// Charts latency against `over`: `pairs` (Figure 1 of the reference) or `elapsed_s` (its Figure 2), one chart for each
 /// operation and cap.
 pub(crate) fn over(group: &Group<'_>, place: &Place<'_>, over: &str) -> Vec<Chart> {
     let (kind, x) = if over == "pairs" { ("size", "pairs in the store") } else { ("time", "elapsed, s") };
@@ -42,7 +42,7 @@ pub(crate) fn over(group: &Group<'_>, place: &Place<'_>, over: &str) -> Vec<Char
     })
 }
 
-/// Percentile curves by nines.
+/// Charts percentile curves by nines.
 pub(crate) fn nines(group: &Group<'_>, place: &Place<'_>) -> Vec<Chart> {
     per_op_and_cap(group, place, "nines", "percentile", &group.ops(), |cell, op| {
         let (x, y) = by_nines(cell.middle_curve(op)?);
@@ -50,7 +50,7 @@ pub(crate) fn nines(group: &Group<'_>, place: &Place<'_>) -> Vec<Chart> {
     })
 }
 
-/// Medians over the repeats against the cap, one chart for each operation; nothing with one cap.
+/// Charts medians over the repeats against the cap, one chart for each operation. Empty with only one cap.
 pub(crate) fn caps(group: &Group<'_>, place: &Place<'_>) -> Vec<Chart> {
     let caps = group.caps();
     if caps.len() < 2 {
@@ -84,7 +84,7 @@ pub(crate) fn caps(group: &Group<'_>, place: &Place<'_>) -> Vec<Chart> {
     group.ops().iter().enumerate().map(chart).collect()
 }
 
-/// A figure as bars, under every cap; `None` where nobody has it.
+/// Shows a figure as bars, under every cap; `None` if no engine has it.
 pub(crate) fn bars(group: &Group<'_>, place: &Place<'_>, figure: &Figure, title: &str) -> Option<Bars> {
     let of_cap = |cap: Option<u64>| {
         let bar = |(engine, name): (usize, &&str)| {
@@ -99,7 +99,7 @@ pub(crate) fn bars(group: &Group<'_>, place: &Place<'_>, figure: &Figure, title:
     filled(Bars { title: title.to_owned(), parts: Vec::new(), groups: group.caps().into_iter().map(of_cap).collect() })
 }
 
-/// Memory at the moment when most of it was in use, against the cap.
+/// Shows memory at the moment when most of it was in use, against the cap.
 pub(crate) fn memory(group: &Group<'_>, place: &Place<'_>) -> Option<Bars> {
     let of_cap = |cap: Option<u64>| {
         let bars =
@@ -113,7 +113,7 @@ pub(crate) fn memory(group: &Group<'_>, place: &Place<'_>) -> Option<Bars> {
     })
 }
 
-/// The cell's repeat with the median peak.
+/// Shows the memory of the repeat with the median peak.
 fn memory_bar(cell: &Cell<'_>, engine: usize) -> Option<Bar> {
     let most = |at: &&Memory| at.charged_bytes.unwrap_or(at.rss_bytes);
     let mut peaks: Vec<&Memory> = cell.runs.iter().filter_map(|run| run.memory.iter().max_by_key(most)).collect();
@@ -150,7 +150,7 @@ fn filled(mut bars: Bars) -> Option<Bars> {
     (!bars.groups.is_empty()).then_some(bars)
 }
 
-/// The x and y of a line.
+/// The x and the named y values of a line.
 type Points = (Vec<f64>, Named<f64>);
 
 fn per_op_and_cap<'a>(
@@ -187,7 +187,8 @@ fn per_op_and_cap<'a>(
     charts
 }
 
-/// `x` is how many nines: 0 for 0 %, 1 for 90 %, 2 for 99 %. The maximum of n values stands at 1 - 1/n.
+/// Returns a percentile curve with `x` as the number of nines: 0 for 0 %, 1 for 90 %, 2 for 99 %. The maximum of n
+/// values stands at 1 - 1/n.
 fn by_nines(curve: &Curve) -> (Vec<f64>, Vec<Option<f64>>) {
     let end = (curve.count.max(1) as f64).log10();
     let mut points: Vec<(f64, u64)> = Vec::with_capacity(curve.curve.len());
@@ -202,7 +203,7 @@ fn by_nines(curve: &Curve) -> (Vec<f64>, Vec<Option<f64>>) {
     points.into_iter().map(|(x, nanos)| (x, (nanos > 0).then(|| micros(nanos as f64)))).unzip()
 }
 
-/// Neighbours merged until few enough are left: means by their counts, the middle median, the largest p99 and max.
+/// Merges neighbours until few enough are left: means by their counts, the middle median, the largest p99 and max.
 fn thinned(series: &Series) -> Vec<Sample> {
     let together = series.samples.len().div_ceil(SAMPLES_MAX).max(1);
     series.samples.chunks(together).filter_map(merged).collect()
@@ -224,12 +225,12 @@ fn merged(samples: &[Sample]) -> Option<Sample> {
     })
 }
 
-/// Nanoseconds as microseconds with the digits that a line needs.
+/// Converts nanoseconds to microseconds with the digits that a line needs.
 fn micros(nanos: f64) -> f64 {
     rounded(nanos / 1000.0)
 }
 
-/// To six significant digits: three are shown, and rounding twice must not show others than the tables do.
+/// Rounds to six significant digits. The page shows three, and rounding twice must not give others than the tables do.
 fn rounded(value: f64) -> f64 {
     format!("{value:.5e}").parse().unwrap_or(value)
 }

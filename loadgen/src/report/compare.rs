@@ -1,6 +1,6 @@
 //! `loadgen compare`: two sides, cell by cell, and whether they differ by more than their repeats do.
 //!
-//! Owns: which cells belong together, and the exit code. Must not: look at what the figures mean. Main thread.
+//! Owns: which cells belong together, and the exit code. Must not: interpret the figures. Runs on the main thread.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::judge::{Family, RULE, Verdict};
 use super::{device, format, input};
 use crate::result::{Machine, Record, Workload};
 
-/// Shown under `loadgen compare --help`.
+/// Text after the options in `loadgen compare --help`.
 pub const EXAMPLES: &str = "\
 Compared are the medians of cells with the same scenario, workload (seed and size included), engine and memory cap.
 
@@ -31,7 +31,7 @@ Examples:
   solkv-loadgen compare results.jsonl --engines lmdb,redb --changed
   solkv-loadgen compare before.jsonl after.jsonl --json | jq '.rows[] | select(.verdict == \"behind\")'";
 
-/// A device that changed by more than this between the sides is said.
+/// Change of the device between the sides, as a share, above which a warning is printed.
 const DEVICE_DRIFT: f64 = 0.1;
 
 /// Arguments of `loadgen compare`.
@@ -43,7 +43,8 @@ pub struct CompareArgs {
     /// Result file of the second side; without it --engines compares inside A
     #[arg(value_name = "B", required_unless_present = "engines")]
     pub b: Option<PathBuf>,
-    /// Compare two engines, as the report names them: X of the first file against Y of the second, or of the same file without one
+    /// Compare two engines, as the report names them: X of the first file against Y of the second, or of the same file
+    /// without one
     #[arg(long, value_name = "X,Y", value_parser = engine_pair)]
     pub engines: Option<(String, String)>,
     /// Leave out of the table what is level or not decided
@@ -60,51 +61,49 @@ pub struct CompareArgs {
 /// One figure of one cell on both sides.
 #[derive(Clone, Debug, Serialize)]
 pub struct Difference {
-    /// Name of the scenario.
     pub scenario: String,
-    /// The workload in words.
+    /// Description of the workload, as tables show it.
     pub workload: String,
-    /// Label, or two with ` : ` between.
+    /// Label of the engine, or both labels with ` : ` between them.
     pub engine: String,
-    /// Memory cap.
+    /// Memory cap in bytes. `None`: not capped.
     pub cap_bytes: Option<u64>,
-    /// The operation; `None` for the whole run.
+    /// Operation of the figure; `None` for a figure of the whole run.
     pub op: Option<String>,
-    /// `throughput`, `avg`, `p50`, `p99`, `opening` or `opening_reads`.
+    /// Name of the figure: `throughput`, `avg`, `p50`, `p99`, `opening` or `opening_reads`.
     pub figure: &'static str,
-    /// `ns`, `ops_per_s`, `s` or `bytes`.
+    /// Unit of the figure: `ns`, `ops_per_s`, `s` or `bytes`.
     pub unit: &'static str,
-    /// The first side.
+    /// Median and range of the first side.
     pub a: Spread,
-    /// The second side.
+    /// Median and range of the second side.
     pub b: Spread,
-    /// Which way is better.
     #[serde(skip)]
     pub(crate) better: Better,
-    /// Median of the second by median of the first.
+    /// Median of the second side divided by the median of the first.
     pub ratio: f64,
-    /// The 95 % interval of the ratio; `None` with too few repeats.
+    /// 95 % interval of the ratio; `None` with too few repeats.
     pub ratio_interval: Option<(f64, f64)>,
-    /// By how many percent the second is worse; negative for better.
+    /// Percentage by which the second side is worse; negative if it is better.
     pub worse_percent: f64,
-    /// Of the second, by the rule.
+    /// Verdict about the second side, by the rule.
     pub verdict: Verdict,
 }
 
-/// Everything that two sides say of each other.
+/// Result of comparing two sides.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
-    /// Of the verdicts.
+    /// The rule of the verdicts, in words.
     pub rule: &'static str,
-    /// Why the sides may differ for other reasons.
+    /// Other reasons for which the sides may differ.
     pub warnings: Vec<String>,
-    /// One a figure.
+    /// One row for each figure of each cell.
     pub rows: Vec<Difference>,
-    /// Cells without their counterpart.
+    /// Descriptions of the cells that only one side has.
     pub unmatched: Vec<String>,
 }
 
-/// Runs `loadgen compare`.
+/// Runs `loadgen compare` and prints the comparison.
 pub fn run(args: &CompareArgs) -> Result<()> {
     let mut first = input::read_each(std::slice::from_ref(&args.a))?;
     let mut second = args.b.as_ref().map(|file| input::read_each(std::slice::from_ref(file))).transpose()?;
@@ -134,7 +133,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     Ok(())
 }
 
-/// Refuses an engine that no record is of.
+/// Refuses an engine without any record.
 fn known(engine: &str, records: &[Record], file: &Path) -> Result<()> {
     let engines = engines_of(records);
     ensure!(engines.contains(&engine), "no engine {engine}: file={} has {}", file.display(), engines.join(", "));
@@ -156,7 +155,7 @@ pub fn compare(a: &[Record], b: &[Record], engines: Option<(&str, &str)>) -> Com
     };
     let (mut rows, mut unmatched) = (Vec::new(), Vec::new());
     let mut family = Family::default();
-    // Two engines of one file: their runs were made by turns.
+    // The runs of two engines in one file were made in turns.
     let add = if std::ptr::eq(a, b) { Family::add_paired } else { Family::add_apart };
     for one in &first {
         match second.iter().find(|other| same(one, other)) {
@@ -168,7 +167,7 @@ pub fn compare(a: &[Record], b: &[Record], engines: Option<(&str, &str)>) -> Com
     unmatched.extend(only.map(|other| format!("only in B: {}", other.name())));
     for (row, judged) in rows.iter_mut().zip(family.judge()) {
         row.verdict = judged.verdict;
-        // The rule says how many times better B is.
+        // The rule gives how many times better B is, and the ratio is B / A.
         row.ratio_interval = judged.interval.map(|(low, high)| match row.better {
             Better::Higher => (low, high),
             Better::Lower => (1.0 / high, 1.0 / low),
@@ -177,7 +176,7 @@ pub fn compare(a: &[Record], b: &[Record], engines: Option<(&str, &str)>) -> Com
     Comparison { rule: RULE, warnings: warnings(a, b), rows, unmatched }
 }
 
-/// A cell and where it is.
+/// A cell with its scenario and workload.
 struct Placed<'a> {
     scenario: &'a str,
     workload: &'a Workload,
@@ -208,7 +207,7 @@ fn flat<'a>(scenarios: &'a [Scenario<'a>]) -> Vec<Placed<'a>> {
     out
 }
 
-/// The rows of a cell, none of them judged; `test` gets the two samples of each.
+/// Builds the rows of a cell without their verdicts. `test` is called with the two samples of each row.
 fn differences(
     one: &Placed<'_>,
     other: &Placed<'_>,
@@ -223,7 +222,7 @@ fn differences(
         }
         test(&one_sample, &other_sample, better);
         let ratio = b.median / a.median;
-        // How many times the cost: a rate halved is a cost doubled.
+        // Ratio of the costs: half the rate is twice the cost.
         let cost = if better == Better::Higher { 1.0 / ratio } else { ratio };
         let engine = distinct([one.cell.engine, other.cell.engine]).join(" : ");
         rows.push(Difference {
@@ -259,7 +258,7 @@ fn differences(
     rows
 }
 
-/// What else differs between the sides.
+/// Lists other differences between the sides.
 fn warnings(a: &[Record], b: &[Record]) -> Vec<String> {
     let mut warnings = Vec::new();
     let machines = |records: &[Record]| {
@@ -278,7 +277,7 @@ fn warnings(a: &[Record], b: &[Record]) -> Vec<String> {
         (Some(_), Some(_)) => {}
         _ => warnings.push("no device baseline on both sides: the device may have changed".to_owned()),
     }
-    // Two engines of one file: both sides are the same runs.
+    // With two engines of one file, both sides are the same runs: count them once.
     let other = if std::ptr::eq(a, b) { &[] } else { b };
     let noted = a.iter().chain(other).filter(|record| !record.notes.is_empty()).count();
     if noted > 0 {
@@ -287,7 +286,7 @@ fn warnings(a: &[Record], b: &[Record]) -> Vec<String> {
     warnings
 }
 
-/// As a table for people, the reasons for doubt below it; `changed` leaves out what is level or not decided.
+/// Renders the comparison as tables, with the warnings below. `changed` leaves out rows that are level or not decided.
 fn text(comparison: &Comparison, changed: bool) -> String {
     let mut out = String::new();
     let shown: Vec<&Difference> = comparison.rows.iter().filter(|row| !changed || is_apart(row.verdict)).collect();

@@ -1,4 +1,4 @@
-//! The machine and what its device does without any engine, beside which every figure stands.
+//! The machine and its device without any engine, for comparison with every figure.
 //!
 //! Owns: both as a section, and the line repeated in every scenario. Must not: compare engines.
 
@@ -7,7 +7,7 @@ use super::document::{Block, Figures, Row, Section, Table};
 use super::format;
 use crate::result::{Baseline, Machine, Quantiles, Record};
 
-/// Machine and device, as the first section.
+/// Builds the section about machine and device.
 pub(crate) fn section(records: &[Record]) -> Section {
     let machines = distinct(records.iter().map(|record| Machine { loadavg: String::new(), ..record.machine.clone() }));
     let mut blocks = Vec::new();
@@ -25,7 +25,7 @@ pub(crate) fn section(records: &[Record]) -> Section {
     Section { id: "machine".to_owned(), title: "Machine and device".to_owned(), blocks }
 }
 
-/// The baseline in one line.
+/// Describes the device's baseline in one line.
 pub(crate) fn line(runs: &[&Record]) -> String {
     let known = baselines(runs);
     let of = |value: fn(&Baseline) -> f64| Spread::of(known.iter().map(|b| Some(value(b))));
@@ -42,7 +42,7 @@ pub(crate) fn line(runs: &[&Record]) -> String {
     )
 }
 
-/// What one random read takes where that was measured past the page cache, in µs.
+/// Returns the latency of one random read in µs, if it was measured past the page cache.
 pub(crate) fn random_read_us(runs: &[&Record]) -> Option<f64> {
     let known = baselines(runs).into_iter().filter(|baseline| baseline.direct);
     Spread::of(known.map(|baseline| Some(baseline.random_read_ns.p50 as f64 / 1000.0))).map(|spread| spread.median)
@@ -112,7 +112,7 @@ fn baseline_table(known: &[Baseline]) -> Table {
     Table { caption: format!("The device without any engine, {direct}; {sessions}"), head, rows, words: false }
 }
 
-/// One session has no spread, and the caption says how many there were.
+/// Formats a baseline over the sessions. A single session has no spread, and the caption gives their number.
 fn over_sessions(spread: Option<Spread>, text: fn(f64) -> String) -> Figures {
     let figures = Figures::of(spread, text);
     let single = spread.is_some_and(|spread| spread.runs == 1);

@@ -1,6 +1,6 @@
-//! What a report says, before it is HTML or markdown.
+//! The contents of a report, before they become HTML or markdown.
 //!
-//! Owns: the blocks both are made of. Must not: escape; every text here is plain.
+//! Owns: the blocks of which both are made. Must not: escape, because every text here is plain.
 
 use serde::Serialize;
 
@@ -9,167 +9,156 @@ use super::figures::Better;
 use super::format;
 use super::judge::{Family, Verdict};
 
-/// A whole report.
 #[derive(Debug)]
 pub(crate) struct Document {
-    /// Title of the page.
     pub(crate) title: String,
-    /// What was measured, in one line.
+    /// Summary of the runs in one line.
     pub(crate) lead: String,
     /// Engines in the order of their colours.
     pub(crate) engines: Vec<String>,
-    /// From the machine to how to reproduce.
+    /// Sections in order, from the summary to how to reproduce.
     pub(crate) sections: Vec<Section>,
 }
 
-/// A part with a link to it.
+/// A section, to which the page can link.
 #[derive(Debug)]
 pub(crate) struct Section {
-    /// Unique on the page.
+    /// Id of the section, unique on the page.
     pub(crate) id: String,
-    /// Heading.
     pub(crate) title: String,
-    /// In order.
     pub(crate) blocks: Vec<Block>,
 }
 
-/// One piece of a section.
 #[derive(Debug)]
 pub(crate) enum Block {
-    /// A paragraph.
     Text(String),
-    /// Several of the same kind.
+    /// Several texts of the same kind.
     List(Vec<String>),
-    /// Several of the same kind behind one line that says what they are.
+    /// Several texts of the same kind, folded under one line that describes them.
     Folded(String, Vec<String>),
-    /// Blocks of any kind behind one line that says what they are.
+    /// Blocks of any kind, folded under one line that describes them.
     Fold(String, Vec<Block>),
     /// Text to be copied as it is.
     Code(String),
-    /// Figures.
     Table(Table),
-    /// Lengths beside each other.
+    /// Bars next to each other.
     Bars(Bars),
-    /// Lines, several charts side by side. The page draws them; markdown has only the tables.
+    /// Lines in several charts side by side. The page draws them; markdown has only the tables.
     Charts(Vec<Chart>),
 }
 
-/// Figures with engines as columns.
+/// Figures, with engines as columns.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    /// Says what and in which unit.
+    /// Description of the figures, with their unit.
     pub(crate) caption: String,
-    /// The first is the column of row names.
+    /// Heads of the columns. The first is the column of row names.
     pub(crate) head: Vec<String>,
-    /// In order.
     pub(crate) rows: Vec<Row>,
-    /// The cells are words to read, not figures to compare.
+    /// Whether the cells are words to read, and not figures to compare.
     pub(crate) words: bool,
 }
 
-/// One row of a table.
 #[derive(Debug)]
 pub(crate) enum Row {
     /// A heading across the rows that follow.
     Title(String),
-    /// A name and one figure a column.
+    /// A name, and one figure for each column.
     Figures(String, Vec<Figures>),
 }
 
-/// What one cell of a table says.
+/// Text of one cell of a table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Figures {
-    /// The median, or whatever the cell is about.
+    /// Median, or the cell's only text.
     pub(crate) main: String,
-    /// Spread and ratio.
+    /// Spread of the repeats, and ratio to the best.
     pub(crate) detail: String,
-    /// Another engine of its row is behind it, and none is ahead of it.
+    /// Whether another engine of the row is behind this one, and none is ahead of it.
     pub(crate) best: bool,
 }
 
-/// Horizontal bars from zero.
+/// Horizontal bars that begin at zero.
 #[derive(Debug)]
 pub(crate) struct Bars {
-    /// With unit and what is better.
+    /// Title, with the unit and whether higher or lower is better.
     pub(crate) title: String,
-    /// Names of the parts of a bar, where it has several.
+    /// Names of a bar's parts. Empty if bars have only one.
     pub(crate) parts: Vec<&'static str>,
-    /// Bars with one scale, under a heading.
+    /// Groups of bars, each with a scale of its own.
     pub(crate) groups: Vec<BarGroup>,
 }
 
 /// Bars that share a scale.
 #[derive(Debug)]
 pub(crate) struct BarGroup {
-    /// Such as the cap.
+    /// Heading of the group, such as the cap.
     pub(crate) title: String,
-    /// A line across all bars, with its name: the cap.
+    /// Position of a line across all bars: the cap.
     pub(crate) limit: Option<f64>,
-    /// One a engine.
+    /// One bar for each engine.
     pub(crate) bars: Vec<Bar>,
 }
 
-/// One bar.
 #[derive(Debug)]
 pub(crate) struct Bar {
-    /// Index of the engine.
+    /// Index of the engine, which decides the colour.
     pub(crate) engine: usize,
-    /// Its label.
+    /// Label of the bar's engine.
     pub(crate) name: String,
-    /// Lengths put one behind the other.
+    /// Lengths of the parts, drawn one after the other.
     pub(crate) parts: Vec<f64>,
-    /// A mark beside the stack, such as the RSS.
+    /// Position of a mark in addition to the parts, such as the RSS.
     pub(crate) mark: Option<f64>,
-    /// From the smallest to the largest repeat.
+    /// Smallest and largest value among the repeats.
     pub(crate) range: Option<(f64, f64)>,
-    /// The figures in words.
+    /// The figures as text, next to the bar.
     pub(crate) text: Figures,
 }
 
-/// Lines of one operation, one an engine, as the page's script reads them.
+/// Lines of one operation, one for each engine, as the page's script reads them.
 #[derive(Debug, Serialize)]
 pub(crate) struct Chart {
-    /// Unique on the page.
+    /// Id of the chart, unique on the page.
     pub(crate) id: String,
-    /// `time`, `size`, `nines` or `caps`: how the x axis is drawn.
+    /// Kind of the x axis: `time`, `size`, `nines` or `caps`.
     pub(crate) kind: &'static str,
-    /// What and under which cap.
+    /// Operation and cap, as the title.
     pub(crate) title: String,
-    /// Of the x axis, with unit.
+    /// Label of the x axis, with its unit.
     pub(crate) x: &'static str,
-    /// Charts with the same key share their y axis.
+    /// Key of charts that share their y axis.
     pub(crate) share: String,
     /// Names of the x positions of `caps`.
     pub(crate) ticks: Vec<String>,
-    /// What the device does alone, in µs.
+    /// Latency of the device's random read in µs, for comparison.
     pub(crate) device_us: Option<f64>,
-    /// One an engine.
+    /// One line for each engine.
     pub(crate) lines: Vec<Line>,
 }
 
-/// By the name of the figure, one value for each x.
+/// Values by the name of the figure, one for each x.
 pub(crate) type Named<T> = Vec<(&'static str, Vec<Option<T>>)>;
 
-/// One engine's line.
 #[derive(Debug, Serialize)]
 pub(crate) struct Line {
-    /// Index of the engine.
+    /// Index of the engine, which decides the colour.
     pub(crate) engine: usize,
-    /// Ascending, no value twice.
+    /// Positions on the x axis, ascending and distinct.
     pub(crate) x: Vec<f64>,
     /// Latencies in µs by the name of the figure, `null` where there is none.
     pub(crate) y: Named<f64>,
-    /// The smallest and the largest repeat of each, where the line is of medians.
+    /// Smallest and largest repeat for each value, if the line shows medians.
     pub(crate) ranges: Named<(f64, f64)>,
 }
 
 impl Figures {
-    /// Words alone.
+    /// Makes a cell of words alone.
     pub(crate) fn plain(main: impl Into<String>) -> Self {
         Self { main: main.into(), ..Self::default() }
     }
 
-    /// A median with its spread; a dash for nothing.
+    /// Makes a cell of a median with its spread, or a dash if there is none.
     pub(crate) fn of(spread: Option<Spread>, text: fn(f64) -> String) -> Self {
         spread.map_or_else(
             || Self::plain(format::MISSING),
@@ -181,16 +170,16 @@ impl Figures {
 /// A row before it is judged: one figure of each engine.
 #[derive(Debug)]
 pub(crate) struct Compared {
-    /// In the order of the engines; `None` where there is none.
+    /// Samples in the order of the engines; `None` where an engine has none.
     pub(crate) samples: Vec<Option<Sample>>,
-    /// `None` for a figure that has no better: nothing is compared.
+    /// `None` for a figure that is neither better nor worse: it is not compared.
     pub(crate) better: Option<Better>,
-    /// The figure with its unit.
+    /// Formats the figure with its unit.
     pub(crate) text: fn(f64) -> String,
 }
 
 impl Compared {
-    /// The best median; `None` with less than two, and where there is no better.
+    /// Returns the best median; `None` with fewer than two medians, and for a figure that is not compared.
     fn best(&self) -> Option<f64> {
         let medians = || self.samples.iter().flatten().map(|sample| sample.spread().median);
         match self.better? {
@@ -200,7 +189,7 @@ impl Compared {
         }
     }
 
-    /// The cells, each with what was decided of its engine.
+    /// Builds the cells, each marked by the verdicts about its engine.
     fn cells(&self, decided: &[Decided]) -> Vec<Figures> {
         let best = self.best();
         let cell = |(sample, decided): (&Option<Sample>, &Decided)| {
@@ -218,17 +207,17 @@ impl Compared {
     }
 }
 
-/// Of an engine in a row.
+/// Verdicts about one engine in a row.
 #[derive(Clone, Copy, Debug, Default)]
 struct Decided {
-    /// Of one other engine at least.
+    /// Whether it is ahead of at least one other engine.
     ahead: bool,
-    /// The same.
+    /// Whether it is behind at least one other engine.
     behind: bool,
 }
 
-/// The cells of the rows of one table, which are judged together: each with its ratio to the best of its row, and marked
-/// where another engine is behind it and none ahead of it.
+/// Builds the cells of one table's rows, which are judged together. Each cell has its ratio to the best of its row. It
+/// is marked if another engine is behind it and none is ahead of it.
 pub(crate) fn compared(rows: &[&Compared]) -> Vec<Vec<Figures>> {
     let (mut family, mut pairs) = (Family::default(), Vec::new());
     for (at, row) in rows.iter().enumerate() {

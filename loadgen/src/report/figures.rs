@@ -1,6 +1,6 @@
-//! The figures of a run, each with its name, its unit and which way is better.
+//! The figures of a run, each with its name, its unit, and whether higher or lower is better.
 //!
-//! Owns: how a figure is made of a record, and when it cannot be. Must not: aggregate repeats.
+//! Owns: how a figure is computed from a record, and when it cannot be. Must not: aggregate repeats.
 
 use crate::result::{Curve, Memory, Opening, Record};
 
@@ -9,34 +9,34 @@ use super::format;
 /// Bytes of a pair as the user sees it: a key and a value of 32 bytes each.
 const PAIR_BYTES: f64 = 64.0;
 
-/// One figure of a run.
+/// Definition of one figure of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figure {
-    /// With what it is counted per.
+    /// Name, including the unit that it is counted per.
     pub(crate) name: &'static str,
-    /// `None` for a figure that has no better: no ratio is shown.
+    /// `None` for a figure that is neither better nor worse: no ratio is shown.
     pub(crate) better: Option<Better>,
-    /// Of a run; `None` where it was not taken.
+    /// Computes the figure from a run; `None` if it was not measured.
     pub(crate) of: fn(&Record) -> Option<f64>,
-    /// With its unit.
+    /// Formats the figure with its unit.
     pub(crate) text: fn(f64) -> String,
 }
 
-/// Which way is better.
+/// Whether higher or lower values are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Better {
-    /// Throughput.
+    /// Higher is better, as for throughput.
     Higher,
-    /// Everything that is paid.
+    /// Lower is better, as for every cost.
     Lower,
 }
 
 /// One figure of an operation's latencies, in ns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stat {
-    /// As the reference calls it.
+    /// Name as in the reference.
     pub(crate) name: &'static str,
-    /// `None` where too few values are beyond the quantile.
+    /// Computes the figure; `None` if too few values are beyond the quantile.
     pub(crate) of: fn(&Curve) -> Option<f64>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) const STATS: [Stat; 6] = [
     Stat { name: "max", of: |curve| Some(curve.quantiles_ns.max as f64) },
 ];
 
-/// Operations a second.
+/// Operations a second over the measured part.
 pub(crate) const THROUGHPUT: Figure =
     Figure { name: "Throughput", better: Some(Better::Higher), of: throughput, text: format::per_second };
 
@@ -62,7 +62,7 @@ pub(crate) const READS_PER_OP: Figure = Figure {
     text: format::digits,
 };
 
-/// Bytes written to the device for each byte the user wrote.
+/// Bytes written to the device for each byte that the user wrote.
 pub(crate) const WRITE_AMPLIFICATION: Figure = Figure {
     name: "Write amplification (device bytes / user bytes)",
     better: Some(Better::Lower),
@@ -70,7 +70,7 @@ pub(crate) const WRITE_AMPLIFICATION: Figure = Figure {
     text: format::digits,
 };
 
-/// What opening took where nothing of the store was in the page cache: part of what a cold start costs.
+/// Cost of opening a store of which nothing is in the page cache: a part of a cold start.
 pub(crate) const OPENING: [Figure; 2] = [
     Figure {
         name: "Opening from a cold start, time",
@@ -86,12 +86,12 @@ pub(crate) const OPENING: [Figure; 2] = [
     },
 ];
 
-/// Of steady runs too it would be true, and the same figure twice.
+/// Returns the opening of a cold run. A steady run opens cold, too, but would only repeat the figure.
 fn cold_opening(run: &Record) -> Option<Opening> {
     run.open.filter(|_| run.workload.state == "cold")
 }
 
-/// Of a killed writer's store: from opening it to the first correct read.
+/// For a killed writer's store: the time from opening it to the first correct read.
 pub(crate) const FIRST_READ: Figure = Figure {
     name: "Time to the first correct read",
     better: Some(Better::Lower),
@@ -99,8 +99,9 @@ pub(crate) const FIRST_READ: Figure = Figure {
     text: format::short_seconds,
 };
 
-/// All the time in commits over all their puts: unlike the mean of [`Op::CommitPerItem`](engine_latency::Op), a commit of
-/// one put has the weight of one put here, so that it holds where commits differ in size.
+/// Time in all commits divided by the number of their puts. In the mean of [`Op::CommitPerItem`](engine_latency::Op) a
+/// commit of one put weighs as much as any other. Here it weighs as much as one put, so the figure holds where commits
+/// differ in size.
 pub(crate) const COMMIT_PER_PUT: Figure = Figure {
     name: "Time in commits / put",
     better: Some(Better::Lower),
@@ -112,8 +113,8 @@ pub(crate) const COMMIT_PER_PUT: Figure = Figure {
     text: format::nanos,
 };
 
-/// What the store occupies when the run has ended, overwritten values and work put off until later included. Over the pairs
-/// that were loaded, because some engines only estimate how many they hold.
+/// Disk space of the store when the run has ended, including overwritten values and postponed work. It is divided by
+/// the pairs that were loaded, because some engines only estimate how many they hold.
 pub(crate) const BYTES_PER_LOADED: Figure = Figure {
     name: "Bytes on disk at the end / pair loaded",
     better: Some(Better::Lower),
@@ -121,7 +122,7 @@ pub(crate) const BYTES_PER_LOADED: Figure = Figure {
     text: |value| format!("{} B", format::digits(value)),
 };
 
-/// What an operation costs beside its time.
+/// Costs of an operation in addition to its time.
 pub(crate) const COSTS: [Figure; 11] = [
     THROUGHPUT,
     COMMIT_PER_PUT,
@@ -142,7 +143,7 @@ pub(crate) const COSTS: [Figure; 11] = [
     Figure {
         name: "CPU per operation, user and system",
         better: Some(Better::Lower),
-        // No run takes no CPU: nothing was counted.
+        // Every run takes CPU time, so zero means that it was not counted.
         of: |run| per_op(run, (run.io.user_s + run.io.system_s) * 1e9).filter(|cpu| *cpu > 0.0),
         text: format::nanos,
     },
@@ -194,11 +195,11 @@ pub(crate) const BOOTSTRAP: [Figure; 8] = [
     WRITE_AMPLIFICATION,
 ];
 
-/// The most memory of the process itself; files mapped into it are in it.
+/// Largest resident set of the process, which includes files mapped into it.
 pub(crate) const PEAK_RSS: Figure =
     Figure { name: "Peak RSS", better: None, of: |run| peak(run, |at| Some(at.rss_bytes)), text: format::bytes };
 
-/// The most of one kind of memory that a sample of the run saw.
+/// Returns the largest value of one kind of memory in the run's samples.
 pub(crate) fn peak(run: &Record, of: fn(&Memory) -> Option<u64>) -> Option<f64> {
     run.memory.iter().filter_map(of).max().map(|bytes| bytes as f64)
 }
@@ -222,10 +223,11 @@ fn share(value: f64, of: f64) -> Option<f64> {
     (of > 0.0).then(|| value / of)
 }
 
-/// Values that have to be beyond a quantile: with fewer it is the word of a few slow operations, and another run has others.
+/// Least number of values beyond a quantile. With fewer, a quantile depends on a few slow operations, and another run
+/// has others.
 const BEYOND_MIN: u64 = 20;
 
-/// A quantile that one value in so many is beyond.
+/// Returns a quantile that one value in `one_in` exceeds, if there are enough values.
 fn known(curve: &Curve, one_in: u64, value: u64) -> Option<f64> {
     (curve.count >= BEYOND_MIN * one_in).then_some(value as f64)
 }

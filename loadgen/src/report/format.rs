@@ -1,21 +1,21 @@
 //! Figures and names as text, and text made safe for HTML and markdown.
 //!
-//! Owns: units, rounding, the dash for what is missing. Must not: know what a figure means.
+//! Owns: units, rounding, and the dash for a missing figure. Must not: know a figure's meaning.
 
 use engine_latency::table::{grouped, micros};
 
 use super::cells::Spread;
 use crate::result::Workload;
 
-/// What stands where a figure could not be taken.
+/// Text in place of a figure that could not be measured.
 pub(crate) const MISSING: &str = "–";
 
-/// Nanoseconds as microseconds.
+/// Formats nanoseconds as microseconds, with the unit.
 pub(crate) fn nanos(value: f64) -> String {
     micros(value)
 }
 
-/// Bytes in binary units with three digits.
+/// Formats bytes in binary units with three digits.
 pub(crate) fn bytes(value: f64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut scaled = value;
@@ -27,7 +27,7 @@ pub(crate) fn bytes(value: f64) -> String {
     format!("{} {}", digits(scaled), UNITS[unit])
 }
 
-/// Seconds as seconds, minutes or hours.
+/// Formats seconds as seconds, minutes or hours.
 pub(crate) fn seconds(value: f64) -> String {
     if value < 600.0 {
         format!("{} s", digits(value))
@@ -38,12 +38,12 @@ pub(crate) fn seconds(value: f64) -> String {
     }
 }
 
-/// Seconds, or milliseconds below one.
+/// Formats seconds, as milliseconds below one.
 pub(crate) fn short_seconds(value: f64) -> String {
     if value < 0.9995 { format!("{} ms", digits(value * 1e3)) } else { seconds(value) }
 }
 
-/// Operations a second; seven digits are no easier to read than three.
+/// Formats operations a second with three digits, because seven are no easier to read.
 pub(crate) fn per_second(value: f64) -> String {
     if value >= 999_500.0 {
         format!("{} M/s", digits(value / 1e6))
@@ -54,12 +54,12 @@ pub(crate) fn per_second(value: f64) -> String {
     }
 }
 
-/// Bytes a second.
+/// Formats bytes a second in binary units.
 pub(crate) fn bytes_per_second(value: f64) -> String {
     format!("{}/s", bytes(value))
 }
 
-/// Nothing but three digits; thousands separated by commas.
+/// Formats a number with three digits; thousands are separated by commas.
 pub(crate) fn digits(value: f64) -> String {
     let size = value.abs();
     if size >= 99.95 {
@@ -69,7 +69,7 @@ pub(crate) fn digits(value: f64) -> String {
     } else if size >= 0.01 || size == 0.0 {
         format!("{value:.2}")
     } else if size >= 1e-6 {
-        // Two digits that are not zero.
+        // Show two digits that are not zero.
         let places = (1.0 - size.log10().floor()) as usize;
         format!("{value:.places$}")
     } else {
@@ -77,12 +77,12 @@ pub(crate) fn digits(value: f64) -> String {
     }
 }
 
-/// How many times the best.
+/// Formats how many times the best a value is.
 pub(crate) fn ratio(value: f64) -> String {
     format!("×{}", digits(value))
 }
 
-/// `512–530`, with the unit where the two differ; the runs behind it where it is only one.
+/// Formats a range as `512–530`, with units if the two differ. For a single run the text is `1 run`.
 pub(crate) fn spread(spread: &Spread, text: fn(f64) -> String) -> String {
     if spread.runs == 1 {
         return "1 run".to_owned();
@@ -94,12 +94,12 @@ pub(crate) fn spread(spread: &Spread, text: fn(f64) -> String) -> String {
     }
 }
 
-/// The cap in words.
+/// Formats the memory cap, or that there is none.
 pub(crate) fn cap(cap: Option<u64>) -> String {
     cap.map_or_else(|| "no cap".to_owned(), |cap| format!("cap {}", bytes(cap as f64)))
 }
 
-/// `read_negative` as `Negative read`; names that are not known stay as they are.
+/// Formats an operation: `read_negative` as `Negative read`. Unknown names keep their words.
 pub(crate) fn op(op: &str) -> String {
     match op {
         "read_negative" => "Negative read".to_owned(),
@@ -114,13 +114,13 @@ pub(crate) fn op(op: &str) -> String {
     }
 }
 
-/// Closed or open loop, always said.
+/// Formats the loop, closed or open, with its rate.
 pub(crate) fn arrival(workload: &Workload) -> String {
     let rate = workload.target_rate.map_or_else(String::new, |rate| format!(" at {}", per_second(rate)));
     format!("{} loop{rate}", workload.arrival)
 }
 
-/// Everything else that tells a workload from another, by name.
+/// Lists every other setting that tells a workload from another, by name.
 pub(crate) fn facts(workload: &Workload) -> Vec<(String, String)> {
     let mut facts = vec![
         ("keys".to_owned(), workload.keys.clone()),
@@ -134,7 +134,8 @@ pub(crate) fn facts(workload: &Workload) -> Vec<(String, String)> {
     facts
 }
 
-/// The workload's name, its loop, whether its commits are synced, and whatever differs from the others of that name.
+/// Returns the workload's title: its name, its loop, whether its commits are synced, and every setting that differs
+/// from others of that name.
 pub(crate) fn workload(workload: &Workload, others: &[&Workload]) -> String {
     let mut title = format!("{}, {}", op(&workload.name), arrival(workload));
     if let Some(durability) = &workload.durability {
@@ -149,14 +150,14 @@ pub(crate) fn workload(workload: &Workload, others: &[&Workload]) -> String {
     title
 }
 
-/// A time of day in UTC: `2026-11-21 10:28`.
+/// Formats a time in UTC: `2026-11-21 10:28`.
 pub(crate) fn utc(unix_ms: u64) -> String {
     let time = std::time::UNIX_EPOCH + std::time::Duration::from_millis(unix_ms);
     let text = humantime::format_rfc3339_seconds(time).to_string();
     text.get(..16).unwrap_or(&text).replace('T', " ")
 }
 
-/// Safe as text and as a quoted attribute.
+/// Escapes a text for HTML, as content or as a quoted attribute.
 pub(crate) fn html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -172,7 +173,7 @@ pub(crate) fn html(text: &str) -> String {
     out
 }
 
-/// Safe inside a line or a cell of markdown.
+/// Escapes a text for a line or a table cell of markdown.
 pub(crate) fn markdown(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -186,9 +187,9 @@ pub(crate) fn markdown(text: &str) -> String {
     out
 }
 
-/// JSON that ends no `<script>`.
+/// Escapes JSON so that it cannot end a `<script>` element.
 pub(crate) fn script_json(json: &str) -> String {
-    // Inside JSON a `<` only occurs in strings, where this is the same letter.
+    // In JSON a `<` occurs only in strings, where this escape stands for the same character.
     json.replace('<', "\\u003c")
 }
 

@@ -1,6 +1,6 @@
-//! A report as one HTML page that needs nothing else: style, script and charting library are inside.
+//! A report as one self-contained HTML page, with style, script and charting library inside.
 //!
-//! Owns: HTML, and that no text of a record is ever markup. Must not: compute figures.
+//! Owns: HTML, and the guarantee that no text of a record becomes markup. Must not: compute figures.
 
 use super::document::{Bar, BarGroup, Bars, Block, Chart, Document, Figures, Row, Section, Table};
 use super::format::{html as escape, script_json};
@@ -10,10 +10,10 @@ const UPLOT_CSS: &str = include_str!("../../assets/uplot-1.6.32/uPlot.min.css");
 const PAGE_JS: &str = include_str!("../../assets/report.js");
 const PAGE_CSS: &str = include_str!("../../assets/report.css");
 
-/// Nothing may be fetched, whatever the page holds.
+/// Content security policy of the page: it may fetch nothing, whatever it contains.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
 
-/// What each way of drawing an axis is for.
+/// Heading for each kind of chart.
 const CHART_HEADS: [(&str, &str); 4] = [
     ("caps", "Latency against the memory cap"),
     ("size", "Latency against size"),
@@ -21,7 +21,7 @@ const CHART_HEADS: [(&str, &str); 4] = [
     ("nines", "Percentiles, by nines"),
 ];
 
-/// The whole page.
+/// Renders the whole page as HTML.
 pub(crate) fn render(document: &Document) -> serde_json::Result<String> {
     let charts: Vec<&Chart> = document.sections.iter().flat_map(|section| inside(&section.blocks)).collect();
     let data = serde_json::to_string(&serde_json::json!({ "engines": document.engines, "charts": charts }))?;
@@ -93,7 +93,7 @@ fn block(one: &Block) -> String {
     }
 }
 
-/// The script fills in the drawing and, once opened, the table of the same figures.
+/// Renders a chart's frame. The page's script adds the drawing and, once opened, the table of the same figures.
 fn chart(chart: &Chart) -> String {
     format!(
         "<figure class=\"chart\" data-chart=\"{}\"><figcaption>{}</figcaption><div class=\"plot\"></div>\
@@ -105,7 +105,7 @@ fn chart(chart: &Chart) -> String {
 
 fn table(table: &Table) -> String {
     let head: String = table.head.iter().map(|name| format!("<th scope=\"col\">{}</th>", escape(name))).collect();
-    // A long table says its engines again under every title.
+    // A long table repeats its engines under every title.
     let again: String =
         table.head.iter().skip(1).map(|name| format!("<td aria-hidden=\"true\">{}</td>", escape(name))).collect();
     let row = |(at, row): (usize, &Row)| match row {

@@ -1,6 +1,7 @@
-//! Result files, ready to be compared.
+//! Result files, read and ready to be compared.
 //!
-//! Owns: which files make no report, and the names of engines. Must not: judge the figures. Runs on the caller's thread.
+//! Owns: which files make no report, and the names of engines. Must not: judge the figures. Runs on the caller's
+//! thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -9,21 +10,22 @@ use anyhow::{Result, ensure};
 
 use crate::result::{self, Record};
 
-/// The records of `files`, in the order given, their engines named. A file without any is an error, and so is a run that is there twice.
+/// Reads the records of `files` in the given order, and names their engines. A file without records is an error, and so
+/// is a run that appears twice.
 pub(crate) fn read_all(files: &[PathBuf]) -> Result<Vec<Record>> {
     let mut records = read_each(files)?;
     name_engines(&mut records.iter_mut().collect::<Vec<_>>());
     Ok(records)
 }
 
-/// [`read_all`], the engines still by their labels.
+/// Reads the records as [`read_all`] does, but leaves the engines' labels as names.
 pub(crate) fn read_each(files: &[PathBuf]) -> Result<Vec<Record>> {
     let mut records: Vec<Record> = Vec::new();
     for file in files {
         let read = result::read(file)?;
         ensure!(!read.is_empty(), "no result in it: file={}", file.display());
         for record in read {
-            // A run counted twice would pass for a repeat that agrees perfectly.
+            // A run counted twice would look like a repeat that agrees perfectly.
             ensure!(
                 !records.contains(&record),
                 "a run is there twice: file={} scenario={} engine={} repeat={}",
@@ -38,8 +40,8 @@ pub(crate) fn read_each(files: &[PathBuf]) -> Result<Vec<Record>> {
     Ok(records)
 }
 
-/// Names each engine by its label, and where a label stands for several sets of options, by all of its options as a scenario
-/// has them: runs with other options are no repeats of each other.
+/// Names each engine by its label. If a label stands for several sets of options, the name is the whole engine line.
+/// Runs with different options are not repeats of each other.
 pub(crate) fn name_engines(records: &mut [&mut Record]) {
     let mut lines: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for record in records.iter() {

@@ -1,15 +1,15 @@
 //! The one rule by which `best`, `compare` and the report tell two cells apart.
 //!
-//! Owns: the rule. Must not: know what a figure means beyond which way is better. Main thread.
+//! Owns: the rule. Must not: know more about a figure than whether higher or lower is better. Runs on the main thread.
 //!
-//! Latencies, rates and sizes vary by factors, so the rule works on logarithms. Two cells that were measured by turns are
-//! compared repeat by repeat, because what was slow for one was slow for the other; others are compared as they are. Both
-//! give a t-test (the second Welch's, with its degrees of freedom rounded down), and an interval for how many times better
-//! one is.
+//! Latencies, rates and sizes vary by factors, so the rule works on logarithms. Two cells that were measured in turns
+//! are compared repeat by repeat, because a disturbance slows both. Other cells are compared as a whole. Both give a
+//! t-test (the second is Welch's, with its degrees of freedom rounded down), and an interval for how many times better
+//! one side is.
 //!
-//! A table of 200 rows has ten rows with p below 0.05 when nothing differs. So the rows of a table are judged together, by
-//! the procedure of Benjamini and Hochberg (1995): among the differences that a table names at most one in twenty is chance,
-//! and where nothing differs at all, at most one table in twenty names any.
+//! A table of 200 rows has ten rows with p below 0.05 when nothing differs. So the rows of a table are judged together,
+//! by the procedure of Benjamini and Hochberg (1995). Among the differences that a table names, at most one in twenty
+//! is chance. If nothing differs at all, at most one table in twenty names any difference.
 
 use std::f64::consts::FRAC_2_PI;
 
@@ -18,22 +18,23 @@ use serde::Serialize;
 use super::cells::Sample;
 use super::figures::Better;
 
-/// Repeats a side that a verdict takes.
+/// Repeats on each side that a verdict needs.
 pub(crate) const RUNS_MIN: usize = 3;
-/// Of the differences that a table names, the share that may be chance.
+/// Share of the differences named by a table that may be chance.
 const CHANCE: f64 = 0.05;
-/// The interval that is shown contains the truth this often.
+/// Probability with which the shown interval contains the truth.
 const CONFIDENCE: f64 = 0.95;
-/// Cells that are closer than this, as a factor, are not told apart: a histogram has 3 digits.
+/// Factor below which cells are not told apart, because a histogram has 3 digits.
 const APART_MIN: f64 = 1.01;
-/// Cells are level when all of the interval is within this factor.
+/// Factor within which the whole interval must lie for cells to be level.
 const LEVEL_WITHIN: f64 = 1.1;
-/// The least standard deviation of a logarithm: that of rounding to 3 digits, where a step is up to 1 %, so 1 % / √12.
+/// Least standard deviation of a logarithm. It comes from rounding to 3 digits, where a step is up to 1 %, so 1 % /
+/// √12.
 const ROUNDING: f64 = 0.003;
-/// Stands for zero, which has no logarithm; no figure is so small.
+/// Value in place of zero, which has no logarithm. No figure is so small.
 const LEAST: f64 = 1e-9;
 
-/// What the repeats say of one side beside another.
+/// Judgement about one side compared with another, from their repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -43,11 +44,11 @@ pub enum Verdict {
     Level,
     /// Worse, by more than chance explains.
     Behind,
-    /// The repeats are too few, or differ too much, to say either.
+    /// Not decided, because the repeats are too few or differ too much.
     NotDecided,
 }
 
-/// The rule in words.
+/// The rule in words, as reports print it.
 pub(crate) const RULE: &str = "\
 Ahead or behind: at least 3 repeats a side, a t-test of the logarithms, compared repeat by repeat where the runs were made by \
 turns, with an allowance for the number of rows (Benjamini and Hochberg, 5 %), and 1 % or more apart. Level: the 95 % \
@@ -56,18 +57,18 @@ interval of the ratio is within 10 %. Else not decided.";
 /// How many times better one side is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Judged {
-    /// The lower and the upper end of the 95 % interval; `None` with too few repeats.
+    /// Lower and upper end of the 95 % interval; `None` with too few repeats.
     pub(crate) interval: Option<(f64, f64)>,
     pub(crate) verdict: Verdict,
 }
 
-/// The comparisons of one table.
+/// The comparisons of one table, which are judged together.
 #[derive(Debug, Default)]
 pub(crate) struct Family {
     tests: Vec<Option<Test>>,
 }
 
-/// The logarithm of how many times better one side is, as the repeats have it.
+/// Statistics of the logarithm of how many times better one side is.
 #[derive(Clone, Copy, Debug)]
 struct Test {
     mean: f64,
@@ -76,7 +77,7 @@ struct Test {
 }
 
 impl Verdict {
-    /// In words.
+    /// Returns the verdict in words.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Ahead => "ahead",
@@ -86,7 +87,8 @@ impl Verdict {
         }
     }
 
-    /// Of one beside several: behind where one of them is ahead, ahead of all or of none.
+    /// Combines the verdicts of one engine about several others: behind if any is ahead of it, and ahead only if it is
+    /// ahead of all.
     pub(crate) fn beside_all(verdicts: &[Self]) -> Self {
         let any = |verdict| verdicts.contains(&verdict);
         match () {
@@ -99,7 +101,7 @@ impl Verdict {
 }
 
 impl Family {
-    /// Compares `one` with `other`, of runs that were made by turns.
+    /// Adds the comparison of `one` with `other`, whose runs were made in turns.
     pub(crate) fn add_paired(&mut self, one: &Sample, other: &Sample, better: Better) {
         let pairs = one.values.iter().filter_map(|(repeat, value)| Some((*value, other.of_repeat(*repeat)?)));
         let times: Vec<f64> = pairs.map(|(value, other)| ln(value, better) - ln(other, better)).collect();
@@ -111,7 +113,7 @@ impl Family {
         self.tests.push(Some(Test { mean, error, freedom: times.len() as u32 - 1 }));
     }
 
-    /// Compares `one` with `other`, of runs that have nothing to do with each other.
+    /// Adds the comparison of `one` with `other`, whose runs are independent.
     pub(crate) fn add_apart(&mut self, one: &Sample, other: &Sample, better: Better) {
         let logs = |sample: &Sample| sample.values.iter().map(|(_, value)| ln(*value, better)).collect::<Vec<_>>();
         let (one, other) = (logs(one), logs(other));
@@ -125,7 +127,7 @@ impl Family {
         self.tests.push(Some(Test { mean: m1 - m2, error: (s1 + s2).sqrt(), freedom: freedom as u32 }));
     }
 
-    /// One for each comparison, in the order in which they were added: of the first side beside the second.
+    /// Judges all comparisons, in the order in which they were added. Each verdict is about the first side.
     pub(crate) fn judge(&self) -> Vec<Judged> {
         let mut chances: Vec<f64> = self.tests.iter().flatten().map(Test::chance).collect();
         chances.sort_by(f64::total_cmp);
@@ -137,13 +139,13 @@ impl Family {
 }
 
 impl Test {
-    /// How often equal sides come so far apart.
+    /// Returns the probability that equal sides come out at least so far apart.
     fn chance(&self) -> f64 {
         1.0 - inside((self.mean / self.error).abs(), self.freedom)
     }
 }
 
-/// `limit`: the greatest chance at which the table names a difference.
+/// Judges one comparison. `limit`: greatest chance at which the table names a difference.
 fn judged(test: Option<&Test>, limit: Option<f64>) -> Judged {
     let Some(test) = test else { return Judged { interval: None, verdict: Verdict::NotDecided } };
     let reach = test.error * beyond(test.freedom);
@@ -158,13 +160,13 @@ fn judged(test: Option<&Test>, limit: Option<f64>) -> Judged {
     Judged { interval: Some((low.exp(), high.exp())), verdict }
 }
 
-/// Greater is better.
+/// Returns the logarithm of a figure, with its sign chosen so that greater is better.
 fn ln(value: f64, better: Better) -> f64 {
     let log = value.max(LEAST).ln();
     if better == Better::Higher { log } else { -log }
 }
 
-/// Mean and variance, of at least two values.
+/// Returns mean and variance of at least two values.
 fn moments(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
@@ -172,7 +174,8 @@ fn moments(values: &[f64]) -> (f64, f64) {
     (mean, variance.max(ROUNDING.powi(2)))
 }
 
-/// How often Student's t is within `t` of zero: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
+/// Returns the probability that Student's t is within `t` of zero: Abramowitz and Stegun, Handbook of Mathematical
+/// Functions, 26.7.3 and 26.7.4.
 fn inside(t: f64, freedom: u32) -> f64 {
     let angle = (t / f64::from(freedom).sqrt()).atan();
     let (sine, cosine) = (angle.sin(), angle.cos());
@@ -187,7 +190,7 @@ fn inside(t: f64, freedom: u32) -> f64 {
     if is_odd { FRAC_2_PI * (angle + sine * sum) } else { sine * sum }
 }
 
-/// Within how much of zero Student's t is with [`CONFIDENCE`].
+/// Returns the distance from zero within which Student's t lies with [`CONFIDENCE`].
 fn beyond(freedom: u32) -> f64 {
     let (mut low, mut high) = (0.0, 1000.0);
     for _ in 0..60 {
@@ -203,13 +206,14 @@ mod tests {
 
     use super::*;
 
-    /// A normal number, by Box and Muller.
+    /// Draws a normal number, by the method of Box and Muller.
     fn normal(rng: &mut Rng) -> f64 {
         let uniform = |rng: &mut Rng| (rng.below(1 << 52) + 1) as f64 / (1u64 << 52) as f64;
         (-2.0 * uniform(rng).ln()).sqrt() * (std::f64::consts::TAU * uniform(rng)).cos()
     }
 
-    /// `rows` rows of two engines, the second `times` slower, by turns: each repeat has its own weather.
+    /// Judges `rows` rows of two engines measured in turns, the second `times` slower. Both share a disturbance in each
+    /// repeat.
     fn table(rng: &mut Rng, rows: usize, repeats: u32, noise: f64, times: f64) -> Vec<Verdict> {
         let mut family = Family::default();
         for _ in 0..rows {
@@ -239,7 +243,8 @@ mod tests {
             rows.extend(table);
         }
         assert!(share(&rows, Verdict::Level) >= 0.95, "{}", share(&rows, Verdict::Level));
-        // Three standard deviations of a share of 1000 above 5 %, and not none: the rule is no stricter than it says.
+        // At most three standard deviations of a share of 1000 above 5 %. Not zero either, because the rule is no
+        // stricter than it says.
         assert!((30..=71).contains(&named), "{named} of {tables} tables of equal engines name a difference");
     }
 

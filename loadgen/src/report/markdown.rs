@@ -5,7 +5,7 @@
 use super::document::{Block, Document, Figures, Row, Table};
 use super::format::markdown as escape;
 
-/// The whole report.
+/// Renders the whole report as markdown.
 pub(crate) fn render(document: &Document) -> String {
     let mut out = format!("# {}\n\n{}\n", escape(&document.title), escape(&document.lead));
     for section in &document.sections {
@@ -30,13 +30,13 @@ fn rendered(block: &Block) -> String {
         }
         Block::Code(text) => fenced(text),
         Block::Table(rows) => table(rows),
-        // Their figures are in the tables.
+        // The tables have the figures of bars and charts.
         Block::Bars(_) | Block::Charts(_) => String::new(),
     }
 }
 
 fn fenced(text: &str) -> String {
-    // A fence longer than any run of backticks inside.
+    // The fence has to be longer than any run of backticks inside.
     let longest = text.split(|letter| letter != '`').map(str::len).max().unwrap_or(0);
     let fence = "`".repeat(3.max(longest + 1));
     format!("\n{fence}\n{text}\n{fence}\n")

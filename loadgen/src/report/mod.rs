@@ -1,9 +1,10 @@
-//! `loadgen report` and `loadgen compare`: result files as one page, as markdown, and against each other.
+//! `loadgen report`, `loadgen compare` and `loadgen best`: result files as one page, as markdown, and against each
+//! other.
 //!
-//! Owns: what is shown of a record and how repeats are judged. Must not: measure. Runs on the main thread.
+//! Owns: the figures shown of a record, and how repeats are judged. Must not: measure. Runs on the main thread.
 //!
-//! A report is built once as a `document::Document` and then rendered: `html` draws all of it, `markdown` what
-//! a README can hold.
+//! A report is built once as a `document::Document` and then rendered: `html` draws all of it, `markdown` as much as a
+//! README can hold.
 
 pub mod best;
 mod build;
@@ -31,7 +32,7 @@ use anyhow::{Context, Result};
 pub use cells::Spread;
 pub use judge::Verdict;
 
-/// Shown under `loadgen report --help`.
+/// Text after the options in `loadgen report --help`.
 pub const EXAMPLES: &str = "\
 Runs with the same scenario, engine, workload and memory cap are repeats of each other, whichever file they are in: \
 the report shows their median with the smallest and the largest. The page is one file that fetches nothing; open it \
@@ -59,7 +60,7 @@ pub struct ReportArgs {
     pub title: String,
 }
 
-/// Runs `loadgen report`.
+/// Runs `loadgen report` and writes its files.
 pub fn run(args: &ReportArgs) -> Result<()> {
     let records = input::read_all(&args.files)?;
     let document = build::document(&args.title, &records);

@@ -1,4 +1,4 @@
-//! What a reader has to know before the figures: what runs noted, and what the records show by themselves.
+//! Notes that a reader needs before the figures: those of the runs, and others that follow from the records.
 //!
 //! Owns: which notes are of one kind, and which cells are marked. Must not: judge by the words of a note.
 
@@ -10,12 +10,12 @@ use super::figures::{THROUGHPUT, peak};
 use super::format;
 use crate::result::{Machine, Record};
 
-/// An open loop that did less than this share of what was asked for fell behind.
+/// Share of the asked rate below which an open loop has fallen behind.
 const KEPT_UP: f64 = 0.98;
-/// Notes of one kind that stand in the list itself; more are folded away.
+/// Largest number of notes of one kind in the list itself; more are folded.
 const SHOWN_MAX: usize = 3;
 
-/// Every note of every run, and what nobody noted.
+/// Lists every note of every run, and the findings that no run has noted.
 pub(crate) fn section(scenarios: &[Scenario<'_>]) -> Section {
     let mut kinds: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     let mut seen = Vec::new();
@@ -61,12 +61,12 @@ pub(crate) fn special(group: &Group<'_>, cell: &Cell<'_>) -> bool {
     notes.any(|note| !group.runs().all(|run| has(run, kind(note))))
 }
 
-/// The words before the figures of a note: `killed: …`, `rss_peak_bytes=…`.
+/// Returns the words before the figures of a note: `killed: …`, `rss_peak_bytes=…`.
 fn kind(note: &str) -> &str {
     note.split_once([':', '=']).map_or(note, |(kind, _)| kind)
 }
 
-/// A note for people: bytes with their unit.
+/// Formats a note for people: bytes get their unit.
 fn words(note: &str) -> String {
     let bytes = note.split_once("_bytes=").and_then(|(name, bytes)| Some((name, bytes.parse::<u64>().ok()?)));
     bytes.map_or_else(
@@ -75,7 +75,7 @@ fn words(note: &str) -> String {
     )
 }
 
-/// What nobody noted and the records show.
+/// Lists findings that follow from the records and that no run has noted.
 fn found(scenario: &Scenario<'_>, group: &Group<'_>) -> Vec<String> {
     let mut lines = Vec::new();
     let mut say = |what: &str, engine: &str, cap| {

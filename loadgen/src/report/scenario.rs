@@ -9,7 +9,7 @@ use super::figures::{BOOTSTRAP, COSTS, READS_PER_OP, THROUGHPUT, WRITE_AMPLIFICA
 use super::{device, format, tables};
 use crate::result::Workload;
 
-/// The section of `scenario`, the `at`-th of the page.
+/// Builds the section of `scenario`, the `at`-th of the page.
 pub(crate) fn section(scenario: &Scenario<'_>, at: usize, engines: &[&str]) -> Section {
     let id = format!("scenario-{}", at + 1);
     let workloads: Vec<&Workload> = scenario.groups.iter().map(|group| group.workload).collect();
@@ -31,7 +31,7 @@ pub(crate) fn section(scenario: &Scenario<'_>, at: usize, engines: &[&str]) -> S
     blocks.extend(tables::scaling(&scenario.groups, &all).into_iter().map(Block::Table));
     blocks.extend(tables::rates(&scenario.groups, &all).into_iter().map(Block::Table));
     for (nth, group) in scenario.groups.iter().enumerate() {
-        // Engines that did not run this workload are no columns of it.
+        // Engines that did not run this workload get no column.
         let ran = ran(std::slice::from_ref(group), engines);
         let place = Place { id: format!("{id}-{}", nth + 1), engines, device_us: device::random_read_us(&runs) };
         let title = format::workload(group.workload, &workloads);

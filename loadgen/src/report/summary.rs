@@ -1,7 +1,7 @@
-//! The answer before the figures: which engine is best at what, and one picture of it.
+//! The summary before the figures: which engine is best at which work, and one chart.
 //!
-//! Owns: which figure speaks for a workload, and how often an engine is the best. Must not: leave out a comparison; the
-//! repeats judge here as they do in every table.
+//! Owns: the figure that represents a workload, and how often an engine is the best. Must not: leave out a comparison,
+//! or judge by another rule than the tables.
 
 use super::cells::{Cell, Group, Sample, Scenario, Spread, distinct};
 use super::document::{Bar, BarGroup, Bars, Block, Compared, Figures, Row, Section, Table, compared};
@@ -9,10 +9,10 @@ use super::figures::{BOOTSTRAP, Better, Figure, STATS, Stat};
 use super::format;
 use crate::result::Workload;
 
-/// What is shown of a workload's latencies where nothing else is said: what its slow operations take.
+/// Figure of a workload's latencies that is shown where no other is named. It shows the slow operations.
 const SHOWN: &str = "p99";
 
-/// One workload under one cap, and the figure that speaks for it.
+/// One workload under one cap, with the figure that represents it.
 struct Comparison<'a> {
     scenario: &'a str,
     group: &'a Group<'a>,
@@ -31,10 +31,10 @@ impl Comparison<'_> {
     }
 }
 
-/// Verdict, one chart, and behind a line every comparison.
+/// Builds the section: verdicts, one chart, and every comparison folded under a line.
 pub(crate) fn section(scenarios: &[Scenario<'_>], engines: &[&str]) -> Section {
     let comparisons: Vec<Comparison<'_>> = scenarios.iter().flat_map(|scenario| of(scenario, engines)).collect();
-    // All of them are one table.
+    // All comparisons are judged together, as one table.
     let cells = compared(&comparisons.iter().map(|one| &one.row).collect::<Vec<_>>());
     let judged: Vec<(&Comparison<'_>, &Vec<Figures>)> = comparisons.iter().zip(&cells).collect();
     let contested = |(one, _): &&(&Comparison<'_>, &Vec<Figures>)| one.spreads().count() > 1;
@@ -72,7 +72,7 @@ fn of<'a>(scenario: &'a Scenario<'a>, engines: &[&str]) -> Vec<Comparison<'a>> {
     .collect()
 }
 
-/// The figure that speaks for a workload: the time of a load, else the p99 of its own operation.
+/// Returns the figure that represents a workload: the time of a load, otherwise the p99 of its own operation.
 fn headline(group: &Group<'_>, cell: &Cell<'_>) -> Option<Sample> {
     match time(group.workload) {
         Some(figure) => cell.sample(figure.of),
@@ -88,7 +88,7 @@ fn stat() -> &'static Stat {
     STATS.iter().find(|stat| stat.name == SHOWN).unwrap_or(&STATS[0])
 }
 
-/// The operation that the workload is named after, else its first.
+/// Returns the operation that the workload is named after, or else its first.
 fn operation<'a>(group: &Group<'a>) -> Option<&'a str> {
     let ops = group.ops();
     ops.iter().find(|op| **op == group.workload.name).or(ops.first()).copied()
@@ -98,7 +98,7 @@ fn text(group: &Group<'_>) -> fn(f64) -> String {
     time(group.workload).map_or(format::nanos as fn(f64) -> String, |figure| figure.text)
 }
 
-/// How often each engine is the best of one kind of work, and by how much.
+/// Says how often each engine is the best at one kind of work, and by how much.
 fn verdict(work: &str, judged: &[(&Comparison<'_>, &Vec<Figures>)], engines: &[&str]) -> Option<String> {
     let (first, _) = judged.first()?;
     let mut wins: Vec<(usize, Vec<f64>)> = engines.iter().map(|_| (0, Vec::new())).collect();
@@ -131,14 +131,14 @@ fn verdict(work: &str, judged: &[(&Comparison<'_>, &Vec<Figures>)], engines: &[&
         parts.push(format!("in {ties} of {of} none is ahead of all others"));
     }
     let figure = match time(first.group.workload) {
-        // A load that leaves work for later is not faster than one that has done it.
+        // A load that postpones work is not faster than one that has done it.
         Some(_) => "time to the end of the load, work put off until later not in it".to_owned(),
         None => format!("{SHOWN} of {}", format::op(operation(first.group)?).to_lowercase()),
     };
     Some(format!("{}, {figure}: {}.", format::op(work), parts.join("; ")))
 }
 
-/// The comparison of most engines as bars, reads of present keys first: they are what most stores are for.
+/// Draws the comparison of most engines as bars. Reads of present keys come first, because most stores serve them.
 fn picture(comparisons: &[Comparison<'_>], engines: &[&str]) -> Option<Bars> {
     let rank = |one: &&Comparison<'_>| {
         let engines = one.spreads().count();

@@ -1,6 +1,7 @@
-//! Tables with engines as columns: latencies, what loads took, and costs.
+//! Tables with engines as columns: latencies, figures of loads, and costs.
 //!
-//! Owns: which rows a table has. Must not: render, or judge a row by itself: the rows of a table are judged together.
+//! Owns: the rows of a table. Must not: render, or judge a row by itself, because the rows of a table are judged
+//! together.
 
 use std::cmp::Ordering;
 
@@ -15,13 +16,13 @@ use crate::result::{Curve, Workload};
 /// A row of a table before its figures are judged.
 enum Draft {
     Title(String),
-    /// With the engines whose repeats have notes.
+    /// Name and figures, and for each engine whether its repeats have notes.
     Compared(String, Compared, Vec<bool>),
     Plain(String, Vec<Figures>),
 }
 
-/// Latencies of every operation of a workload. One operation: a table with the caps below each other. Several: a
-/// table for each cap with the operations below each other.
+/// Builds the latency tables of a workload. With one operation it is one table, with the caps below each other. With
+/// several it is a table for each cap, with the operations below each other.
 pub(crate) fn latencies(group: &Group<'_>, engines: &[&str], title: &str) -> Vec<Table> {
     let (caps, ops) = (group.caps(), group.ops());
     let tables: Vec<Table> = if let [op] = ops[..] {
@@ -37,7 +38,7 @@ pub(crate) fn latencies(group: &Group<'_>, engines: &[&str], title: &str) -> Vec
     tables.into_iter().filter(|table| !table.rows.is_empty()).collect()
 }
 
-/// Figures of whole runs, one row each under every cap; rows that nobody has are left out.
+/// Builds a table of whole runs' figures, one row each under every cap. Rows that no engine has are left out.
 pub(crate) fn figures(group: &Group<'_>, engines: &[&str], caption: &str, rows: &[Figure]) -> Table {
     let caps = group.caps();
     let mut out = Vec::new();
@@ -57,8 +58,8 @@ pub(crate) fn figures(group: &Group<'_>, engines: &[&str], caption: &str, rows: 
     table(caption.to_owned(), engines, out)
 }
 
-/// Achieved rate, p50 and p99 by the rate asked for, of open loops that differ in nothing else; where latency bends up
-/// is what the engine can take.
+/// Builds tables of the achieved rate, p50 and p99 by the asked rate, for open loops that differ in nothing else. The
+/// rate at which latency begins to rise is an engine's limit.
 pub(crate) fn rates(groups: &[Group<'_>], engines: &[&str]) -> Vec<Table> {
     let base = |group: &Group<'_>| Workload { target_rate: None, ..group.workload.clone() };
     let open: Vec<&Group<'_>> = groups.iter().filter(|group| group.workload.target_rate.is_some()).collect();
@@ -91,7 +92,7 @@ pub(crate) fn rates(groups: &[Group<'_>], engines: &[&str]) -> Vec<Table> {
     tables
 }
 
-/// Operations a second by threads, for workloads that differ in nothing else; a table for each such family.
+/// Builds tables of operations a second by threads, one for each family of workloads that differ in nothing else.
 pub(crate) fn scaling(groups: &[Group<'_>], engines: &[&str]) -> Vec<Table> {
     let base = |group: &Group<'_>| Workload { threads: 0, target_rate: None, ..group.workload.clone() };
     let mut tables = Vec::new();
@@ -143,7 +144,7 @@ fn latency_rows(group: &Group<'_>, engines: &[&str], op: &str, cap: Option<u64>,
     rows
 }
 
-/// The engines whose repeats have notes.
+/// Returns for each engine whether its repeats have notes.
 fn noted(group: &Group<'_>, engines: &[&str], cap: Option<u64>) -> Vec<bool> {
     let noted = |engine: &&str| group.cell(engine, cap).is_some_and(|cell| notes::special(group, cell));
     engines.iter().map(noted).collect()

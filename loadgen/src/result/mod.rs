@@ -1,4 +1,4 @@
-//! What a measurement leaves behind: one JSON line per run, complete enough to be read alone.
+//! Result files: one JSON line for each run, complete enough to be read alone.
 //!
 //! Owns: the format of result files. Must not: measure or draw.
 
@@ -17,9 +17,9 @@ pub use record::{
 /// Reads a result file.
 ///
 /// # Errors
-/// Naming the file, and the line that is not a record or is of a newer format.
+/// I/O errors, naming the file; a line that is not a record, or is of a newer format.
 pub fn read(path: &Path) -> Result<Vec<Record>> {
-    /// Only the version, so that a newer format is named even where its other fields have changed.
+    /// Only the version, so that a newer format is reported as such even if its other fields have changed.
     #[derive(serde::Deserialize)]
     struct Version {
         schema: u32,
@@ -43,7 +43,7 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
 /// Appends a record as one line.
 ///
 /// # Errors
-/// Naming the file.
+/// I/O errors of writing, naming the file.
 pub fn append(path: &Path, record: &Record) -> Result<()> {
     let mut line = serde_json::to_vec(record)?;
     line.push(b'\n');
@@ -52,7 +52,7 @@ pub fn append(path: &Path, record: &Record) -> Result<()> {
     file.write_all(&line).with_context(at)
 }
 
-/// What was typed to start this program.
+/// Returns the command line that started this program, quoted for a shell.
 pub fn command() -> String {
     let arguments = std::env::args().skip(1).map(|argument| {
         let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./:,=@+%".contains(letter);
@@ -65,7 +65,7 @@ pub fn command() -> String {
     std::iter::once("loadgen".to_owned()).chain(arguments).collect::<Vec<_>>().join(" ")
 }
 
-/// Version and commit of this program.
+/// Returns version and commit of this program.
 pub fn program() -> String {
     format!("{} ({})", env!("CARGO_PKG_VERSION"), env!("SOLKV_COMMIT"))
 }

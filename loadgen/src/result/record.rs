@@ -1,90 +1,91 @@
 //! The record: one run of one workload on one engine under one cap.
 //!
-//! Owns: the names and units of the fields. Figures that could not be taken are `null`, never 0.
+//! Owns: the names and units of the fields. Figures that could not be measured are `null`, never 0.
 
 use std::collections::BTreeMap;
 
 pub use probe::{Baseline, Machine, Quantiles};
 use serde::{Deserialize, Serialize};
 
-/// The format written, and the newest read.
+/// Version of the format that is written, and the newest that can be read.
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// One line of a result file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// [`SCHEMA_VERSION`] of the writer.
+    /// [`SCHEMA_VERSION`] of the program that wrote the record.
     pub schema: u32,
-    /// Version and commit of the program, such as `0.1.0 (1a2b3c4)`; `-dirty` behind the commit with local changes.
+    /// Version and commit of the program, such as `0.1.0 (1a2b3c4)`. With local changes, `-dirty` follows the commit.
     pub program: String,
-    /// What was typed to make this run, where the writer knows it.
+    /// Command line of the program that made this run. `None` where the writer does not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// The scenario's name, such as `read-under-cap`.
+    /// Name of the scenario, such as `read-under-cap`.
     pub scenario: String,
-    /// Runs with the same scenario, engine, workload and cap are repeats of each other; counted from 0.
+    /// Number of the repeat, counted from 0. Runs with the same scenario, engine, workload and cap are repeats of each
+    /// other.
     pub repeat: u32,
-    /// The engine's label, such as `rocksdb_bloom`.
+    /// Label of the engine, such as `rocksdb_bloom`.
     pub engine: String,
-    /// The engine as it was asked for, such as `rocksdb --bloom 20`: every option that is not the default, and no memory that
-    /// only a cap implies. Runs with other options are other cells. Older files, and measurements of a service, have none.
+    /// The engine as it was asked for, such as `rocksdb --bloom 20`: every option that is not the default, but no
+    /// memory that only a cap implies. Runs with other options are other cells. `None` in older files, and for
+    /// measurements of a service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine_line: Option<String>,
     /// Every setting of the engine that was in effect.
     pub engine_options: BTreeMap<String, String>,
-    /// What was done.
     pub workload: Workload,
-    /// Memory cap of the run's cgroup in bytes; `None`: not capped.
+    /// Memory cap of the run's cgroup in bytes. `None`: not capped.
     pub cap_bytes: Option<u64>,
-    /// How the cap was put in place, or why there is none.
+    /// How the cap was enforced, or the reason why there is none.
     pub cap_by: String,
-    /// When the run started, ms since the Unix epoch.
+    /// Time at which the run started, in ms since the Unix epoch.
     pub start_unix_ms: u64,
-    /// How long the measured part took.
+    /// Duration of the measured part.
     pub elapsed_s: f64,
-    /// Operations of the measured part.
+    /// Number of operations in the measured part.
     pub ops: u64,
-    /// Latencies, one entry per operation.
+    /// Latencies, one entry for each operation.
     pub curves: Vec<Curve>,
-    /// Latency over time or over size, in the order taken.
+    /// Latency over time or over size, in the order of measurement.
     pub series: Vec<Series>,
-    /// Memory over time.
     pub memory: Vec<Memory>,
-    /// What the kernel counted over the measured part.
+    /// Kernel counters over the measured part.
     pub io: Io,
-    /// Bytes the store occupies on disk at the end.
+    /// Bytes that the store occupies on disk at the end.
     pub disk_bytes: u64,
-    /// Pairs in the store at the end.
+    /// Number of pairs in the store at the end.
     pub pairs: u64,
-    /// The device, measured in the same session before the first run.
+    /// Baseline of the device, measured in the same session before the first run.
     pub baseline: Option<Baseline>,
-    /// The device's 4 KiB random read on this very store right before the run; for runs from a cold start.
+    /// Latency of the device's 4 KiB random read on this store right before the run. Only for runs from a cold start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_read_ns: Option<Quantiles>,
-    /// What opening the store took, before the measured part; for runs whose own process opens one. Older files have none.
+    /// Cost of opening the store, before the measured part. Only for runs whose own process opens a store. `None` in
+    /// older files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open: Option<Opening>,
-    /// The machine.
     pub machine: Machine,
-    /// What a reader has to know: noise, a cap exceeded, pages that were not cold. Empty for a clean run.
+    /// Notes for the reader: noise, a cap exceeded, pages that were not cold. Empty for a clean run.
     pub notes: Vec<String>,
 }
 
 impl Record {
-    /// What tells this run from all others of a file.
+    /// Returns the key that tells this run from all others of a file.
     pub fn run_key(&self) -> String {
         let engine = self.engine_asked_for().unwrap_or_else(|| self.engine.clone());
         Self::key_of(&self.scenario, &engine, &self.workload, self.cap_bytes, self.repeat)
     }
 
-    /// [`Record::run_key`] of a run that is not done yet, of the engine as [`Record::engine_line`] has it.
+    /// Returns the [`Record::run_key`] of a run that is not done yet. `engine` has the form of [`Record::engine_line`].
     pub fn key_of(scenario: &str, engine: &str, workload: &Workload, cap_bytes: Option<u64>, repeat: u32) -> String {
         let workload = serde_json::to_string(workload).unwrap_or_default();
         format!("{scenario} {engine} {workload} {cap_bytes:?} {repeat}")
     }
 
-    /// [`Record::engine_line`], of older files made from the options. Those have the memory that a cap implied among them,
-    /// so that of capped runs memory is left out. `None` where nothing but the label is known: of runs that were killed.
+    /// Returns [`Record::engine_line`]; for older files it is made from the options. In those files the options include
+    /// memory that a cap implied, so memory is left out for capped runs. `None` where only the label is known: for runs
+    /// that were killed.
     pub fn engine_asked_for(&self) -> Option<String> {
         if self.engine_line.is_some() {
             return self.engine_line.clone();
@@ -105,70 +106,72 @@ impl Record {
     }
 }
 
-/// What a run did.
+/// Description of a run's work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
-    /// Such as `read_negative`, `read_positive`, `bootstrap`, `mix_50_50`, `scan`, `live`, `query`, `recover`.
+    /// Name of the work, such as `read_negative`, `read_positive`, `bootstrap`, `mix_50_50`, `scan`, `live`, `query`,
+    /// `recover`.
     pub name: String,
-    /// `closed`: the next operation starts when the last one ended; `open`: at its intended time.
+    /// `closed`: the next operation starts when the last one has ended. `open`: it starts at its intended time.
     pub arrival: String,
-    /// Operations a second asked for, of an open loop.
+    /// Operations a second asked for. `None` for a closed loop.
     pub target_rate: Option<f64>,
-    /// `uniform`, `zipfian:0.99`, `sequential`.
+    /// Distribution of the keys: `uniform`, `zipfian:0.99` or `sequential`.
     pub keys: String,
-    /// Pairs loaded before the run.
+    /// Number of pairs loaded before the run.
     pub pairs: u64,
-    /// Threads (or connections) that work at once.
+    /// Number of threads (or connections) that work at once.
     pub threads: u32,
-    /// `cold`: nothing of the store in the page cache at the start; `steady`: as cold, but the same work was done unmeasured
-    /// for a while (`before_seconds` in `more`); `warm`: read through beforehand; else in words.
+    /// State of the page cache. `cold`: no page of the store is in it at the start. `steady`: as cold, but the same
+    /// work was done unmeasured for a while (`before_seconds` in `more`). `warm`: the store was read through
+    /// beforehand. Any other text describes the state.
     pub state: String,
-    /// `synced` or `buffered` where the run commits.
+    /// `synced` or `buffered`. `None` for a run without commits.
     pub durability: Option<String>,
-    /// Of keys, values and order.
+    /// Seed of keys, values and order.
     pub seed: u64,
-    /// Everything else that tells this workload from others, such as `batch=1000` or `transport=uds`.
+    /// Every other setting that tells this workload from others, such as `batch=1000` or `transport=uds`.
     pub more: BTreeMap<String, String>,
 }
 
-/// What opening a store took. Engines differ in how much they read there, and how much they leave for the first gets.
+/// Cost of opening a store. Engines differ in how much they read then, and in how much they leave for the first gets.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Opening {
-    /// How long it took.
+    /// Duration of opening in seconds.
     pub elapsed_s: f64,
-    /// Bytes fetched from the device on behalf of the process meanwhile.
+    /// Bytes read from the device on behalf of the process meanwhile.
     pub device_read_bytes: Option<u64>,
 }
 
-/// One operation's latencies over the measured part.
+/// Latencies of one operation over the measured part.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
-    /// `read_negative`, `read_positive`, `write`, `commit`, `commit_per_item`, `get_many`, `scan`, `query`.
+    /// Name of the operation: `read_negative`, `read_positive`, `write`, `commit`, `commit_per_item`, `get_many`,
+    /// `scan`, `query`.
     pub op: String,
-    /// How many.
+    /// Number of latencies in the curve.
     pub count: u64,
-    /// Exact mean.
+    /// Exact mean, not of rounded values.
     pub mean_ns: f64,
-    /// To 3 significant digits.
+    /// Quantiles to 3 significant digits.
     pub quantiles_ns: Quantiles,
-    /// `(share, ns)` from 0 to 1, ascending, denser by nines: the percentile curve.
+    /// The percentile curve: `(share, ns)` from share 0 to 1, ascending, and denser near 1.
     pub curve: Vec<(f64, u64)>,
 }
 
-/// One operation over time or size.
+/// Latencies of one operation over time or size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// As in [`Curve::op`].
+    /// Name of the operation, as in [`Curve::op`].
     pub op: String,
-    /// `elapsed_s` or `pairs`: the unit of [`Sample::at`].
+    /// Unit of [`Sample::at`]: `elapsed_s` or `pairs`.
     pub over: String,
-    /// In ascending order of `at`.
+    /// Samples in ascending order of `at`.
     pub samples: Vec<Sample>,
 }
 
 /// One interval of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields are their names, in ns but for at and count")]
 pub struct Sample {
     pub at: f64,
     pub count: u64,
@@ -178,38 +181,39 @@ pub struct Sample {
     pub max_ns: u64,
 }
 
-/// Memory at one moment.
+/// Memory at one moment of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Since the start of the run.
+    /// Seconds since the start of the run.
     pub at_s: f64,
-    /// Resident set of the process: memory-mapped files are in it, files read by `pread` are not.
+    /// Resident set of the process. It includes memory-mapped files, but not files read by `pread`.
     pub rss_bytes: u64,
-    /// Page cache charged to the cgroup; `None` without one.
+    /// Page cache charged to the cgroup. `None` without a cgroup.
     pub page_cache_bytes: Option<u64>,
-    /// Everything charged to the cgroup, which is what the cap limits.
+    /// Bytes charged to the cgroup in total, which the cap limits. `None` without a cgroup.
     pub charged_bytes: Option<u64>,
 }
 
-/// What the kernel counted for the process over the measured part.
+/// Kernel counters over the measured part, of the process unless noted otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Io {
-    /// Bytes fetched from the device on behalf of the process (`/proc/self/io` `read_bytes`).
+    /// Bytes read from the device on behalf of the process (`/proc/self/io` `read_bytes`).
     pub device_read_bytes: Option<u64>,
-    /// Bytes that the device wrote meanwhile, of the whole machine. In files of before it is what the process caused to be
-    /// written (`write_bytes`), which counts all of a large folio for each page of it that was changed.
+    /// Bytes that the device wrote meanwhile, for the whole machine. Older files have instead the bytes that the
+    /// process caused to be written (`write_bytes`). That counter includes a whole large folio for each of its pages
+    /// that was changed.
     pub device_write_bytes: Option<u64>,
-    /// Reads the device completed meanwhile, of the whole machine (`/proc/diskstats`).
+    /// Reads that the device completed meanwhile, for the whole machine (`/proc/diskstats`).
     pub device_reads: Option<u64>,
-    /// Writes the device completed meanwhile, of the whole machine.
+    /// Writes that the device completed meanwhile, for the whole machine.
     pub device_writes: Option<u64>,
     /// Page faults that waited for the device.
     pub major_faults: Option<u64>,
-    /// CPU time in user mode.
+    /// CPU time in user mode, in seconds.
     pub user_s: f64,
-    /// CPU time in the kernel.
+    /// CPU time in the kernel, in seconds.
     pub system_s: f64,
-    /// Bytes of keys and values the workload wrote: what write amplification is against.
+    /// Bytes of keys and values that the workload wrote: the base of write amplification.
     pub user_write_bytes: u64,
 }
 

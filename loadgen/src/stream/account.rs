@@ -1,11 +1,11 @@
-//! The shape of an account update: where an extractor finds the pair of key and value, and what an account may become.
+//! The shape of an account update: where an extractor finds key and value, and the other states of an account.
 //!
-//! Owns: the byte layouts of SPL Token and Token-2022 accounts as far as a reader of the stream looks at them.
-//! Must not: know slots, filters or the wire. Plain functions, used on every feed's task.
+//! Owns: the byte layouts of SPL Token and Token-2022 accounts, as far as a reader of the stream looks at them. Must
+//! not: know slots, filters or the wire. Plain functions, used on every feed's task.
 
 use workload::{Key, Value};
 
-/// What part of an account is the pair's value. The key is always the account's address.
+/// The part of an account that is the pair's value. The key is always the account's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Extract {
@@ -17,49 +17,50 @@ pub enum Extract {
     TokenMint,
 }
 
-/// The System program's address: 32 zero bytes. A closed account belongs to it.
+/// Address of the System program: 32 zero bytes. It owns closed accounts.
 pub const SYSTEM_PROGRAM: [u8; 32] = [0; 32];
-/// `TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA`.
+/// Address of the SPL Token program, `TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA`.
 pub const TOKEN_PROGRAM: [u8; 32] = [
     6, 221, 246, 225, 215, 101, 161, 147, 217, 203, 225, 70, 206, 235, 121, 172, 28, 180, 133, 237, 95, 91, 55, 145,
     58, 140, 245, 133, 126, 255, 0, 169,
 ];
-/// `TokenzQdBNbLqP5VEhdkAS6EPFLC1PHnBqCXEpPxuEb`.
+/// Address of the Token-2022 program, `TokenzQdBNbLqP5VEhdkAS6EPFLC1PHnBqCXEpPxuEb`.
 pub const TOKEN_2022_PROGRAM: [u8; 32] = [
     6, 221, 246, 225, 238, 117, 143, 222, 24, 66, 93, 188, 228, 108, 205, 218, 182, 26, 252, 77, 131, 185, 13, 39, 254,
     189, 249, 40, 216, 161, 139, 252,
 ];
 
-/// What [`Account::left`] knows: a wallet, another program's account, a mint, a mint with an extension, a multisig, an
-/// uninitialised token account, one without lamports and data that still belongs to Token.
+/// Number of variants of [`Account::left`]: a wallet, another program's account, a mint, a mint with an extension, a
+/// multisig, an uninitialised token account, and one without lamports and data that still belongs to Token.
 pub const LEAVINGS: u8 = 7;
 
-/// Lamports of an account that is open: what a token account is rent exempt with.
+/// Lamports of an open account: the balance that makes a token account rent exempt.
 const OPEN_LAMPORTS: u64 = 2_039_280;
-/// Length of an SPL Token mint.
+/// Bytes of an SPL Token mint.
 const MINT_BYTES: usize = 82;
-/// Length of an SPL Token account.
+/// Bytes of an SPL Token account.
 const TOKEN_BYTES: usize = 165;
-/// A Token-2022 account with one empty extension: the account type at 165, then a 2-byte type and a 2-byte length.
+/// Bytes of a Token-2022 account with one empty extension: the account type at 165, then a 2-byte type and a 2-byte
+/// length.
 const TOKEN_2022_BYTES: usize = 170;
-/// Length of a Token multisig, which is never a token account though its byte 165 may look like one.
+/// Bytes of a Token multisig. It is never a token account, although its byte 165 may look like one.
 const MULTISIG_BYTES: usize = 355;
-/// Where a token account keeps its state: 0 uninitialized, 1 initialized, 2 frozen.
+/// Offset of a token account's state: 0 uninitialized, 1 initialized, 2 frozen.
 const STATE_OFFSET: usize = 108;
-/// Data of an account that is not a token account: any few bytes will do.
+/// Bytes of data of an account that is not a token account. Any few bytes will do.
 const PLAIN_BYTES: usize = 40;
 
-/// An account as the validator would report it, before slicing.
+/// An account as the validator reports it, before slicing.
 #[derive(Clone, Debug)]
 pub struct Account {
     /// Balance in lamports; 0 for a closed account.
     pub lamports: u64,
-    /// The owning program.
+    /// Address of the owning program.
     pub owner: [u8; 32],
     data: Data,
 }
 
-/// The data: on the stack for what a stream is mostly made of.
+/// Data of an account. The short form, of which streams mostly consist, is on the stack.
 #[derive(Clone, Debug)]
 enum Data {
     Short([u8; TOKEN_2022_BYTES], usize),
@@ -67,8 +68,8 @@ enum Data {
 }
 
 impl Account {
-    /// The account `key` with the pair's `value`, shaped for `extract`. `version` varies what is not the value (the
-    /// token amount), as a live account's data does.
+    /// Makes the open account `key` with the pair's `value`, shaped for `extract`. `version` varies other bytes than
+    /// the value (the token amount), as the data of a live account varies.
     pub fn open(extract: Extract, key: &Key, value: &Value, version: u64) -> Self {
         let mut data = [0; TOKEN_2022_BYTES];
         if extract == Extract::AccountOwner {
@@ -76,13 +77,13 @@ impl Account {
             data[8..PLAIN_BYTES].copy_from_slice(key);
             return Self { lamports: OPEN_LAMPORTS, owner: *value, data: Data::Short(data, PLAIN_BYTES) };
         }
-        // The other address field is the key itself: any address will do, and a mixed-up offset then shows.
+        // The other address field gets the key: any address will do, and a wrong offset then shows.
         let (mint, owner) = if extract == Extract::TokenMint { (value, key) } else { (key, value) };
         data[..32].copy_from_slice(mint);
         data[32..64].copy_from_slice(owner);
         data[64..72].copy_from_slice(&version.to_le_bytes());
         data[STATE_OFFSET] = 1;
-        // One in eight, so that a reader that asks for exactly 165 bytes is found out.
+        // One account in eight, so that a reader that asks for exactly 165 bytes is found out.
         let (owner, data_len) = if key[31] & 7 == 0 {
             data[TOKEN_BYTES] = 2;
             data[TOKEN_BYTES + 1] = 7;
@@ -93,14 +94,14 @@ impl Account {
         Self { lamports: OPEN_LAMPORTS, owner, data: Data::Short(data, data_len) }
     }
 
-    /// Any account.
+    /// Makes an account with these fields.
     pub fn of(lamports: u64, owner: [u8; 32], data: Vec<u8>) -> Self {
         Self { lamports, owner, data: Data::Any(data) }
     }
 
-    /// What a token account may become and be a token account no more. `draw` picks one of [`LEAVINGS`].
+    /// Makes an account that was a token account and is none any more. `draw` picks one of the [`LEAVINGS`].
     pub fn left(draw: u8) -> Self {
-        // Looks like a token account in every place, so that only its owner and its length tell.
+        // Data that looks like a token account in every place, so that only the owner and the length tell.
         let data = |len: usize, state: u8, kind: u8| {
             let mut data = vec![7; len];
             for (at, byte) in [(STATE_OFFSET, state), (TOKEN_BYTES, kind)] {
@@ -119,12 +120,12 @@ impl Account {
         }
     }
 
-    /// A closed account: no lamports, no data, owned by the System program.
+    /// Makes a closed account: no lamports, no data, owned by the System program.
     pub fn closed() -> Self {
         Self { lamports: 0, owner: SYSTEM_PROGRAM, data: Data::Short([0; TOKEN_2022_BYTES], 0) }
     }
 
-    /// The account's whole data.
+    /// Returns the account's whole data.
     pub fn data(&self) -> &[u8] {
         match &self.data {
             Data::Short(data, len) => &data[..*len],

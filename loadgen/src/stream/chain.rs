@@ -1,7 +1,7 @@
 //! The chain: slots with their updates, parents, hashes and faults, computed from the options and the seed alone.
 //!
-//! Owns: the state of every key (4 bytes each) and the order in which slots are delivered. Must not: know
-//! subscribers, clocks or the wire. Runs on the `chain` thread.
+//! Owns: the state of every key (4 bytes each) and the order in which slots are delivered. Must not: know subscribers,
+//! clocks or the wire. Runs on the `chain` thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -15,101 +15,95 @@ use crate::stream::keys::{CREATED, Keys};
 use crate::stream::options::Workload;
 use crate::stream::resume::Stand;
 
-/// An out-of-order slot comes after this many later ones.
+/// Number of later slots that come before an out-of-order slot.
 const OUT_OF_ORDER_SLOTS: usize = 3;
-/// Draws per wanted event before a slot is left smaller: with few keys a slot cannot hold more than there are.
+/// Draws for each wanted event before a slot is left smaller. With few keys a slot may not reach its size.
 const DRAWS_PER_EVENT: u32 = 4;
-/// Set in a key's state when it is not in the map; the rest is the version of its value.
+/// Bit in a key's state that says that the key is not in the map. The other bits are the version of its value.
 const ABSENT: u32 = 1 << 31;
 
-/// One account update: which key, and what it became.
+/// One account update: the key, and the account's new state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Update {
-    /// The key, for [`Keys::key`].
+    /// Id of the key, for [`Keys::key`].
     pub id: u64,
     /// Version of the value, for [`Keys::value`].
     pub version: u32,
-    /// What the account is after it.
+    /// State of the account after the update.
     pub write: Write,
 }
 
-/// What an account is after a write.
+/// State of an account after a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Write {
     /// It holds the update's value.
     Open,
-    /// It is closed.
+    /// It is closed: no lamports and no data.
     Closed,
-    /// It is no token account any more: one of [`Account::left`](crate::stream::account::Account::left).
+    /// It is no token account any more, but one of [`Account::left`](crate::stream::account::Account::left).
     Left(u8),
 }
 
-/// What becomes of a block.
+/// Fate of a block after its execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// It is on the chain.
     Sealed,
-    /// It dies, which is reported: its updates must not be applied.
+    /// It dies, which is reported. Its updates must not be applied.
     Dead,
-    /// It is whole, and the chain goes on from an older parent, which nothing reports.
+    /// It is complete, but the chain continues from an older parent. Nothing reports that.
     Abandoned,
-    /// It is given up half way for another bank in the same slot, which nothing reports.
+    /// It is given up half way for another bank in the same slot. Nothing reports that.
     GivenUp,
 }
 
-/// A slot's block with everything that belongs to it.
+/// A slot's block with all its contents.
 #[derive(Debug)]
 pub(crate) struct Block {
-    /// Slot number.
     pub slot: u64,
-    /// The parent's slot number.
+    /// Slot number of the parent.
     pub parent_slot: u64,
-    /// Hash of the block.
     pub hash: [u8; 32],
-    /// Hash of the parent.
     pub parent_hash: [u8; 32],
-    /// Number of ancestors.
+    /// Number of ancestors on its chain.
     pub height: u64,
-    /// Index of the first update among all of the run; also the base of its write versions.
+    /// Index of the first update among all of the run, which is also the base of its write versions.
     pub first_event: u64,
     /// The last write of each account in the slot.
     pub updates: Vec<Update>,
-    /// The bank that executed it.
+    /// Id of the bank that executed the block.
     pub bank: u64,
-    /// What becomes of it.
     pub kind: Kind,
 }
 
 impl Block {
-    /// The block's hash as the wire carries it.
+    /// Returns the block's hash as the wire carries it.
     pub(crate) fn hash_base58(&self) -> String {
         bs58::encode(self.hash).into_string()
     }
 }
 
-/// The end of the run: what a follower must have.
+/// End of a run: the state that a follower must have reached.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Final {
-    /// The last slot.
     pub slot: u64,
-    /// Updates in sealed slots.
+    /// Number of updates in sealed slots.
     pub events: u64,
-    /// Sealed slots.
+    /// Number of sealed slots in this run.
     pub slots: u64,
-    /// Digest of the map with every sealed update applied, `PAIRS:HEX`.
+    /// Digest of the map with every sealed update applied, as `PAIRS:HEX`.
     pub digest: String,
-    /// What the missing slot cuts off, if one was asked for.
+    /// The missing slot, if one was asked for.
     pub gap: Option<Gap>,
 }
 
-/// A slot that never comes.
+/// A slot that is never delivered.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Gap {
-    /// The missing slot.
     pub slot: u64,
-    /// The last slot before it that is delivered.
+    /// Last slot before it that is delivered.
     pub parent_slot: u64,
-    /// Digest of the map at `parent_slot`: what a follower that stops at the gap has.
+    /// Digest of the map at `parent_slot`: that of a follower that stops at the gap.
     pub digest: String,
 }
 
@@ -125,14 +119,14 @@ pub(crate) struct Chain {
     parent: (u64, [u8; 32], u64),
     events: u64,
     slots: u64,
-    /// Events and slots of runs before this one, which are not delivered.
+    /// Events and slots of earlier runs, which are not delivered.
     skipped: (u64, u64),
-    /// Events by the end of the round of [`Workload::events`] that the chain is in: a slot is cut there.
+    /// Number of events at the end of the current round of [`Workload::events`]. A slot is cut there.
     round_end: u64,
-    /// Events by the end of this run, where a round ends.
+    /// Number of events at the end of this run, which is also the end of a round.
     end: u64,
     bogus: u64,
-    /// The block that the next slot's abandoned one stands on, where a fork is to grow.
+    /// Parent of the next slot's abandoned block, if a fork is to grow.
     fork: Option<(u64, [u8; 32], u64)>,
     held: VecDeque<(usize, Arc<Block>)>,
     ready: VecDeque<Arc<Block>>,
@@ -141,7 +135,7 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// A run at its start. `options` must have passed [`Workload::check`].
+    /// Starts a run at its first slot. `options` must have passed [`Workload::check`].
     pub(crate) fn new(options: Workload, keys: Arc<Keys>) -> Self {
         let state = if options.base_empty { ABSENT } else { 0 };
         let known = vec![state; keys.known() as usize];
@@ -169,7 +163,7 @@ impl Chain {
         }
     }
 
-    /// A run that goes on from where a follower stands, if it stands anywhere.
+    /// Starts a run at the follower's position, if it has one, otherwise at the first slot.
     pub(crate) fn at(options: Workload, keys: Arc<Keys>, stand: Option<&Stand>) -> Result<Self> {
         let mut chain = Self::new(options, keys);
         stand.map_or(Ok(()), |stand| chain.resume(stand))?;
@@ -183,7 +177,7 @@ impl Chain {
         self.parent = (slot - 1, block_hash(self.options.seed, slot - 1), 0);
     }
 
-    /// Makes every slot up to `slot` without delivering any; the run's own events come after the round that it is in.
+    /// Makes every slot up to `slot` without delivering any. The run's own events come after the current round.
     pub(super) fn skip_to(&mut self, slot: u64) -> Result<()> {
         while self.parent.0 < slot {
             self.begin_round();
@@ -201,27 +195,27 @@ impl Chain {
         Ok(())
     }
 
-    /// The first slot of the first run.
+    /// Returns the first slot of the first run.
     pub(super) fn first_slot(&self) -> u64 {
         self.options.start_slot
     }
 
-    /// Events made so far, of runs before this one as well.
+    /// Returns the number of events made so far, earlier runs included.
     pub(crate) fn events(&self) -> u64 {
         self.events
     }
 
-    /// Events of a slot.
+    /// Returns the number of events in a full slot.
     pub(crate) fn events_per_slot(&self) -> u32 {
         self.options.events_per_slot
     }
 
-    /// The blockhash that a slot has on this chain.
+    /// Returns the blockhash of a slot on this chain.
     pub(super) fn hash_of(&self, slot: u64) -> [u8; 32] {
         block_hash(self.options.seed, slot)
     }
 
-    /// The block that the run's first one stands on: of a chain that was there before, without updates.
+    /// Returns the parent of the run's first block. It has no updates, and stands for the chain before the run.
     pub(crate) fn base(&self) -> Block {
         let (slot, hash, height) = self.parent;
         let parent_slot = slot.saturating_sub(1);
@@ -238,7 +232,7 @@ impl Chain {
         }
     }
 
-    /// The next block to deliver; none once the run's events are spent.
+    /// Returns the next block to deliver; `None` once the run's events are spent.
     pub(crate) fn next_block(&mut self) -> Option<Arc<Block>> {
         loop {
             if let Some(block) = self.ready.pop_front() {
@@ -258,7 +252,7 @@ impl Chain {
         }
     }
 
-    /// What a follower must have at the end. Walks every key: about 50 ns each.
+    /// Returns the state that a follower must have at the end. Walks every key, at about 50 ns each.
     pub(crate) fn finish(&self) -> Final {
         Final {
             slot: self.parent.0,
@@ -280,7 +274,7 @@ impl Chain {
         digest
     }
 
-    /// Makes the next slot number: skipped, dead, missing, held back or ready.
+    /// Makes the next slot: skipped, dead, missing, held back or ready.
     fn produce(&mut self) {
         let slot = self.next_slot;
         self.next_slot += 1;
@@ -366,7 +360,8 @@ impl Chain {
         }
     }
 
-    /// A block of updates that look like any other and must leave no trace: changes, closes, leavings and new keys.
+    /// Makes a block whose updates look like any others and must leave no trace: changes, closes, leavings and new
+    /// keys.
     fn vanishing_block(&mut self, slot: u64, kind: Kind) -> Block {
         let count = (self.options.events_per_slot / 2).max(1);
         let mut updates = Vec::with_capacity(count as usize);
@@ -397,7 +392,7 @@ impl Chain {
         }
         let total = self.keys.known() + self.created.len() as u64;
         let index = self.rng.below(total);
-        // Keys made by this run get their share of later events; the known ones keep the skew that was asked for.
+        // Keys made by this run get their share of later events. The known keys keep the skew that was asked for.
         let (id, state) = if index >= self.keys.known() {
             let index = index - self.keys.known();
             (index | CREATED, &mut self.created[index as usize])
@@ -420,17 +415,17 @@ impl Chain {
     }
 }
 
-/// The bank of a slot that seals it. The number before it is for one that is given up.
+/// Returns the id of the bank that seals a slot. The number before it is for a bank that is given up.
 fn bank(slot: u64) -> u64 {
     slot.wrapping_mul(2).wrapping_add(1)
 }
 
-/// The hash of `slot` on the chain of `seed`.
+/// Returns the hash of `slot` on the chain of `seed`.
 fn block_hash(seed: u64, slot: u64) -> [u8; 32] {
     Pairs::new(seed ^ 0x626c_6f63_6b68).key(slot)
 }
 
-/// Ids are dense integers: one multiplication spreads them.
+/// Hashes ids, which are dense integers, so one multiplication spreads them.
 #[derive(Default)]
 struct IdHasher(u64);
 

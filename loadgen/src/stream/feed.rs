@@ -1,8 +1,7 @@
-//! One subscriber: its filter, its place in the log, and the bytes it is sent.
+//! One subscriber: its filter, its place in the log, and the bytes sent to it.
 //!
-//! Owns: what a subscription's response stream carries and when it ends. Must not: buffer more than one chunk; a
-//! subscriber that does not read is held by HTTP/2 flow control and falls behind in the log. Runs on the
-//! connection's task.
+//! Owns: the contents and the end of a subscription's response stream. Must not: buffer more than one chunk. HTTP/2
+//! flow control holds a subscriber that does not read, and it lags behind in the log. Runs on the connection's task.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,38 +24,37 @@ use crate::stream::keys::Keys;
 use crate::stream::log::{Entry, Event, Log, Replayed};
 use crate::stream::wire;
 
-/// Bytes handed to HTTP/2 at a time: large enough that its cost per chunk vanishes.
+/// Bytes handed to HTTP/2 at a time: so many that its cost for each chunk vanishes.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// Pings to the subscriber, the first one at once, as the public server sends them.
+/// Time between two pings to the subscriber. The first is sent at once, as the public server does.
 const PING_PERIOD: Duration = Duration::from_secs(10);
-/// What sets the value of an account's earlier write in a slot apart from the one it is left with.
+/// Added to the version of an account's earlier write in a slot, so that its value differs from the final one.
 const EARLIER_VERSIONS: u32 = 1 << 30;
-/// Slots that a replay starts too early under `--duplicates`.
+/// Number of slots by which a replay starts too early under `--duplicates`.
 const DUPLICATE_SLOTS: u64 = 3;
 
-/// What all feeds of a server share.
+/// State that all feeds of a server share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// The delivery log.
     pub(crate) log: Log,
-    /// Keys and values behind the updates.
+    /// Keys and values of the updates.
     pub(crate) keys: Arc<Keys>,
-    /// Shape of the accounts.
+    /// Shape of the accounts in updates.
     pub(crate) extract: Extract,
-    /// Replays start earlier than asked.
+    /// Whether replays start earlier than asked.
     pub(crate) duplicates: bool,
-    /// Blocks are confirmed later than they are processed, so that the two commitments see different streams.
+    /// Whether blocks are confirmed later than they are processed, so that the two commitments see different streams.
     pub(crate) confirms_later: bool,
-    /// Events between two cut connections; 0 for none.
+    /// Number of events between two cut connections; 0 for no cuts.
     pub(crate) disconnect_every: u64,
-    /// Index of the event at which the next connection is cut. Counted on the chain, not on connections: a replay
-    /// must not bring the cut forward, or a small period would never let a follower get on.
+    /// Index of the event at which the next connection is cut. It is counted on the chain and not on connections,
+    /// because a replay must not bring the cut forward. Otherwise a small period would never let a follower get on.
     pub(crate) next_cut: AtomicU64,
-    /// Account updates sent to all subscribers.
+    /// Number of account updates sent to all subscribers.
     pub(crate) sent_events: AtomicU64,
 }
 
-/// A subscriber's response stream.
+/// The response stream of one subscriber.
 pub(crate) struct Feed {
     shared: Arc<Shared>,
     requests: Option<Streaming<SubscribeRequest>>,
@@ -84,20 +82,20 @@ struct Sending {
     created_at: Timestamp,
     created_at_bytes: Vec<u8>,
     statuses: &'static [SlotStatus],
-    /// As it happens: every write, and some after the block meta.
+    /// Whether the block is sent as it happens: with every write, and with some writes after the block meta.
     live: bool,
 }
 
-/// Why a response stream ends.
+/// The way in which a response stream ends.
 pub(crate) enum End {
     /// With a status in the trailers.
     Status(Status),
-    /// With the connection, abruptly.
+    /// Abruptly, together with the connection.
     Cut,
 }
 
 impl Feed {
-    /// A feed that answers `requests`. Setting `kill` makes the connection's socket fail.
+    /// Starts a feed that answers `requests`. Setting `kill` makes the connection's socket fail.
     pub(crate) fn new(shared: Arc<Shared>, requests: Streaming<SubscribeRequest>, kill: Arc<AtomicBool>) -> Self {
         let head = shared.log.watch();
         let mut pings = tokio::time::interval(PING_PERIOD);
@@ -117,7 +115,7 @@ impl Feed {
         }
     }
 
-    /// The next bytes to send.
+    /// Waits for the next bytes to send, and returns them.
     pub(crate) async fn next_chunk(&mut self) -> Result<Bytes, End> {
         loop {
             self.poll_control().await.map_err(End::Status)?;
@@ -134,7 +132,7 @@ impl Feed {
         }
     }
 
-    /// Takes in what is already there, so that a busy feed still answers pings and new requests.
+    /// Handles the requests and pings that are ready, so that a busy feed still answers them.
     async fn poll_control(&mut self) -> Result<(), Status> {
         tokio::select! {
             biased;
@@ -146,7 +144,7 @@ impl Feed {
     }
 
     async fn wait(&mut self) -> Result<(), Status> {
-        // The log may have moved between the last look and now; the watch remembers that.
+        // The log may have moved since it was last checked. The watch remembers that.
         tokio::select! {
             request = next_request(&mut self.requests) => self.take_request(request)?,
             _ = self.pings.tick() => self.ping(),
@@ -191,7 +189,7 @@ impl Feed {
         Ok(())
     }
 
-    /// Fills a chunk; true when the connection is to be cut here.
+    /// Fills a chunk; returns `true` when the connection is to be cut here.
     fn fill(&mut self, out: &mut BytesMut) -> Result<bool, Status> {
         if self.place.is_none() {
             return Ok(false);
@@ -217,7 +215,7 @@ impl Feed {
         Ok(false)
     }
 
-    /// Moves on to the next slot or status; false when there is none yet.
+    /// Moves on to the next slot or status; returns `false` when there is none yet.
     fn advance(&mut self, out: &mut BytesMut) -> Result<bool, Status> {
         const CONFIRMED: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed];
         const FINAL: &[SlotStatus] = &[SlotStatus::SlotProcessed, SlotStatus::SlotConfirmed, SlotStatus::SlotFinalized];
@@ -234,8 +232,8 @@ impl Feed {
         Ok(true)
     }
 
-    /// Statuses are sent at every commitment when they happen; the content of a block before its status at the
-    /// subscription's own.
+    /// Handles an entry of the log. Statuses are sent for every commitment as they happen. A block's content is sent
+    /// before its status at the subscription's own commitment.
     fn take_entry(&mut self, Entry { event, created_at }: Entry, out: &mut BytesMut) {
         let own = self.filter.commitment();
         match event {
@@ -251,7 +249,8 @@ impl Feed {
                     self.status(&block, SlotStatus::SlotProcessed, created_at, out);
                 }
             }
-            // A stock server sends nothing of it at these commitments but its death; this one is harsher.
+            // A stock server sends only the death of a dead block at these commitments. This one is harsher, and sends
+            // its updates too.
             Event::Block(block) if block.kind == Kind::Dead && own != Commitment::Processed => {
                 self.begin_content(block, created_at, &[SlotStatus::SlotDead], false);
             }
@@ -277,7 +276,8 @@ impl Feed {
         self.sending = Some(Sending { block, next: 0, signature, created_at, created_at_bytes, statuses, live });
     }
 
-    /// The real order: content, block meta, statuses. At processed a late write comes before the statuses.
+    /// Ends a block in the real order: content, block meta, statuses. At processed, a late write comes before the
+    /// statuses.
     fn end_block(&self, sending: &Sending, out: &mut BytesMut) {
         let block = &*sending.block;
         if matches!(block.kind, Kind::Sealed | Kind::Abandoned) {
@@ -291,7 +291,7 @@ impl Feed {
         let mut names = Vec::new();
         let late = sending.before_meta()..block.updates.len();
         let late = late.map(|index| self.write(sending, index, &mut names, out)).sum();
-        // ORDERING: a statistic, paired with nothing.
+        // ORDERING: Relaxed: a statistic, paired with nothing.
         self.shared.sent_events.fetch_add(late, Ordering::Relaxed);
         for &status in sending.statuses {
             self.status(block, status, sending.created_at, out);
@@ -311,7 +311,7 @@ impl Feed {
         }
     }
 
-    /// Appends updates of the block until the chunk is full; true when the connection is to be cut here.
+    /// Appends updates of the block until the chunk is full; returns `true` when the connection is to be cut here.
     fn fill_block(&self, sending: &mut Sending, out: &mut BytesMut) -> bool {
         let sealed = sending.block.kind == Kind::Sealed;
         let mut names = Vec::with_capacity(4);
@@ -326,13 +326,13 @@ impl Feed {
             sent += self.write(sending, sending.next, &mut names, out);
             sending.next += 1;
         }
-        // ORDERING: a statistic, paired with nothing.
+        // ORDERING: Relaxed: a statistic, paired with nothing.
         self.shared.sent_events.fetch_add(sent, Ordering::Relaxed);
         cut
     }
 
-    /// Appends an update of the block; gives how many messages that took. As it happens, some accounts are written
-    /// twice, and of some the earlier write arrives later.
+    /// Appends an update of the block, and returns how many messages that took. In a live slot some accounts are
+    /// written twice, and for some of these the earlier write arrives later.
     fn write<'a>(&'a self, sending: &Sending, index: usize, names: &mut Vec<&'a str>, out: &mut BytesMut) -> u64 {
         let update = &sending.block.updates[index];
         let event = sending.block.first_event + index as u64;
@@ -351,8 +351,8 @@ impl Feed {
         sent
     }
 
-    /// Appends an account as `update` left it, where the filter wants it; gives 1 or 0. `names` is kept between calls
-    /// for its allocation.
+    /// Appends an account as `update` left it, if the filter wants it, and returns 1 or 0. `names` is kept between
+    /// calls for its allocation.
     fn account<'a>(
         &'a self,
         sending: &Sending,
@@ -384,10 +384,10 @@ impl Feed {
         1
     }
 
-    /// Whether the connection is to be cut before `event`; each mark cuts one connection.
+    /// Whether the connection is to be cut before `event`. Each mark cuts one connection.
     fn cut_at(&self, event: u64) -> bool {
         let every = self.shared.disconnect_every;
-        // ORDERING: only the exchange decides who is cut; no other memory hangs on it.
+        // ORDERING: Relaxed: only the exchange decides who is cut, and no other memory depends on it.
         let mark = self.shared.next_cut.load(Ordering::Relaxed);
         let next = (event / every + 1) * every;
         event >= mark && self.shared.next_cut.compare_exchange(mark, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -395,14 +395,14 @@ impl Feed {
 }
 
 impl Sending {
-    /// Updates that are sent before the block meta: all, or all but one.
+    /// Returns the number of updates that are sent before the block meta: all, or all but one.
     fn before_meta(&self) -> usize {
         let late = self.live && matches!(self.block.kind, Kind::Sealed | Kind::Abandoned);
         self.block.updates.len().saturating_sub(usize::from(late))
     }
 }
 
-/// What is said of a block once it was executed.
+/// Returns the statuses of a block after its execution.
 fn processed_statuses(block: &Block) -> &'static [SlotStatus] {
     match block.kind {
         Kind::Sealed | Kind::Abandoned => &[SlotStatus::SlotProcessed],

@@ -1,7 +1,7 @@
-//! Subscription filters: what a request asks for, compiled, and which named filters an update matches.
+//! Subscription filters: a request compiled, and the named filters that an update matches.
 //!
-//! Owns: the rules of a Yellowstone server's filters as far as this stream has the data (accounts, slots, block
-//! meta), and its limits. Must not: generate or send. Used on every feed's task.
+//! Owns: the rules of a Yellowstone server's filters as far as this stream has the data (accounts, slots, block meta),
+//! and its limits. Must not: generate or send. Used on every feed's task.
 
 use std::collections::HashSet;
 
@@ -16,15 +16,15 @@ use yellowstone_grpc_proto::geyser::{
 
 use crate::stream::account::{Account, is_token_account};
 
-/// State filters per account filter, as in the public server.
+/// Largest number of state filters in an account filter, as in the public server.
 const STATE_FILTERS_MAX: usize = 4;
-/// Bytes of a memcmp, as in the public server.
+/// Largest number of bytes in a memcmp, as in the public server.
 const MEMCMP_BYTES_MAX: usize = 128;
-/// Named filters of one kind in a request: far above any real subscription.
+/// Largest number of named filters of one kind in a request: far above any real subscription.
 const FILTERS_MAX: usize = 64;
-/// Bytes in a filter's name, as in the public server's configuration.
+/// Largest number of bytes in a filter's name, as in the public server's configuration.
 const NAME_BYTES_MAX: usize = 128;
-/// Characters of a memcmp in base58 and in base64, as in the public server.
+/// Largest number of characters of a memcmp in base58 and in base64, as in the public server.
 const MEMCMP_BASE58_MAX: usize = 175;
 const MEMCMP_BASE64_MAX: usize = 172;
 
@@ -38,15 +38,15 @@ pub struct Filter {
     commitment: Commitment,
 }
 
-/// At which commitment a subscriber sees slots.
+/// Commitment at which a subscriber sees slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Commitment {
-    /// As executed. A slot is delivered whole unless the stream confirms slots later than that.
+    /// Slots as executed. A slot is delivered whole unless the stream confirms slots later than that.
     #[default]
     Processed,
-    /// As voted on.
+    /// Slots as voted on by the cluster.
     Confirmed,
-    /// As rooted, 32 slots later.
+    /// Slots as rooted, 32 slots later.
     Finalized,
 }
 
@@ -77,7 +77,7 @@ impl Filter {
     /// Compiles a request.
     ///
     /// # Errors
-    /// The text that follows "failed to create filter: ".
+    /// The reason, as the text that follows "failed to create filter: ".
     pub fn compile(request: &SubscribeRequest) -> Result<Self, String> {
         refuse_unserved(request)?;
         let mut accounts = Vec::with_capacity(request.accounts.len());
@@ -109,27 +109,27 @@ impl Filter {
         Ok(Self { accounts, slots, blocks_meta, slices: compile_slices(&request.accounts_data_slice)?, commitment })
     }
 
-    /// Whether anything is subscribed to; a first empty request is legal and asks for nothing.
+    /// Whether nothing is subscribed to. A first empty request is legal and asks for nothing.
     pub fn is_empty(&self) -> bool {
         self.accounts.is_empty() && self.slots.is_empty() && self.blocks_meta.is_empty()
     }
 
-    /// The commitment asked for.
+    /// Returns the commitment of the request.
     pub fn commitment(&self) -> Commitment {
         self.commitment
     }
 
-    /// Data slices as (offset, length), ascending and disjoint; none for whole data.
+    /// Returns the data slices as (offset, length), ascending and disjoint. Empty means whole data.
     pub fn slices(&self) -> &[(usize, usize)] {
         &self.slices
     }
 
-    /// Names of the block meta filters.
+    /// Returns the names of the block meta filters.
     pub fn blocks_meta(&self) -> &[String] {
         &self.blocks_meta
     }
 
-    /// Calls `each` with the name of every account filter the update matches.
+    /// Calls `each` with the name of every account filter that the update matches.
     pub fn matching_accounts<'a>(
         &'a self,
         key: &[u8; 32],
@@ -144,7 +144,8 @@ impl Filter {
         }
     }
 
-    /// What is sent of an account's data: the slices one after the other, each left out whole where it does not fit.
+    /// Returns the part of an account's data that is sent: the slices one after the other. A slice that does not fit is
+    /// left out as a whole.
     pub fn sliced(&self, data: &[u8]) -> Vec<u8> {
         if self.slices.is_empty() {
             return data.to_vec();
@@ -153,8 +154,8 @@ impl Filter {
         self.slices.iter().filter_map(|slice| data.get(ends(slice)?)).flatten().copied().collect()
     }
 
-    /// Names of the slot filters that take a status: `interslot` for the kinds between slots, `own` when the status
-    /// is the subscription's own commitment.
+    /// Returns the names of the slot filters that take a status. `interslot`: the status is of the kinds between slots.
+    /// `own`: it is the subscription's own commitment.
     pub fn matching_slots(&self, interslot: bool, own: bool) -> Vec<String> {
         let takes = |filter: &&SlotFilter| if interslot { filter.interslot } else { own || !filter.by_commitment };
         self.slots.iter().filter(takes).map(|filter| filter.name.clone()).collect()
@@ -229,7 +230,7 @@ impl State {
     }
 }
 
-/// A filter that can never match would look like a quiet stream: better to say so.
+/// Refuses filters that this stream does not serve. A filter that never matches would look like a quiet stream.
 fn refuse_unserved(request: &SubscribeRequest) -> Result<(), String> {
     let unserved = [
         ("transactions", request.transactions.len()),
@@ -282,7 +283,7 @@ fn pubkey(text: &str) -> Result<[u8; 32], String> {
     }
 }
 
-/// What is said of a commitment that there is not, by the subscription and by the calls that answer once.
+/// Returns the error text for an unknown commitment, for the subscription and for the calls that answer once.
 pub(crate) fn bad_commitment(commitment: i32) -> String {
     format!("failed to create CommitmentLevel from {commitment}")
 }

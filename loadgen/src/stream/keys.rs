@@ -1,7 +1,7 @@
-//! The keys and values of a stream: known ones from the seed or a file, and those that the stream creates.
+//! The keys and values of a stream: known ones from the seed or a file, and keys that the stream creates.
 //!
-//! Owns: which bytes an update's id stands for. Must not: know what became of a key. Used by the `chain` thread and by
-//! each connection's task.
+//! Owns: the bytes of every update's key and value, by id. Must not: know the state of a key. Used by the `chain`
+//! thread and by each connection's task.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use workload::{Key, Pairs, Value};
 
 use crate::stream::options::Workload;
 
-/// Set in the id of a key outside the known ones.
+/// Bit that is set in the id of a key outside the known ones.
 pub(super) const CREATED: u64 = 1 << 63;
 
-/// The keys and values behind the ids that updates carry.
+/// The keys and values for the ids that updates carry.
 #[derive(Debug)]
 pub struct Keys {
     pairs: Pairs,
@@ -23,7 +23,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// The known keys of `options`, read from its file if it names one.
+    /// Loads the known keys of `options`, from its file if it names one.
     pub(crate) fn load(options: &Workload) -> Result<Self> {
         let file = options.keys.as_deref().map(read_keys).transpose()?;
         let known = file.as_ref().map_or(options.pairs, |keys| keys.len() as u64);
@@ -31,12 +31,12 @@ impl Keys {
         Ok(Self { pairs: Pairs::new(options.seed), created_values, file, known })
     }
 
-    /// The number of known keys.
+    /// Returns the number of known keys.
     pub(crate) fn known(&self) -> u64 {
         self.known
     }
 
-    /// The address behind an update's id.
+    /// Returns the address for an update's id.
     pub(crate) fn key(&self, id: u64) -> Key {
         if id & CREATED != 0 {
             return self.pairs.absent_key(id & !CREATED);
@@ -47,7 +47,7 @@ impl Keys {
         }
     }
 
-    /// The value of an update's id at `version`.
+    /// Returns the value for an update's id at `version`.
     pub(crate) fn value(&self, id: u64, version: u32) -> Value {
         let pairs = if id & CREATED == 0 { self.pairs } else { self.created_values };
         pairs.value(id & !CREATED, version)

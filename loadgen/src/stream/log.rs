@@ -1,7 +1,7 @@
-//! The delivery log: what the chain has delivered, what is kept for replay, and where each subscriber is.
+//! The delivery log: the chain's entries, the slots kept for replay, and the position of each subscriber.
 //!
-//! Owns: the meeting point of the `chain` thread and the subscribers; all waiting and all bounds are here. Must not:
-//! encode or filter. The lock is taken per slot, never per event.
+//! Owns: the meeting point of the `chain` thread and the subscribers. All waiting and all bounds are here. Must not:
+//! encode or filter. The lock is taken once for each slot, never for each event.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,48 +15,48 @@ use tonic::Status;
 use crate::stream::chain::{Block, Kind};
 use crate::stream::filter::Commitment;
 
-/// Entries, three a slot, that the chain may be ahead of the slowest subscriber at max rate: enough that neither waits
-/// for the other.
+/// Number of entries, three for each slot, by which the chain may be ahead of the slowest subscriber at max rate:
+/// enough that neither waits for the other.
 const AHEAD_ENTRIES: u64 = 24;
-/// Slots until a block is final, as on the real chain.
+/// Number of slots after which a block is final, as on the real chain.
 const FINAL_AFTER_SLOTS: usize = 32;
-/// Entries kept for subscribers that are behind, besides four for each stored slot: a slot may have two banks.
+/// Entries kept for subscribers that lag behind, in addition to four for each stored slot, because a slot may have two
+/// banks.
 const SPARE_ENTRIES: usize = 256;
-/// Blockhashes that a server has to have seen before it says which are valid, and that it knows then.
+/// Number of recent blockhashes that a server knows. Before it has seen so many, it does not say which are valid.
 const BLOCKHASHES: usize = 332;
 
 /// One step of the chain as subscribers see it.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// A bank was executed, whatever becomes of it.
+    /// A bank was executed, whatever its fate is.
     Processed(Arc<Block>),
-    /// A slot was confirmed (or died, if it is of that kind).
+    /// A slot was confirmed, or died if it is of that kind.
     Block(Arc<Block>),
-    /// A slot became final.
+    /// A confirmed slot became final.
     Finalized(Arc<Block>),
 }
 
-/// An event and when it happened.
+/// An event, and the time at which it was published.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
-    /// What happened.
     pub(crate) event: Event,
-    /// When it was published.
+    /// Time at which it was published.
     pub(crate) created_at: Timestamp,
 }
 
-/// The tips of the chain, for the unary calls.
+/// The newest blocks of the chain, for the calls that answer once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tip {
-    /// The newest processed block.
+    /// Newest processed block. `None` until there is one.
     pub(crate) processed: Option<Arc<Block>>,
-    /// The newest confirmed block.
+    /// Newest confirmed block. `None` until there is one.
     pub(crate) confirmed: Option<Arc<Block>>,
-    /// The newest final block.
+    /// Newest final block. `None` until there is one.
     pub(crate) finalized: Option<Arc<Block>>,
 }
 
-/// Shared by the chain and every feed.
+/// The log, shared by the chain and every feed.
 #[derive(Debug)]
 pub(crate) struct Log {
     inner: Mutex<Inner>,
@@ -66,11 +66,10 @@ pub(crate) struct Log {
     confirm_after: usize,
 }
 
-/// A block of the window, and whether it is final.
+/// A stored block, ready for replay.
 pub(crate) struct Replayed {
-    /// The block.
     pub(crate) block: Arc<Block>,
-    /// It is final, not just confirmed.
+    /// Whether it is final, and not only confirmed.
     pub(crate) finalized: bool,
 }
 
@@ -96,8 +95,8 @@ impl Inner {
 }
 
 impl Log {
-    /// A log that keeps `replay_slots` slots and begins with the final block `base`, or with none: as a server does that
-    /// has just started. A slot is confirmed once `confirm_after` later ones are there.
+    /// Creates a log that keeps `replay_slots` slots and begins with the final block `base`. Without a base it is like
+    /// a server that has just started. A slot is confirmed once `confirm_after` later ones exist.
     pub(crate) fn new(replay_slots: usize, confirm_after: usize, base: Option<Block>) -> Self {
         let (head, _) = watch::channel(0);
         let base = base.map(Arc::new);
@@ -109,16 +108,16 @@ impl Log {
         Self { inner: Mutex::new(inner), moved: Condvar::new(), head, replay_slots, confirm_after }
     }
 
-    /// Tells of every new entry.
+    /// Returns a receiver that is notified of every new entry.
     pub(crate) fn watch(&self) -> watch::Receiver<u64> {
         self.head.subscribe()
     }
 
-    /// Publishes a block as it is executed, and the confirmation and finality that follow from it.
+    /// Publishes a block as it is executed, with the confirmation and finality that follow from it.
     pub(crate) fn publish(&self, block: Arc<Block>) {
         let mut inner = self.lock();
         let created_at = Timestamp::from(SystemTime::now());
-        // Where every slot is confirmed at once there is no time for another bank.
+        // If every slot is confirmed at once, there is no time for another bank.
         if self.confirm_after == 0 && matches!(block.kind, Kind::Abandoned | Kind::GivenUp) {
             return;
         }
@@ -138,13 +137,13 @@ impl Log {
                 }
             }
             Kind::Dead => inner.entries.push_back(Entry { event: Event::Block(block), created_at }),
-            // Told of at processed alone.
+            // Only subscribers at processed see these.
             Kind::Abandoned | Kind::GivenUp => {}
         }
         self.trim_and_tell(inner);
     }
 
-    /// Makes every slot final: the chain has ended.
+    /// Makes every slot final, because the chain has ended.
     pub(crate) fn finish(&self) {
         let mut inner = self.lock();
         let created_at = Timestamp::from(SystemTime::now());
@@ -157,21 +156,22 @@ impl Log {
         self.trim_and_tell(inner);
     }
 
-    /// Wakes everyone for good.
+    /// Ends all waiting for good.
     pub(crate) fn stop(&self) {
         self.lock().stopped = true;
         self.moved.notify_all();
         self.head.send_modify(|_| ());
     }
 
-    /// Waits until a subscriber has been there; false when stopped.
+    /// Waits until a subscriber has come; returns `false` when stopped.
     pub(crate) fn wait_first_subscriber(&self) -> bool {
         let waiting = |inner: &mut Inner| !inner.stopped && !inner.seen_subscriber;
         let inner = self.moved.wait_while(self.lock(), waiting).unwrap_or_else(PoisonError::into_inner);
         !inner.stopped
     }
 
-    /// Waits until the slowest subscriber is near; false when stopped. With no subscriber, waits for one.
+    /// Waits until the slowest subscriber is near the head; returns `false` when stopped. Without a subscriber, waits
+    /// for one.
     pub(crate) fn wait_for_room(&self) -> bool {
         let waiting = |inner: &mut Inner| {
             let slowest = inner.cursors.values().min();
@@ -181,7 +181,7 @@ impl Log {
         !inner.stopped
     }
 
-    /// Sleeps, unless stopped first; false when stopped.
+    /// Sleeps, unless stopped first; returns `false` when stopped.
     pub(crate) fn sleep(&self, time: Duration) -> bool {
         let waiting = |inner: &mut Inner| !inner.stopped;
         let (inner, _) =
@@ -189,8 +189,8 @@ impl Log {
         !inner.stopped
     }
 
-    /// Registers a subscriber at the head. With `from_slot`, also gives the stored slots from there on that have
-    /// reached `commitment`, in slot order; `earlier` widens that by as many slots.
+    /// Registers a subscriber at the head. With `from_slot`, also returns the stored slots from there on that have
+    /// reached `commitment`, in slot order. `earlier` starts them so many slots earlier.
     pub(crate) fn subscribe(
         &self,
         from_slot: Option<u64>,
@@ -211,7 +211,8 @@ impl Log {
         Ok((id, head, replay))
     }
 
-    /// The entry at `cursor`, none if it has not happened yet. Being asked for it means that all before was sent.
+    /// Returns the entry at `cursor`; `None` if it has not happened yet. The request means that every earlier entry was
+    /// sent.
     pub(crate) fn entry(&self, id: u64, cursor: u64) -> Result<Option<Entry>, Status> {
         let mut inner = self.lock();
         if inner.stopped {
@@ -227,23 +228,24 @@ impl Log {
         Ok(entry)
     }
 
-    /// Forgets a subscriber.
+    /// Forgets a subscriber, so that the chain no longer waits for it.
     pub(crate) fn unsubscribe(&self, id: u64) {
         self.lock().cursors.remove(&id);
         self.moved.notify_all();
     }
 
-    /// The first slot that from_slot can name: 2^64-1 while there is none, and nothing where no slots are kept at all.
+    /// Returns the first slot that `from_slot` may name: 2^64-1 while no slot is stored, and `None` if slots are never
+    /// kept.
     pub(crate) fn first_available(&self) -> Option<u64> {
         (self.replay_slots > 0).then(|| first_stored(&self.lock()).unwrap_or(u64::MAX))
     }
 
-    /// The newest blocks.
+    /// Returns the newest block of each commitment.
     pub(crate) fn tip(&self) -> Tip {
         self.lock().tip.clone()
     }
 
-    /// The recent block of a hash, if there is one; an error before enough of them were there.
+    /// Returns the recent block with this hash, if there is one. Fails before the server has seen enough blocks.
     pub(crate) fn find(&self, hash: &str) -> Result<Option<Arc<Block>>, Status> {
         let inner = self.lock();
         if inner.blockhashes.len() < BLOCKHASHES {
@@ -267,7 +269,7 @@ impl Log {
         let reached = inner.stored.iter().map(replayed);
         let mut reached: Vec<Replayed> =
             reached.filter(|replayed| commitment != Commitment::Finalized || replayed.finalized).collect();
-        // Nothing to send is no answer for the server that this one is like: also before its first slot.
+        // The real server fails when it has nothing to send, even before its first slot, so this one does too.
         if !reached.iter().any(|replayed| replayed.block.slot >= from) {
             return Err(Status::internal("failed to get replay response"));
         }
@@ -303,7 +305,7 @@ impl Log {
         self.head.send_replace(head);
     }
 
-    /// A panic under this lock leaves only whole steps behind, so that the data may still be used.
+    /// Locks the log. A panic under this lock leaves only whole steps, so the data may still be used.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -3,8 +3,8 @@
 //! ```text
 //! chain thread --publish--> log (replay window) <--entry-- feed of each subscriber --chunks--> HTTP/2
 //! ```
-//! Owns: the run of a stream from options to its final digest. Must not: know the service that follows it.
-//! Threads: `chain` generates; `stream` tokio workers encode and send.
+//! Owns: the run of a stream from options to its final digest. Must not: know the service that follows it. Threads:
+//! `chain` generates; `stream` encodes and sends, on a single-threaded tokio runtime.
 
 pub mod account;
 mod chain;
@@ -35,10 +35,10 @@ use chain::Chain;
 use feed::Shared;
 use log::Log;
 
-/// Longest wait for clients to take their leave after a stop; then their sockets are closed.
+/// Longest wait for clients to disconnect after a stop. Then their sockets are closed.
 const STOP_BOUND: Duration = Duration::from_secs(1);
 
-/// A running stream; stops when dropped.
+/// A running stream. It stops when dropped.
 pub struct Stream {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -49,15 +49,16 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Binds `listen` (port 0 picks one) and starts serving on threads of its own.
+    /// Binds `listen` (port 0 picks a free one) and starts serving on threads of its own.
     pub fn start(workload: Workload, delivery: &Delivery, listen: &str) -> Result<Self> {
         Self::start_at(workload, delivery, listen, None)
     }
 
-    /// The same for a follower that stands somewhere already: the stream goes on from there.
+    /// Starts as [`Stream::start`] does, but goes on from the position of a follower that has followed an earlier
+    /// stream.
     ///
     /// # Errors
-    /// As [`Stream::start`], and a stand that is not on the chain of this workload, with the way out.
+    /// Those of [`Stream::start`], and a position that is not on the chain of this workload, with the way out.
     pub fn start_at(workload: Workload, delivery: &Delivery, listen: &str, stand: Option<&Stand>) -> Result<Self> {
         workload.check()?;
         delivery.check()?;
@@ -86,20 +87,20 @@ impl Stream {
         Ok(Self { address, shared, chain: Some(chain), end, shutdown: Some(shutdown), server: Some(server) })
     }
 
-    /// The bound address.
+    /// Returns the bound address, with the port that was picked.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Account updates sent so far, over all subscribers.
+    /// Returns the number of account updates sent so far, over all subscribers.
     pub fn sent_events(&self) -> u64 {
-        // ORDERING: a statistic, paired with nothing.
+        // ORDERING: Relaxed: a statistic, paired with nothing.
         self.shared.sent_events.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// The end of the run, once every slot has been generated. Fails if that can no longer happen.
+    /// Returns the end of the run, once every slot has been generated. Fails if that can no longer happen.
     pub fn outcome(&self) -> Result<Option<&Final>> {
-        // Looked at first: the thread sets the end before it finishes.
+        // Read this first, because the thread sets the end before it finishes.
         let finished = self.chain.as_ref().is_none_or(JoinHandle::is_finished);
         let end = self.end.get();
         ensure!(end.is_some() || !finished, "the chain thread ended before the last slot; its message is above");
@@ -121,7 +122,7 @@ impl Stream {
     fn signal_stop(&mut self) {
         self.shared.log.stop();
         if let Some(shutdown) = self.shutdown.take() {
-            // The receiver is gone only if the server has ended by itself: nothing left to stop.
+            // The receiver is gone only if the server has ended by itself. Then nothing is left to stop.
             shutdown.send(()).ok();
         }
     }
@@ -140,18 +141,18 @@ fn spawn_server(
     stopped: oneshot::Receiver<()>,
 ) -> Result<JoinHandle<Result<()>>> {
     let run = move || {
-        // One worker: the stream must leave the machine to the service it feeds.
+        // One thread, because the stream must leave the machine to the service that it feeds.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(listener)?;
             let (stopping, mut stop) = tokio::sync::watch::channel(false);
             let shutdown = async move {
-                // Dropping the sender means stop, too.
+                // A dropped sender means stop, too.
                 stopped.await.ok();
                 stopping.send_replace(true);
             };
             let bound = async move {
-                // An error means that the sender is gone: stopping as well.
+                // An error means that the sender is gone, which means stop, too.
                 stop.wait_for(|stopping| *stopping).await.ok();
                 tokio::time::sleep(STOP_BOUND).await;
             };
@@ -178,7 +179,7 @@ fn spawn_chain(
     std::thread::Builder::new().name("chain".to_owned()).spawn(run).context("cannot start the chain thread")
 }
 
-/// Publishes every slot at the asked pace; none when stopped before the end.
+/// Publishes every slot at the asked pace; returns `None` when stopped before the end.
 fn drive_chain(log: &Log, mut chain: Chain, delivery: &Delivery) -> Option<Final> {
     let period = delivery.rate.slot_period(chain.events_per_slot());
     if !delivery.no_wait && !log.wait_first_subscriber() {

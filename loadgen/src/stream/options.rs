@@ -1,4 +1,4 @@
-//! What `loadgen stream` can be asked for, and the checks that turn arguments into a run.
+//! Options of `loadgen stream`, and the checks that turn arguments into a run.
 //!
 //! Owns: the command line of the stream. Must not: open sockets or generate anything.
 
@@ -104,7 +104,7 @@ pub struct Delivery {
     pub duplicates: bool,
 }
 
-/// What `loadgen stream` takes, for those who start a stream themselves.
+/// The options of `loadgen stream`, for callers that start a stream themselves.
 #[derive(clap::Parser)]
 struct Line {
     #[command(flatten)]
@@ -113,7 +113,7 @@ struct Line {
     delivery: Delivery,
 }
 
-/// A workload and its delivery from the options of `loadgen stream`, written as on a command line.
+/// Parses a workload and its delivery from the options of `loadgen stream`, written as on a command line.
 ///
 /// # Errors
 /// Options that the command would refuse.
@@ -124,7 +124,7 @@ pub fn options(line: &str) -> Result<(Workload, Delivery)> {
 }
 
 impl Workload {
-    /// Refuses what would not make a stream, naming the option.
+    /// Refuses options that do not make a stream, naming the option.
     pub fn check(&self) -> Result<()> {
         ensure!(self.pairs > 0, "no known keys: pairs=0; give --pairs 1 or more");
         ensure!(self.pairs < 1 << 40, "too many known keys: pairs={} max=2^40", self.pairs);
@@ -160,7 +160,7 @@ impl Workload {
 }
 
 impl Delivery {
-    /// Refuses what cannot be delivered, naming the option.
+    /// Refuses options that cannot be delivered, naming the option.
     pub fn check(&self) -> Result<()> {
         if let Rate::PerSecond(rate) = self.rate {
             ensure!(rate > 0.0, "rate={rate}: give more than 0, or max");
@@ -168,7 +168,7 @@ impl Delivery {
         Ok(())
     }
 
-    /// The token to require, if any. The file is read once; its content is never logged.
+    /// Returns the token that clients must send, if any. The file is read once, and its content is never logged.
     pub fn x_token(&self) -> Result<Option<String>> {
         let Some(path) = &self.x_token_file else { return Ok(None) };
         let text = std::fs::read_to_string(path)
@@ -181,18 +181,18 @@ impl Delivery {
     }
 }
 
-/// The pace of the stream.
+/// Pace at which slots are due.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rate {
     /// As fast as the slowest subscriber takes the slots.
     Max,
-    /// Open loop: a slot is due every events-per-slot / rate seconds whether or not it can be taken.
+    /// Open loop: a slot is due every events-per-slot / rate seconds, whether or not it can be taken.
     PerSecond(f64),
 }
 
 impl Rate {
-    /// Time between two slots of `events` updates; zero for max.
+    /// Returns the time between two slots of `events` updates; zero for max.
     pub fn slot_period(self, events: u32) -> Duration {
         match self {
             Self::Max => Duration::ZERO,
@@ -216,7 +216,7 @@ impl FromStr for Rate {
     }
 }
 
-/// `uniform` or `zipfian:EXPONENT`.
+/// Distribution of keys, written as `uniform` or `zipfian:EXPONENT`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SkewArg(pub Skew);
 

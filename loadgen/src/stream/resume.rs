@@ -1,31 +1,32 @@
-//! Where a stream begins for a follower that has followed an earlier one: after the slot that it stands at.
+//! The start of a stream for a follower of an earlier one: after the follower's slot.
 //!
-//! Owns: which stands are on the chain of a workload. Must not: look at a store. Runs on the caller's thread.
+//! Owns: the check that a follower's position is on the chain of a workload. Must not: look at a store. Runs on the
+//! caller's thread.
 //!
-//! What the keys hold at a slot follows from the options and from every slot before it, so a stream that goes on makes
-//! those slots again without delivering them. A run is a round of `--events` updates; a run that was cut short is made
-//! whole first, so that each later run can make the same rounds again.
+//! The values of the keys at a slot follow from the options and from every slot before it. So a stream that goes on
+//! makes those slots again without delivering them. A run is a round of `--events` updates. A run that was cut short is
+//! made whole first, so that each later run can make the same rounds again.
 
 use anyhow::{Result, bail, ensure};
 
 use super::chain::Chain;
 
-/// Slots that are made again take at most a minute or two.
+/// Largest number of events that are made again, which takes at most a minute or two.
 const REPEATED_EVENTS_MAX: u64 = 1 << 30;
 
-/// Where a follower stands on a chain.
+/// Position of a follower on a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stand {
-    /// The newest slot that it has applied.
+    /// Newest slot that the follower has applied.
     pub slot: u64,
-    /// The slot's blockhash; all-zero where the slot came from outside a stream, as that of a load does.
+    /// Blockhash of the slot. All-zero if the slot came from outside a stream, as that of a load does.
     pub blockhash: [u8; 32],
-    /// Digest of its map, where the map is to be compared with the chain's before the stream begins.
+    /// Digest of the follower's map. `None` if the map is not compared with the chain's before the stream begins.
     pub digest: Option<String>,
 }
 
 impl Chain {
-    /// Goes on from `stand`, of which `self` must be the chain from its start.
+    /// Goes on from `stand`. The chain must not have begun yet.
     pub(super) fn resume(&mut self, stand: &Stand) -> Result<()> {
         let (slot, first) = (stand.slot, self.first_slot());
         if stand.blockhash == [0; 32] {
@@ -96,7 +97,7 @@ mod tests {
             let sent: u64 = rest(&mut second).iter().map(|block| block.updates.len() as u64).sum();
             let again = second.finish();
             assert!(again.slot > end.slot && sent >= again.events && again.events == 950, "{again:?}");
-            // Cut short: the round is made whole, and one more comes.
+            // A run that was cut short: its round is made whole, and one more comes.
             let cut = blocks.iter().find(|block| block.slot > 1003 && block.parent_slot >= 1000).unwrap().parent_slot;
             let mut resumed = chain(&workload, Some(&stand(&first, cut))).unwrap();
             let slots: Vec<u64> = rest(&mut resumed).iter().map(|block| block.slot).collect();

@@ -1,7 +1,7 @@
-//! The gRPC face of the stream: the Geyser service over real sockets.
+//! The gRPC side of the stream: the Geyser service over real sockets.
 //!
 //! Owns: sockets, tokens, and the mapping of calls to the log. `Subscribe` is answered with whole chunks of frames
-//! instead of through the generated server, which would encode message by message. Must not: generate slots.
+//! instead of through the generated server, because that would encode message by message. Must not: generate slots.
 //! Runs on the stream's tokio runtime.
 
 use std::convert::Infallible;
@@ -36,13 +36,13 @@ use crate::stream::chain::Block;
 use crate::stream::feed::{End, Feed, Shared};
 use crate::stream::filter::bad_commitment;
 
-/// Largest request: filters of some thousand pubkeys.
+/// Largest request in bytes: filters of some thousand pubkeys.
 const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// What the public server adds to a block's height for the last one at which its blockhash is valid. (On the chain it
-/// is half of that.)
+/// Number of blocks that the public server adds to a block's height for the last height at which its blockhash is
+/// valid. (On the chain it is half of that.)
 const BLOCKHASH_VALID_BLOCKS: u64 = 300;
 
-/// Serves until `shutdown` resolves.
+/// Serves all calls until `shutdown` resolves.
 pub(crate) async fn serve(
     shared: Arc<Shared>,
     token: Option<String>,
@@ -65,7 +65,7 @@ pub(crate) async fn serve(
         .await
 }
 
-/// Makes a connection's socket fail.
+/// Flag that makes a connection's socket fail.
 #[derive(Clone, Debug, Default)]
 struct Kill(Arc<AtomicBool>);
 
@@ -126,7 +126,7 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// Routes `Subscribe` to a [`Feed`] and the rest to the generated server.
+/// Routes `Subscribe` to a [`Feed`], and all other calls to the generated server.
 #[derive(Clone)]
 struct GeyserService {
     shared: Arc<Shared>,
@@ -164,7 +164,7 @@ impl GeyserService {
     fn authorized(&self, request: &http::Request<Body>) -> bool {
         let Some(token) = &self.token else { return true };
         let given = request.headers().get("x-token").map_or(&b""[..], |value| value.as_bytes());
-        // Every byte is looked at, so that the time taken says nothing about where a guess went wrong.
+        // Compare every byte, so that the time taken does not tell where a guess is wrong.
         given.len() == token.len() && given.iter().zip(token.bytes()).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
     }
 }
@@ -194,7 +194,7 @@ fn next(mut feed: Feed) -> Next {
     })
 }
 
-/// A response body of gRPC frames, some hundred to a chunk.
+/// A response body of gRPC frames, some hundred in a chunk.
 struct Chunks {
     next: Option<Next>,
     ended: bool,
@@ -232,7 +232,7 @@ fn end_frame(end: End) -> Result<Frame<Bytes>, Status> {
     Ok(Frame::trailers(trailers))
 }
 
-/// The calls that answer once.
+/// The calls that answer once, for the generated server.
 struct Unary {
     shared: Arc<Shared>,
 }

@@ -1,8 +1,8 @@
-//! Updates as gRPC frames: account updates are encoded by hand, everything rare by prost.
+//! Updates as gRPC frames: account updates are encoded by hand, all rare messages by prost.
 //!
-//! Owns: the bytes of `SubscribeUpdate` messages. An account update is written straight into the connection's
-//! chunk; built through the generated structs it would cost six allocations, and the stream shares its cores with
-//! the service it measures. Must not: decide who gets what. Used on every feed's task.
+//! Owns: the bytes of `SubscribeUpdate` messages. An account update is written straight into the connection's chunk.
+//! Through the generated structs it would cost six allocations, and the stream shares its cores with the service that
+//! it measures. Must not: decide who gets which update. Used on every feed's task.
 
 use bytes::{BufMut, BytesMut};
 use prost::Message;
@@ -15,26 +15,25 @@ use yellowstone_grpc_proto::solana::storage::confirmed_block::BlockHeight;
 use crate::stream::account::Account;
 use crate::stream::chain::Block;
 
-/// A gRPC frame's header: the compression flag and the length.
+/// Bytes of a gRPC frame's header: the compression flag and the length.
 const FRAME_HEADER_BYTES: usize = 5;
 /// Rent epoch of a rent-exempt account.
 const RENT_EXEMPT_EPOCH: u64 = u64::MAX;
 
-/// What identifies an account update besides the account.
+/// Fields of an account update in addition to the account.
 pub(crate) struct AccountMeta<'a> {
-    /// The account's address.
+    /// Address of the updated account.
     pub(crate) key: &'a [u8; 32],
-    /// Slot of the write.
     pub(crate) slot: u64,
-    /// Bank of the write.
+    /// Id of the bank of the write.
     pub(crate) bank: u64,
-    /// Order of writes inside the slot.
+    /// Order of the write among those of the slot.
     pub(crate) write_version: u64,
-    /// Signature of the transaction that wrote; empty for a write outside of one.
+    /// Signature of the transaction that wrote. Empty for a write outside of one.
     pub(crate) signature: &'a [u8],
 }
 
-/// Appends an account update. `names` are the matching filters, `slices` the parts of the data to send.
+/// Appends an account update. `names`: the matching filters. `slices`: the parts of the data to send.
 pub(crate) fn account(
     out: &mut BytesMut,
     names: &[&str],
@@ -97,7 +96,7 @@ pub(crate) fn block_meta(out: &mut BytesMut, names: &[String], block: &Block, cr
     update(out, names.to_vec(), UpdateOneof::BlockMeta(meta), created_at);
 }
 
-/// Appends a slot status.
+/// Appends a status of `block`'s slot.
 pub(crate) fn slot_status(
     out: &mut BytesMut,
     names: Vec<String>,
@@ -116,7 +115,7 @@ pub(crate) fn slot_status(
     update(out, names, UpdateOneof::Slot(slot), created_at);
 }
 
-/// Appends any other update.
+/// Appends any other update, encoded by prost.
 pub(crate) fn update(out: &mut BytesMut, filters: Vec<String>, body: UpdateOneof, created_at: Timestamp) {
     let message = SubscribeUpdate { filters, created_at: Some(created_at), update_oneof: Some(body) };
     let length = message.encoded_len();
@@ -130,7 +129,8 @@ fn frame_header(out: &mut BytesMut, length: usize) {
     out.put_u32(u32::try_from(length).expect("an update of one small account is far below 4 GiB"));
 }
 
-/// A slice that reaches past the data is dropped whole, as the public server does.
+/// Returns the length of the sliced data. A slice that reaches past the data is dropped as a whole, as the public
+/// server does.
 fn sliced_len(data_len: usize, slices: &[(usize, usize)]) -> usize {
     if slices.is_empty() {
         return data_len;
@@ -151,7 +151,7 @@ fn fits(data_len: usize, (offset, length): &(usize, usize)) -> bool {
     offset.checked_add(*length).is_some_and(|end| end <= data_len)
 }
 
-/// Length of a length-delimited field with a one-byte tag.
+/// Returns the length of a length-delimited field with a one-byte tag.
 fn bytes_len(length: usize) -> usize {
     1 + encoded_len_varint(length as u64) + length
 }
@@ -160,7 +160,7 @@ fn optional_bytes_len(length: usize) -> usize {
     if length == 0 { 0 } else { bytes_len(length) }
 }
 
-/// Proto3 leaves out a zero.
+/// Returns the length of a varint field. Proto3 leaves out a zero.
 fn optional_varint_len(value: u64) -> usize {
     if value == 0 { 0 } else { 1 + encoded_len_varint(value) }
 }

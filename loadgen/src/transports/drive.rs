@@ -1,4 +1,4 @@
-//! One client in a closed loop over one transport, each answer checked.
+//! One client in a closed loop over one transport, with each answer checked.
 //!
 //! Owns: the loop and its clock. Must not: print. Runs on the caller's thread.
 
@@ -12,14 +12,14 @@ use workload::{Pairs, Rng};
 
 use crate::access::Access;
 
-/// Unrecorded at the start of each run: connections, caches and the service's threads come up to speed.
+/// Unrecorded time at the start of each run, in which connections, caches and the service's threads come up to speed.
 const WARM_UP: Duration = Duration::from_millis(200);
 
-/// How long a spinning client may look for its answer: beyond any in memory. On a machine whose cores are busy it sleeps
-/// all the same, where that is quicker.
+/// Longest time that a spinning client polls for its answer, longer than any read from memory takes. On a machine whose
+/// cores are busy the client sleeps all the same, if that is quicker.
 const SPIN: Duration = Duration::from_millis(1);
 
-/// A way to the service.
+/// A transport to the service, with the options to reach it.
 #[derive(Clone, Debug)]
 pub(super) struct Transport {
     pub(super) name: &'static str,
@@ -28,7 +28,7 @@ pub(super) struct Transport {
     spin: Duration,
 }
 
-/// What is asked for.
+/// Size and keys of the requests of one run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) pairs: u64,
@@ -38,18 +38,19 @@ pub(super) struct Load {
     pub(super) repeat: u32,
 }
 
-/// What came of it.
+/// Figures of one transport's run.
 #[derive(Debug)]
 pub(super) struct Driven {
     pub(super) keys: u64,
     pub(super) elapsed: Duration,
     pub(super) total: Snapshot,
-    /// CPU time of the service meanwhile, where it is ours.
+    /// CPU time of the service during the run in seconds. `None` if the service is not ours.
     pub(super) service_cpu_s: Option<f64>,
 }
 
 impl Transport {
-    /// The ways that an address gives: shared memory is one for a client that spins and one for a client that sleeps.
+    /// Returns the transports of an address. Shared memory counts as two: for a client that spins and for one that
+    /// sleeps.
     pub(super) fn of(address: &str, access: &Access) -> Vec<Self> {
         let way = |name, spin| Self { name, address: address.to_owned(), access: access.clone(), spin };
         match address.split_once("://").map(|(scheme, _)| scheme) {
@@ -70,17 +71,17 @@ impl Driven {
         self.total.series.first().map_or(0.0, engine_latency::Series::mean_ns)
     }
 
-    /// A quantile in ns.
+    /// Returns a quantile of the latencies in ns.
     pub(super) fn at(&self, quantile: f64) -> f64 {
         self.total.series.first().map_or(0.0, |series| series.histogram.value_at_quantile(quantile) as f64)
     }
 }
 
-/// Asks for `load.time`.
+/// Sends requests for `load.time` and checks every answer.
 pub(super) fn drive(transport: &Transport, load: &Load) -> Result<Driven> {
     let mut client = transport.connect()?;
     let pairs = Pairs::new(load.seed);
-    // Repeats ask for different keys; transports of a repeat for the same ones.
+    // Repeats ask for different keys, and all transports of a repeat for the same ones.
     let mut rng = Rng::new(load.seed ^ (u64::from(load.repeat) << 32) ^ 0x7472_616e);
     let latency = Latency::new("transports");
     let mut recorder = latency.recorder("client");

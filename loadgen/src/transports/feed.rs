@@ -1,7 +1,7 @@
-//! How soon a follower has a change, from the service's publishing it on.
+//! Measures how soon after the service's publishing a follower receives a change.
 //!
-//! Owns: the stream that makes changes, the followers' threads, the table. Must not: link the service. Threads: one a
-//! follower, beside the stream's own.
+//! Owns: the stream that makes changes, the followers' threads, the table. Must not: link the service. Threads: one for
+//! each follower, in addition to the stream's own.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,23 +17,24 @@ use rustix::time::{ClockId, clock_gettime};
 use super::{Own, POLL_PERIOD, START_BOUND, STOP_BOUND, TransportsArgs, serve};
 use crate::stream::{self, Stream};
 
-/// Slots of 20 events, 200 of them a second: each is a commit, and a commit is what is followed.
+/// Options of the stream: slots of 20 events, 200 slots a second. Each slot is a commit, and the followers follow
+/// commits.
 const STREAM: &str =
     "--base-empty --pairs 100000 --rate 4000 --events-per-slot 20 --change-share 0.9 --unknown-share 0";
 const EVENTS_PER_SECOND: u64 = 4000;
 
-/// Without anything for so long the feed has brought what there is.
+/// Time without an event after which a feed has delivered everything.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// An arrival: the last change that came with it, when it came, when it was published, ns of CLOCK_MONOTONIC.
+/// One arrival: the `seq` of its last change, and the times of its arrival and publication, in ns of CLOCK_MONOTONIC.
 struct Arrival {
     seq: u64,
     at_ns: u64,
     published_ns: Option<u64>,
 }
 
-/// Follows a stream over shared memory, spinning, then over shared memory and gRPC, both asleep between changes. The
-/// table of what it took.
+/// Follows a stream over shared memory while spinning, then over shared memory and gRPC while sleeping between changes.
+/// Returns the table of the latencies.
 pub(super) fn run(args: &TransportsArgs) -> Result<String> {
     let header = ["follower", "commits", "avg", "p50", "p90", "p99", "max"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
@@ -45,7 +46,7 @@ pub(super) fn run(args: &TransportsArgs) -> Result<String> {
     Ok(format!("change feed, us from publishing to the follower, 200 commits a second\n{}", aligned(&rows)))
 }
 
-/// One stream and its followers: `(name, index of the address, spin)`.
+/// Runs one stream with its followers, each given as `(name, index of the address, spin)`.
 fn follow<const N: usize>(
     args: &TransportsArgs,
     followers: [(&'static str, usize, Duration); N],
@@ -57,7 +58,7 @@ fn follow<const N: usize>(
     let over = Arc::new(AtomicBool::new(false));
     let threads = followers.map(|(name, address, spin)| follower(name, addresses[address].clone(), spin, &over));
     let outcome = wait(&stream, &mut own);
-    // ORDERING: Relaxed: a flag that is looked at again and again.
+    // ORDERING: Relaxed: a flag that is polled, and that carries no other data.
     over.store(true, Ordering::Relaxed);
     let arrivals = threads.map(|thread| match thread {
         Ok(thread) => thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a follower panicked"))),
@@ -111,7 +112,7 @@ fn follower(
                 Some(other) => anyhow::bail!("unexpected from a feed that began now: {other:?}"),
                 None => {}
             }
-            // ORDERING: Relaxed: see `follow`.
+            // ORDERING: Relaxed: a flag that is polled, and that carries no other data.
             if over.load(Ordering::Relaxed)
                 && arrivals.last().is_none_or(|last| monotonic_ns() - last.at_ns > QUIET.as_nanos() as u64)
             {
@@ -122,7 +123,8 @@ fn follower(
     Ok(std::thread::Builder::new().name(name.to_owned()).spawn(run)?)
 }
 
-/// From publishing to arrival, ns, ascending: of those whose publishing `clock` knows.
+/// Returns the times from publishing to arrival in ns, ascending, for the arrivals whose time of publishing `clock`
+/// has.
 fn ages(arrivals: &[Arrival], clock: &[Arrival]) -> Vec<u64> {
     let published: HashMap<u64, u64> =
         clock.iter().filter_map(|arrival| Some((arrival.seq, arrival.published_ns?))).collect();

@@ -1,7 +1,7 @@
 //! `loadgen transports`: the same lookups over shared memory, a Unix socket and TCP, side by side on one service.
 //!
 //! Owns: the arguments, the order of the runs, the table, the records. Must not: link the service. Runs on the main
-//! thread, which is the one client; see `drive` for what it does.
+//! thread, which is the only client of the lookups (see `drive`); see `feed` for the followers' threads.
 
 mod drive;
 mod feed;
@@ -22,7 +22,7 @@ use crate::live::{engine_of, sibling};
 use crate::result::{Io, Record, SCHEMA_VERSION, Workload};
 use drive::{Driven, Load, Transport};
 
-/// Shown under `loadgen transports --help`.
+/// Text after the options in `loadgen transports --help`.
 pub const EXAMPLES: &str = "\
 One client asks in a closed loop: one key at a time for the round trip, then batches for keys a second. Transports take \
 turns within each repeat, so that what drifts on the machine falls on all alike; figures are medians over the repeats. \
@@ -34,11 +34,11 @@ Examples:
   solkv-loadgen transports --dir DIR --pairs 1000000 --seed 1 --out transports.jsonl
   solkv-loadgen transports --address unix:///run/solkv/kv.sock --address http://127.0.0.1:7400 --pairs 1000000";
 
-/// Longest wait for the started service to answer; opening a store counts.
+/// Longest wait for the started service to answer. It includes opening the store.
 const START_BOUND: Duration = Duration::from_secs(120);
-/// Longest wait for its clean end.
+/// Longest wait for the service's clean end.
 const STOP_BOUND: Duration = Duration::from_secs(60);
-/// Between two attempts to reach it.
+/// Time between two attempts to reach the service.
 const POLL_PERIOD: Duration = Duration::from_millis(50);
 
 /// Arguments of `loadgen transports`.
@@ -83,7 +83,7 @@ pub struct TransportsArgs {
     out: Option<PathBuf>,
 }
 
-/// A service of our own, and the folder of its sockets and of a new store.
+/// A service that this program has started, and the folder of its sockets and of a new store.
 struct Own {
     service: Service,
     dir: PathBuf,
@@ -92,11 +92,11 @@ struct Own {
 /// Runs `loadgen transports`.
 ///
 /// # Errors
-/// A service that cannot be started or reached, and any wrong answer.
+/// A service that cannot be started or reached; any wrong answer; a result file that cannot be written.
 pub fn run(args: &TransportsArgs) -> Result<()> {
     let (mut own, addresses) = match &args.dir {
         Some(dir) => {
-            // Nobody is there to follow, so that only lookups are measured.
+            // No stream runs at this address, so only lookups are measured.
             let (own, addresses) = serve(args, Some(dir), &format!("http://{}", free_address()?))?;
             (Some(own), addresses)
         }
@@ -118,13 +118,13 @@ impl TransportsArgs {
     /// Refuses addresses of no known form.
     ///
     /// # Errors
-    /// Names the address.
+    /// Such an address, which the error names.
     pub fn check(&self) -> Result<()> {
         self.address.iter().try_for_each(|address| self.access.builder(address).map(drop))
     }
 }
 
-/// Every repeat of every transport, in the order taken: `(transport, load, driven)`.
+/// Every repeat of every transport in the order of measurement: `(transport, load, driven)`.
 type Measured = Vec<(Transport, Load, Driven)>;
 
 fn measure(args: &TransportsArgs, mut own: Option<&mut Own>, addresses: &[String]) -> Result<Measured> {
@@ -162,11 +162,11 @@ impl Own {
     }
 }
 
-/// Starts a service behind `geyser` with every transport, on `dir` or a new store; its addresses: shared memory, Unix
-/// socket, TCP.
+/// Starts a service that follows `geyser`, with every transport, on `dir` or a new store. Returns its addresses: shared
+/// memory, Unix socket, TCP.
 fn serve(args: &TransportsArgs, dir: Option<&Path>, geyser: &str) -> Result<(Own, Vec<String>)> {
     let program = args.service_bin.clone().map_or_else(|| sibling("service"), Ok)?;
-    // Short: a socket's path may have 107 bytes.
+    // A short path, because a socket's path may have at most 107 bytes.
     let sockets = std::env::temp_dir().join(format!("solkv-transports-{}", std::process::id()));
     std::fs::create_dir(&sockets).with_context(|| format!("cannot make: dir={}", sockets.display()))?;
     let (shm, uds) = (sockets.join("shm.sock"), sockets.join("kv.sock"));
@@ -175,7 +175,7 @@ fn serve(args: &TransportsArgs, dir: Option<&Path>, geyser: &str) -> Result<(Own
     let mut command = Command::new(&program);
     match (&args.engine, &args.dir) {
         (Some(engine), _) => drop(command.arg("--engine").arg(engine)),
-        // Also for the new store: both are measured on one engine.
+        // The same engine for the new store, so that lookups and feed are measured on one engine.
         (None, Some(loaded)) => drop(command.args(["--engine", engine_of(loaded)?.as_str()])),
         (None, None) => {}
     }
@@ -196,7 +196,7 @@ fn serve(args: &TransportsArgs, dir: Option<&Path>, geyser: &str) -> Result<(Own
     Ok((Own { service, dir: sockets }, addresses))
 }
 
-/// Waits until the service answers, and asks for its engine.
+/// Waits until the service answers, and returns its engine's label.
 fn reach(transport: &Transport, mut own: Option<&mut Own>) -> Result<String> {
     let started = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! `loadgen bench` as a command: runs in their own processes, a line each, and nothing twice.
+//! `loadgen bench` as a command: runs in their own processes, one line for each, and no run twice.
 
 use std::path::Path;
 use std::process::Command;
@@ -45,7 +45,7 @@ batch = 1000
 durability = 'buffered'
 ";
 
-/// Two engines of this build, or its only one: those of the least memory first.
+/// Returns two engines of this build, or its only one. Engines that need the least memory come first.
 fn engines() -> Vec<&'static str> {
     let compiled = engines::compiled();
     let order = [EngineKind::Redb, EngineKind::Lmdb, EngineKind::Strata, EngineKind::Rocksdb];
@@ -66,7 +66,7 @@ fn of<'a>(records: &'a [Record], name: &str) -> Vec<&'a Record> {
 
 #[test]
 fn every_run_is_a_line_and_a_second_time_there_is_nothing_to_do() {
-    // On a disk: a tmpfs holds its files in the page cache for good.
+    // On a real disk, because a tmpfs always holds its files in the page cache.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (scenario, out) = (folder.path().join("small.toml"), folder.path().join("results.jsonl"));
     let engines = engines();
@@ -85,7 +85,7 @@ fn every_run_is_a_line_and_a_second_time_there_is_nothing_to_do() {
         assert_eq!((record.workload.arrival.as_str(), record.curves[0].op.as_str()), ("closed", "read_positive"));
         let open = record.open.unwrap();
         assert!(open.elapsed_s > 0.0, "{open:?}");
-        // A store as small as this one may be read wholly when it is opened.
+        // A store as small as this one may be read completely when it is opened.
         let read = open.device_read_bytes.unwrap() + record.io.device_read_bytes.unwrap();
         assert!(record.io.major_faults.unwrap() + read > 0, "a cold run reads: {record:?}");
         assert!(record.notes.iter().any(|note| note.starts_with("cold at the start")), "{:?}", record.notes);
@@ -96,7 +96,7 @@ fn every_run_is_a_line_and_a_second_time_there_is_nothing_to_do() {
     for record in steady {
         assert_eq!(record.workload.more["before_seconds"], "0.3");
         assert!(record.notes.iter().any(|note| note.starts_with("cold at the start")), "{:?}", record.notes);
-        // The unmeasured part is in no figure.
+        // The unmeasured part appears in no figure.
         assert!(record.elapsed_s < 0.3 && record.curves[0].count == record.ops, "{record:?}");
     }
     for record in warm {
@@ -148,7 +148,7 @@ durability = 'buffered'
 seconds = 0.3
 ";
 
-/// Each value that a reader gets is compared with the one that it has to be: a run that ends has seen no other.
+/// Every value that a reader gets is compared with the expected one, so a run that ends has seen no wrong value.
 #[test]
 fn an_aged_store_a_writer_at_a_rate_and_commits_of_many_sizes() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -172,7 +172,7 @@ fn an_aged_store_a_writer_at_a_rate_and_commits_of_many_sizes() {
         assert!(commits > 5 && (2..200).contains(&(puts / commits)), "commits={commits} puts={puts}");
         assert_eq!(record.workload.more["batch"], "1-200");
     }
-    // The store is kept as it was aged: what the runs did was done to copies.
+    // The kept store is as it was aged, because the runs changed only copies.
     let kept: Vec<String> = std::fs::read_dir(out.with_extension("jsonl.work")).unwrap().map(name).collect();
     let ready = kept.iter().filter(|name| name.ends_with(".ready") && name.contains("aged-1.3-zipfian_0.99_2000"));
     assert_eq!(ready.count(), engines().len(), "{kept:?}");
@@ -198,7 +198,7 @@ fn engines_that_differ_in_an_option_are_other_cells_and_older_files_go_on() {
     assert_eq!(lines, two);
     assert!(bench(&scenario, &out, &["--list"]).contains("2 runs, 2 of them done before"));
 
-    // As an earlier version wrote them; of a killed run it wrote no options.
+    // The files of an earlier version: it wrote no engine line, and no options for a killed run.
     records.iter_mut().for_each(|record| record.engine_line = None);
     let write = |records: &[Record]| {
         let lines: Vec<String> = records.iter().map(|record| serde_json::to_string(record).unwrap()).collect();

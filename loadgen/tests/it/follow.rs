@@ -1,4 +1,4 @@
-//! What a follower ends up with is what the stream says it must be, whatever the faults on the way.
+//! A follower ends up with the state that the stream announces, whatever faults occur on the way.
 
 use crate::model::{Model, follow, start, subscription};
 use loadgen::stream::Final;
@@ -12,7 +12,7 @@ use yellowstone_grpc_proto::geyser::{
 const SMALL: &str = "--pairs 5000 --seed 3 --events 20000 --events-per-slot 400 --unknown-share 0.05 --change-share 0.2 \
                      --close-share 0.05";
 
-/// Follows a whole stream; gives the model, its connections and the end the stream states.
+/// Follows a whole stream. Returns the model, the number of connections, and the end that the stream states.
 async fn whole(line: &str, slice: Option<u64>) -> (Model, u32, Final) {
     let (stream, workload) = start(line);
     let mut model = Model::new(&workload);

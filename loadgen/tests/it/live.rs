@@ -1,4 +1,4 @@
-//! `loadgen` as a program: what it refuses.
+//! `loadgen` as a program: the arguments that it refuses.
 
 use std::process::Command;
 

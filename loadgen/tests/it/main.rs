@@ -1,5 +1,5 @@
-//! The stream as a follower sees it: the public client over a real socket, against a naive map. And reports on
-//! result files.
+//! Tests of the stream as a follower sees it: the public client over a real socket, compared with a naive map. Also
+//! tests of reports on result files.
 //!
 //! Owns: end-to-end tests of `loadgen`. Must not: look inside the chain.
 

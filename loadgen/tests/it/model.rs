@@ -1,4 +1,4 @@
-//! A follower as simple as can be: whole confirmed slots applied to a BTreeMap, digest at the end.
+//! The simplest follower: whole confirmed slots applied to a BTreeMap, and a digest at the end.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub(crate) async fn connect(stream: &Stream) -> GeyserGrpcClient {
     builder.connect().await.unwrap()
 }
 
-/// What a follower subscribes to: every account, block meta, all statuses.
+/// Returns a follower's subscription: every account, block meta, all statuses.
 pub(crate) fn subscription(from_slot: Option<u64>) -> SubscribeRequest {
     SubscribeRequest {
         accounts: HashMap::from([("all".to_owned(), SubscribeRequestFilterAccounts::default())]),
@@ -48,13 +48,13 @@ pub(crate) struct Model {
     map: BTreeMap<Vec<u8>, Vec<u8>>,
     open: HashMap<u64, Vec<SubscribeUpdateAccountInfo>>,
     sealed: BTreeMap<u64, (u64, Vec<SubscribeUpdateAccountInfo>)>,
-    /// Offset of the 32 bytes that a slice asked for, none for whole data.
+    /// Offset of the 32 bytes that a slice asks for; `None` for whole data.
     pub(crate) slice: Option<usize>,
     /// Newest slot applied in chain order.
     pub(crate) applied: u64,
-    /// Account updates received, replayed ones included.
+    /// Number of account updates received, replayed ones included.
     pub(crate) received: u64,
-    /// Slots in the order their metas came.
+    /// Slots in the order in which their metas came.
     pub(crate) order: Vec<u64>,
 }
 
@@ -74,7 +74,7 @@ impl Model {
         }
     }
 
-    /// Forgets what a lost connection left half received.
+    /// Forgets the slots that a lost connection has left half received.
     pub(crate) fn disconnected(&mut self) {
         self.open.clear();
     }
@@ -110,7 +110,8 @@ impl Model {
             self.applied = slot;
             for account in updates {
                 let token = [TOKEN_PROGRAM, TOKEN_2022_PROGRAM].iter().any(|program| account.owner == program);
-                // Sliced data do not tell what an account is; only whole ones are sent where any may have left.
+                // Sliced data do not tell the kind of an account. Tests with accounts that leave the token programs use
+                // whole data.
                 let left = self.extract != Extract::AccountOwner
                     && !(token && (self.slice.is_some() || is_token_account(&account.data)));
                 if account.lamports == 0 || left {
@@ -138,10 +139,10 @@ impl Model {
     }
 }
 
-/// More connections than any number of cuts explains.
+/// Number of connections that no number of cuts explains.
 const CONNECTIONS_MAX: u32 = 1_000;
 
-/// Follows a whole stream, reconnecting from the newest applied slot. Gives the number of connections and the end.
+/// Follows a whole stream, and reconnects from the newest applied slot. Returns the number of connections and the end.
 pub(crate) async fn follow(stream: &Stream, model: &mut Model, base: SubscribeRequest) -> (u32, Final) {
     let mut connections = 0;
     loop {
@@ -151,7 +152,7 @@ pub(crate) async fn follow(stream: &Stream, model: &mut Model, base: SubscribeRe
             request.from_slot = Some(model.applied);
         }
         let mut client = connect(stream).await;
-        // A connection may be cut as early as this: on a busy machine before the answer to the request was read.
+        // On a busy machine the connection may be cut even before the answer to the request is read.
         let mut updates = match client.subscribe_once(request).await {
             Ok(updates) => updates,
             Err(error) if connections < CONNECTIONS_MAX && format!("{error:?}").contains("transport") => continue,

@@ -1,4 +1,4 @@
-//! The stream at processed: banks as they happen, of which only the confirmed ones count.
+//! The stream at processed: banks arrive as they happen, and only the confirmed ones count.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -16,7 +16,7 @@ const LINE: &str = "--pairs 500 --events 20000 --events-per-slot 100 --change-sh
                     --unknown-share 0.05 --dead-every 13 --skip-every 11 --fork-every 7 --banks-every 5 \
                     --out-of-order-every 17 --confirm-after 4 --replay-slots 10000";
 
-/// A bank as it was seen.
+/// A bank as the subscriber saw it.
 #[derive(Default)]
 struct Bank {
     accounts: Vec<SubscribeUpdateAccount>,
@@ -54,7 +54,7 @@ impl Banks {
         self.0.range((slot, 0)..(slot + 1, 0)).any(|(_, bank)| bank.statuses.contains(&SlotStatus::SlotFinalized))
     }
 
-    /// The digest of the map with the last write of each account of each confirmed bank.
+    /// Computes the digest of the map with the last write of each account in each confirmed bank.
     fn digest(&self, pairs: u64, seed: u64) -> String {
         let base = Pairs::new(seed);
         let mut map: HashMap<Vec<u8>, Vec<u8>> =

@@ -1,4 +1,4 @@
-//! The protocol's corners, as the public server answers them.
+//! Corner cases of the protocol, with the public server's answers.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use yellowstone_grpc_proto::geyser::{
 
 const LINE: &str = "--pairs 100 --events 2000 --events-per-slot 50 --replay-slots 10";
 
-/// The status that ends a subscription.
+/// Returns the status that ends a subscription.
 async fn refusal(stream: &loadgen::stream::Stream, request: SubscribeRequest) -> (Code, String) {
     let mut client = connect(stream).await;
     let mut updates = client.subscribe_once(request).await.unwrap();
@@ -92,7 +92,7 @@ async fn a_wrong_filter_and_a_wrong_token_are_refused() {
 
 #[tokio::test]
 async fn a_server_that_has_just_started_has_nothing_to_replay() {
-    // A slot a minute: none is there yet.
+    // One slot a minute, so that there is none yet.
     let line = "--pairs 100 --events 1000 --events-per-slot 60 --rate 1";
     let (fresh, _) = start(&format!("{line} --no-wait"));
     let mut client = connect(&fresh).await;
@@ -129,7 +129,7 @@ async fn the_calls_that_answer_once_answer_by_commitment() {
     assert_eq!(blockhash.slot, stream.outcome().unwrap().unwrap().slot);
     stream.stop().unwrap();
 
-    // Slower than it takes to ask twice: the newest slots are not confirmed yet.
+    // Slower than two requests take, so that the newest slots are not confirmed yet.
     let line = format!("--pairs {} --events 100000 --events-per-slot 10 --rate 200 --confirm-after 4", workload.pairs);
     let (stream, _) = start(&format!("{line} --no-wait"));
     let mut client = connect(&stream).await;

@@ -1,6 +1,6 @@
 //! `loadgen report` and `loadgen compare` as commands: made-up result files in, pages, tables and exit codes out.
 //!
-//! Owns: what a reader must find. Must not: repeat how it is made.
+//! Owns: the contents that a reader must find. Must not: repeat how they are made.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -24,7 +24,7 @@ fn write(directory: &Path, name: &str, records: &[Record]) -> String {
     file.to_str().unwrap().to_owned()
 }
 
-/// The page and the markdown on `records`.
+/// Returns the page and the markdown on `records`.
 fn report(records: &[Record]) -> (String, String) {
     let directory = tempfile::tempdir().unwrap();
     let file = write(directory.path(), "results.jsonl", records);
@@ -34,7 +34,7 @@ fn report(records: &[Record]) -> (String, String) {
     (std::fs::read_to_string(html).unwrap(), std::fs::read_to_string(markdown).unwrap())
 }
 
-/// Three repeats of one cell whose mean is `mean_ns` give or take `spread`.
+/// Makes three repeats of one cell whose mean is `mean_ns`, plus or minus `spread`.
 fn repeats(engine: &str, mean_ns: f64, spread: f64) -> Vec<Record> {
     let of = |(repeat, way): (u32, f64)| {
         let mut run = record("reads", engine, "read_positive", CAPS[0], repeat);
@@ -50,7 +50,7 @@ fn repeats(engine: &str, mean_ns: f64, spread: f64) -> Vec<Record> {
 fn the_page_has_every_engine_and_every_part_and_fetches_nothing() {
     let records = matrix();
     let (html, markdown) = report(&records);
-    // A directory for looking at them.
+    // A directory in which a developer can look at them.
     if let Some(keep) = std::env::var_os("LOADGEN_KEEP_REPORT").map(PathBuf::from) {
         write(&keep, "results.jsonl", &records);
         std::fs::write(keep.join("report.html"), &html).unwrap();
@@ -297,7 +297,7 @@ fn best_says_ahead_behind_and_level_by_the_repeats() {
     assert!(table.lines().find(|line| line.contains(" avg ")).unwrap().ends_with("| ahead |"), "{table}");
 }
 
-/// Three repeats under a cap from a cold start, each with all that such a run counts.
+/// Makes three repeats under a cap from a cold start, each with every figure of such a run.
 fn cold(engine: &str, open_s: f64, read_bytes: u64) -> Vec<Record> {
     let run = |repeat| {
         let mut run = record("reads", engine, "read_positive", Some(1 << 30), repeat);

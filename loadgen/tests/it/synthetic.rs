@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 pub(crate) const CAPS: [Option<u64>; 5] = [Some(146 * MIB), Some(1170 * MIB), Some(2340 * MIB), Some(4700 * MIB), None];
 const PAIRS: u64 = 100_000_000;
 
-/// A generator without state outside: the same seed, the same file.
+/// A generator without outside state: the same seed gives the same file.
 struct Dice(u64);
 
 impl Dice {
@@ -20,13 +20,13 @@ impl Dice {
         (self.0 >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Around 1, give or take `by`.
+    /// Returns a random factor around 1, within plus or minus `by`.
     fn near(&mut self, by: f64) -> f64 {
         1.0 + (self.unit() * 2.0 - 1.0) * by
     }
 }
 
-/// A record without figures.
+/// Makes a record without figures.
 pub(crate) fn record(scenario: &str, engine: &str, workload: &str, cap: Option<u64>, repeat: u32) -> Record {
     let options = [("cache".to_owned(), "64 MiB".to_owned()), ("bloom".to_owned(), "20".to_owned())];
     Record {
@@ -69,7 +69,7 @@ pub(crate) fn record(scenario: &str, engine: &str, workload: &str, cap: Option<u
     }
 }
 
-/// One operation with `mean_ns`, its tail a fixed shape.
+/// Makes one operation's curve with mean `mean_ns` and a tail of fixed shape.
 pub(crate) fn curve(op: &str, mean_ns: f64, count: u64) -> Curve {
     let at = |share: f64| (mean_ns * (0.6 + 0.25 * (-(1.0 - share).log10()).powf(1.8))) as u64;
     let shares = (0..90).map(|percent| f64::from(percent) / 100.0);
@@ -90,7 +90,7 @@ pub(crate) fn curve(op: &str, mean_ns: f64, count: u64) -> Curve {
     Curve { op: op.to_owned(), count, mean_ns, quantiles_ns, curve: points }
 }
 
-/// The whole matrix: a load, positive and negative reads under every cap, and a live run, three times.
+/// Makes the whole matrix: a load, positive and negative reads under every cap, and a live run, three times each.
 pub(crate) fn matrix() -> Vec<Record> {
     let mut out = Vec::new();
     let mut dice = Dice(42);
@@ -167,7 +167,7 @@ fn live(engine: &str, at: usize, cap: Option<u64>, repeat: u32, dice: &mut Dice)
         ("commit_per_item", [9_900.0, 9_700.0, 9_800.0, 18_600.0, 12_000.0, 4_500.0]),
     ];
     run.curves = means.iter().map(|(op, of)| curve(op, of[at] * slow * dice.near(0.05), 980_000)).collect();
-    // One engine that has no such figure: a dash.
+    // One engine lacks this figure, so that the report shows a dash.
     if engine == "lmdb" {
         run.curves.pop();
     }

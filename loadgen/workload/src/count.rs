@@ -1,11 +1,11 @@
-//! Numbers of pairs as people write them.
+//! Parses numbers of pairs as people write them.
 //!
 //! Must not: round. Plain functions, used where the arguments are parsed.
 
 /// Reads `5000000`, `5_000_000`, `5,000,000`, `5M` or `2.5M`; k, M and G are a thousand, a million and a billion.
 ///
 /// # Errors
-/// Says what a number looks like, or that it is beyond 2^64.
+/// A text that is not such a number, or a number beyond 2^64.
 pub fn count(text: &str) -> Result<u64, String> {
     let wrong = || format!("not a number: {text:?}: such as 5000000, 5_000_000 or 5M");
     let (digits, zeros) = match text.char_indices().last() {

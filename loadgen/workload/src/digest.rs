@@ -1,5 +1,5 @@
-//! The digest of a map: order-independent and incremental, so that a stream, a scan and a test reach the same
-//! figure by different ways.
+//! The digest of a map. It is order-independent and incremental, so that a stream, a scan and a test reach the same
+//! digest in different ways.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,8 +8,8 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::pairs::{Key, Value};
 
-/// Sum modulo 2^128 of xxh3-128(key || value) over all pairs, and their number. Equal maps have equal digests;
-/// two different maps agree by accident with a chance of about 2^-128. It is no defence against an adversary.
+/// Sum modulo 2^128 of xxh3-128(key || value) over all pairs, and their number. Equal maps have equal digests. Two
+/// different maps have the same digest with a probability of about 2^-128. It is no defence against an adversary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digest {
     pairs: u64,
@@ -17,19 +17,19 @@ pub struct Digest {
 }
 
 impl Digest {
-    /// Takes a pair in.
+    /// Adds a pair to the map.
     pub fn add(&mut self, key: &Key, value: &Value) {
         self.pairs += 1;
         self.sum = self.sum.wrapping_add(hash(key, value));
     }
 
-    /// Takes a pair out that was added before.
+    /// Removes a pair from the map, which was added before.
     pub fn remove(&mut self, key: &Key, value: &Value) {
         self.pairs -= 1;
         self.sum = self.sum.wrapping_sub(hash(key, value));
     }
 
-    /// Number of pairs in the map.
+    /// Returns the number of pairs in the map.
     pub fn pairs(&self) -> u64 {
         self.pairs
     }
@@ -42,7 +42,7 @@ fn hash(key: &Key, value: &Value) -> u128 {
     xxh3_128(&bytes)
 }
 
-/// `PAIRS:HEX`, for example `2000000:00f1…`.
+/// Writes `PAIRS:HEX`, for example `2000000:00f1…`.
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{:032x}", self.pairs, self.sum)

@@ -1,9 +1,9 @@
-//! Seeded workloads: which keys exist, what their values are and how often one comes again, which key an event
-//! touches, and the digest two tools compare maps by.
+//! Seeded workloads: the keys, their values and how often these repeat, the key that each event touches, and a digest
+//! to compare maps.
 //!
-//! Owns: every definition that `bootstrap`, `loadgen` and the tests must agree on to the bit. `--pairs N
-//! --seed S` names the same pairs in every tool. Must not: do I/O or depend on an engine.
-//! Threads: all types are plain values, used where they are.
+//! Owns: every definition on which `bootstrap`, `loadgen` and the tests must agree to the bit. `--pairs N --seed S`
+//! names the same pairs in every tool. Must not: do I/O or depend on an engine. Threads: all types are plain values,
+//! used on any thread.
 
 mod count;
 mod digest;

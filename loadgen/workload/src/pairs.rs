@@ -1,16 +1,16 @@
-//! The synthetic map: key and value of pair `i` computed from the seed, never stored.
+//! The synthetic map: key and value of pair `i` are computed from the seed and never stored.
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::skew::{Picker, Rng};
 use crate::values::Values;
 
-/// A 32-byte key, as in `engine-api`.
+/// A 32-byte key, the same type as in `engine-api`.
 pub type Key = [u8; 32];
-/// A 32-byte value, as in `engine-api`.
+/// A 32-byte value, the same type as in `engine-api`.
 pub type Value = [u8; 32];
 
-/// Keys and values by index. Distinct indexes of one seed give distinct keys: the first eight bytes are a
+/// Keys and values by index. Distinct indexes of one seed give distinct keys, because the first eight bytes are a
 /// bijection of the index.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pairs {
@@ -20,22 +20,22 @@ pub struct Pairs {
 }
 
 impl Pairs {
-    /// The pairs of `seed`, each with a value of its own.
+    /// Returns the pairs of `seed`, each with a value of its own.
     pub fn new(seed: u64) -> Self {
         Self::with_values(seed, Values::Unique)
     }
 
-    /// The pairs of `seed` with values of this kind; the keys are the same for all kinds.
+    /// Returns the pairs of `seed` with values of this kind. The keys are the same for all kinds.
     pub fn with_values(seed: u64, values: Values) -> Self {
         Self { seed, values, owners: values.owners().map(|(owners, skew)| Picker::new(owners, skew)) }
     }
 
-    /// Key of pair `index`. Index order is the shuffled load order: consecutive keys are unrelated.
+    /// Returns the key of pair `index`. Index order is the shuffled load order: consecutive keys are unrelated.
     pub fn key(&self, index: u64) -> Key {
         lanes(mix(self.seed ^ 0x6b65_7973), index)
     }
 
-    /// Value of pair `index` after its `version`-th change; version 0 is what bootstrap loads.
+    /// Returns the value of pair `index` after its `version`-th change. Bootstrap loads version 0.
     pub fn value(&self, index: u64, version: u32) -> Value {
         let base = mix(self.seed ^ 0x7661_6c75_6573 ^ (u64::from(version) << 32));
         match &self.owners {
@@ -47,29 +47,29 @@ impl Pairs {
         }
     }
 
-    /// A key that is no pair of this seed, for negative reads: from another stream of 2^64 keys.
+    /// Returns a key that no pair of this seed has, for negative reads. It comes from another stream of 2^64 keys.
     pub fn absent_key(&self, index: u64) -> Key {
         lanes(mix(self.seed ^ 0x0061_6273_656e_7400), index)
     }
 
-    /// The first `count` pairs in words, which tell them from all others.
+    /// Describes the first `count` pairs. No other pairs have the same description.
     pub fn describe(&self, count: u64) -> String {
         let values = if self.values == Values::Unique { String::new() } else { format!(" values={}", self.values) };
         format!("synthetic pairs={count} seed={}{values}", self.seed)
     }
 
-    /// Identifies the first `count` pairs of this seed as a source of checkpoints.
+    /// Returns the id of the first `count` pairs of this seed as a source of checkpoints.
     pub fn source_id(&self, count: u64) -> u64 {
         source_id(self.describe(count).as_bytes())
     }
 }
 
-/// A source's identity from its description; never zero, which means "no source yet".
+/// Computes a source's id from its description. It is never zero, which means "no source yet".
 pub fn source_id(description: &[u8]) -> u64 {
     xxh3_64(description).max(1)
 }
 
-/// Four 64-bit lanes, the first a bijection of `index` for a given base.
+/// Returns four 64-bit lanes, the first of which is a bijection of `index` for a given base.
 fn lanes(base: u64, index: u64) -> [u8; 32] {
     let mut out = [0u8; 32];
     let mut state = base.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -81,7 +81,7 @@ fn lanes(base: u64, index: u64) -> [u8; 32] {
     out
 }
 
-/// The finaliser of splitmix64 (Steele, Lea, Flood 2014): a bijection on 64 bits.
+/// Mixes 64 bits by the finaliser of splitmix64 (Steele, Lea, Flood 2014), which is a bijection.
 pub(crate) fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

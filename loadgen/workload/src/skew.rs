@@ -1,53 +1,53 @@
-//! Which key an event touches: a small seeded generator, uniform and zipfian picks.
+//! The choice of the key that an event touches: a small seeded generator, with uniform and zipfian picks.
 
 use crate::pairs::mix;
 
-/// A seeded generator (splitmix64): deterministic over platforms and versions, which a library's is not.
+/// A seeded generator (splitmix64). Unlike a library's, its sequence is the same on all platforms and in all versions.
 #[derive(Clone, Copy, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// The sequence of `seed`.
+    /// Starts the sequence of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(mix(seed))
     }
 
-    /// The next 64 uniform bits.
+    /// Returns the next 64 uniform bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// Uniform in `0..bound`; `bound` must not be 0. Multiply-shift (Lemire 2019), bias below 2^-32 for bounds
-    /// under 2^32.
+    /// Returns a uniform number in `0..bound`; `bound` must not be 0. Multiply-shift (Lemire 2019), with a bias below
+    /// 2^-32 for bounds under 2^32.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Uniform in `[0, 1)`.
+    /// Returns a uniform number in `[0, 1)`.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// True with probability `share`.
+    /// Returns `true` with probability `share`.
     pub fn chance(&mut self, share: f64) -> bool {
         self.unit() < share
     }
 }
 
-/// How picks spread over the keys.
+/// Distribution of picks over the keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Skew {
-    /// Every key equally often.
+    /// Every key is picked equally often.
     Uniform,
-    /// The key of rank r with weight `r^-exponent`; 0.99 is YCSB's default. Must be over 0 and not 1.
+    /// The key of rank r has the weight `r^-exponent`.
     Zipfian {
-        /// The exponent of the weights.
+        /// Exponent of the weights: over 0 and not 1. YCSB's default is 0.99.
         exponent: f64,
     },
 }
 
-/// Picks indexes in `0..count`.
+/// Picks indexes in `0..count` at random.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Picker {
     count: u64,
@@ -55,7 +55,7 @@ pub struct Picker {
 }
 
 impl Picker {
-    /// Picks among `count` keys; `count` must not be 0.
+    /// Makes a picker among `count` keys; `count` must not be 0.
     pub fn new(count: u64, skew: Skew) -> Self {
         let zipf = match skew {
             Skew::Uniform => None,
@@ -64,7 +64,7 @@ impl Picker {
         Self { count, zipf }
     }
 
-    /// The next index. Rank 0 is the hottest; synthetic keys are unordered, so hot keys do not cluster on disk.
+    /// Picks the next index. Rank 0 is the hottest. Synthetic keys are unordered, so hot keys do not cluster on disk.
     pub fn pick(&self, rng: &mut Rng) -> u64 {
         match &self.zipf {
             None => rng.below(self.count),
@@ -73,8 +73,8 @@ impl Picker {
     }
 }
 
-/// Rejection-inversion sampling (Hörmann and Derflinger 1996, "Rejection-inversion to generate variates from
-/// monotone discrete distributions"): constant time and memory for any number of keys.
+/// Rejection-inversion sampling (Hörmann and Derflinger 1996, "Rejection-inversion to generate variates from monotone
+/// discrete distributions"): constant time and memory for any number of keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Zipf {
     count: f64,
@@ -97,7 +97,7 @@ impl Zipf {
         x.powf(-self.exponent)
     }
 
-    /// Integral of `h`, up to a constant: (x^(1-e) - 1) / (1-e).
+    /// Returns the integral of `h`, up to a constant: (x^(1-e) - 1) / (1-e).
     fn h_integral(&self, x: f64) -> f64 {
         let one_minus = 1.0 - self.exponent;
         (x.powf(one_minus) - 1.0) / one_minus

@@ -1,6 +1,6 @@
-//! How often a value comes again: every pair has its own, or pairs share owners.
+//! How often a value repeats: every pair has its own, or pairs share owners.
 //!
-//! Must not: know what a pair's key is. Plain values, used where they are.
+//! Must not: know a pair's key. Plain values, used on any thread.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,34 +8,34 @@ use std::str::FromStr;
 use crate::count::count;
 use crate::skew::Skew;
 
-/// More owners than this are no different from unique values.
+/// Largest number of owners. More of them would be no different from unique values.
 const OWNERS_MAX: u64 = 1 << 40;
 
-/// How the values of synthetic pairs are made.
+/// Kind of the values of synthetic pairs.
 ///
-/// Wallets own many token accounts each, so the values of a map from account to owner repeat, and compression then has
-/// something to find. How many accounts the wallets of the mainnet own is in no public list that this project has: the 365
-/// markets in `bootstrap/tests/data` have 306 values, none of them more than twice, and are markets, not wallets. So the
-/// benchmarks take a convention: `zipfian:0.99`, YCSB's exponent, over a tenth as many owners as pairs.
+/// Wallets own many token accounts each, so the values of a map from account to owner repeat, and compression gains
+/// from that. This project has no public list that says how many accounts the wallets of the mainnet own. The 365
+/// markets in `bootstrap/tests/data` have 306 values, none of them more than twice, but they are markets and not
+/// wallets. So the benchmarks use a convention: `zipfian:0.99`, YCSB's exponent, over a tenth as many owners as pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Values {
-    /// No value comes twice.
+    /// Each pair has a value of its own.
     #[default]
     Unique,
-    /// A value is an owner, the one of rank r with weight `r^-exponent`.
+    /// A value is an owner. The owner of rank r has the weight `r^-exponent`.
     ///
-    /// Ranks are computed with the platform's `pow`, whose last bit may differ between C libraries: pairs of this kind are
-    /// the same in all tools of a machine, and nearly all of them on another one.
+    /// Ranks are computed with the platform's `pow`, whose last bit may differ between C libraries. Pairs of this kind
+    /// are the same in all tools of a machine, and nearly all of them are the same on another machine.
     Zipfian {
-        /// The exponent of the weights: over 0, not 1, under 10.
+        /// Exponent of the weights: over 0, not 1, under 10.
         exponent: f64,
-        /// How many owners there are.
+        /// Number of owners, from 1 to 2^40.
         owners: u64,
     },
 }
 
 impl Values {
-    /// Owners and how picks spread over them; `None` where every value is its own.
+    /// Returns the number of owners and the distribution of picks over them; `None` for unique values.
     pub(crate) fn owners(self) -> Option<(u64, Skew)> {
         match self {
             Self::Unique => None,
@@ -68,7 +68,7 @@ impl FromStr for Values {
     }
 }
 
-/// As it is parsed, the number of owners in digits.
+/// Writes the form that is parsed, with the number of owners in digits.
 impl fmt::Display for Values {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,26 +1,27 @@
-//! The shared-memory wire: what two processes on one machine read and write without a system call in between.
+//! The shared-memory wire: a memory layout through which two processes on one machine exchange requests and answers
+//! without a system call in between.
 //!
-//! Owns: the layout of a session's segment and the handshake that hands it over, and with [`Segment`] the one place
-//! that touches those bytes. Must not: map memory, wait, or decide anything. Threads: one user of a session on each
-//! side; [`Segment`] is not `Sync`.
+//! Owns: the layout of a session's segment and the handshake that hands it over; with [`Segment`], the one place that
+//! touches those bytes. Must not: map memory, wait, or decide anything. Threads: one user of a session on each side;
+//! [`Segment`] is not `Sync`.
 //!
 //! # A session
 //! A client connects to the service's Unix socket and receives one [`Hello`] with two or three file descriptors
 //! (`SCM_RIGHTS`): the session's segment (a sealed memfd of [`SEGMENT_BYTES`]), the session's bell (an eventfd), and
-//! where the service has a feed, its [`ring`]. The client sends nothing on the socket: it is the life line. Its end tells
-//! each side that the other is gone, and the kernel frees the memory with the last mapping, however a process ends:
-//! nothing has a name that could be left behind.
+//! where the service has a feed, its [`ring`]. The client sends nothing on the socket, which serves as a life line: its
+//! end tells each side that the other is gone. The kernel frees the memory with the last mapping, however a process
+//! ends. Nothing has a name that could be left over.
 //!
 //! # A request
-//! One at a time. The client writes keys and [`Request`], then raises `request_seq`; the service writes values and
-//! [`Response`], then raises `response_seq` to the same number. Whoever is about to sleep says so in its own flag first
-//! (`client_waits`, `service_sleeps`), and the other then wakes it after raising its number.
+//! A session carries one request at a time. The client writes keys and [`Request`], then raises `request_seq`. The
+//! service writes values and [`Response`], then raises `response_seq` to the same number. A side that is about to sleep
+//! first sets its own flag (`client_waits`, `service_sleeps`). The other side then wakes it after raising its number.
 //!
 //! # Waking
-//! A client wakes the service with a write to its session's bell. The service watches the bell for edges and never reads
-//! or writes it, because a client may change the mode of a descriptor that both hold, and fill or drain it.
-//! The service wakes a client in the way that `client_waits` names ([`Waits`]): at the futex word that is the low half of
-//! `response_seq`, or with a byte on the socket, sent with `MSG_DONTWAIT`. A socket that is full is not waited for.
+//! A client wakes the service with a write to its session's bell. The service watches the bell edge-triggered and never
+//! reads or writes it, because a client may change the mode of a descriptor that both hold, and fill or drain it. The
+//! service wakes a client in the way that `client_waits` names ([`Waits`]): at the futex word that is the low half of
+//! `response_seq`, or with a byte on the socket, sent with `MSG_DONTWAIT`. It never waits for a socket that is full.
 //!
 //! ```text
 //! offset     bytes  written by
@@ -32,7 +33,8 @@
 //! 321408   320,000  client     keys, 32 bytes each
 //! ```
 //!
-//! The service never trusts what it reads here: numbers are checked, keys are copied out before they are used.
+//! The service never trusts the bytes that it reads here: it checks every number, and copies keys out before it uses
+//! them.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -42,122 +44,123 @@ use crate::v1::GET_MANY_KEYS_MAX;
 
 pub mod ring;
 
-/// Version of everything in this module. A service answers another one with [`status::VERSION`].
+/// Version of everything in this module. The service answers a request of another version with [`status::VERSION`].
 pub const VERSION: u32 = 2;
 
-/// First bytes of a [`Hello`].
+/// First bytes of every [`Hello`], by which a client recognises the service.
 pub const MAGIC: [u8; 8] = *b"solkvshm";
 
-/// Bytes of a key and of a value.
+/// Size of a key and of a value, in bytes.
 const ENTRY_BYTES: usize = 32;
 
-/// Most bytes of an encoded StatusResponse: they share the place of the values.
+/// Maximum length of an encoded StatusResponse, in bytes: it is written where the values of a GET would be.
 pub const STATUS_BYTES_MAX: usize = GET_MANY_KEYS_MAX * ENTRY_BYTES;
 
-/// What is asked for; the numbers of [`Request::op`].
+/// Operations that a client may ask for: the numbers of [`Request::op`].
 pub mod op {
-    /// The values of `count` keys.
+    /// Asks for the values of `count` keys.
     pub const GET: u32 = 1;
-    /// What the service says of itself.
+    /// Asks for the service's StatusResponse.
     pub const STATUS: u32 = 2;
 }
 
 /// How a request ended; the numbers of [`Response::status`].
 pub mod status {
-    /// Answered.
+    /// The service has answered the request.
     pub const OK: u32 = 0;
-    /// Another protocol version; nothing was looked at.
+    /// The request has another protocol version; the service looked at nothing else of it.
     pub const VERSION: u32 = 1;
-    /// An unknown op or commitment, or too many keys.
+    /// The request has an unknown op or commitment, or too many keys.
     pub const BAD_REQUEST: u32 = 2;
-    /// `min_context_slot` is not reached yet: ask again. `slot` is the one reached.
+    /// The data read does not include `min_context_slot` yet: ask again. `slot` holds the slot reached.
     pub const SLOT_NOT_REACHED: u32 = 3;
-    /// The service does not follow this commitment.
+    /// The service does not follow the commitment asked for.
     pub const COMMITMENT: u32 = 4;
-    /// No answer now, which may pass: the engine's failure, or the commitment is not known yet.
+    /// There is no answer now, but there may be one later: the engine failed in a way that may pass, or no slot of this
+    /// commitment is known yet.
     pub const UNAVAILABLE: u32 = 5;
-    /// The engine failed; the service's log says how.
+    /// The engine failed in a way that does not pass by itself; the service's log says how.
     pub const FAILED: u32 = 6;
 }
 
 /// How a handshake ended; the numbers of [`Hello::status`].
 pub mod hello {
-    /// The descriptors came along.
+    /// The session is made and its descriptors came with the greeting.
     pub const OK: u32 = 0;
-    /// As many sessions as the service allows, in all or a user; come back later.
+    /// The service has as many sessions as it allows, in all or for this user; come back later.
     pub const FULL: u32 = 1;
-    /// The service could not make a session; its log says why.
+    /// The service could not create a session; its log says why.
     pub const FAILED: u32 = 2;
 }
 
-/// How a client that sleeps wants to be woken; the numbers of `client_waits`, where 0 is a client that is awake.
+/// How the service wakes a sleeping client: the numbers of `client_waits`, where 0 means that the client is awake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Waits {
-    /// At [`Segment::futex`].
+    /// By a futex wake at [`Segment::futex`].
     Futex = 1,
     /// By a byte on the socket, for a client whose thread waits for other descriptors as well.
     Socket = 2,
 }
 
-/// What the service owes a client after an answer.
+/// How the service must wake the client after an answer, as [`Segment::respond`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// The client is awake.
+    /// Wake nobody, because the client is awake.
     Nobody,
     /// Wake one waiter of [`Segment::futex`].
     Futex,
-    /// Send a byte.
+    /// Send one byte on the session's socket.
     Socket,
 }
 
-/// The greeting on the socket, from the service.
+/// The greeting that the service sends on the socket when a client connects.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// [`MAGIC`].
+    /// Always [`MAGIC`]; anything else is not a greeting.
     pub magic: [u8; 8],
-    /// [`VERSION`].
+    /// The service's [`VERSION`]; a client of another version must give up.
     pub version: u32,
-    /// One of [`hello`].
+    /// The handshake's outcome, one of [`hello`].
     pub status: u32,
-    /// [`SEGMENT_BYTES`] of the service.
+    /// The service's [`SEGMENT_BYTES`], which must be equal to the client's.
     pub segment_bytes: u64,
 }
 
-/// A request, without its keys.
+/// A request, except for its keys.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// [`VERSION`].
+    /// The client's [`VERSION`]; the service answers another one with [`status::VERSION`].
     pub version: u32,
-    /// One of [`op`].
+    /// The operation, one of [`op`].
     pub op: u32,
-    /// Keys of a GET, at most [`GET_MANY_KEYS_MAX`]; 0 for STATUS.
+    /// Number of keys of a GET, at most [`GET_MANY_KEYS_MAX`]; 0 for STATUS.
     pub count: u32,
-    /// A number of `solkv.v1.Commitment`.
+    /// The commitment asked for, as a number of `solkv.v1.Commitment`.
     pub commitment: i32,
-    /// As in GetRequest; 0 asks for none.
+    /// As `min_context_slot` of GetRequest; 0 asks for no slot.
     pub min_context_slot: u64,
 }
 
-/// An answer, without its values.
+/// An answer, except for its values.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Response {
-    /// One of [`status`].
+    /// The request's outcome, one of [`status`].
     pub status: u32,
-    /// The request's for GET, the encoded bytes for STATUS, 0 for an error.
+    /// The request's `count` for GET, the length of the encoded status for STATUS, 0 for an error.
     pub count: u32,
-    /// 1 when `slot` means something.
+    /// 1 if `slot` is valid, otherwise 0.
     pub has_slot: u32,
-    /// Always 0.
+    /// Always 0; reserved for later versions.
     pub reserved: u32,
-    /// The newest slot that is wholly in what was read.
+    /// The newest slot that is completely in the data read.
     pub slot: u64,
 }
 
-/// What the client writes, on a cache line of its own.
+/// The part that the client writes, on a cache line of its own.
 #[repr(C, align(64))]
 struct ClientLine {
     request_seq: AtomicU64,
@@ -166,7 +169,7 @@ struct ClientLine {
     request: Request,
 }
 
-/// What the service writes, on a cache line of its own.
+/// The part that the service writes, on a cache line of its own.
 #[repr(C, align(64))]
 struct ServiceLine {
     response_seq: AtomicU64,
@@ -175,7 +178,6 @@ struct ServiceLine {
     response: Response,
 }
 
-/// The segment.
 #[repr(C)]
 struct Layout {
     client: ClientLine,
@@ -185,7 +187,7 @@ struct Layout {
     keys: [[u8; ENTRY_BYTES]; GET_MANY_KEYS_MAX],
 }
 
-/// A bit a key, up to a whole number of cache lines.
+/// Size of the presence bits: one bit a key, up to a whole number of cache lines.
 const PRESENT_BYTES: usize = GET_MANY_KEYS_MAX.div_ceil(8).next_multiple_of(64);
 
 /// Size of a session's segment in bytes.
@@ -201,12 +203,12 @@ const _: () = {
 };
 
 impl Hello {
-    /// A greeting of this version.
+    /// Returns a greeting of this version with a handshake's outcome, one of [`hello`].
     pub fn new(status: u32) -> Self {
         Self { magic: MAGIC, version: VERSION, status, segment_bytes: SEGMENT_BYTES as u64 }
     }
 
-    /// As it is sent.
+    /// Returns the greeting in the form in which it is sent.
     pub fn to_bytes(self) -> [u8; size_of::<Self>()] {
         let mut bytes = [0; size_of::<Self>()];
         bytes[..8].copy_from_slice(&self.magic);
@@ -216,7 +218,8 @@ impl Hello {
         bytes
     }
 
-    /// As it was received; `None` when it is no greeting at all.
+    /// Decodes a received greeting. Returns `None` if the magic bytes are wrong. It checks neither the version nor the
+    /// segment's size.
     pub fn from_bytes(bytes: &[u8; size_of::<Self>()]) -> Option<Self> {
         let (magic, rest) = bytes.split_first_chunk::<8>()?;
         let (version, rest) = rest.split_first_chunk::<4>()?;
@@ -231,12 +234,12 @@ impl Hello {
     }
 }
 
-/// A mapped segment. Everything is copied in and out: no reference into memory that another process can write is ever
-/// made, but to the atomics.
+/// Access to a mapped segment. All data is copied in and out. References are made only to the atomics, never to memory
+/// that another process can write.
 #[derive(Debug)]
 pub struct Segment {
     base: NonNull<Layout>,
-    /// Atomics aside, a side's part has one writer without a lock.
+    /// Keeps `Segment` from being `Sync`: apart from the atomics, each side's part has one writer and no lock.
     _not_sync: PhantomData<std::cell::Cell<()>>,
 }
 
@@ -244,12 +247,12 @@ pub struct Segment {
 unsafe impl Send for Segment {}
 
 impl Segment {
-    /// A view of a mapping.
+    /// Wraps a mapped segment.
     ///
     /// # Safety
-    /// `base` is the start of a mapping of at least [`SEGMENT_BYTES`], readable and writable, page aligned, shared with
-    /// the other side and zero when it was made, that outlives this view and cannot shrink; no other view of the same
-    /// side exists.
+    /// `base` is the start of a mapping of at least [`SEGMENT_BYTES`]: readable and writable, page aligned, shared with
+    /// the other side, and zero when it was created. The mapping outlives this `Segment` and cannot shrink. No other
+    /// `Segment` of the same side exists.
     pub unsafe fn new(base: NonNull<u8>) -> Self {
         Self { base: base.cast(), _not_sync: PhantomData }
     }
@@ -284,10 +287,11 @@ impl Segment {
         unsafe { &(*self.service()).service_sleeps }
     }
 
-    /// Client: writes request `seq` and publishes it. True when the service sleeps: ring the bell.
+    /// Client: writes request `seq` and publishes it. Returns true if the service sleeps, so that the caller must ring
+    /// the bell.
     ///
     /// # Panics
-    /// On more than [`GET_MANY_KEYS_MAX`] keys, which the caller splits.
+    /// Panics on more than [`GET_MANY_KEYS_MAX`] keys; the caller splits larger requests.
     pub fn send(&self, seq: u64, request: Request, keys: &[[u8; 32]]) -> bool {
         assert!(keys.len() <= GET_MANY_KEYS_MAX, "a request is split by its caller");
         // SAFETY: both places are in bounds and this side is their only writer.
@@ -296,22 +300,23 @@ impl Segment {
             to.copy_from_nonoverlapping(keys.as_ptr(), keys.len());
             (&raw mut (*self.client()).request).write(request);
         }
-        // ORDERING: Release pairs with the Acquire of `requested`: who sees the number sees keys and request.
+        // ORDERING: Release pairs with the Acquire of `requested`: a service that sees the number sees keys and
+        // request.
         self.request_seq().store(seq, Ordering::Release);
-        // ORDERING: SeqCst fence pairs with the one in `fall_asleep`: either the service sees this number there, or it is
-        // seen asleep here.
+        // ORDERING: SeqCst fence pairs with the one in `sleep_fence`: either the service sees this number after it, or
+        // this side sees here that the service sleeps.
         fence(Ordering::SeqCst);
         // ORDERING: Relaxed: ordered by the fence.
         self.service_sleeps().load(Ordering::Relaxed) != 0
     }
 
-    /// Client: whether request `seq` is answered.
+    /// Client: returns whether request `seq` is answered.
     pub fn answered(&self, seq: u64) -> bool {
         // ORDERING: Acquire pairs with the Release of `respond`.
         self.response_seq().load(Ordering::Acquire) == seq
     }
 
-    /// Client: asks to be woken for the answer to `seq`. True when it is there already.
+    /// Client: asks to be woken for the answer to `seq`. Returns true if the answer is there already.
     pub fn wait(&self, seq: u64, how: Waits) -> bool {
         // ORDERING: Relaxed: ordered by the fence.
         self.client_waits().store(how as u32, Ordering::Relaxed);
@@ -321,14 +326,14 @@ impl Segment {
         self.answered(seq)
     }
 
-    /// Client: what [`Segment::futex`] says while request `seq` has no answer; `None` once it has one.
+    /// Client: returns the value of [`Segment::futex`] as long as request `seq` has no answer; `None` once it has one.
     pub fn unanswered(&self, seq: u64) -> Option<u32> {
         // ORDERING: Acquire: as in `answered`.
         let found = self.response_seq().load(Ordering::Acquire);
         (found != seq).then_some(found as u32)
     }
 
-    /// The word at which a client sleeps: the low half of `response_seq`, which changes with each answer.
+    /// Returns the futex word at which a client sleeps: the low half of `response_seq`, which changes with each answer.
     pub fn futex(&self) -> &AtomicU32 {
         let half = if cfg!(target_endian = "big") { 1 } else { 0 };
         let word = std::ptr::from_ref(self.response_seq()).cast::<AtomicU32>();
@@ -336,22 +341,22 @@ impl Segment {
         unsafe { &*word.add(half) }
     }
 
-    /// Client: no longer waits.
+    /// Client: withdraws the wish to be woken.
     pub fn stop_waiting(&self) {
         // ORDERING: Relaxed: at worst one wake too many.
         self.client_waits().store(0, Ordering::Relaxed);
     }
 
-    /// Client: the answer, once [`Segment::answered`].
+    /// Client: returns the answer. Call it once [`Segment::answered`] has returned true.
     pub fn response(&self) -> Response {
         // SAFETY: in bounds; the service does not write it before the next request.
         unsafe { (&raw const (*self.service()).response).read() }
     }
 
-    /// Client: value `index` of the answer.
+    /// Client: returns value `index` of the answer, or `None` if that key is absent.
     ///
     /// # Panics
-    /// On an index of [`GET_MANY_KEYS_MAX`] or more.
+    /// Panics if `index` is [`GET_MANY_KEYS_MAX`] or more.
     pub fn value(&self, index: usize) -> Option<[u8; 32]> {
         assert!(index < GET_MANY_KEYS_MAX, "no such value: index={index}");
         // SAFETY: in bounds; the service does not write them before the next request.
@@ -362,7 +367,7 @@ impl Segment {
         }
     }
 
-    /// Client: the encoded status, `count` bytes of it or as many as there is place for.
+    /// Client: returns the encoded status: `count` bytes, or [`STATUS_BYTES_MAX`] if that is less.
     pub fn status_bytes(&self, count: u32) -> Vec<u8> {
         let mut bytes = vec![0; (count as usize).min(STATUS_BYTES_MAX)];
         // SAFETY: both ends hold that many; the service does not write them before the next request.
@@ -373,19 +378,20 @@ impl Segment {
         bytes
     }
 
-    /// Service: the number of the newest request.
+    /// Service: returns the number of the newest request.
     pub fn requested(&self) -> u64 {
         // ORDERING: Acquire pairs with the Release of `send`.
         self.request_seq().load(Ordering::Acquire)
     }
 
-    /// Service: the newest request, as the client claims it.
+    /// Service: returns the newest request as the client wrote it, unchecked.
     pub fn request(&self) -> Request {
-        // SAFETY: in bounds; any bytes are a Request. A client that writes meanwhile gets nonsense, checked as any other.
+        // SAFETY: in bounds; any bytes are a Request. A client that writes at the same time gets nonsense, which is
+        // checked as any other request.
         unsafe { (&raw const (*self.client()).request).read_volatile() }
     }
 
-    /// Service: copies `count` keys out, at most as many as there is place for.
+    /// Service: copies `count` keys into `into`, at most [`GET_MANY_KEYS_MAX`].
     pub fn keys(&self, count: usize, into: &mut Vec<[u8; 32]>) {
         into.clear();
         into.resize(count.min(GET_MANY_KEYS_MAX), [0; 32]);
@@ -396,10 +402,10 @@ impl Segment {
         }
     }
 
-    /// Service: writes the values of an answer.
+    /// Service: writes the values of an answer, one for each key in the request's order.
     ///
     /// # Panics
-    /// On more than [`GET_MANY_KEYS_MAX`].
+    /// Panics on more than [`GET_MANY_KEYS_MAX`] values.
     pub fn set_values(&self, values: &[Option<[u8; 32]>]) {
         assert!(values.len() <= GET_MANY_KEYS_MAX, "checked where the request was read");
         // SAFETY: in bounds by the assert, and this side is their only writer.
@@ -417,7 +423,7 @@ impl Segment {
         }
     }
 
-    /// Service: writes an encoded status, cut at [`STATUS_BYTES_MAX`].
+    /// Service: writes an encoded status, truncated to [`STATUS_BYTES_MAX`].
     pub fn set_status_bytes(&self, bytes: &[u8]) {
         // SAFETY: in bounds by the minimum, and this side is their only writer.
         unsafe {
@@ -426,12 +432,13 @@ impl Segment {
         }
     }
 
-    /// Service: publishes the answer to request `seq`, and says how the client has to be woken. A number of
-    /// `client_waits` that means nothing is the client's own loss.
+    /// Service: publishes the answer to request `seq`, and returns how to wake the client. A client that writes an
+    /// unknown number into `client_waits` is not woken, which harms only itself.
     pub fn respond(&self, seq: u64, response: Response) -> Wake {
         // SAFETY: in bounds, and this side is its only writer.
         unsafe { (&raw mut (*self.service()).response).write(response) };
-        // ORDERING: Release pairs with the Acquire of `answered`: who sees the number sees response and values.
+        // ORDERING: Release pairs with the Acquire of `answered`: a client that sees the number sees response and
+        // values.
         self.response_seq().store(seq, Ordering::Release);
         // ORDERING: SeqCst fence pairs with the one in `wait`.
         fence(Ordering::SeqCst);
@@ -443,21 +450,21 @@ impl Segment {
         }
     }
 
-    /// Service: says that it is about to sleep. After it has said so to all its clients, and after [`sleep_fence`], it
-    /// looks at [`Segment::requested`] of each once more.
+    /// Service: announces that it is about to sleep. After it has done so for all its clients, and after
+    /// [`sleep_fence`], the service must look at [`Segment::requested`] of each client once more.
     pub fn fall_asleep(&self) {
         // ORDERING: Relaxed: ordered by `sleep_fence`.
         self.service_sleeps().store(1, Ordering::Relaxed);
     }
 
-    /// Service: is awake.
+    /// Service: withdraws the announcement of [`Segment::fall_asleep`].
     pub fn wake_up(&self) {
         // ORDERING: Relaxed: at worst one ring too many.
         self.service_sleeps().store(0, Ordering::Relaxed);
     }
 }
 
-/// Between [`Segment::fall_asleep`] and the last look at the requests.
+/// Memory fence that the service must pass between [`Segment::fall_asleep`] and its last look at the requests.
 pub fn sleep_fence() {
     // ORDERING: SeqCst fence pairs with the one in `Segment::send`.
     fence(Ordering::SeqCst);

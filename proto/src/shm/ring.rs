@@ -1,23 +1,25 @@
-//! The change feed in shared memory: the newest changes in one ring that the service writes and everybody reads.
+//! The change feed in shared memory: the newest changes in one ring that the service writes and every client reads.
 //!
-//! Owns: the layout of the ring, and with [`RingWriter`] and [`RingReader`] the one place that touches those bytes. Must
+//! Owns: the layout of the ring; with [`RingWriter`] and [`RingReader`], the one place that touches those bytes. Must
 //! not: map memory, wait, or decide where a reader goes on. Threads: one writer; any number of readers, in any process.
 //!
 //! # The ring
-//! A sealed memfd of [`RING_BYTES`], the greeting's third descriptor where the service has a feed. Readers map it
-//! read-only: nothing they do reaches the service or each other. The change `seq` stands in record `seq % RING_RECORDS`,
-//! until the change `seq + RING_RECORDS` takes its place; whoever reads more slowly than that is told so.
+//! The ring is a sealed memfd of [`RING_BYTES`], the greeting's third descriptor where the service has a feed. Readers
+//! map it read-only, so nothing they do affects the service or other readers. The change with number `seq` is in record
+//! `seq % RING_RECORDS`, until change `seq + RING_RECORDS` overwrites it. A reader that is slower than that finds
+//! [`Found::Overwritten`].
 //!
 //! ```text
-//! offset  bytes  what
+//! offset  bytes  contents
 //!      0     64  version u32, records u32, feed_id u64, first_seq u64: written before anybody has the memory
 //!     64     64  head_seq u64, slot u64, beat_unix_ms u64, wakes u32, flags u32
-//!   4096    192  record 0: stamp u64, key, old value, new value, slot u64, published_ns u64, flags u64; where the flags
-//!                say that the slot ends with it: blockhash, parent_slot u64
+//!   4096    192  record 0: stamp u64, key, old value, new value, slot u64, published_ns u64, flags u64;
+//!                where the flags say that the slot ends with it: blockhash, parent_slot u64
 //!   4288    192  record 1 ...
 //! ```
 //!
-//! A record's stamp is its seq, and 0 while it is being written. `wakes` is a futex word, raised after everything else.
+//! A record's stamp is its seq, or 0 while the record is being written. `wakes` is a futex word, raised after
+//! everything else.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -25,55 +27,56 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::VERSION;
 
-/// Changes that the ring holds: 12 MiB of them, more than a second at fifty thousand a second, which is what a reader may
-/// be away for.
+/// Number of changes that the ring holds: 12 MiB. At fifty thousand changes a second that is more than a second, the
+/// time for which a reader may be away.
 pub const RING_RECORDS: usize = 1 << 16;
 
 /// One change of the map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// The key.
+    /// The 32-byte key that changed.
     pub key: [u8; 32],
-    /// What it held before.
+    /// Value of the key before the change; `None` if it was not in the map.
     pub old: Option<[u8; 32]>,
-    /// What it holds now.
+    /// Value of the key after the change; `None` if it was removed.
     pub new: Option<[u8; 32]>,
-    /// The slot of the change.
+    /// Slot whose block made the change.
     pub slot: u64,
-    /// When the service published it, ns of the machine's CLOCK_MONOTONIC; 0 for what was there before it started.
+    /// Time at which the service published the change, in ns of the machine's CLOCK_MONOTONIC; 0 for changes from
+    /// before the service's start.
     pub published_ns: u64,
-    /// The slot ends with this change.
+    /// Set if the slot ends with this change.
     pub slot_end: Option<SlotEnd>,
 }
 
-/// What is known of a slot that ends.
+/// The end of a slot that changed something.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlotEnd {
-    /// The slot's blockhash.
+    /// Hash of the slot's block.
     pub blockhash: [u8; 32],
-    /// The slot of its parent.
+    /// Slot of the block's parent.
     pub parent_slot: u64,
 }
 
-/// How far the ring has come.
+/// The writer's position in the feed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingHead {
-    /// The newest change.
+    /// Seq of the newest change; before the first change, one less than the first seq.
     pub seq: u64,
-    /// The last slot applied as a whole.
+    /// The last slot applied completely; `None` before the first.
     pub slot: Option<u64>,
-    /// When the writer last did anything, ms since the Unix epoch.
+    /// Time of the writer's last publish or beat, in ms since the Unix epoch.
     pub beat_unix_ms: u64,
-    /// The service has stopped: nothing more comes here.
+    /// True once the service has stopped, so that nothing more will come in this ring.
     pub closed: bool,
 }
 
-/// What reading a change came to.
+/// Outcome of reading one change, as [`RingReader::read`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The change.
+    /// The change, complete and consistent.
     Record(Record),
-    /// A newer one has taken its place.
+    /// A newer change has taken its place, or is taking it.
     Overwritten,
 }
 
@@ -94,26 +97,26 @@ struct Head {
     flags: AtomicU32,
 }
 
-/// `Head::flags`: `slot` means something.
+/// Bit of `Head::flags`: `slot` is valid.
 const HAS_SLOT: u32 = 1;
-/// `Head::flags`: see [`RingHead::closed`].
+/// Bit of `Head::flags`: see [`RingHead::closed`].
 const CLOSED: u32 = 2;
 
-/// Words of a record behind its stamp: three entries of four, slot, publishing time, flags.
+/// Number of words after a record's stamp: three entries of four words each, slot, publishing time, flags.
 const WORDS: usize = 15;
 
 const HAS_OLD: u64 = 1;
 const HAS_NEW: u64 = 2;
 const ENDS_SLOT: u64 = 4;
 
-/// Words of a slot's end: the blockhash and the parent.
+/// Number of words of a slot's end: four of the blockhash, one of the parent's slot.
 const END_WORDS: usize = 5;
 
 #[repr(C, align(64))]
 struct Place {
     stamp: AtomicU64,
     words: [AtomicU64; WORDS],
-    /// A cache line of its own, touched only where the flags have [`ENDS_SLOT`].
+    /// A cache line of its own, read and written only if the flags have [`ENDS_SLOT`].
     end: [AtomicU64; END_WORDS],
 }
 
@@ -125,7 +128,7 @@ struct Layout {
     places: [Place; RING_RECORDS],
 }
 
-/// Size of the ring in bytes.
+/// Size of the ring in bytes: one page of header, then the records.
 pub const RING_BYTES: usize = size_of::<Layout>();
 
 const _: () = {
@@ -134,29 +137,30 @@ const _: () = {
     assert!(std::mem::offset_of!(Head, wakes) == 24);
 };
 
-/// The service's side.
+/// The service's side of the ring, which writes it.
 #[derive(Debug)]
 pub struct RingWriter {
     layout: NonNull<Layout>,
-    /// The next change must be this one.
+    /// Seq of the change that [`RingWriter::push`] writes next.
     next_seq: u64,
-    /// There is one writer.
+    /// Keeps `RingWriter` from being `Sync`, because the ring has one writer.
     _not_sync: PhantomData<std::cell::Cell<()>>,
 }
 
-// SAFETY: plain memory without thread affinity, touched through atomics alone; `!Sync` keeps the writer with one thread.
+// SAFETY: plain memory without thread affinity, touched through atomics alone; `!Sync` keeps the writer with one
+// thread.
 unsafe impl Send for RingWriter {}
 
 impl RingWriter {
-    /// Takes over fresh memory for the feed `feed_id`, in which `first_seq` comes next.
+    /// Takes over fresh memory for the feed `feed_id`, whose next change is `first_seq`.
     ///
     /// # Safety
-    /// `base` is the start of a mapping of at least [`RING_BYTES`], readable and writable, page aligned, zero, that
-    /// outlives the writer and cannot shrink; nobody else writes there.
+    /// `base` is the start of a mapping of at least [`RING_BYTES`]: readable and writable, page aligned and zero. The
+    /// mapping outlives the writer and cannot shrink, and nobody else writes there.
     pub unsafe fn new(base: NonNull<u8>, feed_id: u64, first_seq: u64) -> Self {
         let writer = Self { layout: base.cast(), next_seq: first_seq, _not_sync: PhantomData };
         let Identity { version, records, feed_id: id, first_seq: first } = &writer.layout().identity;
-        // ORDERING: Relaxed: handing the memory over, a system call, comes later.
+        // ORDERING: Relaxed: the memory is handed over later, by a system call.
         version.store(VERSION, Ordering::Relaxed);
         records.store(RING_RECORDS as u32, Ordering::Relaxed);
         id.store(feed_id, Ordering::Relaxed);
@@ -166,16 +170,17 @@ impl RingWriter {
     }
 
     fn layout(&self) -> &Layout {
-        // SAFETY: `new` demands such a mapping; a Layout is atomics and padding, which others may read meanwhile.
+        // SAFETY: `new` demands such a mapping; a Layout is atomics and padding, which others may read at the same
+        // time.
         unsafe { self.layout.as_ref() }
     }
 
-    /// Writes the next change. Nobody sees it before [`RingWriter::publish`].
+    /// Writes the next change. Readers see it only after [`RingWriter::publish`].
     pub fn push(&mut self, record: &Record) {
         let place = &self.layout().places[(self.next_seq % RING_RECORDS as u64) as usize];
         place.stamp.store(0, Ordering::Relaxed);
-        // ORDERING: Release fence pairs with the Acquire fence in `RingReader::read`: who sees one of the words below
-        // sees the stamp gone as well.
+        // ORDERING: Release fence pairs with the Acquire fence in `RingReader::read`: a reader that sees one of the
+        // words below sees the stamp gone as well.
         fence(Ordering::Release);
         for (word, value) in place.words.iter().zip(words(record)) {
             word.store(value, Ordering::Relaxed);
@@ -185,51 +190,53 @@ impl RingWriter {
                 word.store(value, Ordering::Relaxed);
             }
         }
-        // ORDERING: Release pairs with the Acquire in `RingReader::read`: who sees the stamp sees the words.
+        // ORDERING: Release pairs with the Acquire in `RingReader::read`: a reader that sees the stamp sees the words.
         place.stamp.store(self.next_seq, Ordering::Release);
         self.next_seq += 1;
     }
 
-    /// Shows everything pushed. Wake those who sleep at [`RingWriter::futex`] then.
+    /// Shows readers all changes pushed so far. The caller then wakes the sleepers at [`RingWriter::futex`].
     pub fn publish(&self, slot: Option<u64>, beat_unix_ms: u64) {
         let head = &self.layout().head;
-        // ORDERING: Relaxed: whole in themselves; the seq's Release covers them.
+        // ORDERING: Relaxed: each value is complete in itself; the Release of the seq covers them.
         head.slot.store(slot.unwrap_or_default(), Ordering::Relaxed);
         head.beat_unix_ms.store(beat_unix_ms, Ordering::Relaxed);
         if slot.is_some() {
             head.flags.fetch_or(HAS_SLOT, Ordering::Relaxed);
         }
-        // ORDERING: Release pairs with the Acquire in `RingReader::head`: who sees the seq sees the records up to it.
+        // ORDERING: Release pairs with the Acquire in `RingReader::head`: a reader that sees the seq sees the records
+        // up to it.
         head.seq.store(self.next_seq.saturating_sub(1), Ordering::Release);
         self.wake_word();
     }
 
-    /// Says that the writer lives though nothing changes.
+    /// Records that the writer is alive although nothing changes.
     pub fn beat(&self, beat_unix_ms: u64) {
-        // ORDERING: Relaxed: nothing hangs on it.
+        // ORDERING: Relaxed: nothing depends on it.
         self.layout().head.beat_unix_ms.store(beat_unix_ms, Ordering::Relaxed);
     }
 
-    /// Says that nothing more comes. Wake those who sleep then.
+    /// Tells readers that nothing more will come. The caller then wakes the sleepers at [`RingWriter::futex`].
     pub fn close(&self) {
-        // ORDERING: Release pairs with the Acquire in `RingReader::head`: who sees the end has seen all that came before.
+        // ORDERING: Release pairs with the Acquire in `RingReader::head`: a reader that sees the end has seen
+        // everything before it.
         self.layout().head.flags.fetch_or(CLOSED, Ordering::Release);
         self.wake_word();
     }
 
     fn wake_word(&self) {
-        // ORDERING: Release pairs with the Acquire in `RingReader::wakes`: who does not see this sleeps not, for the
-        // kernel compares the word again.
+        // ORDERING: Release pairs with the Acquire in `RingReader::wakes`. A reader that has not seen this does not
+        // fall asleep, because the kernel compares the word again.
         self.futex().fetch_add(1, Ordering::Release);
     }
 
-    /// The word to wake at.
+    /// Returns the futex word at which readers sleep.
     pub fn futex(&self) -> &AtomicU32 {
         &self.layout().head.wakes
     }
 }
 
-/// A reader's side.
+/// A reader's side of the ring.
 #[derive(Debug)]
 pub struct RingReader {
     layout: NonNull<Layout>,
@@ -239,11 +246,11 @@ pub struct RingReader {
 unsafe impl Send for RingReader {}
 
 impl RingReader {
-    /// A view of a mapping; `None` when it is not laid out as this version is.
+    /// Wraps a mapped ring. Returns `None` if its layout is not of this version.
     ///
     /// # Safety
-    /// `base` is the start of a mapping of at least [`RING_BYTES`], readable, page aligned, that outlives the view and
-    /// cannot shrink.
+    /// `base` is the start of a mapping of at least [`RING_BYTES`]: readable and page aligned. The mapping outlives the
+    /// reader and cannot shrink.
     pub unsafe fn new(base: NonNull<u8>) -> Option<Self> {
         let reader = Self { layout: base.cast() };
         let Identity { version, records, .. } = &reader.layout().identity;
@@ -256,15 +263,16 @@ impl RingReader {
         unsafe { self.layout.as_ref() }
     }
 
-    /// The feed that the seqs count in.
+    /// Returns the identifier of the feed in which the seqs count.
     pub fn feed_id(&self) -> u64 {
         self.layout().identity.feed_id.load(Ordering::Relaxed)
     }
 
-    /// How far it has come.
+    /// Returns the writer's position, with the flags and times published with it.
     pub fn head(&self) -> RingHead {
         let head = &self.layout().head;
-        // ORDERING: Acquire pairs with the Release of `close`; before the seq, so that the end comes behind everything.
+        // ORDERING: Acquire pairs with the Release of `close`. The flags are read before the seq, so that a reader that
+        // sees the end also sees every change before it.
         let flags = head.flags.load(Ordering::Acquire);
         // ORDERING: Acquire pairs with the Release of `publish`.
         let seq = head.seq.load(Ordering::Acquire);
@@ -276,13 +284,13 @@ impl RingReader {
         }
     }
 
-    /// The oldest change that is still there when the newest is `head_seq`.
+    /// Returns the seq of the oldest change still in the ring when the newest is `head_seq`.
     pub fn oldest_seq(&self, head_seq: u64) -> u64 {
         let first_seq = self.layout().identity.first_seq.load(Ordering::Relaxed);
         first_seq.max((head_seq + 1).saturating_sub(RING_RECORDS as u64))
     }
 
-    /// The change `seq`, which must be between [`RingReader::oldest_seq`] and the head.
+    /// Reads change `seq`, which must be between [`RingReader::oldest_seq`] and the head.
     pub fn read(&self, seq: u64) -> Found {
         let place = &self.layout().places[(seq % RING_RECORDS as u64) as usize];
         // ORDERING: Acquire pairs with the Release of `push`.
@@ -292,7 +300,8 @@ impl RingReader {
         let words: [u64; WORDS] = std::array::from_fn(|index| place.words[index].load(Ordering::Relaxed));
         let end = (words[WORDS - 1] & ENDS_SLOT != 0)
             .then(|| std::array::from_fn(|index| place.end[index].load(Ordering::Relaxed)));
-        // ORDERING: Acquire fence pairs with the Release fence in `push`: if any of the words was newer, the stamp is too.
+        // ORDERING: Acquire fence pairs with the Release fence in `push`: if any of the words was newer, the stamp is
+        // too.
         fence(Ordering::Acquire);
         if place.stamp.load(Ordering::Relaxed) != seq {
             return Found::Overwritten;
@@ -300,14 +309,15 @@ impl RingReader {
         Found::Record(Record { slot_end: end.map(|words| slot_end(&words)), ..record(&words) })
     }
 
-    /// What the futex word says: sleep at [`RingReader::futex`] while it says the same, if there was nothing new after
-    /// this call.
+    /// Returns the value of the futex word. If nothing new has come after this call, the caller may sleep at
+    /// [`RingReader::futex`] for as long as the word has this value.
     pub fn wakes(&self) -> u32 {
-        // ORDERING: Acquire pairs with the Release of `wake_word`: what comes after this call sees what the wake was for.
+        // ORDERING: Acquire pairs with the Release of `wake_word`: reads after this call see the changes that the wake
+        // was for.
         self.futex().load(Ordering::Acquire)
     }
 
-    /// The word to sleep at.
+    /// Returns the futex word at which this reader sleeps.
     pub fn futex(&self) -> &AtomicU32 {
         &self.layout().head.wakes
     }
@@ -340,7 +350,7 @@ fn slot_end(words: &[u64; END_WORDS]) -> SlotEnd {
     SlotEnd { blockhash: entry(words), parent_slot: words[END_WORDS - 1] }
 }
 
-/// The 32 bytes of the first four words.
+/// Returns the bytes of the first four words.
 fn entry(words: &[u64]) -> [u8; 32] {
     let mut bytes = [0; 32];
     for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
@@ -349,7 +359,7 @@ fn entry(words: &[u64]) -> [u8; 32] {
     bytes
 }
 
-/// A record but for its slot's end.
+/// Decodes a record, except for its slot's end.
 fn record(words: &[u64; WORDS]) -> Record {
     let entry = |index: usize| entry(&words[4 * index..]);
     let [slot, published_ns, flags] = [words[12], words[13], words[14]];
@@ -361,7 +371,7 @@ fn record(words: &[u64; WORDS]) -> Record {
 mod tests {
     use super::*;
 
-    /// Memory as a mapping gives it.
+    /// Heap memory in place of a mapping.
     struct Memory(Box<std::cell::UnsafeCell<Layout>>);
 
     impl Memory {
@@ -380,7 +390,7 @@ mod tests {
         }
     }
 
-    /// A record whose every word tells its seq.
+    /// Returns a record in which every word depends on its seq.
     fn of(seq: u64) -> Record {
         let entry = |salt: u64| {
             let mut bytes = [0; 32];
@@ -453,7 +463,8 @@ mod tests {
                 writer.close();
             });
             while !reader.head().closed {
-                // Where the writer is right now: what it has shown is overwritten up to a hundred changes behind it.
+                // Read right where the writer is: up to a hundred changes after those it has published, it is already
+                // overwriting the oldest.
                 let oldest_seq = reader.oldest_seq(reader.head().seq);
                 (oldest_seq..oldest_seq + 100).for_each(check);
             }

@@ -1,8 +1,8 @@
-//! Both sides of a segment in one process.
+//! Tests of a session's segment with the client's and the service's side in one process.
 
 use super::*;
 
-/// Memory as a mapping gives it, for both sides in one process.
+/// Heap memory in place of a mapping, for both sides in one process.
 struct Memory(Box<std::cell::UnsafeCell<Layout>>);
 
 impl Memory {

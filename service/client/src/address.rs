@@ -1,4 +1,4 @@
-//! Where a service is: what stands before `://` chooses the transport.
+//! Addresses of a service: the part before `://` chooses the transport.
 //!
 //! Owns: the forms of an address. Must not: connect.
 
@@ -10,7 +10,7 @@ use http::Uri;
 
 use crate::error::Error;
 
-/// A parsed address.
+/// A parsed address of a service, with the transport that it names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// `shm:///path`: shared memory, handed over on the socket at this path.
@@ -48,7 +48,7 @@ impl FromStr for Address {
 }
 
 impl Address {
-    /// Whether what is sent there can be read on the way.
+    /// Whether a network could read the traffic to this address: plain `http` to another machine.
     pub(crate) fn is_exposed(&self) -> bool {
         let Self::Tcp(uri) = self else { return false };
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);

@@ -1,16 +1,16 @@
-//! Pauses between attempts: twice as long each time, up to a limit.
+//! Pauses between attempts: each is twice the one before, up to a limit.
 //!
 //! Owns: the length of the pauses. Must not: sleep.
 
 use std::time::Duration;
 
-/// A service that was restarted is back within some of these.
+/// The first pause: a service that restarts is usually back after a few of these.
 const FIRST: Duration = Duration::from_millis(10);
 
-/// Often enough to find a service back soon, seldom enough for one that is away for hours.
+/// The longest pause: short enough to notice soon that a service is back, long enough for one that is away for hours.
 const MAX: Duration = Duration::from_secs(1);
 
-/// The pauses of one series of attempts.
+/// The pauses of one series of attempts, which begins with the shortest.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     next: Duration,
@@ -21,7 +21,7 @@ impl Backoff {
         Self { next: FIRST }
     }
 
-    /// The next pause.
+    /// Returns the next pause and doubles the one after it.
     pub(crate) fn pause(&mut self) -> Duration {
         let pause = self.next;
         self.next = (pause * 2).min(MAX);

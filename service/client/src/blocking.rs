@@ -1,8 +1,8 @@
-//! The client for a thread of its own. Over shared memory it needs no async runtime: a call looks for its answer, then
+//! The client for a thread of its own. Over shared memory it needs no async runtime: a call polls for its answer, then
 //! sleeps in futex(2).
 //!
-//! Owns: the waiting. Threads: the caller's. Over gRPC each client has a small runtime that runs during its calls only;
-//! it must not be used from async code.
+//! Owns: the blocking waits. Threads: the caller's. Over gRPC each client has a small runtime that runs only during its
+//! calls. Must not: be used from async code.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -19,17 +19,17 @@ use crate::ring::RingSubscription;
 use crate::shm::{self, Attempts, Lost, SLOT_PAUSE, Session};
 use crate::{Answer, Key, ReadOptions, StatusResponse, Value, nonblocking};
 
-/// How long [`Subscription::next_event`] is silent over shared memory when nothing happens.
+/// Longest silence of [`Subscription::next_event`] over shared memory: it then returns a heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// A call that sleeps looks after this time whether the service is still there, then after twice the time, up to
-/// [`LOOK_MAX`]: one that was killed wakes nobody. Most answers come sooner.
+/// A call that sleeps checks after this time whether the service is still there, because a killed service wakes nobody.
+/// The time then doubles up to [`LOOK_MAX`]. Most answers come sooner.
 const LOOK_MIN: Duration = Duration::from_millis(1);
 
-/// See [`LOOK_MIN`].
+/// Longest time between two checks of [`LOOK_MIN`].
 const LOOK_MAX: Duration = Duration::from_millis(100);
 
-/// A client of one thread.
+/// A client for one thread: its calls take `&mut self` and block.
 pub struct Client {
     settings: Builder,
     transport: Transport,
@@ -40,7 +40,7 @@ enum Transport {
     Grpc { runtime: Runtime, client: nonblocking::Client },
 }
 
-/// A session that is made anew when the service went away.
+/// A session that is connected again after the service went away.
 struct Shm {
     path: PathBuf,
     spin: Duration,
@@ -48,10 +48,10 @@ struct Shm {
 }
 
 impl Client {
-    /// Connects to `address` with the defaults; see [`Address`] and [`Builder`].
+    /// Connects to `address` with the default settings; see [`Address`] and [`Builder`].
     ///
     /// # Errors
-    /// As [`Builder::connect_blocking`].
+    /// As [`Builder::connect_blocking`], and an address of no known form.
     pub fn connect(address: &str) -> Result<Self> {
         Builder::new(address)?.connect_blocking()
     }
@@ -73,18 +73,18 @@ impl Client {
         Ok(Self { settings: own, transport })
     }
 
-    /// The value of one key.
+    /// Returns the value of one key.
     ///
     /// # Errors
-    /// See [`crate::ErrorKind`].
+    /// Any of [`crate::ErrorKind`], except those of a feed.
     pub fn get(&mut self, key: &Key) -> Result<Answer<Option<Value>>> {
         self.get_with(key, ReadOptions::default())
     }
 
-    /// The value of one key, read as told.
+    /// Returns the value of one key, read with `options`.
     ///
     /// # Errors
-    /// See [`crate::ErrorKind`].
+    /// As [`Client::get`].
     pub fn get_with(&mut self, key: &Key, options: ReadOptions) -> Result<Answer<Option<Value>>> {
         match &mut self.transport {
             Transport::Grpc { runtime, client } => runtime.block_on(client.get_with(key, options)),
@@ -99,19 +99,19 @@ impl Client {
         }
     }
 
-    /// The values of any number of keys, in their order. More than 10,000 are several requests, each from a snapshot of
-    /// its own.
+    /// Returns the values of any number of keys, in their order. More than 10,000 keys take several requests, each from
+    /// a snapshot of its own.
     ///
     /// # Errors
-    /// See [`crate::ErrorKind`].
+    /// As [`Client::get`].
     pub fn get_many(&mut self, keys: &[Key]) -> Result<Answer<Vec<Option<Value>>>> {
         self.get_many_with(keys, ReadOptions::default())
     }
 
-    /// [`Client::get_many`], read as told.
+    /// Returns the values of any number of keys as [`Client::get_many`] does, read with `options`.
     ///
     /// # Errors
-    /// See [`crate::ErrorKind`].
+    /// As [`Client::get`].
     pub fn get_many_with(&mut self, keys: &[Key], options: ReadOptions) -> Result<Answer<Vec<Option<Value>>>> {
         let shm = match &mut self.transport {
             Transport::Grpc { runtime, client } => return runtime.block_on(client.get_many_with(keys, options)),
@@ -135,10 +135,10 @@ impl Client {
         }
     }
 
-    /// What the service says of itself.
+    /// Returns the service's account of itself: engine, number of pairs, checkpoint, lag, readiness.
     ///
     /// # Errors
-    /// See [`crate::ErrorKind`].
+    /// As [`Client::get`].
     pub fn status(&mut self) -> Result<StatusResponse> {
         match &mut self.transport {
             Transport::Grpc { runtime, client } => runtime.block_on(client.status()),
@@ -149,12 +149,13 @@ impl Client {
         }
     }
 
-    /// Follows the changes of the map from `start`, those that pass `filter`, over a connection of its own. Over shared
-    /// memory changes are read where the service writes them: see [`Builder::spin`] for how long a wait looks for them
-    /// before it sleeps. A dump comes over gRPC alone.
+    /// Follows the changes of the map from `start` that pass `filter`, over a connection of its own. Over shared
+    /// memory, changes are read where the service writes them; [`Builder::spin`] says how long a wait polls for them
+    /// before it sleeps. A dump needs gRPC.
     ///
     /// # Errors
-    /// A filter or start that this transport does not serve; over gRPC also those of connecting.
+    /// A filter or a start that this transport does not serve; over gRPC also errors of connecting, as
+    /// [`Builder::connect`].
     pub fn subscribe(&self, start: Start, filter: Filter) -> Result<Subscription> {
         match &self.settings.address {
             Address::Shm(path) => {
@@ -171,7 +172,7 @@ impl Client {
     }
 }
 
-/// A feed for a thread of its own; it goes on where it was after every break. Dropping it ends it.
+/// A feed for a thread of its own. After every break it goes on where it was. Dropping it ends the subscription.
 pub struct Subscription(Way);
 
 #[expect(clippy::large_enum_variant, reason = "there is one for each subscription, so its size costs nothing")]
@@ -181,8 +182,8 @@ enum Way {
 }
 
 impl Subscription {
-    /// What comes next, waiting for it however long; over shared memory with a heartbeat each second of silence. A
-    /// service that is away is waited for.
+    /// Returns the next event, and waits for it without a limit, also for a service that is away. Over shared memory it
+    /// returns a heartbeat after each second of silence.
     ///
     /// # Errors
     /// As [`crate::Subscription::next`]; over shared memory also [`crate::ErrorKind::FellBehind`].
@@ -199,7 +200,7 @@ impl Subscription {
         }
     }
 
-    /// What comes within `wait`; `None` when nothing did.
+    /// Returns the next event, or `None` if none comes within `wait`.
     ///
     /// # Errors
     /// As [`Subscription::next_event`].
@@ -207,13 +208,14 @@ impl Subscription {
         match &mut self.0 {
             Way::Ring(ring) => ring.next(Instant::now() + wait),
             Way::Grpc { runtime, subscription } => runtime.block_on(async {
-                // Dropping the future of a subscription loses nothing.
+                // The timeout drops the future of the subscription, which loses nothing.
                 tokio::time::timeout(wait, subscription.next()).await.ok().transpose()
             }),
         }
     }
 
-    /// The last change seen, to begin after it another time; `None` before the first answer and during a dump.
+    /// Returns the seq of the last change seen, from which a later subscription can go on with that + 1. `None` before
+    /// the first answer and during a dump.
     pub fn last_seq(&self) -> Option<u64> {
         match &self.0 {
             Way::Ring(ring) => ring.last_seq(),
@@ -221,8 +223,8 @@ impl Subscription {
         }
     }
 
-    /// How far a dump has come, to go on with it another time by [`crate::Start::DumpFrom`]; `None` before its first
-    /// pairs, once it is complete, and over shared memory.
+    /// Returns how far a dump has come, from which a later subscription can go on by [`crate::Start::DumpFrom`]. `None`
+    /// before the dump's first pairs, once it is complete, and over shared memory.
     pub fn dumped(&self) -> Option<Dumped> {
         match &self.0 {
             Way::Ring(_) => None,
@@ -230,7 +232,7 @@ impl Subscription {
         }
     }
 
-    /// The feed that the changes count in; `None` before the first answer.
+    /// Returns the identifier of the feed that the seqs count in; `None` before the first answer.
     pub fn feed_id(&self) -> Option<u64> {
         match &self.0 {
             Way::Ring(ring) => ring.feed_id(),
@@ -238,8 +240,8 @@ impl Subscription {
         }
     }
 
-    /// When the service published the last change seen, ns of the machine's CLOCK_MONOTONIC. `None` over gRPC, and for
-    /// what was committed before the service started.
+    /// Returns the time at which the service published the last change seen, in ns of the machine's CLOCK_MONOTONIC.
+    /// `None` over gRPC, and for changes from before the service's start.
     pub fn published_ns(&self) -> Option<u64> {
         match &self.0 {
             Way::Ring(ring) => ring.published_ns(),
@@ -254,7 +256,7 @@ fn start_runtime() -> Result<Runtime> {
 }
 
 impl Shm {
-    /// Sends a request until it is answered, over a new session when the service went away.
+    /// Sends a request until it is answered, over a new session if the service went away.
     fn call<T>(
         &mut self,
         request: &Request,
@@ -293,14 +295,14 @@ impl Shm {
 }
 
 fn exchange(session: &mut Session, request: &Request, keys: &[Key], deadline: Instant) -> Result<(), Lost> {
-    // A call that gave up may have left its request there.
+    // A call that gave up may have left its request in the segment: wait until it is answered.
     wait(session, deadline)?;
     session.send(*request, keys);
     wait(session, deadline)
 }
 
-/// Until the newest request is answered: looking for it first, if that helps, then asleep until woken or the service is
-/// gone.
+/// Waits until the newest request is answered. It polls first where that helps, then sleeps until it is woken or the
+/// service is gone.
 fn wait(session: &mut Session, deadline: Instant) -> Result<(), Lost> {
     if session.answered() {
         return Ok(());

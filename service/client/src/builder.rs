@@ -1,4 +1,4 @@
-//! How a client is set up before it connects.
+//! Settings of a client before it connects.
 //!
 //! Owns: the settings and their defaults; reading the files that they name. Must not: keep a secret longer than a
 //! connection needs it, or show one.
@@ -13,13 +13,14 @@ use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::nonblocking::Client;
 
-/// Longer than any healthy answer takes, short enough that a caller is not lost.
+/// Default deadline: longer than any healthy answer takes, and short enough that a caller does not hang.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// An answer from memory is there within a few us; a longer wait is the disk's, and is slept through.
+/// Default time to poll for an answer: one from memory comes within a few us. A longer wait is a read from the disk,
+/// for which the client sleeps.
 const SPIN: Duration = Duration::from_micros(20);
 
-/// Settings of a client; everything has a default but the address.
+/// Settings of a client; all have defaults except the address.
 #[derive(Clone, Debug)]
 pub struct Builder {
     pub(crate) address: Address,
@@ -31,16 +32,16 @@ pub struct Builder {
     token_file: Option<PathBuf>,
 }
 
-/// What is read from files for one connection.
+/// TLS configuration and token of one connection, read from the files that the settings name.
 #[derive(Default)]
 pub(crate) struct Credentials {
     pub(crate) tls: Option<ClientTlsConfig>,
-    /// The value of the `authorization` header; marked so that nothing shows it.
+    /// The value of the `authorization` header, marked as sensitive so that no debug output shows it.
     pub(crate) authorization: Option<MetadataValue<Ascii>>,
 }
 
 impl Builder {
-    /// Settings for the service at `address`; see [`Address`].
+    /// Begins the settings of a client for the service at `address`; see [`Address`].
     ///
     /// # Errors
     /// An address of no known form.
@@ -56,61 +57,64 @@ impl Builder {
         })
     }
 
-    /// How long a call may take, with everything it tries [default: 5 s].
+    /// Sets the time that a call may take, including all its retries [default: 5 s].
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Shared memory: how long a call may look for its answer before it sleeps until it is woken [default: 20 us]. Zero
-    /// sleeps at once; longer saves the wake-up for the price of a core. An async caller's worker looks as well. A client
-    /// whose answers come later for it, as with all cores busy, sleeps at once and tries again now and then.
+    /// Shared memory: sets how long a call may poll for its answer before it sleeps until it is woken [default: 20 us].
+    /// Zero sleeps at once; a longer time saves the wake-up but occupies a core. For an async caller, the runtime's
+    /// worker polls. If polling makes answers later, as when all cores are busy, the client sleeps at once and tries
+    /// polling again now and then.
     #[must_use]
     pub fn spin(mut self, spin: Duration) -> Self {
         self.spin = spin;
         self
     }
 
-    /// https: trust the certificates in this PEM file instead of the system's.
+    /// https: trusts the certificates in this PEM file instead of the system's.
     #[must_use]
     pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.ca_file = Some(path.into());
         self
     }
 
-    /// https: show this certificate (PEM, chain included) with this private key (PEM).
+    /// https: presents this certificate (PEM, chain included) with this private key (PEM).
     #[must_use]
     pub fn client_certificate(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         self.identity = Some((certificate.into(), key.into()));
         self
     }
 
-    /// https: the name that the service's certificate must carry, where it is not the address's host.
+    /// https: sets the name that the service's certificate must carry, if it is not the address's host.
     #[must_use]
     pub fn server_name(mut self, name: impl Into<String>) -> Self {
         self.server_name = Some(name.into());
         self
     }
 
-    /// Send the first line of this file as a bearer token. The file is read again when the service refuses the token, so
-    /// that it can be replaced under a running client. Refused where it would go over a network in the clear.
+    /// Sends the first line of this file as a bearer token. The client reads the file again when the service refuses
+    /// the token, so that the token can be replaced while the client runs. Refused for an address where the token would
+    /// cross a network unencrypted, and for shared memory.
     #[must_use]
     pub fn token_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.token_file = Some(path.into());
         self
     }
 
-    /// Connects; needs a tokio runtime, which must outlive the client.
+    /// Connects; requires a tokio runtime, which must outlive the client.
     ///
     /// # Errors
-    /// No service there (it is asked once), one that refuses, or wrong settings.
+    /// There is no service at the address (only one attempt is made), the service refuses, or a setting or a file is
+    /// wrong.
     pub async fn connect(self) -> Result<Client> {
         self.check()?;
         Client::start(self).await
     }
 
-    /// Connects for a thread of its own.
+    /// Connects a client that blocks, for a thread of its own.
     ///
     /// # Errors
     /// As [`Builder::connect`].
@@ -133,7 +137,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Reads the files.
+    /// Reads the files that the settings name.
     pub(crate) fn credentials(&self) -> Result<Credentials> {
         let mut credentials = Credentials::default();
         if self.address.has_tls() {
@@ -153,7 +157,7 @@ impl Builder {
         if let Some(path) = &self.token_file {
             let text = read(path)?;
             let token = text.lines().next().unwrap_or_default().trim();
-            // The parser's own error would show the token.
+            // The parser's own error is dropped, because it would show the token.
             let value = if token.is_empty() { None } else { format!("Bearer {token}").parse().ok() };
             let mut value: MetadataValue<Ascii> = value.ok_or_else(|| {
                 let what = "the token's file must begin with a line of printable characters";

@@ -1,14 +1,14 @@
-//! Errors by what the caller should do.
+//! Errors, sorted by the caller's reaction.
 //!
-//! Owns: the kinds, and which gRPC code is which. Must not: carry a secret: messages are the service's or ours, never a
-//! token.
+//! Owns: the kinds of errors, and the mapping of gRPC codes to them. Must not: carry a secret. Messages are the
+//! service's or this crate's, never a token.
 
 use tonic::{Code, Status};
 
-/// The result of this crate's calls.
+/// The result of this crate's fallible calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why there is no answer.
+/// The reason why a call has no answer, in words, and its kind.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
@@ -16,33 +16,33 @@ pub struct Error {
     message: String,
 }
 
-/// What to do about it.
+/// Kinds of errors, by how the caller should react.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The service has too much to do: nothing was read, the same call may succeed later.
+    /// The service has too much to do and has read nothing; the same call may succeed later.
     RetryLater,
-    /// The call, the address or a file that was named is wrong: repeating it is of no use.
+    /// The call, the address, or a file that the settings name is wrong; repeating the call is of no use.
     BadInput,
-    /// The service does not do this for this caller or as it is now: a token or certificate it does not take, a
-    /// commitment it does not follow, a slot that it did not reach in time.
+    /// The service does not serve this call for this caller, or not in its present state. It refuses a token or
+    /// certificate, does not follow the commitment, or did not reach the slot in time.
     Refused,
-    /// No service there, or the connection broke and the deadline left no time for another.
+    /// There is no service, or the connection broke and the deadline left no time for another.
     Unavailable,
-    /// The deadline passed.
+    /// The deadline passed before an answer came.
     DeadlineExceeded,
-    /// The feed cannot go on from where it was: its changes are no longer kept, or it is another feed now. Begin again
-    /// with a dump.
+    /// The feed cannot go on from its last position, because the service no longer keeps the changes after it, or has
+    /// another feed now. Begin again with a dump.
     FeedLost,
-    /// A reader of the feed over shared memory was away for longer than the ring holds; the feed's log may have what it
-    /// missed: read on over gRPC.
+    /// A reader of the feed over shared memory was away for longer than the ring holds. The feed's log may still have
+    /// the changes: read on over gRPC.
     FellBehind,
-    /// The service failed, or answered what its contract does not allow; its log says more.
+    /// The service failed, or sent an answer that its contract does not allow; its log says more.
     Failed,
 }
 
 impl Error {
-    /// What to do about it.
+    /// Returns the kind, which says how to react.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
@@ -67,7 +67,7 @@ impl Error {
         Self::new(ErrorKind::Failed, message)
     }
 
-    /// An error of a call, in the service's words.
+    /// Returns the error of a failed call, with the service's message.
     pub(crate) fn of_call(status: &Status) -> Self {
         let kind = match status.code() {
             Code::ResourceExhausted => ErrorKind::RetryLater,
@@ -81,7 +81,7 @@ impl Error {
         Self::new(kind, words(status))
     }
 
-    /// An error of a subscription: there these two codes speak of the feed.
+    /// Returns the error of a failed subscription, where two codes concern the feed instead of the call.
     pub(crate) fn of_feed(status: &Status) -> Self {
         match status.code() {
             Code::OutOfRange | Code::FailedPrecondition => Self::new(ErrorKind::FeedLost, words(status)),
@@ -90,13 +90,13 @@ impl Error {
     }
 }
 
-/// Whether it is the connection that failed: what the service itself says has no cause on this side.
+/// Whether the connection failed: an error that the service itself sent has no source on this side.
 pub(crate) fn is_broken(status: &Status) -> bool {
     let code = matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Internal);
     code && std::error::Error::source(status).is_some()
 }
 
-/// The message and what caused it, which tonic keeps apart.
+/// Returns the message with its causes, which tonic keeps apart.
 fn words(status: &Status) -> String {
     let mut words = status.message().to_owned();
     let mut cause = std::error::Error::source(status);

@@ -1,7 +1,7 @@
-//! The change feed as a subscriber sees it: in order, without gaps, across restarts of the service.
+//! The change feed for a subscriber: in order, without gaps, across restarts of the service.
 //!
-//! Owns: where to go on after a break, and that nothing is missing between two messages. Must not: go on past a gap.
-//! Threads: the caller's.
+//! Owns: the position from which to go on after a break; the check that nothing is missing between two messages. Must
+//! not: go on past a gap. Threads: the caller's.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,99 +20,101 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::grpc::{Connection, Grpc};
 use crate::{Key, Value};
 
-/// The service sends a heartbeat when it has nothing else to say; without any message for this long the connection is
-/// made anew.
+/// After this long without any message the connection is made anew, because the service sends a heartbeat when it has
+/// nothing else to send.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// One attempt to connect takes no longer.
+/// Limit on the time of one attempt to connect.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Where a subscription begins.
+/// The position at which a subscription begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// With this change: the last one seen + 1, of the feed that [`Event::Started`] named then.
+    /// Begins with this change: the last one seen + 1, of the feed that [`Event::Started`] named then.
     From {
-        /// The first change wanted.
+        /// Seq of the first change wanted.
         seq: u64,
-        /// The feed that it counts in.
+        /// Identifier of the feed that `seq` counts in.
         feed_id: u64,
     },
-    /// With what is committed from now on.
+    /// Begins with the first change that is committed from now on.
     Now,
-    /// With every pair, then every change since.
+    /// Begins with every pair of the map; then every change since follows.
     Dump,
-    /// With the rest of a dump that was cut, as [`Subscription::dumped`] told it then; then every change since.
+    /// Begins with the rest of a dump that was interrupted, at the position that [`Subscription::dumped`] returned
+    /// then; then every change since follows.
     DumpFrom {
-        /// How far the dump had come.
+        /// Position at which the dump was interrupted.
         dumped: Dumped,
-        /// The feed that its seq counts in.
+        /// Identifier of the feed that the position's seq counts in.
         feed_id: u64,
     },
 }
 
-/// How far a dump has come: the caller's map has every key up to `key`, as they are after the change `seq`, and none after.
+/// Position of an incomplete dump: the caller's map has every key up to `key`, in its state after the change `seq`, and
+/// no greater key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dumped {
-    /// The last key that the dump has come to.
+    /// The greatest key that the dump has covered.
     pub key: Key,
-    /// The last change that is in what was dumped.
+    /// Seq of the last change that the dumped keys reflect.
     pub seq: u64,
 }
 
-/// What is wanted; everything without one. A change passes when it passes each part that is not empty. At most 10,000
-/// entries in all.
+/// Selects changes, and the pairs of a dump; an empty filter selects all. A change passes if it passes each part that
+/// is not empty. All parts together hold at most 10,000 entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// The key is one of these.
+    /// Passes a change whose key is one of these.
     pub keys: Vec<Key>,
-    /// The old or the new value is one of these.
+    /// Passes a change whose old or new value is one of these.
     pub values: Vec<Value>,
-    /// The key begins with one of these, 1 to 32 bytes each.
+    /// Passes a change whose key begins with one of these, 1 to 32 bytes each.
     pub key_prefixes: Vec<Vec<u8>>,
 }
 
-/// What a subscription brings.
+/// An event of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Always the first. It comes again when a dump was cut and cannot go on, because the service has begun a new feed: the
-    /// dump begins anew, forget its pairs so far.
+    /// Always the first event. It comes again if a dump was interrupted and cannot go on, because the service has begun
+    /// a new feed. The dump then begins anew: discard its pairs so far.
     Started {
-        /// The feed, for [`Start::From`].
+        /// Identifier of the feed, for [`Start::From`].
         feed_id: u64,
-        /// The first change that follows; for a dump see [`Event::DumpEnd`].
+        /// Seq of the first change that follows; for a dump see [`Event::DumpEnd`].
         next_seq: u64,
-        /// The oldest change that the service keeps.
+        /// Seq of the oldest change that the service keeps.
         oldest_seq: u64,
-        /// The last slot applied as a whole.
+        /// The last slot applied completely; `None` before the first.
         slot: Option<u64>,
     },
-    /// Pairs of the dump, ascending by key: set each key to its value. With a filter also none, so that
-    /// [`Subscription::dumped`] moves on. Between them come [`Event::Changes`] of keys that were dumped before.
+    /// Pairs of the dump, ascending by key: set each key to its value. With a filter there may be none, and the event
+    /// only advances [`Subscription::dumped`]. [`Event::Changes`] of keys that were already dumped come in between.
     Pairs(Vec<(Key, Value)>),
-    /// The dump is complete: with all pairs and changes so far, in their order, the caller has the map after the change
-    /// `seq`.
+    /// The dump is complete: with all pairs and changes so far, in their order, the caller has the map in its state
+    /// after the change `seq`.
     DumpEnd {
-        /// The next change is this + 1.
+        /// Seq of the last change in the dump; the next change has this + 1.
         seq: u64,
-        /// The last slot wholly in it.
+        /// The last slot that is completely in the dump; `None` before the first.
         slot: Option<u64>,
-        /// Pairs that were sent, those before a break of the connection among them.
+        /// Number of pairs sent, including those before a break of the connection.
         pairs: u64,
     },
-    /// Changes of one slot in order; with a filter also none. In a dump they may be of several slots.
+    /// Changes of one slot, in order; with a filter there may be none. In a dump they may belong to several slots.
     Changes {
-        /// Those that pass the filter.
+        /// The changes that pass the filter, ascending by seq.
         changes: Vec<Change>,
-        /// The slot ends with these changes: all of it was seen.
+        /// Set if the slot ends with these changes, so that all of it was seen.
         slot_end: Option<SlotEnd>,
     },
-    /// Nothing happened up to here.
+    /// Nothing happened for a while; everything up to `seq` was seen.
     Heartbeat {
-        /// The newest change looked at.
+        /// Seq of the newest change examined.
         seq: u64,
-        /// The last slot applied as a whole.
+        /// The last slot applied completely; `None` before the first.
         slot: Option<u64>,
-        /// The service's clock, milliseconds since the Unix epoch.
+        /// The service's clock, in milliseconds since the Unix epoch.
         unix_ms: u64,
     },
 }
@@ -120,52 +122,52 @@ pub enum Event {
 /// The end of a slot that changed something. A slot that changed nothing has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotEnd {
-    /// The number of the slot's last change, whether or not it passes the filter.
+    /// Seq of the slot's last change, whether or not it passes the filter.
     pub seq: u64,
-    /// The slot.
+    /// Number of the slot that ends.
     pub slot: u64,
-    /// Its blockhash.
+    /// Hash of the slot's block.
     pub blockhash: [u8; 32],
-    /// The slot of its parent, which may have changed nothing.
+    /// Slot of the block's parent, which may have changed nothing.
     pub parent_slot: u64,
 }
 
 /// One change of the map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Its number; without holes over all changes.
+    /// Its number in the feed; the numbers of all changes have no holes.
     pub seq: u64,
-    /// The key.
+    /// The 32-byte key that changed.
     pub key: Key,
-    /// What it held; `None`: it was not in the map.
+    /// Value of the key before the change; `None` if it was not in the map.
     pub old: Option<Value>,
-    /// What it holds; `None`: it was removed.
+    /// Value of the key after the change; `None` if it was removed.
     pub new: Option<Value>,
-    /// The slot of the change.
+    /// The slot whose block made the change.
     pub slot: u64,
 }
 
-/// A feed that goes on where it was after every break of the connection. Dropping it ends it.
+/// A feed that goes on where it was after every break of the connection. Dropping it ends the subscription.
 pub struct Subscription {
     grpc: Arc<Grpc>,
     filter: Filter,
     position: Position,
     stream: Option<(Streaming<SubscribeResponse>, Arc<Connection>)>,
-    /// Awaiting the stream's first message, Started.
+    /// Whether the stream's first message, Started, is still to come.
     starting: bool,
     backoff: Backoff,
 }
 
-/// What is known of where to go on.
+/// The position from which to go on after a break.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Position {
     start: Start,
     feed_id: Option<u64>,
-    /// Everything up to here was seen; `None` before the first Started, and during a dump.
+    /// Everything up to this seq was seen; `None` before the first Started, and during a dump.
     last_seq: Option<u64>,
-    /// How far a dump has come that is not complete.
+    /// Position of a dump that is not complete; otherwise `None`.
     dumped: Option<Dumped>,
-    /// Pairs of the dump taken in so far.
+    /// Number of pairs of the dump received so far.
     pairs: u64,
 }
 
@@ -184,26 +186,28 @@ impl Subscription {
         Self { grpc, filter, position, stream: None, starting: false, backoff: Backoff::new() }
     }
 
-    /// The last change seen, to begin after it another time; `None` before the first answer and during a dump.
+    /// Returns the seq of the last change seen, from which a later subscription can go on with that + 1. `None` before
+    /// the first answer and during a dump.
     pub fn last_seq(&self) -> Option<u64> {
         self.position.last_seq
     }
 
-    /// How far a dump has come, to go on with it another time by [`Start::DumpFrom`]; `None` before its first pairs, and
-    /// once it is complete.
+    /// Returns how far a dump has come, from which a later subscription can go on by [`Start::DumpFrom`]. `None` before
+    /// the dump's first pairs, and once it is complete.
     pub fn dumped(&self) -> Option<Dumped> {
         self.position.dumped
     }
 
-    /// The feed that the changes count in; `None` before the first answer.
+    /// Returns the identifier of the feed that the seqs count in; `None` before the first answer.
     pub fn feed_id(&self) -> Option<u64> {
         self.position.feed_id
     }
 
-    /// What comes next. A service that is away is waited for, however long. Dropping the future loses nothing.
+    /// Returns the next event. Waits without a limit, also for a service that is away. Dropping the future loses
+    /// nothing.
     ///
     /// # Errors
-    /// Only what waiting does not mend: the feed is lost, the request is wrong, the service does not take the caller,
+    /// Only errors that waiting does not mend: the feed is lost, the request is wrong, the service refuses the caller,
     /// or it broke its contract. Another call tries again.
     pub async fn next(&mut self) -> Result<Event> {
         loop {
@@ -235,7 +239,7 @@ impl Subscription {
         }
     }
 
-    /// The events as a stream; it ends behind the first error.
+    /// Turns the subscription into a stream of events, which ends after the first error.
     pub fn into_stream(self) -> impl Stream<Item = Result<Event>> + Send {
         futures::stream::unfold(Some(self), |state| async move {
             let mut subscription = state?;
@@ -246,7 +250,7 @@ impl Subscription {
         })
     }
 
-    /// Subscribes, or pauses after an attempt that failed.
+    /// Subscribes. After a failed attempt it pauses instead.
     async fn open(&mut self) -> Result<()> {
         let connection = self.grpc.connection();
         let mut client = FeedClient::new(connection.authorized());
@@ -264,7 +268,7 @@ impl Subscription {
         }
     }
 
-    /// After a stream that broke: pauses, or fails with what no pause mends.
+    /// Pauses after a stream broke, or returns an error that no pause mends.
     async fn broken(&mut self, status: &Status) -> Result<()> {
         let Some((_, connection)) = self.stream.take() else { return Ok(()) };
         self.reconnect(status, &connection).await?;
@@ -283,7 +287,7 @@ impl Subscription {
             return Err(Error::of_feed(status));
         }
         if crate::error::is_broken(status) {
-            // What it says is tried again by the next attempt to subscribe.
+            // Its other errors are met again by the next attempt to subscribe.
             match self.grpc.reconnect(connection, Instant::now() + CONNECT).await {
                 Err(error) if error.kind() == ErrorKind::BadInput => return Err(error),
                 _ => {}
@@ -292,7 +296,7 @@ impl Subscription {
         Ok(())
     }
 
-    /// Takes a message in; `None` when it is nothing to tell.
+    /// Checks and records a message. Returns `None` if it holds no news for the caller.
     fn take(&mut self, response: SubscribeResponse) -> Result<Option<Event>> {
         let kind = response.kind.ok_or_else(|| Error::failed("an empty message of the feed"))?;
         if self.starting != matches!(kind, Kind::Started(_)) {
@@ -300,13 +304,13 @@ impl Subscription {
         }
         self.starting = false;
         let event = self.position.take(kind)?;
-        // It works: the next break starts with a short pause.
+        // The subscription works, so the next break starts with a short pause.
         self.backoff = Backoff::new();
         Ok(event)
     }
 }
 
-/// Whether trying again is of no use.
+/// Whether the service would give the same answer to another attempt.
 fn is_final(status: &Status) -> bool {
     matches!(
         status.code(),
@@ -379,7 +383,7 @@ impl Position {
                 Ok(Some(Event::Changes { changes: all, slot_end }))
             }
             Kind::Heartbeat(beat) => {
-                // During a dump it says only that the service is there.
+                // During a dump a heartbeat says only that the service is there.
                 if let Some(last) = self.last_seq {
                     if beat.seq < last {
                         return Err(Error::failed(format!(
@@ -437,7 +441,7 @@ impl Position {
         if !goes_on && self.start == Start::Now {
             self.last_seq = Some(started.next_seq.saturating_sub(1));
         }
-        // Told once: what follows goes on from here.
+        // Report an explicit start only once: later subscriptions go on from here.
         match self.start {
             Start::From { .. } => self.start = Start::Now,
             Start::DumpFrom { .. } => self.start = Start::Dump,
@@ -452,8 +456,9 @@ impl Position {
         }))
     }
 
-    /// Whether a dump that was cut begins anew: the service has another feed, in which it cannot go on. A dump that the
-    /// log no longer reaches back to is told instead, because it would be cut again.
+    /// Whether an interrupted dump must begin anew, because the service has another feed now, in which the dump cannot
+    /// go on. A dump to which the log no longer reaches back is reported as an error instead, because it would be
+    /// interrupted again.
     fn begins_anew(&mut self, status: &Status) -> bool {
         let anew = self.start == Start::Dump && self.dumped.is_some() && status.code() == Code::FailedPrecondition;
         if anew {
@@ -462,7 +467,7 @@ impl Position {
         anew
     }
 
-    /// Whether `seq` is the next after all that was seen.
+    /// Checks that `seq` is the next after everything that was seen.
     fn follows(&self, seq: u64) -> Result<()> {
         match self.last_seq.or(self.dumped.map(|dumped| dumped.seq)) {
             Some(last) if seq == last.saturating_add(1) => Ok(()),

@@ -1,4 +1,4 @@
-//! gRPC: one connection, made anew when it breaks.
+//! The gRPC transport: one connection, made anew when it breaks.
 //!
 //! Owns: the channel, its credentials, the retry of a read. Must not: interpret answers beyond their form.
 
@@ -27,11 +27,13 @@ use crate::builder::{Builder, Credentials};
 use crate::error::{Error, Result, is_broken};
 use crate::{Answer, Commitment, Key, StatusResponse, Value};
 
-/// Batches of one `get_many` under way at once: enough that the service reads one while another is on the wire, an
-/// eighth of what it takes from all its clients together.
+/// Number of batches of one `get_many` under way at once: enough that the service reads one while another is on the
+/// wire. It is an eighth of the number that the service accepts from all its clients together.
 const BATCHES_AHEAD: usize = 4;
 
-/// A service that is silently gone is noticed after the sum of the two.
+/// Silence on a connection after which it sends an HTTP/2 ping. A service that has vanished silently is noticed after
+/// this and [`KEEPALIVE_TIMEOUT`] together.
+/// Longest wait for the answer to a ping; then the connection counts as broken.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -42,16 +44,16 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// What a client of one service is made of.
+    /// Returns the channel from which the clients of one gRPC service are built.
     pub(crate) fn authorized(&self) -> Authorized {
         Authorized::new(self.channel.clone(), self.authorization.clone())
     }
 }
 
-/// A channel that carries the token.
+/// A channel that adds the token to its calls.
 pub(crate) type Authorized = InterceptedService<Channel, Authorization>;
 
-/// Adds the token to every call.
+/// Interceptor that adds the token, if there is one, to every call.
 #[derive(Clone, PartialEq)]
 pub(crate) struct Authorization(Option<MetadataValue<Ascii>>);
 
@@ -64,15 +66,15 @@ impl Interceptor for Authorization {
     }
 }
 
-/// A connection that outlives its breaks.
+/// A connection that is made anew whenever it breaks.
 pub(crate) struct Grpc {
     settings: Builder,
     current: ArcSwap<Connection>,
-    /// Held while a new connection is made, so that callers that saw the same break make one.
+    /// Held while a new connection is made, so that several callers that saw the same break make only one.
     connecting: Mutex<()>,
 }
 
-/// How one read is made.
+/// Parameters of one read, with the deadline as an instant.
 #[derive(Clone, Copy)]
 pub(crate) struct Read {
     pub(crate) commitment: Commitment,
@@ -102,7 +104,7 @@ impl Grpc {
         Ok(Answer { value, slot: reply.slot })
     }
 
-    /// Any number of keys, in batches that are under way together.
+    /// Returns the values of any number of keys, in batches of which several are under way at once.
     pub(crate) async fn get_many(&self, keys: &[Key], read: Read) -> Result<Answer<Vec<Option<Value>>>> {
         if keys.len() <= GET_MANY_KEYS_MAX {
             return self.batch(keys, read).await;
@@ -148,13 +150,13 @@ impl Grpc {
         self.call(deadline, send).await
     }
 
-    /// The connection as it is now.
+    /// Returns the current connection, which may be broken.
     pub(crate) fn connection(&self) -> Arc<Connection> {
         self.current.load_full()
     }
 
-    /// Sends a read, and once more over a new connection when the one it was sent on breaks, or with a new token when
-    /// the one it carried is refused and the file holds another.
+    /// Sends a read. If the connection breaks, sends it once more over a new one. If the service refuses the token and
+    /// the file now holds another, sends it once more with that token.
     async fn call<T, S, F>(&self, deadline: Instant, send: S) -> Result<T>
     where
         S: Fn(KvClient<Authorized>, Duration) -> F,
@@ -184,7 +186,8 @@ impl Grpc {
         .map_err(|status| Error::of_call(&status))
     }
 
-    /// After `refused`'s token was refused: the connection with the token that the file holds now, if that is another.
+    /// Returns a connection with the token that the file holds now, after the service refused the token of `refused`.
+    /// `None` if the file still holds that token.
     pub(crate) async fn renew(&self, refused: &Connection) -> Result<Option<Arc<Connection>>> {
         let authorization = Authorization(credentials(&self.settings).await?.authorization);
         if authorization == refused.authorization {
@@ -195,10 +198,11 @@ impl Grpc {
         Ok(Some(renewed))
     }
 
-    /// A connection other than `broken`: the one that someone else has made meanwhile, or a new one.
+    /// Returns a connection other than `broken`: one that another caller has made in the meantime, or a new one.
     ///
     /// # Errors
-    /// The last attempt's once `deadline` leaves no time for another, and at once what no attempt can mend.
+    /// The last attempt's error once `deadline` leaves no time for another; at once any error that another attempt
+    /// cannot mend.
     pub(crate) async fn reconnect(&self, broken: &Arc<Connection>, deadline: Instant) -> Result<Arc<Connection>> {
         let Ok(_turn) = tokio::time::timeout_at(deadline, self.connecting.lock()).await else {
             return Err(Error::deadline());
@@ -233,8 +237,8 @@ async fn credentials(settings: &Builder) -> Result<Credentials> {
     read.map_err(|_| Error::failed("reading the credentials panicked"))?
 }
 
-/// One attempt to connect. It counts when a call was answered, however: a socket alone may be the one of a process that
-/// is just ending.
+/// Makes one attempt to connect. It succeeds once a call is answered, even with an error. An open socket proves too
+/// little, because it may belong to a process that is about to end.
 async fn dial(settings: &Builder, deadline: Instant) -> Result<Connection> {
     let credentials = credentials(settings).await?;
     let (endpoint, name) = match &settings.address {
@@ -267,7 +271,7 @@ fn unix(path: &Path) -> Result<Endpoint> {
     Endpoint::from_shared(format!("unix://{}", path.to_str().ok_or_else(wrong)?)).map_err(|_| wrong())
 }
 
-/// An error with its causes, which transports hide one in the other.
+/// Returns an error's text with those of its causes, which transports nest in one another.
 fn chain(what: &str, error: &dyn std::error::Error) -> String {
     let mut text = format!("{what}: {error}");
     let mut cause = error.source();
@@ -278,7 +282,7 @@ fn chain(what: &str, error: &dyn std::error::Error) -> String {
     text
 }
 
-/// A request that tells the service how long its answer is worth something.
+/// Returns a request that tells the service how long the client will wait for its answer.
 fn timed<T>(message: T, left: Duration) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(left);
@@ -289,7 +293,7 @@ fn value_of(bytes: &[u8]) -> Result<Value> {
     bytes.try_into().map_err(|_| Error::failed(format!("a value must be 32 bytes: got={}", bytes.len())))
 }
 
-/// The values of a packed answer to `keys` keys.
+/// Returns the values in a packed answer to `keys` keys.
 fn unpack(reply: &GetManyResponse, keys: usize) -> Result<Vec<Option<Value>>> {
     let (values, rest) = reply.packed_values.as_chunks::<32>();
     if values.len() != keys || !rest.is_empty() || reply.present.len() != keys.div_ceil(8) {

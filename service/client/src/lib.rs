@@ -33,12 +33,16 @@
 //! ```
 //!
 //! # When things go wrong
-//! Every call ends by its deadline, 5 s unless told otherwise. A connection that breaks is made anew with pauses from
-//! 10 ms up to 1 s until the deadline, and the read that was under way is sent once more: a read changes nothing, so
-//! asking twice is harmless. [`Error::kind`] says what to do about what remains. A key that is not there is an answer.
+//! Every call ends by its deadline, 5 s by default. A connection that breaks is made anew, with pauses from 10 ms up to
+//! 1 s, until the deadline. The read that was under way is then sent once more: a read changes nothing, so asking twice
+//! is harmless. For an error that remains, [`Error::kind`] says how to react. An absent key is an answer, not an error.
 //!
-//! Owns: connections, deadlines, retries. Must not: know an engine, or anything of the service but its wire. Threads:
-//! the caller's; no thread is started, [`Client`] leaves its connection's tasks with the caller's tokio runtime.
+//! Owns: connections, deadlines, retries. Must not: know an engine, or anything of the service except its wire
+//! contract. Threads: the caller's. The crate starts no thread; [`Client`] leaves the tasks of its connection to the
+//! caller's tokio runtime.
+
+// Other crates link this one.
+#![warn(missing_docs)]
 
 mod address;
 mod backoff;
@@ -61,29 +65,31 @@ pub use feed::{Change, Dumped, Event, Filter, SlotEnd, Start, Subscription};
 pub use nonblocking::Client;
 pub use proto::v1::{Commitment, StatusResponse};
 
-/// A key of the map.
+/// A key of the map: 32 bytes, a Solana public key.
 pub type Key = [u8; 32];
 
-/// A value of the map.
+/// A value of the map: 32 bytes, a Solana public key.
 pub type Value = [u8; 32];
 
-/// An answer and the slot it stands for.
+/// An answer, and the slot that its data reflects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer<T> {
-    /// `None` for a key that is not in the map; for `get_many` one of these a key, in the order asked.
+    /// The value, or `None` for a key that is not in the map; for `get_many` one of these for each key, in the order
+    /// asked.
     pub value: T,
-    /// The newest slot that is wholly in what was read; `None` before the first. For more keys than one request takes
-    /// the oldest of the requests'.
+    /// The newest slot that is completely in the data read; `None` before the first. If the keys took several requests,
+    /// the oldest slot of their answers.
     pub slot: Option<u64>,
 }
 
-/// How a read is made, where the client's own settings do not fit.
+/// Options of one read, for calls that the client's own settings do not fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// How settled the data has to be; unspecified is confirmed.
+    /// How final the data must be; unspecified means confirmed.
     pub commitment: Commitment,
-    /// Answer only once this slot is in what is read, waiting for it within the deadline.
+    /// Answer only once the data read includes this slot. The call waits for it within its deadline, over gRPC at most
+    /// for as long as the service's own limit.
     pub min_context_slot: Option<u64>,
-    /// Instead of the client's.
+    /// Deadline of this read; `None` takes the client's.
     pub deadline: Option<Duration>,
 }

@@ -1,7 +1,7 @@
 //! The async client.
 //!
-//! Owns: which transport a call takes, and the async waiting on shared memory. Must not: block a worker beyond the spin
-//! that was asked for. Threads: those of the caller's tokio runtime.
+//! Owns: the choice of a call's transport, and the async waits on shared memory. Must not: block a worker for longer
+//! than the spin time of the settings. Threads: those of the caller's tokio runtime.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use crate::grpc::{Grpc, Read};
 use crate::shm::{self, Attempts, Lost, SLOT_PAUSE, Session};
 use crate::{Answer, Key, ReadOptions, StatusResponse, Value};
 
-/// A client; clones share its connection. Over gRPC calls go side by side, over shared memory one after another: for
-/// more at once connect more clients.
+/// An async client; clones share its connection. Over gRPC its calls run concurrently. Over shared memory they run one
+/// after another: connect more clients to have more requests under way.
 #[derive(Clone)]
 pub struct Client {
     deadline: Duration,
@@ -41,17 +41,17 @@ struct Shm {
     link: Mutex<Option<Link>>,
 }
 
-/// A session and its socket as tokio knows it.
+/// A session, with its socket registered in the tokio runtime.
 struct Link {
     session: Session,
     socket: UnixStream,
 }
 
 impl Client {
-    /// Connects to `address` with the defaults; see [`Address`] and [`Builder`].
+    /// Connects to `address` with the default settings; see [`Address`] and [`Builder`].
     ///
     /// # Errors
-    /// As [`Builder::connect`].
+    /// As [`Builder::connect`], and an address of no known form.
     pub async fn connect(address: &str) -> Result<Self> {
         Builder::new(address)?.connect().await
     }
@@ -69,18 +69,18 @@ impl Client {
         Ok(Self { deadline, transport })
     }
 
-    /// The value of one key.
+    /// Returns the value of one key.
     ///
     /// # Errors
-    /// See [`ErrorKind`].
+    /// Any of [`ErrorKind`], except those of a feed.
     pub async fn get(&self, key: &Key) -> Result<Answer<Option<Value>>> {
         self.get_with(key, ReadOptions::default()).await
     }
 
-    /// The value of one key, read as told.
+    /// Returns the value of one key, read with `options`.
     ///
     /// # Errors
-    /// See [`ErrorKind`].
+    /// As [`Client::get`].
     pub async fn get_with(&self, key: &Key, options: ReadOptions) -> Result<Answer<Option<Value>>> {
         let read = self.read(options);
         match &self.transport {
@@ -95,19 +95,19 @@ impl Client {
         }
     }
 
-    /// The values of any number of keys, in their order. More than 10,000 are several requests, each from a snapshot of
-    /// its own.
+    /// Returns the values of any number of keys, in their order. More than 10,000 keys take several requests, each from
+    /// a snapshot of its own.
     ///
     /// # Errors
-    /// See [`ErrorKind`].
+    /// As [`Client::get`].
     pub async fn get_many(&self, keys: &[Key]) -> Result<Answer<Vec<Option<Value>>>> {
         self.get_many_with(keys, ReadOptions::default()).await
     }
 
-    /// [`Client::get_many`], read as told.
+    /// Returns the values of any number of keys as [`Client::get_many`] does, read with `options`.
     ///
     /// # Errors
-    /// See [`ErrorKind`].
+    /// As [`Client::get`].
     pub async fn get_many_with(&self, keys: &[Key], options: ReadOptions) -> Result<Answer<Vec<Option<Value>>>> {
         let read = self.read(options);
         let shm = match &self.transport {
@@ -132,10 +132,10 @@ impl Client {
         }
     }
 
-    /// What the service says of itself.
+    /// Returns the service's account of itself: engine, number of pairs, checkpoint, lag, readiness.
     ///
     /// # Errors
-    /// See [`ErrorKind`].
+    /// As [`Client::get`].
     pub async fn status(&self) -> Result<StatusResponse> {
         let deadline = Instant::now() + self.deadline;
         match &self.transport {
@@ -144,11 +144,11 @@ impl Client {
         }
     }
 
-    /// Follows the changes of the map from `start`, those that pass `filter`. Nothing is sent before the first
+    /// Follows the changes of the map from `start` that pass `filter`. Nothing is sent before the first
     /// [`Subscription::next`].
     ///
     /// # Errors
-    /// Over shared memory, where the feed is for threads: see [`crate::blocking::Client::subscribe`].
+    /// [`ErrorKind::Refused`] over shared memory, where only [`crate::blocking::Client::subscribe`] serves a feed.
     pub fn subscribe(&self, start: Start, filter: Filter) -> Result<Subscription> {
         match &self.transport {
             Transport::Grpc(grpc) => Ok(Subscription::new(Arc::clone(grpc), start, filter)),
@@ -179,14 +179,14 @@ impl Link {
     }
 
     async fn exchange(&mut self, request: &Request, keys: &[Key], deadline: Instant) -> Result<(), Lost> {
-        // A call that gave up or was dropped may have left its request there.
+        // A call that gave up or was dropped may have left its request in the segment: wait until it is answered.
         self.wait(deadline).await?;
         self.session.send(*request, keys);
         self.wait(deadline).await
     }
 
-    /// Until the newest request is answered: looking for it first, if that helps, then as a task that is woken by the
-    /// socket.
+    /// Waits until the newest request is answered. It polls first where that helps, then waits as a task that the
+    /// socket wakes.
     async fn wait(&mut self, deadline: Instant) -> Result<(), Lost> {
         if self.session.answered() {
             return Ok(());
@@ -215,7 +215,7 @@ impl Link {
         Ok(())
     }
 
-    /// Takes the rings that came. True when the socket has ended.
+    /// Reads the wake-up bytes from the socket. Returns true if the service has closed it.
     fn is_ended(&self) -> bool {
         match self.socket.try_read(&mut [0; 64]) {
             Ok(rings) => rings == 0,
@@ -225,7 +225,7 @@ impl Link {
 }
 
 impl Shm {
-    /// As the blocking client's.
+    /// Sends a request until it is answered, over a new session if the service went away, as the blocking client does.
     async fn call<T>(
         &self,
         request: &Request,
@@ -253,7 +253,7 @@ impl Shm {
                 Ok(()) => match connected.session.outcome(request)? {
                     Some(response) => return take(&connected.session, &response),
                     None => {
-                        // Others need not wait for this slot.
+                        // Release the session: other calls need not wait for this slot.
                         drop(link);
                         attempts.behind(request.min_context_slot)?;
                         tokio::time::sleep(SLOT_PAUSE).await;

@@ -1,7 +1,7 @@
-//! The feed over shared memory: the service's ring of the newest changes, read in place.
+//! The feed over shared memory: reads the service's ring of the newest changes in place.
 //!
-//! Owns: where to go on after a break, the filter, the waiting. Must not: go on past a change that it did not see.
-//! Thread: the caller's; asleep in futex(2) when there is nothing new.
+//! Owns: the position from which to go on after a break, the filter, the waits. Must not: go on past a change that it
+//! did not see. Thread: the caller's; it sleeps in futex(2) while there is nothing new.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -22,13 +22,14 @@ use crate::feed::{Change, Event, Filter, SlotEnd, Start};
 use crate::shm::Session;
 use crate::{Key, Value};
 
-/// One attempt to connect takes no longer.
+/// Limit on the time of one attempt to connect.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// How often a reader that sleeps looks whether the service is still there: one that was killed wakes nobody.
+/// Interval at which a sleeping reader checks whether the service is still there, because a killed service wakes
+/// nobody.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Most changes of one event, as over gRPC.
+/// Maximum number of changes in one event, the same as over gRPC.
 const CHANGES_MAX: u64 = 1000;
 
 /// A feed that goes on where it was after every break.
@@ -39,23 +40,23 @@ pub(crate) struct RingSubscription {
     filter: Matcher,
     link: Option<Link>,
     backoff: Backoff,
-    /// `None` before the first answer.
+    /// Identifier of the feed that the seqs count in; `None` before the first answer.
     feed_id: Option<u64>,
-    /// `None` before the first answer.
+    /// Seq of the last change seen; `None` before the first answer.
     last_seq: Option<u64>,
     published_ns: Option<u64>,
 }
 
-/// A service's ring.
+/// A service's ring, mapped, with the socket that shows when the service ends.
 struct Link {
     reader: RingReader,
-    /// Keeps the reader's memory.
+    /// Keeps the reader's memory mapped.
     _memory: MmapRaw,
-    /// Ends with the service.
+    /// The session's socket, which the service's end closes.
     socket: UnixStream,
 }
 
-/// A filter made ready; see [`Filter`].
+/// A filter in the form in which it is applied; see [`Filter`].
 struct Matcher {
     keys: HashSet<Key>,
     values: HashSet<Value>,
@@ -89,7 +90,7 @@ impl RingSubscription {
         self.published_ns
     }
 
-    /// The next event; `None` when `until` has passed without one.
+    /// Returns the next event; `None` if there is none before `until`.
     pub(crate) fn next(&mut self, until: Instant) -> Result<Option<Event>> {
         loop {
             let Some(link) = &self.link else {
@@ -105,7 +106,7 @@ impl RingSubscription {
                 return self.read(last_seq + 1, &head).map(Some);
             }
             if head.closed || link.is_gone() {
-                // A last change may have come between the two looks.
+                // A last change may have come between the two looks at the ring.
                 if link.reader.head().seq == last_seq {
                     self.link = None;
                 }
@@ -115,7 +116,7 @@ impl RingSubscription {
         }
     }
 
-    /// What is so when nothing happened.
+    /// Returns a heartbeat if every change in the ring has been read; otherwise `None`.
     pub(crate) fn heartbeat(&self) -> Option<Event> {
         let head = self.link.as_ref()?.reader.head();
         let seq = self.last_seq.filter(|last| *last == head.seq)?;
@@ -128,7 +129,7 @@ impl RingSubscription {
         let mut changes = Vec::with_capacity((last + 1 - from) as usize);
         for seq in from..=last {
             let Found::Record(record) = link.reader.read(seq) else {
-                // What was read of this event is read again, from the log.
+                // The changes read for this event are dropped with it; the caller reads them again from the log.
                 return Err(fell_behind(from, link.reader.oldest_seq(link.reader.head().seq)));
             };
             if self.filter.passes(&record.key, record.old.as_ref(), record.new.as_ref()) {
@@ -146,7 +147,7 @@ impl RingSubscription {
         Ok(Event::Changes { changes, slot_end })
     }
 
-    /// Takes over a service's ring, or pauses after an attempt that failed. The event, when there is one to tell.
+    /// Takes over the service's ring, or pauses after a failed attempt. Returns the event to report, if there is one.
     fn connect(&mut self, until: Instant) -> Result<Option<Event>> {
         let session = match Session::connect(&self.path, Duration::ZERO, Instant::now() + CONNECT) {
             Ok(session) => session,
@@ -175,7 +176,7 @@ impl RingSubscription {
             return Err(fell_behind(next_seq, oldest_seq));
         }
         let tell = self.feed_id.is_none() || matches!(self.start, Start::From { .. });
-        // Told once: what follows goes on from here.
+        // Report the start only once: later connections go on from here.
         self.start = Start::Now;
         (self.feed_id, self.last_seq) = (Some(feed_id), Some(next_seq - 1));
         (self.link, self.backoff) = (Some(link), Backoff::new());
@@ -191,14 +192,14 @@ impl Link {
         };
         let map = || {
             let file = File::from(ring);
-            // Less would be answered with a signal at the first touch.
+            // The first touch beyond a shorter file would raise SIGBUS.
             if file.metadata()?.len() < RING_BYTES as u64 {
                 return Err(io::Error::other("it is too small"));
             }
-            // A page met for the first time would be a fault in the middle of a change.
+            // Map all pages now: a page fault would otherwise delay the reading of a change.
             let memory = MmapOptions::new().populate().map_raw_read_only(&file)?;
             let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
-            // SAFETY: a shared mapping of the whole ring, sealed against shrinking, kept beside the view.
+            // SAFETY: a shared mapping of the whole ring, sealed against shrinking, kept together with the view.
             let reader = unsafe { RingReader::new(base) };
             let reader = reader.ok_or_else(|| io::Error::other("its layout is of another version"))?;
             Ok(Self { reader, _memory: memory, socket })
@@ -206,8 +207,8 @@ impl Link {
         map().map_err(|error| Error::failed(format!("cannot take over the feed's ring: {error}")))
     }
 
-    /// Looks for something newer than `last_seq` for up to `spin`, then sleeps until woken, for [`LOOK`] or until
-    /// `until`. True when there may be something.
+    /// Polls for a change newer than `last_seq` for up to `spin`, then sleeps until woken, until [`LOOK`] has passed,
+    /// or until `until`. Returns true if there may be such a change.
     fn wait(&self, last_seq: u64, spin: Duration, until: Instant) -> bool {
         let started = Instant::now();
         while started.elapsed() < spin {
@@ -225,11 +226,11 @@ impl Link {
         }
         let left = until.saturating_duration_since(Instant::now()).min(LOOK);
         let left = Timespec::try_from(left).ok();
-        // Woken, changed before it slept, a signal, or the time: the caller looks again.
+        // The wait may end by a wake, a changed word, a signal or the timeout: in each case the caller looks again.
         futex::wait(self.reader.futex(), futex::Flags::empty(), wakes, left.as_ref()).is_ok()
     }
 
-    /// Whether the service has gone: it sends nothing, so whatever the socket says is its end.
+    /// Whether the service is gone. It sends nothing on a feed's socket, so any readiness of the socket means its end.
     fn is_gone(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)

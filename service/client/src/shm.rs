@@ -1,7 +1,7 @@
 //! A session in shared memory: the handshake, a request, its answer.
 //!
-//! Owns: the segment's mapping on this side. Must not: wait for a deadline or connect again; see `blocking` and
-//! `nonblocking` for that. Thread: whoever has it, one at a time.
+//! Owns: the segment's mapping on this side. Must not: wait for a deadline or connect again; `blocking` and
+//! `nonblocking` do that. Thread: the caller's, one at a time.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -27,28 +27,28 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::spin::Spin;
 use crate::{Answer, Commitment, Key, StatusResponse, Value};
 
-/// Between looks whether a slot is reached: a fraction of a slot's 400 ms.
+/// Pause between two requests of a read whose slot is not reached yet: a fraction of a slot's 400 ms.
 pub(crate) const SLOT_PAUSE: Duration = Duration::from_millis(2);
 
-/// A connected session.
+/// A connected session with a service.
 pub(crate) struct Session {
     segment: Segment,
-    /// Keeps the segment's memory.
+    /// Keeps the segment's memory mapped.
     _memory: MmapRaw,
-    /// Ends with the service, and brings its rings where they were asked for.
+    /// The socket of the handshake. The service's end closes it; wake-up bytes arrive on it for [`Waits::Socket`].
     pub(crate) socket: UnixStream,
-    /// Wakes the service.
+    /// The eventfd whose write wakes the service.
     bell: OwnedFd,
-    /// The feed's ring, where the service has one.
+    /// The memfd of the feed's ring; `None` if the service has no feed.
     ring: Option<OwnedFd>,
-    /// The newest request sent.
+    /// Number of the newest request sent; 0 before the first.
     seq: u64,
     pub(crate) spin: Spin,
 }
 
 impl Session {
-    /// Connects and takes over the session's memory, blocking until `deadline` at the latest. Answers are looked for for at
-    /// most `spin`.
+    /// Connects and takes over the session's memory. Blocks until `deadline` at most. Later waits poll for at most
+    /// `spin`.
     pub(crate) fn connect(path: &Path, spin: Duration, deadline: Instant) -> Result<Self> {
         let at = |what: &str, error: &dyn std::fmt::Display| {
             Error::unavailable(format!("{what}: {error}; is the service running? shm={}", path.display()))
@@ -83,38 +83,40 @@ impl Session {
     fn map(memfd: OwnedFd, socket: UnixStream, bell: OwnedFd, ring: Option<OwnedFd>, spin: Spin) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         let memfd = File::from(memfd);
-        // Less would be answered with a signal at the first touch.
+        // The first touch beyond a shorter file would raise SIGBUS.
         if memfd.metadata()?.len() < SEGMENT_BYTES as u64 {
             return Err(io::Error::other("it is too small"));
         }
         let memory = MmapRaw::map_raw(&memfd)?;
         let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
-        // SAFETY: a shared mapping of the whole segment, which the service made zero and sealed against shrinking,
-        // kept beside the view; this process's only view of it.
+        // SAFETY: a shared mapping of the whole segment, which the service made zero and sealed against shrinking, kept
+        // together with the view; this process's only view of it.
         let segment = unsafe { Segment::new(base) };
         Ok(Self { segment, _memory: memory, socket, bell, ring, seq: 0, spin })
     }
 
-    /// For one that only follows the feed: the life line and the ring.
+    /// Gives up the session's requests, for a client that only follows the feed: returns the socket and the ring.
     pub(crate) fn into_feed(self) -> (UnixStream, Option<OwnedFd>) {
         (self.socket, self.ring)
     }
 
-    /// Sends a request. The one before must be [`Session::answered`]: they share their place.
+    /// Sends a request. The one before must be [`Session::answered`], because all requests use the same memory.
     pub(crate) fn send(&mut self, request: Request, keys: &[Key]) {
         self.seq += 1;
         if self.segment.send(self.seq, request, keys) {
-            // It fails when the bell has been rung 2^64 times: the service is woken by its clock then.
+            // The write fails only when the bell's counter is at its limit of 2^64. The service then wakes by its own
+            // timer.
             let _heard = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         }
     }
 
-    /// Whether the newest request has its answer.
+    /// Whether the newest request is answered.
     pub(crate) fn answered(&self) -> bool {
         self.segment.answered(self.seq)
     }
 
-    /// Looks for the answer for up to `spin`; how long that took, to the last look at the clock, if it came.
+    /// Polls for the answer for up to `spin`. If it came, returns the time that this took, as of the last reading of
+    /// the clock.
     pub(crate) fn look(&self, spin: Duration) -> Option<Duration> {
         if spin.is_zero() {
             return None;
@@ -132,22 +134,23 @@ impl Session {
         None
     }
 
-    /// Asks to be woken for the answer in this way. True when it is there already: nobody need wake then.
+    /// Asks the service to wake this side in the way `how` for the answer. Returns true if the answer is there already,
+    /// so that no wake-up is needed.
     pub(crate) fn wait(&self, how: Waits) -> bool {
         self.segment.wait(self.seq, how)
     }
 
-    /// Sleeps until the service wakes this side, which was asked for with [`Waits::Futex`], for at most `time`. False when
-    /// all of it has passed.
+    /// Sleeps until the service wakes this side, which must have asked for it with [`Waits::Futex`], for at most
+    /// `time`. Returns false if all of `time` has passed.
     pub(crate) fn sleep(&self, time: Duration) -> bool {
         let Some(unanswered) = self.segment.unanswered(self.seq) else { return true };
-        // A time that does not fit is as good as none.
+        // A duration that does not fit into a timespec is as good as no limit.
         let time = Timespec::try_from(time).ok();
         let slept = futex::wait(self.segment.futex(), futex::Flags::empty(), unanswered, time.as_ref());
         slept != Err(rustix::io::Errno::TIMEDOUT)
     }
 
-    /// The end of a wait.
+    /// Ends a wait: the service need not wake this side any longer.
     pub(crate) fn stop_waiting(&self) {
         self.segment.stop_waiting();
     }
@@ -155,11 +158,12 @@ impl Session {
     /// Whether the service has closed the session.
     pub(crate) fn is_gone(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
-        // Its end is told without being asked for.
+        // The end of the connection (POLLHUP) is reported without being asked for.
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// The answer's outcome; `None`: the slot asked for is not reached, ask again.
+    /// Returns the answer if it is a good one, or `None` if the slot asked for is not reached and the caller should ask
+    /// again.
     pub(crate) fn outcome(&self, request: &Request) -> Result<Option<Response>> {
         let response = self.segment.response();
         match response.status {
@@ -177,27 +181,27 @@ impl Session {
         }
     }
 
-    /// The values of a good answer, behind those in `into`.
+    /// Appends the values of a good answer to `into`.
     pub(crate) fn values(&self, response: &Response, into: &mut Vec<Option<Value>>) {
         into.extend((0..response.count as usize).map(|index| self.segment.value(index)));
     }
 
-    /// The only value of a good answer.
+    /// Returns the value of a good answer to a request for one key.
     pub(crate) fn value(&self) -> Option<Value> {
         self.segment.value(0)
     }
 
-    /// The status of a good answer.
+    /// Decodes the StatusResponse of a good answer.
     pub(crate) fn status(&self, response: &Response) -> Result<StatusResponse> {
         let bytes = self.segment.status_bytes(response.count);
         StatusResponse::decode(&bytes[..]).map_err(|error| Error::failed(format!("not a status: {error}")))
     }
 }
 
-/// Looks at the answer between two at the clock, which costs as much as several of them.
+/// Looks at the answer between two readings of the clock, which costs as much as several looks.
 const SPINS_A_LOOK: usize = 16;
 
-/// A request for `count` keys.
+/// Returns a request for `count` keys, without the keys.
 pub(crate) fn get(count: usize, commitment: Commitment, min_context_slot: Option<u64>) -> Request {
     Request {
         version: VERSION,
@@ -208,26 +212,26 @@ pub(crate) fn get(count: usize, commitment: Commitment, min_context_slot: Option
     }
 }
 
-/// A request for the status.
+/// Returns a request for the service's status.
 pub(crate) fn status_request() -> Request {
     Request { version: VERSION, op: op::STATUS, ..Request::default() }
 }
 
-/// What a good answer says of its slot.
+/// Returns the slot of a good answer; `None` if the service has applied none yet.
 pub(crate) fn slot(response: &Response) -> Option<u64> {
     (response.has_slot != 0).then_some(response.slot)
 }
 
-/// An empty answer to add batches to.
+/// Returns an empty answer with room for `keys` values.
 pub(crate) fn nothing(keys: usize) -> Answer<Vec<Option<Value>>> {
     Answer { value: Vec::with_capacity(keys), slot: None }
 }
 
-/// A connection whose reads end by `deadline`, as does the wait for a service that accepts nobody.
+/// Connects a socket whose reads end by `deadline`, as does the wait for a service that does not accept.
 fn dial(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // Zero would be no limit at all.
+    // A timeout of zero would mean no limit.
     let left = Some(deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
     set_socket_timeout(&socket, Timeout::Send, left)?;
     set_socket_timeout(&socket, Timeout::Recv, left)?;
@@ -256,20 +260,21 @@ fn receive(socket: &UnixStream) -> io::Result<(Hello, Vec<OwnedFd>)> {
     Ok((hello, fds))
 }
 
-/// Why an exchange gave no answer.
+/// Reasons why an exchange gave no answer.
 pub(crate) enum Lost {
-    /// The service is gone.
+    /// The service has closed the session.
     Gone,
-    /// The deadline passed; the answer may still come and is waited for before the next request.
+    /// The deadline passed. The answer may still come, and the next request waits for it first.
     Late,
 }
 
-/// What to do after an exchange that gave no answer, and after attempts to connect; the same for both kinds of client.
+/// The retries of one call: the next step after an exchange without an answer, or after a failed attempt to connect.
+/// The same for both kinds of client.
 pub(crate) struct Attempts {
     pub(crate) deadline: Instant,
     backoff: crate::backoff::Backoff,
     resent: bool,
-    /// The slot asked for, once the service has said that it is not reached.
+    /// The slot asked for, once the service has answered that it is not reached.
     behind: Option<u64>,
 }
 
@@ -278,17 +283,17 @@ impl Attempts {
         Self { deadline, backoff: crate::backoff::Backoff::new(), resent: false, behind: None }
     }
 
-    /// After a failed attempt to connect: how long to pause before the next, or the error when there is none.
+    /// Returns how long to pause after a failed attempt to connect, or the error if no attempt is to follow.
     pub(crate) fn pause(&mut self, error: Error) -> Result<Duration> {
         let pause = self.backoff.pause();
         let time = Instant::now() + pause < self.deadline;
         if error.kind() == ErrorKind::Unavailable && time { Ok(pause) } else { Err(error) }
     }
 
-    /// After an exchange that gave no answer: `Ok` to connect and send once more.
+    /// Records an exchange that gave no answer. `Ok` means to connect and send the request once more.
     pub(crate) fn lost(&mut self, lost: &Lost) -> Result<()> {
         match lost {
-            // What the last answer said is more than that the next one did not come in time.
+            // That the slot is not reached says more than that the next answer did not come in time.
             Lost::Late => Err(self.behind.map_or_else(Error::deadline, not_reached)),
             Lost::Gone if self.resent => Err(Error::unavailable("the service went away twice during one call")),
             Lost::Gone => {
@@ -298,7 +303,7 @@ impl Attempts {
         }
     }
 
-    /// The slot asked for is not reached: `Ok` to ask again after [`SLOT_PAUSE`].
+    /// Records that the slot asked for is not reached. `Ok` means to ask again after [`SLOT_PAUSE`].
     pub(crate) fn behind(&mut self, asked: u64) -> Result<()> {
         self.behind = Some(asked);
         if Instant::now() + SLOT_PAUSE < self.deadline { Ok(()) } else { Err(not_reached(asked)) }

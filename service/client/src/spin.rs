@@ -1,48 +1,51 @@
-//! Whether looking for an answer helps, or sleeping until it comes is quicker.
+//! Decides whether a client polls for an answer or sleeps at once, whichever is quicker at present.
 //!
-//! Owns: the decision, from how long waits of both kinds took. Must not: read a clock, wait. Thread: the session's.
+//! Owns: the decision, made from the durations of both kinds of waits. Must not: read a clock, wait. Thread: the
+//! session's.
 //!
-//! Looking saves the wake-up, as long as there is a core for it: with all cores busy it keeps the service from the core
-//! that it needs to answer. A client cannot see that, but its waits tell: one that looked is answered late.
+//! Polling saves the wake-up as long as there is a free core. If all cores are busy, polling keeps the service from the
+//! core that it needs to answer. A client cannot see how many cores are free, but its waits show it: after polling, the
+//! answer comes late.
 
 use std::time::Duration;
 
-/// A wait that is over within this has helped: waking up takes 5 to 20 us.
+/// A wait that polled and ended within this time was helped by polling, because waking up takes 5 to 20 us.
 const HELPS_NS: u64 = 20_000;
 
-/// A longer wait counts as this, so that a few that waited for a device or a long batch do not decide over all.
+/// Longer waits count as this long, so that a few waits for a device or a long batch do not dominate the mean.
 const COUNTED_MAX_NS: u64 = 4 * HELPS_NS;
 
-/// Where looking does not help, or helps less than it might, one wait in so many is of the other kind.
+/// One wait in this many is of the other kind, while polling does not help or helps less than it might.
 const PROBE_EVERY: u32 = 256;
 
-/// A new wait counts for so much of a mean: three that took long end the looking, after any number that did not.
+/// Divisor of the running means: a new wait counts for 1/8. Three long waits end the polling, however many short ones
+/// came before.
 const WEIGHT: u64 = 8;
 
-/// See the head of the file.
+/// Durations of recent waits of one session, and the decision made from them; see the head of the file.
 #[derive(Debug)]
 pub(crate) struct Spin {
-    /// What the caller allows.
+    /// The longest time to poll that the caller allows; zero turns polling off.
     most: Duration,
     waits: u32,
-    /// The mean of waits that looked first.
+    /// Running mean of the waits that polled first, in ns.
     spun_ns: u64,
-    /// The mean of those that slept at once; `None` before the first.
+    /// Running mean of the waits that slept at once, in ns; `None` before the first.
     slept_ns: Option<u64>,
 }
 
 impl Spin {
-    /// One that looks for an answer for at most `most`.
+    /// Returns a decision that begins with polling, for at most `most`.
     pub(crate) fn new(most: Duration) -> Self {
         Self { most, waits: 0, spun_ns: 0, slept_ns: None }
     }
 
-    /// Whether waits are measured: not where none may look.
+    /// Whether waits must be measured: they need not be where polling is turned off.
     pub(crate) fn is_on(&self) -> bool {
         !self.most.is_zero()
     }
 
-    /// How long to look for the next answer; zero says sleep at once.
+    /// Returns how long to poll for the next answer; zero means to sleep at once.
     pub(crate) fn next(&mut self) -> Duration {
         if self.spun_ns <= HELPS_NS {
             return self.most;
@@ -56,15 +59,15 @@ impl Spin {
         }
     }
 
-    /// A wait that looked first took so long.
+    /// Records the duration of a wait that polled first.
     pub(crate) fn spun(&mut self, took: Duration) {
         let took_ns = counted(took);
-        // One that helps brings the looking back, whatever there was before it.
+        // One short wait brings polling back, however long the waits before it were.
         let back = self.spun_ns > HELPS_NS && took_ns <= HELPS_NS;
         self.spun_ns = if back { took_ns } else { mean(self.spun_ns, took_ns) };
     }
 
-    /// A wait that slept at once took so long.
+    /// Records the duration of a wait that slept at once.
     pub(crate) fn slept(&mut self, took: Duration) {
         let took_ns = counted(took);
         self.slept_ns = Some(self.slept_ns.map_or(took_ns, |slept_ns| mean(slept_ns, took_ns)));
@@ -85,7 +88,7 @@ mod tests {
 
     const MOST: Duration = Duration::from_millis(1);
 
-    /// Waits that look of 1000, where one that looks takes `spun_us` and one that sleeps `slept_us`.
+    /// Returns how many of 1000 waits poll, if a wait that polls takes `spun_us` and one that sleeps `slept_us`.
     fn looks(spin: &mut Spin, spun_us: u64, slept_us: u64) -> usize {
         let wait = |_: &usize| {
             let looks = !spin.next().is_zero();
@@ -106,7 +109,7 @@ mod tests {
         assert!(busy < 20, "with all cores busy few waits look: looks={busy}");
         let idle = looks(&mut spin, 1, 5);
         assert!(idle > 1000 - PROBE_EVERY as usize - 1, "looks={idle}");
-        // What takes long either way is looked for, as the caller wants.
+        // If both kinds of waits are long, polling goes on, as the caller wants.
         let slow = looks(&mut spin, 400, 410);
         assert!(slow > 900, "looks={slow}");
     }

@@ -1,6 +1,7 @@
-//! Any text as a configuration: refused, or what is in effect is written back as a file that gives the same.
+//! Any text as a configuration: it is refused, or the configuration in effect, written as a file and read again, is the
+//! same.
 //!
-//! Owns: nothing. Must not: open what a configuration names. One thread.
+//! Owns: nothing. Must not: open files that a configuration names. One thread.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Any bytes as the feed's log: opened, gone on with and read.
+//! Any bytes as the feed's log: opened, continued and read.
 //!
 //! Owns: a directory for them. Must not: check more than `service::feed::fuzzing` does. One thread.
 
@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use tempfile::TempDir;
 
 static DIR: LazyLock<TempDir> = LazyLock::new(|| {
-    // Memory: the device would be what is measured.
+    // In memory, because a device would dominate the time of each run.
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory for the log can be made")
 });
 

@@ -1,7 +1,7 @@
-//! Any bytes as a request of any method, through a socket and everything that stands before the handlers.
+//! Any bytes as a request of any method, through a socket and every layer before the handlers.
 //!
-//! Owns: a service without a stream behind it. Must not: know what a request means: whatever is asked, it is answered
-//! with a status that a client can use. Threads: this one, and one for lookups.
+//! Owns: a service without a stream. Must not: interpret requests. Every request gets an answer with a status that a
+//! client can use. Threads: this one, and one for lookups.
 
 #![no_main]
 
@@ -21,6 +21,7 @@ use service::config::SocketAccess;
 use service::feed::{Change, FeedWriter, Retention, Workers};
 use service::lookups::{LookupThreads, Lookups};
 use service::net::Access;
+use service::net::limit::ConnectionLimits;
 use service::rpc::{self, Door, FeedLimits, FeedService, Services, UdsListener};
 use service::status::Shared;
 use tempfile::TempDir;
@@ -43,7 +44,7 @@ const PATHS: [&str; 8] = [
     "/solkv.v1.Kv/Unknown",
 ];
 
-/// A request that waits for a slot gives up after this.
+/// Limit on a request's wait for a slot.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(5);
 
 struct World {
@@ -77,7 +78,7 @@ fuzz_target!(|bytes: &[u8]| {
     });
 });
 
-/// A fault of the service's own is told from one of the request.
+/// Fails on statuses that mean a fault of the service, as opposed to one of the request.
 fn check(status: &Status) {
     let decoding = status.message().contains("failed to decode Protobuf message");
     assert!(decoding || !matches!(status.code(), Code::Internal | Code::Unknown | Code::DataLoss), "{status:?}");
@@ -110,7 +111,7 @@ fn world() -> anyhow::Result<World> {
             tcp: TcpListener::bind("127.0.0.1:0").await?,
             uds: Some(UdsListener::bind(&socket, &SocketAccess::OWNER)?),
             access: Arc::new(Access::default()),
-            max_connections: 8,
+            limits: ConnectionLimits { max: 8, per_source: 8, idle_timeout: Duration::ZERO },
             request_timeout: REQUEST_TIMEOUT,
         };
         let services = Services { lookups, shared, feed, engine: "redb" };
@@ -128,7 +129,7 @@ async fn connect(socket: PathBuf) -> anyhow::Result<Channel> {
     Ok(Endpoint::from_static("http://fuzzed").connect_with_connector(connector).await?)
 }
 
-/// Messages as they are.
+/// A codec that passes message bytes on unchanged.
 #[derive(Clone, Copy, Default)]
 struct Raw;
 

@@ -1,8 +1,8 @@
-//! Any bytes in the memory that a client shares with the service: the service answers, and other clients see nothing
-//! of it.
+//! Any bytes in the memory that a client shares with the service: the service goes on answering, and other clients
+//! notice nothing.
 //!
-//! Owns: a service without a stream behind it, a client that keeps to the rules and one that does not. Must not: know
-//! how the service reads. Threads: this one, and the service's `shm-lookup`.
+//! Owns: a service without a stream, a client that follows the protocol and one that does not. Must not: know how the
+//! service reads. Threads: this one, and the service's `shm-lookup`.
 
 #![no_main]
 
@@ -48,7 +48,7 @@ unsafe impl Send for World {}
 
 static WORLD: Mutex<Option<World>> = Mutex::new(None);
 
-/// What is behind the header: the presence bits, values and keys are copied, never understood.
+/// Size of the part to fuzz. The presence bits, values and keys after it are only copied, never interpreted.
 const HEADER_BYTES: usize = 128;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -65,11 +65,11 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 impl Client {
-    /// Writes over the start of the segment, the service's own line included, as a client could.
+    /// Overwrites the start of the segment, including the service's own cache line, as a client could.
     fn scribble(&mut self, bytes: &[u8]) {
         for (at, byte) in bytes.iter().enumerate() {
-            // SAFETY: within the mapping. The service may read at the same time, as atomics or by volatile copies; what
-            // it makes of a byte that changes meanwhile is what is looked for here.
+            // SAFETY: within the mapping. The service may read at the same time, as atomics or by volatile copies; its
+            // reaction to a byte that changes under it is the subject of this test.
             unsafe { self.memory.as_mut_ptr().add(at).write_volatile(*byte) };
         }
     }
@@ -123,7 +123,7 @@ fn connect(path: &Path) -> anyhow::Result<Client> {
     };
     let memory = MmapRaw::map_raw(&std::fs::File::from(memfd))?;
     assert_eq!(memory.len(), SEGMENT_BYTES);
-    // SAFETY: a shared mapping of the whole segment, kept beside the view.
+    // SAFETY: a shared mapping of the whole segment, kept together with the view.
     let segment = unsafe { Segment::new(NonNull::new(memory.as_mut_ptr()).expect("a mapping is not at 0")) };
     Ok(Client { segment, memory, _socket: socket, bell, seq: 0 })
 }

@@ -1,6 +1,6 @@
-//! Whatever a Yellowstone server sends, well formed and not, through both ways in: whole slots and processed banks.
+//! Messages of a Yellowstone server, well formed and not, through both consumers: whole slots and processed banks.
 //!
-//! Owns: which messages there are. Must not: check more than the two `fuzzing` modules do. One thread.
+//! Owns: the choice of messages. Must not: check more than the two `fuzzing` modules do. One thread.
 
 #![no_main]
 
@@ -20,12 +20,13 @@ use yellowstone_grpc_proto::geyser::{
 struct Input {
     extract: u8,
     finalized: bool,
-    /// The slot stood at, and whether its blockhash is known.
+    /// The slot to begin at, and whether its blockhash is known.
     base: Option<(u8, bool)>,
     messages: Vec<Sent>,
 }
 
-/// Few slots, keys and hashes, so that messages have to do with one another; anything as it is in between.
+/// One message. Slots, keys and hashes come from few values, so that messages refer to one another; `Any` holds
+/// arbitrary bytes.
 #[derive(Arbitrary, Debug)]
 enum Sent {
     Reconnected,
@@ -62,7 +63,7 @@ fuzz_target!(|input: Input| {
     service::ingest::fuzzing::stream(selection, commitment, base, updates);
 });
 
-/// `None` is nothing at all, `Some(None)` a new connection.
+/// Returns the update to send: `None` for nothing at all, `Some(None)` for a new connection.
 fn update(sent: Sent) -> Option<Option<SubscribeUpdate>> {
     let one = match sent {
         Sent::Reconnected => return Some(None),
@@ -73,7 +74,7 @@ fn update(sent: Sent) -> Option<Option<SubscribeUpdate>> {
             bank_id: (bank % 4 > 0).then_some(u64::from(bank % 4)),
             ..Default::default()
         }),
-        // By far most blocks are those of one chain.
+        // Most blocks belong to one chain.
         Sent::Meta { slot, bank, hash: other, parent, parent_hash } => {
             UpdateOneof::BlockMeta(SubscribeUpdateBlockMeta {
                 slot: u64::from(slot % 16),
@@ -102,7 +103,7 @@ fn update(sent: Sent) -> Option<Option<SubscribeUpdate>> {
         }
     };
     let update = SubscribeUpdate { update_oneof: Some(one), ..Default::default() };
-    // Over the wire and back.
+    // Encode and decode it, as on the wire.
     let wire = update.encode_to_vec();
     Some(Some(SubscribeUpdate::decode(&wire[..]).expect("just encoded")))
 }
@@ -110,7 +111,7 @@ fn update(sent: Sent) -> Option<Option<SubscribeUpdate>> {
 fn account(key: u8, write: Write, version: u8) -> SubscribeUpdateAccountInfo {
     let token = bs58::decode(service::ingest::extract::TOKEN_PROGRAM).into_vec().expect("an address");
     let (pubkey, lamports, owner, data) = match write {
-        // The value, the state, and of longer accounts the type and how far they reach.
+        // The value, the state, and for longer accounts the account type and part of the extension data.
         Write::Token(value, more) => {
             let shape = [1, 0, 2, 0, 0][..usize::from(more % 6)].to_vec();
             (vec![key % 8; 32], 1, token, [vec![value; 32], shape].concat())

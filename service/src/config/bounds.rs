@@ -2,8 +2,8 @@
 //!
 //! Owns: the bounds and the reason for each. Must not: look at the machine. Runs on `main`.
 //!
-//! A bound keeps out what can never be meant: a service that accepts it would run out of memory, connect without end, or
-//! never do what the setting is for.
+//! A bound excludes values that nobody can mean. With such a value the service would run out of memory, reconnect
+//! without end, or never do the work that the setting is for.
 
 use std::time::Duration;
 
@@ -13,37 +13,39 @@ use bytesize::ByteSize;
 use super::Config;
 use crate::feed::FRAME_CHANGES_MAX;
 
-/// Heartbeats more often than this would be load without news.
+/// Shortest interval of heartbeats; a shorter one would be load without news.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
 
-/// What is waited for on a network takes at least so long; with less nothing would ever come in time.
+/// Shortest time to wait for a peer on a network; with a shorter one no answer would ever come in time.
 const WAIT_MIN: Duration = Duration::from_millis(10);
 
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// More threads than this wait for each other: no machine has as many cores for lookups.
+/// Maximum number of lookup threads: no machine has as many cores for them, so more would only wait for one another.
 const LOOKUP_THREADS_MAX: u32 = 256;
 
-/// Each can cost 4.5 MiB, 288 GiB in all.
+/// Maximum number of connections: each can cost 4.5 MiB, so 288 GiB in all.
 const CONNECTIONS_MAX: u32 = 65_536;
 
-/// Each holds up to 2 MiB of messages that are not read yet, 2 GiB in all.
+/// Maximum number of subscribers: each holds up to 2 MiB of unread messages, so 2 GiB in all.
 const SUBSCRIBERS_MAX: u32 = 1024;
 
-/// A segment of the log is at least 1 MiB, and each is a name in one directory and a place in memory.
+/// Maximum size of the feed's log: a segment of it is at least 1 MiB, and each segment is a name in one directory and
+/// an entry in memory.
 const RETENTION_BYTES_MAX: ByteSize = ByteSize::tib(16);
 
-/// Nobody follows a change feed from further back; dates before 1970 cannot be told.
+/// Maximum age of the feed's changes: nobody follows a feed from further back, and dates before 1970 cannot be
+/// expressed.
 const RETENTION_TIME_MAX: Duration = Duration::from_secs(3650 * 24 * 3600);
 
-/// A day of slots: a service that is further behind is not ready by any measure.
+/// Maximum lag in slots: a day of slots, after which a service is not ready by any measure.
 const LAG_SLOTS_MAX: u64 = 216_000;
 
-/// Refuses what is out of bounds.
+/// Checks all bounds.
 ///
 /// # Errors
-/// The first setting that is, with its bounds.
+/// The first setting out of its bounds, and those bounds.
 pub(super) fn check(config: &Config) -> Result<()> {
     let most = FRAME_CHANGES_MAX as u32;
     if let Some(changes) = config.commit_every {
@@ -78,21 +80,21 @@ pub(super) fn check(config: &Config) -> Result<()> {
 fn check_durations(config: &Config) -> Result<()> {
     let zero = Duration::ZERO;
     let bounds = [
-        // What is not committed yet is read again after a crash.
+        // Uncommitted slots are received again after a crash.
         ("commit_interval", config.commit_interval, zero, HOUR, "1s"),
-        // Less than a slot takes is a new connection without end.
+        // A time below that of one slot would reconnect without end.
         ("idle_timeout", config.idle_timeout, Duration::from_millis(500), HOUR, "30s"),
         // Slots that wait are held in memory.
         ("gap_timeout", config.gap_timeout, WAIT_MIN, HOUR, "60s"),
         ("feed_retention_time", config.feed_retention_time, zero, RETENTION_TIME_MAX, "1day"),
         ("feed_heartbeat", config.feed_heartbeat, HEARTBEAT_MIN, HOUR, "1s"),
-        // A subscriber holds its place and its messages for as long.
+        // A stalled subscriber holds its place and its messages for this long.
         ("feed_stall_timeout", config.feed_stall_timeout, WAIT_MIN, DAY, "30s"),
         ("idle_connection_timeout", config.idle_connection_timeout, zero, 365 * DAY, "10m"),
-        // What a request holds is held for as long.
+        // A request holds its resources for this long.
         ("request_timeout", config.request_timeout, WAIT_MIN, HOUR, "10s"),
         ("slow_request", config.slow_request, zero, HOUR, "10ms"),
-        // A service manager does not wait longer either.
+        // A service manager does not wait longer than this either.
         ("shutdown_timeout", config.shutdown_timeout, WAIT_MIN, HOUR, "10s"),
     ];
     for (name, given, least, most, such) in bounds {

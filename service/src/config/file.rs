@@ -1,6 +1,6 @@
-//! The configuration's file: read, merged with the flags, checked; what is wrong is said with file and line.
+//! The configuration's file: read, merged with the flags, checked. Errors name the file and the line.
 //!
-//! Owns: where in the file a wrong value stands. Must not: decide what is wrong; `Settings` does. Runs on `main`.
+//! Owns: finding the line of a wrong value. Must not: decide which values are wrong; `Settings` does. Runs on `main`.
 
 use std::path::Path;
 
@@ -8,11 +8,11 @@ use anyhow::{Context, Result};
 
 use super::{Config, Settings};
 
-/// The configuration in effect: `flags` win over the file.
+/// Reads the file and returns the configuration in effect, in which `flags` override the file.
 ///
 /// # Errors
-/// The file cannot be read or is no TOML; a key is unknown; a value is refused. Each names the file, and the line where
-/// it is the file's.
+/// The file cannot be read or is not TOML; a key is unknown; a value is refused. Each error names the file, and also
+/// the line if the value comes from the file.
 pub fn config(path: &Path, flags: Settings) -> Result<Config> {
     let name = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read file={name}"))?;
@@ -27,12 +27,12 @@ pub fn config(path: &Path, flags: Settings) -> Result<Config> {
     })
 }
 
-/// The keys that are set.
+/// Returns the names of the settings that are given.
 fn keys(settings: &Settings) -> Vec<String> {
     toml::Table::try_from(settings).map(|table| table.keys().cloned().collect()).unwrap_or_default()
 }
 
-/// The line of the first key in the message that the file has and no flag has overruled.
+/// Returns the line of the first key that the message names, the file has, and no flag overrides.
 fn line_of(text: &str, overruled: &[String], message: &str) -> Option<usize> {
     let lines: Vec<&str> = text.lines().map(|line| line.split('=').next().unwrap_or_default().trim()).collect();
     let words = message.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|word| !word.is_empty());
@@ -47,7 +47,7 @@ mod tests {
 
     use super::*;
 
-    /// The file that the package installs.
+    /// Contents of the file that the package installs.
     const PACKAGED: &str = include_str!("../../../deploy/package/solkv.toml");
 
     fn refused(text: &str, flags: Settings) -> String {
@@ -108,11 +108,11 @@ mod tests {
             let found = PACKAGED.lines().filter(|line| bare(line).starts_with(&format!("{key} = "))).count();
             assert_eq!(found, 1, "{key}");
         }
-        // As it is installed it says where the store is, and that the stream's address is missing.
+        // As installed, the file names the store's directory; only the stream's address is missing.
         let installed: Settings = toml::from_str(PACKAGED).unwrap();
         let error = format!("{:#}", installed.clone().resolve().unwrap_err());
         assert!(error.contains("geyser = "), "{error}");
-        // Every default in it is the default: taken out of the comment it changes nothing.
+        // Each commented-out default is the real default: with the comment sign removed it changes nothing.
         let stream = Settings { geyser: Some("http://h:1".to_owned()), ..Settings::default() };
         let shown = |settings: Settings| toml::to_string(&settings.resolve().unwrap()).unwrap();
         let expected = shown(stream.clone().or(installed.clone()));
@@ -147,7 +147,7 @@ mod tests {
         ];
         examples.sort();
         let mut expected = without_default.map(str::to_owned).to_vec();
-        // The file speaks for the package, whose programs have every engine.
+        // The file documents the package, whose programs have every engine.
         expected.extend((engines::default_engine() != EngineKind::Strata).then(|| "engine".to_owned()));
         expected.sort();
         assert_eq!(examples, expected);

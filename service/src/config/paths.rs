@@ -1,6 +1,6 @@
-//! Where the Unix sockets may be: refused before the store is opened where binding could never work.
+//! Paths of the Unix sockets: refused before the store is opened if a bind could never succeed.
 //!
-//! Owns: this rule. Must not: bind, make or remove anything; `rpc::uds` does. Runs on `main`.
+//! Owns: this rule. Must not: bind, create or remove files; `rpc::uds` does. Runs on `main`.
 
 use std::fs;
 use std::io::ErrorKind as Io;
@@ -13,30 +13,30 @@ use rustix::fs::{Access, access};
 
 use super::Config;
 
-/// Longest path of a Unix socket in bytes: `sun_path` has room for 108, the last of which is zero.
+/// Maximum length of a Unix socket's path in bytes: `sun_path` holds 108, of which the last is zero.
 const PATH_BYTES_MAX: usize = 107;
 
-/// A service manager makes directories below this one when it starts a service, and removes them afterwards.
+/// A service manager creates directories below this one when it starts a service, and removes them afterwards.
 const RUNTIME_DIRS: &str = "/run";
 
-/// When a configuration is checked.
+/// The time at which a configuration is checked, relative to its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// Now it is used.
+    /// At the start of the service that uses it.
     Start,
-    /// It is to be used later, when the directories below `/run` are there.
+    /// Ahead of a later start, when directories below `/run` may not exist yet.
     Ahead,
 }
 
-/// What a store's directory is for; a socket has no place among these.
+/// Names in a store's directory that belong to the store, so that no socket may use them.
 const STORE_NAMES: [&str; 6] = ["SOLKV", "SOLKV.tmp", "LOCK", "admin.sock", "data", "feed"];
 
 impl Config {
-    /// Refuses sockets that cannot be bound: of a path too long, in a directory that is missing or not writable, over
-    /// another file, among the store's own, or both in one place.
+    /// Refuses sockets that cannot be bound. Their path is too long, their directory is missing or not writable, or
+    /// another kind of file has that name. Also refuses the store's own names, and one path for both sockets.
     ///
     /// # Errors
-    /// The first of them; the error names the setting.
+    /// The first such socket; the error names the setting.
     pub fn check_sockets(&self, at: Moment) -> Result<()> {
         let mut taken: Option<(&str, PathBuf)> = None;
         for (key, path) in [("uds", &self.uds), ("shm", &self.shm)] {
@@ -50,7 +50,7 @@ impl Config {
         Ok(())
     }
 
-    /// Where the socket will be, without links in the directories above it.
+    /// Returns the path that the socket will have, with symbolic links in its directory resolved.
     fn place(&self, key: &str, path: &Path, at: Moment) -> Result<PathBuf> {
         let shown = path.display();
         let bytes = path.as_os_str().as_bytes().len();
@@ -66,7 +66,7 @@ impl Config {
         };
         let real = match above.canonicalize() {
             Ok(real) => real,
-            // The store's directory is made first.
+            // The store's directory is created before the socket.
             Err(e) if e.kind() == Io::NotFound && self.create_empty && above == self.dir => return Ok(path.to_owned()),
             Err(e) if e.kind() == Io::NotFound && at == Moment::Ahead && above.starts_with(RUNTIME_DIRS) => {
                 return Ok(path.to_owned());
@@ -154,7 +154,7 @@ mod tests {
         assert!(said.contains("uds and shm are one path"), "{said}");
         drop(UnixListener::bind(&path).unwrap());
         check(&dir, Some(&path), Some(&dir.join("b.sock"))).unwrap();
-        // The unit's directory is there once it runs.
+        // The unit's runtime directory exists only while the unit runs.
         let settings = Settings {
             dir: Some(dir.clone()),
             geyser: Some("http://h:1".to_owned()),

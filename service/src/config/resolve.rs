@@ -1,6 +1,7 @@
-//! Settings become a configuration: defaults are filled in and every value is checked.
+//! Turns settings into a configuration: fills in defaults and checks every value.
 //!
-//! Owns: defaults, and what does not fit together; `bounds` has the bounds. Must not: open anything but the system's list of groups and the store's marker. Runs on `main`.
+//! Owns: defaults, and the rules about settings that exclude one another; `bounds` has the bounds. Must not: open any
+//! file except the system's list of groups and the store's marker. Runs on `main`.
 
 use std::time::Duration;
 
@@ -18,10 +19,10 @@ use crate::readiness::Limits;
 use crate::store;
 
 impl Settings {
-    /// Fills in the defaults, those that the store's directory keeps among them, and checks.
+    /// Fills in the defaults, some of which come from the store's directory, and checks all values.
     ///
     /// # Errors
-    /// The directory or the stream is missing; a value is out of its bounds; two do not fit together.
+    /// The directory or the stream is missing; a value is out of its bounds; two values contradict each other.
     pub fn resolve(self) -> Result<Config> {
         let Some(dir) = self.dir else { bail!("no store: give --dir DIR, or dir = \"DIR\" in the file") };
         let engine = EngineArgs {
@@ -124,7 +125,8 @@ impl Config {
         Ok(())
     }
 
-    /// A name that is no name would never be answered to, and leave its operator locked out.
+    /// Refuses host names of a wrong form: no request would ever carry such a name, and its operator would be locked
+    /// out.
     fn check_hosts(&self) -> Result<()> {
         for name in &self.metrics_hosts {
             let label = |label: &str| {

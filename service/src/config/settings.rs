@@ -15,7 +15,7 @@ use crate::ingest::follow::Follow;
 use crate::ingest::provider::Compression;
 use crate::ingest::subscribe::Commitment;
 
-/// What can be said, in the file or by flags. Nothing said is `None`.
+/// The settings that were given, in the file or by flags; `None` for those left out.
 #[derive(clap::Args, Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
@@ -25,7 +25,8 @@ pub struct Settings {
     /// Bits per key of RocksDB's Bloom filter; without it the store keeps what it was made with
     #[arg(long, value_name = "BITS")]
     pub bloom: Option<u32>,
-    /// RocksDB's settings: vanilla, memory or tuned; without it the store keeps what it was made with [default: vanilla]
+    /// RocksDB's settings: vanilla, memory or tuned; without it the store keeps what it was made with [default:
+    /// vanilla]
     #[arg(long, value_enum)]
     pub profile: Option<Profile>,
     /// Memory for the engine, such as 4GiB [default: of the cgroup's limit or the machine's memory five eighths for
@@ -35,7 +36,8 @@ pub struct Settings {
     /// Fixed size of LMDB's map [default: 1 TiB of address space, growing]
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub lmdb_map_size: Option<ByteSize>,
-    /// One of the engine's own settings, in place of the profile's, such as max_open_files=-1; may be given several times
+    /// One of the engine's own settings, in place of the profile's, such as max_open_files=-1; may be given several
+    /// times
     #[arg(long, value_name = "NAME=VALUE", value_parser = engines::setting)]
     pub set: Option<Vec<String>>,
     /// Directory of the store, which bootstrap has made
@@ -56,7 +58,8 @@ pub struct Settings {
     /// Name of the header that the token is sent in, such as authorization [default: x-token]
     #[arg(long, value_name = "NAME")]
     pub x_token_header: Option<String>,
-    /// Who may sign the server's certificate, PEM [default: the systemd credential geyser-ca, or who the machine trusts]
+    /// Who may sign the server's certificate, PEM [default: the systemd credential geyser-ca, or who the machine
+    /// trusts]
     #[arg(long, value_name = "FILE")]
     pub geyser_ca: Option<PathBuf>,
     /// Certificate shown to the stream's server, PEM [default: the systemd credential geyser-cert, if there is one]
@@ -68,8 +71,8 @@ pub struct Settings {
     /// Requests to the stream's server: none, gzip or zstd; answers may come in each of these [default: none]
     #[arg(long, value_enum)]
     pub geyser_compression: Option<Compression>,
-    /// What becomes of an account: its owner program, or a token account's owner or mint; a store keeps the first that it
-    /// is told, and another is refused [default: the store's own; for one that does not say account-owner]
+    /// What becomes of an account: its owner program, or a token account's owner or mint; a store keeps the first that
+    /// it is told, and another is refused [default: the store's own; for one that does not say account-owner]
     #[arg(long, value_enum)]
     pub extract: Option<Extract>,
     /// Which accounts a token extraction is sent, which decides what it can miss [default: exact]
@@ -171,7 +174,8 @@ pub struct Settings {
     /// Clients must present a certificate signed by one of these, PEM [default: the systemd credential tls-client-ca]
     #[arg(long, value_name = "FILE")]
     pub tls_client_ca: Option<PathBuf>,
-    /// Clients on TCP must send one of these tokens, one a line, 16 bytes or more each [default: the systemd credential bearer-tokens]
+    /// Clients on TCP must send one of these tokens, one a line, 16 bytes or more each [default: the systemd credential
+    /// bearer-tokens]
     #[arg(long, value_name = "FILE")]
     pub bearer_token_file: Option<PathBuf>,
     /// Listen on addresses that other machines reach without encryption [default: false]
@@ -180,7 +184,8 @@ pub struct Settings {
     /// gRPC connections at once, on TCP and the Unix socket together [default: 1024]
     #[arg(long, value_name = "N")]
     pub max_connections: Option<u32>,
-    /// gRPC connections of one address (IPv6: of one /64; Unix socket: of one user) [default: a quarter of max_connections]
+    /// gRPC connections of one address (IPv6: of one /64; Unix socket: of one user) [default: a quarter of
+    /// max_connections]
     #[arg(long, value_name = "N")]
     pub max_connections_per_address: Option<u32>,
     /// A connection on which nothing is asked nor under way for this long is closed; 0s is never [default: 10m]
@@ -207,7 +212,7 @@ pub struct Settings {
     pub shutdown_timeout: Option<Duration>,
 }
 
-/// `Durability` as it is written.
+/// The setting `durability`, as the file and the flags spell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DurabilityArg {
@@ -217,7 +222,7 @@ pub enum DurabilityArg {
     Synced,
 }
 
-/// How log lines look.
+/// The form of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
@@ -228,7 +233,7 @@ pub enum LogFormat {
 }
 
 impl Settings {
-    /// These settings, and those of `file` where these say nothing.
+    /// Merges two sets of settings: a setting that this one leaves out is taken from `file`.
     pub fn or(self, file: Self) -> Self {
         macro_rules! pick {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };

@@ -1,6 +1,7 @@
-//! Who may connect to a Unix socket: the mode and the group of its file.
+//! Permission to connect to a Unix socket: the mode and the group of its file.
 //!
-//! Owns: how both are written, and whether the group exists and may be given. Must not: touch a socket. Runs on `main`.
+//! Owns: the spelling of both, and the check that the group exists and may be given to a file. Must not: touch a
+//! socket. Runs on `main`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,19 +11,18 @@ use nix::unistd::{Gid, Group, getegid, getgroups};
 use rustix::thread::{CapabilitySet, capabilities};
 use serde::{Deserialize, Serialize};
 
-/// Permissions of a socket's file, written in octal.
+/// Permissions of a socket's file; the configuration writes them in octal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SocketMode(u32);
 
 impl SocketMode {
-    /// The owner alone may connect.
+    /// Only the owner may connect.
     pub const OWNER: Self = Self(0o600);
 
     /// Owner and group may connect.
     pub const OWNER_AND_GROUP: Self = Self(0o660);
 
-    /// The permission bits.
     pub fn bits(self) -> u32 {
         self.0
     }
@@ -58,7 +58,7 @@ impl TryFrom<String> for SocketMode {
     }
 }
 
-/// A group that the system knows. It is written as it was given.
+/// A group that the system knows. The configuration shows it as it was given, by name or number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(into = "String")]
 pub struct SocketGroup {
@@ -73,10 +73,10 @@ impl From<SocketGroup> for String {
 }
 
 impl SocketGroup {
-    /// The group that the setting `key` names, if it names one.
+    /// Looks up the group that the setting `key` names; `None` if the setting is left out.
     ///
     /// # Errors
-    /// The system does not know the group, or cannot say.
+    /// The system does not know the group, or the lookup failed.
     pub(super) fn resolve(key: &str, name: Option<String>) -> Result<Option<Self>> {
         let Some(name) = name else { return Ok(None) };
         let gid = match name.parse() {
@@ -94,15 +94,14 @@ impl SocketGroup {
         Ok(Some(Self { name, gid }))
     }
 
-    /// The group's number.
     pub fn gid(&self) -> u32 {
         self.gid
     }
 
-    /// Whether this process may give a file to the group: it has to be a member, or privileged.
+    /// Checks that this process may give a file to the group, as a member of it or with the capability CHOWN.
     ///
     /// # Errors
-    /// It may not; `key` is the setting.
+    /// The process may not; the error names the setting `key`.
     pub fn check_may_give(&self, key: &str) -> Result<()> {
         let (name, gid) = (&self.name, Gid::from_raw(self.gid));
         let member = getegid() == gid || getgroups().context("cannot list the groups of this process")?.contains(&gid);
@@ -116,17 +115,16 @@ impl SocketGroup {
     }
 }
 
-/// Who may connect to a socket.
+/// Permissions and group of a socket's file, which decide who may connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketAccess {
-    /// The file's permissions.
     pub mode: SocketMode,
-    /// The file's group; `None` is the service's own.
+    /// Group of the socket's file; `None` leaves the service's own.
     pub group: Option<SocketGroup>,
 }
 
 impl SocketAccess {
-    /// The owner alone.
+    /// Only the owner may connect, and the group is the service's own.
     pub const OWNER: Self = Self { mode: SocketMode::OWNER, group: None };
 }
 

@@ -1,13 +1,13 @@
-// Charts: lines or a stack over time, and distributions by nines. Owns: scales, axes, the cursor, the table that stands
-// for a chart. Must not: know what it shows; it is given points.
+// Charts: lines or a stack over time, and distributions by nines. Owns: scales, axes, the cursor, the table that can
+// replace a chart. Must not: know the meaning of its figures; it is given points.
 
 const MARGIN = { top: 10, right: 62, bottom: 24, left: 58 };
 const HEIGHT = 190;
-/** Samples further apart than this have something missing between them. */
+/** Samples further apart than this have a gap between them, across which no line is drawn. */
 const BREAK_MS = 2500;
 const TABLE_ROWS = 15;
 
-/** Steps of 1, 2 or 5 up to `max`, of which there are about four. */
+/** Returns about four ticks up to `max`, in steps of 1, 2 or 5 times a power of ten. */
 function niceTicks(max, base) {
   const unit = base === 1024 ? 1024 ** Math.floor(Math.log(Math.max(max, 1)) / Math.log(1024)) : 1;
   const rough = max / unit / 4;
@@ -18,7 +18,7 @@ function niceTicks(max, base) {
   return ticks;
 }
 
-/** Full decades around the values, and where the labels go: with few decades also at 2 and 5. */
+/** Returns full decades around the values, and the places of labels: with few decades also at 2 and 5. */
 function decades(min, max) {
   const low = Math.floor(Math.log10(min));
   const high = Math.max(low + 1, Math.ceil(Math.log10(max)));
@@ -31,7 +31,7 @@ function decades(min, max) {
 }
 
 class Chart {
-  /** options: title, note, lines [{label, style}], format, describe */
+  /** Creates a chart. Options: title, note, lines [{label, style}], format, describe. */
   constructor(title, options) {
     this.title = title;
     this.options = options;
@@ -85,7 +85,7 @@ class Chart {
     });
   }
 
-  /** Moves the cursor to the stop next to `px`; `null` takes it away. */
+  /** Moves the cursor to the stop nearest to `px`; `null` removes the cursor. */
   point(px) {
     this.readout.removeAttribute('aria-live');
     const near = (best, stop) => (Math.abs(this.xOf(stop) - px) < Math.abs(this.xOf(best) - px) ? stop : best);
@@ -114,7 +114,7 @@ class Chart {
     this.plot();
   }
 
-  /** Room for drawing, in pixels. */
+  /** Returns the size of the drawing area, in pixels. */
   size() {
     const width = Math.max(240, this.svg.clientWidth || this.node.clientWidth || 600);
     return { width, right: width - MARGIN.right, bottom: HEIGHT - MARGIN.bottom };
@@ -137,7 +137,7 @@ class Chart {
     return [...across.flat(), ...down.flat()];
   }
 
-  /** Names at the ends of lines, moved apart where they would lie on each other. */
+  /** Returns the names at the ends of lines, moved apart where they would overlap. */
   ends(labels) {
     const { right } = this.size();
     const sorted = labels.sort((one, two) => one.y - two.y);
@@ -146,7 +146,7 @@ class Chart {
       last = Math.max(y, last + 12);
       return last;
     });
-    // Several at zero would lie below the chart: they are moved up from its foot.
+    // Several names at zero would end up below the chart: move them up from its foot.
     let limit = HEIGHT - 8;
     for (let at = places.length - 1; at >= 0; at -= 1) {
       places[at] = Math.min(places[at], limit);
@@ -157,7 +157,7 @@ class Chart {
     );
   }
 
-  /** The cursor's line and a dot on each value. */
+  /** Returns the cursor's line, and a dot on each value. */
   marks(values, yOf) {
     if (this.cursor === null) return [];
     const x = this.xOf(this.cursor);
@@ -171,7 +171,7 @@ class Chart {
   }
 }
 
-/** Over time. Data: {points: [{t, values, shade}], from, to}, ascending; a value that is not there is null. */
+/** A chart over time. Data: {points: [{t, values, shade}], from, to}, ascending by t; an absent value is null. */
 class TimeChart extends Chart {
   why() {
     return this.data.points.some((point) => point.values.some((value) => value !== null)) ? null : this.options.none;
@@ -181,7 +181,7 @@ class TimeChart extends Chart {
     const { from, to } = this.data;
     const wide = this.size().width > 480;
     const step = [15, 30, 60, 180, 300].find((seconds) => (to - from) / 1000 / seconds <= (wide ? 6 : 3)) * 1000;
-    // Whole minutes of the reader's clock, which may be half an hour off the hour elsewhere.
+    // Whole minutes of the reader's clock; time zones may differ by half an hour.
     const offset = new Date(to).getTimezoneOffset() * 60_000;
     const ticks = [];
     for (let at = Math.ceil((from - offset) / step) * step + offset; at <= to; at += step) {
@@ -201,7 +201,7 @@ class TimeChart extends Chart {
     if (scale === 'log') {
       const above = values.filter((value) => value > 0).reduce((least, value) => Math.min(least, value), Infinity);
       const { low, high, ticks } = decades(Number.isFinite(above) ? above : 1, Math.max(largest, 1));
-      // What is zero lies on the lowest line of all, a little below the least decade.
+      // Zero has no logarithm: it is drawn on a line of its own, a little below the lowest decade.
       const zero = values.some((value) => value <= 0);
       const floor = zero ? 14 : 0;
       const span = Math.log10(high / low);
@@ -255,7 +255,7 @@ class TimeChart extends Chart {
     );
   }
 
-  /** Where points marked so are, the ground is shaded. */
+  /** Returns shaded backgrounds for the points marked with `shade`. */
   shades(points, bottom) {
     const shades = [];
     points.forEach((point, at) => {
@@ -277,7 +277,7 @@ class TimeChart extends Chart {
     );
   }
 
-  /** The first line lies on top. */
+  /** Returns the lines' paths, drawn so that the first line is on top. */
   lines(points, yOf) {
     return this.options.lines
       .map((line, index) => {
@@ -289,7 +289,7 @@ class TimeChart extends Chart {
           const to = `${this.xOf(point.t).toFixed(1)},${yOf(point.values[index]).toFixed(1)}`;
           const joined = near(known[at - 1], point);
           path += joined ? `L${to}` : `M${to}`;
-          // A line of no length, which its round ends make a dot.
+          // A line of zero length, which its round ends turn into a dot.
           if (!joined && !near(known[at + 1], point)) alone += `M${to}L${to}`;
         });
         const of = (kind, d) => svg('path', { class: `line ${kind} ${line.style}`, d });
@@ -325,13 +325,13 @@ class TimeChart extends Chart {
   }
 }
 
-/** Distributions. Data: {quantiles, curves: [{count, max_ns, values_ns} or null]}, one curve a line. */
+/** A chart of distributions. Data: {quantiles, curves: [{count, max_ns, values_ns} or null]}, one curve a line. */
 class CurveChart extends Chart {
   why() {
     return this.data.curves.some((curve) => curve && curve.count > 0) ? null : this.options.none;
   }
 
-  /** A quantile needs as many values as it has parts: of 100 values the largest says nothing of 99.9%. */
+  /** Returns the quantiles that have enough values: the largest of 100 values says nothing about 99.9%. */
   known(curve) {
     if (!curve || curve.count === 0) return [];
     const points = this.data.quantiles.map((quantile, at) => ({ quantile, value: curve.values_ns[at] }));

@@ -1,9 +1,10 @@
-// Figures as text with their units, and elements. Owns: how a figure is written. Must not: make markup of text.
+// Figures as text with their units, and helpers that create elements. Owns: the format of figures. Must not: turn text
+// into markup.
 'use strict';
 
 const NONE = '–';
 
-/** Three significant digits, never an exponent. */
+/** Formats a number with about three significant digits, never with an exponent. */
 function digits(value) {
   const size = Math.abs(value);
   return value.toFixed(size >= 99.95 || value === 0 ? 0 : size >= 9.995 ? 1 : 2);
@@ -15,7 +16,7 @@ function scaled(value, base, units) {
     value /= base;
     at += 1;
   }
-  // What is counted in ones has no fraction to show.
+  // Whole numbers without a prefix have no fraction to show.
   return `${at === 0 && Number.isInteger(value) ? value : digits(value)}${units[at]}`;
 }
 
@@ -31,7 +32,7 @@ const millis = given((value) =>
   value < 1000 ? `${Math.round(value)} ms` : value < 60_000 ? `${digits(value / 1000)} s` : duration(value),
 );
 
-/** From milliseconds: the two largest units. */
+/** Formats a duration in milliseconds by its two largest units. */
 function duration(ms) {
   const seconds = Math.max(0, Math.round(ms / 1000));
   const parts = [
@@ -56,7 +57,7 @@ function duration(ms) {
 
 const two = (number) => String(number).padStart(2, '0');
 
-/** Time of day where the page is read; with the date when that is another day. */
+/** Formats a time in the reader's time zone; adds the date if that is not today's. */
 function clock(unixMs, seconds = true) {
   const time = new Date(unixMs);
   const text = `${two(time.getHours())}:${two(time.getMinutes())}${seconds ? `:${two(time.getSeconds())}` : ''}`;
@@ -64,9 +65,9 @@ function clock(unixMs, seconds = true) {
   return seconds ? `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())} ${text}` : text;
 }
 
-/** A figure of the engine's own, by the unit at the end of its name: the name without it, and how it is written. */
+/** Returns the label and the format of an engine's figure, from the unit at the end of its name. */
 function detail(name) {
-  // A ratio of what was counted since the start: how fast it changes says nothing.
+  // A ratio of counts since the start, whose rate of change says nothing.
   const amplification = '_amplification_percent';
   if (name.endsWith(amplification))
     return {
@@ -99,12 +100,12 @@ const el = (tag, attributes, ...children) => fill(document.createElement(tag), a
 const svg = (tag, attributes, ...children) =>
   fill(document.createElementNS('http://www.w3.org/2000/svg', tag), attributes, children);
 
-/** Only what differs is touched: a screen reader would say it again. */
+/** Sets a node's text only if it differs, because a screen reader would otherwise read it again. */
 function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** A table; a cell is text, `heads` names the columns, the first cell of a row names the row. */
+/** Returns a table of text cells; `heads` names the columns, and the first cell of a row names the row. */
 function table(caption, heads, rows) {
   const head = el('tr', {}, ...heads.map((text) => el('th', { scope: 'col' }, text)));
   const body = rows.map(([first, ...rest]) =>

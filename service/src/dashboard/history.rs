@@ -1,7 +1,7 @@
-//! The last fifteen minutes, one sample a second, and what was read with the newest.
+//! The dashboard's samples of the last fifteen minutes, one a second, and the figures read with the newest.
 //!
 //! Owns: the bounds and the ring. Must not: read a figure; the sampler does. Threads: written by `sample`, read by the
-//! blocking pool, under one lock that is held to push or to clone pointers.
+//! blocking pool, under one lock that is held only to push or to clone pointers.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,22 +10,23 @@ use std::time::Duration;
 use engine_latency::Op;
 use probe::{GroupMemory, OwnRss, Space};
 
-/// Time between two samples.
 pub(crate) const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
-/// Samples kept: 15 minutes.
+/// Number of samples kept: 15 minutes.
 pub(crate) const HISTORY_SAMPLES: usize = 900;
 
-/// Series of latencies followed: one for each source and operation, so three sources with every operation.
+/// Maximum number of latency series followed: one for each source and operation, enough for three sources with every
+/// operation.
 pub(crate) const SERIES_MAX: usize = 3 * Op::ALL.len();
 
-/// The most that the history takes, in bytes: 1.1 MB. Half of that with two sources.
+/// Upper bound on the history's memory, in bytes: 1.1 MB. About half of that with two sources, because neither uses
+/// every operation.
 pub(crate) const HISTORY_BYTES_MAX: usize =
     HISTORY_SAMPLES * (size_of::<Sample>() + SERIES_MAX * size_of::<SeriesSample>());
 
 const _: () = assert!(HISTORY_BYTES_MAX < 1_200_000);
 
-/// The figures of a sample, in their order; the unit is at the end of the name. A rate is over the second before.
+/// Names of a sample's figures, in their order; each name ends with its unit. A rate is over the second before.
 pub(crate) const COLUMNS: [&str; 19] = [
     "updates_per_s",
     "events_per_s",
@@ -48,23 +49,22 @@ pub(crate) const COLUMNS: [&str; 19] = [
     "free_bytes",
 ];
 
-/// One second.
+/// The figures of one second.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
-    /// Counts samples from 1.
+    /// Number of the sample, counted from 1.
     pub(crate) seq: u64,
-    /// When it was taken, by the system's clock.
+    /// Time of the sample by the system's clock, in ms since the Unix epoch.
     pub(crate) unix_ms: u64,
-    /// See [`COLUMNS`]; NaN where there is no figure.
+    /// One figure for each of [`COLUMNS`]; NaN if there is none.
     pub(crate) figures: [f64; COLUMNS.len()],
-    /// Latencies of the second before, of the series that recorded any.
+    /// Latencies of the second before, only of series that recorded any.
     pub(crate) latencies: Vec<SeriesSample>,
 }
 
-/// What one series recorded in a second.
+/// Latencies that one series recorded in one second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SeriesSample {
-    /// Index in [`Newest::series`].
     pub(crate) series: usize,
     pub(crate) count: u64,
     pub(crate) p50_ns: u64,
@@ -73,54 +73,52 @@ pub(crate) struct SeriesSample {
     pub(crate) max_ns: u64,
 }
 
-/// What is shown as it is now, without a history.
+/// Figures that are shown without a history.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Newest {
-    /// When the service started.
     pub(crate) start_unix_ms: u64,
-    /// Since when the stream is connected, or is not.
+    /// Time of the last change between connected and not connected to the stream.
     pub(crate) connected_since_unix_ms: u64,
-    /// When the last applied slot moved on; `None` before the first time.
+    /// Time at which the last applied slot last advanced; `None` before the first time.
     pub(crate) applied_unix_ms: Option<u64>,
-    /// `None` where the kernel does not give it.
+    /// Memory of this process; `None` if the kernel does not report it.
     pub(crate) rss: Option<OwnRss>,
-    /// The cgroup that has the cap, or the process's own; `None` without one.
+    /// Memory of the cgroup that sets the cap, or else of the process's own cgroup; `None` without a cgroup.
     pub(crate) group: Option<GroupMemory>,
-    /// The memory this process may use.
+    /// Memory that this process may use, in bytes.
     pub(crate) cap_bytes: u64,
-    /// Where that limit comes from.
+    /// Origin of the memory cap: the cgroup file, or `machine`.
     pub(crate) cap_from: String,
-    /// Of the file system of the store.
+    /// Size and free space of the store's file system.
     pub(crate) space: Option<Space>,
-    /// The engine's own figures.
     pub(crate) details: Vec<Detail>,
-    /// In the order in which they first recorded anything; a place is never given to another.
+    /// Latency series in the order in which they first recorded a value; an index is never reused.
     pub(crate) series: Vec<SeriesNow>,
-    /// What the windows of the series cover, both ends in ms since the Unix epoch.
+    /// Start and end of the newest latency window, in ms since the Unix epoch.
     pub(crate) window_unix_ms: Option<(u64, u64)>,
 }
 
-/// A figure of the engine's own.
+/// A figure that the engine itself reports.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Detail {
     pub(crate) name: &'static str,
     pub(crate) value: u64,
-    /// Its change over about the last ten seconds; `None` while there is nothing to compare with.
+    /// Change a second, over about the last ten seconds; `None` without an earlier value.
     pub(crate) per_s: Option<f64>,
 }
 
-/// The latencies of one operation of one source.
+/// Latencies of one operation as one source sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SeriesNow {
     pub(crate) source: String,
     pub(crate) op: Op,
-    /// Since the start.
+    /// The distribution since the start.
     pub(crate) total: Curve,
-    /// In the last whole window; `None` when nothing was recorded in it.
+    /// The distribution of the last complete window; `None` if nothing was recorded in it.
     pub(crate) window: Option<Curve>,
 }
 
-/// A distribution: values in ns at the quantiles of `sample::QUANTILES`.
+/// A distribution: its values in ns at the quantiles of `sample::QUANTILES`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Curve {
     pub(crate) count: u64,
@@ -129,7 +127,7 @@ pub(crate) struct Curve {
     pub(crate) values_ns: Vec<u64>,
 }
 
-/// The ring, and what was read with the newest sample.
+/// The ring of samples, and the figures read with the newest.
 #[derive(Debug, Default)]
 pub struct History {
     inner: Mutex<Inner>,
@@ -142,7 +140,7 @@ struct Inner {
 }
 
 impl History {
-    /// Takes a sample in; the oldest goes when there are [`HISTORY_SAMPLES`].
+    /// Adds a sample, and drops the oldest once there are [`HISTORY_SAMPLES`].
     pub(crate) fn push(&self, sample: Sample, newest: Newest) {
         let (sample, newest) = (Arc::new(sample), Arc::new(newest));
         let mut inner = self.lock();
@@ -153,8 +151,8 @@ impl History {
         inner.newest = newest;
     }
 
-    /// The samples after `seq`, oldest first, and what was read with the newest. A `seq` that was never given (another
-    /// process's) gets all of them.
+    /// Returns the samples after `seq`, oldest first, and the figures read with the newest. A `seq` that this process
+    /// never gave out returns all samples.
     pub(crate) fn since(&self, seq: u64) -> (Vec<Arc<Sample>>, Arc<Newest>) {
         let inner = self.lock();
         let known = inner.samples.back().is_some_and(|newest| seq <= newest.seq);
@@ -162,12 +160,12 @@ impl History {
         (inner.samples.range(from..).cloned().collect(), Arc::clone(&inner.newest))
     }
 
-    /// What was read with the newest sample; nothing before the first.
+    /// Returns the figures read with the newest sample; empty ones before the first.
     pub(crate) fn newest(&self) -> Arc<Newest> {
         Arc::clone(&self.lock().newest)
     }
 
-    /// A poisoned lock is taken over: each statement leaves the ring whole.
+    /// Locks the ring. A poisoned lock is safe, because each statement leaves the ring valid.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,31 +1,29 @@
-//! Which service a dashboard shows: several look alike, and an operator acts on the one that is named.
+//! Identity of the service that a dashboard shows. Several look alike, and an operator must act on the right one.
 //!
-//! Owns: these words. Must not: show what a URL carries besides host and port; it may hold a key. Threads: any.
+//! Owns: these words. Must not: show any part of a URL besides host and port, because the rest may hold a key. Threads:
+//! any.
 
 use serde::Serialize;
 
 use crate::config::Config;
 use crate::http::host_name;
 
-/// What tells one service from another.
+/// The words that tell one service from another.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Identity {
-    /// Name of the machine.
     host: String,
-    /// Directory of the store.
     dir: String,
-    /// What becomes of an account.
+    /// The setting `extract`: the value taken from an account.
     extract: String,
-    /// When a slot is taken in.
+    /// The setting `commitment`: the commitment at which a slot is applied.
     commitment: String,
-    /// What a commit survives.
+    /// The setting `durability`: the failures that a commit survives.
     durability: String,
-    /// Host and port of the stream's server.
     provider: String,
 }
 
 impl Identity {
-    /// That of the service with this configuration.
+    /// Returns the identity of the service with this configuration.
     pub fn of(config: &Config) -> Self {
         Self {
             host: host_name().unwrap_or_default(),
@@ -38,7 +36,7 @@ impl Identity {
     }
 }
 
-/// A setting as it is written in the configuration.
+/// Returns a setting as the configuration spells it.
 fn word(setting: impl Serialize) -> String {
     serde_json::to_value(setting).ok().and_then(|word| Some(word.as_str()?.to_owned())).unwrap_or_default()
 }

@@ -1,8 +1,8 @@
-//! What the page polls: the figures of this moment, and the samples that it does not have yet.
+//! The answer to the page's polls: the figures of this moment, and the samples that the page does not have yet.
 //!
 //! Owns: the names in the JSON. Must not: do I/O. Threads: the blocking pool.
 //!
-//! With seven series of latencies a poll is 5 KB and takes 1.5 ms; the first one, with all 900 samples, is 285 KB.
+//! With seven latency series a poll is 5 KB and takes 1.5 ms. The first poll, with all 900 samples, is 285 KB.
 
 use std::sync::atomic::Ordering;
 
@@ -18,7 +18,7 @@ use crate::net::figures::Listener;
 use crate::rpc::status_response;
 use crate::status::unix_ms;
 
-/// The answer to `dashboard.json?since=SEQ`. Absent figures are `null`.
+/// Renders the answer to `dashboard.json?since=SEQ`. Absent figures are `null`.
 pub(crate) fn render(state: &HttpState, since: u64) -> Vec<u8> {
     let (samples, newest) = state.history.since(since);
     let mut answer = status(state);
@@ -61,7 +61,7 @@ pub(crate) fn render(state: &HttpState, since: u64) -> Vec<u8> {
     answer.to_string().into_bytes()
 }
 
-/// What the ingest and the receiver publish, as it is now rather than as it was sampled.
+/// Returns the figures that ingest and receiver publish, read now instead of taken from the last sample.
 fn status(state: &HttpState) -> Value {
     let shared = &state.shared;
     let status = status_response(state.engine, shared);
@@ -115,7 +115,7 @@ fn curve(curve: &Curve) -> Value {
     })
 }
 
-/// `[seq, unix_ms, [figure...], [[series, count, p50_ns, p99_ns, p999_ns, max_ns]...]]`
+/// Renders a sample as `[seq, unix_ms, [figure...], [[series, count, p50_ns, p99_ns, p999_ns, max_ns]...]]`
 fn row(sample: &Sample) -> Value {
     let figures: Vec<Value> = sample.figures.iter().copied().map(number).collect();
     let latencies: Vec<[u64; 6]> = sample
@@ -126,7 +126,7 @@ fn row(sample: &Sample) -> Value {
     json!([sample.seq, sample.unix_ms, figures, latencies])
 }
 
-/// One decimal at most, and none where there is none: nobody reads more, and the history is 900 rows of it.
+/// Returns the number with at most one decimal, because nobody reads more and the history has 900 rows of figures.
 fn number(value: f64) -> Value {
     let tenths = (value * 10.0).round();
     if !tenths.is_finite() {

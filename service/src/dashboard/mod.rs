@@ -1,8 +1,8 @@
-//! The dashboard: one page with everything in it at `/`, and the figures that it polls at `/dashboard.json`.
+//! The dashboard: one self-contained page at `/`, and the figures that it polls at `/dashboard.json`.
 //!
-//! Owns: the page, its policy, the sampled history. Must not: load anything from outside, change anything in the service,
-//! or render on a network thread. Threads: `sample` keeps the history, the blocking pool renders, the tokio runtime
-//! of the network edge answers.
+//! Owns: the page, its content security policy, the sampled history. Must not: load anything from outside, change
+//! anything in the service, or render on a network thread. Threads: `sample` keeps the history, the blocking pool
+//! renders, the tokio runtime of the network edge answers.
 
 mod history;
 mod identity;
@@ -28,7 +28,7 @@ pub use sample::Sampler;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
-/// In this order: each uses what is before it.
+/// In load order: each script uses the ones before it.
 const SCRIPTS: [&str; 5] = [
     include_str!("format.js"),
     include_str!("charts.js"),
@@ -37,7 +37,7 @@ const SCRIPTS: [&str; 5] = [
     include_str!("page.js"),
 ];
 
-/// The page and the policy that it is served with.
+/// The page, and the content security policy that it is served with.
 struct Page {
     html: String,
     policy: String,
@@ -46,7 +46,7 @@ struct Page {
 static ASSEMBLED: LazyLock<Page> = LazyLock::new(|| {
     let script = SCRIPTS.concat();
     let html = PAGE.replace("/* style */", STYLE).replace("/* script */", &script);
-    // Only these two texts run; nothing is fetched but from here. The icon is drawn by the page itself.
+    // The policy lets only these two texts run, and fetches only from this service. The page draws the icon itself.
     let policy = format!(
         "default-src 'none'; script-src '{}'; style-src '{}'; connect-src 'self'; img-src data:; base-uri 'none'; \
          form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
@@ -56,13 +56,13 @@ static ASSEMBLED: LazyLock<Page> = LazyLock::new(|| {
     Page { html, policy }
 });
 
-/// The hash of an inline text as a policy names it.
+/// Returns the hash of an inline text in the form that a policy uses.
 fn hash(text: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
     format!("sha256-{}", BASE64_STANDARD.encode(digest))
 }
 
-/// `/` and `/dashboard.json`.
+/// The routes `/` and `/dashboard.json`.
 pub(crate) fn routes() -> Router<HttpState> {
     Router::new().route("/", get(page)).route("/dashboard.json", get(figures))
 }
@@ -73,7 +73,7 @@ async fn page() -> Response {
         (header::CONTENT_SECURITY_POLICY, ASSEMBLED.policy.as_str()),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
-        // Another version of the service may answer at the same address tomorrow.
+        // A newer version of the service may answer at the same address tomorrow.
         (header::CACHE_CONTROL, "no-store"),
     ];
     (headers, ASSEMBLED.html.as_str()).into_response()
@@ -98,7 +98,7 @@ async fn figures(State(state): State<HttpState>, RawQuery(query): RawQuery) -> R
     }
 }
 
-/// The `since` of a query; 0, which is all of the history, without one; `None` where it is no number.
+/// Returns the `since` of a query. Without one it is 0, which asks for the whole history; `None` if it is not a number.
 fn since(query: Option<&str>) -> Option<u64> {
     let given = query.unwrap_or_default().split('&').find_map(|part| part.strip_prefix("since="));
     given.map_or(Some(0), |seq| seq.parse().ok())
@@ -108,7 +108,7 @@ fn since(query: Option<&str>) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// It is opened through slow tunnels at night.
+    /// Upper bound on the page's size. Operators open it over slow VPN links during incidents.
     const PAGE_BYTES_MAX: usize = 100_000;
 
     #[test]

@@ -1,8 +1,8 @@
-// The page as a whole: asks once a second, keeps the history, says when nobody answers. Owns: the poll, the theme, the
-// range, what is greyed. Must not: show a figure as if it were new when it is not.
+// The page as a whole: polls once a second, keeps the history, reports when no answer comes. Owns: the poll, the theme,
+// the range, greying out. Must not: show an old figure as if it were new.
 
 const POLL_MS = 1000;
-/** An answer takes milliseconds; a service that is stopped or hangs should be called so soon. */
+/** Longest wait for an answer, which takes milliseconds: a stopped or hanging service should be reported soon. */
 const ANSWER_MS = 3000;
 const RANGE_MIN_MS = 60_000;
 const MARKS = { ok: '✓', warn: '!', bad: '✕', lost: '?', wait: '…' };
@@ -12,10 +12,10 @@ const byId = (id) => document.getElementById(id);
 
 const store = { answer: null, rows: [], columns: new Map(), seq: 0, answeredAt: null, rangeMs: 300_000 };
 
-/** What the sections are given. */
+/** Returns the data that every section is given. */
 function view() {
   const to = store.rows.length > 0 ? store.rows[store.rows.length - 1].t : store.answer.now_unix_ms;
-  // A service that started a minute ago has no five minutes to show.
+  // A service that started a minute ago cannot show five minutes.
   const from = to - Math.min(store.rangeMs, Math.max(RANGE_MIN_MS, to - (store.rows[0]?.t ?? to)));
   return {
     answer: store.answer,
@@ -27,7 +27,7 @@ function view() {
   };
 }
 
-/** Takes an answer in. False: it is another process's, and its history has to be asked for from the start. */
+/** Stores an answer. Returns false if it is another process's, whose history must be requested from the start. */
 function take(answer) {
   const another = store.answer !== null && store.answer.start_unix_ms !== answer.start_unix_ms;
   if (another && store.seq > 0) {
@@ -76,7 +76,7 @@ function showState({ level, word, headline, reason, attention }) {
   document.title = host ? `${word} · ${host} · solkv` : `${word} · solkv`;
 }
 
-/** Nobody answers: what is shown stays, grey, with the time it is of. */
+/** Shows that no answer comes: the old figures stay, greyed out, with their time. */
 function showLost() {
   const since = store.answeredAt;
   document.body.classList.toggle('stale', since !== null);
@@ -111,7 +111,7 @@ async function poll() {
   setTimeout(poll, POLL_MS);
 }
 
-/** What was chosen before; nothing where the browser keeps nothing. */
+/** Returns an earlier choice; null if there is none or the browser stores nothing. */
 function remembered(name) {
   try {
     return localStorage.getItem(`solkv.${name}`);
@@ -124,7 +124,7 @@ function remember(name, value) {
   try {
     localStorage.setItem(`solkv.${name}`, value);
   } catch {
-    // It is forgotten with the page.
+    // The browser stores nothing: the choice lasts as long as the page.
   }
 }
 

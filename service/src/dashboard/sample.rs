@@ -1,11 +1,11 @@
 //! Reads every figure of the dashboard once a second.
 //!
-//! Owns: the thread `sample`, rates, windows and what is compared with what. Must not: touch the engine (its figures
-//! are those that ingest-apply published) or hold the history's lock while it reads.
-//! Threads: all of it on `sample`; a merge of histograms takes milliseconds and has no place on the network's threads.
+//! Owns: the thread `sample`, rates, windows, and the earlier values that rates and windows compare with. Must not:
+//! touch the engine (ingest-apply publishes its figures), or hold the history's lock while reading. Threads: all of it
+//! on `sample`, because merging histograms takes milliseconds, too long for the network's threads.
 //!
-//! With seven series a sample takes 1.2 ms of CPU. Two snapshots of the histograms are kept to compare with, 216 KiB for
-//! each series: 3 MB, and for a moment as much again.
+//! With seven series a sample takes 1.2 ms of CPU. Two snapshots of the histograms are kept for comparison, at 216 KiB
+//! for each series: 3 MB, and twice as much for a moment.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,32 +25,33 @@ use super::history::{
 use crate::status::{Counters, Shared};
 use crate::stop;
 
-/// Where a distribution is read: by nines, with points between them for a smooth curve.
+/// Quantiles at which a distribution is read: powers of ten of the tail, with points between them for a smooth curve.
 pub(crate) const QUANTILES: [f64; 15] =
     [0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999, 0.99999, 0.999999];
 
-/// The quantiles of each second's sample.
+/// Quantiles of each second's sample.
 const SECOND_QUANTILES: [f64; 4] = [0.5, 0.99, 0.999, 1.0];
 
-/// Samples in a window: one second holds too few commits for a distribution.
+/// Number of samples in a window, because one second holds too few commits for a distribution.
 const WINDOW_SAMPLES: u64 = 10;
 
-/// What the change of an engine's figure is taken over: its statistics are renewed once a second, not to the millisecond.
+/// Time over which the rate of an engine's figure is taken. The engine's statistics are renewed about once a second,
+/// too irregularly for a rate over one second.
 const RATE_OVER: Duration = Duration::from_secs(10);
 
-/// The running sampler. Dropping it tells it to end, [`Sampler::join`] also waits.
+/// The running sampler. Dropping it tells the thread to end; [`Sampler::join`] also waits for it.
 #[derive(Debug)]
 pub struct Sampler {
-    /// The thread waits on this channel: its end is the signal.
+    /// The thread waits on this channel, and its closing is the signal to end.
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
 
 impl Sampler {
-    /// Starts the thread `sample`. `dir` is the store's, for the room of its file system.
+    /// Starts the thread `sample`. `dir` is the store's directory, whose file system's free space is sampled.
     ///
     /// # Errors
-    /// That of starting a thread.
+    /// The operating system cannot start a thread.
     pub fn start(latency: Arc<Latency>, shared: Arc<Shared>, dir: PathBuf) -> io::Result<(Self, Arc<History>)> {
         let history = Arc::new(History::default());
         let into = Arc::clone(&history);
@@ -65,17 +66,17 @@ impl Sampler {
         Ok((Self { stop, thread }, history))
     }
 
-    /// Ends the thread and waits until `deadline`.
+    /// Ends the thread and waits for it until `deadline`.
     ///
     /// # Errors
-    /// The thread has not ended.
+    /// The thread has not ended by then.
     pub fn join(self, deadline: Instant) -> Result<(), stop::Stuck> {
         drop(self.stop);
         stop::join_all([self.thread], deadline)
     }
 }
 
-/// Calls `sample` at once and then every second, until the sender is gone. Seconds that were slept through are left out.
+/// Calls `sample` at once and then every second, until the sender is gone. Seconds missed during a sleep are skipped.
 fn follow(stopped: &Receiver<()>, mut sample: impl FnMut()) {
     let mut due = Instant::now();
     loop {
@@ -87,15 +88,15 @@ fn follow(stopped: &Receiver<()>, mut sample: impl FnMut()) {
     }
 }
 
-/// What is remembered from one sample to the next.
+/// State kept from one sample to the next.
 struct Reading {
     latency: Arc<Latency>,
     shared: Arc<Shared>,
     dir: PathBuf,
     seq: u64,
-    /// When the last sample was taken, with what it read.
+    /// Time, counters and histograms of the last sample.
     last: (Instant, Totals, Snapshot),
-    /// Where the window under way began.
+    /// Histograms at the beginning of the current window.
     window_base: Snapshot,
     window_unix_ms: Option<(u64, u64)>,
     series: Vec<SeriesNow>,
@@ -103,11 +104,12 @@ struct Reading {
     connected_since_unix_ms: u64,
     applied: Option<u64>,
     applied_unix_ms: Option<u64>,
-    /// Never empty once read, and no older than [`RATE_OVER`] but for the first.
+    /// Engine statistics with the time of each; never empty once filled. All but the first are younger than
+    /// [`RATE_OVER`].
     stats: VecDeque<(Instant, Arc<Stats>)>,
 }
 
-/// Counters that become rates, in the order of their [`COLUMNS`].
+/// Counters from which rates are computed, in the order of their [`COLUMNS`].
 type Totals = [u64; 7];
 
 impl Reading {
@@ -166,7 +168,7 @@ impl Reading {
         (Sample { seq: self.seq, unix_ms: time_unix_ms, figures, latencies }, newest)
     }
 
-    /// Notes when the connection and the applied slot change.
+    /// Records the time if the connection or the applied slot has changed.
     fn watch(&mut self, time_unix_ms: u64) {
         // ORDERING: Relaxed: a statistic, nothing is inferred from it.
         let connected = self.shared.connected.load(Ordering::Relaxed);
@@ -198,7 +200,7 @@ impl Reading {
 
     fn details(&mut self, now: Instant) -> Vec<Detail> {
         let stats = self.shared.stats.load_full();
-        // Before ingest-apply has asked the engine for the first time there is nothing to compare with.
+        // ingest-apply has not asked the engine yet.
         if stats.details.is_empty() {
             return Vec::new();
         }
@@ -218,7 +220,7 @@ impl Reading {
         details.collect()
     }
 
-    /// The last second of every series; moves the window on when it is full.
+    /// Returns the last second of every series, and begins a new window if the current one is full.
     fn latencies(&mut self, now: Instant, totals: Totals, time_unix_ms: u64) -> Vec<SeriesSample> {
         let snapshot = self.latency.snapshot();
         let second = snapshot.since(&self.last.2);
@@ -248,7 +250,8 @@ impl Reading {
 }
 
 impl Reading {
-    /// The place of a series among [`Newest::series`], given when it is first seen; `None` when all are taken.
+    /// Returns the index of a series in [`Newest::series`], which it gets when it is first seen; `None` if all indexes
+    /// are taken.
     fn place(&mut self, series: &Series) -> Option<usize> {
         let found = self.series.iter().position(|now| (&now.source, now.op) == (&series.source, series.op));
         found.or_else(|| {

@@ -1,11 +1,11 @@
-// The sections of the page. Owns: which figures are shown, where, and under which words. Must not: ask the service.
-// Each section is built once and then given the view again and again: {answer, rows: [{t, figures, latencies}],
-// shown: those of the range, from, to, column(row, name)}.
+// The sections of the page. Owns: the choice of figures, their places and their labels. Must not: ask the service.
+// Each section is built once and then updated with each new view: {answer, rows: [{t, figures, latencies}],
+// shown: the rows of the range, from, to, column(row, name)}.
 
-/** Rates are shown as the mean of so many seconds: a stream comes in bursts, a slot at a time. */
+/** Number of seconds over which rates are averaged, because a stream comes in bursts, a slot at a time. */
 const RATE_ROWS = 5;
 
-/** The mean of up to `most` rows that end with row `at`; null where that one has no value. */
+/** Returns the mean of up to `most` rows that end with row `at`; null if row `at` has no value. */
 function meanOf(rows, at, most, value) {
   if (at < 0 || value(rows[at]) === null) return null;
   const values = rows.slice(Math.max(0, at + 1 - most), at + 1).map(value);
@@ -13,7 +13,7 @@ function meanOf(rows, at, most, value) {
   return known.reduce((total, one) => total + one, 0) / known.length;
 }
 
-/** Who asks on behalf of clients. */
+/** Sources of latencies that serve clients, as opposed to the ingest. */
 const LOOKUP_SOURCES = ['shm', 'rpc'];
 const sourceRank = (source) => (LOOKUP_SOURCES.includes(source) ? 0 : 1);
 
@@ -21,7 +21,7 @@ const mean = (view, name) => meanOf(view.rows, view.rows.length - 1, RATE_ROWS, 
 
 const sum = (one, two) => (one === null || two === null ? null : one + two);
 
-/** A figure with its name above it and a word below; with a share, also as a bar. */
+/** A figure with its name above and a note below; if it has a share, also a bar. */
 class Tile {
   constructor(name, label) {
     this.value = el('dd', { class: 'value' });
@@ -116,15 +116,15 @@ function buildNow(host) {
   };
 }
 
-/** The value of a distribution at one of the quantiles it is read at. */
+/** Returns the value of a distribution at one of the quantiles in the answer. */
 const quantile = (answer, curve, at) => curve?.values_ns[answer.latency.quantiles.indexOf(at)] ?? null;
 
-/** Something that few look for, behind one line. */
+/** Adds details that few readers need, folded away under one line. */
 function fold(host, summary, ...children) {
   host.append(el('details', {}, el('summary', {}, summary), ...children));
 }
 
-/** A grid of names and figures. */
+/** Adds a grid of names and figures; returns a function that sets the figures. */
 function facts(host, labels) {
   const cells = labels.map((label) => ({ label, value: el('dd', {}) }));
   host.append(
@@ -133,7 +133,7 @@ function facts(host, labels) {
   return (values) => values.forEach((value, at) => setText(cells[at].value, value));
 }
 
-/** A chart of columns over the range of the page; with `mean`, each point is the mean of so many seconds. */
+/** A chart of columns over the page's range; with `mean`, each point is the mean of that many seconds. */
 function columnsChart(title, options, columns) {
   const chart = new TimeChart(title, { none: 'Nothing was recorded in this range.', mean: 1, ...options });
   const value = (view, row, name) =>
@@ -248,7 +248,7 @@ function buildStream(host) {
   };
 }
 
-/** Radio buttons that look like tabs: arrow keys and their reading aloud come with them. */
+/** Radio buttons that look like tabs, because they bring arrow keys and screen reader support. */
 class Choice {
   constructor(name, legend, chosen) {
     this.name = name;
@@ -261,7 +261,7 @@ class Choice {
     });
   }
 
-  /** Offers these; keeps what a person has picked if it is among them, else takes the first. */
+  /** Offers `names`. Keeps the reader's choice if it is among them, otherwise takes the first. */
   offer(names) {
     const key = names.join();
     if (!this.picked || !names.includes(this.chosen)) [this.chosen = null] = names;
@@ -280,7 +280,7 @@ class Choice {
   }
 }
 
-/** The order in which they are offered: lookups before what the ingest does. */
+/** Operations in the order of the choice: lookups before the operations of the ingest. */
 const OPS = ['read_positive', 'read_negative', 'commit', 'write'];
 
 function buildLatency(host) {

@@ -1,12 +1,12 @@
-// The state of the service in one word, why, and what else needs attention. Owns: the limits beyond which a figure is
-// worth it. Must not: touch the page. Each is given the view, see sections.js.
+// The state of the service in one word, the reason, and the list of matters that need attention. Owns: the limits
+// beyond which a figure is listed. Must not: touch the page. Functions are given the view, see sections.js.
 
-/** Limits of the list of what needs attention. */
+/** Limits beyond which a matter is listed as needing attention. */
 const ATTENTION = { silenceMs: 10_000, queueShare: 0.75, memoryShare: 0.9, freeShare: 0.1, refusedRows: 60 };
 
 const plural = (number, one, many) => `${count(number)} ${number === 1 ? one : many}`;
 
-/** What stands against the cap: the charge of the cgroup where there is one, else the resident set. */
+/** Returns the memory that counts against the cap: the charge of the cgroup if there is one, else the resident set. */
 function memory(answer) {
   const { group, rss, cap_bytes: cap } = answer.memory;
   if (group) return { used: group.charged_bytes, anon: group.anon_bytes, cache: group.page_cache_bytes, cap };
@@ -14,7 +14,7 @@ function memory(answer) {
   return { used: null, anon: null, cache: null, cap };
 }
 
-/** The state in one word, why, and what else needs attention. */
+/** Returns the state in one word, the reason, and the list of matters that need attention. */
 function verdict(view) {
   const { answer } = view;
   const attention = attentionList(view);

@@ -1,21 +1,24 @@
 //! A dump: the copy of the map that a subscriber begins with, made range by range.
 //!
-//! Owns: the `feed-dump-N` threads, and what a range may cost. Must not: hold a view of the store while a subscriber takes
-//! what was copied, or keep the engine after [`Dumps::stop`].
+//! Owns: the `feed-dump-N` threads, and the bounds of a range. Must not: hold a view of the store while a subscriber
+//! takes the copied pairs, or keep the engine after [`Dumps::stop`].
 //!
-//! A view that stays open keeps every page that LMDB and redb free meanwhile, and the runs that strata merges away, so a
-//! subscriber that takes a dump slowly would fill the disk. A range is therefore copied into memory from a view of its own,
-//! which is let go before the first pair is sent. Ranges of one dump are of different moments; what makes them one map:
+//! A view that stays open keeps every page that LMDB and redb free meanwhile, and the runs that strata merges away. A
+//! subscriber that takes a dump slowly would thus fill the disk. A range is therefore copied into memory from a view of
+//! its own, which is closed before the first pair is sent. Ranges of one dump are of different moments. They become one
+//! map as follows:
 //!
 //! 1. Range `i` holds the pairs with `after < key <= through`, as they were after the change `seq(i)`.
-//! 2. Before its pairs the subscriber is sent the changes from `seq(i-1)` (exclusive) to `seq(i)` of the keys up to `after`,
-//!    which it has. They come from the feed's log.
-//! 3. So once it has the range, all keys up to `through` are as they were after `seq(i)`. Changes of greater keys are not
-//!    sent: their range is still to come and will hold them.
-//! 4. After the last range the whole map is that of its seq; the tail goes on with the next change.
+//! 2. Before its pairs the subscriber is sent the changes from `seq(i-1)` (exclusive) to `seq(i)` of the keys up to
+//!    `after`, which it already has. They come from the feed's log.
+//! 3. Once it has the range, all keys up to `through` are therefore as they were after `seq(i)`. Changes of greater
+//!    keys are not sent, because a later range will include them.
+//! 4. After the last range the subscriber holds the whole map as of the last `seq(i)`; the tail goes on with the next
+//!    change.
 //!
-//! At every message what the subscriber holds is therefore described by a key and a seq, and a subscription that begins with
-//! these two goes on there. The log must still hold the changes after the seq: else the subscriber is told `OUT_OF_RANGE`.
+//! At every message the subscriber's data are thus described by a key and a sequence number, and a subscription that
+//! begins with these two resumes there. The log must still hold the changes after that number. Otherwise the subscriber
+//! gets `OUT_OF_RANGE`.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,51 +35,51 @@ use super::pool::{NotDone, Pool};
 use crate::status::Shared;
 use crate::stop;
 
-/// Dumps under way at a time: each holds a range that is sent and one that is copied, 32 MiB for all of them.
+/// Maximum number of dumps under way. Each holds one range that is sent and one that is copied, 32 MiB for all of them.
 pub const DUMPS_MAX: usize = 8;
 
-/// Threads that copy ranges, and so views that dumps hold at a time: two of them already fill what a device reads.
+/// Number of threads that copy ranges, and so of views that dumps hold at a time. Two already saturate a device.
 const DUMP_THREADS: usize = 2;
 
-/// Most pairs of a range: 2 MiB.
+/// Maximum number of pairs of a range: 2 MiB.
 const RANGE_PAIRS: usize = 32_768;
 
-/// A range ends after this long, however few pairs pass: a view pins the changes of this time at most, and of the read
-/// that is under way then.
+/// Time after which a range ends, however few pairs pass. A view thus pins only the changes of this time, and of the
+/// read under way at its end.
 const RANGE_TIME: Duration = Duration::from_millis(250);
 
-/// Pairs between two looks at the clock and at whether the service stops.
+/// Number of pairs between two checks of the clock and of whether the service stops.
 const LOOK_EVERY: usize = 256;
 
-/// Pairs passed over before a scan begins anew at the next prefix: seeking costs about as much as reading these.
+/// Number of pairs that a scan may skip before it seeks the next prefix. A seek costs about as much as reading these.
 const SKIP_PAIRS: usize = 512;
 
-/// Keys of one read where the filter names keys.
+/// Number of keys of one read where the filter lists keys.
 const KEYS_AT_ONCE: usize = 1024;
 
-/// A part of the map in ascending order of keys.
+/// A range of the map, in ascending order of keys.
 #[derive(Debug, Default)]
 pub struct DumpRange {
-    /// The newest change in it.
+    /// Sequence number of the newest change in it.
     pub seq: u64,
-    /// The last slot wholly in it.
+    /// The last slot that it holds as a whole; `None` before the first.
     pub slot: Option<u64>,
-    /// Pairs that pass, 64 bytes each, key and value.
+    /// Pairs that pass the filter, 64 bytes each: key, then value.
     pub packed_pairs: Vec<u8>,
-    /// The last key looked at; `None` when there is none after the range, which is the last one then.
+    /// The last key checked. `None` when no key follows, so that this range is the last one.
     pub through: Option<Key>,
 }
 
-/// Why there is no range.
+/// Reason why a range could not be copied.
 #[derive(Debug)]
 pub enum DumpError {
-    /// The service is shutting down.
+    /// The service is shutting down, or the queue of ranges is full.
     Stopped,
-    /// The engine failed.
+    /// The engine returned this error.
     Engine(engine_api::Error),
 }
 
-/// The way to the threads. Clones share them.
+/// Handle to the threads that copy ranges. Clones share them.
 #[derive(Clone)]
 pub struct Dumps {
     pool: Pool,
@@ -84,30 +87,30 @@ pub struct Dumps {
 }
 
 struct Source {
-    /// `None` once stopped.
+    /// The store; `None` once stopped.
     engine: Mutex<Option<Arc<Measured>>>,
     shared: Arc<Shared>,
     stop: AtomicBool,
 }
 
 impl Dumps {
-    /// Starts the threads.
+    /// Starts the threads that copy ranges.
     ///
     /// # Errors
-    /// Those of starting a thread.
+    /// I/O errors of starting a thread.
     pub fn start(engine: Arc<Measured>, shared: Arc<Shared>) -> io::Result<Self> {
         let source = Source { engine: Mutex::new(Some(engine)), shared, stop: AtomicBool::new(false) };
         Ok(Self {
-            // Each dump has one range under way at most.
+            // Each dump has at most one range under way, so the queue cannot be full.
             pool: Pool::start("feed-dump", DUMP_THREADS, DUMPS_MAX)?,
             source: Arc::new(source),
         })
     }
 
-    /// Copies the range after `after`, or the first one, from a view of the newest commit.
+    /// Copies the range after the key `after`, or the first range, from a view of the newest commit.
     ///
     /// # Errors
-    /// See [`DumpError`].
+    /// [`DumpError::Stopped`] during shutdown; [`DumpError::Engine`] with an error of the engine.
     pub async fn range(&self, filter: Arc<Filter>, after: Option<Key>) -> Result<DumpRange, DumpError> {
         let source = Arc::clone(&self.source);
         match self.pool.run(move || source.copy(&filter, after.as_ref())).await {
@@ -116,7 +119,7 @@ impl Dumps {
         }
     }
 
-    /// Ends what is under way and the threads. After it none holds the engine.
+    /// Ends the copies under way and the threads. Afterwards no thread holds the engine.
     ///
     /// # Errors
     /// The names of the threads that have not ended at `deadline`.
@@ -133,7 +136,7 @@ impl Source {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let engine = engine.ok_or(DumpError::Stopped)?;
         let _held = self.shared.views.hold();
-        // Not the measured reader: a range is no latency of a lookup.
+        // Not the measured reader, because a range must not count as the latency of a lookup.
         let mut reader = engine.inner().reader().map_err(DumpError::Engine)?;
         let checkpoint =
             reader.checkpoint().and_then(|found| ChainCheckpoint::read(&found)).map_err(DumpError::Engine)?;
@@ -161,11 +164,12 @@ struct Copy<'c> {
 }
 
 impl Copy<'_> {
-    /// The pairs from `first` on until the range is full. Gives the last key looked at, or `None` at the end of all.
+    /// Copies the pairs from `first` on until the range is full. Returns the last key checked, or `None` at the end of
+    /// the map.
     fn ranges(&mut self, reader: &mut dyn Reader, first: Key) -> engine_api::Result<Option<Key>> {
         let mut from = self.filter.first_wanted(&first);
         while let Some(first) = from {
-            // Where the scan was broken off, and whether the range has ended there.
+            // Where the scan stopped, and whether the range has ended there.
             let mut broken = None;
             let mut passed_over = 0;
             reader.scan_from(&first, &mut |key, value| {
@@ -187,13 +191,13 @@ impl Copy<'_> {
                 Some((key, true)) => return Ok(Some(key)),
                 Some((key, false)) => from = following(&key).and_then(|next| self.filter.first_wanted(&next)),
             }
-            // A seek may take as long as many pairs do: the clock is looked at after the next pair.
+            // A seek may take as long as many pairs do, so check the clock after the next pair.
             self.looked = self.looked.next_multiple_of(LOOK_EVERY) - 1;
         }
         Ok(None)
     }
 
-    /// As [`Copy::ranges`] where the filter names the keys.
+    /// Copies as [`Copy::ranges`] does, for a filter that lists keys.
     fn keys(&mut self, reader: &mut dyn Reader, first: Key) -> engine_api::Result<Option<Key>> {
         let keys = self.filter.wanted_keys(&first, KEYS_AT_ONCE);
         let mut values = vec![None; keys.len()];
@@ -213,7 +217,7 @@ impl Copy<'_> {
         }
     }
 
-    /// Whether the range ends with the pair that was looked at last.
+    /// Whether the range ends with the pair that was just checked.
     fn is_full(&mut self) -> bool {
         self.looked += 1;
         self.range.packed_pairs.len() >= RANGE_PAIRS * 64
@@ -223,7 +227,7 @@ impl Copy<'_> {
     }
 }
 
-/// The least key after `key`; `None` after the greatest.
+/// Returns the least key after `key`; `None` after the greatest one.
 fn following(key: &Key) -> Option<Key> {
     let mut next = *key;
     for byte in next.iter_mut().rev() {
@@ -271,7 +275,7 @@ mod tests {
         }
     }
 
-    /// All ranges of a dump one after another, and the pairs visited for them.
+    /// Reads all ranges of a dump. Returns the map, and the numbers of visited pairs and of ranges.
     fn dump(store: &Store, filter: &Filter) -> (BTreeMap<Key, Value>, usize, usize) {
         let (mut map, mut visited, mut ranges, mut first) = (BTreeMap::new(), 0, 0, Some([0; 32]));
         while let Some(from) = first {

@@ -1,8 +1,8 @@
-//! Which changes a subscriber wants.
+//! The filter of a subscriber, which selects changes and pairs by key and value.
 //!
-//! Owns: the checks of a filter and its decision. Must not: know gRPC's status codes, or cost more than a search for each
-//! change: a filter may have ten thousand entries, and every change of the map is looked at for every subscriber.
-//! Threads: made on the network edge, asked on `feed-read-N` and `feed-dump-N`.
+//! Owns: the checks of a filter and its decision. Must not: know gRPC's status codes, or cost more than a search for
+//! each change. A filter may have ten thousand entries, and every change of the map is checked for every subscriber.
+//! Threads: made on the network edge, used on `feed-read-N` and `feed-dump-N`.
 
 use std::ops::Range;
 
@@ -11,23 +11,24 @@ use proto::v1::FILTER_ENTRIES_MAX;
 
 use super::record::Change;
 
-/// Passes what passes each part that says something.
+/// A filter of keys, values and key prefixes. A change passes if it passes each part that has entries.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// Ascending, each once.
+    /// Keys that pass, ascending, without duplicates.
     keys: Vec<Key>,
-    /// Ascending, each once.
+    /// Values that pass as the old or the new one, ascending, without duplicates.
     values: Vec<Value>,
-    /// Ascending; none begins with another one.
+    /// Key prefixes that pass, ascending; none begins with another one.
     prefixes: Vec<Prefix>,
 }
 
-/// The beginning of a key. Prefixes sort as their padded bytes do, a shorter one before a longer one of the same bytes.
+/// The beginning of a key. Prefixes sort by their padded bytes; of two with the same bytes, the shorter one comes
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Prefix {
-    /// Zeros from `len` on: the least key that begins with it.
+    /// The prefix, filled up with zeros: the least key that begins with it.
     padded: Key,
-    /// 1 to 32.
+    /// Length of the prefix in bytes, 1 to 32.
     len: u8,
 }
 
@@ -39,10 +40,10 @@ impl Prefix {
 }
 
 impl Filter {
-    /// From the wire.
+    /// Decodes and checks a filter as sent by a subscriber.
     ///
     /// # Errors
-    /// In words: which part is wrong.
+    /// A description of the defect: too many entries, or an entry of a wrong length, with its part and index.
     pub fn new(filter: &proto::v1::Filter) -> Result<Self, String> {
         let entries = filter.keys.len() + filter.values.len() + filter.key_prefixes.len();
         if entries > FILTER_ENTRIES_MAX {
@@ -55,34 +56,36 @@ impl Filter {
         })
     }
 
-    /// Whether a change passes.
+    /// Whether a change passes: its key, and its old or its new value.
     pub fn passes(&self, change: &Change) -> bool {
         self.passes_key(&change.key) && self.passes_value(change.old.as_ref(), change.new.as_ref())
     }
 
-    /// Whether a pair of a dump passes.
+    /// Whether a pair of a dump passes: its key and its value.
     pub fn passes_pair(&self, key: &Key, value: &Value) -> bool {
         self.passes_key(key) && self.passes_value(Some(value), None)
     }
 
-    /// Whether some value makes a pair or a change of `key` pass.
+    /// Whether a pair or a change of `key` can pass with some value.
     pub fn passes_key(&self, key: &Key) -> bool {
         (self.keys.is_empty() || self.keys.binary_search(key).is_ok())
             && (self.prefixes.is_empty() || self.prefix_of(key).is_some())
     }
 
-    /// Whether only the keys that [`Filter::wanted_keys`] gives can pass.
+    /// Whether the filter lists keys, so that only those of [`Filter::wanted_keys`] can pass.
     pub fn names_keys(&self) -> bool {
         !self.keys.is_empty()
     }
 
-    /// The next `most` keys from `first` on that can pass, ascending, where [`Filter::names_keys`].
+    /// Returns up to `most` keys that can pass, from `first` on, ascending. Only for a filter with
+    /// [`Filter::names_keys`].
     pub fn wanted_keys(&self, first: &Key, most: usize) -> Vec<Key> {
         let from = self.keys.partition_point(|key| key < first);
         self.keys[from..].iter().filter(|key| self.passes_key(key)).take(most).copied().collect()
     }
 
-    /// The least key from `first` on that the prefixes let pass; `None` when all that pass come before it.
+    /// Returns the least key from `first` on that the prefixes let pass; `None` when every passing key comes before
+    /// `first`.
     pub fn first_wanted(&self, first: &Key) -> Option<Key> {
         if self.prefixes.is_empty() || self.prefix_of(first).is_some() {
             return Some(*first);
@@ -95,8 +98,9 @@ impl Filter {
         self.values.is_empty() || wanted(old) || wanted(new)
     }
 
-    /// The prefix that `key` begins with. It is the greatest that is not above the key: whatever lies between a prefix and
-    /// a key that begins with it begins with it as well, and no prefix begins with another.
+    /// Returns the prefix that `key` begins with, if any. Only the greatest prefix that is not above the key can be it.
+    /// The reason: every key between a prefix and a key that begins with it begins with it as well, and no prefix
+    /// begins with another.
     fn prefix_of(&self, key: &Key) -> Option<&Prefix> {
         let up_to = self.prefixes_up_to(key);
         self.prefixes[..up_to].last().filter(|prefix| prefix.begins(key))
@@ -118,7 +122,7 @@ fn exact(part: &str, entries: &[bytes::Bytes]) -> Result<Vec<[u8; 32]>, String> 
     Ok(entries)
 }
 
-/// Ascending and without those that begin with another one, which say nothing of their own.
+/// Decodes the prefixes in ascending order, without those that begin with another one, because these are redundant.
 fn prefixes(entries: &[bytes::Bytes]) -> Result<Vec<Prefix>, String> {
     const LENGTHS: Range<usize> = 1..33;
     let one = |(index, bytes): (usize, &bytes::Bytes)| {
@@ -132,7 +136,7 @@ fn prefixes(entries: &[bytes::Bytes]) -> Result<Vec<Prefix>, String> {
     };
     let mut prefixes = entries.iter().enumerate().map(one).collect::<Result<Vec<_>, _>>()?;
     prefixes.sort_unstable();
-    // The first of two stays: the second one of them begins with it.
+    // The first of the two stays, because the second one begins with it.
     prefixes.dedup_by(|next, kept| next.len >= kept.len && kept.begins(&next.padded));
     Ok(prefixes)
 }
@@ -144,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    /// Keys of few different bytes, so that prefixes meet them and each other.
+    /// Keys of few different bytes, so that prefixes match keys, and begin with each other.
     fn key() -> impl Strategy<Value = Key> {
         prop::collection::vec(0u8..3, 4).prop_map(|head| {
             let mut key = [0; 32];
@@ -163,7 +167,7 @@ mod tests {
     }
 
     proptest! {
-        /// The searches decide as comparing with one entry after the other does.
+        /// The searches decide as a comparison with every entry does.
         #[test]
         fn a_filter_decides_as_a_walk_through_its_entries(
             keys in prop::collection::vec(key(), 0..6),
@@ -185,7 +189,7 @@ mod tests {
                 wanted.dedup();
                 wanted.truncate(2);
                 prop_assert_eq!(filter.wanted_keys(key, 2), wanted);
-                // No key that a prefix lets pass lies between the two, and the second one passes.
+                // No key between the two passes a prefix, and the second one passes.
                 let first = filter.first_wanted(key);
                 let between = asked.iter().map(|(other, ..)| other).filter(|other| *other >= key && by_prefix(other));
                 prop_assert!(between.into_iter().all(|other| first.is_some_and(|first| first <= *other)));

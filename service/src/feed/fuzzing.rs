@@ -1,4 +1,4 @@
-//! For the fuzz target `feed` in `service/fuzz`: a log of any bytes, opened and read.
+//! Entry point of the fuzz target `feed` in `service/fuzz`: opens and reads a log of arbitrary bytes.
 //!
 //! Owns: nothing. Must not: be called by the service. Any thread.
 
@@ -15,12 +15,12 @@ use super::record::{
 use super::segment::Segment;
 use super::{Cursor, FeedError, FeedWriter, Retention};
 
-/// The seq that every segment's name gives.
+/// Sequence number that the name of every segment gives.
 const FIRST_SEQ: u64 = 5;
 
-/// The bytes as a segment, as what follows a right header, and as changes of a valid segment with right checksums:
-/// opened in `dir`, which is emptied, behind a store at a seq that the first byte picks. What is read follows one seq
-/// after another.
+/// Opens four logs in `dir`, which is emptied before each. They are the bytes as a segment, the bytes after a valid
+/// header, and a valid segment changed by the bytes, without and with right checksums. The first byte picks the store's
+/// sequence number. Asserts that the changes read have ascending, gapless numbers.
 pub fn log(bytes: &[u8], dir: &Path) {
     let [pick, bytes @ ..] = bytes else { return };
     let seqs = [FIRST_SEQ - 1, FIRST_SEQ, FIRST_SEQ + 2, FIRST_SEQ + 5, 1 << 62];
@@ -40,7 +40,7 @@ pub fn log(bytes: &[u8], dir: &Path) {
     open(&sample, dir, seq);
 }
 
-/// Three frames of one to three changes.
+/// Returns a segment of three frames with one to three changes.
 fn valid(header: &[u8]) -> Vec<u8> {
     let (mut out, mut frame, mut first_seq) = (header.to_vec(), Vec::new(), FIRST_SEQ);
     for count in 1..4u8 {
@@ -57,7 +57,7 @@ fn valid(header: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Gives every frame that can be found a right checksum.
+/// Sets the right checksum in every frame that can be found.
 fn seal(segment: &mut [u8]) {
     let Some(mut rest) = segment.get_mut(SEGMENT_HEADER_BYTES as usize..) else { return };
     while rest.len() >= FRAME_HEADER_BYTES {
@@ -88,7 +88,7 @@ fn open(segment: &[u8], dir: &Path, seq: u64) {
                 assert_eq!(frame.first_seq, next_seq);
                 next_seq = frame.last_seq() + 1;
             }),
-            // What was not looked at when it was opened.
+            // Damage in a part that opening does not check.
             Err(FeedError::Log(_)) => return,
             Err(FeedError::Gone { oldest_seq }) => panic!("oldest_seq={oldest_seq} is gone"),
         }

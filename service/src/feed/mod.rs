@@ -1,8 +1,8 @@
 //! The change feed: every committed change in order, kept for a while, followed by any number of subscribers.
 //!
-//! Owns: the list of the log's segments, the newest frames in memory, what is published, who is subscribed. Must not:
-//! make the writer wait for a reader. [`FeedWriter`] runs on ingest-apply; [`Feed`] is shared with everybody:
-//! [`Feed::recent`] never blocks, [`Feed::read`] reads the disk and belongs on a thread that may wait.
+//! Owns: the list of the log's segments, the newest frames in memory, the published head, and the subscribers. Must
+//! not: make the writer wait for a reader. [`FeedWriter`] runs on ingest-apply; [`Feed`] is shared with all other
+//! threads. [`Feed::recent`] never blocks. [`Feed::read`] reads the disk, so it belongs on a thread that may wait.
 
 mod dump;
 mod filter;
@@ -41,37 +41,37 @@ use crate::status::unix_ms;
 use record::SEGMENT_HEADER_BYTES;
 use segment::{Found, Segment, find, frame_at};
 
-/// Newest changes kept in memory, in bytes: what a subscriber may be behind without reading the disk, two seconds of
-/// fifty thousand changes each.
+/// Maximum size of the newest changes kept in memory, in bytes. A subscriber that lags behind by no more does not read
+/// the disk. It holds two seconds of fifty thousand changes each.
 const RECENT_BYTES_MAX: usize = 16 << 20;
 
-/// What one read of the disk gives at most, unless a single frame is larger.
+/// Bytes after which one read of the disk stops. A single frame may be larger.
 const READ_BYTES: usize = 1 << 20;
 
-/// How far the feed has come.
+/// The newest position of the feed, as published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
-    /// The newest published change.
+    /// Sequence number of the newest published change.
     pub seq: u64,
-    /// The last slot applied as a whole.
+    /// The last slot applied as a whole; `None` before the first.
     pub slot: Option<u64>,
-    /// The service stops: nothing more will come.
+    /// Whether the service stops, so that no more changes will come.
     pub closed: bool,
 }
 
-/// Why changes cannot be read.
+/// Reason why changes cannot be read.
 #[derive(Debug)]
 pub enum FeedError {
-    /// They are no longer kept.
+    /// The changes are no longer kept.
     Gone {
-        /// The oldest that is.
+        /// Sequence number of the oldest change that is kept.
         oldest_seq: u64,
     },
-    /// The log cannot be read or is damaged.
+    /// The log cannot be read, or it is damaged.
     Log(Error),
 }
 
-/// The readers' side.
+/// The readers' side of the feed.
 #[derive(Debug)]
 pub struct Feed {
     id: u64,
@@ -82,16 +82,16 @@ pub struct Feed {
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// Never empty; the last one is being written.
+    /// Segments of the log, ascending; never empty. The last one is being written.
     segments: VecDeque<Segment>,
     recent: VecDeque<Arc<Frame>>,
     recent_bytes: usize,
 }
 
-/// A place in the feed, and the file it is in once the disk was read.
+/// A position in the feed. It keeps the file of that position open once the disk was read.
 #[derive(Debug)]
 pub struct Cursor {
-    /// The next seq wanted.
+    /// Sequence number of the next change wanted.
     pub next_seq: u64,
     open: Option<OpenSegment>,
 }
@@ -100,13 +100,13 @@ pub struct Cursor {
 struct OpenSegment {
     segment: Segment,
     file: File,
-    /// Where the frame that begins with `next_seq` stands.
+    /// Offset of the frame that begins with `next_seq`.
     at: u64,
     next_seq: u64,
 }
 
 impl Cursor {
-    /// In front of `next_seq`.
+    /// Creates a position right before the change `next_seq`.
     pub fn new(next_seq: u64) -> Self {
         Self { next_seq, open: None }
     }
@@ -120,44 +120,44 @@ impl Feed {
         Arc::new(Self { id, head, kept: Mutex::new(kept), subscribers: Subscribers::default() })
     }
 
-    /// The feed's id: seqs mean something within one feed only.
+    /// Id of the feed. Sequence numbers are comparable within one feed only.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// What is published, and a way to wait for more.
+    /// Returns a watch on the published head, to wait for more.
     pub fn head(&self) -> watch::Receiver<Head> {
         self.head.subscribe()
     }
 
-    /// The oldest change that is kept; the one that comes next while there is none.
+    /// Sequence number of the oldest change that is kept; that of the next change while none is kept.
     pub fn oldest_seq(&self) -> u64 {
         self.kept().segments.front().map_or(0, |segment| segment.first_seq)
     }
 
-    /// Bytes of the log on disk.
+    /// Bytes of the log on disk, with the reserved space of each segment.
     pub fn log_bytes(&self) -> u64 {
         self.kept().segments.iter().map(|segment| segment.bytes).sum()
     }
 
-    /// Who is subscribed now, and how far each is behind.
+    /// Returns the current subscribers, and how far each one lags behind.
     pub fn subscribed(&self) -> Vec<Subscriber> {
         let newest_seq = self.head.borrow().seq;
         self.subscribers.show(newest_seq)
     }
 
-    /// The list of subscribers and what is counted of them.
+    /// Registry of subscribers, with their figures.
     pub fn subscribers(&self) -> &Subscribers {
         &self.subscribers
     }
 
-    /// Tells every subscriber that nothing more will come.
+    /// Tells every subscriber that no more changes will come.
     pub fn close(&self) {
         self.head.send_modify(|head| head.closed = true);
     }
 
-    /// The published frames from `next_seq` on, as far as memory has them; `None` when the disk must be asked. Empty
-    /// when there is nothing newer. Never waits for the disk.
+    /// Returns the published frames from `next_seq` on, as far as memory holds them. `None` when they have to be read
+    /// from the disk. Empty when there is nothing newer. Never waits for the disk.
     pub fn recent(&self, next_seq: u64) -> Option<Vec<Arc<Frame>>> {
         if next_seq > self.head.borrow().seq {
             return Some(Vec::new());
@@ -174,11 +174,12 @@ impl Feed {
         Some(std::iter::once(first).chain(more).cloned().collect())
     }
 
-    /// The published frames from the cursor on, from disk, about a megabyte of them, and moves the cursor behind them.
-    /// The first frame may begin before the cursor. Empty when there is nothing newer.
+    /// Reads the published frames from the cursor on from the disk, about a megabyte of them, and moves the cursor past
+    /// them. The first frame may begin before the cursor. Empty when there is nothing newer.
     ///
     /// # Errors
-    /// See [`FeedError`].
+    /// [`FeedError::Gone`] when the changes are no longer kept; [`FeedError::Log`] when the log cannot be read or is
+    /// damaged.
     pub fn read(&self, cursor: &mut Cursor) -> Result<Vec<Frame>, FeedError> {
         let newest_seq = self.head.borrow().seq;
         let (mut frames, mut bytes) = (Vec::new(), 0);
@@ -195,7 +196,7 @@ impl Feed {
                     cursor.open = Some(open);
                     frames.push(frame);
                 }
-                // The next one begins the next segment, or what was published is not there.
+                // Either the next frame begins the next segment, or a published frame is missing.
                 Found::End if self.begins_segment(open.next_seq) && open.segment.first_seq != open.next_seq => {}
                 Found::End | Found::Damaged => return Err(damaged(&open.segment, open.at, open.next_seq)),
             }
@@ -214,7 +215,7 @@ impl Feed {
             let Some(segment) = segment else { return Err(FeedError::Gone { oldest_seq }) };
             let file = match File::open(&segment.path) {
                 Ok(file) => file,
-                // Let go since it was looked up: the list tells what is there now.
+                // The segment was removed since the lookup: ask the list again.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound && self.oldest_seq() > segment.first_seq => {
                     continue;
                 }
@@ -252,14 +253,14 @@ impl Feed {
 
     fn add_segment(&self, segment: Segment) {
         let mut kept = self.kept();
-        // One that holds no frame yet was replaced by another of its name.
+        // A segment that holds no frame yet was replaced by another one of the same name.
         if kept.segments.back().is_some_and(|last| last.first_seq == segment.first_seq) {
             kept.segments.pop_back();
         }
         kept.segments.push_back(segment);
     }
 
-    /// Removes segments beyond the retention, never the last two.
+    /// Removes segments that exceed the retention, but never the last two.
     fn expire(&self, retention: Retention) {
         let oldest_unix_ms = unix_ms().saturating_sub(retention.time.as_millis() as u64);
         loop {
@@ -272,14 +273,14 @@ impl Feed {
             let Some(gone) = kept.segments.pop_front() else { return };
             drop(kept);
             if let Err(error) = fs::remove_file(&gone.path) {
-                // It stays on disk as what it is: opening finds it again and lets it go then.
+                // The file stays a valid segment: the next opening finds it and removes it then.
                 tracing::warn!(%error, file = %gone.path.display(), "cannot remove a segment of the feed");
             }
         }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        // Every change of it is complete before anything that could panic.
+        // No panic can leave the state half changed, so a poisoned lock is safe to use.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,7 +1,7 @@
-//! A few threads with names that work off one bounded queue, for what subscribers cost.
+//! A few named threads that work off one bounded queue of jobs, for the work that subscribers cause.
 //!
-//! Owns: the queue and the threads. Must not: know what a job does. Threads: jobs are handed over on the network edge and
-//! run on `NAME-N`, one after another in the order they came.
+//! Owns: the queue and the threads. Must not: know the content of a job. Threads: jobs are handed over on the network
+//! edge. They run on `NAME-N`, which takes them in the order in which they came.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,32 +16,32 @@ use crate::stop;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Why a job was not done.
+/// Reason why a job was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotDone {
-    /// The queue is full.
+    /// The queue is full; nothing was done.
     Busy,
     /// The service is shutting down, or the job panicked.
     Stopped,
 }
 
-/// A handle on the threads. Clones share them.
+/// Handle to the threads. Clones share them.
 #[derive(Clone)]
 pub(super) struct Pool {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    /// `None` once stopped.
+    /// Sender of jobs; `None` once stopped.
     queue: Mutex<Option<Sender<Job>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Pool {
-    /// Starts `threads` threads called `name-N`; `queue` jobs may wait for one of them.
+    /// Starts `threads` threads called `name-N`. Up to `queue` jobs may wait for a thread.
     ///
     /// # Errors
-    /// Those of starting a thread; the threads already started end.
+    /// I/O errors of starting a thread; the threads already started end.
     pub(super) fn start(name: &str, threads: usize, queue: usize) -> io::Result<Self> {
         let (sender, jobs) = bounded::<Job>(queue);
         let mut started = Vec::new();
@@ -49,7 +49,7 @@ impl Pool {
             let jobs = jobs.clone();
             let run = move || {
                 for job in jobs {
-                    // Whoever waits for the job is told by its channel.
+                    // The caller learns of the panic because the job's reply channel is dropped.
                     if catch_unwind(AssertUnwindSafe(job)).is_err() {
                         tracing::error!("work for a subscriber panicked");
                     }
@@ -61,10 +61,10 @@ impl Pool {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Runs `job` on one of the threads and gives what it returns.
+    /// Runs `job` on one of the threads and returns its result.
     ///
     /// # Errors
-    /// See [`NotDone`].
+    /// Any kind of [`NotDone`].
     pub(super) async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T, NotDone> {
         let (reply, done) = oneshot::channel();
         let job: Job = Box::new(move || drop(reply.send(job())));
@@ -79,7 +79,7 @@ impl Pool {
         done.await.map_err(|_| NotDone::Stopped)
     }
 
-    /// Takes no further jobs, waits for those that are queued until `deadline`, and ends the threads.
+    /// Refuses further jobs, waits for the queued ones until `deadline`, and ends the threads.
     ///
     /// # Errors
     /// The names of the threads that have not ended.

@@ -2,9 +2,9 @@
 //!
 //! Owns: the layouts and their checks. Must not: touch a file. Integers are little-endian.
 //!
-//! A segment is one [`SegmentHeader`], then frames one after another, then zeros: a segment has its full length from the
-//! start, so that appending never waits for space. A frame is one [`FrameHeader`], `count` [`Record`]s and `ends`
-//! [`EndRecord`]s; it holds the changes of one commit and the slots that end in it.
+//! A segment is one [`SegmentHeader`], then frames one after another, then zeros. It has its full length from the
+//! start, so that appending never waits for space. A frame is one [`FrameHeader`], then `count` [`Record`]s, then
+//! `ends` [`EndRecord`]s. It holds the changes of one commit and the slots that end in it.
 
 use std::mem::size_of;
 
@@ -15,50 +15,45 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// One committed change of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The slot that it was written in.
+    /// Slot that the change was written in.
     pub slot: u64,
-    /// The key.
     pub key: Key,
-    /// What the key held before; `None` when it was not in the map.
+    /// Value of the key before the change; `None` when it was not in the map.
     pub old: Option<Value>,
-    /// What it holds now; `None` when it was removed.
+    /// Value of the key after the change; `None` when it was removed.
     pub new: Option<Value>,
 }
 
-/// Where a slot ends in the feed. Slots that change nothing have no end there.
+/// End of a slot in the feed. A slot that changes nothing has no end there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotEnd {
-    /// The seq of the slot's last change.
+    /// Sequence number of the slot's last change.
     pub seq: u64,
-    /// The slot.
     pub slot: u64,
-    /// Its blockhash.
     pub blockhash: [u8; 32],
-    /// The slot of its parent.
+    /// Slot of the parent block.
     pub parent_slot: u64,
 }
 
-/// The changes of one commit. The seq of `changes[i]` is `first_seq + i`.
+/// The changes of one commit. The change `changes[i]` has the sequence number `first_seq + i`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The seq of the first change.
+    /// Sequence number of the first change.
     pub first_seq: u64,
-    /// When it was committed, ms since the Unix epoch.
+    /// When the changes were committed, in ms since the Unix epoch.
     pub committed_unix_ms: u64,
-    /// At least one, at most [`FRAME_CHANGES_MAX`].
+    /// The changes in the order of the chain: at least one, at most [`FRAME_CHANGES_MAX`].
     pub changes: Vec<Change>,
-    /// The slots that end in it, ascending.
+    /// Ends of the slots that end in this frame, ascending.
     pub ends: Vec<SlotEnd>,
 }
 
-/// Most changes of one frame: 117 MB, or 185 where each is a slot of its own, the bound of what a damaged length can make a reader allocate.
+/// Maximum number of changes of one frame: 117 MB, or 185 MB where each change ends a slot. It bounds the memory that a
+/// damaged length can make a reader allocate.
 pub const FRAME_CHANGES_MAX: usize = 1 << 20;
 
-/// Bytes of a segment's header.
 pub(super) const SEGMENT_HEADER_BYTES: u64 = size_of::<SegmentHeader>() as u64;
-/// Bytes of a frame's header.
 pub(super) const FRAME_HEADER_BYTES: usize = size_of::<FrameHeader>();
-/// Bytes of a change.
 const RECORD_BYTES: usize = size_of::<Record>();
 
 const MAGIC: [u8; 8] = *b"solkvfed";
@@ -72,11 +67,11 @@ const HAS_NEW: u8 = 2;
 struct SegmentHeader {
     magic: [u8; 8],
     version: U32,
-    /// CRC32C of what follows.
+    /// CRC32C of the following fields of the header.
     crc: U32,
     feed_id: U64,
     first_seq: U64,
-    /// See [`Identity::boot`].
+    /// Id of the boot without flushes, or 0: see [`Identity::boot`].
     boot: U64,
     reserved: [u8; 24],
 }
@@ -84,13 +79,13 @@ struct SegmentHeader {
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 struct FrameHeader {
-    /// CRC32C of the rest of the header and of the records.
+    /// CRC32C of the rest of the header, of the records and of the slot ends.
     crc: U32,
-    /// Number of records.
+    /// Number of records after the header.
     count: U32,
     first_seq: U64,
     committed_unix_ms: U64,
-    /// Number of slot ends after the records, no more than records.
+    /// Number of slot ends after the records, at most as many as records.
     ends: U32,
     reserved: U32,
 }
@@ -99,12 +94,12 @@ struct FrameHeader {
 #[repr(C)]
 struct Record {
     key: Key,
-    /// Zeros without [`HAS_OLD`].
+    /// The old value; zeros without [`HAS_OLD`].
     old: Value,
-    /// Zeros without [`HAS_NEW`].
+    /// The new value; zeros without [`HAS_NEW`].
     new: Value,
     slot: U64,
-    /// [`HAS_OLD`] and [`HAS_NEW`].
+    /// Which values are set: bits [`HAS_OLD`] and [`HAS_NEW`].
     flags: u8,
     reserved: [u8; 7],
 }
@@ -122,16 +117,16 @@ struct EndRecord {
 const _: () = assert!(size_of::<SegmentHeader>() == 64 && size_of::<FrameHeader>() == 32);
 const _: () = assert!(size_of::<Record>() == 112 && size_of::<EndRecord>() == 64);
 
-/// What a segment says of the feed that it is part of.
+/// Identity of the feed that a segment is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
-    /// The feed: seqs mean something within one only.
+    /// Id of the feed. Sequence numbers are comparable within one feed only.
     pub(super) feed_id: u64,
-    /// The boot of the machine under which it was written without flushes; 0 where every frame was flushed.
+    /// Id of the machine's boot during which the segment was written without flushes; 0 where every frame was flushed.
     pub(super) boot: u64,
 }
 
-/// The header of a segment that begins with `first_seq`.
+/// Returns the header of a segment that begins with the change `first_seq`.
 pub(super) fn segment_header(identity: Identity, first_seq: u64) -> [u8; SEGMENT_HEADER_BYTES as usize] {
     let mut header = SegmentHeader {
         magic: MAGIC,
@@ -146,10 +141,10 @@ pub(super) fn segment_header(identity: Identity, first_seq: u64) -> [u8; SEGMENT
     zerocopy::transmute!(header)
 }
 
-/// The identity and the first seq of a segment.
+/// Decodes the identity and the first sequence number of a segment.
 ///
 /// # Errors
-/// In words: not a segment, damaged, or of a newer version.
+/// A description of the defect: too short, not a segment, of another version, or a wrong checksum.
 pub(super) fn read_segment_header(bytes: &[u8]) -> std::result::Result<(Identity, u64), String> {
     let header = SegmentHeader::ref_from_bytes(bytes).map_err(|_| format!("too short: bytes={}", bytes.len()))?;
     if header.magic != MAGIC {
@@ -164,34 +159,34 @@ pub(super) fn read_segment_header(bytes: &[u8]) -> std::result::Result<(Identity
     Ok((Identity { feed_id: header.feed_id.get(), boot: header.boot.get() }, header.first_seq.get()))
 }
 
-/// What stands where a frame's header may stand.
+/// Content at the place of a frame's header.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Header {
-    /// A frame of this many changes from this seq on and of this many bytes, if its checksum holds.
+    /// A frame of `count` changes from `first_seq` on. It takes `bytes` bytes, if its checksum holds.
     Frame { count: usize, first_seq: u64, bytes: usize },
     /// Zeros: no frame was ever written here.
     End,
-    /// Neither.
+    /// Neither a plausible header nor zeros.
     Damaged,
 }
 
 impl Frame {
-    /// The seq of the last change.
+    /// Sequence number of the last change.
     pub fn last_seq(&self) -> u64 {
         self.first_seq + (self.changes.len() as u64 - 1)
     }
 
-    /// Bytes in the log.
+    /// Bytes of the frame in the log.
     pub(super) fn log_bytes(&self) -> usize {
         frame_bytes(self.changes.len(), self.ends.len())
     }
 
-    /// The first slot that ends with the change `seq` or a later one of this frame.
+    /// Returns the first slot end of this frame at or after the change `seq`.
     pub(super) fn next_end(&self, seq: u64) -> Option<&SlotEnd> {
         self.ends.get(self.ends.partition_point(|end| end.seq < seq))
     }
 
-    /// Writes the frame's bytes over `out`.
+    /// Encodes the frame into `out`, replacing its content.
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         out.clear();
         let header = FrameHeader {
@@ -223,7 +218,7 @@ impl Frame {
         out[..4].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// Looks at the bytes of a header, [`FRAME_HEADER_BYTES`] of them.
+    /// Classifies the bytes of a header. `bytes` must have [`FRAME_HEADER_BYTES`] bytes.
     pub(super) fn header(bytes: &[u8]) -> Header {
         let Ok(header) = FrameHeader::ref_from_bytes(bytes) else { return Header::Damaged };
         let (count, ends) = (header.count.get() as usize, header.ends.get() as usize);
@@ -236,10 +231,11 @@ impl Frame {
         }
     }
 
-    /// A frame from its bytes, header, records and slot ends.
+    /// Decodes a frame from all its bytes: header, records and slot ends.
     ///
     /// # Errors
-    /// [`ErrorKind::DataDamaged`] when the checksum does not match or the length is not the count's.
+    /// [`ErrorKind::DataDamaged`] when the checksum does not match, the length is not that of the counts, or slot ends
+    /// lie outside of the frame.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
         let damaged = |what: &str| Error::new(ErrorKind::DataDamaged, format!("a frame of the feed's log {what}"));
         let (header, records) =

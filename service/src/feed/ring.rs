@@ -1,7 +1,8 @@
 //! The feed's newest changes in shared memory, for readers in other processes.
 //!
-//! Owns: the memory, what is in it when the service starts, waking who sleeps. Must not: wait for a reader; none can
-//! write there, so none is known. Thread: made while the service starts, then with [`super::FeedWriter`] on ingest-apply.
+//! Owns: the memory, its content when the service starts, and waking sleeping readers. Must not: wait for a reader.
+//! Readers cannot write there, so the service does not know of them. Thread: made while the service starts, then with
+//! [`super::FeedWriter`] on ingest-apply.
 
 use std::fs::File;
 use std::io;
@@ -17,37 +18,39 @@ use rustix::time::{ClockId, clock_gettime};
 use super::{Change, Cursor, Feed, Frame};
 use crate::status::unix_ms;
 
-/// Wakes all who sleep.
+/// Number of sleepers to wake: all of them.
 const EVERYBODY: u32 = i32::MAX as u32;
 
-/// The ring as the service has it. Dropping it tells readers that nothing more comes.
+/// The service's side of the ring. Dropping it tells readers that no more changes come.
 #[derive(Debug)]
 pub struct Ring {
     writer: RingWriter,
-    /// Keeps the writer's memory.
+    /// Mapping of the writer's memory, kept alive for it.
     _memory: MmapRaw,
 }
 
 impl Ring {
-    /// Makes the memory and fills it with the newest changes of the log, so that a reader that comes back after a restart
-    /// finds its place. The descriptor is for readers: what is made from it cannot write.
+    /// Creates the memory and fills it with the newest changes of the log. A reader that comes back after a restart
+    /// then finds its place. The returned descriptor is for readers: it allows no writable mapping.
     ///
     /// # Errors
-    /// The system gives no memory.
+    /// I/O errors of creating, sealing or mapping the memory.
     pub fn create(feed: &Feed) -> io::Result<(Self, OwnedFd)> {
         let memfd = memfd_create("solkv-feed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&memfd, RING_BYTES as u64)?;
         let memfd = File::from(memfd);
-        // All of it now: a page touched for the first time would cost a commit's followers more than its changes do.
+        // Populate all pages now: the first touch of a page would delay a commit's followers more than its changes do.
         let memory = MmapOptions::new().populate().map_raw(&memfd)?;
-        // Behind the writer's own mapping nobody gets another that can write; a file that shrinks kills who reads it.
+        // Once the writer's own mapping is made, no other writable mapping can be made. The file must not shrink
+        // either, because that kills its readers.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         fcntl_add_seals(&memfd, seals)?;
         let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
         let frames = newest(feed);
         let head = *feed.head().borrow();
         let first_seq = frames.first().map_or(head.seq + 1, |frame| frame.first_seq);
-        // SAFETY: a fresh shared mapping of the sealed size, zero, kept beside the writer, the only one that can write.
+        // SAFETY: a fresh shared mapping of the sealed size, all zeros. It is kept alive with the writer, which is the
+        // only one that can write.
         let writer = unsafe { RingWriter::new(base, feed.id(), first_seq) };
         let mut ring = Self { writer, _memory: memory };
         frames.iter().for_each(|frame| ring.push(frame, 0));
@@ -55,7 +58,7 @@ impl Ring {
         Ok((ring, memfd.into()))
     }
 
-    /// Shows the changes of a commit, or that a slot without any is complete.
+    /// Publishes the changes of a commit, or the end of a slot without changes.
     pub(super) fn publish(&mut self, frame: Option<&Frame>, slot: Option<u64>) {
         if let Some(frame) = frame {
             let now = clock_gettime(ClockId::Monotonic);
@@ -65,7 +68,7 @@ impl Ring {
         self.wake();
     }
 
-    /// Says that the writer lives.
+    /// Stores the time, as a sign that the writer lives.
     pub(super) fn beat(&self) {
         self.writer.beat(unix_ms());
     }
@@ -81,7 +84,7 @@ impl Ring {
     }
 
     fn wake(&self) {
-        // Its only errors are those of a wrong address.
+        // It fails only on a wrong address.
         let _woken = futex::wake(self.writer.futex(), futex::Flags::empty(), EVERYBODY);
     }
 }
@@ -93,8 +96,8 @@ impl Drop for Ring {
     }
 }
 
-/// The newest frames of the log, as many as the ring has place for. None when the log cannot be read: whoever wants them
-/// is told so by the log itself.
+/// Reads the newest frames of the log, as many as the ring has room for. Returns none when the log cannot be read; a
+/// subscriber that reads the log gets the error.
 fn newest(feed: &Feed) -> Vec<Frame> {
     let head_seq = feed.head().borrow().seq;
     let mut cursor = Cursor::new(feed.oldest_seq().max((head_seq + 1).saturating_sub(RING_RECORDS as u64)));

@@ -1,6 +1,6 @@
-//! One file of the feed's log: made, opened, written, read.
+//! One file of the feed's log: created, opened, written, read.
 //!
-//! Owns: a segment's file and where its frames are. Must not: know which changes are published, or retry a flush.
+//! Owns: a segment's file and the places of its frames. Must not: know which changes are published, or retry a flush.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -14,38 +14,37 @@ use super::record::{
     FRAME_HEADER_BYTES, Frame, Header, Identity, SEGMENT_HEADER_BYTES, read_segment_header, segment_header,
 };
 
-/// A segment's file as the list of segments knows it.
+/// Entry of a segment's file in the list of segments.
 #[derive(Clone, Debug)]
 pub(super) struct Segment {
-    /// The seq of its first change.
+    /// Sequence number of the segment's first change.
     pub(super) first_seq: u64,
-    /// Its file.
     pub(super) path: PathBuf,
-    /// Its length.
+    /// Length of the file in bytes, reserved space included.
     pub(super) bytes: u64,
-    /// When its last frame was written, ms since the Unix epoch.
+    /// When the last frame was written, in ms since the Unix epoch.
     pub(super) written_unix_ms: u64,
 }
 
-/// What stands at an offset of a segment.
+/// Content at an offset of a segment.
 #[derive(Debug)]
 pub(super) enum Found {
-    /// A frame and the offset behind it.
+    /// A frame, and the offset after it.
     Frame(Frame, u64),
-    /// Nothing was written here.
+    /// No frame was written here.
     End,
-    /// Something that is no whole frame: torn by a crash, or damaged.
+    /// An incomplete frame: torn by a crash, or damaged.
     Damaged,
 }
 
 impl Segment {
-    /// The path of the segment that begins with `first_seq`. Names sort as their seqs do.
+    /// Returns the path of the segment that begins with the change `first_seq`. Names sort as their numbers do.
     pub(super) fn path(dir: &Path, first_seq: u64) -> PathBuf {
         dir.join(format!("{first_seq:020}.log"))
     }
 
-    /// Makes an empty segment of `bytes` bytes, durable before it returns. A file of that name is replaced: it holds
-    /// nothing that was published.
+    /// Creates an empty segment of `bytes` bytes, durable before it returns. A file of that name is replaced, because
+    /// it holds nothing that was published.
     pub(super) fn create(dir: &Path, identity: Identity, first_seq: u64, bytes: u64) -> Result<(Self, File)> {
         let path = Self::path(dir, first_seq);
         let failed = |source| Error::io(format!("cannot make a segment of the feed: file={}", path.display()), source);
@@ -60,14 +59,14 @@ impl Segment {
         match make() {
             Ok(file) => Ok((Self { first_seq, path, bytes, written_unix_ms: 0 }, file)),
             Err(source) => {
-                // What is left of it holds nothing; the next attempt replaces it.
+                // The remaining file holds no data, and the next attempt replaces it.
                 fs::remove_file(&path).ok();
                 Err(failed(source))
             }
         }
     }
 
-    /// A segment that exists, its file and the feed that it is part of.
+    /// Opens an existing segment. Returns its entry, its file, and the feed that it is part of.
     pub(super) fn open(path: &Path) -> Result<(Self, File, Identity)> {
         let failed = |source| Error::io(format!("cannot read a segment of the feed: file={}", path.display()), source);
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;
@@ -89,16 +88,17 @@ impl Segment {
     }
 }
 
-/// Takes the space of `bytes` bytes now, so that writing into them never finds a full disk.
+/// Reserves space for `bytes` bytes, so that later writes never find a full disk.
 fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
     match fallocate(file, FallocateFlags::empty(), 0, bytes) {
-        // A file system without it; writes may then find a full disk, which is an error like any other.
+        // The file system cannot reserve space. Writes may then find a full disk, which is reported like any other
+        // error.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => file.set_len(bytes),
         reserved => Ok(reserved?),
     }
 }
 
-/// Zeros from `at` to `bytes`, the space still taken where the file system can.
+/// Writes zeros from `at` to `bytes`. The space stays reserved where the file system can do that.
 pub(super) fn clear(file: &File, at: u64, bytes: u64) -> std::io::Result<()> {
     match fallocate(file, FallocateFlags::ZERO_RANGE, at, bytes.saturating_sub(at).max(1)) {
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
@@ -109,10 +109,11 @@ pub(super) fn clear(file: &File, at: u64, bytes: u64) -> std::io::Result<()> {
     }
 }
 
-/// The frame at `at`, whole and right, whose first change is `expected_seq`; anything else there is damage.
+/// Reads and checks the frame at `at`, whose first change must be `expected_seq`. Any other frame there counts as
+/// damage.
 ///
 /// # Errors
-/// Those of reading the file.
+/// I/O errors of reading the file.
 pub(super) fn frame_at(file: &File, at: u64, expected_seq: u64, path: &Path) -> Result<Found> {
     let failed = |source| Error::io(format!("cannot read the feed: file={} offset={at}", path.display()), source);
     let mut header = [0; FRAME_HEADER_BYTES];
@@ -134,11 +135,11 @@ pub(super) fn frame_at(file: &File, at: u64, expected_seq: u64, path: &Path) -> 
     })
 }
 
-/// Where the frame that holds `seq` begins, and its first seq: walks the headers from the segment's start. `None` when
-/// the headers do not lead there.
+/// Finds the frame that holds the change `seq`. Returns its offset and its first sequence number. Walks the headers
+/// from the segment's start; `None` when the headers do not lead there.
 ///
 /// # Errors
-/// Those of reading the file.
+/// I/O errors of reading the file.
 pub(super) fn find(file: &File, segment: &Segment, seq: u64) -> Result<Option<(u64, u64)>> {
     let (mut at, mut expected) = (SEGMENT_HEADER_BYTES, segment.first_seq);
     let mut header = [0; FRAME_HEADER_BYTES];
@@ -154,7 +155,7 @@ pub(super) fn find(file: &File, segment: &Segment, seq: u64) -> Result<Option<(u
                 expected += count as u64;
                 at += bytes as u64;
             }
-            // Asked for what comes next.
+            // The wanted change is the one that comes next.
             _ if seq == expected => return Ok(Some((at, expected))),
             _ => return Ok(None),
         }

@@ -1,6 +1,6 @@
-//! Who follows the feed, and how far each has come.
+//! The subscribers of the feed, and how far each one has come.
 //!
-//! Owns: the list and its bound. Must not: hold up a subscriber; the list is locked only to add, remove and show.
+//! Owns: the list and its bound. Must not: delay a subscriber; the list is locked only to add, remove and show one.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,14 +11,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::dump::DUMPS_MAX;
 use crate::status::unix_ms;
 
-/// The list.
+/// List of the current subscribers, with figures of all since the start.
 #[derive(Debug)]
 pub struct Subscribers {
     list: Mutex<List>,
     dump_places: Arc<Semaphore>,
-    /// Subscribers cut off because they did not read, since start.
+    /// Number of subscribers cut off because they did not read, since the start.
     pub cut_off: AtomicU64,
-    /// Changes sent to all of them together, since start.
+    /// Number of changes sent to all subscribers together, since the start.
     pub changes_sent: AtomicU64,
 }
 
@@ -36,31 +36,31 @@ struct Entry {
     connected_unix_ms: u64,
 }
 
-/// One of them, as shown.
+/// Snapshot of one subscriber, as shown in the status.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Subscriber {
-    /// Counts subscriptions since the service's start.
+    /// Number of the subscription, counted since the service's start.
     pub id: u64,
-    /// tcp, uds or shm.
+    /// Name of the transport: tcp, uds or shm.
     pub transport: &'static str,
-    /// Where it is.
+    /// Address of the client, as far as the transport tells it.
     pub peer: String,
-    /// Everything up to here was handed to its connection.
+    /// Sequence number up to which all changes were handed to the connection.
     pub seq: u64,
-    /// Published changes that it was not sent yet.
+    /// Number of published changes that it was not sent yet.
     pub lag_seq: u64,
-    /// When it subscribed, ms since the Unix epoch.
+    /// When it subscribed, in ms since the Unix epoch.
     pub connected_unix_ms: u64,
 }
 
-/// As many are subscribed as may be.
+/// The maximum number of subscribers is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManySubscribers {
-    /// How many.
+    /// Maximum number of subscribers, as configured.
     pub max: usize,
 }
 
-/// A place in the list, left when dropped.
+/// A place in the list, freed when dropped.
 #[derive(Debug)]
 pub struct Registration<'f> {
     subscribers: &'f Subscribers,
@@ -80,20 +80,21 @@ impl Default for Subscribers {
 }
 
 impl Subscribers {
-    /// Takes one of [`DUMPS_MAX`] places for a dump, left when it is dropped; `None` when all are taken.
+    /// Takes one of [`DUMPS_MAX`] places for a dump, which is freed when the permit is dropped. `None` when all are
+    /// taken.
     pub fn begin_dump(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.dump_places).try_acquire_owned().ok()
     }
 
-    /// Dumps under way.
+    /// Number of dumps under way.
     pub fn dumps(&self) -> usize {
         DUMPS_MAX - self.dump_places.available_permits()
     }
 
-    /// Takes a place.
+    /// Adds a subscriber that begins after the change `seq`.
     ///
     /// # Errors
-    /// When `max` are taken.
+    /// [`TooManySubscribers`] when there are `max` already.
     pub fn register(
         &self,
         transport: &'static str,
@@ -112,7 +113,7 @@ impl Subscribers {
         Ok(Registration { subscribers: self, id, entry })
     }
 
-    /// All of them, the oldest first, as they are behind `newest_seq`.
+    /// Returns all subscribers, the oldest first, with their lag behind `newest_seq`.
     pub(super) fn show(&self, newest_seq: u64) -> Vec<Subscriber> {
         let show = |(id, entry): (&u64, &Arc<Entry>)| {
             // ORDERING: Relaxed: shown, nothing is inferred from it.
@@ -130,13 +131,13 @@ impl Subscribers {
     }
 
     fn list(&self) -> MutexGuard<'_, List> {
-        // Every change of it is complete before anything that could panic.
+        // No panic can leave the list half changed, so a poisoned lock is safe to use.
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Registration<'_> {
-    /// Everything up to `seq` was handed over.
+    /// Notes that everything up to the change `seq` was handed to the connection.
     pub fn reached(&self, seq: u64) {
         // ORDERING: Relaxed: shown, nothing is inferred from it.
         self.entry.seq.store(seq, Ordering::Relaxed);

@@ -1,7 +1,8 @@
-//! A subscriber's place in the feed: reads on from there and keeps what passes the filter, a piece at a time.
+//! A subscriber's position in the feed: reads on from there, and keeps the changes that pass the filter, a piece at a
+//! time.
 //!
-//! Owns: how much is looked at in a piece. Must not: know gRPC. Threads: a piece that may be long or reads the disk is work
-//! for a `feed-read-N` thread; [`Tail::at_hand`] gives what is neither, so that what was just committed goes out without
+//! Owns: the size of a piece. Must not: know gRPC. Threads: a piece that may be long or reads the disk is work for a
+//! `feed-read-N` thread. [`Tail::at_hand`] returns the part that is neither, so that fresh commits are sent without
 //! waking another thread.
 
 use std::collections::VecDeque;
@@ -11,59 +12,60 @@ use engine_api::Key;
 
 use super::{Change, Cursor, Feed, FeedError, Filter, Frame, SlotEnd};
 
-/// Most changes that a piece looks at: a millisecond or two with the largest filter, after which others have their turn
-/// and whoever is gone is noticed.
+/// Maximum number of changes that a piece checks. That takes a millisecond or two with the largest filter; then other
+/// subscribers have their turn, and a closed connection is noticed.
 const PIECE_CHANGES: usize = 16_384;
 
-/// Most changes looked at without another thread: some 50 us with the largest filter.
+/// Maximum number of changes checked without another thread: some 50 us with the largest filter.
 const SHORT_CHANGES: u64 = 256;
 
-/// How far a piece goes.
+/// Bounds of a piece: its last change, its last key, and its size.
 #[derive(Clone, Copy, Debug)]
 pub struct Scope {
-    /// The last change to look at.
+    /// Sequence number of the last change to check.
     pub last_seq: u64,
-    /// Only changes of keys up to this one, if there is one. Slots do not end then, since the rest of them is left out.
+    /// If set, only changes of keys up to this one pass. No slot end is reported then, because the slot's other changes
+    /// are left out.
     pub last_key: Option<Key>,
-    /// Most changes that pass.
+    /// Maximum number of changes that pass.
     pub most: usize,
 }
 
-/// What a piece found.
+/// Result of checking a piece.
 #[derive(Debug, Default)]
 pub struct Piece {
-    /// What passes, with its seq, in order.
+    /// Changes that pass, each with its sequence number, in order.
     pub changes: Vec<(u64, Change)>,
-    /// The slot that ends with the last change that was looked at.
+    /// Slot that ends with the last change checked, if one does.
     pub slot_end: Option<SlotEnd>,
-    /// Whether there is more to look at; else the scope or the feed has ended.
+    /// Whether there may be more to check. Otherwise the scope or the feed has ended.
     pub more: bool,
 }
 
-/// A place in the feed.
+/// A subscriber's position in the feed.
 #[derive(Debug)]
 pub struct Tail {
     feed: Arc<Feed>,
     filter: Arc<Filter>,
-    /// Frames that were read and not looked at to their ends.
+    /// Frames that were read and not yet checked to their ends.
     frames: VecDeque<Arc<Frame>>,
-    /// Where the disk was read to.
+    /// Position up to which the disk was read.
     cursor: Cursor,
     next_seq: u64,
 }
 
 impl Tail {
-    /// Before the change `next_seq`.
+    /// Creates a position right before the change `next_seq`.
     pub fn new(feed: Arc<Feed>, filter: Arc<Filter>, next_seq: u64) -> Self {
         Self { feed, filter, frames: VecDeque::new(), cursor: Cursor::new(next_seq), next_seq }
     }
 
-    /// The next change to look at: all before it were.
+    /// Sequence number of the next change to check.
     pub fn next_seq(&self) -> u64 {
         self.next_seq
     }
 
-    /// Goes on with `next_seq`, which is not before the place now.
+    /// Moves on to `next_seq`, which must not be before the current position.
     pub fn skip_to(&mut self, next_seq: u64) {
         debug_assert!(next_seq >= self.next_seq);
         self.next_seq = self.next_seq.max(next_seq);
@@ -72,8 +74,8 @@ impl Tail {
         }
     }
 
-    /// The part of `scope` that is in memory, where that is little: a piece of it never waits for the disk. `None` where
-    /// the next piece is work for another thread.
+    /// Returns the part of `scope` that is in memory, if it is small: a piece of it never waits for the disk. Returns
+    /// `None` where the next piece is work for another thread.
     pub fn at_hand(&mut self, scope: &Scope) -> Option<Scope> {
         if self.frames.is_empty() && self.next_seq <= scope.last_seq {
             self.frames.extend(self.feed.recent(self.next_seq)?);
@@ -83,10 +85,11 @@ impl Tail {
         (last_seq.saturating_sub(self.next_seq) < SHORT_CHANGES).then_some(Scope { last_seq, ..*scope })
     }
 
-    /// Looks at the next changes of `scope`, not beyond a slot's end. May read the disk.
+    /// Checks the next changes of `scope`, up to the end of a slot at most. May read the disk.
     ///
     /// # Errors
-    /// See [`FeedError`].
+    /// [`FeedError::Gone`] when the changes are no longer kept; [`FeedError::Log`] when the log cannot be read or is
+    /// damaged.
     pub fn piece(&mut self, scope: &Scope) -> Result<Piece, FeedError> {
         let (mut piece, mut looked) = (Piece::default(), 0);
         while self.next_seq <= scope.last_seq {
@@ -94,7 +97,7 @@ impl Tail {
                 break;
             }
             let Some(frame) = self.frames.front() else { break };
-            // A frame of the disk may begin before the place.
+            // A frame read from the disk may begin before the position.
             let known = (self.next_seq - frame.first_seq) as usize;
             let end = frame.next_end(self.next_seq).filter(|_| scope.last_key.is_none()).copied();
             for change in &frame.changes[known..] {
@@ -125,7 +128,7 @@ impl Tail {
         Ok(piece)
     }
 
-    /// Reads what comes next, from memory or from disk; false when there is nothing newer.
+    /// Reads the next frames from memory or from disk. Returns false when there is nothing newer.
     fn fill(&mut self) -> Result<bool, FeedError> {
         match self.feed.recent(self.next_seq) {
             Some(frames) => self.frames.extend(frames),

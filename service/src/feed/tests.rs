@@ -1,4 +1,4 @@
-//! The log against a model: what was published is read back, each change once, whatever happened in between.
+//! The log against a model: published changes are read back, each one once, whatever happened in between.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -23,7 +23,7 @@ fn change(n: u64) -> Change {
     Change { slot: n / 3, key: word(n % 97), old: side(!fifth, n), new: side(fifth || !seventh, n + 1) }
 }
 
-/// Where slots end among the changes up to `last`: each third change is the last of its slot.
+/// Returns the slot ends among the changes from `first` to `last`: each third change is the last of its slot.
 fn ends(first: u64, last: u64) -> Vec<SlotEnd> {
     let end = |seq: u64| SlotEnd { seq, slot: seq / 3, blockhash: [seq as u8; 32], parent_slot: seq / 3 - 1 };
     (first..=last).filter(|seq| seq % 3 == 2 && *seq > 3).map(end).collect()
@@ -33,7 +33,7 @@ fn at(seq: u64) -> ChainCheckpoint {
     ChainCheckpoint { seq, slot: Some(seq), ..ChainCheckpoint::default() }
 }
 
-/// A feed beside a store that stands at `seq`.
+/// A feed of a store that stands at `seq`.
 struct Rig {
     dir: PathBuf,
     seq: u64,
@@ -71,7 +71,7 @@ impl Rig {
         Self::open(&dir, seq, durability, retention)
     }
 
-    /// Every change from `seq` on, from disk alone and again as a subscriber reads it.
+    /// Checks every change from `seq` on, read from disk alone and again as a subscriber reads it.
     fn check(&self, seq: u64) {
         let expected: Vec<Change> = (seq..=self.seq).map(change).collect();
         let mut cursor = Cursor::new(seq);
@@ -107,10 +107,10 @@ impl Rig {
 #[derive(Clone, Debug)]
 enum Step {
     Commit(u64),
-    /// Appended, and the engine has no space for it.
+    /// An append of that many changes, which the engine then has no space for.
     Abort(u64),
     Reopen,
-    /// Appended, then a crash before the engine's commit; this share of the frame reached the disk.
+    /// An append, then a crash before the engine's commit; this share of the frame reached the disk.
     Crash(u64, f64),
 }
 
@@ -133,7 +133,7 @@ proptest! {
     ) {
         let temp = tempfile::tempdir().unwrap();
         let start = 100;
-        // Segments of one megabyte.
+        // The segments of this log have one megabyte.
         let retention = Retention { bytes: 1 << 20, ..KEEP_ALL };
         let mut rig = Rig::open(temp.path(), start, Durability::Synced, retention);
         rig.retention.bytes = 1 << 30;
@@ -162,7 +162,7 @@ proptest! {
     }
 }
 
-/// What is on disk of the frame just appended when the power goes: a part of it, then zeros.
+/// Leaves on disk the part of the appended frame that a power loss leaves: its first bytes, then zeros.
 fn tear(rig: &Rig, changes: u64, share: f64) {
     if changes == 0 {
         return;
@@ -199,7 +199,7 @@ fn a_store_that_went_another_way_begins_a_new_feed() {
     rig.check(1);
 }
 
-/// What opening the log says beside a store that stands at `seq`.
+/// Returns the log lines of opening the feed for a store that stands at `seq`.
 fn said_at(dir: &Path, seq: u64) -> String {
     let file = tempfile::NamedTempFile::new().unwrap();
     let written = Arc::new(file.reopen().unwrap());
@@ -219,7 +219,7 @@ fn a_store_before_the_end_of_its_feed_is_warned_of_with_both_seqs() {
         let both = said.contains("WARN") && said.contains(&format!("log_seq=25 store_seq={seq}"));
         assert_eq!(both, warned, "store_seq={seq}: {said}");
     }
-    // The one frame of a crash is none.
+    // The one frame that a crash leaves causes no warning.
     let dir = tempfile::tempdir().unwrap();
     let mut rig = Rig::synced(dir.path(), 5);
     rig.commit(5);
@@ -239,7 +239,7 @@ fn without_flushes_a_crash_that_may_have_lost_something_begins_a_new_feed() {
     rig.append(5);
     rig = rig.reopen();
     assert_ne!(rig.feed.id(), id, "the engine may have had it, shown it and lost it");
-    // Flushed from here on, in a segment of its own.
+    // From here on frames are flushed, in a segment of its own.
     let id = rig.feed.id();
     rig.commit(5);
     rig.durability = Durability::Synced;
@@ -268,7 +268,7 @@ fn beyond_the_retention_the_oldest_is_named() {
         other => panic!("{other:?}"),
     };
     assert_eq!(gone(&mut Cursor::new(oldest_seq - 1)), oldest_seq);
-    // One that reads the segment that was let go finishes it, and is told then.
+    // A reader that has the removed segment open finishes it, and gets the error then.
     while let Ok(frames) = rig.feed.read(&mut behind) {
         assert!(!frames.is_empty());
     }
@@ -315,7 +315,7 @@ fn who_reads_the_ring_cannot_write_it() {
     );
     let memory = memmap2::MmapOptions::new().map_raw_read_only(&file).unwrap();
     let base = std::ptr::NonNull::new(memory.as_mut_ptr()).unwrap();
-    // SAFETY: a mapping of the whole ring, kept beside the view.
+    // SAFETY: a mapping of the whole ring, kept alive as long as the reader.
     let reader = unsafe { proto::shm::ring::RingReader::new(base) }.unwrap();
     assert_eq!((reader.feed_id(), reader.head().seq, reader.oldest_seq(10)), (rig.feed.id(), 10, 1));
     rig.writer.share(ring);
@@ -365,7 +365,7 @@ fn a_tail_gives_what_passes_in_pieces_from_disk_and_from_memory() {
             assert_eq!(tail.next_seq(), range.end() + 1);
             let whole = last_key.is_none().then(|| ends(from, *range.end()));
             assert!(ended == whole.unwrap_or_default(), "where slots end");
-            // What is left out is not looked at.
+            // Skipped changes are not checked.
             if last_seq < 40_000 {
                 tail.skip_to(39_990);
                 let rest = Scope { last_seq: u64::MAX, last_key: None, most: 100 };

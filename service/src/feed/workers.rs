@@ -1,7 +1,7 @@
-//! The threads of the feed's subscribers: `feed-read-N` look at changes, `feed-dump-N` copy ranges of the map.
+//! The threads that serve the feed's subscribers: `feed-read-N` read changes, `feed-dump-N` copy ranges of the map.
 //!
-//! Owns: how many there are. Must not: run on the network edge what may take long: a stream that is read there waits as
-//! well. Threads: made and stopped by the service's main thread.
+//! Owns: the number of these threads. Must not: run long work on the network edge, because the other streams there
+//! would wait. Threads: made and stopped by the service's main thread.
 
 use std::io;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::pool::{NotDone, Pool};
 use crate::status::Shared;
 use crate::stop;
 
-/// Threads that look at changes for subscribers: one may wait for the disk while the other works.
+/// Number of threads that read changes for subscribers: one may wait for the disk while the other works.
 const READ_THREADS: usize = 2;
 
-/// All of them. Clones share them.
+/// Handle to all threads of the feed. Clones share them.
 #[derive(Clone)]
 pub struct Workers {
     read: Pool,
@@ -25,29 +25,30 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts the threads for up to `subscribers` subscribers, each of which has one piece of work under way at most.
+    /// Starts the threads for up to `subscribers` subscribers. Each has at most one piece of work under way.
     ///
     /// # Errors
-    /// Those of starting a thread.
+    /// I/O errors of starting a thread.
     pub fn start(engine: Arc<Measured>, shared: Arc<Shared>, subscribers: usize) -> io::Result<Self> {
         let read = Pool::start("feed-read", READ_THREADS, subscribers.max(1))?;
         Ok(Self { read, dumps: Dumps::start(engine, shared)? })
     }
 
-    /// Runs `job` on one of `feed-read-N`.
+    /// Runs `job` on one of the `feed-read-N` threads.
     ///
     /// # Errors
-    /// See [`NotDone`].
+    /// Any kind of [`NotDone`].
     pub async fn read<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T, NotDone> {
         self.read.run(job).await
     }
 
-    /// The way to `feed-dump-N`.
+    /// The pool of `feed-dump-N` threads.
     pub fn dumps(&self) -> &Dumps {
         &self.dumps
     }
 
-    /// Ends all threads and waits until `deadline`. After it none holds the engine, unless a thread did not end.
+    /// Ends all threads and waits for them until `deadline`. Afterwards no thread holds the engine, unless one did not
+    /// end.
     ///
     /// # Errors
     /// The names of the threads that have not ended.

@@ -1,14 +1,16 @@
-//! The writing side of the feed: appends a batch's changes, makes them durable, publishes them behind the engine's
+//! The writing side of the feed: appends a batch's changes, makes them durable, and publishes them after the engine's
 //! commit.
 //!
-//! Owns: the log's end and its retention. Must not: publish what the engine has not committed, or retry a flush.
-//! Runs on the ingest-apply thread.
+//! Owns: the log's end and its retention. Must not: publish changes that the engine has not committed, or retry a
+//! flush. Runs on the ingest-apply thread.
 //!
-//! A batch goes append, the engine's commit, publish. After a crash between the first two the log is one frame ahead of
-//! the engine; opening cuts it off, nobody has seen it. Every other difference between log and engine (a store that was
-//! loaded or restored behind the log's back, commits lost with the power of a buffered engine) means that seqs cannot
-//! be continued: the log begins anew under a new feed id, and a subscriber of the old one is told to start over. A store
-//! that stands before the log's end has lost commits, which is warned of with both seqs.
+//! The steps of a batch are: append, the engine's commit, publish. After a crash between the first two the log is one
+//! frame ahead of the engine. Opening cuts that frame off, because no subscriber has seen it.
+//!
+//! Every other difference between log and engine means that the sequence numbers cannot be continued. Examples are a
+//! store that was loaded or restored without the log, and commits of a buffered engine lost with the power. The log
+//! then begins anew under a new feed id, and a subscriber of the old one is told to start over. A store that stands
+//! before the log's end has lost commits; a warning names both sequence numbers.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher as _, RandomState};
@@ -26,24 +28,24 @@ use super::segment::{Found, Segment, clear, frame_at};
 use super::{Feed, Ring};
 use crate::status::unix_ms;
 
-/// Length of a segment where the retention is large enough: what is let go at a time, and what a new subscriber reads
-/// through at most to find its place.
+/// Length of a segment where the retention is large enough, in bytes. Expiry removes this much at a time, and a new
+/// subscriber reads at most this much to find its place.
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
-/// Length of a segment where it is not.
+/// Length of a segment where the retention is small, in bytes.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
-/// A retention is this many segments, so that letting one go leaves most of what was asked for.
+/// A retention is divided into this many segments, so that removing one leaves most of the requested past.
 const SEGMENTS: u64 = 8;
 
-/// What is kept of the past.
+/// Bounds on the past that the feed keeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Retention {
-    /// Bytes of the log on disk. At least two segments are kept.
+    /// Maximum bytes of the log on disk. At least two segments are kept.
     pub bytes: u64,
-    /// Age of the oldest change.
+    /// Maximum age of the oldest change.
     pub time: Duration,
 }
 
-/// The one that appends.
+/// The writer of the feed, which appends and publishes changes.
 #[derive(Debug)]
 pub struct FeedWriter {
     feed: Arc<Feed>,
@@ -53,23 +55,24 @@ pub struct FeedWriter {
     retention: Retention,
     segment_bytes: u64,
     end: End,
-    /// Appended, and not committed by the engine yet.
+    /// Frame that is appended, and not committed by the engine yet.
     pending: Option<Arc<Frame>>,
     buffer: Vec<u8>,
     ring: Option<Ring>,
 }
 
-/// The last segment and where the next frame goes in it.
+/// The last segment, and the place of the next frame in it.
 #[derive(Debug)]
 struct End {
     file: File,
     path: PathBuf,
+    /// Offset of the next frame.
     at: u64,
-    /// No frame reaches beyond this.
+    /// Length of the segment: no frame reaches beyond this offset.
     bytes: u64,
 }
 
-/// A log as found at opening.
+/// A log as found or made at opening.
 struct Log {
     identity: Identity,
     segments: Vec<Segment>,
@@ -77,10 +80,10 @@ struct Log {
 }
 
 impl FeedWriter {
-    /// Opens the log in `dir`, made when it is missing, behind a store that stands at `checkpoint`.
+    /// Opens the log in `dir`, for a store that stands at `checkpoint`. Creates the log when it is missing.
     ///
     /// # Errors
-    /// Those of the file system. A damaged log is not one: it begins anew, and the log says so.
+    /// I/O errors of the file system. A damaged log is no error: it begins anew, with a line in the log that says so.
     pub fn open(
         dir: &Path,
         checkpoint: &ChainCheckpoint,
@@ -100,7 +103,8 @@ impl FeedWriter {
             Err(Ended { why, log_seq }) => {
                 let store_seq = checkpoint.seq;
                 if let Some(log_seq) = log_seq.filter(|log_seq| *log_seq > store_seq) {
-                    // More than the frame of a crash: subscribers may have followed what the store does not hold.
+                    // The difference is more than the frame of a crash: subscribers may have followed changes that the
+                    // store does not hold.
                     let way_out = "if no older copy was put back, look for files that are lost, and restore a snapshot";
                     warn!(log_seq, store_seq, way_out, "the store stands before the end of its feed: commits are lost");
                 }
@@ -112,8 +116,8 @@ impl FeedWriter {
         };
         let feed_id = log.identity.feed_id;
         if log.identity.boot != boot {
-            // What is written without flushes must not stand in a segment that says otherwise: the next frame makes its
-            // own.
+            // Frames written without flushes must not get into a segment that promises flushes. With no room left here,
+            // the next frame makes a segment of its own.
             log.end.bytes = log.end.at;
         }
         let feed = Feed::new(feed_id, log.segments, checkpoint);
@@ -132,13 +136,14 @@ impl FeedWriter {
         Ok((writer, feed))
     }
 
-    /// Shows what is published in shared memory, too.
+    /// Publishes to readers of the shared-memory ring as well from now on.
     pub fn share(&mut self, ring: Ring) {
         self.ring = Some(ring);
     }
 
-    /// Appends the changes of a batch, the first of which gets `first_seq`, and where slots end in it. With [`Durability::Synced`] they are on the
-    /// device when this returns. Follow with [`FeedWriter::publish`] or [`FeedWriter::abort`].
+    /// Appends the changes of a batch, the first of which gets `first_seq`, and the slot ends among them. With
+    /// [`Durability::Synced`] they are on the device when this returns. Follow with [`FeedWriter::publish`] or
+    /// [`FeedWriter::abort`].
     ///
     /// # Errors
     /// [`ErrorKind::FreeSpace`] with nothing appended; [`ErrorKind::Reopen`] after a failed write or flush.
@@ -171,23 +176,23 @@ impl FeedWriter {
         Ok(())
     }
 
-    /// Shows subscribers what the engine has committed up to `checkpoint`.
+    /// Publishes the appended changes, which the engine has committed with `checkpoint`.
     pub fn publish(&mut self, checkpoint: &ChainCheckpoint) {
         let frame = self.pending.take();
         if let Some(frame) = &frame {
             self.end.at += frame.log_bytes() as u64;
         }
-        // First: who reads there counts microseconds.
+        // The ring comes first, because its readers count microseconds.
         if let Some(ring) = &mut self.ring {
             ring.publish(frame.as_deref(), checkpoint.slot);
         }
         self.feed.publish(frame, checkpoint);
     }
 
-    /// Takes back what was appended: the engine did not commit it.
+    /// Removes the appended changes, because the engine did not commit them.
     ///
     /// # Errors
-    /// [`ErrorKind::Reopen`]: the log's end is not known.
+    /// [`ErrorKind::Reopen`] when removing fails, so that the content of the log's end is not known.
     pub fn abort(&mut self) -> Result<()> {
         if self.pending.take().is_some() {
             self.end.cut()?;
@@ -195,7 +200,8 @@ impl FeedWriter {
         Ok(())
     }
 
-    /// Lets go what is older than the retention. Called once in a while: by time alone nothing else would.
+    /// Removes segments older than the retention, and beats the ring. Call it once in a while, because expiry by time
+    /// is checked nowhere else while no segment begins.
     pub fn expire(&self) {
         if let Some(ring) = &self.ring {
             ring.beat();
@@ -203,19 +209,19 @@ impl FeedWriter {
         self.feed.expire(self.retention);
     }
 
-    /// Keeps the past differently from now on.
+    /// Changes the retention from now on.
     #[cfg(test)]
     pub(crate) fn keep(&mut self, retention: Retention) {
         self.retention = retention;
     }
 
-    /// Bytes of the frame that was appended last and is not published.
+    /// Bytes of the frame that is appended and not published.
     #[cfg(test)]
     pub(super) fn pending_bytes(&self) -> usize {
         self.pending.as_ref().map_or(0, |frame| frame.log_bytes())
     }
 
-    /// Where the next frame goes.
+    /// Offset of the next frame.
     #[cfg(test)]
     pub(super) fn end(&self) -> u64 {
         self.end.at
@@ -232,7 +238,7 @@ impl FeedWriter {
     }
 }
 
-/// Why a log cannot be continued, and the seq that it ends with where that is known.
+/// Reason why a log cannot be continued, with the last sequence number of the log where that is known.
 struct Ended {
     why: String,
     log_seq: Option<u64>,
@@ -249,7 +255,7 @@ impl Ended {
 }
 
 impl Log {
-    /// A new log without a change. What was in `dir` before is removed.
+    /// Creates a new log without changes. All segments in `dir` are removed.
     fn create(dir: &Path, identity: Identity, next_seq: u64, segment_bytes: u64) -> Result<Self> {
         for path in segment_paths(dir)? {
             fs::remove_file(&path).map_err(|source| {
@@ -262,7 +268,7 @@ impl Log {
         Ok(Self { identity, segments: vec![segment], end })
     }
 
-    /// The log in `dir`, cut to end with `newest_seq`; or why it cannot be continued.
+    /// Opens the log in `dir`, and cuts it to end with `newest_seq`. Returns the reason where it cannot be continued.
     fn open(dir: &Path, newest_seq: u64) -> Result<std::result::Result<Self, Ended>> {
         let mut segments = Vec::new();
         let mut last = None;
@@ -282,7 +288,7 @@ impl Log {
                 Err(failed) => return Err(failed),
             }
         }
-        // Made by a rotation whose batch never came to be published.
+        // A rotation made the last segment, and its batch was never published.
         if let [.., before, empty] = &segments[..]
             && empty.first_seq > newest_seq
             && before.first_seq <= newest_seq + 1
@@ -295,7 +301,7 @@ impl Log {
         if identity.boot != 0 && identity.boot != boot_id()? {
             return Ok(Err(Ended::new("it was written without flushes before the machine last started")));
         }
-        // Behind the last frame that the store has, and behind the last one there is.
+        // Two places are tracked: after the last frame that the store has, and after the last frame of the log.
         let (mut at, mut seq) = (SEGMENT_HEADER_BYTES, segment.first_seq.saturating_sub(1));
         let (mut newest_at, mut log_seq, mut ahead) = (at, seq, 0);
         while let Found::Frame(frame, behind) = frame_at(&file, newest_at, log_seq + 1, &segment.path)? {
@@ -309,8 +315,8 @@ impl Log {
         if seq != newest_seq {
             return Ok(Err(Ended::at(log_seq, newest_seq, "it does not lead to the store")));
         }
-        // One frame that the engine did not commit is what a crash leaves. More, or any that a buffered engine may have
-        // committed and lost again, may have been seen.
+        // A crash leaves one frame that the engine did not commit. Subscribers may have seen more frames than one, or
+        // any frame that a buffered engine has committed and lost.
         if ahead > 1 || (ahead == 1 && identity.boot != 0) {
             return Ok(Err(Ended::at(log_seq, newest_seq, "it is ahead of the store")));
         }
@@ -319,7 +325,7 @@ impl Log {
         Ok(Ok(Self { identity, segments, end }))
     }
 
-    /// Opens again after removing the last segment, if nothing in it may have been seen.
+    /// Opens the log again without its last segment, unless changes in it may have been seen.
     fn open_without(segment: &Segment, dir: &Path, newest_seq: u64) -> Result<std::result::Result<Self, Ended>> {
         let (_, file, identity) = Segment::open(&segment.path)?;
         let first = frame_at(&file, SEGMENT_HEADER_BYTES, segment.first_seq, &segment.path)?;
@@ -336,7 +342,7 @@ impl Log {
     }
 }
 
-/// A number for this boot of the machine, never 0.
+/// Returns a number for this boot of the machine, never 0.
 fn boot_id() -> Result<u64> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text = fs::read_to_string(path)
@@ -348,10 +354,10 @@ fn boot_id() -> Result<u64> {
 }
 
 impl End {
-    /// Zeros behind the last frame. Needs no space.
+    /// Writes zeros after the last frame. Needs no space.
     ///
     /// # Errors
-    /// [`ErrorKind::Reopen`]: what stands there is not known.
+    /// [`ErrorKind::Reopen`] when that fails, so that the content after the last frame is not known.
     fn cut(&self) -> Result<()> {
         clear(&self.file, self.at, self.bytes).map_err(|source| {
             let failed = self.failed("cut", source);
@@ -365,7 +371,7 @@ impl End {
     }
 }
 
-/// Makes `dir` and the name that leads to it durable.
+/// Creates `dir` and makes the entry in its parent directory durable.
 fn make_dir(dir: &Path) -> std::io::Result<()> {
     fs::create_dir_all(dir)?;
     match dir.parent() {
@@ -374,7 +380,7 @@ fn make_dir(dir: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Every segment in `dir`, in the order of their seqs.
+/// Returns the path of every segment in `dir`, in the order of their sequence numbers.
 fn segment_paths(dir: &Path) -> Result<Vec<PathBuf>> {
     let list = || -> std::io::Result<Vec<PathBuf>> {
         let mut paths = Vec::new();

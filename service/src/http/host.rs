@@ -1,10 +1,10 @@
-//! Which names HTTP answers to: a page of an attacker, whose own name resolves to this machine (DNS rebinding), must not
-//! read through the browser of whoever opens it.
+//! Host names that HTTP requests may use. This defends against DNS rebinding: an attacker's page whose own name
+//! resolves to this machine must not read from the service through its visitor's browser.
 //!
 //! Owns: this rule. Must not: decide who may connect. Threads: the network edge.
 //!
-//! A browser sends the name that stands in its address bar. An attacker can make a name of theirs resolve to any
-//! address, but they can neither write an IP address there nor a name that is not theirs.
+//! A browser sends the name in its address bar. An attacker can make their own name resolve to any address. They cannot
+//! make a browser send an IP address or a name of somebody else.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -17,17 +17,18 @@ use axum::response::{IntoResponse as _, Response};
 
 use crate::status::{Shared, count};
 
-/// Longer names are cut in the answer.
+/// Longest part of a refused name in the answer, in characters.
 const SHOWN_MAX: usize = 100;
 
-/// The names that are answered to, besides those that no attacker can have.
+/// Host names that are answered, in addition to those that no attacker can own.
 #[derive(Clone, Debug, Default)]
 pub struct Hosts {
     names: Vec<String>,
 }
 
 impl Hosts {
-    /// Those of the setting `metrics_hosts`, the name in the setting `metrics`, and the machine's own.
+    /// Collects the names of the setting `metrics_hosts`, the name in the setting `metrics`, and the machine's own
+    /// name.
     pub fn new(metrics: &str, configured: &[String]) -> Self {
         let listened = metrics.rsplit_once(':').map_or(metrics, |(name, _)| name);
         let own = host_name();
@@ -39,7 +40,7 @@ impl Hosts {
     /// Whether a request for this host, with or without a port, is answered.
     fn answers(&self, host: &str) -> bool {
         let Ok(authority) = host.parse::<Authority>() else { return false };
-        // `Authority` takes anything after the address in brackets or the first colon for the port.
+        // `Authority` accepts any text as a port, after the address in brackets or the first colon.
         let port = authority.as_str().strip_prefix(authority.host());
         let is_port =
             |port: &str| port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
@@ -51,20 +52,20 @@ impl Hosts {
         host.parse::<Ipv4Addr>().is_ok()
             || six.is_some_and(|host| host.parse::<Ipv6Addr>().is_ok())
             || host == "localhost"
-            // Browsers resolve these themselves, to this machine (RFC 6761).
+            // Browsers themselves resolve these names to this machine (RFC 6761).
             || host.ends_with(".localhost")
             || self.names.contains(&host)
     }
 }
 
-/// The name of this machine, as the kernel has it.
+/// Returns the machine's name, as the kernel has it.
 pub(crate) fn host_name() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// Refuses a request that names another host. One that names none is answered where HTTP allows that, before 1.1: every
-/// browser names one.
+/// Middleware that refuses a request for another host. A request without a host is answered where HTTP allows that,
+/// before version 1.1; every browser names one.
 pub(super) async fn check(
     State((hosts, shared)): State<(Arc<Hosts>, Arc<Shared>)>,
     request: Request,
@@ -87,7 +88,7 @@ pub(super) async fn check(
     (StatusCode::MISDIRECTED_REQUEST, super::page(super::TEXT, message)).into_response()
 }
 
-/// As names are compared: in lower case, without the dot that may end them.
+/// Returns a name in the form in which names are compared: in lower case, without a final dot.
 fn plain(name: &str) -> String {
     name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
 }

@@ -1,4 +1,4 @@
-//! The HTTP/1 server under the pages: whoever is slow to ask or to read is cut.
+//! The HTTP/1 server below the pages. It cuts clients that are slow to ask or to read.
 //!
 //! Owns: accepting, the limits of a connection. Must not: know a page. Threads: the network edge.
 
@@ -26,20 +26,20 @@ use crate::net::figures::Ending;
 use crate::net::limit::{Admission, HTTP_SOURCE_MAX, Limit};
 use crate::net::source::Source;
 
-/// From the connection until a whole head has come. One request a connection: an idle one could not be told from a slow
-/// head, and scrapers ask every few seconds at most.
+/// Time from the connection to a complete request head. Each connection serves one request, because an idle connection
+/// could not be told from a slow head, and scrapers ask every few seconds at most.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A client that takes nothing of its answer for so long is gone or means harm.
+/// A client that reads nothing of its answer for this long is gone or hostile.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A head is a line and a few fields; more is refused with 431.
+/// Maximum size of a request head: a line and a few fields. A longer one is refused with 431.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// Pages made at once: each metrics page takes milliseconds of a processor and a megabyte. The others wait.
+/// Pages rendered at once; other requests wait. A metrics page takes milliseconds of CPU and a megabyte.
 const PAGES_AT_ONCE: usize = 4;
 
-/// After an error of accepting, as having no descriptor left.
+/// Pause after a failed accept, for example because no descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until `shutdown` is ready, then finishes the requests under way and returns.
@@ -56,7 +56,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, limit: Limit, s
         let mut io = TimeoutWriter::new(stream);
         io.set_timeout(Some(WRITE_TIMEOUT));
         let (seat, pages) = (Arc::clone(admission.seat()), pages.clone());
-        // A connection is a newcomer until its head is there.
+        // A connection counts as a newcomer until its request head is complete.
         let service = service_fn(move |request| match seat.settle() {
             Ok(()) => Either::Left(pages.call(request)),
             Err(_) => Either::Right(ready(Ok(full()))),
@@ -85,19 +85,19 @@ pub(super) async fn serve(listener: TcpListener, router: Router, limit: Limit, s
     graceful.shutdown().await;
 }
 
-/// The answer to one connection too many of a source.
+/// Returns the answer to a connection over its source's share.
 fn full() -> Response {
     let message = format!("too many connections from this address, try again later: max={HTTP_SOURCE_MAX}\n");
     (StatusCode::SERVICE_UNAVAILABLE, message).into_response()
 }
 
-/// The next connection that there is room for; the others are closed.
+/// Returns the next connection for which there is room, and closes the others.
 async fn accept(listener: &TcpListener, limit: &Limit) -> (TcpStream, Admission) {
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
                 if let Some(admission) = limit.admit(Source::of(from.ip())) {
-                    // An error is a socket that is gone, which the first read tells.
+                    // An error means that the socket is gone, which the first read reports.
                     stream.set_nodelay(true).ok();
                     return (stream, admission);
                 }

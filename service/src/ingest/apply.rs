@@ -1,9 +1,9 @@
-//! Applies whole slots to the engine: collects what they change, commits it with the checkpoint.
+//! Applies whole slots to the engine: collects their changes and commits them with the checkpoint.
 //!
-//! Owns: the only write path of the service. Must not: apply anything out of chain order or past a gap, or commit a part
-//! of a slot.
-//! Runs on its own OS thread, `ingest-apply`, from the first message until the channel is closed. Its clock is tokio's,
-//! which outside of a simulation is the machine's.
+//! Owns: the only write path of the service. Must not: apply anything out of chain order or past a gap, or commit a
+//! part of a slot.
+//! Runs on its own OS thread, `ingest-apply`, from the first message until the channel is closed. It takes the time
+//! from tokio's clock, which is the machine's clock outside of a simulation.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,45 +27,47 @@ use crate::pulse::Pulse;
 use crate::readiness::Awaited;
 use crate::status::{Shared, count, unix_ms};
 
-/// How often a full disk is asked again.
+/// Default wait before a commit that failed for lack of space, or of something else that may come back, is retried.
 pub const FULL_RETRY: Duration = Duration::from_secs(2);
-/// How often the engine's own figures are refreshed: some engines look at their files for them.
+/// How often the engine's own figures are refreshed. Not at every commit, because some engines inspect their files for
+/// them.
 const STATS_EVERY: Duration = Duration::from_secs(1);
 
-/// When to commit, and how.
+/// Settings that say when to commit, how much, and how durably.
 #[derive(Clone, Copy, Debug)]
 pub struct ApplyConfig {
-    /// How large a commit becomes while more is waiting. When nothing waits, what is whole is committed.
+    /// Bounds on a commit while more messages are queued. When the queue is empty, all whole slots are committed at
+    /// once.
     pub batch: batch::Limits,
-    /// Slots share a commit while more are waiting, but no commit is put off longer than this.
+    /// Maximum time between commits while slots keep coming. Slots share a commit until then.
     pub commit_interval: Duration,
     /// How long a whole slot waits for its parent before the parent counts as missing. The clock stands still while
     /// there is no connection.
     pub gap_timeout: Duration,
-    /// How often a full disk is asked again.
+    /// Wait before a commit that failed for lack of space, or of something else that may come back, is retried.
     pub full_retry: Duration,
-    /// What a commit survives.
+    /// Which failures a commit survives: a crash of the process only, or a power loss as well.
     pub durability: Durability,
 }
 
-/// The applying side of the ingest.
+/// The applying side of the ingest, run by the ingest-apply thread.
 pub struct Apply {
     engine: Arc<Measured>,
     shared: Arc<Shared>,
     config: ApplyConfig,
     stop: watch::Receiver<bool>,
     assembler: Assembler,
-    /// The checkpoint of the last commit.
+    /// Checkpoint of the last commit.
     committed: ChainCheckpoint,
-    /// What was taken in since then.
+    /// Changes taken in since the last commit.
     batch: Batch,
-    /// Where what changes the map is handed on, unless there is no feed.
+    /// Writer of the feed, which gets every change of the map; `None` when there is no feed.
     feed: Option<FeedWriter>,
     /// The newest slot that is wholly in `batch` or committed.
     complete: Option<Base>,
     created_unix_ms: u64,
     standing: Standing,
-    /// Since when a whole slot waits for its parent.
+    /// Since when a whole slot waits for its parent; `None` when none waits.
     waiting_since: Option<Instant>,
     last_commit: Instant,
     last_stats: Option<Instant>,
@@ -73,10 +75,11 @@ pub struct Apply {
 }
 
 impl Apply {
-    /// Starts behind the engine's checkpoint.
+    /// Creates the applying side, which continues after the engine's checkpoint.
     ///
     /// # Errors
-    /// Those of reading it.
+    /// Any error of the engine on reading its checkpoint; a checkpoint that another program or a newer version wrote,
+    /// or that contradicts itself.
     pub fn new(
         engine: Arc<Measured>,
         shared: Arc<Shared>,
@@ -107,10 +110,10 @@ impl Apply {
         })
     }
 
-    /// Applies until the channel is closed; commits what is whole before returning.
+    /// Applies messages until the channel is closed or `stop` turns true. Commits the whole slots before it returns.
     ///
     /// # Errors
-    /// The engine's, of a kind that going on cannot mend: the process should end.
+    /// Engine errors that a retry cannot mend: the process should end.
     pub fn run(mut self, mut messages: mpsc::Receiver<Message>) -> Result<()> {
         self.begin();
         while let Some(message) = messages.blocking_recv() {
@@ -125,13 +128,13 @@ impl Apply {
         self.end()
     }
 
-    /// Before the first message.
+    /// Publishes the engine's figures and the phase, before the first message.
     pub(super) fn begin(&mut self) {
         self.refresh_stats();
         self.standing.begin();
     }
 
-    /// Takes one message in; `nothing_waits`: there is no further one yet.
+    /// Takes in one message. `nothing_waits` says that the queue is empty.
     pub(super) fn take(&mut self, message: Message, nothing_waits: bool) -> Result<()> {
         let let_go = self.standing.lets_go(&message);
         match message {
@@ -142,7 +145,7 @@ impl Apply {
                 }
             }
             Message::Reconnected => {
-                // The replay may bring what is missing.
+                // The replay may bring the missing slots, so the wait for a parent starts anew.
                 self.waiting_since = None;
                 self.input(Input::Reconnected)?;
             }
@@ -150,7 +153,7 @@ impl Apply {
             Message::Gap(gap) => self.start_over(gap)?,
             Message::Beat => {}
         }
-        // What is whole need not wait either.
+        // The queue is empty, so commit now instead of waiting for a fuller batch.
         if nothing_waits {
             self.flush()?;
         }
@@ -158,7 +161,8 @@ impl Apply {
         Ok(())
     }
 
-    /// Behind the last message. A commit here only shortens the replay; the slot being assembled comes again.
+    /// Commits the whole slots after the last message. This only shortens the next replay: the slot being assembled
+    /// comes again.
     pub(super) fn end(mut self) -> Result<()> {
         self.flush()
     }
@@ -210,14 +214,14 @@ impl Apply {
         Ok(())
     }
 
-    /// Takes in the next slot of the chain; the gap, when it cannot be applied.
+    /// Adds the next slot of the chain to the batch. Returns the gap when the slot cannot be applied.
     fn slot(&mut self, slot: &WholeSlot) -> Result<Option<Gap>> {
         let base = Base { slot: slot.slot, blockhash: slot.blockhash };
         if !self.batch.has_room(slot.events.len()) {
             self.flush()?;
         }
         self.shared.overlay.begin(base);
-        // Opened for each slot: none is held while the engine commits.
+        // Opened for each slot, so that no reader is held while the engine commits.
         let mut reader = self.engine.reader()?;
         if let Some(gap) = self.batch.take(slot, &mut *reader, &self.pulse)? {
             return Ok(Some(gap));
@@ -234,7 +238,7 @@ impl Apply {
         Ok(None)
     }
 
-    /// Commits the batch, which ends where the newest slot ends. Without a newer slot there is nothing in it.
+    /// Commits the batch, which ends where its newest slot ends. Does nothing when no slot came after the last commit.
     fn flush(&mut self) -> Result<()> {
         let newest = self.complete.map(|base| base.slot);
         let Some(slot) = newest.filter(|slot| self.committed.slot != Some(*slot)) else { return Ok(()) };
@@ -263,8 +267,8 @@ impl Apply {
         Ok(())
     }
 
-    /// Writes the batch, which ends with `slot`; its changes are in the feed before the engine commits them. Returns where
-    /// the engine stands then.
+    /// Writes the batch, which ends with `slot`, and commits it. The feed gets the changes before the engine commits
+    /// them. Returns the new checkpoint.
     pub(super) fn commit(&mut self, slot: u64) -> Result<ChainCheckpoint> {
         let changes = self.batch.changes();
         let mut txn = self.engine.begin_for(self.batch.events())?;
@@ -288,7 +292,8 @@ impl Apply {
         }
         self.shared.committing();
         if let Err(failed) = txn.commit(&checkpoint.write(), self.config.durability) {
-            // Not after a commit of which nobody knows what became: opening again decides what the feed holds.
+            // Not after a commit with an unknown outcome: there, opening the store again decides which changes the feed
+            // holds.
             if may_pass(&failed) {
                 self.shared.not_committed();
                 if let Some(feed) = &mut self.feed {
@@ -327,7 +332,7 @@ impl Apply {
         }
     }
 
-    /// A gap in the chain as received: what came before it is committed, nothing after it is applied, and the next
+    /// Handles a gap in the received chain. The slots before it are committed and nothing after it is applied. The next
     /// connection starts over from there.
     fn start_over(&mut self, gap: Gap) -> Result<()> {
         self.flush()?;
@@ -339,7 +344,7 @@ impl Apply {
     }
 }
 
-/// Whether a commit that failed has changed nothing, so that the same one may succeed later.
+/// Whether a failed commit has changed nothing, so that the same commit may succeed later.
 fn may_pass(failed: &Error) -> bool {
     matches!(failed.kind(), ErrorKind::FreeSpace | ErrorKind::Retry)
 }

@@ -1,10 +1,11 @@
-//! Makes whole slots of a stream of updates, in the order of the chain, each once.
+//! Assembles whole slots from a stream of updates, in the order of the chain, each slot once.
 //!
-//! Owns: what has arrived and cannot be applied yet, within [`Limits`]. Must not: do I/O, know the stream's messages
-//! or the engine. Runs on the ingest-apply thread.
+//! Owns: the updates and slots that have arrived and cannot be applied yet, within [`Limits`]. Must not: do I/O, know
+//! the stream's messages or the engine. Runs on the ingest-apply thread.
 //!
-//! A slot is whole once its block meta and its confirmation arrived; updates in between are taken in. It is handed
-//! out once its parent was. A slot at or below the last one handed out is a duplicate, as a replay sends them.
+//! A slot is whole once its block meta and its confirmation have arrived. Updates that arrive between the two still
+//! belong to the slot. A whole slot is handed out after its parent. A slot at or below the last one handed out is a
+//! duplicate, because a replay sends such slots again.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -12,78 +13,78 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use super::event::{Event, WholeSlot};
 use crate::chain::Gap;
 
-/// Slots handed out whose blockhash is remembered, to tell a duplicate from another block in the same slot: more than
-/// the 150 slots that a stock server replays.
+/// Number of handed-out slots whose blockhash is remembered, to tell a duplicate from another block in the same slot.
+/// It is more than the 150 slots that a stock server replays.
 pub const REMEMBERED_SLOTS: usize = 512;
 
-/// Whole slots that may wait for a parent: a minute of them at five a second. The real server drops a slot's
-/// confirmation now and then and sends the slot only once a descendant is rooted, 32 slots later at best and more under
-/// load; a parent that did not come within this many is more likely to come on another connection.
+/// Maximum number of whole slots that wait for a parent: one minute at five slots a second. The real server drops a
+/// slot's confirmation now and then. It then sends the slot only once a descendant is rooted, 32 slots later at best
+/// and later under load. A parent that does not come within this many slots is more likely to come on another
+/// connection.
 pub const DEFAULT_SLOTS_MAX: usize = 300;
 
-/// Memory for slots that are not handed out yet, in bytes: some three million updates, far over a replay window of
-/// ordinary slots.
+/// Maximum memory for slots that are not handed out yet, in bytes. It holds some three million updates, far more than a
+/// replay window of ordinary slots.
 pub const DEFAULT_BYTES_MAX: usize = 256 << 20;
 
-/// What a held slot takes besides its updates, in bytes. Rounded up, so that slots without updates are bounded too.
+/// Bytes that a held slot takes in addition to its updates. Rounded up, so that slots without updates are bounded too.
 const SLOT_BYTES: usize = 256;
 
 const EVENT_BYTES: usize = size_of::<Event>();
 
-/// A blockhash that is not known.
+/// Placeholder for an unknown blockhash.
 const UNKNOWN: [u8; 32] = [0; 32];
 
-/// What the stream says, in the terms of the assembler.
+/// One input of the assembler, made from one message of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are those of the stream's messages, named alike")]
 pub enum Input {
     /// An account was written in a slot.
     Account { slot: u64, event: Event },
-    /// A slot's block is complete.
+    /// The block of a slot is complete.
     BlockMeta {
         slot: u64,
         blockhash: [u8; 32],
         parent_slot: u64,
         parent_blockhash: [u8; 32],
-        /// When the server made this message, ms since the Unix epoch; 0 when it does not say.
+        /// When the server made this message, in ms since the Unix epoch; 0 when the server does not say.
         created_unix_ms: u64,
     },
-    /// A slot was confirmed (or finalized), or found dead.
+    /// A slot was confirmed or finalized, or was found dead.
     Status { slot: u64, confirmed: bool, dead: bool },
-    /// What follows comes from a new connection, which starts over from the slot asked for.
+    /// The inputs after this one come from a new connection, which starts over from the slot that it asked for.
     Reconnected,
 }
 
-/// How much may be held.
+/// Bounds on the slots and bytes that the assembler may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Whole slots waiting for a parent.
+    /// Maximum number of whole slots that wait for a parent.
     pub slots_max: usize,
-    /// Bytes of everything held.
+    /// Maximum bytes of all held slots and updates.
     pub bytes_max: usize,
 }
 
-/// The slot that the data stands at: the next one handed out is its child.
+/// The block that the data stands at. The next slot handed out is its child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Base {
-    /// The slot.
     pub slot: u64,
-    /// Its blockhash; all zeros when not known.
+    /// Blockhash of the slot; all zeros when not known.
     pub blockhash: [u8; 32],
 }
 
-/// What was dropped since the start.
+/// Counts of dropped slots and updates since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Slots that came again.
+    /// Slots that came again after they were whole or handed out.
     pub duplicate_slots: u64,
-    /// Account updates of slots that were whole already.
+    /// Account updates for slots that were already whole or handed out.
     pub duplicate_updates: u64,
-    /// Slots that were found dead while something of them was held.
+    /// Slots that were found dead while updates or other parts of them were held.
     pub dead_slots: u64,
 }
 
-/// The state machine. Call [`Assembler::next`] until `None` after each [`Assembler::push`].
+/// The state machine that assembles slots. Call [`Assembler::next`] until it returns `None` after each
+/// [`Assembler::push`].
 #[derive(Debug)]
 pub struct Assembler {
     last: Option<Base>,
@@ -91,9 +92,9 @@ pub struct Assembler {
     partial: BTreeMap<u64, Partial>,
     whole: BTreeMap<u64, WholeSlot>,
     held_bytes: usize,
-    /// Slots handed out, ascending.
+    /// Newest handed-out slots, ascending; at most [`REMEMBERED_SLOTS`].
     remembered: VecDeque<Base>,
-    /// Kept between slots for its allocation.
+    /// Position of each key's update in one slot. Kept between slots only to reuse its allocation.
     positions: HashMap<[u8; 32], usize>,
     dropped: Dropped,
 }
@@ -114,7 +115,8 @@ struct Meta {
 }
 
 impl Limits {
-    /// The default, or less: no more than a quarter of what the process may use.
+    /// Returns the default limits, with the bytes reduced to a quarter of `limit_bytes` where that is less.
+    /// `limit_bytes` is the memory that the process may use.
     pub fn within(limit_bytes: u64) -> Self {
         let quarter = usize::try_from(limit_bytes / 4).unwrap_or(usize::MAX);
         Self { bytes_max: DEFAULT_BYTES_MAX.min(quarter), ..Self::default() }
@@ -128,7 +130,8 @@ impl Default for Limits {
 }
 
 impl Assembler {
-    /// Starts behind `base`. Without one, the first whole slot is handed out whatever its parent.
+    /// Creates an assembler whose first handed-out slot is the child of `base`. Without a base, the first whole slot is
+    /// handed out regardless of its parent.
     pub fn new(base: Option<Base>, limits: Limits) -> Self {
         Self {
             last: base,
@@ -142,7 +145,8 @@ impl Assembler {
         }
     }
 
-    /// Takes one input in. After a gap nothing that follows can be handed out: [restart](Self::restart).
+    /// Takes in one input. Returns an error when slots are missing, contradict each other or exceed the limits. Nothing
+    /// can be handed out after that until a [restart](Self::restart).
     pub fn push(&mut self, input: Input) -> Result<(), Gap> {
         match input {
             Input::Account { slot, event } => self.account(slot, event),
@@ -162,20 +166,20 @@ impl Assembler {
         }
     }
 
-    /// Drops everything held and starts over after `base`: the last slot that was taken, or the base of [`Self::new`].
-    /// Call it after a gap, before the inputs of a connection that begins at that slot.
+    /// Drops everything held and starts over after `base`: the last slot that the caller applied, or the base of
+    /// [`Self::new`]. Call it after a gap, before the inputs of a connection that begins at that slot.
     pub fn restart(&mut self, base: Option<Base>) {
         self.drop_partial_through(u64::MAX);
         self.whole.clear();
         self.held_bytes = 0;
         self.last = base;
-        // A slot that was handed out and could not be taken is handed out again. A blockhash that the base has only
-        // learned from the stream may be of a fork: it is learned anew.
+        // A slot that was handed out and could not be applied is handed out again. A blockhash that the base learned
+        // only from the stream may belong to a fork, so it is learned anew.
         self.remembered.retain(|known| base.is_some_and(|base| known.slot < base.slot));
         self.remembered.extend(base);
     }
 
-    /// The next slot of the chain, when it is whole.
+    /// Removes and returns the next slot of the chain, if it is whole.
     #[allow(clippy::should_implement_trait, reason = "not an iterator: more may come after a None")]
     pub fn next(&mut self) -> Option<WholeSlot> {
         let first = self.whole.first_entry()?;
@@ -191,12 +195,12 @@ impl Assembler {
             self.remembered.pop_front();
         }
         self.remembered.push_back(base);
-        // What is still partial down here was skipped by the chain.
+        // The chain skipped every slot up to here that is still partial.
         self.drop_partial_through(slot.slot);
         Some(slot)
     }
 
-    /// Whether what is held shows that slots are missing.
+    /// Returns a gap when the held slots show that slots are missing, or when they exceed the limits.
     pub fn check_gap(&self) -> Option<Gap> {
         let last = self.last?;
         let Some(first) = self.whole.values().next() else {
@@ -228,14 +232,15 @@ impl Assembler {
         (self.held_bytes > self.limits.bytes_max).then(|| self.over_bytes(parent))
     }
 
-    /// The first whole slot whose parent has not come, and that parent. Ask once [`Assembler::next`] gives none.
+    /// Returns the first whole slot whose parent has not come, and that parent's slot. Call it once [`Assembler::next`]
+    /// returns `None`.
     pub fn awaits_parent(&self) -> Option<(u64, u64)> {
         self.last?;
         self.whole.values().next().map(|first| (first.slot, first.parent_slot))
     }
 
-    /// The gap before the first whole slot, should its parent not be awaited any longer; `why` not. `None` when no
-    /// whole slot waits for a parent.
+    /// Returns the gap before the first whole slot, for a caller that stops waiting for that slot's parent. `why` is
+    /// the reason for stopping. Returns `None` when no whole slot waits for a parent.
     pub fn missing_parent(&self, why: &str) -> Option<Gap> {
         let (last, first) = (self.last?, self.whole.values().next()?);
         let detail = format!(
@@ -248,28 +253,27 @@ impl Assembler {
         Some(Gap { first_slot, last_slot: first.parent_slot.max(first_slot), detail })
     }
 
-    /// Slots of which anything is held.
+    /// Number of slots of which any part is held.
     pub fn held_slots(&self) -> usize {
         self.partial.len() + self.whole.len()
     }
 
-    /// Bytes of what is held.
+    /// Bytes of all held slots and updates, the overhead of each slot included.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes
     }
 
-    /// The last slot handed out, or the base.
+    /// The last slot handed out; before the first one, the base.
     pub fn last(&self) -> Option<Base> {
         self.last
     }
 
-    /// What was dropped since the start.
     pub fn dropped(&self) -> Dropped {
         self.dropped
     }
 
     fn account(&mut self, slot: u64, event: Event) -> Result<(), Gap> {
-        // An update for a whole slot is a replay's: the slot is complete as it is.
+        // An update for a whole slot comes from a replay: the slot is already complete.
         if self.is_past(slot) || self.whole.contains_key(&slot) {
             self.dropped.duplicate_updates += 1;
             return Ok(());
@@ -308,8 +312,9 @@ impl Assembler {
         self.complete(slot)
     }
 
-    /// Drops what is held of a dead slot. Should another block be confirmed in its place, all of that one is sent
-    /// after this, its updates before its block meta, so what comes next is taken in afresh.
+    /// Drops every held part of a dead slot. Should another block be confirmed in its place, the server sends all of
+    /// that block after this message, its updates before its block meta. Later inputs for the slot are therefore taken
+    /// in afresh.
     fn dead(&mut self, slot: u64) {
         let partial = self.partial.remove(&slot).map(|partial| partial.events.len());
         let whole = self.whole.remove(&slot).map(|whole| whole.events.len());
@@ -369,7 +374,7 @@ impl Assembler {
         if self.remembered[at].blockhash != UNKNOWN {
             return same_block(slot, self.remembered[at].blockhash, blockhash);
         }
-        // A base without a blockhash learns it from the replay, so that its child is checked against it.
+        // A base without a blockhash learns it from the replay, so that the base's child can be checked against it.
         self.remembered[at].blockhash = blockhash;
         if let Some(last) = self.last.as_mut().filter(|last| last.slot == slot) {
             last.blockhash = blockhash;
@@ -386,7 +391,7 @@ impl Assembler {
         }
     }
 
-    /// Leaves one update a key: that of the highest write version, the later one among equals.
+    /// Keeps one update a key: the one with the highest write version, and the later one among equals.
     fn keep_last_writes(&mut self, events: &mut Vec<Event>) {
         self.positions.clear();
         let mut kept = 0;

@@ -1,4 +1,4 @@
-//! Scripted sequences and random interleavings.
+//! Tests of the assembler: scripted sequences and random interleavings.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -110,7 +110,7 @@ fn a_dead_slot_is_dropped_and_may_come_again() {
     let out = feed(&mut assembler, &[account(11, 2, 2, 2), meta(11, 10), confirmed(11)]);
     assert_eq!(out[0].events.len(), 1);
     assert_eq!(out[0].events[0].key, [2; 32]);
-    // One that is whole and waits for its parent.
+    // A slot that is whole and waits for its parent can be found dead as well.
     assert_eq!(feed(&mut assembler, &[account(13, 1, 1, 1), meta(13, 12), confirmed(13), dead(13)]), []);
     assert_eq!((assembler.held_slots(), assembler.held_bytes()), (0, 0));
     assert_eq!(assembler.dropped().dead_slots, 2);
@@ -164,7 +164,7 @@ fn too_many_waiting_slots_or_bytes_are_a_gap() {
     gap(&mut assembler, &updates);
 }
 
-/// A chain from slot 100 on, each slot with its inputs; some slots are skipped.
+/// A chain that starts after slot 100, each slot with its inputs; some slots are skipped.
 fn chain() -> impl Strategy<Value = Vec<(u64, Vec<Input>)>> {
     prop::collection::vec((1_u64..4, prop::collection::vec((0_u8..6, any::<u8>()), 0..6)), 1..12).prop_map(|slots| {
         let mut parent = 100;
@@ -183,8 +183,8 @@ fn chain() -> impl Strategy<Value = Vec<(u64, Vec<Input>)>> {
 }
 
 proptest! {
-    /// Slots are cut into each other, the meta and the confirmation of a slot come in either order, reconnects
-    /// replay everything from the last slot handed out: the chain still comes out in order, each slot once and whole.
+    /// The inputs of several slots are interleaved, the meta and the confirmation of a slot come in either order, and a
+    /// reconnect replays everything. The chain still comes out in order, each slot once and whole.
     #[test]
     fn any_interleaving_gives_the_chain_once(
         chain in chain(),

@@ -5,30 +5,30 @@
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 
-/// After a connection that broke: shortest and longest wait.
+/// Shortest and longest wait after a connection that broke.
 const BROKEN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
 
-/// After a connection that did not bring a slot: shortest and longest wait. A server asks its validator's memory for
-/// each replay, so this starts slower.
+/// Shortest and longest wait after a connection that did not bring a slot. These waits start longer, because a server
+/// reads its validator's memory for each replay.
 const GAP: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
-/// The waits of one subscription.
+/// The waits of one subscription, one sequence for each kind of failure.
 #[derive(Debug)]
 pub(crate) struct Waits {
-    /// After a connection that broke.
+    /// Waits after a connection that broke.
     pub(crate) broken: Backoff,
-    /// After a connection that did not bring a slot.
+    /// Waits after a connection that did not bring a slot.
     pub(crate) gap: Backoff,
 }
 
 impl Waits {
-    /// Starts with the shortest waits. The jitter follows from `seed`.
+    /// Creates the waits, both at their shortest. The jitter depends on `seed`.
     pub(crate) fn new(seed: u64) -> Self {
         Self { broken: Backoff::new(BROKEN, seed), gap: Backoff::new(GAP, seed) }
     }
 }
 
-/// The waits since the last success.
+/// A sequence of waits that doubles until the next success.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     next: Duration,
@@ -43,8 +43,8 @@ impl Backoff {
         Self { next: first, first, longest, seed, waits: 0 }
     }
 
-    /// The wait before the next attempt: half of it fixed, half random, so that clients of one server that
-    /// restarted do not come back all at once.
+    /// Returns the wait before the next attempt: half of it fixed, half random. The random half keeps the clients of a
+    /// restarted server from coming back all at once.
     pub(crate) fn next_wait(&mut self) -> Duration {
         let half = self.next / 2;
         self.next = (self.next * 2).min(self.longest);
@@ -54,7 +54,7 @@ impl Backoff {
         half + half * share / 1024
     }
 
-    /// After a success.
+    /// Starts over with the shortest wait, after a success.
     pub(crate) fn reset(&mut self) {
         self.next = self.first;
     }

@@ -1,15 +1,15 @@
-//! The batch: what the next commit changes, collected slot by slot.
+//! The batch: the changes of the next commit, collected slot by slot.
 //!
-//! Owns: reading each key, leaving out what changes nothing, when a commit is due and how large it may be. Must not:
-//! write to the engine, or keep a part of a slot. Runs on the ingest-apply thread.
+//! Owns: reading each key, leaving out events that change nothing, when a commit is due and how large it may be. Must
+//! not: write to the engine, or keep a part of a slot. Runs on the ingest-apply thread.
 //!
 //! Keys are read when their slot is taken in, from the newest commit and from the batch itself. A batch therefore holds
-//! changes alone, and its size says what a commit costs: of ten thousand events that change nothing none is in it.
+//! only changes, and its size tells the cost of a commit: of ten thousand events that change nothing it holds none.
 //!
-//! A batch ends where a slot ends, whatever the limits say, because readers see every commit: a lookup then never finds a
-//! part of a slot, nor does a copy of the store or a restart. The price is memory for the largest slot, which
+//! A batch ends where a slot ends, regardless of the limits, because readers see every commit. A lookup, a copy of the
+//! store or a restart then never finds a part of a slot. The price is memory for the largest slot, which
 //! [`Limits::most`] bounds. One block of the chain cannot write-lock more than some 330 thousand accounts (100 million
-//! compute units a block, 300 for each lock), so that only a small memory limit makes that bound matter.
+//! compute units a block, 300 for each lock), so that bound matters only under a small memory limit.
 
 use std::collections::HashMap;
 
@@ -21,49 +21,54 @@ use crate::chain::Gap;
 use crate::feed::{Change, FRAME_CHANGES_MAX, SlotEnd};
 use crate::pulse::Pulse;
 
-/// Changes after which a commit is due while more waits. Two flushes are nothing for this many changes, and a commit of
-/// them still fits whole into the feed's memory and into its ring, so that followers do not fall back to the disk.
+/// Number of changes after which a commit is due while more messages are queued. The two flushes of a commit cost next
+/// to nothing compared with this many changes. A commit of this size still fits whole into the feed's memory and into
+/// its ring, so that followers do not fall back to the disk.
 pub const CHANGES_DUE: usize = 1 << 16;
 
-/// The least that [`CHANGES_DUE`] shrinks to under a small memory limit: below it flushes take most of the time.
+/// Lower bound of [`CHANGES_DUE`] under a small memory limit. With fewer changes a commit, flushes would take most of
+/// the time.
 const CHANGES_DUE_MIN: usize = 1000;
 
-/// The part of the memory limit that a batch of several slots may fill, its commit included.
+/// A batch of several slots may fill 1/`DUE_SHARE` of the memory limit, its commit included.
 const DUE_SHARE: u64 = 16;
 
-/// The part of the memory limit that a single slot may fill, its commit included. With more the process would be ended.
+/// A single slot may fill 1/`SLOT_SHARE` of the memory limit, its commit included. With more, the kernel would kill the
+/// process.
 const SLOT_SHARE: u64 = 2;
 
-/// The least changes that a slot may make: every update of a mainnet slot changes something.
+/// Number of changes that a slot may always make, even under a small memory limit: nearly every update of a mainnet
+/// slot changes something.
 const SLOT_CHANGES_MIN: usize = 8192;
 
-/// What a change takes in memory until it is committed, in bytes, rounded up: here with its index, in the feed's frame
-/// and its bytes, in the engine's transaction.
+/// Memory of one change until it is committed, in bytes, rounded up: in the batch with its index, in the feed's frame
+/// and its bytes, and in the engine's transaction.
 const CHANGE_BYTES: u64 = 768;
 
-/// How large a batch may become.
+/// Bounds on the size of a batch, in changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Changes after which a commit is due at the end of a slot, while more waits.
+    /// Number of changes after which a commit is due at the end of a slot, while more messages are queued.
     pub due: usize,
-    /// Most changes of one commit. A slot with more cannot be applied.
+    /// Maximum number of changes of one commit. A slot with more cannot be applied.
     pub most: usize,
 }
 
-/// What the next commit changes. Holds whole slots.
+/// The changes of the next commit. Holds whole slots only.
 #[derive(Debug)]
 pub struct Batch {
     limits: Limits,
     changes: Vec<Change>,
-    /// Where the slots end that change something; the seq counts the batch's changes from 1.
+    /// Ends of the slots that change something. `seq` counts the batch's changes from 1.
     ends: Vec<SlotEnd>,
-    /// Where the newest change of a key stands in `changes`.
+    /// Index in `changes` of the newest change of each key.
     newest: HashMap<Key, usize>,
     events: u64,
 }
 
 impl Limits {
-    /// The limits of a process that may use `limit_bytes` of memory. `due`: what the operator set.
+    /// Returns the limits for a process that may use `limit_bytes` of memory. `due` is the operator's setting for
+    /// [`Limits::due`], if any.
     pub fn within(limit_bytes: u64, engine: EngineKind, due: Option<usize>) -> Self {
         let bytes = CHANGE_BYTES + engine.transaction_page_bytes();
         let fit = |share: u64| usize::try_from(limit_bytes / share / bytes).unwrap_or(usize::MAX);
@@ -74,7 +79,7 @@ impl Limits {
 }
 
 impl Batch {
-    /// An empty one.
+    /// Creates an empty batch with these limits.
     pub fn new(limits: Limits) -> Self {
         Self { limits, changes: Vec::new(), ends: Vec::new(), newest: HashMap::new(), events: 0 }
     }
@@ -84,31 +89,32 @@ impl Batch {
         &self.changes
     }
 
-    /// Where the slots end that change something, when the change before the batch's first is `seq`.
+    /// Returns the ends of the slots that change something. `seq` is the sequence number before the batch's first
+    /// change.
     pub fn ends(&self, seq: u64) -> Vec<SlotEnd> {
         self.ends.iter().map(|end| SlotEnd { seq: seq + end.seq, ..*end }).collect()
     }
 
-    /// The events that were taken in, also those that change nothing.
+    /// Number of events taken in, including those that change nothing.
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// Whether it is to be committed though more waits.
+    /// Whether the batch should be committed although more messages are queued.
     pub fn is_due(&self) -> bool {
         self.changes.len() >= self.limits.due
     }
 
-    /// Whether a slot of so many events fits beside what is there. An empty batch takes any slot.
+    /// Whether a slot of `events` events fits into the batch in addition to its changes. An empty batch takes any slot.
     pub fn has_room(&self, events: usize) -> bool {
         self.changes.is_empty() || self.changes.len() + events <= self.limits.most
     }
 
-    /// Takes in what `slot` changes. `reader` is of the newest commit. The gap, when the slot changes more than one
-    /// commit can hold; then nothing of it is in the batch.
+    /// Adds the changes of `slot`. `reader` must see the newest commit. Returns a gap when the slot changes more keys
+    /// than one commit can hold; the batch then holds nothing of the slot.
     ///
     /// # Errors
-    /// The reader's.
+    /// Any error of the reader.
     pub fn take(&mut self, slot: &WholeSlot, reader: &mut dyn Reader, pulse: &Pulse) -> Result<Option<Gap>> {
         let before = self.changes.len();
         for event in &slot.events {
@@ -135,9 +141,9 @@ impl Batch {
         Ok(None)
     }
 
-    /// Begins anew after a commit.
+    /// Empties the batch after a commit.
     pub fn clear(&mut self) {
-        // A batch that grew while catching up gives its memory back.
+        // Free the memory of a batch that grew while catching up.
         if self.changes.capacity() > self.limits.due {
             (self.changes, self.newest) = (Vec::new(), HashMap::new());
         }
@@ -184,7 +190,7 @@ mod tests {
         WholeSlot { slot, blockhash, parent_slot: slot - 1, parent_blockhash, created_unix_ms: 0, events }
     }
 
-    /// A store in which key 1 holds 1.
+    /// A store in which key 1 holds value 1.
     fn store(dir: &std::path::Path) -> Box<dyn Engine> {
         let engine = engines::open(dir, &EngineOptions::new(engines::default_engine()), OpenMode::Create).unwrap();
         let mut txn = engine.begin().unwrap();
@@ -204,7 +210,7 @@ mod tests {
         }
         assert!(!batch.is_due() && batch.changes().is_empty(), "nothing changed: {:?}", batch.changes());
         assert_eq!(batch.events(), 96);
-        // The second look at a key finds what the batch leaves in it.
+        // A second event on a key is compared with the batch's newest value of that key.
         batch.take(&slot(50, &[(1, Some(2)), (2, Some(5))]), &mut *reader, &pulse).unwrap();
         batch.take(&slot(51, &[(1, Some(2)), (2, None)]), &mut *reader, &pulse).unwrap();
         let seen: Vec<_> = batch.changes().iter().map(|c| (c.slot, c.key[0], c.old.map(|v| v[0]))).collect();
@@ -229,7 +235,7 @@ mod tests {
         assert_eq!((gap.first_slot, gap.last_slot), (11, 11));
         assert!(gap.detail.contains("most=4") && gap.detail.contains("memory"), "{gap:?}");
         assert_eq!((batch.changes().len(), batch.changes()[0].slot, batch.ends(0).len()), (1, 10, 1));
-        // What was taken back is not remembered either.
+        // The batch has forgotten the keys of the slot that it refused.
         batch.take(&slot(12, &[(3, None), (2, Some(2))]), &mut *reader, &pulse).unwrap();
         assert_eq!(batch.changes().len(), 1);
     }
@@ -241,7 +247,7 @@ mod tests {
         assert_eq!(roomy, Limits { due: CHANGES_DUE, most: FRAME_CHANGES_MAX });
         let small = of(128, EngineKind::Strata, None);
         assert!(small.due > 7000 && small.due < CHANGES_DUE && small.most > 80_000, "{small:?}");
-        // A page for each change.
+        // LMDB holds a page in memory for each change.
         let tree = of(128, EngineKind::Lmdb, None);
         assert!(tree.due >= CHANGES_DUE_MIN && tree.due < 2000 && tree.most > 10_000, "{tree:?}");
         assert_eq!(of(64 << 10, EngineKind::Redb, Some(10)).due, 10);

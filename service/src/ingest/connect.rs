@@ -1,7 +1,7 @@
-//! One connection to the Yellowstone server: made, subscribed, its pings answered, given up when no slot comes.
+//! One connection to the Yellowstone server: makes it, subscribes, answers pings, and gives it up when no slot comes.
 //!
-//! Owns: what the end of a connection means. Must not: know what is done with an update, or whether there is a network.
-//! Runs on a receiver's task. Its clock is tokio's, which the simulation turns.
+//! Owns: the meaning of a connection's end. Must not: know how an update is used, or whether there is a network. Runs
+//! on a receiver's task. It takes the time from tokio's clock, which the simulation controls.
 
 use std::time::Duration;
 
@@ -17,74 +17,76 @@ use super::backoff::Waits;
 use super::upstream::{Client, Upstream, chain};
 use crate::chain::{Gap, SLOT_END};
 
-/// How long the server may take over one request that is not the stream itself.
+/// Maximum time that the server may take over one request. The subscription's answer may take `idle_timeout` where that
+/// is longer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often a quiet stream is looked at: the resolution of every timeout of the ingest.
+/// How often a quiet stream is checked. This is the resolution of every timeout of the ingest.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Wait before trying again what only a person can put right: a token, a filter.
+/// Wait before a retry where only a person can fix the cause, such as a wrong token or a forbidden filter.
 const SLOW_RETRY: Duration = Duration::from_secs(30);
 
-/// A subscription that is open.
+/// An open subscription on one connection.
 pub(crate) struct Connection<C: Client> {
     updates: C::Updates,
     requests: C::Requests,
     ticks: Interval,
-    /// When the last tick was.
+    /// Time of the last tick.
     ticked_at: Instant,
-    /// How long there was no [progress](Self::progressed). Only time in which this connection was read counts: a
-    /// receiver that is held up by a full queue is no silence of the server.
+    /// Time without [progress](Self::progressed). Only time in which this connection was read counts: a receiver that a
+    /// full queue holds up does not mean that the server is silent.
     idle: Duration,
     idle_timeout: Duration,
-    /// Something of a slot was heard on this connection.
+    /// Whether this connection has brought any message about a slot.
     heard: bool,
     terms: Terms,
 }
 
-/// What the words of a server are read with.
+/// Context for interpreting a server's error message.
 #[derive(Clone, Copy, Debug)]
 struct Terms {
-    /// The slot that the store stands at.
+    /// The slot that the store stands at; `None` before the first.
     applied: Option<u64>,
-    /// A token is sent.
+    /// Whether a token is sent to the server.
     token: bool,
 }
 
-/// What comes of a connection next.
+/// Next event of a connection.
 #[expect(clippy::large_enum_variant, reason = "it lives for one turn of a loop, and a box would cost each update more")]
 pub(crate) enum Next {
-    /// An update; never a ping.
+    /// An update of the stream; never a ping.
     Update(SubscribeUpdate),
-    /// Half a second has passed.
+    /// Half a second has passed since the last tick.
     Tick,
 }
 
-/// Why a connection ended.
+/// Reason for the end of a connection.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    /// Trying again is likely to help.
+    /// A failure that a retry is likely to mend.
     Retry(String),
-    /// The server is there and brings no slot that can be applied; `heard`: it tells of slots all the same.
+    /// The server answers and brings no slot that can be applied. `heard` says whether it sends messages about slots
+    /// all the same.
     Idle { why: String, heard: bool },
-    /// Trying again helps only once somebody changed something.
+    /// A refusal that only a changed setting or a changed server can mend.
     Refused(String),
-    /// The server no longer has the slots, or one of its messages cannot be read.
+    /// Missing slots: the server no longer has them, or one of its messages cannot be read.
     Gap(Gap),
-    /// What the server can send again begins right after the slot that was asked for: ask for this one.
+    /// The server's slots begin right after the slot that was asked for: ask for this slot instead.
     BeginsAt(u64),
-    /// ingest-apply has seen a gap on this connection.
+    /// ingest-apply has found a gap on this connection.
     GivenUp,
-    /// There are new credentials.
+    /// The token or the certificates have changed.
     Renewed,
-    /// Nobody takes what is received.
+    /// The receiving end of the queue to ingest-apply is gone.
     Closed,
 }
 
 impl<C: Client> Connection<C> {
-    /// Connects and subscribes. `applied` is the slot that the store stands at, which `request` asks to begin with; the
-    /// server is asked first from where it can. One that begins right after that slot is asked for the next one: the
-    /// assembler compares its parent with what was applied.
+    /// Connects and subscribes. `applied` is the slot that the store stands at, and `request` asks to begin with it.
+    /// The server is asked first which slots it still has. A server whose slots begin right after that slot is asked
+    /// for the next slot instead, and the assembler compares the parent of that slot with the applied block.
     pub(crate) async fn open(
         upstream: &impl Upstream<Client = C>,
         idle_timeout: Duration,
@@ -100,20 +102,20 @@ impl<C: Client> Connection<C> {
             .await
             .map_err(|_| Ended::Retry("the server does not answer the subscription".to_owned()))?
             .map_err(|error| client_ended(error, terms))?;
-        // One timer for the connection: one for each update would cost more than the update.
+        // One timer for the connection: a timer for each update would cost more than the update.
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (ticked_at, idle) = (Instant::now(), Duration::ZERO);
         Ok(Self { updates, requests, ticks, ticked_at, idle, idle_timeout, heard: false, terms })
     }
 
-    /// What was read last says something of a slot.
+    /// Notes that the last message read was about a slot.
     pub(crate) fn heard_of_a_slot(&mut self) {
         self.heard = true;
     }
 
-    /// What was read last is of use: a slot was applied, or can be. Nobody is served by a server that sends pings, old
-    /// slots again, or parts of slots of which none becomes whole.
+    /// Notes that the last message read was of use: a slot was applied, or can be. A server is of no use if it sends
+    /// only pings, old slots again, or parts of slots of which none becomes whole.
     pub(crate) fn progressed(&mut self) {
         self.idle = Duration::ZERO;
     }
@@ -124,7 +126,7 @@ impl<C: Client> Connection<C> {
         Ended::Idle { why: format!("the server is there and sent {sent} for idle_ms={idle_ms}"), heard }
     }
 
-    /// Waits for an update or the next tick.
+    /// Waits for an update or the next tick, and answers pings.
     pub(crate) async fn next(&mut self) -> Result<Next, Ended> {
         loop {
             let next = tokio::select! {
@@ -153,10 +155,11 @@ impl<C: Client> Connection<C> {
     }
 
     async fn pong(&mut self) -> Result<(), Ended> {
-        // A request with a ping changes nothing of the subscription. Unanswered pings let load balancers drop the stream.
+        // A request with a ping does not change the subscription. If pings stay unanswered, load balancers drop the
+        // stream.
         let request = SubscribeRequest { ping: Some(SubscribeRequestPing { id: 1 }), ..Default::default() };
         let Err(error) = self.requests.send(request).await else { return Ok(()) };
-        // The server has ended the stream, and says why after all that it had sent before.
+        // The server has ended the stream. Its reason comes after all the updates that it sent before.
         let last_word = async {
             while let Some(update) = self.updates.next().await {
                 if let Err(status) = update {
@@ -174,7 +177,8 @@ impl<C: Client> Connection<C> {
 }
 
 impl Ended {
-    /// Why the stream brings nothing now, unless it is that slots are missing.
+    /// Returns why the stream brings nothing now. `None` where slots are missing, or where nothing is wrong with the
+    /// server.
     pub(crate) fn trouble(&self) -> Option<&str> {
         match self {
             Self::Retry(why) | Self::Refused(why) | Self::Idle { why, .. } => Some(why),
@@ -182,7 +186,8 @@ impl Ended {
         }
     }
 
-    /// The same in words that `mask` has taken secrets out of: a server may quote what it was sent.
+    /// Returns the same reason with its text passed through `mask`, which removes secrets. A server may quote the
+    /// secrets that it was sent.
     pub(crate) fn masked(self, mask: impl Fn(&str) -> String) -> Self {
         match self {
             Self::Retry(why) => Self::Retry(mask(&why)),
@@ -193,13 +198,13 @@ impl Ended {
         }
     }
 
-    /// Logs why, and gives the wait before the next attempt; `None` when there is none to be made.
+    /// Logs the reason and returns the wait before the next attempt; `None` when there is none to be made.
     pub(crate) fn log_and_wait(&self, url: &str, waits: &mut Waits) -> Option<Duration> {
         match self {
             Self::Closed => None,
             Self::BeginsAt(_) | Self::Renewed => Some(Duration::ZERO),
             Self::Retry(why) | Self::Idle { why, .. } => {
-                // A server that sends what is of no use is asked as rarely as one that lacks a slot.
+                // A server that sends only useless slots is retried as rarely as one that lacks a slot.
                 let useless = matches!(self, Self::Idle { heard: true, .. });
                 let wait = if useless { waits.gap.next_wait() } else { waits.broken.next_wait() };
                 warn!(url, retry_ms = wait.as_millis() as u64, "stream ended: {why}");
@@ -209,7 +214,7 @@ impl Ended {
                 error!(url, retry_ms = SLOW_RETRY.as_millis() as u64, "{why}");
                 Some(SLOW_RETRY)
             }
-            // ingest-apply tells of it.
+            // ingest-apply logs the gap.
             Self::Gap(_) | Self::GivenUp => {
                 let wait = waits.gap.next_wait();
                 warn!(url, retry_ms = wait.as_millis() as u64, "the next connection is asked for the missing slots");
@@ -219,8 +224,8 @@ impl Ended {
     }
 }
 
-/// Asks what the server can still replay. Gives the slot to begin with: `from_slot`, or the one after it where the
-/// server's slots begin there and `from_slot` is applied.
+/// Asks the server for the oldest slot that it can still replay. Returns the slot to begin with: `from_slot`, or the
+/// slot after it where the server's slots begin there and `from_slot` is applied.
 async fn check_replay(client: &mut impl Client, from_slot: u64, applied: Option<u64>) -> Result<u64, Ended> {
     match timeout(REQUEST_TIMEOUT, client.first_available()).await {
         Ok(Ok(Some(first))) if first > from_slot => match not_available(applied.unwrap_or(from_slot), first) {
@@ -229,12 +234,14 @@ async fn check_replay(client: &mut impl Client, from_slot: u64, applied: Option<
         },
         Ok(Ok(_)) => Ok(from_slot),
         Ok(Err(GeyserGrpcClientError::TransportError(error))) => Err(Ended::Retry(chain(&error))),
-        // Servers need not know this request, nor allow it or answer it: the subscription itself will tell.
+        // Servers need not know, allow or answer this request: the subscription itself will show whether the slot is
+        // there.
         Ok(Err(GeyserGrpcClientError::TonicStatus(_))) | Err(_) => Ok(from_slot),
     }
 }
 
-/// A server that has `first_available` as its oldest slot was asked for more, by a store that stands at `applied`.
+/// Returns the reason for the end, where the server's oldest slot `first_available` is newer than the slot it was asked
+/// for. The store stands at `applied`.
 fn not_available(applied: u64, first_available: u64) -> Ended {
     if first_available >= SLOT_END {
         return Ended::Retry("the server has just started and has no slots to send again yet".to_owned());
@@ -263,7 +270,7 @@ fn client_ended(error: GeyserGrpcClientError, terms: Terms) -> Ended {
 fn status_ended(status: &Status, Terms { applied, token }: Terms) -> Ended {
     let (code, message) = (status.code(), status.message());
     match code {
-        // The same code also says that a message was too large, which is no gap.
+        // Servers use the same code for a message that was too large, which is no gap.
         Code::OutOfRange if message.contains("broadcast from") => {
             let applied = applied.unwrap_or(0);
             match not_available(applied, last_number(message).unwrap_or(applied)) {

@@ -1,7 +1,7 @@
 //! Turns one message of the stream into one compact input.
 //!
-//! Owns: what each message means for the assembler. Must not: do I/O, or panic on what a server sends. Runs on the
-//! receiver's task.
+//! Owns: the meaning of each message for the assembler. Must not: do I/O, or panic on any message of a server. Runs on
+//! the receiver's task.
 
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate, SubscribeUpdateAccount, SubscribeUpdateBlockMeta};
@@ -12,27 +12,28 @@ use super::event::Event;
 use super::follow::Selection;
 use super::subscribe::Commitment;
 
-/// What a message comes down to.
+/// Result of converting one message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Converted {
-    /// One account's update.
+    /// An update of one account.
     Account(Input),
-    /// Something about a whole slot: what came before it should be handed on with it.
+    /// A block meta or a status of a slot. The batch of earlier inputs should be passed on together with it.
     Boundary(Input),
-    /// Nothing that the assembler needs.
+    /// The message has nothing that the assembler needs.
     Nothing,
 }
 
-/// A message that no input can be made of.
+/// A message that cannot be converted into an input.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MalformedUpdate {
-    /// The slot it belongs to.
+    /// Slot that the message belongs to.
     pub(crate) slot: u64,
-    /// What is wrong with it.
+    /// Description of the defect, for the log.
     pub(crate) detail: String,
 }
 
-/// Converts one message. A slot's status counts once it is at `commitment`; finalized slots are confirmed ones too.
+/// Converts one message. A slot counts as confirmed once its status is at `commitment`; a finalized status implies a
+/// confirmed one.
 pub(super) fn convert(
     selection: Selection,
     commitment: Commitment,
@@ -58,7 +59,7 @@ pub(super) fn convert(
     }
 }
 
-/// The event of an account update.
+/// Extracts the event of an account update.
 pub(crate) fn account(selection: Selection, update: SubscribeUpdateAccount) -> Result<Event, MalformedUpdate> {
     let slot = update.slot;
     let malformed = |detail: String| MalformedUpdate { slot, detail: format!("slot={slot}: {detail}") };
@@ -66,7 +67,7 @@ pub(crate) fn account(selection: Selection, update: SubscribeUpdateAccount) -> R
     selection.extract(&account).map_err(|error| malformed(error.to_string()))
 }
 
-/// The [`Input::BlockMeta`] of a block meta.
+/// Decodes a block meta into an [`Input::BlockMeta`].
 pub(crate) fn block_meta(meta: &SubscribeUpdateBlockMeta, created_unix_ms: u64) -> Result<Input, MalformedUpdate> {
     let slot = meta.slot;
     let decode = |name: &str, text: &str| {
@@ -90,8 +91,8 @@ fn blockhash(text: &str) -> Option<[u8; 32]> {
     (len == bytes.len()).then_some(bytes)
 }
 
-/// Of a message that does not say it is the time at which it came. A time before 1970 counts as the first moment of 1970:
-/// both cannot be right.
+/// Returns a message's time of creation in ms since the Unix epoch, never 0. A message without one gets the time of its
+/// arrival. A time before 1970 counts as the first moment of 1970, because it cannot be right.
 fn unix_ms(created_at: Option<Timestamp>) -> u64 {
     let Some(at) = created_at else { return crate::status::unix_ms() };
     let seconds = u64::try_from(at.seconds).unwrap_or(0);

@@ -1,7 +1,7 @@
 //! Turns an account update into a key and a value.
 //!
-//! Owns: what each extraction means, and when an account counts as closed. Must not: do I/O, allocate for a well
-//! formed update, or panic on what a server sends. Runs on the receivers' tasks.
+//! Owns: the meaning of each extraction, and when an account counts as closed. Must not: do I/O, allocate for a
+//! well-formed update, or panic on any message of a server. Runs on the receivers' tasks.
 
 use std::fmt;
 
@@ -11,19 +11,19 @@ use super::event::Event;
 use super::follow::{Follow, Selection};
 use super::token::{self, SHAPE_SLICES, TokenProgram};
 
-/// The SPL Token program.
+/// Address of the SPL Token program.
 pub const TOKEN_PROGRAM: &str = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA";
 
-/// The Token-2022 program.
+/// Address of the Token-2022 program.
 pub const TOKEN_2022_PROGRAM: &str = "TokenzQdBNbLqP5VEhdkAS6EPFLC1PHnBqCXEpPxuEb";
 
-/// The System program: the owner that a closed account falls back to. All zeros as bytes.
+/// Address of the System program, which owns a closed account. All zeros as bytes.
 pub const SYSTEM_PROGRAM: &str = "11111111111111111111111111111111";
 
 const TOKEN_PROGRAM_BYTES: [u8; 32] = bs58::decode(TOKEN_PROGRAM.as_bytes()).into_array_const_unwrap();
 const TOKEN_2022_PROGRAM_BYTES: [u8; 32] = bs58::decode(TOKEN_2022_PROGRAM.as_bytes()).into_array_const_unwrap();
 
-/// Which pubkey of an account becomes the value under the account's address.
+/// The public key of an account that becomes the value stored under the account's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Extract {
@@ -35,22 +35,23 @@ pub enum Extract {
     TokenMint,
 }
 
-/// An update that no event can be made of.
+/// Reason why an account update cannot be converted into an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// The address is not 32 bytes long; the length in bytes.
+    /// The address does not have 32 bytes but this many.
     Pubkey(usize),
-    /// The owner is not 32 bytes long; the length in bytes.
+    /// The owner does not have 32 bytes but this many.
     Owner(usize),
-    /// The data of a token account is not sliced as asked: address, length in bytes.
+    /// The data of a token account do not have the requested slices: the account's address, and the length of the data
+    /// in bytes.
     Data([u8; 32], usize),
 }
 
 impl Selection {
-    /// The event of one update, whose data is sliced as [`data_slices`](Self::data_slices) asks.
+    /// Extracts the event of one update, whose data must be sliced as [`data_slices`](Self::data_slices) asks.
     ///
-    /// An account without lamports is closed: the value is `None`. So it is of an account that a token extraction is
-    /// told of and that is no token account, or no longer one.
+    /// An account without lamports is closed, so its value is `None`. Under a token extraction the value is also `None`
+    /// for an account that is no token account, or no longer one.
     pub fn extract(self, account: &SubscribeUpdateAccountInfo) -> Result<Event, Malformed> {
         let key = bytes_32(&account.pubkey).ok_or(Malformed::Pubkey(account.pubkey.len()))?;
         let owner = bytes_32(&account.owner).ok_or(Malformed::Owner(account.owner.len()))?;
@@ -69,15 +70,15 @@ impl Selection {
     fn token_value(self, program: TokenProgram, data: &[u8]) -> Result<Option<[u8; 32]>, usize> {
         match self.follow {
             Follow::Exact => token::value(program, data),
-            // The server has looked at the whole data: of these programs its filters let token accounts through, and
-            // accounts without any data.
+            // The server's filters have inspected the whole data. Of the token programs' accounts they let through
+            // token accounts, and accounts without any data.
             Follow::Wallets | Follow::Closed if data.is_empty() => Ok(None),
             Follow::Wallets | Follow::Closed => bytes_32(data).map(Some).ok_or(data.len()),
         }
     }
 
-    /// Offset and length in bytes of the parts of an account's data to ask for, ascending: the value, and what tells a
-    /// token account where the server's filter does not.
+    /// Returns offset and length, in bytes, of the parts of an account's data to subscribe to, ascending. They are the
+    /// value and, where the server's filter does not do so, the bytes that identify a token account.
     pub fn data_slices(self) -> impl Iterator<Item = (u64, u64)> {
         let exact = self.follow == Follow::Exact && self.extract != Extract::AccountOwner;
         let shape = if exact { &SHAPE_SLICES[..] } else { &[] };
@@ -86,7 +87,7 @@ impl Selection {
 }
 
 impl Extract {
-    /// The name, as in the configuration and in a store's marker.
+    /// Returns the name used in the configuration and in a store's marker.
     pub fn name(self) -> &'static str {
         match self {
             Self::AccountOwner => "account-owner",
@@ -95,7 +96,7 @@ impl Extract {
         }
     }
 
-    /// The programs whose accounts have a value.
+    /// Returns the programs whose accounts have a value, or `all`.
     pub fn programs(self) -> &'static [&'static str] {
         match self {
             Self::AccountOwner => &["all"],
@@ -103,7 +104,7 @@ impl Extract {
         }
     }
 
-    /// Offset and length in bytes of the part of an account's data that holds the value.
+    /// Returns offset and length, in bytes, of the part of an account's data that holds the value.
     fn value_slice(self) -> (u64, u64) {
         match self {
             Self::AccountOwner => (0, 0),
@@ -161,7 +162,7 @@ mod tests {
         selection.extract(account).expect("well formed").value
     }
 
-    /// A token account's slices: the value, its state, its 165th byte.
+    /// Returns the slices of a token account's data: the value, its state, and its 165th byte.
     fn token_data(value: u8, state: u8) -> Vec<u8> {
         [vec![value; 32], vec![state, 0]].concat()
     }
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(value(all, &account([3; 32], 1, vec![])), Some([3; 32]));
         assert_eq!(value(all, &account([0; 32], 1, vec![])), Some([0; 32]));
         assert_eq!(value(all, &account([3; 32], 0, vec![])), None);
-        // Whatever data comes is nothing to it, token accounts' among them.
+        // The data of an account do not matter for this extraction, not even those of a token account.
         assert_eq!(value(all, &account(TOKEN_PROGRAM_BYTES, 1, vec![1; 165])), Some(TOKEN_PROGRAM_BYTES));
     }
 

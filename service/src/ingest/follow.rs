@@ -1,11 +1,12 @@
-//! Which accounts a token extraction asks the server for, and what each choice misses.
+//! Which accounts a token extraction asks the server for, and which changes each choice misses.
 //!
-//! Owns: [`Follow`], and the words about it that operators read. Must not: do I/O. Any thread.
+//! Owns: [`Follow`], and the sentences about it that operators read. Must not: do I/O. Any thread.
 
 use super::extract::Extract;
 
-/// Which accounts are asked for. An account that leaves the token programs takes its key out of the map, if its last
-/// write in a slot is sent; a server sends only what matches a filter of the subscription.
+/// Which accounts the service subscribes to. An account that leaves the token programs takes its key out of the map,
+/// but only if the server sends its last write in the slot. A server sends only accounts that match a filter of the
+/// subscription.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Follow {
@@ -20,27 +21,28 @@ pub enum Follow {
     Closed,
 }
 
-/// An extraction, and which accounts it is given.
+/// An extraction, and the accounts that it is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Selection {
-    /// What becomes of an account.
+    /// Which value is taken from an account.
     pub extract: Extract,
-    /// Which accounts are asked for. Always [`Follow::Exact`] with [`Extract::AccountOwner`].
+    /// Which accounts are subscribed to. Always [`Follow::Exact`] with [`Extract::AccountOwner`].
     pub follow: Follow,
 }
 
 impl Selection {
-    /// Every account that the extraction concerns.
+    /// Returns the selection of every account that the extraction concerns.
     pub fn exact(extract: Extract) -> Self {
         Self { extract, follow: Follow::Exact }
     }
 
-    /// What an operator should know before following like this on an engine with the label `engine`, as sentences.
+    /// Returns the cautions, as sentences, for an operator who follows this selection on an engine with the label
+    /// `engine`.
     pub fn cautions(self, engine: &str) -> impl Iterator<Item = String> {
         self.misses().map(str::to_owned).into_iter().chain(self.reads(engine))
     }
 
-    /// What the map may keep for ever; `None` where nothing is missed.
+    /// Returns a caution that names the outdated values that the map may keep for ever; `None` where nothing is missed.
     fn misses(self) -> Option<&'static str> {
         match self.follow {
             Follow::Exact => None,
@@ -55,9 +57,10 @@ impl Selection {
         }
     }
 
-    /// What following costs where the engine has no filter in memory; `None` where an absent key costs next to nothing.
+    /// Returns a caution about the device reads of an engine without a filter in memory. `None` where looking up an
+    /// absent key costs next to nothing.
     ///
-    /// Most accounts on the stream are no token accounts, so most updates are about keys that the map does not hold.
+    /// Most accounts on the stream are no token accounts, so most updates concern keys that the map does not hold.
     fn reads(self, engine: &str) -> Option<String> {
         if self.extract == Extract::AccountOwner || !matches!(engine, "lmdb" | "redb" | "rocksdb") {
             return None;

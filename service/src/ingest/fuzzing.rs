@@ -1,4 +1,5 @@
-//! For the fuzz target `stream` in `service/fuzz`: whatever a server sends, through the conversion into the assembler.
+//! Entry point of the fuzz target `stream` in `service/fuzz`: runs arbitrary messages of a server through the
+//! conversion and the assembler.
 //!
 //! Owns: nothing. Must not: be called by the service. Any thread.
 
@@ -12,11 +13,12 @@ use super::event::WholeSlot;
 use super::follow::Selection;
 use super::subscribe::Commitment;
 
-/// Small, so that both limits are met.
+/// Limits of the assembler, small so that the fuzzer reaches both.
 const LIMITS: Limits = Limits { slots_max: 4, bytes_max: 16 << 10 };
 
-/// Updates in the order they arrive; `None` is a new connection. What is handed out is a chain of whole slots, and a gap
-/// names a range. After a gap everything begins anew from where it stands, as after a restart.
+/// Runs updates in the order of their arrival; `None` stands for a new connection. Asserts that the handed-out slots
+/// form a chain of whole slots, and that a gap names a range. After a gap a new assembler starts from the last
+/// handed-out slot, as after a restart.
 pub fn stream(
     selection: Selection,
     commitment: Commitment,

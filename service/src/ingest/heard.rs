@@ -1,32 +1,36 @@
-//! What one connection says of the chain, as far as it can be true: the newest slot heard of, and whether slots come that
+//! A connection's view of the chain, as far as it can be true: the newest slot heard of, and whether slots arrive that
 //! can be applied.
 //!
-//! Owns: these two answers, for one connection. Must not: decide what is applied, which is the assembler's, or hold
-//! accounts. Runs on the receiver's task, ahead of the queue to ingest-apply.
+//! Owns: these two answers, for one connection. Must not: decide which slots are applied, which is the assembler's
+//! task, or hold accounts. Runs on the receiver's task, before the queue to ingest-apply.
 //!
-//! No message is believed by itself: a status or a block meta may name any slot. The *chain* is what follows from the
-//! slot that the connection began at, each slot whole (block meta and confirmation) and the child of the one before by
-//! number and hash, as the assembler demands it. Beyond it a slot counts as heard of while its parent has not become
-//! part of the chain, but only if that parent was told of by hash as well, and only until the chain goes on: a slot is
-//! missing in between then. A lie therefore lasts until the next slot of the chain, and no longer than its connection.
+//! No single message is believed, because a status or a block meta may name any slot. The *chain* is the sequence of
+//! blocks that begins at the connection's first slot. Each of its slots is whole (block meta and confirmation) and is
+//! the child of the one before by number and hash, as the assembler demands.
+//!
+//! A slot beyond the chain may count as heard of while a slot between the two is missing. It does so only if its parent
+//! block was announced with its hash as well, and only until the chain continues. A false message therefore has an
+//! effect until the next slot of the chain, and no longer than its connection lasts.
 
 use std::collections::BTreeMap;
 
 use super::assemble::{Base, Input};
 use crate::chain::SLOT_END;
 
-/// Slots beyond the chain that are kept: more than the assembler holds before it tells a gap. At 80 bytes each.
+/// Maximum number of slots beyond the chain that are kept, at 80 bytes each. It is more than the assembler holds before
+/// it reports a gap.
 const SLOTS_MAX: usize = 1024;
 
-/// A blockhash that is not known.
+/// Placeholder for an unknown blockhash.
 const UNKNOWN: [u8; 32] = [0; 32];
 
-/// The view of one connection.
+/// The view of the chain of one connection.
 #[derive(Debug)]
 pub(super) struct Heard {
-    /// The newest slot of the chain; `None` before the first, where nothing is asked for by slot.
+    /// The newest slot of the chain. `None` before the first whole slot, where the connection does not begin at a given
+    /// slot.
     tip: Option<Base>,
-    /// What was told of slots beyond it.
+    /// Messages about slots beyond the chain, by slot.
     beyond: BTreeMap<u64, Told>,
     /// The newest slot that counts as heard of.
     newest: Option<u64>,
@@ -34,7 +38,7 @@ pub(super) struct Heard {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Told {
-    /// Blockhash and parent.
+    /// Blockhash and parent block, from the block meta.
     block: Option<([u8; 32], Base)>,
     confirmed: bool,
 }
@@ -46,18 +50,19 @@ impl Told {
 }
 
 impl Heard {
-    /// A connection that begins after `applied`.
+    /// Creates the view of a connection that begins after `applied`.
     pub(super) fn new(applied: Option<u64>) -> Self {
         let tip = applied.map(|slot| Base { slot, blockhash: UNKNOWN });
         Self { tip, beyond: BTreeMap::new(), newest: applied }
     }
 
-    /// The newest slot heard of; `None` before the first.
+    /// The newest slot heard of; `None` before the first one.
     pub(super) fn newest(&self) -> Option<u64> {
         self.newest
     }
 
-    /// A slot beyond the chain of which something was told, with which part is missing. `None` where nothing was.
+    /// Returns the first slot beyond the chain that is not whole, with the name of its missing part. `None` where there
+    /// is no such slot.
     pub(super) fn incomplete(&self) -> Option<(u64, &'static str)> {
         self.beyond.iter().find_map(|(slot, told)| match (told.block, told.confirmed) {
             (Some(_), true) => None,
@@ -66,7 +71,7 @@ impl Heard {
         })
     }
 
-    /// ingest-apply has applied `slot`.
+    /// Moves the chain up to `slot`, which ingest-apply has applied.
     pub(super) fn applied(&mut self, slot: u64) {
         if self.tip.is_none_or(|tip| tip.slot < slot) {
             self.move_to(Base { slot, blockhash: UNKNOWN });
@@ -74,8 +79,8 @@ impl Heard {
         }
     }
 
-    /// Takes note of an input. True when it makes a slot beyond the chain whole: that one can be applied, now or once its
-    /// parent has come.
+    /// Notes an input. Returns whether it makes a slot beyond the chain whole. Such a slot can be applied, now or once
+    /// its parent has come.
     pub(super) fn hear(&mut self, input: &Input) -> bool {
         let slot = match *input {
             Input::BlockMeta { slot, .. } | Input::Status { slot, .. } => slot,
@@ -113,10 +118,10 @@ impl Heard {
         }
     }
 
-    /// Notes a part of a slot. True when that makes it whole.
+    /// Notes a part of a slot. Returns whether that makes the slot whole.
     fn tell(&mut self, slot: u64, note: impl FnOnce(&mut Told)) -> bool {
         if self.beyond.len() >= SLOTS_MAX && !self.beyond.contains_key(&slot) {
-            // The chain goes on from what ingest-apply makes of it.
+            // The chain continues from the slots that ingest-apply applies.
             self.beyond.clear();
         }
         let told = self.beyond.entry(slot).or_default();
@@ -125,13 +130,13 @@ impl Heard {
         told.is_whole() && !was
     }
 
-    /// Whether this block is the chain's newest, or was told of beyond it.
+    /// Whether this block is the chain's newest, or was announced beyond it with this hash.
     fn is_told_of(&self, base: Base) -> bool {
         let beyond = || self.beyond.get(&base.slot).and_then(|told| told.block);
         self.tip.is_some_and(|tip| is(tip, base)) || beyond().is_some_and(|(blockhash, _)| blockhash == base.blockhash)
     }
 
-    /// Moves to the end of the chain.
+    /// Extends the chain as far as whole slots beyond it allow.
     fn follow(&mut self) {
         while let Some(next) = self.next() {
             self.move_to(next);
@@ -154,7 +159,7 @@ impl Heard {
     }
 }
 
-/// Whether a block is `tip`, whose hash may be unknown.
+/// Whether `block` is the same block as `tip`, whose hash may be unknown.
 fn is(tip: Base, block: Base) -> bool {
     tip.slot == block.slot && (tip.blockhash == UNKNOWN || tip.blockhash == block.blockhash)
 }
@@ -195,7 +200,7 @@ mod tests {
             heard.hear(&lie);
             assert_eq!(heard.newest(), Some(100), "{lie:?}");
         }
-        // Several that fit each other are, until the chain goes on.
+        // Messages that fit each other are believed until the chain continues.
         heard.hear(&meta((1 << 30) + 1, 1));
         assert_eq!(heard.newest(), Some((1 << 30) + 1));
         assert_eq!(whole(&mut heard, 101, 1), [false, true]);

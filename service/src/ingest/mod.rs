@@ -1,4 +1,4 @@
-//! The way in: receive, assemble whole slots, apply them in the order of the chain.
+//! The ingest: receives the stream, assembles whole slots, and applies them in the order of the chain.
 
 pub mod apply;
 pub mod assemble;

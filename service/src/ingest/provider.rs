@@ -1,8 +1,8 @@
 //! The Yellowstone server as the configuration names it: URL, token, certificates, compression.
 //!
-//! Owns: its secrets, read anew for each connection and at SIGHUP, and what may be shown of its URL. Must not: print or
-//! log a secret. A URL may be one: some providers put a key into its path, so only scheme, host and port are shown.
-//! Threads: a receiver's task; files are read on the blocking pool.
+//! Owns: the server's secrets, read anew for each connection and at SIGHUP, and the part of its URL that may be shown.
+//! Must not: print or log a secret. A URL may be a secret itself: some providers put a key into its path, so only
+//! scheme, host and port are shown. Threads: a receiver's task; files are read on the blocking pool.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,40 +23,47 @@ use yellowstone_grpc_proto::geyser::geyser_client::GeyserClient;
 
 use crate::net::secrets;
 
-/// The largest message taken in: an account is at most 10 MiB, and a server may not honour the slice.
+/// Maximum size of a message that is taken in, in bytes. An account has at most 10 MiB, and a server may ignore the
+/// data slice.
 const MESSAGE_MAX_BYTES: usize = 64 << 20;
 
-/// Requests that wait inside the client before it pushes back; only pings and one subscription.
+/// Maximum number of requests that wait inside the client before it pushes back. Only one subscription and pings are
+/// sent.
 const CLIENT_BUFFER_REQUESTS: usize = 64;
 
-/// What the server may send before it is read: 32 MiB carry 300 MB/s over 100 ms. It is fixed, because an adaptive window
-/// starts small.
+/// Bytes that the server may send before they are read. 32 MiB carry 300 MB/s over a round trip of 100 ms. The window
+/// is fixed, because an adaptive one starts small.
 const WINDOW_BYTES: u32 = 32 << 20;
 
-/// The connection's window, in windows of its one stream, which is the one that bounds what waits.
+/// Window of the connection, as a multiple of the window of its one stream. The stream's window is the one that bounds
+/// unread bytes.
 ///
-/// h2 charges each unread frame of less than 256 bytes with what it lacks of them, and ends the connection
-/// (ENHANCE_YOUR_CALM, `too_many_data_frames`) once that exceeds half of the connection's window. Its own setting for this,
-/// `data_frame_budget`, can be reached neither through hyper 1.12 nor through tonic 0.14. With this factor a stall fills
-/// the stream's window first, and the server waits, as long as messages have 86 bytes on average: an account's has 110 and
-/// more. Were the budget exceeded all the same, a new connection would begin at the last applied slot.
+/// h2 charges each unread frame of less than 256 bytes with the difference to 256. Once the charges exceed half of the
+/// connection's window, it ends the connection (ENHANCE_YOUR_CALM, `too_many_data_frames`). Its own setting for this,
+/// `data_frame_budget`, can be reached neither through hyper 1.12 nor through tonic 0.14. With this factor a stall
+/// fills the stream's window first, and the server waits, as long as messages have 86 bytes on average. The message of
+/// an account has 110 bytes or more. Should the budget be exceeded all the same, a new connection begins at the last
+/// applied slot.
 const CONNECTION_WINDOWS: u32 = 4;
 
-/// The same where memory is short, and where the process may use less than this.
+/// Window of the stream where the process may use less than [`MEMORY_SMALL_BYTES`], in bytes.
 const WINDOW_SMALL_BYTES: u32 = 16 << 20;
+/// Memory limit in bytes below which the smaller window is used.
 const MEMORY_SMALL_BYTES: u64 = 1 << 30;
 
-/// Stands for a secret.
+/// Text that replaces a secret.
 const MASK: &str = "(hidden)";
 
-/// A shorter part of a URL is no secret, and would be found in the midst of words.
+/// Minimum length of a part of a URL that is masked, in bytes. A shorter part is no secret, and would match inside of
+/// words.
 const MASKED_MIN_BYTES: usize = 6;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How requests to the server are compressed. Its answers may come in each of these, whatever is set.
+/// How requests to the server are compressed. The server's answers may come in any of these encodings, regardless of
+/// this setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Compression {
@@ -69,36 +76,36 @@ pub enum Compression {
     Zstd,
 }
 
-/// What the configuration says of the server.
+/// Settings of the connection to the server.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// `http://` or `https://`, host and port.
+    /// URL of the server: `http://` or `https://`, host and port.
     pub url: String,
-    /// File whose first line is the token.
+    /// File whose first line is the token. Without it no token is sent.
     pub token_file: Option<PathBuf>,
-    /// Name of the metadata that the token is sent in.
+    /// Name of the metadata (HTTP header) that carries the token.
     pub token_header: String,
-    /// Certificates of those who may sign the server's, PEM. Without it the machine's.
+    /// File of the certificates of authorities that may sign the server's certificate, PEM. Without it the machine's
+    /// are used.
     pub ca: Option<PathBuf>,
-    /// The certificate shown to the server, PEM.
+    /// File of the certificate that the client presents to the server, PEM.
     pub cert: Option<PathBuf>,
-    /// Its private key, PEM.
+    /// File of the private key of `cert`, PEM.
     pub key: Option<PathBuf>,
-    /// How requests are compressed.
     pub compression: Compression,
 }
 
-/// The server, for one subscription.
+/// The Yellowstone server of one subscription.
 #[derive(Clone, Debug)]
 pub struct Provider {
     settings: Settings,
     shown: String,
-    /// What the newest connection was made with.
+    /// Secrets that the newest connection was made with.
     used: Arc<Mutex<Option<Secrets>>>,
     hangups: watch::Receiver<u64>,
 }
 
-/// What is read from files.
+/// Secrets as read from their files.
 #[derive(Clone, Default, PartialEq, Eq)]
 struct Secrets {
     token: Option<String>,
@@ -106,10 +113,10 @@ struct Secrets {
     identity: Option<(String, String)>,
 }
 
-/// A connection's client.
+/// Client of one connection, which adds the token to each request.
 pub(crate) type ProviderClient = GeyserClient<InterceptedService<Channel, Token>>;
 
-/// Puts the token into each request.
+/// Adds the token to each request; does nothing without a token.
 #[derive(Clone)]
 pub(crate) struct Token(Option<(AsciiMetadataKey, AsciiMetadataValue)>);
 
@@ -128,7 +135,7 @@ impl std::fmt::Debug for Secrets {
     }
 }
 
-/// What may be shown of a URL: scheme, host and port. User, password, path and query may be secrets.
+/// Returns the part of a URL that may be shown: scheme, host and port. User, password, path and query may be secrets.
 pub fn shown(url: &str) -> String {
     let Ok(uri) = url.parse::<Uri>() else { return "(not a URL)".to_owned() };
     let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else { return "(not a URL)".to_owned() };
@@ -138,7 +145,7 @@ pub fn shown(url: &str) -> String {
     format!("{scheme}://{user}{}{port}{path}", authority.host())
 }
 
-/// Whether the port that a URL names, if it names one, can be connected to.
+/// Whether the URL is valid and its port, if it names one, is between 1 and 65535.
 pub fn has_usable_port(url: &str) -> bool {
     let Ok(uri) = url.parse::<Uri>() else { return false };
     let Some(authority) = uri.authority() else { return false };
@@ -149,10 +156,10 @@ pub fn has_usable_port(url: &str) -> bool {
     }
 }
 
-/// Refuses the name of a header that cannot carry a token.
+/// Refuses a header name that cannot carry a token.
 ///
 /// # Errors
-/// It is no name of metadata, or one that gRPC keeps for itself.
+/// The name is no valid name of gRPC metadata, or gRPC reserves it.
 pub fn check_header(name: &str) -> Result<()> {
     let usable = AsciiMetadataKey::from_bytes(name.as_bytes()).is_ok() && name == name.to_ascii_lowercase();
     let reserved = name.starts_with("grpc-") || ["te", "content-type", "user-agent"].contains(&name);
@@ -166,7 +173,7 @@ pub fn check_header(name: &str) -> Result<()> {
 /// Counts SIGHUPs until the runtime ends.
 ///
 /// # Errors
-/// The signal cannot be taken over.
+/// The process cannot install the signal handler.
 pub fn hangups() -> Result<watch::Receiver<u64>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut hangups = signal(SignalKind::hangup()).context("cannot take over SIGHUP")?;
@@ -180,10 +187,12 @@ pub fn hangups() -> Result<watch::Receiver<u64>> {
 }
 
 impl Settings {
-    /// Reads every file once, and forgets it: what is missing or cannot be used is found before anything else is done.
+    /// Reads every file once and discards the content, so that a missing or unusable file is found before anything else
+    /// is done.
     ///
     /// # Errors
-    /// A file cannot be read or is empty, may be read by everybody, or is no certificate.
+    /// A file cannot be read, is empty, or is no certificate; a secret file can be read by everybody; the URL or the
+    /// token is malformed.
     pub fn check(&self) -> Result<()> {
         let secrets = self.read()?;
         self.endpoint(&secrets)?;
@@ -205,7 +214,7 @@ impl Settings {
     fn token(&self, secrets: &Secrets) -> Result<Token> {
         let Some(token) = &secrets.token else { return Ok(Token(None)) };
         let name = AsciiMetadataKey::from_bytes(self.token_header.as_bytes()).context("not a header's name")?;
-        // The error of the conversion is not kept, because it might quote the token.
+        // The error of the conversion is dropped, because it might quote the token.
         let Ok(mut value) = AsciiMetadataValue::try_from(token.as_str()) else {
             bail!("the token is not printable ASCII, so it cannot be sent: check x_token_file");
         };
@@ -245,23 +254,23 @@ impl Settings {
 }
 
 impl Provider {
-    /// The server that `settings` name; its secrets are looked at again whenever `hangups` counts.
+    /// Creates the server that `settings` describe. Its secret files are read again whenever `hangups` counts up.
     pub fn new(settings: Settings, hangups: watch::Receiver<u64>) -> Self {
         let shown = shown(&settings.url);
         Self { settings, shown, used: Arc::default(), hangups }
     }
 
-    /// What may be shown of its URL.
+    /// The server's URL without its secrets: see [`shown`].
     pub fn shown(&self) -> &str {
         &self.shown
     }
 
-    /// Whether connections carry a token.
     pub(crate) fn has_token(&self) -> bool {
         self.settings.token_file.is_some()
     }
 
-    /// A server's words, with [`MASK`] in place of the token of the newest connection and of what the URL keeps secret.
+    /// Returns a server's message with [`MASK`] in place of the newest connection's token and of the secret parts of
+    /// the URL.
     pub(crate) fn masked(&self, words: &str) -> String {
         let token = self.used().as_ref().and_then(|used| used.token.clone());
         let uri = self.settings.url.parse::<Uri>().ok();
@@ -275,10 +284,10 @@ impl Provider {
         })
     }
 
-    /// Connects with the secrets as they are now.
+    /// Connects with the secrets as their files hold them now.
     ///
     /// # Errors
-    /// Secrets cannot be read, or nobody is there.
+    /// A secret file cannot be read; the server cannot be reached.
     pub(crate) async fn client(&self) -> Result<ProviderClient> {
         let secrets = self.read().await?;
         *self.used() = Some(secrets.clone());
@@ -295,7 +304,8 @@ impl Provider {
         })
     }
 
-    /// Ready once the secrets are others than those of the newest connection: looked at now and at each SIGHUP.
+    /// Waits until the secret files differ from the secrets of the newest connection. Reads them now and at each
+    /// SIGHUP.
     pub(crate) async fn renewed(&self) {
         let mut hangups = self.hangups.clone();
         hangups.mark_unchanged();
@@ -312,7 +322,7 @@ impl Provider {
                 }
             }
             if hangups.changed().await.is_err() {
-                // Nobody counts any more: nothing is going to change.
+                // The counter of SIGHUPs is gone: nothing is going to change.
                 std::future::pending::<()>().await;
             }
         }
@@ -377,15 +387,16 @@ mod tests {
         }
     }
 
-    /// h2 ends a connection on which too many small frames wait: before the stream's window is full, if the windows do not
-    /// fit together.
+    /// h2 ends a connection on which too many small frames wait. If the windows do not fit together, it does so before
+    /// the stream's window is full.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn small_messages_that_wait_to_be_read_end_no_connection() {
         use loadgen::provider::Act;
         use yellowstone_grpc_proto::geyser::SubscribeRequest;
         use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 
-        /// Of 3000 updates each, in frames of 110 bytes: 22 MB, where the window of a small memory holds 16 MiB.
+        /// Slots of 3000 updates each, in frames of 110 bytes: 22 MB. The window under a small memory limit holds 16
+        /// MiB.
         const SLOTS: u64 = 70;
         let small = engines::memory_limit().bytes < MEMORY_SMALL_BYTES;
         let waiting = if small { SLOTS / 2 } else { SLOTS };

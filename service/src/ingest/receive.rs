@@ -1,10 +1,9 @@
-//! Receives the stream: connects, subscribes, answers pings, and hands compact inputs on in batches.
+//! Receives the stream: connects, subscribes, answers pings, and passes compact inputs to ingest-apply in batches.
 //!
-//! Owns: when to connect again, and from which slot. Must not: block the runtime, keep updates beyond
-//! one batch, or log the token. Runs as one task on the tokio runtime; the ingest-apply thread has the channel's other
-//! end.
+//! Owns: when to connect again, and from which slot. Must not: block the runtime, keep updates beyond one batch, or log
+//! the token. Runs as one task on the tokio runtime; the ingest-apply thread has the receiving end of the channel.
 //!
-//! Backpressure: a full channel leaves the socket unread, so the server's own queue is what fills.
+//! Back pressure: while the channel is full the socket stays unread, so the server's own queue fills instead.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering;
@@ -28,21 +27,23 @@ use super::upstream::Upstream;
 use crate::chain::Gap;
 use crate::status::{Shared, count, unix_ms};
 
-/// Batches in the channel between the receiver and ingest-apply at most: with [`BATCH_INPUTS`] about 260 thousand
-/// updates or 40 MiB, a few seconds at full rate, so that a commit does not stop the socket; more only adds lag.
+/// Maximum number of batches in the channel between the receiver and ingest-apply. With [`BATCH_INPUTS`] this is about
+/// 260 thousand updates or 40 MiB, a few seconds at full rate. A commit of that length does not stop the reading of the
+/// socket; more batches would only add lag.
 pub const QUEUE_BATCHES_MAX: usize = 256;
 
-/// The part of the memory limit that the channel may fill: beside an engine in a small cgroup 40 MiB end the process
-/// while it catches up.
+/// The channel may fill 1/`QUEUE_SHARE` of the memory limit. In a small cgroup, 40 MiB in addition to an engine's
+/// memory would get the process killed while it catches up.
 const QUEUE_SHARE: u64 = 16;
 
-/// Fewer would make receiver and ingest-apply wait for each other.
+/// Minimum number of batches in the channel. With fewer, the receiver and ingest-apply would wait for each other.
 const QUEUE_BATCHES_MIN: usize = 8;
 
-/// Inputs in one batch: enough to make the channel's cost per update vanish.
+/// Maximum number of inputs in one batch: enough to make the channel's cost per update negligible.
 pub const BATCH_INPUTS: usize = 1024;
 
-/// Batches in the channel of this process: [`QUEUE_BATCHES_MAX`], or fewer under a small memory limit. Decided once.
+/// Returns the capacity of this process's channel, in batches: [`QUEUE_BATCHES_MAX`], or less under a small memory
+/// limit. Computed once.
 pub fn queue_batches() -> usize {
     static BATCHES: LazyLock<usize> = LazyLock::new(|| batches_within(engines::memory_limit().bytes));
     *BATCHES
@@ -54,39 +55,39 @@ fn batches_within(limit_bytes: u64) -> usize {
     batches.clamp(QUEUE_BATCHES_MIN, QUEUE_BATCHES_MAX)
 }
 
-/// Where from, and what.
+/// Settings of the receiver: the server, the subscription and its timeouts.
 #[derive(Clone, Debug)]
 pub struct ReceiveConfig {
-    /// The Yellowstone server.
+    /// The Yellowstone server to connect to.
     pub provider: Provider,
-    /// What to subscribe to.
+    /// The accounts to subscribe to, and the value to take from them.
     pub selection: Selection,
-    /// When a slot is taken in.
+    /// Commitment at which a slot is taken in.
     pub commitment: Commitment,
-    /// Without a slot that was applied, or can be, for this long the connection is given up.
+    /// The connection is given up after this long without a slot that was applied or can be.
     pub idle_timeout: Duration,
-    /// Sets the jitter of the waits between attempts apart from that of other clients.
+    /// Seed of the jitter in the waits between attempts, so that it differs from that of other clients.
     pub jitter_seed: u64,
 }
 
-/// What the receiver hands on.
+/// A message from the receiver to ingest-apply.
 #[derive(Debug)]
 pub enum Message {
     /// Inputs in the order they arrived; never empty.
     Batch(Vec<Input>),
-    /// A new connection follows: the assembler has to be told [`Input::Reconnected`].
+    /// The messages after this one come from a new connection: pass [`Input::Reconnected`] to the assembler.
     Reconnected,
-    /// Nothing arrived for a while, although connected: time to look at what waits.
+    /// Half a second has passed on an open connection: check how long a slot has been waiting for its parent.
     Tick,
-    /// The server says that it cannot send these slots.
+    /// The server cannot send these slots, or its stream lacks them.
     Gap(Gap),
-    /// Somebody wants to see that this is read.
+    /// A sign of life is wanted: whoever sends this checks that ingest-apply reads its queue.
     Beat,
 }
 
-/// Receives until `stop` turns true, its sender is gone, or the channel's other end is gone.
+/// Receives until `stop` turns true, its sender is dropped, or the channel's receiving end is dropped.
 ///
-/// A connection starts over from [`Shared::resume_slot`].
+/// Each connection starts over from [`Shared::resume_slot`].
 pub async fn receive(
     config: ReceiveConfig,
     tx: mpsc::Sender<Message>,
@@ -96,7 +97,7 @@ pub async fn receive(
     receive_from(config.provider.clone(), config, tx, shared, stop).await;
 }
 
-/// [`receive`] from any upstream.
+/// Receives as [`receive`] does, from any upstream; the simulation passes a scripted server.
 pub(super) async fn receive_from<U: Upstream>(
     upstream: U,
     config: ReceiveConfig,
@@ -108,31 +109,31 @@ pub(super) async fn receive_from<U: Upstream>(
     tokio::select! {
         biased;
         () = receiver.run() => {}
-        // An error is the sender's end, which means stop as well.
+        // An error means that the sender of `stop` is gone, which counts as stop as well.
         _ = stop.wait_for(|stop| *stop) => {}
     }
     // ORDERING: Relaxed: a statistic.
     receiver.shared.connected.store(false, Ordering::Relaxed);
 }
 
-/// What the receiver remembers from one connection to the next.
+/// State that the receiver keeps from one connection to the next.
 #[derive(Debug, Default)]
 struct Past {
     /// The slot that the store stood at when the newest connection was made.
     applied: Option<u64>,
-    /// Connections announced to ingest-apply.
+    /// Number of connections announced to ingest-apply.
     connections: u64,
-    /// The newest connection brought a slot that can be applied.
+    /// Whether the newest connection brought a slot that can be applied.
     progressed: bool,
-    /// The newest connection was made, and brought none.
+    /// Whether the newest connection ended because it brought no slot that can be applied.
     idle: bool,
-    /// The server has said that its slots begin here, right after the applied one.
+    /// The slot at which the server's slots begin, right after the applied one, if the server has said so.
     begins_at: Option<u64>,
 }
 
 impl Past {
-    /// Keeps what the server says of where its slots begin. One that says so of the very slot that it was asked for is
-    /// asked again later.
+    /// Remembers the slot at which the server says that its slots begin. A server that repeats this after being asked
+    /// for that very slot is retried later.
     fn begin_at(&mut self, ended: Ended) -> Ended {
         match ended {
             Ended::BeginsAt(slot) if self.begins_at == Some(slot) => {
@@ -181,7 +182,7 @@ impl<U: Upstream> Receiver<U> {
             past.idle = matches!(ended, Ended::Idle { .. });
             match ended.trouble() {
                 Some(why) => self.shared.readiness.set_trouble(why),
-                // Whatever was wrong before is not what is wrong now.
+                // The earlier trouble is not the reason for this end.
                 None => self.shared.readiness.clear_trouble(),
             }
             let Some(wait) = ended.log_and_wait(self.config.provider.shown(), &mut waits) else { return };
@@ -199,7 +200,7 @@ impl<U: Upstream> Receiver<U> {
         }
     }
 
-    /// One connection, from the first byte to its end.
+    /// Runs one connection, from connecting to its end.
     async fn follow(&self, applied: Option<u64>, past: &mut Past) -> Result<std::convert::Infallible, Ended> {
         let from_slot = past.begins_at.or(applied);
         let subscription = request(self.config.selection, self.config.commitment, from_slot);
@@ -242,8 +243,8 @@ impl<U: Upstream> Receiver<U> {
         }
     }
 
-    /// Takes one update in. `Some` when it ends a slot or says something about one: whether that brings a slot that can be
-    /// applied.
+    /// Takes in one update. Returns `None` when the update is no boundary of a slot. Otherwise returns whether the
+    /// update made a slot whole, which can be applied now or later.
     async fn take(
         &self,
         update: SubscribeUpdate,
@@ -254,7 +255,8 @@ impl<U: Upstream> Receiver<U> {
         if let Some(UpdateOneof::Slot(status)) = &update.update_oneof
             && status.status == SlotStatus::SlotFinalized as i32
         {
-            // Before ingest-apply hears of it, which then looks at what was heard.
+            // Must happen before ingest-apply gets the status, because ingest-apply then looks at the finalized slots
+            // heard of.
             self.shared.overlay.heard_final(status.slot);
         }
         let (input, boundary) = match convert(self.config.selection, self.config.commitment, update) {
@@ -270,7 +272,7 @@ impl<U: Upstream> Receiver<U> {
             }
             Err(malformed) => {
                 count(&self.shared.counters.updates_malformed, 1);
-                // Skipping it would leave the map wrong without a word.
+                // Skipping the update would leave the map wrong without any sign of it.
                 return Err(Ended::Gap(Gap {
                     first_slot: malformed.slot,
                     last_slot: malformed.slot,
@@ -292,7 +294,8 @@ impl<U: Upstream> Receiver<U> {
         self.shared.newest_slot.store(heard.newest().unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// A connection that brings parts of slots, and none whole, lacks the first of them.
+    /// Turns the end of an idle connection into a gap where it brought parts of slots and none whole: it lacks the
+    /// first of them.
     fn is_gap(&self, ended: Ended, heard: &Heard) -> Ended {
         let (Ended::Idle { why, .. }, Some((slot, lacks))) = (&ended, heard.incomplete()) else { return ended };
         let first_slot = self.shared.resume_slot().map_or(slot, |applied| applied + 1).min(slot);

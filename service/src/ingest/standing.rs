@@ -1,11 +1,12 @@
-//! Where ingest-apply stands on the chain: past its start or not, in a gap or not, held up by a commit or not.
+//! The standing of ingest-apply on the chain: catching up or live, in a gap, or held up by a commit.
 //!
-//! Owns: the phase that readiness is told, when a gap is over, and which messages of a connection that was given up are
-//! let go. Must not: touch the engine or the assembler. Runs on the ingest-apply thread.
+//! Owns: the phase that readiness is told, the end of a gap, and which messages of a given-up connection are skipped.
+//! Must not: touch the engine or the assembler. Runs on the ingest-apply thread.
 //!
-//! A gap is no end. The connection that showed it is given up, the assembler starts over behind the last applied slot,
-//! and the receiver connects anew from there. The gap is over once its first slot, or a later one, is applied; until
-//! then the service is not ready, and each connection that does not bring the slot tells the gap again.
+//! A gap does not end the service. The connection that showed it is given up, the assembler starts over after the last
+//! applied slot, and the receiver connects anew from there. The gap is over once its first slot, or a later one, is
+//! applied. Until then the service is not ready, and each connection that does not bring the slot reports the gap
+//! again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,31 +20,31 @@ use crate::chain::{Gap, Phase};
 use crate::readiness::Age;
 use crate::status::{Shared, unix_ms};
 
-/// The standing, and whom it is told to.
+/// The standing of ingest-apply, published through `shared`.
 #[derive(Debug)]
 pub(super) struct Standing {
     shared: Arc<Shared>,
-    /// A whole slot was applied since the start, the last gap and the last commit that had to wait.
+    /// Whether a whole slot was applied since the start, the last gap and the last commit that had to wait.
     live: bool,
     gap: Option<Gap>,
-    /// Connections that the receiver has announced.
+    /// Number of connections that the receiver has announced.
     connections: u64,
-    /// The newest of them was given up: what still comes of it is let go.
+    /// Whether the newest connection was given up: its remaining messages are skipped.
     given_up: bool,
 }
 
 impl Standing {
-    /// The standing at the start.
+    /// Creates the standing at the start: catching up, before the first connection.
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self { shared, live: false, gap: None, connections: 0, given_up: false }
     }
 
-    /// Before the first message.
+    /// Publishes the phase, before the first message.
     pub(super) fn begin(&self) {
         self.tell();
     }
 
-    /// Whether a message belongs to a connection that was given up. A new connection ends that.
+    /// Whether to skip a message because its connection was given up. A new connection is not skipped.
     pub(super) fn lets_go(&mut self, message: &Message) -> bool {
         match message {
             Message::Reconnected => {
@@ -56,14 +57,14 @@ impl Standing {
         }
     }
 
-    /// Whether what comes of the newest connection is let go.
+    /// Whether the newest connection was given up.
     pub(super) fn has_given_up(&self) -> bool {
         self.given_up
     }
 
-    /// Slots are missing on the newest connection, or the server says that it cannot send them.
+    /// Enters a gap: slots are missing on the newest connection, or the server says that it cannot send them.
     pub(super) fn gap(&mut self, mut gap: Gap) {
-        // Whatever slot a message names: the gap is over once slots are applied that were heard of when it was seen.
+        // A message may name any slot. The gap is over once slots are applied that were heard of when the gap was seen.
         // ORDERING: Relaxed: a statistic, whose older value only ends the gap earlier.
         let newest = self.shared.newest_slot.load(Ordering::Relaxed).max(self.shared.resume_slot().unwrap_or(0));
         gap.first_slot = gap.first_slot.min(newest + 1);
@@ -81,7 +82,7 @@ impl Standing {
         self.tell();
     }
 
-    /// A commit failed for want of something that may come back, and is tried again.
+    /// Publishes that a commit failed for lack of something that may come back, and is retried.
     pub(super) fn commit_waits(&self, failed: &Error) {
         let why = failed.to_string();
         self.shared.readiness.set_phase(match failed.kind() {
@@ -90,8 +91,8 @@ impl Standing {
         });
     }
 
-    /// A commit was published, which ends with `slot`, newer than the commit before; the slot's block meta was created at
-    /// `created_unix_ms`, or 0 where the server does not say.
+    /// Publishes a commit that ends with `slot`, which is newer than the commit before. `created_unix_ms` is the time
+    /// at which the server made the slot's block meta, in ms since the Unix epoch; 0 counts as no lag.
     pub(super) fn committed(&mut self, slot: u64, created_unix_ms: u64) {
         let readiness = &self.shared.readiness;
         readiness.slot_applied(match created_unix_ms {

@@ -15,8 +15,8 @@ use yellowstone_grpc_proto::geyser::{
 use super::extract::{Extract, SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
 use super::follow::{Follow, Selection};
 
-/// When a slot is taken in. Processed is not offered: a processed slot may be rolled back, and what is on disk may not.
-/// Lookups have a [commitment](crate::overlay::Commitment) of their own.
+/// Commitment at which a slot is taken in. There is no `processed`, because a processed slot may be rolled back and
+/// data on disk cannot be. Lookups have a [commitment](crate::overlay::Commitment) of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Commitment {
@@ -27,7 +27,8 @@ pub enum Commitment {
     Finalized,
 }
 
-/// The subscription for a selection. `from_slot` is the first slot to send again; `None` starts with what is new.
+/// Returns the subscription for a selection. `from_slot` is the first slot to send again; with `None` the server starts
+/// with new slots.
 pub fn request(selection: Selection, commitment: Commitment, from_slot: Option<u64>) -> SubscribeRequest {
     let level = match commitment {
         Commitment::Confirmed => CommitmentLevel::Confirmed,
@@ -36,7 +37,7 @@ pub fn request(selection: Selection, commitment: Commitment, from_slot: Option<u
     request_at(selection, level, from_slot)
 }
 
-/// The subscription of the overlay: the same at processed, from now on.
+/// Returns the overlay's subscription: the same selection at processed, starting with new slots.
 pub fn request_processed(selection: Selection) -> SubscribeRequest {
     request_at(selection, CommitmentLevel::Processed, None)
 }
@@ -49,7 +50,7 @@ fn request_at(selection: Selection, level: CommitmentLevel, from_slot: Option<u6
             "slots",
             SubscribeRequestFilterSlots {
                 filter_by_commitment: Some(false),
-                // Without these no dead slot is told of, and no bank's begin.
+                // Without these updates the server reports neither dead slots nor the creation of banks.
                 interslot_updates: Some(true),
             },
         ),
@@ -64,12 +65,13 @@ fn request_at(selection: Selection, level: CommitmentLevel, from_slot: Option<u6
 }
 
 fn account_filters(selection: Selection) -> HashMap<String, SubscribeRequestFilterAccounts> {
-    // An account that has left the token programs matches no filter that names them: only all accounts are exact.
+    // An account that has left the token programs matches no filter that names them. Only a subscription to all
+    // accounts is exact.
     let (name, leaving) = match selection {
         Selection { extract: Extract::AccountOwner, .. } | Selection { follow: Follow::Exact, .. } => {
             return named("all", SubscribeRequestFilterAccounts::default());
         }
-        // Closed accounts are among them.
+        // Closed accounts have no data either, so this filter covers them.
         Selection { follow: Follow::Wallets, .. } => ("wallets", Filter::Datasize(0)),
         Selection { follow: Follow::Closed, .. } => {
             ("closed", Filter::Lamports(SubscribeRequestFilterAccountsFilterLamports { cmp: Some(Cmp::Eq(0)) }))
@@ -80,9 +82,10 @@ fn account_filters(selection: Selection) -> HashMap<String, SubscribeRequestFilt
         filters: vec![SubscribeRequestFilterAccountsFilter { filter: Some(filter) }],
         ..Default::default()
     };
-    // By state and not by size: a Token-2022 account with extensions is longer than 165 bytes.
+    // Filter by state and not by size, because a Token-2022 account with extensions is longer than 165 bytes.
     let token = owned_by(&[TOKEN_PROGRAM, TOKEN_2022_PROGRAM], Filter::TokenAccountState(true));
-    // A closed account belongs to System; the token programs are named for one that a validator reports as it was.
+    // A closed account belongs to System. The token programs are listed too, because some validators report a closed
+    // account with its former owner.
     let left = owned_by(&[SYSTEM_PROGRAM, TOKEN_PROGRAM, TOKEN_2022_PROGRAM], leaving);
     HashMap::from([("token".to_owned(), token), (name.to_owned(), left)])
 }

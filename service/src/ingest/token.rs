@@ -1,7 +1,7 @@
-//! Which accounts of the token programs are token accounts, told without their whole data.
+//! Decides which accounts of the token programs are token accounts, without their whole data.
 //!
-//! Owns: agave's rule (`valid_account_data` of the crate spl-generic-token), and the slices of the data that decide it.
-//! Must not: do I/O, allocate, or panic on what a server sends. Runs on the receivers' tasks.
+//! Owns: agave's rule (`valid_account_data` of the crate spl-generic-token), and the data slices that are needed for
+//! it. Must not: do I/O, allocate, or panic on any message of a server. Runs on the receivers' tasks.
 //!
 //! The rule: an account of Token has exactly 165 bytes. One of Token-2022 has 165 bytes, or more than 165 but not 355,
 //! with a 2 at byte 165. Both have a state other than 0 at byte 108. Everything else that belongs to these programs is
@@ -9,8 +9,9 @@
 //! nothing yet. A Yellowstone server's `token_account_state` asks the same of an account's data, but not which of the
 //! two programs owns it.
 //!
-//! An update does not say how long an account's data is. The server drops a slice that reaches beyond the end of the
-//! data and sends the others one after the other, so each byte that is asked for also tells that the data reach there:
+//! An update does not give the length of an account's data. The server drops a slice that reaches beyond the end of the
+//! data, and sends the other slices one after the other. Each requested byte that arrives therefore proves that the
+//! data reach that far:
 //!
 //! | length of the data | below 64 (mint: 32) | up to 108 | up to 164 | 165 | up to 354 | 355 | 356 and more |
 //! |---|---|---|---|---|---|---|---|
@@ -18,32 +19,35 @@
 
 use super::extract::bytes_32;
 
-/// Where a token account keeps its state: 0 is uninitialised, 1 initialised, 2 frozen.
+/// Offset of a token account's state: 0 is uninitialised, 1 initialised, 2 frozen.
 const STATE_OFFSET: u64 = 108;
 
-/// Length of a token account without extensions; the account type comes after it.
+/// Length of a token account without extensions, in bytes. The account type comes after it.
 const ACCOUNT_BYTES: u64 = 165;
 
-/// Length of a multisig. The Token-2022 program makes no other account of this length.
+/// Length of a multisig, in bytes. The Token-2022 program makes no other account of this length.
 const MULTISIG_BYTES: u64 = 355;
 
-/// Account type of a token account, against 1 of a mint.
+/// Account type of a token account; that of a mint is 1.
 const TYPE_ACCOUNT: u8 = 2;
 
-/// Bytes of the slice that holds the value, which comes before [`SHAPE_SLICES`].
+/// Length of the value's slice in bytes. It comes before [`SHAPE_SLICES`].
 const VALUE_BYTES: usize = 32;
 
-/// Offset and length of the slices that tell the state, the length and the account type; in this order.
+/// Offset and length of the slices that reveal the state, the length and the account type, ascending by offset.
 pub(super) const SHAPE_SLICES: [(u64, u64); 5] =
     [(STATE_OFFSET, 1), (ACCOUNT_BYTES - 1, 1), (ACCOUNT_BYTES, 1), (MULTISIG_BYTES - 1, 1), (MULTISIG_BYTES, 1)];
 
-/// Positions in the bytes that arrive.
+/// Index of the state in the bytes that arrive.
 const STATE: usize = VALUE_BYTES;
+/// Index of the account type in the bytes that arrive.
 const TYPE: usize = VALUE_BYTES + 2;
 
-/// How many bytes arrive of an account of this length.
+/// Number of bytes that arrive of an account with 165 bytes.
 const OF_165: usize = VALUE_BYTES + 2;
+/// Number of bytes that arrive of an account with as many bytes as a multisig.
 const OF_MULTISIG: usize = VALUE_BYTES + 4;
+/// Number of bytes that arrive of an account longer than a multisig: all slices.
 const OF_ANY_LONGER: usize = VALUE_BYTES + SHAPE_SLICES.len();
 
 /// The two programs whose accounts hold tokens.
@@ -53,11 +57,11 @@ pub(super) enum TokenProgram {
     Token2022,
 }
 
-/// The value of an account of `program` with lamports, from the value's slice and [`SHAPE_SLICES`] of its data; `None`
-/// when it is no token account.
+/// Returns the value of an account of `program` with lamports, from the value's slice and [`SHAPE_SLICES`] of its data.
+/// `None` when it is no token account.
 ///
 /// # Errors
-/// The number of bytes, when it is more than all slices together: the server sends data that was not asked for.
+/// The number of bytes, when they are more than all slices together: the server sends data that were not requested.
 pub(super) fn value(program: TokenProgram, sliced: &[u8]) -> Result<Option<[u8; 32]>, usize> {
     let shaped = match (program, sliced.len()) {
         (_, len) if len > OF_ANY_LONGER => return Err(len),
@@ -74,14 +78,14 @@ pub(super) fn value(program: TokenProgram, sliced: &[u8]) -> Result<Option<[u8; 
 mod tests {
     use super::*;
 
-    /// What a server sends of `data`: its slices, each dropped where it does not fit.
+    /// Returns the bytes that a server sends of `data`: each slice, unless it reaches beyond the end.
     fn sliced(data: &[u8], value_offset: u64) -> Vec<u8> {
         let slices = std::iter::once((value_offset, 32)).chain(SHAPE_SLICES);
         let ranges = slices.map(|(offset, length)| offset as usize..(offset + length) as usize);
         ranges.filter_map(|range| data.get(range)).flatten().copied().collect()
     }
 
-    /// Agave's rule on the whole data.
+    /// Applies agave's rule to the whole data.
     fn valid(program: TokenProgram, data: &[u8]) -> bool {
         let initialised = |data: &[u8]| data[108] != 0;
         match program {

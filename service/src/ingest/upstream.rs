@@ -1,7 +1,7 @@
-//! The far end of a connection: how a Yellowstone server is reached, and what it is asked.
+//! The seam to a Yellowstone server: how it is reached, and the requests that it gets.
 //!
-//! Owns: what the ingest needs of a server. Must not: decide when to connect or what an answer means. Runs on a
-//! receiver's task. The simulation puts a scripted server here.
+//! Owns: the interface that the ingest needs of a server. Must not: decide when to connect, or interpret an answer.
+//! Runs on a receiver's task. The simulation puts a scripted server here.
 
 use std::fmt::Display;
 
@@ -14,44 +14,44 @@ use yellowstone_grpc_proto::geyser::{SubscribeReplayInfoRequest, SubscribeReques
 use super::connect::Ended;
 use super::provider::{Provider, ProviderClient};
 
-/// Requests of one subscription that wait to be sent: the subscription, and the answers to pings.
+/// Maximum number of requests of one subscription that wait to be sent: the subscription, and the answers to pings.
 const REQUESTS: usize = 64;
 
-/// Where connections lead to.
+/// A server that connections can be made to.
 pub(crate) trait Upstream: Send + Sync {
-    /// One connection.
+    /// Type of a connection to the server.
     type Client: Client;
 
-    /// Makes a connection.
+    /// Makes a new connection with the current credentials.
     fn connect(&self) -> impl Future<Output = Result<Self::Client, Ended>> + Send;
 
-    /// Ready once a new connection would be made with other credentials than the newest one was.
+    /// Waits until a new connection would be made with other credentials than the newest one.
     fn renewed(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
 
-    /// Whether connections carry a token.
+    /// Whether requests carry a token.
     fn has_token(&self) -> bool {
         false
     }
 
-    /// A server's words without the secrets that it was sent.
+    /// Returns a server's message without the secrets that the server was sent.
     fn masked(&self, words: &str) -> String {
         words.to_owned()
     }
 }
 
-/// One connection, as far as the ingest uses it.
+/// One connection, reduced to the requests that the ingest makes.
 pub(crate) trait Client: Send {
-    /// Takes requests while the subscription lasts.
+    /// Sink that takes requests while the subscription lasts.
     type Requests: Sink<SubscribeRequest, Error: Display> + Send + Unpin;
-    /// What the server sends.
+    /// Stream of the updates that the server sends.
     type Updates: Stream<Item = Result<SubscribeUpdate, Status>> + Send + Unpin;
 
-    /// The oldest slot that the server can send again; `None` when it does not say.
+    /// Asks for the oldest slot that the server can send again; `None` when it does not say.
     fn first_available(&mut self) -> impl Future<Output = Result<Option<u64>, GeyserGrpcClientError>> + Send;
 
-    /// Subscribes.
+    /// Subscribes, and returns the request sink and the update stream of the subscription.
     fn subscribe(
         &mut self,
         request: SubscribeRequest,
@@ -96,7 +96,8 @@ impl Client for ProviderClient {
     }
 }
 
-/// The error with its causes, each text once: the transport's own is only "transport error", and says it three times.
+/// Returns the error with its causes, each text once. The transport's own text is only "transport error", three times
+/// over.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -1,7 +1,8 @@
-//! Batches that wait for a lookup thread: a line for each connection, served in turn.
+//! Batches that wait for a lookup thread: one line for each connection, served in turn.
 //!
-//! Owns: the lines, their bound, and who is refused when they are full. Must not: wait; a thread waits at the channel of
-//! tokens, of which there is one for each batch that was queued. Threads: the network edge puts in, `lookup-N` takes out.
+//! Owns: the lines, their bound, and which batch is refused when they are full. Must not: wait. A thread waits at the
+//! channel of tokens instead, of which there is at least one for each queued batch. Threads: the network edge puts in,
+//! `lookup-N` takes out.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +14,7 @@ use tokio::sync::oneshot;
 use super::{Answer, GET_MANY_QUEUE, LookupError, Origin};
 use crate::overlay::Commitment;
 
-/// A batch of gets and who waits for its answer.
+/// A batch of gets, with the channel for its answer.
 pub(super) struct Batch {
     pub(super) keys: Vec<Key>,
     pub(super) commitment: Commitment,
@@ -21,7 +22,7 @@ pub(super) struct Batch {
     pub(super) reply: oneshot::Sender<Result<Answer<Vec<Option<Value>>>, LookupError>>,
 }
 
-/// See the head of the file.
+/// Queue of batches with a line for each connection, and a bound over all lines.
 pub(super) struct BatchQueue {
     lines: Mutex<Lines>,
     token: Sender<()>,
@@ -31,9 +32,9 @@ pub(super) struct BatchQueue {
 
 #[derive(Default)]
 struct Lines {
-    /// The connection whose turn it is first; no line is empty.
+    /// Lines of connections with waiting batches. The first one has the next turn; no line is empty.
     lines: VecDeque<Line>,
-    /// Taken by threads and not yet [`BatchQueue::done`].
+    /// Number of batches that threads have taken and not yet reported [`BatchQueue::done`].
     under_way: usize,
     closed: bool,
 }
@@ -49,8 +50,8 @@ impl BatchQueue {
         Self { lines: Mutex::default(), token, tokens }
     }
 
-    /// Queues a batch. When all places are taken, the newest batch of the connection that has most in line is refused, so
-    /// that no connection takes the places of all others. Gives the number of batches that were refused.
+    /// Queues a batch. When all places are taken, refuses the newest batch of the connection with the longest line, so
+    /// that no connection can take the places of all others. Returns the number of batches refused.
     pub(super) fn push(&self, batch: Batch) -> usize {
         let mut lines = self.lock();
         if lines.closed {
@@ -65,7 +66,7 @@ impl BatchQueue {
         }
         lines.push(batch);
         drop(lines);
-        // A full channel holds a token for every batch that may wait.
+        // Where the channel is full, it already holds a token for every batch that may wait.
         let _full = self.token.try_send(());
         refused.map_or(0, |refused| {
             refuse(refused);
@@ -73,8 +74,8 @@ impl BatchQueue {
         })
     }
 
-    /// The next batch, after a token; `None` when another thread took it or nobody waits for it any more. Each counts
-    /// until [`BatchQueue::done`].
+    /// Takes the next batch, after a token. Returns `None` when another thread took the batch or its caller has given
+    /// up. A taken batch keeps its place until [`BatchQueue::done`].
     pub(super) fn take(&self) -> Option<Batch> {
         let mut lines = self.lock();
         while let Some(batch) = lines.pop() {
@@ -86,12 +87,12 @@ impl BatchQueue {
         None
     }
 
-    /// A batch that was taken is answered and its memory is free.
+    /// Frees the place of a batch that was taken. Call it once the batch is answered and its memory is free.
     pub(super) fn done(&self) {
         self.lock().under_way -= 1;
     }
 
-    /// Drops all that wait, and all that come: the threads have ended.
+    /// Drops all waiting batches, and every batch pushed from now on. Call it when the threads end.
     pub(super) fn close(&self) {
         let mut lines = self.lock();
         lines.closed = true;
@@ -99,7 +100,7 @@ impl BatchQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, Lines> {
-        // No step leaves the lines half changed.
+        // A panic cannot leave the lines half changed, so a poisoned lock is safe to use.
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -117,7 +118,7 @@ impl Lines {
         }
     }
 
-    /// The oldest batch of the connection whose turn it is.
+    /// Takes the oldest batch of the connection whose turn it is.
     fn pop(&mut self) -> Option<Batch> {
         let mut line = self.lines.pop_front()?;
         let batch = line.batches.pop_front();
@@ -127,8 +128,9 @@ impl Lines {
         batch
     }
 
-    /// Drops batches that nobody waits for. If there are none, takes out the newest of the longest line, where that line
-    /// stays no shorter than the one of `connection` becomes.
+    /// Makes room for a batch of `connection`. Drops batches whose callers have given up. If there are none, removes
+    /// and returns the newest batch of the longest line. That line must stay at least as long as that of `connection`
+    /// becomes.
     fn make_room(&mut self, connection: usize) -> Option<Batch> {
         let before = self.len();
         for line in &mut self.lines {
@@ -200,7 +202,7 @@ mod tests {
             others.push(answer);
         }
         assert!(!hog.iter_mut().chain(&mut others).any(is_refused));
-        // As many lines as places: whoever comes then is refused.
+        // There are as many lines as places, so a batch of another connection is refused.
         for connection in 10..=GET_MANY_QUEUE {
             let (batch, answer) = batch(connection);
             assert_eq!(queue.push(batch), 1);
@@ -208,7 +210,7 @@ mod tests {
         }
         let (late, mut refused) = batch(99);
         assert_eq!((queue.push(late), is_refused(&mut refused)), (1, true));
-        // One that is given up on makes room without refusing anybody.
+        // A batch whose caller has given up makes room without a refusal.
         drop(others.pop());
         let (late, mut waits) = batch(99);
         assert_eq!((queue.push(late), is_refused(&mut waits)), (0, false));

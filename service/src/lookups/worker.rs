@@ -1,10 +1,10 @@
-//! What one `lookup-N` thread does: single gets first, then a piece of the batch that it is at.
+//! The loop of one `lookup-N` thread: single gets first, then a piece of the batch under way.
 //!
-//! Owns: the order of the two, and the thread's two readers. Must not: block but for the next request; what a lookup reads
-//! is `reading`'s. Thread: `lookup-N`.
+//! Owns: the order of gets and batches, and the thread's two readers. Must not: block except for the next request.
+//! Reading the state belongs to `reading`. Thread: `lookup-N`.
 //!
-//! A get waits for at most one piece of [`PIECE_KEYS`](crate::reading::PIECE_KEYS) keys and the gets before it. A batch goes
-//! on after at most [`GETS_A_PIECE`] gets, so that gets without end do not stop it.
+//! A get waits for at most one piece of [`PIECE_KEYS`](crate::reading::PIECE_KEYS) keys and for the gets queued before
+//! it. A batch continues after at most [`GETS_A_PIECE`] gets, so that an endless series of gets does not stop it.
 
 use std::convert::Infallible;
 
@@ -21,16 +21,16 @@ use crate::reading::{BatchReading, PIECE_KEYS, Reading};
 use crate::slow::{Parts, Slow};
 use crate::status::Shared;
 
-/// Gets that are answered before the batch under way goes on: as many keys as a piece has.
+/// Maximum number of gets that are answered before the batch under way continues: as many keys as a piece has.
 const GETS_A_PIECE: usize = PIECE_KEYS;
 
-/// What needs no more than one read.
+/// A request that needs at most one read of the engine.
 pub(super) enum Request {
     Get { key: Key, commitment: Commitment, origin: Origin, reply: oneshot::Sender<Result<Answer, LookupError>> },
     Probe { reply: oneshot::Sender<Result<(), LookupError>> },
 }
 
-/// See the head of the file.
+/// State of one lookup thread: its queues, its two readers, and the batch under way.
 pub(super) struct Worker<'a> {
     shared: &'a Shared,
     latency: &'a Latency,
@@ -41,9 +41,9 @@ pub(super) struct Worker<'a> {
     reading: Reading<'a>,
     batch_reading: BatchReading<'a>,
     under_way: Option<Batch>,
-    /// Gets since a batch had its turn.
+    /// Gets answered since a batch last had its turn.
     gets: usize,
-    /// When idle readers were moved last, on the clock of the latencies.
+    /// When idle readers were last moved, as a reading of the latencies' clock.
     refreshed: u64,
 }
 
@@ -72,12 +72,12 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Until the pool stops.
+    /// Answers requests until the pool stops.
     pub(super) fn run(&mut self) {
         while self.turn() {}
     }
 
-    /// Answers a get or reads a piece of a batch, waiting for either. False when the pool stops.
+    /// Answers a get or reads a piece of a batch, and waits where there is neither. Returns false when the pool stops.
     pub(super) fn turn(&mut self) -> bool {
         self.pulse.beat();
         if self.under_way.is_some() || self.gets >= GETS_A_PIECE {
@@ -98,7 +98,7 @@ impl<'a> Worker<'a> {
         true
     }
 
-    /// The gets that wait, then a piece. False when the pool stops.
+    /// Answers the waiting gets, and then reads a piece. Returns false when the pool stops.
     fn turn_of_batches(&mut self) -> bool {
         if self.stopped.try_recv() == Err(TryRecvError::Disconnected) {
             return false;
@@ -116,7 +116,7 @@ impl<'a> Worker<'a> {
         true
     }
 
-    /// Answers a get, unless nobody waits any more: then the deadline passed while it was queued.
+    /// Answers a get, unless its caller is gone because its deadline passed while it was queued.
     fn answer(&mut self, request: Request) {
         self.gets += 1;
         let (key, commitment, origin, reply) = match request {
@@ -142,7 +142,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Begins the next batch, and reads its first piece.
+    /// Begins the next batch and reads its first piece.
     fn begin(&mut self) {
         let Some(mut batch) = self.batches.take() else { return };
         self.refresh(self.latency.clock().raw());
@@ -156,7 +156,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Reads a piece of the batch under way, unless nobody waits for it any more.
+    /// Reads a piece of the batch under way, unless its caller is gone.
     fn piece(&mut self) {
         let Some(batch) = self.under_way.take() else { return };
         if batch.reply.is_closed() {
@@ -173,7 +173,7 @@ impl<'a> Worker<'a> {
     fn end(&mut self, batch: Batch, outcome: Result<(), LookupError>) {
         let Batch { commitment, origin, reply, .. } = batch;
         let (answered, keys, spent) = (outcome.is_ok(), self.batch_reading.keys.len(), self.batch_reading.spent());
-        // The memory belongs to the caller, not to the thread.
+        // The answer's memory belongs to the caller, not to the thread.
         self.batch_reading.keys = Vec::new();
         let value = std::mem::take(&mut self.batch_reading.values);
         let slot = self.batch_reading.slot();
@@ -183,14 +183,15 @@ impl<'a> Worker<'a> {
         let total_ns = clock.delta_as_nanos(origin.asked, clock.raw());
         if answered && self.shared.slow.is_slow(total_ns) {
             let (slot_wait_ns, overlay_ns, read_ns) = (origin.slot_wait_ns, spent.overlay_ns, spent.read_ns);
-            // What a batch did not read or wait for a slot, it waited: for a thread, or while gets went first.
+            // The rest of a batch's time was spent in the queue: waiting for a thread, or while gets went first.
             let queue_ns = total_ns.saturating_sub(slot_wait_ns + overlay_ns + read_ns);
             let parts = Parts { slot_wait_ns, queue_ns, overlay_ns, read_ns };
             self.shared.slow.report(&Slow { transport: origin.transport, keys, commitment, total_ns, parts });
         }
     }
 
-    /// Moves readers that nobody asks, though the other of the two is asked without end.
+    /// Moves idle readers where the last move is too long ago. Without this, a busy reader would keep the other one
+    /// from moving.
     fn refresh_after(&mut self, now: u64) {
         let idle_ns = self.latency.clock().delta_as_nanos(self.refreshed, now);
         if u128::from(idle_ns) >= IDLE_REFRESH.as_nanos() {

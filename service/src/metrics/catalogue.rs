@@ -1,23 +1,23 @@
 //! The metric catalogue: every family that /metrics can show, with its type, unit, labels and help.
 //!
 //! Owns: all of that, in one place; /metrics, METRICS.md and the Grafana dashboard are made from it. Must not: hold
-//! values. A family that is not here cannot be written: `collect` takes nothing else.
+//! values. A family that is not here cannot be written, because `collect` takes only entries of the catalogue.
 
 use engine_latency::export;
 
-/// How a family behaves.
+/// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows, until a restart.
+    /// A count that only grows, until a restart.
     Counter,
-    /// Goes up and down.
+    /// A value that goes up and down.
     Gauge,
-    /// Buckets, their sum and count.
+    /// A distribution: buckets, their sum and their count.
     Histogram,
 }
 
 impl Kind {
-    /// As Prometheus writes it.
+    /// The type's name in the Prometheus text format.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -27,29 +27,26 @@ impl Kind {
     }
 }
 
-/// What a value counts.
+/// Unit of a family's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// 1 or 0.
+    /// A flag: 1 or 0.
     Bool,
-    /// Bytes.
     Bytes,
-    /// Things, which the name says.
+    /// A number of things that the metric's name gives.
     Count,
-    /// Seconds.
     Seconds,
-    /// Seconds since the Unix epoch.
+    /// A time, in seconds since the Unix epoch.
     UnixSeconds,
-    /// Slot numbers.
     Slot,
-    /// Numbers of changes.
+    /// Sequence numbers of changes in the feed.
     Seq,
-    /// Each value's name says its own.
+    /// Units differ between values; the name of each value gives its unit.
     Mixed,
 }
 
 impl Unit {
-    /// In words.
+    /// The unit in words, for METRICS.md.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bool => "1 or 0",
@@ -64,9 +61,8 @@ impl Unit {
     }
 }
 
-/// The parts of METRICS.md and the rows of the dashboard, in their order.
+/// Groups of families: the sections of METRICS.md and the rows of the dashboard, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the titles say what each is")]
 pub enum Group {
     Health,
     Lag,
@@ -81,7 +77,6 @@ pub enum Group {
 }
 
 impl Group {
-    /// All of them.
     pub const ALL: [Self; 10] = [
         Self::Health,
         Self::Lag,
@@ -95,7 +90,7 @@ impl Group {
         Self::Snapshots,
     ];
 
-    /// The heading.
+    /// The heading of the group's section and row.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Health => "Health",
@@ -112,36 +107,31 @@ impl Group {
     }
 }
 
-/// When a family has samples.
+/// Condition on which a family has samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// In every scrape.
+    /// The family has samples in every scrape.
     Always,
-    /// Only under this condition.
+    /// Samples only while this condition, in words, holds.
     If(&'static str),
 }
 
-/// A metric family.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
-    /// As scraped; a counter's ends with `_total`.
+    /// Name as scraped; a counter's ends with `_total`.
     pub name: &'static str,
-    /// See [`Kind`].
     pub kind: Kind,
-    /// See [`Unit`].
     pub unit: Unit,
-    /// See [`Group`].
     pub group: Group,
-    /// Its labels, each as `name` or, where its values are known, as `name=one|other`.
+    /// Labels, each as `name`, or as `name=one|other` if its values are known.
     pub labels: &'static [&'static str],
-    /// See [`When`].
     pub when: When,
-    /// What it says, without a full stop.
+    /// Meaning of the values, as a sentence without a full stop.
     pub help: &'static str,
 }
 
 impl Metric {
-    /// Its name in JSON, where the program's own name would be repeated on every line.
+    /// The name for JSON, without the program's own name, which would be repeated on every line.
     pub fn short_name(&self) -> &'static str {
         self.name.trim_start_matches("solkv_").trim_end_matches("_total")
     }
@@ -152,7 +142,6 @@ macro_rules! catalogue {
         $($id:ident $kind:ident $unit:ident [$($label:expr),*] $when:expr, $name:expr, $help:expr;)+
     })+) => {
         $($(
-            #[allow(missing_docs, reason = "the help says it")]
             pub const $id: Metric = Metric {
                 name: $name,
                 kind: Kind::$kind,
@@ -164,7 +153,7 @@ macro_rules! catalogue {
             };
         )+)+
 
-        /// Every family, group by group.
+        /// Every family, in the order of the groups.
         pub const ALL: &[Metric] = &[$($($id),+),+];
     };
 }

@@ -1,7 +1,7 @@
-//! The values of a scrape: what the service knows of itself, under the names of the catalogue.
+//! The values of a scrape: the service's figures under the names of the catalogue.
 //!
-//! Owns: which figure is which family's value, and which family has none now. Must not: name a family itself, or touch
-//! the engine; its figures are those that ingest-apply published. Threads: the blocking pool.
+//! Owns: the mapping of figures to families, and the choice of families without a value at present. Must not: name a
+//! family itself, or touch the engine; ingest-apply publishes the engine's figures. Threads: the blocking pool.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::overlay::{Commitment, Overlay};
 use crate::slow::Transport;
 use crate::status::{Shared, unix_ms};
 
-/// Everything of a scrape but the latencies.
+/// All families of a scrape except the latencies.
 #[derive(Debug)]
 pub(super) struct Families {
     engine: &'static str,
@@ -78,7 +78,8 @@ impl Families {
         out.one(&c::INGEST_BUSY, since.map_or(0.0, |since| unix_ms().saturating_sub(since) as f64 / 1e3))
     }
 
-    /// Absent rather than 0 where 0 would be read as a slot, a lag or a time.
+    /// Writes the lag. A value that is unknown is absent rather than 0, because 0 would be read as a slot, a lag or a
+    /// time.
     fn lag(&self, out: &mut Out<'_>) -> fmt::Result {
         let shared = &self.shared;
         let (checkpoint, newest) = (shared.checkpoint.load(), read(&shared.newest_slot));
@@ -96,7 +97,7 @@ impl Families {
 
     fn memory(&self, out: &mut Out<'_>) -> fmt::Result {
         let newest = &self.newest;
-        // Before the first sample nothing is known.
+        // The values are unknown before the sampler's first sample.
         out.maybe(&c::MEMORY_CAP, Some(newest.cap_bytes as f64).filter(|bytes| *bytes > 0.0))?;
         if let Some(group) = newest.group {
             let kinds =
@@ -188,7 +189,7 @@ impl Families {
     }
 }
 
-/// Writes families of the catalogue. Slots, counts and bytes are below 2^53, where a double is exact.
+/// Writer of the catalogue's families. Slots, counts and bytes are below 2^53, so that a double holds them exactly.
 struct Out<'e> {
     encoder: DescriptorEncoder<'e>,
 }
@@ -203,7 +204,7 @@ impl Out<'_> {
         value.map_or(Ok(()), |value| self.one(metric, value))
     }
 
-    /// One sample for each value of a label.
+    /// Writes one sample for each value of a label.
     fn by<'l>(
         &mut self,
         metric: &Metric,
@@ -223,7 +224,7 @@ impl Out<'_> {
 }
 
 fn sample(metric: &Metric, value: f64, encoder: MetricEncoder<'_>) -> fmt::Result {
-    // Whole numbers are written as such: a slot with a fraction would be odd to read.
+    // Whole numbers are written without a fraction, because a slot with one would be odd to read.
     let whole = value.fract() == 0.0;
     match metric.kind {
         Kind::Counter if whole => ConstCounter::new(value as u64).encode(encoder),
@@ -246,7 +247,7 @@ fn flag(is: bool) -> f64 {
     f64::from(u8::from(is))
 }
 
-/// A time in ms since the Unix epoch as seconds; `None` for 0, which stands for never.
+/// Converts a time from ms to seconds since the Unix epoch; `None` for 0, which stands for never.
 fn time(unix_ms: &AtomicU64) -> Option<f64> {
     Some(read(unix_ms)).filter(|time| *time > 0).map(|time| time as f64 / 1e3)
 }

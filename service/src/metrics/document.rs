@@ -1,6 +1,6 @@
-//! METRICS.md, from the catalogue.
+//! METRICS.md, generated from the catalogue.
 //!
-//! Owns: its layout. Must not: say of a family what the catalogue does not.
+//! Owns: its layout. Must not: state facts about a family that the catalogue does not hold.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,6 @@ where they have no value. Counters begin at 0 with the process.
 [deploy/prometheus](deploy/prometheus) has a scrape configuration, recording rules and alerts.
 ";
 
-/// The whole document.
 pub fn markdown() -> String {
     let mut out = HEAD.to_owned();
     for group in Group::ALL {

@@ -1,16 +1,16 @@
-//! The Grafana dashboard, from the panels: deploy/grafana/solkv.json.
+//! The Grafana dashboard deploy/grafana/solkv.json, generated from the panels.
 //!
-//! Owns: the layout and what Grafana wants around a query. Must not: know a metric.
+//! Owns: the layout, and the JSON that Grafana needs around a query. Must not: know a metric.
 
 use serde_json::{Value, json};
 
 use super::catalogue::Group;
 use super::panels::{PANELS, Panel};
 
-/// Columns of Grafana's grid.
+/// Number of columns in Grafana's grid.
 const COLUMNS: u64 = 24;
 
-/// The dashboard as Grafana imports it, with a line break at the end.
+/// Returns the dashboard in the form that Grafana imports, with a line break at the end.
 pub fn dashboard() -> String {
     let dashboard = json!({
         "uid": "solkv",
@@ -31,7 +31,7 @@ pub fn dashboard() -> String {
     format!("{dashboard:#}\n")
 }
 
-/// The query for the instances chosen at the top.
+/// Restricts a query to the instances chosen at the top of the dashboard.
 fn chosen(query: &str) -> String {
     query.replace('@', "instance=~\"$instance\"")
 }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use crate::metrics::catalogue::{ALL, Kind};
 
-    /// The names in a query: what begins with the prefix of all of ours.
+    /// Returns the metric names in a query: the words with the prefix that all of the service's metrics share.
     fn names(query: &str) -> BTreeSet<&str> {
         let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
         query.split(|c| !word(c)).filter(|word| word.starts_with("solkv_")).collect()

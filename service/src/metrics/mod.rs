@@ -1,7 +1,7 @@
-//! Metrics: the catalogue, its values as Prometheus text, and the documents made from it.
+//! Metrics: the catalogue, its values as Prometheus text, and the documents generated from it.
 //!
-//! Owns: what leaves the service under `/metrics`. Must not: hold values; they are read from what the service knows of
-//! itself at each scrape. Threads: the blocking pool; `main` for the documents.
+//! Owns: everything under `/metrics`. Must not: hold values; each scrape reads them from the service's state. Threads:
+//! the blocking pool; `main` for the documents.
 
 pub mod catalogue;
 mod collect;
@@ -19,7 +19,7 @@ use crate::http::HttpState;
 use crate::status::Counters;
 use catalogue::Metric;
 
-/// Everything of a scrape, in the Prometheus text format.
+/// Returns a whole scrape in the Prometheus text format.
 pub fn prometheus(state: &HttpState, snapshot: &Snapshot) -> String {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(collect::Families::new(state)));
@@ -30,7 +30,7 @@ pub fn prometheus(state: &HttpState, snapshot: &Snapshot) -> String {
     out
 }
 
-/// The service's own counters.
+/// Returns the service's counters with their entries in the catalogue.
 pub fn counters(counters: &Counters) -> [(&'static Metric, u64); 14] {
     use catalogue as c;
     // ORDERING: Relaxed: statistics, nothing is inferred from them.
@@ -54,8 +54,8 @@ pub fn counters(counters: &Counters) -> [(&'static Metric, u64); 14] {
     ]
 }
 
-/// From OpenMetrics to the classic text format that the latency families are in: there a counter's family has
-/// the name of its samples, with `_total`.
+/// Converts OpenMetrics to the classic text format, which the latency families use. There the name of a counter's
+/// family is that of its samples, with `_total`.
 fn classic(text: &str, out: &mut String) {
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {

@@ -1,19 +1,18 @@
-//! What the Grafana dashboard shows: the panels of each group and their queries.
+//! Contents of the Grafana dashboard: the panels of each group and their queries.
 //!
 //! Owns: titles, queries, legends, units. Must not: lay anything out; `grafana` does. In a query `@` stands for the
-//! instances chosen at the top of the dashboard, `$__rate_interval` is Grafana's own.
+//! instances chosen at the top of the dashboard; `$__rate_interval` is Grafana's own.
 
 use super::catalogue::Group;
 
-/// One panel.
 pub(super) struct Panel {
     pub(super) group: Group,
     pub(super) title: &'static str,
-    /// Grafana's name of the unit.
+    /// Grafana's identifier of the unit.
     pub(super) unit: &'static str,
-    /// A single value instead of a curve.
+    /// Whether the panel shows a single value instead of a curve.
     pub(super) stat: bool,
-    /// Query and legend.
+    /// Queries, each with its legend.
     pub(super) queries: &'static [(&'static str, &'static str)],
 }
 
@@ -29,7 +28,7 @@ macro_rules! panels {
     };
 }
 
-/// A quantile of an operation's latency, by who asked for it.
+/// Builds the query for a quantile of an operation's latency, by instance and source.
 macro_rules! quantile {
     ($quantile:literal, $op:literal) => {
         concat!(

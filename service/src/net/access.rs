@@ -1,8 +1,8 @@
-//! Who may ask over the network: TLS, client certificates and bearer tokens, as the configuration and the systemd
-//! credentials have them.
+//! Access over the network: TLS, client certificates and bearer tokens, from the configuration or the systemd
+//! credentials.
 //!
-//! Owns: which files these are, and reading them again at SIGHUP. Must not: print or quote what is in them. Threads:
-//! `main` at start; at SIGHUP the network edge, the files on its blocking pool.
+//! Owns: the choice of these files, and reading them again at SIGHUP. Must not: print or quote their contents. Threads:
+//! `main` at start; at SIGHUP the network edge, with the files read on its blocking pool.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,20 +21,21 @@ const KEY: &str = "tls-key";
 const CLIENT_CA: &str = "tls-client-ca";
 const TOKENS: &str = "bearer-tokens";
 
-/// What guards gRPC on TCP. The Unix socket is guarded by the permissions of its file alone.
+/// Guards of gRPC on TCP. The Unix socket is guarded only by the permissions of its file.
 #[derive(Default)]
 pub struct Access {
-    /// Without it what is sent can be read and changed on its way.
+    /// TLS; without it, traffic can be read and changed on its way.
     pub tls: Option<Tls>,
-    /// Without them every client that the TLS lets in may ask.
+    /// Bearer tokens; without them, every client that TLS lets in may make requests.
     pub tokens: Option<Tokens>,
 }
 
 impl Access {
-    /// Reads what the configuration names.
+    /// Reads the files that the configuration names.
     ///
     /// # Errors
-    /// A file is missing, unreadable, readable by everybody, or not what it should be.
+    /// A file is missing, unreadable, readable by everybody, or of another kind than its setting says; or a setting
+    /// lacks the one that it needs.
     pub fn open(config: &Config) -> Result<Self> {
         let cert = find(config.tls_cert.as_deref(), CERT);
         let key = find(config.tls_key.as_deref(), KEY);
@@ -53,7 +54,7 @@ impl Access {
         Ok(Self { tls, tokens })
     }
 
-    /// The TLS in one word, for the log: `none`, `server` or `mutual`.
+    /// Returns the kind of TLS in one word, for the log: `none`, `server` or `mutual`.
     pub fn tls_name(&self) -> &'static str {
         match &self.tls {
             None => "none",
@@ -62,8 +63,8 @@ impl Access {
         }
     }
 
-    /// At each SIGHUP reads the files again, until the runtime ends. What cannot be used is said in the log, and what
-    /// was in effect stays. Connections that are open stay as they are; tokens are checked anew at each request.
+    /// Reads the files again at each SIGHUP, until the runtime ends. If one cannot be used, the log says so and the old
+    /// ones stay in effect. Open connections keep their TLS; tokens are checked anew at each request.
     ///
     /// # Errors
     /// The signal cannot be taken over.
@@ -86,7 +87,8 @@ impl Access {
         Ok(())
     }
 
-    /// Everything or nothing: new certificates with old tokens could lock everybody out.
+    /// Reads all files, and puts them into effect only if all can be used: new certificates with old tokens could lock
+    /// everybody out.
     fn reload(&self) -> Result<()> {
         let tls = self.tls.as_ref().map(Tls::read_again).transpose()?;
         let tokens = self.tokens.as_ref().map(Tokens::read_again).transpose()?;
@@ -100,7 +102,7 @@ impl Access {
     }
 }
 
-/// In words for people, without anything secret.
+/// Describes the access in words for people, without secrets.
 impl fmt::Display for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.tls {

@@ -1,4 +1,4 @@
-//! Which addresses may be listened on: loopback ones, others only behind TLS or when told so.
+//! Addresses to listen on: loopback ones, others only with TLS or with the setting `insecure`.
 //!
 //! Owns: resolving the addresses, this rule, and binding. Threads: `main`, before anything else is started.
 
@@ -12,20 +12,20 @@ use super::Access;
 use crate::config::Config;
 use crate::failed::Failed;
 
-/// Connections that the kernel completes before they are accepted: as many as tokio's own listeners have.
+/// Connections that the kernel completes before they are accepted: the same as tokio's own listeners.
 const BACKLOG: u32 = 1024;
 
-/// What the listeners will be bound to. A name may have several addresses; the first that can be bound is taken.
+/// Addresses of the listeners. A name may have several; the first that can be bound is used.
 #[derive(Clone, Debug)]
 pub struct Addresses {
-    /// gRPC.
+    /// Addresses of the gRPC listener.
     pub listen: Vec<SocketAddr>,
-    /// HTTP.
+    /// Addresses of the HTTP listener.
     pub metrics: Vec<SocketAddr>,
 }
 
 impl Addresses {
-    /// Resolves the addresses and refuses those that would be open to a network without protection.
+    /// Resolves the addresses, and refuses those that would be open to a network without protection.
     ///
     /// # Errors
     /// An address cannot be resolved, or is refused; the error names the ways out.
@@ -59,7 +59,7 @@ impl Addresses {
         Ok(())
     }
 
-    /// Takes the ports, so that one that is in use is found before the store is touched. Nobody can connect before
+    /// Binds the ports, so that a port in use is found before the store is touched. No client can connect before
     /// [`Ports::listen`].
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl Addresses {
         Ok(Ports { listen: bound("listen", &self.listen)?, metrics: bound("metrics", &self.metrics)? })
     }
 
-    /// Says in the log what of it is open to others.
+    /// Logs a warning for each listener that is open to other machines.
     pub fn warn(&self, config: &Config, access: &Access) {
         if !loopback(&self.metrics) {
             tracing::warn!(metrics = config.metrics, "HTTP is open to other machines, without encryption");
@@ -86,7 +86,7 @@ impl Addresses {
     }
 }
 
-/// The two ports, taken and not listened on yet.
+/// The two ports, bound and not yet listening.
 #[derive(Debug)]
 pub struct Ports {
     listen: TcpSocket,
@@ -94,7 +94,7 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Lets clients connect: to gRPC and to HTTP. Needs a tokio runtime.
+    /// Lets clients connect. Returns the listeners of gRPC and of HTTP. Needs a tokio runtime.
     ///
     /// # Errors
     /// Another process has begun to listen there; the error names the option.
@@ -107,11 +107,11 @@ impl Ports {
     }
 }
 
-/// The first of the addresses that can be bound.
+/// Binds the first of the addresses that can be bound.
 fn bound(option: &str, addresses: &[SocketAddr]) -> Result<TcpSocket> {
     let bind = |address: SocketAddr| {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        // As tokio's own listeners: a restart need not wait for what is left of the last one's connections.
+        // As tokio's own listeners do: a restart need not wait for leftover connections of the last process.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         Ok(socket)
@@ -133,7 +133,7 @@ fn resolve(option: &str, address: &str) -> Result<Vec<SocketAddr>, Failed> {
     let named = || format!("cannot use {option}={address:?}: expected HOST:PORT");
     let found: Vec<_> = match address.to_socket_addrs() {
         Ok(found) => found.collect(),
-        // Not of this form. All else is the resolver's, which may know the name in a moment.
+        // The text is not of this form. Every other error is the resolver's, which may know the name a moment later.
         Err(error) if error.kind() == Io::InvalidInput => {
             return Err(Failed::wrong(anyhow::Error::new(error).context(named())));
         }
@@ -145,7 +145,7 @@ fn resolve(option: &str, address: &str) -> Result<Vec<SocketAddr>, Failed> {
     Ok(found)
 }
 
-/// Whether a socket on one of these keeps one of those from being bound.
+/// Whether a socket on one of these addresses keeps one of those from being bound.
 fn collide(these: &[SocketAddr], those: &[SocketAddr]) -> bool {
     let same = |this: &SocketAddr, that: &SocketAddr| {
         let any = this.ip().is_unspecified() || that.ip().is_unspecified();

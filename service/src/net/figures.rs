@@ -1,27 +1,28 @@
-//! What the network edge counts: connections by listener, what each limit turned away, refused requests, bytes held.
+//! Counters of the network edge: connections by listener, connections turned away by each limit, refused requests,
+//! bytes held.
 //!
-//! Owns: these figures. Must not: block. Statistics, so relaxed, but for `bytes_held`, which is a limit's own count.
+//! Owns: these figures. Must not: block. They are statistics with relaxed accesses, except `bytes_held`, which a limit
+//! itself counts with.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::status::count;
 
-/// What a connection came in by; the label `listener` of the metrics.
+/// The listener that accepted a connection; the label `listener` of the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listener {
     /// gRPC on TCP, with or without TLS.
     GrpcTcp,
     /// gRPC on the Unix socket.
     GrpcUds,
-    /// HTTP.
+    /// HTTP, for metrics, probes and the dashboard.
     Http,
 }
 
 impl Listener {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::GrpcTcp, Self::GrpcUds, Self::Http];
 
-    /// The label.
+    /// The label's value in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::GrpcTcp => "grpc-tcp",
@@ -31,29 +32,28 @@ impl Listener {
     }
 }
 
-/// Why the service turns a connection away or ends it; the label `rule` of the metrics.
+/// Reason why the service turns a connection away or ends it; the label `rule` of the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// As many settled connections as allowed were open.
+    /// As many settled connections as allowed were open, and no newcomer could give way.
     Full,
-    /// Its source has its share of them.
+    /// Its source had its share of settled connections.
     SourceShare,
-    /// Another one took its place before it had made a request that was let in.
+    /// Another connection took its place before it made a request that was admitted.
     Newcomer,
     /// The TLS handshake took too long.
     Handshake,
-    /// No opening line came in time, or no whole head over HTTP.
+    /// No opening line came in time, or over HTTP no complete request head.
     Greeting,
-    /// No request that was let in came in time.
+    /// No request that was admitted came in time.
     FirstRequest,
-    /// Nothing was asked for `idle_connection_timeout`.
+    /// No request was made for `idle_connection_timeout`.
     Idle,
-    /// Answers were not read.
+    /// The client did not read its answers.
     Unread,
 }
 
 impl Ending {
-    /// All of them.
     pub const ALL: [Self; 8] = [
         Self::Full,
         Self::SourceShare,
@@ -65,7 +65,7 @@ impl Ending {
         Self::Unread,
     ];
 
-    /// The label.
+    /// The label's value in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Full => "full",
@@ -80,26 +80,24 @@ impl Ending {
     }
 }
 
-/// What clients have places in, of which each may take a share; the label `place` of the metrics.
+/// Resource whose places clients share; the label `place` of the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Subscriptions of the feed.
     Subscribers,
     /// Requests that wait for a slot.
     Waiters,
-    /// Batches of gets.
+    /// Batches of lookups (GetMany) under way.
     Batches,
-    /// Dumps for subscribers.
+    /// Dumps for subscribers of the feed.
     Dumps,
-    /// Bytes of requests and answers.
+    /// Bytes of requests and answers in memory.
     Bytes,
 }
 
 impl Place {
-    /// All of them.
     pub const ALL: [Self; 5] = [Self::Subscribers, Self::Waiters, Self::Batches, Self::Dumps, Self::Bytes];
 
-    /// The label.
+    /// The label's value in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Subscribers => "subscribers",
@@ -111,24 +109,23 @@ impl Place {
     }
 }
 
-/// Whose share of places is taken; the label `scope` of the metrics.
+/// Scope of a share of places; the label `scope` of the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// One connection's.
+    /// The share of one connection.
     Connection,
-    /// One source's: an address, a network of 2^64 IPv6 addresses, a user of the Unix socket.
+    /// The share of one source: an address, a network of 2^64 IPv6 addresses, or a user of the Unix socket.
     Source,
-    /// That of all who come over TCP.
+    /// The share of all clients over TCP together.
     Network,
-    /// Everybody's.
+    /// All places, whoever holds them.
     All,
 }
 
 impl Scope {
-    /// All of them.
     pub const ALL: [Self; 4] = [Self::Connection, Self::Source, Self::Network, Self::All];
 
-    /// The label.
+    /// The label's value in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Connection => "connection",
@@ -139,28 +136,29 @@ impl Scope {
     }
 }
 
-/// The figures of one listener.
+/// Connection counters of one listener.
 #[derive(Debug, Default)]
 pub struct Connections {
-    /// Open now.
+    /// Number of connections open now.
     pub open: AtomicU64,
-    /// Accepted since start, refused ones not among them.
+    /// Number of connections accepted since the start, without refused ones.
     pub accepted: AtomicU64,
-    /// Turned away: as many as allowed were open, or another one took its place before its first request.
+    /// Number of connections turned away: as many as allowed were open, or another one took their place before their
+    /// first request.
     pub refused: AtomicU64,
-    /// Ended by the service: nothing came in time, nothing was asked, or nothing was read for too long.
+    /// Number of connections that the service ended: no request came in time, no more came, or answers were not read.
     pub cut: AtomicU64,
 }
 
-/// The figures of the network edge.
+/// Figures of the network edge.
 #[derive(Debug, Default)]
 pub struct Figures {
     connections: [Connections; 3],
-    /// TLS handshakes that failed or took too long.
+    /// Number of TLS handshakes that failed or took too long.
     pub handshakes_failed: AtomicU64,
-    /// Requests without a token or with one that is not accepted.
+    /// Number of requests without a token, or with an unknown one.
     pub unauthenticated: AtomicU64,
-    /// HTTP requests for a name that is not the service's.
+    /// Number of HTTP requests for a host name that the service does not answer to.
     pub foreign_hosts: AtomicU64,
     /// Bytes of large requests and answers in memory, as `rpc::budget` counts them.
     pub bytes_held: AtomicU64,
@@ -169,7 +167,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Those of one listener.
+    /// Returns the figures of one listener.
     pub fn of(&self, listener: Listener) -> &Connections {
         &self.connections[listener as usize]
     }
@@ -179,7 +177,7 @@ impl Figures {
         count(&self.endings[ending as usize], 1);
     }
 
-    /// How many connections were turned away or ended by this rule.
+    /// Returns the number of connections turned away or ended by this rule.
     pub fn endings(&self, ending: Ending) -> u64 {
         // ORDERING: Relaxed: a statistic.
         self.endings[ending as usize].load(Ordering::Relaxed)
@@ -190,7 +188,7 @@ impl Figures {
         count(&self.no_place[place as usize][scope as usize], 1);
     }
 
-    /// How many requests were refused because this share of places was taken.
+    /// Returns the number of requests refused because this share of places was taken.
     pub fn refused_places(&self, place: Place, scope: Scope) -> u64 {
         // ORDERING: Relaxed: a statistic.
         self.no_place[place as usize][scope as usize].load(Ordering::Relaxed)

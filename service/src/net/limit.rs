@@ -1,9 +1,10 @@
-//! How many connections may be open at once, who gives way when there is no room, and the file descriptors they need.
+//! Limit on open connections: which ones give way when there is no room, and the file descriptors that they need.
 //!
-//! Owns: the places. A connection is a newcomer until its first request was let in, and settled from then on. Newcomers
-//! take only places that are free: when there are none, the next one evicts the oldest newcomer of the source that has
-//! the most of them, so that connections without a token cannot keep out those with one. Settled ones keep their places;
-//! each source has a share of them. Must not: wait; whoever finds no room is turned away. Threads: the network edge.
+//! Owns: the places. A connection is a newcomer until its first request is admitted, and settled from then on.
+//! Newcomers take only free places: if there is none, the next one evicts the oldest newcomer of the source that has
+//! the most newcomers. Connections without a token therefore cannot keep out those with one. Settled connections keep
+//! their places; each source has a share of them. Must not: wait; a connection without room is turned away. Threads:
+//! the network edge.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -20,46 +21,46 @@ use super::figures::{Ending, Listener};
 use super::source::Source;
 use crate::status::{Shared, count};
 
-/// One in so many gRPC connections is kept for the Unix socket: whoever takes every connection over the network does
-/// not lock out the machine's own processes.
+/// One in this many gRPC connections is reserved for the Unix socket. A peer that takes every connection over the
+/// network does not lock out the machine's own processes.
 const UDS_SHARE: u32 = 8;
 
-/// Without a setting, one source may have one in so many of the gRPC connections: it takes several to take them all,
-/// and a machine or proxy, which needs a handful because each carries 256 requests at once, does not notice.
+/// By default one source may have one in this many of the gRPC connections, so that it takes several sources to take
+/// them all. A machine or proxy does not notice: it needs a handful, because each carries 256 requests at once.
 const SOURCE_SHARE: u32 = 4;
 
-/// But so many at least, where `max_connections` is small: one machine may run several programs.
+/// Smallest default share of a source, for a small `max_connections`: one machine may run several programs.
 const SOURCE_MIN: u32 = 8;
 
-/// HTTP connections: a handful of scrapers and browsers, and a page of histograms may be a megabyte.
+/// Maximum number of HTTP connections: a handful of scrapers and browsers, and a page of histograms may be a megabyte.
 pub const HTTP_CONNECTIONS_MAX: u32 = 128;
 
-/// HTTP connections of one source: a browser opens six, and each carries one request.
+/// Maximum number of HTTP connections of one source: a browser opens six, and each carries one request.
 pub const HTTP_SOURCE_MAX: u32 = 32;
 
-/// Descriptors left to the store, the log, the stream. RocksDB keeps every file of the store open: about one for each
-/// 64 MB of it.
+/// File descriptors left to the store, the log and the stream. RocksDB keeps every file of the store open: about one
+/// for each 64 MB of it.
 const FILES_RESERVE: u64 = 512;
 
-/// What connections have to keep to, as configured.
+/// Limits on gRPC connections, from the configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
-    /// gRPC connections, on TCP and the Unix socket together.
+    /// Maximum number of gRPC connections, on TCP and the Unix socket together.
     pub max: u32,
-    /// Those of one source that are settled. See [`Source`].
+    /// Maximum number of settled connections of one source. See [`Source`].
     pub per_source: u32,
-    /// A connection on which nothing was asked, nor is under way, is cut after this long; zero is never.
+    /// Time without a request, new or under way, after which a connection is ended; zero is never.
     pub idle_timeout: Duration,
 }
 
 impl ConnectionLimits {
-    /// The share of one source where no setting says another.
+    /// Returns the share of one source for a configuration that does not set it.
     pub fn default_per_source(max: u32) -> u32 {
         (max / SOURCE_SHARE).max(SOURCE_MIN).min(max)
     }
 }
 
-/// Lets connections of one listener in while there is room. Clones, and the two of gRPC, share the room.
+/// Admits connections of one listener while there is room. Clones share the room, and so do the two listeners of gRPC.
 #[derive(Clone, Debug)]
 pub struct Limit {
     rooms: Arc<Rooms>,
@@ -77,43 +78,43 @@ struct Rooms {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Connections that hold a place.
+    /// Number of connections that hold a place.
     open: u32,
-    /// Those of them that came over the network.
+    /// Number of those that came over the network.
     network: u32,
     settled: HashMap<Source, u32>,
-    /// The oldest first.
+    /// Newcomers by id, so the oldest comes first.
     newcomers: BTreeMap<u64, Arc<Seat>>,
     next_id: u64,
 }
 
-/// Which limit a connection met.
+/// The limit that a connection met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// Its source has as many settled connections as it may have.
     Source {
-        /// How many.
+        /// Maximum number of settled connections of one source.
         max: u32,
     },
-    /// It was evicted, or has ended.
+    /// The connection was evicted or has ended.
     Gone,
 }
 
 impl Limit {
-    /// The limits of gRPC on TCP and on the Unix socket.
+    /// Returns the limits of gRPC on TCP and on the Unix socket.
     pub fn grpc(limits: ConnectionLimits, shared: &Arc<Shared>) -> (Self, Self) {
         let rooms = Rooms::new(limits.max, limits.max - limits.max / UDS_SHARE, limits.per_source, shared);
         (Self { rooms: Arc::clone(&rooms), listener: Listener::GrpcTcp }, Self { rooms, listener: Listener::GrpcUds })
     }
 
-    /// The limit of HTTP.
+    /// Returns the limit of HTTP connections.
     pub fn http(shared: &Arc<Shared>) -> Self {
         let rooms = Rooms::new(HTTP_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, HTTP_SOURCE_MAX, shared);
         Self { rooms, listener: Listener::Http }
     }
 
-    /// Room for one more connection, held until it is dropped; none is counted as a refusal. One over the Unix socket
-    /// is settled at once, because its file's mode has let it in.
+    /// Returns a place for one more connection, held until it is dropped; `None`, counted as a refusal, if there is
+    /// none. A connection over the Unix socket is settled at once, because the mode of the socket's file has let it in.
     pub fn admit(&self, source: Source) -> Option<Admission> {
         let figures = self.rooms.shared.net.of(self.listener);
         match self.rooms.enter(source, self.listener) {
@@ -163,23 +164,24 @@ impl Rooms {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change of it is complete before anything that could panic.
+        // A poisoned lock is safe: every change of the state is complete before anything that could panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Takes its place from the oldest newcomer of the source that has the most; false when there is no newcomer.
+    /// Frees the place of the oldest newcomer of the source that has the most newcomers. Returns false if there is no
+    /// newcomer.
     fn evict(&mut self, rooms: &Rooms) -> bool {
         let mut by_source: HashMap<Source, (u32, u64)> = HashMap::new();
         for (id, seat) in &self.newcomers {
             by_source.entry(seat.source).or_insert((0, *id)).0 += 1;
         }
-        // Among sources with as many, the one whose oldest has waited longest.
+        // Among sources with equally many, the one whose oldest newcomer has waited longest.
         let most = by_source.into_values().max_by_key(|(newcomers, oldest)| (*newcomers, u64::MAX - oldest));
         let Some(seat) = most.and_then(|(_, oldest)| self.newcomers.remove(&oldest)) else { return false };
         self.leave(&seat);
-        // ORDERING: Release, and Acquire where it is read: pairs with nothing but itself; the waker is what wakes.
+        // ORDERING: Release, and Acquire in the readers: pairs with nothing else; the waker does the waking.
         seat.state.store(EVICTED, Ordering::Release);
         count(&rooms.shared.net.of(seat.listener).refused, 1);
         rooms.shared.net.ended(Ending::Newcomer);
@@ -193,54 +195,53 @@ impl State {
     }
 }
 
-/// Waiting for its first request to be let in.
+/// State of a seat: the connection waits for its first request to be admitted.
 const NEWCOMER: u8 = 0;
-/// Its first request was let in.
+/// State of a seat: the first request was admitted.
 const SETTLED: u8 = 1;
-/// Its place has gone to another.
+/// State of a seat: another connection has taken the place.
 const EVICTED: u8 = 2;
-/// Its connection has ended.
+/// State of a seat: the connection has ended.
 const GONE: u8 = 3;
 
-/// The place of a connection.
+/// The place of one connection.
 #[derive(Debug)]
 pub struct Seat {
     rooms: Arc<Rooms>,
     listener: Listener,
     source: Source,
     id: u64,
-    /// Changed under the lock of the rooms alone.
+    /// Changed only under the lock of the rooms.
     state: AtomicU8,
     evicted: AtomicWaker,
 }
 
 impl Seat {
-    /// Where the connection comes from.
     pub fn source(&self) -> Source {
         self.source
     }
 
-    /// What it came in by.
+    /// Returns the listener that accepted the connection.
     pub fn listener(&self) -> Listener {
         self.listener
     }
 
-    /// Whether a request of it was let in.
+    /// Whether a request of the connection was admitted.
     pub fn is_settled(&self) -> bool {
         // ORDERING: Acquire: see `State::evict`.
         self.state.load(Ordering::Acquire) == SETTLED
     }
 
-    /// Settles it: a request of it was let in. Does nothing from the second time on.
+    /// Settles the connection, because a request of it is admitted. Does nothing from the second time on.
     ///
     /// # Errors
-    /// See [`Refused`]; it stays a newcomer.
+    /// The source's share is full, and the connection stays a newcomer; or the connection was evicted or has ended.
     pub fn settle(&self) -> Result<(), Refused> {
         if self.is_settled() {
             return Ok(());
         }
         let mut state = self.rooms.lock();
-        // ORDERING: Relaxed: changed under this lock alone.
+        // ORDERING: Relaxed: changed only under this lock.
         match self.state.load(Ordering::Relaxed) {
             NEWCOMER => {}
             SETTLED => return Ok(()),
@@ -259,7 +260,7 @@ impl Seat {
         Ok(())
     }
 
-    /// Ready once another connection has taken its place.
+    /// Polls until another connection has taken this one's place; pending for ever once settled.
     pub fn poll_evicted(&self, context: &mut TaskContext<'_>) -> Poll<()> {
         if self.is_settled() {
             return Poll::Pending;
@@ -270,30 +271,28 @@ impl Seat {
     }
 }
 
-/// An open connection.
+/// An open connection with its place, which dropping it frees.
 #[derive(Debug)]
 pub struct Admission {
     seat: Arc<Seat>,
 }
 
 impl Admission {
-    /// Its place.
     pub fn seat(&self) -> &Arc<Seat> {
         &self.seat
     }
 
-    /// The service's figures.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.seat.rooms.shared
     }
 
-    /// Counts that the service ends it, and why.
+    /// Counts that the service ends the connection, and the reason.
     pub fn cut(&self, ending: Ending) {
         count(&self.shared().net.of(self.seat.listener).cut, 1);
         self.shared().net.ended(ending);
     }
 
-    /// Ready once another connection has taken its place.
+    /// Waits until another connection has taken this one's place.
     pub async fn evicted(&self) {
         poll_fn(|context| self.seat.poll_evicted(context)).await;
     }
@@ -303,7 +302,7 @@ impl Drop for Admission {
     fn drop(&mut self) {
         let seat = &self.seat;
         let mut state = seat.rooms.lock();
-        // ORDERING: Relaxed: changed under this lock alone.
+        // ORDERING: Relaxed: changed only under this lock.
         match seat.state.swap(GONE, Ordering::Relaxed) {
             NEWCOMER => {
                 state.newcomers.remove(&seat.id);
@@ -321,13 +320,13 @@ impl Drop for Admission {
             _ => {}
         }
         drop(state);
-        // ORDERING: Relaxed: a statistic; the state is what limits.
+        // ORDERING: Relaxed: a statistic; the limit uses the state.
         self.shared().net.of(seat.listener).open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Raises the process's soft limit of open files to the hard one: at a soft limit of 1024, as shells set it, sockets
-/// would leave the engine none.
+/// Raises the process's soft limit of open files to the hard one. At a soft limit of 1024, which shells set, sockets
+/// would leave no descriptors to the engine.
 ///
 /// # Errors
 /// The hard limit has no room for `max_connections`.
@@ -349,11 +348,11 @@ pub fn open_files(max_connections: u32) -> Result<()> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Limits that leave a test alone with what it looks at.
+    /// Limits that never refuse a connection in a test.
     pub(crate) const ROOMY: ConnectionLimits =
         ConnectionLimits { max: 100, per_source: 100, idle_timeout: Duration::ZERO };
 
-    /// A source of the network.
+    /// Returns source `n` of a network.
     pub(crate) fn source(n: u8) -> Source {
         Source::of([192, 0, 2, n].into())
     }

@@ -1,4 +1,4 @@
-//! The rules of the network edge: which addresses may be listened on, which secrets guard them, how many may connect.
+//! The rules of the network edge: addresses to listen on, secrets that guard them, limits on connections.
 //!
 //! Owns: these rules, for gRPC and HTTP alike. Must not: speak a protocol; `rpc` and `http` do. Threads: `main` at
 //! start, then the tokio runtime of the network edge; files are read on its blocking pool.
@@ -22,19 +22,18 @@ pub use bind::{Addresses, Ports};
 pub use tls::Tls;
 pub use tokens::{Refusal, Tokens};
 
-/// What the configuration says of the network edge, read and checked.
+/// The configuration's settings of the network edge, read and checked.
 pub struct Edge {
-    /// What guards gRPC on TCP.
     pub access: Arc<Access>,
-    /// Where it listens.
+    /// Addresses of the gRPC and HTTP listeners.
     pub addresses: Addresses,
 }
 
 impl Edge {
-    /// Reads and checks.
+    /// Reads and checks the settings' files and addresses.
     ///
     /// # Errors
-    /// See [`Access::open`] and [`Addresses::of`].
+    /// As [`Access::open`] and [`Addresses::of`].
     pub fn open(config: &Config) -> Result<Self, Failed> {
         let access = Access::open(config).map_err(Failed::wrong)?;
         let addresses = Addresses::of(config, &access)?;

@@ -1,7 +1,7 @@
-//! Where secrets come from: the file that a setting names, or the systemd credential of a fixed name.
+//! Sources of secrets: the file that a setting names, or the systemd credential of a fixed name.
 //!
-//! Owns: finding these files, reading them, refusing one that everybody may read. Must not: print or quote what is in
-//! them, also not in an error. Threads: `main` at start, the blocking pool at SIGHUP.
+//! Owns: finding these files, reading them, refusing one that everybody may read. Must not: print or quote their
+//! contents, not even in an error. Threads: `main` at start, the blocking pool at SIGHUP.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;
@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-/// More than any certificate chain or list of tokens; a path that names a device must not fill the memory.
+/// Maximum size of a file: more than any certificate chain or list of tokens. A path that names a device must not fill
+/// the memory.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Permission bit of everybody else to read.
+/// Permission bit that lets everybody read a file.
 const OTHERS_READ: u32 = 0o004;
 
-/// The setting's file; without one the credential, when systemd has put it there.
+/// Returns the setting's file; without one the systemd credential, if it exists.
 pub fn find(setting: Option<&Path>, credential: &str) -> Option<PathBuf> {
     let given = || std::env::var_os("CREDENTIALS_DIRECTORY").map(|dir| Path::new(&dir).join(credential));
     setting.map(Path::to_owned).or_else(|| given().filter(|path| path.exists()))
@@ -25,7 +26,7 @@ pub fn find(setting: Option<&Path>, credential: &str) -> Option<PathBuf> {
 /// Reads a file that only its owner and group may read.
 ///
 /// # Errors
-/// Everybody may read it, it is too large or not text, or the file system refuses.
+/// Everybody may read the file, it is too large or not text, or the file system refuses.
 pub fn read(path: &Path) -> Result<String> {
     let name = path.display();
     let file = open(path)?;
@@ -38,15 +39,15 @@ pub fn read(path: &Path) -> Result<String> {
     text(file, path)
 }
 
-/// Reads a file that is no secret, such as a certificate.
+/// Reads a file that is not secret, such as a certificate.
 ///
 /// # Errors
-/// It is too large or not text, or the file system refuses.
+/// The file is too large or not text, or the file system refuses.
 pub fn read_public(path: &Path) -> Result<String> {
     text(open(path)?, path)
 }
 
-/// Opens a file without waiting for anybody: it is read again and again, which only a file on a disk allows.
+/// Opens a regular file, without blocking on a pipe. The file is read more than once, which only a regular file allows.
 fn open(path: &Path) -> Result<File> {
     let name = path.display();
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
@@ -62,7 +63,7 @@ fn text(file: File, path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).with_context(|| format!("cannot read file={name}"))?;
     ensure!(bytes.len() as u64 <= FILE_BYTES_MAX, "too large: file={name} max_bytes={FILE_BYTES_MAX}");
-    // The error of the conversion would carry the bytes.
+    // The conversion's own error would contain the file's bytes.
     String::from_utf8(bytes).map_err(|_| anyhow::anyhow!("not text: file={name}"))
 }
 
@@ -72,7 +73,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Writes a file with a mode.
+    /// Writes a file with the given mode.
     pub(crate) fn file(dir: &Path, name: &str, text: &str, mode: u32) -> PathBuf {
         let path = dir.join(name);
         std::fs::write(&path, text).unwrap();
@@ -80,7 +81,7 @@ pub(crate) mod tests {
         path
     }
 
-    /// A pipe with a name that nobody writes to.
+    /// Creates a named pipe that has no writer.
     fn fifo(dir: &Path) -> PathBuf {
         let path = dir.join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();

@@ -1,23 +1,23 @@
-//! Whom a share is counted by: where a connection comes from, as far as its owner can vary that at no cost.
+//! The source of a connection, to which shares are counted: the part of its origin that its owner cannot vary for free.
 //!
 //! Owns: this rule. Must not: count; `limit` and `rpc::budget` do. Threads: the network edge.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-/// The origin of a connection. Two connections with the same one share what one peer may take.
+/// The origin of a connection. Connections of the same source share one peer's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Source {
-    /// An IPv4 address. All of 127.0.0.0/8 is one, because every local process may use each of them.
+    /// An IPv4 address. All of 127.0.0.0/8 is one source, because every local process may use each of these addresses.
     V4(Ipv4Addr),
-    /// The first 64 bits of an IPv6 address: a network of that size is the least that a customer is given, and whoever
-    /// has it chooses the other 64 bits freely.
+    /// The first 64 bits of an IPv6 address. A network of this size is the least that a customer gets, and its owner
+    /// chooses the other 64 bits freely.
     V6(u64),
-    /// A user of this machine, over the Unix socket.
+    /// A user of this machine, connected over the Unix socket.
     User(u32),
 }
 
 impl Source {
-    /// The one of an address. An IPv4 address written as IPv6 is the IPv4 one.
+    /// Returns the source of an address. An IPv4 address written as IPv6 counts as the IPv4 one.
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V4(address) if address.is_loopback() => Self::V4(Ipv4Addr::LOCALHOST),
@@ -26,7 +26,7 @@ impl Source {
         }
     }
 
-    /// Whether it is another machine or may be one; users of the Unix socket are not.
+    /// Whether the source is, or may be, another machine. Users of the Unix socket are not.
     pub fn is_network(self) -> bool {
         !matches!(self, Self::User(_))
     }

@@ -1,4 +1,4 @@
-//! TLS of the gRPC listener: certificate, key, the CA of clients, from PEM files that are read again on request.
+//! TLS of the gRPC listener: certificate, key and the CA of clients, from PEM files that are read again on request.
 //!
 //! Owns: the rustls configuration. Must not: print or quote a file. Threads: `main` at start, the blocking pool at
 //! SIGHUP; handshakes run on the network edge.
@@ -17,21 +17,21 @@ use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 use super::secrets;
 
-/// gRPC is HTTP/2 and nothing else.
+/// The protocol offered: gRPC uses nothing but HTTP/2.
 const ALPN: &[u8] = b"h2";
 
-/// Where the PEM files are.
+/// Paths of the PEM files.
 #[derive(Clone, Debug)]
 pub(super) struct TlsFiles {
-    /// The certificate of the service, then those that lead to a CA which clients know.
+    /// The service's certificate, followed by those that lead to a CA which clients know.
     pub(super) cert: PathBuf,
-    /// Its private key.
+    /// Private key of the certificate.
     pub(super) key: PathBuf,
-    /// Clients must present a certificate that one of these signed.
+    /// CAs of client certificates. If set, clients must present a certificate that one of these signed.
     pub(super) client_ca: Option<PathBuf>,
 }
 
-/// The TLS in effect.
+/// The TLS configuration in effect, and its files.
 pub struct Tls {
     files: TlsFiles,
     current: ArcSwap<ServerConfig>,
@@ -41,24 +41,23 @@ impl Tls {
     /// Reads the files.
     ///
     /// # Errors
-    /// A file cannot be read or holds none of what it should, or key and certificate do not belong together.
+    /// A file cannot be read or does not hold its kind of PEM, or key and certificate do not belong together.
     pub(super) fn open(files: TlsFiles) -> Result<Self> {
         let current = ArcSwap::new(read(&files)?);
         Ok(Self { files, current })
     }
 
-    /// Reads the files again; calling what it gives puts them in effect for the handshakes from then on.
+    /// Reads the files again. Calling the returned function puts them into effect for all later handshakes.
     pub(super) fn read_again(&self) -> Result<impl FnOnce() + '_> {
         let next = read(&self.files)?;
         Ok(move || self.current.store(next))
     }
 
-    /// Whether clients must present a certificate.
     pub fn mutual(&self) -> bool {
         self.files.client_ca.is_some()
     }
 
-    /// For one handshake.
+    /// Returns an acceptor for one handshake, with the configuration in effect.
     pub fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(self.current.load_full())
     }
@@ -95,7 +94,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let name = path.display();
     let text = secrets::read_public(path)?;
     let certs: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
-    // The error may quote a line of the file, and somebody may have named the key's here.
+    // The parser's error may quote a line of the file, and the setting may name the key's file by mistake.
     let Ok(certs) = certs else { bail!("not PEM: file={name}") };
     ensure!(!certs.is_empty(), "no certificate in it: file={name} expected=PEM");
     Ok(certs)
@@ -103,7 +102,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
 
 fn key(path: &Path) -> Result<PrivateKeyDer<'static>> {
     let text = secrets::read(path)?;
-    // As above: the error may quote a line.
+    // As in `certificates`: the parser's error may quote a line.
     PrivateKeyDer::from_pem_slice(text.as_bytes())
         .map_err(|_| anyhow::anyhow!("no private key in it: file={} expected=PEM, not encrypted", path.display()))
 }

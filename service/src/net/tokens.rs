@@ -1,7 +1,7 @@
 //! Bearer tokens of the gRPC listener on TCP: a file with one token a line, read again on request.
 //!
-//! Owns: the tokens and comparing with them. Must not: print or quote one. Threads: `main` at start, the blocking pool
-//! at SIGHUP; compared on the network edge.
+//! Owns: the tokens, and the comparison with them. Must not: print or quote one. Threads: `main` at start, the blocking
+//! pool at SIGHUP; tokens are compared on the network edge.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use subtle::{Choice, ConstantTimeEq as _};
 
 use super::secrets;
 
-/// Shorter ones can be guessed over the network.
+/// Minimum length of a token; shorter ones can be guessed over the network.
 const TOKEN_BYTES_MIN: usize = 16;
 
-/// Each request is compared with all of them, 20 to 50 ns each.
+/// Maximum number of tokens: each request is compared with all of them, at 20 to 50 ns each.
 const TOKENS_MAX: usize = 64;
 
-/// The tokens in effect.
+/// The tokens in effect, and their file.
 pub struct Tokens {
     file: PathBuf,
     current: ArcSwap<Vec<Box<[u8]>>>,
 }
 
-/// Why a request is not let in.
+/// Reasons to refuse a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It carries none.
+    /// The request carries no token.
     Missing,
-    /// It carries one that is not among them.
+    /// The request carries an unknown token.
     Unknown,
 }
 
@@ -38,33 +38,33 @@ impl Tokens {
     /// Reads the file.
     ///
     /// # Errors
-    /// It cannot be read, or a line is not a token; the line is named by its number.
+    /// The file cannot be read, holds no token or too many, or a line is not a token; the error names the line's
+    /// number.
     pub(super) fn open(file: PathBuf) -> Result<Self> {
         let current = ArcSwap::from_pointee(read(&file)?);
         Ok(Self { file, current })
     }
 
-    /// Reads the file again; calling what it gives puts its tokens in effect for the requests from then on.
+    /// Reads the file again. Calling the returned function puts its tokens into effect for all later requests.
     pub(super) fn read_again(&self) -> Result<impl FnOnce() + '_> {
         let next = Arc::new(read(&self.file)?);
         Ok(move || self.current.store(next))
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.current.load().len()
     }
 
-    /// Never: an empty file is refused.
+    /// Whether there is no token: never, because a file without one is refused.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether a request with this `authorization` is let in. Takes the same time whichever token it is and however
-    /// much of one is right; only a length may show.
+    /// Checks the `authorization` header of a request. Takes the same time whichever token it holds and however much of
+    /// it is right; only a length may show.
     ///
     /// # Errors
-    /// See [`Refusal`].
+    /// A missing or an unknown token.
     pub fn check(&self, authorization: Option<&HeaderValue>) -> Result<(), Refusal> {
         const SCHEME: &[u8] = b"bearer ";
         let (_, given) = authorization

@@ -1,20 +1,21 @@
-//! The banks of processed slots: what each wrote, which are whole, which are gone, and the fork to read.
+//! The banks of processed slots: their writes, which of them are whole or gone, and the fork to read.
 //!
-//! Owns: everything held of banks that are not committed yet, within [`Limits`]. Must not: do I/O, know the stream's
+//! Owns: everything held of banks that are not committed yet, within [`Limits`]. Must not: do I/O, or know the stream's
 //! messages, the engine or a clock. Runs on the `overlay` thread.
 //!
-//! A bank is known by its slot and its bank id within one connection, and by its blockhash beyond. It is **whole** once
-//! - its begin was seen on this connection (first shred of its slot, or the creation of the bank): a bank that was in
-//!   flight when the connection was made has writes that nobody sends again;
+//! A bank is identified by its slot and its bank id within one connection, and by its blockhash across connections. It
+//! is **whole** once
+//! - its start was seen on this connection (first shred of its slot, or the creation of the bank): a bank that was in
+//!   flight when the connection was made has writes that no server sends again;
 //! - its block meta has come, which names its blockhash and its parent; writes may still come after it;
 //! - it was reported processed, which the validator does after the last write.
 //!
-//! The **processed fork** ends at a tip: of the whole banks whose ancestors down to the root are whole, the one that
-//! descends from the newest bank reported confirmed; among those the one with the highest slot; in the same slot the
-//! one that became whole last. The root is the block that ingest-apply has begun to apply last.
+//! The **processed fork** ends at a tip: a whole bank whose ancestors down to the root are whole. Of several such
+//! banks, one wins that descends from the newest bank reported confirmed, then the one with the highest slot. In the
+//! same slot the bank that became whole last wins. The root is the block that ingest-apply has begun to apply last.
 //!
-//! A bank goes when its slot is committed in the engine, when it is reported dead, or when it is abandoned: nothing is
-//! sent for that, but it shows once the root is past it on another fork.
+//! A bank is dropped when its slot is committed in the engine, when it is reported dead, or when it is abandoned. No
+//! message reports an abandoned bank; it shows once the root is past the bank on another fork.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -23,103 +24,107 @@ use super::view::{Block, View, Writes, is_parent};
 use crate::ingest::assemble::Base;
 use crate::ingest::event::Event;
 
-/// Banks held: some hundred seconds of a chain that nothing confirms. A healthy one has five to ten.
+/// Maximum number of banks held: some hundred seconds of a chain that nothing confirms. A healthy chain has five to
+/// ten.
 pub const BANKS_MAX: usize = 256;
 
-/// Memory for their writes, in bytes: a mainnet slot of 7000 updates takes 0.7 to 1.3 MB, so this is over a minute.
+/// Maximum memory for the writes of banks, in bytes. A mainnet slot of 7000 updates takes 0.7 to 1.3 MB, so this is
+/// over a minute.
 pub const BYTES_MAX: usize = 256 << 20;
 
-/// What a bank takes besides its writes, in bytes, rounded up.
+/// Memory of a bank in addition to its writes, in bytes, rounded up.
 const BANK_BYTES: usize = 256;
 
-/// What the stream says, in the terms of this module. `bank` is `None` where the server names none.
+/// One input of this module, made from one message of the stream. `bank` is `None` where the server does not send bank
+/// ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are those of the stream's messages, named alike")]
 pub enum Seen {
-    /// What follows comes from a new connection.
+    /// The inputs after this one come from a new connection.
     Connected,
-    /// An account was written.
+    /// An account was written in a bank.
     Account { slot: u64, bank: Option<u64>, event: Event },
-    /// A bank's block is complete.
+    /// The block of a bank is complete.
     BlockMeta { bank: Option<u64>, base: Base, parent: Base },
-    /// Something was said about a bank, or about every bank of its slot.
+    /// A status of one bank, or of every bank of its slot.
     Status { slot: u64, bank: Option<u64>, status: BankStatus },
 }
 
-/// What can be said about a bank.
+/// Status that the stream reports of a bank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BankStatus {
-    /// It exists from now on: all that it writes will be sent.
+    /// The bank exists from now on: the server will send all its writes.
     Begun,
-    /// All of it was executed.
+    /// All transactions of the bank were executed.
     Processed,
-    /// It was voted for.
+    /// Two thirds of the stake voted for the bank.
     Confirmed,
-    /// It is not valid.
+    /// The bank is not valid.
     Dead,
 }
 
-/// How much may be held.
+/// Bounds on the banks and bytes that may be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Banks, and slots heard of.
+    /// Maximum number of banks, and of slots heard of.
     pub banks_max: usize,
-    /// Bytes of everything held.
+    /// Maximum bytes of all banks and their writes.
     pub bytes_max: usize,
 }
 
-/// Banks dropped since the start, by reason.
+/// Counts of banks dropped since the start, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Their slot is committed in the engine.
+    /// Banks whose slot is committed in the engine.
     pub committed: u64,
-    /// Reported dead.
+    /// Banks that were reported dead.
     pub dead: u64,
-    /// Another fork was confirmed past them.
+    /// Banks that another fork, once confirmed, has passed.
     pub abandoned: u64,
-    /// There were too many, or they were too large.
+    /// Banks dropped because they were too many or too large.
     pub overflow: u64,
-    /// They were not whole when the connection ended.
+    /// Banks that were not whole when their connection ended.
     pub disconnected: u64,
-    /// They are there already, from an earlier connection.
+    /// Banks that were already there from an earlier connection.
     pub duplicate: u64,
 }
 
-/// The state machine: [`Banks::push`] what is seen, [`Banks::advance`] with the engine, read the [`Banks::view`].
+/// The state machine of banks: [`Banks::push`] each input, [`Banks::advance`] with the engine, read the
+/// [`Banks::view`].
 #[derive(Debug)]
 pub struct Banks {
     limits: Limits,
     slots: BTreeMap<u64, Slot>,
     banks: usize,
     bytes: usize,
-    /// Counts banks as they become whole.
+    /// Number of banks that have become whole so far.
     order: u64,
     /// The newest slot that is committed and published.
     committed: Option<u64>,
     root: Option<Base>,
-    /// Everything up to this slot was dropped because there was too much.
+    /// Everything up to this slot was dropped because the limits were exceeded.
     overflow_through: Option<u64>,
     dropped: Dropped,
 }
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// Its first shred was seen on this connection, so every bank of it begins after that.
+    /// Whether the slot's first shred was seen on this connection, so that every bank of it begins after that.
     begun: bool,
     banks: Vec<Bank>,
 }
 
 #[derive(Debug, Default)]
 struct Bank {
-    /// `Some` on the connection that sent it: its id there, if it has one.
+    /// `Some` on the connection that sent the bank: its id there, if the server sends ids. `None` after that
+    /// connection.
     live: Option<Option<u64>>,
     begun: bool,
     meta: Option<Meta>,
     processed: bool,
     confirmed: bool,
-    /// What of it comes is let go.
+    /// Whether the bank was reported dead. Later messages about it are ignored.
     dead: bool,
-    /// When it became whole; 0 before.
+    /// Position of this bank in the order in which banks became whole; 0 while it is not whole.
     order: u64,
     writes: Arc<Writes>,
 }
@@ -131,7 +136,7 @@ struct Meta {
 }
 
 impl Dropped {
-    /// Each reason with its count.
+    /// Returns each reason with its count.
     pub fn by_reason(&self) -> [(&'static str, u64); 6] {
         [
             ("committed", self.committed),
@@ -151,7 +156,7 @@ impl Default for Limits {
 }
 
 impl Banks {
-    /// No banks, on top of an engine that stands at `base`.
+    /// Creates the state without banks, on top of an engine that stands at `base`.
     pub fn new(base: Option<Base>, limits: Limits) -> Self {
         Self {
             limits,
@@ -166,7 +171,7 @@ impl Banks {
         }
     }
 
-    /// Takes in what was seen. True when the view may be another one now.
+    /// Takes in one input. Returns whether the view may have changed.
     pub fn push(&mut self, seen: Seen) -> bool {
         let changed = match seen {
             Seen::Connected => self.connected(),
@@ -184,8 +189,8 @@ impl Banks {
         self.check_limits() || changed
     }
 
-    /// The engine's newest published slot and the root moved. True when the view may be another one now. `committed`
-    /// must have been read before `root`, so that the root is never behind it.
+    /// Follows the engine's newest published slot and the root. Returns whether the view may have changed. `committed`
+    /// must have been read before `root`, so that the root never lags behind it.
     pub fn advance(&mut self, committed: Option<u64>, root: Option<Base>) -> bool {
         if committed == self.committed && root == self.root {
             return false;
@@ -219,15 +224,15 @@ impl Banks {
         true
     }
 
-    /// The fork to read now.
+    /// Returns the processed fork as it is now.
     pub fn view(&self) -> View {
         if self.overflow_through.is_some() {
             return View { path: Vec::new(), overflowed: true };
         }
         let Some(root) = self.root else { return View::default() };
         let whole: HashMap<Base, (&Bank, Meta)> = self.whole().map(|(bank, meta)| (meta.base, (bank, meta))).collect();
-        // Ascending by slot, so that a parent is looked at before its children. For each bank that stands on the root:
-        // the newest confirmed slot on its way down to it.
+        // Ascending by slot, so that a parent is visited before its children. Maps each bank that stands on the root to
+        // the newest confirmed slot on its way down to the root.
         let mut standing: HashMap<Base, u64> = HashMap::new();
         let mut best: Option<((u64, u64, u64), Base)> = None;
         for (bank, meta) in self.whole() {
@@ -252,17 +257,16 @@ impl Banks {
         View { path, overflowed: false }
     }
 
-    /// Banks held.
+    /// Number of banks held, dead ones included.
     pub fn banks(&self) -> usize {
         self.banks
     }
 
-    /// Bytes of what is held, as far as it is counted.
+    /// Estimated bytes of all banks and their writes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// What was dropped since the start.
     pub fn dropped(&self) -> Dropped {
         self.dropped
     }
@@ -271,13 +275,14 @@ impl Banks {
         Some(slot) <= self.committed
     }
 
-    /// Whole banks, ascending by slot.
+    /// Returns the whole banks, ascending by slot.
     fn whole(&self) -> impl Iterator<Item = (&Bank, Meta)> {
         let banks = self.slots.values().flat_map(|slot| &slot.banks);
         banks.filter(|bank| bank.order > 0).filter_map(|bank| Some((bank, bank.meta?)))
     }
 
-    /// What was whole stays, without its id: another server, or the same one started again, has other ids.
+    /// Starts a new connection. Whole banks stay, without their ids: another server, or the same one restarted, uses
+    /// other ids.
     fn connected(&mut self) -> bool {
         for held in self.slots.values_mut() {
             held.begun = false;
@@ -295,7 +300,7 @@ impl Banks {
         false
     }
 
-    /// The first shred of a slot, or the creation of a bank by a server without ids.
+    /// Notes the first shred of a slot, or the creation of a bank by a server without bank ids.
     fn begun(&mut self, slot: u64) {
         let held = self.slots.entry(slot).or_default();
         held.begun = true;
@@ -309,7 +314,7 @@ impl Banks {
             return false;
         }
         let before = bank.bytes();
-        // A copy is made only for a write that comes after the bank was read as whole, which servers rarely send.
+        // This copies the writes only if the bank was already read as whole. Servers rarely send writes after that.
         let writes = Arc::make_mut(&mut bank.writes);
         let held = writes.entry(event.key).or_insert((event.value, event.write_version));
         if event.write_version >= held.1 {
@@ -328,7 +333,8 @@ impl Banks {
             return false;
         }
         if held.meta.is_some_and(|known| known.base != meta.base) {
-            // The id was given again: what is held is another bank, and of this one the begin is not known.
+            // The id is in use for another bank now. The held bank keeps its data, and the start of the new one is
+            // unknown.
             held.live = None;
             at = self.bank_at(slot, bank);
             self.bank_mut(slot, at).begun = false;
@@ -349,8 +355,9 @@ impl Banks {
         self.complete(slot, at) || status == BankStatus::Confirmed
     }
 
-    /// A dead bank is remembered without its writes, so that what still comes of it is let go. Without an id all banks
-    /// of the slot are meant, and what comes next may be either: it counts once its begin is seen.
+    /// Handles the report of a dead bank. The bank is remembered without its writes, so that later messages about it
+    /// are ignored. Without an id all banks of the slot are meant. A later message may then belong to a dead or to a
+    /// new bank, so a new bank counts only once its start is seen.
     fn dead(&mut self, slot: u64, bank: Option<u64>) -> bool {
         let Some(held) = self.slots.get_mut(&slot) else { return false };
         if bank.is_none() {
@@ -367,7 +374,7 @@ impl Banks {
         dropped > 0
     }
 
-    /// Makes a bank whole when nothing of it is missing. True when it is whole.
+    /// Makes a bank whole when no part of it is missing. Returns whether it is whole.
     fn complete(&mut self, slot: u64, at: usize) -> bool {
         let order = self.order + 1;
         let held = &mut self.slots.entry(slot).or_default().banks;
@@ -381,7 +388,7 @@ impl Banks {
         }
         let same = |other: &Bank| other.order > 0 && other.meta.is_some_and(|other| other.base == meta.base);
         if let Some(old) = held.iter().position(same) {
-            // It has come again on this connection, which is the one that goes on telling of it.
+            // The bank has come again on this connection, which is the one that sends further messages about it.
             let old = held.remove(old);
             self.banks -= 1;
             self.bytes -= old.bytes();
@@ -397,7 +404,7 @@ impl Banks {
         true
     }
 
-    /// The bank that a status means: the one of that id, or without an id the only one of the slot.
+    /// Returns the place of the bank that a status means: the one of that id, or without an id the slot's only bank.
     fn named_at(&mut self, slot: u64, bank: Option<u64>) -> Option<usize> {
         if bank.is_some() {
             return Some(self.bank_at(slot, bank));
@@ -412,7 +419,7 @@ impl Banks {
         }
     }
 
-    /// The place of a bank of this connection; made if there is none.
+    /// Returns the place of a bank of this connection, which is created if there is none.
     fn bank_at(&mut self, slot: u64, bank: Option<u64>) -> usize {
         let held = self.slots.entry(slot).or_default();
         held.banks.iter().position(|held| held.live == Some(bank)).unwrap_or_else(|| {
@@ -428,12 +435,12 @@ impl Banks {
         &mut self.slots.entry(slot).or_default().banks[at]
     }
 
-    /// Blocks that cannot be on the chain of the root any more: beside its ancestry, or descended from such.
+    /// Returns the blocks that cannot be on the root's chain any more: siblings of its ancestry, and their descendants.
     fn abandoned(&self) -> HashSet<Base> {
         let mut gone = HashSet::new();
         let Some(root) = self.root else { return gone };
         let chain = self.chain_of_root();
-        // Below the oldest ancestor that is held it is not known what is beside the ancestry.
+        // Below the oldest held ancestor, the ancestry is unknown, so no block there is known to be off it.
         let known_from = chain.iter().map(|base| base.slot).min().unwrap_or(root.slot);
         for (&slot, held) in &self.slots {
             for meta in held.banks.iter().filter_map(|bank| bank.meta) {
@@ -447,7 +454,7 @@ impl Banks {
         gone
     }
 
-    /// The root and its ancestors, as far as their block metas are held.
+    /// Returns the root and its ancestors, as far as their block metas are held.
     fn chain_of_root(&self) -> HashSet<Base> {
         let metas = self.slots.values().flat_map(|slot| &slot.banks).filter_map(|bank| bank.meta);
         let parents: HashMap<Base, Base> = metas.map(|meta| (meta.base, meta.parent)).collect();
@@ -460,7 +467,7 @@ impl Banks {
         chain
     }
 
-    /// Drops everything when there is too much; true when it did.
+    /// Drops everything when the limits are exceeded. Returns whether it did.
     fn check_limits(&mut self) -> bool {
         let held = self.banks.max(self.slots.len());
         if held <= self.limits.banks_max && self.bytes <= self.limits.bytes_max {
@@ -475,7 +482,8 @@ impl Banks {
 }
 
 impl Bank {
-    /// A table has room for 8/7 of its capacity and a byte beside each entry.
+    /// Returns the estimated memory of the bank, in bytes. A table allocates 8/7 of its capacity, and one more byte for
+    /// each entry.
     fn bytes(&self) -> usize {
         BANK_BYTES + self.writes.capacity() * 8 / 7 * (size_of::<([u8; 32], (Option<[u8; 32]>, u64))>() + 1)
     }

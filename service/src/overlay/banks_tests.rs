@@ -1,4 +1,4 @@
-//! Scripted banks.
+//! Tests of the banks with scripted messages.
 
 use super::*;
 
@@ -24,7 +24,8 @@ fn status(slot: u64, bank: Option<u64>, status: BankStatus) -> Seen {
     Seen::Status { slot, bank, status }
 }
 
-/// A whole bank that writes `value` to key A. Its id is 10 times its slot and the fork's number.
+/// Returns the messages of a whole bank that writes `value` to key A. Its id is its slot times 10 plus the fork's
+/// number.
 fn whole(base: Base, parent: Base, value: u8) -> Vec<Seen> {
     let (slot, bank) = (base.slot, Some(base.slot * 10 + u64::from(base.blockhash[8])));
     vec![
@@ -45,7 +46,7 @@ fn feed(banks: &mut Banks, seen: impl IntoIterator<Item = Seen>) {
     seen.into_iter().for_each(|seen| _ = banks.push(seen));
 }
 
-/// The slots of the processed fork, the tip first.
+/// Returns the slots of the processed fork, the tip first.
 fn path(banks: &Banks) -> Vec<u64> {
     banks.view().path.iter().map(|block| block.base.slot).collect()
 }
@@ -158,7 +159,7 @@ fn a_new_connection_keeps_what_is_whole_and_forgets_what_is_not() {
     assert_eq!((path(&banks), banks.dropped().disconnected), (vec![11], 1));
     feed(&mut banks, whole(base(12), base(11), 2).into_iter().skip(2));
     assert_eq!(path(&banks), [11], "its first writes were on the other connection");
-    // Another server: the same id for another block, and the block that is held under another id.
+    // Another server uses the same id for another block, and another id for the held block.
     feed(&mut banks, [account(11, Some(110), A, 9, 99)]);
     assert_eq!(tip_value(&banks, A), Some(1));
     let again = Some(7);
@@ -200,7 +201,7 @@ fn without_ids_a_status_means_the_only_bank_of_its_slot() {
     banks.push(status(12, None, BankStatus::Dead));
     feed(&mut banks, nameless(12, 11).into_iter().skip(1));
     assert_eq!(path(&banks), [11], "it may be what still comes of the dead one");
-    // A status without an id where there are ids.
+    // A status without an id, from a server that sends ids.
     feed(&mut banks, whole(base_of(13, 1), base(11), 1).into_iter().take(3));
     feed(&mut banks, whole(base_of(13, 2), base(11), 2).into_iter().take(3));
     banks.push(status(13, None, BankStatus::Processed));

@@ -1,7 +1,7 @@
-//! Turns one message of a processed stream into what the banks are told.
+//! Turns one message of a processed stream into an input of the banks.
 //!
-//! Owns: what each message means for a bank. Must not: do I/O, or panic on what a server sends. Runs on the overlay's
-//! receiver task.
+//! Owns: the meaning of each message for a bank. Must not: do I/O, or panic on any message of a server. Runs on the
+//! overlay's receiver task.
 
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
@@ -11,7 +11,7 @@ use crate::ingest::assemble::{Base, Input};
 use crate::ingest::convert::{MalformedUpdate, account, block_meta};
 use crate::ingest::follow::Selection;
 
-/// What one message says, if it matters to a bank.
+/// Converts one message. Returns `None` when it does not matter to a bank.
 pub(super) fn convert(selection: Selection, update: SubscribeUpdate) -> Result<Option<Seen>, MalformedUpdate> {
     Ok(match update.update_oneof {
         Some(UpdateOneof::Account(update)) => {
@@ -40,7 +40,8 @@ pub(super) fn convert(selection: Selection, update: SubscribeUpdate) -> Result<O
     })
 }
 
-/// Servers without bank ids leave the field of a block meta at zero; validators count from one.
+/// Returns the bank id, or `None` for zero. Servers without bank ids leave a block meta's field at zero; validators
+/// count from one.
 fn named(bank_id: u64) -> Option<u64> {
     (bank_id != 0).then_some(bank_id)
 }

@@ -1,4 +1,5 @@
-//! For the fuzz target `stream` in `service/fuzz`: whatever a server sends, into the banks of the processed fork.
+//! Entry point of the fuzz target `stream` in `service/fuzz`: runs arbitrary messages of a server into the banks of the
+//! processed fork.
 //!
 //! Owns: nothing. Must not: be called by the service. Any thread.
 
@@ -9,11 +10,11 @@ use super::convert::convert;
 use crate::ingest::assemble::Base;
 use crate::ingest::follow::Selection;
 
-/// Small, so that both limits are met.
+/// Limits of the banks, small so that the fuzzer reaches both.
 const LIMITS: Limits = Limits { banks_max: 8, bytes_max: 16 << 10 };
 
-/// Updates in the order they arrive; `None` is a new connection. The banks stay within their limits, and the fork can be
-/// made of them at any time.
+/// Runs updates in the order of their arrival; `None` stands for a new connection. Asserts that the banks stay within
+/// their limits, and that a view can be made at any time.
 pub fn banks(selection: Selection, base: Option<Base>, updates: impl IntoIterator<Item = Option<SubscribeUpdate>>) {
     let mut banks = Banks::new(base, LIMITS);
     for update in updates {

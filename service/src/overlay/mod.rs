@@ -1,5 +1,5 @@
-//! Lookups at three commitments: what is on top of the engine (processed) and what the engine has to forget
-//! (finalized).
+//! Lookups at three commitments: the banks on top of the engine (processed), and the changes that the engine has to
+//! forget (finalized).
 //!
 //! ```text
 //! processed  =  engine + banks of the processed fork     (view: made by the overlay thread)
@@ -7,12 +7,12 @@
 //! finalized  =  engine - changes after the final slot    (undo: kept by ingest-apply)
 //! ```
 //!
-//! Owns: the meeting point of the threads that make these and those that read them. Must not: write to the engine, or
-//! hold ingest-apply up: it never waits for a queue here, and for a lock no longer than a lookup takes.
+//! Owns: the state shared between the threads that make these parts and those that read them. Must not: write to the
+//! engine, or delay ingest-apply, which never waits for a queue here, and for a lock no longer than a lookup takes.
 //!
-//! With `commitment = finalized` the engine holds finalized data alone: it answers finalized and confirmed lookups as
-//! it is. That is the one case in which an answer is more settled than was asked for, except a processed lookup while
-//! nothing is known on top of the engine; the slot of the answer tells both.
+//! With `commitment = finalized` the engine holds only finalized data: it answers finalized and confirmed lookups as it
+//! is. An answer can be more settled than was asked for only there, or at processed while no bank on top of the engine
+//! is known. The slot of the answer tells both.
 
 pub mod banks;
 mod convert;
@@ -37,19 +37,20 @@ use view::View;
 
 pub use run::start;
 
-/// How settled the data of an answer is.
+/// How settled the data of an answer are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Commitment {
-    /// The newest bank on the processed fork, see [`banks`]; it may still vanish.
+    /// State of the newest bank on the processed fork, see [`banks`]; it may still vanish.
     Processed,
-    /// What the engine holds.
+    /// State that the engine holds.
     #[default]
     Confirmed,
-    /// Rooted.
+    /// State at the newest rooted slot.
     Finalized,
 }
 
-/// The state behind all three commitments. Shared by ingest-apply, the `overlay` thread, the receivers and `lookup-N`.
+/// State for all three commitments. Shared by ingest-apply, the `overlay` thread, the receivers and the threads that
+/// answer lookups.
 #[derive(Debug)]
 pub struct Overlay {
     processed: Option<Processed>,
@@ -57,21 +58,20 @@ pub struct Overlay {
     reached: [watch::Sender<Option<u64>>; 3],
 }
 
-/// What is shared of the processed fork. Writer: the `overlay` thread, unless said otherwise.
+/// Shared state of the processed fork. Written by the `overlay` thread, unless said otherwise.
 #[derive(Debug)]
 pub struct Processed {
     view: ArcSwap<View>,
-    /// The block that ingest-apply began to apply last. Writer: ingest-apply.
+    /// The block that ingest-apply began to apply last. Written by ingest-apply.
     root: ArcSwapOption<Base>,
-    /// Wakes the `overlay` thread. Writer: its start.
+    /// Wakes the `overlay` thread. Set when that thread is started.
     wake: OnceLock<mpsc::WeakSender<run::Message>>,
-    /// Figures for the metrics.
+    /// Figures of the processed fork, for the metrics.
     pub(crate) figures: Figures,
 }
 
 /// Figures of the overlay. Statistics: relaxed.
 #[derive(Debug, Default)]
-#[allow(missing_docs, reason = "each name says what it counts; the metric catalogue has the sentences")]
 pub(crate) struct Figures {
     pub(crate) connected: AtomicBool,
     pub(crate) updates: AtomicU64,
@@ -81,8 +81,8 @@ pub(crate) struct Figures {
 }
 
 impl Overlay {
-    /// The state of a service whose store stands at `checkpoint`. `processed`: processed slots are followed, which
-    /// [`start`] does. `engine_is_final`: the engine takes in finalized slots only.
+    /// Creates the state of a service whose store stands at `checkpoint`. `processed` says that processed slots are
+    /// followed, which [`start`] does. `engine_is_final` says that the engine takes in finalized slots only.
     pub fn new(checkpoint: &ChainCheckpoint, processed: bool, engine_is_final: bool) -> Self {
         let slot = checkpoint.slot;
         let root = slot.map(|slot| Base { slot, blockhash: checkpoint.blockhash });
@@ -105,24 +105,24 @@ impl Overlay {
         self.processed.as_ref()
     }
 
-    /// What the engine has to forget for a finalized answer; `None` when it holds finalized slots only.
+    /// Changes that the engine has to forget for a finalized answer; `None` when it holds finalized slots only.
     pub fn undo(&self) -> Option<&Undo> {
         self.undo.as_ref()
     }
 
-    /// Tells of the newest slot that a lookup at `commitment` has reached.
+    /// Returns a watch on the newest slot that a lookup at `commitment` has reached.
     pub fn reached(&self, commitment: Commitment) -> watch::Receiver<Option<u64>> {
         self.reached[commitment as usize].subscribe()
     }
 
-    /// The stream said that `slot` is final. Wait-free.
+    /// Notes that the stream reported `slot` as final. Wait-free.
     pub fn heard_final(&self, slot: u64) {
         if let Some(undo) = &self.undo {
             undo.heard_final(slot);
         }
     }
 
-    /// ingest-apply: the next slot of the chain is whole, and nothing of it is in a transaction yet.
+    /// Called by ingest-apply when the next slot of the chain is whole, before any change of it is in a transaction.
     pub fn begin(&self, block: Base) {
         if let Some(processed) = &self.processed {
             processed.root.store(Some(Arc::new(block)));
@@ -132,14 +132,14 @@ impl Overlay {
         }
     }
 
-    /// ingest-apply: these changes are in the transaction that is committed next.
+    /// Called by ingest-apply when these changes are in the transaction that is committed next.
     pub fn committing(&self, changes: impl Iterator<Item = Change>) {
         if let Some(undo) = &self.undo {
             undo.record(changes);
         }
     }
 
-    /// ingest-apply: a commit was published; `slot` is the newest slot wholly in it.
+    /// Called by ingest-apply when a commit was published. `slot` is the newest slot that the commit holds as a whole.
     pub fn published(&self, slot: Option<u64>) {
         self.set_reached(Commitment::Confirmed, slot);
         match &self.undo {
@@ -152,7 +152,7 @@ impl Overlay {
         }
     }
 
-    /// ingest-apply: makes use of what was heard of finality.
+    /// Called by ingest-apply to move the finalized slot to the newest one reported, as far as it is published.
     pub fn settle(&self) {
         if self.undo.as_ref().is_some_and(Undo::settle) {
             self.tell_final();
@@ -177,21 +177,22 @@ impl Overlay {
 }
 
 impl Processed {
-    /// The processed fork. Load it before the engine's snapshot is moved: a bank leaves it once its commit is
-    /// published, so whatever is missing in a view is in every snapshot taken after the view was loaded.
+    /// Returns the processed fork. Load it before the engine's snapshot is moved. A bank leaves the fork once its
+    /// commit is published, so every snapshot taken after the view was loaded holds each bank that the view lacks for
+    /// that reason.
     pub fn view(&self) -> Arc<View> {
         self.view.load_full()
     }
 
-    /// The block that ingest-apply began to apply last. Load it after the engine's snapshot was moved: it is stored
-    /// before the first commit with a part of that block, so a snapshot never holds a part of a later block.
+    /// Returns the block that ingest-apply began to apply last. Load it after the engine's snapshot was moved. It is
+    /// stored before any change of that block is committed, so a snapshot never holds a part of a later block.
     pub fn root(&self) -> Option<Base> {
         self.root.load().as_deref().copied()
     }
 
     fn wake(&self) {
         if let Some(sender) = self.wake.get().and_then(mpsc::WeakSender::upgrade) {
-            // Where the queue is full the thread is awake, and looks at the engine after each message.
+            // Where the queue is full the thread is awake, and it checks the engine after each message.
             sender.try_send(run::Message::Moved).ok();
         }
     }

@@ -1,9 +1,9 @@
-//! A world of forks: banks, their messages in the order in which they arrive, and the truth about each.
+//! A model world of forks: banks, their messages in the order of arrival, and the true state of each.
 //!
-//! The world knows the whole state behind every bank. Its steps are drawn from a seed: banks grow, on the chain and
-//! beside it; their messages arrive cut into each other, writes twice and in any order, some after the block meta;
-//! statuses come early, late or never; connections break, and banks in flight are then known in part or come again with
-//! only their last writes. Which tip a view has to have is worked out here from the definition, over plain lists.
+//! The world knows the whole state after every bank. Its steps are drawn from a seed. Banks grow, on the chain and off
+//! it. Their messages arrive interleaved, writes twice and in any order, some after the block meta. Statuses come
+//! early, late or never. Connections break; banks in flight are then known in part, or come again with only their last
+//! writes. The expected tip of a view is computed here from the definition, over plain lists.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,26 +21,26 @@ pub(super) const BASE_SLOT: u64 = 100;
 
 pub(super) type Map = BTreeMap<Key, Value>;
 
-/// A bank and the truth about it.
+/// A bank with its true content.
 pub(super) struct Truth {
     pub(super) base: Base,
     pub(super) parent: Option<usize>,
     pub(super) id: Option<u64>,
-    /// Its last writes.
+    /// Last write of each account in the bank.
     pub(super) writes: BTreeMap<Key, Option<Value>>,
-    /// The map after it.
+    /// The whole map after the bank.
     pub(super) state: Map,
     pub(super) on_chain: bool,
-    /// It gets a block meta.
+    /// Whether the bank gets a block meta.
     pub(super) sealed: bool,
     pub(super) begin: Seen,
     /// Messages not yet delivered, in their order.
     pub(super) queue: VecDeque<Seen>,
-    /// What this connection told of it.
+    /// Messages about the bank that the current connection has brought.
     pub(super) live: Live,
-    /// When it became whole; 0 before.
+    /// Position in the order in which banks became whole; 0 while it is not whole.
     pub(super) order: u64,
-    /// Whether it was confirmed as far as the whole one is told of.
+    /// Whether a confirmation of the whole bank was delivered.
     pub(super) confirmed: bool,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Live {
     pub(super) meta: bool,
     pub(super) processed: bool,
     pub(super) confirmed: bool,
-    /// It became whole on this connection.
+    /// Whether the bank became whole on this connection.
     pub(super) whole: bool,
 }
 
@@ -58,7 +58,8 @@ pub(super) struct World {
     pub(super) rng: Rng,
     pub(super) ids: bool,
     pub(super) truths: Vec<Truth>,
-    /// Blocks of the chain, the oldest first; the first `applied` are in the engine, `confirmed` are confirmed.
+    /// Blocks of the chain, the oldest first. The first `applied` are in the engine, the first `confirmed` are
+    /// confirmed.
     pub(super) chain: Vec<usize>,
     pub(super) confirmed: usize,
     pub(super) applied: usize,
@@ -68,7 +69,7 @@ pub(super) struct World {
     pub(super) next_slot: u64,
     pub(super) engine_map: Map,
     pub(super) final_heard: Option<u64>,
-    /// The processed tip when the view was last published, and its ancestry down to what was applied then.
+    /// Path from the processed tip, when the view was last published, down to the first block not applied then.
     pub(super) tip: Option<Vec<usize>>,
     pub(super) banks: Banks,
     pub(super) seen: Tally,
@@ -81,7 +82,7 @@ pub(super) enum Fate {
     GivenUp,
 }
 
-/// That the interesting cases were met.
+/// Counts of the interesting cases, to assert that they occurred.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) ahead: u64,
@@ -141,7 +142,7 @@ impl World {
         }
     }
 
-    /// The block that ingest-apply began last.
+    /// Returns the block that ingest-apply began last.
     pub(super) fn root(&self, shared: &Shared) -> usize {
         let root = shared.overlay.processed().unwrap().root().unwrap();
         self.chain.iter().copied().find(|&at| self.truths[at].base == root).unwrap()
@@ -151,7 +152,7 @@ impl World {
         self.chain[self.applied - 1]
     }
 
-    /// A new bank: on the chain, on a fork, beside the chain in its slot, dead, or given up.
+    /// Adds a bank: on the chain, on a fork, as a sibling of the chain's block in one slot, dead, or given up.
     pub(super) fn grow(&mut self) {
         let draw = self.rng.below(10);
         let head = *self.chain.last().unwrap();
@@ -160,20 +161,20 @@ impl World {
         self.next_slot += 1;
         match draw {
             0..=4 => self.bank(slot, head, true, Fate::Whole),
-            // Beside it in the same slot, where banks can be told apart.
+            // Siblings in one slot occur only where the server sends bank ids.
             5 if self.ids => {
                 let fate = if self.rng.below(2) == 0 { Fate::GivenUp } else { Fate::Whole };
                 self.bank(slot, head, false, fate);
                 self.bank(slot, head, true, Fate::Whole);
                 for beside in [self.truths.len() - 2, self.truths.len() - 1] {
-                    // The slot's first shred would stand for both.
+                    // The slot's first shred would count for both banks.
                     let truth = &mut self.truths[beside];
                     truth.begin = Seen::Status { slot, bank: truth.id, status: BankStatus::Begun };
                     truth.queue[0] = truth.begin;
                 }
             }
             6 => self.bank(slot, head, false, Fate::Dead),
-            // On any block that is not behind what is confirmed, be it on a fork or on the chain.
+            // The parent is any block not older than the newest confirmed one, on a fork or on the chain.
             _ => {
                 let oldest = self.truths[self.chain[self.confirmed - 1]].base.slot;
                 let parents: Vec<usize> = (0..self.truths.len())
@@ -208,7 +209,7 @@ impl World {
                 None => _ = state.remove(&key),
             }
         }
-        // Any order: the write version alone says which is the last.
+        // Writes arrive in any order: only the write version says which is the last.
         for i in (1..accounts.len()).rev() {
             accounts.swap(i, self.rng.below(i as u64 + 1) as usize);
         }
@@ -253,13 +254,13 @@ impl World {
         }
     }
 
-    /// Some messages of one bank arrive.
+    /// Delivers some messages of one bank.
     pub(super) fn deliver(&mut self) {
         let open: Vec<usize> = (0..self.truths.len()).filter(|&at| !self.truths[at].queue.is_empty()).collect();
         if open.is_empty() {
             return;
         }
-        // Mostly the oldest, so that banks do become whole.
+        // Mostly of the oldest bank, so that banks do become whole.
         let pick = if self.rng.below(3) == 0 { self.rng.below(open.len() as u64) as usize } else { 0 };
         for _ in 0..=self.rng.below(6) {
             let Some(seen) = self.truths[open[pick]].queue.pop_front() else { return };
@@ -267,7 +268,7 @@ impl World {
         }
     }
 
-    /// One message arrives, and the model learns what it means.
+    /// Delivers one message, and updates the model accordingly.
     pub(super) fn see(&mut self, at: usize, seen: Seen) {
         self.changed |= self.banks.push(seen);
         let truth = &mut self.truths[at];
@@ -288,8 +289,8 @@ impl World {
         }
     }
 
-    /// A new connection. Of a bank in flight the rest comes, and its begin was missed; or it comes again as a whole
-    /// with only its last writes.
+    /// Makes a new connection. A bank in flight continues without its start, or comes again as a whole with only its
+    /// last writes.
     pub(super) fn reconnect(&mut self) {
         self.changed |= self.banks.push(Seen::Connected);
         for at in 1..self.truths.len() {
@@ -302,7 +303,7 @@ impl World {
         }
     }
 
-    /// A bank that is told of already is sent once more on the same connection, as where a replay meets the present.
+    /// Sends a whole bank once more on the same connection, as happens where a replay meets the live stream.
     pub(super) fn repeat(&mut self) {
         let told: Vec<usize> = (1..self.truths.len()).filter(|&at| self.truths[at].live.whole).collect();
         if let Some(last) = told.last() {
@@ -310,7 +311,7 @@ impl World {
         }
     }
 
-    /// A bank's content with only its last writes.
+    /// Returns the messages of a bank without its start and with only its last writes.
     pub(super) fn again(&self, at: usize) -> Vec<Seen> {
         let truth = &self.truths[at];
         let (base, bank) = (truth.base, truth.id);
@@ -326,14 +327,14 @@ impl World {
         again
     }
 
-    /// The next block of the chain is voted for; the processed stream may or may not tell.
+    /// Confirms the next block of the chain. The processed stream may or may not report it.
     pub(super) fn confirm(&mut self) {
         let Some(&at) = self.chain.get(self.confirmed) else { return };
         self.confirmed += 1;
         let (slot, bank) = (self.truths[at].base.slot, self.truths[at].id);
         match self.rng.below(4) {
             0 => {}
-            // Before what is left of it, processed included.
+            // The confirmation overtakes the bank's remaining messages, processed included.
             1 if self.ids && self.truths[at].live.begun => {
                 self.see(at, Seen::Status { slot, bank, status: BankStatus::Confirmed })
             }
@@ -341,7 +342,7 @@ impl World {
         }
     }
 
-    /// Publishes the view, and works out which tip it has to have.
+    /// Publishes the view, and computes its expected tip.
     pub(super) fn publish(&mut self, shared: &Shared) {
         let processed = shared.overlay.processed().unwrap();
         let changed = std::mem::take(&mut self.changed);
@@ -352,7 +353,8 @@ impl World {
             if self.truths[at].order == 0 {
                 continue;
             }
-            // Down to the root over whole banks only; the root itself if it is held, else on its children.
+            // Walk down to the root over whole banks only: to the root itself if it is held, otherwise to one of its
+            // children.
             let (mut next, mut confirmed, mut stands) = (at, 0, false);
             loop {
                 if self.truths[next].confirmed {

@@ -1,5 +1,6 @@
-//! Lookups at each commitment against a world of forks, on a real engine: blocks are applied in pieces, as ingest-apply
-//! does, with lookups after each.
+//! Lookups at each commitment against a model world of forks, on a real engine. Blocks are applied in ingest-apply's
+//! order of calls, but in pieces with lookups after each. This is stricter than the service, which commits whole slots
+//! only.
 
 use bytesize::ByteSize;
 use engine_api::{Durability, Engine, Key, Value};
@@ -24,7 +25,8 @@ fn get_many(
 }
 
 impl World {
-    /// Applies the next confirmed block as ingest-apply does, in pieces, with a look after each.
+    /// Applies the next confirmed block in pieces, with ingest-apply's order of calls, and checks all lookups after
+    /// each piece.
     fn apply(&mut self, shared: &Shared, engine: &Measured, reading: &mut Reading<'_>, strict: bool) {
         if self.applied == self.confirmed {
             return;
@@ -82,7 +84,7 @@ impl World {
         }
     }
 
-    /// Looks every key up at every commitment.
+    /// Looks up every key at every commitment, and compares the answers with the model.
     fn check(&mut self, shared: &Shared, reading: &mut Reading<'_>, strict: bool) {
         let keys: Vec<Key> = (0..KEYS).map(key).collect();
         let values = |map: &Map| keys.iter().map(|key| map.get(key).copied()).collect::<Vec<_>>();
@@ -124,7 +126,7 @@ impl World {
             assert_eq!(found, Answer { value: values(state), slot: Some(slot) });
             self.seen.forked += u64::from(expected.is_some_and(|at| !self.truths[at].on_chain));
         } else {
-            // Whatever the fork, it is the state of a bank of that slot, whole.
+            // The limits decide the fork here, but the answer must be the whole state of some bank of that slot.
             let slot = found.slot.unwrap();
             let of_bank = |truth: &&Truth| truth.base.slot == slot && values(&truth.state) == found.value;
             let of_engine = slot == committed && values(&self.engine_map) == found.value;
@@ -132,7 +134,7 @@ impl World {
         }
     }
 
-    /// The bank whose state a processed lookup has to give; `None` for the engine's.
+    /// Returns the bank whose state a processed lookup has to answer; `None` for the engine's state.
     fn expected(&self, shared: &Shared) -> Option<usize> {
         let committed = self.committed();
         let root = self.root(shared);
@@ -144,10 +146,10 @@ impl World {
     }
 }
 
-/// Plays a world; gives what was met.
+/// Plays a world from `seed` and returns the counts of cases that occurred.
 fn play(seed: u64, steps: u64, limits: Limits, strict: bool) -> Tally {
     let dir = tempfile::tempdir().unwrap();
-    // The one whose commits do not wait for the device.
+    // Strata, because its buffered commits do not wait for the device.
     let options = EngineOptions { memory: Some(ByteSize::mib(64)), ..EngineOptions::new(EngineKind::Strata) };
     let engine = engines::open(&dir.path().join("store"), &options, OpenMode::Create).unwrap();
     let engine = Measured::new(engine, Latency::new("strata"), "ingest");

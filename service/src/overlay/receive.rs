@@ -1,14 +1,14 @@
 //! Receives processed slots for the overlay, on a subscription and a connection of its own.
 //!
-//! Owns: that connection. Must not: touch what the ingest receives. Runs as one task on the tokio runtime.
+//! Owns: that connection. Must not: affect the ingest's own connection. Runs as one task on the tokio runtime.
 //!
 //! Why two subscriptions: at confirmed the server sends a slot once it is whole, without duplicates, and with
-//! `from_slot` without a gap. At processed it sends what happens as it happens; what happened of a slot in flight before
-//! the connection was made is sent by nobody, and whether a slot is whole cannot be told from what arrives. Such a
-//! stream may feed memory, where a bank that is not known from its begin is not used, and never the disk.
+//! `from_slot` without a gap. At processed it sends each event as it happens. No server repeats the events of a slot
+//! that was in flight when the connection was made, and the stream does not show whether a slot is whole. Such a stream
+//! may feed memory, where a bank is used only if its start was seen. It must never feed the disk.
 //!
-//! There is no replay here: a replayed bank cannot be told from one that was in flight. What was missed is confirmed a
-//! second later.
+//! There is no replay here, because a replayed bank looks the same as one that was in flight. A missed slot is
+//! confirmed a second later.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::ingest::receive::{BATCH_INPUTS, ReceiveConfig};
 use crate::ingest::subscribe::request_processed;
 use crate::status::{Shared, count};
 
-/// Receives until `stop` turns true, its sender is gone, or the channel's other end is gone.
+/// Receives until `stop` turns true, its sender is dropped, or the channel's receiving end is dropped.
 pub(super) async fn receive(
     config: ReceiveConfig,
     tx: mpsc::Sender<Message>,
@@ -37,7 +37,7 @@ pub(super) async fn receive(
     let receiver = Receiver { config, tx, shared };
     tokio::select! {
         () = receiver.run() => {}
-        // An error is the sender's end, which means stop as well.
+        // An error means that the sender of `stop` is gone, which counts as stop as well.
         _ = stop.wait_for(|stop| *stop) => {}
     }
     receiver.set_connected(false);
@@ -72,7 +72,7 @@ impl Receiver {
         }
     }
 
-    /// One connection, from the first byte to its end.
+    /// Runs one connection, from connecting to its end.
     async fn follow(&self, heard_slot: &mut bool) -> Result<std::convert::Infallible, Ended> {
         let request = request_processed(self.config.selection);
         let mut connection = Connection::open(&self.config.provider, self.config.idle_timeout, request, None).await?;
@@ -100,12 +100,14 @@ impl Receiver {
         }
     }
 
-    /// Takes one update in; the slot, when it says something about a bank as a whole.
+    /// Takes in one update. Returns the slot when the update is a block meta or a status, which concern a bank as a
+    /// whole.
     async fn take(&self, update: SubscribeUpdate, batch: &mut Vec<Seen>) -> Result<Option<u64>, Ended> {
         if let Some(processed) = self.shared.overlay.processed() {
             count(&processed.figures.updates, 1);
         }
-        // A write that cannot be read leaves its bank incomplete: a new connection forgets the banks in flight.
+        // A write that cannot be read leaves its bank incomplete, so end the connection: a new one forgets the banks in
+        // flight.
         let seen = convert(self.config.selection, update).map_err(|malformed| Ended::Retry(malformed.detail))?;
         let Some(seen) = seen else { return Ok(None) };
         let boundary = match &seen {

@@ -1,7 +1,7 @@
-//! The `overlay` thread: takes in what the processed stream says, follows the engine's commits, publishes views.
+//! The `overlay` thread: takes in the processed stream, follows the engine's commits, publishes views.
 //!
-//! Owns: the banks. Must not: touch the engine, or be waited for by ingest-apply. Runs on the `overlay` thread from
-//! [`start`] until its receiver has ended.
+//! Owns: the banks. Must not: touch the engine, or make ingest-apply wait. Runs on the `overlay` thread from [`start`]
+//! until its receiver has ended.
 
 use std::io;
 use std::sync::Arc;
@@ -15,28 +15,29 @@ use crate::ingest::assemble::Base;
 use crate::ingest::receive::ReceiveConfig;
 use crate::status::Shared;
 
-/// Batches in the channel between the overlay's receiver and the `overlay` thread, of up to
-/// [`BATCH_INPUTS`](crate::ingest::receive::BATCH_INPUTS): about 9 MiB, a second of a full stream. The thread does no
-/// I/O, so it is behind only while it has no processor.
+/// Maximum number of batches in the channel between the overlay's receiver and the `overlay` thread, each of up to
+/// [`BATCH_INPUTS`](crate::ingest::receive::BATCH_INPUTS) inputs. This is about 9 MiB, a second of a full stream. The
+/// thread does no I/O, so it lags behind only while it gets no processor.
 const QUEUE_BATCHES: usize = 64;
 
-/// What the thread is told.
+/// Message to the `overlay` thread.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// What was seen, in the order it arrived.
+    /// Inputs in the order in which they arrived.
     Batch(Vec<Seen>),
-    /// The engine has committed.
+    /// The engine has committed, so the banks should follow it.
     Moved,
 }
 
-/// Follows processed slots until `stop` turns true. Needs a tokio runtime. Does nothing when they are not asked for.
+/// Starts to follow processed slots until `stop` turns true. Needs a tokio runtime. Does nothing when processed slots
+/// are not followed.
 ///
 /// # Errors
-/// That of starting a thread.
+/// I/O errors of starting the thread.
 pub fn start(config: ReceiveConfig, shared: &Arc<Shared>, stop: watch::Receiver<bool>) -> io::Result<()> {
     let Some(processed) = shared.overlay.processed() else { return Ok(()) };
     let (tx, messages) = mpsc::channel(QUEUE_BATCHES);
-    // Weak: the thread ends once the receiver has.
+    // Weak, so that the thread ends once the receiver has ended.
     processed.wake.get_or_init(|| tx.downgrade());
     let thread = Arc::clone(shared);
     std::thread::Builder::new().name("overlay".to_owned()).spawn(move || run(&thread, messages))?;
@@ -61,9 +62,9 @@ fn run(shared: &Shared, mut messages: mpsc::Receiver<Message>) {
     }
 }
 
-/// Follows the engine, and publishes the fork where it may be another one.
+/// Moves the banks on with the engine, and publishes the fork where it may have changed.
 pub(super) fn publish(shared: &Shared, processed: &Processed, banks: &mut Banks, changed: bool) {
-    // In this order: the root is never behind what is published.
+    // In this order, so that the root never lags behind the published slot.
     let committed = shared.checkpoint.load().slot;
     let root = processed.root();
     if !(banks.advance(committed, root) | changed) {

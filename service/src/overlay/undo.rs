@@ -1,19 +1,21 @@
-//! What the map held at the newest finalized slot: the old value of everything that was changed after it.
+//! The undo overlay: the old value of every key that was changed after the newest finalized slot.
 //!
 //! Owns: those old values, within [`CHANGES_MAX`], and which slot is final. Must not: read the engine. Threads: written
-//! by ingest-apply, read by `lookup-N`; the receiver only stores a number, without the lock.
+//! by ingest-apply, read by `lookup-N` and `shm-lookup`; the receiver only stores a number, without the lock.
 //!
-//! The finalized map is the engine's map minus what was changed after the finalized slot F: the value of a key is what
-//! it held before its first change after F, or what the engine holds if there was none.
+//! The finalized map is the engine's map without the changes after the finalized slot F. The value of a key is the one
+//! that it had before its first change after F. Without such a change it is the value in the engine.
 //!
 //! # Why the two parts agree
 //!
-//! ingest-apply records a change before it commits it, and moves F, forgetting what is behind it, only after a commit
-//! of F or of a later slot was published; both under the write lock. A reader moves its snapshot to the newest commit
-//! while it holds the read lock. So under that lock the snapshot holds slot F as a whole, since F was published before
-//! the lock was taken, and for every change after F in the snapshot the old value is here, since it was recorded before
-//! the commit and not forgotten since. What is recorded and not yet in the snapshot is harmless: the old value then is
-//! what the snapshot holds.
+//! ingest-apply records a change before it commits it. It moves F, and forgets the old values up to F, only after a
+//! commit of F or of a later slot was published. It does both under the write lock. A reader moves its snapshot to the
+//! newest commit while it holds the read lock.
+//!
+//! Under that lock the snapshot therefore holds slot F as a whole, because F was published before the lock was taken.
+//! For every change after F in the snapshot the old value is here, because it was recorded before the commit and not
+//! forgotten since. A change that is recorded and not yet in the snapshot does no harm: its old value is the value in
+//! the snapshot.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,23 +23,23 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use engine_api::{Key, Value};
 
-/// Changes that are kept, about [`CHANGE_BYTES`] each: 64 MiB. Finality is 32 slots behind, so this is room for a mainnet
-/// on which each of the 7000 updates of a slot changes a value; about one in a hundred does.
+/// Maximum number of changes kept, about [`CHANGE_BYTES`] each: 64 MiB. Finality lags 32 slots behind, so there is room
+/// even if each of the 7000 updates of a mainnet slot changes a value; about one in a hundred does.
 pub const CHANGES_MAX: usize = 1 << 18;
 
-/// What one change takes in memory, in bytes, rounded up: its key twice, its old value, its slot and the tables.
+/// Memory of one change, in bytes, rounded up: its key twice, its old value, its slot and the tables.
 pub const CHANGE_BYTES: usize = 256;
 
-/// A table with this many times the room it needs is made smaller.
+/// A table is shrunk once it has room for this many times its entries.
 const ROOM: usize = 4;
 
-/// A change: its slot, its key, and what the key held before.
+/// A change: its slot, its key, and the value that the key had before.
 pub type Change = (u64, Key, Option<Value>);
 
-/// The undo overlay.
+/// Old values of keys that changed after the finalized slot.
 #[derive(Debug)]
 pub struct Undo {
-    /// The newest slot that the stream said is final, plus one; 0 before the first.
+    /// The newest slot that the stream reported as final, plus one; 0 before the first.
     heard: AtomicU64,
     changes_max: usize,
     inner: RwLock<Inner>,
@@ -45,48 +47,47 @@ pub struct Undo {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// The newest final slot that is committed: F.
+    /// F: the newest final slot that is published.
     finalized: Option<u64>,
-    /// The newest published slot.
+    /// The newest slot that is committed and published.
     published: Option<u64>,
-    /// Below this slot the old values are not known: they were changed before the start, or there were too many.
-    /// `None` before the first slot since the start.
+    /// Lowest finalized slot for which all old values are known. Changes up to this slot were partly made before the
+    /// start, or were forgotten because there were too many. `None` before the first slot since the start.
     known_from: Option<u64>,
-    /// Old values by slot, ascending; never empty.
+    /// Old values of each key by slot, ascending; no list is empty.
     by_key: HashMap<Key, Vec<(u64, Option<Value>)>>,
-    /// The keys changed in a slot.
+    /// Keys changed in each slot.
     by_slot: BTreeMap<u64, Vec<Key>>,
     changes: usize,
 }
 
-/// The finalized map as far as it differs from the engine's, standing still while this is held.
+/// Difference between the finalized map and the engine's. It does not change while this guard is held.
 pub struct Reading<'a>(RwLockReadGuard<'a, Inner>);
 
 impl Undo {
-    /// An overlay of a store that stands at `published`. Finalized answers are refused until every slot that might not
-    /// have been final at this moment is final.
+    /// Creates the overlay of a store that stands at `published`. It refuses finalized answers until every slot that
+    /// might not have been final at the start is final.
     pub fn new(published: Option<u64>, changes_max: usize) -> Self {
         let inner = Inner { published, ..Inner::default() };
         Self { heard: AtomicU64::new(0), changes_max, inner: RwLock::new(inner) }
     }
 
-    /// The stream said that `slot` is final. Wait-free; [`Undo::settle`] makes use of it.
+    /// Notes that the stream reported `slot` as final. Wait-free; [`Undo::settle`] moves the finalized slot.
     pub fn heard_final(&self, slot: u64) {
         // ORDERING: Relaxed: the number alone counts, an older one only delays finality.
         self.heard.fetch_max(slot.saturating_add(1), Ordering::Relaxed);
     }
 
-    /// A slot is about to be applied. The first one since the start may have been applied in part before it, so that
-    /// its old values are not known: finality has to reach it.
+    /// Notes that `slot` is about to be applied. The first slot since the start may have been applied in part before
+    /// the start. Its old values are then unknown, so finality has to reach it first.
     pub fn begin(&self, slot: u64) {
-        // Read first: this is called for every slot and says something once.
+        // Read first: this is called for every slot and changes something only once.
         if self.read().0.known_from.is_none() {
             self.write(|inner| inner.known_from = Some(slot));
         }
     }
 
-    /// Records changes that are about to be committed. Recording them again, as after a commit that failed, changes
-    /// nothing.
+    /// Records changes that are about to be committed. Recording them again, as after a failed commit, has no effect.
     pub fn record(&self, changes: impl Iterator<Item = Change>) {
         let mut changes = changes.peekable();
         if changes.peek().is_some() {
@@ -94,18 +95,19 @@ impl Undo {
         }
     }
 
-    /// Everything up to `slot` is committed and published. True when that moved finality.
+    /// Notes that everything up to `slot` is committed and published. Returns whether that moved the finalized slot.
     pub fn published(&self, slot: Option<u64>) -> bool {
         self.write(|inner| inner.published = slot);
         self.settle()
     }
 
-    /// Moves finality to what was heard, as far as it is published, and forgets what is behind it. True when it moved.
+    /// Moves the finalized slot to the newest one reported, as far as it is published, and forgets the old values up to
+    /// it. Returns whether it moved.
     pub fn settle(&self) -> bool {
         // ORDERING: Relaxed: see `heard_final`.
         let Some(heard) = self.heard.load(Ordering::Relaxed).checked_sub(1) else { return false };
         let moves = |inner: &Inner| {
-            // A final slot beyond the published one has the published one among its ancestors: both are of one chain.
+            // A final slot after the published one has the published one among its ancestors: both are of one chain.
             let slot = inner.published?.min(heard);
             (inner.finalized < Some(slot)).then_some(slot)
         };
@@ -118,12 +120,13 @@ impl Undo {
         })
     }
 
-    /// Stands still while the guard is held: hold it over the move of a snapshot and the look at its keys, not longer.
+    /// Locks the overlay for reading. Hold the guard while a snapshot is moved and its keys are compared, and no
+    /// longer.
     pub fn read(&self) -> Reading<'_> {
         Reading(self.inner.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Changes kept.
+    /// Number of old values kept, at most [`CHANGES_MAX`] in the service.
     pub fn changes(&self) -> usize {
         self.read().0.changes
     }
@@ -139,7 +142,8 @@ impl Reading<'_> {
         self.0.finalized.filter(|slot| self.0.known_from.is_some_and(|known| *slot >= known))
     }
 
-    /// What `key` held at the finalized slot, if it was changed since.
+    /// Returns the value that `key` had at the finalized slot, if it was changed since. The inner `None` means that the
+    /// key was absent.
     pub fn old_value(&self, key: &Key) -> Option<Option<Value>> {
         self.0.by_key.get(key)?.first().map(|(_, old)| *old)
     }
@@ -151,7 +155,7 @@ impl Inner {
             return;
         }
         if self.changes >= changes_max {
-            // Whatever is kept without this one is of no use below its slot.
+            // Without this change, the other ones kept are useless for any finalized slot before it.
             self.by_key = HashMap::new();
             self.by_slot.clear();
             self.changes = 0;
@@ -176,7 +180,7 @@ impl Inner {
             self.changes -= keys.len();
             for key in keys {
                 if let Some(values) = self.by_key.get_mut(&key) {
-                    // Ascending, and every earlier slot was forgotten before: the first one is this slot's.
+                    // The list ascends and every earlier slot was forgotten before, so the first entry is of this slot.
                     values.remove(0);
                     if values.is_empty() {
                         self.by_key.remove(&key);

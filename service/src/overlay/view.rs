@@ -1,7 +1,7 @@
-//! What processed lookups read: the banks of one fork, from its tip down to the engine's map.
+//! The view that processed lookups read: the banks of one fork, from its tip down to the engine's map.
 //!
-//! Owns: which of these banks stand on top of a given snapshot of the engine. Must not: change; a view is replaced by
-//! the next one. Made by the `overlay` thread, read by `lookup-N`.
+//! Owns: which of these banks stand on top of a given snapshot of the engine. Must not: change, because a view is
+//! replaced by the next one. Made by the `overlay` thread, read by `lookup-N` and `shm-lookup`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,44 +10,45 @@ use engine_api::{Key, Value};
 
 use crate::ingest::assemble::Base;
 
-/// A blockhash that is not known: a store loaded from outside a stream has one.
+/// Placeholder for an unknown blockhash, which a store loaded from outside a stream has.
 const UNKNOWN: [u8; 32] = [0; 32];
 
-/// The last write of each account in a bank, and the write version that makes it the last.
+/// The last write of each account in a bank, with the write version that makes it the last. `None` as the value means
+/// closed.
 pub type Writes = HashMap<Key, (Option<Value>, u64)>;
 
-/// A bank that is whole.
+/// A whole bank: all its writes are known.
 #[derive(Clone, Debug)]
 pub struct Block {
-    /// Its slot and blockhash.
+    /// Slot and blockhash of the bank.
     pub base: Base,
-    /// Those of its parent.
+    /// Slot and blockhash of the parent bank.
     pub parent: Base,
-    /// What it wrote.
+    /// The last write of each account in the bank.
     pub writes: Arc<Writes>,
 }
 
-/// The processed fork at one moment.
+/// The processed fork at one moment. It never changes.
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    /// Each the child of the next; the tip first.
+    /// Banks of the fork from the tip down; each is the child of the next.
     pub path: Vec<Block>,
-    /// Banks were dropped because there were too many: nothing is known above the engine.
+    /// Whether banks were dropped because there were too many. No bank on top of the engine is known then.
     pub overflowed: bool,
 }
 
 impl View {
-    /// The tip's slot.
+    /// Slot of the fork's tip; `None` when no bank is known.
     pub fn tip(&self) -> Option<u64> {
         self.path.first().map(|block| block.base.slot)
     }
 
-    /// The banks on top of a snapshot of the engine that stands at `snapshot`, the tip first. `root` is the newest
-    /// block that ingest-apply has begun to apply, loaded after the snapshot was taken.
+    /// Returns the banks on top of a snapshot of the engine that stands at `snapshot`, the tip first. `root` is the
+    /// newest block that ingest-apply has begun to apply, loaded after the snapshot was taken.
     ///
-    /// None apply when a bank in between is missing, or when the fork is not that of `root`: a commit can be read a moment
-    /// before its slot is known, so that the snapshot may hold a part of the ancestry of `root` beyond `snapshot`. On that
-    /// ancestry the banks cover that part.
+    /// Returns none when a bank in between is missing, or when the fork is not that of `root`, which is the chain that
+    /// the engine follows. On that chain the banks also cover any part of `root` that a snapshot could hold beyond
+    /// `snapshot`. ingest-apply commits whole slots, so there is no such part today.
     pub fn above(&self, snapshot: Option<Base>, root: Option<Base>) -> &[Block] {
         let Some(snapshot) = snapshot else { return &[] };
         let above = self.path.iter().take_while(|block| block.base.slot > snapshot.slot).count();
@@ -58,12 +59,13 @@ impl View {
     }
 }
 
-/// The newest write of `key` in `blocks`, the tip first. `Some(None)`: it was closed there.
+/// Returns the newest write of `key` in `blocks`, which begin with the tip. `Some(None)` means that the account was
+/// closed.
 pub fn newest_write(blocks: &[Block], key: &Key) -> Option<Option<Value>> {
     blocks.iter().find_map(|block| block.writes.get(key).map(|(value, _)| *value))
 }
 
-/// Whether `parent`, as a child names it, is `base`.
+/// Whether `base` is the parent that a child names. An unknown blockhash of `base` matches any.
 pub(super) fn is_parent(parent: Base, base: Base) -> bool {
     parent.slot == base.slot && (parent.blockhash == base.blockhash || base.blockhash == UNKNOWN)
 }

@@ -1,11 +1,12 @@
 //! A batch of gets, read in pieces from one state of the map, so that single gets are answered in between.
 //!
-//! Owns: the reader that batches are read with, the state that the batch under way is read from, and its keys and values.
-//! Must not: move that reader while a batch is under way, because the answer would mix two states. Single gets move a
-//! reader of their own. Thread: the one that answers lookups.
+//! Owns: the reader for batches, the state that the batch under way is read from, and the batch's keys and values. Must
+//! not: move that reader while a batch is under way, because the answer would mix two states. Single gets move a reader
+//! of their own. Thread: the one that answers lookups, `lookup-N` or `shm-lookup`.
 //!
-//! The overlays are asked for all keys when a batch begins: they change under a lock or with the view, and both are memory
-//! alone. What is read from the engine afterwards comes from the one snapshot that the overlays were compared with.
+//! The overlays are asked for all keys when a batch begins, because they change under a lock or with the view. Both are
+//! in memory, so this is quick. All later reads of the engine come from the one snapshot that the overlays were
+//! compared with.
 
 use engine_api::{Key, Reader as _, Value};
 use engine_latency::Measured;
@@ -15,27 +16,27 @@ use crate::lookups::LookupError;
 use crate::overlay::Commitment;
 use crate::status::{Shared, count};
 
-/// Keys that are read before single gets have their turn: 0.1 ms in memory, about 1 ms from a flash drive, which keeps 64
-/// reads in flight.
+/// Number of keys of one piece, which are read before single gets have their turn. That takes 0.1 ms in memory, and
+/// about 1 ms from a flash drive, which keeps 64 reads in flight.
 pub(crate) const PIECE_KEYS: usize = 256;
 
-/// The reader of batches and the batch that it is at. Opened by the first batch and again after any failure.
+/// Reader of batches, with the batch under way. It opens its snapshot at the first batch, and again after any failure.
 pub(crate) struct BatchReading<'e> {
     reading: Reading<'e>,
-    /// The batch's keys; set them before [`BatchReading::begin`].
+    /// Keys of the batch; set them before [`BatchReading::begin`].
     pub(crate) keys: Vec<Key>,
-    /// Their values, whole once [`BatchReading::piece`] has said so.
+    /// Values of the keys; complete once [`BatchReading::piece`] has returned true.
     pub(crate) values: Vec<Option<Value>>,
-    /// What the overlay says of each key; empty at confirmed, where nothing lies over the engine.
+    /// Values known from the overlay, one for each key; empty at confirmed, which has no overlay.
     known: Vec<Option<Option<Value>>>,
-    /// Keys whose values are there. `None`: no batch is under way.
+    /// Number of keys whose values are read. `None` when no batch is under way.
     done: Option<usize>,
     slot: Option<u64>,
     spent: Spent,
 }
 
 impl<'e> BatchReading<'e> {
-    /// Opens nothing yet.
+    /// Creates a reader without opening a snapshot. `source` is the label under which its lookups are recorded.
     pub(crate) fn new(engine: &'e Measured, shared: &'e Shared, source: &'static str) -> Self {
         Self {
             reading: Reading::new(engine, shared, source),
@@ -48,7 +49,7 @@ impl<'e> BatchReading<'e> {
         }
     }
 
-    /// Fixes the state that [`BatchReading::keys`] are read from: the newest at `commitment`.
+    /// Fixes the state that [`BatchReading::keys`] are read from: the newest one at `commitment`.
     pub(crate) fn begin(&mut self, commitment: Commitment) -> Result<(), LookupError> {
         let reading = &mut self.reading;
         count(&reading.shared.counters.lookups, self.keys.len() as u64);
@@ -74,7 +75,7 @@ impl<'e> BatchReading<'e> {
         Ok(())
     }
 
-    /// Reads the next [`PIECE_KEYS`] values. True when they were the last: the batch is over then, as it is after an
+    /// Reads the next [`PIECE_KEYS`] values. Returns whether the batch is complete. The batch is also over after an
     /// error.
     pub(crate) fn piece(&mut self) -> Result<bool, LookupError> {
         let Some(from) = self.done.take() else { return Ok(true) };
@@ -98,17 +99,17 @@ impl<'e> BatchReading<'e> {
         Ok(false)
     }
 
-    /// The newest slot that is wholly in what the batch was read from.
+    /// The newest slot that the batch's state holds as a whole; `None` before the first.
     pub(crate) fn slot(&self) -> Option<u64> {
         self.slot
     }
 
-    /// Where the batch's time went, without the waits between its pieces.
+    /// Time that the batch spent in each part, without the waits between its pieces.
     pub(crate) fn spent(&self) -> Spent {
         self.spent
     }
 
-    /// Gives the batch under way up.
+    /// Gives up the batch under way.
     pub(crate) fn abandon(&mut self) {
         self.done = None;
     }
@@ -120,14 +121,14 @@ impl<'e> BatchReading<'e> {
         }
     }
 
-    /// Gives the batch under way up and closes the reader until the next one.
+    /// Gives up the batch under way and drops the snapshot until the next batch.
     pub(crate) fn close(&mut self) {
         self.abandon();
         self.reading.close();
     }
 }
 
-/// Reads all of `keys`. True when the engine was asked.
+/// Reads all of `keys`. Returns whether the engine was asked.
 fn read(
     reader: &mut engine_latency::MeasuredReader<'_>,
     keys: &[Key],
@@ -141,7 +142,7 @@ fn read(
     Ok(true)
 }
 
-/// Reads those of `keys` of which the overlay does not know. True when the engine was asked.
+/// Reads those of `keys` that the overlay does not know. Returns whether the engine was asked.
 fn read_unknown(
     reader: &mut engine_latency::MeasuredReader<'_>,
     keys: &[Key],

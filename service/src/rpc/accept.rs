@@ -1,7 +1,7 @@
-//! Accepting: a connection is counted, does its TLS handshake, and is handed to the HTTP/2 server.
+//! Accepting: a connection is counted, makes its TLS handshake, and is passed to the HTTP/2 server.
 //!
-//! Owns: the listeners, turning away what there is no room for, the handshakes. Threads: the network edge; one task a
-//! listener and, until it is handed over, one a connection.
+//! Owns: the listeners, turning away connections for which there is no room, the handshakes. Threads: the network edge;
+//! one task for each listener and, until it is passed on, one for each connection.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -21,32 +21,35 @@ use crate::net::source::Source;
 use crate::net::{Access, Tls};
 use crate::status::count;
 
-/// A TLS handshake takes two round trips; whoever is slower than this holds a connection that others could use.
+/// Limit on a TLS handshake, which takes two round trips. A slower client holds a connection that others could use.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Connections that are through and not yet taken over. They are counted already; the server takes them at once.
+/// Accepted connections that the server has not taken over yet. They are counted already, and the server takes them at
+/// once.
 const READY_QUEUE: usize = 16;
 
-/// After an error of accepting that is not the client's, as having no descriptor left: trying again at once would only
-/// burn the processor.
+/// Pause after a failed accept that is not the client's fault, for example because no descriptor is left. An immediate
+/// retry would only burn CPU.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where connections come from.
+/// A listener, and for TCP the rules of access.
 pub(super) enum Listening {
     Tcp(TcpListener, Arc<Access>),
     Uds(UnixListener),
 }
 
-/// What every connection of a listener is given.
+/// Limits that apply to every connection of a listener.
 #[derive(Clone)]
 pub(super) struct Terms {
     pub(super) limit: Limit,
     pub(super) budget: Arc<Budget>,
-    /// See [`ConnectionLimits::idle_timeout`](crate::net::limit::ConnectionLimits::idle_timeout).
+    /// Idle limit of the connections; see
+    /// [`ConnectionLimits::idle_timeout`](crate::net::limit::ConnectionLimits::idle_timeout).
     pub(super) idle_timeout: Duration,
 }
 
-/// Accepts until the stream of connections is dropped; then the listener is closed and handshakes are given up.
+/// Returns a stream of accepted connections. When the stream is dropped, the listener is closed and handshakes are
+/// abandoned.
 pub(super) fn connections(listening: Listening, terms: Terms) -> ReceiverStream<io::Result<Socket>> {
     let (ready, sockets) = mpsc::channel(READY_QUEUE);
     tokio::spawn(accept(listening, terms, ready));
@@ -58,18 +61,18 @@ async fn accept(listening: Listening, terms: Terms, ready: mpsc::Sender<io::Resu
     loop {
         let accepted = tokio::select! {
             () = ready.closed() => return,
-            // What went wrong in one is its own affair.
+            // The outcome of a finished handshake concerns only its own connection.
             Some(_) = opening.join_next() => continue,
             accepted = listening.accept() => accepted,
         };
         match accepted {
             Ok(accepted) => {
-                // Dropping it is the refusal.
+                // Dropping the accepted connection refuses it.
                 let Some(admission) = terms.limit.admit(accepted.source()) else { continue };
                 let (terms, ready) = (terms.clone(), ready.clone());
                 opening.spawn(async move {
                     if let Some(socket) = open(accepted, &terms, admission).await {
-                        // An error is a server that has stopped.
+                        // An error means that the server has stopped.
                         let _stopped = ready.send(Ok(socket)).await;
                     }
                 });
@@ -91,7 +94,7 @@ enum Accepted {
 impl Accepted {
     fn source(&self) -> Source {
         match self {
-            // An error is a socket that is gone; until that is noticed it counts as a user that no process has.
+            // An error means that the socket is gone. Until that is noticed, it counts as a user that no process has.
             Self::Uds(stream) => Source::User(stream.peer_cred().map_or(u32::MAX, |peer| peer.uid())),
             Self::Tcp(_, from, _) => Source::of(from.ip()),
         }
@@ -114,12 +117,12 @@ fn of_the_client(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::ConnectionRefused)
 }
 
-/// Up to where HTTP/2 begins; nothing when it does not come to that.
+/// Prepares a connection for HTTP/2, including TLS. Returns `None` if the handshake fails.
 async fn open(accepted: Accepted, terms: &Terms, admission: Admission) -> Option<Socket> {
     let (transport, from) = match accepted {
         Accepted::Uds(stream) => (Box::new(stream) as Box<dyn Transport>, None),
         Accepted::Tcp(stream, from, access) => {
-            // An error is a socket that is gone, which the first read tells.
+            // An error means that the socket is gone, which the first read reports.
             stream.set_nodelay(true).ok();
             match &access.tls {
                 None => (Box::new(stream) as Box<dyn Transport>, Some(from)),

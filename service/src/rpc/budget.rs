@@ -1,9 +1,8 @@
-//! The memory that requests and answers may take while they are not small: a budget for all connections, a part of it
-//! for each.
+//! Memory budget of large requests and answers: one for all connections, with a share for each.
 //!
-//! Owns: counting it. What counts are the bytes of a request until it is answered, and those of an answer until they
-//! are handed to the kernel: a client that never reads holds its answers here, and only a limit on the bytes themselves
-//! says how much that can be. Must not: wait; whoever finds no room is refused. Threads: the network edge.
+//! Owns: the count. It covers the bytes of a request until the request is answered, and those of an answer until the
+//! kernel has taken them. A client that never reads leaves its answers here, and only a limit on the bytes themselves
+//! bounds them. Must not: wait; a request without room is refused. Threads: the network edge.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,20 +17,22 @@ use crate::net::limit::Seat;
 use crate::net::source::Source;
 use crate::status::{Shared, count};
 
-/// All connections: twice what the largest requests and their answers take that may be looked up at once (32 of up to
-/// 720 KB), so that clients who read what they asked for never meet it.
+/// Budget of all connections: twice the size of the largest requests that may be looked up at once with their answers
+/// (32 of up to 720 KB). Clients that read their answers never reach it.
 pub(super) const BYTES_MAX: u64 = 64 << 20;
 
-/// One connection: a quarter, so that it takes several to take it all.
+/// Budget of one connection: a quarter, so that it takes several connections to use all of it.
 pub(super) const PEER_BYTES_MAX: u64 = 16 << 20;
 
-/// All connections of one source (an address, a /64, a user of the Unix socket): half, so that the others have as much.
+/// Budget of all connections of one source (an address, a /64, a user of the Unix socket): half, so that the others
+/// have as much.
 pub(super) const SOURCE_BYTES_MAX: u64 = 32 << 20;
 
-/// So much of each request and of each answer is not counted: single lookups go on whatever becomes of the budget.
+/// Bytes of each request and of each answer that are not counted, so that single lookups go on even when the budget is
+/// used up.
 pub(super) const FREE_BYTES: usize = 1024;
 
-/// The budget of all connections. The count itself is `shared.net.bytes_held`, where the metrics find it.
+/// The budget of all connections. The count itself is `shared.net.bytes_held`, where the metrics read it.
 #[derive(Debug)]
 pub(super) struct Budget {
     shared: Arc<Shared>,
@@ -44,31 +45,32 @@ impl Budget {
     }
 }
 
-/// A connection, as its requests see it: who is at the other end, how much it holds, what it is at.
+/// A connection from the point of view of its requests: its source, the bytes that it holds, its activity.
 #[derive(Debug)]
 pub(super) struct Peer {
     budget: Arc<Budget>,
-    /// Where it comes from over the network, from where tokens are asked for; none over the Unix socket.
+    /// The network address of the client, which must send a token; `None` over the Unix socket.
     pub(super) from: Option<SocketAddr>,
     seat: Arc<Seat>,
-    /// What all connections of its source hold.
+    /// Bytes and places held by all connections of the same source.
     pub(super) account: Arc<Account>,
     pub(super) places: Taken,
     held: AtomicU64,
-    /// Charges given back since the start: that it moves tells a slow reader from one that does not read.
+    /// Number of charges released since the connection began. An increase tells a slow reader from one that does not
+    /// read.
     released: AtomicU64,
-    /// Requests let in since the start.
+    /// Number of requests admitted since the connection began.
     requests: AtomicU64,
-    /// Those of them whose answers are not sent yet.
+    /// Number of those requests whose answers are not sent completely yet.
     under_way: AtomicU64,
 }
 
-/// What a connection is at, as its requests tell.
+/// Activity of a connection, by its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Activity {
-    /// Requests let in since the start.
+    /// Number of requests admitted since the connection began.
     pub(super) requests: u64,
-    /// Some are under way.
+    /// Whether any request is under way.
     pub(super) busy: bool,
 }
 
@@ -88,41 +90,38 @@ impl Peer {
         })
     }
 
-    /// The one that a request came by.
+    /// Returns the connection that a request came in on.
     ///
     /// # Errors
-    /// There is none, which only a fault of the service can cause.
+    /// The request has none, which only a fault of the service can cause.
     pub(super) fn of(extensions: &http::Extensions) -> Result<&Arc<Self>, Status> {
         extensions.get().ok_or_else(|| Status::internal("a request of no connection: this is a bug"))
     }
 
-    /// The service's figures.
     pub(super) fn shared(&self) -> &Shared {
         &self.budget.shared
     }
 
-    /// Whom it counts as.
     pub(super) fn source(&self) -> Source {
         self.seat.source()
     }
 
-    /// Its place among the connections.
     pub(super) fn seat(&self) -> &Seat {
         &self.seat
     }
 
-    /// What all share.
+    /// Returns the places that all connections share.
     pub(super) fn all_places(&self) -> &Places {
         &self.budget.places
     }
 
-    /// How many charges were given back, while any are held; `None` when nothing is.
+    /// Returns the number of charges released so far, if any bytes are held; otherwise `None`.
     pub(super) fn progress(&self) -> Option<u64> {
-        // ORDERING: Relaxed: looked at again seconds later; a moment's difference is none.
+        // ORDERING: Relaxed: read again seconds later, so a short delay does not matter.
         (self.held.load(Ordering::Relaxed) > 0).then(|| self.released.load(Ordering::Relaxed))
     }
 
-    /// See [`Activity`].
+    /// Returns the connection's requests so far, and whether any is under way.
     pub(super) fn activity(&self) -> Activity {
         // ORDERING: Relaxed: as above.
         let under_way = self.under_way.load(Ordering::Relaxed);
@@ -150,11 +149,11 @@ impl Peer {
     }
 }
 
-/// A request that is under way, until it is dropped.
+/// Marks a request as under way, until this is dropped.
 pub(super) struct UnderWay(Arc<Peer>);
 
 impl UnderWay {
-    /// One more of a connection.
+    /// Counts one more request of a connection.
     pub(super) fn new(peer: &Arc<Peer>) -> Self {
         // ORDERING: Relaxed: see `Peer::activity`.
         peer.under_way.fetch_add(1, Ordering::Relaxed);
@@ -170,29 +169,29 @@ impl Drop for UnderWay {
     }
 }
 
-/// Bytes that are held, until it is dropped.
+/// Bytes charged to the budget until this is dropped.
 pub(super) struct Charge {
     peer: Arc<Peer>,
     bytes: AtomicU64,
 }
 
 impl Charge {
-    /// Of nothing yet.
+    /// Returns a charge of zero bytes.
     pub(super) fn new(peer: &Arc<Peer>) -> Self {
         Self { peer: Arc::clone(peer), bytes: AtomicU64::new(0) }
     }
 
-    /// Holds so many more; false when there is no room.
+    /// Charges more bytes. Returns false, and charges nothing, if there is no room.
     pub(super) fn grow(&self, bytes: usize) -> bool {
         let taken = self.peer.take(bytes as u64);
         if taken {
-            // ORDERING: Relaxed: read by the drop alone, which whatever shares the charge comes before.
+            // ORDERING: Relaxed: only the drop reads it, and every use of the shared charge comes before the drop.
             self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         }
         taken
     }
 
-    /// These bytes, held until the last of them is dropped.
+    /// Returns `data` as bytes that hold this charge until the last clone of them is dropped.
     pub(super) fn hold(self, data: Bytes) -> Bytes {
         struct Held {
             data: Bytes,
@@ -233,7 +232,7 @@ mod tests {
     use crate::net::limit::tests::{ROOMY, source};
 
     impl Peer {
-        /// Of a connection from `source`.
+        /// Returns a peer with a connection from `source`.
         pub(in super::super) fn of_test(budget: &Arc<Budget>, source: Source) -> Arc<Self> {
             let (tcp, uds) = Limit::grpc(ROOMY, &budget.shared);
             let admission = if source.is_network() { tcp } else { uds }.admit(source).unwrap();

@@ -1,7 +1,7 @@
-//! What a subscriber is sent of a dump: ranges of pairs, and before each the changes of the keys sent so far.
+//! Messages of a dump: ranges of pairs, and before each range the changes of the keys sent so far.
 //!
-//! Owns: the order of the messages; `feed::dump` says why it gives one map. Must not: ask for the next range before the
-//! last one was handed over. Threads: the subscriber's task on the network edge.
+//! Owns: the order of the messages; `feed::dump` explains why it gives one consistent map. Must not: ask for the next
+//! range before the last one was passed on. Threads: the subscriber's task on the network edge.
 
 use bytes::Bytes;
 use proto::v1::subscribe_response::Kind;
@@ -11,17 +11,19 @@ use tonic::Status;
 use super::feed::{CHANGES_PER_MESSAGE, Dump, Ended, Subscription, closing};
 use crate::feed::{DumpError, DumpRange, Scope, Tail};
 
-/// Bytes of the pairs of one message: large enough that a message costs little, small enough to be held sixteen at a time.
+/// Bytes of pairs in one message: enough that the cost of a message is small, and few enough that sixteen may be
+/// queued.
 const PAIRS_BYTES: usize = 1024 * 64;
 
 impl Subscription {
-    /// Sends the rest of the map after the keys that the subscriber has. Gives the place from which the tail goes on.
+    /// Sends the rest of the map, after the keys that the subscriber already has. Returns the position from which the
+    /// tail goes on.
     pub(super) async fn dump(&mut self, mut tail: Tail, dump: Dump) -> Result<Tail, Ended> {
         let (mut after, mut pairs) = (dump.after, 0);
         loop {
             let range = self.workers.dumps().range(self.filter.clone(), after).await.map_err(failed)?;
             self.published(range.seq).await?;
-            // Of the keys that the subscriber has; before the first range it has none.
+            // Changes of keys that the subscriber already has; before the first range there are none.
             let mut more = after.is_some();
             let scope = Scope { last_seq: range.seq, last_key: after, most: CHANGES_PER_MESSAGE };
             while more {
@@ -41,7 +43,7 @@ impl Subscription {
     }
 
     async fn pairs(&mut self, range: DumpRange) -> Result<(), Ended> {
-        // The end of the last range is that of all keys.
+        // The last range ends with the greatest possible key.
         let through = range.through.unwrap_or([0xff; 32]);
         let mut rest = Bytes::from(range.packed_pairs);
         loop {

@@ -1,8 +1,8 @@
-//! `solkv.v1.Feed`: one task a subscriber, which reads the feed at the subscriber's own pace.
+//! `solkv.v1.Feed`: one task for each subscriber, which reads the feed at the subscriber's own pace.
 //!
-//! Owns: what a subscriber is sent and when it is cut off. Must not: make the writer wait, or keep a network thread busy:
-//! what may take long is done on `feed-read-N` and `feed-dump-N`, in pieces; after each of them the task looks whether the
-//! subscriber is still there and whether the service stops.
+//! Owns: the messages to a subscriber, and the decision to cut it off. Must not: make the writer wait, or keep a
+//! network thread busy. Long work runs on `feed-read-N` and `feed-dump-N`, in pieces. After each piece the task checks
+//! whether the subscriber is still there and whether the service stops.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -27,25 +27,25 @@ use crate::feed::{DUMPS_MAX, Feed, FeedError, Filter, Head, NotDone, Registratio
 use crate::net::figures::Place;
 use crate::status::unix_ms;
 
-/// Messages between a subscriber's task and its connection: with [`CHANGES_PER_MESSAGE`] some two megabytes. More would
-/// only be memory: the log holds what the subscriber has not read.
+/// Messages queued between a subscriber's task and its connection: about two megabytes with [`CHANGES_PER_MESSAGE`]. A
+/// longer queue would only cost memory, because the log holds the changes that the subscriber has not read.
 const SUBSCRIBER_QUEUE: usize = 16;
 
-/// Most changes of one message: 150 KB, well below the 4 MiB that clients take by default.
+/// Maximum number of changes in one message: 150 KB, well below the 4 MiB that clients accept by default.
 pub(super) const CHANGES_PER_MESSAGE: usize = 1000;
 
-/// What subscribers are granted.
+/// Limits of subscribers, from the configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct FeedLimits {
-    /// Subscribers at a time.
+    /// Maximum number of subscribers at a time.
     pub subscribers: usize,
-    /// A heartbeat is sent when nothing else was for this long.
+    /// Time without any other message after which a heartbeat is sent.
     pub heartbeat: Duration,
-    /// A subscriber that takes nothing for this long is cut off.
+    /// Time after which a subscriber that reads nothing is cut off.
     pub stall_timeout: Duration,
 }
 
-/// The service behind both listeners.
+/// The methods' implementation, shared by both listeners.
 #[derive(Clone)]
 pub struct FeedService {
     feed: Option<(Arc<Feed>, Workers)>,
@@ -53,7 +53,7 @@ pub struct FeedService {
 }
 
 impl FeedService {
-    /// Serves the feed; without one every subscription is refused.
+    /// Returns a service of the feed; without a feed it refuses every subscription.
     pub fn new(feed: Option<(Arc<Feed>, Workers)>, limits: FeedLimits) -> Self {
         Self { feed, limits }
     }
@@ -95,7 +95,7 @@ impl FeedRpc for FeedService {
             told_seq: next_seq.saturating_sub(1),
             sent: Instant::now(),
         };
-        // The place is taken before the answer, so that a refusal is the call's own status.
+        // The place is taken before the answer, so that a refusal becomes the call's own status.
         let limits = self.limits;
         let (taken, placed) = oneshot::channel();
         tokio::spawn(async move {
@@ -123,17 +123,17 @@ impl FeedRpc for FeedService {
     }
 }
 
-/// A dump that a subscription begins with.
+/// The dump at the beginning of a subscription.
 pub(super) struct Dump {
-    /// The last key that the subscriber has.
+    /// The last key that the subscriber already has; `None` for a dump from the beginning.
     pub(super) after: Option<Key>,
-    /// Left when the dump has ended.
+    /// The place among all dumps, released when the dump ends.
     pub(super) _place: OwnedSemaphorePermit,
-    /// The subscriber's share of such places.
+    /// The place in the subscriber's own share of dumps.
     _share: Taking,
 }
 
-/// The first change wanted, and the dump that comes before it.
+/// Returns the first change wanted, and the dump that precedes it, if one is asked for.
 fn begin(feed: &Feed, request: &SubscribeRequest, caller: &Arc<Peer>) -> Result<(u64, Option<Dump>), Status> {
     let head = *feed.head().borrow();
     let dump = |after| {
@@ -165,7 +165,7 @@ fn begin(feed: &Feed, request: &SubscribeRequest, caller: &Arc<Peer>) -> Result<
     }
 }
 
-/// One subscriber.
+/// A subscriber's task, with its position in the feed.
 pub(super) struct Subscription {
     sender: mpsc::Sender<SubscribeResponse>,
     feed: Arc<Feed>,
@@ -173,13 +173,13 @@ pub(super) struct Subscription {
     pub(super) workers: Workers,
     head: watch::Receiver<Head>,
     limits: FeedLimits,
-    /// The last change that a message has spoken of: the next message begins with the one after it.
+    /// The last change that a message has covered: the next message begins with the one after it.
     pub(super) told_seq: u64,
-    /// When the last message was handed over.
+    /// Time at which the last message was passed on.
     sent: Instant,
 }
 
-/// Why a subscription ends: with a status, or `None` when the subscriber is gone.
+/// Reason for the end of a subscription: a status, or `None` if the subscriber is gone.
 pub(super) type Ended = Option<Status>;
 
 impl Subscription {
@@ -203,7 +203,8 @@ impl Subscription {
             while more {
                 (tail, more) = self.piece(tail, everything).await?;
                 place.reached(tail.next_seq() - 1);
-                // What a filter keeps back is silence too. The slot is told of a subscriber that has come up to it.
+                // A filter that holds everything back counts as silence too. The slot is sent only to a subscriber that
+                // has caught up.
                 let due = self.sent + self.limits.heartbeat;
                 if due <= Instant::now() {
                     self.told_seq = tail.next_seq() - 1;
@@ -218,8 +219,8 @@ impl Subscription {
         }
     }
 
-    /// Looks at the next changes within `scope` and sends those that pass. Gives the place after them, and whether there
-    /// is more within the scope.
+    /// Reads the next changes within `scope` and sends those that pass. Returns the position after them, and whether
+    /// there are more within the scope.
     pub(super) async fn piece(&mut self, mut tail: Tail, scope: Scope) -> Result<(Tail, bool), Ended> {
         if self.head.borrow().closed {
             return Err(Some(closing()));
@@ -243,7 +244,7 @@ impl Subscription {
         };
         let (changes, slot_end, more) = found.map_err(|error| unreadable(error, next_seq))?;
         if !changes.is_empty() || slot_end.is_some() {
-            // What was looked at before without anything that passes is told with it.
+            // The message also covers the changes examined before of which none passed.
             let first_seq = self.told_seq + 1;
             self.told_seq = tail.next_seq() - 1;
             // ORDERING: Relaxed: a statistic.
@@ -253,7 +254,7 @@ impl Subscription {
         Ok((tail, more))
     }
 
-    /// Waits until the change `seq` is published: a commit can be read a moment before.
+    /// Waits until the change `seq` is published, because a commit can be read a moment before that.
     pub(super) async fn published(&mut self, seq: u64) -> Result<(), Ended> {
         match self.head.wait_for(|head| head.seq >= seq || head.closed).await {
             Ok(head) if !head.closed => Ok(()),
@@ -261,7 +262,7 @@ impl Subscription {
         }
     }
 
-    /// Hands a message over; waits for the subscriber to take what was sent before, though not for ever.
+    /// Passes a message on. If the queue is full, waits for the subscriber to read, but no longer than the limit.
     pub(super) async fn send(&mut self, kind: Kind) -> Result<(), Ended> {
         let message = SubscribeResponse { kind: Some(kind) };
         let place = match self.sender.try_reserve() {
@@ -296,7 +297,7 @@ impl Subscription {
     }
 }
 
-/// The next piece of `tail` as it is sent, the slot that ends with it, and whether there is more.
+/// Returns the next piece of `tail` in wire form, the slot that ends with it, and whether there is more.
 fn changes(tail: &mut Tail, scope: &Scope) -> Result<(Vec<Change>, Option<SlotEnd>, bool), FeedError> {
     let piece = tail.piece(scope)?;
     let changes = piece.changes.iter().map(|(seq, change)| wire(*seq, change)).collect();
@@ -360,7 +361,7 @@ fn wire_end(end: &crate::feed::SlotEnd) -> SlotEnd {
     SlotEnd { slot: end.slot, blockhash: Bytes::copy_from_slice(&end.blockhash), parent_slot: end.parent_slot }
 }
 
-/// Transport and address of a request's caller.
+/// Returns the transport and the address of a request's caller.
 fn peer<T>(request: &Request<T>) -> (&'static str, String) {
     let from = request.extensions().get::<Arc<Peer>>().and_then(|peer| peer.from);
     match from {

@@ -1,9 +1,8 @@
-//! Before and after every request: is it let in, how large may it and its answer be, how long may it take.
+//! The layer before and after every request: admission, the size of request and answer, the time limit.
 //!
-//! Owns: the token check, which comes before anything of the request is read; settling the connection, which comes after
-//! it; the charging of what is read and sent;
-//! the service's own time limit. Must not: know a method, but for health, which everybody may ask. Threads: the network
-//! edge.
+//! Owns: the token check, which precedes reading anything of the request; settling the connection, which follows it;
+//! charging the bytes read and sent; the service's own time limit. Must not: know a method, except health, which
+//! everybody may call. Threads: the network edge.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,10 +23,10 @@ use crate::net::limit::Refused;
 use crate::net::{Access, Refusal};
 use crate::status::count;
 
-/// Health is asked for by load balancers, which have no token, and says nothing of the data.
+/// Path prefix that needs no token: load balancers call health without one, and it says nothing about the data.
 const OPEN_PATHS: &str = "/grpc.health.v1.Health/";
 
-/// Puts a [`Guard`] before the services.
+/// Layer that puts a [`Guard`] before the services.
 #[derive(Clone)]
 pub(super) struct GuardLayer {
     access: Arc<Access>,
@@ -48,7 +47,7 @@ impl<S> Layer<S> for GuardLayer {
     }
 }
 
-/// See the head of the file.
+/// A service with the checks of this file around it.
 #[derive(Clone)]
 pub(super) struct Guard<S> {
     inner: S,
@@ -96,7 +95,7 @@ where
 }
 
 impl GuardLayer {
-    /// Checks the token, then settles the connection: room is counted for those that may ask.
+    /// Checks the token, then settles the connection, so that only clients that may make requests use up the room.
     fn admit(&self, peer: &Peer, request: &Request<Body>) -> Result<(), Status> {
         if request.uri().path().starts_with(OPEN_PATHS) {
             return Ok(());
@@ -120,14 +119,14 @@ impl GuardLayer {
     }
 }
 
-/// The part of `bytes` that is beyond what is still free.
+/// Returns the number of `bytes` beyond the rest of the free ones, and reduces that rest.
 fn charged(free: &mut usize, bytes: usize) -> usize {
     let granted = bytes.min(*free);
     *free -= granted;
     bytes - granted
 }
 
-/// A request's body; its bytes are charged as they come, until the answer is there.
+/// A request's body. Its bytes are charged as they arrive, until the answer is there.
 struct Asked {
     body: Body,
     charge: Arc<Charge>,
@@ -160,7 +159,7 @@ impl HttpBody for Asked {
     }
 }
 
-/// An answer's body; its bytes are charged as they are made, until they are sent.
+/// An answer's body. Its bytes are charged as they are produced, until they are sent.
 struct Answer {
     body: Body,
     peer: Arc<Peer>,

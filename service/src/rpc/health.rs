@@ -1,7 +1,7 @@
-//! gRPC health: each service is SERVING while the service is ready, as `/readyz` says it.
+//! gRPC health: each service is SERVING while the service is ready, the same as `/readyz`.
 //!
-//! Owns: telling the health service, and the log, when that changes. Must not: decide what ready means. Runs as one task
-//! on the tokio runtime of the network edge.
+//! Owns: reporting changes of readiness to the health service and the log. Must not: define readiness. Runs as
+//! one task on the tokio runtime of the network edge.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,22 +18,22 @@ use super::feed::FeedService;
 use super::kv::KvService;
 use crate::status::Shared;
 
-/// How often readiness is looked at: a client that watches hears of a change this much later.
+/// Interval at which readiness is checked: a client that watches hears of a change after at most this delay.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The names that follow readiness; the empty one stands for the server as a whole.
+/// Service names that follow readiness; the empty name stands for the whole server.
 const FOLLOWING: [&str; 3] = ["", KvServer::<KvService>::NAME, FeedServer::<FeedService>::NAME];
 
-/// Serving for as long as the process answers, ready or not: what may decide about a restart.
+/// Service name that is SERVING as long as the process answers, ready or not. A restart may depend on it.
 const LIVENESS: &str = "liveness";
 
-/// Tells the health service what it is at the start.
+/// Sets the statuses at start: alive, and not ready.
 pub(super) async fn begin(health: &HealthReporter) {
     health.set_service_status(LIVENESS, ServingStatus::Serving).await;
     set(health, ServingStatus::NotServing).await;
 }
 
-/// Follows readiness. Ends never; drop it at the shutdown.
+/// Follows readiness. Never returns; drop it at the shutdown.
 pub(super) async fn follow(health: HealthReporter, shared: Arc<Shared>) {
     let mut looks = interval(LOOK_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -54,7 +54,7 @@ pub(super) async fn follow(health: HealthReporter, shared: Arc<Shared>) {
     }
 }
 
-/// Nothing is served any more.
+/// Reports that nothing is served any longer.
 pub(super) async fn end(health: &HealthReporter) {
     set(health, ServingStatus::NotServing).await;
 }

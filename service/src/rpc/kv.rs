@@ -19,7 +19,7 @@ use crate::net::figures::Place;
 use crate::slow::Transport;
 use crate::status::Shared;
 
-/// The service behind both listeners.
+/// The methods' implementation, shared by both listeners.
 pub(super) struct KvService {
     lookups: Lookups,
     shared: Arc<Shared>,
@@ -33,7 +33,8 @@ impl KvService {
         Self { lookups, shared, waits, engine }
     }
 
-    /// Waits for the slot that is wanted; how long, in ns. Most requests want none, and no clock is read for them.
+    /// Waits for the slot that the request names, and returns the time that this took, in ns. Most requests name none,
+    /// and no clock is read for them.
     async fn wait(&self, wanted: &Wanted, keys: usize, peer: &Arc<Peer>) -> Result<u64, Status> {
         if !wanted.names_a_slot() {
             return Ok(0);
@@ -44,7 +45,7 @@ impl KvService {
     }
 }
 
-/// What the service says of itself; `engine` is the engine's label.
+/// Returns the service's account of itself, the answer to Status; `engine` is the engine's label.
 pub fn status_response(engine: &str, shared: &Shared) -> StatusResponse {
     let checkpoint = shared.checkpoint.load();
     let verdict = shared.verdict();
@@ -108,11 +109,11 @@ impl Kv for KvService {
 
 fn origin(peer: &Peer, asked: u64, slot_wait_ns: u64) -> Origin {
     let transport = if peer.from.is_none() { Transport::GrpcUds } else { Transport::GrpcTcp };
-    // The address of what a connection's requests share names the connection.
+    // The address of the state that a connection's requests share serves as the connection's identifier.
     Origin { transport, connection: std::ptr::from_ref(peer).addr(), asked, slot_wait_ns }
 }
 
-/// The keys of a batch, checked, whichever way they came.
+/// Checks and returns the keys of a batch, packed or not.
 fn keys_of(asked: GetManyRequest) -> Result<Vec<Key>, Status> {
     let many = |got: usize| {
         let message = format!("too many keys, ask in parts: got={got} max={GET_MANY_KEYS_MAX}");
@@ -140,7 +141,8 @@ fn keys_of(asked: GetManyRequest) -> Result<Vec<Key>, Status> {
     Ok(keys)
 }
 
-/// Values one after another with zeros for absent ones, and the bits that tell which are present.
+/// Packs values one after another, with zeros for absent ones, and returns them with the bits that tell which are
+/// present.
 fn pack(values: &[Option<Value>]) -> (Bytes, Bytes) {
     let mut packed = Vec::with_capacity(size_of_val(values));
     let mut present = vec![0u8; values.len().div_ceil(8)];
@@ -151,7 +153,8 @@ fn pack(values: &[Option<Value>]) -> (Bytes, Bytes) {
     (packed.into(), present.into())
 }
 
-/// A pubkey in base58 is 43 or 44 characters, which as base64 are 33 bytes: the usual mistake is named.
+/// Refuses a key of a wrong length, and names the usual mistake. A pubkey in base58 is 43 or 44 characters, and these
+/// characters, decoded as base64, are 33 bytes.
 fn wrong_length(bytes: &[u8], at: &str) -> Status {
     let hint = match bytes.len() {
         33 => "; a base58 pubkey where JSON takes base64?",
@@ -196,7 +199,7 @@ fn status(error: LookupError) -> Status {
     match error.kind() {
         ErrorKind::Retry | ErrorKind::FreeSpace | ErrorKind::Reopen => Status::unavailable(message),
         ErrorKind::DataDamaged => Status::data_loss(message),
-        // The wire's input was checked before: what the engine refuses now is a fault of the service.
+        // The request's input was checked before: if the engine refuses it now, the service is at fault.
         ErrorKind::FixInput | ErrorKind::Internal => Status::internal(message),
     }
 }

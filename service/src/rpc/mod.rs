@@ -1,6 +1,6 @@
 //! gRPC: `solkv.v1.Kv` and `solkv.v1.Feed` over TCP and a Unix socket, with health and reflection.
 //!
-//! Owns: the wire's checks, status codes and the servers' limits. Must not: touch the engine; it asks [`Lookups`].
+//! Owns: the checks of requests, status codes and the servers' limits. Must not: touch the engine; it asks [`Lookups`].
 //! Threads: the tokio runtime of the network edge.
 
 mod accept;
@@ -41,73 +41,77 @@ pub use feed::{FeedLimits, FeedService};
 pub use kv::status_response;
 pub use uds::UdsListener;
 
-// What one connection can cost at most, whoever opened it: its window of what is not yet read, 1 MiB
-// (`CONNECTION_WINDOW_BYTES`); for each of 256 requests a list of headers (8 KiB), twice `budget::FREE_BYTES` (2 KiB)
-// and a task (about 4 KiB), 3.5 MiB; and 16 MiB of large requests and answers (`budget::PEER_BYTES_MAX`), of which there
-// are at most 64 MiB in all (`budget::BYTES_MAX`). 1024 connections that all do their worst: 4.6 GiB, for which they
-// need 262,144 requests at once. A service under a small cap is given a small `max_connections`.
+// Maximum memory of one connection, from any client. Its window of unread bytes takes 1 MiB
+// (`CONNECTION_WINDOW_BYTES`). Each of 256 requests takes a list of headers (8 KiB), twice `budget::FREE_BYTES` (2 KiB)
+// and a task (about 4 KiB), 3.5 MiB together. Large requests and answers take 16 MiB (`budget::PEER_BYTES_MAX`), but at
+// most 64 MiB over all connections (`budget::BYTES_MAX`). 1024 connections at their maximum take 4.6 GiB, for which
+// they need 262,144 requests at once. A service under a small memory cap needs a small `max_connections`.
 
-/// Requests one connection may have under way. Below the queue of the lookups, so one client alone cannot fill it.
+/// Maximum number of requests under way on one connection. It is below the lookups' queue, so that one client alone
+/// cannot fill that.
 const STREAMS_PER_CONNECTION: u32 = 256;
 
-/// What one request may have on its way to us before we read it. The largest request fits, so none waits for a window.
+/// Bytes of one request that may arrive before the service reads them. The largest request fits, so that none waits for
+/// a window update.
 const STREAM_WINDOW_BYTES: u32 = 512 * 1024;
 
-/// The same for all requests of a connection: two of the largest; small ones never get near it.
+/// Bytes of all requests of a connection that may arrive before the service reads them: two of the largest requests.
+/// Small ones never get near it.
 const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
 
-/// Metadata of one request: a token and tracing headers take a few hundred bytes.
+/// Maximum size of one request's metadata: a token and tracing headers take a few hundred bytes.
 const HEADER_LIST_BYTES_MAX: u32 = 8 * 1024;
 
-/// Requests that a client has taken back before we saw them: beyond it the connection ends, as it costs the client
-/// nothing to go on forever (CVE-2023-44487).
+/// Maximum number of requests that a client has reset before the service saw them. Beyond it the connection ends,
+/// because the client could go on without end at no cost (CVE-2023-44487).
 const RESET_STREAMS_MAX: usize = 20;
 
-/// Streams that we have reset because the client broke the protocol: as above, from the other side (CVE-2025-8671).
+/// Maximum number of streams that the service has reset because the client broke the protocol: the same attack from the
+/// other side (CVE-2025-8671).
 const BROKEN_STREAMS_MAX: usize = 64;
 
-/// One message, either way: 10,000 keys are 340 KB, their answer 380 KB; a filter of 10,000 entries is as large as the
-/// keys, 1000 changes 150 KB.
+/// Maximum size of one message in either direction: 10,000 keys are 340 KB and their answer 380 KB, a filter of 10,000
+/// entries is as large as the keys, and 1000 changes are 150 KB.
 const MESSAGE_BYTES_MAX: usize = 512 * 1024;
 
-/// A peer that is silently gone is noticed after the sum of the two.
+/// Interval of HTTP/2 pings. A peer that has vanished silently is noticed after this and [`KEEPALIVE_TIMEOUT`]
+/// together.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// Longest wait for the answer to a ping.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long requests under way may take after the shutdown began. Streams that never end, as a health watch,
-/// are cut then.
+/// How long requests under way may take after the shutdown has begun. Endless streams, such as a health watch, are cut
+/// then.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
-/// What is served.
+/// The state and the handlers that the gRPC methods use.
 pub struct Services {
-    /// The way to the engine.
+    /// Access to the engine's lookup threads.
     pub lookups: Lookups,
-    /// The service's figures.
     pub shared: Arc<Shared>,
-    /// The change feed.
     pub feed: FeedService,
-    /// The engine's label.
+    /// Label of the engine in the answer to Status.
     pub engine: &'static str,
 }
 
-/// The way in: where connections come from, and what each has to keep to.
+/// The listeners, and the limits of their connections.
 pub struct Door {
-    /// Guarded by `access`.
+    /// TCP listener, guarded by `access`.
     pub tcp: TcpListener,
-    /// Guarded by the permissions of its file.
+    /// Unix socket, guarded by the permissions of its file; `None` without the setting.
     pub uds: Option<UdsListener>,
-    /// TLS and tokens.
     pub access: Arc<Access>,
-    /// On both listeners together.
+    /// Limits on connections, for both listeners together.
     pub limits: ConnectionLimits,
-    /// A request that is not answered for this long is given up. Streams of answers may last.
+    /// Time after which a request without an answer is abandoned. Streams of answers may last longer.
     pub request_timeout: Duration,
 }
 
-/// Serves until `shutdown` is ready, then finishes the requests under way and returns. The socket file is removed.
+/// Serves until `shutdown` is ready, then finishes the requests under way and returns. Removes the file of the Unix
+/// socket.
 ///
 /// # Errors
-/// Those of the transport, or of a descriptor set that reflection cannot read.
+/// Errors of the transport, or of a descriptor set that reflection cannot decode.
 pub async fn serve<F>(door: Door, services: Services, shutdown: F) -> anyhow::Result<()>
 where
     F: Future<Output = ()> + Send + 'static,
@@ -121,7 +125,7 @@ where
         .accept_compressed(CompressionEncoding::Zstd)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    // Answers are sent as they are: compressing them would cost each lookup more time than a network takes.
+    // Answers are sent uncompressed: compression would add more time to a lookup than it saves on a network.
     let kv = KvServer::new(kv::KvService::new(lookups, Arc::clone(&shared), engine))
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Zstd)
@@ -132,7 +136,7 @@ where
         .add_service(feed)
         .add_service(health_service)
         .add_service(reflection().build_v1()?)
-        // Older tools speak only this one.
+        // Older tools speak only this version.
         .add_service(reflection().build_v1alpha()?);
     let routes = routes.routes();
     let figures = Arc::clone(&shared);

@@ -1,8 +1,8 @@
-//! The places that clients share (subscriptions, waits, batches, dumps), and the part of them that one peer may take.
+//! Places that clients share (subscriptions, waits, batches, dumps), and the share of them that one peer may take.
 //!
-//! Owns: the shares and counting. Each connection, each source (an address, a /64, a user of the Unix socket) and the
-//! network as a whole have a share, so that no one of them keeps the others out. Must not: wait; whoever finds no place
-//! is refused, by which rule is counted. Threads: the network edge.
+//! Owns: the shares, and counting. Each connection, each source (an address, a /64, a user of the Unix socket) and the
+//! network as a whole have a share, so that none of them keeps the others out. Must not: wait. A request without a
+//! place is refused, and the rule is counted. Threads: the network edge.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,30 +14,32 @@ use super::budget::Peer;
 use crate::net::figures::{Place, Scope};
 use crate::net::source::Source;
 
-/// One connection may take one place in so many: a program that keeps several things under way stays well below it.
+/// One connection may take one in this many places: a program that keeps several requests under way stays well below
+/// it.
 const CONNECTION_SHARE: u64 = 4;
 
-/// One source may take one place in so many. Half, because all clients of a machine may come from one address or run
-/// as one user, and the other half is still everybody else's.
+/// One source may take one in this many places: half. All clients of a machine may come from one address or run as one
+/// user, and the other half is still free for everybody else.
 const SOURCE_SHARE: u64 = 2;
 
-/// One place in so many is the Unix socket's alone, as it is for connections.
+/// One in this many places is reserved for the Unix socket, as with connections.
 const UDS_SHARE: u64 = 8;
 
-/// But so many subscribers at least, where `feed_subscribers` is small: whoever allows two may have both on one machine.
+/// Smallest share of subscribers, for a small `feed_subscribers`: a service that allows two may have both on one
+/// machine.
 const SUBSCRIBERS_MIN: u64 = 4;
 
-/// The most sources whose empty accounts are kept until they are looked through.
+/// Number of sources from which on the accounts are searched for empty ones.
 const SWEEP_MIN: usize = 64;
 
-/// What one source holds, over all its connections.
+/// Bytes and places that one source holds, over all its connections.
 #[derive(Debug, Default)]
 pub(super) struct Account {
     pub(super) bytes: AtomicU64,
     places: Taken,
 }
 
-/// Places taken, by kind.
+/// Number of places taken, by kind.
 #[derive(Debug, Default)]
 pub(super) struct Taken([AtomicU64; Place::ALL.len()]);
 
@@ -47,7 +49,7 @@ impl Taken {
     }
 }
 
-/// What all share.
+/// The places that all connections share.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     all: Taken,
@@ -58,14 +60,14 @@ pub(super) struct Places {
 #[derive(Debug, Default)]
 struct Accounts {
     by_source: HashMap<Source, Weak<Account>>,
-    /// Looked through for ended ones when there are so many.
+    /// Number of accounts at which the ended ones are removed.
     sweep_at: usize,
 }
 
 impl Places {
-    /// The account of a source.
+    /// Returns the account of a source.
     pub(super) fn account(&self, source: Source) -> Arc<Account> {
-        // Every change of it is complete before anything that could panic.
+        // A poisoned lock is safe: every change of the accounts is complete before anything that could panic.
         let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(account) = accounts.by_source.get(&source).and_then(Weak::upgrade) {
             return account;
@@ -82,20 +84,20 @@ impl Places {
     /// Takes `count` of the `max` places of a kind for a connection.
     ///
     /// # Errors
-    /// A share is taken; the status says which.
+    /// A share is used up; the status says which.
     pub(super) fn take(peer: &Arc<Peer>, place: Place, count: u64, max: u64) -> Result<Taking, Status> {
         let taking = Taking { peer: Arc::clone(peer), place, count, scopes: 0 };
         taking.take(max)
     }
 }
 
-/// Places that are held until it is dropped.
+/// Places held until this is dropped.
 #[derive(Debug)]
 pub(super) struct Taking {
     peer: Arc<Peer>,
     place: Place,
     count: u64,
-    /// In how many of its scopes it is counted already.
+    /// Number of scopes in which the places are counted already.
     scopes: usize,
 }
 
@@ -114,7 +116,7 @@ impl Taking {
         Ok(self)
     }
 
-    /// Where it counts, the narrowest first, and how many may be taken there.
+    /// Returns the scopes in which the places count, the narrowest first, and the share of each.
     fn scopes(&self, max: u64) -> impl Iterator<Item = (Scope, u64)> + use<> {
         let least = if self.place == Place::Subscribers { SUBSCRIBERS_MIN } else { 1 };
         let of = |share: u64| (max / share).max(least).min(max);

@@ -1,8 +1,9 @@
-//! A connection as the HTTP/2 server gets it: bytes in and out, and an end to it when the other side is silent.
+//! A connection as the HTTP/2 server sees it: bytes in and out, and an end if the other side is silent.
 //!
-//! Owns: the socket, its room among the connections, and the deadlines that HTTP/2 has not: the first bytes and the first
-//! request must come soon, others within the idle limit, and answers that are held must be read. A connection whose place
-//! was given to another ends at once. Dead peers are HTTP/2's own affair (its pings). Threads: the network edge.
+//! Owns: the socket, its place among the connections, and the deadlines that HTTP/2 lacks. The first bytes and the
+//! first request must come soon, later requests within the idle limit, and held answers must be read. A connection
+//! whose place went to another ends at once. Must not: look for dead peers, which HTTP/2 does itself with its pings.
+//! Threads: the network edge.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
@@ -18,44 +19,45 @@ use super::budget::Peer;
 use crate::net::figures::Ending;
 use crate::net::limit::Admission;
 
-/// From accepting a connection (or the end of its TLS handshake) until HTTP/2's opening line has come.
+/// Time from accepting a connection (or the end of its TLS handshake) until HTTP/2's opening line must have come.
 pub(super) const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// From then until the first request that is let in, or between two health checks of a connection that asks for nothing
-/// else: a client that connects has something to ask, and one that waits longer connects again when it asks.
+/// Time from then until the first request that is admitted. It is also the limit between two health checks on a
+/// connection that makes no other request. A client connects because it has a request; if it waits longer, it can
+/// connect again.
 pub(super) const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Length of HTTP/2's opening line, `PRI * HTTP/2.0...`.
 const PREFACE_BYTES: u64 = 24;
 
-/// How often it is looked at whether held answers are read, and whether anything was asked.
+/// Interval of the checks whether held answers are read and whether requests come.
 const STALL_TICK: Duration = Duration::from_secs(10);
 
-/// Held answers without any progress for so long end the connection. A client whose HTTP/2 runs but which asks for none
+/// Time without progress after which held answers end the connection. A client whose HTTP/2 works but which reads none
 /// of its answers must not keep others from theirs.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a connection runs over: TCP, TLS or a Unix socket.
+/// The transport below a connection: TCP, TLS or a Unix socket.
 pub(super) trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
 
-/// An accepted connection.
+/// An accepted connection, with its deadlines.
 pub(super) struct Socket {
     transport: Box<dyn Transport>,
     peer: Arc<Peer>,
     admission: Admission,
-    /// Zero is never.
+    /// Limit on the time without a request; zero is never.
     idle_timeout: Duration,
     received: u64,
     tick: Pin<Box<Sleep>>,
-    /// See [`Peer::activity`], at the last tick.
+    /// Number of requests as of the last check; see [`Peer::activity`].
     requests: u64,
-    /// When the connection was last seen at something.
+    /// Time of the last check that found the connection active.
     busy_at: Instant,
-    /// See [`Peer::progress`], at the last tick.
+    /// Progress as of the last check; see [`Peer::progress`].
     progress: Option<u64>,
-    /// When it was last seen to move.
+    /// Time of the last check that found progress.
     progress_at: Instant,
 }
 
@@ -82,8 +84,8 @@ impl Socket {
         }
     }
 
-    /// An error once a deadline has passed or the place is gone. Asked at each read, write and flush, so that it is heard
-    /// of whichever of them the connection is at.
+    /// Returns an error once a deadline has passed or the place is gone. Called at each read, write and flush, so that
+    /// the connection learns of it in any of them.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if self.admission.seat().poll_evicted(context).is_ready() {
             return Err(io::Error::new(ErrorKind::ConnectionAborted, "another connection has taken its place"));
@@ -119,7 +121,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Whether answers are held of which none was read for a minute.
+    /// Whether answers are held of which the client has read nothing for [`STALL_TIMEOUT`].
     fn stalled(&mut self, now: Instant) -> bool {
         let progress = self.peer.progress();
         if progress.is_none() || progress != self.progress {
@@ -134,7 +136,7 @@ impl Socket {
     }
 }
 
-/// What the requests find among their extensions.
+/// The peer, which requests find among their extensions.
 impl Connected for Socket {
     type ConnectInfo = Arc<Peer>;
 
@@ -181,7 +183,7 @@ impl AsyncWrite for Socket {
         Pin::new(&mut self.transport).poll_flush(context)
     }
 
-    /// Waits for a TLS peer to read, and pings have ended by now.
+    /// A TLS shutdown waits for the peer to read, and by then HTTP/2 sends no more pings.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check(context)?;
         Pin::new(&mut self.transport).poll_shutdown(context)
@@ -203,7 +205,7 @@ mod tests {
 
     const IDLE: Duration = Duration::from_secs(300);
 
-    /// A connection over TCP; one more evicts it.
+    /// Returns a connection over TCP, its other end, and the limit, with which one more connection evicts it.
     fn socket(shared: &Arc<Shared>) -> (Socket, DuplexStream, Limit) {
         let (ours, theirs) = tokio::io::duplex(64);
         let limits = ConnectionLimits { max: 1, per_source: 1, idle_timeout: IDLE };
@@ -213,7 +215,7 @@ mod tests {
         (Socket::new(Box::new(ours), peer, admission, IDLE), theirs, limit)
     }
 
-    /// One that has sent its opening line.
+    /// Returns a connection as [`socket`] does, after the client has sent the opening line.
     async fn greeted(shared: &Arc<Shared>) -> (Socket, DuplexStream, Limit) {
         let (mut socket, mut theirs, limit) = socket(shared);
         theirs.write_all(&[0; 24]).await.unwrap();
@@ -221,7 +223,7 @@ mod tests {
         (socket, theirs, limit)
     }
 
-    /// How many were cut by this rule, and by all.
+    /// Returns the number of connections cut by this rule, and by all rules.
     fn cut(shared: &Shared, ending: Ending) -> (u64, u64) {
         (shared.net.endings(ending), shared.net.of(Listener::GrpcTcp).cut.load(Ordering::Relaxed))
     }

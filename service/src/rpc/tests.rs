@@ -1,4 +1,4 @@
-//! The wire over real sockets and a real store.
+//! gRPC over real sockets and a real store.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ use crate::config::{SocketAccess, SocketMode};
 use crate::lookups::tests::{Pool, later};
 use crate::readiness::Age;
 
-/// No request of these tests takes so long.
+/// Longer than any request of these tests takes.
 const LONG: Duration = Duration::from_secs(10);
 
 struct Running {
@@ -33,7 +33,7 @@ const SERVING: i32 = ServingStatus::Serving as i32;
 const NOT_SERVING: i32 = ServingStatus::NotServing as i32;
 
 impl Running {
-    /// As after a slot that was applied.
+    /// Sets readiness as after a slot that was applied.
     fn live(&self) {
         self.pool.shared.readiness.slot_applied(Age::Known(Duration::from_millis(20)));
         self.pool.shared.readiness.set_phase(Phase::Live);

@@ -1,4 +1,4 @@
-//! Unix sockets: binding over a stale file, their mode, and their removal.
+//! Unix sockets: binding over a stale file, the file's mode and group, its removal.
 //!
 //! Owns: a socket file from bind to drop. Must not: remove a file that another process listens on.
 
@@ -13,7 +13,7 @@ use tokio::net::UnixListener;
 
 pub(crate) use crate::config::SocketAccess;
 
-/// A bound Unix socket; its file is removed when dropped.
+/// A bound Unix socket; dropping it removes its file.
 #[derive(Debug)]
 pub struct UdsListener {
     listener: UnixListener,
@@ -21,18 +21,17 @@ pub struct UdsListener {
 }
 
 impl UdsListener {
-    /// Binds `path`, replacing a socket file that a dead process left; `access` says who may connect. Needs a tokio
-    /// runtime.
+    /// Binds `path` and replaces a socket file that a dead process left; `access` decides who may connect. Needs a
+    /// tokio runtime.
     ///
     /// # Errors
-    /// Something listens there, the file is not a socket, or the file system refuses.
+    /// Another process listens there, the file is not a socket, or the file system refuses.
     pub fn bind(path: &Path, access: &SocketAccess) -> anyhow::Result<Self> {
         let (listener, file) = bind(path, access)?;
         let listener = UnixListener::from_std(listener).context("cannot watch a unix socket")?;
         Ok(Self { listener, file })
     }
 
-    /// Where it is bound.
     pub fn path(&self) -> &Path {
         &self.file.path
     }
@@ -42,10 +41,11 @@ impl UdsListener {
     }
 }
 
-/// Binds `path` without blocking calls, replacing a socket file that a dead process left, for those whom `access` lets in.
+/// Binds `path` without blocking calls, and replaces a socket file that a dead process left; `access` decides who may
+/// connect.
 ///
 /// # Errors
-/// Something listens there, the file is not a socket, or the file system refuses.
+/// Another process listens there, the file is not a socket, or the file system refuses.
 pub(crate) fn bind(
     path: &Path,
     access: &SocketAccess,
@@ -56,7 +56,7 @@ pub(crate) fn bind(
         .with_context(|| format!("cannot bind unix socket: path={name}"))?;
     let bound = fs::symlink_metadata(path).with_context(|| format!("cannot inspect socket: path={name}"))?;
     let file = SocketFile { path: path.to_owned(), id: (bound.dev(), bound.ino()) };
-    // The group before the mode, so that nobody is let in who should not be.
+    // The group before the mode, so that at no moment a wrong group may connect.
     if let Some(group) = &access.group {
         let gid = group.gid();
         unix::lchown(path, None, Some(gid))
@@ -69,11 +69,11 @@ pub(crate) fn bind(
     Ok((listener, file))
 }
 
-/// Removes the file when dropped, unless another one has taken its place.
+/// A socket's file, removed when this is dropped, unless another file has taken its place.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
-    /// Device and inode of the file that was bound.
+    /// Device and inode of the bound file.
     id: (u64, u64),
 }
 

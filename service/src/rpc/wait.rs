@@ -1,6 +1,6 @@
-//! What a lookup asks of its state: a commitment, and a slot that has to be in it.
+//! The state that a lookup asks for: a commitment, and a slot that it must include.
 //!
-//! Owns: waiting for that slot. Must not: hold a lookup thread; a request waits here before it is queued. Threads: the
+//! Owns: the wait for that slot. Must not: hold a lookup thread; a request waits here before it is queued. Threads: the
 //! tokio runtime of the network edge.
 
 use std::sync::Arc;
@@ -15,39 +15,37 @@ use crate::net::figures::Place;
 use crate::overlay::Commitment;
 use crate::status::Shared;
 
-/// The longest wait for a slot. A healthy service reaches a slot that exists within a second or two, and a finalized
-/// one within about 13: who wants to wait for that asks again.
+/// Longest wait for a slot. A healthy service reaches an existing slot within a second or two, and a finalized one
+/// within about 13. A client that wants to wait longer asks again.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Gets that may wait at a time. A batch counts as one for each [`KEYS_PER_WAITER`] of its keys, so that the keys held
-/// meanwhile are bounded too, to about 20 MB.
-/// Each connection and each source has a share of them; see `places`.
+/// Maximum number of waiting requests. A batch counts as one for each [`KEYS_PER_WAITER`] of its keys, which bounds the
+/// keys held during the wait to about 20 MB. Each connection and each source has a share; see `places`.
 const WAITERS_MAX: u64 = 1024;
 
-/// See [`WAITERS_MAX`].
+/// Number of a batch's keys that count as one waiter; see [`WAITERS_MAX`].
 const KEYS_PER_WAITER: usize = 512;
 
-/// A wait ends before the request's deadline by this part of it: the caller is to get the answer, not the deadline.
+/// Part of a request's deadline by which a wait ends earlier, so that the caller gets the answer and not its deadline.
 const ANSWER_SHARE: u32 = 8;
 
-/// What a request asks for.
+/// The state that one request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// At which commitment to read.
     pub(super) commitment: Commitment,
     min_context_slot: Option<u64>,
-    /// How long to wait at most.
+    /// Longest time to wait for the slot.
     wait: Duration,
 }
 
-/// The requests that wait.
+/// The requests that wait for a slot.
 #[derive(Debug)]
 pub(super) struct Waits {
     shared: Arc<Shared>,
 }
 
 impl Wanted {
-    /// Reads the fields of a request and its deadline. Nothing said means confirmed.
+    /// Reads the fields of a request, and its deadline. No commitment means confirmed.
     pub(super) fn new(metadata: &MetadataMap, commitment: i32, min_context_slot: Option<u64>) -> Result<Self, Status> {
         use proto::v1::Commitment as Wire;
         let commitment = match Wire::try_from(commitment) {
@@ -56,19 +54,19 @@ impl Wanted {
             Ok(Wire::Finalized) => Commitment::Finalized,
             Err(_) => return Err(Status::invalid_argument(format!("no such commitment: got={commitment}"))),
         };
-        // Looked for only where it matters: most lookups wait for nothing.
+        // Read only with a slot, because most lookups wait for nothing.
         let deadline = min_context_slot.and_then(|_| timeout(metadata.get("grpc-timeout")?.to_str().ok()?));
         let wait = deadline.map_or(WAIT_MAX, |deadline| (deadline - deadline / ANSWER_SHARE).min(WAIT_MAX));
         Ok(Self { commitment, min_context_slot, wait })
     }
 
-    /// Whether what was read has the slot asked for. After a wait it has, except at processed: the fork may have given
-    /// way to a shorter one meanwhile.
+    /// Checks that the data read includes the slot asked for. After a wait it does, except at processed, where a
+    /// shorter fork may have replaced the one waited for.
     pub(super) fn check(&self, slot: Option<u64>) -> Result<(), Status> {
         if self.is_in(slot) { Ok(()) } else { Err(self.not_reached(slot)) }
     }
 
-    /// Whether a slot has to be waited for, reached already or not.
+    /// Whether the request names a slot, reached already or not.
     pub(super) fn names_a_slot(&self) -> bool {
         self.min_context_slot.is_some()
     }
@@ -87,19 +85,18 @@ impl Wanted {
 }
 
 impl Waits {
-    /// Nobody waits.
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Self { shared }
     }
 
-    /// Waits until a lookup reads the slot that is wanted; at once when it does already, or none is. `keys` is how many
-    /// keys the request holds.
+    /// Waits until a lookup would read the wanted slot. Returns at once if it already would, or if no slot is wanted.
+    /// `keys` is the number of the request's keys.
     pub(super) async fn until(&self, wanted: &Wanted, keys: usize, peer: &Arc<Peer>) -> Result<(), Status> {
         if wanted.min_context_slot.is_none() {
             return Ok(());
         }
         if wanted.commitment == Commitment::Processed && self.shared.overlay.processed().is_none() {
-            // The lookup says so; no wait would help.
+            // The lookup reports this; no wait would help.
             return Ok(());
         }
         let mut reached = self.shared.overlay.reached(wanted.commitment);
@@ -117,7 +114,7 @@ impl Waits {
     }
 }
 
-/// A `grpc-timeout`: at most eight digits and a unit.
+/// Parses a `grpc-timeout` header: at most eight digits and a unit.
 fn timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|digit| digit.is_ascii_digit()) {

@@ -1,10 +1,12 @@
-//! What `shm-lookup` sleeps at: one epoll for the service's own doorbell, the listener, and bell and socket of each client.
+//! The epoll at which `shm-lookup` sleeps: it watches the service's own doorbell, the listener, and each client's bell
+//! and socket.
 //!
-//! Owns: who is watched, and what a turn of events says. Must not: read or write a descriptor that a client holds as well:
-//! its flags belong to both, so that a client could make such a call block. Thread: `shm-lookup`.
+//! Owns: the set of watched descriptors, and decoding their events. Must not: read or write a descriptor that a client
+//! holds as well. The descriptor's flags belong to both sides, so that a client could make such a call block. Thread:
+//! `shm-lookup`.
 //!
-//! Bells are eventfds that are watched for edges: each write is one event, without anybody reading the counter. A client
-//! that fills its counter blocks itself. One that rings without end costs a turn an event, whatever it writes meanwhile.
+//! Bells are eventfds watched edge-triggered: each write is one event, without reading the counter. A client that fills
+//! its counter blocks only itself. A client that rings without end costs one turn an event.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -18,33 +20,33 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use super::SESSIONS_MAX;
 use super::session::Session;
 
-/// The listener, two descriptors a session, and the service's own bell: all that can happen in one turn.
+/// Maximum number of events in one turn: the listener, the service's own bell, and two descriptors a session.
 const EVENTS_MAX: usize = 2 + 2 * SESSIONS_MAX;
 
 const OWN: u64 = u64::MAX;
 const LISTENER: u64 = u64::MAX - 1;
 
-/// The lowest bit of an event says which of a session's descriptors it is about; the others are the session's id.
+/// Kinds of a session's descriptors: the lowest bit of an event's data. The other bits are the session's id.
 const BELL: u64 = 0;
 const SOCKET: u64 = 1;
 
-/// See the head of the file.
+/// The watched descriptors; see the head of the file.
 pub(super) struct Bells {
     epoll: OwnedFd,
 }
 
-/// What a turn of events said.
+/// The events of one turn.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
-    /// Bells of sessions that were rung, each once; who asks for what is found in the segments.
+    /// Number of bells rung, each counted once. The segments show which sessions have a request.
     pub(super) rings: usize,
-    /// Somebody wants a session.
+    /// Whether a client wants to connect.
     pub(super) come: bool,
-    /// Sessions whose client is gone.
+    /// Ids of the sessions whose client is gone.
     pub(super) gone: Vec<u64>,
 }
 
-/// A bell that nobody has rung.
+/// Creates a bell that nobody has rung.
 pub(super) fn bell() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?)
 }
@@ -58,11 +60,11 @@ impl Bells {
         Ok(Self { epoll })
     }
 
-    /// Watches a session.
+    /// Watches the bell and the socket of a session.
     pub(super) fn add(&self, session: &Session) -> io::Result<()> {
         let data = |kind| EventData::new_u64(session.id() << 1 | kind);
         epoll::add(&self.epoll, session.bell(), data(BELL), EventFlags::IN | EventFlags::ET)?;
-        // Its end is told without being asked for; there is nothing else to hear.
+        // The socket's end (EPOLLHUP) is reported without being asked for; no other event matters.
         let watched = epoll::add(&self.epoll, session.socket(), data(SOCKET), EventFlags::empty());
         if watched.is_err() {
             self.remove(session);
@@ -70,14 +72,14 @@ impl Bells {
         Ok(watched?)
     }
 
-    /// Forgets a session. The client may hold its bell for ever, and what it holds would go on ringing here.
+    /// Stops watching a session. The client may keep its bell for ever, and would otherwise go on ringing it here.
     pub(super) fn remove(&self, session: &Session) {
-        // An error says that it was not watched.
+        // An error means that the descriptor was not watched.
         let _unknown = epoll::delete(&self.epoll, session.bell());
         let _unknown = epoll::delete(&self.epoll, session.socket());
     }
 
-    /// Whether those who come are told.
+    /// Turns events of the listener on or off.
     pub(super) fn listen(&self, listener: &UnixListener, listen: bool) {
         let flags = if listen { EventFlags::IN } else { EventFlags::empty() };
         if let Err(error) = epoll::modify(&self.epoll, listener, EventData::new_u64(LISTENER), flags) {
@@ -85,14 +87,14 @@ impl Bells {
         }
     }
 
-    /// Waits for an event, for at most `timeout`; nothing was heard when that has passed or a signal came.
+    /// Waits for events, for at most `timeout`. Returns none if that has passed or a signal came.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> Heard {
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         let (mut space, mut heard) = ([const { MaybeUninit::<Event>::uninit() }; EVENTS_MAX], Heard::default());
-        // An error is a signal: the caller comes back.
+        // An error means a signal: the caller calls again.
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, timeout.as_ref()) else { return heard };
         for event in events {
-            // A copy: the event is packed.
+            // Copied, because the event is a packed struct.
             let data = event.data;
             match data.u64() {
                 OWN => {}
@@ -105,8 +107,8 @@ impl Bells {
     }
 }
 
-/// Rings the service's own bell.
+/// Rings the service's own bell, which wakes the thread.
 pub(super) fn ring_own(bell: impl AsFd) {
-    // Nobody else holds it, so that it blocks never; it fails after 2^64 rings.
+    // The write never blocks, because no client holds this bell. It would fail only after 2^64 rings.
     let _rung = rustix::io::write(bell, &1u64.to_ne_bytes());
 }

@@ -1,12 +1,12 @@
-//! Lookups over shared memory: one `shm-lookup` OS thread that answers inline, with readers of its own.
+//! Lookups over shared memory: one OS thread `shm-lookup` that answers inline, with its own readers.
 //!
-//! Owns: the socket that clients come to, their sessions, when the thread spins and when it sleeps, and who has his turn.
-//! Must not: trust what a client wrote, wait for one, or do more for one than the work of a turn. Thread: [`ShmServer`] is
-//! a handle; everything else is on `shm-lookup`.
+//! Owns: the socket that clients connect to, their sessions, the decision to spin or sleep, and the order of turns.
+//! Must not: trust data that a client wrote, wait for a client, or do more for one client than the work of a turn.
+//! Thread: [`ShmServer`] is a handle; everything else is on `shm-lookup`.
 //!
-//! A turn answers a get of each session that asks, then one piece of one batch. What it costs: after an answer the thread
-//! looks for the next request for [`SPIN`], so that a client that asks again at once finds it awake. Asked more often than
-//! that it keeps a core busy; asked rarely it takes [`SPIN`] and a wake-up a request; without clients it sleeps and takes
+//! A turn answers one get of each session that asks, then one piece of one batch. After an answer the thread spins for
+//! [`SPIN`], so that a client that soon asks again finds it awake. If requests come more often than that, the thread
+//! keeps a core busy. If they are rare, each costs [`SPIN`] and a wake-up. Without clients the thread sleeps and costs
 //! nothing.
 
 mod bells;
@@ -37,57 +37,61 @@ use bells::Bells;
 use discard::Discard;
 use session::{Scratch, Served, Session};
 
-/// Clients at a time. Each may cause 0.6 MiB of memory when it asks for the largest batches, 40 MiB in all, and costs
-/// the spinning thread one look at a cache line a round.
+/// Maximum number of clients. Each may cost 0.6 MiB of memory if it asks for the largest batches, 40 MiB in all, and
+/// costs the spinning thread one look at a cache line in each round.
 pub const SESSIONS_MAX: usize = 64;
 
-/// Of these one user may have so many, as over the Unix socket: the other half is everybody else's.
+/// Maximum number of clients of one user: half, so that the other half is free for everybody else, as over the Unix
+/// socket.
 pub const SESSIONS_PER_USER: usize = SESSIONS_MAX / 2;
 
-/// Refused clients are told of in the log this often at most: one that comes again and again must not fill it.
+/// Minimum interval of log lines about refused clients, so that a client that comes back again and again does not fill
+/// the log.
 const REFUSED_EVERY: Duration = Duration::from_secs(10);
 
-/// How long the thread looks for another request before it sleeps: a few times what waking it up takes (5 to 20 us),
-/// which is what a client that comes back within it is spared.
+/// How long the thread spins for another request before it sleeps. This is a few times the duration of a wake-up (5 to
+/// 20 us), which a client saves if it comes back in time.
 pub const SPIN: Duration = Duration::from_micros(50);
 
-/// How often a busy thread looks after those who come and go: a system call that no request should wait for often.
+/// Interval at which a busy thread checks for new and gone clients. The check is a system call, for which requests
+/// should not wait often.
 const LOOK_AROUND: Duration = Duration::from_millis(1);
 
-/// After an accept that failed, most likely for want of descriptors, nobody is accepted for this long: the socket
-/// would be ready at once again.
+/// Pause after a failed accept, most likely for lack of descriptors. Without it the listener would be ready again at
+/// once.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// Clients that are let in during one look around, so that one that comes and goes without end does not hold up others.
+/// Maximum number of clients accepted in one check, so that one that connects and disconnects without end does not
+/// delay others.
 const ACCEPTS_A_LOOK: usize = 4;
 
-/// The source under which lookups are recorded.
+/// Source label under which these lookups' latencies are recorded.
 const SOURCE: &str = "shm";
 
-/// The running thread. Dropping it does not stop it; see [`ShmServer::join`].
+/// The running thread. Dropping this does not stop it; see [`ShmServer::join`].
 pub struct ShmServer {
     stop: Arc<AtomicBool>,
     doorbell: Arc<OwnedFd>,
     thread: JoinHandle<()>,
 }
 
-/// Wakes the thread from any other.
+/// A handle that wakes the thread from any other thread.
 #[derive(Clone)]
 pub struct Doorbell(Arc<OwnedFd>);
 
 impl Doorbell {
-    /// The thread looks around once.
+    /// Wakes the thread, which then checks its clients once.
     pub fn ring(&self) {
         bells::ring_own(&self.0);
     }
 }
 
 impl ShmServer {
-    /// Binds `path` and starts the thread. `label` is the engine's, `feed` the ring of changes for clients to read. Who
-    /// may not connect by `access` gets no memory.
+    /// Binds `path` and starts the thread. `access` decides who may connect, `label` is the engine's, and `feed` is the
+    /// ring of changes for clients to read.
     ///
     /// # Errors
-    /// Something listens at `path`, the file is not a socket, or the system refuses.
+    /// Another process listens at `path`, the file there is not a socket, or the system refuses.
     pub fn start(
         path: &Path,
         access: &SocketAccess,
@@ -114,18 +118,18 @@ impl ShmServer {
         Ok(Self { stop, doorbell, thread })
     }
 
-    /// What wakes the thread.
+    /// Returns a handle that wakes the thread.
     pub fn doorbell(&self) -> Doorbell {
         Doorbell(Arc::clone(&self.doorbell))
     }
 
-    /// Ends the thread and waits until `deadline`. Clients see their socket end; after it no reader holds the engine any
-    /// more, unless the thread did not end.
+    /// Ends the thread and waits for it until `deadline`. Clients see their socket end. Afterwards no reader holds the
+    /// engine, unless the thread did not end.
     ///
     /// # Errors
-    /// The thread has not ended.
+    /// The thread has not ended by then.
     pub fn join(self, deadline: Instant) -> Result<(), stop::Stuck> {
-        // ORDERING: Release pairs with the Acquire in `run`: the flag is seen by whoever the doorbell wakes.
+        // ORDERING: Release pairs with the Acquire in `run`: a thread that the doorbell wakes sees the flag.
         self.stop.store(true, Ordering::Release);
         bells::ring_own(&self.doorbell);
         stop::join_all([self.thread], deadline)
@@ -139,26 +143,26 @@ struct Server<'e> {
     label: &'static str,
     feed: Option<OwnedFd>,
     sessions: Vec<Session>,
-    /// The id of the next session.
+    /// Id that the next session gets.
     next_id: u64,
     scratch: Scratch,
-    /// The reader of gets, and of batches that are one piece.
+    /// The reader for gets, and for batches of one piece.
     reading: Reading<'e>,
-    /// The reader of longer batches, one at a time.
+    /// The reader for longer batches, one at a time.
     batches: BatchReading<'e>,
-    /// The session whose long batch is under way.
+    /// Id of the session whose long batch is under way.
     under_way: Option<u64>,
-    /// Sessions whose batch is not answered.
+    /// Number of sessions with a batch that is not answered.
     waiting: usize,
-    /// The place in `sessions` where the search for the next piece begins.
+    /// Index in `sessions` from which the next piece is searched.
     turn: usize,
     discard: Discard,
-    /// When a refusal was told of last, and those since then.
+    /// Time of the last log line about refused clients; `refused_since` counts those since then.
     refused: Option<Instant>,
     refused_since: u64,
-    /// Nobody is accepted before, after a failure.
+    /// Time before which nobody is accepted, after a failure.
     accept_at: Option<Instant>,
-    /// When the readers were moved last, though nobody may have asked them.
+    /// Time when the readers were last renewed by the clock.
     refreshed: Instant,
 }
 
@@ -218,7 +222,8 @@ impl<'e> Server<'e> {
         self.count_sessions(0);
     }
 
-    /// A turn: the gets that are asked right now, and a piece of a batch. True when there was anything.
+    /// Runs one turn: answers the gets that are waiting now, and reads a piece of a batch. Returns whether there was
+    /// any work.
     fn serve(&mut self) -> bool {
         let mut any = false;
         for session in &mut self.sessions {
@@ -231,8 +236,9 @@ impl<'e> Server<'e> {
         any | self.piece()
     }
 
-    /// A piece of the batch of the session whose turn it is. A batch of one piece has its turn also while a longer one of
-    /// another session is under way; two long ones come one after the other. True when there was one.
+    /// Reads a piece of the batch of the session whose turn it is, and returns whether there was one. A batch of one
+    /// piece gets its turn even while a longer one of another session is under way. Two long batches run one after the
+    /// other.
     fn piece(&mut self) -> bool {
         if self.waiting == 0 {
             return false;
@@ -260,7 +266,7 @@ impl<'e> Server<'e> {
         false
     }
 
-    /// Waits for a ring, someone new, someone's end, or until the readers have to move on.
+    /// Sleeps until a bell, a new client, a client's end, or the time to renew the readers.
     fn sleep(&mut self) {
         self.sessions.iter().for_each(|session| session.segment().fall_asleep());
         sleep_fence();
@@ -270,7 +276,7 @@ impl<'e> Server<'e> {
         self.sessions.iter().for_each(|session| session.segment().wake_up());
     }
 
-    /// Sees to those who come and go, waiting for something to happen for at most `timeout`.
+    /// Handles new and gone clients, after waiting for an event for at most `timeout`.
     fn look_around(&mut self, timeout: Option<Duration>) {
         let paused = self.accept_at.map(|at| at.saturating_duration_since(Instant::now()));
         if paused.is_some_and(|left| left.is_zero()) {
@@ -288,7 +294,7 @@ impl<'e> Server<'e> {
         if heard.come {
             self.accept();
         }
-        // By the clock, because a client that rings or asks for the status without end asks no reader.
+        // By the clock, because a client that rings, or asks for the status without end, uses no reader.
         if self.refreshed.elapsed() >= IDLE_REFRESH {
             self.reading.refresh_idle();
             self.batches.refresh_idle();
@@ -296,8 +302,8 @@ impl<'e> Server<'e> {
         }
     }
 
-    /// Ends the sessions of clients that are gone. Without any the readers are closed: nobody must keep a snapshot for
-    /// nothing.
+    /// Ends the sessions of clients that are gone. Without sessions the readers are closed, so that they do not keep a
+    /// view of the store for nothing.
     fn part(&mut self, gone: &[u64]) {
         let bells = &self.bells;
         self.sessions.retain(|session| {
@@ -379,14 +385,15 @@ impl<'e> Server<'e> {
     }
 }
 
-/// Why there is no room for a client.
+/// The reason why there is no room for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Full {
     whose: &'static str,
     max: usize,
 }
 
-/// Whether a client of `user` finds no room beside those of `users`.
+/// Checks whether there is room for a client of `user` in addition to those of `users`. Returns the limit if there is
+/// none.
 fn full(users: impl ExactSizeIterator<Item = u32>, user: u32) -> Option<Full> {
     if users.len() >= SESSIONS_MAX {
         return Some(Full { whose: "", max: SESSIONS_MAX });

@@ -1,12 +1,12 @@
 //! One client's session: its memory, its bell, and the answer to its request.
 //!
-//! Owns: the segment from the handshake until the client is gone. Must not: block, whatever the client does with what it
-//! was handed. Thread: `shm-lookup`.
+//! Owns: the segment from the handshake until the client is gone. Must not: block, whatever the client does with the
+//! shared objects. Thread: `shm-lookup`.
 //!
-//! What the two sides share, and why the client cannot stop the service by it:
+//! The objects that both sides share, and why the client cannot stop the service through them:
 //! - the segment: sealed against shrinking; every number in it is checked and every key copied;
 //! - the bell: never read or written by the service, see [`super::bells`];
-//! - the socket's other end: each call on this end says for itself that it must not block, and nothing is read here.
+//! - the socket: each call on the service's end asks for itself not to block, and nothing is read from it.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -35,33 +35,33 @@ use crate::rpc::status_response;
 use crate::slow::{Parts, Slow, Transport};
 use crate::status::Shared;
 
-/// A client and its segment.
+/// A client's session, from its greeting on.
 pub(super) struct Session {
     id: u64,
-    /// The user that the client runs as.
+    /// Id of the user that the client runs as.
     user: u32,
     segment: Segment,
-    /// Keeps the segment's memory.
+    /// Keeps the segment's memory mapped.
     _memory: MmapRaw,
-    /// Ends with the client.
+    /// The client's end closes it.
     socket: UnixStream,
     bell: OwnedFd,
-    /// The newest request that was answered.
+    /// Number of the newest request that was answered; 0 before the first.
     answered: u64,
-    /// A batch that was asked for and is not answered.
+    /// Number and request of a batch that is not answered yet.
     batch: Option<(u64, Request)>,
 }
 
-/// What there was to do for a session.
+/// The work that [`Session::serve`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Served {
     Nothing,
     Answered,
-    /// A batch was asked for, which waits for its turn.
+    /// A batch was requested and waits for its turn.
     Batch,
 }
 
-/// Buffers of the thread, used again and again.
+/// Buffers that the thread reuses for each request.
 #[derive(Default)]
 pub(super) struct Scratch {
     keys: Vec<Key>,
@@ -69,7 +69,7 @@ pub(super) struct Scratch {
 }
 
 impl Session {
-    /// Makes the memory and hands it over. `socket` is deaf already, see [`deafen`].
+    /// Creates the segment and the bell and hands them to the client. `socket` must have passed [`deafen`].
     pub(super) fn start(id: u64, user: u32, socket: UnixStream, feed: Option<&OwnedFd>) -> io::Result<Self> {
         match Self::make() {
             Ok((memory, segment, bell, memfd)) => {
@@ -88,12 +88,13 @@ impl Session {
     fn make() -> io::Result<(MmapRaw, Segment, OwnedFd, File)> {
         let memfd = memfd_create("solkv-shm", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&memfd, SEGMENT_BYTES as u64)?;
-        // A file that shrinks under a mapping kills whoever touches the rest.
+        // The first touch beyond the end of a file that shrank would raise SIGBUS.
         fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let memfd = File::from(memfd);
         let memory = MmapRaw::map_raw(&memfd)?;
         let base = NonNull::new(memory.as_mut_ptr()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
-        // SAFETY: a fresh shared mapping of the sealed size, zero, kept beside the view; the service's only view of it.
+        // SAFETY: a fresh shared mapping of the sealed size, zero, kept together with the view; the service's only view
+        // of it.
         let segment = unsafe { Segment::new(base) };
         Ok((memory, segment, bells::bell()?, memfd))
     }
@@ -118,17 +119,17 @@ impl Session {
         &self.socket
     }
 
-    /// Whether a request waits.
+    /// Whether a request waits for an answer.
     pub(super) fn asked(&self) -> bool {
         self.batch.is_some() || self.segment.requested() != self.answered
     }
 
-    /// Keys of the batch that waits for its turn or is at it, if there is one.
+    /// Returns the number of keys of the batch that waits or is under way; `None` without one.
     pub(super) fn batch_keys(&self) -> Option<usize> {
         self.batch.map(|(_, request)| request.count as usize)
     }
 
-    /// Looks for a request: answers one of at most one key, takes note of a batch.
+    /// Looks for a request. Answers it at once unless it is a batch, which is recorded to wait for its turn.
     pub(super) fn serve(
         &mut self,
         reading: &mut Reading<'_>,
@@ -154,7 +155,7 @@ impl Session {
         Served::Answered
     }
 
-    /// Answers the batch that waits, in one piece: it has no more than [`PIECE_KEYS`] keys.
+    /// Answers the waiting batch in one piece, because it has no more than [`PIECE_KEYS`] keys.
     pub(super) fn serve_short_batch(&mut self, reading: &mut Reading<'_>, scratch: &mut Scratch, shared: &Shared) {
         if let Some((seq, request)) = self.batch.take() {
             debug_assert!(request.count as usize <= PIECE_KEYS, "a long one is read in pieces");
@@ -162,7 +163,8 @@ impl Session {
         }
     }
 
-    /// Fixes the state that the batch is read from. False when that failed: the batch is answered then.
+    /// Opens the state from which the batch is read. Returns false if that failed; the batch is then answered with the
+    /// error.
     pub(super) fn begin_batch(&mut self, batches: &mut BatchReading<'_>) -> bool {
         let Some((_, request)) = self.batch else { return false };
         self.segment.keys(request.count as usize, &mut batches.keys);
@@ -170,7 +172,7 @@ impl Session {
         begun.map_err(|error| self.end_batch(&error)).is_ok()
     }
 
-    /// Reads the next piece of the batch. True when it was the last: the batch is answered then.
+    /// Reads the next piece of the batch. Returns true if it was the last, or failed; the batch is then answered.
     pub(super) fn piece_of_batch(&mut self, batches: &mut BatchReading<'_>, shared: &Shared) -> bool {
         match batches.piece() {
             Ok(false) => return false,
@@ -197,10 +199,10 @@ impl Session {
         self.answered = seq;
         match self.segment.respond(seq, response) {
             Wake::Nobody => {}
-            // One waiter: a session has no more, and others that a client makes cost only itself. Its only errors are
-            // those of a wrong address.
+            // Wakes one waiter, because a session has only one; a client that makes others harms only itself. The only
+            // possible errors are those of a wrong address.
             Wake::Futex => _ = futex::wake(self.segment.futex(), futex::Flags::empty(), 1),
-            // A full socket holds rings enough; a closed one is seen by the epoll.
+            // A full socket already holds enough wake-up bytes. The epoll reports a closed one.
             Wake::Socket => _ = send(&self.socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
         }
     }
@@ -214,7 +216,7 @@ impl Session {
         Response { status: status::OK, count: encoded.len() as u32, ..Response::default() }
     }
 
-    /// Reads the keys of a request from one state and answers it.
+    /// Reads the keys of a request from one state, and answers it.
     fn look_up(
         &mut self,
         seq: u64,
@@ -236,11 +238,12 @@ impl Session {
         Served::Answered
     }
 
-    /// The answer to a request whose values are those of `slot`.
+    /// Returns the answer to a request whose values were read at `slot`. If `slot` is too old for the request, the
+    /// answer is SLOT_NOT_REACHED.
     fn found(&self, request: &Request, slot: Option<u64>, values: &[Option<Value>]) -> Response {
         let reached =
             Response { has_slot: slot.is_some().into(), slot: slot.unwrap_or_default(), ..Response::default() };
-        // A confirmed slot 0 asks for nothing.
+        // On the wire, 0 means that the request names no slot.
         if request.min_context_slot > 0 && slot.is_none_or(|slot| slot < request.min_context_slot) {
             return Response { status: status::SLOT_NOT_REACHED, ..reached };
         }
@@ -249,7 +252,7 @@ impl Session {
     }
 }
 
-/// Says in the log that a lookup was slow, if it was. A batch's waits between its pieces do not count: see [`Slow`].
+/// Logs a lookup if it was slow. The time that a batch waits between its pieces does not count: see [`Slow`].
 fn report_slow(request: &Request, response: Response, spent: Spent, shared: &Shared) {
     let Spent { overlay_ns, read_ns } = spent;
     if response.status == status::OK && shared.slow.is_slow(overlay_ns + read_ns) {
@@ -259,7 +262,7 @@ fn report_slow(request: &Request, response: Response, spent: Spent, shared: &Sha
     }
 }
 
-/// What is wrong with a request; one of [`status`].
+/// Returns the reason to refuse a request, one of [`status`]; `None` if it is acceptable.
 fn refusal(request: &Request) -> Option<u32> {
     if request.version != VERSION {
         return Some(status::VERSION);
@@ -273,7 +276,7 @@ fn refusal(request: &Request) -> Option<u32> {
     }
 }
 
-/// What [`refusal`] has let pass.
+/// Converts a commitment that [`refusal`] has accepted.
 fn commitment(wire: i32) -> overlay::Commitment {
     match Commitment::try_from(wire) {
         Ok(Commitment::Processed) => overlay::Commitment::Processed,
@@ -295,7 +298,7 @@ fn failure(error: &LookupError) -> u32 {
     }
 }
 
-/// Says why there is no session. A client that is gone meanwhile needs no answer.
+/// Sends the reason why there is no session. A client that is gone by then needs no answer.
 pub(super) fn refuse(socket: BorrowedFd<'_>, status: u32) {
     if let Err(error) = greet(socket, status, &[]) {
         tracing::debug!(%error, "a refused shared-memory client did not wait for the answer");
@@ -309,16 +312,16 @@ fn greet(socket: BorrowedFd<'_>, status: u32, fds: &[BorrowedFd<'_>]) -> io::Res
         return Err(io::Error::other("no space for descriptors"));
     }
     let bytes = Hello::new(status).to_bytes();
-    // A fresh socket's buffer takes a greeting whole.
+    // The empty buffer of a new socket takes a whole greeting.
     let sent = sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
     if sent == bytes.len() { Ok(()) } else { Err(io::Error::other("a greeting was cut")) }
 }
 
-/// Shuts the way from the client: nothing is ever read from it. True when nothing waits there either, and then nothing
-/// ever will.
+/// Shuts down reading from the client, because the service never reads from it. Returns true if nothing waits in the
+/// socket, and then nothing ever will.
 ///
-/// A client might send descriptors, whose last reference would be dropped here: closing a TCP socket that lingers, for
-/// one, blocks the thread that does it.
+/// A client might send descriptors, of which dropping the socket would drop the last copy. Closing some of them blocks
+/// the thread that does it, for example a TCP socket that lingers.
 pub(super) fn deafen(socket: &UnixStream) -> io::Result<bool> {
     socket.set_nonblocking(true)?;
     socket.shutdown(Shutdown::Read)?;

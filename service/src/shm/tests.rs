@@ -1,4 +1,4 @@
-//! The wire as a client without manners uses it, on a real store.
+//! The wire with a client that breaks its rules, on a real store.
 
 use std::io::{IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
@@ -22,7 +22,7 @@ struct Raw {
     seq: u64,
 }
 
-/// The greeting, and the session when there is one.
+/// Connects; returns the greeting, and the session if there is one.
 fn connect(path: &Path) -> (Hello, Option<Raw>) {
     greeted(UnixStream::connect(path).unwrap())
 }
@@ -44,7 +44,7 @@ fn greeted(socket: UnixStream) -> (Hello, Option<Raw>) {
     assert_eq!(memfd.metadata().unwrap().len(), SEGMENT_BYTES as u64);
     assert!(memfd.set_len(0).is_err(), "the memory is sealed");
     let memory = MmapRaw::map_raw(&memfd).unwrap();
-    // SAFETY: a shared mapping of the whole segment, kept beside the view, the only one of this side.
+    // SAFETY: a shared mapping of the whole segment, kept together with the view, the only one of this side.
     let segment = unsafe { Segment::new(NonNull::new(memory.as_mut_ptr()).unwrap()) };
     (hello, Some(Raw { segment, _memory: memory, socket, bell, seq: 0 }))
 }
@@ -167,7 +167,7 @@ fn one_client_too_many_is_refused_until_another_leaves() {
     let (greeting, session) = connect(&path);
     assert_eq!((greeting, session.is_none()), (Hello::new(hello::FULL), true));
     drop(clients.pop());
-    // Its end is seen with the next look around.
+    // The server notices the end at its next check.
     while connect(&path).1.is_none() {
         std::thread::yield_now();
     }
@@ -193,7 +193,7 @@ fn a_get_waits_for_one_piece_at_most_and_no_batch_mixes_two_states() {
             commit(&pool.engine, &pool.shared, [1; 32], slot);
             other.send(get(1), &[[1; 32]]);
             assert!(server.serve());
-            // Answered within this turn, which reads a piece at most, and from the newest state.
+            // Answered within this turn, which reads at most one piece, and from the newest state.
             assert_eq!((other.answer().unwrap().slot, other.segment.value(0)), (slot, Some([slot as u8; 32])));
             for hog in &mut hogs {
                 let Some(response) = hog.answer() else { continue };
@@ -237,7 +237,7 @@ fn a_client_that_goes_in_the_middle_of_its_batch_leaves_the_turn_to_others() {
         first.send(get(keys.len()), &keys);
         second.send(get(keys.len()), &keys);
         assert!(server.serve());
-        // It keeps its bell, which would go on ringing.
+        // The client keeps its bell, which would go on ringing.
         let bell = first.bell.try_clone().unwrap();
         drop(first);
         bells::ring_own(&bell);
@@ -258,7 +258,7 @@ fn a_client_that_sends_is_refused_and_one_that_rings_does_no_more_than_wake() {
         rude.write_all(&[0; 1000]).unwrap();
         server.look_around(Some(Duration::ZERO));
         assert!(server.sessions.is_empty() && server.accept_at.is_some());
-        // Closed unread on another thread, which resets it; it was not greeted.
+        // Another thread closes it unread, which resets the connection; there was no greeting.
         assert!(rude.read_to_end(&mut Vec::new()).unwrap_or_default() == 0);
         server.accept_at = Some(Instant::now());
         let polite = join(server);

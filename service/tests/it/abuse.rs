@@ -1,5 +1,5 @@
-//! Clients that mean harm, all at once, while a stream is followed: others are served, memory stays bounded, the stream
-//! reaches its end.
+//! Malicious clients, all at once, while a stream is followed. Other clients are served, memory stays bounded, and the
+//! stream reaches its end.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,14 +21,14 @@ use workload::{Pairs, Rng};
 
 use crate::support::{Service, columns, digest, end, load, stream, uds_channel, wait_for};
 
-/// Connections that the service under test allows; 25 of them are the Unix socket's.
+/// Number of connections that the service under test allows; 25 of them are the Unix socket's.
 const CONNECTIONS_MAX: u64 = 200;
 
-/// Well above what the limits allow (64 MiB of requests and answers, 1 MiB a connection, what the engine takes) and
-/// well below what would be held without them.
+/// Maximum growth of memory. It is well above the limits together (64 MiB of requests and answers, 1 MiB a connection,
+/// the engine's own memory). It is well below the memory that these clients would hold without limits.
 const GROWTH_BYTES_MAX: u64 = 320 << 20;
 
-/// Pairs that every stream here begins with, at least.
+/// Minimum number of pairs that every stream here begins with.
 const PAIRS: u64 = 5000;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -36,7 +36,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// An empty SETTINGS frame, with which every client begins.
 const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
 
-/// Where the service is.
+/// Addresses of the service under test.
 #[derive(Clone)]
 struct Target {
     tcp: String,
@@ -73,7 +73,7 @@ impl Good {
         Self { seed, stop, answered, tasks }
     }
 
-    /// It is answered now as well.
+    /// Asserts that this client still gets answers.
     async fn is_served(&self, during: &str) {
         let before = self.answered.load(Ordering::Relaxed);
         let more = async {
@@ -96,12 +96,12 @@ async fn tcp_channel(address: &str) -> Channel {
     Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
 }
 
-/// HTTP/2 by hand; the connection is driven until it ends.
+/// Opens an HTTP/2 connection without gRPC. A task drives it until it ends.
 async fn by_hand(target: &Target) -> SendRequest<Bytes> {
     let stream = TcpStream::connect(&target.tcp).await.unwrap();
     let (requests, connection) = h2::client::handshake(stream).await.unwrap();
     tokio::spawn(async {
-        // How it ends is what the callers look at.
+        // The callers check how it ends.
         connection.await.ok();
     });
     requests
@@ -112,7 +112,7 @@ fn post(method: &str) -> http::Request<()> {
     request.header("content-type", "application/grpc").header("te", "trailers").body(()).unwrap()
 }
 
-/// A gRPC message: not compressed, its length, itself.
+/// Encodes a gRPC message: the flag "not compressed", its length, then its bytes.
 fn framed(message: &impl prost::Message) -> Bytes {
     let mut bytes = vec![0];
     bytes.extend((message.encoded_len() as u32).to_be_bytes());
@@ -120,7 +120,7 @@ fn framed(message: &impl prost::Message) -> Bytes {
     bytes.into()
 }
 
-/// 10,000 connections that are opened and dropped.
+/// Opens and drops 10,000 connections.
 async fn dropped(target: &Target) {
     let mut tasks = JoinSet::new();
     for _ in 0..8 {
@@ -128,7 +128,7 @@ async fn dropped(target: &Target) {
         tasks.spawn(async move {
             for n in 0..1250 {
                 let mut stream = TcpStream::connect(&target.tcp).await.unwrap();
-                // Reset, so that no port of this machine stays taken.
+                // Reset, so that no port of this machine stays in use.
                 stream.set_zero_linger().unwrap();
                 if n % 2 == 0 {
                     stream.write_all(PREFACE).await.ok();
@@ -141,7 +141,7 @@ async fn dropped(target: &Target) {
     }
 }
 
-/// Connections that are opened and left alone, some in the middle of their opening line, more than are allowed.
+/// Opens more connections than are allowed and leaves them idle, some in the middle of their opening line.
 async fn half_open(target: &Target) -> Vec<TcpStream> {
     let mut held = Vec::new();
     for n in 0..CONNECTIONS_MAX as usize {
@@ -155,7 +155,7 @@ async fn half_open(target: &Target) -> Vec<TcpStream> {
     held
 }
 
-/// Waits until the service has ended each of them.
+/// Waits until the service has ended each connection.
 async fn ended(held: Vec<TcpStream>) {
     for mut stream in held {
         let mut rest = Vec::new();
@@ -164,7 +164,7 @@ async fn ended(held: Vec<TcpStream>) {
     }
 }
 
-/// Bytes that mean nothing, and frames that are larger than allowed, to every port. Each connection is ended.
+/// Sends random bytes, and frames larger than allowed, to every port. The service ends each connection.
 async fn garbage(target: &Target) {
     let mut rng = Rng::new(7);
     for n in 0..50 {
@@ -190,7 +190,7 @@ async fn garbage(target: &Target) {
     }
 }
 
-/// Requests that are larger than allowed, and headers; each is told so.
+/// Sends requests and headers larger than allowed. Each gets an error that says so.
 async fn oversized(target: &Target) {
     let mut client = KvClient::new(uds_channel(&target.uds).await.unwrap());
     let keys = |count: usize| vec![Bytes::from_static(&[7; 32]); count];
@@ -205,7 +205,7 @@ async fn oversized(target: &Target) {
     client.get(GetRequest { key: vec![1; 32].into(), ..Default::default() }).await.unwrap();
 }
 
-/// Answers of 360 KB that are asked for and not read. Gives how many were refused.
+/// Requests answers of 360 KB and does not read them. Returns how many requests were refused.
 async fn slow_readers(target: &Target, seed: u64) -> u64 {
     const CLIENTS: usize = 5;
     const REQUESTS: usize = 50;
@@ -219,8 +219,8 @@ async fn slow_readers(target: &Target, seed: u64) -> u64 {
             let (response, mut body) = requests.send_request(post("GetMany"), false).unwrap();
             body.send_data(message.clone(), true).unwrap();
             let mut response = response.await.unwrap();
-            // What is refused before it was looked up has its status at the head, what has no room at the end. Of the
-            // other answers nothing but the head is taken, so they stay where they are.
+            // A request refused before its lookup has its status at the head, one without room for its answer at the
+            // end. Only the head of the other answers is read, so their bodies stay in the service.
             let status = match response.headers().get("grpc-status") {
                 Some(status) => Some(status.clone()),
                 None => {
@@ -240,7 +240,7 @@ async fn slow_readers(target: &Target, seed: u64) -> u64 {
     refused
 }
 
-/// Requests of half a megabyte that are begun and never ended.
+/// Begins requests of half a megabyte and never ends them.
 async fn slow_writers(target: &Target) {
     const CLIENTS: usize = 6;
     const REQUESTS: usize = 150;
@@ -253,7 +253,7 @@ async fn slow_writers(target: &Target) {
             let (response, mut body) = requests.send_request(post("GetMany"), false).unwrap();
             let length: &[u8] = &[0, 0, 7, 0, 0];
             let sent = body.send_data(Bytes::from_static(length), false);
-            // A refused one is closed for writing.
+            // A refused request is closed for writing.
             if sent.and_then(|()| body.send_data(Bytes::from_static(&PART), false)).is_ok() {
                 held.push((response, body));
             }
@@ -262,7 +262,7 @@ async fn slow_writers(target: &Target) {
     let mut codes = BTreeSet::new();
     for (response, body) in held {
         let answer = tokio::time::timeout(Duration::from_secs(60), response).await;
-        // Refused, it may be cut short by the reset that tells us to send no more.
+        // The reset that stops our upload may cut short the answer of a refused request.
         let answer = answer.expect("a request that never ends is kept").ok();
         codes.insert(answer.and_then(|answer| Some(answer.headers().get("grpc-status")?.to_str().unwrap().to_owned())));
         drop(body);
@@ -271,10 +271,10 @@ async fn slow_writers(target: &Target) {
     assert!(codes.is_subset(&BTreeSet::from([None, deadline_exceeded, resource_exhausted])), "{codes:?}");
 }
 
-/// Requests that are taken back as soon as they are made (CVE-2023-44487), frame by frame: a library would not even
-/// send them. The connection is ended.
+/// Cancels requests as soon as they are made (CVE-2023-44487). Sends the frames by hand, because a library would not
+/// even send such requests. The service ends the connection.
 async fn rapid_resets(target: &Target) {
-    // :method POST, :scheme http, :path and :authority spelled out.
+    // The headers: `:method POST`, `:scheme http`, then `:path` and `:authority` spelled out.
     let headers = [b"\x83\x86\x04\x10/solkv.v1.Kv/Get".as_slice(), b"\x01\x01h"].concat();
     let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
         let head = [0, 0, payload.len() as u8, kind, flags];
@@ -295,13 +295,13 @@ async fn rapid_resets(target: &Target) {
     assert!(ended.is_ok(), "10,000 requests were taken back and the connection is still there");
 }
 
-/// All of it, in turn; the well-behaved client is asked after each.
+/// Runs all kinds of abuse in turn, and checks the well-behaved client after each.
 async fn abuse(target: &Target, good: &Good) {
     dropped(target).await;
     good.is_served("connections dropped").await;
     let held = half_open(target).await;
     good.is_served("connections half open").await;
-    // The network has taken all it may; the machine's own processes still get in.
+    // The network has used up its connections, and processes on this machine still connect.
     let mut local = KvClient::new(uds_channel(&target.uds).await.unwrap());
     local.get(GetRequest { key: vec![1; 32].into(), ..Default::default() }).await.unwrap();
     ended(held).await;

@@ -1,4 +1,4 @@
-//! Snapshots of a running service, and stores made of them that catch up.
+//! Snapshots of a running service, and stores restored from them that catch up with the stream.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -43,13 +43,13 @@ fn str(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// What `name=` says in an output.
+/// Returns the value of `name=` in an output.
 fn field<'t>(text: &'t str, name: &str) -> &'t str {
     let found = text.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     found.unwrap_or_else(|| panic!("no {name}: {text}"))
 }
 
-/// The feed's id and the seq that comes next.
+/// Returns the feed's id and the next sequence number.
 fn feed(service: &Service) -> (u64, u64) {
     let listen = service.listen.clone();
     client_runtime().block_on(async {
@@ -96,14 +96,15 @@ fn a_snapshot_of_a_running_service_is_restored_and_catches_up() {
         assert_ne!(feed(&caught_up).0, before, "a restored store begins a new feed");
         assert!(caught_up.terminate().success());
         assert_eq!(digest(&again, &options), end.digest, "{options:?}");
-        // What shares files with it is not touched by its going on.
+        // The restored store shares files with the snapshot, and its later writes do not change them.
         let still = ok(&["restore", "--from", str(&copy), "--dir", str(&temp.path().join("third")), "--verify"]);
         assert_eq!(field(&still, "digest"), field(&made, "digest"));
         stream.stop().unwrap();
     }
 }
 
-/// SIGKILL as soon as the copy's directory is there: what then has the snapshot's name is whole, or nothing has it.
+/// SIGKILL as soon as the copy's directory exists: either the snapshot's name has a whole snapshot, or nothing has that
+/// name.
 #[test]
 fn a_kill_leaves_a_whole_snapshot_or_none() {
     for options in columns() {
@@ -134,7 +135,7 @@ fn a_kill_leaves_a_whole_snapshot_or_none() {
     }
 }
 
-/// A store that no service has open.
+/// Loads a store that no service has open.
 fn stored(dir: &Path) -> EngineOptions {
     let options = columns().pop().unwrap();
     let (stream, workload) = stream("--pairs 3000 --events 10");
@@ -183,7 +184,7 @@ fn a_copy_of_no_use_is_removed_and_one_that_nobody_can_be_told_of_stays() {
     assert!(text(&untold).contains("cannot write to standard output"), "{}", text(&untold));
     ok(&["restore", "--from", str(&copy), "--dir", str(&other), "--verify"]);
     fs::remove_dir_all(&other).unwrap();
-    // A record of another store.
+    // The record of another store.
     let record = copy.join("snapshot.toml");
     let kept = fs::read_to_string(&record).unwrap();
     fs::write(&record, kept.replace("3000:", "2999:")).unwrap();
@@ -254,7 +255,7 @@ fn the_running_service_refuses_as_the_program_does_and_its_socket_is_the_owners(
     let temp = tempfile::tempdir().unwrap();
     let (dir, full) = (temp.path().join("store"), temp.path().join("full"));
     let options = stored(&dir);
-    // Nobody listens where the stream should be.
+    // Nothing listens at the stream's address.
     let mut running = Service::start(&dir, &options, "http://127.0.0.1:1", &[]);
     let socket = dir.join("admin.sock");
     wait_for("the admin socket", || socket.exists().then_some(()));
@@ -275,7 +276,7 @@ fn a_service_that_ends_while_it_is_asked_is_a_reason_in_words() {
     let temp = tempfile::tempdir().unwrap();
     let dir = temp.path().join("store");
     stored(&dir);
-    // Whoever asks is let in, and nobody answers.
+    // This socket accepts every client and answers none.
     let listener = std::os::unix::net::UnixListener::bind(dir.join("admin.sock")).unwrap();
     std::thread::spawn(move || listener.incoming().for_each(drop));
     let refused = fails(&["snapshot", "--dir", str(&dir), "--to", str(&temp.path().join("copy"))]);

@@ -1,5 +1,5 @@
-//! A headless Chromium, driven over a pipe in the DevTools protocol: no port, no library, nothing but JSON between
-//! zero bytes.
+//! A headless Chromium, driven over a pipe in the DevTools protocol. It needs no port and no library, only JSON
+//! messages that end with a zero byte.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -11,13 +11,14 @@ use tempfile::TempDir;
 
 use crate::support::wait_for;
 
-/// Under these names a Chromium is found on Debian and elsewhere.
+/// Names of the Chromium program, on Debian and elsewhere.
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 
-/// What a machine busy with something else may take for one answer; only a hang takes it all.
+/// Time limit for one answer. A busy machine stays far below it; only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
 
-/// The protocol is spoken on descriptors 3 and 4, which the shell makes of its input and output.
+/// Command that starts the browser. The protocol uses descriptors 3 and 4, which the shell makes of its input and
+/// output.
 const SHELL: &str = "exec \"$0\" \"$@\" 3<&0 4>&1 </dev/null >/dev/null";
 
 const FLAGS: [&str; 11] = [
@@ -35,20 +36,20 @@ const FLAGS: [&str; 11] = [
     "--hide-scrollbars",
 ];
 
-/// One page in a browser of its own; ends when dropped.
+/// One page in a browser of its own, which ends when this is dropped.
 pub(crate) struct Browser {
     child: Child,
     to: ChildStdin,
     from: Receiver<Value>,
     calls: u64,
     session: Option<String>,
-    /// Everything that the browser reported without being asked.
+    /// Every event that the browser has reported.
     events: Vec<Value>,
     profile: TempDir,
 }
 
 impl Browser {
-    /// `None` where no Chromium is installed.
+    /// Starts a browser; `None` where no Chromium is installed.
     pub(crate) fn start() -> Option<Self> {
         let found = |name: &&&str| Command::new(name).arg("--version").output().is_ok_and(|told| told.status.success());
         let program = NAMES.iter().find(found)?;
@@ -76,7 +77,7 @@ impl Browser {
         Some(browser)
     }
 
-    /// Calls a method and waits for its answer.
+    /// Calls a method and waits for its result.
     #[track_caller]
     pub(crate) fn call(&mut self, method: &str, params: Value) -> Value {
         self.calls += 1;
@@ -103,7 +104,7 @@ impl Browser {
         self.call("Page.navigate", json!({ "url": url }));
     }
 
-    /// The value of an expression in the page.
+    /// Returns the value of an expression in the page.
     #[track_caller]
     pub(crate) fn eval(&mut self, expression: &str) -> Value {
         let mut answer = self.call("Runtime.evaluate", json!({ "expression": expression, "returnByValue": true }));
@@ -111,7 +112,7 @@ impl Browser {
         answer["result"]["value"].take()
     }
 
-    /// Text of the element that a selector finds first; empty without one.
+    /// Returns the text of the first element that matches a selector; empty without one.
     #[track_caller]
     pub(crate) fn text(&mut self, selector: &str) -> String {
         let text = self.eval(&format!("document.querySelector({selector:?})?.innerText ?? ''"));
@@ -130,7 +131,7 @@ impl Browser {
         });
     }
 
-    /// Presses and releases the mouse in the middle of an element, as a person would, and not through its `click()`.
+    /// One below the maximum of an eventfd's counter. The next write fills it, and a further one blocks.
     #[track_caller]
     pub(crate) fn click(&mut self, selector: &str) {
         let middle = self.eval(&format!(
@@ -143,7 +144,7 @@ impl Browser {
         }
     }
 
-    /// Presses and releases a key where the focus is.
+    /// Presses and releases a key in the element with the focus.
     pub(crate) fn press(&mut self, key: &str, code: u32) {
         for kind in ["keyDown", "keyUp"] {
             let event = json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code });
@@ -151,7 +152,7 @@ impl Browser {
         }
     }
 
-    /// Size of the window, and what the reader's system prefers.
+    /// Sets the size of the window, and the colour scheme that the reader's system prefers.
     pub(crate) fn look(&mut self, width: u32, height: u32, scheme: &str) {
         let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
         self.call("Emulation.setDeviceMetricsOverride", size);
@@ -159,7 +160,7 @@ impl Browser {
         self.call("Emulation.setEmulatedMedia", json!({ "features": features }));
     }
 
-    /// The whole page as a PNG file in `SOLKV_SCREENSHOTS`, where that is set.
+    /// Saves the whole page as a PNG file in `SOLKV_SCREENSHOTS`, where that is set.
     pub(crate) fn shoot(&mut self, name: &str) {
         let Some(dir) = std::env::var_os("SOLKV_SCREENSHOTS") else { return };
         let shot = self.call("Page.captureScreenshot", json!({ "format": "png", "captureBeyondViewport": true }));
@@ -167,7 +168,7 @@ impl Browser {
         std::fs::write(std::path::Path::new(&dir).join(format!("{name}.png")), png).unwrap();
     }
 
-    /// What the browser complained about so far: errors and warnings of the console, exceptions, refused contents.
+    /// Returns the browser's complaints so far: errors and warnings of the console, exceptions, refused contents.
     pub(crate) fn complaints(&mut self) -> Vec<String> {
         self.collect();
         let of = |event: &Value| {
@@ -185,14 +186,14 @@ impl Browser {
         self.events.iter().filter_map(of).collect()
     }
 
-    /// The URLs that were asked for so far.
+    /// Returns the URLs requested so far.
     pub(crate) fn requests(&mut self) -> Vec<String> {
         self.collect();
         let sent = self.events.iter().filter(|event| event["method"] == "Network.requestWillBeSent");
         sent.map(|event| event["params"]["request"]["url"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// An answer comes after the events before it.
+    /// Collects all events so far: the answer to this call comes after them.
     fn collect(&mut self) {
         self.eval("0");
     }
@@ -200,13 +201,13 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // An error means that it has ended already, which is all that is wanted.
+        // An error means that it has ended already, which is fine.
         self.child.kill().ok();
         self.child.wait().ok();
     }
 }
 
-/// Messages, from a thread that ends with the browser.
+/// Returns the browser's messages, read by a thread that ends with the browser.
 fn follow(from: ChildStdout) -> Receiver<Value> {
     let (send, messages) = channel();
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! SIGKILL again and again while a faulty stream runs: in the end the map is what the stream says it must be.
+//! SIGKILL again and again during a faulty stream: in the end the map is the one that the stream's generator computes.
 
 use workload::Rng;
 
@@ -7,7 +7,7 @@ use crate::support::{BASE_SLOT, Service, columns, digest, end, load, stream};
 const KILLS: u64 = 10;
 const EVENTS_PER_SLOT: u64 = 400;
 
-/// Events of the stream; `SOLKV_CRASH_EVENTS=2000000` for a long run.
+/// Number of the stream's events; `SOLKV_CRASH_EVENTS=2000000` for a long run.
 fn events() -> u64 {
     std::env::var("SOLKV_CRASH_EVENTS").map_or(160_000, |text| text.parse().unwrap())
 }
@@ -18,7 +18,8 @@ fn killed_ten_times_under_a_faulty_stream_nothing_is_lost() {
     for options in columns() {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("store");
-        // The pace leaves the stream unfinished at most kills; the window covers the time the service is down.
+        // At this rate the stream is unfinished at most kills. The replay window covers the time in which the service
+        // is down.
         let (stream, workload) = stream(&format!(
             "--pairs 20000 --events {events} --events-per-slot {EVENTS_PER_SLOT} --rate 40000 --replay-slots 1000000 \
              --unknown-share 0.05 --change-share 0.3 --close-share 0.05 --skew zipfian:0.9 --dead-every 9 \

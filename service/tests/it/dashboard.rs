@@ -1,4 +1,4 @@
-//! The dashboard as a person sees it: the real service behind a real stream, its page in a real browser.
+//! The dashboard as a person sees it: the real service on a real stream, its page in a real browser.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use workload::Pairs;
 use crate::browser::Browser;
 use crate::support::{Service, columns, load, stream, wait_for};
 
-/// Goes on for longer than any test looks at it.
+/// A stream that lasts longer than any test runs.
 const ENDLESS: &str = "--pairs 2000 --events 100000000 --events-per-slot 400 --rate 4000 --unknown-share 0.05 \
                        --change-share 0.3 --close-share 0.02 --dead-every 9 --skip-every 11 --replay-slots 100";
 
@@ -25,7 +25,7 @@ fn json_of(service: &mut Service, path: &str) -> Value {
     serde_json::from_str(&body).unwrap()
 }
 
-/// Keys that are there and keys that are not, so that both reads of the rpc have a series.
+/// Looks up present and absent keys, so that both reads of the rpc have a series.
 fn look_up(listen: &str, seed: u64) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -91,7 +91,7 @@ fn a_person_sees_what_goes_on_and_what_does_not() {
     live(&mut browser, &temp.path().join("live"));
 }
 
-/// A service that misses a slot says which.
+/// A service that misses a slot names it.
 fn gap(browser: &mut Browser, dir: &Path) {
     let line = "--pairs 500 --events 15000 --events-per-slot 500 --gap-at 1020 --replay-slots 1000";
     let (stream, workload) = stream(line);
@@ -109,7 +109,7 @@ fn gap(browser: &mut Browser, dir: &Path) {
     assert!(title.starts_with("Not ready · ") && title.ends_with(" · solkv"), "{title}");
     browser.wait("document.querySelector('#stream .shade') !== null");
     browser.shoot("gap");
-    // The page would go on asking a service that has ended, and complain.
+    // The page would otherwise keep requesting from a service that has ended, and complain.
     browser.open("about:blank");
     assert!(service.terminate().success());
     stream.stop().unwrap();
@@ -135,7 +135,7 @@ fn live(browser: &mut Browser, dir: &Path) {
     assert_eq!(browser.text("#feed .empty"), "Nobody follows the feed.");
     changes(browser);
     controls(browser);
-    // A window is ten samples: by now, or soon, the figures that need one are there.
+    // A window is ten samples, so the figures that need one appear now or soon.
     browser.wait("document.querySelector('#latency > .scroll tbody td').innerText.endsWith('/s')");
     widths(browser, dir);
     assert_eq!(browser.complaints(), [""; 0]);
@@ -144,7 +144,7 @@ fn live(browser: &mut Browser, dir: &Path) {
         asked.iter().filter(|url| url.starts_with("http") && !url.starts_with("http://127.0.0.1:")).collect();
     assert!(outside.is_empty() && asked.iter().any(|url| url.starts_with(&origin)), "{outside:?}");
 
-    // The stream goes, then the service; then another process comes at the same address and is not ready.
+    // First the stream ends, then the service. Then another process starts at the same address, and is not ready.
     stream.stop().unwrap();
     browser.wait("document.getElementById('attention').innerText.includes('Not connected to the stream')");
     let lag = browser.eval("store.answer.lag_ms").as_u64().unwrap();
@@ -166,14 +166,14 @@ fn live(browser: &mut Browser, dir: &Path) {
     assert!(service.terminate().success());
 }
 
-/// Figures appear, and are others a little later.
+/// Figures appear, and change a little later.
 fn changes(browser: &mut Browser) {
     let first = browser.eval("document.querySelector('#now .tile').dataset.name");
     assert_eq!(first, "lookups", "what a service is for comes first");
     let slot = browser.text("[data-name=slot] .value");
     browser.wait(&format!("document.querySelector('[data-name=slot] .value').innerText !== {slot:?}"));
     browser.wait("document.querySelector('[data-name=clients] .value').innerText !== '–'");
-    // The bar beside the free space is as long as the free space.
+    // The length of the bar next to the free space is the share of free space.
     let bar = browser.eval("Number(document.querySelector('[data-name=disk] .bar-used').getAttribute('width'))");
     let free = browser.eval("100 * store.answer.disk.space.free_bytes / store.answer.disk.space.total_bytes");
     assert!((bar.as_f64().unwrap() - free.as_f64().unwrap()).abs() < 1.0, "bar={bar} free={free}");
@@ -193,7 +193,7 @@ fn changes(browser: &mut Browser) {
     }
 }
 
-/// Every control does what it says, with the mouse and with the keyboard.
+/// Every control works, with the mouse and with the keyboard.
 fn controls(browser: &mut Browser) {
     let ground = "getComputedStyle(document.body).backgroundColor";
     let light = browser.eval(ground);
@@ -205,7 +205,7 @@ fn controls(browser: &mut Browser) {
     browser.click("#theme");
     assert_eq!((browser.text("#theme").as_str(), browser.eval(ground)), ("Theme: auto", light));
 
-    // With an hour behind it every range can be filled.
+    // With an hour of history every range can be filled.
     browser.eval("store.rows.unshift({ ...store.rows[0], t: store.rows[0].t - 3_600_000 })");
     for seconds in [60, 900, 300] {
         browser.click(&format!("#range input[value='{seconds}']"));
@@ -242,7 +242,7 @@ fn controls(browser: &mut Browser) {
         browser.click(&format!("#chart{at} button"));
         assert_eq!(browser.eval(&format!("document.querySelector('#chart{at} svg').checkVisibility()")), json!(true));
     }
-    // Tab comes from the button to the chart; the arrows read it.
+    // Tab moves from the button to the chart, and the arrow keys move its cursor.
     browser.eval("document.querySelector('#chart0 button').focus()");
     browser.press("Tab", 9);
     browser.press("ArrowLeft", 37);
@@ -252,7 +252,7 @@ fn controls(browser: &mut Browser) {
     browser.press("Tab", 9);
     assert_eq!(browser.text("#chart0 .when"), "");
 
-    // A subscriber is shown as text, whatever it calls itself.
+    // A subscriber's address is shown as text, whatever it contains.
     let rows = browser.eval(
         "store.answer.subscribers = [{ id: 7, transport: 'uds', peer: '<b>x</b>', seq: 1234, lag_seq: 5, connected_unix_ms: 1 }];
          show(); document.querySelector('#feed tbody').innerText",
@@ -261,7 +261,7 @@ fn controls(browser: &mut Browser) {
     assert!(["7", "uds", "<b>x</b>", "1,234"].iter().all(|text| row.contains(text)), "{row}");
 }
 
-/// Usable on a desk and on a telephone, by day and by night.
+/// The page is usable on a desktop and on a phone, in dark and in light mode.
 fn widths(browser: &mut Browser, dir: &Path) {
     for (name, width, scheme) in [("dark", 1440, "dark"), ("narrow", 375, "light"), ("light", 1440, "light")] {
         browser.look(width, 1000, scheme);

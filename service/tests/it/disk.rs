@@ -1,5 +1,5 @@
-//! A disk that others fill while a stream is followed: lookups go on, what is wrong is said, and once there is space the
-//! store reaches the stream's end, on some engines after a start of the service by whoever watches it.
+//! A disk that other programs fill while a stream is followed. Lookups continue and the problem is reported. Once there
+//! is space, the store reaches the stream's end; on some engines a supervisor has to restart the service for that.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -12,10 +12,10 @@ use workload::Pairs;
 
 use crate::support::{Service, columns, digest, end, load, stream, wait_for};
 
-/// Room for every engine's files and for the 64 MiB that some want free before they begin.
+/// Size of the disk: room for every engine's files, and for the 64 MiB that some want free before they begin.
 const DISK_MIB: u64 = 400;
 
-/// A file system of its own in memory, unmounted with it.
+/// A file system of its own in memory, unmounted when dropped.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -30,12 +30,12 @@ impl Disk {
         Some(Self(path))
     }
 
-    /// Takes all the space there is.
+    /// Fills all free space of the disk.
     fn fill(&self, path: &Path) {
         let mut file = File::create(path).unwrap();
         let block = vec![0; 1 << 16];
         while file.write_all(&block).is_ok() {}
-        // The rest that a block did not fit into.
+        // Fill the rest, which is smaller than a block.
         while file.write_all(&[0]).is_ok() {}
     }
 }
@@ -66,7 +66,7 @@ fn a_full_disk_is_said_lookups_go_on_and_space_mends_it() {
         let label = options.engine.as_str();
         let known = Pairs::new(workload.seed).key(0);
         let refused = wait_for("a word about the space", || {
-            // Some engines find out within a commit, after which nobody knows what it left: the service ends.
+            // Some engines notice within a commit, whose outcome is then unknown, so the service ends.
             if service.ended().is_some() {
                 return Some(None);
             }
@@ -92,7 +92,7 @@ fn a_full_disk_is_said_lookups_go_on_and_space_mends_it() {
             }
         }
         let end = end(&stream);
-        // One that came back by itself may still find out that it cannot go on.
+        // A service that recovered by itself may still find that it cannot continue.
         wait_for("the stream's last slot", || {
             if let Some(status) = service.ended() {
                 println!("{label}: ended after there was space again: {status}");

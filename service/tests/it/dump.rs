@@ -1,4 +1,4 @@
-//! Dumps: filtered, taken slowly while changes flow, cut and gone on with; and filters that are as large as may be.
+//! Dumps that are filtered, taken slowly during changes, or interrupted and resumed; and filters of the largest size.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,7 +15,7 @@ use proto::v1::{DumpThenTail, Filter, SubscribeRequest};
 use crate::feed::{Follower, Map, UNKNOWN, held, request, subscribe};
 use crate::support::{BASE_SLOT, Service, client_runtime, columns, digest, end, load, stream, wait_for};
 
-/// What a dump of this filter gives.
+/// Returns the pairs of a dump with this filter.
 async fn dumped(uds: &Path, filter: Filter) -> Map {
     let start = Start::DumpThenTail(DumpThenTail {});
     let request = SubscribeRequest { filter: Some(filter), ..request(start) };
@@ -35,7 +35,8 @@ async fn dumped(uds: &Path, filter: Filter) -> Map {
     }
 }
 
-/// On every engine: by keys, by prefixes that cover each other, lie far apart or match nothing, by values, by all at once.
+/// On every engine, with filters by keys, by values and by all at once, and by prefixes that contain each other, lie
+/// far apart or match nothing.
 #[test]
 fn a_filtered_dump_holds_what_passes_and_nothing_else() {
     for options in columns() {
@@ -82,8 +83,8 @@ fn a_filtered_dump_holds_what_passes_and_nothing_else() {
     }
 }
 
-/// Twelve subscribers with the largest filters, of which nothing passes: what they cost is done in pieces, so that the
-/// service stops when it is told to, in the middle of it.
+/// Twelve subscribers have the largest filters, which nothing passes. Their work is done in pieces, so the service
+/// stops in the middle of it when told to.
 #[test]
 fn large_filters_do_not_keep_the_service_from_stopping() {
     let options = columns().remove(0);
@@ -96,7 +97,8 @@ fn large_filters_do_not_keep_the_service_from_stopping() {
     let geyser = format!("http://{}", stream.address());
     let mut service = Service::start(&dir, &options, &geyser, &["--uds", uds.to_str().unwrap()]);
     service.wait_for_slot(end(&stream).slot);
-    // Of another length each, so that none covers another; keys of the stream begin with anything.
+    // All prefixes have the same length, so none covers another. The stream's keys begin with random bytes, so nothing
+    // passes.
     let prefix = |n: u64| Bytes::copy_from_slice(&[&[0xee; 20][..], &n.to_be_bytes()].concat());
     let filter = Filter { key_prefixes: (0..10_000).map(prefix).collect(), ..Filter::default() };
     client_runtime().block_on(async {
@@ -113,15 +115,15 @@ fn large_filters_do_not_keep_the_service_from_stopping() {
     stream.stop().unwrap();
 }
 
-/// Most that the store's file may grow by under changes while a dump is taken. With one view held for all of it LMDB's
+/// Maximum growth of the store's file during a dump with changes. With one view held for the whole dump, LMDB's file
 /// grows by 190 MB in this test.
 const GROWTH_BYTES_MAX: f64 = 100e6;
 
-/// A dump taken slowly, cut by its subscriber and by kills of the service, while changes flow: the file does not keep what
-/// they replace, and the subscriber ends with the store's map.
+/// A dump is taken slowly during changes, and interrupted by its subscriber and by kills of the service. The file does
+/// not keep replaced data, and the subscriber ends with the store's map.
 #[test]
 fn a_slow_dump_lets_old_state_go_and_goes_on_after_kills() {
-    // RocksDB keeps a log of its own that grows and shrinks by more than that.
+    // RocksDB has a log of its own, which grows and shrinks by more than that.
     for options in columns().into_iter().filter(|options| options.engine != EngineKind::Rocksdb) {
         let temp = tempfile::tempdir().unwrap();
         let (dir, uds) = (temp.path().join("store"), temp.path().join("solkv.sock"));

@@ -1,5 +1,5 @@
-//! Subscribers of the change feed: across kills and disconnects each has every change once, in order; a slow one is cut
-//! off and comes back; what is no longer kept is said.
+//! Subscribers of the change feed. Across kills and disconnects each gets every change once, in order. A slow one is
+//! cut off and comes back. A subscriber that asks for changes no longer kept is told so.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -25,7 +25,7 @@ use crate::support::{BASE_SLOT, Service, client_runtime, columns, digest, end, l
 
 const KILLS: u64 = 20;
 const EVENTS_PER_SLOT: u64 = 400;
-/// No seq yet.
+/// Stands for an unknown sequence number.
 pub(crate) const UNKNOWN: u64 = u64::MAX;
 
 pub(crate) type Map = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -39,29 +39,29 @@ pub(crate) async fn subscribe(uds: &Path, request: SubscribeRequest) -> Result<S
     Ok(FeedClient::new(channel).subscribe(request).await?.into_inner())
 }
 
-/// A subscriber that disconnects at random and comes back with its last seq.
+/// A subscriber that disconnects at random and comes back with its last sequence number.
 pub(crate) struct Follower {
     uds: PathBuf,
     rng: Rng,
     start: Start,
-    /// What it holds: the whole map, or for one that began in the middle what has changed since.
+    /// The whole map, or the changed keys since the start for a subscriber that began in the middle.
     pub(crate) map: Map,
     whole: bool,
     pub(crate) seq: u64,
-    /// How far the copy of the map has come: the last key, and the change after which all keys up to it stand.
+    /// Progress of the dump: the last key, and the change after which all keys up to it stand.
     dumped: Option<(Bytes, u64)>,
-    /// How long it takes over each message.
+    /// Time that the subscriber takes over each message.
     pub(crate) pause: Duration,
     feed_id: Option<u64>,
     pub(crate) connections: u64,
     changes: Vec<client::Change>,
     ends: Vec<client::SlotEnd>,
-    /// The slot of the last change, unless it has ended.
+    /// Slot of the last change, unless that slot has ended.
     open: Option<u64>,
 }
 
 impl Follower {
-    /// One that holds `map` after the change `seq`, or begins as `start` says where that is [`UNKNOWN`].
+    /// Creates a subscriber that holds `map` after the change `seq`. With [`UNKNOWN`] it begins as `start` says.
     pub(crate) fn new(uds: &Path, seed: u64, start: Start, (map, seq): (Map, u64)) -> Self {
         let (whole, rng) = (!matches!(start, Start::FromNow(_)), Rng::new(seed));
         let (uds, changes) = (uds.to_owned(), Vec::new());
@@ -83,7 +83,7 @@ impl Follower {
         }
     }
 
-    /// Follows until it has seen `last_seq`, which is set once it is known.
+    /// Follows until the change `last_seq` was seen. `last_seq` is set once it is known.
     pub(crate) fn follow(mut self, last_seq: Arc<AtomicU64>) -> JoinHandle<Self> {
         std::thread::spawn(move || {
             let runtime = client_runtime();
@@ -106,7 +106,7 @@ impl Follower {
         let request = SubscribeRequest { feed_id: self.feed_id, ..request(start.clone()) };
         let mut messages = subscribe(&self.uds, request).await.inspect_err(|status| {
             let away = [Code::Unavailable, Code::Unknown, Code::Cancelled].contains(&status.code());
-            // The place of the dump that was just left is free in a moment.
+            // The place of the dump that was just left is freed in a moment.
             assert!(away || status.message().contains("too many dumps"), "{status:?}");
         })?;
         self.connections += 1;
@@ -156,7 +156,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Changes in a dump are of keys that were dumped, and what such a key held is known.
+    /// Changes within a dump are only of keys already dumped, so their old values are known.
     fn dumped_changes(&mut self, changes: &Changes) {
         let Some((last_key, mut seq)) = self.dumped.take() else { return };
         assert_eq!(changes.first_seq, seq + 1);
@@ -250,7 +250,7 @@ fn killed_twenty_times_every_subscriber_has_every_change_once() {
         let mut service = Service::start(&dir, &options, &geyser, &more);
         let end = end(&stream);
         service.wait_for_slot(end.slot);
-        // The feed's own figure may be a moment behind.
+        // The feed's own figure may lag behind for a moment.
         let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
         // ORDERING: Relaxed: a number that is set once.
         last_seq.store(seq, Ordering::Relaxed);
@@ -303,7 +303,8 @@ fn slow_late_and_mistaken_subscribers_are_told() {
     service.wait_for_slot(end.slot);
     let newest = service.metric("solkv_checkpoint_seq").unwrap() as u64;
     let oldest = service.metric("solkv_feed_oldest_seq").unwrap() as u64;
-    // At the worst every frame takes just more than half of a segment, of which one in eight was let go: 70,000 changes are left.
+    // In the worst case every frame takes just more than half of a segment. One segment in eight was removed, so 70,000
+    // changes are left.
     assert!(workload.pairs + 1 < oldest && oldest + 60_000 < newest, "oldest={oldest} newest={newest}");
     assert!(service.metric("solkv_feed_log_bytes").unwrap() <= f64::from(18 << 20));
 
@@ -338,7 +339,7 @@ fn slow_late_and_mistaken_subscribers_are_told() {
         let wrong = SubscribeRequest { filter: Some(filter), ..request(Start::FromSeq(newest)) };
         assert_eq!(refused(wrong).await.0, Code::InvalidArgument);
 
-        // One that reads nothing is cut off, and says where it is: coming back it misses nothing.
+        // A subscriber that does not read is cut off, and its position is shown. When it comes back it misses nothing.
         let mut slow = subscribe(&uds, request(Start::FromSeq(oldest))).await.unwrap();
         let mut idle = subscribe(&uds, request(Start::FromSeq(newest + 1))).await.unwrap();
         assert_eq!(refused(request(Start::FromSeq(newest))).await.0, Code::ResourceExhausted, "two are there");
@@ -371,7 +372,7 @@ fn slow_late_and_mistaken_subscribers_are_told() {
     stream.stop().unwrap();
 }
 
-/// The seq after a message of one that wants everything.
+/// Returns the sequence number after a message to a subscriber without a filter.
 fn changes(message: SubscribeResponse, seq: u64) -> u64 {
     match message.kind.unwrap() {
         Kind::Changes(changes) => {
@@ -385,11 +386,11 @@ fn changes(message: SubscribeResponse, seq: u64) -> u64 {
     }
 }
 
-/// A filter keeps back what does not pass; heartbeats say how far it has looked.
+/// A filter withholds the changes that do not pass. Heartbeats tell how far the service has searched.
 async fn filtered(uds: &Path, oldest: u64, newest: u64) {
     let all = async |filter| {
         let request = SubscribeRequest { filter: Some(filter), ..request(Start::FromSeq(oldest)) };
-        // The places of those before are left in a moment.
+        // The places of the previous subscriptions are freed in a moment.
         let mut messages = loop {
             match subscribe(uds, request.clone()).await {
                 Err(full) if full.code() == Code::ResourceExhausted => tokio::task::yield_now().await,
@@ -418,7 +419,7 @@ async fn filtered(uds: &Path, oldest: u64, newest: u64) {
     let prefix = sample.key.slice(..1);
     let prefixes = Filter { key_prefixes: vec![prefix.clone()], ..Filter::default() };
     assert_eq!(all(prefixes).await, by(&|change| change.key.starts_with(&prefix)));
-    // What one message tells joins on to what the one before has told, whatever was kept back between them.
+    // Each message continues at the end of the previous one, even where changes between them were withheld.
     let rare = Filter { keys: vec![sample.key.clone(), every[0].key.clone()], ..Filter::default() };
     let request = SubscribeRequest { filter: Some(rare), ..request(Start::FromSeq(oldest)) };
     let mut messages = loop {

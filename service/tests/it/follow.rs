@@ -1,4 +1,4 @@
-//! A service follows a stream with every fault that can be made good, and answers lookups meanwhile.
+//! A service follows a stream with every kind of repairable fault, and answers lookups meanwhile.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ fn the_map_is_the_streams_and_lookups_give_it() {
         let (stream, workload) = stream(FAULTS);
         load(&dir, &options, &workload);
         let geyser = format!("http://{}", stream.address());
-        // The stream is faster than a slow machine, and is over before the answers are asked for.
+        // The stream is faster than a slow machine, and ends before the lookups start.
         let more = ["--uds", uds.to_str().unwrap(), "--max-lag-ms", "600000"];
         let mut service = Service::start(&dir, &options, &geyser, &more);
         let end = end(&stream);
@@ -41,7 +41,7 @@ fn the_map_is_the_streams_and_lookups_give_it() {
     }
 }
 
-/// Every known key over TCP in batches, checked against single lookups over the Unix socket for some.
+/// Looks up every known key over TCP in batches, and compares some with single lookups over the Unix socket.
 fn lookups(listen: &str, uds: &Path, seed: u64, pairs: u64, slot: u64) -> Vec<Option<Bytes>> {
     client_runtime().block_on(async {
         let mut tcp = KvClient::connect(format!("http://{listen}")).await.unwrap();
@@ -109,8 +109,9 @@ fn accounts_that_leave_the_token_programs_leave_the_map() {
 
 #[test]
 fn a_stream_that_breaks_before_the_first_commit_starts_over_behind_what_was_taken() {
-    // An empty store without a checkpoint; every connection breaks within its first slots. They come at a pace: a reset
-    // takes along what the kernel holds unread, and without a first slot there is none to start over from.
+    // An empty store without a checkpoint; every connection breaks within its first slots. The stream has a rate limit,
+    // because a reset discards the data that the kernel holds unread, and without a first slot there is none to start
+    // over from.
     let options = columns().remove(0);
     let temp = tempfile::tempdir().unwrap();
     let dir = temp.path().join("store");

@@ -1,4 +1,4 @@
-//! Lookups at each commitment while the stream forks: every answer is the state of the slot it names.
+//! Lookups at each commitment while the stream forks: every answer is the state of the slot that it names.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,28 +18,29 @@ use yellowstone_grpc_proto::geyser::{
 
 use crate::support::{BASE_SLOT, Service, columns, digest, end, load, stream};
 
-/// Some three seconds of slots, confirmed six slots after they are processed, and cut off now and then.
+/// Some three seconds of slots, which are confirmed six slots after they are processed. The connection breaks now and
+/// then.
 const LINE: &str = "--pairs 1000 --events 50000 --events-per-slot 200 --rate 20000 --change-share 0.3 \
                     --close-share 0.05 --unknown-share 0.02 --dead-every 13 --skip-every 11 --fork-every 7 \
                     --banks-every 5 --out-of-order-every 17 --confirm-after 6 --disconnect-every 15000 --duplicates \
                     --replay-slots 100000";
 
-/// Keys of one look.
+/// Number of keys of one lookup.
 const KEYS: usize = 200;
 
 type Values = Vec<Option<Vec<u8>>>;
 
-/// What a slot wrote: the accounts with their values, none for a closed one.
+/// Last writes of a slot: the accounts with their values, `None` for a closed account.
 type Writes = HashMap<Vec<u8>, Option<Vec<u8>>>;
 
-/// One answer: which keys, the slot it names, their values.
+/// One answer: the keys, the slot that it names, their values.
 struct Sample {
     commitment: Commitment,
     keys: Vec<u64>,
     slot: u64,
     values: Values,
-    /// It is the state of that slot. What the engine alone answers may be newer: the commit of the next slot is there a
-    /// moment before its slot is named.
+    /// Whether the values are compared with the state of that slot: answers at finalized, and answers at processed that
+    /// came from the overlay. The test `whole` compares the answers at confirmed.
     exact: bool,
 }
 
@@ -130,19 +131,19 @@ async fn connect(service: &Service, seed: u64) -> Asker {
     Asker { client, pairs: Pairs::new(seed) }
 }
 
-/// Looks at random keys at each commitment until the stream ends.
+/// One below the maximum of an eventfd's counter. The next write fills it, and a further one blocks.
 async fn sample(asker: &mut Asker, stream: &Stream, pairs: u64, seed: u64) -> Vec<Sample> {
     let mut samples = Vec::new();
     let mut rng = Rng::new(seed);
     while stream.outcome().unwrap().is_none() {
         let keys: Vec<u64> = (0..KEYS).map(|_| rng.below(pairs)).collect();
         let mut last = 0;
-        // The least settled last: each can only be newer than the one before it.
+        // The least settled commitment comes last, so each answer can only be newer than the one before it.
         for commitment in [Commitment::Finalized, Commitment::Confirmed, Commitment::Processed] {
             match asker.look(&keys, commitment, None).await {
                 Ok(mut found) => {
                     if commitment == Commitment::Processed {
-                        // Ahead of the engine even now, so it came from the overlay.
+                        // An answer that is ahead of the engine even now came from the overlay.
                         let confirmed = asker.get(Commitment::Confirmed, 0, Duration::from_secs(60)).await.unwrap();
                         found.exact = Some(found.slot) > confirmed;
                     }
@@ -159,7 +160,7 @@ async fn sample(asker: &mut Asker, stream: &Stream, pairs: u64, seed: u64) -> Ve
     samples
 }
 
-/// What each slot of the chain wrote, as the stream itself replays it: the slots with their accounts, ascending.
+/// Returns the writes of each slot of the chain, ascending, as the stream itself replays them.
 async fn history(stream: &Stream, end: u64) -> Vec<(u64, Writes)> {
     let request = SubscribeRequest {
         accounts: HashMap::from([("all".to_owned(), SubscribeRequestFilterAccounts::default())]),

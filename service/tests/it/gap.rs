@@ -1,4 +1,4 @@
-//! What cannot be made good is said: missing slots by their range, a token that is refused by its file.
+//! Faults that the service cannot repair are reported: missing slots by their range, a refused token by its file.
 
 use crate::support::{BASE_SLOT, Service, columns, digest, end, load, secret, stream, wait_for};
 
@@ -7,7 +7,7 @@ fn a_missing_slot_makes_it_not_ready_and_is_named() {
     for options in columns() {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("store");
-        // Few slots follow the gap: it is time that tells, not their number.
+        // Few slots follow the gap, so it is found by the time limit and not by their number.
         let line = "--pairs 2000 --events 15000 --events-per-slot 500 --change-share 0.5 --gap-at 1020 \
                     --replay-slots 1000";
         let (stream, workload) = stream(line);

@@ -1,5 +1,5 @@
-//! Clients on shared memory that misuse every descriptor they were handed, while others are served, the watchdog is fed,
-//! and the service ends when it is told to; and who may connect at all.
+//! Clients on shared memory that misuse every descriptor they get. Meanwhile others are served, the watchdog is fed,
+//! and the service ends when told to. The last test checks which users may connect at all.
 
 use std::fs::Permissions;
 use std::io::{IoSlice, IoSliceMut, Write as _};
@@ -33,7 +33,7 @@ use crate::systemd::Systemd;
 
 const PAIRS: u64 = 5000;
 
-/// Only a hang takes it all.
+/// Time limit that only a hang reaches.
 const LONG: Duration = Duration::from_secs(100);
 
 struct Setup {
@@ -52,7 +52,7 @@ impl Setup {
         let (notify, shm) = (temp.path().join("notify"), temp.path().join("shm.sock"));
         let systemd = Systemd::bind(&notify);
         let (listen, metrics) = (free_address("127.0.0.1"), free_address("127.0.0.1"));
-        // Nobody listens where the stream should be: lookups work all the same.
+        // Nothing listens at the stream's address, and lookups work all the same.
         let dir = temp.path().join("store");
         let service = Service::start_at(&dir, &options, "http://127.0.0.1:1", listen, metrics, |command| {
             command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "2000000").arg("--shm").arg(&shm).args(more)
@@ -80,13 +80,13 @@ impl Setup {
     }
 }
 
-/// A session without manners.
+/// A session of a client that breaks the rules.
 struct Rude {
     segment: Segment,
     memory: MmapRaw,
     socket: UnixStream,
     bell: OwnedFd,
-    /// Memory and the feed's ring.
+    /// Descriptors of the memory and of the feed's ring.
     others: Vec<OwnedFd>,
     seq: u64,
 }
@@ -108,12 +108,12 @@ impl Rude {
         let mut fds = fds.into_iter();
         let (memfd, bell) = (fds.next()?, fds.next()?);
         let memory = MmapRaw::map_raw(&std::fs::File::from(memfd.try_clone().unwrap())).unwrap();
-        // SAFETY: a shared mapping of the whole segment, kept beside the view.
+        // SAFETY: a shared mapping of the whole segment, kept alive with the view.
         let segment = unsafe { Segment::new(NonNull::new(memory.as_mut_ptr()).unwrap()) };
         Some(Self { segment, memory, socket, bell, others: [memfd].into_iter().chain(fds).collect(), seq: 0 })
     }
 
-    /// From now on calls on what is shared block, for whoever makes them.
+    /// Makes the shared descriptors blocking, for all processes that use them.
     fn make_all_block(&self) {
         for fd in self.others.iter().map(OwnedFd::as_fd).chain([self.bell.as_fd(), self.socket.as_fd()]) {
             fcntl_setfl(fd, fcntl_getfl(fd).unwrap() - OFlags::NONBLOCK).unwrap();
@@ -124,13 +124,13 @@ impl Rude {
         self.seq += 1;
         let request = Request { version: VERSION, op: op::GET, count: 1, ..Request::default() };
         self.segment.wait(self.seq, waits);
-        // Its bell is rung once only: it is full.
+        // The bell is rung only once, because it is full.
         self.segment.send(self.seq, request, &[[1; 32]]);
     }
 
-    /// Asks again and again and waits in this way, without reading what that brings.
+    /// Sends requests again and again and waits in this way, without reading the answers.
     fn asks_and_never_listens(mut self, waits: Waits, stop: &AtomicBool) {
-        // Two less than the counter holds: it is full after the next ring, and whoever rings then waits.
+        // One below the maximum of an eventfd's counter. The next write fills it, and a further one blocks.
         rustix::io::write(&self.bell, &(u64::MAX - 2).to_ne_bytes()).unwrap();
         rustix::io::write(&self.bell, &1u64.to_ne_bytes()).unwrap();
         self.make_all_block();
@@ -143,21 +143,21 @@ impl Rude {
         }
     }
 
-    /// Rings without end, and writes over the lines of both sides.
+    /// Rings without end, and overwrites the lines of both sides.
     fn rings_and_scribbles(self, stop: &AtomicBool) {
         let mut byte = 0u8;
         while !stop.load(Ordering::Relaxed) {
             rustix::io::write(&self.bell, &1u64.to_ne_bytes()).unwrap();
             for at in 0..128 {
                 byte = byte.wrapping_mul(31).wrapping_add(7);
-                // SAFETY: within the mapping; the service reads it as atomics and by copies alone.
+                // SAFETY: within the mapping; the service reads this memory only as atomics and by copying.
                 unsafe { self.memory.as_mut_ptr().add(at).write_volatile(byte) };
             }
         }
     }
 }
 
-/// Comes and goes, keeps what it was handed, and sends descriptors of its own.
+/// Connects and disconnects, keeps the received descriptors, and sends descriptors of its own.
 fn comes_and_goes(path: &Path, stop: &AtomicBool) {
     let mut kept = Vec::new();
     for n in 0.. {
@@ -171,7 +171,7 @@ fn comes_and_goes(path: &Path, stop: &AtomicBool) {
                 let mut control = SendAncillaryBuffer::new(&mut space);
                 let own = [socket.as_fd()];
                 assert!(control.push(SendAncillaryMessage::ScmRights(&own)));
-                // It may be closed already.
+                // The socket may be closed already.
                 let _gone = sendmsg(&socket, &[IoSlice::new(b"x")], &mut control, SendFlags::NOSIGNAL);
             }
             1 => {
@@ -208,7 +208,7 @@ fn no_client_stops_the_service_or_another_client() {
     let pairs = Pairs::new(setup.seed);
     for _ in 0..5 {
         setup.is_served(&mut client);
-        // A task waits in another way than a thread; and a newcomer gets its session.
+        // A task waits in another way than a thread does. A new client must still get its session.
         runtime.block_on(async {
             let builder = setup.client().spin(Duration::ZERO);
             let newcomer = loop {
@@ -223,7 +223,7 @@ fn no_client_stops_the_service_or_another_client() {
         });
         setup.systemd.until("WATCHDOG=1");
     }
-    // They go on while it stops.
+    // The abuse continues while the service stops.
     let Setup { service, temp, .. } = setup;
     let log = temp.path().join("store.log");
     let ended = service.terminate();
@@ -234,7 +234,7 @@ fn no_client_stops_the_service_or_another_client() {
     abusers.into_iter().for_each(|abuser| abuser.join().unwrap());
 }
 
-/// Does something as another user of this group.
+/// Runs `does` as another user, who is a member of this group.
 fn as_other<T: Send>(group: u32, does: impl FnOnce() -> T + Send) -> T {
     let other = || {
         let gid = Gid::from_raw(group);
@@ -244,7 +244,7 @@ fn as_other<T: Send>(group: u32, does: impl FnOnce() -> T + Send) -> T {
         set_thread_res_uid(nobody, nobody, nobody).unwrap();
         does()
     };
-    // The thread alone changes: these are the bare system calls.
+    // Only this thread changes its user, because these are the bare system calls.
     std::thread::scope(|scope| scope.spawn(other).join().unwrap())
 }
 
@@ -260,7 +260,7 @@ fn the_group_is_let_in_and_nobody_else() {
     std::fs::set_permissions(setup.temp.path(), Permissions::from_mode(0o755)).unwrap();
     let file = std::fs::metadata(setup.socket()).unwrap();
     assert_eq!((file.gid(), file.permissions().mode() & 0o777), (GROUP, 0o660));
-    // It is made after the socket for shared memory.
+    // The admin socket is made after the socket for shared memory.
     let admin = wait_for("the admin socket", || std::fs::metadata(setup.temp.path().join("store/admin.sock")).ok());
     assert_eq!((admin.gid(), admin.permissions().mode() & 0o777), (0, 0o600), "the admin socket is its owner's alone");
     as_other(GROUP, || {

@@ -1,4 +1,5 @@
-//! Token accounts that become something else: which keys leave the map, by what the service asks a server for.
+//! Token accounts that become something else, and the keys that leave the map for that, under each selection of
+//! accounts.
 
 use loadgen::stream::account::{Account, Extract, SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
 use proto::v1::kv_client::KvClient;
@@ -7,11 +8,12 @@ use proto::v1::{Commitment, GetManyRequest};
 use crate::scripted::{Scripted, Slot};
 use crate::support::{BASE_SLOT, Service, client_runtime, columns, wait_for};
 
-/// The value before, and the one after where there is one.
+/// Value of every case's key before the change.
 const OLD: [u8; 32] = [1; 32];
+/// Value of the key after the change, in the cases that set one.
 const NEW: [u8; 32] = [2; 32];
 
-/// What is kept for ever with follow = "wallets", and with "closed".
+/// Cases whose old value stays for ever with follow = "wallets".
 const WALLETS: [&str; 6] = [
     "closed, and a mint in the same slot",
     "closed, and another program's in the same slot",
@@ -20,6 +22,7 @@ const WALLETS: [&str; 6] = [
     "a Token-2022 mint with an extension",
     "uninitialised",
 ];
+/// Cases whose old value stays for ever with follow = "closed".
 const CLOSED: [&str; 8] = [
     "closed and funded again in the same slot",
     "closed, and a mint in the same slot",
@@ -31,7 +34,7 @@ const CLOSED: [&str; 8] = [
     "uninitialised",
 ];
 
-/// What a token account becomes in one slot and in the next, and what its key holds afterwards.
+/// A case: the changes of a token account in one slot and in the next, and the value of its key afterwards.
 struct Case {
     name: &'static str,
     writes: Vec<Account>,
@@ -39,7 +42,7 @@ struct Case {
     holds: Option<[u8; 32]>,
 }
 
-/// Looks like a token account in every place that the length allows.
+/// Returns data that look like a token account in every place that the length allows.
 fn data(len: usize, state: u8, kind: u8) -> Vec<u8> {
     let mut data = vec![7; len];
     for (at, byte) in [(108, state), (165, kind)] {
@@ -75,14 +78,15 @@ fn cases(extract: Extract) -> Vec<Case> {
     cases
 }
 
-/// A slot in which every case's account is a token account, one in which each becomes something else, and the next.
+/// Returns three slots. In the first every case's account is a token account, in the second each becomes something
+/// else, and the third has the further changes.
 fn slots(cases: &[Case], extract: Extract, confirmed: bool) -> Vec<Slot> {
     let keyed = |of: fn(&Case) -> &[Account]| {
         let writes = cases.iter().enumerate();
         writes.flat_map(|(at, case)| of(case).iter().map(move |account| (key(at), account.clone()))).collect()
     };
     let opened = (0..cases.len()).map(|at| (key(at), Account::open(extract, &key(at), &OLD, 1))).collect();
-    // At processed all of a transaction's writes of an account are one: here each case is a transaction.
+    // At processed, all writes of an account in one transaction are sent as one. Here each case is one transaction.
     let changed = match confirmed {
         true => keyed(|case| &case.writes),
         false => keyed(|case| &case.writes[case.writes.len() - 1..]),
@@ -98,7 +102,7 @@ fn key(case: usize) -> [u8; 32] {
     [case as u8 + 1; 32]
 }
 
-/// Plays the cases to a service and gives the names of those whose key keeps its old value.
+/// Plays the cases to a service. Returns the names of those whose key keeps its old value.
 #[track_caller]
 fn kept(extract: Extract, follow: &str, commitment: Commitment) -> Vec<&'static str> {
     let cases = cases(extract);
@@ -170,7 +174,7 @@ fn check_config_names_what_is_missed_and_an_engine_without_a_filter() {
         assert_eq!(reads, engine != "strata", "{exact}");
         assert!(wallets.contains("# follow:") && wallets.contains("keeps the old value"), "{wallets}");
     }
-    // What it costs is said of a store that is yet to be made, too, in a build that could not make it.
+    // The caution about cost is printed also for a store that does not exist yet, in a build that could not create it.
     let bloom = checked("rocksdb --bloom 20", "exact");
     let said = "# engine: rocksdb keeps filters and indexes in memory outside of --memory: bloom=20 bytes_a_pair=2.8";
     assert!(bloom.contains(said), "{bloom}");

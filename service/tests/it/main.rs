@@ -1,5 +1,5 @@
-//! The real program behind a real Yellowstone stream, on every engine compiled in: it follows, answers, survives
-//! kills, and says what it cannot make good.
+//! The real program on a real Yellowstone stream, with every engine compiled in. It follows, answers, survives kills,
+//! and reports damage that it cannot repair.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

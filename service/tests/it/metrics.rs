@@ -1,4 +1,4 @@
-//! What a live service shows at /metrics is the catalogue: no family more, none less.
+//! A live service exports at /metrics exactly the families of the catalogue.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -11,17 +11,17 @@ use workload::Pairs;
 
 use crate::support::{Service, client_runtime, columns, load, stream, wait_for};
 
-/// With processed slots, forks and finality; goes on for longer than the test looks.
+/// A stream with processed slots, forks and finality, which lasts longer than the test runs.
 const WHOLE: &str = "--pairs 2000 --events 100000000 --events-per-slot 200 --rate 20000 --unknown-share 0.05 \
                      --change-share 0.3 --fork-every 7 --confirm-after 6 --replay-slots 1000";
 
 const GAP: &str =
     "--pairs 2000 --events 15000 --events-per-slot 500 --change-share 0.5 --gap-at 1020 --replay-slots 1000";
 
-/// There is none on a machine whose memory cgroups are not mounted.
+/// Family that is missing on a machine whose memory cgroups are not mounted.
 const OF_THE_MACHINE: &str = "solkv_memory_bytes";
 
-/// Type, help and samples' labels of each family in a scrape.
+/// Type, help and labels of the samples of one family in a scrape.
 #[derive(Debug, Default)]
 struct Family {
     kind: String,
@@ -58,7 +58,7 @@ fn sample(line: &str, found: &mut BTreeMap<String, Family>) {
     }
 }
 
-/// The names of a metric's labels, and their values where the catalogue knows them.
+/// Returns the names of a metric's labels, with their values where the catalogue lists them.
 fn labels(metric: &Metric) -> BTreeMap<&'static str, Option<BTreeSet<&'static str>>> {
     let parse = |label: &'static str| match label.split_once('=') {
         Some((name, values)) => (name, Some(values.split('|').collect())),
@@ -67,7 +67,7 @@ fn labels(metric: &Metric) -> BTreeMap<&'static str, Option<BTreeSet<&'static st
     metric.labels.iter().copied().map(parse).collect()
 }
 
-/// Every family of a scrape is the catalogue's, as the catalogue says; their names.
+/// Asserts that every family of a scrape is as the catalogue says. Returns the families' names.
 fn check(text: &str) -> BTreeSet<String> {
     let found = families(text);
     for (name, family) in &found {
@@ -90,7 +90,7 @@ fn check(text: &str) -> BTreeSet<String> {
     found.into_keys().collect()
 }
 
-/// Where Prometheus is installed, it judges the text as well.
+/// Checks the text with Prometheus's own tool, where that is installed.
 fn judge(text: &str) {
     let mut promtool = Command::new("promtool");
     promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -104,7 +104,7 @@ fn judge(text: &str) {
     }
 }
 
-/// A key that is there at each commitment, over the network.
+/// Looks up a present key at each commitment, over the network.
 fn look_up(service: &Service, seed: u64) {
     client_runtime().block_on(async {
         let mut client = KvClient::connect(format!("http://{}", service.listen)).await.unwrap();
@@ -131,7 +131,7 @@ fn a_scrape_is_the_catalogue_both_ways() {
         .args(["snapshot", "--dir", whole.to_str().unwrap(), "--to", temp.path().join("copy").to_str().unwrap()])
         .status();
     assert!(made.unwrap().success());
-    // The sampling thread has had its second, so that memory and disk are known.
+    // A second has passed for the sampling thread, so memory and disk are known.
     let text = wait_for("a sample of memory and disk", || {
         service.get("/metrics").map(|(_, text)| text).filter(|text| text.contains("solkv_disk_free_bytes "))
     });

@@ -1,5 +1,5 @@
-//! More than the service can do: a stream faster than its commits waits in the socket, and readers that never stop leave
-//! the ingest its share.
+//! More load than the service can take. A stream faster than its commits waits in the socket, and readers that never
+//! stop leave the ingest its share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,10 +9,11 @@ use workload::{Pairs, Rng};
 
 use crate::support::{Service, columns, digest, end, load, stream, wait_for};
 
-/// What the queue's metric says at most.
+/// Maximum of the queue's metric.
 const QUEUE_BATCHES_MAX: f64 = 256.0;
 
-/// The queue at its bound takes some 40 MiB, the engine's caches 64 MiB; the stream as a whole is many times that.
+/// Maximum growth of memory. The full queue takes some 40 MiB and the engine's caches 64 MiB; the whole stream is many
+/// times that.
 const GROWTH_BYTES_MAX: u64 = 320 << 20;
 
 #[test]
@@ -24,7 +25,7 @@ fn a_stream_faster_than_the_disk_waits_and_loses_nothing() {
         stream("--pairs 20000 --events 200000 --events-per-slot 2000 --change-share 0.9 --rate max --replay-slots 500");
     load(&dir, &options, &workload);
     let geyser = format!("http://{}", stream.address());
-    // A flush for every few events: the disk decides.
+    // One flush for every few events makes the disk the bottleneck.
     let mut service = Service::start(&dir, &options, &geyser, &["--commit-every", "32", "--gap-timeout", "10m"]);
     service.wait_for_slot(1000);
     let before = service.memory_bytes("VmRSS");

@@ -1,4 +1,4 @@
-//! How the stream's server is reached: tokens and their rotation, certificates, compression; and no secret is shown.
+//! Access to the stream's server: tokens and their rotation, certificates, compression. No secret is shown.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,7 +20,7 @@ use crate::support::{BASE_SLOT, Service, Signal, client_runtime, columns, load, 
 
 const SLOT_MS: u64 = 100;
 
-/// A service on a store of its own, in `dir`.
+/// Starts a service on a store of its own, in `dir`.
 fn service(dir: &Path, geyser: &str, more: &[&str]) -> Service {
     let (idle, workload) = stream("--pairs 500 --events 1");
     idle.stop().unwrap();
@@ -34,7 +34,7 @@ fn provider() -> Provider {
     Provider::start("127.0.0.1:0", BASE_SLOT + 1, SLOT_MS).unwrap()
 }
 
-/// Waits for another subscription than the `before`-th.
+/// Waits until the provider has counted more than `before` subscriptions.
 #[track_caller]
 fn wait_for_subscription(provider: &Provider, before: u64) {
     wait_for("another subscription", || (provider.figures().subscriptions > before).then_some(()));
@@ -57,7 +57,7 @@ fn a_new_token_is_taken_at_sighup_and_at_each_connection_and_never_shown() {
     provider.require("x-api-key", "token-two");
     secret(&token, "token-two\n");
     service.signal(Signal::HUP);
-    // The ingest's and the overlay's.
+    // Both subscriptions are renewed: the ingest's and the overlay's.
     wait_for_subscription(&provider, before + 1);
     assert_eq!(provider.header("x-api-key").as_deref(), Some("token-two"));
     let slot = service.slot().unwrap();
@@ -118,7 +118,7 @@ fn messages_may_be_compressed_both_ways_and_lookups_may_come_compressed() {
             let client = KvClient::connect(format!("http://{}", service.listen)).await.unwrap();
             let mut client = client.send_compressed(encoding).accept_compressed(encoding);
             client.get(GetRequest { key: vec![1; 32].into(), ..Default::default() }).await.unwrap();
-            // Small on the wire, and over the limit on a message once it is unpacked.
+            // Small on the wire, and over the message limit once it is decompressed.
             let bomb = GetManyRequest { packed_keys: vec![0; 32 << 20].into(), ..Default::default() };
             let refused = client.max_encoding_message_size(usize::MAX).get_many(bomb).await.unwrap_err();
             assert!(refused.message().contains("limit"), "{refused:?}");
@@ -128,7 +128,7 @@ fn messages_may_be_compressed_both_ways_and_lookups_may_come_compressed() {
     provider.stop().unwrap();
 }
 
-/// Ends TLS before the provider, and asks for a certificate of `ca`.
+/// Starts a TLS proxy before the provider, which requires a certificate of `ca`.
 async fn tls_before(provider: &Provider, ca: &Ca) -> u16 {
     let leaf = ca.valid();
     let mut roots = RootCertStore::empty();

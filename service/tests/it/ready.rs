@@ -1,4 +1,4 @@
-//! Ready means that lookups stand for the live chain, by the clock, and every channel says the same of it.
+//! Ready means that lookups stand for the live chain, judged by the clock. Every channel reports the same.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use loadgen::provider::{Act, Provider, Said, Witness};
 
 use crate::support::{BASE_SLOT, Service, columns, load, stream, wait_for};
 
-/// A service that follows a provider whose chain has a slot every 100 ms, from a store that stands at its begin.
+/// A service that follows a provider with a slot every 100 ms, from a store that stands at the chain's beginning.
 struct Followed {
     provider: Provider,
     service: Service,
@@ -29,7 +29,7 @@ impl Followed {
         Self { provider, service, witness, _temp: temp }
     }
 
-    /// Waits until every channel says so; what they said then.
+    /// Waits until every channel reports `ready`. Returns their reports.
     #[track_caller]
     fn wait_until(&mut self, ready: bool) -> Said {
         let what = format!("ready={ready} on every channel");
@@ -72,7 +72,7 @@ fn a_stream_that_is_silent_down_late_or_refused_is_not_ready_on_any_channel() {
     followed.provider.set(Act::Serves);
     followed.wait_until(true);
 
-    // Every slot is applied at once, and each is six seconds old.
+    // Every slot is applied at once, although each is six seconds old.
     followed.provider.set(Act::Lags(60));
     followed.wait_until(false);
     let applied = followed.service.slot().unwrap();

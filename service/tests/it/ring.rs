@@ -1,5 +1,5 @@
-//! The feed in shared memory: the same changes as over gRPC, across kills; who is away for too long is told, goes on over
-//! gRPC and comes back.
+//! The feed in shared memory brings the same changes as over gRPC, across kills. A client that was away for too long
+//! gets an error, continues over gRPC and comes back.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use workload::Rng;
 
 use crate::support::{Service, columns, digest, end, load, stream, wait_for};
 
-/// Subscribes at an address.
+/// Subscribes to the feed at an address, and waits for the connection.
 pub(crate) fn subscribe(address: &str, start: Start, filter: Filter) -> Subscription {
     let builder = Builder::new(address).unwrap().spin(Duration::ZERO);
     let client = wait_for("a connection", || builder.clone().connect_blocking().ok());
     client.subscribe(start, filter).unwrap()
 }
 
-/// One that leaves at random and comes back with its last seq.
+/// A subscriber that disconnects at random and comes back with its last sequence number.
 pub(crate) struct Follower {
     rng: Rng,
     pub(crate) changes: Vec<Change>,
@@ -31,7 +31,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Follows until it has seen `last_seq`, which is set once it is known.
+    /// Follows until the change `last_seq` was seen. `last_seq` is set once it is known.
     pub(crate) fn follow(path: &Path, seed: u64, last_seq: Arc<AtomicU64>) -> JoinHandle<Self> {
         let address = format!("shm://{}", path.display());
         let mut follower = Self {
@@ -85,7 +85,7 @@ impl Follower {
     }
 }
 
-/// Everything from the cursor of a subscription up to `last_seq`.
+/// Returns every change from a subscription's position up to `last_seq`.
 fn until(feed: &mut Subscription, last_seq: u64) -> Vec<Change> {
     let mut all = Vec::new();
     while feed.last_seq().is_none_or(|seq| seq < last_seq) {
@@ -105,7 +105,7 @@ fn who_was_away_for_too_long_goes_on_over_grpc_and_comes_back() {
         "--pairs 5000 --events 100000 --events-per-slot 500 --change-share 0.9 --close-share 0.1 --replay-slots 1000",
     );
     load(&dir, &options, &workload);
-    // First without a stream, so that everything is still to come.
+    // First without a stream, so that all changes are still to come.
     let more = ["--shm", shm.to_str().unwrap(), "--uds", uds.to_str().unwrap()];
     let service = Service::start(&dir, &options, "http://127.0.0.1:1", &more);
     let (ring, grpc) = (format!("shm://{}", shm.display()), format!("unix://{}", uds.display()));
@@ -123,7 +123,7 @@ fn who_was_away_for_too_long_goes_on_over_grpc_and_comes_back() {
     let mut service = Service::start(&dir, &options, &geyser, &more);
     let end = end(&stream);
     service.wait_for_slot(end.slot);
-    // The feed's own figure may be a moment behind.
+    // The feed's own figure may lag behind for a moment.
     let newest = service.metric("solkv_checkpoint_seq").unwrap() as u64;
     assert!(newest > workload.pairs + proto::shm::ring::RING_RECORDS as u64, "newest={newest}");
 
@@ -134,7 +134,7 @@ fn who_was_away_for_too_long_goes_on_over_grpc_and_comes_back() {
     let mut log = subscribe(&grpc, from(workload.pairs + 1), Filter::default());
     let every = until(&mut log, newest);
     assert!(every.len() as u64 == newest - workload.pairs && every[0].seq == workload.pairs + 1);
-    // What both have is the same, also behind a restart, and a filter passes the same.
+    // Both transports bring the same changes and pass the same with a filter, also after a restart.
     assert!(service.terminate().success());
     let service = Service::start(&dir, &options, &geyser, &more);
     let from_seq = newest - 60_000;
@@ -146,7 +146,7 @@ fn who_was_away_for_too_long_goes_on_over_grpc_and_comes_back() {
     let passing: Vec<Change> = held.iter().filter(|change| change.key[0] == held[0].key[0]).cloned().collect();
     assert_eq!(until(&mut some, newest), passing);
 
-    // What makes no sense is said.
+    // An impossible start gets an error.
     let kind = |start| subscribe(&ring, start, Filter::default()).next_event().unwrap_err().kind();
     assert_eq!(kind(Start::From { seq: newest, feed_id: feed_id ^ 1 }), ErrorKind::FeedLost);
     assert_eq!(kind(from(newest + 2)), ErrorKind::FeedLost);

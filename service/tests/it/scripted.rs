@@ -1,7 +1,8 @@
 //! A Yellowstone server that plays a script of slots, with the filters of `loadgen stream`.
 //!
-//! Owns: what a real server sends of a slot at each commitment: at processed every write as it happens, at confirmed
-//! the last write of each account; each only where a filter matches what the account is by then. Must not: generate.
+//! Owns: the messages that a real server sends of a slot at each commitment. At processed it sends every write as it
+//! happens, at confirmed the last write of each account. It sends a write only where a filter matches the account after
+//! it. Must not: generate slots.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -30,11 +31,11 @@ use yellowstone_grpc_proto::geyser::{
 pub(crate) struct Slot {
     pub(crate) number: u64,
     pub(crate) confirmed: bool,
-    /// In the order of their write versions.
+    /// Writes in the order of their write versions.
     pub(crate) writes: Vec<([u8; 32], Account)>,
 }
 
-/// A server that runs until it is dropped.
+/// A scripted server that runs until it is dropped.
 pub(crate) struct Scripted {
     pub(crate) address: SocketAddr,
     _runtime: Runtime,
@@ -60,7 +61,7 @@ struct Script {
     slots: Arc<Vec<Slot>>,
 }
 
-/// The hash of a slot's block.
+/// Returns the blockhash of a slot, in base58.
 fn hash(slot: u64) -> String {
     let mut hash = [3; 32];
     hash[..8].copy_from_slice(&slot.to_be_bytes());
@@ -68,7 +69,7 @@ fn hash(slot: u64) -> String {
 }
 
 impl Slot {
-    /// Everything that a subscription is sent of the slot.
+    /// Returns all messages of the slot for a subscription with `filter`.
     fn messages(&self, filter: &Filter) -> Vec<SubscribeUpdate> {
         let processed = filter.commitment() == Commitment::Processed;
         let mut out = vec![self.status(SlotStatus::SlotCreatedBank)];

@@ -1,4 +1,4 @@
-//! Who is let in and who is not: addresses, certificates, tokens, the Unix socket; and that no secret is ever shown.
+//! Access control by addresses, certificates, tokens and the Unix socket. No secret is ever shown.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -17,19 +17,18 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 
 use crate::support::{Service, Signal, client_runtime, columns, secret, uds_channel, wait_for};
 
-/// Nothing listens there: these tests need no stream.
+/// Stream address at which nothing listens, because these tests need no stream.
 const NO_STREAM: &str = "http://127.0.0.1:1";
 
 const TOKEN: &str = "first-token-0123456789";
 const OTHER_TOKEN: &str = "other-token-0123456789";
 
-/// A certificate authority.
 pub(crate) struct Ca {
     pub(crate) pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// A certificate with its key, PEM.
+/// A certificate with its private key, PEM.
 pub(crate) struct Leaf {
     pub(crate) cert: String,
     pub(crate) key: String,
@@ -71,7 +70,7 @@ impl Leaf {
         (cert, key)
     }
 
-    /// The lines of the key that are its secret.
+    /// Returns the lines of the private key, without its markers.
     fn secret_lines(&self) -> impl Iterator<Item = &str> {
         self.key.lines().filter(|line| !line.starts_with('-'))
     }
@@ -86,7 +85,8 @@ async fn get(channel: Channel, token: Option<&str>) -> Result<GetResponse, Statu
     KvClient::new(channel).get(request).await.map(tonic::Response::into_inner)
 }
 
-/// Connects and asks. With TLS 1.3 a client learns only from its first answer that its certificate is refused.
+/// Connects and sends a request. With TLS 1.3 a client learns only from the first answer that its certificate is
+/// refused.
 async fn ask_tls(listen: &str, ca: &Ca, identity: Option<Identity>) -> Result<GetResponse, String> {
     let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ca.pem)).domain_name("localhost");
     if let Some(identity) = identity {
@@ -105,7 +105,7 @@ fn listens(service: &mut Service) {
     wait_for("its first page", || service.get("/healthz"));
 }
 
-/// What the program says when it does not start.
+/// Runs the program with these arguments and returns its message. It must refuse to start.
 fn refusal(temp: &TempDir, args: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
     let engine = engines::compiled()[0].as_str();
@@ -151,7 +151,7 @@ fn with_mutual_tls_only_clients_of_its_ca_are_served() {
     let refused = failed(&mut service);
     runtime.block_on(ask_tls(&listen, &ours, Some(ours.valid().identity()))).unwrap();
     assert_eq!(failed(&mut service), refused);
-    // The service is checked by the client as well.
+    // The client checks the service's certificate as well.
     assert!(runtime.block_on(ask_tls(&listen, &theirs, Some(ours.valid().identity()))).is_err());
     assert!(service.terminate().success());
 }
@@ -169,7 +169,7 @@ fn certificates_and_tokens_are_read_again_at_sighup_and_bad_ones_change_nothing(
     });
     listens(&mut service);
     let (listen, runtime) = (service.listen.clone(), client_runtime());
-    // Without a token: being told so means that the handshake went well.
+    // No token is sent: an error about the token means that the handshake succeeded.
     let known = |ca: &Ca| {
         let error = runtime.block_on(ask_tls(&listen, ca, None)).unwrap_err();
         error.contains("Unauthenticated")
@@ -219,7 +219,7 @@ fn what_does_not_fit_together_is_refused_before_anything_starts() {
     let (cert, key) = (cert.to_str().unwrap(), key.to_str().unwrap());
     assert!(refusal(&temp, &["--tls-cert", cert]).contains("give --tls-key"));
     assert!(refusal(&temp, &["--tls-client-ca", cert]).contains("give --tls-cert"));
-    // A key named as certificate must not be quoted.
+    // A private key named as the certificate must not be quoted.
     let text = refusal(&temp, &["--tls-cert", key, "--tls-key", key]);
     assert!(text.contains("no certificate in it") && leaf.secret_lines().all(|line| !text.contains(line)), "{text}");
     let other_key = temp.path().join("other.pem");
@@ -237,7 +237,7 @@ fn over_tcp_a_token_is_required_and_over_the_unix_socket_none() {
     let (tokens, uds) = (temp.path().join("tokens"), temp.path().join("kv.sock"));
     secret(&tokens, &format!("# clients\n{TOKEN}\n{OTHER_TOKEN}\n"));
     let mut service = Service::start_on("127.0.0.1", &temp.path().join("store"), &options, NO_STREAM, |command| {
-        // Whatever the log level: what libraries say of the requests must not carry the token.
+        // At every log level: the libraries' lines about requests must not carry the token.
         command.env("RUST_LOG", "trace").arg("--bearer-token-file").arg(&tokens);
         command.arg("--uds").arg(&uds).args(["--uds-mode", "0600"])
     });
@@ -255,7 +255,7 @@ fn over_tcp_a_token_is_required_and_over_the_unix_socket_none() {
         }
         let asked = HealthCheckRequest { service: "solkv.v1.Kv".to_owned() };
         HealthClient::new(channel.clone()).check(asked).await.unwrap();
-        // Everything else is closed, reflection too.
+        // Every other service is closed, reflection too.
         let answer = ServerReflectionClient::new(channel).server_reflection_info(tokio_stream::empty()).await;
         assert_eq!(answer.unwrap_err().code(), Code::Unauthenticated);
         get(uds_channel(&uds).await.unwrap(), None).await.unwrap();

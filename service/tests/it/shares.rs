@@ -1,4 +1,4 @@
-//! One client that takes all it can get, without meaning to use it: the others still get in, and get their share.
+//! One client takes all that it can get, without using it. Other clients still get in, and get their share.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use tonic::{Code, Request, Status, Streaming};
 
 use crate::support::{Service, columns, load, secret, stream, uds_channel, wait_for};
 
-/// All places of the default `max_connections` that are the network's.
+/// Number of connections that the network may use under the default `max_connections`.
 const NETWORK_CONNECTIONS: usize = 896;
 
 const TOKEN: &str = "first-token-0123456789";
@@ -56,12 +56,12 @@ async fn channel(address: &str) -> Channel {
     Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
 }
 
-/// A connection whose HTTP/2 runs, pings answered, and on which nothing is asked.
+/// Opens a connection whose HTTP/2 runs and answers pings, and that sends no request.
 async fn idle(address: &str) -> SendRequest<Bytes> {
     let stream = TcpStream::connect(address).await.unwrap();
     let (requests, connection) = h2::client::handshake(stream).await.unwrap();
     tokio::spawn(async {
-        // How it ends is what the callers look at.
+        // The callers check how it ends.
         connection.await.ok();
     });
     requests
@@ -81,7 +81,7 @@ async fn subscribe(channel: &Channel) -> Result<Streaming<SubscribeResponse>, St
     Ok(FeedClient::new(channel.clone()).subscribe(request).await?.into_inner())
 }
 
-/// Subscriptions of one connection, until it is refused one.
+/// Subscribes on one connection until a subscription is refused.
 async fn subscribe_all(channel: &Channel) -> Vec<Streaming<SubscribeResponse>> {
     let mut held = Vec::new();
     loop {
@@ -114,7 +114,7 @@ fn idle_connections_without_a_token_keep_nobody_out() {
         let client = channel(&listen).await;
         let answer = KvClient::new(client.clone()).get(get(Some(TOKEN), None)).await;
         assert!(answer.is_ok(), "a client with a token: {answer:?}");
-        // What has asked keeps its place, whatever comes after it.
+        // A connection that has sent a request keeps its place, whatever comes after it.
         for _ in 0..NETWORK_CONNECTIONS {
             flood.push(idle(&listen).await);
         }
@@ -139,7 +139,7 @@ fn idle_connections_without_a_token_keep_nobody_out() {
         let name = format!("solkv_connections_ended_total{{rule=\"{rule}\"}}");
         wait_for(&name, || fixture.service.metric(&name))
     });
-    // Which of the two rules each met depends on how fast the machine is.
+    // How often each of the two rules was applied depends on the machine's speed.
     assert!(rules[0] > 0.0 && rules.iter().sum::<f64>() > 1.9 * NETWORK_CONNECTIONS as f64, "{rules:?}");
 }
 
@@ -165,7 +165,7 @@ fn one_client_that_takes_every_place_it_can_leaves_the_others_theirs() {
             let mut client = KvClient::new(clients[n % 3].clone());
             waiting.push(async move { client.get(get(None, Some(FAR))).await.unwrap_err() });
         }
-        // The first that are refused are those beyond the share: the others wait.
+        // The first refusals are of the requests beyond the share, because the others wait.
         let first = waiting.next().await.unwrap();
         assert!(refused(&first) && first.message().contains("wait for a slot"), "{first:?}");
         let mut request = get(None, Some(FAR));

@@ -1,4 +1,4 @@
-//! Slow requests are logged with what they waited for, and without their keys.
+//! Slow requests are logged with the parts of their time, and without their keys.
 
 use client::blocking;
 use proto::v1::kv_client::KvClient;
@@ -9,7 +9,7 @@ use crate::support::{BASE_SLOT, Service, client_runtime, columns, load, stream, 
 
 const ENDLESS: &str = "--pairs 2000 --events 100000000 --events-per-slot 400 --rate 4000 --replay-slots 1000";
 
-/// The log's lines of slow requests with all of these words.
+/// Returns the log lines of slow requests that have all of these words.
 fn lines(service: &Service, words: &[&str]) -> Vec<String> {
     let log = service.log();
     let slow = log.lines().filter(|line| line.contains("slow request"));
@@ -25,7 +25,7 @@ fn each_transports_slow_requests_are_counted_and_their_parts_said() {
     load(&dir, &options, &workload);
     let geyser = format!("http://{}", stream.address());
     let sockets = ["--uds", uds.to_str().unwrap(), "--shm", shm.to_str().unwrap()];
-    // Every request is slow.
+    // With this threshold every request is slow.
     let mut service = Service::start(
         &dir,
         &options,
@@ -41,7 +41,7 @@ fn each_transports_slow_requests_are_counted_and_their_parts_said() {
         let slot = tcp.get(get()).await.unwrap().into_inner().slot.unwrap();
         let many = GetManyRequest { keys: vec![key.to_vec().into(); 3], ..Default::default() };
         local.get_many(many).await.unwrap();
-        // A slot is a tenth of a second away: longer than anything else takes.
+        // The next slots are a tenth of a second away, which is longer than any other part.
         let ahead = GetRequest { min_context_slot: Some(slot + 5), ..get() };
         tcp.get(ahead).await.unwrap();
     });
@@ -55,7 +55,7 @@ fn each_transports_slow_requests_are_counted_and_their_parts_said() {
         let line: serde_json::Value = serde_json::from_str(&said).unwrap();
         let field = |name: &str| line["fields"][name].as_u64().unwrap_or_else(|| panic!("{name}: {said}"));
         let parts = ["slot_wait_us", "queue_us", "overlay_us", "read_us", "other_us"].map(field);
-        // Each part is cut to whole microseconds.
+        // Each part is rounded down to whole microseconds.
         assert!(field("total_us").abs_diff(parts.iter().sum()) <= parts.len() as u64, "{said}");
         assert_eq!(field("keys"), if transport == "grpc-uds" { 3 } else { 1 }, "{said}");
     }

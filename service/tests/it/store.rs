@@ -1,5 +1,5 @@
-//! Which store is served: none by accident, none half loaded, none that holds something else; and what can never work
-//! ends with 2, before the store is touched, also by `check-config`.
+//! Only the right store is served: not one created by accident, half loaded, or with other content. A setting that can
+//! never work makes the program exit with 2 before it touches the store, also with `check-config`.
 
 use std::fs;
 use std::net::TcpListener;
@@ -24,7 +24,7 @@ fn service(command: &str, dir: &Path, more: &[&str]) -> Output {
     service.args(more).output().unwrap()
 }
 
-/// What `run` and `check-config` say, both of which must end with 2.
+/// Returns the message of `run` and `check-config`, both of which must exit with 2.
 #[track_caller]
 fn refused(dir: &Path, more: &[&str]) -> String {
     let mut said = Vec::new();
@@ -244,7 +244,7 @@ fn info_of_a_store_that_is_served_is_the_services() {
         let (ok, closed) = info(&[]);
         assert!(ok && closed.contains("open_in=none") && closed.contains("checkpoint seq=100 slot=999"), "{closed}");
         let mut running = Service::start(&dir, &options, NO_STREAM, &[]);
-        // Whoever looks at a store keeps a service from opening it.
+        // Reading the store at the same time would keep a service from opening it, so wait for it first.
         wait_for("its first page", || running.get("/healthz"));
         let (_, served) =
             wait_for("the admin socket", || Some(info(&[])).filter(|(_, text)| text.contains("open_in=service")));
@@ -271,7 +271,7 @@ fn a_log_filter_that_is_none_is_found_by_check_config_too() {
     }
 }
 
-/// Everything that was loaded is gone, as below a mount point that has nothing mounted on it.
+/// All files of a loaded store are gone, as in a mount point with nothing mounted on it.
 #[test]
 fn a_store_whose_files_are_gone_is_never_served() {
     for options in columns() {

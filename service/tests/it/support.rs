@@ -1,4 +1,5 @@
-//! A store loaded with the stream's known pairs, a stream, and the service as a child process.
+//! Common parts of the tests: a store loaded with the stream's known pairs, a stream, and the service as a child
+//! process.
 
 use std::fs::{File, Permissions};
 use std::io::{Read, Write};
@@ -20,15 +21,15 @@ use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use workload::{Digest, Pairs};
 
-/// The first slot of a stream is 1000 unless told otherwise: the store stands at the one before it.
+/// Slot that a loaded store stands at. A stream's first slot is 1000 unless told otherwise.
 pub(crate) const BASE_SLOT: u64 = 999;
 
-/// Long enough for a machine that does something else meanwhile; only a hang takes it all.
+/// Time limit of every wait. A busy machine stays far below it; only a hang reaches it.
 const HANG: Duration = Duration::from_secs(120);
 
 const POLL: Duration = Duration::from_millis(3);
 
-/// The engines compiled in, RocksDB also with its Bloom filter.
+/// Returns the options of the engines compiled in, RocksDB also with its Bloom filter.
 pub(crate) fn columns() -> Vec<EngineOptions> {
     let memory = Some(ByteSize::mib(64));
     let mut columns = Vec::new();
@@ -41,13 +42,13 @@ pub(crate) fn columns() -> Vec<EngineOptions> {
     columns
 }
 
-/// A stream from the options of `loadgen stream`.
+/// Starts a stream with the options of `loadgen stream`.
 pub(crate) fn stream(line: &str) -> (Stream, Workload) {
     let (workload, delivery) = loadgen::stream::options(line).unwrap();
     (Stream::start(workload.clone(), &delivery, "127.0.0.1:0").unwrap(), workload)
 }
 
-/// Loads what the stream's keys hold before its first slot.
+/// Loads the pairs that the stream's keys hold before its first slot.
 pub(crate) fn load(dir: &Path, options: &EngineOptions, workload: &Workload) {
     let engine = engines::open(dir, options, OpenMode::CreateOrOpen).unwrap();
     let pairs = Pairs::new(workload.seed);
@@ -60,7 +61,7 @@ pub(crate) fn load(dir: &Path, options: &EngineOptions, workload: &Workload) {
     engine.close().unwrap();
 }
 
-/// The digest of a store that no process has open.
+/// Returns the digest of a store that no process has open.
 pub(crate) fn digest(dir: &Path, options: &EngineOptions) -> String {
     let engine = engines::open(dir, options, OpenMode::Existing).unwrap();
     let mut digest = Digest::default();
@@ -73,7 +74,7 @@ pub(crate) fn digest(dir: &Path, options: &EngineOptions) -> String {
     digest.to_string()
 }
 
-/// Waits until `found` gives something.
+/// Polls until `found` returns a value, and returns it.
 #[track_caller]
 pub(crate) fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + HANG;
@@ -92,23 +93,23 @@ pub(crate) fn secret(path: &Path, text: &str) {
     std::fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
 }
 
-/// gRPC over a Unix socket.
+/// Connects to gRPC over a Unix socket.
 pub(crate) async fn uds_channel(path: &Path) -> Result<Channel, tonic::transport::Error> {
     Endpoint::from_shared(format!("unix:{}", path.display()))?.connect().await
 }
 
-/// A runtime for a client.
+/// Creates a runtime for a client.
 pub(crate) fn client_runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// How the stream ended.
+/// Waits for the end of the stream and returns its final state.
 #[track_caller]
 pub(crate) fn end(stream: &Stream) -> Final {
     wait_for("the stream's end", || stream.outcome().unwrap().cloned())
 }
 
-/// An address of `host` that was free a moment ago.
+/// Returns an address of `host` with a port that was free a moment ago.
 pub(crate) fn free_address(host: &str) -> String {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     format!("{host}:{}", free.port())
@@ -127,7 +128,7 @@ impl Service {
         Self::start_on("127.0.0.1", dir, options, geyser, |command| command.args(more))
     }
 
-    /// On free ports of a host, with whatever `set` adds to the command.
+    /// Starts a service on free ports of `host`. `set` may add arguments to the command.
     pub(crate) fn start_on(
         host: &str,
         dir: &Path,
@@ -138,7 +139,7 @@ impl Service {
         Self::start_at(dir, options, geyser, free_address(host), free_address(host), set)
     }
 
-    /// At these addresses: those of a service that ended, for one.
+    /// Starts a service at the given addresses, for instance those of a service that has ended.
     pub(crate) fn start_at(
         dir: &Path,
         options: &EngineOptions,
@@ -152,7 +153,7 @@ impl Service {
         let mut command = Command::new(env!("CARGO_BIN_EXE_service"));
         command.args(["--engine", options.engine.as_str(), "--memory", "64MiB", "--geyser", geyser]);
         command.args(["--listen", &listen, "--metrics", &metrics]).arg("--dir").arg(dir);
-        // What was not loaded begins empty.
+        // A store that was not loaded begins empty.
         if !dir.exists() {
             command.arg("--create-empty");
         }
@@ -163,12 +164,12 @@ impl Service {
         Self { child: command.spawn().unwrap(), listen, metrics, log }
     }
 
-    /// Body and status code of one of its pages; nothing before it listens.
+    /// Requests a page and returns status code and body. Returns `None` while the service does not listen yet.
     pub(crate) fn get(&mut self, path: &str) -> Option<(u16, String)> {
         self.get_with_head(path).map(|(code, _, body)| (code, body))
     }
 
-    /// The same with the head of the answer between the two.
+    /// Requests a page and returns status code, head and body. Returns `None` while the service does not listen yet.
     pub(crate) fn get_with_head(&mut self, path: &str) -> Option<(u16, String, String)> {
         let ended = self.child.try_wait().unwrap();
         assert!(ended.is_none(), "the service ended: {ended:?}\n{}", self.log());
@@ -180,12 +181,12 @@ impl Service {
         Some((head.split(' ').nth(1)?.parse().ok()?, head.to_owned(), body.to_owned()))
     }
 
-    /// How it ended by itself, if it did.
+    /// Returns the exit status if the service has ended by itself.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// The slot that its store stands at.
+    /// Returns the slot that the store stands at.
     pub(crate) fn slot(&mut self) -> Option<u64> {
         let status: serde_json::Value = serde_json::from_str(&self.get("/status.json")?.1).ok()?;
         status.pointer("/checkpoint/slot")?.as_u64()
@@ -197,13 +198,13 @@ impl Service {
         wait_for(&what, || self.slot().filter(|at| *at >= slot))
     }
 
-    /// One sample of its metrics.
+    /// Returns one sample of the service's metrics.
     pub(crate) fn metric(&mut self, name: &str) -> Option<f64> {
         let (_, text) = self.get("/metrics")?;
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
 
-    /// A figure of `/proc/PID/status`, which gives KiB, in bytes.
+    /// Returns a figure of `/proc/PID/status`, which is in KiB there, in bytes.
     pub(crate) fn memory_bytes(&self, name: &str) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
@@ -214,21 +215,21 @@ impl Service {
         signal(&self.child, sent);
     }
 
-    /// Stops every thread, and returns once each stands still: the signal alone only says that it should.
+    /// Stops every thread with SIGSTOP, and waits until each has stopped. The signal alone does not mean that they
+    /// have.
     pub(crate) fn freeze(&self) {
         self.signal(Signal::STOP);
         wait_for("threads that stand still", || {
             let mut threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
             let stopped = |entry: std::io::Result<std::fs::DirEntry>| {
                 let stat = std::fs::read_to_string(entry.unwrap().path().join("stat")).unwrap_or_default();
-                // The state is behind the name, which is in parentheses.
+                // The state comes after the thread's name, which is in parentheses.
                 stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
             };
             threads.all(stopped).then_some(())
         });
     }
 
-    /// The process.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -238,7 +239,7 @@ impl Service {
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM, then its end.
+    /// Sends SIGTERM and waits for the end.
     #[track_caller]
     pub(crate) fn terminate(mut self) -> ExitStatus {
         self.signal(Signal::TERM);
@@ -250,14 +251,14 @@ impl Service {
     }
 }
 
-/// Sends a signal, without the program `kill`, which a small system lacks.
+/// Sends a signal without the program `kill`, which a small system may lack.
 pub(crate) fn signal(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // An error means that it has ended already, which is all that is wanted.
+        // An error means that it has ended already, which is fine.
         self.child.kill().ok();
         self.child.wait().ok();
     }

@@ -1,4 +1,4 @@
-//! What systemd is told, received as systemd receives it: on the socket that NOTIFY_SOCKET names.
+//! Messages to systemd, received as systemd receives them: on the socket that NOTIFY_SOCKET names.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -9,25 +9,25 @@ use workload::Pairs;
 
 use crate::support::{Service, Signal, columns, free_address, load, stream};
 
-/// systemd's end of the socket.
+/// systemd's end of the notification socket.
 pub(crate) struct Systemd(UnixDatagram);
 
 impl Systemd {
     pub(crate) fn bind(path: &Path) -> Self {
         let socket = UnixDatagram::bind(path).unwrap();
-        // Only a hang takes it all.
+        // Time limit that only a hang reaches.
         socket.set_read_timeout(Some(Duration::from_secs(100))).unwrap();
         Self(socket)
     }
 
-    /// The next line that it is told.
+    /// Returns the next message of the service.
     fn next(&self) -> String {
         let mut bytes = [0; 4096];
         let length = self.0.recv(&mut bytes).unwrap();
         String::from_utf8_lossy(&bytes[..length]).trim().to_owned()
     }
 
-    /// Skips to the first message with `part` in it.
+    /// Skips to the next message that contains `part`, and returns it.
     pub(crate) fn until(&self, part: &str) -> String {
         loop {
             let told = self.next();
@@ -61,7 +61,7 @@ fn ready_means_that_lookups_are_answered_and_the_watchdog_is_fed_while_threads_g
     for _ in 0..5 {
         systemd.until("WATCHDOG=1");
     }
-    // The stream is over and nobody asks: idle is alive.
+    // The stream is over and no request comes: an idle service still counts as alive.
     service.wait_for_slot(1039);
     for _ in 0..5 {
         systemd.until("WATCHDOG=1");

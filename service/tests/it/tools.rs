@@ -1,4 +1,4 @@
-//! `bootstrap` and `loadgen` beside this service, as their users run them: one after the other, and more than once.
+//! `bootstrap` and `loadgen` with this service, as their users run them: one after the other, and repeatedly.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -8,7 +8,7 @@ use crate::support::{Service, columns, secret, wait_for};
 
 const TOKEN: &str = "tools-token-0123456789";
 
-/// A program beside the service.
+/// Returns the path of a program in the service's build folder.
 fn program(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_service")).with_file_name(name);
     assert!(path.is_file(), "build it first: cargo build -p {name}");
@@ -25,7 +25,7 @@ fn str(path: &Path) -> &str {
 
 #[test]
 fn a_live_run_can_be_repeated_on_one_store() {
-    // On a disk: a tmpfs holds its files in the page cache for good.
+    // On a disk, because a tmpfs holds its files in the page cache for good.
     let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let store = temp.path().join("store");
     let engine = columns().remove(0).engine.as_str();
@@ -33,7 +33,7 @@ fn a_live_run_can_be_repeated_on_one_store() {
     let output = Command::new(program("bootstrap")).args(load).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let report = temp.path().join("live.json");
-    // The last slot of a run is cut short.
+    // The last slot of each run is cut short.
     let run = |seed: &str, change_share: &str| {
         let mut command = Command::new(program("loadgen"));
         command.args(["live", "--dir", str(&store), "--pairs", "5000", "--events", "4100", "--events-per-slot", "500"]);
@@ -48,7 +48,7 @@ fn a_live_run_can_be_repeated_on_one_store() {
         assert!(output.status.success() && said.contains("verified: the directory holds"), "{said}");
         assert!(said.contains(&format!("last slot {slot}")), "{said}");
         assert_eq!(said.contains("the stream goes on from there"), turn > 0, "{said}");
-        // Whoever has looked at the store before would have been charged for its pages.
+        // The store's pages are not cached at the start: a process that read them before would be charged for them.
         let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
         let start = |name: &str| report["start"][name].as_u64().unwrap();
         assert!(start("page_cache_bytes") * 20 <= start("disk_bytes"), "{}", report["start"]);
@@ -90,14 +90,14 @@ fn a_service_with_tls_and_tokens_can_be_asked_and_followed() {
         assert!(output.status.success(), "{command:?}: {}", said(&output));
         let mut foreign = with_token.clone();
         foreign[1] = str(&other_ca);
-        // Without a token, without a certificate, and with another one's CA.
+        // Without a token, without a certificate, and with another CA.
         for access in [&whole[..], &[&with_token[..2], &with_token[6..]].concat(), &foreign] {
             let output = run(command, access);
             assert!(!output.status.success(), "{command:?} {access:?}: {}", said(&output));
             assert!(!said(&output).contains(TOKEN), "{}", said(&output));
         }
     }
-    // The one pair is not there, which is known only to whoever was let in.
+    // The one pair is absent, which only a client with access can learn.
     let output = run(&transports, &with_token);
     assert!(said(&output).contains("wrong answer"), "{}", said(&output));
     assert!(service.terminate().success());

@@ -1,5 +1,5 @@
-//! One service, asked over shared memory, a Unix socket and TCP: the same answers, and the same manners when either
-//! side stops, comes back or is killed.
+//! One service, asked over shared memory, a Unix socket and TCP. All transports give the same answers, and behave alike
+//! when either side stops, comes back or is killed.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use crate::support::{BASE_SLOT, Service, Signal, columns, free_address, load, si
 const PAIRS: u64 = 30_000;
 const SEED: u64 = 1;
 
-/// Only a hang takes it all.
+/// Time limit that only a hang reaches.
 const LONG: Duration = Duration::from_secs(100);
 
-/// A service with every transport on a store that no stream changes.
+/// A service with every transport, on a store that no stream changes.
 struct Setup {
     temp: TempDir,
     options: EngineOptions,
@@ -39,7 +39,7 @@ impl Setup {
         Self { temp, options, listen, service }
     }
 
-    /// Nobody listens where the stream should be: lookups work all the same.
+    /// Starts the service. Nothing listens at the stream's address, and lookups work all the same.
     fn serve(dir: &Path, options: &EngineOptions, listen: &str) -> Service {
         let (shm, uds) = (dir.join("shm.sock"), dir.join("kv.sock"));
         let more = ["--shm", shm.to_str().unwrap(), "--uds", uds.to_str().unwrap()];
@@ -49,7 +49,7 @@ impl Setup {
         })
     }
 
-    /// Kills the service and starts it again in the same place.
+    /// Kills the service and starts it again with the same store and addresses.
     fn again(self) -> Self {
         let Self { temp, options, listen, service } = self;
         service.kill();
@@ -61,7 +61,7 @@ impl Setup {
         self.temp.path().join("shm.sock")
     }
 
-    /// Shared memory spinning and sleeping, Unix socket, TCP.
+    /// Returns clients for shared memory, spinning and sleeping, for the Unix socket and for TCP.
     fn builders(&self) -> Vec<Builder> {
         let shm = format!("shm://{}", self.shm_socket().display());
         let uds = format!("unix://{}", self.temp.path().join("kv.sock").display());
@@ -88,7 +88,7 @@ fn right(index: u64) -> Answer<Option<Value>> {
     Answer { value: Some(Pairs::new(SEED).value(index, 0)), slot: Some(BASE_SLOT) }
 }
 
-/// Keys of which every third is absent, and their values.
+/// Returns keys, every third of which is absent, with their values.
 fn mixed(count: u64) -> (Vec<Key>, Vec<Option<Value>>) {
     let pairs = Pairs::new(SEED);
     let pair = |n| match n % 3 {
@@ -123,7 +123,7 @@ fn every_transport_gives_the_same_answers() {
     runtime.block_on(async {
         for builder in setup.builders() {
             let client = builder.deadline(LONG).connect().await.unwrap();
-            // Side by side on one client, and some of them given up on.
+            // Many requests run concurrently on one client, and some of them are given up.
             let all: Vec<_> = (0..50).map(|index| (index, client.clone())).collect();
             let asked = all.iter().map(|(index, client)| async move {
                 if index % 7 == 3 {
@@ -154,7 +154,7 @@ fn what_the_service_does_not_know_is_refused() {
             let refused = client.get_with(&key(1), ReadOptions { commitment, ..ReadOptions::default() }).unwrap_err();
             assert_eq!(refused.kind(), kind, "{refused}");
         }
-        // Long enough for an answer on a busy machine: the refusal is the answer's, not the deadline's.
+        // The deadline is long enough for an answer on a busy machine, so the refusal comes from the service.
         let short = Some(Duration::from_secs(1));
         let later = ReadOptions { min_context_slot: Some(BASE_SLOT + 1), deadline: short, ..ReadOptions::default() };
         let refused = client.get_with(&key(1), later).unwrap_err();
@@ -191,7 +191,7 @@ fn clients_outlive_a_killed_service() {
     for client in &mut clients {
         assert_eq!(client.get(&key(1)).unwrap(), right(1));
     }
-    // Killed while the calls wait for it, and while nobody asks.
+    // The service is killed once while calls wait for it, and once while no call runs.
     for under_way in [true, false] {
         if under_way {
             setup.service.freeze();
@@ -227,7 +227,7 @@ fn clients_outlive_a_killed_service() {
     assert_eq!(refused.kind(), ErrorKind::Unavailable, "{refused}");
 }
 
-/// The client of `a_killed_client_leaves_nothing`: asks without end.
+/// The client of `a_killed_client_leaves_nothing`, which sends requests without end.
 #[test]
 #[ignore = "a process of another test, which kills it"]
 fn client_to_be_killed() {
@@ -254,7 +254,7 @@ fn a_killed_client_leaves_nothing() {
         let asked = setup.service.metric("solkv_lookups_total").unwrap();
         wait_for("its requests", || setup.service.metric("solkv_lookups_total").filter(|now| *now > asked + 10_000.0));
         if kill % 2 == 1 {
-            // Dead before the service has read its request.
+            // The client is dead before the service has read its request.
             setup.service.freeze();
             signal(&child, Signal::KILL);
             setup.service.signal(Signal::CONT);

@@ -1,5 +1,6 @@
-//! What a lookup sees ends where a slot ends, and is the state of the slot that it names: answers of one key and of many,
-//! over gRPC and shared memory, taken while large slots are applied, against the states that the feed tells of.
+//! A lookup sees only whole slots, and exactly the state of the slot that it names. Answers of one key and of many,
+//! over gRPC and shared memory, are taken while large slots are applied, and compared with the states that the feed
+//! reports.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,16 +15,16 @@ use workload::Pairs;
 
 use crate::support::{BASE_SLOT, Service, client_runtime, columns, end, load, stream, uds_channel};
 
-/// Slots of 5000 updates, of which each changes something.
+/// Slots of 5000 updates, each of which changes a value.
 const LINE: &str = "--pairs 5000 --events 150000 --events-per-slot 5000 --rate 60000 --unknown-share 0 \
                     --change-share 1.0 --close-share 0";
 
-/// Keys that are looked up: a slot writes more than half of them, all over its length.
+/// Number of keys that are looked up. A slot writes more than half of them, spread over its length.
 const KEYS: u64 = 200;
 
 type Values = Vec<Option<Bytes>>;
 
-/// What a client was told: the slot, and the values from the place of the first key on.
+/// Answer to a client: the slot, and the values from the given index on.
 type Told = (u64, usize, Values);
 
 #[test]
@@ -35,7 +36,7 @@ fn no_answer_holds_a_part_of_a_slot_or_names_another() {
         load(&dir, &options, &workload);
         let keys: Vec<Key> = (0..KEYS).map(|n| Pairs::new(workload.seed).key(n)).collect();
         let geyser = format!("http://{}", stream.address());
-        // Far less than a slot changes.
+        // Far fewer changes than a slot makes.
         let more = ["--uds", uds.to_str().unwrap(), "--shm", shm.to_str().unwrap(), "--commit-every", "1000"];
         let mut service = Service::start(&dir, &options, &geyser, &more);
         service.wait_for_slot(workload.start_slot);
@@ -54,7 +55,7 @@ fn no_answer_holds_a_part_of_a_slot_or_names_another() {
     }
 }
 
-/// Asks for all keys and for one after another, until the slot is `last`.
+/// Looks up all keys at once and then one after another, until the slot is `last`.
 async fn ask(address: &str, keys: &[Key], last: impl Fn() -> Option<u64>) -> Vec<Told> {
     let bytes = |value: Value| Bytes::copy_from_slice(&value);
     let client = Client::connect(address).await.unwrap();
@@ -71,7 +72,7 @@ async fn ask(address: &str, keys: &[Key], last: impl Fn() -> Option<u64>) -> Vec
     answers
 }
 
-/// Every change from `seq` on, through `slot`.
+/// Returns every change from `seq` up to the end of `slot`.
 async fn changes(mut feed: FeedClient<tonic::transport::Channel>, seq: u64, slot: u64) -> Vec<Change> {
     let request = SubscribeRequest { start: Some(Start::FromSeq(seq)), ..Default::default() };
     let mut messages = feed.subscribe(request).await.unwrap().into_inner();
@@ -79,14 +80,14 @@ async fn changes(mut feed: FeedClient<tonic::transport::Channel>, seq: u64, slot
     loop {
         match messages.message().await.unwrap().unwrap().kind.unwrap() {
             Kind::Changes(changes) => all.extend(changes.changes),
-            // Sent once there is nothing more.
+            // The service sends this heartbeat once there is nothing more.
             Kind::Heartbeat(heartbeat) if heartbeat.slot == Some(slot) => return all,
             _ => {}
         }
     }
 }
 
-/// What the keys held at the end of each slot.
+/// Returns the values of the keys at the end of each slot.
 fn states(keys: &[Key], seed: u64, changes: &[Change]) -> HashMap<u64, Values> {
     let pairs = Pairs::new(seed);
     let place: HashMap<&[u8], usize> = keys.iter().enumerate().map(|(at, key)| (key.as_slice(), at)).collect();

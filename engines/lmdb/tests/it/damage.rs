@@ -1,4 +1,4 @@
-//! Files that are cut or damaged: refused by their length, and named where only a memory fault tells.
+//! Files that are cut or damaged: refused by their length, or named when only a memory fault shows the damage.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::process::ExitStatusExt as _;
@@ -47,7 +47,8 @@ fn a_file_that_is_cut_is_refused_and_stays_as_it_is() {
     }
 }
 
-/// A transaction that takes pages at the end and gives them up again does not write them. Here the meta pages say so.
+/// LMDB does not write pages at the end that one transaction both allocates and frees. Here the meta pages are changed
+/// to count such pages.
 #[test]
 fn a_sound_file_may_end_before_its_last_page() {
     const LAST_PAGE_AT: usize = 136;
@@ -73,13 +74,13 @@ fn a_sound_file_may_end_before_its_last_page() {
 
 const DIR: &str = "SOLKV_TEST_FAULT_DIR";
 
-/// Not a test of its own: what the child of the next one runs.
+/// Not a test of its own: the next test runs this function in a child process.
 #[test]
 fn child_that_meets_a_fault() {
     let Some(dir) = std::env::var_os(DIR) else { return };
     explain_faults(std::env::var("SOLKV_TEST_FAULT_CODE").ok().map(|code| code.parse().unwrap()));
     let engine = LmdbEngine::open(Path::new(&dir), &OPTIONS).unwrap();
-    // Cut beneath an open store, which no check at opening can see.
+    // Cut while the store is open, so that no check at opening can see it.
     cut(&Path::new(&dir).join(FILE_NAME), 2 * PAGE_BYTES);
     all(&engine);
 }

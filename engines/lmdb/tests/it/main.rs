@@ -1,5 +1,5 @@
-//! What is particular to LMDB: the map and its growth, what a buffered commit leaves, refused input, the copy.
-//! The behaviour common to all engines is tested by the conformance suite.
+//! Behaviour particular to LMDB: the map and its growth, the file after a buffered commit, refused input, the copy. The
+//! behaviour common to all engines is tested by the conformance suite.
 
 #![expect(clippy::unwrap_used, reason = "test helpers outside #[test] functions")]
 
@@ -74,7 +74,8 @@ fn map_bytes(engine: &LmdbEngine) -> u64 {
     details.into_iter().find(|(name, _)| *name == "map_bytes").unwrap().1
 }
 
-/// Commits `from..to` in batches of 500 until one fails; gives the failure and the last batch that is in.
+/// Commits `from..to` in batches of 500 until one fails. Returns the failure and the number of keys committed before
+/// it.
 fn fill(engine: &dyn Engine, from: u64, to: u64) -> Result<(), (Error, u64)> {
     for start in (from..to).step_by(500) {
         let batch = || {
@@ -115,12 +116,12 @@ fn the_map_grows_up_to_its_limit_and_then_says_so() {
     assert_eq!(error.kind(), ErrorKind::FreeSpace);
     assert!(error.to_string().contains("--lmdb-map-size"), "{error}");
     assert_eq!(map_bytes(&engine), 8 << 20);
-    // More than the first map could ever hold; and nothing of the batch that failed.
+    // The store holds more than the first map ever could, and nothing of the batch that failed.
     assert!(kept * 64 > 1 << 20, "{kept}");
     assert_eq!(all(&engine), sorted(0, kept));
     assert_eq!(engine.checkpoint().unwrap(), at(kept));
 
-    // Deleting needs room too, since pages are copied; small batches find it in the pages freed before.
+    // Deleting needs room too, because pages are copied. Small batches find it in pages that were freed before.
     drop(engine);
     let engine = open_with(dir.path(), LmdbOptions { map_bytes: 16 << 20, ..OPTIONS });
     fill(&engine, kept, kept + 1000).unwrap();
@@ -138,7 +139,7 @@ fn an_open_reader_stops_growth_until_it_goes() {
     assert_eq!(error.kind(), ErrorKind::FreeSpace);
     assert!(error.to_string().contains("no reader is open"), "{error}");
     assert_eq!(map_bytes(&engine), before);
-    // The reader's pages stay where they were, and the thread that holds it can ask for more.
+    // The reader's pages stay where they were, and its thread can begin other reads.
     assert_eq!(reader.get(&key(7)).unwrap(), Some(value(7)));
     assert_eq!(engine.checkpoint().unwrap(), at(kept));
     drop(reader);
@@ -170,7 +171,7 @@ fn readers_that_refresh_let_the_map_grow_under_them() {
             });
         }
         let mut from = 0;
-        // A growth that found readers in the way fails one batch; the next begin waits for them.
+        // A growth that found open readers makes one batch fail; the next begin waits for the readers.
         while let Err((error, kept)) = fill(engine, from, 100_000) {
             assert_eq!(error.kind(), ErrorKind::FreeSpace, "{error}");
             from = kept;
@@ -181,7 +182,7 @@ fn readers_that_refresh_let_the_map_grow_under_them() {
     assert_eq!(all(engine), sorted(0, 100_000));
 }
 
-/// A copy of the file while the store is open is what a killed process leaves: every write is in the page cache.
+/// A copy of the file of an open store equals the file after a kill, because every write is in the page cache.
 #[test]
 fn a_killed_process_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();

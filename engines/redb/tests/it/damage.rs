@@ -1,4 +1,4 @@
-//! A damaged file is an error of every call, whatever page the damage is in; redb itself panics over some of them.
+//! A call that meets a damaged page returns an error, whichever page it is; redb itself panics over some of them.
 
 use std::fs::{self, OpenOptions};
 use std::ops::ControlFlow;
@@ -13,7 +13,7 @@ use super::{OPTIONS, commit, key, open};
 const PAIRS: u64 = 2000;
 const PAGE_BYTES: u64 = 4096;
 
-/// What a start, lookups and a digest do.
+/// Does everything that a start, lookups and a digest of the store do.
 fn look(engine: &RedbEngine) -> Result<()> {
     engine.checkpoint()?;
     engine.stats()?;
@@ -24,7 +24,7 @@ fn look(engine: &RedbEngine) -> Result<()> {
     reader.scan(&mut |_, _| ControlFlow::Continue(()))
 }
 
-/// Everything that is done to a store, a copy and an update too.
+/// Opens the store and uses it in every way, including a copy and an update.
 fn live(dir: &Path) -> Result<()> {
     let engine = RedbEngine::open(dir, &OPTIONS)?;
     let (read, copy) = (look(&engine), dir.join("copy"));

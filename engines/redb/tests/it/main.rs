@@ -1,5 +1,5 @@
-//! What is particular to redb: crash recovery without a walk, refused input, the disk reserve, the copy.
-//! The behaviour common to all engines is tested by the conformance suite.
+//! Behaviour particular to redb: crash recovery without a walk, refused input, the disk reserve, the copy. The
+//! behaviour common to all engines is tested by the conformance suite.
 
 #![expect(clippy::unwrap_used, reason = "test helpers outside #[test] functions")]
 
@@ -61,8 +61,8 @@ fn all(engine: &dyn Engine) -> Vec<(Key, Value)> {
     pairs
 }
 
-/// A copy of the file while the store is open is what a killed process leaves, since every write has reached the
-/// page cache. redb then opens it from the recorded allocator state.
+/// A copy of the file of an open store equals the file after a kill, because every write is in the page cache. redb
+/// then opens it from the recorded allocator state.
 #[test]
 fn a_killed_process_loses_nothing_and_needs_no_walk() {
     let dir = tempfile::tempdir().unwrap();
@@ -77,7 +77,7 @@ fn a_killed_process_loses_nothing_and_needs_no_walk() {
     fs::copy(dir.path().join(FILE_NAME), killed.path().join(FILE_NAME)).unwrap();
     drop(cut);
 
-    // redb calls this back at least once when it has to walk the file.
+    // redb calls this at least once if it has to walk the file.
     let mut builder = redb::Builder::new();
     builder.set_repair_callback(|session| {
         session.abort();
@@ -91,7 +91,8 @@ fn a_killed_process_loses_nothing_and_needs_no_walk() {
     assert_eq!(recovered.stats().unwrap().pairs_estimate, 2000);
 }
 
-/// Whether redb walks the file of the store in `dir`, as a killed process would leave it now, when it opens that.
+/// Copies the store in `dir` as a kill would leave it now, and opens the copy. Returns whether redb walked the file,
+/// the open store, and its directory.
 fn walks_after_a_kill(dir: &Path) -> (bool, RedbEngine, tempfile::TempDir) {
     let killed = tempfile::tempdir().unwrap();
     fs::copy(dir.join(FILE_NAME), killed.path().join(FILE_NAME)).unwrap();
@@ -103,7 +104,7 @@ fn walks_after_a_kill(dir: &Path) -> (bool, RedbEngine, tempfile::TempDir) {
     (walked.load(Ordering::Relaxed), open(killed.path()), killed)
 }
 
-/// The newest commit decides: one without quick repair takes the recorded allocator state away.
+/// The newest commit decides: a commit without quick repair removes the recorded allocator state.
 #[test]
 fn a_newest_commit_without_quick_repair_costs_a_walk_and_no_pair() {
     for (every, walks) in [(1, [false; 4]), (2, [true, false, true, false]), (0, [true; 4])] {
@@ -172,7 +173,7 @@ fn a_store_with_an_older_checkpoint_is_refused_by_name() {
     };
     let mut version_1 = [0; 64];
     version_1[0] = 1;
-    // Its bytes in today's table; then its table, which had 64 bytes and no other length.
+    // First the old bytes in today's table, then the old table, whose values had 64 bytes and no other length.
     change(&|txn| drop(txn.open_table(NEW).unwrap().insert("checkpoint", version_1.as_slice()).unwrap()));
     for expected in ["written by an older solkv: version=1", "another version of solkv"] {
         for opened in [RedbEngine::open(dir.path(), &OPTIONS), RedbEngine::open_read_only(dir.path(), &OPTIONS)] {

@@ -1,4 +1,4 @@
-//! The conformance suite on each engine that is compiled in, opened as the tools open it.
+//! Runs the conformance suite on each compiled engine, opened as the tools open it.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use bytesize::ByteSize;
 use engine_api::{Engine, Result};
 use engines::{EngineKind, EngineOptions, OpenMode, Profile};
 
-/// One column of the tables: an engine with its options.
+/// A column of the benchmark tables: an engine with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Column {
     name: &'static str,
@@ -18,9 +18,9 @@ pub(crate) struct Column {
     set: &'static [&'static str],
 }
 
-/// Enough for tests, and small enough that all of them run at once on a small machine.
+/// Memory of each engine: enough for tests, and small enough to run all of them at once on a small machine.
 const MEMORY: ByteSize = ByteSize::mib(64);
-/// The smallest map that options accept is 1 MiB; this one takes a few batches and is then full.
+/// A small LMDB map, which is full after a few batches. The smallest that options accept is 1 MiB.
 const SMALL_MAP: ByteSize = ByteSize::mib(4);
 
 const COLUMNS: [Column; 9] = [
@@ -78,12 +78,12 @@ impl Store for Column {
     }
 }
 
-/// The column of that name.
+/// Returns the column with this name.
 pub(crate) fn column(name: &str) -> Column {
     COLUMNS.into_iter().find(|column| column.name == name).expect("the modules below name columns of the table above")
 }
 
-/// Those whose engine is in this build.
+/// Returns the columns whose engine is in this build.
 pub(crate) fn compiled_columns() -> impl Iterator<Item = Column> {
     COLUMNS.into_iter().filter(|column| engines::compiled().contains(&column.engine))
 }
@@ -168,7 +168,7 @@ fn labels_are_the_columns_names() {
     }
 }
 
-/// Where the suite's child processes enter; a name that [`child::ENTRY`] fixes.
+/// Entry point of the suite's child processes. [`child::ENTRY`] fixes its name.
 #[test]
 fn conformance_child() {
     child::enter(|name| COLUMNS.into_iter().find(|column| column.name == name));

@@ -1,4 +1,4 @@
-//! The store's directory: what each mode accepts, what the marker remembers, what an interrupted creation leaves.
+//! The store's directory: the state that each mode accepts, the facts in the marker, and an interrupted creation.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn options() -> EngineOptions {
     EngineOptions { memory: Some(bytesize::ByteSize::mib(64)), ..EngineOptions::new(engines::compiled()[0]) }
 }
 
-/// Opens and closes; the label, or the refusal.
+/// Opens and closes a store. Returns its label, or the refusal.
 fn open(dir: &Path, options: &EngineOptions, mode: OpenMode) -> Result<&'static str, Error> {
     let engine = engines::open(dir, options, mode)?;
     let label = engine.label();
@@ -72,7 +72,7 @@ fn an_interrupted_creation_is_taken_up() {
         fs::write(dir.join("LOCK"), b"1\n").unwrap();
         fs::write(dir.join("SOLKV.tmp"), b"form").unwrap();
     };
-    // The lock's size has reached the device, and the pid in it has not.
+    // After a power loss the lock file has its size on the device, but not the pid in it.
     let power_lost = |dir: &Path| fs::write(dir.join("LOCK"), [0; 5]).unwrap();
     for mode in [OpenMode::Create, OpenMode::CreateOrOpen] {
         for leave in [&marker_only as &dyn Fn(&Path), &emptied, &before_marker, &power_lost] {
@@ -119,7 +119,7 @@ fn a_marker_that_was_cut_or_changed_anywhere_is_damaged() {
     }
     fs::write(&marker, &whole).unwrap();
     open(dir.path(), &options(), OpenMode::Existing).unwrap();
-    // Beside its files a marker that is gone is not taken for a place where no store ever was.
+    // If the marker is gone and the files are there, the directory is not taken for one without a store.
     fs::remove_file(&marker).unwrap();
     let said = refused(dir.path(), &options(), OpenMode::Existing);
     assert!(said.contains("marker is missing: file=") && said.contains("put it back"), "{said}");
@@ -147,7 +147,7 @@ fn a_pipe_or_a_device_in_the_place_of_any_file_is_named_and_not_waited_for() {
             open(dir.path(), &options(), OpenMode::Create).unwrap();
             let file = dir.path().join(name);
             fs::remove_file(&file).ok();
-            // The second is /dev/zero's number.
+            // The second kind has the device number of /dev/zero.
             if mknodat(CWD, &file, kind, Mode::RWXU, makedev(1, 5)).is_err() {
                 println!("no device can be made here: {}", file.display());
                 continue;
@@ -220,7 +220,7 @@ fn a_copy_takes_a_free_place_and_nothing_else() {
     assert!(refusal(&full.join("mine")).to_string().contains("it is a file"));
     assert_eq!(refusal(Path::new("/")).kind(), ErrorKind::FixInput);
 
-    // What a crash leaves is neither taken for a copy nor written over.
+    // The leftovers of a crash are neither taken for a copy nor overwritten.
     let cut = home.path().join("cut.partial");
     fs::create_dir(&cut).unwrap();
     let error = refusal(&home.path().join("cut"));
@@ -286,7 +286,7 @@ fn a_load_is_unfinished_until_it_is_said() {
     on(LoadTerm::Loading("1".to_owned()), OpenMode::Create).unwrap();
     let error = on(LoadTerm::Finished, OpenMode::Existing).unwrap_err();
     assert!(error.kind() == ErrorKind::FixInput && error.to_string().contains("--resume"), "{error}");
-    // Going on with it, and tools that look at it.
+    // A program that goes on with the load, and tools that read the store.
     on(LoadTerm::Loading("2".to_owned()), OpenMode::CreateOrOpen).unwrap();
     on(LoadTerm::Any, OpenMode::Existing).unwrap();
     assert_eq!(inspect(dir.path()).unwrap().unwrap().load, Some(load(LoadState::Loading, "1")));
@@ -344,7 +344,7 @@ fn others_can_neither_enter_a_store_nor_hold_its_lock() {
     engine.close().unwrap();
     assert_eq!((mode(&dir), mode(&dir.join("LOCK")), mode(&copy)), (0o700, 0o600, 0o700));
     assert_ne!(mode(&home.path().join("above")), 0o700, "only the store's own directory");
-    // As an earlier version left them: the directory is the operator's, the lock is ours.
+    // The modes are those of an earlier version. The directory's belongs to the operator, the lock's is ours.
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(dir.join("LOCK"), fs::Permissions::from_mode(0o644)).unwrap();
     open(&dir, &options(), OpenMode::Existing).unwrap();

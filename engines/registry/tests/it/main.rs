@@ -1,5 +1,5 @@
-//! The registry's integration tests: every compiled engine through the conformance suite, and what the registry and
-//! the measured engine add.
+//! The registry's integration tests: the conformance suite on every compiled engine, and tests of the registry itself
+//! and of the measured engine.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ mod measured;
 mod read_only;
 mod standing;
 
-/// The marker's text as an operator edits it: without the checksum in its first line.
+/// Returns the marker's text as an operator edits it: without the checksum in its first line.
 fn marker_text(dir: &Path) -> String {
     let text = fs::read_to_string(dir.join("SOLKV")).expect("a store has a marker");
     let (checksum, text) = text.split_once('\n').expect("a marker has lines");

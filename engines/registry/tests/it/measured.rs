@@ -1,4 +1,4 @@
-//! The measured engine around real engines: which call is counted as what.
+//! The measured engine around real engines: each call is counted as the right operation.
 
 use ::conformance::Store;
 use engine_api::{Checkpoint, Durability, Engine, Reader};

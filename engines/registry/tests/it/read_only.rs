@@ -58,12 +58,12 @@ fn what_was_closed_and_what_was_killed_is_read_and_not_written() {
             assert_eq!((pairs(&*engine), engine.checkpoint().unwrap()), (expected.clone(), last.clone()), "{kind}");
             assert!(engine.stats().unwrap().disk_bytes > 0);
             assert!(engine.begin().is_err() && engine.snapshot(&home.path().join("copy")).is_err());
-            // Not even a scrub, which redb does by repairing.
+            // Not even a scrub writes, although redb repairs in order to scrub.
             assert_eq!(engine.scrub().unwrap(), expected.len() as u64, "{kind}");
             engine.close().unwrap();
             assert_eq!(contents(dir), before, "{kind}");
         }
-        // Nothing that was read has hurt it.
+        // Reading the store has not damaged it.
         let engine = engines::open(&killed, &options(kind), OpenMode::Existing).unwrap();
         assert_eq!((pairs(&*engine), engine.checkpoint().unwrap()), (expected, last), "{kind}");
         engine.close().unwrap();

@@ -1,4 +1,4 @@
-//! A store whose files are gone, or older than its marker, is refused by every way of opening it, and left as it is.
+//! A store whose files are gone, or older than its marker, is refused by every way of opening it and left unchanged.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -16,7 +16,7 @@ fn options(kind: EngineKind) -> EngineOptions {
     EngineOptions { memory: Some(MEMORY), ..EngineOptions::new(kind) }
 }
 
-/// Commits that many pairs, with a seq of as many.
+/// Commits `pairs` pairs with a seq of the same number.
 fn fill(engine: &dyn Engine, pairs: u8) {
     let mut txn = engine.begin().unwrap();
     for key in 0..pairs {
@@ -32,7 +32,7 @@ fn closed(dir: &Path, kind: EngineKind) {
     engine.close().unwrap();
 }
 
-/// Loaded, and killed before it was closed.
+/// Makes a store that was loaded, and killed before it was closed.
 fn loaded_and_killed(dir: &Path, kind: EngineKind) {
     let home = tempfile::tempdir().unwrap();
     let made = home.path().join("store");
@@ -44,7 +44,7 @@ fn loaded_and_killed(dir: &Path, kind: EngineKind) {
     copy_as_killed(&made, dir);
 }
 
-/// Every way in, and what each says; nothing is made or removed by any.
+/// Tries every way of opening and returns the refusals. None of them may create or remove a file.
 #[track_caller]
 fn refused(dir: &Path, kind: EngineKind) -> Vec<Error> {
     let (before, options, terms) = (contents(dir), options(kind), Terms::default());
@@ -57,7 +57,7 @@ fn refused(dir: &Path, kind: EngineKind) -> Vec<Error> {
     errors
 }
 
-/// Removes the files in `data` that `gone` names; how many there were.
+/// Removes the files in `data` for whose names `gone` is true, and returns their number.
 fn remove(dir: &Path, gone: impl Fn(&str) -> bool) -> usize {
     let paths = fs::read_dir(dir.join("data")).unwrap().map(|entry| entry.unwrap().path());
     let found: Vec<_> = paths.filter(|path| gone(path.file_name().unwrap().to_str().unwrap())).collect();
@@ -217,7 +217,7 @@ fn repair_makes_no_empty_store_of_one_whose_files_are_gone() {
     assert!(engines::open(&cut, &options(EngineKind::Strata), OpenMode::Existing).is_err());
 }
 
-/// Batches with seq 10, 20 and 30, all of them in the WAL; the WAL.
+/// Commits batches with seq 10, 20 and 30, all of them in the WAL, and returns the WAL.
 #[cfg(feature = "strata")]
 fn three_batches(dir: &Path) -> std::path::PathBuf {
     let engine = engines::open(dir, &options(EngineKind::Strata), OpenMode::Create).unwrap();
@@ -228,14 +228,14 @@ fn three_batches(dir: &Path) -> std::path::PathBuf {
     paths.filter(is_wal).max_by_key(|path| path.metadata().unwrap().len()).unwrap()
 }
 
-/// The last record is cut, as no crash leaves it after a close.
+/// Cuts the last record, as no crash does after a close.
 #[cfg(feature = "strata")]
 fn cut(wal: &Path) {
     let file = fs::OpenOptions::new().write(true).open(wal).unwrap();
     file.set_len(file.metadata().unwrap().len() - 10).unwrap();
 }
 
-/// The second record is damaged, and the third says that it was durable.
+/// Damages the second record, while the third confirms that it was durable.
 #[cfg(feature = "strata")]
 fn flip(wal: &Path) {
     let mut bytes = fs::read(wal).unwrap();
@@ -250,7 +250,7 @@ fn an_opening_that_the_marker_refuses_makes_and_removes_nothing() {
     let home = tempfile::tempdir().unwrap();
     let dir = home.path().join("store");
     cut(&three_batches(&dir));
-    // What a crash has left, which an opening removes that finds all in order.
+    // A leftover of a crash, which an opening removes if it finds everything in order.
     fs::write(dir.join("data/000000000050.seg"), [7; 8192]).unwrap();
     let before = contents(&dir.join("data"));
     for _ in 0..2 {
@@ -274,7 +274,8 @@ fn a_repair_takes_a_store_whose_newest_changes_are_gone_and_says_which_also_afte
         let changes = format!("the changes from seq={} to seq=30", left + 1);
         let repaired = engines::repair(&dir).unwrap();
         assert!(repaired.lost.contains(&changes) && !repaired.findings.is_empty(), "{repaired:?}");
-        // As if it had been killed before it came to the marker: another one says the same and ends it.
+        // The marker is put back as if the repair had been killed before it: another repair reports the same and
+        // completes it.
         let remembered = fs::read_to_string(dir.join("data/LOST")).unwrap();
         assert!(remembered.lines().any(|line| line == changes), "{remembered}");
         fs::write(dir.join("SOLKV"), marker).unwrap();

@@ -1,4 +1,4 @@
-//! What only RocksDB does: settings that reach the files, sorted files, leftovers of an interrupted load.
+//! Behaviour particular to RocksDB: settings that reach the files, sorted files, leftovers of an interrupted load.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails, in its helpers too")]
 
@@ -38,7 +38,7 @@ fn profiles() -> [(&'static str, RocksdbOptions); 4] {
     [("rocksdb", small()), ("rocksdb_bloom", bloom), ("rocksdb_memory", memory), ("rocksdb_tuned", tuned)]
 }
 
-/// The tuned profile with settings in place of its own.
+/// Returns the tuned profile with these settings in place of its own.
 fn tuned_with(set: &[(&str, &str)]) -> RocksdbOptions {
     let set = set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     RocksdbOptions { profile: Profile::Tuned, bloom_bits: Some(10), set, ..small() }
@@ -65,7 +65,7 @@ fn count(engine: &RocksdbEngine) -> u64 {
     count
 }
 
-/// The newest of RocksDB's own records of the options in force.
+/// Returns RocksDB's newest record of the options in force.
 fn options_file(dir: &Path) -> String {
     let newest = fs::read_dir(dir)
         .unwrap()
@@ -91,7 +91,7 @@ fn a_store_with_an_older_checkpoint_is_refused_by_name() {
 #[test]
 fn profiles_open_each_others_files() {
     let dir = tempfile::tempdir().unwrap();
-    // Vanilla is called after what the files have that it finds: those of the opening before it, all of them rewritten.
+    // Vanilla's label depends on the files that it finds, all of which the previous opening has rewritten.
     let first = ["rocksdb", "rocksdb", "rocksdb_memory", "rocksdb_tuned"];
     let labels = first.into_iter().chain(["rocksdb_bloom", "rocksdb", "rocksdb_memory", "rocksdb_tuned"]);
     let opened = profiles().into_iter().chain(profiles()).zip(labels);
@@ -164,7 +164,7 @@ fn what_is_set_comes_before_the_profile() {
     {
         assert!(text.contains(setting), "{setting}: {text}");
     }
-    // A value that RocksDB does not take, a kind of cache that there is not, and a name that would change what a commit survives.
+    // A value that RocksDB refuses, an unknown kind of cache, and a name that would change the durability of a commit.
     for wrong in [
         ("max_open_files", "many"),
         ("cache", "fifo"),
@@ -195,7 +195,8 @@ fn filters_and_index_stay_in_a_cache_that_has_room_for_twice_as_much() {
     assert!(!is_pinned(), "a new store may become any size");
     engine.load_sorted(&pairs(0, 20 * PAIRS), &mark(1)).unwrap();
     engine.close().unwrap();
-    // 100,000 pairs of 76 bytes, and 13 bits of each for filter and index: 160 KB; the log and the manifest count as well.
+    // 100,000 pairs of 76 bytes, and 13 bits of each for filter and index: 160 KB. The log and the manifest count as
+    // well.
     for (cache_bytes, pinned) in [(8 << 20, true), (1 << 20, true), (200 << 10, false)] {
         let engine = Box::new(RocksdbEngine::open(dir.path(), &of(cache_bytes)).unwrap());
         assert_eq!(is_pinned(), pinned, "cache_bytes={cache_bytes}");
@@ -229,11 +230,12 @@ fn interrupted_loads_go_on_where_they_stopped() {
         fs::write(dir.path().join("ingest/0.sst"), b"cut short").unwrap();
         let engine = RocksdbEngine::open(dir.path(), &options).unwrap();
         assert!(!dir.path().join("ingest").exists(), "{label}");
-        // Taken in, but the checkpoint was not recorded: the same chunk, and a longer one with the same head.
+        // The pairs were ingested, but the checkpoint was not recorded: the same chunk, and a longer one with the same
+        // start.
         engine.load_sorted(&pairs(0, PAIRS), &mark(2)).unwrap();
         engine.load_sorted(&pairs(PAIRS / 2, 2 * PAIRS), &mark(3)).unwrap();
         assert_eq!(count(&engine), 2 * PAIRS, "{label}");
-        // Another value, or keys beyond the chunk: not the chunk that was loaded.
+        // Another value, or keys beyond the chunk, show that it is not the chunk that was loaded.
         let mut other = pairs(0, 2 * PAIRS);
         other[7].1 = [9; 32];
         for chunk in [other, pairs(0, PAIRS)] {
@@ -273,7 +275,7 @@ fn damage_is_told_from_input() {
     assert_eq!(error.kind(), ErrorKind::DataDamaged, "{error}");
 }
 
-/// The store's only file of sorted pairs.
+/// Returns the store's only file of sorted pairs.
 fn sorted_file(dir: &Path) -> PathBuf {
     let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|ending| ending == "sst")).collect();
@@ -281,7 +283,8 @@ fn sorted_file(dir: &Path) -> PathBuf {
     files.remove(0)
 }
 
-/// Where a piece of 64 bytes is inverted: all over the data, and densely over the end, where filters and indexes are.
+/// Returns the offsets at which 64 bytes are inverted: all over the data, and densely at the end, where filters and
+/// indexes are.
 fn places(bytes: usize) -> impl Iterator<Item = usize> {
     let dense = bytes - 200_000.min(bytes);
     (0..dense).step_by(50_021).chain((dense..bytes - 64).step_by(977))

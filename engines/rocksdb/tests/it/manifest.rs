@@ -9,14 +9,14 @@ use engine_rocksdb::RocksdbEngine;
 
 use crate::{PAIRS, commit, count, mark, pairs, small};
 
-/// Where the adapter says how long the manifest is.
+/// File in which the adapter records the manifest's length.
 const KNOWN: &str = "SOLKV-MANIFEST";
 
 fn open(dir: &Path) -> Box<RocksdbEngine> {
     Box::new(RocksdbEngine::open(dir, &small()).unwrap())
 }
 
-/// Pairs taken in as sorted files, flushed, compacted, and in the log alone.
+/// Creates a store with pairs in ingested files, in flushed and in compacted files, and in the log alone.
 fn filled(dir: &Path) -> Box<RocksdbEngine> {
     let engine = open(dir);
     engine.load_sorted(&pairs(0, PAIRS), &mark(1)).unwrap();
@@ -93,14 +93,14 @@ fn a_record_that_a_crash_has_cut_is_none_of_it() {
     let engine = filled(&dir);
     copy_files(&dir, &killed);
     drop(engine);
-    // The head of a record of 200 bytes, and a few of them.
+    // The header of a record of 200 bytes, and a few of its bytes.
     let begun = [1, 2, 3, 4, 200, 0, 1, 9, 9, 9];
     for cut in 1..=begun.len() {
         OpenOptions::new().append(true).open(manifest(&killed)).unwrap().write_all(&begun[..cut]).unwrap();
         assert_eq!(count(&RocksdbEngine::open_read_only(&killed, &small()).unwrap()), 4 * PAIRS);
         assert_eq!(count(&open(&killed)), 4 * PAIRS, "{cut}");
     }
-    // Killed after a new manifest was begun, before its length was known.
+    // A kill after a new manifest was begun and before its length was recorded.
     let known = fs::read(killed.join(KNOWN)).unwrap();
     drop(open(&killed));
     fs::write(killed.join(KNOWN), known).unwrap();
@@ -124,7 +124,7 @@ fn a_store_of_an_earlier_version_opens_where_its_manifest_is_whole() {
         refused(&dir, "cut");
         fs::write(&path, &sound).unwrap();
         assert_eq!(count(&open(&dir)), 4 * PAIRS);
-        // From now on it is known.
+        // From now on the length is recorded.
         let sound = fs::read(manifest(&dir)).unwrap();
         fs::write(manifest(&dir), &sound[..sound.len() - 1]).unwrap();
         refused(&dir, "cut later");

@@ -1,4 +1,4 @@
-//! Holes in the logs, as a loss of power leaves them: the replay ends before them, and nothing behind them comes back.
+//! Holes in the logs, as a power loss leaves them: the replay ends before a hole, and no batch after it comes back.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,15 +8,15 @@ use engine_rocksdb::RocksdbEngine;
 
 use crate::{commit, count, mark, pairs, small};
 
-/// Bytes of a batch of [`BATCH_PAIRS`] in a log, so that a batch ends with each block.
+/// Bytes of a batch of [`BATCH_PAIRS`] in a log, chosen so that each block ends with the end of a batch.
 const BATCH_BYTES: usize = 4096;
 const BATCHES_OF_BLOCK: usize = (32 << 10) / BATCH_BYTES;
 const BATCH_PAIRS: u64 = 50;
-/// Of the checkpoint: fills the batch up.
+/// Bytes of the checkpoint, which fill the batch up to that size.
 const FILLER_BYTES: usize = 706;
 const BATCHES: u64 = 4 * BATCHES_OF_BLOCK as u64;
 
-/// A store whose batches are in one log alone. Returns the log.
+/// Creates a store whose batches are in one log alone, and returns the log.
 fn written(dir: &Path) -> PathBuf {
     let engine = RocksdbEngine::open(dir, &small()).unwrap();
     for seq in 1..=BATCHES {
@@ -33,13 +33,13 @@ fn written(dir: &Path) -> PathBuf {
     logs[0].clone()
 }
 
-/// The checkpoint's number and the pairs of the store, opened again.
+/// Opens the store again, and returns its checkpoint's seq and its number of pairs.
 fn found(dir: &Path) -> (u64, u64) {
     let engine = RocksdbEngine::open(dir, &small()).unwrap();
     (engine.checkpoint().unwrap().seq, count(&engine))
 }
 
-/// The store holds the first `batches`, read alone and opened, now and later.
+/// Checks that the store holds exactly the first `batches`: opened for reading alone, and then normally twice.
 fn holds(dir: &Path, batches: u64) {
     for open in [RocksdbEngine::open_read_only, RocksdbEngine::open, RocksdbEngine::open] {
         let engine = open(dir, &small()).unwrap();
@@ -99,7 +99,7 @@ fn files_that_were_taken_in_while_somebody_reads_are_no_hole() {
     assert_eq!(found(temp.path()), (4, 400));
 }
 
-/// Whoever remembers the manifest's length may fail between taking the files in and the checkpoint that counts them.
+/// Recording the manifest's length may fail after the files were ingested and before the checkpoint that counts them.
 #[test]
 fn a_load_that_is_tried_again_with_more_pairs_leaves_no_gap() {
     let temp = tempfile::tempdir().unwrap();
@@ -124,12 +124,12 @@ fn what_was_committed_before_a_load_does_not_depend_on_the_log() {
     commit(&engine, &pairs(0, 100), 1);
     engine.load_sorted(&pairs(100, 200), &mark(2)).unwrap();
     drop(engine);
-    // The power failed before the checkpoint of the load was in the log.
+    // The power failed before the load's checkpoint was in the log.
     logs(temp.path()).iter().for_each(|log| fs::write(log, []).unwrap());
     assert_eq!(found(temp.path()), (1, 200));
 }
 
-/// It had written its mark at the head of a new log, and not its manifest.
+/// The opening had written its mark at the start of a new log, and not yet its manifest.
 #[test]
 fn an_opening_that_died_behind_a_hole_makes_no_scrub_fail() {
     let temp = tempfile::tempdir().unwrap();

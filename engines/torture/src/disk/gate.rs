@@ -1,7 +1,7 @@
-//! What stands before every operation of the file system: counts, faults, the trap, and the end of power.
+//! The gate before every operation of the file system: counters, faults, the trap, and the end of power.
 //!
-//! Owns: which operation fails, waits, or stops the world. Must not: know what an operation does. Used on the file
-//! system's threads, which it may hold, and by the supervisor, which lets them go.
+//! Owns: the decision which operation fails, waits, or is held by the trap. Must not: know the meaning of an operation.
+//! Used on the file system's threads, which it may hold, and by the supervisor, which releases them.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
@@ -12,31 +12,30 @@ use parking_lot::{Condvar, Mutex};
 use super::tree::Errno;
 use crate::rng::Rng;
 
-/// What a disk does wrong.
+/// Kind of misbehaviour of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultKind {
-    /// Reads end in `EIO`.
+    /// Reads fail with `EIO` and return no bytes.
     ReadError,
-    /// Writes, and changes of names and sizes, end in `EIO` and do nothing.
+    /// Writes, and changes of names and sizes, fail with `EIO` and do nothing.
     WriteError,
-    /// Flushes end in `EIO`; what they were to flush is not tried again.
+    /// Flushes fail with `EIO`, and later flushes do not repeat the lost writes.
     SyncError,
-    /// The disk is full, and says so.
+    /// The disk is full, and reports no free space.
     Full,
-    /// Nothing more can be written, though the disk says that there is space: a quota, or someone who is faster.
+    /// Nothing more can be written, although the disk reports free space: a quota, or another program that was faster.
     FullUnseen,
-    /// Everything that changes the disk ends in `EROFS`, as after a remount for errors.
+    /// Every operation that changes the disk fails with `EROFS`, as after a remount because of errors.
     ReadOnly,
-    /// Every operation takes milliseconds.
+    /// Every operation takes 0.1 to 5 milliseconds longer.
     Slow,
 }
 
 impl FaultKind {
-    /// All of them.
     pub const ALL: [Self; 7] =
         [Self::ReadError, Self::WriteError, Self::SyncError, Self::Full, Self::FullUnseen, Self::ReadOnly, Self::Slow];
 
-    /// The name in tables and on the command line.
+    /// Returns the name in tables.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ReadError => "read-eio",
@@ -50,48 +49,47 @@ impl FaultKind {
     }
 }
 
-/// A fault that comes with the operation number `from` among those it concerns, and stays for `count` of them.
+/// A fault that skips `from` operations of the kind that it concerns, and then hits `count` of them.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    /// What goes wrong.
     pub kind: FaultKind,
-    /// Operations of its kind that pass before it.
+    /// Number of operations concerned that pass before the fault.
     pub from: u64,
-    /// Operations that it hits.
+    /// Number of operations that the fault hits.
     pub count: u64,
 }
 
-/// An operation as the gate sees it.
+/// Kind of an operation, which decides the faults that hit it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Read,
-    /// Takes space.
+    /// An operation that takes space.
     Write,
-    /// Changes names or sizes, or gives back space.
+    /// An operation that changes names or sizes, or frees space.
     Change,
     Sync,
-    /// Asks for the free space.
+    /// A query of the free space.
     Space,
-    /// Everything else.
+    /// Every other operation, for example a lookup of a name.
     Look,
 }
 
-/// What the supervisor is told.
+/// Message to the supervisor from the agent or from the disk.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A line of the agent.
+    /// A line of the agent's output.
     Line(String),
-    /// The agent says no more.
+    /// The agent's output has ended.
     Silence,
-    /// The trap has sprung: the world stands still until it is let go.
+    /// The trap has held an operation: every operation waits until the supervisor releases them.
     Trapped,
 }
 
-/// How an operation goes on that the gate has let through.
+/// Result for an operation that the gate lets through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passed {
     Sound,
-    /// A flush that fails: pages that reach the device all the same, in a hundred.
+    /// This flush fails. The number is the percentage of pages that reach the device all the same.
     SyncFails(u64),
 }
 
@@ -99,7 +97,7 @@ pub(crate) enum Passed {
 struct State {
     dead: bool,
     held: bool,
-    /// Operations that change something, until the trap springs.
+    /// Number of changing operations that still pass before the trap holds.
     trap: Option<u64>,
     notices: Option<Sender<Notice>>,
     faults: Vec<Fault>,
@@ -107,7 +105,6 @@ struct State {
     rng: Option<Rng>,
 }
 
-/// The gate of one file system.
 #[derive(Default)]
 pub(crate) struct Gate {
     state: Mutex<State>,
@@ -115,7 +112,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Holds or refuses the operation, or lets it through.
+    /// Counts the operation, and then holds it, refuses it, or lets it through.
     pub(crate) fn pass(&self, op: Op) -> Result<Passed, Errno> {
         let mut state = self.state.lock();
         if matches!(op, Op::Write | Op::Change | Op::Sync) {
@@ -148,41 +145,41 @@ impl Gate {
         passed
     }
 
-    /// Whether the disk says that it is full.
+    /// Whether the disk reports that it is full.
     pub(crate) fn says_full(&self) -> bool {
         let state = self.state.lock();
         state.faults.iter().any(|fault| fault.kind == FaultKind::Full && fault.from == 0 && fault.count > 0)
     }
 
-    /// New faults in place of those there are.
+    /// Replaces all faults. `seed` decides their delays and partial flushes.
     pub(crate) fn set_faults(&self, faults: Vec<Fault>, seed: u64) {
         let mut state = self.state.lock();
         state.faults = faults;
         state.rng = Some(Rng::new(seed));
     }
 
-    /// How often each kind of fault has hit since this was asked last.
+    /// Returns the number of hits of each kind of fault since the last call.
     pub(crate) fn take_hits(&self) -> BTreeMap<FaultKind, u64> {
         std::mem::take(&mut self.state.lock().hits)
     }
 
-    /// Where notices go.
+    /// Sets the receiver of notices.
     pub(crate) fn notify(&self, notices: Sender<Notice>) {
         self.state.lock().notices = Some(notices);
     }
 
-    /// Stops the world at the operation that comes after `operations` that change something.
+    /// Holds every operation from the one that comes after `operations` changing ones.
     pub(crate) fn set_trap(&self, operations: Option<u64>) {
         self.state.lock().trap = operations;
     }
 
-    /// Every operation fails from now on, also those that are held: there is no power.
+    /// Makes every operation fail from now on, the held ones included, because there is no power.
     pub(crate) fn cut_power(&self) {
         self.state.lock().dead = true;
         self.moved.notify_all();
     }
 
-    /// Lets operations that are held go on.
+    /// Releases the operations that are held.
     pub(crate) fn release(&self) {
         let mut state = self.state.lock();
         state.held = false;
@@ -190,7 +187,7 @@ impl Gate {
         self.moved.notify_all();
     }
 
-    /// As new, with power.
+    /// Resets the gate to its initial state, with power.
     pub(crate) fn reset(&self) {
         *self.state.lock() = State::default();
     }
@@ -203,7 +200,7 @@ impl State {
                 self.trap = None;
                 self.held = true;
                 if let Some(notices) = &self.notices {
-                    // A supervisor that is gone lets nothing go; the connection ends with it.
+                    // If the supervisor is gone, nobody releases the operations, but the connection ends with it.
                     notices.send(Notice::Trapped).ok();
                 }
             }
@@ -212,7 +209,7 @@ impl State {
         }
     }
 
-    /// The faults that hit this operation.
+    /// Returns the faults that hit this operation, and counts it for those that it concerns.
     fn due(&mut self, op: Op) -> Vec<FaultKind> {
         let mut due = Vec::new();
         for fault in &mut self.faults {

@@ -1,16 +1,16 @@
-//! The bytes of one file, page by page.
+//! The content of one file, page by page.
 //!
-//! Owns: holes, reserved pages, the size. Must not: know what is durable. Used under the file system's lock.
+//! Owns: holes, reserved pages, the size. Must not: know which bytes are durable. Used under the file system's lock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Bytes of a page, the unit of the page cache and of allocation.
+/// Size of a page, the unit of the page cache and of allocation.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
 type Page = [u8; PAGE_BYTES as usize];
 
-/// A file's content. Clones share their pages until one of them is written.
+/// Content of a file. Clones share their pages until one of them is written.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Image {
     size: u64,
@@ -18,23 +18,23 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }
 
-    /// Pages that take space, those reserved beyond the end among them.
+    /// Returns the number of allocated pages, including those reserved past the end.
     pub(crate) fn pages(&self) -> u64 {
         self.pages.len() as u64
     }
 
-    /// Pages of this range that do not take space yet.
+    /// Returns the number of pages in this range that are not allocated yet.
     pub(crate) fn missing(&self, offset: u64, bytes: u64) -> u64 {
         let pages = page_range(offset, bytes);
         pages.end - pages.start - self.pages.range(pages).count() as u64
     }
 
-    /// At most `bytes` from `offset` on, up to the end.
+    /// Reads at most `bytes` from `offset` on, up to the end of the file.
     pub(crate) fn read(&self, offset: u64, bytes: u64) -> Vec<u8> {
         let bytes = bytes.min(self.size.saturating_sub(offset));
         let mut out = vec![0; bytes as usize];
@@ -48,13 +48,13 @@ impl Image {
         out
     }
 
-    /// Puts `bytes` at `offset`, and grows the file where they end behind it.
+    /// Writes `bytes` at `offset`, and grows the file if they end past its end.
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
         self.put(offset, bytes);
         self.size = self.size.max(offset + bytes.len() as u64);
     }
 
-    /// The same without growing the file.
+    /// Writes `bytes` at `offset` without growing the file.
     pub(crate) fn put(&mut self, offset: u64, bytes: &[u8]) {
         for (at, part) in pieces(offset, bytes.len() as u64) {
             let page = Arc::make_mut(self.pages.entry(at / PAGE_BYTES).or_insert_with(zero_page));
@@ -64,7 +64,7 @@ impl Image {
         }
     }
 
-    /// Cuts or grows the file; what is cut off is zero should the file grow again.
+    /// Cuts or grows the file. Bytes that were cut off read as zeros if the file grows again.
     pub(crate) fn set_size(&mut self, size: u64) {
         if size < self.size {
             drop(self.pages.split_off(&size.div_ceil(PAGE_BYTES)));
@@ -73,7 +73,7 @@ impl Image {
         self.size = size;
     }
 
-    /// Takes space for this range without changing what is read.
+    /// Allocates this range without changing its content.
     pub(crate) fn reserve(&mut self, offset: u64, bytes: u64) {
         let zero = zero_page();
         for page in page_range(offset, bytes) {
@@ -81,7 +81,7 @@ impl Image {
         }
     }
 
-    /// Makes this range zero and gives back its whole pages.
+    /// Makes this range zero and frees its whole pages.
     pub(crate) fn punch(&mut self, offset: u64, bytes: u64) {
         let end = offset + bytes;
         let whole = offset.div_ceil(PAGE_BYTES)..(end / PAGE_BYTES).max(offset.div_ceil(PAGE_BYTES));
@@ -109,7 +109,7 @@ fn page_range(offset: u64, bytes: u64) -> std::ops::Range<u64> {
     offset / PAGE_BYTES..(offset + bytes).div_ceil(PAGE_BYTES).max(offset / PAGE_BYTES)
 }
 
-/// The range cut at the bounds of pages: offset and length of each piece.
+/// Cuts a range at page boundaries, and returns offset and length of each piece.
 fn pieces(offset: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
     let end = offset + bytes;
     let mut at = offset;

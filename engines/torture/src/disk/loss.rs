@@ -1,13 +1,15 @@
-//! What a loss of power leaves: everything that was flushed, and of the rest what a seed says.
+//! A power loss: everything that was flushed survives, and of the other changes those that a seed selects.
 //!
-//! Owns: which pending changes survive. Must not: leave what no device could leave. Runs while nothing is mounted.
+//! Owns: the selection of surviving changes. Must not: leave a state that no device could leave. Runs while nothing is
+//! mounted.
 //!
-//! Unflushed bytes survive by sectors, of 512 or 4096 bytes as the loss has it: each sector as it was after any number
-//! of the writes to it, independent of its neighbours, so writes are torn and reordered. A file's size grows or does
-//! not; where it grew and its bytes did not come, there are zeros. A file that was cut is as before, or was cut before
-//! anything that was written later. Operations on names happen wholly or not at all; those that share no name may be
-//! reordered, unless the loss keeps them in order as a journal does. All this is harsher than ext4 with its default
-//! `data=ordered`.
+//! Unflushed bytes survive by sectors, of 512 or 4096 bytes in one loss. Each sector is as it was after any number of
+//! the writes to it, independent of its neighbours, so writes are torn and reordered. A file's size grows or does not;
+//! if it grew and its bytes were lost, there are zeros. A file that was cut is as before, or was cut before anything
+//! that was written later.
+//!
+//! Operations on names happen wholly or not at all. Those that share no name may be reordered, unless the loss keeps
+//! them in order as a journal does. All this is harsher than ext4 with its default `data=ordered`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,23 +17,24 @@ use super::image::Image;
 use super::tree::{Body, Change, File, Naming, Pending, Tree};
 use crate::rng::Rng;
 
-/// What survives of the changes that were not flushed.
+/// Rule that decides which unflushed changes survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Style {
     Nothing,
     Everything,
-    /// All changes before a moment, none after it.
+    /// All changes up to a moment survive, and none after it.
     Before(u64),
-    /// The sectors that were written after a moment, and none that were not.
+    /// Sectors that were last written after a moment survive, and no others.
     After(u64),
-    /// Each sector by itself, with this chance in a hundred to survive wholly.
+    /// Each sector has this chance in percent to survive as last written. Otherwise a random number of its first writes
+    /// survive.
     Sectors(u64),
-    /// Each write by itself, with this chance in a hundred.
+    /// Each write has this chance in percent to survive. A sector keeps the writes before the first that does not.
     Writes(u64),
 }
 
 impl Tree {
-    /// Loses the power.
+    /// Applies a power loss to every file and directory. Nobody has a file open afterwards.
     pub(crate) fn lose_power(&mut self, rng: &mut Rng) {
         let style = self.style(rng);
         let sector_bytes = rng.pick(&[512, 4096]);
@@ -49,8 +52,8 @@ impl Tree {
         self.forget_unused();
     }
 
-    /// The page cache is emptied, as the kernel may do when nobody has a file open: what a failed flush has left in it
-    /// alone is gone.
+    /// Empties the page cache, as the kernel may do when nobody has a file open. Bytes that a failed flush has left
+    /// only in the page cache are lost.
     pub(crate) fn drop_caches(&mut self) {
         for inode in self.inodes.values_mut() {
             if let Body::File(file) = &mut inode.body
@@ -65,8 +68,8 @@ impl Tree {
         }
     }
 
-    /// A flush of this file fails: of what was pending pages have reached the device with this `chance` in a hundred,
-    /// and the rest is no longer tried. The page cache keeps it, and says no more that it is not durable: so Linux does.
+    /// Fails a flush of this file. `chance` is the percentage of pending pages that have reached the device, and the
+    /// others are not tried again. The page cache keeps all of them and no longer marks them as dirty, as in Linux.
     pub(crate) fn fail_sync(&mut self, ino: u64, chance: u64, rng: &mut Rng) {
         if let Some(Body::File(file)) = self.inodes.get_mut(&ino).map(|inode| &mut inode.body)
             && !file.pending.is_empty()
@@ -97,7 +100,7 @@ impl Tree {
     }
 }
 
-/// The operations on names that happened, in order.
+/// Returns the operations on names that happened, in order.
 fn surviving_names(naming: Vec<Naming>, style: Style, rng: &mut Rng) -> Vec<Naming> {
     let in_order = rng.once_in(2);
     let cut = if naming.is_empty() { 0 } else { rng.below(naming.len() as u64 + 1) as usize };
@@ -113,7 +116,7 @@ fn surviving_names(naming: Vec<Naming>, style: Style, rng: &mut Rng) -> Vec<Nami
             _ => rng.below(100) < chance,
         };
         let names: Vec<_> = naming.edits.iter().map(|edit| (edit.dir, edit.name.clone())).collect();
-        // What shares a name with an operation that did not happen cannot have happened after it.
+        // An operation that shares a name with one that did not happen cannot have happened after it.
         if keep && !names.iter().any(|name| dropped.contains(name)) {
             kept.push(naming);
         } else {
@@ -123,11 +126,11 @@ fn surviving_names(naming: Vec<Naming>, style: Style, rng: &mut Rng) -> Vec<Nami
     kept
 }
 
-/// Leaves in the file what is durable and what survives of the rest.
+/// Reduces the file to its durable bytes and those pending changes that survive.
 fn lose(file: &mut File, style: Style, sector_bytes: u64, rng: &mut Rng) {
     let mut survived = file.durable.clone();
     let mut pending = std::mem::take(&mut file.pending);
-    // Up to the last cut that survived, all has.
+    // If a cut survived, so did every change before it.
     if let Some(cut) = last_surviving_cut(&survived, &mut pending, style, rng) {
         let mut before = File { durable: survived, pending: pending.drain(..=cut).collect(), ..File::default() };
         before.flush();
@@ -139,7 +142,8 @@ fn lose(file: &mut File, style: Style, sector_bytes: u64, rng: &mut Rng) {
     file.cache_differs = false;
 }
 
-/// Where the last cut stands that survived. The first that did not takes everything behind it away.
+/// Returns the index of the last cut that survived. The first cut that did not survive is removed, with everything
+/// after it.
 fn last_surviving_cut(durable: &Image, pending: &mut Vec<Pending>, style: Style, rng: &mut Rng) -> Option<usize> {
     let (mut size, mut last) = (durable.size(), None);
     for index in 0..pending.len() {
@@ -165,7 +169,7 @@ fn last_surviving_cut(durable: &Image, pending: &mut Vec<Pending>, style: Style,
     last
 }
 
-/// Of writes and growth, without any cut.
+/// Applies the surviving ones of `pending` to `image`. `pending` contains writes and growth, and no cut.
 fn lose_writes(image: &mut Image, pending: &[Pending], style: Style, sector_bytes: u64, rng: &mut Rng) {
     let by_write: Vec<bool> = pending.iter().map(|_| matches!(style, Style::Writes(c) if rng.below(100) < c)).collect();
     let mut sectors: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
@@ -210,7 +214,7 @@ fn lose_writes(image: &mut Image, pending: &[Pending], style: Style, sector_byte
     }
     let indexes: Vec<usize> = sizes.iter().map(|(index, _)| *index).collect();
     let grown = survivors(&indexes, rng).checked_sub(1).map_or(before, |last| sizes[last].1);
-    // A size goes with the bytes, as with ext4, or by itself.
+    // The size changes together with the bytes, as on ext4, or on its own.
     let size = if rng.once_in(2) { reached } else { grown };
     let size = match style {
         Style::Nothing | Style::Everything => grown,

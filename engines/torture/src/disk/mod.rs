@@ -1,8 +1,8 @@
-//! A disk that loses power: a file system in memory, mounted by FUSE, that knows what was flushed.
+//! A disk that can lose power: a file system in memory, mounted by FUSE, that knows which changes were flushed.
 //!
-//! Owns: mounting, unmounting, and what happens in between to the device. Must not: touch its own mount point once an
-//! agent works there; a request that this process makes of itself may wait for ever. The supervisor's thread calls it;
-//! the FUSE session has threads of its own.
+//! Owns: mounting, unmounting, and the changes to the device in between. Must not: touch its own mount point once an
+//! agent works there, because a request that this process makes to itself may wait forever. The supervisor's thread
+//! calls it; the FUSE session has threads of its own.
 
 mod gate;
 mod image;
@@ -31,12 +31,12 @@ use crate::rng::Rng;
 use gate::Gate;
 use tree::Tree;
 
-/// Threads that answer requests: one that a fault delays does not delay all.
+/// Number of threads that answer requests, so that a delayed request does not delay all others.
 const THREADS: usize = 3;
-/// How long requests in flight may hold up an unmount before the connection is cut.
+/// Time that requests in flight may hold up an unmount before the connection is cut.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the session's threads share with the supervisor.
+/// State that the session's threads share with the supervisor.
 pub(crate) struct Shared {
     gate: Gate,
     tree: Mutex<Tree>,
@@ -56,11 +56,11 @@ pub struct Disk {
     session: Option<BackgroundSession>,
 }
 
-/// Gives the calling thread, and processes and threads that it starts from now on, mounts of their own: whatever ends
-/// them, no mount is left behind.
+/// Gives the calling thread, and the processes and threads that it starts from now on, a mount namespace of their own.
+/// So no mount remains, however they end.
 ///
 /// # Errors
-/// The kernel's, where this process may not.
+/// The kernel's errors, for example if this process lacks the permission.
 pub fn own_mounts() -> io::Result<()> {
     // SAFETY: only the calling thread's view of mounts and its own current directory and umask change; no file
     // descriptor table is unshared.
@@ -70,10 +70,10 @@ pub fn own_mounts() -> io::Result<()> {
 }
 
 impl Disk {
-    /// An empty disk of `capacity_bytes`, mounted at `point`, which exists.
+    /// Creates an empty disk of `capacity_bytes` and mounts it at `point`, which must exist.
     ///
     /// # Errors
-    /// The kernel's, where FUSE is missing or this process may not mount.
+    /// The kernel's errors, for example if FUSE is missing or this process may not mount.
     pub fn new(point: &Path, capacity_bytes: u64, seed: u64) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             gate: Gate::default(),
@@ -85,60 +85,59 @@ impl Disk {
         Ok(disk)
     }
 
-    /// From now on flushing a file makes its names durable, too, as it does on ext4, XFS and btrfs.
+    /// Makes flushing a file make its names durable, too, from now on, as on ext4, XFS and btrfs.
     pub fn keep_flushed_names(&self) {
         self.shared.tree.lock().flush_keeps_names = true;
     }
 
-    /// Where it is mounted.
     pub fn point(&self) -> &Path {
         &self.point
     }
 
-    /// Sends [`Notice::Trapped`] there.
+    /// Sets the receiver of [`Notice::Trapped`].
     pub fn notify(&self, notices: Sender<Notice>) {
         self.shared.gate.notify(notices);
     }
 
-    /// Stops every operation once `operations` more have changed something; [`Disk::release`] lets them go on.
+    /// Holds every operation once `operations` more have changed something. [`Disk::release`] releases them.
     pub fn set_trap(&self, operations: Option<u64>) {
         self.shared.gate.set_trap(operations);
     }
 
-    /// Lets operations go on that the trap holds.
+    /// Releases the operations that the trap holds.
     pub fn release(&self) {
         self.shared.gate.release();
     }
 
-    /// Sets the faults to come, in place of those that were; none heals the disk.
+    /// Replaces all faults. An empty list heals the disk.
     pub fn set_faults(&self, faults: Vec<Fault>, seed: u64) {
         self.shared.gate.set_faults(faults, seed);
     }
 
-    /// How often each kind of fault has hit since this was asked last.
+    /// Returns the number of hits of each kind of fault since the last call.
     pub fn take_hits(&self) -> BTreeMap<FaultKind, u64> {
         self.shared.gate.take_hits()
     }
 
-    /// From now on every operation fails without doing anything. The agent is killed next.
+    /// Makes every operation fail from now on without doing anything. The agent is killed next.
     pub fn cut_power(&self) {
         self.shared.gate.cut_power();
     }
 
-    /// Mounts what a loss of power leaves. Call it when the agent is gone.
+    /// Applies a power loss and mounts the result. To be called when the agent is gone.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's errors of unmounting or mounting.
     pub fn lose_power(&mut self, seed: u64) -> io::Result<()> {
         self.unmount()?;
         self.shared.tree.lock().lose_power(&mut Rng::new(seed));
         self.mount()
     }
 
-    /// Mounts anew with empty caches. Call it when the agent is gone.
+    /// Mounts the disk again with empty caches. To be called when the agent is gone.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's errors of unmounting or mounting.
     pub fn drop_caches(&mut self) -> io::Result<()> {
         self.unmount()?;
         self.shared.tree.lock().drop_caches();
@@ -159,15 +158,15 @@ impl Disk {
         Ok(())
     }
 
-    /// Unmounts, and cuts the connection where something still holds on to it.
+    /// Unmounts the disk, and cuts the connection if some process still holds on to it.
     fn unmount(&mut self) -> io::Result<()> {
         let Some(session) = self.session.take() else { return Ok(()) };
-        // Whatever waits at the gate must not wait for us.
+        // A request that is held at the gate must not block the unmount.
         self.shared.gate.release();
         let until = Instant::now() + PATIENCE;
         while let Err(e) = unmount(&self.point, UnmountFlags::empty()) {
             if e != rustix::io::Errno::BUSY || Instant::now() >= until {
-                // Aborts what is in flight; a mount that is busy all the same goes when its last user does.
+                // Aborts the requests in flight. A mount that is still busy disappears with its last user.
                 unmount(&self.point, UnmountFlags::FORCE).ok();
                 unmount(&self.point, UnmountFlags::DETACH)?;
                 break;

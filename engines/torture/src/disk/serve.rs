@@ -1,9 +1,10 @@
-//! The file system's side of FUSE: each request past the gate, to the tree, and back.
+//! The FUSE side of the file system: each request passes the gate and is done on the tree.
 //!
-//! Owns: the translation. Must not: keep anything of its own. Runs on the threads of the FUSE session.
+//! Owns: the translation of requests and replies. Must not: keep state of its own. Runs on the threads of the FUSE
+//! session.
 //!
-//! The kernel's write-back cache stays off, so a write is known here before the program goes on; reads and mappings go
-//! through the page cache, but for files that are opened with `O_DIRECT`. Locks are the kernel's own.
+//! The kernel's write-back cache stays off, so a write arrives here before the program goes on. Reads and mappings go
+//! through the page cache, except for files that are opened with `O_DIRECT`. Locks are the kernel's own.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -20,16 +21,16 @@ use super::gate::{Op, Passed};
 use super::image::PAGE_BYTES;
 use super::tree::{Body, Errno as Code, Ino, Tree};
 
-/// How long the kernel may believe names and attributes: nobody else changes them.
+/// Time that the kernel may cache names and attributes. Long, because nobody else changes them.
 const FOREVER: Duration = Duration::from_secs(3600);
-/// Bytes of the largest write that comes in one piece.
+/// Size in bytes of the largest write that arrives in one piece.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
 
-/// What the session calls.
+/// Implementation of the calls that the FUSE session makes.
 pub(crate) struct Served(pub(crate) Arc<Shared>);
 
 impl Served {
-    /// Passes the gate, then does `action` on the tree.
+    /// Passes the gate, and then runs `action` on the tree.
     fn on<T>(&self, op: Op, action: impl FnOnce(&mut Tree) -> Result<T, Code>) -> Result<T, Errno> {
         self.0.gate.pass(op).and_then(|_| action(&mut self.0.tree.lock())).map_err(Errno::from_i32)
     }
@@ -62,7 +63,7 @@ impl Served {
 
 impl Filesystem for Served {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // A size that it does not take is no reason not to mount.
+        // A size that the kernel does not accept is no reason not to mount.
         config.set_max_write(WRITE_BYTES_MAX).ok();
         Ok(())
     }
@@ -178,7 +179,7 @@ impl Filesystem for Served {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        // Past the gate: a process ends whatever the disk does.
+        // This does not pass the gate, because a process must be able to end whatever the disk does.
         self.0.tree.lock().closed(ino.0);
         reply.ok();
     }
@@ -212,7 +213,7 @@ impl Filesystem for Served {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // O_SYNC has the bit of O_DSYNC in it.
+        // `O_SYNC` includes the bit of `O_DSYNC`.
         let flushed = flags.0 & libc::O_DSYNC != 0;
         let write = self.on(Op::Write, |tree| tree.write(ino.0, offset, data)).and_then(|written| {
             if flushed && let Passed::SyncFails(chance) = self.0.gate.pass(Op::Sync).map_err(Errno::from_i32)? {
@@ -231,7 +232,7 @@ impl Filesystem for Served {
     }
 
     fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
-        // Comes with each close, and flushes nothing.
+        // This call comes with each close, and flushes nothing.
         reply.ok();
     }
 

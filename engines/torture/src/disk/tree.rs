@@ -1,12 +1,14 @@
-//! The file system's content: what a program sees, what is durable, and what is on its way from one to the other.
+//! The content of the file system: the state that programs see, the durable state, and the pending changes between
+//! them.
 //!
-//! Owns: inodes, names, the pending changes of both, the space. Must not: speak FUSE, decide which fault comes when.
+//! Owns: inodes, names, the pending changes of both, the space. Must not: speak FUSE, or decide when a fault comes.
 //! Used under the file system's lock.
 //!
-//! A change is seen at once and is pending until it is flushed: `fsync` and `fdatasync` make a file's bytes and size
-//! durable, a write through a descriptor with `O_DSYNC` its own pages, and `fsync` of a directory the names in it.
-//! `sync_file_range` makes nothing durable. Flushing a file does not make its name durable, which is as much as POSIX
-//! promises, unless [`Tree::flush_keeps_names`] says so: ext4, XFS and btrfs take the name of a new file along.
+//! A change is visible at once and pending until it is flushed. `fsync` and `fdatasync` make a file's bytes and size
+//! durable, a write through a descriptor with `O_DSYNC` makes its own pages durable, and `fsync` of a directory the
+//! names in it. `sync_file_range` makes nothing durable. Flushing a file does not make its name durable, because POSIX
+//! does not promise it, unless [`Tree::flush_keeps_names`] is set: ext4, XFS and btrfs make the name of a new file
+//! durable as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -17,13 +19,13 @@ use super::image::{Image, PAGE_BYTES};
 pub(crate) type Ino = u64;
 pub(crate) const ROOT: Ino = 1;
 
-/// An error number of libc.
+/// An error number of the C library.
 pub(crate) type Errno = i32;
 
 /// A change of a file that is not durable yet.
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
-    /// Its place in the order of all changes of the file system.
+    /// Position in the order of all changes of the file system.
     pub(crate) at: u64,
     pub(crate) change: Change,
 }
@@ -34,14 +36,14 @@ pub(crate) enum Change {
     Size(u64),
 }
 
-/// A change of names that is not durable yet; the edits of one operation happen together or not at all.
+/// A change of names that is not durable yet. The edits of one operation happen together or not at all.
 #[derive(Clone, Debug)]
 pub(crate) struct Naming {
     pub(crate) at: u64,
     pub(crate) edits: Vec<Edit>,
 }
 
-/// In this directory, this name stands for this inode from now on, or for none.
+/// In directory `dir`, `name` refers to inode `to` from now on, or to nothing if that is `None`.
 #[derive(Clone, Debug)]
 pub(crate) struct Edit {
     pub(crate) dir: Ino,
@@ -54,7 +56,7 @@ pub(crate) struct File {
     pub(crate) live: Image,
     pub(crate) durable: Image,
     pub(crate) pending: Vec<Pending>,
-    /// A flush has failed: the page cache holds what neither the device nor a later flush does.
+    /// Whether a flush has failed and the page cache holds bytes that neither the device nor a later flush has.
     pub(crate) cache_differs: bool,
 }
 
@@ -77,7 +79,6 @@ pub(crate) struct Inode {
     pub(crate) modified: SystemTime,
 }
 
-/// The whole file system.
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) inodes: BTreeMap<Ino, Inode>,
@@ -85,12 +86,12 @@ pub(crate) struct Tree {
     next_ino: Ino,
     clock: u64,
     pub(crate) capacity_pages: u64,
-    /// Whether flushing a file makes the names durable that it has been given.
+    /// Whether flushing a file makes the names durable that the file was given.
     pub(crate) flush_keeps_names: bool,
 }
 
 impl Tree {
-    /// An empty root in a file system of that size.
+    /// Creates a file system of that size with an empty root.
     pub(crate) fn new(capacity_bytes: u64) -> Self {
         let root = inode(Body::Dir(Dir::default()));
         Self {
@@ -121,12 +122,12 @@ impl Tree {
         }
     }
 
-    /// What `name` stands for in a directory.
+    /// Returns the inode that `name` refers to in directory `dir`.
     pub(crate) fn lookup(&self, dir: Ino, name: &OsStr) -> Result<Ino, Errno> {
         self.dir(dir)?.live.get(name).copied().ok_or(libc::ENOENT)
     }
 
-    /// Names that stand for an inode.
+    /// Returns the number of names that refer to an inode.
     pub(crate) fn links(&self, ino: Ino) -> u64 {
         let named = |inode: &Inode| match &inode.body {
             Body::Dir(dir) => dir.live.values().filter(|other| **other == ino).count() as u64,
@@ -135,7 +136,7 @@ impl Tree {
         self.inodes.values().map(named).sum()
     }
 
-    /// Pages that are not taken. A file that is removed takes none once nobody has it open.
+    /// Returns the number of free pages. A removed file takes none once nobody has it open.
     pub(crate) fn free_pages(&self) -> u64 {
         let mut named: BTreeSet<Ino> = BTreeSet::new();
         for inode in self.inodes.values() {
@@ -150,14 +151,14 @@ impl Tree {
         self.capacity_pages.saturating_sub(self.inodes.iter().map(taken).sum())
     }
 
-    /// Writes as many bytes as there is space for, and says how many.
+    /// Writes as many bytes as there is space for, and returns their number.
     pub(crate) fn write(&mut self, ino: Ino, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let free = self.free_pages();
         let at = self.tick();
         let file = self.file_mut(ino)?;
         let mut fits = bytes.len() as u64;
         while file.live.missing(offset, fits) > free {
-            // Down to the end of the page before.
+            // Down to the end of the previous page.
             let end = (offset + fits - 1) / PAGE_BYTES * PAGE_BYTES;
             fits = end.saturating_sub(offset);
         }
@@ -184,7 +185,7 @@ impl Tree {
             file.live.set_size(size);
             file.pending.push(Pending { at, change: Change::Size(size) });
         } else {
-            // Gives back what was reserved behind the end.
+            // Frees the pages that were reserved past the end.
             file.live.set_size(size + 1);
             file.live.set_size(size);
         }
@@ -192,7 +193,7 @@ impl Tree {
         Ok(())
     }
 
-    /// `fallocate(2)` in the modes that engines use.
+    /// Implements `fallocate(2)` in the modes that engines use.
     pub(crate) fn allocate(&mut self, ino: Ino, offset: u64, bytes: u64, mode: i32) -> Result<(), Errno> {
         let free = self.free_pages();
         let file = self.file_mut(ino)?;
@@ -219,7 +220,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A new file or directory under a name that is free.
+    /// Creates a file or a directory under a name that is free.
     pub(crate) fn create(&mut self, dir: Ino, name: &OsStr, is_dir: bool) -> Result<Ino, Errno> {
         if self.dir(dir)?.live.contains_key(name) {
             return Err(libc::EEXIST);
@@ -275,7 +276,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Makes a file's bytes and size durable.
+    /// Makes a file's bytes and size durable, and its names if [`Tree::flush_keeps_names`] is set.
     pub(crate) fn sync_file(&mut self, ino: Ino) -> Result<(), Errno> {
         self.file_mut(ino)?.flush();
         if self.flush_keeps_names {
@@ -284,14 +285,14 @@ impl Tree {
         Ok(())
     }
 
-    /// Makes a directory's names durable, and what they depend on in others.
+    /// Makes a directory's names durable, and the changes in other directories that they depend on.
     pub(crate) fn sync_dir(&mut self, ino: Ino) -> Result<(), Errno> {
         self.dir(ino)?;
         self.sync_names(|edit| edit.dir == ino);
         Ok(())
     }
 
-    /// Makes changes of names durable, and those that they depend on.
+    /// Makes the chosen changes of names durable, and the earlier ones that they depend on.
     fn sync_names(&mut self, chosen: impl Fn(&Edit) -> bool) {
         let mut wanted: BTreeSet<(Ino, OsString)> = BTreeSet::new();
         let mut durable = Vec::new();
@@ -309,7 +310,7 @@ impl Tree {
         self.forget_unused();
     }
 
-    /// Applies a change of names to what is durable.
+    /// Applies a change of names to the durable state.
     pub(crate) fn make_durable(&mut self, naming: &Naming) {
         for edit in &naming.edits {
             if let Some(Inode { body: Body::Dir(dir), .. }) = self.inodes.get_mut(&edit.dir) {
@@ -331,7 +332,7 @@ impl Tree {
         self.forget_unused();
     }
 
-    /// Drops inodes that no name stands for, neither seen, nor durable, nor pending, and that nobody has open.
+    /// Drops inodes that nobody has open and that no name refers to: neither a visible nor a durable nor a pending one.
     pub(crate) fn forget_unused(&mut self) {
         let mut used = BTreeSet::from([ROOT]);
         used.extend(self.naming.iter().flat_map(|naming| &naming.edits).filter_map(|edit| edit.to));
@@ -379,7 +380,7 @@ impl Tree {
 }
 
 impl File {
-    /// Makes every pending change durable.
+    /// Makes every pending change of the file durable.
     pub(crate) fn flush(&mut self) {
         for pending in self.pending.drain(..) {
             match pending.change {
@@ -389,7 +390,8 @@ impl File {
         }
     }
 
-    /// Makes the pages of this range durable; other pending changes stay pending.
+    /// Makes the pages of this range durable. Other pending changes stay pending, unless one changes the size: then all
+    /// of them become durable.
     fn flush_pages(&mut self, offset: u64, bytes: u64) {
         if self.pending.iter().any(|pending| matches!(pending.change, Change::Size(_))) {
             return self.flush();

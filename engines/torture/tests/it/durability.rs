@@ -1,7 +1,8 @@
-//! What a commit survives: every cell of the table in RELIABILITY.md.
+//! Durability of commits: tests every cell of the table in RELIABILITY.md.
 //!
-//! That acknowledged batches are there, whole, and none behind them, is the oracle's to say in every life; here it is
-//! said how many there were to lose, and that buffered ones are lost where they may be: otherwise nothing was tested.
+//! In every life the oracle checks that the acknowledged batches are there, whole, and none after them. The tests here
+//! check in addition that there were batches to lose, and that buffered ones are lost where they may be: otherwise
+//! nothing was tested.
 
 use torture::{Column, EndKind, Swarm, Totals};
 
@@ -89,7 +90,7 @@ mod buffered_power_lost {
     }
 }
 
-/// A synced batch stands on buffered ones before it, whatever process wrote those.
+/// A synced batch makes the buffered batches before it durable, too, whichever process wrote those.
 mod mixed {
     use super::*;
 

@@ -1,5 +1,5 @@
-//! Each fault of the disk on each engine: refused with an error that tells, never a wrong value, and over when the fault
-//! is; a loss of power on top.
+//! Tests each fault of the disk on each engine, followed by a power loss. The engine refuses work with an informative
+//! error, never returns a wrong value, and recovers when the fault ends.
 
 use torture::{Column, EndKind, FaultKind, Swarm};
 
@@ -47,8 +47,8 @@ each_fault! {
     the_disk_is_slow Slow;
 }
 
-/// A flush fails, the store is opened again, goes on, and the power is lost: what the failed flush was to make durable
-/// is in the page cache and, no matter how often it is flushed again, not on the disk.
+/// A flush fails, the store is opened again and goes on, and the power is lost. The bytes of the failed flush are in
+/// the page cache, but no later flush writes them to the disk.
 mod a_failed_flush_and_then_a_power_loss {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! The torture with fixed seeds: the table of what a commit survives, and every fault on every engine.
+//! The torture with fixed seeds: the table of durability, and every fault on every engine.
 //!
 //! The agents are processes of the crate's own program.
 
@@ -11,7 +11,7 @@ use std::path::Path;
 
 use torture::{Column, Life, Swarm, Totals, can_lose_power};
 
-/// What is switched on where a test says nothing else: batches alone, on the disk that loses power.
+/// Returns the options of a test that sets no others: only batches, on the disk that loses power.
 fn plain() -> Swarm {
     Swarm {
         fuse: true,
@@ -27,7 +27,7 @@ fn plain() -> Swarm {
     }
 }
 
-/// The whole life of a store. `None` where the disk that loses power cannot be mounted, which needs root.
+/// Runs the whole life of a store. Returns `None` if the disk that loses power cannot be mounted, which needs root.
 fn live(column: Column, seed: u64, swarm: Swarm) -> Option<Totals> {
     if swarm.fuse
         && let Err(reason) = can_lose_power()

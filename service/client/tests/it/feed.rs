@@ -18,12 +18,13 @@ use tonic::{Code, Request, Response, Status};
 
 type Line = Result<SubscribeResponse, Status>;
 
-/// What each subscription is told, one after another; the last one's end is followed by refusals. Keeps what was asked.
+/// A server that sends each subscription its list of messages; it refuses subscriptions after the last list. It keeps
+/// the requests.
 #[derive(Clone, Default)]
 struct Script {
     told: Arc<Mutex<VecDeque<Vec<Line>>>>,
     asked: Arc<Mutex<Vec<SubscribeRequest>>>,
-    /// A subscription that was told everything goes on in silence, instead of ending.
+    /// Whether a subscription stays open in silence after its last message, instead of ending.
     stays: bool,
 }
 
@@ -82,7 +83,7 @@ fn changes(first_seq: u64, last_seq: u64) -> Kind {
     Kind::Changes(Changes { first_seq, last_seq, changes, slot_end: None })
 }
 
-/// The same, and slot 9 ends with them.
+/// Returns a message as [`changes`] does, with which slot 9 ends.
 fn last_changes(first_seq: u64, last_seq: u64, blockhash: &'static [u8]) -> Kind {
     let Kind::Changes(changes) = changes(first_seq, last_seq) else { panic!("changes") };
     let slot_end = proto::v1::SlotEnd { slot: 9, blockhash: Bytes::from_static(blockhash), parent_slot: 7 };
@@ -131,7 +132,7 @@ async fn a_server_that_comes_back_is_found_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kv.sock");
     let first = Script { stays: true, ..Script::new(vec![vec![started(7, 1), changes(1, 2)]]) };
-    // Its connections end with its runtime, as with a process.
+    // The server's connections end with its runtime, as they do with a process.
     let server = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let own = path.clone();
     server.spawn(async move { first.serve(&own) }).await.unwrap();
@@ -188,7 +189,7 @@ async fn a_dump_that_was_cut_goes_on_where_it_was() {
     let named = |start| (start, Some(7));
     assert_eq!(asked[1..4], [named(asked_from(5, 6)), named(asked_from(5, 8)), named(asked_from(20, 12))]);
     assert_eq!(asked[4], named(Some(Asked::FromSeq(15))));
-    // A program that was itself ended goes on with what it has kept.
+    // A program that was itself restarted goes on from the position that it has saved.
     let script = Script::new(vec![vec![started(7, 9), pairs(6..8, 9, 255), dump_end(9)]]);
     let kept = Start::DumpFrom { dumped: Dumped { key: [5; 32], seq: 8 }, feed_id: 7 };
     let (mut feed, _dir) = script.subscribe(kept).await;

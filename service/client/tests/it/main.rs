@@ -1,5 +1,5 @@
-//! The client against servers on real sockets that say what a test wants said: breaks, holes, refusals. How it gets on
-//! with the service itself is tested there.
+//! The client against servers on real sockets that answer as a test tells them: breaks, holes, refusals. The service's
+//! own tests cover the client together with the service.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,4 @@
-//! The bearer token: sent with every call, read again when it is refused, refusals told by their kind.
+//! The bearer token: sent with every call, read again after a refusal, and refusals reported by their kind.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
-/// Answers whoever brings the token.
+/// A server that answers only calls with the right token.
 #[derive(Clone)]
 struct Guarded {
     token: Arc<Mutex<&'static str>>,
@@ -68,7 +68,7 @@ async fn the_token_goes_with_every_call_and_follows_its_file() {
     *guarded.token.lock().unwrap() = "second";
     assert_eq!(client.get(&[1; 32]).await.unwrap().slot, Some(3), "the file holds another token by now");
     *guarded.token.lock().unwrap() = "third";
-    // A call is a task's like any other: it must not be bound to a thread.
+    // A call must be usable in any task: its future must be `Send`.
     let own = client.clone();
     let many =
         tokio::spawn(async move { (own.get(&[1; 32]).await, own.get_many(&[[1; 32]]).await, own.status().await).1 });

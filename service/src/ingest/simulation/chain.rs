@@ -1,6 +1,6 @@
-//! What happens on the simulated chain: blocks, skipped slots, dead and abandoned ones, and what each writes.
+//! The history of the simulated chain: blocks, skipped slots, dead and abandoned banks, and the writes of each.
 //!
-//! Owns: the truth that the model checks against, all of it from the seed. Must not: know how it is sent.
+//! Owns: the truth that the model checks against, all of it derived from the seed. Must not: know how it is sent.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use workload::Rng;
 
 use crate::ingest::assemble::Base;
 
-/// One write of an account, as the extraction sees it.
+/// One write of an account, reduced to the key and value that the extraction yields.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Write {
     pub(super) key: [u8; 32],
@@ -16,13 +16,13 @@ pub(super) struct Write {
     pub(super) version: u64,
 }
 
-/// A bank that was complete at some time.
+/// A bank that was complete at some time, whether it was confirmed or not.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     pub(super) slot: u64,
     pub(super) hash: [u8; 32],
     pub(super) parent: Base,
-    /// In the order of their versions; a key may be written several times.
+    /// Writes in the order of their versions; a key may be written several times.
     pub(super) writes: Vec<Write>,
 }
 
@@ -31,7 +31,7 @@ impl Block {
         Base { slot: self.slot, blockhash: self.hash }
     }
 
-    /// What the block comes down to, in the order of each key's first write.
+    /// Returns the last write of each key, in the order of each key's first write.
     pub(super) fn last_writes(&self) -> Vec<Write> {
         let mut at = BTreeMap::new();
         let mut last: Vec<Write> = Vec::new();
@@ -48,27 +48,27 @@ impl Block {
     }
 }
 
-/// One slot number.
+/// One slot number with the banks that were made in it.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
     pub(super) number: u64,
-    /// A bank that did not make it, and whether it was found dead; else it was abandoned without a word.
+    /// A bank that was never confirmed, and whether it was reported dead. Otherwise it was abandoned without a report.
     pub(super) failed: Option<(Block, bool)>,
     /// The block of the chain; `None` where the slot was skipped.
     pub(super) block: Option<Block>,
 }
 
-/// The chain from the slot that the store begins at.
+/// The chain, which begins at the slot that the store begins at.
 #[derive(Clone, Debug)]
 pub(super) struct Chain {
     pub(super) base: Base,
-    /// What the store holds at the base.
+    /// Content of the store at the base.
     pub(super) initial: BTreeMap<[u8; 32], [u8; 32]>,
-    /// The base itself first.
+    /// Slots in ascending order; the first one is the base.
     pub(super) slots: Vec<Slot>,
 }
 
-/// How large a chain is.
+/// Size of a chain: its slots, distinct keys, and most writes a block.
 struct Size {
     slots: u64,
     keys: u64,
@@ -77,7 +77,7 @@ struct Size {
 
 impl Chain {
     pub(super) fn new(rng: &mut Rng) -> Self {
-        // Once in a while enough changes that the feed's log takes several segments.
+        // Once in a while a chain has enough changes for the feed's log to take several segments.
         let size = if rng.chance(0.01) {
             Size { slots: 12, keys: 20_000, writes: 6000 }
         } else {
@@ -93,7 +93,7 @@ impl Chain {
             let last = number == base.slot + size.slots;
             let skipped = !last && rng.chance(0.15);
             let failed = rng.chance(0.15).then(|| (block(rng, &size, number, parent), rng.chance(0.6)));
-            // A block comes in the place of a dead one only: two banks that live are nobody's confirmed slot.
+            // A block replaces only a dead bank: where two banks of one slot both live, neither can be confirmed.
             let skipped = skipped || (!last && matches!(failed, Some((_, false))));
             let failed = failed.filter(|(_, dead)| skipped || *dead);
             let block = (!skipped).then(|| block(rng, &size, number, parent));
@@ -103,7 +103,7 @@ impl Chain {
         Self { base, initial, slots }
     }
 
-    /// Another chain that is the same below `from`: what a server of another fork takes for the truth.
+    /// Returns another chain that equals this one before `from`, as a server on another fork would send it.
     pub(super) fn fork(&self, from: u64, rng: &mut Rng) -> Self {
         let mut other = self.clone();
         let mut parent = None;
@@ -126,7 +126,6 @@ impl Chain {
         self.slots.iter().filter_map(|slot| slot.block.as_ref())
     }
 
-    /// The last block.
     pub(super) fn tip(&self) -> Base {
         self.blocks().last().map_or(self.base, Block::base)
     }
@@ -146,7 +145,7 @@ fn key(rng: &mut Rng, size: &Size) -> [u8; 32] {
     key
 }
 
-/// Few, so that many writes change nothing; zeros among them.
+/// Draws from few values, zeros among them, so that many writes change nothing.
 fn value(rng: &mut Rng) -> [u8; 32] {
     [rng.below(5) as u8; 32]
 }

@@ -1,6 +1,6 @@
-//! A block of the chain as the messages that a Yellowstone server makes of it, well formed and not.
+//! Turns a block of the chain into the messages that a Yellowstone server makes of it, well-formed or not.
 //!
-//! Owns: the shape of messages. Must not: decide which are sent, or when.
+//! Owns: the shape of messages. Must not: decide which messages are sent, or when.
 
 use loadgen::stream::account::{self as stream, Account, LEAVINGS};
 use loadgen::stream::filter::Filter;
@@ -37,7 +37,7 @@ pub(super) fn meta(block: &Block) -> SubscribeUpdate {
     }))
 }
 
-/// One write of an account as a server sends it; `None` where no filter matches what the account is after it.
+/// Returns the message for one write of an account. `None` where no filter matches the account after the write.
 pub(super) fn account(
     selection: Selection,
     filter: &Filter,
@@ -56,7 +56,7 @@ pub(super) fn account(
     (!names.is_empty()).then_some(SubscribeUpdate { filters: names, ..update })
 }
 
-/// An account that holds the value; a token account of either program, with extensions or without.
+/// Returns an account that holds the value. A token account belongs to either program and may have extensions.
 fn open(extract: Extract, write: &Write, value: &[u8; 32], rng: &mut Rng) -> Account {
     let shape = match extract {
         Extract::AccountOwner => stream::Extract::AccountOwner,
@@ -69,7 +69,7 @@ fn open(extract: Extract, write: &Write, value: &[u8; 32], rng: &mut Rng) -> Acc
     }
     let mut data = account.data()[..165].to_vec();
     if rng.chance(0.5) {
-        // Never 355 bytes: that is a multisig.
+        // Never 355 bytes, because that is a multisig.
         let len = [166, 170, 182, 354, 356, 400][rng.below(6) as usize];
         data.push(2);
         data.resize(len, 7);
@@ -77,9 +77,10 @@ fn open(extract: Extract, write: &Write, value: &[u8; 32], rng: &mut Rng) -> Acc
     Account::of(account.lamports, stream::TOKEN_2022_PROGRAM, data)
 }
 
-/// An account that is out of the map: closed, or become something else where the subscription shows that.
+/// Returns an account that has left the map: closed, or turned into something else where the subscription shows that.
 fn left(selection: Selection, rng: &mut Rng) -> Account {
-    /// Of [`Account::left`]: a wallet, and no lamports and no data.
+    /// Arguments of [`Account::left`]: `WALLET` gives a System account with lamports, `EMPTY` one without lamports and
+    /// data.
     const WALLET: u8 = 0;
     const EMPTY: u8 = 6;
     let any = rng.below(u64::from(LEAVINGS)) as u8;
@@ -98,7 +99,7 @@ fn account_of(slot: u64, pubkey: Vec<u8>, held: (u64, Vec<u8>, Vec<u8>), write_v
     update(UpdateOneof::Account(SubscribeUpdateAccount { account: Some(account), slot, ..Default::default() }))
 }
 
-/// What is part of every stream and means nothing to the ingest.
+/// Returns a message that real streams contain and that the ingest ignores.
 pub(super) fn noise(slot: u64, rng: &mut Rng) -> SubscribeUpdate {
     match rng.below(6) {
         0 => SubscribeUpdate::default(),
@@ -110,7 +111,7 @@ pub(super) fn noise(slot: u64, rng: &mut Rng) -> SubscribeUpdate {
     }
 }
 
-/// What no server should send.
+/// Returns a malformed message, which no server should send.
 pub(super) fn malformed(selection: Selection, block: &Block, rng: &mut Rng) -> SubscribeUpdate {
     let slot = block.slot;
     let token = decode(TOKEN_PROGRAM);

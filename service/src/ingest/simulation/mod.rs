@@ -1,10 +1,10 @@
-//! The ingest against a scripted Yellowstone server, in virtual time, from a seed.
+//! Simulates the ingest against a scripted Yellowstone server, in virtual time, from a seed.
 //!
-//! Owns: the lives of one simulated service and the seeds that are tried. Everything between the server's messages and
-//! the subscriber of the feed is what the service runs: receiver, assembler, ingest-apply, an engine, the feed's log.
-//! What is not here: the network under the messages, and the loop that waits for them on a thread of its own.
+//! Owns: the lives of one simulated service, and which seeds are tried. Everything between the server's messages and
+//! the subscriber of the feed is the service's own code: receiver, assembler, ingest-apply, an engine, the feed's log.
+//! Not simulated: the network under the messages, and the loop that waits for messages on a thread of its own.
 //!
-//! `SIM_SEEDS=100000` tries more seeds; `SIM_SEED=7` tries that one and says what happens.
+//! `SIM_SEEDS=100000` tries more seeds; `SIM_SEED=7` tries that one and prints its log.
 
 mod chain;
 mod messages;
@@ -40,11 +40,11 @@ use crate::feed::FRAME_CHANGES_MAX;
 use crate::readiness::{Limits, Verdict};
 use crate::status::Shared;
 
-/// How long a connection may be listened to that has shown a gap: the receiver looks between two messages, and twice a
-/// second where none comes.
+/// Maximum time for which the receiver keeps a connection that has shown a gap. The receiver checks after each message,
+/// and twice a second where none arrives.
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
 
-/// What `make test` tries.
+/// Number of seeds that `make test` tries.
 const SEEDS: u64 = 2000;
 
 #[test]
@@ -81,7 +81,8 @@ fn simulation() {
     assert!(!failed.into_inner(), "a seed failed: see above for how to see it again");
 }
 
-/// While a lookup may see more than is published it reads the engine's checkpoint each time.
+/// While a commit is under way, each lookup has to read the engine's checkpoint. A failed commit must therefore count
+/// as over.
 #[test]
 fn a_commit_that_failed_and_changed_nothing_is_over() {
     let mut rng = Rng::new(7);
@@ -109,7 +110,7 @@ fn a_commit_that_failed_and_changed_nothing_is_over() {
     assert!(!shared.is_committing());
 }
 
-/// One chain, one store, as many lives as it takes.
+/// Runs one chain and one store through as many lives as the chain takes.
 fn simulate(seed: u64) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -127,18 +128,19 @@ struct Simulation {
     oracle: Oracle,
     receive: ReceiveConfig,
     apply: ApplyConfig,
-    /// The last life ended between the feed's append and the end of a commit.
+    /// Whether the last life ended between the feed's append and the end of a commit.
     cut: bool,
 }
 
-/// How a life ends, unless a fault of the plan ends it before.
+/// How a life ends, unless a fault of the plan ends it earlier.
 #[derive(Clone, Copy, Debug)]
 enum Until {
-    /// Asked to stop at that time.
+    /// The service is asked to stop at that time.
     Stopped(Instant),
-    /// Killed after that many messages.
+    /// The process is killed after that many messages.
     Killed(u64),
-    /// The store stands at the tip of a server that works from the first time on, or the second time has come.
+    /// The store reaches the chain's tip, with a server that has no faults from the first time on. The second time is
+    /// the deadline.
     AtTip(Instant, Instant),
 }
 
@@ -179,17 +181,17 @@ impl Simulation {
     async fn run(mut self) {
         let faulty_until = self.server.complete_at() + Duration::from_secs(self.rng.below(40));
         while Instant::now() < faulty_until {
-            // Long enough for a gap to show, or short enough for many a restart.
+            // Long enough for a gap to show, or short enough for many restarts.
             let longest_ms = [2000, 5000, 20_000, 60_000][self.rng.below(4) as usize];
             let until = match self.rng.below(3) {
                 0 => Until::Killed(self.rng.below(200)),
                 _ => Until::Stopped(Instant::now() + Duration::from_millis(self.rng.below(longest_ms))),
             };
             self.life(until).await;
-            // A service that is down does not see the time go by.
+            // The service is down for this time.
             tokio::time::advance(Duration::from_millis(self.rng.below(2000))).await;
         }
-        // The last life goes on with the server healed under it: what was missing must come without a restart.
+        // The server heals during the last life: missing slots must arrive without a restart.
         let deadline = Instant::now() + Duration::from_secs(300);
         let heals_at = Instant::now() + Duration::from_millis(self.rng.below(60_000));
         let (verdict, heard) = self.life(Until::AtTip(heals_at, deadline)).await;
@@ -197,7 +199,8 @@ impl Simulation {
         assert!(at_tip, "stuck at slot={} of {:?}: {verdict:?}", self.oracle.slot(), self.chain.tip());
     }
 
-    /// From opening the store to the end of the process; what it said of itself last, and whether it heard anything.
+    /// Runs one life, from opening the store to the end of the process. Returns the last verdict, and whether any
+    /// message arrived.
     async fn life(&mut self, until: Until) -> (Verdict, bool) {
         let opened = self.store.open();
         self.oracle.opened(&opened, std::mem::take(&mut self.cut));
@@ -279,7 +282,7 @@ impl Simulation {
         }
     }
 
-    /// Whether it says of itself what is true; `moved_at`: when it applied a slot, in this life.
+    /// Asserts that the verdict is true. `moved_at` is the time at which this life last applied a slot.
     fn check_readiness(&self, shared: &Shared, started_at: u64, moved_at: Option<Instant>) {
         let verdict = shared.verdict();
         let slot = self.oracle.slot();
@@ -289,7 +292,7 @@ impl Simulation {
             assert!(since < Limits::default().max_lag, "ready, and nothing was applied for {since:?}");
         }
         let Some(lost) = self.server.lost().filter(|lost| slot < lost.slot) else { return };
-        // Ticks come twice a second; slots out of order may hide it for a few slots.
+        // Ticks come twice a second. Slots out of order may hide the loss for a few slots.
         if Instant::now() > lost.since + self.apply.gap_timeout + Duration::from_secs(5) {
             let Some(gap) = &verdict.gap else {
                 panic!("slot={} is missing and nobody says so: {verdict:?}", lost.slot);
@@ -298,7 +301,8 @@ impl Simulation {
         }
     }
 
-    /// Whether the connection is left that has shown a gap; `shown`: the gap's first sight, and the newest connection then.
+    /// Asserts that a connection that has shown a gap is given up in time. `shown` holds the time at which the gap was
+    /// first seen, and the newest connection at that time.
     fn check_given_up(&self, shared: &Shared, shown: &mut Option<(Instant, u64)>) {
         if shared.verdict().gap.is_none() {
             *shown = None;

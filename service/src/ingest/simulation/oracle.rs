@@ -1,6 +1,6 @@
-//! What the store, its checkpoint and the feed must be after each step.
+//! Checks the store, its checkpoint and the feed after each step.
 //!
-//! Owns: the model. It knows the chain and nothing of how the chain was sent. Must not: look at anything that a reader
+//! Owns: the model. It knows the chain and nothing of how the chain was sent. Must not: inspect anything that a reader
 //! or a subscriber of the service cannot see.
 
 use std::collections::BTreeMap;
@@ -20,21 +20,21 @@ pub(super) struct Oracle {
     chain: Arc<Chain>,
     base_known: bool,
     durability: Durability,
-    /// The map that the history leads to.
+    /// Content of the map after every change of `history`.
     map: BTreeMap<Key, Value>,
     /// Every change that was published.
     history: Vec<Change>,
-    /// Where the slots ended that changed something.
+    /// Ends of the slots that changed something, as published.
     ends: Vec<SlotEnd>,
-    /// Seq of the first of them, less one.
+    /// Sequence number before the first change of `history`.
     before: u64,
-    /// Blocks that the history has begun, the base among them.
+    /// Number of blocks that the history has begun, the base included.
     begun: usize,
-    /// What the last of them still has to change.
+    /// Changes that the newest of these blocks still has to make.
     rest: BTreeMap<Key, Option<Value>>,
     checkpoint: Option<ChainCheckpoint>,
     feed_id: Option<u64>,
-    /// The first seq of the feed that is open.
+    /// First sequence number of the feed that is open.
     oldest_seq: u64,
     cursor: Cursor,
     checks: u64,
@@ -61,18 +61,18 @@ impl Oracle {
         }
     }
 
-    /// The slot that the store stands at.
     pub(super) fn slot(&self) -> u64 {
         self.checkpoint.and_then(|checkpoint| checkpoint.slot).unwrap_or(self.chain.base.slot)
     }
 
-    /// The store was opened again; `cut`: it was killed between the feed's append and the end of a commit.
+    /// Starts the checks of a new life. `cut` says that the last one was killed between the feed's append and the end
+    /// of a commit.
     pub(super) fn opened(&mut self, opened: &Opened, cut: bool) {
         let id = opened.feed.id();
         let next_seq = self.before + self.history.len() as u64 + 1;
         self.cursor = Cursor::new(next_seq);
         if let Some(known) = self.feed_id.replace(id).filter(|known| *known != id) {
-            // What a buffered engine did not keep may have been seen: only then nobody can go on.
+            // A subscriber may have seen changes that a buffered engine then lost. Only then may the feed begin anew.
             assert!(self.durability == Durability::Buffered && cut, "the feed began anew: {known} before, {id} now");
             self.oldest_seq = next_seq;
         }
@@ -80,7 +80,7 @@ impl Oracle {
         self.check_log(&opened.feed);
     }
 
-    /// Looks at everything after a step. Cheap while nothing was committed.
+    /// Checks everything after a step. Cheap while nothing was committed.
     pub(super) fn check(&mut self, engine: &dyn Engine, feed: &Feed, shared: Option<&Shared>) {
         let checkpoint = ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's");
         if let Some(shared) = shared {
@@ -101,7 +101,7 @@ impl Oracle {
         self.check_map(engine);
     }
 
-    /// Takes in what was published since the last look, as a subscriber would that sees the service die.
+    /// Takes in the changes published since the last call, as a subscriber does that sees the service die.
     pub(super) fn follow(&mut self, feed: &Feed) {
         self.checks += 1;
         for frame in self.read(feed) {
@@ -110,12 +110,12 @@ impl Oracle {
             let told = self.ends.len();
             frame.changes.iter().for_each(|change| self.change(*change));
             assert!(frame.ends == self.ends[told..], "{:?} are not the ends {:?}", frame.ends, &self.ends[told..]);
-            // Each frame is a commit, and what readers saw then.
+            // Each frame is one commit, so readers see the state at its end.
             assert!(self.rest.is_empty(), "a commit ends within slot={}: {:?}", self.block().slot, self.rest);
         }
     }
 
-    /// The log as one reads it who was never there before: what was published, from the oldest on.
+    /// Checks that the whole log, read from its oldest change on, equals the published changes.
     pub(super) fn check_log(&self, feed: &Feed) {
         assert_eq!(feed.oldest_seq(), self.oldest_seq);
         let mut cursor = Cursor::new(self.oldest_seq);
@@ -136,7 +136,7 @@ impl Oracle {
         assert!(ends == self.ends[from..], "the log has other ends of slots than were published");
     }
 
-    /// What is new in the feed, from memory and from disk by turns.
+    /// Returns the new frames of the feed. Reads from memory and from disk by turns.
     fn read(&mut self, feed: &Feed) -> Vec<Frame> {
         let next_seq = self.before + self.history.len() as u64 + 1;
         let mut frames = Vec::new();
@@ -198,7 +198,7 @@ impl Oracle {
         assert_eq!(expected.next(), None, "the map");
     }
 
-    /// The block that the history is in.
+    /// The block that the newest change of the history belongs to.
     fn block(&self) -> &Block {
         self.chain.blocks().nth(self.begun - 1).expect("what was begun is there")
     }

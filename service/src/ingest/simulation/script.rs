@@ -1,6 +1,6 @@
 //! One subscription of the simulated server: its messages, each at its time, and the end of the connection.
 //!
-//! Owns: when a message goes out, and whether pings were answered. Must not: decide what the messages are.
+//! Owns: when a message is sent, and the check that pings are answered. Must not: decide which messages there are.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,23 +19,23 @@ use crate::ingest::upstream::Client;
 /// How often an idle connection is pinged.
 const PING_EVERY: Duration = Duration::from_secs(3);
 
-/// What one subscription brings.
+/// Messages of one subscription with their times, and its end.
 pub(super) struct Script {
     pub(super) items: VecDeque<(Instant, Item)>,
     pub(super) end: End,
 }
 
 pub(super) enum End {
-    /// The connection stays, with pings.
+    /// The connection stays open and sends pings.
     Open,
     Silent,
     Closed,
     Status(Status),
 }
 
-/// A server drops whoever leaves its pings unanswered.
+/// Checks the answers to pings: a server drops a client that leaves its pings unanswered.
 pub(super) struct Pings {
-    /// Dropped with the stream.
+    /// Held only to be dropped with the stream.
     _open: Open,
     received: mpsc::Receiver<SubscribeRequest>,
     sent: u64,
@@ -59,7 +59,7 @@ impl Pings {
     }
 }
 
-/// Plays `script`: each item at its time.
+/// Plays `script`: sends each item at its time.
 pub(super) fn play(script: Script, pings: Pings) -> <Connection as Client>::Updates {
     let next = async |(mut script, mut pings): (Script, Pings)| {
         let item = match script.items.pop_front() {

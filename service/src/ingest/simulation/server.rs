@@ -1,8 +1,8 @@
-//! The scripted Yellowstone server: what one connection to it brings, faults and all.
+//! The scripted Yellowstone server: the messages of each connection, faults included.
 //!
-//! Owns: which faults there are and how often; each is something that a stock server, a balancer before several of
-//! them, or a network does. Must not: lose an update of a slot without losing its block meta or its confirmation: no
-//! client could tell.
+//! Owns: the kinds of faults and how often each occurs. Each is something that a stock server, a load balancer in front
+//! of several, or a network does. Must not: lose an update of a slot without losing the slot's block meta or its
+//! confirmation, because no client could notice that.
 
 use std::collections::{HashSet, VecDeque};
 use std::pin::Pin;
@@ -27,10 +27,10 @@ use crate::ingest::follow::Selection;
 use crate::ingest::subscribe::Commitment;
 use crate::ingest::upstream::{Client, Upstream};
 
-/// From one slot to the next.
+/// Time from one slot to the next.
 const SLOT_TIME: Duration = Duration::from_millis(400);
 
-/// The server, and what it remembers of its connections.
+/// The simulated server, with its memory of earlier connections.
 #[derive(Clone)]
 pub(super) struct Server {
     world: Arc<Mutex<World>>,
@@ -38,29 +38,29 @@ pub(super) struct Server {
 
 struct World {
     chain: Arc<Chain>,
-    /// The store knows the base's blockhash from the start.
+    /// Whether the store knows the base's blockhash from the start.
     base_known: bool,
     selection: Selection,
     commitment: Commitment,
     /// When the base was confirmed.
     started: Instant,
     rng: Rng,
-    /// No more faults.
+    /// Whether the server is free of faults from now on.
     healthy: bool,
-    /// Slots whose failed bank was told of: it is not told of twice.
+    /// Slots whose failed bank was sent already; it is not sent twice.
     failed_told: HashSet<u64>,
-    /// Connections made.
+    /// Number of connections made so far.
     connections: u64,
-    /// Those of them that the client listens to.
+    /// Connections that the client still listens to.
     open: HashSet<u64>,
     lost: Option<Lost>,
-    /// The slot that was asked for last.
+    /// The slot that the newest subscription asked for.
     asked: u64,
-    /// First available slots that were told, which are not slots that were applied.
+    /// First available slots that the server has announced. The client may ask for one although it was never applied.
     begins_at: HashSet<u64>,
 }
 
-/// A slot that the connection open now has kept to itself, and from when on that can be told.
+/// A slot that the open connection withholds, and the time from which on the client can notice that.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lost {
     pub(super) slot: u64,
@@ -68,7 +68,7 @@ pub(super) struct Lost {
     connection: u64,
 }
 
-/// What goes wrong with a connection.
+/// Fault of one connection, drawn by weight from [`FAULTS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
@@ -135,24 +135,24 @@ impl Server {
         Self { world: Arc::new(Mutex::new(world)) }
     }
 
-    /// From now on everything works.
+    /// Stops all faults from now on.
     pub(super) fn heal(&self) {
         self.world().healthy = true;
     }
 
-    /// When the last slot of the chain is there.
+    /// Returns when the last slot of the chain is confirmed.
     pub(super) fn complete_at(&self) -> Instant {
         let world = self.world();
         world.started + SLOT_TIME * world.chain.slots.len() as u32
     }
 
-    /// What the connection that is open lacks.
+    /// Returns the slot that the newest connection withholds, if any.
     pub(super) fn lost(&self) -> Option<Lost> {
         let world = self.world();
         world.lost.filter(|lost| lost.connection == world.connections)
     }
 
-    /// The newest connection, open or not.
+    /// Number of the newest connection, open or not.
     pub(super) fn newest_connection(&self) -> u64 {
         self.world().connections
     }
@@ -184,7 +184,7 @@ impl Upstream for Server {
     }
 }
 
-/// A connection that the client listens to, until it is dropped.
+/// Mark of a connection that the client listens to, removed when dropped.
 pub(super) struct Open {
     server: Server,
     connection: u64,
@@ -214,7 +214,7 @@ impl Client for Connection {
         let newest = world.newest(Instant::now());
         match self.fault {
             Fault::TooOldByInfo => {
-                // May be the slot after the one that the store stands at.
+                // The result may be the slot after the one that the store stands at.
                 let first = newest + 1 + world.rng.below(9);
                 world.begins_at.insert(first);
                 Ok(Some(first))
@@ -284,14 +284,15 @@ impl World {
         Fault::None
     }
 
-    /// What can be sent begins right after a slot. Not where the store would not know it by its blockhash.
+    /// Returns the slot after `slot` as the server's first available one. `None` where the store would not know `slot`
+    /// by its blockhash.
     fn begin_after(&mut self, slot: u64) -> Option<u64> {
         let next = (self.base_known || slot > self.chain.base.slot).then_some(slot + 1);
         self.begins_at.extend(next);
         next
     }
 
-    /// The newest slot that is confirmed.
+    /// Returns the newest confirmed slot.
     fn newest(&self, now: Instant) -> u64 {
         let slots = (now - self.started).as_millis() / SLOT_TIME.as_millis();
         self.chain.base.slot + slots.min(self.chain.slots.len() as u128 - 1) as u64
@@ -303,15 +304,15 @@ impl World {
             _ => Duration::ZERO,
         };
         let now = Instant::now();
-        // Nothing of that slot is there yet.
+        // The server has nothing of that slot yet.
         if from_slot > self.newest(now.checked_sub(lag).unwrap_or(self.started).max(self.started)) {
             return Err(Status::internal("failed to get replay response"));
         }
-        // A server that begins there was told of the slot after the store's.
+        // A client that begins at an announced slot has applied the slot before it.
         let applied = from_slot - u64::from(self.begins_at.contains(&from_slot));
         let chain = match fault {
-            // A store that knows no blockhash yet takes the first chain for its own. So does one that goes on after the
-            // slot where the fork begins: nothing tells the fork from the chain then.
+            // A store that knows no blockhash yet takes the first chain for its own. So does a store that resumes after
+            // the slot where the fork begins: it cannot tell the fork from the chain.
             Fault::OtherChain if self.base_known || applied > self.chain.base.slot => {
                 let below = applied - self.chain.base.slot;
                 let from = applied - self.rng.below(below + 1);
@@ -333,7 +334,7 @@ impl World {
         }
         self.lost = lost.and_then(|(slot, _)| {
             let child = chain.blocks().find(|block| block.parent.slot == slot)?.slot;
-            // Reordering keeps it from being told by that much.
+            // Reordering may delay the time at which the client can notice the loss by that much.
             let since = now.max(self.confirmed_at(child)) + lag;
             Some(Lost { slot, since, connection })
         });
@@ -345,7 +346,8 @@ impl World {
         self.started + SLOT_TIME * (slot - self.chain.base.slot) as u32
     }
 
-    /// The slot that a connection keeps to itself, and which part of it: all, the block meta, the confirmation.
+    /// Picks a slot that the connection withholds, and a part of it: 0 is everything, 1 the block meta, 2 the
+    /// confirmation.
     fn lose(&mut self, from_slot: u64) -> Option<(u64, u64)> {
         let behind: Vec<u64> = self.chain.blocks().map(|block| block.slot).filter(|slot| *slot > from_slot).collect();
         let last = behind.len().checked_sub(1)?;
@@ -353,7 +355,7 @@ impl World {
         Some((slot, self.rng.below(3)))
     }
 
-    /// The messages of one slot.
+    /// Returns the messages of one slot.
     fn unit(&mut self, filter: &Filter, slot: &Slot, live: bool, lost: Option<(u64, u64)>) -> Vec<Item> {
         let mut out = Vec::new();
         if let Some((block, dead)) = &slot.failed
@@ -361,7 +363,7 @@ impl World {
             && self.failed_told.insert(slot.number)
         {
             let mut bank = self.block(filter, block, None);
-            // Neither was confirmed.
+            // Neither a dead nor an abandoned bank was confirmed.
             bank.retain(|update| !matches!(update.update_oneof, Some(UpdateOneof::Slot(_))));
             out.append(&mut bank);
             if *dead {
@@ -377,10 +379,11 @@ impl World {
         out.into_iter().map(Ok).collect()
     }
 
-    /// A confirmed block: its accounts, its meta and its confirmation, each before the later of these two.
+    /// Returns the messages of a confirmed block. Its accounts come before the later one of its meta and its
+    /// confirmation.
     fn block(&mut self, filter: &Filter, block: &Block, lost: Option<u64>) -> Vec<SubscribeUpdate> {
         let (selection, slot) = (self.selection, block.slot);
-        // Mostly as a server does at these commitments; several servers behind one address need not.
+        // A server at these commitments mostly sends the last writes only. Several servers at one address need not.
         let mut writes = if self.rng.chance(0.7) { block.last_writes() } else { block.writes.clone() };
         if self.rng.chance(0.3) {
             shuffle(&mut writes, &mut self.rng);
@@ -409,7 +412,7 @@ impl World {
             out.insert(early, meta);
         }
         if finalized {
-            // What counts for others means nothing here.
+            // A confirmation below the wanted commitment has to be ignored.
             let at = self.rng.below(out.len() as u64 + 1) as usize;
             out.insert(at, messages::status(slot, SlotStatus::SlotConfirmed));
         }
@@ -419,7 +422,7 @@ impl World {
         out
     }
 
-    /// Slots out of order, slots within one another, slots sent again.
+    /// Reorders slots, interleaves their messages, and repeats slots.
     fn reorder(&mut self, units: &mut Vec<(u64, Vec<Item>)>) {
         if units.len() > 1 && self.rng.chance(0.5) {
             for at in 0..units.len() - 1 {
@@ -438,7 +441,7 @@ impl World {
         if !units.is_empty() && self.rng.chance(0.5) {
             let at = self.rng.below(units.len() as u64) as usize;
             let again = units[at].clone();
-            // The bank that failed is told of once.
+            // A failed bank is sent only once.
             let dead = |item: &Item| matches!(item, Ok(SubscribeUpdate { update_oneof: Some(UpdateOneof::Slot(status)), .. }) if status.status == SlotStatus::SlotDead as i32);
             let failed = self.chain.slots.iter().any(|slot| slot.number == again.0 && slot.failed.is_some());
             if !failed && !again.1.iter().any(dead) {
@@ -458,7 +461,7 @@ impl World {
         out
     }
 
-    /// How the connection ends, and where it is cut for that.
+    /// Returns how the connection ends, and truncates its messages to that point.
     fn end(&mut self, fault: Fault, from_slot: u64, items: &mut VecDeque<(Instant, Item)>) -> End {
         let end = match fault {
             Fault::Breaks => match self.rng.below(4) {

@@ -1,6 +1,6 @@
 //! A real engine and a real feed log in a directory, and the ways in which a process can lose them.
 //!
-//! Owns: when a commit is cut. Must not: change what the engine answers.
+//! Owns: when a commit is interrupted. Must not: change an answer of the engine.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,27 +20,27 @@ use crate::feed::{Feed, FeedWriter, Retention};
 /// A file system in memory, on Linux.
 const MEMORY: &str = "/dev/shm";
 
-/// What becomes of a commit.
+/// Fault that the plan causes at one commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// The process is killed with the feed appended and the engine's commit not made.
+    /// The process is killed after the feed's append and before the engine's commit.
     KillBefore,
-    /// The process is killed once the engine has committed, before anybody is told.
+    /// The process is killed after the engine's commit, before anybody hears of it.
     KillAfter,
     /// The process is killed at the first write into the transaction.
     KillInWrites,
-    /// The disk is full for this many attempts, at the commit.
+    /// The disk is full at the commit, for this many attempts.
     FullAtCommit(u8),
-    /// The same at the first write.
+    /// The disk is full at the first write of the transaction, for this many attempts.
     FullAtWrite(u8),
-    /// Descriptors are wanting for this many attempts, at the commit.
+    /// Descriptors are lacking at the commit, for this many attempts.
     WantAtCommit(u8),
 }
 
-/// After this many commits, this.
+/// A number of commits that succeed, and the fault of the commit after them.
 pub(super) type Plan = Option<(u32, Fault)>;
 
-/// The directory of a store over all of its lives.
+/// Directory of a store over all of its lives.
 pub(super) struct Store {
     _temp: TempDir,
     dir: PathBuf,
@@ -49,7 +49,7 @@ pub(super) struct Store {
     latency: Arc<Latency>,
 }
 
-/// What one life of the service works with.
+/// The opened store and feed of one life of the service.
 pub(super) struct Opened {
     pub(super) engine: Arc<Measured>,
     pub(super) writer: FeedWriter,
@@ -58,8 +58,8 @@ pub(super) struct Opened {
 }
 
 impl Store {
-    /// A store that stands at the chain's base, as a bootstrap leaves it: without the base's blockhash if it is not
-    /// `known`.
+    /// Creates a store that stands at the chain's base, as a bootstrap leaves it. Without `known` it does not know the
+    /// base's blockhash.
     pub(super) fn create(chain: &Chain, known: bool, durability: Durability, rng: &mut Rng) -> Self {
         let temp = if in_memory() { tempfile::tempdir_in(MEMORY) } else { tempfile::tempdir() };
         let temp = temp.expect("a directory for the store can be made");
@@ -87,19 +87,19 @@ impl Store {
         let retention = Retention { bytes: 1 << 20, time: std::time::Duration::from_secs(1 << 32) };
         let (mut writer, feed) = FeedWriter::open(&self.dir.join("feed"), &checkpoint, self.durability, retention)
             .expect("the feed opens again");
-        // Segments of the least length, and all of them kept.
+        // Segments have the minimum length, and all of them are kept.
         writer.keep(Retention { bytes: 1 << 40, ..retention });
         Opened { engine, writer, feed, plan }
     }
 }
 
-/// Memory, where the machine offers enough of it for what engines keep free: a device would only make commits slower.
+/// Whether the file system in memory has more space than engines keep free. A device would only make commits slower.
 fn in_memory() -> bool {
     const ENOUGH_BYTES: u64 = 4 << 30;
     rustix::fs::statvfs(MEMORY).is_ok_and(|space| space.f_bavail.saturating_mul(space.f_frsize) >= ENOUGH_BYTES)
 }
 
-/// The engine that opens fastest is taken most often; each one comes up.
+/// Picks an engine. The one that opens fastest is picked most often, and each one can come up.
 fn kind(rng: &mut Rng) -> EngineKind {
     let kinds = engines::compiled();
     match EngineKind::Lmdb {
@@ -114,7 +114,7 @@ struct Mortal {
     plan: Arc<Mutex<Plan>>,
 }
 
-/// Why a commit failed that the plan cut. The message is how a life tells its own death from a fault of the engine.
+/// Message of an error that the plan caused. It tells a planned death from a fault of the engine.
 pub(super) const KILLED: &str = "killed by the plan";
 
 fn killed() -> Error {
@@ -134,7 +134,7 @@ impl Mortal {
         self.plan.lock().expect("nobody panics while holding it")
     }
 
-    /// What the plan says of the next commit.
+    /// Returns the fault of the next commit, if any.
     fn due(&self) -> Option<Fault> {
         self.plan().as_ref().filter(|(commits, _)| *commits == 0).map(|(_, fault)| *fault)
     }

@@ -1,4 +1,5 @@
-//! One worker, turned by hand: which request it answers when, counted in pieces, and from which state.
+//! Tests of one worker, turned by hand: the order of its answers, counted in pieces, and the state that each is read
+//! from.
 
 use crossbeam_channel::{Sender, bounded};
 use engine_api::{Durability, Engine as _, Value};
@@ -11,7 +12,7 @@ use crate::lookups::tests::Pool;
 
 const KEYS: usize = 1000;
 
-/// Keys of the largest batch.
+/// Number of keys of the largest batch.
 const BATCH: usize = 10_000;
 
 fn key(n: usize) -> Key {
@@ -20,7 +21,7 @@ fn key(n: usize) -> Key {
     key
 }
 
-/// Every key takes the value of its slot, in one commit.
+/// Writes the value of `slot` to every key, in one commit.
 fn commit_all(pool: &Pool, slot: u64) {
     let checkpoint = ChainCheckpoint { seq: slot, slot: Some(slot), ..ChainCheckpoint::default() };
     let mut txn = pool.engine.begin().unwrap();
@@ -80,7 +81,7 @@ fn a_get_waits_for_one_piece_at_most_and_no_batch_mixes_two_states() {
             assert!(worker.turn());
             turns += 1;
             if let Some(answer) = &mut answer {
-                // Answered within this turn, which reads a piece at most, and from the newest state.
+                // The turn, which reads at most one piece, has answered the get from the newest state.
                 let found = answer.try_recv().expect("a get is answered before the next piece").unwrap();
                 assert_eq!(found, Answer { value: Some([slot as u8; 32]), slot: Some(slot) });
             }
@@ -111,7 +112,7 @@ fn gets_without_end_do_not_stop_a_batch() {
             while room {
                 let (request, answer) = get(1);
                 room = requests.try_send(request).is_ok();
-                // Every other one is given up on.
+                // The callers of every other batch give up.
                 waiting.push((!waiting.len().is_multiple_of(2)).then_some(answer));
             }
             assert!(worker.turn());
