@@ -4,6 +4,7 @@
 //! files is known here, and strata's own crate, which has no other interface. Runs on the main thread.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,9 @@ use workload::{Pairs, Rng};
 use crate::{BATCH, CACHE_BYTES, MANY, PAIRS, SECONDS};
 
 type Key = [u8; 32];
+
+/// As long as `loadgen` waits for an engine's threads before it measures.
+const REST: Duration = Duration::from_secs(4);
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -216,6 +220,9 @@ fn strata(data: &Path, op: Op, turn: u64) -> Result<Figures> {
             Ok((puts, commit))
         });
     }
+    // Pages come into memory by reading them, and a reader sees those that its version had.
+    engine.reader()?.scan(&mut |_, _| ControlFlow::Continue(()))?;
+    std::thread::sleep(REST);
     let mut reader = engine.reader()?;
     if op == Op::GetMany {
         return read_many(turn, |keys, values| Ok(reader.get_many(keys, values)?));
@@ -338,13 +345,11 @@ impl Clock {
 
 #[cfg(target_arch = "x86_64")]
 fn ticks() -> u64 {
-    // SAFETY: every x86-64 processor has both instructions; the counter runs at a constant rate since 2008. The fences keep
-    // loads on their side of the reading: the value's own load would be left out of a get otherwise.
+    // SAFETY: every x86-64 processor has both instructions; the counter runs at a constant rate since 2008. The fence has
+    // earlier loads end first, as in the system's clock: the value's own load would be left out of a get otherwise.
     unsafe {
         core::arch::x86_64::_mm_lfence();
-        let ticks = core::arch::x86_64::_rdtsc();
-        core::arch::x86_64::_mm_lfence();
-        ticks
+        core::arch::x86_64::_rdtsc()
     }
 }
 
