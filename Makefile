@@ -108,7 +108,7 @@ mutations: ## Breaks the code on purpose, one break at a time, in a copy: each m
 mutations-apply:
 	@engines/torture/mutations/run.sh --check
 
-check: setup fmt mutations-apply fuzz-locks clippy doc edges units catalogue tree prometheus ## Format, lints, docs, edges, units, metric documents, rules, mutations apply.
+check: setup fmt mutations-apply fuzz-locks clippy doc edges prose units catalogue tree prometheus ## Format, lints, docs, edges, prose, units, metric documents, rules, mutations apply.
 
 deny: ## Licences, sources, duplicates, known vulnerabilities of what is linked (needs cargo-deny, and for the last the network).
 	@cargo deny --version >/dev/null 2>&1 || { echo "needs: cargo install --locked cargo-deny" >&2; exit 1; }
@@ -124,6 +124,9 @@ clippy:
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --release $(WORKSPACE) --no-deps
+
+prose:
+	@.ci/prose
 
 edges:
 	@.ci/edges

@@ -57,26 +57,19 @@ pub fn instrument_ns() -> u64 {
     })
 }
 
-/// Reads the clock after every earlier load has its value, and before any later one begins.
+/// Reads the clock once every earlier load has its value, as the system's clock does.
 ///
 /// The processor may read its counter out of order otherwise. A get then seems to end before its value has come from
-/// memory: in a program without these fences redb's gets of present keys appeared a fifth faster. The fence is x86's; other
+/// memory: in a program without the fence redb's gets of present keys appeared a fifth faster. The fence is x86's; other
 /// processors have the order of their own clock.
 #[inline]
 fn fenced(clock: &Clock) -> u64 {
-    loads_end();
-    let ticks = clock.raw();
-    loads_end();
-    ticks
-}
-
-#[inline]
-fn loads_end() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 processor has the instruction, and it touches no memory.
     unsafe {
         core::arch::x86_64::_mm_lfence();
     }
+    clock.raw()
 }
 
 impl Latency {

@@ -30,6 +30,18 @@
 //!   every put. The table borrows from its transaction; `self_cell` keeps the two together.
 //! - **A reserve of free disk space** ([`RedbOptions::disk_reserve_bytes`]), see below.
 //!
+//! ## Tried
+//!
+//! `loadgen bench loadgen/scenarios/settings/lmdb-redb-*.toml` measures each setting by turns with the defaults. Ratios are
+//! medians, with the lowest and the highest, of two or three repeats
+//! (`loadgen/results/2026-11-22/settings`). A ratio below 1 is a gain.
+//!
+//! | setting | effect | kept |
+//! |---|---|---|
+//! | quick repair on no commit | synced commit of 1000 puts into 5M pairs, puts included: 0.88 (0.84 to 1.01); shuffled load of 5M pairs: 0.97 (0.90 to 1.03) | no: the next opening after a crash walks the whole file |
+//! | quick repair on every tenth commit | commit: 0.99 (0.96 to 1.03) | no: it gains nothing, see above |
+//! | a batch's changes in key order ([`RedbOptions::sort_batches`]) | commit: 0.98 (0.95 to 1.00); shuffled load: 0.95 (0.89 to 1.01) | no: not decided |
+//!
 //! # When the disk is full
 //!
 //! redb latches any failed write: until it is opened again it refuses writes, and reads of pages that are not cached.

@@ -4,6 +4,7 @@
 //! files is known here, and strata's own crate, which has no other interface. Runs on the main thread.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,9 @@ use workload::{Pairs, Rng};
 use crate::{BATCH, CACHE_BYTES, MANY, PAIRS, SECONDS};
 
 type Key = [u8; 32];
+
+/// As long as `loadgen` waits for an engine's threads before it measures.
+const REST: Duration = Duration::from_secs(4);
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -80,7 +84,7 @@ fn rocks(data: &Path, op: Op, turn: u64) -> Result<Figures> {
             for (key, value) in pairs {
                 puts += clock.time(|| {
                     batch.put(key, value);
-                    pending.insert(*key, Some(*value));
+                    pending.insert(key, Some(value));
                 });
             }
             let mut done = Ok(());
@@ -130,7 +134,7 @@ fn lmdb(data: &Path, op: Op, turn: u64) -> Result<Figures> {
             let mut puts = 0;
             for (key, value) in pairs {
                 let mut done = Ok(());
-                puts += clock.time(|| done = txn.put(pairs_table, key, value, lmdb::WriteFlags::empty()));
+                puts += clock.time(|| done = txn.put(pairs_table, &key, &value, lmdb::WriteFlags::empty()));
                 done?;
             }
             let mut done = Ok(());
@@ -162,7 +166,7 @@ fn redb(data: &Path, op: Op, turn: u64) -> Result<Figures> {
             let mut puts = 0;
             for (key, value) in pairs {
                 let mut done = Ok(());
-                puts += clock.time(|| done = table.insert(key, value).map(drop));
+                puts += clock.time(|| done = table.insert(&key, &value).map(drop));
                 done?;
             }
             let close = clock.time(|| drop(table));
@@ -205,17 +209,20 @@ fn strata(data: &Path, op: Op, turn: u64) -> Result<Figures> {
             let mut puts = 0;
             for (key, value) in pairs {
                 let mut done = Ok(());
-                puts += clock.time(|| done = txn.put(key, value));
+                puts += clock.time(|| done = txn.put(&key, &value));
                 done?;
             }
             let checkpoint = engine.checkpoint()?;
-            let checkpoint = Checkpoint { seq: checkpoint.seq + pairs.len() as u64, ..checkpoint };
+            let checkpoint = Checkpoint { seq: checkpoint.seq + BATCH as u64, ..checkpoint };
             let mut done = Ok(());
             let commit = clock.time(|| done = txn.commit(&checkpoint, Durability::Synced));
             done?;
             Ok((puts, commit))
         });
     }
+    // Pages come into memory by reading them, and a reader sees those that its version had.
+    engine.reader()?.scan(&mut |_, _| ControlFlow::Continue(()))?;
+    std::thread::sleep(REST);
     let mut reader = engine.reader()?;
     if op == Op::GetMany {
         return read_many(turn, |keys, values| Ok(reader.get_many(keys, values)?));
@@ -223,16 +230,17 @@ fn strata(data: &Path, op: Op, turn: u64) -> Result<Figures> {
     read(op, turn, |key| Ok(reader.get(key)?))
 }
 
-/// Reads all pairs once, so that caches and page tables have them, as `loadgen` does before it measures.
+/// Gets as many pairs as `loadgen` does before it measures: a tenth. A cache of values is then as large on both sides, and an
+/// absent key costs more beside a large one.
 fn touch(mut get: impl FnMut(&Key) -> Result<Option<Key>>) -> Result<()> {
-    let pairs = Pairs::new(1);
-    (0..PAIRS).try_for_each(|index| {
-        ensure!(get(&pairs.key(index))?.is_some(), "a loaded key is missing");
+    let (pairs, mut rng) = (Pairs::new(1), Rng::new(1));
+    (0..PAIRS / 10).try_for_each(|_| {
+        ensure!(get(&pairs.key(rng.below(PAIRS)))?.is_some(), "a loaded key is missing");
         Ok(())
     })
 }
 
-/// Gets after all pairs were read once.
+/// Gets, after a tenth of the pairs were read.
 fn read(op: Op, turn: u64, mut get: impl FnMut(&Key) -> Result<Option<Key>>) -> Result<Figures> {
     let (pairs, mut rng, mut clock) = (Pairs::new(1), Rng::new(turn), Clock::start());
     touch(&mut get)?;
@@ -253,12 +261,12 @@ fn read(op: Op, turn: u64, mut get: impl FnMut(&Key) -> Result<Option<Key>>) -> 
     Ok(BTreeMap::from([(op, clock.nanos(ticks) / f64::from(count))]))
 }
 
-/// Batches of gets after all pairs were read once.
+/// Batches of gets, after a tenth of the pairs were read.
 fn read_many(turn: u64, mut get: impl FnMut(&[Key], &mut [Option<Key>]) -> Result<()>) -> Result<Figures> {
     let (pairs, mut rng, mut clock) = (Pairs::new(1), Rng::new(turn), Clock::start());
     let (mut keys, mut values) = (vec![[0; 32]; MANY], vec![None; MANY]);
-    for first in (0..PAIRS).step_by(MANY) {
-        keys.iter_mut().zip(first..).for_each(|(key, index)| *key = pairs.key(index));
+    for _ in 0..PAIRS / 10 / MANY as u64 {
+        keys.iter_mut().for_each(|key| *key = pairs.key(rng.below(PAIRS)));
         get(&keys, &mut values)?;
     }
     let (mut ticks, mut count) = (0, 0);
@@ -277,8 +285,12 @@ fn read_many(turn: u64, mut get: impl FnMut(&[Key], &mut [Option<Key>]) -> Resul
     Ok(BTreeMap::from([(Op::GetMany, clock.nanos(ticks) / f64::from(count))]))
 }
 
-/// Commits of `BATCH` puts at random keys; `batch` gives the ticks of its puts and of its commit.
-fn write(turn: u64, mut batch: impl FnMut(&[(Key, Key)], &mut Clock) -> Result<(u64, u64)>) -> Result<Figures> {
+/// Commits of `BATCH` puts at random keys; `batch` gives the ticks of its puts and of its commit. Each pair is made right before
+/// its put, as `loadgen` does: from a list of them it would come from a slower cache.
+fn write(
+    turn: u64,
+    mut batch: impl FnMut(&mut dyn Iterator<Item = (Key, Key)>, &mut Clock) -> Result<(u64, u64)>,
+) -> Result<Figures> {
     let (pairs, mut rng, mut clock) = (Pairs::new(1), Rng::new(turn), Clock::start());
     let (mut puts, mut commits) = (0, Vec::new());
     for measured in [false, true] {
@@ -289,8 +301,7 @@ fn write(turn: u64, mut batch: impl FnMut(&[(Key, Key)], &mut Clock) -> Result<(
                 let index = rng.below(PAIRS);
                 (pairs.key(index), pairs.value(index, turn as u32 + 1))
             };
-            let changed: Vec<(Key, Key)> = (0..BATCH).map(new).collect();
-            let (of_puts, of_commit) = batch(&changed, &mut clock)?;
+            let (of_puts, of_commit) = batch(&mut (0..BATCH).map(new), &mut clock)?;
             puts += of_puts;
             commits.push(of_commit);
         }
@@ -334,13 +345,11 @@ impl Clock {
 
 #[cfg(target_arch = "x86_64")]
 fn ticks() -> u64 {
-    // SAFETY: every x86-64 processor has both instructions; the counter runs at a constant rate since 2008. The fences keep
-    // loads on their side of the reading: the value's own load would be left out of a get otherwise.
+    // SAFETY: every x86-64 processor has both instructions; the counter runs at a constant rate since 2008. The fence has
+    // earlier loads end first, as in the system's clock: the value's own load would be left out of a get otherwise.
     unsafe {
         core::arch::x86_64::_mm_lfence();
-        let ticks = core::arch::x86_64::_rdtsc();
-        core::arch::x86_64::_mm_lfence();
-        ticks
+        core::arch::x86_64::_rdtsc()
     }
 }
 
