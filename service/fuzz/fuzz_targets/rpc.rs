@@ -6,7 +6,7 @@
 #![no_main]
 
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes};
@@ -51,7 +51,8 @@ struct World {
     runtime: Runtime,
     channel: Channel,
     _threads: LookupThreads,
-    _writer: FeedWriter,
+    // Kept alive and never used: the writer belongs to one thread, which a static does not have.
+    _writer: Mutex<FeedWriter>,
     _temp: TempDir,
 }
 
@@ -118,7 +119,7 @@ fn world() -> anyhow::Result<World> {
         tokio::spawn(rpc::serve(door, services, std::future::pending()));
         connect(socket).await
     })?;
-    Ok(World { runtime, channel, _threads: threads, _writer: writer, _temp: temp })
+    Ok(World { runtime, channel, _threads: threads, _writer: Mutex::new(writer), _temp: temp })
 }
 
 async fn connect(socket: PathBuf) -> anyhow::Result<Channel> {
