@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes};
 use engine_api::{Durability, Engine as _};
-use solana::ChainCheckpoint;
 use engine_latency::{Latency, Measured};
 use engines::{EngineKind, EngineOptions, OpenMode};
 use http::uri::PathAndQuery;
@@ -24,6 +23,7 @@ use service::net::Access;
 use service::net::limit::ConnectionLimits;
 use service::rpc::{self, Door, FeedLimits, FeedService, Services, UdsListener};
 use service::status::Shared;
+use solana::ChainCheckpoint;
 use tempfile::TempDir;
 use tokio::net::{TcpListener, UnixStream};
 use tokio::runtime::Runtime;

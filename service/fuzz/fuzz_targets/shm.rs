@@ -16,7 +16,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use engine_api::{Durability, Engine as _};
-use solana::ChainCheckpoint;
 use engine_latency::{Latency, Measured};
 use engines::{EngineKind, EngineOptions, OpenMode};
 use libfuzzer_sys::fuzz_target;
@@ -26,6 +25,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use service::config::SocketAccess;
 use service::shm::ShmServer;
 use service::status::Shared;
+use solana::ChainCheckpoint;
 use tempfile::TempDir;
 
 struct World {
@@ -102,7 +102,8 @@ fn world_of() -> anyhow::Result<World> {
     txn.put(&[1; 32], &[7; 32])?;
     txn.commit(&checkpoint.write(), Durability::Synced)?;
     let path = temp.path().join("shm.sock");
-    let server = ShmServer::start(&path, &SocketAccess::OWNER, Arc::clone(&engine), Shared::new(checkpoint), "redb", None)?;
+    let server =
+        ShmServer::start(&path, &SocketAccess::OWNER, Arc::clone(&engine), Shared::new(checkpoint), "redb", None)?;
     Ok(World { rude: connect(&path)?, polite: connect(&path)?, _server: server, _temp: temp })
 }
 
