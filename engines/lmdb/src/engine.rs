@@ -16,6 +16,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::fault::Named;
 use crate::map::Map;
+use crate::readahead::Readahead;
 use crate::reader::{LmdbReader, read_checkpoint};
 use crate::write::LmdbTxn;
 use crate::{FILE_NAME, LmdbOptions, error, length};
@@ -37,6 +38,7 @@ pub struct LmdbEngine {
     pairs: Database,
     meta: Database,
     map: Map,
+    readahead: Readahead,
     writer: Mutex<()>,
     commits: AtomicU64,
     poisoned: AtomicBool,
@@ -74,9 +76,8 @@ impl LmdbEngine {
         let opened = OpenDir::claim(dir)?;
         length::check(&dir.join(FILE_NAME))?;
         let failed = |e| error::lmdb(&format!("cannot open the LMDB store: dir={}", dir.display()), e);
-        let readahead = if options.readahead { EnvironmentFlags::empty() } else { EnvironmentFlags::NO_READAHEAD };
         let env = Environment::new()
-            .set_flags(readahead | EnvironmentFlags::NO_TLS | flags)
+            .set_flags(EnvironmentFlags::NO_READAHEAD | EnvironmentFlags::NO_TLS | flags)
             .set_max_dbs(2)
             .set_max_readers(options.readers_max)
             .set_map_size(whole_pages(options.map_bytes))
@@ -91,6 +92,7 @@ impl LmdbEngine {
             pairs,
             meta,
             map,
+            readahead: Readahead::new(options.readahead_bytes_max),
             writer: Mutex::new(()),
             commits: AtomicU64::new(0),
             poisoned: AtomicBool::new(false),
@@ -100,6 +102,9 @@ impl LmdbEngine {
         };
         // A checkpoint that this build cannot read is refused now and not at its first use.
         engine.checkpoint()?;
+        let txn = engine.env.begin_ro_txn().map_err(|e| error::lmdb("LMDB cannot begin a read", e))?;
+        engine.read_ahead_while_small(&txn)?;
+        drop(txn);
         Ok(engine)
     }
 
@@ -109,6 +114,10 @@ impl LmdbEngine {
 
     pub(crate) fn map(&self) -> &Map {
         &self.map
+    }
+
+    pub(crate) fn readahead(&self) -> &Readahead {
+        &self.readahead
     }
 
     pub(crate) fn main(&self) -> Database {

@@ -18,9 +18,11 @@
 //!
 //! # Settings, and why
 //!
-//! - **`NO_READAHEAD`**, unless [`LmdbOptions::readahead`] asks for it. Keys are uniform: with readahead each miss reads 128 KiB for the sake of 4 KiB,
-//!   which is several times slower as soon as the data exceeds the memory cap. Scans announce the leaves that they come to
-//!   next instead, and batches of gets the pages of all their keys.
+//! - **Readahead while the file fits into memory** ([`LmdbOptions::readahead_bytes_max`]), `NO_READAHEAD` beyond. Keys are
+//!   uniform: with readahead each miss reads 128 KiB for the sake of 4 KiB. That fills an empty memory quickly, and makes
+//!   reads more than a hundred times slower as soon as the data exceeds the memory. The size is looked at when the store
+//!   is opened, and before each batch. Scans announce the leaves that they come to next, and batches of gets the pages of
+//!   all their keys, in either case.
 //! - **`NO_TLS`**, so that a read transaction belongs to its object, a thread may hold several, and `reset` and
 //!   `renew` move a reader on without giving up its slot in the reader table.
 //! - **A map of 1 TiB** ([`LmdbOptions::map_bytes`]), reserved up front: it costs address space only, the file
@@ -35,13 +37,29 @@
 //!
 //! ## Tried
 //!
-//! `loadgen bench loadgen/scenarios/settings/lmdb-redb-*.toml` measures each setting by turns with the defaults. Ratios are
-//! medians, with the lowest and the highest, of two or three repeats
-//! (`loadgen/results/2026-11-22/settings`). A ratio below 1 is a gain.
+//! `make bench-settings` measures each setting by turns with the defaults: programs on LMDB's own interface
+//! (`engines/trials`), and `loadgen bench` on the scenarios `loadgen/scenarios/settings/lmdb-*.toml`. Medians of three or
+//! five turns, with the lowest and the highest (`loadgen/results/2026-11-22/settings`,
+//! `loadgen/results/2026-11-23/settings`). The stores have 5M pairs unless another number is named. Times are ratios of times
+//! and rates are ratios of rates.
 //!
 //! | setting | effect | kept |
 //! |---|---|---|
-//! | a batch's puts in key order ([`LmdbOptions::sort_batches`]) | synced commit of 1000 puts into 5M pairs, puts included: 1.03 (0.98 to 1.04); shuffled load of 5M pairs in batches of 10,000: 0.96 (0.94 to 0.98) | no |
+//! | LMDB 0.9.32 in place of 0.9.24 | time of a present get in memory 1.02 (0.98 to 1.06), absent 1.03 (0.97 to 1.07); of a synced commit of 1000 puts 0.96 (0.87 to 1.17); rate of a sorted load 0.92 (0.77 to 1.17) | no: no difference is decided, and `lmdb-rkv` brings 0.9.24 |
+//! | LMDB's development branch, as heed 0.22 brings it (0.9.70) | present get 1.05 (0.94 to 1.15), absent 1.04 (0.98 to 1.08); commit 0.93 (0.80 to 0.98); rate of a sorted load 0.83 (0.74 to 1.13) | no: it commits a little faster, and it is no release |
+//! | a batch's puts in key order ([`LmdbOptions::sort_batches`]) | commit, puts included: 1.03 (0.98 to 1.04) and 0.96 (0.92 to 1.11) in two measurements; rate of a shuffled load in batches of 10,000: 1.04 (1.02 to 1.06) and 1.12 (1.04 to 1.13) | no |
+//! | puts through a cursor, in key order | commit 0.94 (0.85 to 1.07) | no: not decided |
+//! | `MDB_RESERVE` | commit 0.98 (0.94 to 1.24) | no: it saves a copy of 32 bytes |
+//! | `MDB_NOMEMINIT` | commit 1.02 (0.86 to 1.05); rate of a sorted load 1.07 (1.00 to 1.09), shuffled 0.99 (0.91 to 1.04) | no: pages would hold pieces of the process's memory |
+//! | `MDB_WRITEMAP` | commit 1.58 (1.53 to 1.83) | no: slower, a full disk ends the process by SIGBUS, and a stray write lands in the store |
+//! | `MDB_NOSYNC` for a load, with or without batches in key order | rate of a shuffled load 2.53 (2.39 to 2.72), in key order 2.83 (2.78 to 3.14); of a sorted one in batches of 10,000: 1.27 (1.26 to 1.32) | no: a killed load would have to begin again, because LMDB cannot tell a half-written store from a whole one. A sorted load, the default, is 57 times as fast as a shuffled one, and flushes once for a million pairs |
+//! | `MDB_WRITEMAP` with `MDB_MAPASYNC` for a load | rate of a shuffled load 4.5 (3.8 to 4.5), of a sorted one 0.75 (0.71 to 0.79) | no: as the two above |
+//! | readahead for every store (`readahead=true`) | file in memory's size, nothing of it read yet: time of a present get 0.09 (0.07 to 0.11), absent 0.06 (0.05 to 0.08), rate of a scan 9.0 (8.5 to 9.4). 20M pairs under a cap of 18%: gets 15,000 to 116 a second, of zipfian keys 33,800 to 126; rate of a scan 1.42 | only while the file takes less than three quarters of the memory |
+//!
+//! Not tried: `MDB_NOLOCK` (the readers and the writer of a process need the table of readers), `MDB_FIXEDMAP`
+//! (experimental), `MDB_INTEGERKEY` (keys have 32 bytes), `MDB_DUPSORT` with `MDB_DUPFIXED` (a pair would have to be a
+//! duplicate of a short prefix: 64 bytes a pair in place of 74, in a layout that no other program reads), pages of more
+//! than 4 KiB (0.9 takes the system's size), a prefaulted map (figures in memory are taken after it is mapped).
 //!
 //! # A file that is cut or damaged
 //!
@@ -70,6 +88,7 @@ mod length;
 mod map;
 mod page;
 mod pages;
+mod readahead;
 mod reader;
 mod write;
 
@@ -93,8 +112,9 @@ pub struct LmdbOptions {
     pub readers_max: u32,
     /// Free bytes of the file system below which `begin` returns `FreeSpace`.
     pub disk_reserve_bytes: u64,
-    /// Whether the kernel reads ahead of a missing page, as it does without LMDB's flag `MDB_NORDAHEAD`.
-    pub readahead: bool,
+    /// Size of the file in bytes up to which the kernel reads the neighbours of a missing page as well, as it does without
+    /// LMDB's flag `MDB_NORDAHEAD`. 0: never.
+    pub readahead_bytes_max: u64,
     /// Whether a batch's changes are held until its commit and then applied in key order.
     pub sort_batches: bool,
 }
@@ -109,13 +129,14 @@ impl LmdbOptions {
     /// `FixInput` if the name is none of these, or the value is neither `true` nor `false`.
     pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let refuse = |message: String| Err(Error::new(ErrorKind::FixInput, message));
-        let field = match name {
-            "readahead" => &mut self.readahead,
-            "sort_batches" => &mut self.sort_batches,
-            _ => return refuse(format!("LMDB has no setting name={name}: it takes {}", Self::SETTINGS.join(", "))),
-        };
+        if !Self::SETTINGS.contains(&name) {
+            return refuse(format!("LMDB has no setting name={name}: it takes {}", Self::SETTINGS.join(", ")));
+        }
         let Ok(wanted) = value.parse() else { return refuse(format!("{name}={value}: give true or false")) };
-        *field = wanted;
+        match name {
+            "readahead" => self.readahead_bytes_max = if wanted { u64::MAX } else { 0 },
+            _ => self.sort_batches = wanted,
+        }
         Ok(())
     }
 }
@@ -130,7 +151,7 @@ impl Default for LmdbOptions {
             map_bytes_max: 16 << 40,
             readers_max: 1024,
             disk_reserve_bytes: 64 << 20,
-            readahead: false,
+            readahead_bytes_max: 0,
             sort_batches: false,
         }
     }

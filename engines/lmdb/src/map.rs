@@ -124,8 +124,11 @@ fn is_short(bytes: u64, used: u64) -> bool {
 /// Returns the bytes of the map up to the last page ever used. Free pages before it are not subtracted, because readers
 /// may hold them.
 pub(crate) fn used_bytes(env: &Environment) -> Result<u64> {
-    const WHAT: &str = "cannot ask for LMDB's map use";
-    let info = env.info().map_err(|e| error::lmdb(WHAT, e))?;
-    let page_bytes = u64::from(env.stat().map_err(|e| error::lmdb(WHAT, e))?.page_size());
-    Ok((info.last_pgno() as u64 + 1) * page_bytes)
+    let info = env.info().map_err(|e| error::lmdb("cannot ask for LMDB's map use", e))?;
+    Ok((info.last_pgno() as u64 + 1) * page_bytes(env)? as u64)
+}
+
+/// Returns the size in bytes of the store's pages.
+pub(crate) fn page_bytes(env: &Environment) -> Result<usize> {
+    Ok(env.stat().map_err(|e| error::lmdb("cannot ask for LMDB's page size", e))?.page_size() as usize)
 }

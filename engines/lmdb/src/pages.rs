@@ -101,6 +101,13 @@ impl<'t> Pages<'t> {
         }
     }
 
+    /// Tells the kernel how all pages will be read. The kernel may ignore it.
+    pub(crate) fn advise(&self, advice: libc::c_int) {
+        let Ok(bytes) = usize::try_from(self.count * self.page_bytes as u64) else { return };
+        // SAFETY: the part of the map that the file fills; advice about reading order changes no data.
+        unsafe { libc::madvise(self.first.cast_mut().cast(), bytes, advice) };
+    }
+
     /// Asks the kernel to read `count` pages from `number` on. The kernel may ignore it.
     pub(crate) fn announce(&self, number: u64, count: usize) {
         let Some(start) = self.at(number).filter(|_| number + count as u64 <= self.count) else { return };

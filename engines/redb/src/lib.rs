@@ -32,15 +32,22 @@
 //!
 //! ## Tried
 //!
-//! `loadgen bench loadgen/scenarios/settings/lmdb-redb-*.toml` measures each setting by turns with the defaults. Ratios are
-//! medians, with the lowest and the highest, of two or three repeats
-//! (`loadgen/results/2026-11-22/settings`). A ratio below 1 is a gain.
+//! `make bench-settings` measures each setting by turns with the defaults: programs on redb's own interface
+//! (`engines/trials`), and `loadgen bench` on the scenarios `loadgen/scenarios/settings/lmdb-redb-*.toml`. Medians of two to
+//! five turns, with the lowest and the highest (`loadgen/results/2026-11-22/settings`,
+//! `loadgen/results/2026-11-23/settings`). The stores have 5M pairs unless another number is named. Times are ratios of times
+//! and rates are ratios of rates.
 //!
 //! | setting | effect | kept |
 //! |---|---|---|
-//! | quick repair on no commit | synced commit of 1000 puts into 5M pairs, puts included: 0.88 (0.84 to 1.01); shuffled load of 5M pairs: 0.97 (0.90 to 1.03) | no: the next opening after a crash walks the whole file |
-//! | quick repair on every tenth commit | commit: 0.99 (0.96 to 1.03) | no: it gains nothing, see above |
-//! | a batch's changes in key order ([`RedbOptions::sort_batches`]) | commit: 0.98 (0.95 to 1.00); shuffled load: 0.95 (0.89 to 1.01) | no: not decided |
+//! | quick repair on no commit | time of a synced commit of 1000 puts, puts included: 0.88 (0.84 to 1.01) and 0.97 (0.86 to 1.06) in two measurements; rate of a shuffled load 1.01 (1.00 to 1.03). Opening after a kill, nothing in memory: 10.2 s for each GiB of the file, in place of 1.2 ms | no: the next opening after a crash walks the whole file |
+//! | quick repair on every tenth commit | commit: 0.99 (0.96 to 1.03) and 0.99 (0.90 to 1.04) | no: it gains nothing, and nine of ten crashes are followed by the walk |
+//! | two flushes without quick repair (`set_two_phase_commit`) | commit: 0.98 (0.83 to 1.05) | no: not decided |
+//! | a batch's changes in key order ([`RedbOptions::sort_batches`]) | commit: 0.98 (0.95 to 1.00) and 0.99 (0.89 to 1.04); rate of a shuffled load 1.05 (0.99 to 1.12) and 1.07 (1.04 to 1.09) | no: commits are not decided |
+//! | a load that flushes every 50th batch of 10,000 only (`Durability::None` between) | rate of a shuffled load of 2M pairs 1.81 (1.69 to 1.82), 0.12 of the bytes written, a file of twice the size; of a sorted load 1.43 (1.16 to 1.63) | no: the file. A sorted load, the default, is 32 times as fast as a shuffled one, and flushes once for a million pairs |
+//!
+//! Not tried: page and region size (redb has these settings for its own tests), `Durability::None` for commits (a killed
+//! process loses them), compaction after a load (a sorted load leaves nothing to compact).
 //!
 //! # When the disk is full
 //!

@@ -443,7 +443,8 @@ pub(crate) fn rocksdb_options(options: &EngineOptions) -> engine_rocksdb::Rocksd
 
 #[cfg(feature = "lmdb")]
 pub(crate) fn lmdb_options(options: &EngineOptions) -> Result<engine_lmdb::LmdbOptions> {
-    let mut lmdb = engine_lmdb::LmdbOptions::default();
+    let readahead_bytes_max = options.division().limit.bytes / 4 * 3;
+    let mut lmdb = engine_lmdb::LmdbOptions { readahead_bytes_max, ..Default::default() };
     options.settings().try_for_each(|(name, value)| lmdb.set(name, value))?;
     if let Some(size) = options.lmdb_map_size {
         lmdb.map_bytes = size.as_u64();

@@ -18,7 +18,7 @@ const OPTIONS: LmdbOptions = LmdbOptions {
     map_bytes_max: 64 << 20,
     readers_max: 16,
     disk_reserve_bytes: 0,
-    readahead: false,
+    readahead_bytes_max: 0,
     sort_batches: false,
 };
 
