@@ -7,7 +7,7 @@ use anyhow::Result;
 use bytesize::ByteSize;
 use engines::{EngineKind, EngineOptions, MemoryLimit, Profile};
 
-use crate::order::Order;
+use crate::order::{BLOCK_BYTES, Order};
 use crate::wrong::Wrong;
 
 /// Upper bound of the tool's own memory in bytes, without the engine, for any number of pairs.
@@ -18,6 +18,16 @@ pub(crate) const RECORD_BYTES: usize = 8 + 64;
 
 /// Number of buffers of the external sort: one is filled while the other is sorted and written.
 pub(crate) const SORT_BUFFERS: usize = 2;
+
+/// Number of parts in which a spill is given back to the file system, at most. A part of it is needed twice on the disk,
+/// and each part costs a flush of the manifest, so this makes both small.
+pub(crate) const GIVEN_BACK_PARTS: u64 = 64;
+/// Number of chunks in which a spilled source is loaded in sorted order, at least, because the disk holds the newest
+/// chunk twice. More of them would cost more flushes.
+pub(crate) const BULK_PARTS: u64 = 32;
+/// One in this number of runs is merged at a time when there are too many of them, because the disk holds the merged
+/// ones twice. Smaller parts would merge records again and again.
+pub(crate) const COMBINED_PARTS: usize = 8;
 
 /// Pairs that every source hands on at a time.
 pub(crate) const CHUNK_PAIRS: usize = 4096;
@@ -74,6 +84,17 @@ impl Buffers {
             // Twice the page: a leaf for each pair, and now and then a branch page.
             batch_pairs: (bytes as u64).checked_div(2 * page_bytes).map_or(u64::MAX, |pairs| pairs.max(100)),
         }
+    }
+
+    /// Returns the number of pairs in a sorted chunk for a source of which a spill is given back.
+    pub(crate) fn bulk_pairs_of(&self, records: u64) -> usize {
+        let part = usize::try_from(records / BULK_PARTS).unwrap_or(usize::MAX);
+        self.bulk_pairs.min(part.max(CHUNK_PAIRS))
+    }
+
+    /// Returns the number of runs of which a block fits into the memory for merging.
+    pub(crate) fn runs_at_once(&self) -> usize {
+        (self.heads_bytes / BLOCK_BYTES).max(2)
     }
 
     /// Replaces the memory for sorting and merging. `options` must be those of the load, after [`divide`].
@@ -161,7 +182,7 @@ fn divide_limit(
 
 /// Returns the bytes that a store of `pairs` pairs takes on disk at its peak during a load. The factors come from loads
 /// of these engines (see the test below), rounded up, with room for a compaction of RocksDB and for the merge of
-/// strata's runs. redb's shuffled loads took 98 bytes a pair in addition to [`FREED_BYTES`]. Its file is longer, up to
+/// strata's runs after a shuffled load. redb's shuffled loads took 98 bytes a pair in addition to [`FREED_BYTES`]. Its file is longer, up to
 /// twice that, and has holes.
 pub(crate) fn store_bytes(engine: EngineKind, order: Order, pairs: u64) -> u64 {
     let per_pair = match (engine, order) {
@@ -172,17 +193,42 @@ pub(crate) fn store_bytes(engine: EngineKind, order: Order, pairs: u64) -> u64 {
         (EngineKind::Lmdb, Order::Sorted) => 90,
         (EngineKind::Redb, Order::Shuffled) => 115,
         (EngineKind::Redb, Order::Sorted) => 90,
-        (EngineKind::Strata, _) => 140,
+        (EngineKind::Strata, Order::Shuffled) => 140,
+        // Chunks in order go into the base run, and nothing is merged.
+        (EngineKind::Strata, Order::Sorted) => 75,
     };
     let is_tree = matches!(engine, EngineKind::Lmdb | EngineKind::Redb);
     let fixed_bytes = if is_tree && order == Order::Shuffled { FREED_BYTES } else { 0 };
     pairs.saturating_mul(per_pair).saturating_add(fixed_bytes)
 }
 
-/// Returns the usual size in bytes of a spill of `records` records. It is larger for a while when runs are combined.
+/// Returns the bytes that a spill of `records` records takes on disk at its peak; 0 if it fits into memory. While runs
+/// are merged because there are too many of them, a part is there twice. That part is at most a seventh: one in
+/// [`COMBINED_PARTS`], or 2 of the 15 runs that are too many for [`SORT_BYTES_MIN`].
 pub(crate) fn spill_bytes(records: u64, buffers: &Buffers) -> u64 {
-    let bytes = records.saturating_mul(RECORD_BYTES as u64 + 8);
-    if bytes < (buffers.sort_bytes / SORT_BUFFERS) as u64 { 0 } else { bytes }
+    // One byte for the checksum that each block of 512 records has, and the header that each run has.
+    let bytes = records.saturating_mul(RECORD_BYTES as u64 + 1);
+    let run_bytes = (buffers.sort_bytes / SORT_BUFFERS) as u64;
+    match bytes / run_bytes.max(1) {
+        0 => 0,
+        runs if runs < buffers.runs_at_once() as u64 => bytes,
+        _ => bytes.saturating_add(bytes / 7),
+    }
+}
+
+/// Returns the bytes of a store's pairs whose records are not given back yet, at most: one of [`GIVEN_BACK_PARTS`] and
+/// one chunk of [`BULK_PARTS`].
+pub(crate) fn twice_bytes(store_bytes: u64) -> u64 {
+    store_bytes / GIVEN_BACK_PARTS + store_bytes / BULK_PARTS
+}
+
+/// Returns the bytes that store and spill take together on one disk at the peak of a load, if the spill is given back.
+///
+/// With a part x of the pairs in the store, they take `x * store_bytes + (1 - x) * spill_bytes`, and the pairs that are
+/// in both. The sum is linear in x, so it is largest at the beginning or at the end.
+pub(crate) fn peak_bytes(store_bytes: u64, spill_bytes: u64) -> u64 {
+    let twice_bytes = if spill_bytes > 0 { twice_bytes(store_bytes) } else { 0 };
+    store_bytes.max(spill_bytes).saturating_add(twice_bytes)
 }
 
 #[cfg(test)]
@@ -211,6 +257,29 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_disk_is_to_hold_the_larger_of_store_and_spill_and_what_is_in_both() {
+        let buffers = Buffers::default();
+        let pairs = 300_000_000;
+        let (store, spill) = (store_bytes(EngineKind::Strata, Order::Sorted, pairs), spill_bytes(pairs, &buffers));
+        assert_eq!((store, spill), (pairs * 75, pairs * 73));
+        let peak = peak_bytes(store, spill);
+        assert!(peak > store + store / 64 && peak < store + store / 16, "{peak}");
+        // Walks through a load, with as many pairs in both as there may be at any time.
+        for stored in (0..=300).map(|part| part * (pairs / 300)) {
+            let not_given = pairs - stored + (pairs / GIVEN_BACK_PARTS + pairs / BULK_PARTS).min(stored);
+            assert!(stored * 75 + not_given * 72 <= peak, "stored={stored}");
+        }
+        // Nothing is spilled where all fits into a buffer, and a part more where the runs are too many.
+        assert_eq!(
+            peak_bytes(store_bytes(EngineKind::Strata, Order::Sorted, 1000), spill_bytes(1000, &buffers)),
+            75_000
+        );
+        let small = Buffers { sort_bytes: 1 << 20, heads_bytes: 1 << 19, ..buffers };
+        assert_eq!(spill_bytes(70_000, &small), 70_000 * 73);
+        assert_eq!(spill_bytes(700_000, &small), 700_000 * 73 + 100_000 * 73);
+    }
+
     /// Disk usage reported by loads: (pairs, bytes).
     #[test]
     fn the_estimate_of_the_disk_is_no_less_than_what_loads_took() {
@@ -221,6 +290,7 @@ mod tests {
             (EngineKind::Redb, Order::Shuffled, &[(1_000_000, 130_900_000), (2_000_000, 232_300_000)]),
             (EngineKind::Redb, Order::Shuffled, &[(3_000_000, 328_900_000), (5_000_000, 523_500_000)]),
             (EngineKind::Redb, Order::Sorted, &[(1_000_000, 66_100_000)]),
+            (EngineKind::Strata, Order::Sorted, &[(20_000_000, 1_308_000_000), (50_000_000, 3_260_000_000)]),
         ] {
             for (pairs, bytes) in loads {
                 let estimate = store_bytes(engine, order, *pairs);

@@ -10,8 +10,9 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use super::chunk::Chunker;
 use super::run::{Reader, Run, Writer};
-use super::{Chunker, OnDuplicate, Rank, Ranked};
+use super::{OnDuplicate, Rank, Ranked};
 use crate::source::Record;
 
 /// The next record of one run. The order is reversed: the greatest in the heap is the first in the source's order.
@@ -48,7 +49,8 @@ pub(super) struct Merge {
 }
 
 impl Merge {
-    /// Opens the runs and checks each of them before it returns the first record of any.
+    /// Opens the runs where their first needed records are, and checks each of them before it returns the first record of
+    /// any.
     ///
     /// # Errors
     /// A run that is missing or damaged, named with the way out; I/O errors of reading.
@@ -63,22 +65,22 @@ impl Merge {
         Ok(Self { rank, readers, heap })
     }
 
-    /// Returns the next record in order; `None` after the last.
+    /// Returns the next record in order, and the place of its run among the runs; `None` after the last.
     ///
     /// # Errors
     /// A damaged block, named with file and offset; I/O errors of reading.
-    pub(super) fn next(&mut self) -> Result<Option<Record>> {
+    pub(super) fn next(&mut self) -> Result<Option<(Record, usize)>> {
         let Some(mut first) = self.heap.peek_mut() else { return Ok(None) };
-        let record = first.ranked.record;
+        let taken = (first.ranked.record, first.run);
         match self.readers[first.run].next()? {
             Some(next) => first.ranked = self.rank.of(next),
             None => drop(PeekMut::pop(first)),
         }
-        Ok(Some(record))
+        Ok(Some(taken))
     }
 }
 
-/// Merges `runs` into one run with this number. Calls `progress` every 65,536 records, which may stop it.
+/// Merges the needed records of `runs` into one run with this number. Calls `progress` every 65,536 records, which may stop it.
 ///
 /// # Errors
 /// A damaged run; I/O errors of reading or writing, naming the file; errors of `progress`.
@@ -91,10 +93,10 @@ pub(super) fn combine(
     progress: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Run> {
     let mut merge = Merge::open(dir, spill, runs, rank)?;
-    let records = runs.iter().map(|run| run.records).sum();
-    let mut writer = Writer::create(dir, spill, Run { number, records })?;
+    let records = runs.iter().map(|run| run.left()).sum();
+    let mut writer = Writer::create(dir, spill, Run::whole(number, records))?;
     let mut written = 0u64;
-    while let Some(record) = merge.next()? {
+    while let Some((record, _)) = merge.next()? {
         writer.push(&record)?;
         written += 1;
         if written.is_multiple_of(1 << 16) {
@@ -104,26 +106,27 @@ pub(super) fn combine(
     writer.finish()
 }
 
-/// Passes one pair for each key to `chunker`, and the other copies of the key to [`Chunker::duplicate`]. Returns
-/// `false` when no more are wanted.
+/// Passes one pair for each key to `chunker`, and the other copies of the key to [`Chunker::duplicate`]. A record is
+/// held until the next one has another key, so that a mark is never between two copies of a key. Returns `false` when
+/// no more are wanted.
 ///
 /// # Errors
 /// Errors of `next`; two different values for one key, if `rule` forbids them.
 pub(super) fn unique(
-    next: &mut dyn FnMut() -> Result<Option<Record>>,
+    next: &mut dyn FnMut() -> Result<Option<(Record, usize)>>,
     rule: OnDuplicate,
     chunker: &mut Chunker<'_>,
 ) -> Result<bool> {
-    let mut held: Option<Record> = None;
-    while let Some(record) = next()? {
-        match held.replace(record) {
-            Some(last) if last.1 == record.1 => chunker.duplicate(&last, &record, rule)?,
-            Some(last) if !chunker.push(last.1, last.2)? => return Ok(false),
+    let mut held: Option<(Record, usize)> = None;
+    while let Some((record, run)) = next()? {
+        match held.replace((record, run)) {
+            Some((last, from)) if last.1 == record.1 => chunker.duplicate(&last, from, &record, rule)?,
+            Some((last, from)) if !chunker.push(&last, from)? => return Ok(false),
             _ => {}
         }
     }
     match held {
-        Some((_, key, value)) => chunker.push(key, value),
+        Some((last, from)) => chunker.push(&last, from),
         None => Ok(true),
     }
 }

@@ -3,13 +3,16 @@
 //! Owns: the format and its checks. A header names the spill and the run, and the file's length follows from the number
 //! of records. So a file that was cut, emptied, removed or swapped is reported before anything of the spill is used. A
 //! block's checksum covers its place, so a block that was changed or moved is reported before its records are used.
-//! Threads: written by `sort` or `order`, read by `order`.
+//! Blocks at the start of a run may be given back to the file system. The file then has a hole after its header, and its
+//! length stays. Threads: written by `sort` or `order`, read by `order`; the main thread gives blocks back.
 
 use std::fs::File;
-use std::io::{ErrorKind as Io, Read as _, Write as _};
+use std::io::{self, ErrorKind as Io, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Error, Result, anyhow, ensure};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::{Errno, retry_on_intr};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -30,11 +33,24 @@ const HEADER_BYTES: usize = 40;
 pub(crate) struct Run {
     /// Number of the run, unique within its spill.
     pub(crate) number: u32,
-    /// Number of records in the run.
+    /// Number of records in the run, from its first one on.
     pub(crate) records: u64,
+    /// Number of records at the start that are not needed any more. The blocks that hold no others may be gone.
+    #[serde(default)]
+    pub(crate) taken: u64,
 }
 
 impl Run {
+    /// A run of which every record is needed.
+    pub(crate) fn whole(number: u32, records: u64) -> Self {
+        Self { number, records, taken: 0 }
+    }
+
+    /// Returns the number of records that are still needed.
+    pub(crate) fn left(self) -> u64 {
+        self.records - self.taken
+    }
+
     pub(crate) fn name(self) -> String {
         format!("run-{:05}", self.number)
     }
@@ -42,6 +58,26 @@ impl Run {
     fn bytes(self) -> u64 {
         let blocks = self.records.div_ceil(BLOCK_RECORDS);
         HEADER_BYTES as u64 + self.records * RECORD_BYTES as u64 + blocks * CHECKSUM_BYTES as u64
+    }
+
+    /// Returns the offset in the file at which this block begins.
+    fn offset(block: u64) -> u64 {
+        HEADER_BYTES as u64 + block * BLOCK_BYTES as u64
+    }
+
+    /// Gives the blocks back to the file system that hold none but taken records. The header stays, because it tells
+    /// that a spill has made the file.
+    ///
+    /// # Errors
+    /// I/O errors of opening the file or giving its blocks back, naming it.
+    pub(crate) fn give_back(self, dir: &Path) -> Result<()> {
+        let bytes = Self::offset(self.taken / BLOCK_RECORDS) - HEADER_BYTES as u64;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let path = dir.join(self.name());
+        let given = File::options().write(true).open(&path).and_then(|file| punch(&file, HEADER_BYTES as u64, bytes));
+        given.with_context(|| format!("cannot give a part back to the file system: file={}", path.display()))
     }
 
     fn header(self, spill: u64) -> [u8; HEADER_BYTES] {
@@ -74,6 +110,20 @@ pub(crate) fn damaged(path: &Path, reason: &str) -> Error {
         path.display(),
         path.parent().unwrap_or(Path::new("")).display()
     )
+}
+
+/// Makes a range of a file a hole. The file keeps its length.
+///
+/// # Errors
+/// I/O errors: those of [`has_no_holes`] and others.
+pub(crate) fn punch(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(retry_on_intr(|| fallocate(file, flags, offset, bytes))?)
+}
+
+/// Whether [`punch`] has failed because the file system cannot make holes.
+pub(crate) fn has_no_holes(error: &io::Error) -> bool {
+    [Some(Errno::OPNOTSUPP), Some(Errno::NOSYS)].contains(&Errno::from_io_error(error))
 }
 
 /// Whether a spill has made the file: it begins like a run, or was cut short at its beginning.
@@ -128,7 +178,7 @@ impl Writer {
         if !self.block.is_empty() && !self.written.is_multiple_of(BLOCK_RECORDS) {
             self.end_block()?;
         }
-        let (path, Run { number, records }) = (self.path.display(), self.run);
+        let (path, Run { number, records, .. }) = (self.path.display(), self.run);
         ensure!(self.written == records, "run={number} has records={} expected={records}: file={path}", self.written);
         self.file.sync_data().with_context(|| format!("cannot write file={path}"))?;
         Ok(self.run)
@@ -154,17 +204,18 @@ pub(crate) struct Reader {
     file: File,
     spill: u64,
     run: Run,
-    /// Number of records in the blocks read so far, the current one included.
+    /// Number of records in the blocks up to the current one, that one included.
     read: u64,
     block: Vec<u8>,
     at: usize,
 }
 
 impl Reader {
-    /// Opens the file of `run` and checks its length and header.
+    /// Opens the file of `run`, checks its length and header, and goes to its first record that is needed.
     ///
     /// # Errors
-    /// A file that is missing or is not that run, named with the way out; I/O errors of opening or reading it.
+    /// A file that is missing or is not that run, or a damaged block, named with the way out; I/O errors of opening or
+    /// reading it.
     pub(crate) fn open(dir: &Path, spill: u64, run: Run) -> Result<Self> {
         let path = dir.join(run.name());
         let mut file = match File::open(&path) {
@@ -181,7 +232,15 @@ impl Reader {
         if header != run.header(spill) {
             return Err(damaged(&path, "its header is that of another run, or changed"));
         }
-        Ok(Self { path, file, spill, run, read: 0, block: Vec::new(), at: 0 })
+        let begun = run.taken / BLOCK_RECORDS;
+        let sought = file.seek(SeekFrom::Start(Run::offset(begun)));
+        sought.with_context(|| format!("cannot read file={}", path.display()))?;
+        let mut reader = Self { path, file, spill, run, read: begun * BLOCK_RECORDS, block: Vec::new(), at: 0 };
+        // The first of the remaining blocks may begin with taken records.
+        for _ in 0..run.taken % BLOCK_RECORDS {
+            reader.next()?;
+        }
+        Ok(reader)
     }
 
     /// Returns the next record; `None` after the last.
@@ -213,8 +272,7 @@ impl Reader {
         }
         let (body, checksum) = self.block.split_at(bytes);
         if self.run.checksum(self.spill, block, body).to_le_bytes() != checksum {
-            let offset = HEADER_BYTES as u64 + block * BLOCK_BYTES as u64;
-            return Err(damaged(&self.path, &format!("checksum offset={offset}")));
+            return Err(damaged(&self.path, &format!("checksum offset={}", Run::offset(block))));
         }
         self.block.truncate(bytes);
         self.at = 0;
@@ -244,16 +302,17 @@ mod tests {
     const SPILL: u64 = 77;
 
     fn write(dir: &Path, spill: u64, number: u32, records: u64) -> Run {
-        let mut writer = Writer::create(dir, spill, Run { number, records }).unwrap();
+        let mut writer = Writer::create(dir, spill, Run::whole(number, records)).unwrap();
         for position in 0..records {
             writer.push(&(position, [position as u8; 32], [number as u8; 32])).unwrap();
         }
         writer.finish().unwrap()
     }
 
+    /// Reads all records that are needed, and returns the number of the run's records.
     fn read(dir: &Path, run: Run) -> Result<u64> {
         let mut reader = Reader::open(dir, SPILL, run)?;
-        let mut records = 0;
+        let mut records = run.taken;
         while let Some(record) = reader.next()? {
             assert_eq!(record, (records, [records as u8; 32], [run.number as u8; 32]));
             records += 1;
@@ -269,6 +328,25 @@ mod tests {
             assert_eq!(read(dir.path(), run).unwrap(), records);
             assert_eq!(fs::metadata(dir.path().join(run.name())).unwrap().len(), run.bytes());
         }
+    }
+
+    #[test]
+    fn a_run_is_read_on_from_any_record_after_the_blocks_before_it_were_given_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = write(dir.path(), SPILL, 1, 1500);
+        let path = dir.path().join(run.name());
+        for taken in [0, 1, 511, 512, 513, 1023, 1024, 1100, 1499, 1500] {
+            let run = Run { taken, ..run };
+            run.give_back(dir.path()).unwrap();
+            assert_eq!(read(dir.path(), run).unwrap(), 1500, "{taken}");
+            assert!(is_run(&path) && fs::metadata(&path).unwrap().len() == run.bytes(), "{taken}");
+        }
+        // A block that was given back is refused by name, as any damaged block is.
+        let error = read(dir.path(), Run { taken: 511, ..run }).unwrap_err().to_string();
+        assert!(error.contains("checksum offset=40") && error.contains("--resume"), "{error}");
+        // The blocks take no space any more, except for the pages that they share with others.
+        let empty = probe::disk_bytes(dir.path());
+        assert!(empty < run.bytes() / 2, "{empty} of {}", run.bytes());
     }
 
     #[test]

@@ -12,11 +12,11 @@ use std::time::SystemTime;
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 
 use super::merge::combine;
-use super::run::{BLOCK_BYTES, Run, Writer};
+use super::run::{Run, Writer};
 use super::work::{Manifest, Work};
 use super::{Order, Rank, Ranked};
 use crate::identity::{BORDER_RECORDS, Content, Stamp};
-use crate::limits::{Buffers, SORT_BUFFERS};
+use crate::limits::{Buffers, COMBINED_PARTS, SORT_BUFFERS};
 use crate::out::tell;
 use crate::source::{Place, Record, Source};
 
@@ -41,8 +41,8 @@ pub(super) struct Read {
 pub(super) enum Spilled {
     /// All of them in order in one buffer. Nothing was written.
     Memory(Vec<Ranked>),
-    /// In runs, no more than can be merged at once.
-    Runs { spill: u64, runs: Vec<Run> },
+    /// In the runs of this manifest, no more of them than can be merged at once.
+    Runs(Manifest),
 }
 
 /// Spills one source with one set of options.
@@ -51,6 +51,8 @@ pub(super) struct Spill<'a> {
     pub(super) order: Order,
     pub(super) seed: u64,
     pub(super) buffers: &'a Buffers,
+    /// Number of pairs from the first one of the order that the store holds.
+    pub(super) stored: u64,
 }
 
 /// State of a spill when the reading begins.
@@ -118,12 +120,24 @@ impl Spill<'_> {
             work.keep(&[])?;
             return Ok(None);
         }
+        let (given, stored) = (manifest.given_back.pairs, self.stored);
+        if given > stored {
+            tell!(
+                "the source is read again from its start, because a part of its spill was given back to the file system and the \
+                 store does not hold that part: dir={dir} given_back_pairs={given} stored_pairs={stored}"
+            );
+            work.keep(&[])?;
+            return Ok(None);
+        }
         work.keep(&manifest.runs)?;
         let synthetic = matches!(self.source, Source::Synthetic { .. });
         let trusted =
             synthetic || (stamp.is_some() && stamp == manifest.stamp && self.source.to_string() == manifest.source);
         let records = manifest.records;
         match (trusted, manifest.complete) {
+            (true, true) if given > 0 => {
+                tell!("the rest of the spill is used again: dir={dir} records={records} given_back_pairs={given}");
+            }
             (true, true) => tell!("the spill is whole and is used again: dir={dir} records={records}"),
             (true, false) => tell!("going on with the spill: dir={dir} records={records}"),
             (false, _) => tell!(
@@ -224,12 +238,14 @@ impl Spill<'_> {
     /// Merges runs until the rest can be merged at once.
     fn end(&self, work: &Work, mut manifest: Manifest, tell: &mut Tell<'_>) -> Result<Read> {
         let spill = manifest.spill()?;
-        let most = (self.buffers.heads_bytes / BLOCK_BYTES).max(2);
+        let most = self.buffers.runs_at_once();
         let rank = Rank::new(self.order, self.seed());
         while manifest.runs.len() > most {
-            // Merge the smallest runs first, and no more of them than necessary.
-            manifest.runs.sort_by_key(|run| (run.records, run.number));
-            let some = (manifest.runs.len() - most + 1).min(most);
+            // Merge the smallest runs first, and no more of them than necessary. They stay until the new one is durable,
+            // so merge only a part of all at a time, because the disk holds that part twice.
+            manifest.runs.sort_by_key(|run| (run.left(), run.number));
+            let part = (manifest.runs.len() / COMBINED_PARTS).max(2);
+            let some = (manifest.runs.len() - most + 1).min(most).min(part);
             let number = manifest.runs.iter().map(|run| run.number).max().map_or(0, |number| number + 1);
             let records = manifest.records;
             let run = combine(work.dir(), spill, &manifest.runs[..some], number, rank, &mut || tell(records))?;
@@ -239,7 +255,7 @@ impl Spill<'_> {
             work.keep(&manifest.runs)?;
         }
         let (digest, records, stamp) = (manifest.content()?, manifest.records, manifest.stamp);
-        Ok(Read { digest, records, stamp, spilled: Spilled::Runs { spill, runs: manifest.runs } })
+        Ok(Read { digest, records, stamp, spilled: Spilled::Runs(manifest) })
     }
 
     /// Starts a spill without records.
@@ -399,7 +415,7 @@ fn write_runs(
         work.create()?;
         records.sort_unstable();
         let number = manifest.runs.iter().map(|run| run.number).max().map_or(0, |number| number + 1);
-        let mut writer = Writer::create(work.dir(), spill, Run { number, records: records.len() as u64 })?;
+        let mut writer = Writer::create(work.dir(), spill, Run::whole(number, records.len() as u64))?;
         records.iter().try_for_each(|ranked| writer.push(&ranked.record))?;
         manifest.runs.push(writer.finish()?);
         manifest.records = content.records();
