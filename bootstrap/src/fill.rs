@@ -1,11 +1,13 @@
 //! Writes the pairs of a load into the engine, in batches that each carry a checkpoint, so that it can stop anywhere.
 //!
 //! Owns: the loop, the sizes of batches, and which of them are flushed. Gives the spill back up to the position that
-//! the store holds durably, and no further. Must not: finish a store that lacks pairs. Runs on the main thread.
+//! the store holds durably, and no further. Must not: finish a store that lacks pairs. Runs on the main thread; the
+//! thread `digest` counts the pairs of a sorted chunk while the engine takes it.
 
 use std::collections::VecDeque;
+use std::thread;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use engine_api::{BulkLoad, Durability, Engine as _, Key, Value};
 use engine_latency::Measured;
 use solana::{ChainCheckpoint, MapPhase};
@@ -84,9 +86,9 @@ impl<'a> Fill<'a> {
         let mut batch: Vec<(Key, Value)> = Vec::new();
         let (ordered, skip) = (self.ordered, self.checkpoint.seq);
         let tally = ordered.for_each(skip, self.args.on_duplicate, &mut |chunk| {
-            self.marks.extend(chunk.mark);
-            for pair in chunk.pairs {
-                batch.push(pair);
+            self.marks.extend(chunk.mark.clone());
+            for pair in &chunk.pairs {
+                batch.push(*pair);
                 if batch.len() as u64 == batch_pairs {
                     self.commit(&batch)?;
                     batch.clear();
@@ -101,29 +103,34 @@ impl<'a> Fill<'a> {
     }
 
     fn chunks(&mut self, bulk: &dyn BulkLoad) -> Result<Tally> {
-        let (ordered, skip, buffers) = (self.ordered, self.checkpoint.seq, &self.setup.buffers);
-        let most = if ordered.gives_back() { buffers.bulk_pairs_of(ordered.records) } else { buffers.bulk_pairs };
-        let mut chunk: Vec<(Key, Value)> = Vec::with_capacity(most);
-        let tally = ordered.for_each(skip, self.args.on_duplicate, &mut |more| {
-            self.marks.extend(more.mark);
-            chunk.extend_from_slice(&more.pairs);
-            if chunk.len() + more.pairs.len() > most {
-                self.chunk(bulk, &mut chunk)?;
+        let (ordered, skip) = (self.ordered, self.checkpoint.seq);
+        ordered.for_each(skip, self.args.on_duplicate, &mut |chunk| {
+            if self.stop.asked().is_some() {
+                return Ok(false);
             }
+            self.marks.extend(chunk.mark.clone());
+            self.chunk(bulk, &chunk.pairs)?;
             Ok(self.stop.asked().is_none())
-        })?;
-        if !chunk.is_empty() && self.stop.asked().is_none() {
-            self.chunk(bulk, &mut chunk)?;
-        }
-        Ok(tally)
+        })
     }
 
-    fn chunk(&mut self, bulk: &dyn BulkLoad, chunk: &mut Vec<(Key, Value)>) -> Result<()> {
+    fn chunk(&mut self, bulk: &dyn BulkLoad, pairs: &[(Key, Value)]) -> Result<()> {
         let mut checkpoint = self.checkpoint;
-        checkpoint.seq += chunk.len() as u64;
-        bulk.load_sorted(chunk, &checkpoint.write()).with_context(|| self.failed())?;
-        self.written(chunk, checkpoint)?;
-        chunk.clear();
+        checkpoint.seq += pairs.len() as u64;
+        // The thread `digest` adds the pairs to the digest while the engine waits for the device.
+        let digest = thread::scope(|scope| {
+            let begin = |mut digest: Digest| {
+                thread::Builder::new().name("digest".to_owned()).spawn_scoped(scope, move || {
+                    pairs.iter().for_each(|(key, value)| digest.add(key, value));
+                    digest
+                })
+            };
+            let adding = self.digest.map(begin).transpose().context("cannot start the thread of the digest")?;
+            bulk.load_sorted(pairs, &checkpoint.write()).with_context(|| self.failed())?;
+            adding.map(|adding| adding.join().map_err(|_| anyhow!("the thread of the digest panicked"))).transpose()
+        });
+        self.digest = digest?;
+        self.reached(checkpoint)?;
         // The engine's bulk path flushes each chunk.
         self.give_back()
     }
@@ -138,7 +145,10 @@ impl<'a> Fill<'a> {
             || self.marks.front().is_some_and(|mark| mark.pairs() <= checkpoint.seq);
         let durability = if synced { Durability::Synced } else { Durability::Buffered };
         self.write(batch, &checkpoint, durability).with_context(|| self.failed())?;
-        self.written(batch, checkpoint)?;
+        if let Some(digest) = &mut self.digest {
+            batch.iter().for_each(|(key, value)| digest.add(key, value));
+        }
+        self.reached(checkpoint)?;
         if synced { self.give_back() } else { Ok(()) }
     }
 
@@ -155,11 +165,8 @@ impl<'a> Fill<'a> {
         txn.commit(&checkpoint.write(), durability)
     }
 
-    /// Counts pairs that the engine has taken with this checkpoint.
-    fn written(&mut self, pairs: &[(Key, Value)], checkpoint: ChainCheckpoint) -> Result<()> {
-        if let Some(digest) = &mut self.digest {
-            pairs.iter().for_each(|(key, value)| digest.add(key, value));
-        }
+    /// Notes that the engine has taken all pairs up to this checkpoint.
+    fn reached(&mut self, checkpoint: ChainCheckpoint) -> Result<()> {
         self.checkpoint = checkpoint;
         self.progress.set(checkpoint.seq);
         self.sampler.at(checkpoint.seq)

@@ -3,13 +3,16 @@
 //!
 //! Owns: the work directory. The order depends on the source's content and the seed alone. It depends neither on the
 //! memory nor on how often the reading was interrupted, and that makes a load resumable. A damaged file of the spill is
-//! refused by name, and so is a spill that gives other records than were read. Threads: `sort` writes runs while the
-//! caller reads the source; `order` merges them a few chunks ahead of the caller.
+//! refused by name, and so is a spill that gives other records than were read. Threads: `sort` sorts runs and `write`
+//! writes them while the caller reads the source; `order` merges them a few chunks ahead of the caller.
 
 mod chunk;
 mod give_back;
+mod heads;
 mod merge;
 mod run;
+mod runs;
+mod sort;
 mod spill;
 mod work;
 
@@ -19,15 +22,16 @@ use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
 use anyhow::{Result, anyhow, bail, ensure};
+use engine_api::Key;
 use serde::{Deserialize, Serialize};
 use workload::source_id;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::identity::Stamp;
-use crate::limits::Buffers;
+use crate::limits::{Buffers, Chunks};
 use crate::paths::WorkDir;
 use crate::source::{Record, Source};
-use chunk::{Chunker, Send};
+use chunk::{Chunker, Outlet};
 use merge::Merge;
 use spill::{Spill, Spilled};
 use work::{Manifest, Work};
@@ -82,32 +86,18 @@ impl Rank {
         }
     }
 
-    fn of(self, record: Record) -> Ranked {
-        let rank = match self {
-            Self::Key => u64::from_be_bytes(std::array::from_fn(|i| record.1[i])),
-            Self::Hash(seed) => xxh3_64_with_seed(&record.1, seed),
-        };
-        Ranked { rank, record }
+    /// Returns the number by which a record with this key is sorted.
+    fn of(self, key: &Key) -> u64 {
+        match self {
+            Self::Key => u64::from_be_bytes(std::array::from_fn(|i| key[i])),
+            Self::Hash(seed) => xxh3_64_with_seed(key, seed),
+        }
     }
-}
 
-/// A record with its rank. Records with the same key are ordered by their position in the source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ranked {
-    rank: u64,
-    record: Record,
-}
-
-impl Ord for Ranked {
-    fn cmp(&self, other: &Self) -> Ordering {
-        let by_key = || self.record.1.cmp(&other.record.1);
-        self.rank.cmp(&other.rank).then_with(by_key).then_with(|| self.record.0.cmp(&other.record.0))
-    }
-}
-
-impl PartialOrd for Ranked {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
+    /// Compares two records by the numbers and the keys. Records with the same key are ordered by their position in the
+    /// source.
+    fn compare(self, a: &Record, b: &Record) -> Ordering {
+        self.of(&a.1).cmp(&self.of(&b.1)).then_with(|| (a.1, a.0).cmp(&(b.1, b.0)))
     }
 }
 
@@ -125,7 +115,7 @@ pub(crate) struct Ordered {
     kind: Kind,
     rank: Rank,
     work: Work,
-    chunks_ahead: usize,
+    chunks: Chunks,
     /// Number of records between two marks. `None`: the spill stays whole.
     mark_every: Option<u64>,
 }
@@ -134,19 +124,19 @@ enum Kind {
     /// Synthetic pairs, whose keys come in random order already.
     Synthetic(Source),
     /// All records in order, in one buffer.
-    Memory(Vec<Ranked>),
+    Memory(Vec<Record>),
     /// The rest of a spill that may have been given back in part.
     Runs(Manifest),
 }
 
-/// Takes pairs in order; returns `false` to stop.
-pub(crate) type Take<'a> = dyn FnMut(Chunk) -> Result<bool> + 'a;
+/// Takes a chunk of pairs in order; returns `false` to stop.
+pub(crate) type Take<'a> = dyn FnMut(&Chunk) -> Result<bool> + 'a;
 
 impl Ordered {
     /// Reads the source, and spills the records into `work` if they do not fit into one buffer. If an earlier process
-    /// has left a spill of the same source there, goes on with it. `stored` is the number of pairs from the first one of
-    /// the order that the caller does not want, because its store holds them: a spill that was given back beyond them is
-    /// made anew. `tell` is called with the number of records read, and may stop the reading.
+    /// has left a spill of the same source there, goes on with it. `stored` is the number of pairs from the first one
+    /// of the order that the caller does not want, because its store holds them: a spill that was given back beyond
+    /// them is made anew. `tell` is called with the number of records read, and may stop the reading.
     ///
     /// # Errors
     /// Errors of reading the source, naming the place; I/O errors or damage of the spill, naming the file; errors of
@@ -161,11 +151,11 @@ impl Ordered {
         tell: &mut Tell<'_>,
     ) -> Result<Self> {
         let mut work = Work::open(work)?;
-        let (rank, chunks_ahead, mark_every) = (Rank::new(order, seed), buffers.chunks_ahead, None);
+        let (rank, chunks, mark_every) = (Rank::new(order, seed), buffers.chunks(order), None);
         if let (Source::Synthetic { pairs, count }, Order::Shuffled) = (source, order) {
             let (source_id, kind) = (pairs.source_id(*count), Kind::Synthetic(source.clone()));
             let (content, records, stamp) = (None, *count, None);
-            return Ok(Self { source_id, content, records, stamp, kind, rank, work, chunks_ahead, mark_every });
+            return Ok(Self { source_id, content, records, stamp, kind, rank, work, chunks, mark_every });
         }
         let read = Spill { source, order, seed, buffers, stored }.run(&mut work, tell)?;
         let kind = match read.spilled {
@@ -174,7 +164,7 @@ impl Ordered {
         };
         let source_id = file_id(read.digest, order, seed);
         let (content, records, stamp) = (Some(read.digest), read.records, read.stamp);
-        Ok(Self { source_id, content, records, stamp, kind, rank, work, chunks_ahead, mark_every })
+        Ok(Self { source_id, content, records, stamp, kind, rank, work, chunks, mark_every })
     }
 
     /// Removes the spill, once the load no longer needs it.
@@ -186,21 +176,23 @@ impl Ordered {
     }
 
     /// Passes the pairs from position `skip` on to `take` in chunks, until `take` returns `false`. The thread `order`
-    /// makes the chunks, a few ahead of `take`.
+    /// makes the chunks ahead of `take`, and fills those again that were taken.
     pub(crate) fn for_each(&self, skip: u64, on_duplicate: OnDuplicate, take: &mut Take<'_>) -> Result<Tally> {
         std::thread::scope(|scope| {
-            let (sender, chunks) = sync_channel(self.chunks_ahead);
-            // A failed send means that the receiver is gone and wants no more chunks.
-            let send = move |chunk: Chunk| sender.send(chunk).is_ok();
+            let (sender, chunks) = sync_channel(self.chunks.ahead);
+            // It has room for all chunks that there are, so returning one never waits.
+            let (return_to, spare) = sync_channel(self.chunks.count());
+            let to = Outlet { pairs: self.chunks.pairs, mark_every: self.mark_every, chunks: sender, spare };
             let maker = std::thread::Builder::new()
                 .name("order".to_owned())
-                .spawn_scoped(scope, move || self.make(skip, on_duplicate, Box::new(send)))?;
+                .spawn_scoped(scope, move || self.make(skip, on_duplicate, to))?;
             let mut taken = Ok(true);
             for chunk in &chunks {
-                taken = take(chunk);
+                taken = take(&chunk);
                 if !matches!(taken, Ok(true)) {
                     break;
                 }
+                return_to.try_send(chunk.pairs).ok();
             }
             drop(chunks);
             let tally = maker.join().map_err(|_| anyhow!("the ordering thread panicked"))?;
@@ -208,11 +200,11 @@ impl Ordered {
         })
     }
 
-    fn make(&self, skip: u64, on_duplicate: OnDuplicate, send: Send<'_>) -> Result<Tally> {
-        let begin = |tally, taken| Chunker::new(tally, taken, skip, self.mark_every, send);
+    fn make(&self, skip: u64, on_duplicate: OnDuplicate, to: Outlet) -> Result<Tally> {
         let (whole, tally) = match &self.kind {
             Kind::Synthetic(Source::Synthetic { pairs, count }) => {
-                let mut chunker = begin(Tally { pairs: skip.min(*count), ..Tally::default() }, vec![0]);
+                let begun = Tally { pairs: skip.min(*count), ..Tally::default() };
+                let mut chunker = Chunker::new(begun, vec![0], skip, to);
                 let mut wanted = true;
                 for index in skip..*count {
                     wanted = chunker.push(&(index, pairs.key(index), pairs.value(index, 0)), 0)?;
@@ -224,15 +216,23 @@ impl Ordered {
             }
             Kind::Synthetic(_) => bail!("only synthetic pairs are in order by themselves"),
             Kind::Memory(records) => {
-                let mut chunker = begin(Tally::default(), vec![0]);
-                let mut records = records.iter().map(|ranked| (ranked.record, 0));
-                (merge::unique(&mut || Ok(records.next()), on_duplicate, &mut chunker)?, chunker.finish())
+                let mut chunker = Chunker::new(Tally::default(), vec![0], skip, to);
+                let mut records = records.iter();
+                // The records count as one run.
+                let next = |into: &mut Record| {
+                    Ok(records.next().map(|record| {
+                        *into = *record;
+                        0
+                    }))
+                };
+                (merge::unique(next, on_duplicate, &mut chunker)?, chunker.finish())
             }
             Kind::Runs(manifest) => {
                 self.check_given_back(manifest.given_back, skip, on_duplicate)?;
-                let mut chunker = begin(manifest.given_back, manifest.runs.iter().map(|run| run.taken).collect());
+                let taken = manifest.runs.iter().map(|run| run.taken).collect();
+                let mut chunker = Chunker::new(manifest.given_back, taken, skip, to);
                 let mut merge = Merge::open(self.work.dir(), manifest.spill()?, &manifest.runs, self.rank)?;
-                (merge::unique(&mut || merge.next(), on_duplicate, &mut chunker)?, chunker.finish())
+                (merge::unique(|into| merge.next(into), on_duplicate, &mut chunker)?, chunker.finish())
             }
         };
         // Checksums cannot find a missing run, so count too: every record that was read must come out again.
@@ -336,7 +336,7 @@ mod tests {
     fn all(ordered: &Ordered, rule: OnDuplicate, skip: u64) -> Result<(Vec<(Key, Value)>, Tally)> {
         let mut out = Vec::new();
         let tally = ordered.for_each(skip, rule, &mut |chunk| {
-            out.extend(chunk.pairs);
+            out.extend_from_slice(&chunk.pairs);
             Ok(true)
         })?;
         Ok((out, tally))

@@ -3,12 +3,13 @@
 //! Owns: the counts of pairs, of duplicates and of the records taken from each run. Must not: read or write a file.
 //! Runs on the thread `order`.
 
+use std::sync::mpsc::{Receiver, SyncSender};
+
 use anyhow::{Result, bail};
 use engine_api::{Key, Value};
 use serde::{Deserialize, Serialize};
 
 use super::OnDuplicate;
-use crate::limits::CHUNK_PAIRS;
 use crate::source::Record;
 
 /// Counts of the pairs and duplicates from the first record of the order up to some position.
@@ -52,29 +53,38 @@ pub(crate) struct Chunk {
     pub(crate) mark: Option<Mark>,
 }
 
-/// Sends a chunk to another thread; returns `false` when the receiver is gone.
-pub(super) type Send<'a> = Box<dyn FnMut(Chunk) -> bool + 'a>;
+/// Receives the memory of chunks that were taken. Filling it again costs less than new memory, whose pages the kernel
+/// has to clear first.
+pub(super) type Spare = Receiver<Vec<(Key, Value)>>;
+
+/// How a [`Chunker`] makes chunks and hands them on.
+pub(super) struct Outlet {
+    /// Number of pairs in a chunk.
+    pub(super) pairs: usize,
+    /// Number of records between two marks. `None`: no marks are wanted.
+    pub(super) mark_every: Option<u64>,
+    pub(super) chunks: SyncSender<Chunk>,
+    pub(super) spare: Spare,
+}
 
 /// Collects pairs into chunks, leaving out the pairs before the resume position.
-pub(super) struct Chunker<'a> {
+pub(super) struct Chunker {
     skip: u64,
     chunk: Vec<(Key, Value)>,
     tally: Tally,
     /// Number of records taken from each run.
     taken: Vec<u64>,
-    /// Number of records between two marks. `None`: no marks are wanted.
-    mark_every: Option<u64>,
     /// Number of records at the last mark.
     marked: u64,
-    send: Send<'a>,
+    to: Outlet,
 }
 
-impl<'a> Chunker<'a> {
+impl Chunker {
     /// Begins after the records that `tally` counts and that `taken` has of each run. `skip`: number of pairs from the
     /// first one of the order that are not wanted.
-    pub(super) fn new(tally: Tally, taken: Vec<u64>, skip: u64, mark_every: Option<u64>, send: Send<'a>) -> Self {
-        let (skip, chunk) = (skip.saturating_sub(tally.pairs), Vec::with_capacity(CHUNK_PAIRS));
-        Self { skip, chunk, tally, taken, mark_every, marked: tally.records(), send }
+    pub(super) fn new(tally: Tally, taken: Vec<u64>, skip: u64, to: Outlet) -> Self {
+        let (skip, chunk) = (skip.saturating_sub(tally.pairs), Vec::with_capacity(to.pairs));
+        Self { skip, chunk, tally, taken, marked: tally.records(), to }
     }
 
     /// Adds a pair from this run; returns `false` when no more are wanted.
@@ -86,12 +96,15 @@ impl<'a> Chunker<'a> {
             return Ok(true);
         }
         self.chunk.push((record.1, record.2));
-        if self.chunk.len() < CHUNK_PAIRS {
+        if self.chunk.len() < self.to.pairs {
             return Ok(true);
         }
-        let pairs = std::mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK_PAIRS));
-        let mark = self.mark();
-        Ok((self.send)(Chunk { pairs, mark }))
+        let (pairs, mark) = (std::mem::take(&mut self.chunk), self.mark());
+        // A failed send means that the receiver is gone and wants no more chunks.
+        let wanted = self.to.chunks.send(Chunk { pairs, mark }).is_ok();
+        self.chunk = self.to.spare.try_recv().unwrap_or_else(|_| Vec::with_capacity(self.to.pairs));
+        self.chunk.clear();
+        Ok(wanted)
     }
 
     /// Handles two records of one key, of which `earlier` comes first in the source and is from this run: counts a
@@ -123,7 +136,7 @@ impl<'a> Chunker<'a> {
     /// Returns a mark at the current position, if the last one is far enough away.
     fn mark(&mut self) -> Option<Mark> {
         let records = self.tally.records();
-        if records - self.marked < self.mark_every? {
+        if records - self.marked < self.to.mark_every? {
             return None;
         }
         self.marked = records;
@@ -131,9 +144,10 @@ impl<'a> Chunker<'a> {
     }
 
     /// Sends the last pairs, and returns the counts of the whole pass.
-    pub(super) fn finish(mut self) -> Tally {
+    pub(super) fn finish(self) -> Tally {
         if !self.chunk.is_empty() {
-            (self.send)(Chunk { pairs: self.chunk, mark: None });
+            // If the receiver is gone, it did not want these pairs either.
+            self.to.chunks.send(Chunk { pairs: self.chunk, mark: None }).ok();
         }
         self.tally
     }

@@ -24,13 +24,15 @@ impl Ordered {
         self.mark_every.is_some()
     }
 
-    /// Asks for marks in the chunks, if there is a spill and its file system can make holes in files.
+    /// Asks for marks in the chunks, and for chunks that are small enough, if there is a spill and its file system can
+    /// make holes in files.
     ///
     /// # Errors
     /// I/O errors of trying that in the work directory, naming the file.
     pub(crate) fn begin_giving_back(&mut self) -> Result<()> {
         if self.is_spilled() && self.work.can_give_back()? {
             self.mark_every = Some(self.records / GIVEN_BACK_PARTS);
+            self.chunks = self.chunks.for_giving_back(self.records);
         }
         Ok(())
     }
@@ -76,7 +78,7 @@ impl Ordered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::{Buffers, CHUNK_PAIRS};
+    use crate::limits::{Buffers, CHUNK_PAIRS, SORT_RECORD_BYTES};
     use crate::order::Order;
     use crate::paths::WorkDir;
     use crate::source::{Format, Source};
@@ -90,7 +92,11 @@ mod tests {
 
     /// Buffers for runs of this number of records. So many runs are merged at once.
     fn buffers(records: usize, runs: usize) -> Buffers {
-        Buffers { sort_bytes: records * 160, heads_bytes: runs * crate::order::BLOCK_BYTES, ..Buffers::default() }
+        Buffers {
+            sort_bytes: records * SORT_RECORD_BYTES,
+            heads_bytes: runs * crate::order::BLOCK_BYTES,
+            ..Buffers::default()
+        }
     }
 
     fn raw_file(dir: &Path, records: &[(Key, Value)]) -> Source {
@@ -114,7 +120,7 @@ mod tests {
     fn rest(ordered: &Ordered, skip: u64) -> Result<(Pairs, Tally)> {
         let mut out = Vec::new();
         let tally = ordered.for_each(skip, OnDuplicate::Last, &mut |chunk| {
-            out.extend(chunk.pairs);
+            out.extend_from_slice(&chunk.pairs);
             Ok(true)
         })?;
         Ok((out, tally))
@@ -141,15 +147,15 @@ mod tests {
     fn run_to(cut: Cut, ordered: &Ordered, stored: &mut Pairs) -> Option<Tally> {
         let (mut marks, mut is_cut, skip) = (0, false, stored.len() as u64);
         let tally = ordered.for_each(skip, OnDuplicate::Last, &mut |chunk| {
-            stored.extend(chunk.pairs);
-            let Some(mark) = chunk.mark else { return Ok(!is_cut) };
+            stored.extend_from_slice(&chunk.pairs);
+            let Some(mark) = &chunk.mark else { return Ok(!is_cut) };
             assert_eq!(mark.pairs(), stored.len() as u64);
             marks += 1;
             if is_cut || marks < cut.marks {
                 return Ok(!is_cut);
             }
             if let (Kind::Runs(manifest), true) = (&ordered.kind, cut.is_noted) {
-                let noted = ordered.note(manifest, &mark)?;
+                let noted = ordered.note(manifest, mark)?;
                 noted.runs.iter().take(cut.runs).try_for_each(|run| run.give_back(ordered.work.dir()))?;
             }
             is_cut = true;
@@ -215,7 +221,7 @@ mod tests {
             .for_each(0, OnDuplicate::Error, &mut |chunk| {
                 stored_bytes += chunk.pairs.len() as u64 * 64;
                 peak_bytes = peak_bytes.max(stored_bytes + probe::disk_bytes(&work.path));
-                chunk.mark.map_or(Ok(true), |mark| ordered.give_back(&mark).map(|()| true))
+                chunk.mark.as_ref().map_or(Ok(true), |mark| ordered.give_back(mark).map(|()| true))
             })
             .unwrap();
         assert_eq!(stored_bytes, RECORDS * 64);
@@ -234,9 +240,9 @@ mod tests {
         let mut given = 0;
         ordered
             .for_each(0, OnDuplicate::Last, &mut |chunk| {
-                let mark = chunk.mark.unwrap();
+                let mark = chunk.mark.as_ref().unwrap();
                 given = mark.pairs();
-                ordered.give_back(&mark).map(|()| false)
+                ordered.give_back(mark).map(|()| false)
             })
             .unwrap();
         given
@@ -287,7 +293,7 @@ mod tests {
         // A directory of that name keeps the manifest from being replaced.
         fs::create_dir(work.path.join("manifest.tmp")).unwrap();
         let failed = ordered.for_each(0, OnDuplicate::Last, &mut |chunk| {
-            chunk.mark.map_or(Ok(true), |mark| ordered.give_back(&mark).map(|()| true))
+            chunk.mark.as_ref().map_or(Ok(true), |mark| ordered.give_back(mark).map(|()| true))
         });
         assert!(failed.unwrap_err().to_string().contains("manifest"));
         fs::remove_dir(work.path.join("manifest.tmp")).unwrap();

@@ -83,7 +83,7 @@ fn a_damaged_spill_is_refused_by_name_and_made_again() {
         let scene = Scene::spilled(engine, order);
         let kept: Vec<(PathBuf, Vec<u8>)> =
             scene.files().into_iter().map(|file| (file.clone(), fs::read(file).unwrap())).collect();
-        assert_eq!(kept.len(), 6, "a manifest and runs of 6144 records: {kept:?}", kept = scene.files());
+        assert_eq!(kept.len(), 9, "a manifest and runs of 4096 records: {kept:?}", kept = scene.files());
         // Layout of a run: a header of 40 bytes, then blocks of 512 records of 72 bytes with a checksum of 8 bytes
         // each.
         let run = &kept[3];

@@ -3,9 +3,9 @@
 //!
 //! A load either ends right, with the digest of the source that it was last given, or it reports the problem. Then its
 //! exit code is not zero, and its message names a file or directory. The spill is given back only as far as the store
-//! goes, so no load misses a part of its spill unless its store was removed. Every life follows from a seed, and in each life
-//! half of the disturbances are switched off. `make torture-load LIVES=1000` runs more lives. A violation prints the
-//! command that repeats it.
+//! goes, so no load misses a part of its spill unless its store was removed. Every life follows from a seed, and in
+//! each life half of the disturbances are switched off. `make torture-load LIVES=1000` runs more lives. A violation
+//! prints the command that repeats it.
 
 use std::collections::BTreeMap;
 use std::fs;
