@@ -44,7 +44,7 @@ pub(crate) struct LoadArgs {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
     /// Order in which keys reach the engine: random, or ascending through the engine's bulk path [default: sorted for
-    /// lmdb and redb, whose loads are many times faster and smaller so; shuffled for rocksdb and strata]
+    /// strata, lmdb and redb, whose loads are faster and smaller so; shuffled for rocksdb]
     #[arg(long, value_enum)]
     pub(crate) order: Option<Order>,
     /// A key given twice with different values: stop, or take the last one in the source
@@ -80,8 +80,8 @@ pub(crate) struct LoadArgs {
     /// here and was there before stays.
     #[arg(long, value_name = "DIR")]
     pub(crate) work_dir: Option<PathBuf>,
-    /// Memory for sorting, such as 64MiB; a source that fits into half of it is not spilled [default: a share of what
-    /// the engine leaves of the cgroup's limit or the machine's memory]
+    /// Memory for sorting, such as 64MiB; a source that fits into a quarter of it is not spilled [default: a share of
+    /// what the engine leaves of the cgroup's limit or the machine's memory]
     #[arg(long, value_name = "BYTES", value_parser = sort_memory)]
     pub(crate) sort_memory: Option<ByteSize>,
     /// Start even where the disk looks too small
@@ -230,11 +230,11 @@ fn refuse_unused(args: &LoadArgs, order: Order) -> Result<()> {
 }
 
 /// Returns the order of a load that names none. In a B+tree each random insert costs a page, and leaves the pages half
-/// empty.
+/// empty. In strata sorted pairs go straight into the base, and nothing is left to merge.
 fn default_order(engine: EngineKind) -> Order {
     match engine {
-        EngineKind::Lmdb | EngineKind::Redb => Order::Sorted,
-        EngineKind::Rocksdb | EngineKind::Strata => Order::Shuffled,
+        EngineKind::Strata | EngineKind::Lmdb | EngineKind::Redb => Order::Sorted,
+        EngineKind::Rocksdb => Order::Shuffled,
     }
 }
 
@@ -292,14 +292,8 @@ fn chosen(args: &LoadArgs, setup: &Setup) {
     let is_default = args.order.is_none() && setup.order == default_order(engine);
     if is_default && setup.order == Order::Sorted {
         say!(
-            "order=sorted, because engine={engine} loads sorted pairs many times faster, into fewer bytes: \
-             --order shuffled loads them as a stream would bring them"
-        );
-    }
-    if engine == EngineKind::Strata && is_default && !args.settle {
-        say!(
-            "order=shuffled leaves the store to be merged by whoever opens it next: --settle merges it here, and --order \
-             sorted leaves nothing to merge"
+            "order=sorted, because engine={engine} loads sorted pairs faster, into fewer bytes: --order shuffled loads them \
+             as a stream would bring them"
         );
     }
     if setup.new && args.engine.engine.is_none() {
