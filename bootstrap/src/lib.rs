@@ -8,6 +8,8 @@
 
 pub mod cli;
 mod compare;
+mod disk;
+mod fill;
 mod identity;
 mod info;
 mod limits;

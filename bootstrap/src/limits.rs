@@ -7,7 +7,8 @@ use anyhow::Result;
 use bytesize::ByteSize;
 use engines::{EngineKind, EngineOptions, MemoryLimit, Profile};
 
-use crate::order::Order;
+use crate::identity::BORDER_RECORDS;
+use crate::order::{BLOCK_BYTES, Order};
 use crate::wrong::Wrong;
 
 /// Upper bound of the tool's own memory in bytes, without the engine, for any number of pairs.
@@ -16,14 +17,28 @@ pub(crate) const OWN_MEMORY_BYTES_MAX: usize = 512 << 20;
 /// Bytes of one record in a buffer or spill: source position, key, value.
 pub(crate) const RECORD_BYTES: usize = 8 + 64;
 
-/// Number of buffers of the external sort: one is filled while the other is sorted and written.
-pub(crate) const SORT_BUFFERS: usize = 2;
+/// Number of buffers of the external sort: one is filled while another is sorted and a third is written.
+pub(crate) const SORT_BUFFERS: usize = 3;
+/// Bytes that the buffers of the sort take together for each record that fits into one of them. The orders of two
+/// buffers, the one being sorted and the one being written, take eight bytes a record in addition.
+pub(crate) const SORT_RECORD_BYTES: usize = SORT_BUFFERS * RECORD_BYTES + 2 * size_of::<u64>();
+
+/// Number of parts in which a spill is given back to the file system, at most. A part of it is needed twice on the
+/// disk, and each part costs a flush of the manifest, so this makes both small.
+pub(crate) const GIVEN_BACK_PARTS: u64 = 64;
+/// Number of chunks in which a spilled source is loaded in sorted order, at least, because the disk holds the newest
+/// chunk twice. More of them would cost more flushes.
+pub(crate) const BULK_PARTS: u64 = 32;
+/// One in this number of runs is merged at a time when there are too many of them, because the disk holds the merged
+/// ones twice. Smaller parts would merge records again and again.
+pub(crate) const COMBINED_PARTS: usize = 8;
 
 /// Pairs that every source hands on at a time.
 pub(crate) const CHUNK_PAIRS: usize = 4096;
 /// Largest number of chunks made ahead of the engine: enough that neither side waits for the other's pauses.
 pub(crate) const CHUNKS_AHEAD: usize = 64;
-/// Largest number of pairs in one sorted chunk for an engine's bulk path: one RocksDB file of 64 MB.
+/// Largest number of pairs in one sorted chunk for an engine's bulk path: one RocksDB file of 64 MB. The next chunk is
+/// made while the engine takes one.
 pub(crate) const BULK_PAIRS: usize = 1 << 20;
 /// Pairs per commit in shuffled order, if the memory allows it.
 pub(crate) const BATCH_PAIRS: u64 = 10_000;
@@ -51,12 +66,35 @@ pub(crate) struct Buffers {
     pub(crate) sort_bytes: usize,
     /// Bytes for the blocks of the runs being merged, one block of each.
     pub(crate) heads_bytes: usize,
-    /// Number of chunks made ready before the engine takes them.
+    /// Number of chunks of [`CHUNK_PAIRS`] made ready before the engine takes them.
     pub(crate) chunks_ahead: usize,
     /// Number of pairs in a sorted chunk.
     pub(crate) bulk_pairs: usize,
     /// Largest number of pairs in a commit, for engines that hold a page in memory for each of them.
     pub(crate) batch_pairs: u64,
+}
+
+/// Size and number of the chunks in which pairs go from the thread that orders them to the thread that takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chunks {
+    /// Number of pairs in a chunk.
+    pub(crate) pairs: usize,
+    /// Largest number of chunks that wait to be taken.
+    pub(crate) ahead: usize,
+}
+
+impl Chunks {
+    /// Returns the largest number of chunks that exist at a time: one is being made, one is being taken, and the others
+    /// wait.
+    pub(crate) fn count(self) -> usize {
+        self.ahead + 2
+    }
+
+    /// Makes the chunks small enough for a spill of this many records that is given back.
+    pub(crate) fn for_giving_back(self, records: u64) -> Self {
+        let part = usize::try_from(records / BULK_PARTS).unwrap_or(usize::MAX);
+        Self { pairs: self.pairs.min(part.max(CHUNK_PAIRS)), ..self }
+    }
 }
 
 impl Buffers {
@@ -74,6 +112,28 @@ impl Buffers {
             // Twice the page: a leaf for each pair, and now and then a branch page.
             batch_pairs: (bytes as u64).checked_div(2 * page_bytes).map_or(u64::MAX, |pairs| pairs.max(100)),
         }
+    }
+
+    /// Returns size and number of the chunks for pairs in this order.
+    pub(crate) fn chunks(&self, order: Order) -> Chunks {
+        match order {
+            Order::Shuffled => Chunks { pairs: CHUNK_PAIRS, ahead: self.chunks_ahead },
+            // A chunk is as large as the engine wants it, so that it is not copied. The next one is made meanwhile, and
+            // more of them would have no room.
+            Order::Sorted => Chunks { pairs: self.bulk_pairs, ahead: 0 },
+        }
+    }
+
+    /// Returns the number of records in a buffer of the sort, and so in a run: a multiple of [`BORDER_RECORDS`],
+    /// because reading can be resumed only there.
+    pub(crate) fn run_records(&self) -> usize {
+        let border = BORDER_RECORDS as usize;
+        (self.sort_bytes / SORT_RECORD_BYTES / border).max(1) * border
+    }
+
+    /// Returns the number of runs of which a block fits into the memory for merging.
+    pub(crate) fn runs_at_once(&self) -> usize {
+        (self.heads_bytes / BLOCK_BYTES).max(2)
     }
 
     /// Replaces the memory for sorting and merging. `options` must be those of the load, after [`divide`].
@@ -161,8 +221,8 @@ fn divide_limit(
 
 /// Returns the bytes that a store of `pairs` pairs takes on disk at its peak during a load. The factors come from loads
 /// of these engines (see the test below), rounded up, with room for a compaction of RocksDB and for the merge of
-/// strata's runs. redb's shuffled loads took 98 bytes a pair in addition to [`FREED_BYTES`]. Its file is longer, up to
-/// twice that, and has holes.
+/// strata's runs after a shuffled load. redb's shuffled loads took 98 bytes a pair in addition to [`FREED_BYTES`]. Its
+/// file is longer, up to twice that, and has holes.
 pub(crate) fn store_bytes(engine: EngineKind, order: Order, pairs: u64) -> u64 {
     let per_pair = match (engine, order) {
         (EngineKind::Rocksdb, Order::Shuffled) => 120,
@@ -172,22 +232,50 @@ pub(crate) fn store_bytes(engine: EngineKind, order: Order, pairs: u64) -> u64 {
         (EngineKind::Lmdb, Order::Sorted) => 90,
         (EngineKind::Redb, Order::Shuffled) => 115,
         (EngineKind::Redb, Order::Sorted) => 90,
-        (EngineKind::Strata, _) => 140,
+        (EngineKind::Strata, Order::Shuffled) => 140,
+        // Chunks in order go into the base run, and nothing is merged.
+        (EngineKind::Strata, Order::Sorted) => 75,
     };
     let is_tree = matches!(engine, EngineKind::Lmdb | EngineKind::Redb);
     let fixed_bytes = if is_tree && order == Order::Shuffled { FREED_BYTES } else { 0 };
     pairs.saturating_mul(per_pair).saturating_add(fixed_bytes)
 }
 
-/// Returns the usual size in bytes of a spill of `records` records. It is larger for a while when runs are combined.
+/// Returns the bytes that a spill of `records` records takes on disk at its peak; 0 if it fits into memory. While runs
+/// are merged because there are too many of them, a part is there twice. That part is at most a seventh: one in
+/// [`COMBINED_PARTS`], or 2 of the 15 runs that are too many for [`SORT_BYTES_MIN`].
 pub(crate) fn spill_bytes(records: u64, buffers: &Buffers) -> u64 {
-    let bytes = records.saturating_mul(RECORD_BYTES as u64 + 8);
-    if bytes < (buffers.sort_bytes / SORT_BUFFERS) as u64 { 0 } else { bytes }
+    // One byte for the checksum that each block of 512 records has, and the header that each run has.
+    let bytes = records.saturating_mul(RECORD_BYTES as u64 + 1);
+    let run_records = buffers.run_records() as u64;
+    if records < run_records {
+        0
+    } else if records.div_ceil(run_records) <= buffers.runs_at_once() as u64 {
+        bytes
+    } else {
+        bytes.saturating_add(bytes / 7)
+    }
+}
+
+/// Returns the bytes of a store's pairs whose records are not given back yet, at most: one of [`GIVEN_BACK_PARTS`] and
+/// one chunk of [`BULK_PARTS`].
+pub(crate) fn twice_bytes(store_bytes: u64) -> u64 {
+    store_bytes / GIVEN_BACK_PARTS + store_bytes / BULK_PARTS
+}
+
+/// Returns the bytes that store and spill take together on one disk at the peak of a load, if the spill is given back.
+///
+/// With a part x of the pairs in the store, they take `x * store_bytes + (1 - x) * spill_bytes`, and the pairs that are
+/// in both. The sum is linear in x, so it is largest at the beginning or at the end.
+pub(crate) fn peak_bytes(store_bytes: u64, spill_bytes: u64) -> u64 {
+    let twice_bytes = if spill_bytes > 0 { twice_bytes(store_bytes) } else { 0 };
+    store_bytes.max(spill_bytes).saturating_add(twice_bytes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::Record;
 
     fn divided(options: &EngineOptions, order: Order, mib: u64) -> Result<(EngineOptions, Buffers)> {
         let limit = MemoryLimit { bytes: mib << 20, cgroup_file: Some("/sys/fs/cgroup/x/memory.max".into()) };
@@ -200,7 +288,8 @@ mod tests {
             for order in [Order::Shuffled, Order::Sorted] {
                 for mib in [256, 300, 512, 1024, 4096, 65536] {
                     let (options, buffers) = divided(&EngineOptions::new(engine), order, mib).unwrap();
-                    let merge = buffers.heads_bytes + (buffers.bulk_pairs + buffers.chunks_ahead * CHUNK_PAIRS) * 64;
+                    let chunks = buffers.chunks(order);
+                    let merge = buffers.heads_bytes + chunks.count() * chunks.pairs * 64;
                     let own = buffers.sort_bytes.max(merge) as u64 + PROGRAM_BYTES;
                     let limit = MemoryLimit { bytes: mib << 20, cgroup_file: None };
                     let engine_bytes = options.division_of(limit).cache_bytes;
@@ -209,6 +298,41 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_buffers_of_the_sort_fit_into_its_memory_and_fill_most_of_it() {
+        for sort_bytes in [SORT_BYTES_MIN as usize, 3 << 20, 64 << 20, BUFFERS_BYTES_MAX as usize] {
+            let buffers = Buffers { sort_bytes, ..Buffers::default() };
+            let bytes = buffers.run_records() * (SORT_BUFFERS * size_of::<Record>() + 2 * size_of::<u64>());
+            assert!(bytes <= sort_bytes && bytes >= sort_bytes / 10 * 9, "{bytes} of {sort_bytes}");
+        }
+    }
+
+    #[test]
+    fn the_disk_is_to_hold_the_larger_of_store_and_spill_and_what_is_in_both() {
+        let buffers = Buffers::default();
+        let pairs = 300_000_000;
+        let (store, spill) = (store_bytes(EngineKind::Strata, Order::Sorted, pairs), spill_bytes(pairs, &buffers));
+        assert_eq!((store, spill), (pairs * 75, pairs * 73));
+        let peak = peak_bytes(store, spill);
+        assert!(peak > store + store / 64 && peak < store + store / 16, "{peak}");
+        // Walks through a load, with as many pairs in both as there may be at any time.
+        for stored in (0..=300).map(|part| part * (pairs / 300)) {
+            let not_given = pairs - stored + (pairs / GIVEN_BACK_PARTS + pairs / BULK_PARTS).min(stored);
+            assert!(stored * 75 + not_given * 72 <= peak, "stored={stored}");
+        }
+        // Nothing is spilled where all fits into a buffer, and a part more where the runs are too many.
+        assert_eq!(
+            peak_bytes(store_bytes(EngineKind::Strata, Order::Sorted, 1000), spill_bytes(1000, &buffers)),
+            75_000
+        );
+        let small = Buffers { sort_bytes: 1 << 20, heads_bytes: 1 << 19, ..buffers };
+        let run = small.run_records() as u64;
+        assert_eq!((spill_bytes(run - 1, &small), spill_bytes(run, &small)), (0, run * 73));
+        assert_eq!(spill_bytes(14 * run, &small), 14 * run * 73);
+        assert!(spill_bytes(14 * run + 1, &small) > 16 * run * 73);
+        assert_eq!(spill_bytes(700_000, &small), 700_000 * 73 + 100_000 * 73);
     }
 
     /// Disk usage reported by loads: (pairs, bytes).
@@ -221,6 +345,7 @@ mod tests {
             (EngineKind::Redb, Order::Shuffled, &[(1_000_000, 130_900_000), (2_000_000, 232_300_000)]),
             (EngineKind::Redb, Order::Shuffled, &[(3_000_000, 328_900_000), (5_000_000, 523_500_000)]),
             (EngineKind::Redb, Order::Sorted, &[(1_000_000, 66_100_000)]),
+            (EngineKind::Strata, Order::Sorted, &[(20_000_000, 1_308_000_000), (50_000_000, 3_260_000_000)]),
         ] {
             for (pairs, bytes) in loads {
                 let estimate = store_bytes(engine, order, *pairs);

@@ -1,30 +1,30 @@
-//! The load: writes pairs in order into the engine, in batches that each carry a checkpoint, so that it can stop
-//! anywhere.
+//! The load: its options, and its steps from an empty directory to a complete store.
 //!
-//! Owns: the loop, the resume rules, and the order in which marker, state and commits are written. Only the engine's
-//! checkpoint gives the position of a load.
+//! Owns: the order in which the source is read and marker, state and commits are written. Only the engine's checkpoint
+//! gives the position of a load. Must not: write pairs, which `fill` does. Runs on the main thread.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bytesize::ByteSize;
-use engine_api::{BulkLoad, Durability, Engine, Key, Value};
+use engine_api::Engine;
 use engine_latency::{Latency, Measured};
 use engines::{EngineArgs, EngineKind, EngineOptions, Held, LoadState, LoadTerm, Loaded, OpenMode, Terms};
-use solana::{ChainCheckpoint, MapPhase};
+use solana::ChainCheckpoint;
 use workload::Digest;
 
-use crate::limits::{self, BATCH_PAIRS, Buffers, SORT_BYTES_MIN};
+use crate::disk;
+use crate::fill::Fill;
+use crate::limits::{self, Buffers, SORT_BYTES_MIN};
 use crate::meaning::MeaningArgs;
-use crate::order::{OnDuplicate, Order, Ordered, Tally};
+use crate::order::{OnDuplicate, Order, Ordered, Tally, is_given_back};
 use crate::out::{say, tell};
 use crate::paths::{self, WorkDir};
 use crate::progress::Progress;
 use crate::report::{self, Figures, Outcome};
 use crate::resume::{self, Found, check_directory, is_complete};
 use crate::running;
-use crate::sample::Sampler;
 use crate::signal::{Stop, Stopped};
 use crate::source::{Source, SourceArgs};
 use crate::state::State;
@@ -44,7 +44,7 @@ pub(crate) struct LoadArgs {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
     /// Order in which keys reach the engine: random, or ascending through the engine's bulk path [default: sorted for
-    /// lmdb and redb, whose loads are many times faster and smaller so; shuffled for rocksdb and strata]
+    /// strata, lmdb and redb, whose loads are faster and smaller so; shuffled for rocksdb]
     #[arg(long, value_enum)]
     pub(crate) order: Option<Order>,
     /// A key given twice with different values: stop, or take the last one in the source
@@ -73,13 +73,15 @@ pub(crate) struct LoadArgs {
     /// Settle background work (RocksDB's compaction) before the end, and count it in
     #[arg(long)]
     pub(crate) settle: bool,
-    /// Directory for the spill of a file or a sort, as large as the source; default: DIR with .work at the end
+    /// Directory for the spill of a file or a sort, 73 bytes a pair at first; default: DIR with .work at the end
     ///
-    /// It has to be missing, empty, or that of an earlier spill. One that is named here and was there before stays.
+    /// The spill is given back to the file system while the store grows, so that both together take little more than
+    /// the larger of the two. The directory has to be missing, empty, or that of an earlier spill. One that is named
+    /// here and was there before stays.
     #[arg(long, value_name = "DIR")]
     pub(crate) work_dir: Option<PathBuf>,
-    /// Memory for sorting, such as 64MiB; a source that fits into half of it is not spilled [default: a share of what
-    /// the engine leaves of the cgroup's limit or the machine's memory]
+    /// Memory for sorting, such as 64MiB; a source that fits into a quarter of it is not spilled [default: a share of
+    /// what the engine leaves of the cgroup's limit or the machine's memory]
     #[arg(long, value_name = "BYTES", value_parser = sort_memory)]
     pub(crate) sort_memory: Option<ByteSize>,
     /// Start even where the disk looks too small
@@ -93,17 +95,13 @@ pub(crate) struct LoadArgs {
     pub(crate) hlog: Option<PathBuf>,
 }
 
-/// Every so many commits one is synced while the others are buffered. This bounds the work that a load repeats after an
-/// OS crash.
-const SYNC_EVERY_COMMITS: u64 = 100;
-
 /// Everything about a load that is decided before its source is read.
-struct Setup {
-    source: Source,
-    order: Order,
-    options: EngineOptions,
-    buffers: Buffers,
-    work: WorkDir,
+pub(crate) struct Setup {
+    pub(crate) source: Source,
+    pub(crate) order: Order,
+    pub(crate) options: EngineOptions,
+    pub(crate) buffers: Buffers,
+    pub(crate) work: WorkDir,
     mode: OpenMode,
     terms: Terms,
     /// Whether the store does not exist yet.
@@ -117,10 +115,11 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     paths::check_outputs(args, &work.path)?;
     report::check_writable(args)?;
     let Some(setup) = setup(args, work)? else { return Ok(0) };
+    let stored = stored(args, &setup)?;
     // Take the lock now, so that a second process learns of it before it reads its source.
     let held = hold(args, &setup)?;
     let started = Instant::now();
-    let ordered = match order(args, &setup, &stop) {
+    let mut ordered = match order(args, &setup, stored, &stop) {
         Err(error) if Stopped::is_cause_of(&error) => {
             tell!("stopped while the source was read, nothing more was loaded; the same command with --resume goes on");
             return Ok(stop.asked().unwrap_or(1));
@@ -128,8 +127,9 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
         ordered => ordered?,
     };
     args.source.check_records(ordered.records)?;
+    begin_giving_back(&mut ordered, &setup)?;
     if !args.skip_disk_check {
-        check_disk_after_reading(args, &setup, ordered.records)?;
+        disk::check_after_reading(args, &setup, &ordered)?;
     }
     let terms = Terms { load: LoadTerm::Loading(hex(ordered.source_id)), ..setup.terms.clone() };
     let engine = engines::open_held(held, &setup.options, setup.mode, &terms)
@@ -141,35 +141,20 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let state = resume::state(args, &setup.source, setup.order, &ordered, &begun)?;
     engines::mark_load(&args.dir, load_of(LoadState::Loading, ordered.source_id), begun.seq)?;
     state.write(&args.dir)?;
-    let every = args.sample_every.unwrap_or((ordered.records / 200).max(10_000));
-    let mut load = Load {
-        args,
-        setup: &setup,
-        engine: &engine,
-        checkpoint: ChainCheckpoint { source: ordered.source_id, slot: None, phase: MapPhase::Loading, ..begun },
-        // Pairs loaded by an earlier run are not read again, so there is no digest after a resume.
-        digest: (begun.seq == 0).then(Digest::default),
-        commits: 0,
-        progress: Progress::new(Some(ordered.records), setup.options.label()),
-        sampler: Sampler::new(&engine, &args.dir, every, begun.seq),
-        stop: &stop,
-    };
-    load.progress.start_at(begun.seq);
-    let tally = load.pairs(&ordered)?;
+    let mut fill = Fill::new(args, &setup, &engine, &ordered, begun, &stop);
+    let tally = fill.pairs()?;
     if let Some(code) = stop.asked() {
-        load.progress.clear();
-        let seq = load.checkpoint.seq;
-        drop(load);
+        let seq = fill.end();
         close(args, engine)?;
         tell!("stopped with {seq} pairs committed; the same command with --resume goes on");
         return Ok(code);
     }
-    load.finish(tally)?;
+    fill.finish(tally)?;
     let elapsed = started.elapsed();
-    let samples = std::mem::take(&mut load.sampler.samples);
+    let samples = std::mem::take(&mut fill.sampler.samples);
     let loaded = tally.pairs - begun.seq.min(tally.pairs);
-    let digest = load.digest;
-    drop(load);
+    let digest = fill.digest;
+    fill.end();
     complete(args, state, ordered.source_id, tally, digest)?;
     let (options, source, order) = (&setup.options, &setup.source, setup.order);
     let figures = Figures::of(&engine)?;
@@ -214,7 +199,7 @@ fn setup(args: &LoadArgs, work: WorkDir) -> Result<Option<Setup>> {
     let new = engines::inspect(&args.dir)?.is_none();
     let setup = Setup { source, order, options, buffers, work, mode, terms, new };
     if !args.skip_disk_check {
-        check_disk(args, &setup)?;
+        disk::check(args, &setup)?;
     }
     Ok(Some(setup))
 }
@@ -245,51 +230,44 @@ fn refuse_unused(args: &LoadArgs, order: Order) -> Result<()> {
 }
 
 /// Returns the order of a load that names none. In a B+tree each random insert costs a page, and leaves the pages half
-/// empty.
+/// empty. In strata sorted pairs go straight into the base, and nothing is left to merge.
 fn default_order(engine: EngineKind) -> Order {
     match engine {
-        EngineKind::Lmdb | EngineKind::Redb => Order::Sorted,
-        EngineKind::Rocksdb | EngineKind::Strata => Order::Shuffled,
+        EngineKind::Strata | EngineKind::Lmdb | EngineKind::Redb => Order::Sorted,
+        EngineKind::Rocksdb => Order::Shuffled,
     }
 }
 
-/// Refuses a load that will not fit on the disk. Bytes that an earlier run has written count as available.
-fn check_disk(args: &LoadArgs, setup: &Setup) -> Result<()> {
-    let Some(records) = setup.source.count_hint()?.or_else(|| setup.source.packed_count_hint()) else { return Ok(()) };
-    let store_bytes = limits::store_bytes(setup.options.engine, setup.order, records);
-    let spilled = setup.order == Order::Sorted || args.source.input.is_some();
-    let spill_bytes = if spilled { limits::spill_bytes(records, &setup.buffers) } else { 0 };
-    let left = |bytes: u64, dir: &Path| bytes.saturating_sub(probe::disk_bytes(dir));
-    // The engine refuses writes that would eat into its disk reserve.
-    let store_left = left(store_bytes, &args.dir).saturating_add(setup.options.disk_reserve_bytes());
-    let spill_left = left(spill_bytes, &setup.work.path);
-    if !setup.work.is_default && !probe::is_same_disk(&args.dir, &setup.work.path) {
-        probe::check_disk(&setup.work.path, spill_left)?;
-        return probe::check_disk(&args.dir, store_left);
-    }
-    probe::check_disk(&args.dir, store_left.saturating_add(spill_left))
+/// Returns the number of pairs that the store holds, if a part of the spill was given back: then this decides whether
+/// the rest is of use. 0 for a spill that is whole.
+fn stored(args: &LoadArgs, setup: &Setup) -> Result<u64> {
+    if is_given_back(&setup.work.path) { resume::stored_pairs(&args.dir) } else { Ok(0) }
 }
 
-/// Checks the disk space again once the source has been read, because only then is the number of pairs in a packed
-/// file, a pipe or a CSV known. The spill is on disk by now, so only the store's bytes are needed.
-fn check_disk_after_reading(args: &LoadArgs, setup: &Setup, records: u64) -> Result<()> {
-    let store_bytes = limits::store_bytes(setup.options.engine, setup.order, records);
-    let store_left = store_bytes.saturating_sub(probe::disk_bytes(&args.dir));
-    probe::check_disk(&args.dir, store_left.saturating_add(setup.options.disk_reserve_bytes()))
-        .context("the source has been read, and what was spilled of it is kept: --resume goes on")
+/// Has the spill given back to the file system while it is loaded, or says why it has to stay whole.
+fn begin_giving_back(ordered: &mut Ordered, setup: &Setup) -> Result<()> {
+    ordered.begin_giving_back()?;
+    if ordered.is_spilled() && !ordered.gives_back() {
+        tell!(
+            "the spill stays whole until the load is complete, because its file system cannot make holes in files: dir={}: \
+             the load needs more disk for it, and nothing else changes",
+            setup.work.path.display()
+        );
+    }
+    Ok(())
 }
 
 /// Reads the source, spills it if necessary, and returns it in order.
-fn order(args: &LoadArgs, setup: &Setup, stop: &Stop) -> Result<Ordered> {
+fn order(args: &LoadArgs, setup: &Setup, stored: u64, stop: &Stop) -> Result<Ordered> {
     let mut reading = Progress::new(setup.source.count_hint()?, "reading");
-    let ordered =
-        Ordered::prepare(&setup.source, setup.order, args.source.seed, &setup.work, &setup.buffers, &mut |records| {
-            reading.set(records);
-            match stop.asked() {
-                Some(_) => Err(Stopped.into()),
-                None => Ok(()),
-            }
-        });
+    let Setup { source, order, work, buffers, .. } = setup;
+    let ordered = Ordered::prepare(source, *order, args.source.seed, work, buffers, stored, &mut |records| {
+        reading.set(records);
+        match stop.asked() {
+            Some(_) => Err(Stopped.into()),
+            None => Ok(()),
+        }
+    });
     reading.clear();
     ordered
 }
@@ -314,14 +292,8 @@ fn chosen(args: &LoadArgs, setup: &Setup) {
     let is_default = args.order.is_none() && setup.order == default_order(engine);
     if is_default && setup.order == Order::Sorted {
         say!(
-            "order=sorted, because engine={engine} loads sorted pairs many times faster, into fewer bytes: \
-             --order shuffled loads them as a stream would bring them"
-        );
-    }
-    if engine == EngineKind::Strata && is_default && !args.settle {
-        say!(
-            "order=shuffled leaves the store to be merged by whoever opens it next: --settle merges it here, and --order \
-             sorted leaves nothing to merge"
+            "order=sorted, because engine={engine} loads sorted pairs faster, into fewer bytes: --order shuffled loads them \
+             as a stream would bring them"
         );
     }
     if setup.new && args.engine.engine.is_none() {
@@ -355,129 +327,4 @@ pub(crate) fn load_of(state: LoadState, source_id: u64) -> engines::Load {
 /// Formats a source's id for markers and states. It is hex because TOML's integers are signed.
 pub(crate) fn hex(source_id: u64) -> String {
     format!("{source_id:016x}")
-}
-
-struct Load<'a> {
-    args: &'a LoadArgs,
-    setup: &'a Setup,
-    engine: &'a Measured,
-    checkpoint: ChainCheckpoint,
-    /// Digest of all loaded pairs. `None` when an earlier run has loaded a part of them.
-    digest: Option<Digest>,
-    commits: u64,
-    progress: Progress,
-    sampler: Sampler<'a>,
-    stop: &'a Stop,
-}
-
-impl Load<'_> {
-    fn pairs(&mut self, ordered: &Ordered) -> Result<Tally> {
-        let skip = self.checkpoint.seq;
-        let rule = self.args.on_duplicate;
-        match self.engine.bulk().filter(|_| self.setup.order == Order::Sorted) {
-            None => {
-                let batch_pairs = self.args.batch.unwrap_or(BATCH_PAIRS).min(self.setup.buffers.batch_pairs);
-                let mut batch: Vec<(Key, Value)> = Vec::new();
-                let tally = ordered.for_each(skip, rule, &mut |pairs| {
-                    for pair in pairs {
-                        batch.push(*pair);
-                        if batch.len() as u64 == batch_pairs {
-                            self.commit(&batch)?;
-                            batch.clear();
-                        }
-                    }
-                    Ok(self.stop.asked().is_none())
-                })?;
-                if !batch.is_empty() && self.stop.asked().is_none() {
-                    self.commit(&batch)?;
-                }
-                Ok(tally)
-            }
-            Some(bulk) => {
-                let bulk_pairs = self.setup.buffers.bulk_pairs;
-                let mut chunk = Vec::with_capacity(bulk_pairs);
-                let tally = ordered.for_each(skip, rule, &mut |pairs| {
-                    chunk.extend_from_slice(pairs);
-                    if chunk.len() + pairs.len() > bulk_pairs {
-                        self.chunk(bulk, &mut chunk)?;
-                    }
-                    Ok(self.stop.asked().is_none())
-                })?;
-                if !chunk.is_empty() && self.stop.asked().is_none() {
-                    self.chunk(bulk, &mut chunk)?;
-                }
-                Ok(tally)
-            }
-        }
-    }
-
-    fn chunk(&mut self, bulk: &dyn BulkLoad, chunk: &mut Vec<(Key, Value)>) -> Result<()> {
-        let mut checkpoint = self.checkpoint;
-        checkpoint.seq += chunk.len() as u64;
-        bulk.load_sorted(chunk, &checkpoint.write()).with_context(|| self.failed())?;
-        self.count(chunk);
-        self.checkpoint = checkpoint;
-        self.progress.set(checkpoint.seq);
-        self.sampler.at(checkpoint.seq)?;
-        chunk.clear();
-        Ok(())
-    }
-
-    fn count(&mut self, pairs: &[(Key, Value)]) {
-        if let Some(digest) = &mut self.digest {
-            pairs.iter().for_each(|(key, value)| digest.add(key, value));
-        }
-    }
-
-    fn commit(&mut self, batch: &[(Key, Value)]) -> Result<()> {
-        let mut checkpoint = self.checkpoint;
-        checkpoint.seq += batch.len() as u64;
-        self.commits += 1;
-        let synced = self.args.synced || self.commits.is_multiple_of(SYNC_EVERY_COMMITS);
-        let durability = if synced { Durability::Synced } else { Durability::Buffered };
-        self.write(batch, &checkpoint, durability).with_context(|| self.failed())?;
-        self.count(batch);
-        self.checkpoint = checkpoint;
-        self.progress.set(checkpoint.seq);
-        self.sampler.at(checkpoint.seq)
-    }
-
-    fn write(
-        &self,
-        batch: &[(Key, Value)],
-        checkpoint: &ChainCheckpoint,
-        durability: Durability,
-    ) -> engine_api::Result<()> {
-        let mut txn = self.engine.begin()?;
-        for (key, value) in batch {
-            txn.put(key, value)?;
-        }
-        txn.commit(&checkpoint.write(), durability)
-    }
-
-    /// Context for an engine's error, because engines do not know their directory.
-    fn failed(&self) -> String {
-        let (dir, seq) = (self.args.dir.display(), self.checkpoint.seq);
-        format!("the load has stopped: dir={dir} committed_pairs={seq}: --resume goes on once its cause is gone")
-    }
-
-    /// Makes the last commit: it is flushed, and it alone carries the slot and says that the map is whole.
-    fn finish(&mut self, tally: Tally) -> Result<()> {
-        ensure!(
-            self.checkpoint.seq == tally.pairs,
-            "the store is ahead of its source: committed={} pairs={}: was the source changed?",
-            self.checkpoint.seq,
-            tally.pairs
-        );
-        (self.checkpoint.slot, self.checkpoint.phase) = (self.args.slot, MapPhase::Ready);
-        let last = || self.engine.inner().begin()?.commit(&self.checkpoint.write(), Durability::Synced);
-        last().with_context(|| self.failed())?;
-        if self.args.settle {
-            self.progress.message("settling");
-            self.engine.settle()?;
-        }
-        self.sampler.take(self.checkpoint.seq)?;
-        self.progress.clear();
-        Ok(())
-    }
 }

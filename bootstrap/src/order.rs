@@ -3,11 +3,16 @@
 //!
 //! Owns: the work directory. The order depends on the source's content and the seed alone. It depends neither on the
 //! memory nor on how often the reading was interrupted, and that makes a load resumable. A damaged file of the spill is
-//! refused by name, and so is a spill that gives other records than were read. Threads: `sort` writes runs while the
-//! caller reads the source; `order` merges them a few chunks ahead of the caller.
+//! refused by name, and so is a spill that gives other records than were read. Threads: `sort` sorts runs and `write`
+//! writes them while the caller reads the source; `order` merges them a few chunks ahead of the caller.
 
+mod chunk;
+mod give_back;
+mod heads;
 mod merge;
 mod run;
+mod runs;
+mod sort;
 mod spill;
 mod work;
 
@@ -17,20 +22,22 @@ use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
 use anyhow::{Result, anyhow, bail, ensure};
-use engine_api::{Key, Value};
+use engine_api::Key;
 use serde::{Deserialize, Serialize};
 use workload::source_id;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::identity::Stamp;
-use crate::limits::{Buffers, CHUNK_PAIRS};
+use crate::limits::{Buffers, Chunks};
 use crate::paths::WorkDir;
 use crate::source::{Record, Source};
+use chunk::{Chunker, Outlet};
 use merge::Merge;
-use run::Run;
 use spill::{Spill, Spilled};
-use work::Work;
+use work::{Manifest, Work};
 
+pub(crate) use chunk::{Chunk, Mark, Tally};
+pub(crate) use run::BLOCK_BYTES;
 pub(crate) use spill::Tell;
 
 /// The order in which pairs reach the engine.
@@ -79,32 +86,18 @@ impl Rank {
         }
     }
 
-    fn of(self, record: Record) -> Ranked {
-        let rank = match self {
-            Self::Key => u64::from_be_bytes(std::array::from_fn(|i| record.1[i])),
-            Self::Hash(seed) => xxh3_64_with_seed(&record.1, seed),
-        };
-        Ranked { rank, record }
+    /// Returns the number by which a record with this key is sorted.
+    fn of(self, key: &Key) -> u64 {
+        match self {
+            Self::Key => u64::from_be_bytes(std::array::from_fn(|i| key[i])),
+            Self::Hash(seed) => xxh3_64_with_seed(key, seed),
+        }
     }
-}
 
-/// A record with its rank. Records with the same key are ordered by their position in the source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ranked {
-    rank: u64,
-    record: Record,
-}
-
-impl Ord for Ranked {
-    fn cmp(&self, other: &Self) -> Ordering {
-        let by_key = || self.record.1.cmp(&other.record.1);
-        self.rank.cmp(&other.rank).then_with(by_key).then_with(|| self.record.0.cmp(&other.record.0))
-    }
-}
-
-impl PartialOrd for Ranked {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
+    /// Compares two records by the numbers and the keys. Records with the same key are ordered by their position in the
+    /// source.
+    fn compare(self, a: &Record, b: &Record) -> Ordering {
+        self.of(&a.1).cmp(&self.of(&b.1)).then_with(|| (a.1, a.0).cmp(&(b.1, b.0)))
     }
 }
 
@@ -122,38 +115,28 @@ pub(crate) struct Ordered {
     kind: Kind,
     rank: Rank,
     work: Work,
-    chunks_ahead: usize,
+    chunks: Chunks,
+    /// Number of records between two marks. `None`: the spill stays whole.
+    mark_every: Option<u64>,
 }
 
 enum Kind {
     /// Synthetic pairs, whose keys come in random order already.
     Synthetic(Source),
     /// All records in order, in one buffer.
-    Memory(Vec<Ranked>),
-    Runs {
-        spill: u64,
-        runs: Vec<Run>,
-    },
+    Memory(Vec<Record>),
+    /// The rest of a spill that may have been given back in part.
+    Runs(Manifest),
 }
 
-/// Counts of the pairs and duplicates that one pass has met.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tally {
-    /// Distinct pairs, including those before the resume position.
-    pub(crate) pairs: u64,
-    /// Records dropped because a later record has the same key.
-    pub(crate) duplicates: u64,
-}
-
-/// Takes pairs in order; returns `false` to stop.
-pub(crate) type Take<'a> = dyn FnMut(&[(Key, Value)]) -> Result<bool> + 'a;
-/// Sends a chunk to another thread; returns `false` when the receiver is gone.
-type Send<'a> = Box<dyn FnMut(Vec<(Key, Value)>) -> bool + 'a>;
+/// Takes a chunk of pairs in order; returns `false` to stop.
+pub(crate) type Take<'a> = dyn FnMut(&Chunk) -> Result<bool> + 'a;
 
 impl Ordered {
     /// Reads the source, and spills the records into `work` if they do not fit into one buffer. If an earlier process
-    /// has left a spill of the same source there, goes on with it. `tell` is called with the number of records read,
-    /// and may stop the reading.
+    /// has left a spill of the same source there, goes on with it. `stored` is the number of pairs from the first one
+    /// of the order that the caller does not want, because its store holds them: a spill that was given back beyond
+    /// them is made anew. `tell` is called with the number of records read, and may stop the reading.
     ///
     /// # Errors
     /// Errors of reading the source, naming the place; I/O errors or damage of the spill, naming the file; errors of
@@ -164,22 +147,24 @@ impl Ordered {
         seed: u64,
         work: &WorkDir,
         buffers: &Buffers,
+        stored: u64,
         tell: &mut Tell<'_>,
     ) -> Result<Self> {
         let mut work = Work::open(work)?;
-        let (rank, chunks_ahead) = (Rank::new(order, seed), buffers.chunks_ahead);
+        let (rank, chunks, mark_every) = (Rank::new(order, seed), buffers.chunks(order), None);
         if let (Source::Synthetic { pairs, count }, Order::Shuffled) = (source, order) {
             let (source_id, kind) = (pairs.source_id(*count), Kind::Synthetic(source.clone()));
-            return Ok(Self { source_id, content: None, records: *count, stamp: None, kind, rank, work, chunks_ahead });
+            let (content, records, stamp) = (None, *count, None);
+            return Ok(Self { source_id, content, records, stamp, kind, rank, work, chunks, mark_every });
         }
-        let read = Spill { source, order, seed, buffers }.run(&mut work, tell)?;
+        let read = Spill { source, order, seed, buffers, stored }.run(&mut work, tell)?;
         let kind = match read.spilled {
             Spilled::Memory(records) => Kind::Memory(records),
-            Spilled::Runs { spill, runs } => Kind::Runs { spill, runs },
+            Spilled::Runs(manifest) => Kind::Runs(manifest),
         };
         let source_id = file_id(read.digest, order, seed);
-        let (content, stamp) = (Some(read.digest), read.stamp);
-        Ok(Self { source_id, content, records: read.records, stamp, kind, rank, work, chunks_ahead })
+        let (content, records, stamp) = (Some(read.digest), read.records, read.stamp);
+        Ok(Self { source_id, content, records, stamp, kind, rank, work, chunks, mark_every })
     }
 
     /// Removes the spill, once the load no longer needs it.
@@ -191,21 +176,23 @@ impl Ordered {
     }
 
     /// Passes the pairs from position `skip` on to `take` in chunks, until `take` returns `false`. The thread `order`
-    /// makes the chunks, a few ahead of `take`.
+    /// makes the chunks ahead of `take`, and fills those again that were taken.
     pub(crate) fn for_each(&self, skip: u64, on_duplicate: OnDuplicate, take: &mut Take<'_>) -> Result<Tally> {
         std::thread::scope(|scope| {
-            let (sender, chunks) = sync_channel(self.chunks_ahead);
-            // A failed send means that the receiver is gone and wants no more chunks.
-            let send = move |chunk: Vec<(Key, Value)>| sender.send(chunk).is_ok();
+            let (sender, chunks) = sync_channel(self.chunks.ahead);
+            // It has room for all chunks that there are, so returning one never waits.
+            let (return_to, spare) = sync_channel(self.chunks.count());
+            let to = Outlet { pairs: self.chunks.pairs, mark_every: self.mark_every, chunks: sender, spare };
             let maker = std::thread::Builder::new()
                 .name("order".to_owned())
-                .spawn_scoped(scope, move || self.make(skip, on_duplicate, Box::new(send)))?;
+                .spawn_scoped(scope, move || self.make(skip, on_duplicate, to))?;
             let mut taken = Ok(true);
             for chunk in &chunks {
                 taken = take(&chunk);
                 if !matches!(taken, Ok(true)) {
                     break;
                 }
+                return_to.try_send(chunk.pairs).ok();
             }
             drop(chunks);
             let tally = maker.join().map_err(|_| anyhow!("the ordering thread panicked"))?;
@@ -213,36 +200,45 @@ impl Ordered {
         })
     }
 
-    fn make(&self, skip: u64, on_duplicate: OnDuplicate, send: Send<'_>) -> Result<Tally> {
-        let mut chunker = Chunker { skip, chunk: Vec::with_capacity(CHUNK_PAIRS), tally: Tally::default(), send };
-        let whole = match &self.kind {
+    fn make(&self, skip: u64, on_duplicate: OnDuplicate, to: Outlet) -> Result<Tally> {
+        let (whole, tally) = match &self.kind {
             Kind::Synthetic(Source::Synthetic { pairs, count }) => {
-                chunker.tally.pairs = skip.min(*count);
-                chunker.skip = 0;
+                let begun = Tally { pairs: skip.min(*count), ..Tally::default() };
+                let mut chunker = Chunker::new(begun, vec![0], skip, to);
                 let mut wanted = true;
                 for index in skip..*count {
-                    wanted = chunker.push(pairs.key(index), pairs.value(index, 0))?;
+                    wanted = chunker.push(&(index, pairs.key(index), pairs.value(index, 0)), 0)?;
                     if !wanted {
                         break;
                     }
                 }
-                wanted
+                (wanted, chunker.finish())
             }
             Kind::Synthetic(_) => bail!("only synthetic pairs are in order by themselves"),
             Kind::Memory(records) => {
+                let mut chunker = Chunker::new(Tally::default(), vec![0], skip, to);
                 let mut records = records.iter();
-                merge::unique(&mut || Ok(records.next().map(|ranked| ranked.record)), on_duplicate, &mut chunker)?
+                // The records count as one run.
+                let next = |into: &mut Record| {
+                    Ok(records.next().map(|record| {
+                        *into = *record;
+                        0
+                    }))
+                };
+                (merge::unique(next, on_duplicate, &mut chunker)?, chunker.finish())
             }
-            Kind::Runs { spill, runs } => {
-                let mut merge = Merge::open(self.work.dir(), *spill, runs, self.rank)?;
-                merge::unique(&mut || merge.next(), on_duplicate, &mut chunker)?
+            Kind::Runs(manifest) => {
+                self.check_given_back(manifest.given_back, skip, on_duplicate)?;
+                let taken = manifest.runs.iter().map(|run| run.taken).collect();
+                let mut chunker = Chunker::new(manifest.given_back, taken, skip, to);
+                let mut merge = Merge::open(self.work.dir(), manifest.spill()?, &manifest.runs, self.rank)?;
+                (merge::unique(|into| merge.next(into), on_duplicate, &mut chunker)?, chunker.finish())
             }
         };
-        let tally = chunker.finish()?;
         // Checksums cannot find a missing run, so count too: every record that was read must come out again.
-        let (Tally { pairs, duplicates }, records) = (tally, self.records);
+        let (Tally { pairs, duplicates, .. }, records) = (tally, self.records);
         ensure!(
-            !whole || pairs + duplicates == records,
+            !whole || tally.records() == records,
             "the spill gives other records than were read: records={records} pairs={pairs} duplicates={duplicates}: \
              remove dir={} and start again with --resume",
             self.work.dir().display()
@@ -283,6 +279,16 @@ pub(crate) fn spilled_records(dir: &Path) -> Option<u64> {
     work::read_manifest(dir).ok().flatten().map(|manifest| manifest.records)
 }
 
+/// Whether a load has read all of its source and spilled it into `dir`. Takes no lock.
+pub(crate) fn is_spilled(dir: &Path) -> bool {
+    work::read_manifest(dir).ok().flatten().is_some_and(|manifest| manifest.complete)
+}
+
+/// Whether a part of the spill in `dir` was given back to the file system. Takes no lock.
+pub(crate) fn is_given_back(dir: &Path) -> bool {
+    work::read_manifest(dir).ok().flatten().is_some_and(|manifest| manifest.given_back.records() > 0)
+}
+
 /// Computes the id of a source with this content and order.
 pub(crate) fn file_id(content: u64, order: Order, seed: u64) -> u64 {
     let identity = match order {
@@ -293,57 +299,11 @@ pub(crate) fn file_id(content: u64, order: Order, seed: u64) -> u64 {
     source_id(identity.as_bytes())
 }
 
-/// Collects pairs into chunks, leaving out the pairs before the resume position.
-pub(crate) struct Chunker<'a> {
-    skip: u64,
-    chunk: Vec<(Key, Value)>,
-    tally: Tally,
-    send: Send<'a>,
-}
-
-impl Chunker<'_> {
-    /// Adds a pair; returns `false` when no more are wanted.
-    pub(crate) fn push(&mut self, key: Key, value: Value) -> Result<bool> {
-        self.tally.pairs += 1;
-        if self.skip > 0 {
-            self.skip -= 1;
-            return Ok(true);
-        }
-        self.chunk.push((key, value));
-        if self.chunk.len() < CHUNK_PAIRS {
-            return Ok(true);
-        }
-        Ok((self.send)(std::mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK_PAIRS))))
-    }
-
-    /// Handles two records of one key, of which `earlier` comes first in the source: counts a duplicate, or fails if
-    /// the values differ and `on_duplicate` says so.
-    pub(crate) fn duplicate(&mut self, earlier: &Record, later: &Record, on_duplicate: OnDuplicate) -> Result<()> {
-        if earlier.2 != later.2 && on_duplicate == OnDuplicate::Error {
-            bail!(
-                "a key is given twice with different values: key={} records={} and {} (counted from 1); \
-                 --on-duplicate last takes the later one",
-                bs58::encode(earlier.1).into_string(),
-                earlier.0 + 1,
-                later.0 + 1
-            );
-        }
-        self.tally.duplicates += 1;
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<Tally> {
-        if !self.chunk.is_empty() {
-            (self.send)(self.chunk);
-        }
-        Ok(self.tally)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::source::Format;
+    use engine_api::{Key, Value};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
     use std::fs;
@@ -365,8 +325,8 @@ mod tests {
         let bytes: Vec<u8> = records.iter().flat_map(|(k, v)| [*k, *v].concat()).collect();
         fs::write(&path, bytes).unwrap();
         let source = Source::File { path, format: Format::Raw };
-        let ordered =
-            Ordered::prepare(&source, order, 9, &WorkDir::named(dir.path().join("work")), buffers, &mut |_| Ok(()))?;
+        let work = WorkDir::named(dir.path().join("work"));
+        let ordered = Ordered::prepare(&source, order, 9, &work, buffers, skip, &mut |_| Ok(()))?;
         let out = all(&ordered, rule, skip)?;
         ordered.discard()?;
         assert!(!dir.path().join("work").exists());
@@ -376,7 +336,7 @@ mod tests {
     fn all(ordered: &Ordered, rule: OnDuplicate, skip: u64) -> Result<(Vec<(Key, Value)>, Tally)> {
         let mut out = Vec::new();
         let tally = ordered.for_each(skip, rule, &mut |chunk| {
-            out.extend_from_slice(chunk);
+            out.extend_from_slice(&chunk.pairs);
             Ok(true)
         })?;
         Ok((out, tally))
@@ -441,7 +401,7 @@ mod tests {
         fs::write(&path, &bytes).unwrap();
         let file = Source::File { path: path.clone(), format: Format::Raw };
         for source in [file.clone(), synthetic(9000)] {
-            let prepare = |tell: &mut Tell<'_>| Ordered::prepare(&source, Order::Sorted, 1, &work, &small(), tell);
+            let prepare = |tell: &mut Tell<'_>| Ordered::prepare(&source, Order::Sorted, 1, &work, &small(), 0, tell);
             let cut = |records| if records == 8192 { bail!("cut off") } else { Ok(()) };
             let error = prepare(&mut { cut }).err().unwrap();
             assert!(format!("{error:#}").contains("cut off"), "{error:#}");
@@ -457,7 +417,7 @@ mod tests {
             prepare(&mut |_| bail!("read again")).unwrap().discard().unwrap();
         }
         // A file with new times is compared with its spill and accepted. A changed one is spilled again.
-        let prepare = || Ordered::prepare(&file, Order::Sorted, 1, &work, &small(), &mut |_| Ok(())).unwrap();
+        let prepare = || Ordered::prepare(&file, Order::Sorted, 1, &work, &small(), 0, &mut |_| Ok(())).unwrap();
         let spill = |ordered: &Ordered| ordered.work.manifest().unwrap().unwrap().spill;
         let first = spill(&prepare());
         fs::write(&path, &bytes).unwrap();
@@ -482,9 +442,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let work = WorkDir::named(dir.path().join("work"));
         let mut ordered =
-            Ordered::prepare(&synthetic(5000), Order::Sorted, 1, &work, &small(), &mut |_| Ok(())).unwrap();
-        let Kind::Runs { runs, .. } = &mut ordered.kind else { panic!("5000 records are several runs") };
-        runs.pop();
+            Ordered::prepare(&synthetic(5000), Order::Sorted, 1, &work, &small(), 0, &mut |_| Ok(())).unwrap();
+        let Kind::Runs(manifest) = &mut ordered.kind else { panic!("5000 records are several runs") };
+        manifest.runs.pop();
         let error = all(&ordered, OnDuplicate::Error, 0).unwrap_err().to_string();
         assert!(error.contains("records=5000 pairs=") && error.contains(&work.path.display().to_string()), "{error}");
     }

@@ -89,6 +89,21 @@ fn look(dir: &Path) -> Result<Option<Checkpoint>> {
     }
 }
 
+/// Returns the number of pairs that a load has committed to the store in `dir`; 0 if there is no store.
+///
+/// # Errors
+/// A store that does not open, naming the directory.
+pub(crate) fn stored_pairs(dir: &Path) -> Result<u64> {
+    // A marker without a seq is older than the engine's files.
+    if engines::inspect(dir)?.and_then(|known| known.seq).is_none() {
+        return Ok(0);
+    }
+    let engine = info::open_to_scan(dir, None, None)?;
+    let seq = engine.checkpoint()?.seq;
+    engine.close()?;
+    Ok(seq)
+}
+
 /// Refuses a store whose marker says that the load is complete, while its checkpoint says that it is not: the last
 /// commit is gone.
 ///

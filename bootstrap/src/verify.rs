@@ -34,7 +34,7 @@ use crate::state::State;
 /// Compares a store with a source
 ///
 /// Both are read once where they are equal and no key comes more than once. Otherwise the source is sorted, on disk in
-/// 80 bytes a pair where it does not fit into memory, and the first ten keys that differ are named.
+/// 73 bytes a pair where it does not fit into memory, and the first ten keys that differ are named.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct VerifyArgs {
     /// Directory of the store; nothing in it is changed
@@ -203,9 +203,9 @@ impl Verify<'_> {
             let (scanning, received) = sides::scan(scope, self.engine, "store")?;
             let mut both = Sides::new(received, SHOWN_MAX, name);
             let mut merged = 0;
-            let tally = ordered.for_each(0, OnDuplicate::Last, &mut |pairs| {
-                pairs.iter().for_each(|(key, value)| both.push(key, value));
-                merged += pairs.len() as u64;
+            let tally = ordered.for_each(0, OnDuplicate::Last, &mut |chunk| {
+                chunk.pairs.iter().for_each(|(key, value)| both.push(key, value));
+                merged += chunk.pairs.len() as u64;
                 merging.set(merged);
                 Ok(self.stop.asked().is_none())
             });
@@ -232,7 +232,8 @@ impl Verify<'_> {
             probe::check_disk(&work.path, spill_bytes.saturating_sub(probe::disk_bytes(&work.path)))?;
         }
         let mut progress = Progress::new(self.records, "sorting the source");
-        let ordered = Ordered::prepare(self.source, Order::Sorted, args.source.seed, work, &buffers, &mut |records| {
+        let seed = args.source.seed;
+        let ordered = Ordered::prepare(self.source, Order::Sorted, seed, work, &buffers, 0, &mut |records| {
             progress.set(records);
             self.look()
         });

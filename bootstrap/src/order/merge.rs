@@ -1,84 +1,70 @@
-//! Merges sorted runs through a heap: on their way to the engine, or several into one run when memory has no room for a
-//! block of each.
+//! Merges sorted runs: on their way to the engine, or several into one run when memory has no room for a block of each.
 //!
 //! Its memory is bounded for any keys: one block of each run. Runs on the thread that takes the records.
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
-use std::collections::binary_heap::PeekMut;
 use std::path::Path;
 
 use anyhow::Result;
 
-use super::run::{Reader, Run, Writer};
-use super::{Chunker, OnDuplicate, Rank, Ranked};
+use super::chunk::Chunker;
+use super::heads::{ENDED, Heads};
+use super::run::{NO_RECORD, Reader, Run, Writer};
+use super::{OnDuplicate, Rank};
 use crate::source::Record;
-
-/// The next record of one run. The order is reversed: the greatest in the heap is the first in the source's order.
-struct Head {
-    ranked: Ranked,
-    run: usize,
-}
-
-impl Ord for Head {
-    fn cmp(&self, other: &Self) -> Ordering {
-        other.ranked.cmp(&self.ranked)
-    }
-}
-
-impl PartialOrd for Head {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Head {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Head {}
 
 /// Reads several sorted runs as one.
 pub(super) struct Merge {
     rank: Rank,
     readers: Vec<Reader>,
-    heap: BinaryHeap<Head>,
+    heads: Heads,
 }
 
 impl Merge {
-    /// Opens the runs and checks each of them before it returns the first record of any.
+    /// Opens the runs where their first needed records are, and checks each of them before it returns the first record
+    /// of any.
     ///
     /// # Errors
     /// A run that is missing or damaged, named with the way out; I/O errors of reading.
     pub(super) fn open(dir: &Path, spill: u64, runs: &[Run], rank: Rank) -> Result<Self> {
         let mut readers = runs.iter().map(|run| Reader::open(dir, spill, *run)).collect::<Result<Vec<_>>>()?;
-        let mut heap = BinaryHeap::with_capacity(runs.len());
-        for (run, reader) in readers.iter_mut().enumerate() {
-            if let Some(record) = reader.next()? {
-                heap.push(Head { ranked: rank.of(record), run });
-            }
-        }
-        Ok(Self { rank, readers, heap })
+        let ranks = readers.iter_mut().map(|reader| rank_of_next(reader, rank)).collect::<Result<_>>()?;
+        let heads = Heads::new(ranks, |a, b| precedes(&readers, rank, a, b));
+        Ok(Self { rank, readers, heads })
     }
 
-    /// Returns the next record in order; `None` after the last.
+    /// Copies the next record in order to `into`, and returns the place of its run among the runs; `None` after the
+    /// last record.
     ///
     /// # Errors
     /// A damaged block, named with file and offset; I/O errors of reading.
-    pub(super) fn next(&mut self) -> Result<Option<Record>> {
-        let Some(mut first) = self.heap.peek_mut() else { return Ok(None) };
-        let record = first.ranked.record;
-        match self.readers[first.run].next()? {
-            Some(next) => first.ranked = self.rank.of(next),
-            None => drop(PeekMut::pop(first)),
+    pub(super) fn next(&mut self, into: &mut Record) -> Result<Option<usize>> {
+        let Self { rank, readers, heads } = self;
+        let Some(run) = heads.first() else { return Ok(None) };
+        if !readers[run].next(into)? {
+            return Ok(None);
         }
-        Ok(Some(record))
+        let next = rank_of_next(&mut readers[run], *rank)?;
+        heads.replace_first(next, |a, b| precedes(readers, *rank, a, b));
+        Ok(Some(run))
     }
 }
 
-/// Merges `runs` into one run with this number. Calls `progress` every 65,536 records, which may stop it.
+/// Returns the rank of the run's next record.
+fn rank_of_next(reader: &mut Reader, rank: Rank) -> Result<u64> {
+    Ok(reader.next_key()?.map_or(ENDED, |key| rank.of(key)))
+}
+
+/// Whether the next record of run `a` comes before that of run `b`. A run that has ended comes last.
+#[cold]
+fn precedes(readers: &[Reader], rank: Rank, a: usize, b: usize) -> bool {
+    match (readers[a].peek(), readers[b].peek()) {
+        (Some(a), Some(b)) => rank.compare(&a, &b).is_lt(),
+        (a, _) => a.is_some(),
+    }
+}
+
+/// Merges the needed records of `runs` into one run with this number. Calls `progress` every 65,536 records, which may
+/// stop it.
 ///
 /// # Errors
 /// A damaged run; I/O errors of reading or writing, naming the file; errors of `progress`.
@@ -91,39 +77,42 @@ pub(super) fn combine(
     progress: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Run> {
     let mut merge = Merge::open(dir, spill, runs, rank)?;
-    let records = runs.iter().map(|run| run.records).sum();
-    let mut writer = Writer::create(dir, spill, Run { number, records })?;
-    let mut written = 0u64;
-    while let Some(record) = merge.next()? {
+    let records = runs.iter().map(|run| run.left()).sum();
+    let mut writer = Writer::create(dir, spill, Run::whole(number, records))?;
+    let (mut written, mut record) = (0u64, NO_RECORD);
+    while merge.next(&mut record)?.is_some() {
         writer.push(&record)?;
         written += 1;
         if written.is_multiple_of(1 << 16) {
             progress()?;
         }
     }
-    writer.finish()
+    writer.end()?.flush()
 }
 
-/// Passes one pair for each key to `chunker`, and the other copies of the key to [`Chunker::duplicate`]. Returns
-/// `false` when no more are wanted.
+/// Passes one pair for each key to `chunker`, and the other copies of the key to [`Chunker::duplicate`]. A record is
+/// held until the next one has another key, so that a mark is never between two copies of a key. Returns `false` when
+/// no more are wanted.
 ///
 /// # Errors
 /// Errors of `next`; two different values for one key, if `rule` forbids them.
 pub(super) fn unique(
-    next: &mut dyn FnMut() -> Result<Option<Record>>,
+    mut next: impl FnMut(&mut Record) -> Result<Option<usize>>,
     rule: OnDuplicate,
-    chunker: &mut Chunker<'_>,
+    chunker: &mut Chunker,
 ) -> Result<bool> {
-    let mut held: Option<Record> = None;
-    while let Some(record) = next()? {
-        match held.replace(record) {
-            Some(last) if last.1 == record.1 => chunker.duplicate(&last, &record, rule)?,
-            Some(last) if !chunker.push(last.1, last.2)? => return Ok(false),
-            _ => {}
+    // Two records take turns, because copying one for each key would cost time.
+    let (mut one, mut other) = (NO_RECORD, NO_RECORD);
+    let (mut held, mut later) = (&mut one, &mut other);
+    let Some(mut held_run) = next(held)? else { return Ok(true) };
+    while let Some(run) = next(later)? {
+        if held.1 == later.1 {
+            chunker.duplicate(held, held_run, later, rule)?;
+        } else if !chunker.push(held, held_run)? {
+            return Ok(false);
         }
+        std::mem::swap(&mut held, &mut later);
+        held_run = run;
     }
-    match held {
-        Some((_, key, value)) => chunker.push(key, value),
-        None => Ok(true),
-    }
+    chunker.push(held, held_run)
 }

@@ -3,13 +3,18 @@
 //! Owns: the format and its checks. A header names the spill and the run, and the file's length follows from the number
 //! of records. So a file that was cut, emptied, removed or swapped is reported before anything of the spill is used. A
 //! block's checksum covers its place, so a block that was changed or moved is reported before its records are used.
-//! Threads: written by `sort` or `order`, read by `order`.
+//! Blocks at the start of a run may be given back to the file system. The file then has a hole after its header, and
+//! its length stays. Threads: `write` writes, `order` reads, and the main thread combines runs and gives blocks back.
 
 use std::fs::File;
-use std::io::{ErrorKind as Io, Read as _, Write as _};
+use std::io::{self, ErrorKind as Io, Read as _, Seek as _, SeekFrom, Write as _};
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Error, Result, anyhow, ensure};
+use engine_api::Key;
+use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
+use rustix::io::{Errno, retry_on_intr};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -21,20 +26,41 @@ const BLOCK_RECORDS: u64 = 512;
 /// Bytes of a full block, which is a run's memory while it is merged.
 pub(crate) const BLOCK_BYTES: usize = CHECKSUM_BYTES + BLOCK_RECORDS as usize * RECORD_BYTES;
 const CHECKSUM_BYTES: usize = 8;
+/// Bytes of the position in the source, with which a record begins.
+const POSITION_BYTES: usize = 8;
+/// Number of bytes collected before a write. The device begins with them at once, so larger writes gain nothing.
+const WRITE_BYTES: usize = 1 << 20;
+/// The unit in which the kernel writes files.
+const PAGE_BYTES: u64 = 4096;
 const MAGIC: [u8; 8] = *b"solkvrun";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 40;
+/// The initial value of a record that [`Reader::next`] overwrites.
+pub(super) const NO_RECORD: Record = (0, [0; 32], [0; 32]);
 
 /// A run as the manifest names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Run {
     /// Number of the run, unique within its spill.
     pub(crate) number: u32,
-    /// Number of records in the run.
+    /// Number of records in the run, from its first one on.
     pub(crate) records: u64,
+    /// Number of records at the start that are not needed any more. The blocks that hold no others may be gone.
+    #[serde(default)]
+    pub(crate) taken: u64,
 }
 
 impl Run {
+    /// A run of which every record is needed.
+    pub(crate) fn whole(number: u32, records: u64) -> Self {
+        Self { number, records, taken: 0 }
+    }
+
+    /// Returns the number of records that are still needed.
+    pub(crate) fn left(self) -> u64 {
+        self.records - self.taken
+    }
+
     pub(crate) fn name(self) -> String {
         format!("run-{:05}", self.number)
     }
@@ -42,6 +68,26 @@ impl Run {
     fn bytes(self) -> u64 {
         let blocks = self.records.div_ceil(BLOCK_RECORDS);
         HEADER_BYTES as u64 + self.records * RECORD_BYTES as u64 + blocks * CHECKSUM_BYTES as u64
+    }
+
+    /// Returns the offset in the file at which this block begins.
+    fn offset(block: u64) -> u64 {
+        HEADER_BYTES as u64 + block * BLOCK_BYTES as u64
+    }
+
+    /// Gives the blocks back to the file system that hold none but taken records. The header stays, because it tells
+    /// that a spill has made the file.
+    ///
+    /// # Errors
+    /// I/O errors of opening the file or giving its blocks back, naming it.
+    pub(crate) fn give_back(self, dir: &Path) -> Result<()> {
+        let bytes = Self::offset(self.taken / BLOCK_RECORDS) - HEADER_BYTES as u64;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let path = dir.join(self.name());
+        let given = File::options().write(true).open(&path).and_then(|file| punch(&file, HEADER_BYTES as u64, bytes));
+        given.with_context(|| format!("cannot give a part back to the file system: file={}", path.display()))
     }
 
     fn header(self, spill: u64) -> [u8; HEADER_BYTES] {
@@ -76,6 +122,20 @@ pub(crate) fn damaged(path: &Path, reason: &str) -> Error {
     )
 }
 
+/// Makes a range of a file a hole. The file keeps its length.
+///
+/// # Errors
+/// I/O errors: those of [`has_no_holes`] and others.
+pub(crate) fn punch(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(retry_on_intr(|| fallocate(file, flags, offset, bytes))?)
+}
+
+/// Whether [`punch`] has failed because the file system cannot make holes.
+pub(crate) fn has_no_holes(error: &io::Error) -> bool {
+    [Some(Errno::OPNOTSUPP), Some(Errno::NOSYS)].contains(&Errno::from_io_error(error))
+}
+
 /// Whether a spill has made the file: it begins like a run, or was cut short at its beginning.
 pub(crate) fn is_run(path: &Path) -> bool {
     let mut first = Vec::new();
@@ -85,14 +145,20 @@ pub(crate) fn is_run(path: &Path) -> bool {
     read.is_ok() && is_begun
 }
 
-/// Writes a run's file, a block at a time.
+/// Writes a run's file.
 pub(crate) struct Writer {
     path: PathBuf,
     file: File,
     spill: u64,
     run: Run,
-    block: Vec<u8>,
-    written: u64,
+    /// Bytes that are not written yet. The last block of them may be incomplete.
+    pending: Vec<u8>,
+    /// Start of the last block in `pending`.
+    block_at: usize,
+    /// Number of records pushed.
+    records: u64,
+    /// Number of bytes written to the file.
+    written_bytes: u64,
 }
 
 impl Writer {
@@ -103,9 +169,9 @@ impl Writer {
     pub(crate) fn create(dir: &Path, spill: u64, run: Run) -> Result<Self> {
         let path = dir.join(run.name());
         let file = File::create(&path).with_context(|| format!("cannot create file={}", path.display()))?;
-        let mut block = Vec::with_capacity(BLOCK_BYTES);
-        block.extend_from_slice(&run.header(spill));
-        let mut writer = Self { path, file, spill, run, block, written: 0 };
+        let mut pending = Vec::with_capacity(WRITE_BYTES + BLOCK_BYTES);
+        pending.extend_from_slice(&run.header(spill));
+        let mut writer = Self { path, file, spill, run, pending, block_at: 0, records: 0, written_bytes: 0 };
         writer.write()?;
         Ok(writer)
     }
@@ -115,36 +181,67 @@ impl Writer {
     /// # Errors
     /// I/O errors of writing, naming the file.
     pub(crate) fn push(&mut self, record: &Record) -> Result<()> {
-        self.block.extend_from_slice(&encode(record));
-        self.written += 1;
-        if self.written.is_multiple_of(BLOCK_RECORDS) { self.end_block() } else { Ok(()) }
+        self.pending.extend_from_slice(&encode(record));
+        self.records += 1;
+        if self.records.is_multiple_of(BLOCK_RECORDS) { self.end_block() } else { Ok(()) }
     }
 
-    /// Flushes the file. Its name becomes durable with the manifest that lists it.
+    /// Writes the rest of the file, which is not flushed.
     ///
     /// # Errors
-    /// I/O errors of writing or flushing, naming the file; another number of records than announced.
-    pub(crate) fn finish(mut self) -> Result<Run> {
-        if !self.block.is_empty() && !self.written.is_multiple_of(BLOCK_RECORDS) {
+    /// I/O errors of writing, naming the file; another number of records than announced.
+    pub(crate) fn end(mut self) -> Result<Ended> {
+        if self.pending.len() > self.block_at {
             self.end_block()?;
         }
-        let (path, Run { number, records }) = (self.path.display(), self.run);
-        ensure!(self.written == records, "run={number} has records={} expected={records}: file={path}", self.written);
-        self.file.sync_data().with_context(|| format!("cannot write file={path}"))?;
-        Ok(self.run)
+        self.write()?;
+        let Self { path, file, run, records, .. } = self;
+        let (number, expected) = (run.number, run.records);
+        ensure!(records == expected, "run={number} has records={records} expected={expected}: file={}", path.display());
+        Ok(Ended { path, file, run })
     }
 
     fn end_block(&mut self) -> Result<()> {
-        let block = (self.written - 1) / BLOCK_RECORDS;
-        let checksum = self.run.checksum(self.spill, block, &self.block);
-        self.block.extend_from_slice(&checksum.to_le_bytes());
-        self.write()
+        let block = (self.records - 1) / BLOCK_RECORDS;
+        let checksum = self.run.checksum(self.spill, block, &self.pending[self.block_at..]);
+        self.pending.extend_from_slice(&checksum.to_le_bytes());
+        self.block_at = self.pending.len();
+        if self.block_at < WRITE_BYTES { Ok(()) } else { self.write() }
     }
 
+    /// Writes the collected bytes, and makes the device begin with them. A flush that finds nothing begun takes three
+    /// times as long as all of this.
     fn write(&mut self) -> Result<()> {
-        self.file.write_all(&self.block).with_context(|| format!("cannot write file={}", self.path.display()))?;
-        self.block.clear();
+        self.file.write_all(&self.pending).with_context(|| format!("cannot write file={}", self.path.display()))?;
+        let whole_pages = |bytes: u64| bytes / PAGE_BYTES * PAGE_BYTES;
+        let begun = whole_pages(self.written_bytes);
+        self.written_bytes += self.pending.len() as u64;
+        if let Some(bytes) = NonZeroU64::new(whole_pages(self.written_bytes) - begun) {
+            // With this advice the kernel starts to write what it would otherwise drop. It drops only pages that are
+            // written already. A refusal costs time and nothing else.
+            fadvise(&self.file, begun, Some(bytes), Advice::DontNeed).ok();
+        }
+        self.pending.clear();
+        self.block_at = 0;
         Ok(())
+    }
+}
+
+/// A run's file with all of its records, not flushed.
+pub(crate) struct Ended {
+    path: PathBuf,
+    file: File,
+    run: Run,
+}
+
+impl Ended {
+    /// Flushes the file. Its name becomes durable with the manifest that lists it.
+    ///
+    /// # Errors
+    /// I/O errors of flushing, naming the file.
+    pub(crate) fn flush(self) -> Result<Run> {
+        self.file.sync_data().with_context(|| format!("cannot write file={}", self.path.display()))?;
+        Ok(self.run)
     }
 }
 
@@ -154,17 +251,18 @@ pub(crate) struct Reader {
     file: File,
     spill: u64,
     run: Run,
-    /// Number of records in the blocks read so far, the current one included.
+    /// Number of records in the blocks up to the current one, that one included.
     read: u64,
     block: Vec<u8>,
     at: usize,
 }
 
 impl Reader {
-    /// Opens the file of `run` and checks its length and header.
+    /// Opens the file of `run`, checks its length and header, and goes to its first record that is needed.
     ///
     /// # Errors
-    /// A file that is missing or is not that run, named with the way out; I/O errors of opening or reading it.
+    /// A file that is missing or is not that run, or a damaged block, named with the way out; I/O errors of opening or
+    /// reading it.
     pub(crate) fn open(dir: &Path, spill: u64, run: Run) -> Result<Self> {
         let path = dir.join(run.name());
         let mut file = match File::open(&path) {
@@ -181,20 +279,45 @@ impl Reader {
         if header != run.header(spill) {
             return Err(damaged(&path, "its header is that of another run, or changed"));
         }
-        Ok(Self { path, file, spill, run, read: 0, block: Vec::new(), at: 0 })
+        let begun = run.taken / BLOCK_RECORDS;
+        let sought = file.seek(SeekFrom::Start(Run::offset(begun)));
+        sought.with_context(|| format!("cannot read file={}", path.display()))?;
+        let mut reader = Self { path, file, spill, run, read: begun * BLOCK_RECORDS, block: Vec::new(), at: 0 };
+        // The first of the remaining blocks may begin with taken records.
+        let mut taken = NO_RECORD;
+        for _ in 0..run.taken % BLOCK_RECORDS {
+            reader.next(&mut taken)?;
+        }
+        Ok(reader)
     }
 
-    /// Returns the next record; `None` after the last.
+    /// Copies the next record to `into`; returns `false` after the last.
     ///
     /// # Errors
     /// A damaged block, named with file, offset and the way out; I/O errors of reading.
-    pub(crate) fn next(&mut self) -> Result<Option<Record>> {
+    pub(crate) fn next(&mut self, into: &mut Record) -> Result<bool> {
+        if self.at == self.block.len() && !self.next_block()? {
+            return Ok(false);
+        }
+        *into = decode(&self.block[self.at..self.at + RECORD_BYTES]);
+        self.at += RECORD_BYTES;
+        Ok(true)
+    }
+
+    /// Returns the key of the next record, and reads its block if necessary; `None` after the last record.
+    ///
+    /// # Errors
+    /// As [`Reader::next`].
+    pub(crate) fn next_key(&mut self) -> Result<Option<&Key>> {
         if self.at == self.block.len() && !self.next_block()? {
             return Ok(None);
         }
-        let record = decode(&self.block[self.at..self.at + RECORD_BYTES]);
-        self.at += RECORD_BYTES;
-        Ok(Some(record))
+        Ok(self.block[self.at + POSITION_BYTES..].first_chunk())
+    }
+
+    /// Returns the next record, if [`Reader::next_key`] has returned its key; `None` after the last.
+    pub(crate) fn peek(&self) -> Option<Record> {
+        self.block.get(self.at..self.at + RECORD_BYTES).map(decode)
     }
 
     /// Reads and checks the next block; `false` after the last.
@@ -213,8 +336,7 @@ impl Reader {
         }
         let (body, checksum) = self.block.split_at(bytes);
         if self.run.checksum(self.spill, block, body).to_le_bytes() != checksum {
-            let offset = HEADER_BYTES as u64 + block * BLOCK_BYTES as u64;
-            return Err(damaged(&self.path, &format!("checksum offset={offset}")));
+            return Err(damaged(&self.path, &format!("checksum offset={}", Run::offset(block))));
         }
         self.block.truncate(bytes);
         self.at = 0;
@@ -244,17 +366,18 @@ mod tests {
     const SPILL: u64 = 77;
 
     fn write(dir: &Path, spill: u64, number: u32, records: u64) -> Run {
-        let mut writer = Writer::create(dir, spill, Run { number, records }).unwrap();
+        let mut writer = Writer::create(dir, spill, Run::whole(number, records)).unwrap();
         for position in 0..records {
             writer.push(&(position, [position as u8; 32], [number as u8; 32])).unwrap();
         }
-        writer.finish().unwrap()
+        writer.end().unwrap().flush().unwrap()
     }
 
+    /// Reads all records that are needed, and returns the number of the run's records.
     fn read(dir: &Path, run: Run) -> Result<u64> {
         let mut reader = Reader::open(dir, SPILL, run)?;
-        let mut records = 0;
-        while let Some(record) = reader.next()? {
+        let (mut records, mut record) = (run.taken, NO_RECORD);
+        while reader.next(&mut record)? {
             assert_eq!(record, (records, [records as u8; 32], [run.number as u8; 32]));
             records += 1;
         }
@@ -269,6 +392,25 @@ mod tests {
             assert_eq!(read(dir.path(), run).unwrap(), records);
             assert_eq!(fs::metadata(dir.path().join(run.name())).unwrap().len(), run.bytes());
         }
+    }
+
+    #[test]
+    fn a_run_is_read_on_from_any_record_after_the_blocks_before_it_were_given_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = write(dir.path(), SPILL, 1, 1500);
+        let path = dir.path().join(run.name());
+        for taken in [0, 1, 511, 512, 513, 1023, 1024, 1100, 1499, 1500] {
+            let run = Run { taken, ..run };
+            run.give_back(dir.path()).unwrap();
+            assert_eq!(read(dir.path(), run).unwrap(), 1500, "{taken}");
+            assert!(is_run(&path) && fs::metadata(&path).unwrap().len() == run.bytes(), "{taken}");
+        }
+        // A block that was given back is refused by name, as any damaged block is.
+        let error = read(dir.path(), Run { taken: 511, ..run }).unwrap_err().to_string();
+        assert!(error.contains("checksum offset=40") && error.contains("--resume"), "{error}");
+        // The blocks take no space any more, except for the pages that they share with others.
+        let empty = probe::disk_bytes(dir.path());
+        assert!(empty < run.bytes() / 2, "{empty} of {}", run.bytes());
     }
 
     #[test]

@@ -2,21 +2,22 @@
 //!
 //! Owns: the decision which runs may be used again. A spill belongs to one source. The spill of another source is
 //! removed, and a line says so. If the source's file may have changed, it is compared with the spill while it is read.
-//! Must not: put a run into the manifest that is not durable. Threads: the caller's thread reads and collects;
-//! meanwhile `sort` sorts and writes a run, then the manifest.
+//! Must not: write a run, which `runs` does. Threads: the caller's thread reads and collects; meanwhile `sort` and
+//! `write` make runs of full buffers.
 
 use std::fmt;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::SystemTime;
 
-use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
+use anyhow::{Error, Result, anyhow, bail, ensure};
 
 use super::merge::combine;
-use super::run::{BLOCK_BYTES, Run, Writer};
+use super::runs::{Batch, sort_batches, write_runs};
+use super::sort::Sorted;
 use super::work::{Manifest, Work};
-use super::{Order, Rank, Ranked};
-use crate::identity::{BORDER_RECORDS, Content, Stamp};
-use crate::limits::{Buffers, SORT_BUFFERS};
+use super::{Order, Rank};
+use crate::identity::{Content, Stamp};
+use crate::limits::{Buffers, COMBINED_PARTS, SORT_BUFFERS};
 use crate::out::tell;
 use crate::source::{Place, Record, Source};
 
@@ -40,9 +41,9 @@ pub(super) struct Read {
 /// Where the source's records are.
 pub(super) enum Spilled {
     /// All of them in order in one buffer. Nothing was written.
-    Memory(Vec<Ranked>),
-    /// In runs, no more than can be merged at once.
-    Runs { spill: u64, runs: Vec<Run> },
+    Memory(Vec<Record>),
+    /// In the runs of this manifest, no more of them than can be merged at once.
+    Runs(Manifest),
 }
 
 /// Spills one source with one set of options.
@@ -51,6 +52,8 @@ pub(super) struct Spill<'a> {
     pub(super) order: Order,
     pub(super) seed: u64,
     pub(super) buffers: &'a Buffers,
+    /// Number of pairs from the first one of the order that the store holds.
+    pub(super) stored: u64,
 }
 
 /// State of a spill when the reading begins.
@@ -72,18 +75,9 @@ impl fmt::Display for Changed {
 
 impl std::error::Error for Changed {}
 
-/// Records on their way to the sorting thread, with the manifest's entries for the time when they are durable.
-struct Batch {
-    records: Vec<Ranked>,
-    place: Place,
-    content: Content,
-    /// Whether these are the source's last records.
-    complete: bool,
-}
-
 /// Where the records are that were read. `None`: in the manifest's runs. `Some`: in this buffer in order, which holds
 /// all of them.
-type Left = Option<(Content, Vec<Ranked>)>;
+type Left = Option<(Content, Vec<Record>)>;
 
 impl Spill<'_> {
     /// Reads the source if the spill is not complete, and merges runs until the rest can be merged at once.
@@ -118,12 +112,24 @@ impl Spill<'_> {
             work.keep(&[])?;
             return Ok(None);
         }
+        let (given, stored) = (manifest.given_back.pairs, self.stored);
+        if given > stored {
+            tell!(
+                "the source is read again from its start, because a part of its spill was given back to the file system and the \
+                 store does not hold that part: dir={dir} given_back_pairs={given} stored_pairs={stored}"
+            );
+            work.keep(&[])?;
+            return Ok(None);
+        }
         work.keep(&manifest.runs)?;
         let synthetic = matches!(self.source, Source::Synthetic { .. });
         let trusted =
             synthetic || (stamp.is_some() && stamp == manifest.stamp && self.source.to_string() == manifest.source);
         let records = manifest.records;
         match (trusted, manifest.complete) {
+            (true, true) if given > 0 => {
+                tell!("the rest of the spill is used again: dir={dir} records={records} given_back_pairs={given}");
+            }
             (true, true) => tell!("the spill is whole and is used again: dir={dir} records={records}"),
             (true, false) => tell!("going on with the spill: dir={dir} records={records}"),
             (false, _) => tell!(
@@ -185,23 +191,7 @@ impl Spill<'_> {
         stamp: Option<Stamp>,
         tell: &mut Tell<'_>,
     ) -> Result<(Manifest, Left)> {
-        let manifest = Manifest { stamp, source: self.source.to_string(), ..begun.manifest.clone() };
-        let read = std::thread::scope(|scope| {
-            // There are two buffers, and the channel holds none, so neither thread is ever more than one run ahead.
-            let (to_sort, unsorted) = sync_channel::<Batch>(0);
-            let (give_back, spare) = sync_channel::<Vec<Ranked>>(1);
-            let mut collector = Collector::new(self, begun, to_sort, spare)?;
-            let writer = std::thread::Builder::new()
-                .name("sort".to_owned())
-                .spawn_scoped(scope, || write_runs(work, manifest, unsorted, give_back))?;
-            let collected = collector.collect(stamp, tell);
-            let (content, left) = (collector.content.clone(), collector.left());
-            drop(collector);
-            // Return the sorting thread's error first, because it caused the collector's.
-            let manifest = writer.join().map_err(|_| anyhow!("the sorting thread panicked"))??;
-            collected.map(|()| (manifest, content, left))
-        });
-        let (mut manifest, content, left) = match read {
+        let (mut manifest, content, left) = match self.collect(work, begun, stamp, tell) {
             Ok(read) => read,
             Err(error) if error.is::<Changed>() => return Err(error),
             Err(error) => {
@@ -211,9 +201,14 @@ impl Spill<'_> {
                 return Err(error);
             }
         };
-        if let Some(mut records) = left {
-            records.sort_unstable();
-            return Ok((manifest, Some((content, records))));
+        if let Some(records) = left {
+            // The memory of the other buffers has room for this copy, because nothing was spilled.
+            let mut ordered = Vec::with_capacity(records.len());
+            Sorted::of(records, self.rank()).try_for_each(|record| {
+                ordered.push(*record);
+                Ok(())
+            })?;
+            return Ok((manifest, Some((content, ordered))));
         }
         manifest.complete = true;
         manifest.content = format!("{:016x}", content.digest());
@@ -221,15 +216,50 @@ impl Spill<'_> {
         Ok((manifest, None))
     }
 
+    /// Reads the source to its end, while `sort` and `write` make runs of the full buffers. Returns the manifest with
+    /// these runs, and the records if they have all fitted into one buffer.
+    fn collect(
+        &self,
+        work: &mut Work,
+        begun: &Begun,
+        stamp: Option<Stamp>,
+        tell: &mut Tell<'_>,
+    ) -> Result<(Manifest, Content, Option<Vec<Record>>)> {
+        let manifest = Manifest { stamp, source: self.source.to_string(), ..begun.manifest.clone() };
+        let rank = self.rank();
+        std::thread::scope(|scope| {
+            // There is a buffer for each of the three threads, and the channels hold none, so a thread that is ahead
+            // waits.
+            let (to_sort, unsorted) = sync_channel(0);
+            let (to_write, sorted) = sync_channel(0);
+            let (give_back, spare) = sync_channel(SORT_BUFFERS);
+            let mut collector = Collector::new(self, begun, to_sort, spare)?;
+            let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
+            let sorter = named("sort").spawn_scoped(scope, move || sort_batches(rank, unsorted, to_write))?;
+            let writer = named("write").spawn_scoped(scope, move || write_runs(work, manifest, sorted, give_back))?;
+            let collected = collector.collect(stamp, tell);
+            let (content, left) = (collector.content.clone(), collector.left());
+            drop(collector);
+            let written = writer.join().map_err(|_| anyhow!("the writing thread panicked"));
+            // Checked before the manifest is used, which would lack the batches of a sorter that has panicked.
+            sorter.join().map_err(|_| anyhow!("the sorting thread panicked"))?;
+            // Return the writing thread's error first, because it caused the collector's.
+            let manifest = written??;
+            collected.map(|()| (manifest, content, left))
+        })
+    }
+
     /// Merges runs until the rest can be merged at once.
     fn end(&self, work: &Work, mut manifest: Manifest, tell: &mut Tell<'_>) -> Result<Read> {
         let spill = manifest.spill()?;
-        let most = (self.buffers.heads_bytes / BLOCK_BYTES).max(2);
-        let rank = Rank::new(self.order, self.seed());
+        let most = self.buffers.runs_at_once();
+        let rank = self.rank();
         while manifest.runs.len() > most {
-            // Merge the smallest runs first, and no more of them than necessary.
-            manifest.runs.sort_by_key(|run| (run.records, run.number));
-            let some = (manifest.runs.len() - most + 1).min(most);
+            // Merge the smallest runs first, and no more of them than necessary. They stay until the new one is
+            // durable, so merge only a part of all at a time, because the disk holds that part twice.
+            manifest.runs.sort_by_key(|run| (run.left(), run.number));
+            let part = (manifest.runs.len() / COMBINED_PARTS).max(2);
+            let some = (manifest.runs.len() - most + 1).min(most).min(part);
             let number = manifest.runs.iter().map(|run| run.number).max().map_or(0, |number| number + 1);
             let records = manifest.records;
             let run = combine(work.dir(), spill, &manifest.runs[..some], number, rank, &mut || tell(records))?;
@@ -239,7 +269,7 @@ impl Spill<'_> {
             work.keep(&manifest.runs)?;
         }
         let (digest, records, stamp) = (manifest.content()?, manifest.records, manifest.stamp);
-        Ok(Read { digest, records, stamp, spilled: Spilled::Runs { spill, runs: manifest.runs } })
+        Ok(Read { digest, records, stamp, spilled: Spilled::Runs(manifest) })
     }
 
     /// Starts a spill without records.
@@ -249,6 +279,10 @@ impl Spill<'_> {
         let spill = workload::source_id(format!("{words} {now} {}", std::process::id()).as_bytes());
         let manifest = Manifest::new(spill, words.to_string(), words.format(), self.order, self.seed());
         Begun { manifest, compare: false }
+    }
+
+    fn rank(&self) -> Rank {
+        Rank::new(self.order, self.seed())
     }
 
     /// Returns the seed if the order depends on it, otherwise 0.
@@ -273,18 +307,17 @@ fn leave(work: &mut Work) -> Result<()> {
 /// Collects records into buffers, and hands full ones to the sorting thread.
 struct Collector<'a> {
     source: &'a Source,
-    rank: Rank,
     from: Place,
     content: Content,
     /// Expected number and digest of the spill's records, while they are read again and compared.
     expected: Option<Expected>,
     capacity: usize,
-    records: Vec<Ranked>,
+    records: Vec<Record>,
     buffers_made: usize,
     begun_runs: usize,
     place: Place,
-    to_sort: SyncSender<Batch>,
-    spare: Receiver<Vec<Ranked>>,
+    to_sort: SyncSender<Batch<Vec<Record>>>,
+    spare: Receiver<Vec<Record>>,
 }
 
 struct Expected {
@@ -294,7 +327,12 @@ struct Expected {
 }
 
 impl<'a> Collector<'a> {
-    fn new(spill: &Spill<'a>, begun: &Begun, to_sort: SyncSender<Batch>, spare: Receiver<Vec<Ranked>>) -> Result<Self> {
+    fn new(
+        spill: &Spill<'a>,
+        begun: &Begun,
+        to_sort: SyncSender<Batch<Vec<Record>>>,
+        spare: Receiver<Vec<Record>>,
+    ) -> Result<Self> {
         let known = &begun.manifest;
         let any = !known.runs.is_empty();
         let (mut from, mut content, mut expected) = (Place::default(), Content::new(), None);
@@ -303,16 +341,12 @@ impl<'a> Collector<'a> {
         } else if any {
             (from, content) = (known.place, Content::resume(known.content()?, known.records));
         }
-        // A multiple of the border distance, so that reading can be resumed after each buffer.
-        let step = BORDER_RECORDS as usize;
-        let capacity = (spill.buffers.sort_bytes / SORT_BUFFERS / size_of::<Ranked>() / step).max(1) * step;
         Ok(Self {
             source: spill.source,
-            rank: Rank::new(spill.order, spill.seed),
             from,
             content,
             expected,
-            capacity,
+            capacity: spill.buffers.run_records(),
             records: Vec::new(),
             buffers_made: 1,
             begun_runs: known.runs.len(),
@@ -345,7 +379,7 @@ impl<'a> Collector<'a> {
     }
 
     /// Returns all records, if the source has fitted into one buffer.
-    fn left(&mut self) -> Option<Vec<Ranked>> {
+    fn left(&mut self) -> Option<Vec<Record>> {
         (self.begun_runs == 0).then(|| std::mem::take(&mut self.records))
     }
 
@@ -365,7 +399,7 @@ impl<'a> Collector<'a> {
         if self.records.capacity() == 0 {
             self.records.reserve_exact(self.capacity);
         }
-        self.records.push(self.rank.of(record));
+        self.records.push(record);
         if self.records.len() < self.capacity || !self.content.is_at_border() {
             return Ok(());
         }
@@ -385,33 +419,4 @@ impl<'a> Collector<'a> {
         let batch = Batch { records, place: self.place, content: self.content.clone(), complete };
         self.to_sort.send(batch).map_err(|_| anyhow!("the sorting thread has ended"))
     }
-}
-
-/// Writes each batch as a run, and after it the manifest that names the run.
-fn write_runs(
-    work: &mut Work,
-    mut manifest: Manifest,
-    unsorted: Receiver<Batch>,
-    give_back: SyncSender<Vec<Ranked>>,
-) -> Result<Manifest> {
-    let spill = manifest.spill()?;
-    for Batch { mut records, place, content, complete } in unsorted {
-        work.create()?;
-        records.sort_unstable();
-        let number = manifest.runs.iter().map(|run| run.number).max().map_or(0, |number| number + 1);
-        let mut writer = Writer::create(work.dir(), spill, Run { number, records: records.len() as u64 })?;
-        records.iter().try_for_each(|ranked| writer.push(&ranked.record))?;
-        manifest.runs.push(writer.finish()?);
-        manifest.records = content.records();
-        manifest.place = place;
-        // Both in one step: records after the last border are in no chain, so a spill that holds them has to be
-        // complete.
-        manifest.complete = complete;
-        manifest.content = format!("{:016x}", if complete { content.digest() } else { content.chain() });
-        work.write(&manifest).context("cannot keep what was read")?;
-        records.clear();
-        // The last buffers have no receiver.
-        give_back.send(records).ok();
-    }
-    Ok(manifest)
 }

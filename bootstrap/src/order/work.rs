@@ -15,7 +15,8 @@ use engines::checked::{self, Found};
 use serde::{Deserialize, Serialize};
 
 use super::Order;
-use super::run::{Run, damaged, is_run};
+use super::chunk::Tally;
+use super::run::{Run, damaged, has_no_holes, is_run, punch};
 use crate::identity::Stamp;
 use crate::paths::WorkDir;
 use crate::source::{Format, Place};
@@ -28,6 +29,8 @@ const MADE: &str = "the spill of a load, in a directory that was made for it\n";
 const FOUND: &str = "the spill of a load\n";
 /// Version of the manifest and the runs.
 const FORMAT: u32 = 2;
+/// Bytes that any file system can make a hole of, as long as its blocks are not larger than a page.
+const PAGE_BYTES: usize = 4096;
 
 /// A spill's source, its progress, and its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +55,10 @@ pub(crate) struct Manifest {
     pub(crate) place: Place,
     /// Stamp of the source's file. `None` if it has none.
     pub(crate) stamp: Option<Stamp>,
+    /// Counts of the records that the runs list as taken: the store holds their pairs, and the file system may have
+    /// their blocks back. All 0 while the spill is whole.
+    #[serde(default)]
+    pub(crate) given_back: Tally,
     pub(crate) runs: Vec<Run>,
 }
 
@@ -70,6 +77,7 @@ impl Manifest {
             complete: false,
             place: Place::default(),
             stamp: None,
+            given_back: Tally::default(),
             runs: Vec::new(),
         }
     }
@@ -153,6 +161,24 @@ impl Work {
     /// I/O errors of writing, naming the file.
     pub(crate) fn write(&self, manifest: &Manifest) -> Result<()> {
         Ok(checked::write(&self.dir.join(MANIFEST), &toml::to_string(manifest)?)?)
+    }
+
+    /// Tries whether files in the directory can have holes. Uses the manifest's temporary file, which is free until a
+    /// manifest is written.
+    ///
+    /// # Errors
+    /// I/O errors of writing that file, naming it.
+    pub(crate) fn can_give_back(&self) -> Result<bool> {
+        let path = self.dir.join(MANIFEST_TEMPORARY);
+        let tried = File::create(&path).and_then(|mut file| {
+            file.write_all(&[1; 2 * PAGE_BYTES])?;
+            punch(&file, 0, PAGE_BYTES as u64)
+        });
+        let removed = fs::remove_file(&path);
+        match tried.and(removed) {
+            Err(error) if has_no_holes(&error) => Ok(false),
+            tried => tried.map(|()| true).with_context(|| format!("cannot write file={}", path.display())),
+        }
     }
 
     /// Removes every file of the spill that is not among `runs`. If `runs` is empty, the manifest is removed too.
@@ -337,7 +363,8 @@ mod tests {
         assert_eq!(work.manifest().unwrap(), None);
         work.create().unwrap();
         let mut manifest = Manifest::new(5, "file=x".to_owned(), Some(Format::Csv), Order::Sorted, 0);
-        manifest.runs = vec![Run { number: 0, records: 9 }, Run { number: 3, records: 8 }];
+        manifest.runs = vec![Run::whole(0, 9), Run { taken: 5, ..Run::whole(3, 8) }];
+        manifest.given_back = Tally { pairs: 3, duplicates: 2, replaced: 1 };
         work.write(&manifest).unwrap();
         assert_eq!(work.manifest().unwrap(), Some(manifest));
         let path = work.dir().join(MANIFEST);

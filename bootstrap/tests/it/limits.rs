@@ -54,17 +54,17 @@ fn a_cap_that_is_too_small_is_said_at_once_and_not_worth_another_start() {
 }
 
 #[test]
-fn b_trees_are_loaded_sorted_unless_told_otherwise() {
+fn all_but_rocksdb_are_loaded_sorted_unless_told_otherwise() {
     for engine in engines() {
         let dir = tempfile::tempdir().unwrap();
         let load = |name: &str, more: &[&str]| {
             let store = dir.path().join(name);
             ok(&[&["--engine", engine, "--dir", str(&store), "--pairs", "3000"], more].concat())
         };
-        let b_tree = ["lmdb", "redb"].contains(&engine);
+        let is_sorted = engine != "rocksdb";
         let said = load("default", &[]);
-        assert!(said.contains(if b_tree { "(sorted)" } else { "(shuffled)" }), "{engine}: {said}");
-        assert_eq!(said.contains("order=sorted, because engine="), b_tree, "{engine}: {said}");
+        assert!(said.contains(if is_sorted { "(sorted)" } else { "(shuffled)" }), "{engine}: {said}");
+        assert_eq!(said.contains("order=sorted, because engine="), is_sorted, "{engine}: {said}");
         let said = load("shuffled", &["--order", "shuffled"]);
         assert!(said.contains("(shuffled)") && !said.contains("order="), "{engine}: {said}");
     }
@@ -72,10 +72,14 @@ fn b_trees_are_loaded_sorted_unless_told_otherwise() {
 
 /// Runs the program once on a disk of this size, a tmpfs. `None` if this process may not mount anything.
 fn on_a_disk_of(mib: u64, dir: &Path, args: &[&str], input: Option<&Path>) -> Option<(Option<i32>, String)> {
-    const RUN: &str =
-        "mount -t tmpfs -o size=$1m tmpfs \"$2\" || exit 77; shift 2; \"$@\"; code=$?; ls \"$0\"; exit $code";
+    mounted(&["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"], dir, args, input)
+}
+
+/// Runs the program once with a file system mounted at `dir`, and lists that directory afterwards.
+fn mounted(mount: &[&str], dir: &Path, args: &[&str], input: Option<&Path>) -> Option<(Option<i32>, String)> {
+    const RUN: &str = "mount $1 \"$2\" || exit 77; shift 2; \"$@\"; code=$?; ls \"$0\"; exit $code";
     let mut command = Command::new("unshare");
-    command.args(["--mount", "sh", "-c", RUN, str(dir), &mib.to_string(), str(dir), env!("CARGO_BIN_EXE_bootstrap")]);
+    command.args(["--mount", "sh", "-c", RUN, str(dir), &mount.join(" "), str(dir), env!("CARGO_BIN_EXE_bootstrap")]);
     let input = input.map_or_else(Stdio::null, |path| Stdio::from(File::open(path).unwrap()));
     let output = command.args(args).stdin(input).output().unwrap();
     let said = text(&output);
@@ -91,7 +95,7 @@ fn on_a_disk_of(mib: u64, dir: &Path, args: &[&str], input: Option<&Path>) -> Op
 fn pairs_that_nobody_can_count_before_must_fit_on_the_disk_as_well() {
     let dir = tempfile::tempdir().unwrap();
     // Half of each pair packs to almost nothing, so the packed file's length says little about the number of pairs.
-    let pairs = synthetic(100_000, 3).into_keys().map(|key| (key, [7; 32]));
+    let pairs = synthetic(120_000, 3).into_keys().map(|key| (key, [7; 32]));
     let raw = raw_file(dir.path(), pairs);
     let packed = dir.path().join("pairs.bin.zst");
     fs::write(&packed, zstd::encode_all(&fs::read(&raw).unwrap()[..], 1).unwrap()).unwrap();
@@ -114,5 +118,44 @@ fn pairs_that_nobody_can_count_before_must_fit_on_the_disk_as_well() {
         let args = ["--engine", engine, "--dir", str(&store), "--input", str(&packed_more)];
         let (code, said) = on_a_disk_of(mib, &disk, &args, None).unwrap();
         assert!(code == Some(1) && said.contains("not enough disk") && !said.contains("has been read"), "{said}");
+    }
+}
+
+/// A ramfs has no holes. The load needs more room there, and is the same otherwise.
+#[test]
+fn a_spill_stays_whole_where_files_cannot_have_holes() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    for engine in engines() {
+        let (store, work) = (dir.path().join(engine), disk.join("work"));
+        let args = ["--engine", engine, "--dir", str(&store), "--pairs", "30000", "--order", "sorted"];
+        let args = [&args[..], &["--sort-memory", "1MiB", "--work-dir", str(&work), "--skip-disk-check"]].concat();
+        let Some((code, said)) = mounted(&["-t", "ramfs", "ramfs"], &disk, &args, None) else { return };
+        assert_eq!(code, Some(0), "{engine}: {said}");
+        assert!(said.contains("the spill stays whole until the load is complete"), "{engine}: {said}");
+        let info = ok(&["info", "--dir", str(&store), "--digest"]);
+        assert!(info.contains(&digest(&synthetic(30_000, 1))), "{engine}: {info}");
+    }
+}
+
+/// A disk that has room for the larger of store and spill and a little more, not for both.
+#[test]
+fn store_and_spill_need_not_fit_on_the_disk_together() {
+    const PAIRS: u64 = 1_000_000;
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    let (store, pairs) = (disk.join("store"), PAIRS.to_string());
+    for engine in engines().filter(|engine| *engine == "strata") {
+        let kind = engines::EngineKind::ALL.into_iter().find(|kind| kind.as_str() == engine).unwrap();
+        let reserve_bytes = engines::EngineOptions::new(kind).disk_reserve_bytes();
+        let args = ["--engine", engine, "--dir", str(&store), "--pairs", &pairs, "--order", "sorted"];
+        let args = [&args[..], &["--sort-memory", "16MiB"]].concat();
+        let room = |bytes: u64| (bytes + reserve_bytes).div_ceil(1 << 20);
+        let Some((code, said)) = on_a_disk_of(room(PAIRS * 84), &disk, &args, None) else { return };
+        assert!(code == Some(0) && said.contains("1,000,000 (sorted)"), "{engine}: {said}");
+        let (code, said) = on_a_disk_of(room(PAIRS * 70), &disk, &args, None).unwrap();
+        assert!(code == Some(1) && said.contains("not enough disk"), "{engine}: {said}");
     }
 }

@@ -1,10 +1,11 @@
-//! Torture of loads: they are killed, their spills damaged, their sources replaced, their disks full, their memory
-//! small.
+//! Torture of loads: they are killed, their spills damaged, their sources replaced, their stores removed, their disks
+//! full, their memory small.
 //!
 //! A load either ends right, with the digest of the source that it was last given, or it reports the problem. Then its
-//! exit code is not zero, and its message names a file or directory. Every life follows from a seed, and in each life
-//! half of the disturbances are switched off. `make torture-load LIVES=1000` runs more lives. A violation prints the
-//! command that repeats it.
+//! exit code is not zero, and its message names a file or directory. The spill is given back only as far as the store
+//! goes, so no load misses a part of its spill unless its store was removed. Every life follows from a seed, and in
+//! each life half of the disturbances are switched off. `make torture-load LIVES=1000` runs more lives. A violation
+//! prints the command that repeats it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -106,10 +107,11 @@ struct Life {
     rng: Rng,
     engine: &'static str,
     order: &'static str,
-    /// Disturbances of this life. Each of these five is on in half of the lives.
+    /// Disturbances of this life. Each of these six is on in half of the lives.
     kills: bool,
     damages: bool,
     replaces: bool,
+    removes: bool,
     faults: bool,
     caps: bool,
     home: tempfile::TempDir,
@@ -118,6 +120,8 @@ struct Life {
     batch: &'static str,
     /// Value of --on-duplicate for the next process.
     rule: &'static str,
+    /// Whether the store was removed, so that the spill may lack a part.
+    is_removed: bool,
     /// Reasons that apply now. The test keeps them as an operator would who repairs the damage.
     excuses: Excuses,
     log: Vec<String>,
@@ -141,14 +145,14 @@ impl Life {
             disk.notify(notices);
             (disk, trapped)
         });
-        let count = rng.pick(&[1, 3000, 9000, 12_000, 16_000]) + rng.below(3000);
+        let count = rng.pick(&[1, 3000, 9000, 16_000, 32_000]) + rng.below(3000);
         let file = rng.pick(&[None, Some("pairs.bin"), Some("pairs.bin"), Some("pairs.csv")]);
         let file = file.map(|name| home.path().join(name));
         let mut input = Input { file, seed: rng.below(1 << 30), records: Vec::new() };
         fill(&mut input, count, &mut rng);
         input.write();
         let mut on = || rng.once_in(2);
-        let (kills, damages, replaces, faults, caps) = (on(), on(), on(), on(), on());
+        let (kills, damages, replaces, removes, faults, caps) = (on(), on(), on(), on(), on(), on());
         let batch = rng.pick(&["200", "1000", "10000"]);
         // A load that stops at a key with two values leaves the spill of its whole source, which can be damaged.
         let rule = if damages { "error" } else { "last" };
@@ -160,6 +164,7 @@ impl Life {
             kills,
             damages,
             replaces,
+            removes,
             faults,
             caps,
             home,
@@ -167,6 +172,7 @@ impl Life {
             input,
             batch,
             rule,
+            is_removed: false,
             excuses,
             log,
         }
@@ -212,6 +218,12 @@ impl Life {
         if self.replaces && self.rng.once_in(4) {
             totals.count("replaced");
             self.replace();
+        }
+        if self.removes && self.store().exists() && self.rng.once_in(4) {
+            totals.count("removed");
+            fs::remove_dir_all(self.store()).unwrap();
+            self.is_removed = true;
+            self.say("remove: the store".to_owned());
         }
     }
 
@@ -324,6 +336,15 @@ impl Life {
         let killed = self.wait(&mut child, kill_at, power)?;
         let output = child.wait_with_output().unwrap();
         self.say(format!("trap={trap:?} killed={killed} {} {}", output.status, text(&output)));
+        if text(&output).contains("the rest of the spill is used again") {
+            totals.count("went on with the rest of a spill");
+        }
+        if text(&output).contains("a part of its spill was given back") {
+            totals.count("spilled again");
+            if !self.is_removed {
+                return Err(format!("the spill lacks a part that the store does not hold: {}", text(&output)));
+            }
+        }
         if let Some((disk, trapped)) = &mut self.disk {
             if disk.take_hits().values().sum::<u64>() > 0 {
                 totals.count("disk faults");
@@ -400,7 +421,7 @@ impl Life {
             return remove(&self.work());
         }
         if said.contains("the store holds a load of another source") && self.excuses.replaced {
-            self.excuses.replaced = false;
+            (self.excuses.replaced, self.is_removed) = (false, true);
             return remove(&self.store());
         }
         Err(format!("refused without a reason: {:?} {said}", self.excuses))

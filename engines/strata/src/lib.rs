@@ -2,7 +2,8 @@
 //!
 //! Owns: the directory it is given; FORMAT.md in this crate's folder describes every byte in it. Must not: know the
 //! marker file, the directory lock or any other engine. Threads: `strata-flush`, which writes memtables as runs, and
-//! `strata-merge`, which merges runs. Commits run on the thread of the transaction, gets on the reader's.
+//! `strata-merge`, which merges runs. Commits run on the thread of the transaction, gets on the reader's. A sorted load
+//! runs on the caller's thread and on `strata-load`, which exists only while a segment is filled.
 //!
 //! # How it works
 //!

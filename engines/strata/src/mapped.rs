@@ -89,15 +89,15 @@ impl<T> Mapped<T> {
     }
 }
 
-impl Mapped<u8> {
-    /// Creates a list of `bytes` zeros.
+impl Mapped<u64> {
+    /// Creates a list of `count` zeros.
     ///
     /// # Errors
     /// As [`Mapped::with_room`].
-    pub(crate) fn zeros(bytes: usize) -> Result<Self> {
-        let mut list = Self::with_room(bytes)?;
+    pub(crate) fn zeros(count: usize) -> Result<Self> {
+        let mut list = Self::with_room(count)?;
         // The kernel gives out zeroed pages.
-        list.length = bytes;
+        list.length = count;
         Ok(list)
     }
 }
@@ -147,6 +147,6 @@ mod tests {
         drop(list);
         assert_eq!(Rc::strong_count(&item), 1);
         let (zeros, none) = (Mapped::zeros(5000).expect("memory"), Mapped::<u64>::with_room(9).expect("memory").pop());
-        assert!(zeros.len() == 5000 && zeros.iter().all(|byte| *byte == 0) && none.is_none());
+        assert!(zeros.len() == 5000 && zeros.iter().all(|number| *number == 0) && none.is_none());
     }
 }

@@ -112,6 +112,12 @@ impl HugeBytes {
         unsafe { std::slice::from_raw_parts_mut(piece.map.as_mut_ptr().add(piece.start), piece.whole) }
     }
 
+    /// Converts little-endian numbers of eight bytes, as files have them, to this machine's byte order.
+    pub(crate) fn make_native(&mut self) {
+        let (words, _) = self.whole_pages_mut().as_chunks_mut();
+        words.iter_mut().for_each(|word| *word = u64::from_le_bytes(*word).to_ne_bytes());
+    }
+
     /// Returns the requested bytes as numbers of eight bytes in this machine's byte order.
     #[inline(always)]
     pub(crate) fn words(&self) -> &[u64] {

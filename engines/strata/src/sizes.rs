@@ -27,8 +27,8 @@ const SEGMENT_RECORDS_MAX: u64 = 4 << 20;
 const MERGE_READ_SHARE: u64 = 64;
 /// Least and greatest size of all buffers of a merge, in bytes.
 const MERGE_READ_BYTES: (u64, u64) = (128 << 10, 8 << 20);
-/// Memory for each record of a segment that is written and opened, in bytes: a hash and the largest plane, then all
-/// planes and the directory while those of the replaced segments are still held.
+/// Memory for each record of a segment that is written and opened, in bytes: a hash and all planes while it is written,
+/// and the planes and the directory that stay, while those of the replaced segments are still held.
 const SEGMENT_WORK: u64 = 13;
 /// At most 1/WORK_SHARE of the memory is set aside for work.
 const WORK_SHARE: u64 = 8;

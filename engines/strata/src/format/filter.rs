@@ -27,15 +27,29 @@ pub(crate) fn plane_bytes(plane: usize, keys: u64) -> usize {
     (keys * BITS_PER_KEY[plane]).div_ceil(8 * BLOCK_BYTES as u64).max(1) as usize * BLOCK_BYTES
 }
 
-/// Sets the bits of a key in plane `plane`.
-pub(crate) fn insert(bytes: &mut [u8], plane: usize, hash: u64) {
-    let (block, mut bits) = place(bytes.len(), plane, hash);
-    let block = &mut bytes[block..block + BLOCK_BYTES];
-    for _ in 0..PROBES[plane] {
-        block[(bits >> 3 & 63) as usize] |= 1 << (bits & 7);
-        bits >>= 9;
+/// Sets the bits of all keys with these hashes in plane `plane`. `bytes`: the whole plane.
+pub(crate) fn insert_all(bytes: &mut [u8], plane: usize, hashes: &[u64]) {
+    match plane {
+        0 => insert_each::<0>(bytes, hashes),
+        1 => insert_each::<1>(bytes, hashes),
+        _ => insert_each::<2>(bytes, hashes),
     }
 }
+
+/// As [`insert_all`], with a number of probes that the compiler knows.
+fn insert_each<const PLANE: usize>(bytes: &mut [u8], hashes: &[u64]) {
+    let length = bytes.len();
+    for hash in hashes {
+        let spot = Spot::of(PLANE, *hash);
+        let block = &mut bytes[block_at(length, spot.place)..][..BLOCK_BYTES];
+        for probe in 0..PROBES[PLANE] {
+            let bit = spot.bits >> (9 * probe);
+            block[(bit >> 3 & 63) as usize] |= 1 << (bit & 7);
+        }
+    }
+}
+
+const _: () = assert!(PLANES == 3);
 
 /// Where and which bits one key sets in one plane, independent of the plane's size. It is computed once for all
 /// segments.
@@ -71,12 +85,6 @@ impl Spot {
         }
         all & 1 == 1
     }
-}
-
-/// Returns the byte where the key's block begins, and the bits to set in it, nine for each probe.
-fn place(length: usize, plane: usize, hash: u64) -> (usize, u64) {
-    let place = placed(plane, hash);
-    (block_at(length, place), mix(place))
 }
 
 /// Returns the key's position in a plane as a fraction of 2^64.
@@ -119,7 +127,7 @@ mod tests {
         };
         let mut planes: [Vec<u8>; PLANES] = std::array::from_fn(|n| vec![0; plane_bytes(n, keys)]);
         for (n, plane) in planes.iter_mut().enumerate() {
-            (0..keys).for_each(|key| insert(plane, n, hash_of(key)));
+            insert_all(plane, n, &(0..keys).map(hash_of).collect::<Vec<_>>());
             assert!((0..keys).all(|key| may_contain(plane, n, hash_of(key))));
         }
         let errors = |loaded: usize| {

@@ -85,34 +85,65 @@ impl PageBuilder {
 
     /// Encodes the page, passes its bytes to `take`, and empties the builder. The builder must hold a pair.
     pub(crate) fn seal<T>(&mut self, segment: u64, number: u32, take: impl FnOnce(&PageBytes) -> T) -> T {
-        let (first, last) = (self.pairs[0].0, self.pairs[self.pairs.len() - 1].0);
-        // Keys ascend, so the first and the last share the fewest leading bytes.
-        let elided = shared(&first, &last);
-        let mut header = PageHeader {
-            crc: U32::ZERO,
-            segment: segment.into(),
-            number: number.into(),
-            records: self.pairs.len() as u8,
-            elided: elided as u8,
-            tombstones: [0; 10],
-        };
-        let start = HEADER_BYTES + elided;
-        self.bytes[HEADER_BYTES..start].copy_from_slice(&first[..elided]);
-        let mut records = self.bytes[start..].chunks_exact_mut(RECORD_BYTES - elided);
-        for (n, ((key, value), record)) in self.pairs.iter().zip(&mut records).enumerate() {
-            let (key_part, value_part) = record.split_at_mut(32 - elided);
-            key_part.copy_from_slice(&key[elided..]);
-            value_part.copy_from_slice(&value.unwrap_or([0; 32]));
-            header.tombstones[n / 8] |= u8::from(value.is_none()) << (n % 8);
-        }
-        let end = start + self.pairs.len() * (RECORD_BYTES - elided);
-        self.bytes[end..].fill(0);
-        self.bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());
-        let crc = crc32c::crc32c(&self.bytes[4..]);
-        self.bytes[..4].copy_from_slice(&crc.to_le_bytes());
+        seal_into(&mut self.bytes, segment, number, self.pairs.iter().map(|(key, value)| (key, value.as_ref())));
         self.pairs.clear();
         take(&self.bytes)
     }
+}
+
+/// Returns the number of these pairs that fit into a page that begins with the first of them, by the rule of
+/// [`PageBuilder::fits`]. Keys must ascend, and there must be a pair.
+pub(crate) fn page_length(pairs: &[(Key, Value)]) -> usize {
+    let first = &pairs[0].0;
+    // This number fits whatever the keys share.
+    let mut length = pairs.len().min(PAGE_RECORDS_MIN);
+    while pairs.get(length).is_some_and(|(key, _)| length < capacity(shared(first, key))) {
+        length += 1;
+    }
+    length
+}
+
+/// Encodes these pairs as a page. They must ascend and fit, and there must be a pair.
+pub(crate) fn seal_pairs(page: &mut PageBytes, segment: u64, number: u32, pairs: &[(Key, Value)]) {
+    seal_into(page, segment, number, pairs.iter().map(|(key, value)| (key, Some(value))));
+}
+
+/// Encodes these records as a page. They must ascend and fit, and there must be one. A tombstone has no value.
+#[inline]
+fn seal_into<'a>(
+    page: &mut PageBytes,
+    segment: u64,
+    number: u32,
+    records: impl DoubleEndedIterator<Item = (&'a Key, Option<&'a Value>)> + ExactSizeIterator + Clone,
+) {
+    let count = records.len();
+    let (first, last) = (records.clone().next(), records.clone().next_back());
+    let (first, last) = first.zip(last).expect("a page has a record");
+    // Keys ascend, so the first and the last share the fewest leading bytes.
+    let elided = shared(first.0, last.0);
+    let mut tombstones = [0; 10];
+    page[HEADER_BYTES + elided + count * (RECORD_BYTES - elided)..].fill(0);
+    // Copy every key whole, because a copy of a known length is a few instructions. Its shared bytes overwrite the end
+    // of the record before it, so encode the last record first. Those of the first key are the shared bytes of the
+    // page.
+    for (n, (key, value)) in records.enumerate().rev() {
+        let at = HEADER_BYTES + n * (RECORD_BYTES - elided);
+        let record: &mut [u8; RECORD_BYTES] = page[at..].first_chunk_mut().expect("it fits");
+        record[..32].copy_from_slice(key);
+        record[32..].copy_from_slice(value.unwrap_or(&[0; 32]));
+        tombstones[n / 8] |= u8::from(value.is_none()) << (n % 8);
+    }
+    let header = PageHeader {
+        crc: U32::ZERO,
+        segment: segment.into(),
+        number: number.into(),
+        records: count as u8,
+        elided: elided as u8,
+        tombstones,
+    };
+    page[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+    let crc = crc32c::crc32c(&page[4..]);
+    page[..4].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// Number of leading bytes that two keys share, at most [`ELIDED_MAX`].
@@ -275,6 +306,33 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn pages_of_many_pairs_at_once_are_those_of_one_after_the_other() {
+        for differ in [0, 1, 2, 9, 13, 31] {
+            let pairs: Vec<(Key, Value)> =
+                keys(127, differ).into_iter().enumerate().map(|(n, key)| (key, [n as u8; 32])).collect();
+            // The buffer has other bytes before, which must not remain in a page.
+            let (mut page, mut at, mut number) = ([0xa5; PAGE_BYTES], 0, 0);
+            while at < pairs.len() {
+                let length = page_length(&pairs[at..]);
+                let mut builder = PageBuilder::new();
+                let fit = pairs[at..].iter().take_while(|(key, value)| {
+                    let fits = builder.fits(key);
+                    if fits {
+                        builder.push(key, Some(value));
+                    }
+                    fits
+                });
+                assert_eq!(fit.count(), length, "differ={differ} at={at}");
+                seal_pairs(&mut page, 7, number, &pairs[at..at + length]);
+                assert!(builder.seal(7, number, |bytes| *bytes == page), "differ={differ} at={at}");
+                assert_eq!(Page::verify(&page, 7, number).expect("sealed").len(), length);
+                (at, number) = (at + length, number + 1);
+            }
+            assert!(number >= 2, "differ={differ}");
         }
     }
 

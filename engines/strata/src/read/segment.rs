@@ -36,6 +36,14 @@ pub(crate) struct Kept {
     pub(crate) share: Share,
 }
 
+/// The parts of a segment that stay in memory after it was written, so that they need not be read back.
+pub(crate) struct Index {
+    /// Filter planes with their memory. `None`: the budget had no room for the plane.
+    pub(crate) planes: [Option<(HugeBytes, Share)>; PLANES],
+    /// Directory, as numbers in this machine's byte order.
+    pub(crate) directory: HugeBytes,
+}
+
 /// A segment that is open for reading.
 pub(crate) struct Segment {
     pub(crate) info: SegmentInfo,
@@ -78,19 +86,49 @@ impl Segment {
         if footer.origin.seed != reads.seed {
             return Err(damaged(&file, at, "it is a segment of another store"));
         }
-        let share = budget.take_always(footer.directory.bytes + guide_bytes(footer.directory.bytes));
+        let share = directory_share(&footer, budget);
         let mut directory = read_section(&file, footer.directory, &reads.pool)?;
         // The file is little-endian; convert to this machine's byte order.
-        let (words, _) = directory.whole_pages_mut().as_chunks_mut();
-        words.iter_mut().for_each(|word| *word = u64::from_le_bytes(*word).to_ne_bytes());
+        directory.make_native();
         check_directory(directory.words(), &info).map_err(|why| damaged(&file, footer.directory.offset, why))?;
-        let directory = Directory::new(directory, prefix(&info.last));
-        let removed_from = Arc::clone(storage);
-        let segment = Self {
+        Ok(Self::of(storage, (file, footer), (directory, share), reads))
+    }
+
+    /// Opens a segment that was just written, and takes its directory and planes from memory. Nothing of the file is
+    /// read or checked; the next opening of the store checks the directory.
+    ///
+    /// # Errors
+    /// I/O errors of opening the file, which name it.
+    pub(crate) fn written(
+        storage: &Arc<dyn Storage>,
+        footer: Footer,
+        index: Index,
+        reads: &Arc<Reads>,
+    ) -> Result<Arc<Self>> {
+        let file = ReadFile::open(&**storage, &name(footer.info.id))?;
+        let share = directory_share(&footer, &reads.budget);
+        let segment = Self::of(storage, (file, footer), (index.directory, share), reads);
+        for (plane, made) in segment.planes.iter().zip(index.planes) {
+            if let Some((bytes, share)) = made {
+                let _ = plane.set((bytes, Arc::new(share)));
+            }
+        }
+        Ok(segment)
+    }
+
+    /// Makes a segment with its directory and without planes.
+    fn of(
+        storage: &Arc<dyn Storage>,
+        (file, footer): (ReadFile, Footer),
+        (directory, share): (HugeBytes, Share),
+        reads: &Arc<Reads>,
+    ) -> Arc<Self> {
+        let (info, removed_from) = (footer.info, Arc::clone(storage));
+        Arc::new(Self {
             info,
             file: Arc::new(file),
             footer: Arc::new(footer),
-            directory,
+            directory: Directory::new(directory, prefix(&info.last)),
             planes: [const { OnceLock::new() }; PLANES],
             resident: OnceLock::new(),
             directory_share: Arc::new(share),
@@ -99,8 +137,7 @@ impl Segment {
             closed: Arc::default(),
             // The next opening removes the file if this removal fails.
             end: Arc::new(Retire::new(move || drop(removed_from.remove(&name(info.id))))),
-        };
-        Ok(Arc::new(segment))
+        })
     }
 
     /// Loads a filter plane into memory, if that leaves at least `leave_bytes` of the budget.
@@ -319,6 +356,11 @@ impl Segment {
     pub(crate) fn first_page_from(&self, key: &Key) -> u32 {
         self.directory.below(prefix(key)).saturating_sub(1) as u32
     }
+}
+
+/// Takes the memory of a segment's directory and of its guide, which are always in memory.
+fn directory_share(footer: &Footer, budget: &Arc<Budget>) -> Share {
+    budget.take_always(footer.directory.bytes + guide_bytes(footer.directory.bytes))
 }
 
 /// Checks every page and section of a segment on disk.

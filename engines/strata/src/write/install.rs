@@ -11,7 +11,6 @@ use engine_api::{Checkpoint, Error, ErrorKind, Result};
 
 use crate::engine::Shared;
 use crate::file::sync_dir;
-use crate::format::filter::PLANES;
 use crate::format::footer::Origin;
 use crate::format::manifest::Manifest;
 use crate::format::page::{PAGE_BYTES, PAGE_RECORDS_MIN};
@@ -21,10 +20,10 @@ use crate::read::version::Version;
 use crate::read::visible::Visible;
 use crate::write::limits::pressure_of;
 use crate::write::plan::debt;
-use crate::write::writer::Written;
+use crate::write::writer::{SegmentWriter, Written};
 
-/// Turns the error of reading back a new segment into one that may be retried: no manifest names the segment, so it can
-/// be written again.
+/// Turns the error of opening a new segment into one that may be retried: no manifest names the segment, so it can be
+/// written again.
 fn unread(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Reopen => Error::with_source(ErrorKind::Retry, error.to_string(), error),
@@ -33,24 +32,20 @@ fn unread(error: Error) -> Error {
 }
 
 impl Shared {
-    /// Opens a segment that was just written.
-    pub(crate) fn open_segment(&self, written: Written) -> Result<Arc<Segment>> {
-        let name = segment::name(written.info.id);
-        self.make_room(written.index_bytes);
-        let opened = Segment::open(&self.storage, written.info, &self.budget, &self.reads).and_then(|segment| {
-            // A plane that does not fit now is considered again at the next division of the memory.
-            (0..PLANES).try_for_each(|plane| segment.load_plane(plane, &self.budget, 0))?;
-            Ok(segment)
-        });
-        let segment = opened.map_err(|e| {
+    /// Completes a segment and opens it. Its directory, and the planes for which there is room, stay in memory.
+    pub(crate) fn complete(&self, writer: SegmentWriter) -> Result<Arc<Segment>> {
+        self.make_room(writer.index_bytes());
+        let Written { footer, index, kept } = writer.finish(&self.reads)?;
+        let name = segment::name(footer.info.id);
+        let segment = Segment::written(&self.storage, footer, index, &self.reads).map_err(|e| {
             // No manifest names it; the next opening removes it if it stays.
             self.storage.remove(&name).ok();
             unread(e)
         })?;
-        if let Some(pages) = written.kept {
+        if let Some(pages) = kept {
             segment.adopt_pages(pages);
         }
-        self.counters.segment(written.file_bytes);
+        self.counters.segment(segment.file_bytes());
         Ok(segment)
     }
 

@@ -1,7 +1,8 @@
 //! The writing side: transactions, the WAL, memtables, flushes, merges, recovery, repair.
 //!
 //! Owns: every change of a file in the store's directory. Must not: be called by the reading side. Commits run on the
-//! thread of the transaction, flushes on `strata-flush`, merges on `strata-merge`.
+//! thread of the transaction, flushes on `strata-flush`, merges on `strata-merge`, sorted loads on the caller's thread
+//! and on `strata-load`.
 
 pub(crate) mod ahead;
 pub(crate) mod balance;
@@ -9,6 +10,7 @@ pub(crate) mod bulk;
 pub(crate) mod commit;
 pub(crate) mod directory;
 pub(crate) mod divide;
+pub(crate) mod fill;
 pub(crate) mod flush;
 pub(crate) mod garbage;
 pub(crate) mod install;

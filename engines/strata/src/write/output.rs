@@ -12,6 +12,7 @@ use crate::engine::Shared;
 use crate::format::footer::Origin;
 use crate::read::cursor::Merged;
 use crate::read::segment::Segment;
+use crate::write::fill::THREADS;
 use crate::write::limits::{DEBT_SLOW, RUNS_SLOW};
 use crate::write::plan::debt;
 use crate::write::writer::{Room, SegmentWriter};
@@ -104,7 +105,7 @@ fn write_into(
         Job::Flush(records) => (records as u64).min(shared.sizes.segment_records),
         _ => shared.sizes.segment_records,
     };
-    let mut output = Output { shared, origin, keep: true, records_max, writer: None, segments };
+    let mut output = Output { shared, origin, records_max, writer: None, segments };
     // Several checks a group, even if groups are small.
     let check = LOOK_RECORDS.min((shared.sizes.segment_records / 4).max(1));
     let (mut seen, mut pace) = (0u64, Pace::new());
@@ -187,26 +188,32 @@ impl Pace {
     }
 }
 
-/// Writes ascending pairs as segments of the base.
+/// Writes ascending pairs as segments of the base, one after the other. Two threads fill each segment.
 pub(crate) fn write_pairs(shared: &Shared, pairs: &[(Key, Value)], origin: &Origin) -> Result<Vec<Arc<Segment>>> {
+    let write = |part: &[(Key, Value)]| {
+        // Readers do not ask for pages while a load goes on, so none are kept in memory.
+        let room = Room::for_load(THREADS, part.len() as u64, &shared.budget);
+        let mut writer = SegmentWriter::create(&shared.storage, shared.new_id(), origin, room)?;
+        writer.fill(part)?;
+        shared.complete(writer)
+    };
     let mut segments = Vec::new();
-    // Readers do not ask for pages while a load goes on, so none are kept in memory.
-    let records_max = (pairs.len() as u64).min(shared.sizes.segment_records);
-    let mut output = Output { shared, origin, keep: false, records_max, writer: None, segments: &mut segments };
-    let written =
-        pairs.iter().try_for_each(|(key, value)| output.push(key, Some(value))).and_then(|()| output.finish());
-    if written.is_err() {
-        segments.iter().for_each(|segment| segment.retire());
+    for part in pairs.chunks(shared.sizes.segment_records as usize) {
+        match write(part) {
+            Ok(segment) => segments.push(segment),
+            Err(failed) => {
+                segments.iter().for_each(|segment: &Arc<Segment>| segment.retire());
+                return Err(failed);
+            }
+        }
     }
-    written.map(|()| segments)
+    Ok(segments)
 }
 
 /// Cuts a stream of records into segments.
 struct Output<'a> {
     shared: &'a Shared,
     origin: &'a Origin,
-    /// Whether pages stay in memory if there is room.
-    keep: bool,
     /// Largest number of records of a segment.
     records_max: u64,
     writer: Option<SegmentWriter>,
@@ -218,7 +225,7 @@ impl Output<'_> {
         let open = match &mut self.writer {
             Some(open) => open,
             None => {
-                let kept = if self.keep { self.shared.room_for_pages(self.records_max) } else { None };
+                let kept = self.shared.room_for_pages(self.records_max);
                 let room = Room::of(self.records_max, &self.shared.budget, kept);
                 let id = self.shared.new_id();
                 self.writer.insert(SegmentWriter::create(&self.shared.storage, id, self.origin, room)?)
@@ -231,7 +238,7 @@ impl Output<'_> {
     /// Completes the open segment, if there is one.
     fn finish(&mut self) -> Result<()> {
         if let Some(writer) = self.writer.take() {
-            self.segments.push(self.shared.open_segment(writer.finish()?)?);
+            self.segments.push(self.shared.complete(writer)?);
         }
         Ok(())
     }

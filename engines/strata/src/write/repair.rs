@@ -255,7 +255,7 @@ impl Repair<'_> {
             next_id += 1;
             tail.iter().try_for_each(|(key, value)| writer.push(key, value.as_ref()))?;
             tail.clear();
-            runs.insert(0, vec![writer.finish()?.info]);
+            runs.insert(0, vec![writer.finish_alone()?]);
             Result::Ok(())
         };
         let from = self.manifest.batch;

@@ -123,7 +123,7 @@ fn rewrite(
         let (read, missing) = (writer.records(), info.records - writer.records());
         lost.push(format!("{} records={read} missing={missing}", range(shown, 0, &info.first, &info.last)));
     }
-    let written = if writer.records() > 0 { Some(writer.finish()?.info) } else { None };
+    let written = if writer.records() > 0 { Some(writer.finish_alone()?) } else { None };
     Ok((written, lost))
 }
 

@@ -1,7 +1,7 @@
 //! Writing of a segment: pages as they fill, then the filter planes, the directory and the footer.
 //!
-//! Owns: the order of a segment's parts. Must not: read. Runs on the thread that flushes, merges, loads, recovers or
-//! repairs.
+//! Owns: the order of a segment's parts, and which of them stay in memory. Must not: read. Runs on the thread that
+//! flushes, merges, loads, recovers or repairs; `write/fill.rs` adds a second thread for loads.
 
 use std::sync::Arc;
 
@@ -9,33 +9,36 @@ use engine_api::{Error, ErrorKind, Key, Result, Value};
 
 use crate::budget::{Budget, Share};
 use crate::file::{io_error, shown};
-use crate::format::filter::{PLANES, insert, plane_bytes};
+use crate::format::filter::{PLANES, insert_all, plane_bytes};
 use crate::format::footer::{Footer, Origin, Section, SegmentInfo};
 use crate::format::page::{PAGE_BYTES, PageBuilder, prefix};
 use crate::mapped::Mapped;
-use crate::read::segment::{Kept, name};
+use crate::memory::{HugeBytes, Pool};
+use crate::read::lookup::Reads;
+use crate::read::segment::{Index, Kept, name};
 use crate::storage::{Storage, StorageFile};
+use crate::write::fill::at_once;
 
 /// Bytes collected before a write: 1/WRITE_SHARE of the memory, within [`WRITE_BYTES`].
 const WRITE_SHARE: u64 = 256;
 /// Fewest and most bytes collected before a write. Larger writes gain nothing.
 const WRITE_BYTES: (u64, u64) = (64 << 10, 1 << 20);
-/// Bytes held for each record while a segment is written: its hash, and the largest plane.
+/// Bytes held for each record while a segment is written: eight of its hash, and two in the planes together.
 const RECORD_WORK: u64 = 10;
 
 /// Writes a segment from ascending records. Removes the file if it is dropped unfinished.
 pub(crate) struct SegmentWriter {
     storage: Arc<dyn Storage>,
     file: Arc<dyn StorageFile>,
-    id: u64,
-    origin: Origin,
+    pub(super) id: u64,
+    pub(super) origin: Origin,
     page: PageBuilder,
     pending: Vec<u8>,
-    written_bytes: u64,
-    directory: Vec<u64>,
-    hashes: Mapped<u64>,
-    info: Option<SegmentInfo>,
-    room: Room,
+    pub(super) written_bytes: u64,
+    pub(super) directory: Vec<u64>,
+    pub(super) hashes: Mapped<u64>,
+    pub(super) info: Option<SegmentInfo>,
+    pub(super) room: Room,
     finished: bool,
 }
 
@@ -44,7 +47,9 @@ pub(crate) struct Room {
     /// Largest number of records that it has memory for.
     records: usize,
     /// Number of bytes collected before a write.
-    write: usize,
+    pub(super) write: usize,
+    /// Number of threads that fill pages and planes.
+    pub(super) threads: usize,
     /// Memory for every page, if the pages are to stay in memory.
     kept: Option<Kept>,
     _work: Share,
@@ -58,21 +63,32 @@ impl Room {
 
     /// Makes room for at most this many records, whose pages stay in `kept` if given.
     pub(crate) fn of(records: u64, budget: &Arc<Budget>, kept: Option<Kept>) -> Self {
+        Self::with_threads(1, records, budget, kept)
+    }
+
+    /// Makes room for at most this many records, which this number of threads write, and whose pages do not stay.
+    pub(crate) fn for_load(threads: usize, records: u64, budget: &Arc<Budget>) -> Self {
+        Self::with_threads(threads, records, budget, None)
+    }
+
+    fn with_threads(threads: usize, records: u64, budget: &Arc<Budget>, kept: Option<Kept>) -> Self {
         let write = write_bytes(budget.all_bytes());
-        let work = budget.take_for_work(records * RECORD_WORK + write + PAGE_BYTES as u64);
-        Self { records: records as usize, write: write as usize, kept, _work: work }
+        // Each thread collects bytes of its own.
+        let work = budget.take_for_work(records * RECORD_WORK + threads as u64 * (write + PAGE_BYTES as u64));
+        Self { records: records as usize, write: write as usize, threads, kept, _work: work }
     }
 }
 
 /// A segment that was written and flushed.
 pub(crate) struct Written {
-    pub(crate) info: SegmentInfo,
-    pub(crate) file_bytes: u64,
-    /// Size of its directory and all planes in bytes.
-    pub(crate) index_bytes: u64,
+    pub(crate) footer: Footer,
+    pub(crate) index: Index,
     /// Its pages, if they were to stay in memory.
     pub(crate) kept: Option<Kept>,
 }
+
+/// Memory of a filter plane, with its share of the budget if the plane stays in memory.
+type Plane = (HugeBytes, Option<Share>);
 
 /// Number of bytes that a writer collects before a write, in a store with this much memory.
 pub(crate) fn write_bytes(memory_bytes: u64) -> u64 {
@@ -121,33 +137,80 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Completes the file and makes its content durable. Its name is not durable until the directory is flushed.
-    pub(crate) fn finish(mut self) -> Result<Written> {
+    /// Size that the directory and all planes will have, in bytes.
+    pub(crate) fn index_bytes(&self) -> u64 {
+        let planes: usize = (0..PLANES).map(|plane| plane_bytes(plane, self.records())).sum();
+        (planes + self.directory.len() * size_of::<u64>()) as u64
+    }
+
+    /// Completes the file and makes its content durable. Its name is not durable until the directory is flushed. Planes
+    /// stay in memory as far as the budget of `reads` has room.
+    pub(crate) fn finish(self, reads: &Reads) -> Result<Written> {
+        self.finish_with(&reads.pool, Some(&reads.budget))
+    }
+
+    /// As [`SegmentWriter::finish`], for a segment of which nothing stays in memory.
+    pub(crate) fn finish_alone(self) -> Result<SegmentInfo> {
+        self.finish_with(&Pool::default(), None).map(|written| written.footer.info)
+    }
+
+    fn finish_with(mut self, pool: &Pool, budget: Option<&Arc<Budget>>) -> Result<Written> {
         if !self.page.is_empty() {
             self.seal_page()?;
         }
         let Some(info) = self.info else {
             return Err(Error::new(ErrorKind::Internal, "a segment without records was finished"));
         };
-        let mut planes = [Section { offset: 0, bytes: 0, crc: 0 }; PLANES];
-        for (plane, section) in planes.iter_mut().enumerate() {
-            let mut bytes = Mapped::zeros(plane_bytes(plane, info.records))?;
-            self.hashes.iter().for_each(|hash| insert(&mut bytes, plane, *hash));
-            *section = self.section(&bytes)?;
-        }
-        let directory: Vec<u8> = self.directory.iter().flat_map(|prefix| prefix.to_le_bytes()).collect();
-        let directory = self.section(&directory)?;
-        let index_bytes = directory.bytes + planes.iter().map(|plane| plane.bytes).sum::<u64>();
+        let (planes, sections) = self.planes(pool, budget)?;
+        let mut directory = self.take(pool, size_of_val(&self.directory[..]))?;
+        let (words, _) = directory.whole_pages_mut().as_chunks_mut();
+        words.iter_mut().zip(&self.directory).for_each(|(word, prefix)| *word = prefix.to_le_bytes());
+        let section = self.section(directory.bytes())?;
         let pages = u32::try_from(self.directory.len())
             .map_err(|e| Error::with_source(ErrorKind::Internal, "a segment has too many pages", e))?;
         let origin = std::mem::take(&mut self.origin);
-        let footer = Footer { info, pages, planes, directory, origin };
+        let footer = Footer { info, pages, planes: sections, directory: section, origin };
         self.pending.extend_from_slice(&footer.encode()?);
         self.flush(0)?;
         self.file.sync_data().map_err(|e| Error::io(cannot_write(&*self.storage, self.id, &e), e))?;
         self.file.forget_pages();
         self.finished = true;
-        Ok(Written { info, file_bytes: self.written_bytes, index_bytes, kept: self.room.kept.take() })
+        directory.make_native();
+        let planes = planes.map(|(plane, share)| share.map(|share| (plane, share)));
+        Ok(Written { footer, index: Index { planes, directory }, kept: self.room.kept.take() })
+    }
+
+    /// Makes the planes and appends them to the file.
+    fn planes(&mut self, pool: &Pool, budget: Option<&Arc<Budget>>) -> Result<([Plane; PLANES], [Section; PLANES])> {
+        let plane = |plane: usize| -> Result<Plane> {
+            let bytes = plane_bytes(plane, self.records());
+            // A plane that does not fit now is considered again at the next division of the memory.
+            Ok((self.take(pool, bytes)?, budget.and_then(|budget| budget.take(bytes as u64, 0))))
+        };
+        let mut planes = [plane(0)?, plane(1)?, plane(2)?];
+        let hashes = &self.hashes;
+        let fill = |number: usize, (plane, _): &mut Plane| {
+            let length = plane.bytes().len();
+            insert_all(&mut plane.whole_pages_mut()[..length], number, hashes);
+        };
+        let [first, second, third] = &mut planes;
+        // The first plane has as many bits as the others together.
+        let others = || {
+            fill(1, second);
+            fill(2, third);
+        };
+        at_once(self.room.threads > 1, || fill(0, first), others);
+        let mut sections = [Section { offset: 0, bytes: 0, crc: 0 }; PLANES];
+        for (section, (plane, _)) in sections.iter_mut().zip(&planes) {
+            *section = self.section(plane.bytes())?;
+        }
+        Ok((planes, sections))
+    }
+
+    /// Takes zeroed memory from `pool`.
+    fn take(&self, pool: &Pool, bytes: usize) -> Result<HugeBytes> {
+        let file = || shown(&*self.storage, &name(self.id));
+        pool.take(bytes).map_err(|e| io_error(format!("no memory: file={} bytes={bytes}", file()), e))
     }
 
     fn seal_page(&mut self) -> Result<()> {
@@ -178,12 +241,18 @@ impl SegmentWriter {
 
     fn flush(&mut self, above: usize) -> Result<()> {
         if self.pending.len() > above {
-            let written = self.file.write_at(&self.pending, self.written_bytes);
-            written.map_err(|e| io_error(cannot_write(&*self.storage, self.id, &e), e))?;
-            self.file.start_writeback(self.written_bytes, self.pending.len() as u64);
+            self.write(&self.pending, self.written_bytes)?;
             self.written_bytes += self.pending.len() as u64;
             self.pending.clear();
         }
+        Ok(())
+    }
+
+    /// Writes bytes of the file at `offset`, and advises the device to begin with them.
+    pub(super) fn write(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        let written = self.file.write_at(bytes, offset);
+        written.map_err(|e| io_error(cannot_write(&*self.storage, self.id, &e), e))?;
+        self.file.start_writeback(offset, bytes.len() as u64);
         Ok(())
     }
 }

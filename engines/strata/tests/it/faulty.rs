@@ -24,6 +24,8 @@ pub(crate) enum Fault {
     CrashAt(u64),
     /// Fails the read with this number with EIO.
     ReadAt(u64),
+    /// Fails the write with this number with EIO.
+    WriteAt(u64),
     /// Fails the flush with this number with EIO. No later flush makes up for it.
     SyncAt(u64),
     /// Refuses allocations beyond this many bytes.
@@ -53,6 +55,7 @@ struct Disk {
     fault: Fault,
     changes: u64,
     reads: u64,
+    writes: u64,
     syncs: u64,
     allocated: u64,
 }
@@ -158,13 +161,18 @@ impl FaultyStorage {
     pub(crate) fn set(&self, fault: Fault) {
         let mut disk = self.0.lock();
         disk.fault = fault;
-        (disk.changes, disk.reads, disk.syncs) = (0, 0, 0);
+        (disk.changes, disk.reads, disk.writes, disk.syncs) = (0, 0, 0, 0);
     }
 
     /// Returns the numbers of changes, reads and flushes since [`FaultyStorage::set`], and the bytes allocated.
     pub(crate) fn counts(&self) -> (u64, u64, u64, u64) {
         let disk = self.0.lock();
         (disk.changes, disk.reads, disk.syncs, disk.allocated)
+    }
+
+    /// Returns the number of writes since [`FaultyStorage::set`].
+    pub(crate) fn writes(&self) -> u64 {
+        self.0.lock().writes
     }
 
     /// Returns the state after a power loss as a new disk.
@@ -336,6 +344,10 @@ impl StorageFile for FaultyFile {
         let mut disk = self.disk.lock();
         let mut content = self.content.lock();
         disk.change()?;
+        disk.writes += 1;
+        if disk.fault == Fault::WriteAt(disk.writes) {
+            return Err(eio());
+        }
         disk.grow(content.bytes.len(), offset as usize + written.len())?;
         write_into(&mut content.bytes, offset as usize, written);
         content.pending.push((offset, written.to_vec()));

@@ -9,6 +9,7 @@ mod faulty;
 mod groups;
 mod hooked;
 mod hostile;
+mod loads;
 mod memory;
 mod names;
 mod opening;

@@ -1,0 +1,68 @@
+//! Checks that a load fits on the disk, before it begins and again once its source has been read.
+//!
+//! Owns: which bytes each disk must have free. The sizes of stores and spills are those of `limits`. Must not: create
+//! anything. Runs on the main thread.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::limits;
+use crate::load::{LoadArgs, Setup};
+use crate::order::{Order, Ordered, is_spilled};
+
+/// The directories of a load and the bytes that their files take.
+struct Places {
+    store: PathBuf,
+    work: PathBuf,
+    store_bytes: u64,
+    spill_bytes: u64,
+    /// Whether both are on one disk.
+    share: bool,
+}
+
+impl Places {
+    fn of(args: &LoadArgs, setup: &Setup) -> Self {
+        // The disk of a directory that is missing is that of the nearest one above it, and a relative path may end
+        // before that.
+        let absolute = |dir: &Path| std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
+        let (store, work) = (absolute(&args.dir), absolute(&setup.work.path));
+        let (store_bytes, spill_bytes) = (probe::disk_bytes(&store), probe::disk_bytes(&work));
+        let share = probe::is_same_disk(&store, &work);
+        Self { store, work, store_bytes, spill_bytes, share }
+    }
+}
+
+/// Refuses a load that will not fit on the disk. Bytes that an earlier run has written count as available. Takes for
+/// granted that the spill can be given back, because that is tried only once there is a spill.
+pub(crate) fn check(args: &LoadArgs, setup: &Setup) -> Result<()> {
+    let Some(records) = setup.source.count_hint()?.or_else(|| setup.source.packed_count_hint()) else { return Ok(()) };
+    let store_bytes = limits::store_bytes(setup.options.engine, setup.order, records);
+    let spilled = setup.order == Order::Sorted || args.source.input.is_some();
+    let spill_bytes = if spilled { limits::spill_bytes(records, &setup.buffers) } else { 0 };
+    let now = Places::of(args, setup);
+    // The engine refuses writes that would eat into its disk reserve.
+    let with_reserve = |bytes: u64| bytes.saturating_add(setup.options.disk_reserve_bytes());
+    if now.share {
+        let present_bytes = now.store_bytes.saturating_add(now.spill_bytes);
+        let left_bytes = limits::peak_bytes(store_bytes, spill_bytes).saturating_sub(present_bytes);
+        return probe::check_disk(&now.store, with_reserve(left_bytes));
+    }
+    // A whole spill grows no more, and neither does one of which a part was given back.
+    let spill_left = if is_spilled(&now.work) { 0 } else { spill_bytes.saturating_sub(now.spill_bytes) };
+    probe::check_disk(&now.work, spill_left)?;
+    probe::check_disk(&now.store, with_reserve(store_bytes.saturating_sub(now.store_bytes)))
+}
+
+/// Checks the disk space again once the source has been read, because only then is the number of pairs in a packed
+/// file, a pipe or a CSV known. The spill is on disk by now. As it is given back, the store takes its place.
+pub(crate) fn check_after_reading(args: &LoadArgs, setup: &Setup, ordered: &Ordered) -> Result<()> {
+    let store_bytes = limits::store_bytes(setup.options.engine, setup.order, ordered.records);
+    let now = Places::of(args, setup);
+    let mut left_bytes = store_bytes.saturating_sub(now.store_bytes);
+    if now.share && ordered.gives_back() {
+        left_bytes = left_bytes.saturating_sub(now.spill_bytes).saturating_add(limits::twice_bytes(store_bytes));
+    }
+    probe::check_disk(&now.store, left_bytes.saturating_add(setup.options.disk_reserve_bytes()))
+        .context("the source has been read, and what was spilled of it is kept: --resume goes on")
+}

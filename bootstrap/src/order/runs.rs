@@ -1,0 +1,82 @@
+//! Sorts buffers of records and writes each of them as a run.
+//!
+//! Owns: when a run is flushed, and when the manifest names it. Must not: put a run into the manifest that is not
+//! durable. Threads: `sort` computes the order of a buffer; meanwhile `write` writes the buffer before it.
+
+use std::sync::mpsc::{Receiver, SyncSender};
+
+use anyhow::{Context as _, Result};
+
+use super::Rank;
+use super::run::{Ended, Run, Writer};
+use super::sort::Sorted;
+use super::work::{Manifest, Work};
+use crate::identity::Content;
+use crate::source::{Place, Record};
+
+/// Records on their way to a run, with the manifest's entries for the time when they are durable.
+pub(super) struct Batch<R> {
+    pub(super) records: R,
+    pub(super) place: Place,
+    pub(super) content: Content,
+    /// Whether these are the source's last records.
+    pub(super) complete: bool,
+}
+
+/// Sorts batches until there are no more, or until the receiver of the sorted ones is gone.
+pub(super) fn sort_batches(rank: Rank, unsorted: Receiver<Batch<Vec<Record>>>, to_write: SyncSender<Batch<Sorted>>) {
+    for Batch { records, place, content, complete } in unsorted {
+        let sorted = Batch { records: Sorted::of(records, rank), place, content, complete };
+        if to_write.send(sorted).is_err() {
+            return;
+        }
+    }
+}
+
+/// Writes each batch as a run, and after it the manifest that names the run. A run is flushed only when the next batch
+/// has come, because the device writes the run meanwhile and the flush then finds little to do.
+pub(super) fn write_runs(
+    work: &mut Work,
+    mut manifest: Manifest,
+    sorted: Receiver<Batch<Sorted>>,
+    give_back: SyncSender<Vec<Record>>,
+) -> Result<Manifest> {
+    let mut unflushed: Option<Batch<Ended>> = None;
+    for Batch { records, place, content, complete } in sorted {
+        work.create()?;
+        if let Some(before) = unflushed.take() {
+            keep(before, work, &mut manifest)?;
+        }
+        let run = write_run(work, &manifest, &records)?;
+        unflushed = Some(Batch { records: run, place, content, complete });
+        let mut buffer = records.into_records();
+        buffer.clear();
+        // The last buffers have no receiver.
+        give_back.send(buffer).ok();
+    }
+    if let Some(last) = unflushed {
+        keep(last, work, &mut manifest)?;
+    }
+    Ok(manifest)
+}
+
+/// Writes a run with a number of its own, and does not flush it. The manifest must name all earlier runs.
+fn write_run(work: &Work, manifest: &Manifest, records: &Sorted) -> Result<Ended> {
+    let number = manifest.runs.iter().map(|run| run.number).max().map_or(0, |number| number + 1);
+    let run = Run::whole(number, records.len() as u64);
+    let mut writer = Writer::create(work.dir(), manifest.spill()?, run)?;
+    records.try_for_each(|record| writer.push(record))?;
+    writer.end()
+}
+
+/// Flushes a run, and writes the manifest that names it.
+fn keep(written: Batch<Ended>, work: &Work, manifest: &mut Manifest) -> Result<()> {
+    let Batch { records: run, place, content, complete } = written;
+    manifest.runs.push(run.flush()?);
+    manifest.records = content.records();
+    manifest.place = place;
+    // Both in one step: records after the last border are in no chain, so a spill that holds them has to be complete.
+    manifest.complete = complete;
+    manifest.content = format!("{:016x}", if complete { content.digest() } else { content.chain() });
+    work.write(manifest).context("cannot keep what was read")
+}
