@@ -1,6 +1,6 @@
 //! [`AppendVec`]: the records of one accounts file, parsed from slices as they come.
 //!
-//! Owns: the layout of a record and what may follow the last one. Must not: do I/O, keep more of a file than the head
+//! Owns: the layout of a record, and of the end of a file. Must not: do I/O, keep more of a file than the head
 //! of one record, or panic on any bytes. Runs on the thread that reads the archive.
 //!
 //! A record is a header of 136 bytes, the account's data, and bytes up to the next multiple of 8 of the file. The last

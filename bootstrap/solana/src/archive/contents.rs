@@ -9,8 +9,9 @@ use super::error::Fault;
 use super::name::{Name, number};
 use super::tar::{Header, Kind};
 
-/// Most accounts files of an archive: agave's own limit for its entries, `MAX_SNAPSHOT_ARCHIVE_UNPACKED_COUNT`. Mainnet has one for nearly every slot of an epoch, 432,000. The set of their names is the only memory that grows with
-/// an archive, by at most 60 bytes for each.
+/// Most accounts files of an archive: agave's own limit for its entries, `MAX_SNAPSHOT_ARCHIVE_UNPACKED_COUNT`. Mainnet
+/// has one for nearly every slot of an epoch, 432,000. The set of their names is the only memory that grows with an
+/// archive, by at most 60 bytes for each.
 pub(super) const ACCOUNTS_FILES_MAX: usize = 5_000_000;
 
 /// Most files next to the accounts: there are three, and nobody needs hundreds.
@@ -43,7 +44,7 @@ pub(super) struct Contents {
 pub(super) enum Part {
     /// The version of the snapshot's format.
     Version,
-    /// Accounts of one slot.
+    /// A file of accounts that were written in one slot.
     Accounts { slot: u64, file: u64 },
     /// Bytes that only validators read.
     Ignored,

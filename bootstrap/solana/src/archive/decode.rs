@@ -25,7 +25,7 @@ const ZSTD_HEADER_BYTES: usize = 18;
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// Buffered packed bytes.
+/// The packed bytes of an archive, buffered for its decoder.
 pub(super) struct Feed {
     inner: Box<dyn Read + Send>,
     buffer: Vec<u8>,
@@ -128,7 +128,7 @@ impl BufRead for Feed {
     }
 }
 
-/// Decoder of zstd frames.
+/// Decoder of a stream of zstd frames.
 pub(super) struct Zstd {
     feed: Feed,
     decoder: Decoder<'static>,

@@ -1,7 +1,7 @@
 //! Reads a directory that an archive was unpacked into.
 //!
-//! Owns: the files of such a directory, in the order of their numbers. Must not: leave the directory by a name, or parse
-//! a record. Runs on the thread that reads the archive.
+//! Owns: the files of such a directory, in the order of their numbers. Must not: leave the directory by a name, or
+//! parse a record. Runs on the thread that reads the archive.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _};

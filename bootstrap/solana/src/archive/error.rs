@@ -1,4 +1,4 @@
-//! Errors of reading an archive: what the caller can do about each, and the faults that an archive can have.
+//! Errors of reading an archive, by the reaction that they call for, and the faults that an archive can have.
 //!
 //! Owns: the words of every message. Must not: hold a URL's user, password or query. Any thread.
 
@@ -36,7 +36,7 @@ pub enum Error {
     Stopped(Stop),
 }
 
-/// What is wrong with an archive. A fault is damage, an unknown format, or an attack; only another archive helps.
+/// A defect of an archive. It is damage, an unknown format, or an attack; only another archive helps.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {

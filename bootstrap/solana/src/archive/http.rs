@@ -6,7 +6,7 @@
 //!
 //! A download is continued by a range request with `If-Range`, which an honest server answers with the rest only if the
 //! file is still the same. A server that gives a file neither a strong `ETag` nor `Last-Modified`, or does not know
-//! ranges, serves archives all the same, up to the first cut. Two servers behind one name may hold the same archive
+//! ranges, serves archives all the same, up to the first cut. Two servers of one name may hold the same archive
 //! packed differently, so that nothing less than this will do.
 
 use std::io::{self, Read};
@@ -73,9 +73,9 @@ struct Edition {
 /// Reason why a request did not succeed.
 #[derive(Debug)]
 enum Failed {
-    /// It would fail again.
+    /// The same request would fail again.
     ForGood(io::Error),
-    /// It may succeed later.
+    /// The same request may succeed later.
     ForNow(io::Error),
 }
 
@@ -255,7 +255,7 @@ impl Edition {
     }
 }
 
-/// Splits a URL into `scheme://` and what comes after the user.
+/// Splits a URL into `scheme://` and its rest from the host on, without the user between them.
 fn split_user(url: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = url.split_at(url.find("://")? + 3);
     let host_ends = rest.find(['/', '?', '#']).unwrap_or(rest.len());

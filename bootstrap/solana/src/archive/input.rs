@@ -11,7 +11,7 @@ use super::error::Error;
 use super::http;
 use super::name::Name;
 
-/// Location of standard input.
+/// The location that stands for standard input.
 const STDIN: &str = "-";
 
 /// An open archive, not read yet.

@@ -21,7 +21,7 @@ const SKIPPED_MAGIC: [u8; 4] = [0x50, 0x2a, 0x4d, 0x18];
 /// Farthest that a block refers back to earlier ones, in bytes.
 const HISTORY_BYTES: usize = 64 << 10;
 
-/// Decoder of lz4 frames.
+/// Decoder of a stream of lz4 frames.
 pub(super) struct Lz4 {
     feed: Feed,
     frame: Option<Frame>,

@@ -4,7 +4,7 @@
 //! know an engine or an extraction, decide which version of an account counts, or trust any byte. The archive is read
 //! on the thread of the caller, and unpacked on a thread of its own.
 //!
-//! An archive says of an account what it was when its slot ended, and may hold older versions of it in other files, in
+//! An archive holds every account as it was at the end of a slot, and may hold older versions of it in other files, in
 //! any order: the version with the highest (slot, file, offset) counts, also one without lamports, which is a closed
 //! account. This has to be decided before anything is left out. The hash in an archive's name cannot be verified here;
 //! an archive is as good as the server that it came from.
@@ -128,9 +128,9 @@ impl Archive {
     /// `progress` is called after every few megabytes and at the end.
     ///
     /// # Errors
-    /// [`Error::Io`] and [`Error::Unpack`] while the bytes come, [`Error::Archive`] and [`Error::Entry`] when they are no
-    /// snapshot or only a part of one, [`Error::Stopped`] with the error of `progress` or `take`. Versions taken before
-    /// an error prove nothing: the archive was not whole.
+    /// [`Error::Io`] and [`Error::Unpack`] while the bytes come, [`Error::Archive`] and [`Error::Entry`] when they are
+    /// no snapshot or only a part of one, [`Error::Stopped`] with the error of `progress` or `take`. Versions taken
+    /// before an error prove nothing: the archive was not whole.
     pub fn read(self, progress: &mut Tell<'_>, take: &mut Take<'_>) -> Result<Summary, Error> {
         let Input { source, name, shown, .. } = self.input;
         let packed = Arc::new(AtomicU64::new(0));

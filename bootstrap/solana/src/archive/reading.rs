@@ -71,7 +71,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Begins an entry.
+    /// Begins the entry of this header, if a snapshot may have it.
     pub(super) fn begin(&mut self, header: &Header) -> Result<(), Error> {
         self.entry = Entry { name: header.path.clone(), at: 0, bytes: Bytes::Ignored };
         let part = self.contents.enter(header).map_err(|fault| self.entry_error(0, fault))?;
@@ -98,7 +98,7 @@ impl<'a> Reading<'a> {
         Ok(())
     }
 
-    /// Ends the entry.
+    /// Ends the entry, of which every byte was pushed.
     pub(super) fn end(&mut self) -> Result<(), Error> {
         match std::mem::replace(&mut self.entry.bytes, Bytes::Ignored) {
             Bytes::Accounts(file) => {
@@ -122,7 +122,7 @@ impl<'a> Reading<'a> {
         Ok(())
     }
 
-    /// Ends the archive.
+    /// Ends the archive, and checks that nothing is missing.
     pub(super) fn finish(mut self) -> Result<Summary, Error> {
         let (slot, files) = self.contents.finish().map_err(|fault| self.archive_error(fault))?;
         self.tell_progress()?;

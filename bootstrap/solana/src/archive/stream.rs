@@ -9,7 +9,7 @@ use super::reading::Reading;
 use super::tar::{BLOCK_BYTES, Header};
 use super::unpack::Unpacked;
 
-/// Reads the whole archive.
+/// Reads the archive up to its end, and checks that it has one.
 pub(super) fn read(unpacked: &mut Unpacked, reading: &mut Reading<'_>) -> Result<(), Error> {
     while let Some(header) = next_header(unpacked, reading)? {
         entry(unpacked, &header, reading)?;

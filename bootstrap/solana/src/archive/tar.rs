@@ -1,7 +1,7 @@
-//! The tar format of snapshots: headers of 512 bytes, each followed by its entry's bytes, and the end.
+//! The tar format of snapshots: headers of 512 bytes, each followed by its entry's bytes.
 //!
-//! Owns: the fields of a header that matter, and the rule for an archive's end. Must not: know what entries a snapshot
-//! has, allocate as much as a header asks for, or panic on any bytes. Runs on the thread that reads the archive.
+//! Owns: the fields of a header that matter. Must not: know the entries of a snapshot, allocate as much as a header
+//! asks for, or panic on any bytes. Runs on the thread that reads the archive.
 //!
 //! An own parser rather than a crate, because archives come from strangers: no entry of a snapshot needs the extensions
 //! (long names, PAX headers, sparse files), in which a header of 512 bytes can ask for any amount of memory. They are
@@ -9,7 +9,7 @@
 
 use super::error::Fault;
 
-/// Length of a header, and what every entry's bytes are padded to.
+/// Length of a header; every entry's bytes are padded to a multiple of it.
 pub(super) const BLOCK_BYTES: usize = 512;
 
 /// One header or one part of an entry's bytes, as it lies in an archive.

@@ -95,7 +95,7 @@ fn write_answer(mut stream: &TcpStream, answer: &Answer, is_head: bool) -> std::
     stream.flush()
 }
 
-/// Returns a header's value.
+/// Returns the value of a request's header.
 fn field<'a>(request: &'a Request, name: &str) -> Option<&'a str> {
     let lines = request.iter().filter_map(|line| line.split_once(": "));
     lines.filter(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value).next()
@@ -201,7 +201,7 @@ fn a_file_that_changes_is_an_error() {
 }
 
 #[test]
-fn what_cannot_be_continued_is_an_error_only_after_a_cut() {
+fn a_cut_is_final_where_nothing_proves_the_rest() {
     let expected = rows(Archive::open(data(FULL).to_str().unwrap()).unwrap()).unwrap();
     // Without anything that tells one edition from another.
     let bare = |sent: usize| Server::start(move |_, _| Answer::new("200 OK", &file()).cut(sent));

@@ -1,4 +1,4 @@
-//! Archives for tests: agave's, and those of a small writer of its own; and what a reader made of them.
+//! Archives for tests: agave's, and those of a small writer of its own, and the versions that a reader finds in them.
 //!
 //! Owns: the writer of tar files and records, which shares no code with the reader. Must not: check anything.
 
@@ -117,7 +117,7 @@ impl Tar {
             .file(&format!("snapshots/{slot}/{slot}"), &[9; 1024])
     }
 
-    /// Adds a plain file.
+    /// Adds a plain file of the kind `0`.
     pub(crate) fn file(self, name: &str, bytes: &[u8]) -> Self {
         self.entry(name, b'0', bytes)
     }
