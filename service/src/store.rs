@@ -7,7 +7,6 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow};
 use bytesize::ByteSize;
-use clap::ValueEnum as _;
 use engine_api::{Engine, ErrorKind};
 use engines::{Holds, LoadTerm, OpenMode, Terms};
 use solana::ChainCheckpoint;
@@ -23,8 +22,7 @@ use crate::ingest::extract::Extract;
 pub(crate) fn extract_of(dir: &Path) -> Result<Option<Extract>> {
     let holds = engines::inspect(dir)?.map(|known| known.holds).unwrap_or_default();
     let Some(name) = holds.extract else { return Ok(None) };
-    let known = Extract::from_str(&name, false);
-    let extract = known.map_err(anyhow::Error::msg).with_context(|| {
+    let extract = name.parse::<Extract>().with_context(|| {
         format!("the store holds extract={name}, which this version does not follow: dir={}", dir.display())
     })?;
     Ok(Some(extract))

@@ -1,8 +1,14 @@
-//! The chain's position in a store (slot, blockhash, source, phase), kept in the bytes of an engine's checkpoint.
+//! The chain's own formats: snapshot archives ([`archive`]), the accounts that have a value ([`extract`]), and the
+//! chain's position in a store (slot, blockhash, source, phase) in the bytes of an engine's checkpoint.
 //!
-//! Owns: the only layout of these bytes ([`ChainCheckpoint`]) and its version, for every program that reads or writes
-//! them. Must not: do I/O, or know an engine, tokio or the stream. Any thread.
+//! Owns: the only layout of the checkpoint's bytes ([`ChainCheckpoint`]) and its version, for every program that reads
+//! or writes them; the only reader of archives; the only meaning of each extraction. Must not: know an engine, tokio
+//! or the stream; do I/O outside of [`archive`]. Any thread.
 
+pub mod archive;
 mod checkpoint;
+pub mod extract;
+pub mod token;
 
 pub use checkpoint::{ChainCheckpoint, MapPhase, SourceId, shown};
+pub use extract::Extract;

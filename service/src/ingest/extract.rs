@@ -1,39 +1,17 @@
 //! Turns an account update into a key and a value.
 //!
-//! Owns: the meaning of each extraction, and when an account counts as closed. Must not: do I/O, allocate for a
+//! Owns: the data slices of each subscription, and the check that an update has them. Must not: do I/O, allocate for a
 //! well-formed update, or panic on any message of a server. Runs on the receivers' tasks.
 
 use std::fmt;
 
+pub use solana::extract::{Extract, SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM};
+use solana::token::TokenProgram;
 use yellowstone_grpc_proto::geyser::SubscribeUpdateAccountInfo;
 
 use super::event::Event;
 use super::follow::{Follow, Selection};
-use super::token::{self, SHAPE_SLICES, TokenProgram};
-
-/// Address of the SPL Token program.
-pub const TOKEN_PROGRAM: &str = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA";
-
-/// Address of the Token-2022 program.
-pub const TOKEN_2022_PROGRAM: &str = "TokenzQdBNbLqP5VEhdkAS6EPFLC1PHnBqCXEpPxuEb";
-
-/// Address of the System program, which owns a closed account. All zeros as bytes.
-pub const SYSTEM_PROGRAM: &str = "11111111111111111111111111111111";
-
-const TOKEN_PROGRAM_BYTES: [u8; 32] = bs58::decode(TOKEN_PROGRAM.as_bytes()).into_array_const_unwrap();
-const TOKEN_2022_PROGRAM_BYTES: [u8; 32] = bs58::decode(TOKEN_2022_PROGRAM.as_bytes()).into_array_const_unwrap();
-
-/// The public key of an account that becomes the value stored under the account's address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Extract {
-    /// The program that owns the account; of all accounts.
-    AccountOwner,
-    /// The wallet that owns a token account; of SPL Token and Token-2022 accounts.
-    TokenOwner,
-    /// The mint of a token account; of SPL Token and Token-2022 accounts.
-    TokenMint,
-}
+use super::token::{self, SHAPE_SLICES};
 
 /// Reason why an account update cannot be converted into an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +34,7 @@ impl Selection {
         let key = bytes_32(&account.pubkey).ok_or(Malformed::Pubkey(account.pubkey.len()))?;
         let owner = bytes_32(&account.owner).ok_or(Malformed::Owner(account.owner.len()))?;
         let open = account.lamports > 0;
-        let value = match (self.extract, token_program(&owner)) {
+        let value = match (self.extract, TokenProgram::of(&owner)) {
             _ if !open => None,
             (Extract::AccountOwner, _) => Some(owner),
             (Extract::TokenOwner | Extract::TokenMint, None) => None,
@@ -86,34 +64,6 @@ impl Selection {
     }
 }
 
-impl Extract {
-    /// Returns the name used in the configuration and in a store's marker.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::AccountOwner => "account-owner",
-            Self::TokenOwner => "token-owner",
-            Self::TokenMint => "token-mint",
-        }
-    }
-
-    /// Returns the programs whose accounts have a value, or `all`.
-    pub fn programs(self) -> &'static [&'static str] {
-        match self {
-            Self::AccountOwner => &["all"],
-            Self::TokenOwner | Self::TokenMint => &[TOKEN_PROGRAM, TOKEN_2022_PROGRAM],
-        }
-    }
-
-    /// Returns offset and length, in bytes, of the part of an account's data that holds the value.
-    fn value_slice(self) -> (u64, u64) {
-        match self {
-            Self::AccountOwner => (0, 0),
-            Self::TokenMint => (0, 32),
-            Self::TokenOwner => (32, 32),
-        }
-    }
-}
-
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -131,14 +81,6 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-fn token_program(owner: &[u8; 32]) -> Option<TokenProgram> {
-    match *owner {
-        TOKEN_PROGRAM_BYTES => Some(TokenProgram::Token),
-        TOKEN_2022_PROGRAM_BYTES => Some(TokenProgram::Token2022),
-        _ => None,
-    }
-}
-
 pub(super) fn bytes_32(bytes: &[u8]) -> Option<[u8; 32]> {
     bytes.try_into().ok()
 }
@@ -146,6 +88,9 @@ pub(super) fn bytes_32(bytes: &[u8]) -> Option<[u8; 32]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const TOKEN_PROGRAM_BYTES: [u8; 32] = bs58::decode(TOKEN_PROGRAM.as_bytes()).into_array_const_unwrap();
+    const TOKEN_2022_PROGRAM_BYTES: [u8; 32] = bs58::decode(TOKEN_2022_PROGRAM.as_bytes()).into_array_const_unwrap();
 
     fn account(owner: [u8; 32], lamports: u64, data: Vec<u8>) -> SubscribeUpdateAccountInfo {
         SubscribeUpdateAccountInfo {
@@ -165,17 +110,6 @@ mod tests {
     /// Returns the slices of a token account's data: the value, its state, and its 165th byte.
     fn token_data(value: u8, state: u8) -> Vec<u8> {
         [vec![value; 32], vec![state, 0]].concat()
-    }
-
-    #[test]
-    fn program_addresses_are_what_base58_says() {
-        for (text, bytes) in [
-            (TOKEN_PROGRAM, TOKEN_PROGRAM_BYTES),
-            (TOKEN_2022_PROGRAM, TOKEN_2022_PROGRAM_BYTES),
-            (SYSTEM_PROGRAM, [0; 32]),
-        ] {
-            assert_eq!(bs58::encode(bytes).into_string(), text);
-        }
     }
 
     #[test]

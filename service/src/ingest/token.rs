@@ -1,12 +1,9 @@
-//! Decides which accounts of the token programs are token accounts, without their whole data.
+//! Recognizes token accounts without their whole data.
 //!
-//! Owns: agave's rule (`valid_account_data` of the crate spl-generic-token), and the data slices that are needed for
-//! it. Must not: do I/O, allocate, or panic on any message of a server. Runs on the receivers' tasks.
+//! Owns: the data slices that are needed for the rule of [`solana::token`]. Must not: do I/O, allocate, or panic on any
+//! message of a server. Runs on the receivers' tasks.
 //!
-//! The rule: an account of Token has exactly 165 bytes. One of Token-2022 has 165 bytes, or more than 165 but not 355,
-//! with a 2 at byte 165. Both have a state other than 0 at byte 108. Everything else that belongs to these programs is
-//! a mint (82 bytes, or longer with a 1 at byte 165), a multisig (355 bytes, which may hold a 2 at byte 165), or
-//! nothing yet. A Yellowstone server's `token_account_state` asks the same of an account's data, but not which of the
+//! A Yellowstone server's `token_account_state` asks the same of an account's data as the rule, but not which of the
 //! two programs owns it.
 //!
 //! An update does not give the length of an account's data. The server drops a slice that reaches beyond the end of the
@@ -17,19 +14,9 @@
 //! |---|---|---|---|---|---|---|---|
 //! | bytes that arrive | 0 | 32 | 33 | 34 | 35 | 36 | 37 |
 
+use solana::token::{ACCOUNT_BYTES, MULTISIG_BYTES, STATE_OFFSET, TokenProgram};
+
 use super::extract::bytes_32;
-
-/// Offset of a token account's state: 0 is uninitialised, 1 initialised, 2 frozen.
-const STATE_OFFSET: u64 = 108;
-
-/// Length of a token account without extensions, in bytes. The account type comes after it.
-const ACCOUNT_BYTES: u64 = 165;
-
-/// Length of a multisig, in bytes. The Token-2022 program makes no other account of this length.
-const MULTISIG_BYTES: u64 = 355;
-
-/// Account type of a token account; that of a mint is 1.
-const TYPE_ACCOUNT: u8 = 2;
 
 /// Length of the value's slice in bytes. It comes before [`SHAPE_SLICES`].
 const VALUE_BYTES: usize = 32;
@@ -43,35 +30,24 @@ const STATE: usize = VALUE_BYTES;
 /// Index of the account type in the bytes that arrive.
 const TYPE: usize = VALUE_BYTES + 2;
 
-/// Number of bytes that arrive of an account with 165 bytes.
-const OF_165: usize = VALUE_BYTES + 2;
-/// Number of bytes that arrive of an account with as many bytes as a multisig.
-const OF_MULTISIG: usize = VALUE_BYTES + 4;
-/// Number of bytes that arrive of an account longer than a multisig: all slices.
-const OF_ANY_LONGER: usize = VALUE_BYTES + SHAPE_SLICES.len();
-
-/// The two programs whose accounts hold tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TokenProgram {
-    Token,
-    Token2022,
-}
-
 /// Returns the value of an account of `program` with lamports, from the value's slice and [`SHAPE_SLICES`] of its data.
 /// `None` when it is no token account.
 ///
 /// # Errors
 /// The number of bytes, when they are more than all slices together: the server sends data that were not requested.
 pub(super) fn value(program: TokenProgram, sliced: &[u8]) -> Result<Option<[u8; 32]>, usize> {
-    let shaped = match (program, sliced.len()) {
-        (_, len) if len > OF_ANY_LONGER => return Err(len),
-        (_, OF_165) => true,
-        (TokenProgram::Token, _) => false,
-        (TokenProgram::Token2022, OF_MULTISIG) => false,
-        (TokenProgram::Token2022, _) => sliced.get(TYPE) == Some(&TYPE_ACCOUNT),
+    // The shortest data that send as many bytes. The rule tells apart no others that do.
+    let data_len = match sliced.len().saturating_sub(VALUE_BYTES) {
+        0 => 0,
+        1 => STATE_OFFSET + 1,
+        2 => ACCOUNT_BYTES,
+        3 => ACCOUNT_BYTES + 1,
+        4 => MULTISIG_BYTES,
+        5 => MULTISIG_BYTES + 1,
+        _ => return Err(sliced.len()),
     };
-    let initialised = sliced.get(STATE).is_some_and(|state| *state != 0);
-    Ok(sliced.get(..VALUE_BYTES).and_then(bytes_32).filter(|_| shaped && initialised))
+    let is_account = program.is_account(data_len, sliced.get(STATE).copied(), sliced.get(TYPE).copied());
+    Ok(sliced.get(..VALUE_BYTES).and_then(bytes_32).filter(|_| is_account))
 }
 
 #[cfg(test)]

@@ -1,0 +1,291 @@
+//! [`Contents`]: the entries that a snapshot may have and must have.
+//!
+//! Owns: the rules for names, sizes, duplicates and slots. Must not: read an entry's bytes. Runs on the thread that
+//! reads the archive.
+
+use std::collections::HashSet;
+
+use super::error::Fault;
+use super::name::{Name, number};
+use super::tar::{Header, Kind};
+
+/// Most accounts files of an archive: agave's own limit for its entries, `MAX_SNAPSHOT_ARCHIVE_UNPACKED_COUNT`. Mainnet
+/// has one for nearly every slot of an epoch, 432,000. The set of their names is the only memory that grows with an
+/// archive, by at most 60 bytes for each.
+pub(super) const ACCOUNTS_FILES_MAX: usize = 5_000_000;
+
+/// Most files next to the accounts: there are three, and nobody needs hundreds.
+const OTHER_FILES_MAX: usize = 100;
+
+/// Largest accounts file: agave's `MAXIMUM_APPEND_VEC_FILE_SIZE`.
+const ACCOUNTS_FILE_BYTES_MAX: u64 = 16 << 30;
+
+/// Largest other file: agave's `MAX_SNAPSHOT_DATA_FILE_SIZE`.
+const OTHER_FILE_BYTES_MAX: u64 = 32 << 30;
+
+/// Largest version file: agave's `MAX_SNAPSHOT_VERSION_FILE_SIZE`.
+pub(super) const VERSION_BYTES_MAX: u64 = 8;
+
+/// The entries met so far.
+pub(super) struct Contents {
+    base: Option<u64>,
+    /// Slot of the archive's name, or else of its manifest, as soon as it is known.
+    slot: Option<u64>,
+    manifest: Option<u64>,
+    has_version: bool,
+    accounts: HashSet<(u64, u64)>,
+    others: HashSet<String>,
+    /// The latest slot of an accounts file.
+    highest: u64,
+}
+
+/// The role of an entry in its snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// The version of the snapshot's format.
+    Version,
+    /// A file of accounts that were written in one slot.
+    Accounts { slot: u64, file: u64 },
+    /// Bytes that only validators read.
+    Ignored,
+}
+
+impl Contents {
+    /// Begins an archive of this name, which standard input does not have.
+    pub(super) fn new(name: Option<&Name>) -> Self {
+        Self {
+            base: name.and_then(|name| name.base),
+            slot: name.map(|name| name.slot),
+            manifest: None,
+            has_version: false,
+            accounts: HashSet::new(),
+            others: HashSet::new(),
+            highest: 0,
+        }
+    }
+
+    /// Takes in the next entry, and returns its part in the snapshot.
+    ///
+    /// # Errors
+    /// An entry that a snapshot does not have, has only once, or has only of other slots.
+    pub(super) fn enter(&mut self, header: &Header) -> Result<Part, Fault> {
+        let path = components(&header.path, header.kind)?;
+        if header.kind == Kind::Directory {
+            return directory(&path, header.size);
+        }
+        match path[..] {
+            ["version"] => {
+                limit(header.size, VERSION_BYTES_MAX)?;
+                self.other("version")?;
+                self.has_version = true;
+                Ok(Part::Version)
+            }
+            ["accounts", name] => self.accounts(name, header.size),
+            ["snapshots", ref rest @ ..] if !rest.is_empty() => {
+                limit(header.size, OTHER_FILE_BYTES_MAX)?;
+                if let [directory, file] = *rest
+                    && let (Some(slot), Some(same)) = (number(directory), number(file))
+                {
+                    self.manifest(slot, same)?;
+                }
+                self.other(&path.join("/"))?;
+                Ok(Part::Ignored)
+            }
+            _ => Err(Fault::UnknownEntry),
+        }
+    }
+
+    /// Ends the archive, and returns its slot and the number of its accounts files.
+    ///
+    /// # Errors
+    /// Something that every snapshot has is missing, or the manifest came after accounts of later slots.
+    pub(super) fn finish(&self) -> Result<(u64, u64), Fault> {
+        let missing = |name| Fault::Missing(name);
+        let slot = self.manifest.ok_or(missing("manifest (snapshots/SLOT/SLOT)"))?;
+        if !self.has_version {
+            return Err(missing("version"));
+        }
+        if self.accounts.is_empty() {
+            return Err(missing("accounts files (accounts/SLOT.ID)"));
+        }
+        if self.highest > slot {
+            return Err(Fault::SlotAbove { slot: self.highest, archive: slot });
+        }
+        Ok((slot, self.accounts.len() as u64))
+    }
+
+    fn accounts(&mut self, name: &str, size: u64) -> Result<Part, Fault> {
+        let numbers = name.split_once('.').and_then(|(slot, file)| Some((number(slot)?, number(file)?)));
+        let (slot, file) = numbers.ok_or(Fault::UnknownEntry)?;
+        limit(size, ACCOUNTS_FILE_BYTES_MAX)?;
+        if let Some(archive) = self.slot.filter(|archive| slot > *archive) {
+            return Err(Fault::SlotAbove { slot, archive });
+        }
+        if let Some(base) = self.base.filter(|base| slot <= *base) {
+            return Err(Fault::SlotBelow { slot, base });
+        }
+        if self.accounts.len() == ACCOUNTS_FILES_MAX {
+            return Err(Fault::TooMany(ACCOUNTS_FILES_MAX));
+        }
+        if !self.accounts.insert((slot, file)) {
+            return Err(Fault::Duplicate);
+        }
+        self.highest = self.highest.max(slot);
+        Ok(Part::Accounts { slot, file })
+    }
+
+    fn manifest(&mut self, directory: u64, file: u64) -> Result<(), Fault> {
+        for found in [directory, file] {
+            let expected = *self.slot.get_or_insert(found);
+            if found != expected {
+                return Err(Fault::ManifestSlot { found, expected });
+            }
+        }
+        if self.manifest.replace(file).is_some() {
+            return Err(Fault::Duplicate);
+        }
+        Ok(())
+    }
+
+    fn other(&mut self, path: &str) -> Result<(), Fault> {
+        if self.others.len() == OTHER_FILES_MAX {
+            return Err(Fault::TooMany(OTHER_FILES_MAX));
+        }
+        if self.others.insert(path.to_owned()) { Ok(()) } else { Err(Fault::Duplicate) }
+    }
+}
+
+fn limit(size: u64, limit: u64) -> Result<(), Fault> {
+    if size <= limit { Ok(()) } else { Err(Fault::TooLarge { size, limit }) }
+}
+
+/// Returns the components of a path: without a leading `./`, and for a directory without the last `/`.
+///
+/// # Errors
+/// A path that leads somewhere else, or names nothing.
+fn components(path: &str, kind: Kind) -> Result<Vec<&str>, Fault> {
+    let mut path = path;
+    while let Some(rest) = path.strip_prefix("./") {
+        path = rest;
+    }
+    if kind == Kind::Directory {
+        path = path.strip_suffix('/').unwrap_or(path);
+        if matches!(path, "" | ".") {
+            return Ok(Vec::new());
+        }
+    }
+    let components: Vec<&str> = path.split('/').collect();
+    let is_bad = |component: &&str| matches!(*component, "" | "." | "..");
+    if components.iter().any(is_bad) { Err(Fault::Path) } else { Ok(components) }
+}
+
+/// Directories say nothing, and may be left out or repeated; only those that snapshots have are let through.
+fn directory(path: &[&str], size: u64) -> Result<Part, Fault> {
+    match path {
+        _ if size > 0 => Err(Fault::DirectoryData(size)),
+        [] | ["accounts"] | ["snapshots", ..] => Ok(Part::Ignored),
+        _ => Err(Fault::UnknownEntry),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, size: u64) -> Header {
+        Header { path: path.to_owned(), kind: Kind::File, size }
+    }
+
+    fn name(base: Option<u64>, slot: u64) -> Name {
+        let hash = "1".repeat(32);
+        Name { base, slot, hash, packing: super::super::Packing::None }
+    }
+
+    #[test]
+    fn a_snapshot_needs_all_its_parts() {
+        let all = ["version", "snapshots/9/9", "accounts/9.1"];
+        for left_out in [None, Some(0), Some(1), Some(2)] {
+            let mut contents = Contents::new(None);
+            for (_, path) in all.iter().enumerate().filter(|(at, _)| Some(*at) != left_out) {
+                contents.enter(&file(path, 5)).unwrap();
+            }
+            match left_out {
+                None => assert_eq!(contents.finish(), Ok((9, 1))),
+                Some(_) => assert!(matches!(contents.finish(), Err(Fault::Missing(_)))),
+            }
+        }
+    }
+
+    #[test]
+    fn slots_are_bounded_by_name_and_by_manifest() {
+        let mut named = Contents::new(Some(&name(Some(5), 9)));
+        assert_eq!(named.enter(&file("accounts/10.1", 0)), Err(Fault::SlotAbove { slot: 10, archive: 9 }));
+        assert_eq!(named.enter(&file("accounts/5.1", 0)), Err(Fault::SlotBelow { slot: 5, base: 5 }));
+        assert_eq!(named.enter(&file("accounts/6.1", 0)), Ok(Part::Accounts { slot: 6, file: 1 }));
+        assert_eq!(named.enter(&file("snapshots/8/8", 0)), Err(Fault::ManifestSlot { found: 8, expected: 9 }));
+        // Without a name only the manifest tells, which may come last.
+        let mut unnamed = Contents::new(None);
+        unnamed.enter(&file("accounts/10.1", 0)).unwrap();
+        unnamed.enter(&file("version", 5)).unwrap();
+        unnamed.enter(&file("snapshots/9/9", 0)).unwrap();
+        assert_eq!(unnamed.finish(), Err(Fault::SlotAbove { slot: 10, archive: 9 }));
+        assert_eq!(unnamed.enter(&file("snapshots/8/8", 0)), Err(Fault::ManifestSlot { found: 8, expected: 9 }));
+        let mut two = Contents::new(None);
+        assert_eq!(two.enter(&file("snapshots/8/9", 0)), Err(Fault::ManifestSlot { found: 9, expected: 8 }));
+    }
+
+    #[test]
+    fn nothing_comes_twice() {
+        let mut contents = Contents::new(None);
+        let paths = ["version", "snapshots/status_cache", "snapshots/9/9", "accounts/9.1", "./accounts/009.1"];
+        for path in paths {
+            let first = contents.enter(&file(path, 0));
+            assert_eq!(first.is_ok(), path != "./accounts/009.1", "{path}: {first:?}");
+            assert_eq!(contents.enter(&file(path, 0)), Err(Fault::Duplicate), "{path}");
+        }
+    }
+
+    #[test]
+    fn paths_stay_inside() {
+        let bad = ["/version", "../version", "accounts/../version", "accounts//1.1", "./", ".", "accounts/1.1/", ".."];
+        for path in bad {
+            assert_eq!(Contents::new(None).enter(&file(path, 0)), Err(Fault::Path), "{path}");
+        }
+        let unknown = [
+            "other",
+            "accounts",
+            "snapshots",
+            "accounts/1",
+            "accounts/1.x",
+            "accounts/.1",
+            "accounts/1.2.3",
+            "version/1",
+            "accounts/1.2/3",
+            "accounts/-1.2",
+            "accounts/1.99999999999999999999",
+        ];
+        for path in unknown {
+            assert_eq!(Contents::new(None).enter(&file(path, 0)), Err(Fault::UnknownEntry), "{path}");
+        }
+        for path in ["./", ".", "snapshots/", "./snapshots", "snapshots/9/", "accounts", "././accounts/"] {
+            let header = Header { path: path.to_owned(), kind: Kind::Directory, size: 0 };
+            assert_eq!(Contents::new(None).enter(&header), Ok(Part::Ignored), "{path}");
+        }
+        let header = Header { path: "etc".to_owned(), kind: Kind::Directory, size: 0 };
+        assert_eq!(Contents::new(None).enter(&header), Err(Fault::UnknownEntry));
+        let header = Header { path: "accounts".to_owned(), kind: Kind::Directory, size: 1 };
+        assert_eq!(Contents::new(None).enter(&header), Err(Fault::DirectoryData(1)));
+    }
+
+    #[test]
+    fn sizes_and_numbers_of_entries_are_bounded() {
+        let mut contents = Contents::new(None);
+        for (path, limit) in [("version", 8), ("accounts/1.1", 16 << 30), ("snapshots/1/1", 32 << 30)] {
+            let refused = contents.enter(&file(path, limit + 1));
+            assert_eq!(refused, Err(Fault::TooLarge { size: limit + 1, limit }), "{path}");
+            assert!(contents.enter(&file(path, limit)).is_ok(), "{path}");
+        }
+        let more = (0..=OTHER_FILES_MAX).map(|number| contents.enter(&file(&format!("snapshots/x{number}"), 0)));
+        assert_eq!(more.last(), Some(Err(Fault::TooMany(OTHER_FILES_MAX))));
+    }
+}

@@ -1,0 +1,106 @@
+//! Errors of reading an archive, by the reaction that they call for, and the faults that an archive can have.
+//!
+//! Owns: the words of every message. Must not: hold a URL's user, password or query. Any thread.
+
+use std::io;
+
+use super::name::{BadName, Packing};
+
+/// An error of the caller's own, handed through unchanged.
+pub type Stop = Box<dyn std::error::Error + Send + Sync>;
+
+/// Reason why an archive could not be read to its end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The location names an archive wrongly.
+    #[error(transparent)]
+    Name(#[from] BadName),
+    /// The archive is not there, or may not be opened.
+    #[error("cannot open the archive: archive={archive}")]
+    Open { archive: String, source: io::Error },
+    /// The archive's bytes cannot be had.
+    #[error("cannot read the archive: archive={archive} packed_offset={offset}")]
+    Io { archive: String, offset: u64, source: io::Error },
+    /// The archive's bytes cannot be unpacked: they are damaged or cut short, and another copy is needed.
+    #[error("cannot unpack the archive: archive={archive} packing={packing} packed_offset={offset}")]
+    Unpack { archive: String, packing: Packing, offset: u64, source: io::Error },
+    /// The archive as a whole is not as snapshots are.
+    #[error("bad snapshot archive: archive={archive} offset={offset}: {fault}")]
+    Archive { archive: String, offset: u64, fault: Fault },
+    /// One entry is not as those of snapshots are.
+    #[error("bad snapshot archive: archive={archive} entry={entry} offset={offset}: {fault}")]
+    Entry { archive: String, entry: String, offset: u64, fault: Fault },
+    /// The caller stopped the reading.
+    #[error("{0}")]
+    Stopped(Stop),
+}
+
+/// A defect of an archive. It is damage, an unknown format, or an attack; only another archive helps.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The sum of a header's bytes differs from the stored one.
+    #[error("the tar header's checksum is wrong: stored={stored} computed={computed}")]
+    Checksum { stored: u64, computed: u64 },
+    /// A number of a header cannot be read.
+    #[error("the tar header has a bad number: field={0}")]
+    HeaderNumber(&'static str),
+    /// An entry of a kind that snapshots never have.
+    #[error("the tar entry is no plain file or directory: kind={0}")]
+    Kind(&'static str),
+    /// A name that points out of the archive, or cannot be shown.
+    #[error("the tar entry's name is not allowed")]
+    Path,
+    /// A name that no entry of a snapshot has.
+    #[error("unknown entry in a snapshot: expected version, snapshots/... or accounts/SLOT.ID")]
+    UnknownEntry,
+    /// A directory with bytes of its own.
+    #[error("a directory with data: size_bytes={0}")]
+    DirectoryData(u64),
+    /// An entry larger than any that a validator writes.
+    #[error("the entry is too large: size_bytes={size} limit_bytes={limit}")]
+    TooLarge { size: u64, limit: u64 },
+    /// More entries than a snapshot has.
+    #[error("too many entries: limit={0}")]
+    TooMany(usize),
+    /// Two entries of one name.
+    #[error("the archive has two entries of this name")]
+    Duplicate,
+    /// Two manifests, or one of another slot.
+    #[error("the manifest is of another slot: slot={found} expected={expected}")]
+    ManifestSlot { found: u64, expected: u64 },
+    /// An accounts file from after the archive's slot.
+    #[error("an accounts file of a later slot than the archive: slot={slot} archive_slot={archive}")]
+    SlotAbove { slot: u64, archive: u64 },
+    /// An accounts file that an incremental archive cannot have.
+    #[error("an accounts file of no later slot than the base of an incremental archive: slot={slot} base={base}")]
+    SlotBelow { slot: u64, base: u64 },
+    /// A format of snapshots that this reader does not know.
+    #[error("unknown version of snapshots: version={0}: this program knows versions that begin with 1.")]
+    Version(String),
+    /// An entry that every snapshot has is missing.
+    #[error("the archive has no {0}")]
+    Missing(&'static str),
+    /// The bytes end too early.
+    #[error("the archive is cut short: it ends {0}")]
+    Cut(&'static str),
+    /// There is something after the archive's end.
+    #[error("there are bytes after the end of the tar archive")]
+    AfterEnd,
+    /// A flag that is neither 0 nor 1.
+    #[error("damaged account record: executable={0}")]
+    Executable(u8),
+    /// An account with more data than any account can have.
+    #[error("damaged account record: data_len={len} limit={limit}")]
+    DataLength { len: u64, limit: u64 },
+    /// A record that does not fit into its file.
+    #[error("damaged account record: it ends after its file: file_bytes={0}")]
+    RecordEnd(u64),
+    /// Something other than zeros after the last record.
+    #[error("damaged accounts file: its padding is not zero")]
+    Padding,
+    /// An accounts file that got more or fewer bytes than its size.
+    #[error("the accounts file has another size than was said: file_bytes={0}")]
+    FileSize(u64),
+}

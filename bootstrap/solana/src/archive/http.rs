@@ -1,0 +1,449 @@
+//! Downloads an archive over HTTP, and goes on where a connection was cut.
+//!
+//! Owns: the requests, their time-outs and repetitions, and the proof that the rest of a download belongs to its
+//! beginning. Must not: put a URL's user, password or query into a message. [`open`] runs on the thread of the caller,
+//! the rest on the thread `unpack`.
+//!
+//! A download is continued by a range request with `If-Range`, which an honest server answers with the rest only if the
+//! file is still the same. A server that gives a file neither a strong `ETag` nor `Last-Modified`, or does not know
+//! ranges, serves archives all the same, up to the first cut. Two servers of one name may hold the same archive
+//! packed differently, so that nothing less than this will do.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use rustls::crypto::ring;
+use ureq::http::{HeaderMap, Response};
+use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
+use ureq::{Agent, Body, ResponseExt as _};
+
+/// Longest time to find and reach the server. A busy one answers within seconds.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Longest time without a single byte. Some servers make an archive ready when it is asked for.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How often and after which pauses a request is repeated.
+const PATIENCE: Patience =
+    Patience { tries: 8, first_pause: Duration::from_millis(250), longest_pause: Duration::from_secs(15) };
+
+/// A download that has been asked about, but not begun.
+pub(super) struct Opened {
+    pub(super) bytes: Download,
+    /// URL after all redirections, without secrets.
+    pub(super) shown: String,
+    pub(super) length: Option<u64>,
+}
+
+/// The bytes of a file on a server.
+pub(super) struct Download {
+    agent: Agent,
+    url: String,
+    edition: Edition,
+    length: Option<u64>,
+    /// Number of bytes that were received.
+    at: u64,
+    body: Option<Box<dyn Read + Send>>,
+    has_ended: bool,
+    /// Number of failures since the last byte.
+    failures: u32,
+    patience: Patience,
+}
+
+/// How often and after which pauses a request is repeated.
+#[derive(Clone, Copy)]
+struct Patience {
+    /// Number of failures in a row, without a byte in between, that end the download: half a minute of them, in which
+    /// a server restarts.
+    tries: u32,
+    /// Pause after the first failure; each further one is twice as long.
+    first_pause: Duration,
+    longest_pause: Duration,
+}
+
+/// The headers that tell one state of a file from another.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Edition {
+    etag: Option<String>,
+    modified: Option<String>,
+}
+
+/// Reason why a request did not succeed.
+#[derive(Debug)]
+enum Failed {
+    /// The same request would fail again.
+    ForGood(io::Error),
+    /// The same request may succeed later.
+    ForNow(io::Error),
+}
+
+/// Whether a location is a URL that can be downloaded from.
+pub(super) fn is_url(location: &str) -> bool {
+    let has_scheme = |scheme: &str| location.get(..scheme.len()).is_some_and(|head| head.eq_ignore_ascii_case(scheme));
+    has_scheme("http://") || has_scheme("https://")
+}
+
+/// Returns a URL without user, password, query and fragment, for messages.
+pub(super) fn shown(url: &str) -> String {
+    let url = url.split(['?', '#']).next().unwrap_or_default();
+    match split_user(url) {
+        Some((scheme, rest)) => format!("{scheme}{rest}"),
+        None => url.to_owned(),
+    }
+}
+
+/// Asks about the file at a URL, without its bytes.
+///
+/// # Errors
+/// The server cannot be reached, or does not have the file.
+pub(super) fn open(url: &str) -> io::Result<Opened> {
+    let agent = agent(url)?;
+    let answer = probe(&agent, url).map_err(|failed| match failed {
+        Failed::ForGood(error) | Failed::ForNow(error) => error,
+    })?;
+    let found = answer.get_uri().to_string();
+    let headers = answer.headers();
+    let length = match content_range(headers) {
+        Some((_, length)) => length,
+        None => number(headers, "content-length"),
+    };
+    // Without a redirection the URL stays as it was given, with its user.
+    let is_same = split_user(url).is_some_and(|(scheme, rest)| format!("{scheme}{rest}") == found);
+    let url = if is_same { url.to_owned() } else { found };
+    let shown = shown(&url);
+    let bytes = Download {
+        agent,
+        url,
+        edition: Edition::of(headers),
+        length,
+        at: 0,
+        body: None,
+        has_ended: false,
+        failures: 0,
+        patience: PATIENCE,
+    };
+    Ok(Opened { bytes, shown, length })
+}
+
+impl Read for Download {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if out.is_empty() || self.has_ended {
+            return Ok(0);
+        }
+        loop {
+            let error = match self.attempt(out) {
+                Ok(read) => return Ok(read),
+                Err(Failed::ForGood(error)) => return Err(error),
+                Err(Failed::ForNow(error)) => error,
+            };
+            self.failures += 1;
+            if self.failures == self.patience.tries {
+                let text = format!("gave up: tries={} received_bytes={}: {error}", self.failures, self.at);
+                return Err(io::Error::new(error.kind(), text));
+            }
+            thread::sleep(self.patience.pause(self.failures));
+        }
+    }
+}
+
+impl Download {
+    /// Reads from the connection, or from a new one after a failure.
+    fn attempt(&mut self, out: &mut [u8]) -> Result<usize, Failed> {
+        if self.length == Some(self.at) {
+            self.has_ended = true;
+            return Ok(0);
+        }
+        let mut body = match self.body.take() {
+            Some(body) => body,
+            None => self.request()?,
+        };
+        let read = body.read(out).map_err(read_failed)?;
+        self.at += read as u64;
+        match self.length {
+            Some(length) if self.at > length => {
+                return Err(for_good(format!("the server sends more than it said: length_bytes={length}")));
+            }
+            Some(_) if read == 0 => return Err(for_now("the connection was closed early".to_owned())),
+            _ => self.has_ended = read == 0,
+        }
+        self.failures = 0;
+        self.body = Some(body);
+        Ok(read)
+    }
+
+    /// Asks for the file, or for its rest.
+    fn request(&mut self) -> Result<Box<dyn Read + Send>, Failed> {
+        let mut request = self.agent.get(&self.url).header("accept-encoding", "identity");
+        if self.at > 0 {
+            let condition = self.edition.condition().ok_or_else(|| {
+                for_good(format!(
+                    "the connection was cut, and the server sends neither a strong ETag nor Last-Modified, without \
+                     which the rest cannot be asked for: received_bytes={}: download the file by other means",
+                    self.at
+                ))
+            })?;
+            request = request.header("range", format!("bytes={}-", self.at)).header("if-range", condition);
+        }
+        let answer = request.call().map_err(call_failed)?;
+        check_encoding(answer.headers())?;
+        if self.at == 0 {
+            if answer.status() != 200 {
+                return Err(status_failed(&answer));
+            }
+            self.edition = Edition::of(answer.headers());
+            self.length = answer.body().content_length();
+        } else {
+            self.check_rest(&answer)?;
+        }
+        Ok(Box::new(answer.into_body().into_reader()))
+    }
+
+    /// Checks that an answer brings the rest of the same file.
+    fn check_rest(&self, answer: &Response<Body>) -> Result<(), Failed> {
+        let replaced = || for_good(format!("the file was replaced during the download: received_bytes={}", self.at));
+        let is_other = self.edition.differs(&Edition::of(answer.headers()));
+        match answer.status().as_u16() {
+            200 | 206 if is_other => Err(replaced()),
+            206 => {
+                let (from, length) = content_range(answer.headers())
+                    .ok_or_else(|| for_good("the server's answer has no good Content-Range".to_owned()))?;
+                if from != self.at {
+                    let text = format!("the server sends another range: from={from} asked_from={}", self.at);
+                    return Err(for_good(text));
+                }
+                let is_longer = length.is_some_and(|length| self.length.is_some_and(|expected| expected != length));
+                if is_longer { Err(replaced()) } else { Ok(()) }
+            }
+            412 | 416 => Err(replaced()),
+            200 => Err(for_good(format!(
+                "the connection was cut, and the server sends the whole file instead of the rest: received_bytes={}: \
+                 download the file by other means",
+                self.at
+            ))),
+            _ => Err(status_failed(answer)),
+        }
+    }
+}
+
+impl Patience {
+    /// Returns the pause after a number of failures in a row.
+    fn pause(self, failures: u32) -> Duration {
+        // At most sixteen doublings, so that the shift cannot overflow.
+        let doubled = self.first_pause.saturating_mul(1 << failures.saturating_sub(1).min(16));
+        doubled.min(self.longest_pause)
+    }
+}
+
+impl Edition {
+    fn of(headers: &HeaderMap) -> Self {
+        Self { etag: text(headers, "etag"), modified: text(headers, "last-modified") }
+    }
+
+    /// Returns the value of `If-Range`. A weak ETag may not be used there: it promises no equal bytes.
+    fn condition(&self) -> Option<&str> {
+        self.etag.as_deref().filter(|etag| !etag.starts_with("W/")).or(self.modified.as_deref())
+    }
+
+    /// Whether two answers are surely about different states of the file.
+    fn differs(&self, other: &Self) -> bool {
+        match (&self.etag, &other.etag, &self.modified, &other.modified) {
+            (Some(one), Some(other), _, _) | (_, _, Some(one), Some(other)) => one != other,
+            _ => false,
+        }
+    }
+}
+
+/// Splits a URL into `scheme://` and its rest from the host on, without the user between them.
+fn split_user(url: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = url.split_at(url.find("://")? + 3);
+    let host_ends = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let host_begins = rest[..host_ends].rfind('@').map_or(0, |at| at + 1);
+    Some((scheme, &rest[host_begins..]))
+}
+
+fn agent(url: &str) -> io::Result<Agent> {
+    // As for the stream: whom the machine trusts. A certificate that cannot be read leaves the others.
+    let found = rustls_native_certs::load_native_certs();
+    let roots: Vec<_> = found.certs.iter().map(|der| Certificate::from_der(der).to_owned()).collect();
+    if roots.is_empty() && url.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https:")) {
+        return Err(io::Error::other("there are no certificates on this machine: install ca-certificates"));
+    }
+    let tls = TlsConfig::builder()
+        .provider(TlsProvider::Rustls)
+        .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
+        .root_certs(RootCerts::new_with_certs(&roots))
+        .build();
+    let config = Agent::config_builder()
+        .http_status_as_error(false)
+        .user_agent(concat!("solkv/", env!("CARGO_PKG_VERSION")))
+        .tls_config(tls)
+        .timeout_resolve(Some(CONNECT_TIMEOUT))
+        .timeout_connect(Some(CONNECT_TIMEOUT))
+        .timeout_recv_response(Some(STALL_TIMEOUT))
+        .timeout_per_read(Some(STALL_TIMEOUT))
+        .timeout_per_write(Some(STALL_TIMEOUT));
+    Ok(config.build().new_agent())
+}
+
+/// Asks for a file's headers. URLs that are signed for GET refuse HEAD, so that one byte is asked for instead.
+fn probe(agent: &Agent, url: &str) -> Result<Response<Body>, Failed> {
+    let head = agent.head(url).header("accept-encoding", "identity").call().map_err(call_failed)?;
+    match head.status().as_u16() {
+        200 => return Ok(head),
+        404 | 410 => return Err(status_failed(&head)),
+        _ => (),
+    }
+    let get = agent.get(url).header("accept-encoding", "identity").header("range", "bytes=0-0");
+    let answer = get.call().map_err(call_failed)?;
+    if matches!(answer.status().as_u16(), 200 | 206) { Ok(answer) } else { Err(status_failed(&answer)) }
+}
+
+fn text(headers: &HeaderMap, name: &str) -> Option<String> {
+    headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
+}
+
+fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
+    text(headers, name).and_then(|value| super::name::number(&value))
+}
+
+/// Parses `Content-Range: bytes FROM-TO/LENGTH`, where the length may be `*`.
+fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
+    let value = text(headers, "content-range")?;
+    let (range, length) = value.strip_prefix("bytes ")?.split_once('/')?;
+    let (from, _) = range.split_once('-')?;
+    Some((super::name::number(from)?, super::name::number(length)))
+}
+
+fn check_encoding(headers: &HeaderMap) -> Result<(), Failed> {
+    match text(headers, "content-encoding") {
+        Some(encoding) if !encoding.eq_ignore_ascii_case("identity") => {
+            Err(for_good(format!("the server packs the file anew, although it was asked not to: encoding={encoding}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn status_failed(answer: &Response<Body>) -> Failed {
+    let status = answer.status().as_u16();
+    let text = format!("the server refuses: status={status}");
+    // Time-outs, limits of rate, and errors of the server's own pass.
+    if matches!(status, 408 | 425 | 429 | 500..) { for_now(text) } else { for_good(text) }
+}
+
+/// Describes a failed request in words that hold nothing of its URL.
+fn call_failed(error: ureq::Error) -> Failed {
+    match error {
+        ureq::Error::Io(error) => io_failed(error),
+        ureq::Error::Timeout(timeout) => for_now(format!("the server is too slow: timeout={timeout}")),
+        ureq::Error::HostNotFound => for_now("the host is not found".to_owned()),
+        ureq::Error::ConnectionFailed => for_now("the connection failed".to_owned()),
+        ureq::Error::Protocol(_) => for_now("the server's answer is no HTTP".to_owned()),
+        ureq::Error::Rustls(error) => for_good(format!("the secure connection failed: {error}")),
+        ureq::Error::Tls(text) => for_good(format!("the secure connection failed: {text}")),
+        ureq::Error::TooManyRedirects | ureq::Error::RedirectFailed => {
+            for_good("the server redirects without end".to_owned())
+        }
+        ureq::Error::BadUri(_) => for_good("it is no valid URL".to_owned()),
+        _ => for_good("the request cannot be sent".to_owned()),
+    }
+}
+
+/// Describes a failure while the bytes come, where errors of the client may be wrapped.
+fn read_failed(error: io::Error) -> Failed {
+    if !error.get_ref().is_some_and(|inner| inner.is::<ureq::Error>()) {
+        return io_failed(error);
+    }
+    match call_failed(ureq::Error::from(error)) {
+        // Whatever has happened to the connection, another one may live longer.
+        Failed::ForGood(error) | Failed::ForNow(error) => Failed::ForNow(error),
+    }
+}
+
+fn io_failed(error: io::Error) -> Failed {
+    let is_tls = error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
+    if is_tls { Failed::ForGood(error) } else { Failed::ForNow(error) }
+}
+
+fn for_good(text: String) -> Failed {
+    Failed::ForGood(io::Error::other(text))
+}
+
+fn for_now(text: String) -> Failed {
+    Failed::ForNow(io::Error::other(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn messages_hold_no_secrets() {
+        for (url, expected) in [
+            ("https://user:pass@host:1/a/b.tar?token=x#y", "https://host:1/a/b.tar"),
+            ("http://host/a@b.tar", "http://host/a@b.tar"),
+            ("http://us@er@host", "http://host"),
+            ("http://host?user@x/y", "http://host"),
+            ("https://token@[::1]:8899/x", "https://[::1]:8899/x"),
+        ] {
+            assert_eq!(shown(url), expected);
+        }
+        // The client's own message would hold the whole URL.
+        let Err(error) = open("http://user:secret@:0/?token=secret") else { panic!("it is no URL") };
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn urls_are_told_from_files() {
+        assert!(is_url("http://x") && is_url("HTTPS://x/y"));
+        assert!(
+            !is_url("-") && !is_url("/http://x") && !is_url("ftp://x") && !is_url("http:/") && !is_url("\u{fc}ber.tar")
+        );
+    }
+
+    #[test]
+    fn editions_are_compared_by_what_both_have() {
+        let edition = |etag: Option<&str>, modified: Option<&str>| Edition {
+            etag: etag.map(str::to_owned),
+            modified: modified.map(str::to_owned),
+        };
+        let day = Some("Mon, 23 Nov 2026 00:00:00 GMT");
+        assert_eq!(edition(Some("\"a\""), day).condition(), Some("\"a\""));
+        assert_eq!(edition(Some("W/\"a\""), day).condition(), day);
+        assert_eq!(edition(Some("W/\"a\""), None).condition(), None);
+        assert!(edition(Some("\"a\""), day).differs(&edition(Some("\"b\""), day)));
+        assert!(!edition(Some("\"a\""), None).differs(&edition(Some("\"a\""), day)));
+        assert!(edition(None, day).differs(&edition(Some("\"a\""), Some("x"))));
+        assert!(!edition(None, day).differs(&edition(Some("\"a\""), None)));
+    }
+
+    #[test]
+    fn a_server_that_stays_away_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://user:secret@{}/x?secret", listener.local_addr().unwrap());
+        // Every connection is closed at once.
+        let server = thread::spawn(move || listener.incoming().take(4).map(drop).count());
+        let pause = Duration::from_millis(20);
+        let mut download = Download {
+            agent: agent(&url).unwrap(),
+            url,
+            edition: Edition::default(),
+            length: None,
+            at: 0,
+            body: None,
+            has_ended: false,
+            failures: 0,
+            patience: Patience { tries: 4, first_pause: pause, longest_pause: 2 * pause },
+        };
+        let started = Instant::now();
+        let error = download.read(&mut [0; 10]).unwrap_err().to_string();
+        assert!(error.starts_with("gave up: tries=4 received_bytes=0: "), "{error}");
+        assert!(!error.contains("secret"), "{error}");
+        assert!(started.elapsed() >= 5 * pause, "1 + 2 + 2 pauses");
+        assert_eq!(server.join().unwrap(), 4);
+    }
+}

@@ -1,0 +1,71 @@
+//! Opens an archive wherever it is: a file, a directory, standard input or a URL.
+//!
+//! Owns: the meaning of a location, and its text for messages. Must not: read any of the archive's bytes. Runs on the
+//! thread of the caller.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use super::error::Error;
+use super::http;
+use super::name::Name;
+
+/// The location that stands for standard input.
+const STDIN: &str = "-";
+
+/// An open archive, not read yet.
+pub(super) struct Input {
+    pub(super) source: Source,
+    pub(super) name: Option<Name>,
+    /// The location without a URL's user, password and query.
+    pub(super) shown: String,
+    /// Number of the archive's packed bytes, where it is known.
+    pub(super) packed_bytes: Option<u64>,
+}
+
+/// Source of an archive's bytes.
+pub(super) enum Source {
+    Stream(Box<dyn Read + Send>),
+    Directory(PathBuf),
+}
+
+impl Input {
+    /// Opens the archive at `location`.
+    ///
+    /// # Errors
+    /// There is nothing to read, or it has the name of an archive with a wrong part.
+    pub(super) fn open(location: &str) -> Result<Self, Error> {
+        if location == STDIN {
+            let source = Source::Stream(Box::new(io::stdin()));
+            return Ok(Self { source, name: None, shown: "standard input".to_owned(), packed_bytes: None });
+        }
+        if http::is_url(location) { Self::open_url(location) } else { Self::open_path(Path::new(location)) }
+    }
+
+    fn open_url(url: &str) -> Result<Self, Error> {
+        let shown = http::shown(url);
+        let opened = http::open(url).map_err(|source| Error::Open { archive: shown.clone(), source })?;
+        // A server may lead from a fixed name to that of its newest archive.
+        let names = [opened.shown.as_str(), shown.as_str()].map(|url| url.rsplit('/').next().and_then(Name::parse));
+        let name = names.into_iter().flatten().next().transpose()?;
+        let source = Source::Stream(Box::new(opened.bytes));
+        Ok(Self { source, name, shown: opened.shown, packed_bytes: opened.length })
+    }
+
+    fn open_path(path: &Path) -> Result<Self, Error> {
+        let shown = path.display().to_string();
+        let failed = |source| Error::Open { archive: shown.clone(), source };
+        let metadata = fs::metadata(path).map_err(failed)?;
+        if metadata.is_dir() {
+            // The name in full, for a location such as ".".
+            let full = fs::canonicalize(path).map_err(failed)?;
+            let name = full.file_name().and_then(|name| name.to_str()).and_then(Name::of_directory);
+            return Ok(Self { source: Source::Directory(path.to_owned()), name, shown, packed_bytes: None });
+        }
+        let name = path.file_name().and_then(|name| name.to_str()).and_then(Name::parse).transpose()?;
+        let file = File::open(path).map_err(failed)?;
+        let packed_bytes = metadata.is_file().then_some(metadata.len());
+        Ok(Self { source: Source::Stream(Box::new(file)), name, shown, packed_bytes })
+    }
+}

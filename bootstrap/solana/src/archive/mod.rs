@@ -1,0 +1,149 @@
+//! Solana's snapshot archives: every version of every account, in one pass.
+//!
+//! Owns: the reading of an archive from a file, a directory, standard input or a URL, unpacked on the way. Must not:
+//! know an engine or an extraction, decide which version of an account counts, or trust any byte. The archive is read
+//! on the thread of the caller, and unpacked on a thread of its own.
+//!
+//! An archive holds every account as it was at the end of a slot, and may hold older versions of it in other files, in
+//! any order: the version with the highest (slot, file, offset) counts, also one without lamports, which is a closed
+//! account. This has to be decided before anything is left out. The hash in an archive's name cannot be verified here;
+//! an archive is as good as the server that it came from.
+//!
+//! # Memory
+//! Whatever an archive's size: four buffers of 1 MiB, one of 256 KiB, and the decoder's window (512 KiB to 8 MiB for a
+//! validator's archives, never more than 128 MiB), and a set of the accounts files' names, at most 60 bytes each
+//! (mainnet: 432,000 files, 26 MB; never more than 5 million files, 300 MB). An entry is never held as a whole.
+
+pub mod append_vec;
+mod contents;
+mod decode;
+mod directory;
+mod error;
+mod http;
+mod input;
+mod lz4;
+mod name;
+mod reading;
+mod stream;
+mod tar;
+mod unpack;
+
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+pub use error::{Error, Fault, Stop};
+use input::{Input, Source};
+pub use name::{BadName, Name, Packing};
+use reading::Reading;
+use unpack::Unpacked;
+
+pub use crate::extract::HEAD_BYTES;
+
+/// One version of an account, borrowed from the reader's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version<'a> {
+    /// Slot that wrote this version: that of its file's name, `accounts/SLOT.FILE`.
+    pub slot: u64,
+    /// Number of its file, which tells several files of one slot apart.
+    pub file: u64,
+    /// Offset of the record in its file, in bytes.
+    pub offset: u64,
+    /// Address of the account that this version belongs to.
+    pub key: &'a [u8; 32],
+    /// Balance of the account; zero for a closed one.
+    pub lamports: u64,
+    /// Program that owns the account.
+    pub owner: &'a [u8; 32],
+    /// Whether the account is a program.
+    pub executable: bool,
+    /// Length of the account's data in bytes.
+    pub data_len: u64,
+    /// The first `data_len` or [`HEAD_BYTES`] bytes of the data, whichever is less.
+    pub data: &'a [u8],
+}
+
+/// Function that takes every version, in the archive's order. An error stops the reading.
+pub type Take<'a> = dyn FnMut(&Version<'_>) -> Result<(), Stop> + 'a;
+
+/// Function that is told the progress after every few megabytes. An error stops the reading.
+pub type Tell<'a> = dyn FnMut(Progress) -> Result<(), Stop> + 'a;
+
+/// How far the reading of an archive has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Number of the archive's bytes that were read; these are a few megabytes ahead of the others.
+    pub packed_bytes: u64,
+    /// Number of unpacked bytes that were parsed.
+    pub unpacked_bytes: u64,
+    /// Number of versions that were taken.
+    pub versions: u64,
+}
+
+/// The numbers of an archive that was read to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Slot of the archive's manifest, which its name agrees with.
+    pub slot: u64,
+    /// Number of its accounts files.
+    pub files: u64,
+    /// Number of versions in all of them.
+    pub versions: u64,
+    /// Length of the unpacked archive in bytes.
+    pub unpacked_bytes: u64,
+}
+
+/// An archive that is open, and was not read yet.
+pub struct Archive {
+    input: Input,
+}
+
+impl Archive {
+    /// Opens the archive at `location`: a file, the directory that one was unpacked into, `-` for standard input, or an
+    /// http(s) URL. Nothing of a stream is read yet.
+    ///
+    /// # Errors
+    /// [`Error::Open`] when there is nothing to read, [`Error::Name`] when the name is almost that of an archive.
+    pub fn open(location: &str) -> Result<Self, Error> {
+        Ok(Self { input: Input::open(location)? })
+    }
+
+    /// Takes an archive from any reader. Messages show it as `shown`. Without a name, the first bytes tell the packing.
+    pub fn from_reader(shown: &str, name: Option<Name>, bytes: impl Read + Send + 'static) -> Self {
+        let source = Source::Stream(Box::new(bytes));
+        Self { input: Input { source, name, shown: shown.to_owned(), packed_bytes: None } }
+    }
+
+    /// Returns the parts of the archive's name. Standard input has none, nor does a file of another name.
+    pub fn name(&self) -> Option<&Name> {
+        self.input.name.as_ref()
+    }
+
+    /// Returns the number of bytes that will be read, where it is known: of a plain file, and of most URLs.
+    pub fn packed_bytes(&self) -> Option<u64> {
+        self.input.packed_bytes
+    }
+
+    /// Reads the whole archive in one pass. `take` gets every version of every account, in the archive's order;
+    /// `progress` is called after every few megabytes and at the end.
+    ///
+    /// # Errors
+    /// [`Error::Io`] and [`Error::Unpack`] while the bytes come, [`Error::Archive`] and [`Error::Entry`] when they are
+    /// no snapshot or only a part of one, [`Error::Stopped`] with the error of `progress` or `take`. Versions taken
+    /// before an error prove nothing: the archive was not whole.
+    pub fn read(self, progress: &mut Tell<'_>, take: &mut Take<'_>) -> Result<Summary, Error> {
+        let Input { source, name, shown, .. } = self.input;
+        let packed = Arc::new(AtomicU64::new(0));
+        let mut reading = Reading::new(&shown, name.as_ref(), Arc::clone(&packed), progress, take);
+        match source {
+            Source::Directory(path) => directory::read(&path, &packed, &mut reading)?,
+            Source::Stream(bytes) => {
+                let packing = name.as_ref().map(|name| name.packing);
+                let mut unpacked = Unpacked::start(&shown, bytes, packing, packed)
+                    .map_err(|source| Error::Open { archive: shown.clone(), source })?;
+                stream::read(&mut unpacked, &mut reading)?;
+            }
+        }
+        reading.finish()
+    }
+}
