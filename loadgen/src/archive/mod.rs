@@ -49,8 +49,8 @@ Writes DIR/snapshot-SLOT-HASH.tar.zst, and DIR/incremental-snapshot-BASE-SLOT-HA
 at their slots: load one, follow the stream from its slot, and the map has the digest that the stream states at its end. \
 An incremental archive has every change since the full one: load the full one and the newest incremental one.
 
-Among the accounts are those by which a careless reader goes wrong, see --without. They leave no pair in the map, \
-whatever is extracted.
+Among the accounts are those by which a careless reader goes wrong, see --without. They leave no pair in the map \
+of the extraction that --extract names.
 
 Prints a line for each archive when it is whole: `full slot=… blocks=… files=… records=… digest=PAIRS:HEX file=…`, and \
 `incremental base=… slot=…` with the digest of both together. The digest is what `solkv-bootstrap info --digest` must \
@@ -62,7 +62,7 @@ enough --replay-slots, so that it has their slots when it is asked for them.
 Examples:
   solkv-loadgen archive --out /data/archives --pairs 2000000 --seed 1 --extract token-owner
   solkv-loadgen stream --pairs 2000000 --seed 1 --extract token-owner
-  solkv-loadgen archive --out /data/archives --pairs 20000000 --slots-after 50 --incremental-slots 50,50 --report r.json
+  solkv-loadgen archive --out /data/archives --pairs 20000000 --slots-after 50 --incremental-slots 50,50
   solkv-loadgen stream --pairs 20000000 --no-wait --replay-slots 100000 --rate 20000
   solkv-loadgen archive --out /data/archives --pairs 5000 --pack lz4 --without large,padding";
 
@@ -117,7 +117,7 @@ impl Watch for () {
 /// Runs `loadgen archive`.
 ///
 /// # Errors
-/// Those of [`write`], a signal, and I/O errors of the report.
+/// Those of [`write()`], a signal, and I/O errors of the report.
 pub fn run(args: &ArchiveArgs) -> Result<()> {
     let mut screen = Screen { stop: stop_flag()?, progress: Progress::new() };
     let archives = write(&args.plan, &args.out, &mut screen)?;
