@@ -34,13 +34,13 @@ pub struct Plan {
     pub plain: bool,
 }
 
-/// Arguments of `loadgen archive`.
+/// Command line of `loadgen archive`: a plan, and places for its results.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ArchiveArgs {
     /// Directory for the archives; it is made if it is not there
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
-    /// What is in the archives.
+    /// Accounts and oddities of the archives.
     #[command(flatten)]
     pub plan: Plan,
     /// Write the options and everything that is known of each archive as JSON

@@ -99,7 +99,7 @@ const KINDS: [Kind; 13] = [
     Kind::Extended,
 ];
 
-/// What a layer of files says of an account.
+/// Version of an account in a layer of files.
 enum State {
     Open,
     /// As it was opened, but another program owns it.

@@ -29,11 +29,11 @@ pub(super) enum Role {
 /// Numbers of an archive's contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// Files of accounts.
+    /// Files of accounts that the archive has.
     pub files: u64,
     /// Versions of accounts in all files.
     pub records: u64,
-    /// Versions without lamports.
+    /// Versions without lamports, which close accounts.
     pub tombstones: u64,
     /// Versions of the story's accounts that are not the newest in the archive.
     pub obsolete: u64,
@@ -91,7 +91,7 @@ impl Page {
         }
     }
 
-    /// Returns the file's contents.
+    /// Returns everything that the file holds.
     pub(super) fn bytes(&self) -> &[u8] {
         self.file.bytes()
     }

@@ -102,7 +102,7 @@ pub struct At {
     pub total: u64,
 }
 
-/// One archive's contents.
+/// One archive: its accounts, its files and their order.
 pub(super) struct Story<'a> {
     workload: &'a Workload,
     keys: &'a Keys,

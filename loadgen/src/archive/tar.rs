@@ -21,9 +21,9 @@ const CHECKSUM: std::ops::Range<usize> = 148..156;
 pub enum Kind {
     /// The version, the status cache or the manifest: a file as tar libraries write it.
     File,
-    /// A directory, without contents.
+    /// A directory, which has no contents.
     Directory,
-    /// A file of accounts.
+    /// A file of accounts, as agave itself writes it.
     Accounts,
 }
 
