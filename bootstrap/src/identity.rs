@@ -5,6 +5,7 @@
 use std::fs::{self, File};
 use std::io::ErrorKind as Io;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -26,15 +27,28 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// Takes the stamp of a source's file. `None` for synthetic pairs, standard input and pipes, which have no stamp.
+    /// Takes the stamp of a source's file, or one stamp of several files. `None` for synthetic pairs, standard input, pipes
+    /// and everything else that has no stamp.
     ///
     /// # Errors
-    /// I/O errors of opening or flushing the file, or of reading its metadata.
+    /// I/O errors of opening or flushing a file, or of reading its metadata.
     pub(crate) fn of(source: &Source) -> Result<Option<Self>> {
-        let Source::File { path, .. } = source else { return Ok(None) };
-        if source.is_stdin() {
-            return Ok(None);
+        let Some(files) = source.files() else { return Ok(None) };
+        let mut all = Self { bytes: 0, modified_ns: 0, changed_ns: 0 };
+        // Any other time of any file makes another stamp.
+        let and = |times: i64, time: i64| times.wrapping_mul(31).wrapping_add(time);
+        for path in files {
+            let Some(one) = Self::of_file(&path)? else { return Ok(None) };
+            all = Self {
+                bytes: all.bytes + one.bytes,
+                modified_ns: and(all.modified_ns, one.modified_ns),
+                changed_ns: and(all.changed_ns, one.changed_ns),
+            };
         }
+        Ok(Some(all))
+    }
+
+    fn of_file(path: &Path) -> Result<Option<Self>> {
         let failed = || format!("cannot open file={}", path.display());
         if fs::metadata(path).with_context(failed)?.is_file() {
             let flushed = File::open(path).with_context(failed)?.sync_data();
@@ -66,20 +80,25 @@ pub(crate) struct Content {
     chain: u64,
     records: u64,
     open: Xxh3,
+    /// Whether the numbers of the records are a part of the digest, because they decide between versions of a key.
+    has_versions: bool,
 }
 
 impl Content {
     /// The digest of no records.
-    pub(crate) fn new() -> Self {
-        Self { chain: 0, records: 0, open: Xxh3::new() }
+    pub(crate) fn new(has_versions: bool) -> Self {
+        Self { chain: 0, records: 0, open: Xxh3::new(), has_versions }
     }
 
     /// Continues a digest at a border. `chain` is the value of [`Self::chain`] at that border.
-    pub(crate) fn resume(chain: u64, records: u64) -> Self {
-        Self { chain, records, open: Xxh3::new() }
+    pub(crate) fn resume(chain: u64, records: u64, has_versions: bool) -> Self {
+        Self { chain, records, open: Xxh3::new(), has_versions }
     }
 
     pub(crate) fn add(&mut self, record: &Record) {
+        if self.has_versions {
+            self.open.update(&record.0.to_le_bytes());
+        }
         self.open.update(&record.1);
         self.open.update(&record.2);
         self.records += 1;
@@ -125,15 +144,15 @@ mod tests {
     #[test]
     fn a_digest_goes_on_at_a_border_and_tells_every_change() {
         let digest = |records: &[Record]| {
-            let mut content = Content::new();
+            let mut content = Content::new(false);
             records.iter().for_each(|record| content.add(record));
             content.digest()
         };
         let all: Vec<Record> = (0..3000).map(record).collect();
-        let mut begun = Content::new();
+        let mut begun = Content::new(false);
         all[..2048].iter().for_each(|record| begun.add(record));
         assert!(begun.is_at_border());
-        let mut resumed = Content::resume(begun.chain(), begun.records());
+        let mut resumed = Content::resume(begun.chain(), begun.records(), false);
         all[2048..].iter().for_each(|record| resumed.add(record));
         assert_eq!((resumed.digest(), resumed.records()), (digest(&all), 3000));
         let mut swapped = all.clone();

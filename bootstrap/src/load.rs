@@ -57,7 +57,7 @@ pub(crate) struct LoadArgs {
     /// load that is complete ends well.
     #[arg(long)]
     pub(crate) resume: bool,
-    /// Solana slot that the pairs stand for; the service starts following from it
+    /// Solana slot that the pairs stand for; the service starts following from it. A snapshot archive knows its own
     #[arg(long, value_name = "SLOT")]
     pub(crate) slot: Option<u64>,
     /// Pairs per commit (shuffled order); fewer where lmdb or redb could not hold their pages in memory
@@ -114,7 +114,10 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".work", &args.source)?;
     paths::check_outputs(args, &work.path)?;
     report::check_writable(args)?;
-    let Some(setup) = setup(args, work)? else { return Ok(0) };
+    let source = Source::new(&args.source, args.meaning.extract())?;
+    // An archive knows its slot.
+    let args = &LoadArgs { slot: source.slot(args.slot)?, ..args.clone() };
+    let Some(setup) = setup(args, source, work)? else { return Ok(0) };
     let stored = stored(args, &setup)?;
     // Take the lock now, so that a second process learns of it before it reads its source.
     let held = hold(args, &setup)?;
@@ -143,6 +146,11 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     state.write(&args.dir)?;
     let mut fill = Fill::new(args, &setup, &engine, &ordered, begun, &stop);
     let tally = fill.pairs()?;
+    ensure!(
+        tally.pairs > 0 || stop.asked().is_some(),
+        "there are no pairs: {}: no account of the archive has a value by --extract",
+        setup.source
+    );
     if let Some(code) = stop.asked() {
         let seq = fill.end();
         close(args, engine)?;
@@ -168,8 +176,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
 
 /// Finds all mistakes that can be found before the source is read, because reading can take an hour. `None`: the load
 /// is complete already.
-fn setup(args: &LoadArgs, work: WorkDir) -> Result<Option<Setup>> {
-    let source = Source::new(&args.source)?;
+fn setup(args: &LoadArgs, source: Source, work: WorkDir) -> Result<Option<Setup>> {
     let options = options_for(&args.dir, &args.engine)?;
     let mode = if args.resume { OpenMode::CreateOrOpen } else { OpenMode::Create };
     let found = check_directory(&args.dir, args.resume)?;
@@ -259,10 +266,10 @@ fn begin_giving_back(ordered: &mut Ordered, setup: &Setup) -> Result<()> {
 
 /// Reads the source, spills it if necessary, and returns it in order.
 fn order(args: &LoadArgs, setup: &Setup, stored: u64, stop: &Stop) -> Result<Ordered> {
-    let mut reading = Progress::new(setup.source.count_hint()?, "reading");
+    let mut reading = Progress::of_source(&setup.source, "reading")?;
     let Setup { source, order, work, buffers, .. } = setup;
     let ordered = Ordered::prepare(source, *order, args.source.seed, work, buffers, stored, &mut |records| {
-        reading.set(records);
+        reading.set_read(source, records);
         match stop.asked() {
             Some(_) => Err(Stopped.into()),
             None => Ok(()),

@@ -1,7 +1,7 @@
 //! The meaning of a store's pairs: stated at the load, kept in the store's marker, and compared with every service that
 //! opens it.
 //!
-//! Owns: the words of the command line. Must not: read accounts; the pairs come from a file as they are.
+//! Owns: the words of the command line. Must not: read accounts; the crate `solana` takes the values from them.
 
 use engines::Holds;
 
@@ -10,7 +10,8 @@ use engines::Holds;
 pub(crate) struct MeaningArgs {
     /// What the values are; a service with another --extract is refused [default: what the first service says]
     ///
-    /// Without it the store takes the meaning that the first service started on it is told, and keeps that one.
+    /// Needed for a snapshot archive, of whose accounts it takes the values. Without it the store takes the meaning that the
+    /// first service started on it is told, and keeps that one.
     #[arg(long, value_enum, value_name = "EXTRACT")]
     pub(crate) extract: Option<Extract>,
     /// Your name for the chain that the pairs come from, such as mainnet; a service that names another is refused
@@ -29,12 +30,12 @@ pub(crate) enum Extract {
     TokenMint,
 }
 
-impl Extract {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::AccountOwner => "account-owner",
-            Self::TokenOwner => "token-owner",
-            Self::TokenMint => "token-mint",
+impl From<Extract> for solana::Extract {
+    fn from(extract: Extract) -> Self {
+        match extract {
+            Extract::AccountOwner => Self::AccountOwner,
+            Extract::TokenOwner => Self::TokenOwner,
+            Extract::TokenMint => Self::TokenMint,
         }
     }
 }
@@ -43,7 +44,12 @@ impl MeaningArgs {
     /// The entry for the store's marker. It names no programs, because the service decides which programs' accounts it
     /// follows.
     pub(crate) fn holds(&self) -> Holds {
-        let extract = self.extract.map(|extract| extract.as_str().to_owned());
+        let extract = self.extract().map(|extract| extract.name().to_owned());
         Holds { extract, programs: None, cluster: self.cluster.clone() }
+    }
+
+    /// Returns what the values are, if it was said.
+    pub(crate) fn extract(&self) -> Option<solana::Extract> {
+        self.extract.map(Into::into)
     }
 }

@@ -30,9 +30,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::identity::Stamp;
 use crate::limits::{Buffers, Chunks};
 use crate::paths::WorkDir;
-use crate::source::{Record, Source};
+use crate::source::{Files, Record, Source};
 use chunk::{Chunker, Outlet};
-use merge::Merge;
+use merge::{Merge, Rule};
 use spill::{Spill, Spilled};
 use work::{Manifest, Work};
 
@@ -112,6 +112,8 @@ pub(crate) struct Ordered {
     pub(crate) records: u64,
     /// Stamp of the source's file. `None` if it has none.
     pub(crate) stamp: Option<Stamp>,
+    /// Of archives, whose records are versions: files that count in another order than that of the numbers.
+    versions: Option<Files>,
     kind: Kind,
     rank: Rank,
     work: Work,
@@ -154,8 +156,8 @@ impl Ordered {
         let (rank, chunks, mark_every) = (Rank::new(order, seed), buffers.chunks(order), None);
         if let (Source::Synthetic { pairs, count }, Order::Shuffled) = (source, order) {
             let (source_id, kind) = (pairs.source_id(*count), Kind::Synthetic(source.clone()));
-            let (content, records, stamp) = (None, *count, None);
-            return Ok(Self { source_id, content, records, stamp, kind, rank, work, chunks, mark_every });
+            let (content, records, stamp, versions) = (None, *count, None, None);
+            return Ok(Self { source_id, content, records, stamp, versions, kind, rank, work, chunks, mark_every });
         }
         let read = Spill { source, order, seed, buffers, stored }.run(&mut work, tell)?;
         let kind = match read.spilled {
@@ -164,7 +166,8 @@ impl Ordered {
         };
         let source_id = file_id(read.digest, order, seed);
         let (content, records, stamp) = (Some(read.digest), read.records, read.stamp);
-        Ok(Self { source_id, content, records, stamp, kind, rank, work, chunks, mark_every })
+        let versions = source.has_versions().then_some(read.files);
+        Ok(Self { source_id, content, records, stamp, versions, kind, rank, work, chunks, mark_every })
     }
 
     /// Removes the spill, once the load no longer needs it.
@@ -201,6 +204,7 @@ impl Ordered {
     }
 
     fn make(&self, skip: u64, on_duplicate: OnDuplicate, to: Outlet) -> Result<Tally> {
+        let rule = self.versions.as_ref().map_or(Rule::OnDuplicate(on_duplicate), Rule::Newest);
         let (whole, tally) = match &self.kind {
             Kind::Synthetic(Source::Synthetic { pairs, count }) => {
                 let begun = Tally { pairs: skip.min(*count), ..Tally::default() };
@@ -225,14 +229,14 @@ impl Ordered {
                         0
                     }))
                 };
-                (merge::unique(next, on_duplicate, &mut chunker)?, chunker.finish())
+                (merge::unique(next, rule, &mut chunker)?, chunker.finish())
             }
             Kind::Runs(manifest) => {
                 self.check_given_back(manifest.given_back, skip, on_duplicate)?;
                 let taken = manifest.runs.iter().map(|run| run.taken).collect();
                 let mut chunker = Chunker::new(manifest.given_back, taken, skip, to);
                 let mut merge = Merge::open(self.work.dir(), manifest.spill()?, &manifest.runs, self.rank)?;
-                (merge::unique(|into| merge.next(into), on_duplicate, &mut chunker)?, chunker.finish())
+                (merge::unique(|into| merge.next(into), rule, &mut chunker)?, chunker.finish())
             }
         };
         // Checksums cannot find a missing run, so count too: every record that was read must come out again.

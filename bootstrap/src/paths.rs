@@ -49,8 +49,8 @@ pub(crate) fn work_dir(dir: &Path, asked: Option<&Path>, ending: &str, source: &
             at.display()
         )));
     }
-    let input = source.input.as_deref().filter(|input| *input != Path::new("-"));
-    if let Some(input) = input.filter(|input| resolved(input).starts_with(&at)) {
+    let inputs = [&source.input, &source.incremental].into_iter().flatten().filter(|input| **input != Path::new("-"));
+    if let Some(input) = inputs.into_iter().find(|input| resolved(input).starts_with(&at)) {
         return Err(Wrong::error(format!(
             "the input is inside the directory of the spill: file={} work_dir={}: name another with --work-dir",
             input.display(),
@@ -70,6 +70,7 @@ pub(crate) fn check_outputs(args: &LoadArgs, work: &Path) -> Result<()> {
     let input = input.map(|input| if input == Path::new("-") { Path::new("/dev/stdin") } else { input });
     let outputs = [("--report", args.report.as_deref()), ("--hlog", args.hlog.as_deref())];
     let mut earlier: Vec<(&str, &Path)> = input.map(|input| ("--input", input)).into_iter().collect();
+    earlier.extend(args.source.incremental.as_deref().map(|input| ("--incremental", input)));
     for (name, path) in outputs.into_iter().filter_map(|(name, path)| Some((name, path?))) {
         if let Some((other, _)) = earlier.iter().find(|(_, other)| is_same(path, other)) {
             return Err(Wrong::error(format!(

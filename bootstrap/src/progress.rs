@@ -6,27 +6,57 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
+use bytesize::ByteSize;
 use engine_latency::table::grouped;
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use crate::out::tell;
+use crate::source::Source;
 
 /// Time between two lines where standard error is not a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Progress of a load, counted in pairs.
+/// Progress of a load, counted in pairs or, while an archive is read, in bytes.
 pub(crate) struct Progress {
     bar: ProgressBar,
+    in_bytes: bool,
     /// Time of the last line; `None` on a terminal.
     line_at: Option<Instant>,
 }
 
 impl Progress {
+    /// Progress in pairs, of which there are `total` if that is known.
     pub(crate) fn new(total: Option<u64>, message: &'static str) -> Self {
+        Self::in_unit(total, message, false)
+    }
+
+    /// Progress of reading a source: in bytes for archives, because nobody knows how many accounts they hold.
+    ///
+    /// # Errors
+    /// Those of [`Source::count_hint`].
+    pub(crate) fn of_source(source: &Source, message: &'static str) -> Result<Self> {
+        Ok(match source {
+            Source::Archives(archives) => Self::in_unit(archives.progress_bytes().0, message, true),
+            _ => Self::new(source.count_hint()?, message),
+        })
+    }
+
+    /// Shows how far the reading of a source is, after so many records.
+    pub(crate) fn set_read(&mut self, source: &Source, records: u64) {
+        match source {
+            Source::Archives(archives) => self.set(archives.progress_bytes().1),
+            _ => self.set(records),
+        }
+    }
+
+    fn in_unit(total: Option<u64>, message: &'static str, in_bytes: bool) -> Self {
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr_with_hz(4));
-        let template = match total {
-            Some(_) => "{msg} {wide_bar} {human_pos}/{human_len} pairs {rate}/s eta {eta}",
-            None => "{msg} {spinner} {human_pos} pairs {rate}/s {elapsed}",
+        let template = match (total, in_bytes) {
+            (Some(_), false) => "{msg} {wide_bar} {human_pos}/{human_len} pairs {rate}/s eta {eta}",
+            (None, false) => "{msg} {spinner} {human_pos} pairs {rate}/s {elapsed}",
+            (Some(_), true) => "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} eta {eta}",
+            (None, true) => "{msg} {spinner} {binary_bytes} {binary_bytes_per_sec} {elapsed}",
         };
         // A formatting error is the bar's own; the bar is not drawn then.
         let rate = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
@@ -39,7 +69,7 @@ impl Progress {
         if terminal {
             bar.enable_steady_tick(Duration::from_millis(500));
         }
-        Self { bar, line_at: (!terminal).then(Instant::now) }
+        Self { bar, in_bytes, line_at: (!terminal).then(Instant::now) }
     }
 
     /// Starts counting at the pairs of an earlier run, so that rate and ETA are those of this run.
@@ -48,20 +78,22 @@ impl Progress {
         self.bar.reset_eta();
     }
 
-    pub(crate) fn set(&mut self, pairs: u64) {
-        self.bar.set_position(pairs);
-        if self.line_at.is_some_and(|at| at.elapsed() >= LINE_EVERY) {
-            self.line_at = Some(Instant::now());
-            let (message, rate) = (self.bar.message(), grouped(self.bar.per_sec() as u64));
-            match self.bar.length() {
-                Some(total) => tell!(
-                    "{message}: {} of {} pairs, {rate} pairs/s, {} left",
-                    grouped(pairs),
-                    grouped(total),
-                    HumanDuration(self.bar.eta())
-                ),
-                None => tell!("{message}: {} pairs, {rate} pairs/s", grouped(pairs)),
+    pub(crate) fn set(&mut self, done: u64) {
+        self.bar.set_position(done);
+        if self.line_at.is_none_or(|at| at.elapsed() < LINE_EVERY) {
+            return;
+        }
+        self.line_at = Some(Instant::now());
+        let shown = |count: u64| match self.in_bytes {
+            true => ByteSize::b(count).to_string(),
+            false => format!("{} pairs", grouped(count)),
+        };
+        let (message, done, rate) = (self.bar.message(), shown(done), shown(self.bar.per_sec() as u64));
+        match self.bar.length() {
+            Some(total) => {
+                tell!("{message}: {done} of {}, {rate}/s, {} left", shown(total), HumanDuration(self.bar.eta()));
             }
+            None => tell!("{message}: {done}, {rate}/s"),
         }
     }
 

@@ -94,6 +94,9 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
     if outcome.tally.duplicates > 0 {
         rows.push(row("  duplicates", table::grouped(outcome.tally.duplicates)));
     }
+    if outcome.tally.absent > 0 {
+        rows.push(row("  without a value", table::grouped(outcome.tally.absent)));
+    }
     say!("{}{}", table::aligned(&rows), next(&outcome));
     if let Some(path) = &args.report {
         let json = json!({
@@ -108,6 +111,7 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
             "pairs": outcome.tally.pairs,
             "pairs_loaded_by_this_run": outcome.loaded,
             "duplicates": outcome.tally.duplicates,
+            "keys_without_a_value": outcome.tally.absent,
             "elapsed_ms": outcome.elapsed.as_millis() as u64,
             "pairs_per_second": per_second,
             "disk_bytes": disk_bytes,

@@ -200,7 +200,7 @@ fn unused(args: &LoadArgs, state: Option<&State>) -> Result<Vec<String>> {
 
 /// Reads all of the source, for its digest.
 fn read_content(args: &LoadArgs, source: &Source) -> Result<Content> {
-    let mut read = Content::new();
+    let mut read = Content::new(source.has_versions());
     source.for_each(&mut |record| {
         read.add(&record);
         Ok(())
@@ -316,7 +316,7 @@ pub(crate) fn refuse_other(args: &LoadArgs, source: &Source, order: Order) -> Re
         _ if loaded != order => format!("loaded_order={} asked_order={}", loaded.name(), order.name()),
         _ if known.slot != args.slot => slots(known.slot, args.slot),
         _ if known.content.is_none() != source.format().is_none()
-            || known.content.is_none() && known.source != words =>
+            || (known.content.is_none() || source.has_versions()) && known.source != words =>
         {
             String::new()
         }

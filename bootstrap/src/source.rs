@@ -1,8 +1,10 @@
-//! Sources of pairs: a seed, a file of raw records, or a CSV of base58 pubkeys; files may be packed by gzip or zstd.
+//! Sources of pairs: a seed, a file of raw records, a CSV of base58 pubkeys, or Solana's snapshot archives; files may
+//! be packed by gzip or zstd.
 //!
 //! Owns: the choice of the file and its format. Must not: order or deduplicate. Runs on the thread that reads the
 //! source.
 
+mod archive;
 mod packed;
 mod parse;
 mod pipe;
@@ -15,9 +17,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use engine_api::{Key, Value};
 use serde::{Deserialize, Serialize};
+use solana::Extract;
 use workload::{Pairs, Values};
 
 use crate::wrong::Wrong;
+pub(crate) use archive::{Archives, Files, has_no_value};
 use packed::Packing;
 pub use parse::read;
 use pipe::Pipe;
@@ -25,7 +29,8 @@ use pipe::Pipe;
 /// Largest number of bytes that a pair of two random pubkeys takes in a packed file.
 const PACKED_PAIR_BYTES: u64 = 70;
 
-/// Position in the source (record or line number from 0), key and value.
+/// Position in the source (record or line number from 0), key and value. Of an archive the position is the number of a
+/// version, and the value is zero where [`has_no_value`].
 pub(crate) type Record = (u64, Key, Value);
 
 /// A place between two records of a source, from which reading can go on.
@@ -59,16 +64,23 @@ pub struct SourceArgs {
     /// weight r^-0.99. Pairs with other values are another source.
     #[arg(long, value_name = "VALUES", default_value = "unique", conflicts_with = "input")]
     pub values: Values,
-    /// Pairs from a file or a pipe, or - for standard input: raw records of 64 bytes (32-byte key, 32-byte value), or
-    /// CSV
+    /// Pairs from a file or a pipe, or - for standard input: a Solana snapshot archive, raw records of 64 bytes (32-byte
+    /// key, 32-byte value), or CSV
     ///
-    /// A name that ends in .gz or .zst is unpacked while it is read.
+    /// A name that ends in .gz or .zst is unpacked while it is read. An archive is known by its name, such as
+    /// snapshot-312000000-HASH.tar.zst (also .tar.lz4, .tar.gz, .tar); it may also be the directory that one was unpacked
+    /// into, or an http(s) URL.
     #[arg(long, value_name = "FILE", group = "source")]
     pub input: Option<PathBuf>,
-    /// What is in the file; the default goes by its name: .csv, .csv.gz and .csv.zst are csv, everything else raw
+    /// Incremental snapshot archive on top of the full one of --input
+    #[arg(long, value_name = "ARCHIVE", requires = "input")]
+    pub incremental: Option<PathBuf>,
+    /// What is in the file; the default goes by its name: .csv, .csv.gz and .csv.zst are csv, snapshot-... is an archive,
+    /// everything else raw
     #[arg(long, value_enum, value_name = "FORMAT", requires = "input")]
     pub format: Option<Format>,
-    /// Refuse a source that has not exactly this many records, those of a key that comes again included
+    /// Refuse a source that has not exactly this many records, those of a key that comes again included; of an archive,
+    /// every version of every account
     ///
     /// A file that was cut between two records looks whole: whoever wrote it knows how many there are.
     #[arg(long, value_name = "N", value_parser = workload::count)]
@@ -97,6 +109,8 @@ pub enum Format {
     Raw,
     /// Two base58 columns a line, separated by a comma, without a header.
     Csv,
+    /// A Solana snapshot archive, of which --extract takes the values.
+    Archive,
 }
 
 /// A source of pairs. Only [`Self::is_read_once`] sources cannot be read a second time.
@@ -104,11 +118,26 @@ pub enum Format {
 pub(crate) enum Source {
     Synthetic { pairs: Pairs, count: u64 },
     File { path: PathBuf, format: Format },
+    Archives(Archives),
 }
 
 impl Source {
-    pub(crate) fn new(args: &SourceArgs) -> Result<Self> {
+    /// Chooses the source. `extract` is needed for archives.
+    ///
+    /// # Errors
+    /// [`Wrong`] for arguments that contradict each other; an archive that cannot be opened.
+    pub(crate) fn new(args: &SourceArgs, extract: Option<Extract>) -> Result<Self> {
+        let is_archive = |path: &Path| match args.format {
+            Some(format) => format == Format::Archive,
+            None => args.incremental.is_some() || Archives::are_at(path),
+        };
         match (&args.pairs, &args.input) {
+            (None, Some(path)) if is_archive(path) => {
+                Ok(Self::Archives(Archives::new(path, args.incremental.as_deref(), extract)?))
+            }
+            _ if args.incremental.is_some() => {
+                Err(Wrong::error("--incremental adds to a snapshot archive: name the full one with --input"))
+            }
             (Some(0), _) => Err(Wrong::error("there is nothing to do: pairs=0")),
             (Some(count), _) => {
                 Ok(Self::Synthetic { pairs: Pairs::with_values(args.seed, args.values), count: *count })
@@ -127,6 +156,32 @@ impl Source {
         match self {
             Self::Synthetic { .. } => false,
             Self::File { path, .. } => is_pipe(path),
+            Self::Archives(archives) => archives.is_read_once(),
+        }
+    }
+
+    /// Whether the source has versions of accounts, so that only their numbers tell which of them counts.
+    pub(crate) fn has_versions(&self) -> bool {
+        matches!(self, Self::Archives(_))
+    }
+
+    /// Returns the slot that the pairs stand for: that of an archive, else the one asked for.
+    ///
+    /// # Errors
+    /// [`Wrong`] if an archive is of another slot, or of an unknown one.
+    pub(crate) fn slot(&self, asked: Option<u64>) -> Result<Option<u64>> {
+        match self {
+            Self::Archives(archives) => archives.slot(asked).map(Some),
+            _ => Ok(asked),
+        }
+    }
+
+    /// Returns the files that the source is read from; `None` if it is not, or not only, read from files.
+    pub(crate) fn files(&self) -> Option<Vec<PathBuf>> {
+        match self {
+            Self::Synthetic { .. } => None,
+            Self::File { path, .. } => (!self.is_stdin()).then(|| vec![path.clone()]),
+            Self::Archives(archives) => archives.files(),
         }
     }
 
@@ -139,6 +194,7 @@ impl Source {
         match self {
             Self::Synthetic { .. } => None,
             Self::File { format, .. } => Some(*format),
+            Self::Archives(_) => Some(Format::Archive),
         }
     }
 
@@ -147,6 +203,7 @@ impl Source {
     pub(crate) fn count_hint(&self) -> Result<Option<u64>> {
         let (path, format) = match self {
             Self::Synthetic { count, .. } => return Ok(Some(*count)),
+            Self::Archives(_) => return Ok(None),
             Self::File { .. } if self.is_stdin() => return Ok(None),
             Self::File { path, format } => (path, *format),
         };
@@ -171,7 +228,11 @@ impl Source {
     /// Returns the least number of pairs that a packed file can hold. Packing does not make random bytes smaller, so a
     /// pair takes 64 bytes, as CSV a few more. Values that repeat take less, so there may be twice as many pairs.
     pub(crate) fn packed_count_hint(&self) -> Option<u64> {
-        let Self::File { path, .. } = self else { return None };
+        let path = match self {
+            Self::Synthetic { .. } => return None,
+            Self::File { path, .. } => path,
+            Self::Archives(archives) => return archives.count_hint(),
+        };
         let packed_bytes = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?.len();
         (Packing::of(path) != Packing::None).then_some(packed_bytes / PACKED_PAIR_BYTES)
     }
@@ -187,19 +248,20 @@ impl Source {
 
     /// Calls `take` with every pair, in the source's own order.
     pub(crate) fn for_each(&self, take: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
-        self.for_each_from(Place::default(), &mut |record, _| take(record))
+        self.for_each_from(Place::default(), &mut |record, _| take(record)).map(drop)
     }
 
     /// Calls `take` with every pair after `from`, a place that an earlier call has passed to `take`. A pipe can only be
-    /// read from its start.
-    pub(crate) fn for_each_from(&self, from: Place, take: &mut TakePlaced<'_>) -> Result<()> {
+    /// read from its start. Returns the files whose versions count in another order than that of their numbers.
+    pub(crate) fn for_each_from(&self, from: Place, take: &mut TakePlaced<'_>) -> Result<Files> {
         match self {
+            Self::Archives(archives) => archives.for_each_from(from, take),
             Self::Synthetic { pairs, count } => {
                 for index in from.number..*count {
                     let after = Place { bytes: 0, number: index + 1 };
                     take((index, pairs.key(index), pairs.value(index, 0)), after)?;
                 }
-                Ok(())
+                Ok(Files::default())
             }
             Self::File { path, format } => {
                 let mut pairs = from.number;
@@ -210,7 +272,7 @@ impl Source {
                 let read = read_file(path, *format, from, &mut counted);
                 read.with_context(|| format!("in file={}", path.display()))?;
                 ensure!(pairs > 0, "there are no pairs: file={}", path.display());
-                Ok(())
+                Ok(Files::default())
             }
         }
     }
@@ -282,6 +344,7 @@ impl fmt::Display for Source {
         match self {
             Self::Synthetic { pairs, count } => f.write_str(&pairs.describe(*count)),
             Self::File { path, .. } => write!(f, "file={}", path.display()),
+            Self::Archives(archives) => archives.fmt(f),
         }
     }
 }

@@ -21,6 +21,7 @@ use workload::Digest;
 
 use crate::info::{open_to_scan, scan_memory};
 use crate::limits;
+use crate::meaning::Extract;
 use crate::order::{OnDuplicate, Order, Ordered};
 use crate::out::{say, tell};
 use crate::paths::{self, WorkDir};
@@ -48,6 +49,9 @@ pub(crate) struct VerifyArgs {
     pub(crate) memory: Option<ByteSize>,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
+    /// What the values are, of a snapshot archive [default: what the store says]
+    #[arg(long, value_enum, value_name = "EXTRACT", requires = "input")]
+    pub(crate) extract: Option<Extract>,
     /// Directory to sort the source in, should that be needed; default: DIR with .verify at the end
     #[arg(long, value_name = "DIR")]
     pub(crate) work_dir: Option<PathBuf>,
@@ -67,7 +71,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// it was asked to stop.
 pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
     let stop = Stop::install()?;
-    let source = Source::new(&args.source)?;
+    let source = Source::new(&args.source, extract(args)?)?;
     let records = source.count_hint()?;
     source.check_records_before(&args.source)?;
     let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".verify", &args.source)?;
@@ -82,6 +86,15 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
     let code = outcome?;
     engine.close()?;
     Ok(code)
+}
+
+/// Returns the asked extraction, or that of the store.
+fn extract(args: &VerifyArgs) -> Result<Option<solana::Extract>> {
+    if args.extract.is_some() {
+        return Ok(args.extract.map(Into::into));
+    }
+    let known = engines::inspect(&args.dir)?.and_then(|known| known.holds.extract);
+    known.map(|name| Ok(name.parse()?)).transpose()
 }
 
 /// Evidence that the store has followed a stream since it was loaded.
@@ -105,7 +118,8 @@ impl Verify<'_> {
     fn run(&self) -> Result<u8> {
         let followed = self.followed()?;
         // Compare digests only if the source can be read twice and may be equal. Otherwise sort it right away.
-        if followed.is_none() && !self.source.is_read_once() {
+        // The versions of accounts have to be sorted before any of them counts.
+        if followed.is_none() && !self.source.is_read_once() && !self.source.has_versions() {
             let (given, held) = self.digests()?;
             self.args.source.check_records(given.pairs())?;
             if given == held {
@@ -227,14 +241,15 @@ impl Verify<'_> {
         let engine = engines::inspect(&args.dir)?.map_or_else(engines::default_engine, |known| known.engine);
         let options = EngineOptions { memory: Some(scan_memory(args.memory)), ..EngineOptions::new(engine) };
         let (_, buffers) = limits::divide(&options, Order::Sorted, 0)?;
-        if let (Some(records), false) = (self.records, args.skip_disk_check) {
+        let records = self.records.or_else(|| self.source.packed_count_hint());
+        if let (Some(records), false) = (records, args.skip_disk_check) {
             let spill_bytes = limits::spill_bytes(records, &buffers);
             probe::check_disk(&work.path, spill_bytes.saturating_sub(probe::disk_bytes(&work.path)))?;
         }
-        let mut progress = Progress::new(self.records, "sorting the source");
+        let mut progress = Progress::of_source(self.source, "sorting the source")?;
         let seed = args.source.seed;
         let ordered = Ordered::prepare(self.source, Order::Sorted, seed, work, &buffers, 0, &mut |records| {
-            progress.set(records);
+            progress.set_read(self.source, records);
             self.look()
         });
         progress.clear();

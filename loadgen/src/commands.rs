@@ -94,7 +94,7 @@ fn write_summary(path: &PathBuf, args: &StreamArgs, end: &Final) -> Result<()> {
 }
 
 /// Prints a line and flushes it, because other programs wait for these lines.
-fn say(line: &str) -> Result<()> {
+pub(crate) fn say(line: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to stdout")
 }

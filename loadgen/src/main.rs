@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use loadgen::report::{self, best, compare};
-use loadgen::{bench, commands, follow, live, provider, query, transports};
+use loadgen::{archive, bench, commands, follow, live, provider, query, transports};
 use tracing_subscriber::EnvFilter;
 
 /// Plays a Solana account stream, and measures a service that follows it
@@ -28,6 +28,9 @@ enum Command {
     /// Play a Yellowstone server: slots of account updates from a seed, with filters, replay and faults
     #[command(after_help = commands::STREAM_EXAMPLES)]
     Stream(Box<commands::StreamArgs>),
+    /// Write snapshot archives of Solana that tell the story of the stream, for programs that load them
+    #[command(after_help = archive::EXAMPLES)]
+    Archive(Box<archive::ArchiveArgs>),
     /// Play a Yellowstone server that misbehaves by a script, and judge what a service says of its readiness
     #[command(after_help = provider::EXAMPLES)]
     Provider(Box<provider::ProviderArgs>),
@@ -97,6 +100,7 @@ fn main() -> ExitCode {
     }
     let result = match command {
         Command::Stream(args) => commands::stream(*args),
+        Command::Archive(args) => archive::run(&args),
         Command::Live(args) => live::run(*args),
         Command::Provider(args) => provider::run(&args),
         Command::Query(args) => query::run(&args),
@@ -129,6 +133,7 @@ fn main() -> ExitCode {
 fn check(command: &Command) -> Result<()> {
     match command {
         Command::Stream(args) => args.workload.check().and_then(|()| args.delivery.check()),
+        Command::Archive(args) => args.plan.check(),
         Command::Live(args) => args.workload.check().and_then(|()| args.delivery.check()),
         Command::Query(args) => args.check(),
         Command::Transports(args) => args.check(),

@@ -21,12 +21,15 @@ pub(crate) struct Tally {
     pub(crate) duplicates: u64,
     /// Number of duplicates with another value than the later record: only `--on-duplicate last` passes over them.
     pub(crate) replaced: u64,
+    /// Keys without a pair, because their newest version in an archive has no value.
+    #[serde(default)]
+    pub(crate) absent: u64,
 }
 
 impl Tally {
     /// Returns the number of records counted.
     pub(crate) fn records(self) -> u64 {
-        self.pairs + self.duplicates
+        self.pairs + self.duplicates + self.absent
     }
 }
 
@@ -131,6 +134,18 @@ impl Chunker {
         self.tally.duplicates += 1;
         self.taken[run] += 1;
         Ok(())
+    }
+
+    /// Counts a version of a key, from this run, in whose place a newer one counts.
+    pub(super) fn older_version(&mut self, run: usize) {
+        self.tally.duplicates += 1;
+        self.taken[run] += 1;
+    }
+
+    /// Counts a key that has no pair. The version that says so is from this run.
+    pub(super) fn absent(&mut self, run: usize) {
+        self.tally.absent += 1;
+        self.taken[run] += 1;
     }
 
     /// Returns a mark at the current position, if the last one is far enough away.

@@ -280,7 +280,7 @@ mod tests {
         let ordered = prepare(&source, Order::Sorted, &work, &two_runs(), given);
         let error = ordered.for_each(given, OnDuplicate::Error, &mut |_| Ok(true)).unwrap_err().to_string();
         assert!(error.contains("keys=1 ") && error.contains("add --on-duplicate last"), "{error}");
-        assert_eq!(rest(&ordered, given).unwrap().1, Tally { pairs: 20_000, duplicates: 1, replaced: 1 });
+        assert_eq!(rest(&ordered, given).unwrap().1, Tally { pairs: 20_000, duplicates: 1, replaced: 1, absent: 0 });
     }
 
     #[test]

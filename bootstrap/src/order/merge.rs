@@ -10,7 +10,7 @@ use super::chunk::Chunker;
 use super::heads::{ENDED, Heads};
 use super::run::{NO_RECORD, Reader, Run, Writer};
 use super::{OnDuplicate, Rank};
-use crate::source::Record;
+use crate::source::{Files, Record, has_no_value};
 
 /// Reads several sorted runs as one.
 pub(super) struct Merge {
@@ -90,29 +90,54 @@ pub(super) fn combine(
     writer.end()?.flush()
 }
 
-/// Passes one pair for each key to `chunker`, and the other copies of the key to [`Chunker::duplicate`]. A record is
-/// held until the next one has another key, so that a mark is never between two copies of a key. Returns `false` when
-/// no more are wanted.
+/// Which of the records of one key counts.
+#[derive(Clone, Copy)]
+pub(super) enum Rule<'a> {
+    /// The last one in the source, if two values of a key are allowed at all.
+    OnDuplicate(OnDuplicate),
+    /// The newest version of an account. Its key has no pair if that version has no value.
+    Newest(&'a Files),
+}
+
+/// Passes one pair for each key to `chunker`, and counts the other records of the key there. A record is held until the
+/// next one has another key, so that a mark is never between two records of a key. Returns `false` when no more are
+/// wanted.
 ///
 /// # Errors
 /// Errors of `next`; two different values for one key, if `rule` forbids them.
 pub(super) fn unique(
     mut next: impl FnMut(&mut Record) -> Result<Option<usize>>,
-    rule: OnDuplicate,
+    rule: Rule<'_>,
     chunker: &mut Chunker,
 ) -> Result<bool> {
+    let end = |chunker: &mut Chunker, held: &Record, run: usize| match rule {
+        Rule::Newest(_) if has_no_value(held) => {
+            chunker.absent(run);
+            Ok(true)
+        }
+        _ => chunker.push(held, run),
+    };
     // Two records take turns, because copying one for each key would cost time.
     let (mut one, mut other) = (NO_RECORD, NO_RECORD);
     let (mut held, mut later) = (&mut one, &mut other);
     let Some(mut held_run) = next(held)? else { return Ok(true) };
     while let Some(run) = next(later)? {
-        if held.1 == later.1 {
-            chunker.duplicate(held, held_run, later, rule)?;
-        } else if !chunker.push(held, held_run)? {
-            return Ok(false);
+        if held.1 != later.1 {
+            if !end(chunker, held, held_run)? {
+                return Ok(false);
+            }
+        } else {
+            match rule {
+                Rule::OnDuplicate(rule) => chunker.duplicate(held, held_run, later, rule)?,
+                Rule::Newest(files) if files.is_earlier_newer(held, later) => {
+                    chunker.older_version(run);
+                    continue;
+                }
+                Rule::Newest(_) => chunker.older_version(held_run),
+            }
         }
         std::mem::swap(&mut held, &mut later);
         held_run = run;
     }
-    chunker.push(held, held_run)
+    end(chunker, held, held_run)
 }

@@ -12,21 +12,21 @@ use super::run::{Ended, Run, Writer};
 use super::sort::Sorted;
 use super::work::{Manifest, Work};
 use crate::identity::Content;
-use crate::source::{Place, Record};
+use crate::source::{Files, Place, Record};
 
 /// Records on their way to a run, with the manifest's entries for the time when they are durable.
 pub(super) struct Batch<R> {
     pub(super) records: R,
     pub(super) place: Place,
     pub(super) content: Content,
-    /// Whether these are the source's last records.
-    pub(super) complete: bool,
+    /// Present with the source's last records: files whose versions count in another order than that of their numbers.
+    pub(super) end: Option<Files>,
 }
 
 /// Sorts batches until there are no more, or until the receiver of the sorted ones is gone.
 pub(super) fn sort_batches(rank: Rank, unsorted: Receiver<Batch<Vec<Record>>>, to_write: SyncSender<Batch<Sorted>>) {
-    for Batch { records, place, content, complete } in unsorted {
-        let sorted = Batch { records: Sorted::of(records, rank), place, content, complete };
+    for Batch { records, place, content, end } in unsorted {
+        let sorted = Batch { records: Sorted::of(records, rank), place, content, end };
         if to_write.send(sorted).is_err() {
             return;
         }
@@ -42,13 +42,13 @@ pub(super) fn write_runs(
     give_back: SyncSender<Vec<Record>>,
 ) -> Result<Manifest> {
     let mut unflushed: Option<Batch<Ended>> = None;
-    for Batch { records, place, content, complete } in sorted {
+    for Batch { records, place, content, end } in sorted {
         work.create()?;
         if let Some(before) = unflushed.take() {
             keep(before, work, &mut manifest)?;
         }
         let run = write_run(work, &manifest, &records)?;
-        unflushed = Some(Batch { records: run, place, content, complete });
+        unflushed = Some(Batch { records: run, place, content, end });
         let mut buffer = records.into_records();
         buffer.clear();
         // The last buffers have no receiver.
@@ -71,12 +71,15 @@ fn write_run(work: &Work, manifest: &Manifest, records: &Sorted) -> Result<Ended
 
 /// Flushes a run, and writes the manifest that names it.
 fn keep(written: Batch<Ended>, work: &Work, manifest: &mut Manifest) -> Result<()> {
-    let Batch { records: run, place, content, complete } = written;
+    let Batch { records: run, place, content, end } = written;
     manifest.runs.push(run.flush()?);
     manifest.records = content.records();
     manifest.place = place;
-    // Both in one step: records after the last border are in no chain, so a spill that holds them has to be complete.
+    // In one step: records after the last border are in no chain, so a spill that holds them has to be complete, and a
+    // complete spill is not read again for its files.
+    let complete = end.is_some();
     manifest.complete = complete;
+    manifest.files = end.unwrap_or_default();
     manifest.content = format!("{:016x}", if complete { content.digest() } else { content.chain() });
     work.write(manifest).context("cannot keep what was read")
 }

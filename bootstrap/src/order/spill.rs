@@ -19,7 +19,7 @@ use super::{Order, Rank};
 use crate::identity::{Content, Stamp};
 use crate::limits::{Buffers, COMBINED_PARTS, SORT_BUFFERS};
 use crate::out::tell;
-use crate::source::{Place, Record, Source};
+use crate::source::{Files, Place, Record, Source};
 
 /// Number of records between two calls of [`Tell`].
 const TELL_EVERY: u64 = 4096;
@@ -35,6 +35,8 @@ pub(super) struct Read {
     pub(super) records: u64,
     /// Stamp of the source's file. `None` if it has none.
     pub(super) stamp: Option<Stamp>,
+    /// Files of archives whose versions count in another order than that of their numbers.
+    pub(super) files: Files,
     pub(super) spilled: Spilled,
 }
 
@@ -77,7 +79,7 @@ impl std::error::Error for Changed {}
 
 /// Where the records are that were read. `None`: in the manifest's runs. `Some`: in this buffer in order, which holds
 /// all of them.
-type Left = Option<(Content, Vec<Record>)>;
+type Left = Option<(Content, Vec<Record>, Files)>;
 
 impl Spill<'_> {
     /// Reads the source if the spill is not complete, and merges runs until the rest can be merged at once.
@@ -92,9 +94,9 @@ impl Spill<'_> {
             None => self.read(work, &self.nothing(), stamp, tell)?,
         };
         match left {
-            Some((content, records)) => {
+            Some((content, records, files)) => {
                 let (digest, spilled) = (content.digest(), Spilled::Memory(records));
-                Ok(Read { digest, records: content.records(), stamp, spilled })
+                Ok(Read { digest, records: content.records(), stamp, files, spilled })
             }
             None => self.end(work, manifest, tell),
         }
@@ -141,8 +143,10 @@ impl Spill<'_> {
 
     /// Describes why the spill cannot belong to this source; `None` if it may.
     fn difference(&self, known: &Manifest, stamp: Option<Stamp>) -> Option<String> {
-        let (words, synthetic) = (self.source.to_string(), matches!(self.source, Source::Synthetic { .. }));
-        if (known.format.is_none() || synthetic) && known.source != words {
+        let words = self.source.to_string();
+        // Another extraction from the same archive is another source.
+        let by_words = matches!(self.source, Source::Synthetic { .. }) || self.source.has_versions();
+        if (known.format.is_none() || by_words) && known.source != words {
             return Some(format!("was={:?} asked={words:?}", known.source));
         }
         if known.format != self.source.format() {
@@ -191,7 +195,7 @@ impl Spill<'_> {
         stamp: Option<Stamp>,
         tell: &mut Tell<'_>,
     ) -> Result<(Manifest, Left)> {
-        let (mut manifest, content, left) = match self.collect(work, begun, stamp, tell) {
+        let (mut manifest, content, files, left) = match self.collect(work, begun, stamp, tell) {
             Ok(read) => read,
             Err(error) if error.is::<Changed>() => return Err(error),
             Err(error) => {
@@ -208,9 +212,10 @@ impl Spill<'_> {
                 ordered.push(*record);
                 Ok(())
             })?;
-            return Ok((manifest, Some((content, ordered))));
+            return Ok((manifest, Some((content, ordered, files))));
         }
         manifest.complete = true;
+        manifest.files = files;
         manifest.content = format!("{:016x}", content.digest());
         work.write(&manifest)?;
         Ok((manifest, None))
@@ -224,7 +229,7 @@ impl Spill<'_> {
         begun: &Begun,
         stamp: Option<Stamp>,
         tell: &mut Tell<'_>,
-    ) -> Result<(Manifest, Content, Option<Vec<Record>>)> {
+    ) -> Result<(Manifest, Content, Files, Option<Vec<Record>>)> {
         let manifest = Manifest { stamp, source: self.source.to_string(), ..begun.manifest.clone() };
         let rank = self.rank();
         std::thread::scope(|scope| {
@@ -245,7 +250,7 @@ impl Spill<'_> {
             sorter.join().map_err(|_| anyhow!("the sorting thread panicked"))?;
             // Return the writing thread's error first, because it caused the collector's.
             let manifest = written??;
-            collected.map(|()| (manifest, content, left))
+            collected.map(|files| (manifest, content, files, left))
         })
     }
 
@@ -269,7 +274,8 @@ impl Spill<'_> {
             work.keep(&manifest.runs)?;
         }
         let (digest, records, stamp) = (manifest.content()?, manifest.records, manifest.stamp);
-        Ok(Read { digest, records, stamp, spilled: Spilled::Runs(manifest) })
+        let files = manifest.files.clone();
+        Ok(Read { digest, records, stamp, files, spilled: Spilled::Runs(manifest) })
     }
 
     /// Starts a spill without records.
@@ -333,13 +339,13 @@ impl<'a> Collector<'a> {
         to_sort: SyncSender<Batch<Vec<Record>>>,
         spare: Receiver<Vec<Record>>,
     ) -> Result<Self> {
-        let known = &begun.manifest;
+        let (known, has_versions) = (&begun.manifest, spill.source.has_versions());
         let any = !known.runs.is_empty();
-        let (mut from, mut content, mut expected) = (Place::default(), Content::new(), None);
+        let (mut from, mut content, mut expected) = (Place::default(), Content::new(has_versions), None);
         if any && begun.compare {
             expected = Some(Expected { records: known.records, content: known.content()?, complete: known.complete });
         } else if any {
-            (from, content) = (known.place, Content::resume(known.content()?, known.records));
+            (from, content) = (known.place, Content::resume(known.content()?, known.records, has_versions));
         }
         Ok(Self {
             source: spill.source,
@@ -356,10 +362,11 @@ impl<'a> Collector<'a> {
         })
     }
 
-    /// Reads to the end of the source. Records that do not fill a buffer stay in `records`, if no run was begun.
-    fn collect(&mut self, stamp: Option<Stamp>, tell: &mut Tell<'_>) -> Result<()> {
+    /// Reads to the end of the source. Records that do not fill a buffer stay in `records`, if no run was begun. Returns
+    /// the files that the source has named.
+    fn collect(&mut self, stamp: Option<Stamp>, tell: &mut Tell<'_>) -> Result<Files> {
         let source = self.source;
-        source.for_each_from(self.from, &mut |record, after| {
+        let files = source.for_each_from(self.from, &mut |record, after| {
             self.content.add(&record);
             if self.content.records().is_multiple_of(TELL_EVERY) {
                 tell(self.content.records())?;
@@ -375,7 +382,10 @@ impl<'a> Collector<'a> {
         if now != stamp {
             bail!("the file was changed while it was read: {source}: start again once it stays as it is");
         }
-        if self.begun_runs == 0 || self.records.is_empty() { Ok(()) } else { self.send(true) }
+        if self.begun_runs > 0 && !self.records.is_empty() {
+            self.send(Some(files.clone()))?;
+        }
+        Ok(files)
     }
 
     /// Returns all records, if the source has fitted into one buffer.
@@ -403,7 +413,7 @@ impl<'a> Collector<'a> {
         if self.records.len() < self.capacity || !self.content.is_at_border() {
             return Ok(());
         }
-        self.send(false)?;
+        self.send(None)?;
         self.records = if self.buffers_made < SORT_BUFFERS {
             self.buffers_made += 1;
             Vec::new()
@@ -413,10 +423,11 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
-    fn send(&mut self, complete: bool) -> Result<()> {
+    /// Sends the buffer to the sorting thread. `end`: these are the source's last records, and it has named these files.
+    fn send(&mut self, end: Option<Files>) -> Result<()> {
         let records = std::mem::take(&mut self.records);
         self.begun_runs += 1;
-        let batch = Batch { records, place: self.place, content: self.content.clone(), complete };
+        let batch = Batch { records, place: self.place, content: self.content.clone(), end };
         self.to_sort.send(batch).map_err(|_| anyhow!("the sorting thread has ended"))
     }
 }

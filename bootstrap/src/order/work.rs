@@ -19,7 +19,7 @@ use super::chunk::Tally;
 use super::run::{Run, damaged, has_no_holes, is_run, punch};
 use crate::identity::Stamp;
 use crate::paths::WorkDir;
-use crate::source::{Format, Place};
+use crate::source::{Files, Format, Place};
 
 const MANIFEST: &str = "manifest.toml";
 const MANIFEST_TEMPORARY: &str = "manifest.tmp";
@@ -59,6 +59,9 @@ pub(crate) struct Manifest {
     /// their blocks back. All 0 while the spill is whole.
     #[serde(default)]
     pub(crate) given_back: Tally,
+    /// Of archives: files whose versions count in another order than that of their numbers.
+    #[serde(default, skip_serializing_if = "Files::is_empty")]
+    pub(crate) files: Files,
     pub(crate) runs: Vec<Run>,
 }
 
@@ -78,6 +81,7 @@ impl Manifest {
             place: Place::default(),
             stamp: None,
             given_back: Tally::default(),
+            files: Files::default(),
             runs: Vec::new(),
         }
     }
@@ -364,7 +368,7 @@ mod tests {
         work.create().unwrap();
         let mut manifest = Manifest::new(5, "file=x".to_owned(), Some(Format::Csv), Order::Sorted, 0);
         manifest.runs = vec![Run::whole(0, 9), Run { taken: 5, ..Run::whole(3, 8) }];
-        manifest.given_back = Tally { pairs: 3, duplicates: 2, replaced: 1 };
+        manifest.given_back = Tally { pairs: 3, duplicates: 2, replaced: 1, absent: 4 };
         work.write(&manifest).unwrap();
         assert_eq!(work.manifest().unwrap(), Some(manifest));
         let path = work.dir().join(MANIFEST);

@@ -149,10 +149,11 @@ mod tests {
             seed: 1,
             values: workload::Values::Unique,
             input: Some(path.to_owned()),
+            incremental: None,
             format: None,
             expect_pairs: None,
         };
-        let source = Source::new(&args)?;
+        let source = Source::new(&args, None)?;
         source.count_hint()?;
         let mut out = Vec::new();
         source.for_each(&mut |record| {
@@ -240,11 +241,12 @@ mod tests {
                 seed: 1,
                 values: workload::Values::Unique,
                 input: Some(name.into()),
+                incremental: None,
                 format: None,
                 expect_pairs: None,
             };
             assert!(
-                matches!(Source::new(&args).unwrap(), Source::File { format: found, .. } if found == format),
+                matches!(Source::new(&args, None).unwrap(), Source::File { format: found, .. } if found == format),
                 "{name}"
             );
         }

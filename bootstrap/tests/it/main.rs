@@ -15,6 +15,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use workload::{Digest, Pairs, Rng};
 
+mod archive;
 mod limits;
 mod places;
 mod repair;

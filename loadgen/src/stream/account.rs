@@ -37,16 +37,16 @@ pub const LEAVINGS: u8 = 7;
 /// Lamports of an open account: the balance that makes a token account rent exempt.
 const OPEN_LAMPORTS: u64 = 2_039_280;
 /// Bytes of an SPL Token mint.
-const MINT_BYTES: usize = 82;
+pub(crate) const MINT_BYTES: usize = 82;
 /// Bytes of an SPL Token account.
-const TOKEN_BYTES: usize = 165;
+pub(crate) const TOKEN_BYTES: usize = 165;
 /// Bytes of a Token-2022 account with one empty extension: the account type at 165, then a 2-byte type and a 2-byte
 /// length.
-const TOKEN_2022_BYTES: usize = 170;
+pub(crate) const TOKEN_2022_BYTES: usize = 170;
 /// Bytes of a Token multisig. It is never a token account, although its byte 165 may look like one.
-const MULTISIG_BYTES: usize = 355;
+pub(crate) const MULTISIG_BYTES: usize = 355;
 /// Offset of a token account's state: 0 uninitialized, 1 initialized, 2 frozen.
-const STATE_OFFSET: usize = 108;
+pub(crate) const STATE_OFFSET: usize = 108;
 /// Bytes of data of an account that is not a token account. Any few bytes will do.
 const PLAIN_BYTES: usize = 40;
 
@@ -129,6 +129,14 @@ impl Account {
     pub fn data(&self) -> &[u8] {
         match &self.data {
             Data::Short(data, len) => &data[..*len],
+            Data::Any(data) => data,
+        }
+    }
+
+    /// Returns the account's whole data, to be changed in place.
+    pub(crate) fn data_mut(&mut self) -> &mut [u8] {
+        match &mut self.data {
+            Data::Short(data, len) => &mut data[..*len],
             Data::Any(data) => data,
         }
     }

@@ -1,7 +1,8 @@
 //! The chain: slots with their updates, parents, hashes and faults, computed from the options and the seed alone.
 //!
 //! Owns: the state of every key (4 bytes each) and the order in which slots are delivered. Must not: know subscribers,
-//! clocks or the wire. Runs on the `chain` thread.
+//! clocks or the wire. Runs on the `chain` thread, and on the main thread
+//! of `loadgen archive`.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -130,6 +131,8 @@ pub(crate) struct Chain {
     fork: Option<(u64, [u8; 32], u64)>,
     held: VecDeque<(usize, Arc<Block>)>,
     ready: VecDeque<Arc<Block>>,
+    /// Newest sealed block, until it is taken.
+    newest: Option<Arc<Block>>,
     gap: Option<Gap>,
     touched: HashMap<u64, u32, BuildHasherDefault<IdHasher>>,
 }
@@ -157,6 +160,7 @@ impl Chain {
             fork: None,
             held: VecDeque::new(),
             ready: VecDeque::new(),
+            newest: None,
             gap: None,
             touched: HashMap::default(),
             options,
@@ -246,6 +250,22 @@ impl Chain {
         }
     }
 
+    /// Makes the next sealed block. Blocks come in the order of the chain, so that one that is delivered late comes in
+    /// its place, and a missing one comes too. Returns `None` once the run's events are spent.
+    pub(crate) fn next_sealed(&mut self) -> Option<Arc<Block>> {
+        while self.events < self.end {
+            self.begin_round();
+            self.newest = None;
+            self.produce();
+            self.ready.clear();
+            self.held.clear();
+            if let Some(block) = self.newest.take() {
+                return Some(block);
+            }
+        }
+        None
+    }
+
     fn begin_round(&mut self) {
         if self.events >= self.round_end {
             self.round_end += self.options.events;
@@ -263,7 +283,8 @@ impl Chain {
         }
     }
 
-    pub(super) fn digest(&self) -> Digest {
+    /// Computes the digest of the map at the newest sealed block.
+    pub(crate) fn digest(&self) -> Digest {
         let mut digest = Digest::default();
         let created = self.created.iter().enumerate().map(|(index, state)| (index as u64 | CREATED, state));
         for (id, &state) in self.known.iter().enumerate().map(|(index, state)| (index as u64, state)).chain(created) {
@@ -306,6 +327,7 @@ impl Chain {
             self.gap = Some(Gap { slot, parent_slot: self.parent.0, digest: self.digest().to_string() });
         }
         let block = Arc::new(self.sealed_block(slot));
+        self.newest = Some(Arc::clone(&block));
         if missing {
             return;
         }

@@ -1,7 +1,7 @@
 //! The keys and values of a stream: known ones from the seed or a file, and keys that the stream creates.
 //!
 //! Owns: the bytes of every update's key and value, by id. Must not: know the state of a key. Used by the `chain`
-//! thread and by each connection's task.
+//! thread, by each connection's task and by `loadgen archive`.
 
 use std::path::Path;
 

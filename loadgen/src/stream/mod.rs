@@ -7,10 +7,10 @@
 //! `chain` generates; `stream` encodes and sends, on a single-threaded tokio runtime.
 
 pub mod account;
-mod chain;
+pub(crate) mod chain;
 mod feed;
 pub mod filter;
-mod keys;
+pub(crate) mod keys;
 mod log;
 mod options;
 mod resume;

@@ -21,6 +21,8 @@ fn arguments_that_can_never_be_right_end_with_2() {
     for wrong in [
         "stream --pairs 0",
         "stream --close-share 3",
+        "archive --out /nowhere --incremental-slots 3,0",
+        "archive --out /nowhere --plain --without mints",
         "live --dir /nowhere --change-share 2",
         "query --target 127.0.0.1:1 --pairs 0",
         "query --target https://h --pairs 5",

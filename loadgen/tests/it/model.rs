@@ -74,6 +74,12 @@ impl Model {
         }
     }
 
+    /// Puts the follower at `slot`, where its map is that of an archive.
+    pub(crate) fn load(&mut self, slot: u64, map: BTreeMap<[u8; 32], [u8; 32]>) {
+        self.applied = slot;
+        self.map = map.into_iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
+    }
+
     /// Forgets the slots that a lost connection has left half received.
     pub(crate) fn disconnected(&mut self) {
         self.open.clear();

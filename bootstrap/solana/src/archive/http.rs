@@ -80,7 +80,7 @@ enum Failed {
 }
 
 /// Whether a location is a URL that can be downloaded from.
-pub(super) fn is_url(location: &str) -> bool {
+pub fn is_url(location: &str) -> bool {
     let has_scheme = |scheme: &str| location.get(..scheme.len()).is_some_and(|head| head.eq_ignore_ascii_case(scheme));
     has_scheme("http://") || has_scheme("https://")
 }

@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 pub use error::{Error, Fault, Stop};
+pub use http::is_url;
 use input::{Input, Source};
 pub use name::{BadName, Name, Packing};
 use reading::Reading;
@@ -117,6 +118,11 @@ impl Archive {
     /// Returns the parts of the archive's name. Standard input has none, nor does a file of another name.
     pub fn name(&self) -> Option<&Name> {
         self.input.name.as_ref()
+    }
+
+    /// Returns the location for messages: that of a URL after all redirections, without user, password and query.
+    pub fn shown(&self) -> &str {
+        &self.input.shown
     }
 
     /// Returns the number of bytes that will be read, where it is known: of a plain file, and of most URLs.

@@ -1,0 +1,348 @@
+//! Solana snapshot archives as a source: a full archive, and an incremental one on top of it.
+//!
+//! Owns: the number that orders the versions of an account, by slot and by place within the slot. Must not: choose
+//! between two versions, because those of one account lie anywhere in the archives; `order` chooses, where they meet.
+//! Runs on the thread that reads the source.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Result, anyhow, ensure};
+use serde::{Deserialize, Serialize};
+use solana::Extract;
+use solana::archive::{Archive, Name, Version, is_url};
+
+use super::{Place, Record, TakePlaced};
+use crate::wrong::Wrong;
+
+/// Bytes of a packed archive for each version of an account, at least. Address, owner and balance of an account are
+/// nearly random, so they take about as much packed as unpacked.
+const PACKED_VERSION_BYTES: u64 = 64;
+
+/// Archives that make one map together.
+#[derive(Clone, Debug)]
+pub(crate) struct Archives {
+    /// Location of the full archive, then that of the incremental one if there is one.
+    locations: Vec<String>,
+    /// The same for messages, without the secrets of a URL.
+    shown: Vec<String>,
+    /// Slot of each, as far as the names tell.
+    slots: Vec<Option<u64>>,
+    extract: Extract,
+    packed_bytes: Option<u64>,
+    /// Packed bytes that the present pass has read.
+    read_bytes: Arc<AtomicU64>,
+}
+
+impl Archives {
+    /// Whether the location is one of an archive: a URL, a file with the name of an archive, or a directory that one was
+    /// unpacked into.
+    pub(super) fn are_at(location: &Path) -> bool {
+        let is_named = |name: &OsStr| name.to_str().and_then(Name::parse).is_some();
+        is_url(&location.to_string_lossy())
+            || location.file_name().is_some_and(is_named)
+            || (location.join("accounts").is_dir() && location.join("version").is_file())
+    }
+
+    /// Checks that the archives are there, and by their names that they belong together.
+    ///
+    /// # Errors
+    /// [`Wrong`] for archives that do not belong together, or without an extraction; an archive that cannot be opened.
+    pub(super) fn new(full: &Path, incremental: Option<&Path>, extract: Option<Extract>) -> Result<Self> {
+        let Some(extract) = extract else {
+            return Err(Wrong::error(
+                "an archive holds accounts, and several values can be taken from each: name one with --extract, such as \
+                 --extract token-owner",
+            ));
+        };
+        let (locations, shown, slots, read_bytes) = Default::default();
+        let mut all = Self { locations, shown, slots, extract, packed_bytes: Some(0), read_bytes };
+        for path in [Some(full), incremental].into_iter().flatten() {
+            let location = path.to_string_lossy().into_owned();
+            let archive = Archive::open(&location)?;
+            all.check(archive.name(), archive.shown())?;
+            all.shown.push(archive.shown().to_owned());
+            all.slots.push(archive.name().map(|name| name.slot));
+            all.packed_bytes = all.packed_bytes.zip(archive.packed_bytes()).map(|(sum, bytes)| sum + bytes);
+            all.locations.push(location);
+        }
+        Ok(all)
+    }
+
+    /// Refuses a full archive in the place of an incremental one, and the other way round.
+    fn check(&self, name: Option<&Name>, shown: &str) -> Result<()> {
+        let (base, full_slot) = (name.and_then(|name| name.base), self.slots.first().copied());
+        let wrong = match (full_slot, base) {
+            (None, Some(base)) => format!(
+                "an incremental archive holds changes only: archive={shown}: give the full archive of slot={base} as \
+                 --input, and this one as --incremental"
+            ),
+            (Some(Some(slot)), Some(base)) if slot != base => format!(
+                "the incremental archive adds to another full archive: archive={shown} base_slot={base} \
+                 full_slot={slot}: give the full archive of slot={base}"
+            ),
+            (Some(_), None) => format!(
+                "not an incremental archive by its name: archive={shown}: such a file is called \
+                 incremental-snapshot-BASE-SLOT-HASH.tar.zst"
+            ),
+            _ => return Ok(()),
+        };
+        Err(Wrong::error(wrong))
+    }
+
+    /// Returns the slot of the map: that of the newest archive, or `asked` where no name tells.
+    ///
+    /// # Errors
+    /// [`Wrong`] if the archive is of another slot than the one asked for, or if neither is known.
+    pub(crate) fn slot(&self, asked: Option<u64>) -> Result<u64> {
+        match (self.slots.last().copied().flatten(), asked) {
+            (Some(slot), Some(asked)) if slot != asked => Err(Wrong::error(format!(
+                "the archive is of another slot: slot={slot} asked_slot={asked}: leave --slot out"
+            ))),
+            (Some(slot), _) | (None, Some(slot)) => Ok(slot),
+            (None, None) => Err(Wrong::error(
+                "the slot is not known, because the archive has no name: give it with --slot, as it stands in the name of \
+                 the archive",
+            )),
+        }
+    }
+
+    /// Whether the archives can be read only once.
+    pub(super) fn is_read_once(&self) -> bool {
+        self.locations.iter().any(|location| location == "-")
+    }
+
+    /// Returns the length of the archives in bytes, and how many of these the present pass has read.
+    pub(crate) fn progress_bytes(&self) -> (Option<u64>, u64) {
+        // ORDERING: Relaxed: the value is only shown.
+        (self.packed_bytes, self.read_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Returns the largest number of versions that archives of this length can be expected to have.
+    pub(super) fn count_hint(&self) -> Option<u64> {
+        self.packed_bytes.map(|bytes| bytes / PACKED_VERSION_BYTES)
+    }
+
+    /// Returns the paths of the archives, if all of them are plain files.
+    pub(crate) fn files(&self) -> Option<Vec<PathBuf>> {
+        let file = |location: &String| Some(PathBuf::from(location)).filter(|path| path.is_file());
+        self.locations.iter().map(file).collect()
+    }
+
+    /// Passes every version of every account on to `take`, from the one with this number on. A version's number in its
+    /// record is that of [`Numbers`]. The archives are read from their start in any case.
+    ///
+    /// # Errors
+    /// Everything that makes an archive unreadable or dubious, naming archive, entry and offset; errors of `take`.
+    pub(super) fn for_each_from(&self, from: Place, take: &mut TakePlaced<'_>) -> Result<Files> {
+        let (mut numbers, mut number, mut read_before) = (Numbers::default(), 0u64, 0);
+        for (location, slot) in self.locations.iter().zip(&self.slots) {
+            let mut failed = None;
+            let mut taken = |version: &Version<'_>| {
+                let place = numbers.of(version)?;
+                number += 1;
+                if number <= from.number {
+                    return Ok(());
+                }
+                let Version { lamports, owner, data_len, data, .. } = *version;
+                let value = self.extract.value(lamports, owner, data_len, data);
+                let record = (place | u64::from(value.is_none()), *version.key, value.unwrap_or_default());
+                take(record, Place { bytes: 0, number })
+            };
+            let mut one = |version: &Version<'_>| {
+                taken(version).map_err(|error| {
+                    let shown = error.to_string();
+                    failed = Some(error);
+                    shown.into()
+                })
+            };
+            let mut tell = |now: solana::archive::Progress| {
+                // ORDERING: Relaxed, see `progress_bytes`.
+                self.read_bytes.store(read_before + now.packed_bytes, Ordering::Relaxed);
+                Ok(())
+            };
+            let read = Archive::open(location)?.read(&mut tell, &mut one);
+            // The error of `take` itself, because callers look for its type.
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            let summary = read?;
+            let expected = slot.unwrap_or(summary.slot);
+            ensure!(summary.slot == expected, "the archive is of slot={} expected_slot={expected}", summary.slot);
+            read_before = self.read_bytes.load(Ordering::Relaxed);
+        }
+        Ok(numbers.files())
+    }
+}
+
+/// Writes what the spill and the store's own file are recognized by.
+impl fmt::Display for Archives {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, shown) in ["archive", "incremental"].into_iter().zip(&self.shown) {
+            write!(f, "{name}={shown} ")?;
+        }
+        write!(f, "extract={}", self.extract.name())
+    }
+}
+
+/// Bits of a number below the slot: a place, and whether the version has a value.
+const SLOT_SHIFT: u32 = 32;
+/// Largest number of versions in one slot, because their places have 31 bits. A validator that writes a whole archive
+/// under one slot has 1.1 billion on mainnet.
+const PLACES_MAX: u64 = 1 << (SLOT_SHIFT - 1);
+/// Largest number of slots. Archives of agave have 432,000; this many take 300 MB of memory.
+const SLOTS_MAX: usize = 4_000_000;
+
+/// Whether the record's version gives its key no value: a closed account, or one that the extraction leaves out.
+pub(crate) fn has_no_value(record: &Record) -> bool {
+    record.0 & 1 == 1
+}
+
+/// Numbers the versions in the order in which they are read: 32 bits for the slot, 31 for the place within the slot,
+/// and the lowest for [`has_no_value`]. Of two versions of a key the one with the greater number counts, unless
+/// [`Files`] says otherwise.
+#[derive(Default)]
+struct Numbers {
+    slots: BTreeMap<u32, Slot>,
+    /// Slot, file and next place of the file that is being read.
+    current: Option<(u64, u64, u64)>,
+}
+
+/// What was read of one slot so far.
+#[derive(Default)]
+struct Slot {
+    /// First place of each file, and the file's number.
+    files: Vec<(u32, u64)>,
+    /// Number of places in use.
+    places: u64,
+}
+
+impl Numbers {
+    /// Returns the number of the next version, without the lowest bit.
+    fn of(&mut self, version: &Version<'_>) -> Result<u64> {
+        let (slot, file) = (version.slot, version.file);
+        let place = match self.current {
+            Some((at, of, next)) if (at, of) == (slot, file) => next,
+            _ => self.begin(slot, file)?,
+        };
+        ensure!(place < PLACES_MAX, "too many accounts in one slot: slot={slot} maximum={PLACES_MAX}");
+        self.current = Some((slot, file, place + 1));
+        Ok(slot << SLOT_SHIFT | place << 1)
+    }
+
+    /// Begins a file, and returns the place of its first version.
+    fn begin(&mut self, slot: u64, file: u64) -> Result<u64> {
+        self.end();
+        let small =
+            u32::try_from(slot).map_err(|_| anyhow!("a slot is out of range: slot={slot} maximum={}", u32::MAX))?;
+        let known = self.slots.len();
+        let of = self.slots.entry(small).or_default();
+        let first = u32::try_from(of.places).map_err(|_| anyhow!("too many accounts in one slot: slot={slot}"))?;
+        of.files.push((first, file));
+        ensure!(known < SLOTS_MAX, "too many slots in the archives: maximum={SLOTS_MAX}");
+        Ok(of.places)
+    }
+
+    /// Ends the file that is being read.
+    fn end(&mut self) {
+        if let Some((slot, _, next)) = self.current.take()
+            && let Some(of) = u32::try_from(slot).ok().and_then(|slot| self.slots.get_mut(&slot))
+        {
+            of.places = next;
+        }
+    }
+
+    /// Returns the files of slots in which a file was read after one with a greater number.
+    fn files(mut self) -> Files {
+        self.end();
+        let disordered = self.slots.into_iter().filter(|(_, of)| !of.files.is_sorted_by_key(|(_, file)| *file));
+        let files = disordered
+            .flat_map(|(slot, of)| of.files.into_iter().map(move |(place, file)| FileOfSlot { slot, place, file }));
+        Files(files.collect())
+    }
+}
+
+/// First place of a file within its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct FileOfSlot {
+    slot: u32,
+    place: u32,
+    file: u64,
+}
+
+/// Files of the slots that have several, in an order in the archives which is not that of their numbers. No validator is
+/// known to write one account into two files of a slot; if one does, the file with the greater number counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Files(Vec<FileOfSlot>);
+
+impl Files {
+    /// Whether there are no such slots.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether the version that was read first counts. Both are of one key, and `earlier` has the smaller number.
+    pub(crate) fn is_earlier_newer(&self, earlier: &Record, later: &Record) -> bool {
+        let slot = |record: &Record| (record.0 >> SLOT_SHIFT) as u32;
+        !self.is_empty() && slot(earlier) == slot(later) && self.file_of(earlier) > self.file_of(later)
+    }
+
+    /// Returns the number of the record's file; `None` in a slot whose files are in order.
+    fn file_of(&self, record: &Record) -> Option<u64> {
+        let (slot, place) = ((record.0 >> SLOT_SHIFT) as u32, (record.0 as u32) >> 1);
+        let after = self.0.partition_point(|file| (file.slot, file.place) <= (slot, place));
+        self.0[..after].last().filter(|file| file.slot == slot).map(|file| file.file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(slot: u64, file: u64) -> Version<'static> {
+        let (key, owner, data) = (&[7; 32], &[0; 32], &[][..]);
+        Version { slot, file, offset: 0, key, lamports: 1, owner, executable: false, data_len: 0, data }
+    }
+
+    /// Numbers versions of these slots and files.
+    fn numbered(read: &[(u64, u64)]) -> (Vec<Record>, Files) {
+        let mut numbers = Numbers::default();
+        let records = read.iter().map(|(slot, file)| (numbers.of(&version(*slot, *file)).unwrap(), [7; 32], [0; 32]));
+        let records = records.collect();
+        (records, numbers.files())
+    }
+
+    #[test]
+    fn numbers_ascend_by_slot_and_then_by_place() {
+        let (records, files) = numbered(&[(9, 1), (9, 1), (5, 2), (9, 3), (u64::from(u32::MAX), 0)]);
+        let expected = [9 << 32, 9 << 32 | 2, 5 << 32, 9 << 32 | 4, u64::from(u32::MAX) << 32];
+        assert_eq!(records.iter().map(|record| record.0).collect::<Vec<_>>(), expected);
+        assert!(files.is_empty());
+    }
+
+    #[test]
+    fn files_of_a_slot_count_by_their_numbers() {
+        let (records, files) = numbered(&[(9, 5), (9, 5), (9, 3), (8, 7), (9, 4)]);
+        assert_eq!(files.0.len(), 3);
+        let newer = |earlier: usize, later: usize| files.is_earlier_newer(&records[earlier], &records[later]);
+        assert!(!newer(0, 1), "one file, the later place");
+        assert!(newer(1, 2) && newer(0, 4), "file 5 came before files 3 and 4");
+        assert!(!newer(2, 4), "files 3 and 4 came in order");
+        assert!(!newer(3, 0), "another slot");
+    }
+
+    #[test]
+    fn a_slot_that_no_number_has_room_for_is_refused() {
+        let mut numbers = Numbers::default();
+        let error = numbers.of(&version(1 << 32, 0)).unwrap_err().to_string();
+        assert!(error.contains("slot=4294967296 maximum=4294967295"), "{error}");
+        numbers.current = Some((1, 1, PLACES_MAX));
+        let error = numbers.of(&version(1, 1)).unwrap_err().to_string();
+        assert!(error.contains("too many accounts in one slot: slot=1"), "{error}");
+    }
+}

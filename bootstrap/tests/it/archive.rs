@@ -1,0 +1,265 @@
+//! Snapshot archives as a source: those of agave against the bank's own list of accounts, and made ones with every
+//! version of an account anywhere.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use workload::Rng;
+
+use crate::{Map, command, digest, engines, fails, ok, str};
+
+const FULL: &str = "snapshot-351000355-EsRJJbTfoF5zDhboW3rMVYiY4xxzEFQJk4U2CEj1QwaQ.tar";
+const INCREMENTAL: &str = "incremental-snapshot-351000355-351000368-2NbmC84r6h4FyfFczn1S9j2MSXqpXtzJrfmmSyyg1evr.tar";
+/// SPL Token, as bytes.
+const TOKEN: &str = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA";
+
+fn data(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("solana/tests/data").join(name);
+    fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn unpacked(name: &str) -> Vec<u8> {
+    zstd::decode_all(&data(&format!("{name}.zst"))[..]).unwrap()
+}
+
+/// The map of one column of a list that the bank has made.
+fn listed(name: &str, column: &str) -> Map {
+    let text = String::from_utf8(unpacked(name)).unwrap();
+    let key = |text: &str| <[u8; 32]>::try_from(bs58::decode(text).into_vec().unwrap()).unwrap();
+    let mut lines = text.lines().filter(|line| !line.starts_with('#'));
+    let at = lines.next().unwrap().split(',').position(|name| name == column).unwrap();
+    let row = |line: &str| {
+        let fields: Vec<&str> = line.split(',').collect();
+        (key(fields[0]), key(fields[at]))
+    };
+    lines.map(row).collect()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packer.write_all(bytes).unwrap();
+    packer.finish().unwrap()
+}
+
+#[test]
+fn archives_of_agave_hold_what_the_bank_lists() {
+    let home = tempfile::tempdir().unwrap();
+    let file = |name: String, bytes: Vec<u8>| {
+        let path = home.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let (full, incremental) = (unpacked(FULL), unpacked(INCREMENTAL));
+    let packings = [
+        (
+            file(format!("{FULL}.zst"), data(&format!("{FULL}.zst"))),
+            file(format!("{INCREMENTAL}.zst"), data(&format!("{INCREMENTAL}.zst"))),
+        ),
+        (file(format!("{FULL}.gz"), gzip(&full)), file(format!("{INCREMENTAL}.gz"), gzip(&incremental))),
+        (file(FULL.to_owned(), full), file(INCREMENTAL.to_owned(), incremental)),
+    ];
+    let slots = |with: bool| if with { "351000368" } else { "351000355" };
+    for (number, engine) in engines().enumerate() {
+        for (with, order) in [(false, "sorted"), (true, "sorted"), (true, "shuffled")] {
+            let (full, incremental) = &packings[number % packings.len()];
+            for (extract, list, column) in [
+                ("token-owner", "expected", "owner"),
+                ("token-mint", "expected", "mint"),
+                ("account-owner", "all-accounts", "program"),
+            ] {
+                let store = home.path().join(format!("{engine}-{with}-{order}-{extract}"));
+                let mut source = vec!["--input", str(full)];
+                source.extend(with.then_some(["--incremental", str(incremental)]).into_iter().flatten());
+                let load = ["--engine", engine, "--dir", str(&store), "--order", order, "--extract", extract];
+                let said = ok(&[&load[..], &source].concat());
+                assert!(said.contains(&format!("slot={}", slots(with))), "{said}");
+                let expected = listed(&format!("{list}-{}.csv", slots(with)), column);
+                let info = ok(&["info", "--dir", str(&store), "--digest"]);
+                assert!(info.contains(&digest(&expected)), "{engine} {with} {order} {extract}: {info}");
+                // The meaning is in the store.
+                let verified = ok(&[&["verify", "--dir", str(&store)][..], &source].concat());
+                assert!(verified.contains(&format!("stored_pairs={}", expected.len())), "{verified}");
+            }
+        }
+    }
+}
+
+/// One version of an account.
+struct Made {
+    slot: u64,
+    file: u64,
+    key: [u8; 32],
+    /// `None`: the account is closed, or belongs to another program.
+    value: Option<[u8; 32]>,
+    closed: bool,
+}
+
+/// Returns a tar entry.
+fn entry(name: &str, kind: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut block = vec![0; 512];
+    block[..name.len()].copy_from_slice(name.as_bytes());
+    block[124..136].copy_from_slice(format!("{:011o}\0", bytes.len()).as_bytes());
+    block[148..156].fill(b' ');
+    block[156] = kind;
+    block[257..265].copy_from_slice(b"ustar  \0");
+    let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+    block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    block.extend(bytes);
+    block.resize(block.len().next_multiple_of(512), 0);
+    block
+}
+
+/// Returns the record of a version in an accounts file.
+fn record(made: &Made) -> Vec<u8> {
+    let mut token = [0; 165];
+    token[32..64].copy_from_slice(&made.value.unwrap_or([3; 32]));
+    token[108] = 1;
+    let owner = match made.value {
+        Some(_) => <[u8; 32]>::try_from(bs58::decode(TOKEN).into_vec().unwrap()).unwrap(),
+        None => [u8::from(!made.closed); 32],
+    };
+    let data = if made.closed { &[][..] } else { &token };
+    let number = |number: u64| number.to_le_bytes();
+    let parts = [&number(0)[..], &number(data.len() as u64), &made.key, &number(u64::from(!made.closed)), &number(0)];
+    let mut bytes = parts.concat();
+    bytes.extend([&owner[..], &[0; 40], data].concat());
+    bytes
+}
+
+/// Writes an archive of these versions, file after file in the order in which they come here.
+fn write_archive(dir: &Path, slot: u64, made: &[Made]) -> PathBuf {
+    let mut tar = entry("version", b'0', b"1.2.0");
+    tar.extend(entry(&format!("snapshots/{slot}/{slot}"), b'0', &[9; 100]));
+    for file in made.chunk_by(|a, b| (a.slot, a.file) == (b.slot, b.file)) {
+        let mut bytes = Vec::new();
+        for made in file {
+            bytes.resize(usize::next_multiple_of(bytes.len(), 8), 0);
+            bytes.extend(record(made));
+        }
+        tar.extend(entry(&format!("accounts/{}.{}", file[0].slot, file[0].file), 0, &bytes));
+    }
+    tar.extend([0; 1024]);
+    let path = dir.join(format!("snapshot-{slot}-{}.tar", bs58::encode([slot as u8; 32]).into_string()));
+    fs::write(&path, tar).unwrap();
+    path
+}
+
+/// Makes versions of few accounts in files of several slots, some slots with several files, in any order.
+fn versions(seed: u64) -> Vec<Made> {
+    let mut rng = Rng::new(seed);
+    let mut files: Vec<(u64, u64)> = (0..12).map(|file| (100 + file % 5, file)).collect();
+    let mut made = Vec::new();
+    while !files.is_empty() {
+        let (slot, file) = files.swap_remove(rng.below(files.len() as u64) as usize);
+        for _ in 0..3000 {
+            // An account of zeros that is closed looks like padding.
+            let mut key = [0; 32];
+            key[..8].copy_from_slice(&(rng.below(9000) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+            let mut value = [0; 32];
+            value[..8].copy_from_slice(&rng.next_u64().to_be_bytes());
+            let (value, closed) = match rng.below(4) {
+                0 => (None, true),
+                1 => (None, false),
+                // A value of zeros is one.
+                _ if rng.below(10) == 0 => (Some([0; 32]), false),
+                _ => (Some(value), false),
+            };
+            made.push(Made { slot, file, key, value, closed });
+        }
+    }
+    made
+}
+
+/// The map of the newest versions, by slot, file and place in the file.
+fn newest(made: &[Made]) -> Map {
+    let mut order: Vec<(usize, &Made)> = made.iter().enumerate().collect();
+    order.sort_by_key(|(at, made)| (made.slot, made.file, *at));
+    let mut map = Map::new();
+    for (_, made) in order {
+        match made.value {
+            Some(value) => map.insert(made.key, value),
+            None => map.remove(&made.key),
+        };
+    }
+    map
+}
+
+#[test]
+fn the_newest_version_counts_wherever_it_lies() {
+    for (seed, engine) in engines().enumerate() {
+        let home = tempfile::tempdir().unwrap();
+        let made = versions(seed as u64);
+        let archive = write_archive(home.path(), 200, &made);
+        let expected = newest(&made);
+        for (order, memory) in [("sorted", "1MiB"), ("shuffled", "1MiB"), ("sorted", "64MiB")] {
+            let store = home.path().join(format!("{order}-{memory}"));
+            let load = ["--engine", engine, "--dir", str(&store), "--order", order, "--sort-memory", memory];
+            let said = ok(&[&load[..], &["--extract", "token-owner", "--input", str(&archive)]].concat());
+            let info = ok(&["info", "--dir", str(&store), "--digest"]);
+            assert!(info.contains(&digest(&expected)), "{engine} {order} {memory}: {said} {info}");
+            let info = ok(&["verify", "--dir", str(&store), "--input", str(&archive)]);
+            assert!(info.contains(&format!("equal: records={} stored_pairs={}", made.len(), expected.len())), "{info}");
+        }
+    }
+}
+
+#[test]
+fn a_load_of_an_archive_that_was_killed_goes_on() {
+    let engine = engines().next().unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let made = versions(77);
+    let (archive, store) = (write_archive(home.path(), 200, &made), home.path().join("store"));
+    let load = ["--engine", engine, "--dir", str(&store), "--sort-memory", "1MiB", "--resume"];
+    let load = [&load[..], &["--extract", "token-owner", "--input", str(&archive)]].concat();
+    let mut rng = Rng::new(5);
+    for _ in 0..10 {
+        let mut child = command(&load).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(rng.below(400)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    ok(&load);
+    let info = ok(&["info", "--dir", str(&store), "--digest"]);
+    assert!(info.contains(&digest(&newest(&made))) && info.contains("slot=200"), "{info}");
+    // Another extraction from the same archive is another source.
+    let other = [&load[..7], &["--extract", "token-mint", "--input", str(&archive)]].concat();
+    let said = fails(1, &other);
+    assert!(said.contains("token-mint") || said.contains("extract"), "{said}");
+}
+
+#[test]
+fn archives_that_do_not_fit_together_are_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let (dir, store) = (home.path(), home.path().join("store"));
+    let made = versions(1);
+    let full = write_archive(dir, 200, &made);
+    let hash = bs58::encode([5; 32]).into_string();
+    let incremental = dir.join(format!("incremental-snapshot-199-205-{hash}.tar"));
+    fs::write(&incremental, b"not read before its name is").unwrap();
+    let load = |more: &[&str]| {
+        let said = fails(2, &[&["--dir", str(&store)][..], more].concat());
+        assert!(!store.exists(), "nothing is made before the archives are known to fit: {said}");
+        said
+    };
+    assert!(load(&["--input", str(&full)]).contains("--extract token-owner"));
+    let extract = ["--extract", "token-owner"];
+    let both = load(&[&extract[..], &["--input", str(&full), "--incremental", str(&incremental)]].concat());
+    assert!(both.contains("base_slot=199 full_slot=200"), "{both}");
+    let alone = load(&[&extract[..], &["--input", str(&incremental)]].concat());
+    assert!(alone.contains("give the full archive of slot=199"), "{alone}");
+    let twice = load(&[&extract[..], &["--input", str(&full), "--incremental", str(&full)]].concat());
+    assert!(twice.contains("not an incremental archive by its name"), "{twice}");
+    let slot = load(&[&extract[..], &["--input", str(&full), "--slot", "201"]].concat());
+    assert!(slot.contains("slot=200 asked_slot=201"), "{slot}");
+    let none = load(&["--pairs", "5", "--incremental", str(&incremental)]);
+    assert!(none.contains("--input"), "{none}");
+    // An archive that was cut leaves no store that looks whole.
+    let bytes = fs::read(&full).unwrap();
+    fs::write(&full, &bytes[..bytes.len() - 1024]).unwrap();
+    let said = fails(1, &[&["--dir", str(&store)][..], &extract, &["--input", str(&full)]].concat());
+    assert!(said.contains(str(&full)), "{said}");
+    assert!(fails(1, &["info", "--dir", str(&store)]).contains("there is no store"));
+}

@@ -1,0 +1,85 @@
+//! Options of `loadgen archive`.
+//!
+//! Owns: the command line. Must not: write anything.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+
+use super::oddity::{Oddities, Oddity};
+use super::pack::Packing;
+use crate::stream::Workload;
+
+/// The contents of the archives: a pure function of these and nothing else, so that two runs write the same bytes.
+#[derive(clap::Args, Clone, Debug, serde::Serialize)]
+pub struct Plan {
+    /// The stream whose story is told.
+    #[command(flatten)]
+    pub workload: Workload,
+    /// The full archive is at the slot of the stream's N-th block; with 0 at the slot before the first one
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub slots_after: u64,
+    /// Write incremental archives on top of the full one, each after so many more of the stream's blocks: 5,10 makes
+    /// two
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    pub incremental_slots: Vec<u64>,
+    /// How the archives are packed
+    #[arg(long, value_enum, value_name = "PACKING", default_value = "zst")]
+    pub pack: Packing,
+    /// Leave these oddities out of the archives
+    #[arg(long, value_enum, value_name = "ODDITY,...", value_delimiter = ',')]
+    pub without: Vec<Oddity>,
+    /// Leave every oddity out: one version of each account, and no account that the stream does not know
+    #[arg(long, conflicts_with = "without")]
+    pub plain: bool,
+}
+
+/// Command line of `loadgen archive`: a plan, and places for its results.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ArchiveArgs {
+    /// Directory for the archives; it is made if it is not there
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Accounts and oddities of the archives.
+    #[command(flatten)]
+    pub plan: Plan,
+    /// Write the options and everything that is known of each archive as JSON
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+}
+
+/// The options of `loadgen archive`, for callers that write archives themselves.
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    plan: Plan,
+}
+
+/// Parses a plan from the options of `loadgen archive`, written as on a command line.
+///
+/// # Errors
+/// Options that the command would refuse.
+pub fn options(line: &str) -> Result<Plan> {
+    let Line { plan } = clap::Parser::try_parse_from(std::iter::once("archive").chain(line.split_whitespace()))?;
+    Ok(plan)
+}
+
+impl Plan {
+    /// Refuses options that do not make archives.
+    ///
+    /// # Errors
+    /// The option, with the way out.
+    pub fn check(&self) -> Result<()> {
+        self.workload.check()?;
+        ensure!(
+            self.incremental_slots.iter().all(|slots| *slots > 0),
+            "an incremental archive without a slot of its own: incremental-slots={:?}: give 1 or more for each",
+            self.incremental_slots
+        );
+        Ok(())
+    }
+
+    pub(super) fn oddities(&self) -> Oddities {
+        if self.plain { Oddities::none() } else { Oddities::without(&self.without) }
+    }
+}
