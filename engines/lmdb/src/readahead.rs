@@ -27,6 +27,12 @@ impl Readahead {
     pub(crate) fn new(bytes_max: u64) -> Self {
         Self { bytes_max, on: AtomicBool::new(false) }
     }
+
+    /// Whether the kernel reads ahead now.
+    pub(crate) fn is_on(&self) -> bool {
+        // ORDERING: Relaxed: the thread that opens the store is the only one then, and the writer's lock orders the rest.
+        self.on.load(Ordering::Relaxed)
+    }
 }
 
 impl LmdbEngine {
@@ -36,18 +42,14 @@ impl LmdbEngine {
     /// # Errors
     /// An error of LMDB's when it is asked for the size of the file.
     pub(crate) fn read_ahead_while_small<T: Transaction>(&self, txn: &T) -> Result<()> {
-        let Readahead { bytes_max, on } = self.readahead();
-        // ORDERING: Relaxed: the thread that opens the store is the only one then, and the writer's lock orders the rest.
-        let was = on.load(Ordering::Relaxed);
-        if *bytes_max == 0 && !was {
-            return Ok(());
-        }
+        let readahead = self.readahead();
         let used = used_bytes(self.env())?;
-        let now = used <= *bytes_max;
-        if now == was {
+        let now = used <= readahead.bytes_max;
+        if now == readahead.is_on() {
             return Ok(());
         }
-        on.store(now, Ordering::Relaxed);
+        // ORDERING: Relaxed, see `is_on`.
+        readahead.on.store(now, Ordering::Relaxed);
         let page_bytes = page_bytes(self.env())?;
         let tree = Tree::of(txn, self.main(), PAIRS_TABLE);
         let pages = tree.and_then(|(_, record)| Pages::around(record, page_bytes, used));

@@ -30,7 +30,10 @@ impl<'e> LmdbTxn<'e> {
         engine.map().grow_when_short(engine.env())?;
         let map = engine.map().hold();
         let txn = engine.env().begin_rw_txn().map_err(|e| engine.failed("LMDB cannot begin a write", e))?;
-        engine.read_ahead_while_small(&txn)?;
+        // A file that has grown too large never becomes smaller.
+        if engine.readahead().is_on() {
+            engine.read_ahead_while_small(&txn)?;
+        }
         Ok(Self { engine, txn, held: BTreeMap::new(), _map: map, _writer: writer })
     }
 

@@ -441,9 +441,14 @@ pub(crate) fn rocksdb_options(options: &EngineOptions) -> engine_rocksdb::Rocksd
     }
 }
 
+/// Quarters of the memory that LMDB's file may take and still be read ahead. The last one is for the process and for
+/// the growth of the file. With readahead, a file larger than the memory is read more than a hundred times slower.
+#[cfg(feature = "lmdb")]
+const LMDB_READAHEAD_QUARTERS: u64 = 3;
+
 #[cfg(feature = "lmdb")]
 pub(crate) fn lmdb_options(options: &EngineOptions) -> Result<engine_lmdb::LmdbOptions> {
-    let readahead_bytes_max = options.division().limit.bytes / 4 * 3;
+    let readahead_bytes_max = options.division().limit.bytes / 4 * LMDB_READAHEAD_QUARTERS;
     let mut lmdb = engine_lmdb::LmdbOptions { readahead_bytes_max, ..Default::default() };
     options.settings().try_for_each(|(name, value)| lmdb.set(name, value))?;
     if let Some(size) = options.lmdb_map_size {
