@@ -170,7 +170,7 @@ bench-full: build ## The same at the scenarios' own sizes (hours).
 bench-targets: build ## Measures strata's targets against every other engine (two to three hours, 36 GB; PIECES="caps memory changes loads large").
 	@BIN="$(BIN)" OUT="$(RESULTS)/targets" deploy/bench-targets.sh $(PIECES)
 
-bench-settings: build ## Measures the engines' settings by turns: the scenarios of --set, then LMDB's versions and redb's (two hours, 30 GB).
+bench-settings: build ## Measures the engines' settings by turns: the scenarios of --set, then LMDB's versions and redb's (three to four hours, 30 GB).
 	@mkdir -p "$(RESULTS)/settings"
 	@for scenario in loadgen/scenarios/settings/*.toml; do \
 		"$(BIN)/loadgen" bench "$$scenario" --out "$(RESULTS)/settings/$$(basename "$$scenario" .toml).jsonl" || exit 1; \
