@@ -167,7 +167,7 @@ bench: build ## Measures every engine at a small size (ten minutes) and writes t
 bench-full: build ## The same at the scenarios' own sizes (hours).
 	@BIN="$(BIN)" OUT="$(RESULTS)/full" deploy/bench.sh
 
-bench-targets: build ## Measures strata's targets against every other engine (two to three hours, 36 GB; PIECES="caps memory changes loads large").
+bench-targets: build ## Measures strata's targets against every other engine (three to four hours, 36 GB; PIECES="caps memory changes loads large").
 	@BIN="$(BIN)" OUT="$(RESULTS)/targets" deploy/bench-targets.sh $(PIECES)
 
 bench-settings: build ## Measures the engines' settings by turns: the scenarios of --set, then LMDB's versions and redb's (three to four hours, 30 GB).

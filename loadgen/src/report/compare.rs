@@ -246,7 +246,7 @@ fn differences(
     add(None, "throughput", "ops_per_s", Better::Higher, rate(one.cell), rate(other.cell));
     let ops = distinct(one.cell.runs.iter().flat_map(|run| run.curves.iter().map(|curve| curve.op.as_str())));
     for op in ops {
-        for stat in STATS.iter().filter(|stat| ["avg", "p50", "p99"].contains(&stat.name)) {
+        for stat in STATS.iter().filter(|stat| ["avg", "p50", "p99", "p99.9"].contains(&stat.name)) {
             let of = |cell: &Cell<'_>| cell.latency(op, stat.of);
             add(Some(op), stat.name, "ns", Better::Lower, of(one.cell), of(other.cell));
         }
