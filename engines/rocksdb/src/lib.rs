@@ -34,7 +34,7 @@
 //! - **[`Profile::Tuned`]** is for a memory cap. It has the same, puts partitioned filters and index into the cache, and keeps
 //!   them there for good where they take at most half of it at the opening; otherwise only their top level. Memtables are charged to the
 //!   cache. Files have 256 MiB, and reads are direct where the directory exceeds the memory limit at opening: the page cache
-//!   would then hold what the block cache holds.
+//!   would then hold the block cache's content a second time.
 //! - **[`RocksdbOptions::set`]** comes after the profile.
 //! - **A filter that changes** from one opening to the next holds for files written from then on.
 //! - **Open files** have no limit, which is RocksDB's default, unless the process may open fewer than 131,072. Then it is half of
