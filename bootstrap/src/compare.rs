@@ -25,7 +25,7 @@ pub(crate) struct CompareArgs {
     /// Directory of the store that it is compared with
     #[arg(long, value_name = "DIR")]
     pub(crate) with: PathBuf,
-    /// Differences to name
+    /// Number of differences to print
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) show: u64,
 }

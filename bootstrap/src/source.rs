@@ -52,7 +52,7 @@ pub(crate) type TakePlaced<'a> = dyn FnMut(Record, Place) -> Result<()> + 'a;
 pub struct SourceArgs {
     /// Synthetic pairs: this many, computed from --seed, never stored
     ///
-    /// Such as 5000000, 5_000_000 or 5M; k, M and G are a thousand, a million and a billion.
+    /// For example 5000000, 5_000_000 or 5M; k, M and G are a thousand, a million and a billion.
     #[arg(long, value_name = "N", group = "source", allow_negative_numbers = true, value_parser = workload::count)]
     pub pairs: Option<u64>,
     /// Seed of the synthetic pairs, and of the shuffle of a file
@@ -75,14 +75,14 @@ pub struct SourceArgs {
     /// Incremental snapshot archive on top of the full one of --input
     #[arg(long, value_name = "ARCHIVE", requires = "input")]
     pub incremental: Option<PathBuf>,
-    /// What is in the file; the default goes by its name: .csv, .csv.gz and .csv.zst are csv, snapshot-... is an archive,
-    /// everything else raw
+    /// Format of the file [default by its name: .csv, .csv.gz and .csv.zst are csv, snapshot-... is an archive,
+    /// everything else is raw]
     #[arg(long, value_enum, value_name = "FORMAT", requires = "input")]
     pub format: Option<Format>,
-    /// Refuse a source that has not exactly this many records, those of a key that comes again included; of an archive,
-    /// every version of every account
+    /// Refuse a source that does not have exactly this many records. Repeated keys count each time, and so does every
+    /// version of an account in an archive
     ///
-    /// A file that was cut between two records looks whole: whoever wrote it knows how many there are.
+    /// A file that was cut between two records looks whole, so take the number from the program that wrote it.
     #[arg(long, value_name = "N", value_parser = workload::count)]
     pub expect_pairs: Option<u64>,
 }
@@ -95,7 +95,7 @@ impl SourceArgs {
     pub fn check_records(&self, records: u64) -> Result<()> {
         let Some(expected) = self.expect_pairs.filter(|expected| *expected != records) else { return Ok(()) };
         bail!(
-            "the source has not as many pairs as expected: records={records} expected_pairs={expected}: find out what is \
+            "the source does not have the expected number of pairs: records={records} expected_pairs={expected}: find out what is \
              missing or too many, or correct --expect-pairs"
         )
     }
@@ -109,7 +109,7 @@ pub enum Format {
     Raw,
     /// Two base58 columns a line, separated by a comma, without a header.
     Csv,
-    /// A Solana snapshot archive, of which --extract takes the values.
+    /// A Solana snapshot archive, from which --extract takes the values.
     Archive,
 }
 

@@ -60,8 +60,8 @@ pub fn notes(dir: &Path, options: &EngineOptions) -> Result<Vec<Note>> {
 /// Builds the note about a repair that could not save everything: the store is sound, but some changes are lost.
 fn not_whole(lost: u64) -> Option<Note> {
     let text = format!(
-        "a repair of this store has lost a part of what it held: lost={lost}: keys that are lost are answered as absent, or \
-         with the value before: restore a snapshot, or load it anew"
+        "a repair of this store has lost a part of its pairs: lost={lost}: lost keys are answered as absent, or \
+         with the value before: restore a snapshot, or load it again"
     );
     (lost > 0).then_some(Note { text, is_warning: true })
 }

@@ -19,12 +19,12 @@ use crate::result::{Quantiles, Record};
 
 /// Text after the options in `loadgen best --help`.
 pub const EXAMPLES: &str = "\
-For each cell and figure: the median of the engine's repeats, the best median among the other engines of that very \
-cell, how many times better the engine is than that one (below 1: it is beaten; the geometric mean of the repeats, each \
+For each cell and figure: the median of the engine's repeats, the best median among the other engines of the same \
+cell, how many times better the engine is than that one (below 1: worse; the geometric mean of the repeats, each \
 compared with its own turn) with the 95 % interval, and the verdict \
-beside all others: `ahead` of each of them, `behind` one of them, `level`, or `not decided`. Where the device was \
+against all others: `ahead` of each of them, `behind` one of them, `level`, or `not decided`. Where the device was \
 measured right before a run, latency is also given as a multiple of the device's own 4 KiB random read. A cell without a \
-figure says why. Below the table stand the rule, and every cell that an engine has no figure in.
+figure gives the reason. The rule, and every cell without a figure of some engine, follow below the table.
 
 Examples:
   solkv-loadgen best results.jsonl --engine strata > best.md";
@@ -35,7 +35,7 @@ pub struct BestArgs {
     /// Result files
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// The engine, as the report names it: by its label, or where that stands for several by all its options
+    /// The engine, as the report names it: by its label, or, if several share the label, by all its options
     #[arg(long, value_name = "ENGINE", default_value = "strata")]
     pub engine: String,
 }

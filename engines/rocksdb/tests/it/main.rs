@@ -85,7 +85,7 @@ fn a_store_with_an_older_checkpoint_is_refused_by_name() {
     rocksdb::DB::open_default(dir.path()).unwrap().put([0], version_1).unwrap();
     let error = RocksdbEngine::open(dir.path(), &small()).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::FixInput);
-    assert!(error.to_string().contains("an older solkv: version=1 known=2: load the store anew"), "{error}");
+    assert!(error.to_string().contains("an older solkv: version=1 known=2: load the store again"), "{error}");
 }
 
 #[test]
