@@ -29,7 +29,7 @@ pub struct Archived {
 pub struct Store<'a> {
     /// The open store. Nobody may write to it meanwhile.
     pub engine: &'a dyn Engine,
-    /// Directory of the store.
+    /// Directory of the store, whose marker names the engine.
     pub dir: &'a Path,
     /// Memory of the engine, if the user has named one.
     pub memory: Option<ByteSize>,
@@ -70,7 +70,7 @@ pub fn open(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
 pub struct Audited {
     /// Versions of accounts in the archives.
     pub records: u64,
-    /// Pairs of the archive.
+    /// Pairs of the archive: accounts that have a value.
     pub expected_pairs: u64,
     /// Pairs of the store at the archive's slot.
     pub stored_pairs: u64,

@@ -32,7 +32,7 @@ pub(crate) struct SideBySide<'a> {
     /// Number of records in the source, if it is known before reading.
     pub(crate) records: Option<u64>,
     pub(crate) engine: &'a dyn Engine,
-    /// Directory of the store.
+    /// Directory of the store, whose marker names the engine.
     pub(crate) dir: &'a Path,
     /// Memory of the engine, if the user has named one.
     pub(crate) memory: Option<ByteSize>,
@@ -45,7 +45,7 @@ pub(crate) struct SideBySide<'a> {
     pub(crate) stop: &'a Stop,
 }
 
-/// Result of a comparison.
+/// Result of comparing a source with a store.
 pub(crate) struct Compared {
     /// Number of the source's records.
     pub(crate) records: u64,

@@ -87,7 +87,7 @@ impl Undo {
         self.join();
     }
 
-    /// Number of changed keys.
+    /// Number of changed keys, each counted once after [`Undo::finish`].
     pub fn keys(&self) -> u64 {
         self.changes.len() as u64
     }
@@ -125,7 +125,7 @@ pub(crate) struct Lost {
     pub(crate) key: Key,
     /// Value after the key's last change.
     pub(crate) expected: Option<Value>,
-    /// Value in the store.
+    /// Value that the store holds instead.
     pub(crate) found: Option<Value>,
 }
 

@@ -49,15 +49,15 @@ pub(crate) struct AuditArgs {
     /// Slot of an archive whose name does not tell it
     #[arg(long, value_name = "SLOT")]
     slot: Option<u64>,
-    /// What the values are [default: what the store says]
+    /// Value that is taken of each account [default: that of the store]
     #[arg(long, value_name = "EXTRACT", value_parser = bootstrap::extraction())]
     extract: Option<Extract>,
-    /// Memory of the engine that reads the store [default: an eighth of what this process may use]
+    /// Memory of the engine that reads the store [default: an eighth of this process's memory limit]
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     memory: Option<ByteSize>,
     /// Directory for the copy of a live store and for sorting; default: DIR with .audit at the end
     ///
-    /// On the store's file system RocksDB and strata link their files; elsewhere, and for LMDB and redb, the copy is as
+    /// It is removed at the end. On the store's file system RocksDB and strata link their files; elsewhere, and for LMDB and redb, the copy is as
     /// large as the store.
     #[arg(long, value_name = "DIR")]
     work_dir: Option<PathBuf>,
