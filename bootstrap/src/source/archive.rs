@@ -52,7 +52,7 @@ impl Archives {
     ///
     /// # Errors
     /// [`Wrong`] for archives that do not belong together, or without an extraction; an archive that cannot be opened.
-    pub(super) fn new(full: &Path, incremental: Option<&Path>, extract: Option<Extract>) -> Result<Self> {
+    pub(crate) fn new(full: &Path, incremental: Option<&Path>, extract: Option<Extract>) -> Result<Self> {
         let Some(extract) = extract else {
             return Err(Wrong::error(
                 "an archive holds accounts, and several values can be taken from each: name one with --extract, such as \
@@ -109,6 +109,21 @@ impl Archives {
                  the archive",
             )),
         }
+    }
+
+    /// Returns the slot of the map. Reading refuses an archive of another slot from now on, even if its name does not
+    /// tell.
+    ///
+    /// # Errors
+    /// The same as [`Self::slot`].
+    pub(crate) fn fix_slot(&mut self, asked: Option<u64>) -> Result<u64> {
+        let slot = self.slot(asked)?;
+        if let (Some(known @ None), Some(shown)) = (self.slots.last_mut(), self.shown.last_mut()) {
+            *known = Some(slot);
+            // A spill of this archive that was taken for another slot is not gone on with.
+            *shown = format!("{shown} slot={slot}");
+        }
+        Ok(slot)
     }
 
     /// Whether the archives can be read only once.

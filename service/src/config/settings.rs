@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use engines::{EngineKind, Profile};
 use serde::{Deserialize, Serialize};
 
@@ -74,7 +73,7 @@ pub struct Settings {
     pub geyser_compression: Option<Compression>,
     /// What becomes of an account: its owner program, or a token account's owner or mint; a store keeps the first that
     /// it is told, and another is refused [default: the store's own; for one that does not say account-owner]
-    #[arg(long, value_parser = extraction())]
+    #[arg(long, value_parser = bootstrap::extraction())]
     pub extract: Option<Extract>,
     /// Which accounts a token extraction is sent, which decides what it can miss [default: exact]
     ///
@@ -211,12 +210,6 @@ pub struct Settings {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub shutdown_timeout: Option<Duration>,
-}
-
-/// Parses the name of an extraction, and gives every name with its help.
-fn extraction() -> impl TypedValueParser<Value = Extract> {
-    let values = Extract::ALL.map(|extract| PossibleValue::new(extract.name()).help(extract.about()));
-    PossibleValuesParser::new(values).try_map(|name| name.parse::<Extract>())
 }
 
 /// The setting `durability`, as the file and the flags spell it.
