@@ -98,6 +98,18 @@ pub(crate) struct Made {
     closed: bool,
 }
 
+impl Made {
+    /// Makes the version of an account that has this value.
+    pub(crate) fn open(slot: u64, key: [u8; 32], value: [u8; 32]) -> Self {
+        Self { slot, file: 0, key, value: Some(value), closed: false }
+    }
+}
+
+/// Returns the name of a full archive that was not packed.
+pub(crate) fn full_name(slot: u64) -> String {
+    format!("snapshot-{slot}-{}.tar", bs58::encode([slot as u8; 32]).into_string())
+}
+
 /// Returns a tar entry.
 fn entry(name: &str, kind: u8, bytes: &[u8]) -> Vec<u8> {
     let mut block = vec![0; 512];
@@ -143,7 +155,7 @@ pub(crate) fn write_archive(dir: &Path, slot: u64, made: &[Made]) -> PathBuf {
         tar.extend(entry(&format!("accounts/{}.{}", file[0].slot, file[0].file), 0, &bytes));
     }
     tar.extend([0; 1024]);
-    let path = dir.join(format!("snapshot-{slot}-{}.tar", bs58::encode([slot as u8; 32]).into_string()));
+    let path = dir.join(full_name(slot));
     fs::write(&path, tar).unwrap();
     path
 }
@@ -248,7 +260,7 @@ fn ctrl_c_stops_a_resumed_load_while_it_passes_over_what_it_has_read() {
     long[148..156].fill(b' ');
     let sum: u32 = long.iter().map(|byte| u32::from(*byte)).sum();
     long[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-    let path = home.path().join(format!("snapshot-200-{}.tar.zst", bs58::encode([200; 32]).into_string()));
+    let path = home.path().join(format!("{}.zst", full_name(200)));
     let mut packed = zstd::Encoder::new(fs::File::create(&path).unwrap(), 1).unwrap();
     packed.write_all(&long).unwrap();
     std::io::copy(&mut std::io::repeat(0).take(LONG_BYTES), &mut packed).unwrap();
