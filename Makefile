@@ -103,6 +103,10 @@ torture-load: setup ## Loads under kills, damaged spills, replaced sources, full
 	TORTURE_LIVES=$(LIVES) $(if $(filter command,$(firstword $(origin SEED))),TORTURE_SEED=$(SEED)) \
 		$(CARGO) test --locked --release -p bootstrap $(call with,bootstrap) --test it loads_end_right -- --nocapture
 
+ARCHIVE_PAIRS ?= 20000000
+torture-archive: build ## Snapshot archives into each of ENGINES: digests, memory and disk against their bounds, 10 kills (ARCHIVE_PAIRS, SEED).
+	@deploy/torture-archive.py --bin "$(BIN)" --pairs $(ARCHIVE_PAIRS) --seed $(SEED) $(ENGINES)
+
 mutations: ## Breaks the code on purpose, one break at a time, in a copy: the tests must catch each (an hour).
 	@ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" engines/torture/mutations/run.sh $(ARGS)
 
@@ -180,6 +184,12 @@ bench-settings: build ## Measures the engines' settings by turns: the scenarios 
 
 bench-verify: build ## Compares `bootstrap verify` with a scan and the sort of its source (minutes).
 	@deploy/bench-verify.py --bin "$(BIN)" --limit 2 lmdb redb rocksdb strata
+
+ARCHIVE_GB ?= 10
+bench-archive: build ## Compares archives' parser, reading and loading with zstd and a sorted load, five times by turns (ARCHIVE_GB=10 unpacked).
+	cargo build --locked --release -p solana --example append_vec --example read
+	@mkdir -p "$(RESULTS)"
+	@deploy/bench-archive.py --bin "$(BIN)" --gigabytes $(ARCHIVE_GB) --out "$(RESULTS)/archive"
 
 bench-transports: build ## Compares lookups over shared memory, Unix socket and TCP (a minute).
 	@mkdir -p "$(RESULTS)"

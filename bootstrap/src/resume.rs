@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io::ErrorKind as Io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Error, Result, anyhow, ensure};
 use engine_api::{Checkpoint, ErrorKind};
@@ -248,14 +248,23 @@ fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static s
         return Err(other(args, known, source, &slots(known.slot, args.slot)));
     }
     let words = source.to_string();
-    let Source::File { path, .. } = source else {
-        return if known.source == words { Ok("") } else { Err(other(args, known, source, "")) };
+    let files = source.files();
+    // Another extraction from an archive is another source. Synthetic pairs, and archives that would have to be
+    // downloaded again, are known by their words alone.
+    let by_words = match source {
+        Source::Synthetic { .. } => true,
+        Source::File { .. } => false,
+        Source::Archives(_) => known.source != words || files.is_none(),
     };
+    if by_words {
+        return if known.source == words { Ok("") } else { Err(other(args, known, source, "")) };
+    }
     let Some(content) = &known.content else {
         ensure!(known.source == words, other(args, known, source, ""));
         return Ok(" (loaded by an earlier version, so its source was not compared)");
     };
-    let gone = !source.is_stdin() && matches!(fs::metadata(path), Err(error) if error.kind() == Io::NotFound);
+    let is_gone = |path: &PathBuf| matches!(fs::metadata(path), Err(error) if error.kind() == Io::NotFound);
+    let gone = files.is_some_and(|files| files.iter().any(is_gone));
     if gone && known.source == words {
         return Ok(" (its source is gone, so it was not compared)");
     }

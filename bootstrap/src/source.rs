@@ -11,7 +11,7 @@ mod pipe;
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::io::{self, BufRead, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use solana::Extract;
 use workload::{Pairs, Values};
 
+use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
 pub(crate) use archive::{Archives, Files, has_no_value};
 use packed::Packing;
@@ -307,8 +308,7 @@ fn read_file(path: &Path, format: Format, from: Place, take: &mut TakePlaced<'_>
         input = packed::checked(input, packing, format, path)?;
     } else if packing != Packing::None {
         // A packed file can only be unpacked from its start, so skip the unpacked bytes before `from`.
-        let skipped = io::copy(&mut input.by_ref().take(from.bytes), &mut io::sink()).context("cannot unpack")?;
-        ensure!(skipped == from.bytes, "shorter than before: bytes={skipped} expected_bytes={}", from.bytes);
+        skip(&mut input, from.bytes)?;
     }
     parse::read_from(format, input, from, take).map_err(|error| {
         let early = |cause: &io::Error| packing != Packing::None && cause.kind() == io::ErrorKind::UnexpectedEof;
@@ -319,6 +319,21 @@ fn read_file(path: &Path, format: Format, from: Place, take: &mut TakePlaced<'_>
             false => error,
         }
     })
+}
+
+/// Reads `bytes` unpacked bytes without a use for them, until a signal asks to stop.
+fn skip(input: &mut dyn BufRead, bytes: u64) -> Result<()> {
+    let mut left_bytes = bytes;
+    while left_bytes > 0 {
+        ensure!(!signal::is_asked(), Stopped);
+        let piece_bytes =
+            input.fill_buf().context("cannot unpack")?.len().min(left_bytes.try_into().unwrap_or(usize::MAX));
+        let skipped = bytes - left_bytes;
+        ensure!(piece_bytes > 0, "shorter than before: bytes={skipped} expected_bytes={bytes}");
+        input.consume(piece_bytes);
+        left_bytes -= piece_bytes as u64;
+    }
+    Ok(())
 }
 
 /// Refuses a file that was extended and not written to its end, because its zeros would load as a pair.

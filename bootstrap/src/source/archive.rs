@@ -17,6 +17,7 @@ use solana::Extract;
 use solana::archive::{Archive, Name, Version, is_url};
 
 use super::{Place, Record, TakePlaced};
+use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
 
 /// Bytes of a packed archive for each version of an account, at least. Address, owner and balance of an account are
@@ -178,14 +179,18 @@ impl Archives {
             let mut tell = |now: solana::archive::Progress| {
                 // ORDERING: Relaxed, see `progress_bytes`.
                 self.read_bytes.store(read_before + now.packed_bytes, Ordering::Relaxed);
-                Ok(())
+                // Here too, because `take` is not called while versions before `from` are skipped.
+                if signal::is_asked() { Err(Stopped.into()) } else { Ok(()) }
             };
             let read = Archive::open(location)?.read(&mut tell, &mut one);
             // The error of `take` itself, because callers look for its type.
             if let Some(error) = failed {
                 return Err(error);
             }
-            let summary = read?;
+            let summary = match read {
+                Err(solana::archive::Error::Stopped(stop)) if stop.is::<Stopped>() => return Err(Stopped.into()),
+                read => read?,
+            };
             let expected = slot.unwrap_or(summary.slot);
             ensure!(summary.slot == expected, "the archive is of slot={} expected_slot={expected}", summary.slot);
             read_before = self.read_bytes.load(Ordering::Relaxed);

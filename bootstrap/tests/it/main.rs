@@ -19,6 +19,7 @@ mod archive;
 mod limits;
 mod places;
 mod repair;
+mod served;
 mod soundness;
 mod sources;
 mod spill;

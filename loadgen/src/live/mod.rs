@@ -216,7 +216,16 @@ fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> 
 /// that began at the first slot again would wait for the store for ever.
 fn stand_of(args: &LiveArgs) -> Result<Option<Stand>> {
     match (&args.dir, &args.service_metrics) {
-        (Some(dir), _) => stand::of_directory(&bootstrap(args)?, dir, args.verify),
+        (Some(dir), _) => {
+            let bootstrap = bootstrap(args)?;
+            let stand = stand::of_directory(&bootstrap, dir, args.verify)?;
+            match stand {
+                Some(found) if found.digest.is_none() && found.needs_digest(args.workload.start_slot) => {
+                    stand::of_directory(&bootstrap, dir, true)
+                }
+                stand => Ok(stand),
+            }
+        }
         (None, Some(metrics)) => stand::of_service(metrics),
         (None, None) => Ok(None),
     }
