@@ -103,9 +103,10 @@ torture-load: setup ## Loads under kills, damaged spills, replaced sources, full
 	TORTURE_LIVES=$(LIVES) $(if $(filter command,$(firstword $(origin SEED))),TORTURE_SEED=$(SEED)) \
 		$(CARGO) test --locked --release -p bootstrap $(call with,bootstrap) --test it loads_end_right -- --nocapture
 
-ARCHIVE_PAIRS ?= 20000000
-torture-archive: build ## Snapshot archives into each of ENGINES: digests, memory and disk against their bounds, 10 kills (ARCHIVE_PAIRS, SEED).
-	@deploy/torture-archive.py --bin "$(BIN)" --pairs $(ARCHIVE_PAIRS) --seed $(SEED) $(ENGINES)
+# PAIRS and SEED count when they are given on the command line: elsewhere they are the demo's.
+given = $(if $(filter command,$(firstword $(origin $1))),$2 $($1))
+torture-archive: build ## Snapshot archives into each of ENGINES: digests, memory and disk against their bounds, 10 kills (PAIRS=20000000).
+	@deploy/torture-archive.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
 
 mutations: ## Breaks the code on purpose, one break at a time, in a copy: the tests must catch each (an hour).
 	@ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" engines/torture/mutations/run.sh $(ARGS)
