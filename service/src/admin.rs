@@ -28,8 +28,9 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Status};
 use tower::service_fn;
 
+use crate::figure::{count, unix_ms};
 use crate::rpc::uds::{self, SocketAccess, SocketFile};
-use crate::status::{Shared, count, unix_ms};
+use crate::status::Shared;
 
 /// Name of the socket in the store's directory.
 pub const SOCKET: &str = "admin.sock";

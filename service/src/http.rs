@@ -167,10 +167,9 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::chain::{Gap, Phase};
+    use crate::chain::{Commitment, Gap, Phase};
     use crate::lookups::Origin;
     use crate::lookups::tests::Pool;
-    use crate::overlay::Commitment;
     use crate::readiness::Age;
 
     async fn fetch(address: SocketAddr, path: &str) -> (u16, String) {

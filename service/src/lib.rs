@@ -12,6 +12,7 @@ pub mod config;
 pub mod dashboard;
 pub mod failed;
 pub mod feed;
+pub mod figure;
 pub mod http;
 pub mod ingest;
 pub mod lookups;

@@ -14,13 +14,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, TrySendError, bounded};
-use engine_api::{Error, Key, Value};
+use engine_api::{Key, Value};
 use engine_latency::{Latency, Measured};
 use tokio::sync::oneshot;
 
-use crate::overlay::Commitment;
+use crate::chain::Commitment;
+use crate::figure::count;
+pub use crate::reading::{Answer, LookupError};
 use crate::slow::Transport;
-use crate::status::{Shared, count};
+use crate::status::Shared;
 use crate::stop;
 use queue::{Batch, BatchQueue};
 use worker::{Request, Worker};
@@ -41,17 +43,6 @@ pub(crate) const IDLE_REFRESH: Duration = Duration::from_millis(200);
 /// Label under which lookups are recorded.
 const SOURCE: &str = "rpc";
 
-/// Answer of a lookup, and the slot that it stands for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer<T = Option<Value>> {
-    /// The value; `None` when the map does not hold the key. For `get_many` one such value a key, in the order asked.
-    pub value: T,
-    /// The newest slot that the state read holds as a whole. For confirmed it is the last slot applied, for processed
-    /// the tip of the fork, for finalized the last final slot. Never newer than the state read; `None` before the first
-    /// slot.
-    pub slot: Option<u64>,
-}
-
 /// Origin of a request, and the time that it spent before it was queued.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Origin {
@@ -63,25 +54,6 @@ pub struct Origin {
     pub asked: u64,
     /// Time that the request waited for its minimum slot, in ns.
     pub slot_wait_ns: u64,
-}
-
-/// Reason why a lookup has no answer.
-#[derive(Debug)]
-pub enum LookupError {
-    /// The queue is full. Nothing was read; a later attempt may succeed.
-    Busy,
-    /// The service is shutting down.
-    Stopped,
-    /// The service is not configured to follow processed slots.
-    NotFollowed,
-    /// Processed slots exceeded the overlay's limits and were dropped. Processed lookups work again once the engine has
-    /// passed them.
-    Overflowed,
-    /// Old values of changes after the finalized slot are missing, because the service has started recently or there
-    /// were too many changes.
-    NotFinal,
-    /// The engine returned this error.
-    Engine(Error),
 }
 
 /// Handle to the pool. Clones share the pool.

@@ -28,18 +28,47 @@ mod batch;
 use std::sync::Arc;
 
 use arc_swap::Guard;
-use engine_api::{Key, Reader, Value};
+use engine_api::{Error, Key, Reader, Value};
 use engine_latency::{Measured, MeasuredReader};
 use solana::ChainCheckpoint;
 
-use crate::ingest::assemble::Base;
-use crate::lookups::{Answer, LookupError};
-use crate::overlay::Commitment;
+use crate::chain::{Base, Commitment};
+use crate::figure::count;
 use crate::overlay::undo::Undo;
 use crate::overlay::view::newest_write;
-use crate::status::{Shared, count};
+use crate::status::Shared;
 
 pub(crate) use batch::{BatchReading, PIECE_KEYS};
+
+/// Answer of a lookup, and the slot that it stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer<T = Option<Value>> {
+    /// The value; `None` when the map does not hold the key. For `get_many` one such value a key, in the order asked.
+    pub value: T,
+    /// The newest slot that the state read holds as a whole. For confirmed it is the last slot applied, for processed
+    /// the tip of the fork, for finalized the last final slot. Never newer than the state read; `None` before the first
+    /// slot.
+    pub slot: Option<u64>,
+}
+
+/// Reason why a lookup has no answer.
+#[derive(Debug)]
+pub enum LookupError {
+    /// The queue is full. Nothing was read; a later attempt may succeed.
+    Busy,
+    /// The service is shutting down.
+    Stopped,
+    /// The service is not configured to follow processed slots.
+    NotFollowed,
+    /// Processed slots exceeded the overlay's limits and were dropped. Processed lookups work again once the engine has
+    /// passed them.
+    Overflowed,
+    /// Old values of changes after the finalized slot are missing, because the service has started recently or there
+    /// were too many changes.
+    NotFinal,
+    /// The engine returned this error.
+    Engine(Error),
+}
 
 /// Reader of one thread. It opens its snapshot at the first request, and again after any failure.
 pub(crate) struct Reading<'e> {

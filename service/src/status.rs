@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use engine_api::Stats;
 use solana::ChainCheckpoint;
 
+use crate::figure::unix_ms;
 use crate::net::figures::Figures;
 use crate::overlay::Overlay;
 use crate::pulse::Pulses;
@@ -209,15 +209,4 @@ impl Shared {
         // ORDERING: Relaxed: see the write.
         connection <= self.given_up.load(Ordering::Relaxed)
     }
-}
-
-/// Returns the time of the system's clock, in ms since the Unix epoch.
-pub fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
-}
-
-/// Adds `by` to a counter.
-pub fn count(counter: &AtomicU64, by: u64) {
-    // ORDERING: Relaxed: a statistic, nothing is inferred from it.
-    counter.fetch_add(by, Ordering::Relaxed);
 }

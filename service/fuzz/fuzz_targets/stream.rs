@@ -7,7 +7,7 @@
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use prost::Message as _;
-use service::ingest::assemble::Base;
+use service::chain::Base;
 use service::ingest::extract::Extract;
 use service::ingest::follow::{Follow, Selection};
 use service::ingest::subscribe::Commitment;

@@ -11,12 +11,12 @@ use serde_json::{Map, Value, json};
 
 use super::history::{COLUMNS, Curve, HISTORY_SAMPLES, Newest, Sample, SeriesNow};
 use super::sample::QUANTILES;
+use crate::figure::unix_ms;
 use crate::http::HttpState;
 use crate::ingest::receive::queue_batches;
 use crate::metrics;
 use crate::net::figures::Listener;
 use crate::rpc::status_response;
-use crate::status::unix_ms;
 
 /// Renders the answer to `dashboard.json?since=SEQ`. Absent figures are `null`.
 pub(crate) fn render(state: &HttpState, since: u64) -> Vec<u8> {

@@ -317,7 +317,7 @@ mod tests {
         assert!(figure(&first, "lag_slots").is_nan() && figure(&first, "lag_ms").is_nan());
         assert!(newest.cap_bytes > 0 && newest.space.is_some() && newest.rss.is_some());
 
-        crate::status::count(&shared.counters.events_applied, 10);
+        crate::figure::count(&shared.counters.events_applied, 10);
         ingest.record(Op::Write, 1000);
         rpc.record(Op::ReadPositive, 5);
         let (second, newest) = reading.sample();

@@ -26,7 +26,7 @@ use tracing::{info, warn};
 use super::record::{Change, FRAME_CHANGES_MAX, Frame, Identity, SEGMENT_HEADER_BYTES, SlotEnd};
 use super::segment::{Found, Segment, clear, frame_at};
 use super::{Feed, Ring};
-use crate::status::unix_ms;
+use crate::figure::unix_ms;
 
 /// Length of a segment where the retention is large enough, in bytes. Expiry removes this much at a time, and a new
 /// subscriber reads at most this much to find its place.

@@ -15,7 +15,8 @@ use axum::http::{StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use crate::status::{Shared, count};
+use crate::figure::count;
+use crate::status::Shared;
 
 /// Longest part of a refused name in the answer, in characters.
 const SHOWN_MAX: usize = 100;

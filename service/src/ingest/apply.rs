@@ -16,16 +16,16 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::assemble::{Assembler, Base, Input, Limits};
+use super::assemble::{Assembler, Input, Limits};
 use super::batch::{self, Batch};
-use super::event::WholeSlot;
 use super::receive::Message;
 use super::standing::Standing;
-use crate::chain::Gap;
+use crate::chain::{Base, Gap, WholeSlot};
 use crate::feed::FeedWriter;
+use crate::figure::{count, unix_ms};
 use crate::pulse::Pulse;
 use crate::readiness::Awaited;
-use crate::status::{Shared, count, unix_ms};
+use crate::status::Shared;
 
 /// Default wait before a commit that failed for lack of space, or of something else that may come back, is retried.
 pub const FULL_RETRY: Duration = Duration::from_secs(2);

@@ -6,7 +6,6 @@ pub(crate) mod backoff;
 pub mod batch;
 pub(crate) mod connect;
 pub(crate) mod convert;
-pub mod event;
 pub mod extract;
 pub mod follow;
 #[doc(hidden)]

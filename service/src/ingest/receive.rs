@@ -25,7 +25,8 @@ use super::provider::Provider;
 use super::subscribe::{Commitment, request};
 use super::upstream::Upstream;
 use crate::chain::Gap;
-use crate::status::{Shared, count, unix_ms};
+use crate::figure::{count, unix_ms};
+use crate::status::Shared;
 
 /// Maximum number of batches in the channel between the receiver and ingest-apply. With [`BATCH_INPUTS`] this is about
 /// 260 thousand updates or 40 MiB, a few seconds at full rate. A commit of that length does not stop the reading of the

@@ -17,8 +17,9 @@ use tracing::{error, info};
 
 use super::receive::Message;
 use crate::chain::{Gap, Phase};
+use crate::figure::unix_ms;
 use crate::readiness::Age;
-use crate::status::{Shared, unix_ms};
+use crate::status::Shared;
 
 /// The standing of ingest-apply, published through `shared`.
 #[derive(Debug)]

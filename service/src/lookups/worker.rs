@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use super::queue::{Batch, BatchQueue};
 use super::{Answer, IDLE_REFRESH, LookupError, Origin, SOURCE};
-use crate::overlay::Commitment;
+use crate::chain::Commitment;
 use crate::pulse::Pulse;
 use crate::reading::{BatchReading, PIECE_KEYS, Reading};
 use crate::slow::{Parts, Slow};

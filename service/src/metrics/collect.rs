@@ -14,13 +14,15 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::catalogue::{self as c, Kind, Metric};
+use crate::chain::Commitment;
 use crate::dashboard::Newest;
 use crate::feed::Feed;
+use crate::figure::unix_ms;
 use crate::http::HttpState;
 use crate::net::figures::{Connections, Ending, Listener, Place, Scope};
-use crate::overlay::{Commitment, Overlay};
+use crate::overlay::Overlay;
 use crate::slow::Transport;
-use crate::status::{Shared, unix_ms};
+use crate::status::Shared;
 
 /// All families of a scrape except the latencies.
 #[derive(Debug)]

@@ -19,7 +19,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::figures::{Ending, Listener};
 use super::source::Source;
-use crate::status::{Shared, count};
+use crate::figure::count;
+use crate::status::Shared;
 
 /// One in this many gRPC connections is reserved for the Unix socket. A peer that takes every connection over the
 /// network does not lock out the machine's own processes.

@@ -21,8 +21,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::view::{Block, View, Writes, is_parent};
-use crate::ingest::assemble::Base;
-use crate::ingest::event::Event;
+use crate::chain::{Base, Event};
 
 /// Maximum number of banks held: some hundred seconds of a chain that nothing confirms. A healthy chain has five to
 /// ten.

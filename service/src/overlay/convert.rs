@@ -7,7 +7,8 @@ use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
 
 use super::banks::{BankStatus, Seen};
-use crate::ingest::assemble::{Base, Input};
+use crate::chain::Base;
+use crate::ingest::assemble::Input;
 use crate::ingest::convert::{MalformedUpdate, account, block_meta};
 use crate::ingest::follow::Selection;
 

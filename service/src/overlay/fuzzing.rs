@@ -7,7 +7,7 @@ use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
 use super::banks::{Banks, Limits, Seen};
 use super::convert::convert;
-use crate::ingest::assemble::Base;
+use crate::chain::Base;
 use crate::ingest::follow::Selection;
 
 /// Limits of the banks, small so that the fuzzer reaches both.

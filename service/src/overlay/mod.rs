@@ -30,24 +30,12 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use solana::ChainCheckpoint;
 use tokio::sync::{mpsc, watch};
 
-use crate::ingest::assemble::Base;
+use crate::chain::{Base, Commitment};
 use banks::Dropped;
 use undo::{CHANGES_MAX, Change, Undo};
 use view::View;
 
 pub use run::start;
-
-/// How settled the data of an answer are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Commitment {
-    /// State of the newest bank on the processed fork, see [`banks`]; it may still vanish.
-    Processed,
-    /// State that the engine holds.
-    #[default]
-    Confirmed,
-    /// State at the newest rooted slot.
-    Finalized,
-}
 
 /// State for all three commitments. Shared by ingest-apply, the `overlay` thread, the receivers and the threads that
 /// answer lookups.

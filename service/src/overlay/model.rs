@@ -12,8 +12,7 @@ use workload::Rng;
 
 use super::banks::{BankStatus, Banks, Limits, Seen};
 use super::run::publish;
-use crate::ingest::assemble::Base;
-use crate::ingest::event::Event;
+use crate::chain::{Base, Event};
 use crate::status::Shared;
 
 pub(super) const KEYS: u64 = 24;

@@ -21,11 +21,12 @@ use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 use super::banks::Seen;
 use super::convert::convert;
 use super::run::Message;
+use crate::figure::count;
 use crate::ingest::backoff::Waits;
 use crate::ingest::connect::{Connection, Ended, Next};
 use crate::ingest::receive::{BATCH_INPUTS, ReceiveConfig};
 use crate::ingest::subscribe::request_processed;
-use crate::status::{Shared, count};
+use crate::status::Shared;
 
 /// Receives until `stop` turns true, its sender is dropped, or the channel's receiving end is dropped.
 pub(super) async fn receive(

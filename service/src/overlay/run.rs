@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
+use super::Processed;
 use super::banks::{Banks, Limits, Seen};
 use super::receive::receive;
-use super::{Commitment, Processed};
-use crate::ingest::assemble::Base;
+use crate::chain::{Base, Commitment};
 use crate::ingest::receive::ReceiveConfig;
 use crate::status::Shared;
 

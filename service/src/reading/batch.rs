@@ -11,10 +11,10 @@
 use engine_api::{Key, Reader as _, Value};
 use engine_latency::Measured;
 
-use super::{Reading, Spent};
-use crate::lookups::LookupError;
-use crate::overlay::Commitment;
-use crate::status::{Shared, count};
+use super::{LookupError, Reading, Spent};
+use crate::chain::Commitment;
+use crate::figure::count;
+use crate::status::Shared;
 
 /// Number of keys of one piece, which are read before single gets have their turn. That takes 0.1 ms in memory, and
 /// about 1 ms from a flash drive, which keeps 64 reads in flight.

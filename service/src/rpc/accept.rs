@@ -15,11 +15,11 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::budget::{Budget, Peer};
 use super::socket::{Socket, Transport};
+use crate::figure::count;
 use crate::net::figures::Ending;
 use crate::net::limit::{Admission, Limit};
 use crate::net::source::Source;
 use crate::net::{Access, Tls};
-use crate::status::count;
 
 /// Limit on a TLS handshake, which takes two round trips. A slower client holds a connection that others could use.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -12,10 +12,11 @@ use bytes::Bytes;
 use tonic::Status;
 
 use super::places::{Account, Places, Taken};
+use crate::figure::count;
 use crate::net::figures::{Place, Scope};
 use crate::net::limit::Seat;
 use crate::net::source::Source;
-use crate::status::{Shared, count};
+use crate::status::Shared;
 
 /// Budget of all connections: twice the size of the largest requests that may be looked up at once with their answers
 /// (32 of up to 720 KB). Clients that read their answers never reach it.

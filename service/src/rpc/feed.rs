@@ -24,8 +24,8 @@ use tonic::{Request, Response, Status};
 use super::budget::Peer;
 use super::places::{Places, Taking};
 use crate::feed::{DUMPS_MAX, Feed, FeedError, Filter, Head, NotDone, Registration, Scope, Tail, Workers};
+use crate::figure::unix_ms;
 use crate::net::figures::Place;
-use crate::status::unix_ms;
 
 /// Messages queued between a subscriber's task and its connection: about two megabytes with [`CHANGES_PER_MESSAGE`]. A
 /// longer queue would only cost memory, because the log holds the changes that the subscriber has not read.

@@ -19,9 +19,9 @@ use tonic::body::Body;
 use tower::{Layer, Service};
 
 use super::budget::{BYTES_MAX, Charge, FREE_BYTES, PEER_BYTES_MAX, Peer, SOURCE_BYTES_MAX, UnderWay};
+use crate::figure::count;
 use crate::net::limit::Refused;
 use crate::net::{Access, Refusal};
-use crate::status::count;
 
 /// Path prefix that needs no token: load balancers call health without one, and it says nothing about the data.
 const OPEN_PATHS: &str = "/grpc.health.v1.Health/";

@@ -11,8 +11,8 @@ use tonic::metadata::MetadataMap;
 
 use super::budget::Peer;
 use super::places::Places;
+use crate::chain::Commitment;
 use crate::net::figures::Place;
-use crate::overlay::Commitment;
 use crate::status::Shared;
 
 /// Longest wait for a slot. A healthy service reaches an existing slot within a second or two, and a finalized one

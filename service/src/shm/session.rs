@@ -28,8 +28,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, se
 use rustix::thread::futex;
 
 use super::bells;
+use crate::chain;
 use crate::lookups::LookupError;
-use crate::overlay;
 use crate::reading::{BatchReading, PIECE_KEYS, Reading, Spent};
 use crate::rpc::status_response;
 use crate::slow::{Parts, Slow, Transport};
@@ -277,11 +277,11 @@ fn refusal(request: &Request) -> Option<u32> {
 }
 
 /// Converts a commitment that [`refusal`] has accepted.
-fn commitment(wire: i32) -> overlay::Commitment {
+fn commitment(wire: i32) -> chain::Commitment {
     match Commitment::try_from(wire) {
-        Ok(Commitment::Processed) => overlay::Commitment::Processed,
-        Ok(Commitment::Finalized) => overlay::Commitment::Finalized,
-        Ok(Commitment::Unspecified | Commitment::Confirmed) | Err(_) => overlay::Commitment::Confirmed,
+        Ok(Commitment::Processed) => chain::Commitment::Processed,
+        Ok(Commitment::Finalized) => chain::Commitment::Finalized,
+        Ok(Commitment::Unspecified | Commitment::Confirmed) | Err(_) => chain::Commitment::Confirmed,
     }
 }
 
