@@ -10,11 +10,11 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use engines::{EngineKind, Profile};
 use serde::{Deserialize, Serialize};
 
-use super::SocketMode;
 use crate::ingest::extract::Extract;
 use crate::ingest::follow::Follow;
 use crate::ingest::provider::Compression;
 use crate::ingest::subscribe::Commitment;
+use crate::net::socket::SocketMode;
 
 /// The settings that were given, in the file or by flags; `None` for those left out.
 #[derive(clap::Args, Clone, Debug, Default, Serialize, Deserialize)]

@@ -16,7 +16,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
 use crate::figure::count;
-use crate::status::Shared;
+use crate::net::figures::Figures;
+use crate::net::host_name;
 
 /// Longest part of a refused name in the answer, in characters.
 const SHOWN_MAX: usize = 100;
@@ -59,16 +60,10 @@ impl Hosts {
     }
 }
 
-/// Returns the machine's name, as the kernel has it.
-pub(crate) fn host_name() -> Option<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
-    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
-}
-
 /// Middleware that refuses a request for another host. A request without a host is answered where HTTP allows that,
 /// before version 1.1; every browser names one.
 pub(super) async fn check(
-    State((hosts, shared)): State<(Arc<Hosts>, Arc<Shared>)>,
+    State((hosts, net)): State<(Arc<Hosts>, Arc<Figures>)>,
     request: Request,
     next: Next,
 ) -> Response {
@@ -80,7 +75,7 @@ pub(super) async fn check(
     let in_line = request.uri().authority().map(|authority| Some(authority.as_str()));
     let foreign = named.chain(in_line).find(|host| !host.is_some_and(|host| hosts.answers(host)));
     let Some(foreign) = foreign else { return next.run(request).await };
-    count(&shared.net.foreign_hosts, 1);
+    count(&net.foreign_hosts, 1);
     let shown: String = foreign.unwrap_or_default().chars().take(SHOWN_MAX).collect();
     let message = format!(
         "this service does not answer to host={shown:?}: ask for its IP address, or add the name to the setting \

@@ -16,6 +16,9 @@ pub mod receive;
 #[cfg(test)]
 mod simulation;
 mod standing;
+mod state;
 pub mod subscribe;
 mod token;
 pub(crate) mod upstream;
+
+pub use state::{Figures, State};

@@ -153,7 +153,7 @@ async fn handshake(
             format!("not done within {HANDSHAKE_TIMEOUT:?}")
         }
     };
-    count(&admission.shared().net.handshakes_failed, 1);
+    count(&admission.figures().handshakes_failed, 1);
     tracing::debug!(error = failed, %from, "TLS handshake failed");
     None
 }

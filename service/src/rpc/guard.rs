@@ -102,7 +102,7 @@ impl GuardLayer {
         }
         if let Some(tokens) = self.access.tokens.as_ref().filter(|_| peer.from.is_some()) {
             tokens.check(request.headers().get(AUTHORIZATION)).map_err(|refusal| {
-                count(&peer.shared().net.unauthenticated, 1);
+                count(&peer.figures().unauthenticated, 1);
                 Status::unauthenticated(match refusal {
                     Refusal::Missing => "a bearer token is required: send metadata authorization: Bearer TOKEN",
                     Refusal::Unknown => "the bearer token is not among those of the service's bearer_token_file",
