@@ -241,7 +241,7 @@ async fn serve(
         .name("ingest-apply".to_owned())
         .spawn(move || ended.send(apply.run(received)))
         .context("cannot start the ingest thread")?;
-    lookups.probe().await.map_err(|failed| anyhow!("the store is open and no lookup is answered: {failed:?}"))?;
+    lookups.probe().await.map_err(|failed| anyhow!("the store is open, but no lookup is answered: {failed:?}"))?;
     systemd::ready();
     let watch = tokio::spawn(systemd::watch(shared, sleepers));
     let early = tokio::select! {
@@ -268,7 +268,7 @@ async fn serve(
         admin.await?;
         match outcome {
             Ok(applied) => applied.map_err(engine_failed),
-            Err(_) => Err(anyhow!("the ingest thread ended without a word: this is a bug")),
+            Err(_) => Err(anyhow!("the ingest thread ended without a reason: this is a bug")),
         }
     };
     match tokio::time::timeout(config.shutdown_timeout, rest).await {
@@ -284,7 +284,7 @@ async fn serve(
 fn engine_failed(error: engine_api::Error) -> anyhow::Error {
     let context = match error.kind() {
         ErrorKind::DataDamaged => {
-            "the ingest met damage in the store; restore a snapshot, or see what `bootstrap repair --dir DIR` can keep \
+            "the ingest found damage in the store; restore a snapshot, or see what `bootstrap repair --dir DIR` can keep \
              (RUNBOOK.md, Damaged store)"
         }
         _ => "the engine failed: see its error for the way out",

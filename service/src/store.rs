@@ -68,7 +68,7 @@ pub(crate) fn open(config: &Config) -> Result<Box<dyn Engine>, Failed> {
     let engine = opened.map_err(|error| explain(config, error))?;
     if known.extract.is_none() {
         let (dir, extract) = (config.dir.display(), config.extract.name());
-        tracing::warn!(%dir, extract, "the store did not say what its pairs mean: from now on it holds this, and another extract is refused");
+        tracing::warn!(%dir, extract, "the store had no record of its extract: from now on it keeps this one, and any other is refused");
     }
     Ok(engine)
 }

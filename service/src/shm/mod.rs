@@ -345,7 +345,7 @@ impl<'e> Server<'e> {
         match session::deafen(&socket) {
             Ok(true) => {}
             Ok(false) => {
-                tracing::warn!("a shared-memory client is refused: it sends, which no client does");
+                tracing::warn!("a shared-memory client is refused: it sent data, which no correct client does");
                 self.discard.put(socket);
                 return self.pause();
             }
