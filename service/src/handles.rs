@@ -20,19 +20,19 @@ use crate::views::Views;
 pub struct Handles {
     /// Time of the service's start, in ms since the Unix epoch.
     pub start_unix_ms: u64,
-    /// Writer: the ingest.
+    /// The ingest writes the state of which the status is made.
     pub status: Status,
-    /// Writers: the threads that answer lookups; of the published state and the overlay the ingest.
+    /// Written by the threads that answer lookups; the published state and the overlay by the ingest.
     pub lookups: LookupState,
     /// The change feed; `None` if the service keeps none.
     pub feed: Option<Arc<Feed>>,
-    /// Writer: the network edge.
+    /// Written by the network edge, for gRPC and HTTP alike.
     pub net: Arc<Figures>,
-    /// Number of clients connected over shared memory. Writer: shm-lookup.
+    /// Number of clients connected over shared memory. Written by `shm-lookup`.
     pub shm_sessions: Arc<AtomicU64>,
-    /// Writer: the snapshot's thread.
+    /// Written by the thread that makes a snapshot.
     pub snapshots: Arc<SnapshotFigures>,
-    /// Views of the store held by dumps and snapshots. Writers: their threads.
+    /// Views of the store held by dumps and snapshots. Written by their threads.
     pub views: Arc<Views>,
 }
 

@@ -23,7 +23,7 @@ impl Published {
         Self { checkpoint: ArcSwap::from_pointee(checkpoint), committing: AtomicBool::new(false) }
     }
 
-    /// The newest committed checkpoint.
+    /// Returns the newest checkpoint that is committed and published.
     #[inline]
     pub fn checkpoint(&self) -> Guard<Arc<ChainCheckpoint>> {
         self.checkpoint.load()

@@ -235,16 +235,16 @@ impl Readiness {
         }
         if let Some(Age::Absurd(created_unix_ms)) = age {
             return Some(format!(
-                "how old the newest applied slot is cannot be told: the server says created_unix_ms={created_unix_ms}; \
+                "the age of the newest applied slot is unknown: the server says created_unix_ms={created_unix_ms}; \
                  its clock is wrong, or this machine's"
             ));
         }
         if let Some(lag) = lag.filter(|lag| *lag >= limits.max_lag) {
             return Some(format!("the newest applied slot is {} s old: max_lag_ms={max_lag_ms}", lag.as_secs()));
         }
-        lag_slots.filter(|slots| *slots >= limits.max_lag_slots).map(|slots| {
-            format!("{slots} slots behind the newest one heard of: max_lag_slots={}", limits.max_lag_slots)
-        })
+        lag_slots
+            .filter(|slots| *slots >= limits.max_lag_slots)
+            .map(|slots| format!("{slots} slots behind the newest known one: max_lag_slots={}", limits.max_lag_slots))
     }
 
     /// Describes the slot that waits for its parent, if there is one.
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(readiness.verdict_at(Some(0)).not_ready.as_deref(), Some(why));
         readiness.slot_applied(Age::Known(SECOND * 9));
         assert!(readiness.verdict_at(Some(149)).is_ready());
-        let why = "150 slots behind the newest one heard of: max_lag_slots=150";
+        let why = "150 slots behind the newest known one: max_lag_slots=150";
         assert_eq!(readiness.verdict_at(Some(150)).not_ready.as_deref(), Some(why));
         advance(SECOND * 2).await;
         assert!(!readiness.verdict_at(Some(0)).is_ready(), "nine seconds old when it came, and two more");

@@ -145,7 +145,7 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     close(engine, outcome, joined)
 }
 
-/// Opens the store, and logs what it is and how the memory is divided. Returns its checkpoint as well.
+/// Opens the store, and logs its state, the division of the memory, and cautions. Returns its checkpoint as well.
 fn open_store(config: &Config) -> Result<(Arc<Measured>, ChainCheckpoint), Failed> {
     systemd::status(&format!("opening and recovering the store in {}", config.dir.display()));
     let engine = store::open(config.store())?;
@@ -260,7 +260,7 @@ async fn serve(
         .name("ingest-apply".to_owned())
         .spawn(move || ended.send(apply.run(received)))
         .context("cannot start the ingest thread")?;
-    lookups.probe().await.map_err(|failed| anyhow!("the store is open and no lookup is answered: {failed:?}"))?;
+    lookups.probe().await.map_err(|failed| anyhow!("the store is open, but no lookup is answered: {failed:?}"))?;
     systemd::ready();
     let watch = tokio::spawn(systemd::watch(status, pulses, sleepers));
     let early = tokio::select! {
@@ -296,7 +296,7 @@ impl Tasks {
         self.admin.await?;
         match outcome {
             Ok(applied) => applied.map_err(engine_failed),
-            Err(_) => Err(anyhow!("the ingest thread ended without a word: this is a bug")),
+            Err(_) => Err(anyhow!("the ingest thread ended without a reason: this is a bug")),
         }
     }
 }
@@ -306,7 +306,7 @@ impl Tasks {
 fn engine_failed(error: engine_api::Error) -> anyhow::Error {
     let context = match error.kind() {
         ErrorKind::DataDamaged => {
-            "the ingest met damage in the store; restore a snapshot, or see what `bootstrap repair --dir DIR` can keep \
+            "the ingest found damage in the store; restore a snapshot, or see what `bootstrap repair --dir DIR` can keep \
              (RUNBOOK.md, Damaged store)"
         }
         _ => "the engine failed: see its error for the way out",

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn every_slow_request_is_counted_and_few_are_said() {
+    fn every_slow_request_is_counted_and_few_are_logged() {
         let log = SlowLog::default();
         let slow = Slow {
             transport: Transport::Shm,

@@ -15,7 +15,7 @@ use crate::readiness::Readiness;
 /// State of which the answer is made. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Status {
-    /// Label of the engine.
+    /// Label of the engine, as answers and metrics name it.
     pub engine: &'static str,
     pub published: Arc<Published>,
     pub readiness: Arc<Readiness>,

@@ -14,7 +14,7 @@ use solana::ChainCheckpoint;
 use crate::failed::Failed;
 use crate::ingest::extract::Extract;
 
-/// Settings of the store.
+/// Settings that decide which store is opened, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreSettings<'c> {
     pub dir: &'c Path,
@@ -80,7 +80,7 @@ pub(crate) fn open(settings: StoreSettings<'_>) -> Result<Box<dyn Engine>, Faile
     let engine = opened.map_err(|error| explain(settings, error))?;
     if known.extract.is_none() {
         let (dir, extract) = (settings.dir.display(), settings.extract.name());
-        tracing::warn!(%dir, extract, "the store did not say what its pairs mean: from now on it holds this, and another extract is refused");
+        tracing::warn!(%dir, extract, "the store had no record of its extract: from now on it keeps this one, and any other is refused");
     }
     Ok(engine)
 }

@@ -90,7 +90,7 @@ pub async fn watch(of: Status, pulses: Pulses, sleepers: Sleepers) {
             if still.is_empty() {
                 notify(&[NotifyState::Watchdog]);
             } else {
-                error!(threads = still.join(" "), since = ?watchdog.every, "threads stand still: the watchdog is not fed");
+                error!(threads = still.join(" "), since = ?watchdog.every, "threads have stalled: the watchdog is not fed");
             }
             sleepers.wake();
         }
@@ -157,8 +157,8 @@ fn describe(of: &Status) -> String {
         (None, Some(why)) if connected && newest > slot.unwrap_or(0) => {
             format!("not ready: {why}: replaying, {at} of {newest}")
         }
-        (None, Some(why)) if connected => format!("not ready: {why}: lookups go on, at {at}"),
-        (None, Some(why)) => format!("not ready, not connected to the stream: {why}: lookups go on, at {at}"),
+        (None, Some(why)) if connected => format!("not ready: {why}: lookups continue, at {at}"),
+        (None, Some(why)) => format!("not ready, not connected to the stream: {why}: lookups continue, at {at}"),
         (None, None) if connected => format!("live at {at}, lag {} ms", lag_ms.unwrap_or(0)),
         (None, None) => format!("live at {at}, not connected to the stream, lag {} ms", lag_ms.unwrap_or(0)),
     }
@@ -178,7 +178,7 @@ mod tests {
         let checkpoint = ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() };
         let of = Status::new("redb", &ingest::State::at(checkpoint));
         let set = |phase| of.readiness.set_phase(phase);
-        assert_eq!(describe(&of), "not ready, not connected to the stream: starting: lookups go on, at slot 7");
+        assert_eq!(describe(&of), "not ready, not connected to the stream: starting: lookups continue, at slot 7");
         of.ingest.connected.store(true, Ordering::Relaxed);
         of.readiness.set_newest_slot(9);
         set(Phase::CatchingUp);

@@ -117,7 +117,7 @@ impl Config {
         );
         ensure!(
             provider::has_usable_port(&self.geyser),
-            "no server can be at this port: geyser={shown:?}: give 1 to 65535, or none"
+            "no server can have this port: geyser={shown:?}: give 1 to 65535, or none"
         );
         provider::check_header(&self.x_token_header)?;
         ensure!(
@@ -140,7 +140,7 @@ impl Config {
             };
             ensure!(
                 name.strip_suffix('.').unwrap_or(name).split('.').all(label),
-                "not the name of a host: metrics_hosts={name:?}: give whole names without ports or wildcards, such as \
+                "not a host name: metrics_hosts={name:?}: give whole names without ports or wildcards, such as \
                  solkv.example.com; IP addresses are always answered to"
             );
         }
@@ -150,7 +150,7 @@ impl Config {
     fn check_following(&self) -> Result<()> {
         ensure!(
             !self.processed || self.commitment == Commitment::Confirmed,
-            "processed = true needs commitment = \"confirmed\": processed slots stand on confirmed ones"
+            "processed = true needs commitment = \"confirmed\": processed slots build on confirmed ones"
         );
         ensure!(
             self.follow == Follow::Exact || self.extract != Extract::AccountOwner,

@@ -65,7 +65,6 @@ fn hash(text: &str) -> String {
 #[derive(Clone)]
 pub(crate) struct Dashboard {
     pub(crate) handles: Handles,
-    /// Past samples.
     pub(crate) history: Arc<History>,
     pub(crate) identity: Arc<Identity>,
 }

@@ -68,7 +68,7 @@ pub(super) async fn check(
     next: Next,
 ) -> Response {
     if request.version() == Version::HTTP_11 && !request.headers().contains_key(header::HOST) {
-        let message = "the request names no host, which HTTP/1.1 demands\n".to_owned();
+        let message = "the request names no host, which HTTP/1.1 requires\n".to_owned();
         return (StatusCode::BAD_REQUEST, super::page(super::TEXT, message)).into_response();
     }
     let named = request.headers().get_all(header::HOST).iter().map(|host| host.to_str().ok());

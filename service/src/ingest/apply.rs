@@ -250,7 +250,7 @@ impl Apply {
                     let no_space = failed.kind() == ErrorKind::FreeSpace;
                     count(&self.state.figures.commits_without_space, no_space.into());
                     let what = if no_space { "no space" } else { "a commit has to wait" };
-                    warn!(error = %failed, "{what}: lookups go on, the batch is kept and tried again");
+                    warn!(error = %failed, "{what}: lookups continue, and the batch is kept and retried");
                     self.standing.commit_waits(&failed);
                     std::thread::sleep(self.config.full_retry);
                 }
@@ -328,7 +328,7 @@ impl Apply {
         }
         match self.engine.stats() {
             Ok(stats) => self.state.figures.stats.store(Arc::new(stats)),
-            Err(failed) => warn!(error = %failed, "the engine gives no statistics"),
+            Err(failed) => warn!(error = %failed, "cannot read the engine's statistics"),
         }
     }
 

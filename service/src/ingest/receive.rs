@@ -134,7 +134,9 @@ impl Past {
         match ended {
             Ended::BeginsAt(slot) if self.begins_at == Some(slot) => {
                 self.begins_at = None;
-                Ended::Retry(format!("the server does not send slot={slot}, where it says that its slots begin"))
+                Ended::Retry(format!(
+                    "the server does not send slot={slot}, although it says that its slots begin there"
+                ))
             }
             Ended::BeginsAt(slot) => {
                 self.begins_at = Some(slot);
@@ -294,7 +296,7 @@ impl<U: Upstream> Receiver<U> {
     fn is_gap(&self, ended: Ended, heard: &Heard) -> Ended {
         let (Ended::Idle { why, .. }, Some((slot, lacks))) = (&ended, heard.incomplete()) else { return ended };
         let first_slot = self.state.resume.slot().map_or(slot, |applied| applied + 1).min(slot);
-        Ended::Gap(Gap { first_slot, last_slot: slot, detail: format!("{why}: of slot={slot} there is {lacks}") })
+        Ended::Gap(Gap { first_slot, last_slot: slot, detail: format!("{why}: slot={slot} has {lacks}") })
     }
 
     async fn send(&self, message: Message) -> Result<(), Ended> {

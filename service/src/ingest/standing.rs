@@ -99,7 +99,12 @@ impl Standing {
             created_unix_ms => readiness.age(created_unix_ms, unix_ms()),
         });
         if let Some(gap) = self.gap.take_if(|gap| gap.first_slot <= slot) {
-            info!(first_slot = gap.first_slot, last_slot = gap.last_slot, slot, "the gap is over: the slots came");
+            info!(
+                first_slot = gap.first_slot,
+                last_slot = gap.last_slot,
+                slot,
+                "the gap is over: the missing slots have arrived"
+            );
         }
         self.live = self.gap.is_none();
         self.tell();

@@ -17,7 +17,7 @@ use crate::readiness::{Limits, Readiness};
 /// State that the ingest writes. Clones share it.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// Writer: ingest-apply.
+    /// The newest commit, written by ingest-apply.
     pub published: Arc<Published>,
     /// The data with which lookups read at other commitments than the store's. Writers: ingest-apply; the receiver for
     /// the finalized slots that it hears of.

@@ -50,7 +50,7 @@ impl Access {
             (None, None) => None,
         };
         let file = find(settings.bearer_token_file.as_deref(), TOKENS);
-        let tokens = file.map(Tokens::open).transpose().context("cannot take the bearer tokens")?;
+        let tokens = file.map(Tokens::open).transpose().context("cannot use the bearer tokens")?;
         Ok(Self { tls, tokens })
     }
 
@@ -78,7 +78,7 @@ impl Access {
                     Ok(Ok(())) => tracing::info!("SIGHUP: certificates and tokens are read again"),
                     Ok(Err(error)) => {
                         let error = format!("{error:#}");
-                        tracing::error!(error, "SIGHUP: what was in effect stays");
+                        tracing::error!(error, "SIGHUP: the earlier certificates and tokens stay in effect");
                     }
                     Err(error) => tracing::error!(%error, "SIGHUP: reading failed"),
                 }

@@ -45,14 +45,14 @@ impl Addresses {
         );
         ensure!(
             access.tls.is_some() || settings.insecure || loopback(listen),
-            "other machines could reach gRPC, and without encryption: listen={} is not loopback; give --tls-cert and \
+            "other machines could reach gRPC without encryption: listen={} is not loopback; give --tls-cert and \
              --tls-key, or --insecure where the network is trusted",
             settings.listen
         );
         ensure!(
             settings.insecure || loopback(metrics),
             "other machines could reach HTTP, which is never encrypted: metrics={} is not loopback; give a loopback \
-             address and put a proxy before it, or --insecure where the network is trusted",
+             address and put a proxy in front of it, or --insecure where the network is trusted",
             settings.metrics
         );
         Ok(())
@@ -79,8 +79,8 @@ impl Addresses {
             tracing::warn!(listen = settings.listen, "gRPC is open to other machines, without encryption");
         }
         if access.tokens.is_none() && !access.tls.as_ref().is_some_and(super::Tls::mutual) {
-            let hint = "give tls_client_ca or bearer_token_file to choose who may ask";
-            tracing::warn!(listen = settings.listen, hint, "gRPC answers whoever reaches it");
+            let hint = "give tls_client_ca or bearer_token_file to restrict access";
+            tracing::warn!(listen = settings.listen, hint, "gRPC answers every client that can reach it");
         }
     }
 }
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_or_the_same_twice_can_never_work() {
+    fn wrong_or_equal_addresses_can_never_work() {
         for (listen, metrics, says) in [
             ("nowhere", "127.0.0.1:0", "cannot use listen=\"nowhere\": expected HOST:PORT"),
             ("127.0.0.1:0", "127.0.0.1:99999", "cannot use metrics="),

@@ -108,7 +108,7 @@ impl SocketGroup {
         let privileged = || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::CHOWN));
         ensure!(
             member || privileged(),
-            "{key}={name}: the service's user is no member of this group: make it one (usermod -aG {name} USER, or \
+            "{key}={name}: the service's user is not a member of this group: make it one (usermod -aG {name} USER, or \
              SupplementaryGroups={name} in the unit)"
         );
         Ok(())

@@ -64,7 +64,7 @@ pub enum BankStatus {
 /// Bounds on the banks and bytes that may be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of banks, and of slots heard of.
+    /// Maximum number of banks, and of slots that any message has named.
     pub banks_max: usize,
     /// Maximum bytes of all banks and their writes.
     pub bytes_max: usize,

@@ -47,7 +47,7 @@ pub(super) async fn follow(health: HealthReporter, status: Status) {
         let slot = status.published.slot().unwrap_or(0);
         match verdict.not_ready {
             None => info!(slot, "ready"),
-            Some(why) => warn!(slot, "not ready any more: {why}"),
+            Some(why) => warn!(slot, "no longer ready: {why}"),
         }
         set(&health, if was_ready { ServingStatus::Serving } else { ServingStatus::NotServing }).await;
     }

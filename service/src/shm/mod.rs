@@ -74,7 +74,7 @@ const SOURCE: &str = "shm";
 pub struct ShmState {
     pub lookups: LookupState,
     pub status: Status,
-    /// Number of clients connected.
+    /// Number of clients connected at this moment.
     pub sessions: Arc<AtomicU64>,
 }
 
@@ -352,7 +352,7 @@ impl<'e> Server<'e> {
         match session::deafen(&socket) {
             Ok(true) => {}
             Ok(false) => {
-                tracing::warn!("a shared-memory client is refused: it sends, which no client does");
+                tracing::warn!("a shared-memory client is refused: it sent data, which no correct client does");
                 self.discard.put(socket);
                 return self.pause();
             }

@@ -335,7 +335,7 @@ fn slow_late_and_mistaken_subscribers_are_told() {
         let filter = Filter { keys: vec![vec![1; 31].into()], ..Filter::default() };
         let wrong = SubscribeRequest { filter: Some(filter), ..request(Start::FromSeq(newest)) };
         assert_eq!(refused(wrong).await.0, Code::InvalidArgument);
-        slow_is_cut_off(&service, &uds, oldest, newest).await;
+        slow_is_cut_off(&mut service, &uds, oldest, newest).await;
         filtered(&uds, oldest, newest).await;
     });
     wait_for("the end of all subscriptions", || {
@@ -347,7 +347,7 @@ fn slow_late_and_mistaken_subscribers_are_told() {
 }
 
 /// A subscriber that does not read is cut off, and its position is shown. When it comes back it misses nothing.
-async fn slow_is_cut_off(service: &Service, uds: &Path, oldest: u64, newest: u64) {
+async fn slow_is_cut_off(service: &mut Service, uds: &Path, oldest: u64, newest: u64) {
     let mut slow = subscribe(uds, request(Start::FromSeq(oldest))).await.unwrap();
     let mut idle = subscribe(uds, request(Start::FromSeq(newest + 1))).await.unwrap();
     assert_eq!(refused(uds, request(Start::FromSeq(newest))).await.0, Code::ResourceExhausted, "two are there");
