@@ -6,7 +6,7 @@
 
 use std::io::{self, ErrorKind as Io};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -28,8 +28,10 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Status};
 use tower::service_fn;
 
+use crate::figure::{count, unix_ms};
 use crate::rpc::uds::{self, SocketAccess, SocketFile};
-use crate::status::{Shared, count, unix_ms};
+use crate::status;
+use crate::views::Views;
 
 /// Name of the socket in the store's directory.
 pub const SOCKET: &str = "admin.sock";
@@ -37,6 +39,21 @@ pub const SOCKET: &str = "admin.sock";
 /// How long a stop of the service waits for a snapshot under way. A snapshot of links takes less. A snapshot that
 /// copies every byte is abandoned and leaves `DIR.partial`.
 const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// Figures of snapshots of the store since the start.
+#[derive(Debug, Default)]
+pub struct SnapshotFigures {
+    /// Whether a snapshot is being made at this moment.
+    pub running: AtomicBool,
+    /// Number of snapshots completed since the start.
+    pub made: AtomicU64,
+    /// Number of snapshots that failed since the start.
+    pub failed: AtomicU64,
+    /// Time at which the newest complete snapshot began, in ms since the Unix epoch; 0 before the first.
+    pub last_unix_ms: AtomicU64,
+    /// Duration of the newest complete snapshot, in ms.
+    pub last_took_ms: AtomicU64,
+}
 
 /// The handlers of the socket's requests. Clones share their state.
 #[derive(Clone)]
@@ -47,16 +64,23 @@ pub struct Admin {
 struct Inner {
     /// Only borrowed, because the service needs the engine alone to close it at its stop.
     engine: Weak<Measured>,
-    shared: Arc<Shared>,
+    status: status::Status,
+    figures: Arc<SnapshotFigures>,
+    views: Arc<Views>,
     running: Mutex<bool>,
     ended: Condvar,
 }
 
 impl Admin {
     /// Returns handlers for `engine`, which they keep alive only during a snapshot.
-    pub fn new(engine: &Arc<Measured>, shared: &Arc<Shared>) -> Self {
-        let (engine, shared) = (Arc::downgrade(engine), Arc::clone(shared));
-        Self { inner: Arc::new(Inner { engine, shared, running: Mutex::new(false), ended: Condvar::new() }) }
+    pub fn new(
+        engine: &Arc<Measured>,
+        status: status::Status,
+        figures: Arc<SnapshotFigures>,
+        views: Arc<Views>,
+    ) -> Self {
+        let (engine, running, ended) = (Arc::downgrade(engine), Mutex::new(false), Condvar::new());
+        Self { inner: Arc::new(Inner { engine, status, figures, views, running, ended }) }
     }
 
     /// Waits up to `STOP_GRACE` for a snapshot under way. Call it once no more requests are served.
@@ -102,12 +126,12 @@ impl Inner {
     }
 
     fn snapshot(&self, engine: &Measured, dir: &Path) -> engine_api::Result<Duration> {
-        let (figures, begun_unix_ms, start) = (&self.shared.snapshots, unix_ms(), Instant::now());
+        let (figures, begun_unix_ms, start) = (&self.figures, unix_ms(), Instant::now());
         let set = |figure: &AtomicU64, value| figure.store(value, Ordering::Relaxed);
         // ORDERING: Relaxed, also in `set`: statistics.
         figures.running.store(true, Ordering::Relaxed);
         tracing::info!(dir = %dir.display(), "a snapshot begins");
-        let held = self.shared.views.hold();
+        let held = self.views.hold();
         let made = engine.snapshot(dir);
         drop(held);
         let took = start.elapsed();
@@ -146,7 +170,7 @@ async fn info(State(admin): State<Admin>) -> Response {
     let Some(engine) = admin.inner.engine.upgrade() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "the service is shutting down\n").into_response();
     };
-    let (checkpoint, stats) = (admin.inner.shared.checkpoint.load(), admin.inner.shared.stats.load());
+    let (checkpoint, stats) = (admin.inner.status.published.checkpoint(), admin.inner.status.ingest.stats.load());
     let json = serde_json::json!({
         "engine": engine.label(),
         "pairs_estimate": stats.pairs_estimate,

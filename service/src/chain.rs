@@ -6,6 +6,52 @@
 /// number is no slot: a Yellowstone server that has just started answers `u64::MAX` for "none yet".
 pub const SLOT_END: u64 = 1 << 40;
 
+/// The block that the data stands at. The next slot handed out is its child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Base {
+    pub slot: u64,
+    /// Blockhash of the slot; all zeros when not known.
+    pub blockhash: [u8; 32],
+}
+
+/// One account update after extraction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Address of the account; the key in the map.
+    pub key: [u8; 32],
+    /// The extracted value; `None` when the account is closed or no longer watched.
+    pub value: Option<[u8; 32]>,
+    /// Order of several updates of one account within one slot, as one server numbers them. Not comparable between
+    /// slots or servers.
+    pub write_version: u64,
+}
+
+/// A confirmed slot with all its updates, in the order in which they arrived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WholeSlot {
+    pub slot: u64,
+    pub blockhash: [u8; 32],
+    /// Slot of the parent block: usually one less than `slot`, older where slots were skipped.
+    pub parent_slot: u64,
+    pub parent_blockhash: [u8; 32],
+    /// When the server made the block meta, in ms since the Unix epoch; 0 when the server does not say.
+    pub created_unix_ms: u64,
+    /// Account updates of the slot. After assembly at most one a key remains: the last write wins.
+    pub events: Vec<Event>,
+}
+
+/// How settled the data of an answer are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Commitment {
+    /// State of the newest bank on the processed fork; it may still vanish.
+    Processed,
+    /// State that the engine holds.
+    #[default]
+    Confirmed,
+    /// State at the newest rooted slot.
+    Finalized,
+}
+
 /// A range of missing slots, both ends included.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Gap {
@@ -15,8 +61,7 @@ pub struct Gap {
     pub detail: String,
 }
 
-/// State of the service relative to the chain, as far as events show it. Readiness depends on the clock as well: see
-/// [`Readiness`](crate::readiness::Readiness).
+/// State of the service relative to the chain, as far as events show it. Readiness depends on the clock as well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// The store is being opened.

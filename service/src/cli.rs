@@ -172,7 +172,7 @@ fn check(config: &Config) -> Result<(), Failed> {
     let Checked { edge, provider } = Checked::of(config, Moment::Ahead)?;
     let token = if provider.token_file.is_some() { "given" } else { "none" };
     out::print(&format!("# {}: {token}\n# access: {}\n", provider.token_header, edge.access))?;
-    if !store::look(config)? {
+    if !store::look(config.store())? {
         out::print("# store: another process has it open, so that its files were not looked at\n")?;
     }
     for caution in config.selection().cautions(label(config)?) {

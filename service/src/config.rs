@@ -9,7 +9,6 @@ pub mod file;
 mod paths;
 mod resolve;
 mod settings;
-mod socket;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,11 +21,12 @@ use crate::ingest::extract::Extract;
 use crate::ingest::follow::{Follow, Selection};
 use crate::ingest::provider::{Compression, Settings as Provider};
 use crate::ingest::subscribe::Commitment;
-use crate::net::secrets;
+use crate::net::socket::{SocketAccess, SocketGroup, SocketMode};
+use crate::net::{self, secrets};
 use crate::readiness::Limits;
+use crate::store::StoreSettings;
 pub use paths::Moment;
 pub use settings::{DurabilityArg, LogFormat, Settings};
-pub use socket::{SocketAccess, SocketGroup, SocketMode};
 
 /// Names of the systemd credentials of the stream, used where no setting names a file.
 const TOKEN_CREDENTIAL: &str = "x-token";
@@ -118,6 +118,30 @@ pub struct Config {
 impl Config {
     pub fn readiness_limits(&self) -> Limits {
         Limits { max_lag: Duration::from_millis(self.max_lag_ms), max_lag_slots: self.max_lag_slots }
+    }
+
+    /// Returns the settings of the store.
+    pub fn store(&self) -> StoreSettings<'_> {
+        StoreSettings {
+            dir: &self.dir,
+            engine: &self.engine,
+            create_empty: self.create_empty,
+            extract: self.extract,
+            cluster: self.cluster.as_deref(),
+        }
+    }
+
+    /// Returns the settings of the network edge.
+    pub fn net(&self) -> net::Settings {
+        net::Settings {
+            listen: self.listen.clone(),
+            metrics: self.metrics.clone(),
+            insecure: self.insecure,
+            tls_cert: self.tls_cert.clone(),
+            tls_key: self.tls_key.clone(),
+            tls_client_ca: self.tls_client_ca.clone(),
+            bearer_token_file: self.bearer_token_file.clone(),
+        }
     }
 
     /// Returns the permissions and the group of the Unix socket.

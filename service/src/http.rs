@@ -20,15 +20,12 @@ use futures::FutureExt as _;
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
-use crate::dashboard::{self, History, Identity};
-use crate::feed::Feed;
+use crate::dashboard::{self, Dashboard, History, Identity};
+use crate::handles::Handles;
 use crate::metrics;
 use crate::net::limit::Limit;
-use crate::rpc::status_response;
-use crate::status::Shared;
 
 pub use host::Hosts;
-pub(crate) use host::host_name;
 
 /// How long a request under way may take after the shutdown has begun.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
@@ -41,11 +38,7 @@ const JSON: &str = "application/json";
 #[derive(Clone)]
 pub struct HttpState {
     pub latency: Arc<Latency>,
-    pub shared: Arc<Shared>,
-    /// The change feed; `None` if the service keeps none.
-    pub feed: Option<Arc<Feed>>,
-    /// Label of the engine in metrics and JSON.
-    pub engine: &'static str,
+    pub handles: Handles,
     /// Past samples for the dashboard.
     pub history: Arc<History>,
     /// Host names that requests may use.
@@ -60,7 +53,7 @@ where
 {
     let ended = shutdown.boxed().shared();
     let overdue = ended.clone().then(|()| tokio::time::sleep(SHUTDOWN_GRACE));
-    let limit = Limit::http(&state.shared);
+    let limit = Limit::http(&state.handles.net);
     tokio::select! {
         () = server::serve(listener, router(state), limit, ended) => {}
         () = overdue => {}
@@ -68,7 +61,12 @@ where
 }
 
 fn router(state: HttpState) -> Router {
-    let host = middleware::from_fn_with_state((Arc::clone(&state.hosts), Arc::clone(&state.shared)), host::check);
+    let host = middleware::from_fn_with_state((Arc::clone(&state.hosts), Arc::clone(&state.handles.net)), host::check);
+    let dashboard = Dashboard {
+        handles: state.handles.clone(),
+        history: Arc::clone(&state.history),
+        identity: Arc::clone(&state.identity),
+    };
     Router::new()
         .route("/healthz", get(async || page(TEXT, "ok\n")))
         .route("/readyz", get(readyz))
@@ -76,13 +74,13 @@ fn router(state: HttpState) -> Router {
         .route("/status.json", get(status))
         .route("/histograms.json", get(histograms_json))
         .route("/histograms.hlog", get(histograms_hlog))
-        .merge(dashboard::routes())
+        .merge(dashboard::routes(dashboard))
         .with_state(state)
         .layer(host)
 }
 
 async fn readyz(State(state): State<HttpState>) -> Response {
-    let status = status_response(state.engine, &state.shared);
+    let status = state.handles.status.response();
     if status.ready {
         return page(TEXT, "ready\n");
     }
@@ -90,8 +88,9 @@ async fn readyz(State(state): State<HttpState>) -> Response {
 }
 
 async fn metrics(State(state): State<HttpState>) -> Response {
-    let figures = state.clone();
-    of_snapshot(state, PROMETHEUS, move |snapshot| metrics::prometheus(&figures, snapshot).into_bytes()).await
+    let (handles, resources) = (state.handles.clone(), state.history.resources());
+    let render = move |snapshot: &Snapshot| metrics::prometheus(&handles, resources, snapshot).into_bytes();
+    of_snapshot(state, PROMETHEUS, render).await
 }
 
 async fn histograms_json(State(state): State<HttpState>) -> Response {
@@ -106,12 +105,12 @@ async fn histograms_hlog(State(state): State<HttpState>) -> Response {
 }
 
 async fn status(State(state): State<HttpState>) -> Response {
-    page(JSON, status_json(state.engine, &state.shared).to_string())
+    page(JSON, status_json(&state.handles).to_string())
 }
 
 /// Returns every field of the Status rpc under its own name, and the counters.
-fn status_json(engine: &str, shared: &Shared) -> Value {
-    let status = status_response(engine, shared);
+fn status_json(handles: &Handles) -> Value {
+    let status = handles.status.response();
     let checkpoint = status.checkpoint.map(|checkpoint| {
         json!({
             "seq": checkpoint.seq,
@@ -121,7 +120,7 @@ fn status_json(engine: &str, shared: &Shared) -> Value {
     });
     let gap =
         status.gap.map(|gap| json!({ "first_slot": gap.first_slot, "last_slot": gap.last_slot, "detail": gap.detail }));
-    let counters: Map<String, Value> = metrics::counters(&shared.counters)
+    let counters: Map<String, Value> = metrics::counters(handles)
         .into_iter()
         .map(|(metric, value)| (metric.short_name().to_owned(), json!(value)))
         .collect();
@@ -167,10 +166,9 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::chain::{Gap, Phase};
+    use crate::chain::{Commitment, Gap, Phase};
     use crate::lookups::Origin;
     use crate::lookups::tests::Pool;
-    use crate::overlay::Commitment;
     use crate::readiness::Age;
 
     async fn fetch(address: SocketAddr, path: &str) -> (u16, String) {
@@ -191,12 +189,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let latency = Arc::clone(pool.engine.latency());
-        let shared = Arc::clone(&pool.shared);
         let state = HttpState {
             latency,
-            shared,
-            feed: None,
-            engine: "redb",
+            handles: pool.handles.clone(),
             history: Arc::default(),
             hosts: Arc::default(),
             identity: Arc::default(),
@@ -210,11 +205,11 @@ mod tests {
         let pool = Pool::start();
         let address = start(&pool).await;
         assert_eq!(fetch(address, "/readyz").await, (503, "starting\n".to_owned()));
-        pool.shared.readiness.slot_applied(Age::Known(Duration::from_millis(20)));
-        pool.shared.readiness.set_phase(Phase::Live);
+        pool.handles.status.readiness.slot_applied(Age::Known(Duration::from_millis(20)));
+        pool.handles.status.readiness.set_phase(Phase::Live);
         assert_eq!(fetch(address, "/readyz").await.0, 200);
         let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned() };
-        pool.shared.readiness.set_phase(Phase::Gap(gap));
+        pool.handles.status.readiness.set_phase(Phase::Gap(gap));
         let (code, reason) = fetch(address, "/readyz").await;
         assert_eq!((code, reason.as_str()), (503, "slots are missing: first_slot=8 last_slot=9\n"));
         assert_eq!(fetch(address, "/healthz").await.0, 200);
@@ -235,7 +230,7 @@ mod tests {
         assert_eq!(fetch_as(address, "http://rebound.example/healthz", "host: localhost\r\n").await.0, 421);
         assert_eq!(fetch_as(address, "/healthz", &format!("host: {address}\r\n")).await.0, 200);
         assert_eq!(fetch_as(address, "/healthz", "").await.0, 400, "HTTP/1.1 without a host");
-        assert_eq!(pool.shared.net.foreign_hosts.load(std::sync::atomic::Ordering::Relaxed), 9);
+        assert_eq!(pool.handles.net.foreign_hosts.load(std::sync::atomic::Ordering::Relaxed), 9);
     }
 
     #[tokio::test]
@@ -244,9 +239,9 @@ mod tests {
         let address = start(&pool).await;
         pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
         let stats = engine_api::Stats { pairs_estimate: 1, disk_bytes: 2, details: vec![("cache_bytes", 3)] };
-        pool.shared.stats.store(Arc::new(stats));
+        pool.handles.status.ingest.stats.store(Arc::new(stats));
         let gap = Gap { first_slot: 8, last_slot: 9, detail: String::new() };
-        pool.shared.readiness.set_phase(Phase::Gap(gap));
+        pool.handles.status.readiness.set_phase(Phase::Gap(gap));
         let (_, text) = fetch(address, "/metrics").await;
         for line in [
             "# TYPE solkv_lookups_total counter",

@@ -14,13 +14,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, TrySendError, bounded};
-use engine_api::{Error, Key, Value};
+use engine_api::{Key, Value};
 use engine_latency::{Latency, Measured};
 use tokio::sync::oneshot;
 
-use crate::overlay::Commitment;
+use crate::chain::Commitment;
+use crate::figure::count;
+use crate::pulse::Pulses;
+pub use crate::reading::{Answer, LookupError, LookupFigures, LookupState};
 use crate::slow::Transport;
-use crate::status::{Shared, count};
 use crate::stop;
 use queue::{Batch, BatchQueue};
 use worker::{Request, Worker};
@@ -41,17 +43,6 @@ pub(crate) const IDLE_REFRESH: Duration = Duration::from_millis(200);
 /// Label under which lookups are recorded.
 const SOURCE: &str = "rpc";
 
-/// Answer of a lookup, and the slot that it stands for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer<T = Option<Value>> {
-    /// The value; `None` when the map does not hold the key. For `get_many` one such value a key, in the order asked.
-    pub value: T,
-    /// The newest slot that the state read holds as a whole. For confirmed it is the last slot applied, for processed
-    /// the tip of the fork, for finalized the last final slot. Never newer than the state read; `None` before the first
-    /// slot.
-    pub slot: Option<u64>,
-}
-
 /// Origin of a request, and the time that it spent before it was queued.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Origin {
@@ -65,31 +56,12 @@ pub struct Origin {
     pub slot_wait_ns: u64,
 }
 
-/// Reason why a lookup has no answer.
-#[derive(Debug)]
-pub enum LookupError {
-    /// The queue is full. Nothing was read; a later attempt may succeed.
-    Busy,
-    /// The service is shutting down.
-    Stopped,
-    /// The service is not configured to follow processed slots.
-    NotFollowed,
-    /// Processed slots exceeded the overlay's limits and were dropped. Processed lookups work again once the engine has
-    /// passed them.
-    Overflowed,
-    /// Old values of changes after the finalized slot are missing, because the service has started recently or there
-    /// were too many changes.
-    NotFinal,
-    /// The engine returned this error.
-    Engine(Error),
-}
-
 /// Handle to the pool. Clones share the pool.
 #[derive(Clone)]
 pub struct Lookups {
     requests: Sender<Request>,
     batches: Arc<BatchQueue>,
-    shared: Arc<Shared>,
+    figures: Arc<LookupFigures>,
     latency: Arc<Latency>,
 }
 
@@ -117,22 +89,27 @@ impl Lookups {
     ///
     /// # Errors
     /// I/O errors of starting a thread; the threads already started end.
-    pub fn start(engine: Arc<Measured>, threads: usize, shared: Arc<Shared>) -> io::Result<(Self, LookupThreads)> {
+    pub fn start(
+        engine: Arc<Measured>,
+        threads: usize,
+        state: &LookupState,
+        pulses: &Pulses,
+    ) -> io::Result<(Self, LookupThreads)> {
         let (requests, taken) = bounded(LOOKUP_QUEUE);
         let (signal, stopped) = bounded(0);
         let batches = Arc::new(BatchQueue::new());
         let stop = Stop { _signal: signal, batches: Arc::clone(&batches) };
         let mut pool = LookupThreads { stop, threads: Vec::new() };
         for n in 0..threads.max(1) {
-            let (engine, shared) = (Arc::clone(&engine), Arc::clone(&shared));
+            let (engine, state) = (Arc::clone(&engine), state.clone());
             let (requests, batches, stopped) = (taken.clone(), Arc::clone(&batches), stopped.clone());
             let name = format!("lookup-{n}");
-            let pulse = shared.pulses.add(name.as_str());
-            let run = move || Worker::new(&engine, &shared, &requests, &batches, &stopped, &pulse).run();
+            let pulse = pulses.add(name.as_str());
+            let run = move || Worker::new(&engine, &state, &requests, &batches, &stopped, &pulse).run();
             pool.threads.push(std::thread::Builder::new().name(name).spawn(run)?);
         }
         let latency = Arc::clone(engine.latency());
-        Ok((Self { requests, batches, shared, latency }, pool))
+        Ok((Self { requests, batches, figures: Arc::clone(&state.figures), latency }, pool))
     }
 
     /// Returns the current reading of the clock that [`Origin::asked`] uses.
@@ -168,7 +145,7 @@ impl Lookups {
     ) -> Result<Answer<Vec<Option<Value>>>, LookupError> {
         let (reply, answer) = oneshot::channel();
         let refused = self.batches.push(Batch { keys, commitment, origin, reply });
-        count(&self.shared.counters.lookups_refused, refused as u64);
+        count(&self.figures.refused, refused as u64);
         answer.await.unwrap_or(Err(LookupError::Stopped))
     }
 
@@ -186,7 +163,7 @@ impl Lookups {
     fn enqueue(&self, request: Request) -> Result<(), LookupError> {
         self.requests.try_send(request).map_err(|error| match error {
             TrySendError::Full(_) => {
-                count(&self.shared.counters.lookups_refused, 1);
+                count(&self.figures.refused, 1);
                 LookupError::Busy
             }
             TrySendError::Disconnected(_) => LookupError::Stopped,
@@ -216,12 +193,15 @@ pub(crate) mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::handles::Handles;
+    use crate::ingest;
     use crate::overlay::Overlay;
+    use crate::readiness::Limits;
 
     /// A pool on a store with key `[1; 32]` at slot 7, of an engine in this build.
     pub(crate) struct Pool {
         pub(crate) engine: Arc<Measured>,
-        pub(crate) shared: Arc<Shared>,
+        pub(crate) handles: Handles,
         pub(crate) lookups: Lookups,
         pub(crate) threads: LookupThreads,
         pub(crate) dir: TempDir,
@@ -240,10 +220,12 @@ pub(crate) mod tests {
             let engine = engines::open(&dir.path().join("store"), &options, OpenMode::Create).unwrap();
             let engine = Arc::new(Measured::new(engine, Latency::new(options.label()), "ingest"));
             let overlay = Overlay::new(&ChainCheckpoint::default(), processed, engine_is_final);
-            let shared = Shared::with_overlay(ChainCheckpoint::default(), overlay);
-            commit(&engine, &shared, [1; 32], 7);
-            let (lookups, threads) = Lookups::start(Arc::clone(&engine), 2, Arc::clone(&shared)).unwrap();
-            Self { engine, shared, lookups, threads, dir }
+            let state = ingest::State::new(ChainCheckpoint::default(), overlay, Limits::default());
+            let handles = Handles::new("redb", &state);
+            commit(&engine, &handles.lookups, [1; 32], 7);
+            let (lookups, threads) =
+                Lookups::start(Arc::clone(&engine), 2, &handles.lookups, &Pulses::default()).unwrap();
+            Self { engine, handles, lookups, threads, dir }
         }
     }
 
@@ -252,13 +234,13 @@ pub(crate) mod tests {
         Instant::now() + Duration::from_secs(100)
     }
 
-    pub(crate) fn commit(engine: &Measured, shared: &Shared, key: Key, slot: u64) {
+    pub(crate) fn commit(engine: &Measured, state: &LookupState, key: Key, slot: u64) {
         let checkpoint = ChainCheckpoint { seq: slot, slot: Some(slot), ..ChainCheckpoint::default() };
         let mut txn = engine.begin().unwrap();
         txn.put(&key, &[slot as u8; 32]).unwrap();
         txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
-        shared.publish(checkpoint);
-        shared.overlay.published(checkpoint.slot);
+        state.published.publish(checkpoint);
+        state.overlay.published(checkpoint.slot);
     }
 
     #[tokio::test]
@@ -267,7 +249,7 @@ pub(crate) mod tests {
         for slot in 8..40u8 {
             let key = [slot; 32];
             assert_eq!(pool.lookups.get(key, Commitment::Confirmed, Origin::default()).await.unwrap().value, None);
-            commit(&pool.engine, &pool.shared, key, u64::from(slot));
+            commit(&pool.engine, &pool.handles.lookups, key, u64::from(slot));
             let expected = Answer { value: Some(key), slot: Some(u64::from(slot)) };
             assert_eq!(pool.lookups.get(key, Commitment::Confirmed, Origin::default()).await.unwrap(), expected);
         }
@@ -289,13 +271,13 @@ pub(crate) mod tests {
             many().await.unwrap();
             let checkpoint =
                 ChainCheckpoint { seq: slot.into(), slot: Some(slot.into()), ..ChainCheckpoint::default() };
-            pool.shared.committing();
+            pool.handles.lookups.published.committing();
             let mut txn = pool.engine.begin().unwrap();
             txn.put(&[1; 32], &[slot; 32]).unwrap();
             txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
             for published in [false, true] {
                 if published {
-                    pool.shared.publish(checkpoint);
+                    pool.handles.lookups.published.publish(checkpoint);
                 }
                 let one = pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
                 let expected = Answer { value: Some([slot; 32]), slot: Some(slot.into()) };

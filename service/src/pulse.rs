@@ -24,9 +24,9 @@ impl Pulse {
     }
 }
 
-/// The counters of all threads that must make progress.
-#[derive(Debug, Default)]
-pub struct Pulses(Mutex<Vec<(String, Pulse)>>);
+/// The counters of all threads that must make progress. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Pulses(Arc<Mutex<Vec<(String, Pulse)>>>);
 
 impl Pulses {
     /// Adds a thread and returns its counter. The thread must beat from now on.

@@ -2,12 +2,14 @@
 //! asks.
 //!
 //! Owns: the limits, and the events that they apply to. Must not: block; each read and write is wait-free. Writers are
-//! ingest-apply (phase, applied slots) and the stream's receiver (trouble); any thread reads.
+//! ingest-apply (phase, applied slots) and the stream's receiver (trouble, newest slot); any thread reads.
 //!
 //! Nothing here is a latch that must be reset. The stored values are events with their times, and each reader compares
 //! these with the clock. Therefore a stream that is dead, silent or slow, an ingest that lags, or a commit that hangs
 //! ends readiness by itself. Only a whole slot applied within the limits brings it back.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -15,6 +17,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::time::Instant;
 
 use crate::chain::{Gap, Phase};
+use crate::published::Published;
 
 /// Time after the newest slot that does not count as lag, because the next slot is not due yet.
 const BETWEEN_SLOTS: Duration = Duration::from_secs(1);
@@ -43,7 +46,10 @@ impl Default for Limits {
 /// The events from which readiness is computed.
 #[derive(Debug)]
 pub struct Readiness {
-    limits: ArcSwap<Limits>,
+    limits: Limits,
+    published: Arc<Published>,
+    /// The newest slot mentioned on the newest connection to the stream, if it is plausible; 0 before the first.
+    newest_slot: AtomicU64,
     phase: ArcSwap<Phase>,
     applied: ArcSwapOption<Applied>,
     awaited: ArcSwapOption<Awaited>,
@@ -96,22 +102,36 @@ impl Verdict {
     }
 }
 
-impl Default for Readiness {
-    fn default() -> Self {
+impl Readiness {
+    /// Returns the readiness at start: no event yet. `published` names the newest applied slot.
+    pub fn new(published: Arc<Published>, limits: Limits) -> Self {
         Self {
-            limits: ArcSwap::from_pointee(Limits::default()),
+            limits,
+            published,
+            newest_slot: AtomicU64::new(0),
             phase: ArcSwap::from_pointee(Phase::Starting),
             applied: ArcSwapOption::empty(),
             awaited: ArcSwapOption::empty(),
             trouble: ArcSwapOption::empty(),
         }
     }
-}
 
-impl Readiness {
-    /// Sets the limits; to be called once, before the first [`Readiness::verdict`].
-    pub fn set_limits(&self, limits: Limits) {
-        self.limits.store(limits.into());
+    /// Sets the newest slot mentioned on the newest connection to the stream; 0 for none. Writer: the receiver.
+    pub fn set_newest_slot(&self, slot: u64) {
+        // ORDERING: Relaxed: a statistic, also in the reads.
+        self.newest_slot.store(slot, Ordering::Relaxed);
+    }
+
+    /// The newest slot mentioned on the newest connection to the stream, if it is plausible; `None` before the first.
+    pub fn newest_slot(&self) -> Option<u64> {
+        Some(self.newest_slot.load(Ordering::Relaxed)).filter(|newest| *newest > 0)
+    }
+
+    /// Returns the number of slots between the newest one mentioned and the newest applied; `None` before the first of
+    /// either.
+    pub fn lag_slots(&self) -> Option<u64> {
+        let applied = self.published.slot()?;
+        Some(self.newest_slot()?.saturating_sub(applied))
     }
 
     /// Sets the phase. Writer: ingest-apply.
@@ -133,7 +153,7 @@ impl Readiness {
     /// machine's clock. The age is absurd if the creation is before the chain's first slot, or so far in the future
     /// that it would hide a lag over the limit.
     pub fn age(&self, created_unix_ms: u64, now_unix_ms: u64) -> Age {
-        let limit_ms = u64::try_from(self.limits.load().max_lag.as_millis()).unwrap_or(u64::MAX);
+        let limit_ms = u64::try_from(self.limits.max_lag.as_millis()).unwrap_or(u64::MAX);
         match now_unix_ms.checked_sub(created_unix_ms) {
             _ if created_unix_ms < CHAIN_BEGAN_UNIX_MS => Age::Absurd(created_unix_ms),
             None if created_unix_ms - now_unix_ms >= limit_ms => Age::Absurd(created_unix_ms),
@@ -161,9 +181,14 @@ impl Readiness {
         }
     }
 
+    /// Computes readiness and lag at this moment. Every report of the service's readiness comes from here.
+    pub fn verdict(&self) -> Verdict {
+        self.verdict_at(self.lag_slots())
+    }
+
     /// Computes readiness at this moment. `lag_slots` is the lag behind the newest slot that the stream mentioned.
-    pub fn verdict(&self, lag_slots: Option<u64>) -> Verdict {
-        let (limits, phase, applied) = (**self.limits.load(), self.phase.load(), self.applied.load());
+    fn verdict_at(&self, lag_slots: Option<u64>) -> Verdict {
+        let (phase, applied) = (self.phase.load(), self.applied.load());
         let since = applied.as_ref().map(|applied| applied.at.elapsed());
         let age = applied.as_ref().map(|applied| applied.age);
         let lag = age.zip(since).and_then(|(age, since)| match age {
@@ -183,7 +208,7 @@ impl Readiness {
             }
             Phase::NoSpace(why) => Some(format!("no space: {why}")),
             Phase::CommitWaits(why) => Some(format!("a commit has to wait: {why}")),
-            Phase::Live => self.behind(limits, since, age, lag, lag_slots),
+            Phase::Live => self.behind(since, age, lag, lag_slots),
         };
         let trouble = self.trouble.load();
         let not_ready = why.map(|why| match (&**phase, &*trouble) {
@@ -195,12 +220,12 @@ impl Readiness {
     /// Returns the limit that is exceeded, in words; `None` if all are kept.
     fn behind(
         &self,
-        limits: Limits,
         since: Option<Duration>,
         age: Option<Age>,
         lag: Option<Duration>,
         lag_slots: Option<u64>,
     ) -> Option<String> {
+        let limits = self.limits;
         let max_lag_ms = limits.max_lag.as_millis();
         if let Some(since) = since.filter(|since| *since >= limits.max_lag) {
             return Some(match self.awaits() {
@@ -210,16 +235,16 @@ impl Readiness {
         }
         if let Some(Age::Absurd(created_unix_ms)) = age {
             return Some(format!(
-                "how old the newest applied slot is cannot be told: the server says created_unix_ms={created_unix_ms}; \
+                "the age of the newest applied slot is unknown: the server says created_unix_ms={created_unix_ms}; \
                  its clock is wrong, or this machine's"
             ));
         }
         if let Some(lag) = lag.filter(|lag| *lag >= limits.max_lag) {
             return Some(format!("the newest applied slot is {} s old: max_lag_ms={max_lag_ms}", lag.as_secs()));
         }
-        lag_slots.filter(|slots| *slots >= limits.max_lag_slots).map(|slots| {
-            format!("{slots} slots behind the newest one heard of: max_lag_slots={}", limits.max_lag_slots)
-        })
+        lag_slots
+            .filter(|slots| *slots >= limits.max_lag_slots)
+            .map(|slots| format!("{slots} slots behind the newest known one: max_lag_slots={}", limits.max_lag_slots))
     }
 
     /// Describes the slot that waits for its parent, if there is one.
@@ -234,6 +259,7 @@ impl Readiness {
 
 #[cfg(test)]
 mod tests {
+    use solana::ChainCheckpoint;
     use tokio::time::advance;
 
     use super::*;
@@ -241,7 +267,11 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn live(took: Duration) -> Readiness {
-        let readiness = Readiness::default();
+        live_within(Limits::default(), took)
+    }
+
+    fn live_within(limits: Limits, took: Duration) -> Readiness {
+        let readiness = Readiness::new(Arc::new(Published::new(ChainCheckpoint::default())), limits);
         readiness.slot_applied(Age::Known(took));
         readiness.set_phase(Phase::Live);
         readiness
@@ -251,32 +281,32 @@ mod tests {
     async fn silence_ends_readiness_and_a_slot_brings_it_back() {
         let readiness = live(SECOND / 50);
         advance(SECOND / 2).await;
-        assert_eq!(readiness.verdict(Some(0)), Verdict { not_ready: None, gap: None, lag_ms: Some(20) });
+        assert_eq!(readiness.verdict_at(Some(0)), Verdict { not_ready: None, gap: None, lag_ms: Some(20) });
         advance(SECOND * 9).await;
-        assert_eq!(readiness.verdict(Some(0)), Verdict { not_ready: None, gap: None, lag_ms: Some(9520) });
+        assert_eq!(readiness.verdict_at(Some(0)), Verdict { not_ready: None, gap: None, lag_ms: Some(9520) });
         advance(SECOND).await;
-        let verdict = readiness.verdict(Some(0));
+        let verdict = readiness.verdict_at(Some(0));
         assert_eq!(verdict.not_ready.as_deref(), Some("no slot was applied for 10 s: max_lag_ms=10000"));
         advance(SECOND * 90).await;
         readiness.set_trouble("cannot connect");
-        let verdict = readiness.verdict(Some(0));
+        let verdict = readiness.verdict_at(Some(0));
         let reason = "no slot was applied for 100 s: max_lag_ms=10000; stream: cannot connect";
         assert_eq!((verdict.not_ready.as_deref(), verdict.lag_ms), (Some(reason), Some(100_520)));
         readiness.slot_applied(Age::Known(SECOND / 50));
-        assert!(readiness.verdict(Some(0)).is_ready(), "trouble alone is no reason");
+        assert!(readiness.verdict_at(Some(0)).is_ready(), "trouble alone is no reason");
     }
 
     #[tokio::test(start_paused = true)]
     async fn applying_old_slots_is_not_live() {
         let readiness = live(SECOND * 38);
         let why = "the newest applied slot is 38 s old: max_lag_ms=10000";
-        assert_eq!(readiness.verdict(Some(0)).not_ready.as_deref(), Some(why));
+        assert_eq!(readiness.verdict_at(Some(0)).not_ready.as_deref(), Some(why));
         readiness.slot_applied(Age::Known(SECOND * 9));
-        assert!(readiness.verdict(Some(149)).is_ready());
-        let why = "150 slots behind the newest one heard of: max_lag_slots=150";
-        assert_eq!(readiness.verdict(Some(150)).not_ready.as_deref(), Some(why));
+        assert!(readiness.verdict_at(Some(149)).is_ready());
+        let why = "150 slots behind the newest known one: max_lag_slots=150";
+        assert_eq!(readiness.verdict_at(Some(150)).not_ready.as_deref(), Some(why));
         advance(SECOND * 2).await;
-        assert!(!readiness.verdict(Some(0)).is_ready(), "nine seconds old when it came, and two more");
+        assert!(!readiness.verdict_at(Some(0)).is_ready(), "nine seconds old when it came, and two more");
     }
 
     #[tokio::test(start_paused = true)]
@@ -285,15 +315,15 @@ mod tests {
         advance(SECOND * 2).await;
         let (slot, parent_slot, since, gap_timeout) = (12, 11, Instant::now(), SECOND * 60);
         readiness.set_awaited(Some(Awaited { slot, parent_slot, since, gap_timeout }));
-        assert!(readiness.verdict(Some(1)).is_ready(), "a slot or two out of order are nothing");
+        assert!(readiness.verdict_at(Some(1)).is_ready(), "a slot or two out of order are nothing");
         advance(SECOND * 35).await;
         let why = "slot=12 has waited 35 s for its parent_slot=11: gap_timeout=60s";
         let live = format!("{why}; max_lag_ms=10000");
-        assert_eq!(readiness.verdict(Some(1)).not_ready, Some(live));
+        assert_eq!(readiness.verdict_at(Some(1)).not_ready, Some(live));
         readiness.set_phase(Phase::CatchingUp);
-        assert_eq!(readiness.verdict(Some(1)).not_ready, Some(format!("catching up with the stream: {why}")));
+        assert_eq!(readiness.verdict_at(Some(1)).not_ready, Some(format!("catching up with the stream: {why}")));
         readiness.set_awaited(None);
-        assert_eq!(readiness.verdict(Some(1)).not_ready.as_deref(), Some("catching up with the stream"));
+        assert_eq!(readiness.verdict_at(Some(1)).not_ready.as_deref(), Some("catching up with the stream"));
     }
 
     #[test]
@@ -302,23 +332,22 @@ mod tests {
         let readiness = live(SECOND);
         for absurd in [0, 1, CHAIN_BEGAN_UNIX_MS - 1, NOW + 10_000, NOW + 3_600_000, u64::MAX] {
             readiness.slot_applied(readiness.age(absurd, NOW));
-            let verdict = readiness.verdict(Some(0));
+            let verdict = readiness.verdict_at(Some(0));
             assert!(verdict.lag_ms.is_none(), "{absurd}");
             assert!(verdict.not_ready.unwrap().contains(&format!("created_unix_ms={absurd};")));
         }
         for (created, lag_ms) in [(NOW, 0), (NOW + 9_999, 0), (NOW - 20, 20), (NOW - 9_000, 9_000)] {
             readiness.slot_applied(readiness.age(created, NOW));
-            let verdict = readiness.verdict(Some(0));
+            let verdict = readiness.verdict_at(Some(0));
             assert_eq!((verdict.not_ready.as_deref(), verdict.lag_ms), (None, Some(lag_ms)));
         }
     }
 
     #[test]
     fn limits_are_settings() {
-        let readiness = live(SECOND * 38);
-        readiness.set_limits(Limits { max_lag: SECOND * 40, max_lag_slots: 1000 });
-        assert!(readiness.verdict(Some(900)).is_ready());
-        assert!(!readiness.verdict(Some(1000)).is_ready());
+        let readiness = live_within(Limits { max_lag: SECOND * 40, max_lag_slots: 1000 }, SECOND * 38);
+        assert!(readiness.verdict_at(Some(900)).is_ready());
+        assert!(!readiness.verdict_at(Some(1000)).is_ready());
     }
 
     #[test]
@@ -333,7 +362,7 @@ mod tests {
             (Phase::CommitWaits("no descriptors".to_owned()), "a commit has to wait: no descriptors"),
         ] {
             readiness.set_phase(phase.clone());
-            let verdict = readiness.verdict(None);
+            let verdict = readiness.verdict_at(None);
             assert_eq!(verdict.not_ready.as_deref(), Some(why));
             assert_eq!(verdict.gap, matches!(phase, Phase::Gap(_)).then(|| gap.clone()));
         }
@@ -341,9 +370,9 @@ mod tests {
 
     #[test]
     fn a_servers_long_answer_is_cut_short() {
-        let readiness = Readiness::default();
+        let readiness = live(SECOND);
         readiness.set_phase(Phase::CatchingUp);
         readiness.set_trouble(&"ä".repeat(100_000));
-        assert!(readiness.verdict(None).not_ready.is_some_and(|why| why.len() < 2 * TROUBLE_BYTES_MAX));
+        assert!(readiness.verdict_at(None).not_ready.is_some_and(|why| why.len() < 2 * TROUBLE_BYTES_MAX));
     }
 }

@@ -26,25 +26,84 @@
 mod batch;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use arc_swap::Guard;
-use engine_api::{Key, Reader, Value};
+use engine_api::{Error, Key, Reader, Value};
 use engine_latency::{Measured, MeasuredReader};
 use solana::ChainCheckpoint;
 
-use crate::ingest::assemble::Base;
-use crate::lookups::{Answer, LookupError};
-use crate::overlay::Commitment;
+use crate::chain::{Base, Commitment};
+use crate::figure::count;
+use crate::overlay::Overlay;
 use crate::overlay::undo::Undo;
 use crate::overlay::view::newest_write;
-use crate::status::{Shared, count};
+use crate::published::Published;
+use crate::slow::SlowLog;
 
 pub(crate) use batch::{BatchReading, PIECE_KEYS};
+
+/// Answer of a lookup, and the slot that it stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer<T = Option<Value>> {
+    /// The value; `None` when the map does not hold the key. For `get_many` one such value a key, in the order asked.
+    pub value: T,
+    /// The newest slot that the state read holds as a whole. For confirmed it is the last slot applied, for processed
+    /// the tip of the fork, for finalized the last final slot. Never newer than the state read; `None` before the first
+    /// slot.
+    pub slot: Option<u64>,
+}
+
+/// Reason why a lookup has no answer.
+#[derive(Debug)]
+pub enum LookupError {
+    /// The queue is full. Nothing was read; a later attempt may succeed.
+    Busy,
+    /// The service is shutting down.
+    Stopped,
+    /// The service is not configured to follow processed slots.
+    NotFollowed,
+    /// Processed slots exceeded the overlay's limits and were dropped. Processed lookups work again once the engine has
+    /// passed them.
+    Overflowed,
+    /// Old values of changes after the finalized slot are missing, because the service has started recently or there
+    /// were too many changes.
+    NotFinal,
+    /// The engine returned this error.
+    Engine(Error),
+}
+
+/// State that lookups read, and the figures that they write. Clones share it.
+#[derive(Clone, Debug)]
+pub struct LookupState {
+    pub published: Arc<Published>,
+    pub overlay: Arc<Overlay>,
+    pub figures: Arc<LookupFigures>,
+    pub slow: Arc<SlowLog>,
+}
+
+impl LookupState {
+    /// Returns the state at start: nothing counted, and no request slow enough to be logged.
+    pub fn new(published: Arc<Published>, overlay: Arc<Overlay>) -> Self {
+        Self { published, overlay, figures: Arc::default(), slow: Arc::default() }
+    }
+}
+
+/// Counters of lookups since the start.
+#[derive(Debug, Default)]
+pub struct LookupFigures {
+    /// Number of keys looked up.
+    pub lookups: AtomicU64,
+    /// Number of lookups refused because a queue was full.
+    pub refused: AtomicU64,
+}
 
 /// Reader of one thread. It opens its snapshot at the first request, and again after any failure.
 pub(crate) struct Reading<'e> {
     engine: &'e Measured,
-    shared: &'e Shared,
+    published: &'e Published,
+    overlay: &'e Overlay,
+    figures: &'e LookupFigures,
     /// Label under which its lookups are recorded.
     source: &'static str,
     snapshot: Option<Snapshot<'e>>,
@@ -77,8 +136,9 @@ impl Snapshot<'_> {
 
 impl<'e> Reading<'e> {
     /// Creates a reader without opening a snapshot. `source` is the label under which its lookups are recorded.
-    pub(crate) fn new(engine: &'e Measured, shared: &'e Shared, source: &'static str) -> Self {
-        Self { engine, shared, source, snapshot: None, spent: Spent::default() }
+    pub(crate) fn new(engine: &'e Measured, state: &'e LookupState, source: &'static str) -> Self {
+        let LookupState { published, overlay, figures, .. } = state;
+        Self { engine, published, overlay, figures, source, snapshot: None, spent: Spent::default() }
     }
 
     /// Time that the last answered lookup spent in each part.
@@ -93,7 +153,7 @@ impl<'e> Reading<'e> {
 
     /// Returns the value of one key, and the slot that it stands for.
     pub(crate) fn get(&mut self, key: &Key, commitment: Commitment) -> Result<Answer, LookupError> {
-        count(&self.shared.counters.lookups, 1);
+        count(&self.figures.lookups, 1);
         match commitment {
             Commitment::Confirmed => self.confirmed(|reader| reader.get(key)),
             Commitment::Processed | Commitment::Finalized => {
@@ -110,7 +170,7 @@ impl<'e> Reading<'e> {
         values: &mut [Option<Value>],
         commitment: Commitment,
     ) -> Result<Option<u64>, LookupError> {
-        count(&self.shared.counters.lookups, keys.len() as u64);
+        count(&self.figures.lookups, keys.len() as u64);
         match commitment {
             Commitment::Confirmed => {
                 let read = |reader: &mut dyn Reader| match (keys, values) {
@@ -202,8 +262,7 @@ impl<'e> Reading<'e> {
     /// Fills `known` with the writes of the banks on top of the snapshot. Returns the slot of the newest of these
     /// banks.
     fn processed(&mut self, keys: &[Key], known: &mut [Option<Option<Value>>]) -> Result<Option<u64>, LookupError> {
-        let shared = self.shared;
-        let processed = shared.overlay.processed().ok_or(LookupError::NotFollowed)?;
+        let processed = self.overlay.processed().ok_or(LookupError::NotFollowed)?;
         // The answer is right only with these three in this order: see the head of the file.
         let view = processed.view();
         let base = self.moved()?;
@@ -220,9 +279,9 @@ impl<'e> Reading<'e> {
 
     /// Fills `known` with the old values of keys that changed after the finalized slot. Returns that slot.
     fn finalized(&mut self, keys: &[Key], known: &mut [Option<Option<Value>>]) -> Result<Option<u64>, LookupError> {
-        let shared = self.shared;
+        let overlay = self.overlay;
         // The lock is held while the snapshot moves: see the head of the file.
-        let undo = shared.overlay.undo().map(Undo::read);
+        let undo = overlay.undo().map(Undo::read);
         let base = self.moved()?;
         let Some(undo) = undo else { return Ok(base.map(|base| base.slot)) };
         let slot = undo.slot().ok_or(LookupError::NotFinal)?;
@@ -248,7 +307,7 @@ impl<'e> Reading<'e> {
     /// checkpoint costs as much as a lookup, so it is left out while nothing can have moved the reader. That is so
     /// while the published checkpoint is the one that the reader had, and no commit has begun since. Both are checked
     /// after the reader has moved. Had it moved to a later commit, that commit would still be under way, or another
-    /// checkpoint would be published: see [`Shared::committing`].
+    /// checkpoint would be published: see [`Published::committing`].
     fn refresh(&mut self) -> engine_api::Result<&mut Snapshot<'e>> {
         let mut snapshot = match self.snapshot.take() {
             Some(mut snapshot) => {
@@ -259,8 +318,8 @@ impl<'e> Reading<'e> {
         };
         // The slot is right only with these two in this order: a commit publishes its checkpoint before it counts as
         // over.
-        let committing = self.shared.is_committing();
-        let published = self.shared.checkpoint.load();
+        let committing = self.published.is_committing();
+        let published = self.published.checkpoint();
         let stays = snapshot.published.as_ref().is_some_and(|own| Arc::ptr_eq(own, &published));
         if committing || !stays {
             let own = ChainCheckpoint::read(&snapshot.reader.checkpoint()?)?;

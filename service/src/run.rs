@@ -6,7 +6,6 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +16,7 @@ use engines::memory_limit;
 use solana::ChainCheckpoint;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
 use crate::admin::{self, Admin};
@@ -24,7 +24,9 @@ use crate::config::{Config, DurabilityArg, Moment};
 use crate::dashboard::{Identity, Sampler};
 use crate::failed::Failed;
 use crate::feed::{Feed, FeedWriter, Retention, Ring, Workers};
+use crate::handles::Handles;
 use crate::http::{self, Hosts, HttpState};
+use crate::ingest;
 use crate::ingest::apply::{Apply, ApplyConfig, FULL_RETRY};
 use crate::ingest::batch;
 use crate::ingest::provider::{self, Provider};
@@ -33,10 +35,11 @@ use crate::ingest::subscribe::Commitment;
 use crate::lookups::Lookups;
 use crate::net::limit::{self, ConnectionLimits};
 use crate::net::{Access, Edge, Ports, Tokens};
-use crate::overlay::{self, Overlay};
+use crate::overlay::Overlay;
+use crate::processed;
+use crate::pulse::Pulses;
 use crate::rpc::{self, Door, FeedLimits, FeedService, UdsListener};
-use crate::shm::{Doorbell, ShmServer};
-use crate::status::Shared;
+use crate::shm::{Doorbell, ShmServer, ShmState};
 use crate::stop::Stuck;
 use crate::store;
 use crate::systemd::{self, Sleepers};
@@ -65,7 +68,7 @@ impl Checked {
     /// # Errors
     /// The first resource that cannot be used. The error's exit code says whether starting again could help.
     pub fn of(config: &Config, at: Moment) -> Result<Self, Failed> {
-        let edge = Edge::open(config)?;
+        let edge = Edge::open(&config.net())?;
         config.check_sockets(at).map_err(Failed::wrong)?;
         if at == Moment::Start {
             // Limits belong to the process: they may differ from those of a process that checks the configuration
@@ -74,7 +77,7 @@ impl Checked {
         }
         let provider = config.provider();
         provider.check().map_err(Failed::wrong)?;
-        store::check(config)?;
+        store::check(config.store())?;
         Ok(Self { edge, provider })
     }
 }
@@ -83,22 +86,73 @@ impl Checked {
 pub fn run(config: &Config) -> Result<(), Failed> {
     // All refusals come before the store is touched.
     let Checked { edge, .. } = Checked::of(config, Moment::Start)?;
-    edge.addresses.warn(config, &edge.access);
+    edge.addresses.warn(&config.net(), &edge.access);
     for (key, group) in [("uds_group", &config.uds_group), ("shm_group", &config.shm_group)] {
         group.iter().try_for_each(|group| group.check_may_give(key)).map_err(Failed::wrong)?;
     }
     let ports = edge.addresses.bind()?;
+    let (engine, checkpoint) = open_store(config)?;
+    let overlay = Overlay::new(&checkpoint, config.processed, config.commitment == Commitment::Finalized);
+    let state = ingest::State::new(checkpoint, overlay, config.readiness_limits());
+    let mut handles = Handles::new(engine.label(), &state);
+    handles.lookups.slow.set_threshold_ns(config.slow_request.as_nanos() as u64);
+    let pulses = Pulses::default();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(NET_THREADS)
+        .thread_name("net")
+        .enable_all()
+        .build()
+        .context("cannot start the network threads")?;
+    // Take over the signals before serving, so that a client that got an answer may stop the service in good order.
+    let stops = runtime.block_on(async { Stops::take_over() })?;
+    let front = Front { ports, access: edge.access, stops };
+    let (lookups, lookup_threads) =
+        Lookups::start(Arc::clone(&engine), config.lookup_threads as usize, &handles.lookups, &pulses)
+            .context("cannot start the lookup threads")?;
+    let (mut writer, feed) = open_feed(config, &checkpoint)?.unzip();
+    handles.feed = feed;
+    let shm = start_shm(config, &engine, &handles, &pulses, writer.as_mut()).context("shared memory")?;
+    let views = Arc::clone(&handles.views);
+    let workers = handles
+        .feed
+        .as_ref()
+        .map(|_| Workers::start(Arc::clone(&engine), views, config.feed_subscribers as usize))
+        .transpose()
+        .context("cannot start the feed's threads")?;
+    let latency = Arc::clone(engine.latency());
+    let (sampler, history) = Sampler::start(Arc::clone(&latency), handles.clone(), config.dir.clone())
+        .context("cannot start the sampling thread")?;
+    let (status, snapshots, views) =
+        (handles.status.clone(), Arc::clone(&handles.snapshots), Arc::clone(&handles.views));
+    let admin = Admin::new(&engine, status, snapshots, views);
+    let feed_service = FeedService::new(handles.feed.clone().zip(workers.clone()), feed_limits(config));
+    let doorbell = shm.as_ref().map(ShmServer::doorbell);
+    let apply = ApplyParts { engine: Arc::clone(&engine), state, pulses, writer, doorbell };
+    let http_state = HttpState {
+        latency,
+        handles,
+        history,
+        identity: Arc::new(Identity::of(config)),
+        hosts: Arc::new(Hosts::new(&config.metrics, &config.metrics_hosts)),
+    };
+    let outcome = runtime.block_on(serve(config, front, apply, lookups, feed_service, http_state, admin.clone()));
+    let deadline = Instant::now() + JOIN_LIMIT;
+    let workers = workers.map_or(Ok(()), |workers| workers.stop(deadline));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    let joined =
+        [workers, lookup_threads.join(deadline), sampler.join(deadline), shm.map_or(Ok(()), |shm| shm.join(deadline))];
+    admin.wait_for_snapshot();
+    close(engine, outcome, joined)
+}
+
+/// Opens the store, and logs its state, the division of the memory, and cautions. Returns its checkpoint as well.
+fn open_store(config: &Config) -> Result<(Arc<Measured>, ChainCheckpoint), Failed> {
     systemd::status(&format!("opening and recovering the store in {}", config.dir.display()));
-    let engine = store::open(config)?;
+    let engine = store::open(config.store())?;
     let label = engine.label();
-    let latency = Latency::new(label);
-    let engine = Arc::new(Measured::new(engine, Arc::clone(&latency), "ingest"));
+    let engine = Arc::new(Measured::new(engine, Latency::new(label), "ingest"));
     let checkpoint = ChainCheckpoint::read(&engine.checkpoint()?)?;
     checkpoint.refuse_unless_whole()?;
-    let overlay = Overlay::new(&checkpoint, config.processed, config.commitment == Commitment::Finalized);
-    let shared = Shared::with_overlay(checkpoint, overlay);
-    shared.slow.set_threshold_ns(config.slow_request.as_nanos() as u64);
-    shared.readiness.set_limits(config.readiness_limits());
     info!(engine = label, dir = %config.dir.display(), seq = checkpoint.seq, slot = checkpoint.slot, "store is open");
     let division = config.engine.division();
     info!(
@@ -116,51 +170,11 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     for caution in config.selection().cautions(label) {
         warn!("{caution}");
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(NET_THREADS)
-        .thread_name("net")
-        .enable_all()
-        .build()
-        .context("cannot start the network threads")?;
-    // Take over the signals before serving, so that a client that got an answer may stop the service in good order.
-    let stops = runtime.block_on(async { Stops::take_over() })?;
-    let front = Front { ports, access: edge.access, stops };
-    let (lookups, lookup_threads) =
-        Lookups::start(Arc::clone(&engine), config.lookup_threads as usize, Arc::clone(&shared))
-            .context("cannot start the lookup threads")?;
-    let (mut writer, feed) = open_feed(config, &checkpoint)?.unzip();
-    let start_shm = |path: &PathBuf| {
-        let ring = writer.as_mut().zip(feed.as_deref()).map(|(writer, feed)| share(writer, feed)).transpose()?;
-        ShmServer::start(path, &config.shm_access(), Arc::clone(&engine), Arc::clone(&shared), label, ring)
-    };
-    let shm = config.shm.as_ref().map(start_shm).transpose().context("shared memory")?;
-    let workers = feed
-        .as_ref()
-        .map(|_| Workers::start(Arc::clone(&engine), Arc::clone(&shared), config.feed_subscribers as usize))
-        .transpose()
-        .context("cannot start the feed's threads")?;
-    let (sampler, history) = Sampler::start(Arc::clone(&latency), Arc::clone(&shared), config.dir.clone())
-        .context("cannot start the sampling thread")?;
-    let http_state = HttpState {
-        latency,
-        shared: Arc::clone(&shared),
-        feed: feed.clone(),
-        engine: label,
-        history,
-        identity: Arc::new(Identity::of(config)),
-        hosts: Arc::new(Hosts::new(&config.metrics, &config.metrics_hosts)),
-    };
-    let feed_service = FeedService::new(feed.zip(workers.clone()), feed_limits(config));
-    let doorbell = shm.as_ref().map(ShmServer::doorbell);
-    let apply = ApplyParts { engine: Arc::clone(&engine), shared: Arc::clone(&shared), writer, doorbell };
-    let admin = Admin::new(&engine, &shared);
-    let outcome = runtime.block_on(serve(config, front, apply, lookups, feed_service, http_state, admin.clone()));
-    let deadline = Instant::now() + JOIN_LIMIT;
-    let workers = workers.map_or(Ok(()), |workers| workers.stop(deadline));
-    runtime.shutdown_timeout(Duration::from_secs(1));
-    let joined =
-        [workers, lookup_threads.join(deadline), sampler.join(deadline), shm.map_or(Ok(()), |shm| shm.join(deadline))];
-    admin.wait_for_snapshot();
+    Ok((engine, checkpoint))
+}
+
+/// Closes the store after everything else has ended, and tells which threads have not.
+fn close(engine: Arc<Measured>, outcome: Result<()>, joined: [Result<(), Stuck>; 4]) -> Result<(), Failed> {
     match Arc::try_unwrap(engine) {
         Ok(engine) => Box::new(engine).close()?,
         // Every commit is durable already; a close would only make the next open quicker.
@@ -185,21 +199,34 @@ struct Front {
 /// Parts of which the ingest thread is made.
 struct ApplyParts {
     engine: Arc<Measured>,
-    shared: Arc<Shared>,
+    state: ingest::State,
+    pulses: Pulses,
     writer: Option<FeedWriter>,
     doorbell: Option<Doorbell>,
 }
+
+/// The tasks that end once the service stops.
+struct Tasks {
+    receiver: JoinHandle<()>,
+    rpc: JoinHandle<Result<()>>,
+    http: JoinHandle<()>,
+    admin: JoinHandle<()>,
+}
+
+/// The outcome of ingest-apply; an error if it ended without one.
+type Applied = Result<engine_api::Result<()>, oneshot::error::RecvError>;
 
 async fn serve(
     config: &Config,
     front: Front,
     apply: ApplyParts,
     lookups: Lookups,
-    feed_service: FeedService,
+    feed: FeedService,
     http_state: HttpState,
     admin: Admin,
 ) -> Result<()> {
-    let (shared, feed) = (Arc::clone(&apply.shared), http_state.feed.clone());
+    let ApplyParts { engine, state, pulses, writer, doorbell } = apply;
+    let Handles { status, feed: log, net, .. } = http_state.handles.clone();
     let Front { ports, access, mut stops } = front;
     let (tcp, http) = ports.listen()?;
     let uds = config.uds.as_deref().map(|path| UdsListener::bind(path, &config.uds_access())).transpose()?;
@@ -213,37 +240,29 @@ async fn serve(
     );
     let (stop, stopped) = watch::channel(false);
     let (messages, received) = mpsc::channel(queue_batches());
-    let label = http_state.engine;
-    let door = Door {
-        tcp,
-        uds,
-        access,
-        limits: ConnectionLimits {
-            max: config.max_connections,
-            per_source: config.max_connections_per_address,
-            idle_timeout: config.idle_connection_timeout,
-        },
-        request_timeout: config.request_timeout,
+    let limits = connection_limits(config);
+    let door = Door { tcp, uds, access, limits, request_timeout: config.request_timeout };
+    let sleepers = Sleepers { apply: messages.downgrade(), shm: doorbell };
+    let overlay = Arc::clone(&state.overlay);
+    let services = rpc::Services { lookups: lookups.clone(), status: status.clone(), overlay, feed, net };
+    let received_from = receive_config(config, &hangups);
+    let tasks = Tasks {
+        rpc: tokio::spawn(rpc::serve(door, services, until(stopped.clone()))),
+        http: tokio::spawn(http::serve(http, http_state, until(stopped.clone()))),
+        admin: tokio::spawn(admin::serve(config.dir.clone(), admin, until(stopped.clone()))),
+        receiver: tokio::spawn(receive(received_from, messages, state.clone(), stopped.clone())),
     };
-    let sleepers = Sleepers { apply: messages.downgrade(), shm: apply.doorbell };
-    let services =
-        rpc::Services { lookups: lookups.clone(), shared: Arc::clone(&shared), feed: feed_service, engine: label };
-    let rpc = tokio::spawn(rpc::serve(door, services, until(stopped.clone())));
-    let http = tokio::spawn(http::serve(http, http_state, until(stopped.clone())));
-    let admin = tokio::spawn(admin::serve(config.dir.clone(), admin, until(stopped.clone())));
-    let receiver =
-        tokio::spawn(receive(receive_config(config, &hangups), messages, Arc::clone(&shared), stopped.clone()));
-    overlay::start(receive_config(config, &hangups), &shared, stopped.clone())
+    processed::start(receive_config(config, &hangups), &state.overlay, &state.published, stopped.clone())
         .context("cannot start the overlay thread")?;
-    let apply = Apply::new(apply.engine, Arc::clone(&shared), apply.writer, apply_config(config), stopped)?;
+    let apply = Apply::new(engine, state, writer, apply_config(config), pulses.add("ingest-apply"), stopped)?;
     let (ended, mut apply_ended) = oneshot::channel();
     std::thread::Builder::new()
         .name("ingest-apply".to_owned())
         .spawn(move || ended.send(apply.run(received)))
         .context("cannot start the ingest thread")?;
-    lookups.probe().await.map_err(|failed| anyhow!("the store is open and no lookup is answered: {failed:?}"))?;
+    lookups.probe().await.map_err(|failed| anyhow!("the store is open, but no lookup is answered: {failed:?}"))?;
     systemd::ready();
-    let watch = tokio::spawn(systemd::watch(shared, sleepers));
+    let watch = tokio::spawn(systemd::watch(status, pulses, sleepers));
     let early = tokio::select! {
         signal = stops.next() => {
             info!(signal, "stopping");
@@ -254,27 +273,30 @@ async fn serve(
     watch.abort();
     systemd::stopping();
     stop.send_replace(true);
-    if let Some(feed) = feed {
-        feed.close();
+    if let Some(log) = log {
+        log.close();
     }
-    let rest = async {
-        receiver.await.ok();
+    let limit = config.shutdown_timeout;
+    match tokio::time::timeout(limit, tasks.end(early, apply_ended)).await {
+        Ok(outcome) => outcome,
+        Err(_) => bail!("not stopped within shutdown_timeout={limit:?}; everything committed is safe"),
+    }
+}
+
+impl Tasks {
+    /// Waits for the tasks and for ingest-apply, unless that has ended `early`.
+    async fn end(self, early: Option<Applied>, apply_ended: oneshot::Receiver<engine_api::Result<()>>) -> Result<()> {
+        self.receiver.await.ok();
         let outcome = match early {
             Some(outcome) => outcome,
             None => apply_ended.await,
         };
-        rpc.await??;
-        http.await?;
-        admin.await?;
+        self.rpc.await??;
+        self.http.await?;
+        self.admin.await?;
         match outcome {
             Ok(applied) => applied.map_err(engine_failed),
-            Err(_) => Err(anyhow!("the ingest thread ended without a word: this is a bug")),
-        }
-    };
-    match tokio::time::timeout(config.shutdown_timeout, rest).await {
-        Ok(outcome) => outcome,
-        Err(_) => {
-            bail!("not stopped within shutdown_timeout={:?}; everything committed is safe", config.shutdown_timeout)
+            Err(_) => Err(anyhow!("the ingest thread ended without a reason: this is a bug")),
         }
     }
 }
@@ -284,7 +306,7 @@ async fn serve(
 fn engine_failed(error: engine_api::Error) -> anyhow::Error {
     let context = match error.kind() {
         ErrorKind::DataDamaged => {
-            "the ingest met damage in the store; restore a snapshot, or see what `bootstrap repair --dir DIR` can keep \
+            "the ingest found damage in the store; restore a snapshot, or see what `bootstrap repair --dir DIR` can keep \
              (RUNBOOK.md, Damaged store)"
         }
         _ => "the engine failed: see its error for the way out",
@@ -312,6 +334,21 @@ fn open_feed(config: &Config, checkpoint: &ChainCheckpoint) -> Result<Option<(Fe
     Ok(Some(opened))
 }
 
+/// Starts the thread `shm-lookup`, if the configuration asks for it. With a feed, its clients read the feed's ring.
+fn start_shm(
+    config: &Config,
+    engine: &Arc<Measured>,
+    handles: &Handles,
+    pulses: &Pulses,
+    writer: Option<&mut FeedWriter>,
+) -> Result<Option<ShmServer>> {
+    let Some(path) = &config.shm else { return Ok(None) };
+    let ring = writer.zip(handles.feed.as_deref()).map(|(writer, feed)| share(writer, feed)).transpose()?;
+    let Handles { lookups, status, shm_sessions: sessions, .. } = handles.clone();
+    let state = ShmState { lookups, status, sessions };
+    ShmServer::start(path, &config.shm_access(), Arc::clone(engine), state, pulses, ring).map(Some)
+}
+
 /// Gives the feed its ring in shared memory, and returns the memfd for readers.
 fn share(writer: &mut FeedWriter, feed: &Feed) -> Result<OwnedFd> {
     let (ring, memfd) = Ring::create(feed).context("cannot make the feed's ring")?;
@@ -324,6 +361,14 @@ fn feed_limits(config: &Config) -> FeedLimits {
         subscribers: config.feed_subscribers as usize,
         heartbeat: config.feed_heartbeat,
         stall_timeout: config.feed_stall_timeout,
+    }
+}
+
+fn connection_limits(config: &Config) -> ConnectionLimits {
+    ConnectionLimits {
+        max: config.max_connections,
+        per_source: config.max_connections_per_address,
+        idle_timeout: config.idle_connection_timeout,
     }
 }
 

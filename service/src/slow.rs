@@ -5,8 +5,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::overlay::Commitment;
-use crate::status::{count, unix_ms};
+use crate::chain::Commitment;
+use crate::figure::{count, unix_ms};
 
 /// Maximum number of log lines a second. More would say nothing new and would make slow requests slower. The next line
 /// says how many were suppressed.
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn every_slow_request_is_counted_and_few_are_said() {
+    fn every_slow_request_is_counted_and_few_are_logged() {
         let log = SlowLog::default();
         let slow = Slow {
             transport: Transport::Shm,

@@ -38,7 +38,7 @@ pub fn join_all(threads: impl IntoIterator<Item = JoinHandle<()>>, deadline: Ins
             std::thread::sleep(LOOK_EVERY);
         }
         if !thread.is_finished() {
-            tracing::error!(thread = name, "the thread did not end in time: it is left to the end of the process");
+            tracing::error!(thread = name, "the thread did not end in time: it ends with the process");
             stuck.0.push(name);
         } else if thread.join().is_err() {
             tracing::error!(thread = name, "the thread panicked");

@@ -8,12 +8,24 @@ use std::path::Path;
 use anyhow::{Context as _, Result, anyhow};
 use bytesize::ByteSize;
 use engine_api::{Engine, ErrorKind};
-use engines::{Holds, LoadTerm, OpenMode, Terms};
+use engines::{EngineOptions, Holds, LoadTerm, OpenMode, Terms};
 use solana::ChainCheckpoint;
 
-use crate::config::Config;
 use crate::failed::Failed;
 use crate::ingest::extract::Extract;
+
+/// Settings that decide which store is opened, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreSettings<'c> {
+    pub dir: &'c Path,
+    pub engine: &'c EngineOptions,
+    /// Whether to make an empty store where there is none.
+    pub create_empty: bool,
+    /// The value taken from an account.
+    pub extract: Extract,
+    /// The operator's name for the chain.
+    pub cluster: Option<&'c str>,
+}
 
 /// Returns the extraction that the marker of the store in `dir` names; `None` if it names none or there is no store.
 ///
@@ -33,9 +45,9 @@ pub(crate) fn extract_of(dir: &Path) -> Result<Option<Extract>> {
 /// # Errors
 /// There is no store and the configuration does not ask for an empty one; the store's files are gone; its marker
 /// contradicts the configuration; its load has not finished; or its lock cannot be opened.
-pub(crate) fn check(config: &Config) -> Result<(), Failed> {
-    let checked = engines::check(&config.dir, &config.engine, mode(config), &terms(config));
-    checked.and_then(|()| engines::check_lock(&config.dir)).map_err(|error| explain(config, error))
+pub(crate) fn check(settings: StoreSettings<'_>) -> Result<(), Failed> {
+    let checked = engines::check(settings.dir, settings.engine, mode(settings), &terms(settings));
+    checked.and_then(|()| engines::check_lock(settings.dir)).map_err(|error| explain(settings, error))
 }
 
 /// Opens the store read-only and closes it again, to find damage that only opening shows. Returns `false` if another
@@ -43,14 +55,14 @@ pub(crate) fn check(config: &Config) -> Result<(), Failed> {
 ///
 /// # Errors
 /// As [`open`], if there is a store.
-pub(crate) fn look(config: &Config) -> Result<bool, Failed> {
-    if engines::inspect(&config.dir)?.is_none() {
+pub(crate) fn look(settings: StoreSettings<'_>) -> Result<bool, Failed> {
+    if engines::inspect(settings.dir)?.is_none() {
         return Ok(true);
     }
     let memory = Some(ByteSize::b(engines::MEMORY_MIN));
-    let engine = match engines::open_read_only(&config.dir, memory) {
+    let engine = match engines::open_read_only(settings.dir, memory) {
         Err(error) if error.kind() == ErrorKind::Retry => return Ok(false),
-        opened => opened.map_err(|error| explain(config, error))?,
+        opened => opened.map_err(|error| explain(settings, error))?,
     };
     let checkpoint = engine.checkpoint()?;
     engine.close()?;
@@ -62,38 +74,38 @@ pub(crate) fn look(config: &Config) -> Result<bool, Failed> {
 ///
 /// # Errors
 /// As [`check`]; another process has the store open; errors of the engine.
-pub(crate) fn open(config: &Config) -> Result<Box<dyn Engine>, Failed> {
-    let known = engines::inspect(&config.dir)?.map(|known| known.holds).unwrap_or_default();
-    let opened = engines::open_on(&config.dir, &config.engine, mode(config), &terms(config));
-    let engine = opened.map_err(|error| explain(config, error))?;
+pub(crate) fn open(settings: StoreSettings<'_>) -> Result<Box<dyn Engine>, Failed> {
+    let known = engines::inspect(settings.dir)?.map(|known| known.holds).unwrap_or_default();
+    let opened = engines::open_on(settings.dir, settings.engine, mode(settings), &terms(settings));
+    let engine = opened.map_err(|error| explain(settings, error))?;
     if known.extract.is_none() {
-        let (dir, extract) = (config.dir.display(), config.extract.name());
-        tracing::warn!(%dir, extract, "the store did not say what its pairs mean: from now on it holds this, and another extract is refused");
+        let (dir, extract) = (settings.dir.display(), settings.extract.name());
+        tracing::warn!(%dir, extract, "the store had no record of its extract: from now on it keeps this one, and any other is refused");
     }
     Ok(engine)
 }
 
-fn mode(config: &Config) -> OpenMode {
-    if config.create_empty { OpenMode::CreateOrOpen } else { OpenMode::Existing }
+fn mode(settings: StoreSettings<'_>) -> OpenMode {
+    if settings.create_empty { OpenMode::CreateOrOpen } else { OpenMode::Existing }
 }
 
-fn terms(config: &Config) -> Terms {
+fn terms(settings: StoreSettings<'_>) -> Terms {
     let holds = Holds {
-        extract: Some(config.extract.name().to_owned()),
-        programs: Some(config.extract.programs().iter().map(|&program| program.to_owned()).collect()),
-        cluster: config.cluster.clone(),
+        extract: Some(settings.extract.name().to_owned()),
+        programs: Some(settings.extract.programs().iter().map(|&program| program.to_owned()).collect()),
+        cluster: settings.cluster.map(str::to_owned),
     };
     Terms { holds, load: LoadTerm::Finished }
 }
 
 /// Turns an opening's error into one that offers `--create-empty`, if there is no store at all.
-fn explain(config: &Config, error: engine_api::Error) -> Failed {
-    let missing = !config.create_empty && matches!(engines::inspect(&config.dir), Ok(None));
+fn explain(settings: StoreSettings<'_>, error: engine_api::Error) -> Failed {
+    let missing = !settings.create_empty && matches!(engines::inspect(settings.dir), Ok(None));
     if missing {
         return Failed::wrong(anyhow!(
             "there is no store: dir={}: load one with bootstrap, correct the path, or begin with an empty map by \
              --create-empty",
-            config.dir.display()
+            settings.dir.display()
         ));
     }
     error.into()

@@ -4,7 +4,6 @@
 //! one task on the tokio runtime of the network edge, so that a stalled runtime is silent as well. Without systemd (no
 //! NOTIFY_SOCKET in the environment) nothing runs.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -14,9 +13,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{error, warn};
 
 use crate::ingest::receive::Message;
+use crate::pulse::Pulses;
 use crate::readiness::Verdict;
 use crate::shm::Doorbell;
-use crate::status::Shared;
+use crate::status::Status;
 
 /// Interval at which the service's state is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -70,7 +70,7 @@ impl Sleepers {
 
 /// Keeps the status line up to date and, if the unit has a watchdog, feeds it as long as every thread makes progress.
 /// Returns only without systemd; otherwise abort the task.
-pub async fn watch(shared: Arc<Shared>, sleepers: Sleepers) {
+pub async fn watch(of: Status, pulses: Pulses, sleepers: Sleepers) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
     }
@@ -80,17 +80,17 @@ pub async fn watch(shared: Arc<Shared>, sleepers: Sleepers) {
     let mut watchdog = sd_notify::watchdog_enabled().map(|period| Watchdog::new(period / LOOKS_A_PERIOD));
     loop {
         looks.tick().await;
-        if let Some(text) = line.due(&shared, Instant::now()) {
+        if let Some(text) = line.due(&of, Instant::now()) {
             status(text);
         }
         if let Some(watchdog) = &mut watchdog
             && watchdog.due(Instant::now())
         {
-            let still = shared.pulses.still(&mut watchdog.seen);
+            let still = pulses.still(&mut watchdog.seen);
             if still.is_empty() {
                 notify(&[NotifyState::Watchdog]);
             } else {
-                error!(threads = still.join(" "), since = ?watchdog.every, "threads stand still: the watchdog is not fed");
+                error!(threads = still.join(" "), since = ?watchdog.every, "threads have stalled: the watchdog is not fed");
             }
             sleepers.wake();
         }
@@ -127,8 +127,8 @@ struct Line {
 
 impl Line {
     /// Returns the line to send now, or `None` if it would say nothing new.
-    fn due(&mut self, shared: &Shared, now: Instant) -> Option<&str> {
-        let text = describe(shared);
+    fn due(&mut self, of: &Status, now: Instant) -> Option<&str> {
+        let text = describe(of);
         let fresh = self.at.is_some_and(|at| now.duration_since(at) < SAME_EVERY);
         if text == self.text || fresh && without_digits(&text).eq(without_digits(&self.text)) {
             return None;
@@ -144,12 +144,12 @@ fn without_digits(text: &str) -> impl Iterator<Item = char> + '_ {
 }
 
 /// Describes the state of the service in one line.
-fn describe(shared: &Shared) -> String {
-    // ORDERING: Relaxed: statistics.
-    let (newest, connected) = (shared.newest_slot.load(Ordering::Relaxed), shared.connected.load(Ordering::Relaxed));
-    let slot = shared.checkpoint.load().slot;
+fn describe(of: &Status) -> String {
+    // ORDERING: Relaxed: a statistic.
+    let connected = of.ingest.connected.load(Ordering::Relaxed);
+    let (newest, slot) = (of.readiness.newest_slot().unwrap_or(0), of.published.slot());
     let at = slot.map_or_else(|| "no slot yet".to_owned(), |slot| format!("slot {slot}"));
-    let Verdict { not_ready, gap, lag_ms } = shared.verdict();
+    let Verdict { not_ready, gap, lag_ms } = of.readiness.verdict();
     match (gap, not_ready) {
         (Some(gap), _) => {
             format!("not ready: gap: slots {} to {} are missing, at {at}", gap.first_slot, gap.last_slot)
@@ -157,8 +157,8 @@ fn describe(shared: &Shared) -> String {
         (None, Some(why)) if connected && newest > slot.unwrap_or(0) => {
             format!("not ready: {why}: replaying, {at} of {newest}")
         }
-        (None, Some(why)) if connected => format!("not ready: {why}: lookups go on, at {at}"),
-        (None, Some(why)) => format!("not ready, not connected to the stream: {why}: lookups go on, at {at}"),
+        (None, Some(why)) if connected => format!("not ready: {why}: lookups continue, at {at}"),
+        (None, Some(why)) => format!("not ready, not connected to the stream: {why}: lookups continue, at {at}"),
         (None, None) if connected => format!("live at {at}, lag {} ms", lag_ms.unwrap_or(0)),
         (None, None) => format!("live at {at}, not connected to the stream, lag {} ms", lag_ms.unwrap_or(0)),
     }
@@ -170,37 +170,39 @@ mod tests {
 
     use super::*;
     use crate::chain::{Gap, Phase};
+    use crate::ingest;
     use crate::readiness::Age;
 
     #[test]
     fn every_state_has_its_line() {
         let checkpoint = ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() };
-        let shared = Shared::new(checkpoint);
-        let set = |phase| shared.readiness.set_phase(phase);
-        assert_eq!(describe(&shared), "not ready, not connected to the stream: starting: lookups go on, at slot 7");
-        shared.connected.store(true, Ordering::Relaxed);
-        shared.newest_slot.store(9, Ordering::Relaxed);
+        let of = Status::new("redb", &ingest::State::at(checkpoint));
+        let set = |phase| of.readiness.set_phase(phase);
+        assert_eq!(describe(&of), "not ready, not connected to the stream: starting: lookups continue, at slot 7");
+        of.ingest.connected.store(true, Ordering::Relaxed);
+        of.readiness.set_newest_slot(9);
         set(Phase::CatchingUp);
-        assert_eq!(describe(&shared), "not ready: catching up with the stream: replaying, slot 7 of 9");
-        shared.readiness.slot_applied(Age::Known(Duration::from_millis(20)));
+        assert_eq!(describe(&of), "not ready: catching up with the stream: replaying, slot 7 of 9");
+        of.readiness.slot_applied(Age::Known(Duration::from_millis(20)));
         set(Phase::Live);
-        assert_eq!(describe(&shared), "live at slot 7, lag 20 ms");
-        shared.connected.store(false, Ordering::Relaxed);
-        assert_eq!(describe(&shared), "live at slot 7, not connected to the stream, lag 20 ms");
+        assert_eq!(describe(&of), "live at slot 7, lag 20 ms");
+        of.ingest.connected.store(false, Ordering::Relaxed);
+        assert_eq!(describe(&of), "live at slot 7, not connected to the stream, lag 20 ms");
         set(Phase::Gap(Gap { first_slot: 8, last_slot: 9, detail: String::new() }));
-        assert_eq!(describe(&shared), "not ready: gap: slots 8 to 9 are missing, at slot 7");
+        assert_eq!(describe(&of), "not ready: gap: slots 8 to 9 are missing, at slot 7");
     }
 
     #[test]
     fn a_line_with_other_numbers_waits_and_one_in_other_words_does_not() {
-        let shared = Shared::new(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
+        let of =
+            Status::new("redb", &ingest::State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() }));
         let (mut line, start) = (Line::default(), Instant::now());
-        assert!(line.due(&shared, start).is_some());
-        shared.checkpoint.store(Arc::new(ChainCheckpoint { slot: Some(18), ..ChainCheckpoint::default() }));
-        assert_eq!(line.due(&shared, start + LOOK_EVERY), None);
-        assert!(line.due(&shared, start + SAME_EVERY).is_some_and(|text| text.ends_with("slot 18")));
-        shared.connected.store(true, Ordering::Relaxed);
-        shared.readiness.set_phase(Phase::CatchingUp);
-        assert!(line.due(&shared, start + SAME_EVERY).is_some_and(|text| text.contains("catching up")));
+        assert!(line.due(&of, start).is_some());
+        of.published.publish(ChainCheckpoint { slot: Some(18), ..ChainCheckpoint::default() });
+        assert_eq!(line.due(&of, start + LOOK_EVERY), None);
+        assert!(line.due(&of, start + SAME_EVERY).is_some_and(|text| text.ends_with("slot 18")));
+        of.ingest.connected.store(true, Ordering::Relaxed);
+        of.readiness.set_phase(Phase::CatchingUp);
+        assert!(line.due(&of, start + SAME_EVERY).is_some_and(|text| text.contains("catching up")));
     }
 }

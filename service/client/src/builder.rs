@@ -129,7 +129,9 @@ impl Builder {
             return Err(Error::bad_input("certificates and server names are for https://HOST:PORT alone"));
         }
         if self.token_file.is_some() && matches!(self.address, Address::Shm(_)) {
-            return Err(Error::bad_input("shared memory takes no token: who may open its socket may ask"));
+            return Err(Error::bad_input(
+                "shared memory takes no token: the permissions of its socket decide who has access",
+            ));
         }
         if self.token_file.is_some() && self.address.is_exposed() {
             return Err(Error::bad_input("a token over plain http:// can be read on the way: use https://HOST:PORT"));

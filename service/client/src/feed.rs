@@ -355,7 +355,7 @@ impl Position {
             Kind::DumpEnd(end) => {
                 if let Some(dumped) = self.dumped.filter(|dumped| dumped.seq > end.seq) {
                     return Err(Error::failed(format!(
-                        "a dump's end from before: seq={} dumped={}",
+                        "a dump ends before its pairs: seq={} dumped={}",
                         end.seq, dumped.seq
                     )));
                 }
@@ -387,7 +387,7 @@ impl Position {
                 if let Some(last) = self.last_seq {
                     if beat.seq < last {
                         return Err(Error::failed(format!(
-                            "a heartbeat from before: seq={} last_seq={last}",
+                            "a heartbeat is older than the changes: seq={} last_seq={last}",
                             beat.seq
                         )));
                     }

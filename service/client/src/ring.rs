@@ -188,7 +188,10 @@ impl Link {
     fn take(session: Session) -> Result<Self> {
         let (socket, ring) = session.into_feed();
         let Some(ring) = ring else {
-            return Err(Error::new(ErrorKind::Refused, "the service has no feed: its setting feed = false"));
+            return Err(Error::new(
+                ErrorKind::Refused,
+                "the service keeps no feed: its configuration says feed = false",
+            ));
         };
         let map = || {
             let file = File::from(ring);

@@ -67,7 +67,7 @@ impl Session {
             hello::FULL => {
                 return Err(Error::new(
                     ErrorKind::RetryLater,
-                    "the service has as many shared-memory clients as it takes, of this user or in all",
+                    "the service has its maximum of shared-memory clients, of this user or in total",
                 ));
             }
             _ => return Err(Error::failed("the service could not make a session: see its log")),

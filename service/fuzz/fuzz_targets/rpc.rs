@@ -16,13 +16,17 @@ use engines::{EngineKind, EngineOptions, OpenMode};
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use libfuzzer_sys::fuzz_target;
-use service::config::SocketAccess;
 use service::feed::{Change, FeedWriter, Retention, Workers};
+use service::handles::Handles;
+use service::ingest;
 use service::lookups::{LookupThreads, Lookups};
 use service::net::Access;
 use service::net::limit::ConnectionLimits;
+use service::net::socket::SocketAccess;
+use service::overlay::Overlay;
+use service::pulse::Pulses;
+use service::readiness::Limits;
 use service::rpc::{self, Door, FeedLimits, FeedService, Services, UdsListener};
-use service::status::Shared;
 use solana::ChainCheckpoint;
 use tempfile::TempDir;
 use tokio::net::{TcpListener, UnixStream};
@@ -100,12 +104,13 @@ fn world() -> anyhow::Result<World> {
     txn.put(&[1; 32], &[7; 32])?;
     txn.commit(&checkpoint.write(), Durability::Synced)?;
     writer.publish(&checkpoint);
-    let shared = Shared::new(checkpoint);
-    let (lookups, threads) = Lookups::start(Arc::clone(&engine), 1, Arc::clone(&shared))?;
+    let overlay = Overlay::new(&checkpoint, false, false);
+    let handles = Handles::new("redb", &ingest::State::new(checkpoint, overlay, Limits::default()));
+    let (lookups, threads) = Lookups::start(Arc::clone(&engine), 1, &handles.lookups, &Pulses::default())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let socket = temp.path().join("kv.sock");
     let limits = FeedLimits { subscribers: 64, heartbeat: REQUEST_TIMEOUT, stall_timeout: Duration::from_secs(1) };
-    let workers = Workers::start(engine, Arc::clone(&shared), limits.subscribers)?;
+    let workers = Workers::start(engine, Arc::clone(&handles.views), limits.subscribers)?;
     let feed = FeedService::new(Some((feed, workers)), limits);
     let channel = runtime.block_on(async {
         let door = Door {
@@ -115,7 +120,8 @@ fn world() -> anyhow::Result<World> {
             limits: ConnectionLimits { max: 8, per_source: 8, idle_timeout: Duration::ZERO },
             request_timeout: REQUEST_TIMEOUT,
         };
-        let services = Services { lookups, shared, feed, engine: "redb" };
+        let Handles { status, net, .. } = handles;
+        let services = Services { lookups, status, overlay: handles.lookups.overlay, feed, net };
         tokio::spawn(rpc::serve(door, services, std::future::pending()));
         connect(socket).await
     })?;

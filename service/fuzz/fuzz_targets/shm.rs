@@ -22,9 +22,13 @@ use libfuzzer_sys::fuzz_target;
 use memmap2::MmapRaw;
 use proto::shm::{Hello, Request, Response, SEGMENT_BYTES, Segment, VERSION, op, status};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use service::config::SocketAccess;
-use service::shm::ShmServer;
-use service::status::Shared;
+use service::handles::Handles;
+use service::ingest;
+use service::net::socket::SocketAccess;
+use service::overlay::Overlay;
+use service::pulse::Pulses;
+use service::readiness::Limits;
+use service::shm::{ShmServer, ShmState};
 use solana::ChainCheckpoint;
 use tempfile::TempDir;
 
@@ -102,8 +106,11 @@ fn world_of() -> anyhow::Result<World> {
     txn.put(&[1; 32], &[7; 32])?;
     txn.commit(&checkpoint.write(), Durability::Synced)?;
     let path = temp.path().join("shm.sock");
-    let server =
-        ShmServer::start(&path, &SocketAccess::OWNER, Arc::clone(&engine), Shared::new(checkpoint), "redb", None)?;
+    let overlay = Overlay::new(&checkpoint, false, false);
+    let handles = Handles::new("redb", &ingest::State::new(checkpoint, overlay, Limits::default()));
+    let Handles { lookups, status, shm_sessions: sessions, .. } = handles;
+    let (state, pulses) = (ShmState { lookups, status, sessions }, Pulses::default());
+    let server = ShmServer::start(&path, &SocketAccess::OWNER, Arc::clone(&engine), state, &pulses, None)?;
     Ok(World { rude: connect(&path)?, polite: connect(&path)?, _server: server, _temp: temp })
 }
 

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_line_and_what_would_be_right() {
+    fn a_wrong_setting_is_named_with_its_line_and_the_correct_form() {
         let base = "dir = \"/a\"\ngeyser = \"http://h:1\"\n";
         let cases = [
             ("comit_every = 5", "line 3", "commit_every"),

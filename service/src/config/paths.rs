@@ -43,7 +43,7 @@ impl Config {
             let Some(path) = path else { continue };
             let place = self.place(key, path, at)?;
             if let Some((other, _)) = taken.as_ref().filter(|(_, known)| *known == place) {
-                bail!("{other} and {key} are one path: {key}={}: give one of them another", path.display());
+                bail!("{other} and {key} are the same path: {key}={}: give one of them another", path.display());
             }
             taken = Some((key, place));
         }
@@ -83,7 +83,7 @@ impl Config {
         }
         match fs::symlink_metadata(&place) {
             Ok(found) if !found.file_type().is_socket() => {
-                bail!("{key}={shown}: not a socket stands there: choose another path or remove it")
+                bail!("{key}={shown}: the path exists and is not a socket: choose another path or remove it")
             }
             Err(e) if e.kind() != Io::NotFound => {
                 return Err(e).with_context(|| format!("cannot look at {key}={shown}"));
@@ -91,7 +91,7 @@ impl Config {
             _ => {}
         }
         access(&real, Access::WRITE_OK | Access::EXEC_OK)
-            .with_context(|| format!("{key}={shown}: nothing can be made in its directory"))?;
+            .with_context(|| format!("{key}={shown}: cannot create a file in its directory"))?;
         Ok(place)
     }
 }
@@ -151,7 +151,7 @@ mod tests {
         symlink(&dir, &link).unwrap();
         let path = dir.join("a.sock");
         let said = check(&dir, Some(&path), Some(&link.join("a.sock"))).unwrap_err().to_string();
-        assert!(said.contains("uds and shm are one path"), "{said}");
+        assert!(said.contains("uds and shm are the same path"), "{said}");
         drop(UnixListener::bind(&path).unwrap());
         check(&dir, Some(&path), Some(&dir.join("b.sock"))).unwrap();
         // The unit's runtime directory exists only while the unit runs.

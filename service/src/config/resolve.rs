@@ -3,18 +3,20 @@
 //! Owns: defaults, and the rules about settings that exclude one another; `bounds` has the bounds. Must not: open any
 //! file except the system's list of groups and the store's marker. Runs on `main`.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use bytesize::ByteSize;
-use engines::EngineArgs;
+use engines::{EngineArgs, EngineOptions};
 
-use super::{Config, DurabilityArg, LogFormat, Settings, SocketGroup, SocketMode, bounds};
+use super::{Config, DurabilityArg, LogFormat, Settings, bounds};
 use crate::ingest::extract::Extract;
 use crate::ingest::follow::Follow;
 use crate::ingest::provider;
 use crate::ingest::subscribe::Commitment;
 use crate::net::limit::ConnectionLimits;
+use crate::net::socket::{SocketGroup, SocketMode};
 use crate::readiness::Limits;
 use crate::store;
 
@@ -24,16 +26,8 @@ impl Settings {
     /// # Errors
     /// The directory or the stream is missing; a value is out of its bounds; two values contradict each other.
     pub fn resolve(self) -> Result<Config> {
-        let Some(dir) = self.dir else { bail!("no store: give --dir DIR, or dir = \"DIR\" in the file") };
-        let engine = EngineArgs {
-            engine: self.engine,
-            bloom: self.bloom,
-            profile: self.profile,
-            memory: self.memory,
-            lmdb_map_size: self.lmdb_map_size,
-            set: self.set.unwrap_or_default(),
-        };
-        let engine = engines::options_for(&dir, &engine)?;
+        let Some(dir) = self.dir.clone() else { bail!("no store: give --dir DIR, or dir = \"DIR\" in the file") };
+        let engine = self.engine_options(&dir)?;
         let kept_extract = if self.extract.is_none() { store::extract_of(&dir)? } else { None };
         let Some(geyser) = self.geyser else {
             bail!("no stream: give --geyser URL, or geyser = \"URL\" in the file");
@@ -100,6 +94,18 @@ impl Settings {
         bounds::check(&config)?;
         Ok(config)
     }
+
+    fn engine_options(&self, dir: &Path) -> Result<EngineOptions> {
+        let args = EngineArgs {
+            engine: self.engine,
+            bloom: self.bloom,
+            profile: self.profile,
+            memory: self.memory,
+            lmdb_map_size: self.lmdb_map_size,
+            set: self.set.clone().unwrap_or_default(),
+        };
+        Ok(engines::options_for(dir, &args)?)
+    }
 }
 
 impl Config {
@@ -111,7 +117,7 @@ impl Config {
         );
         ensure!(
             provider::has_usable_port(&self.geyser),
-            "no server can be at this port: geyser={shown:?}: give 1 to 65535, or none"
+            "no server can have this port: geyser={shown:?}: give 1 to 65535, or none"
         );
         provider::check_header(&self.x_token_header)?;
         ensure!(
@@ -134,7 +140,7 @@ impl Config {
             };
             ensure!(
                 name.strip_suffix('.').unwrap_or(name).split('.').all(label),
-                "not the name of a host: metrics_hosts={name:?}: give whole names without ports or wildcards, such as \
+                "not a host name: metrics_hosts={name:?}: give whole names without ports or wildcards, such as \
                  solkv.example.com; IP addresses are always answered to"
             );
         }
@@ -144,7 +150,7 @@ impl Config {
     fn check_following(&self) -> Result<()> {
         ensure!(
             !self.processed || self.commitment == Commitment::Confirmed,
-            "processed = true needs commitment = \"confirmed\": processed slots stand on confirmed ones"
+            "processed = true needs commitment = \"confirmed\": processed slots build on confirmed ones"
         );
         ensure!(
             self.follow == Follow::Exact || self.extract != Extract::AccountOwner,

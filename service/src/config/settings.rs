@@ -9,28 +9,29 @@ use bytesize::ByteSize;
 use engines::{EngineKind, Profile};
 use serde::{Deserialize, Serialize};
 
-use super::SocketMode;
 use crate::ingest::extract::Extract;
 use crate::ingest::follow::Follow;
 use crate::ingest::provider::Compression;
 use crate::ingest::subscribe::Commitment;
+use crate::net::socket::SocketMode;
 
 /// The settings that were given, in the file or by flags; `None` for those left out.
 #[derive(clap::Args, Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// Storage engine: rocksdb, lmdb, redb or strata [default: the store's own; for an empty store strata]
+    /// Storage engine: rocksdb, lmdb, redb or strata [default: the store's own; strata for an empty store]
     #[arg(long, value_enum)]
     pub engine: Option<EngineKind>,
-    /// Bits per key of RocksDB's Bloom filter; without it the store keeps what it was made with
+    /// Bits per key of RocksDB's Bloom filter [default: the number that the store was created with]
     #[arg(long, value_name = "BITS")]
     pub bloom: Option<u32>,
-    /// RocksDB's settings: vanilla, memory or tuned; without it the store keeps what it was made with [default:
-    /// vanilla]
+    /// RocksDB's settings: vanilla, memory or tuned [default: those that the store was created with; vanilla for a new
+    /// store]
     #[arg(long, value_enum)]
     pub profile: Option<Profile>,
-    /// Memory for the engine, such as 4GiB [default: of the cgroup's limit or the machine's memory five eighths for
-    /// strata and tuned rocksdb, a half for rocksdb's profile memory, a quarter for rocksdb and redb; lmdb takes none]
+    /// Memory for the engine, such as 4GiB [default: a share of the cgroup's limit or the machine's memory: five
+    /// eighths for strata and tuned rocksdb, a half for rocksdb's memory profile, a quarter for vanilla rocksdb and
+    /// redb; lmdb takes none]
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub memory: Option<ByteSize>,
     /// Fixed size of LMDB's map [default: 1 TiB of address space, growing]
@@ -43,10 +44,10 @@ pub struct Settings {
     /// Directory of the store, which bootstrap has made
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Where there is no store, make an empty one: for a stream that brings every key [default: false]
+    /// Make an empty store if there is none; only for a stream that brings every key [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub create_empty: Option<bool>,
-    /// Your name for the chain, such as mainnet: the store keeps it, and another name is refused
+    /// Your name for the chain, such as mainnet; the store keeps the first one, and any other is refused
     #[arg(long, value_name = "NAME")]
     pub cluster: Option<String>,
     /// URL of the Yellowstone gRPC server
@@ -55,11 +56,11 @@ pub struct Settings {
     /// File whose first line is the server's token [default: the systemd credential x-token, if there is one]
     #[arg(long, value_name = "FILE")]
     pub x_token_file: Option<PathBuf>,
-    /// Name of the header that the token is sent in, such as authorization [default: x-token]
+    /// Name of the header that carries the token, such as authorization [default: x-token]
     #[arg(long, value_name = "NAME")]
     pub x_token_header: Option<String>,
-    /// Who may sign the server's certificate, PEM [default: the systemd credential geyser-ca, or who the machine
-    /// trusts]
+    /// Authorities that may sign the server's certificate, PEM [default: the systemd credential geyser-ca, or those
+    /// that the machine trusts]
     #[arg(long, value_name = "FILE")]
     pub geyser_ca: Option<PathBuf>,
     /// Certificate shown to the stream's server, PEM [default: the systemd credential geyser-cert, if there is one]
@@ -68,53 +69,53 @@ pub struct Settings {
     /// The certificate's private key, PEM [default: the systemd credential geyser-key]
     #[arg(long, value_name = "FILE")]
     pub geyser_key: Option<PathBuf>,
-    /// Requests to the stream's server: none, gzip or zstd; answers may come in each of these [default: none]
+    /// Compression of requests to the stream's server: none, gzip or zstd; its answers may use any [default: none]
     #[arg(long, value_enum)]
     pub geyser_compression: Option<Compression>,
-    /// What becomes of an account: its owner program, or a token account's owner or mint; a store keeps the first that
-    /// it is told, and another is refused [default: the store's own; for one that does not say account-owner]
+    /// Value taken from an account: its owner program, or a token account's owner or mint; a store keeps the first one
+    /// that it is given, and any other is refused [default: the store's own; account-owner for a store without one]
     #[arg(long, value_parser = bootstrap::extraction())]
     pub extract: Option<Extract>,
-    /// Which accounts a token extraction is sent, which decides what it can miss [default: exact]
+    /// Accounts that a token extraction asks for; the choice decides which changes it can miss [default: exact]
     ///
     /// A server sends the last write of an account in a slot, and only if the account then matches a filter of the
     /// subscription. "exact" asks for every account, 17 thousand updates a second on mainnet, and misses nothing.
     /// "wallets" asks for token accounts and System accounts without data; it misses a token account that moves to
     /// another program than System, or becomes a mint, a multisig or uninitialised. "closed" asks for token accounts
     /// and accounts without lamports; it also misses one that is closed and funded again in the same slot, or moves to
-    /// System with lamports. What is missed keeps its old value in the map for ever. Some servers allow no
-    /// subscription to all accounts (`any`), or few slices.
+    /// System with lamports. A key whose change is missed keeps its old value for ever. Some servers do not allow a
+    /// subscription to all accounts (`any`), or allow only a few data slices.
     #[arg(long, value_enum)]
     pub follow: Option<Follow>,
-    /// When a slot is taken in: confirmed or finalized [default: confirmed]
+    /// Commitment at which a slot is applied: confirmed or finalized [default: confirmed]
     #[arg(long, value_enum)]
     pub commitment: Option<Commitment>,
-    /// Follow processed slots too, for lookups at processed: a second subscription, kept in memory [default: false]
+    /// Also follow processed slots, in memory and by a second subscription, for lookups at processed [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub processed: Option<bool>,
     /// While catching up, commit at the end of the slot that brings the batch to this many changes, 1 to 1048576
     /// [default: up to 65536, as memory allows]
     #[arg(long, value_name = "N")]
     pub commit_every: Option<u32>,
-    /// While catching up slots share a commit, for at most this long [default: 1s]
+    /// While catching up, slots share a commit for at most this long [default: 1s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub commit_interval: Option<Duration>,
-    /// What a commit survives: synced (power loss) or buffered (a killed process) [default: synced]
+    /// Durability of a commit: synced survives power loss, buffered survives a killed process [default: synced]
     #[arg(long, value_enum)]
     pub durability: Option<DurabilityArg>,
-    /// Without a slot that can be applied for this long the connection to the stream is made anew [default: 30s]
+    /// Reconnect to the stream after this long without a slot that can be applied [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub idle_timeout: Option<Duration>,
-    /// How long a slot waits for its parent before the parent counts as missing, a gap [default: 60s]
+    /// How long a slot waits for its parent before the parent counts as missing, which is a gap [default: 60s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub gap_timeout: Option<Duration>,
     /// Not ready once the newest applied slot is older than this, in milliseconds [default: 10000]
     #[arg(long, value_name = "MS")]
     pub max_lag_ms: Option<u64>,
-    /// Not ready once the newest slot heard of is this many slots ahead of the newest applied [default: 150]
+    /// Not ready once the newest known slot is this many slots ahead of the newest applied one [default: 150]
     #[arg(long, value_name = "N")]
     pub max_lag_slots: Option<u64>,
     /// gRPC lookups on TCP [default: 127.0.0.1:7400]
@@ -129,29 +130,29 @@ pub struct Settings {
     /// Group of the Unix socket, by name or number [default: the service's own]
     #[arg(long, value_name = "GROUP")]
     pub uds_group: Option<String>,
-    /// Lookups and the feed over shared memory as well: the Unix socket where clients are handed theirs
+    /// Lookups and the feed over shared memory as well: the Unix socket where clients get their shared memory
     #[arg(long, value_name = "PATH")]
     pub shm: Option<PathBuf>,
     /// Permissions of the shared-memory socket, which alone decide who may use it [default: 0600]
     #[arg(long, value_name = "OCTAL")]
     pub shm_mode: Option<SocketMode>,
-    /// Group of the shared-memory socket, by name or number; let it in with a mode of 0660 [default: the service's own]
+    /// Group of the shared-memory socket, by name or number; mode 0660 gives it access [default: the service's own]
     #[arg(long, value_name = "GROUP")]
     pub shm_group: Option<String>,
     /// Keep every committed change for subscribers to follow: true or false [default: true]
     #[arg(long, value_name = "BOOL")]
     pub feed: Option<bool>,
-    /// Changes kept for subscribers that come back, in bytes of disk at 112 a change [default: 1GiB]
+    /// Disk space for changes kept for subscribers that reconnect, 112 bytes a change [default: 1GiB]
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub feed_retention_bytes: Option<ByteSize>,
-    /// Changes kept for subscribers that come back, by age [default: 1day]
+    /// Maximum age of changes kept for subscribers that reconnect [default: 1day]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub feed_retention_time: Option<Duration>,
     /// Subscribers of the feed at a time, 1 to 1024 [default: 64]
     #[arg(long, value_name = "N")]
     pub feed_subscribers: Option<u32>,
-    /// A subscriber that is sent nothing else for this long is sent a heartbeat [default: 1s]
+    /// A subscriber gets a heartbeat after this long without another message [default: 1s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub feed_heartbeat: Option<Duration>,
@@ -162,7 +163,8 @@ pub struct Settings {
     /// HTTP for the dashboard, metrics, health and histograms [default: 127.0.0.1:7401]
     #[arg(long, value_name = "HOST:PORT")]
     pub metrics: Option<String>,
-    /// Names that HTTP answers to, separated by commas; IP addresses, localhost and the machine's own name always are
+    /// Host names that HTTP answers to, separated by commas; IP addresses, localhost and the machine's own name are
+    /// always allowed
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub metrics_hosts: Option<Vec<String>>,
     /// TLS for gRPC on TCP: the certificate, PEM [default: the systemd credential tls-cert, if there is one]
@@ -171,7 +173,8 @@ pub struct Settings {
     /// The certificate's private key, PEM [default: the systemd credential tls-key]
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Clients must present a certificate signed by one of these, PEM [default: the systemd credential tls-client-ca]
+    /// Clients must present a certificate signed by one of these authorities, PEM [default: the systemd credential
+    /// tls-client-ca]
     #[arg(long, value_name = "FILE")]
     pub tls_client_ca: Option<PathBuf>,
     /// Clients on TCP must send one of these tokens, one a line, 16 bytes or more each [default: the systemd credential
@@ -184,26 +187,26 @@ pub struct Settings {
     /// gRPC connections at once, on TCP and the Unix socket together [default: 1024]
     #[arg(long, value_name = "N")]
     pub max_connections: Option<u32>,
-    /// gRPC connections of one address (IPv6: of one /64; Unix socket: of one user) [default: a quarter of
+    /// gRPC connections that one address may have (IPv6: one /64; Unix socket: one user) [default: a quarter of
     /// max_connections]
     #[arg(long, value_name = "N")]
     pub max_connections_per_address: Option<u32>,
-    /// A connection on which nothing is asked nor under way for this long is closed; 0s is never [default: 10m]
+    /// A connection without requests, new or under way, is closed after this long; 0s means never [default: 10m]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub idle_connection_timeout: Option<Duration>,
-    /// A request that is not answered for this long is given up; streams may last [default: 10s]
+    /// A request that is not answered within this time is given up; streams may last longer [default: 10s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub request_timeout: Option<Duration>,
-    /// A lookup that takes this long is logged with its cause, without its keys; 0s is never [default: 10ms]
+    /// A lookup that takes this long is logged with its cause, without its keys; 0s means never [default: 10ms]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub slow_request: Option<Duration>,
     /// Threads that read the engine for lookups [default: 2]
     #[arg(long, value_name = "N")]
     pub lookup_threads: Option<u32>,
-    /// Log as text or json [default: text]
+    /// Format of the log: text or json [default: text]
     #[arg(long, value_enum)]
     pub log_format: Option<LogFormat>,
     /// Time for a clean stop after SIGTERM [default: 10s]
@@ -216,9 +219,9 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DurabilityArg {
-    /// Survives a killed process.
+    /// A commit survives a killed process.
     Buffered,
-    /// Survives power loss.
+    /// A commit survives power loss.
     Synced,
 }
 
@@ -226,9 +229,9 @@ pub enum DurabilityArg {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Lines for people to read.
     Text,
-    /// For machines.
+    /// One JSON object a line.
     Json,
 }
 

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use engine_latency::Op;
-use probe::{GroupMemory, OwnRss, Space};
+
+use crate::metrics::Resources;
 
 pub(crate) const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
@@ -81,16 +82,9 @@ pub(crate) struct Newest {
     pub(crate) connected_since_unix_ms: u64,
     /// Time at which the last applied slot last advanced; `None` before the first time.
     pub(crate) applied_unix_ms: Option<u64>,
-    /// Memory of this process; `None` if the kernel does not report it.
-    pub(crate) rss: Option<OwnRss>,
-    /// Memory of the cgroup that sets the cap, or else of the process's own cgroup; `None` without a cgroup.
-    pub(crate) group: Option<GroupMemory>,
-    /// Memory that this process may use, in bytes.
-    pub(crate) cap_bytes: u64,
+    pub(crate) resources: Resources,
     /// Origin of the memory cap: the cgroup file, or `machine`.
     pub(crate) cap_from: String,
-    /// Size and free space of the store's file system.
-    pub(crate) space: Option<Space>,
     pub(crate) details: Vec<Detail>,
     /// Latency series in the order in which they first recorded a value; an index is never reused.
     pub(crate) series: Vec<SeriesNow>,
@@ -160,9 +154,9 @@ impl History {
         (inner.samples.range(from..).cloned().collect(), Arc::clone(&inner.newest))
     }
 
-    /// Returns the figures read with the newest sample; empty ones before the first.
-    pub(crate) fn newest(&self) -> Arc<Newest> {
-        Arc::clone(&self.lock().newest)
+    /// Returns the memory and disk read with the newest sample; empty ones before the first.
+    pub(crate) fn resources(&self) -> Resources {
+        self.lock().newest.resources.clone()
     }
 
     /// Locks the ring. A poisoned lock is safe, because each statement leaves the ring valid.
@@ -181,13 +175,13 @@ mod tests {
         assert!(history.since(0).0.is_empty());
         let samples = HISTORY_SAMPLES as u64 + 5;
         for seq in 1..=samples {
-            history.push(Sample { seq, ..Sample::default() }, Newest { cap_bytes: seq, ..Newest::default() });
+            history.push(Sample { seq, ..Sample::default() }, Newest { start_unix_ms: seq, ..Newest::default() });
         }
         let seqs = |since| history.since(since).0.iter().map(|sample| sample.seq).collect::<Vec<_>>();
         assert_eq!(seqs(0), (6..=samples).collect::<Vec<_>>());
         assert_eq!(seqs(samples - 2), [samples - 1, samples]);
         assert!(seqs(samples).is_empty());
         assert_eq!(seqs(samples + 1).len(), HISTORY_SAMPLES, "a page that outlived the process begins anew");
-        assert_eq!(history.since(0).1.cap_bytes, samples);
+        assert_eq!(history.since(0).1.start_unix_ms, samples);
     }
 }

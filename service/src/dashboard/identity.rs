@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use crate::config::Config;
-use crate::http::host_name;
+use crate::net::host_name;
 
 /// The words that tell one service from another.
 #[derive(Clone, Debug, Default, Serialize)]

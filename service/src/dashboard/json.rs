@@ -9,40 +9,42 @@ use std::sync::atomic::Ordering;
 use engine_latency::instrument_ns;
 use serde_json::{Map, Value, json};
 
+use super::Dashboard;
 use super::history::{COLUMNS, Curve, HISTORY_SAMPLES, Newest, Sample, SeriesNow};
 use super::sample::QUANTILES;
-use crate::http::HttpState;
+use crate::figure::unix_ms;
+use crate::handles::Handles;
 use crate::ingest::receive::queue_batches;
 use crate::metrics;
 use crate::net::figures::Listener;
-use crate::rpc::status_response;
-use crate::status::unix_ms;
+use crate::status::Status;
 
 /// Renders the answer to `dashboard.json?since=SEQ`. Absent figures are `null`.
-pub(crate) fn render(state: &HttpState, since: u64) -> Vec<u8> {
+pub(crate) fn render(state: &Dashboard, since: u64) -> Vec<u8> {
     let (samples, newest) = state.history.since(since);
-    let mut answer = status(state);
-    let net = &state.shared.net;
+    let resources = &newest.resources;
+    let mut answer = at_present(&state.handles);
+    let Handles { status, net, shm_sessions, feed, .. } = &state.handles;
     // ORDERING: Relaxed: a statistic.
     let open = |listener| net.of(listener).open.load(Ordering::Relaxed);
     let more = json!({
         "identity": *state.identity,
         "connections": {
             "grpc": open(Listener::GrpcTcp) + open(Listener::GrpcUds),
-            "shm": state.shared.shm_sessions.load(Ordering::Relaxed),
+            "shm": shm_sessions.load(Ordering::Relaxed),
         },
         "start_unix_ms": newest.start_unix_ms,
         "connected_since_unix_ms": newest.connected_since_unix_ms,
         "applied_unix_ms": newest.applied_unix_ms,
         "memory": {
-            "cap_bytes": newest.cap_bytes,
+            "cap_bytes": resources.cap_bytes,
             "cap_from": newest.cap_from,
-            "rss": newest.rss,
-            "group": newest.group,
+            "rss": resources.rss,
+            "group": resources.group,
         },
-        "disk": { "store_bytes": state.shared.stats.load().disk_bytes, "space": newest.space },
+        "disk": { "store_bytes": status.ingest.stats.load().disk_bytes, "space": resources.space },
         "details": details(&newest),
-        "subscribers": state.feed.as_ref().map(|feed| feed.subscribed()).unwrap_or_default(),
+        "subscribers": feed.as_ref().map(|feed| feed.subscribed()).unwrap_or_default(),
         "latency": {
             "instrument_ns": instrument_ns(),
             "quantiles": QUANTILES,
@@ -62,15 +64,15 @@ pub(crate) fn render(state: &HttpState, since: u64) -> Vec<u8> {
 }
 
 /// Returns the figures that ingest and receiver publish, read now instead of taken from the last sample.
-fn status(state: &HttpState) -> Value {
-    let shared = &state.shared;
-    let status = status_response(state.engine, shared);
-    let counters: Map<String, Value> = metrics::counters(&shared.counters)
+fn at_present(handles: &Handles) -> Value {
+    let Status { readiness, ingest, .. } = &handles.status;
+    let status = handles.status.response();
+    let counters: Map<String, Value> = metrics::counters(handles)
         .into_iter()
         .map(|(metric, value)| (metric.short_name().to_owned(), json!(value)))
         .collect();
     // ORDERING: Relaxed: statistics, nothing is inferred from them.
-    let newest_slot = shared.newest_slot.load(Ordering::Relaxed);
+    let (connected, queued) = (ingest.connected.load(Ordering::Relaxed), ingest.queue_batches.load(Ordering::Relaxed));
     json!({
         "now_unix_ms": unix_ms(),
         "version": status.version,
@@ -80,14 +82,14 @@ fn status(state: &HttpState) -> Value {
         "gap": status.gap.map(|gap| json!({
             "first_slot": gap.first_slot, "last_slot": gap.last_slot, "detail": gap.detail,
         })),
-        "connected": shared.connected.load(Ordering::Relaxed),
-        "newest_slot": (newest_slot > 0).then_some(newest_slot),
+        "connected": connected,
+        "newest_slot": readiness.newest_slot(),
         "applied_slot": status.checkpoint.as_ref().and_then(|checkpoint| checkpoint.slot),
         "checkpoint_seq": status.checkpoint.map(|checkpoint| checkpoint.seq),
         "lag_slots": status.lag_slots,
         "lag_ms": status.lag_ms,
         "pairs_estimate": status.pairs_estimate,
-        "queue_batches": shared.queue_batches.load(Ordering::Relaxed),
+        "queue_batches": queued,
         "queue_batches_max": queue_batches(),
         "counters": counters,
     })

@@ -9,7 +9,7 @@ mod identity;
 mod json;
 mod sample;
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use axum::Router;
 use axum::extract::{RawQuery, State};
@@ -19,10 +19,9 @@ use axum::routing::get;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 
-use crate::http::HttpState;
+use crate::handles::Handles;
 
 pub use history::History;
-pub(crate) use history::Newest;
 pub use identity::Identity;
 pub use sample::Sampler;
 
@@ -62,9 +61,17 @@ fn hash(text: &str) -> String {
     format!("sha256-{}", BASE64_STANDARD.encode(digest))
 }
 
+/// State from which the figures are rendered.
+#[derive(Clone)]
+pub(crate) struct Dashboard {
+    pub(crate) handles: Handles,
+    pub(crate) history: Arc<History>,
+    pub(crate) identity: Arc<Identity>,
+}
+
 /// The routes `/` and `/dashboard.json`.
-pub(crate) fn routes() -> Router<HttpState> {
-    Router::new().route("/", get(page)).route("/dashboard.json", get(figures))
+pub(crate) fn routes<S>(state: Dashboard) -> Router<S> {
+    Router::new().route("/", get(page)).route("/dashboard.json", get(figures)).with_state(state)
 }
 
 async fn page() -> Response {
@@ -79,7 +86,7 @@ async fn page() -> Response {
     (headers, ASSEMBLED.html.as_str()).into_response()
 }
 
-async fn figures(State(state): State<HttpState>, RawQuery(query): RawQuery) -> Response {
+async fn figures(State(state): State<Dashboard>, RawQuery(query): RawQuery) -> Response {
     let Some(since) = since(query.as_deref()) else {
         return (StatusCode::BAD_REQUEST, "since must be the seq of a sample, as in dashboard.json?since=17\n")
             .into_response();

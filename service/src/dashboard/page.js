@@ -82,7 +82,7 @@ function showLost() {
   document.body.classList.toggle('stale', since !== null);
   const reason =
     since === null
-      ? 'No figures have come yet.'
+      ? 'No figures have arrived yet.'
       : `The last answer came at ${clock(since)}, ${duration(Date.now() - since)} ago. Everything below is as it was then.`;
   showState({ level: 'lost', word: 'No answer', headline: 'No answer from the service', reason, attention: [] });
 }

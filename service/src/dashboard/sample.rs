@@ -22,7 +22,8 @@ use engine_latency::{Latency, Series, Snapshot};
 use super::history::{
     COLUMNS, Curve, Detail, History, Newest, SAMPLE_EVERY, SERIES_MAX, Sample, SeriesNow, SeriesSample,
 };
-use crate::status::{Counters, Shared};
+use crate::handles::Handles;
+use crate::metrics::Resources;
 use crate::stop;
 
 /// Quantiles at which a distribution is read: powers of ten of the tail, with points between them for a smooth curve.
@@ -52,12 +53,12 @@ impl Sampler {
     ///
     /// # Errors
     /// The operating system cannot start a thread.
-    pub fn start(latency: Arc<Latency>, shared: Arc<Shared>, dir: PathBuf) -> io::Result<(Self, Arc<History>)> {
+    pub fn start(latency: Arc<Latency>, handles: Handles, dir: PathBuf) -> io::Result<(Self, Arc<History>)> {
         let history = Arc::new(History::default());
         let into = Arc::clone(&history);
         let (stop, stopped) = bounded(0);
         let thread = std::thread::Builder::new().name("sample".to_owned()).spawn(move || {
-            let mut reading = Reading::new(latency, shared, dir);
+            let mut reading = Reading::new(latency, handles, dir);
             follow(&stopped, || {
                 let (sample, newest) = reading.sample();
                 into.push(sample, newest);
@@ -91,7 +92,7 @@ fn follow(stopped: &Receiver<()>, mut sample: impl FnMut()) {
 /// State kept from one sample to the next.
 struct Reading {
     latency: Arc<Latency>,
-    shared: Arc<Shared>,
+    handles: Handles,
     dir: PathBuf,
     seq: u64,
     /// Time, counters and histograms of the last sample.
@@ -113,21 +114,21 @@ struct Reading {
 type Totals = [u64; 7];
 
 impl Reading {
-    fn new(latency: Arc<Latency>, shared: Arc<Shared>, dir: PathBuf) -> Self {
+    fn new(latency: Arc<Latency>, handles: Handles, dir: PathBuf) -> Self {
         let snapshot = latency.snapshot();
         Self {
             seq: 0,
-            last: (Instant::now(), totals(&shared.counters), snapshot.clone()),
+            last: (Instant::now(), totals(&handles), snapshot.clone()),
             window_base: snapshot,
             window_unix_ms: None,
             series: Vec::new(),
             connected: false,
             connected_since_unix_ms: unix_ms(SystemTime::now()),
-            applied: shared.checkpoint.load().slot,
+            applied: handles.status.published.slot(),
             applied_unix_ms: None,
             stats: VecDeque::new(),
             latency,
-            shared,
+            handles,
             dir,
         }
     }
@@ -143,26 +144,26 @@ impl Reading {
                 figures[at] = value;
             }
         };
-        let totals = totals(&self.shared.counters);
+        let totals = totals(&self.handles);
         let elapsed_s = now.duration_since(self.last.0).as_secs_f64();
         for ((name, total), before) in COLUMNS.iter().zip(totals).zip(self.last.1) {
             set(name, (elapsed_s > 0.0).then(|| total.saturating_sub(before) as f64 / elapsed_s));
         }
         let some = |value: u64| Some(value as f64);
-        let shared = &self.shared;
-        let verdict = shared.verdict();
-        set("lag_slots", shared.lag_slots().map(|slots| slots as f64));
+        let (readiness, ingest) = (&self.handles.status.readiness, &self.handles.status.ingest);
+        let verdict = readiness.verdict();
+        set("lag_slots", readiness.lag_slots().map(|slots| slots as f64));
         set("lag_ms", verdict.lag_ms.map(|lag_ms| lag_ms as f64));
-        set("queue_batches", some(load(&shared.queue_batches)));
+        set("queue_batches", some(load(&ingest.queue_batches)));
         set("ready", some(u64::from(verdict.is_ready())));
         set("connected", some(u64::from(self.connected)));
-        set("rss_anon_bytes", newest.rss.map(|rss| rss.anon_bytes as f64));
-        set("anon_bytes", newest.group.map(|group| group.anon_bytes as f64));
-        set("page_cache_bytes", newest.group.map(|group| group.page_cache_bytes as f64));
-        set("charged_bytes", newest.group.map(|group| group.charged_bytes as f64));
-        set("cap_bytes", some(newest.cap_bytes));
-        set("store_bytes", some(shared.stats.load().disk_bytes));
-        set("free_bytes", newest.space.map(|space| space.free_bytes as f64));
+        set("rss_anon_bytes", newest.resources.rss.map(|rss| rss.anon_bytes as f64));
+        set("anon_bytes", newest.resources.group.map(|group| group.anon_bytes as f64));
+        set("page_cache_bytes", newest.resources.group.map(|group| group.page_cache_bytes as f64));
+        set("charged_bytes", newest.resources.group.map(|group| group.charged_bytes as f64));
+        set("cap_bytes", some(newest.resources.cap_bytes));
+        set("store_bytes", some(ingest.stats.load().disk_bytes));
+        set("free_bytes", newest.resources.space.map(|space| space.free_bytes as f64));
         let latencies = self.latencies(now, totals, time_unix_ms);
         let newest = Newest { series: self.series.clone(), window_unix_ms: self.window_unix_ms, ..newest };
         (Sample { seq: self.seq, unix_ms: time_unix_ms, figures, latencies }, newest)
@@ -171,11 +172,11 @@ impl Reading {
     /// Records the time if the connection or the applied slot has changed.
     fn watch(&mut self, time_unix_ms: u64) {
         // ORDERING: Relaxed: a statistic, nothing is inferred from it.
-        let connected = self.shared.connected.load(Ordering::Relaxed);
+        let connected = self.handles.status.ingest.connected.load(Ordering::Relaxed);
         if connected != self.connected {
             (self.connected, self.connected_since_unix_ms) = (connected, time_unix_ms);
         }
-        let applied = self.shared.checkpoint.load().slot;
+        let applied = self.handles.status.published.slot();
         if applied != self.applied {
             (self.applied, self.applied_unix_ms) = (applied, Some(time_unix_ms));
         }
@@ -189,17 +190,19 @@ impl Reading {
             start_unix_ms: unix_ms(self.last.2.start),
             connected_since_unix_ms: self.connected_since_unix_ms,
             applied_unix_ms: self.applied_unix_ms,
-            rss: probe::own_rss(),
-            group,
-            cap_bytes: limit.bytes,
+            resources: Resources {
+                rss: probe::own_rss(),
+                group,
+                cap_bytes: limit.bytes,
+                space: probe::space(&self.dir).ok(),
+            },
             cap_from: limit.cgroup_file.map_or("machine".to_owned(), |file| file.display().to_string()),
-            space: probe::space(&self.dir).ok(),
             ..Newest::default()
         }
     }
 
     fn details(&mut self, now: Instant) -> Vec<Detail> {
-        let stats = self.shared.stats.load_full();
+        let stats = self.handles.status.ingest.stats.load_full();
         // ingest-apply has not asked the engine yet.
         if stats.details.is_empty() {
             return Vec::new();
@@ -271,16 +274,16 @@ fn curve(series: &Series) -> Curve {
     }
 }
 
-fn totals(counters: &Counters) -> Totals {
-    let c = counters;
+fn totals(handles: &Handles) -> Totals {
+    let (c, lookups) = (&handles.status.ingest, &handles.lookups.figures);
     [
         load(&c.updates_received),
         load(&c.events_applied),
         load(&c.events_written),
         load(&c.events_deleted),
         load(&c.commits),
-        load(&c.lookups),
-        load(&c.lookups_refused),
+        load(&lookups.lookups),
+        load(&lookups.refused),
     ]
 }
 
@@ -299,6 +302,11 @@ mod tests {
     use solana::ChainCheckpoint;
 
     use super::*;
+    use crate::ingest;
+
+    fn handles() -> Handles {
+        Handles::new("test", &ingest::State::at(ChainCheckpoint::default()))
+    }
 
     fn figure(sample: &Sample, name: &str) -> f64 {
         sample.figures[COLUMNS.iter().position(|column| *column == name).unwrap()]
@@ -306,18 +314,18 @@ mod tests {
 
     #[test]
     fn rates_latencies_and_windows_are_of_what_came_between() {
-        let (latency, shared) = (Latency::new("test"), Shared::new(ChainCheckpoint::default()));
+        let (latency, handles) = (Latency::new("test"), handles());
         let (mut ingest, mut rpc) = (latency.recorder("ingest"), latency.recorder("rpc"));
         ingest.record(Op::Write, 1);
         let dir = tempfile::tempdir().unwrap();
-        let mut reading = Reading::new(Arc::clone(&latency), Arc::clone(&shared), dir.path().to_owned());
+        let mut reading = Reading::new(Arc::clone(&latency), handles.clone(), dir.path().to_owned());
         let (first, newest) = reading.sample();
         assert_eq!((first.seq, first.latencies.len()), (1, 0), "what was before the first sample is in the totals");
         assert_eq!(newest.series[0].total.count, 1);
         assert!(figure(&first, "lag_slots").is_nan() && figure(&first, "lag_ms").is_nan());
-        assert!(newest.cap_bytes > 0 && newest.space.is_some() && newest.rss.is_some());
+        assert!(newest.resources.cap_bytes > 0 && newest.resources.space.is_some() && newest.resources.rss.is_some());
 
-        crate::status::count(&shared.counters.events_applied, 10);
+        crate::figure::count(&handles.status.ingest.events_applied, 10);
         ingest.record(Op::Write, 1000);
         rpc.record(Op::ReadPositive, 5);
         let (second, newest) = reading.sample();
@@ -337,14 +345,14 @@ mod tests {
 
     #[test]
     fn the_change_of_an_engines_figure_is_over_the_time_between_its_statistics() {
-        let (latency, shared) = (Latency::new("test"), Shared::new(ChainCheckpoint::default()));
+        let (latency, handles) = (Latency::new("test"), handles());
         let dir = tempfile::tempdir().unwrap();
-        let mut reading = Reading::new(latency, Arc::clone(&shared), dir.path().to_owned());
+        let mut reading = Reading::new(latency, handles.clone(), dir.path().to_owned());
         let start = Instant::now();
         let mut at = |second: u64, value: Option<u64>| {
             if let Some(value) = value {
                 let stats = Stats { pairs_estimate: 0, disk_bytes: 0, details: vec![("merges", value)] };
-                shared.stats.store(Arc::new(stats));
+                handles.status.ingest.stats.store(Arc::new(stats));
             }
             reading.details(start + Duration::from_secs(second)).first().map(|detail| (detail.value, detail.per_s))
         };
@@ -358,13 +366,12 @@ mod tests {
     #[test]
     fn the_thread_samples_and_ends_when_told() {
         let dir = tempfile::tempdir().unwrap();
-        let shared = Shared::new(ChainCheckpoint::default());
-        let (sampler, history) =
-            Sampler::start(Latency::new("test"), Arc::clone(&shared), dir.path().to_owned()).unwrap();
+        let handles = handles();
+        let (sampler, history) = Sampler::start(Latency::new("test"), handles.clone(), dir.path().to_owned()).unwrap();
         while history.since(0).0.is_empty() {
             std::thread::yield_now();
         }
         sampler.join(Instant::now() + Duration::from_secs(100)).unwrap();
-        assert_eq!(Arc::strong_count(&shared), 1, "its hold on the figures is gone with the thread");
+        assert_eq!(Arc::strong_count(&handles.views), 1, "its hold on the figures is gone with the thread");
     }
 }

@@ -66,7 +66,7 @@ function buildNow(host) {
     const { answer } = view;
     const behind =
       answer.lag_slots === null
-        ? 'nothing heard of yet'
+        ? 'no slot from the stream yet'
         : `${plural(answer.lag_slots, 'slot', 'slots')} behind ${count(answer.newest_slot)}`;
     tiles.slot.set(count(answer.applied_slot), behind);
     const moved =
@@ -189,7 +189,7 @@ function buildStream(host) {
         base: 10,
         least: 4,
         format: perSecond,
-        none: 'No slot was heard of in this range.',
+        none: 'The stream sent no slot in this range.',
       },
       ['lag_slots'],
     ),
@@ -286,7 +286,7 @@ const OPS = ['read_positive', 'read_negative', 'commit', 'write'];
 function buildLatency(host) {
   let last = null;
   const redraw = () => last && update(last);
-  const [op, source] = [new Choice('op', 'Operation', redraw), new Choice('source', 'On whose behalf', redraw)];
+  const [op, source] = [new Choice('op', 'Operation', redraw), new Choice('source', 'Source of the operation', redraw)];
   const overTime = new TimeChart('Percentiles, second by second', {
     lines: [
       { label: 'p50', style: 's0' },
@@ -296,14 +296,14 @@ function buildLatency(host) {
     ],
     scale: 'log',
     format: ns,
-    none: 'None of these in this range.',
+    none: 'No such operations in this range.',
   });
   const curves = new CurveChart('Distribution', {
     lines: [
       { label: 'last 10 s', style: 's1' },
       { label: 'since the start', style: 's0 dashed' },
     ],
-    none: 'None of these since the start.',
+    none: 'No such operations since the start.',
   });
   const all = el('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'All operations' });
   const note = el('p', { class: 'note' });
@@ -338,7 +338,7 @@ function buildLatency(host) {
     all.replaceChildren(allOperations(view.answer));
     setText(
       note,
-      `Measured around each call of the engine; ${latency.instrument_ns} ns of every value are the clock's own. ${chosenOp === 'commit' ? 'A commit is a whole batch. ' : ''}In a second with few values p99 and p99.9 are the largest of them; in the distribution a percentile is drawn only where enough values stand behind it.`,
+      `Measured around each call of the engine; ${latency.instrument_ns} ns of every value are the clock's own. ${chosenOp === 'commit' ? 'A commit is a whole batch. ' : ''}In a second with few values p99 and p99.9 are the largest of them; in the distribution a percentile is drawn only where there are enough values.`,
     );
   }
   return update;
@@ -446,7 +446,7 @@ function buildStorage(host) {
     const by =
       file === 'machine' ? "The cap is the machine's memory: no cgroup sets a limit." : `The cap is that of ${file}.`;
     const charged = group
-      ? 'What is charged to its cgroup counts, other processes in it included; clean page cache is given back under pressure.'
+      ? 'All memory charged to its cgroup counts, also that of other processes in it; the kernel takes clean page cache back under pressure.'
       : 'No cgroup accounts for this process: its own resident set is shown.';
     setText(from, `${by} ${charged}`);
   };
@@ -461,7 +461,7 @@ function buildEngine(host) {
     el(
       'p',
       { class: 'note' },
-      'As the engine counts them, about once a second while there are commits; the change is over the last 10 s.',
+      "The engine's own figures, read about once a second while there are commits; the change is over the last 10 s.",
     ),
   );
   return (view) => {

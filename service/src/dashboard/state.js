@@ -27,12 +27,12 @@ function verdict(view) {
     const stands =
       answer.applied_slot === null
         ? 'Nothing is applied.'
-        : `The store stands at slot ${count(answer.applied_slot)}; nothing after the gap is applied.`;
+        : `The store stands at slot ${count(answer.applied_slot)}, and nothing after the gap is applied.`;
     return {
       level: 'bad',
       word: 'Not ready',
       headline: 'Not ready: slots are missing',
-      reason: `${slots}: ${seen}. ${stands} Lookups answer from there.`,
+      reason: `${slots}: ${seen}. ${stands} Lookups read that state.`,
       attention,
     };
   }
@@ -46,8 +46,8 @@ function verdict(view) {
     };
   }
   if (attention.length > 0)
-    return { level: 'warn', word: 'Look', headline: 'Ready, but look at this', reason: '', attention };
-  return { level: 'ok', word: 'Ready', headline: 'Ready', reason: 'Lookups stand for the live chain.', attention };
+    return { level: 'warn', word: 'Attention', headline: 'Ready, but needs attention', reason: '', attention };
+  return { level: 'ok', word: 'Ready', headline: 'Ready', reason: 'Lookups follow the live chain.', attention };
 }
 
 function attentionList(view) {
@@ -56,7 +56,7 @@ function attentionList(view) {
   const list = [];
   const sampled = answer.now_unix_ms - (rows.length > 0 ? rows[rows.length - 1].t : answer.now_unix_ms);
   if (sampled > ATTENTION.silenceMs)
-    list.push(`The last sample is ${duration(sampled)} old: rates and latencies are not of now.`);
+    list.push(`The last sample is ${duration(sampled)} old: rates and latencies are outdated.`);
   const since = answer.now_unix_ms - answer.connected_since_unix_ms;
   const silent = answer.now_unix_ms - Math.max(answer.applied_unix_ms || 0, answer.connected_since_unix_ms);
   if (!answer.connected) list.push(`Not connected to the stream for ${duration(since)}.`);
@@ -68,14 +68,14 @@ function attentionList(view) {
   }
   const { anon, cap } = memory(answer);
   if (anon !== null && anon > ATTENTION.memoryShare * cap)
-    list.push(`Anonymous memory is ${percent((anon / cap) * 100)} of the cap: the kernel kills at 100 %.`);
+    list.push(`Anonymous memory is ${percent((anon / cap) * 100)} of the cap: the kernel kills the service at 100 %.`);
   if (disk.space && disk.space.free_bytes < ATTENTION.freeShare * disk.space.total_bytes) {
     list.push(
       `The store's file system has ${bytes(disk.space.free_bytes)} free, ${percent((disk.space.free_bytes / disk.space.total_bytes) * 100)} of its size.`,
     );
   }
   const refused = rows.slice(-ATTENTION.refusedRows).some((row) => view.column(row, 'lookups_refused_per_s') > 0);
-  if (refused) list.push('Lookups were refused within the last minute: more came than the lookup threads answer.');
+  if (refused) list.push('Lookups were refused within the last minute: more came than the lookup threads can answer.');
   if (counters.updates_malformed > 0)
     list.push(`${plural(counters.updates_malformed, 'update', 'updates')} of the stream could not be read.`);
   for (const [name, value] of answer.details) {

@@ -32,8 +32,8 @@ use solana::ChainCheckpoint;
 
 use super::Filter;
 use super::pool::{NotDone, Pool};
-use crate::status::Shared;
 use crate::stop;
+use crate::views::Views;
 
 /// Maximum number of dumps under way. Each holds one range that is sent and one that is copied, 32 MiB for all of them.
 pub const DUMPS_MAX: usize = 8;
@@ -89,7 +89,7 @@ pub struct Dumps {
 struct Source {
     /// The store; `None` once stopped.
     engine: Mutex<Option<Arc<Measured>>>,
-    shared: Arc<Shared>,
+    views: Arc<Views>,
     stop: AtomicBool,
 }
 
@@ -98,8 +98,8 @@ impl Dumps {
     ///
     /// # Errors
     /// I/O errors of starting a thread.
-    pub fn start(engine: Arc<Measured>, shared: Arc<Shared>) -> io::Result<Self> {
-        let source = Source { engine: Mutex::new(Some(engine)), shared, stop: AtomicBool::new(false) };
+    pub fn start(engine: Arc<Measured>, views: Arc<Views>) -> io::Result<Self> {
+        let source = Source { engine: Mutex::new(Some(engine)), views, stop: AtomicBool::new(false) };
         Ok(Self {
             // Each dump has at most one range under way, so the queue cannot be full.
             pool: Pool::start("feed-dump", DUMP_THREADS, DUMPS_MAX)?,
@@ -135,7 +135,7 @@ impl Source {
     fn copy(&self, filter: &Filter, after: Option<&Key>) -> Result<DumpRange, DumpError> {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let engine = engine.ok_or(DumpError::Stopped)?;
-        let _held = self.shared.views.hold();
+        let _held = self.views.hold();
         // Not the measured reader, because a range must not count as the latency of a lookup.
         let mut reader = engine.inner().reader().map_err(DumpError::Engine)?;
         let checkpoint =

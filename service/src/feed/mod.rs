@@ -39,7 +39,7 @@ pub use tail::{Piece, Scope, Tail};
 pub use workers::Workers;
 pub use writer::{FeedWriter, Retention};
 
-use crate::status::unix_ms;
+use crate::figure::unix_ms;
 use record::SEGMENT_HEADER_BYTES;
 use segment::{Found, Segment, find, frame_at};
 

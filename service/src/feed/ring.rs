@@ -16,7 +16,7 @@ use rustix::thread::futex;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{Change, Cursor, Feed, Frame};
-use crate::status::unix_ms;
+use crate::figure::unix_ms;
 
 /// Number of sleepers to wake: all of them.
 const EVERYBODY: u32 = i32::MAX as u32;

@@ -279,7 +279,7 @@ fn beyond_the_retention_the_oldest_is_named() {
 }
 
 #[test]
-fn a_damaged_log_is_said_and_never_read() {
+fn a_damaged_log_is_reported_and_never_read() {
     let temp = tempfile::tempdir().unwrap();
     let mut rig = Rig::open(temp.path(), 0, Durability::Synced, Retention { bytes: 1 << 20, ..KEEP_ALL });
     rig.writer.keep(KEEP_ALL);

@@ -11,8 +11,8 @@ use engine_latency::Measured;
 
 use super::dump::Dumps;
 use super::pool::{NotDone, Pool};
-use crate::status::Shared;
 use crate::stop;
+use crate::views::Views;
 
 /// Number of threads that read changes for subscribers: one may wait for the disk while the other works.
 const READ_THREADS: usize = 2;
@@ -29,9 +29,9 @@ impl Workers {
     ///
     /// # Errors
     /// I/O errors of starting a thread.
-    pub fn start(engine: Arc<Measured>, shared: Arc<Shared>, subscribers: usize) -> io::Result<Self> {
+    pub fn start(engine: Arc<Measured>, views: Arc<Views>, subscribers: usize) -> io::Result<Self> {
         let read = Pool::start("feed-read", READ_THREADS, subscribers.max(1))?;
-        Ok(Self { read, dumps: Dumps::start(engine, shared)? })
+        Ok(Self { read, dumps: Dumps::start(engine, views)? })
     }
 
     /// Runs `job` on one of the `feed-read-N` threads.

@@ -26,7 +26,7 @@ use tracing::{info, warn};
 use super::record::{Beginning, Change, FRAME_CHANGES_MAX, Frame, Identity, SEGMENT_HEADER_BYTES, SlotEnd};
 use super::segment::{Found, Segment, clear, frame_at};
 use super::{Feed, Ring};
-use crate::status::unix_ms;
+use crate::figure::unix_ms;
 
 /// Length of a segment where the retention is large enough, in bytes. Expiry removes this much at a time, and a new
 /// subscriber reads at most this much to find its place.
@@ -105,12 +105,15 @@ impl FeedWriter {
                 if let Some(log_seq) = log_seq.filter(|log_seq| *log_seq > store_seq) {
                     // The difference is more than the frame of a crash: subscribers may have followed changes that the
                     // store does not hold.
-                    let way_out = "if no older copy was put back, look for files that are lost, and restore a snapshot";
-                    warn!(log_seq, store_seq, way_out, "the store stands before the end of its feed: commits are lost");
+                    let way_out = "unless an older copy was restored, look for lost files, and restore a snapshot";
+                    warn!(log_seq, store_seq, way_out, "the store is older than its feed: commits are lost");
                 }
                 let feed_id = RandomState::new().hash_one(SystemTime::now());
                 let shown = format!("{feed_id:016x}");
-                info!(feed_id = shown, next_seq, why, "the feed begins anew: subscribers of an earlier one start over");
+                info!(
+                    feed_id = shown,
+                    next_seq, why, "a new feed begins: subscribers of an earlier one must start over"
+                );
                 let begins = Beginning { first_seq: next_seq, after_slot: checkpoint.slot };
                 Log::create(dir, Identity { feed_id, boot }, begins, segment_bytes)?
             }

@@ -15,7 +15,9 @@ use axum::http::{StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use crate::status::{Shared, count};
+use crate::figure::count;
+use crate::net::figures::Figures;
+use crate::net::host_name;
 
 /// Longest part of a refused name in the answer, in characters.
 const SHOWN_MAX: usize = 100;
@@ -58,28 +60,22 @@ impl Hosts {
     }
 }
 
-/// Returns the machine's name, as the kernel has it.
-pub(crate) fn host_name() -> Option<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
-    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
-}
-
 /// Middleware that refuses a request for another host. A request without a host is answered where HTTP allows that,
 /// before version 1.1; every browser names one.
 pub(super) async fn check(
-    State((hosts, shared)): State<(Arc<Hosts>, Arc<Shared>)>,
+    State((hosts, net)): State<(Arc<Hosts>, Arc<Figures>)>,
     request: Request,
     next: Next,
 ) -> Response {
     if request.version() == Version::HTTP_11 && !request.headers().contains_key(header::HOST) {
-        let message = "the request names no host, which HTTP/1.1 demands\n".to_owned();
+        let message = "the request names no host, which HTTP/1.1 requires\n".to_owned();
         return (StatusCode::BAD_REQUEST, super::page(super::TEXT, message)).into_response();
     }
     let named = request.headers().get_all(header::HOST).iter().map(|host| host.to_str().ok());
     let in_line = request.uri().authority().map(|authority| Some(authority.as_str()));
     let foreign = named.chain(in_line).find(|host| !host.is_some_and(|host| hosts.answers(host)));
     let Some(foreign) = foreign else { return next.run(request).await };
-    count(&shared.net.foreign_hosts, 1);
+    count(&net.foreign_hosts, 1);
     let shown: String = foreign.unwrap_or_default().chars().take(SHOWN_MAX).collect();
     let message = format!(
         "this service does not answer to host={shown:?}: ask for its IP address, or add the name to the setting \

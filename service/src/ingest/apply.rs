@@ -16,16 +16,16 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::assemble::{Assembler, Base, Input, Limits};
+use super::State;
+use super::assemble::{Assembler, Input, Limits};
 use super::batch::{self, Batch};
-use super::event::WholeSlot;
 use super::receive::Message;
 use super::standing::Standing;
-use crate::chain::Gap;
+use crate::chain::{Base, Gap, WholeSlot};
 use crate::feed::FeedWriter;
+use crate::figure::{count, unix_ms};
 use crate::pulse::Pulse;
 use crate::readiness::Awaited;
-use crate::status::{Shared, count, unix_ms};
 
 /// Default wait before a commit that failed for lack of space, or of something else that may come back, is retried.
 pub const FULL_RETRY: Duration = Duration::from_secs(2);
@@ -53,7 +53,7 @@ pub struct ApplyConfig {
 /// The applying side of the ingest, run by the ingest-apply thread.
 pub struct Apply {
     engine: Arc<Measured>,
-    shared: Arc<Shared>,
+    state: State,
     config: ApplyConfig,
     stop: watch::Receiver<bool>,
     assembler: Assembler,
@@ -82,18 +82,18 @@ impl Apply {
     /// or that contradicts itself.
     pub fn new(
         engine: Arc<Measured>,
-        shared: Arc<Shared>,
+        state: State,
         feed: Option<FeedWriter>,
         config: ApplyConfig,
+        pulse: Pulse,
         stop: watch::Receiver<bool>,
     ) -> Result<Self> {
         let committed = ChainCheckpoint::read(&engine.checkpoint()?)?;
         let complete = committed.slot.map(|slot| Base { slot, blockhash: committed.blockhash });
-        let pulse = shared.pulses.add("ingest-apply");
-        let standing = Standing::new(Arc::clone(&shared));
+        let standing = Standing::new(state.clone());
         Ok(Self {
             engine,
-            shared,
+            state,
             config,
             stop,
             assembler: Assembler::new(complete, Limits::within(engines::memory_limit().bytes)),
@@ -157,7 +157,7 @@ impl Apply {
         if nothing_waits {
             self.flush()?;
         }
-        self.shared.overlay.settle();
+        self.state.overlay.settle();
         Ok(())
     }
 
@@ -169,7 +169,7 @@ impl Apply {
 
     fn busy_since(&self, unix_ms: u64) {
         // ORDERING: Relaxed: a statistic.
-        self.shared.busy_since_unix_ms.store(unix_ms, Ordering::Relaxed);
+        self.state.figures.busy_since_unix_ms.store(unix_ms, Ordering::Relaxed);
     }
 
     fn input(&mut self, input: Input) -> Result<()> {
@@ -191,9 +191,9 @@ impl Apply {
             self.check_waiting()?;
             let dropped = self.assembler.dropped();
             // ORDERING: Relaxed: statistics.
-            self.shared.counters.slots_dead.store(dropped.dead_slots, Ordering::Relaxed);
-            self.shared.counters.slots_duplicate.store(dropped.duplicate_slots, Ordering::Relaxed);
-            self.shared.counters.updates_duplicate.store(dropped.duplicate_updates, Ordering::Relaxed);
+            self.state.figures.slots_dead.store(dropped.dead_slots, Ordering::Relaxed);
+            self.state.figures.slots_duplicate.store(dropped.duplicate_slots, Ordering::Relaxed);
+            self.state.figures.updates_duplicate.store(dropped.duplicate_updates, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -202,11 +202,11 @@ impl Apply {
         let gap_timeout = self.config.gap_timeout;
         let Some((slot, parent_slot)) = self.assembler.awaits_parent() else {
             self.waiting_since = None;
-            self.shared.readiness.set_awaited(None);
+            self.state.readiness.set_awaited(None);
             return Ok(());
         };
         let since = *self.waiting_since.get_or_insert_with(Instant::now);
-        self.shared.readiness.set_awaited(Some(Awaited { slot, parent_slot, since, gap_timeout }));
+        self.state.readiness.set_awaited(Some(Awaited { slot, parent_slot, since, gap_timeout }));
         if since.elapsed() >= gap_timeout {
             let gap = self.assembler.missing_parent(&format!("over gap_timeout={gap_timeout:?}"));
             return gap.map_or(Ok(()), |gap| self.start_over(gap));
@@ -220,7 +220,7 @@ impl Apply {
         if !self.batch.has_room(slot.events.len()) {
             self.flush()?;
         }
-        self.shared.overlay.begin(base);
+        self.state.overlay.begin(base);
         // Opened for each slot, so that no reader is held while the engine commits.
         let mut reader = self.engine.reader()?;
         if let Some(gap) = self.batch.take(slot, &mut *reader, &self.pulse)? {
@@ -229,9 +229,9 @@ impl Apply {
         drop(reader);
         self.complete = Some(base);
         self.created_unix_ms = slot.created_unix_ms;
-        self.shared.set_resume_slot(slot.slot);
+        self.state.resume.set_slot(slot.slot);
         self.waiting_since = None;
-        count(&self.shared.counters.slots_applied, 1);
+        count(&self.state.figures.slots_applied, 1);
         if self.batch.is_due() || self.last_commit.elapsed() >= self.config.commit_interval {
             self.flush()?;
         }
@@ -248,9 +248,9 @@ impl Apply {
                 Ok(checkpoint) => break checkpoint,
                 Err(failed) if may_pass(&failed) && !*self.stop.borrow() => {
                     let no_space = failed.kind() == ErrorKind::FreeSpace;
-                    count(&self.shared.counters.commits_without_space, no_space.into());
+                    count(&self.state.figures.commits_without_space, no_space.into());
                     let what = if no_space { "no space" } else { "a commit has to wait" };
-                    warn!(error = %failed, "{what}: lookups go on, the batch is kept and tried again");
+                    warn!(error = %failed, "{what}: lookups continue, and the batch is kept and retried");
                     self.standing.commit_waits(&failed);
                     std::thread::sleep(self.config.full_retry);
                 }
@@ -286,23 +286,23 @@ impl Apply {
             ..self.committed
         };
         let (all, deleted) = (changes.len(), changes.iter().filter(|change| change.new.is_none()).count());
-        self.shared.overlay.committing(changes.iter().map(|change| (change.slot, change.key, change.old)));
+        self.state.overlay.committing(changes.iter().map(|change| (change.slot, change.key, change.old)));
         if let Some(feed) = &mut self.feed {
             feed.append(self.committed.seq + 1, changes.to_vec(), self.batch.ends(self.committed.seq))?;
         }
-        self.shared.committing();
+        self.state.published.committing();
         if let Err(failed) = txn.commit(&checkpoint.write(), self.config.durability) {
             // Not after a commit with an unknown outcome: there, opening the store again decides which changes the feed
             // holds.
             if may_pass(&failed) {
-                self.shared.not_committed();
+                self.state.published.not_committed();
                 if let Some(feed) = &mut self.feed {
                     feed.abort()?;
                 }
             }
             return Err(failed);
         }
-        let counters = &self.shared.counters;
+        let counters = &self.state.figures;
         count(&counters.commits, 1);
         count(&counters.events_applied, self.batch.events());
         count(&counters.events_written, (all - deleted) as u64);
@@ -311,13 +311,13 @@ impl Apply {
     }
 
     fn publish(&mut self, checkpoint: ChainCheckpoint, slot: u64) {
-        self.shared.publish(checkpoint);
-        self.shared.overlay.published(checkpoint.slot);
+        self.state.published.publish(checkpoint);
+        self.state.overlay.published(checkpoint.slot);
         if let Some(feed) = &mut self.feed {
             feed.publish(&checkpoint);
         }
         // ORDERING: Relaxed: a statistic.
-        self.shared.last_commit_unix_ms.store(unix_ms(), Ordering::Relaxed);
+        self.state.figures.last_commit_unix_ms.store(unix_ms(), Ordering::Relaxed);
         self.standing.committed(slot, self.created_unix_ms);
     }
 
@@ -327,8 +327,8 @@ impl Apply {
             feed.expire();
         }
         match self.engine.stats() {
-            Ok(stats) => self.shared.stats.store(Arc::new(stats)),
-            Err(failed) => warn!(error = %failed, "the engine gives no statistics"),
+            Ok(stats) => self.state.figures.stats.store(Arc::new(stats)),
+            Err(failed) => warn!(error = %failed, "cannot read the engine's statistics"),
         }
     }
 
@@ -338,7 +338,7 @@ impl Apply {
         self.flush()?;
         self.assembler.restart(self.complete);
         self.waiting_since = None;
-        self.shared.readiness.set_awaited(None);
+        self.state.readiness.set_awaited(None);
         self.standing.gap(gap);
         Ok(())
     }

@@ -10,8 +10,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::event::{Event, WholeSlot};
-use crate::chain::Gap;
+use crate::chain::{Base, Event, Gap, WholeSlot};
 
 /// Number of handed-out slots whose blockhash is remembered, to tell a duplicate from another block in the same slot.
 /// It is more than the 150 slots that a stock server replays.
@@ -62,14 +61,6 @@ pub struct Limits {
     pub slots_max: usize,
     /// Maximum bytes of all held slots and updates.
     pub bytes_max: usize,
-}
-
-/// The block that the data stands at. The next slot handed out is its child.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Base {
-    pub slot: u64,
-    /// Blockhash of the slot; all zeros when not known.
-    pub blockhash: [u8; 32],
 }
 
 /// Counts of dropped slots and updates since the start.

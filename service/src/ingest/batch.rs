@@ -16,8 +16,7 @@ use std::collections::HashMap;
 use engine_api::{Key, Reader, Result};
 use engines::EngineKind;
 
-use super::event::WholeSlot;
-use crate::chain::Gap;
+use crate::chain::{Gap, WholeSlot};
 use crate::feed::{Change, FRAME_CHANGES_MAX, SlotEnd};
 use crate::pulse::Pulse;
 
@@ -174,7 +173,7 @@ mod tests {
     use solana::ChainCheckpoint;
 
     use super::*;
-    use crate::ingest::event::Event;
+    use crate::chain::Event;
     use crate::pulse::Pulses;
 
     const FEW: Limits = Limits { due: 3, most: 4 };

@@ -123,7 +123,7 @@ impl<C: Client> Connection<C> {
     fn idle_ended(&self) -> Ended {
         let (idle_ms, heard) = (self.idle.as_millis(), self.heard);
         let sent = if heard { "no slot that can be applied" } else { "no slot" };
-        Ended::Idle { why: format!("the server is there and sent {sent} for idle_ms={idle_ms}"), heard }
+        Ended::Idle { why: format!("the server answers, but sent {sent} for idle_ms={idle_ms}"), heard }
     }
 
     /// Waits for an update or the next tick, and answers pings.

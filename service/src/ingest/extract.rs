@@ -9,9 +9,9 @@ pub use solana::extract::{Extract, SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PRO
 use solana::token::TokenProgram;
 use yellowstone_grpc_proto::geyser::SubscribeUpdateAccountInfo;
 
-use super::event::Event;
 use super::follow::{Follow, Selection};
 use super::token::{self, SHAPE_SLICES};
+use crate::chain::Event;
 
 /// Reason why an account update cannot be converted into an event.
 #[derive(Clone, Debug, PartialEq, Eq)]

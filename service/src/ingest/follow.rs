@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missed_is_said() {
+    fn missed_changes_are_named() {
         for follow in [Follow::Wallets, Follow::Closed] {
             let said = cautions(Extract::TokenMint, follow, "strata");
             assert!(said.len() == 1 && said[0].contains("keeps the old value"), "{said:?}");

@@ -7,11 +7,11 @@ use std::collections::HashSet;
 
 use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
-use super::assemble::{Assembler, Base, Input, Limits};
+use super::assemble::{Assembler, Input, Limits};
 use super::convert::{Converted, convert};
-use super::event::WholeSlot;
 use super::follow::Selection;
 use super::subscribe::Commitment;
+use crate::chain::{Base, WholeSlot};
 
 /// Limits of the assembler, small so that the fuzzer reaches both.
 const LIMITS: Limits = Limits { slots_max: 4, bytes_max: 16 << 10 };

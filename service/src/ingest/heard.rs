@@ -14,8 +14,8 @@
 
 use std::collections::BTreeMap;
 
-use super::assemble::{Base, Input};
-use crate::chain::SLOT_END;
+use super::assemble::Input;
+use crate::chain::{Base, SLOT_END};
 
 /// Maximum number of slots beyond the chain that are kept, at 80 bytes each. It is more than the assembler holds before
 /// it reports a gap.

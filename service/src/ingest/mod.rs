@@ -6,7 +6,6 @@ pub(crate) mod backoff;
 pub mod batch;
 pub(crate) mod connect;
 pub(crate) mod convert;
-pub mod event;
 pub mod extract;
 pub mod follow;
 #[doc(hidden)]
@@ -17,6 +16,9 @@ pub mod receive;
 #[cfg(test)]
 mod simulation;
 mod standing;
+mod state;
 pub mod subscribe;
 mod token;
 pub(crate) mod upstream;
+
+pub use state::{Figures, State};

@@ -67,12 +67,12 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Compression {
-    /// As they are.
+    /// Requests are sent without compression.
     #[default]
     None,
-    /// With gzip.
+    /// Requests are compressed with gzip.
     Gzip,
-    /// With Zstandard.
+    /// Requests are compressed with Zstandard.
     Zstd,
 }
 
@@ -312,7 +312,7 @@ impl Provider {
         loop {
             match self.read().await {
                 Ok(secrets) if self.used().as_ref() != Some(&secrets) => {
-                    info!(url = %self.shown, "the stream's token or certificates are new: connecting anew");
+                    info!(url = %self.shown, "the stream's token or certificates have changed: reconnecting");
                     return;
                 }
                 Ok(_) => {}

@@ -6,8 +6,8 @@
 //! Back pressure: while the channel is full the socket stays unread, so the server's own queue fills instead.
 
 use std::pin::pin;
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -15,6 +15,7 @@ use tracing::info;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
 
+use super::State;
 use super::assemble::Input;
 use super::backoff::Waits;
 use super::connect::{Connection, Ended, Next};
@@ -25,7 +26,7 @@ use super::provider::Provider;
 use super::subscribe::{Commitment, request};
 use super::upstream::Upstream;
 use crate::chain::Gap;
-use crate::status::{Shared, count, unix_ms};
+use crate::figure::{count, unix_ms};
 
 /// Maximum number of batches in the channel between the receiver and ingest-apply. With [`BATCH_INPUTS`] this is about
 /// 260 thousand updates or 40 MiB, a few seconds at full rate. A commit of that length does not stop the reading of the
@@ -87,14 +88,9 @@ pub enum Message {
 
 /// Receives until `stop` turns true, its sender is dropped, or the channel's receiving end is dropped.
 ///
-/// Each connection starts over from [`Shared::resume_slot`].
-pub async fn receive(
-    config: ReceiveConfig,
-    tx: mpsc::Sender<Message>,
-    shared: Arc<Shared>,
-    stop: watch::Receiver<bool>,
-) {
-    receive_from(config.provider.clone(), config, tx, shared, stop).await;
+/// Each connection starts over from the newest slot that ingest-apply has taken over.
+pub async fn receive(config: ReceiveConfig, tx: mpsc::Sender<Message>, state: State, stop: watch::Receiver<bool>) {
+    receive_from(config.provider.clone(), config, tx, state, stop).await;
 }
 
 /// Receives as [`receive`] does, from any upstream; the simulation passes a scripted server.
@@ -102,10 +98,10 @@ pub(super) async fn receive_from<U: Upstream>(
     upstream: U,
     config: ReceiveConfig,
     tx: mpsc::Sender<Message>,
-    shared: Arc<Shared>,
+    state: State,
     mut stop: watch::Receiver<bool>,
 ) {
-    let receiver = Receiver { upstream, config, tx, shared };
+    let receiver = Receiver { upstream, config, tx, state };
     tokio::select! {
         biased;
         () = receiver.run() => {}
@@ -113,7 +109,7 @@ pub(super) async fn receive_from<U: Upstream>(
         _ = stop.wait_for(|stop| *stop) => {}
     }
     // ORDERING: Relaxed: a statistic.
-    receiver.shared.connected.store(false, Ordering::Relaxed);
+    receiver.state.figures.connected.store(false, Ordering::Relaxed);
 }
 
 /// State that the receiver keeps from one connection to the next.
@@ -138,7 +134,9 @@ impl Past {
         match ended {
             Ended::BeginsAt(slot) if self.begins_at == Some(slot) => {
                 self.begins_at = None;
-                Ended::Retry(format!("the server does not send slot={slot}, where it says that its slots begin"))
+                Ended::Retry(format!(
+                    "the server does not send slot={slot}, although it says that its slots begin there"
+                ))
             }
             Ended::BeginsAt(slot) => {
                 self.begins_at = Some(slot);
@@ -156,7 +154,7 @@ struct Receiver<U> {
     upstream: U,
     config: ReceiveConfig,
     tx: mpsc::Sender<Message>,
-    shared: Arc<Shared>,
+    state: State,
 }
 
 impl<U: Upstream> Receiver<U> {
@@ -164,7 +162,7 @@ impl<U: Upstream> Receiver<U> {
         let mut waits = Waits::new(self.config.jitter_seed);
         let mut past = Past::default();
         loop {
-            let applied = self.shared.resume_slot();
+            let applied = self.state.resume.slot();
             if applied != past.applied {
                 past.applied = applied;
                 waits.gap.reset();
@@ -174,16 +172,16 @@ impl<U: Upstream> Receiver<U> {
                 Ok(never) => match never {},
             };
             // ORDERING: Relaxed: a statistic.
-            self.shared.connected.store(false, Ordering::Relaxed);
+            self.state.figures.connected.store(false, Ordering::Relaxed);
             if std::mem::take(&mut past.progressed) {
                 waits.broken.reset();
             }
             let ended = past.begin_at(ended).masked(|words| self.upstream.masked(words));
             past.idle = matches!(ended, Ended::Idle { .. });
             match ended.trouble() {
-                Some(why) => self.shared.readiness.set_trouble(why),
+                Some(why) => self.state.readiness.set_trouble(why),
                 // The earlier trouble is not the reason for this end.
-                None => self.shared.readiness.clear_trouble(),
+                None => self.state.readiness.clear_trouble(),
             }
             let Some(wait) = ended.log_and_wait(self.config.provider.shown(), &mut waits) else { return };
             if let Ended::Gap(gap) = ended
@@ -209,11 +207,11 @@ impl<U: Upstream> Receiver<U> {
         self.send(Message::Reconnected).await?;
         past.connections += 1;
         // ORDERING: Relaxed: a statistic.
-        self.shared.connected.store(true, Ordering::Relaxed);
-        count(&self.shared.counters.connects, 1);
+        self.state.figures.connected.store(true, Ordering::Relaxed);
+        count(&self.state.figures.connects, 1);
         info!(url = self.config.provider.shown(), from_slot, "subscribed");
         if !past.idle {
-            self.shared.readiness.clear_trouble();
+            self.state.readiness.clear_trouble();
         }
         let mut heard = Heard::new(applied);
         self.tell_newest(&heard);
@@ -233,11 +231,11 @@ impl<U: Upstream> Receiver<U> {
                     if progress {
                         past.progressed = true;
                         connection.progressed();
-                        self.shared.readiness.clear_trouble();
+                        self.state.readiness.clear_trouble();
                     }
                 }
             }
-            if self.shared.is_given_up(past.connections) {
+            if self.state.resume.is_given_up(past.connections) {
                 return Err(Ended::GivenUp);
             }
         }
@@ -251,19 +249,19 @@ impl<U: Upstream> Receiver<U> {
         batch: &mut Vec<Input>,
         heard: &mut Heard,
     ) -> Result<Option<bool>, Ended> {
-        count(&self.shared.counters.updates_received, 1);
+        count(&self.state.figures.updates_received, 1);
         if let Some(UpdateOneof::Slot(status)) = &update.update_oneof
             && status.status == SlotStatus::SlotFinalized as i32
         {
             // Must happen before ingest-apply gets the status, because ingest-apply then looks at the finalized slots
             // heard of.
-            self.shared.overlay.heard_final(status.slot);
+            self.state.overlay.heard_final(status.slot);
         }
         let (input, boundary) = match convert(self.config.selection, self.config.commitment, update) {
             Ok(Converted::Nothing) => return Ok(None),
             Ok(Converted::Account(input)) => (input, None),
             Ok(Converted::Boundary(input)) => {
-                if let Some(applied) = self.shared.resume_slot() {
+                if let Some(applied) = self.state.resume.slot() {
                     heard.applied(applied);
                 }
                 let progress = heard.hear(&input);
@@ -271,7 +269,7 @@ impl<U: Upstream> Receiver<U> {
                 (input, Some(progress))
             }
             Err(malformed) => {
-                count(&self.shared.counters.updates_malformed, 1);
+                count(&self.state.figures.updates_malformed, 1);
                 // Skipping the update would leave the map wrong without any sign of it.
                 return Err(Ended::Gap(Gap {
                     first_slot: malformed.slot,
@@ -283,30 +281,29 @@ impl<U: Upstream> Receiver<U> {
         batch.push(input);
         if boundary.is_some() || batch.len() == BATCH_INPUTS {
             // ORDERING: Relaxed: a statistic.
-            self.shared.last_update_unix_ms.store(unix_ms(), Ordering::Relaxed);
+            self.state.figures.last_update_unix_ms.store(unix_ms(), Ordering::Relaxed);
             self.send(Message::Batch(std::mem::replace(batch, Vec::with_capacity(BATCH_INPUTS)))).await?;
         }
         Ok(boundary)
     }
 
     fn tell_newest(&self, heard: &Heard) {
-        // ORDERING: Relaxed: a statistic.
-        self.shared.newest_slot.store(heard.newest().unwrap_or(0), Ordering::Relaxed);
+        self.state.readiness.set_newest_slot(heard.newest().unwrap_or(0));
     }
 
     /// Turns the end of an idle connection into a gap where it brought parts of slots and none whole: it lacks the
     /// first of them.
     fn is_gap(&self, ended: Ended, heard: &Heard) -> Ended {
         let (Ended::Idle { why, .. }, Some((slot, lacks))) = (&ended, heard.incomplete()) else { return ended };
-        let first_slot = self.shared.resume_slot().map_or(slot, |applied| applied + 1).min(slot);
-        Ended::Gap(Gap { first_slot, last_slot: slot, detail: format!("{why}: of slot={slot} there is {lacks}") })
+        let first_slot = self.state.resume.slot().map_or(slot, |applied| applied + 1).min(slot);
+        Ended::Gap(Gap { first_slot, last_slot: slot, detail: format!("{why}: slot={slot} has {lacks}") })
     }
 
     async fn send(&self, message: Message) -> Result<(), Ended> {
         self.tx.send(message).await.map_err(|_| Ended::Closed)?;
         let queued = self.tx.max_capacity() - self.tx.capacity();
         // ORDERING: Relaxed: a statistic.
-        self.shared.queue_batches.store(queued as u64, Ordering::Relaxed);
+        self.state.figures.queue_batches.store(queued as u64, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -8,22 +8,21 @@
 //! applied. Until then the service is not ready, and each connection that does not bring the slot reports the gap
 //! again.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use engine_api::{Error, ErrorKind};
 use tracing::{error, info};
 
+use super::State;
 use super::receive::Message;
 use crate::chain::{Gap, Phase};
+use crate::figure::unix_ms;
 use crate::readiness::Age;
-use crate::status::{Shared, unix_ms};
 
-/// The standing of ingest-apply, published through `shared`.
+/// The standing of ingest-apply, published through `state`.
 #[derive(Debug)]
 pub(super) struct Standing {
-    shared: Arc<Shared>,
+    state: State,
     /// Whether a whole slot was applied since the start, the last gap and the last commit that had to wait.
     live: bool,
     gap: Option<Gap>,
@@ -35,8 +34,8 @@ pub(super) struct Standing {
 
 impl Standing {
     /// Creates the standing at the start: catching up, before the first connection.
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, live: false, gap: None, connections: 0, given_up: false }
+    pub(super) fn new(state: State) -> Self {
+        Self { state, live: false, gap: None, connections: 0, given_up: false }
     }
 
     /// Publishes the phase, before the first message.
@@ -65,8 +64,8 @@ impl Standing {
     /// Enters a gap: slots are missing on the newest connection, or the server says that it cannot send them.
     pub(super) fn gap(&mut self, mut gap: Gap) {
         // A message may name any slot. The gap is over once slots are applied that were heard of when the gap was seen.
-        // ORDERING: Relaxed: a statistic, whose older value only ends the gap earlier.
-        let newest = self.shared.newest_slot.load(Ordering::Relaxed).max(self.shared.resume_slot().unwrap_or(0));
+        // An older value only ends the gap earlier.
+        let newest = self.state.readiness.newest_slot().max(self.state.resume.slot()).unwrap_or(0);
         gap.first_slot = gap.first_slot.min(newest + 1);
         error!(
             first_slot = gap.first_slot,
@@ -78,14 +77,14 @@ impl Standing {
         self.live = false;
         self.gap = Some(gap);
         self.given_up = true;
-        self.shared.give_up(self.connections);
+        self.state.resume.give_up(self.connections);
         self.tell();
     }
 
     /// Publishes that a commit failed for lack of something that may come back, and is retried.
     pub(super) fn commit_waits(&self, failed: &Error) {
         let why = failed.to_string();
-        self.shared.readiness.set_phase(match failed.kind() {
+        self.state.readiness.set_phase(match failed.kind() {
             ErrorKind::FreeSpace => Phase::NoSpace(why),
             _ => Phase::CommitWaits(why),
         });
@@ -94,20 +93,25 @@ impl Standing {
     /// Publishes a commit that ends with `slot`, which is newer than the commit before. `created_unix_ms` is the time
     /// at which the server made the slot's block meta, in ms since the Unix epoch; 0 counts as no lag.
     pub(super) fn committed(&mut self, slot: u64, created_unix_ms: u64) {
-        let readiness = &self.shared.readiness;
+        let readiness = &self.state.readiness;
         readiness.slot_applied(match created_unix_ms {
             0 => Age::Known(Duration::ZERO),
             created_unix_ms => readiness.age(created_unix_ms, unix_ms()),
         });
         if let Some(gap) = self.gap.take_if(|gap| gap.first_slot <= slot) {
-            info!(first_slot = gap.first_slot, last_slot = gap.last_slot, slot, "the gap is over: the slots came");
+            info!(
+                first_slot = gap.first_slot,
+                last_slot = gap.last_slot,
+                slot,
+                "the gap is over: the missing slots have arrived"
+            );
         }
         self.live = self.gap.is_none();
         self.tell();
     }
 
     fn tell(&self) {
-        self.shared.readiness.set_phase(match &self.gap {
+        self.state.readiness.set_phase(match &self.gap {
             Some(gap) => Phase::Gap(gap.clone()),
             None if self.live => Phase::Live,
             None => Phase::CatchingUp,
@@ -127,35 +131,35 @@ mod tests {
 
     #[test]
     fn a_gap_is_over_once_its_first_slot_or_a_later_one_is_applied() {
-        let shared = Shared::new(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
-        let mut standing = Standing::new(Arc::clone(&shared));
+        let state = State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
+        let mut standing = Standing::new(state.clone());
         standing.begin();
         assert!(!standing.lets_go(&Message::Reconnected));
         standing.committed(8, 0);
-        assert!(shared.verdict().is_ready());
-        shared.newest_slot.store(11, Ordering::Relaxed);
+        assert!(state.readiness.verdict().is_ready());
+        state.readiness.set_newest_slot(11);
         standing.gap(gap(12));
-        assert!(shared.is_given_up(1) && !shared.is_given_up(2));
+        assert!(state.resume.is_given_up(1) && !state.resume.is_given_up(2));
         assert!(standing.lets_go(&Message::Tick) && standing.has_given_up());
         assert!(!standing.lets_go(&Message::Reconnected) && !standing.lets_go(&Message::Tick));
         standing.committed(11, 0);
-        assert_eq!(shared.verdict().gap, Some(gap(12)), "the slots before it came again");
+        assert_eq!(state.readiness.verdict().gap, Some(gap(12)), "the slots before it came again");
         standing.committed(13, 0);
-        assert!(shared.verdict().is_ready(), "slot 12 was skipped by the chain");
+        assert!(state.readiness.verdict().is_ready(), "slot 12 was skipped by the chain");
         standing.gap(gap(1 << 39));
         standing.committed(14, 0);
-        assert!(shared.verdict().is_ready(), "a slot that a message made up does not keep the gap open");
+        assert!(state.readiness.verdict().is_ready(), "a slot that a message made up does not keep the gap open");
     }
 
     #[test]
     fn a_commit_that_waits_is_told_and_the_next_slot_ends_it() {
-        let shared = Shared::new(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
-        let mut standing = Standing::new(Arc::clone(&shared));
+        let state = State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
+        let mut standing = Standing::new(state.clone());
         standing.commit_waits(&Error::new(ErrorKind::Retry, "no descriptors"));
-        assert_eq!(shared.readiness.phase(), Phase::CommitWaits("no descriptors".to_owned()));
+        assert_eq!(state.readiness.phase(), Phase::CommitWaits("no descriptors".to_owned()));
         standing.commit_waits(&Error::new(ErrorKind::FreeSpace, "full"));
-        assert_eq!(shared.readiness.phase(), Phase::NoSpace("full".to_owned()));
+        assert_eq!(state.readiness.phase(), Phase::NoSpace("full".to_owned()));
         standing.committed(8, 0);
-        assert_eq!(shared.readiness.phase(), Phase::Live);
+        assert_eq!(state.readiness.phase(), Phase::Live);
     }
 }

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_was_not_asked_for_are_refused() {
+    fn data_that_was_not_requested_is_refused() {
         for len in [38, 82, 165, 355] {
             assert_eq!(value(TokenProgram::Token, &vec![1; len]), Err(len));
         }

@@ -12,7 +12,7 @@ use engine_api::{Key, Value};
 use tokio::sync::oneshot;
 
 use super::{Answer, GET_MANY_QUEUE, LookupError, Origin};
-use crate::overlay::Commitment;
+use crate::chain::Commitment;
 
 /// A batch of gets, with the channel for its answer.
 pub(super) struct Batch {

@@ -14,12 +14,11 @@ use engine_latency::{Latency, Measured};
 use tokio::sync::oneshot;
 
 use super::queue::{Batch, BatchQueue};
-use super::{Answer, IDLE_REFRESH, LookupError, Origin, SOURCE};
-use crate::overlay::Commitment;
+use super::{Answer, IDLE_REFRESH, LookupError, LookupState, Origin, SOURCE};
+use crate::chain::Commitment;
 use crate::pulse::Pulse;
 use crate::reading::{BatchReading, PIECE_KEYS, Reading};
-use crate::slow::{Parts, Slow};
-use crate::status::Shared;
+use crate::slow::{Parts, Slow, SlowLog};
 
 /// Maximum number of gets that are answered before the batch under way continues: as many keys as a piece has.
 const GETS_A_PIECE: usize = PIECE_KEYS;
@@ -32,7 +31,7 @@ pub(super) enum Request {
 
 /// State of one lookup thread: its queues, its two readers, and the batch under way.
 pub(super) struct Worker<'a> {
-    shared: &'a Shared,
+    slow: &'a SlowLog,
     latency: &'a Latency,
     requests: &'a Receiver<Request>,
     batches: &'a BatchQueue,
@@ -50,7 +49,7 @@ pub(super) struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub(super) fn new(
         engine: &'a Measured,
-        shared: &'a Shared,
+        state: &'a LookupState,
         requests: &'a Receiver<Request>,
         batches: &'a BatchQueue,
         stopped: &'a Receiver<Infallible>,
@@ -58,14 +57,14 @@ impl<'a> Worker<'a> {
     ) -> Self {
         let latency = engine.latency();
         Self {
-            shared,
+            slow: &state.slow,
             latency,
             requests,
             batches,
             stopped,
             pulse,
-            reading: Reading::new(engine, shared, SOURCE),
-            batch_reading: BatchReading::new(engine, shared, SOURCE),
+            reading: Reading::new(engine, state, SOURCE),
+            batch_reading: BatchReading::new(engine, state, SOURCE),
             under_way: None,
             gets: 0,
             refreshed: latency.clock().raw(),
@@ -134,11 +133,11 @@ impl<'a> Worker<'a> {
         let _gone = reply.send(answer);
         let (clock, spent) = (self.latency.clock(), self.reading.spent());
         let total_ns = clock.delta_as_nanos(origin.asked, clock.raw());
-        if answered && self.shared.slow.is_slow(total_ns) {
+        if answered && self.slow.is_slow(total_ns) {
             let slot_wait_ns = origin.slot_wait_ns;
             let queue_ns = clock.delta_as_nanos(origin.asked, taken).saturating_sub(slot_wait_ns);
             let parts = Parts { slot_wait_ns, queue_ns, overlay_ns: spent.overlay_ns, read_ns: spent.read_ns };
-            self.shared.slow.report(&Slow { transport: origin.transport, keys: 1, commitment, total_ns, parts });
+            self.slow.report(&Slow { transport: origin.transport, keys: 1, commitment, total_ns, parts });
         }
     }
 
@@ -181,12 +180,12 @@ impl<'a> Worker<'a> {
         self.batches.done();
         let clock = self.latency.clock();
         let total_ns = clock.delta_as_nanos(origin.asked, clock.raw());
-        if answered && self.shared.slow.is_slow(total_ns) {
+        if answered && self.slow.is_slow(total_ns) {
             let (slot_wait_ns, overlay_ns, read_ns) = (origin.slot_wait_ns, spent.overlay_ns, spent.read_ns);
             // The rest of a batch's time was spent in the queue: waiting for a thread, or while gets went first.
             let queue_ns = total_ns.saturating_sub(slot_wait_ns + overlay_ns + read_ns);
             let parts = Parts { slot_wait_ns, queue_ns, overlay_ns, read_ns };
-            self.shared.slow.report(&Slow { transport: origin.transport, keys, commitment, total_ns, parts });
+            self.slow.report(&Slow { transport: origin.transport, keys, commitment, total_ns, parts });
         }
     }
 

@@ -168,12 +168,12 @@ const LISTENERS: &str = "listener=grpc-tcp|grpc-uds|http";
 
 const ALWAYS: When = When::Always;
 const SLOT_KNOWN: When = When::If("a slot is known, from a load or from the stream");
-const HEARD: When = When::If("the stream has been heard");
+const HEARD: When = When::If("the stream has sent updates");
 const APPLIED: When = When::If("a slot has been applied since the start");
 const GAP: When = When::If("slots are missing");
 const WITH_FEED: When = When::If("feed = true");
 const WITH_PROCESSED: When = When::If("processed = true");
-const SAMPLED: When = When::If("the kernel tells");
+const SAMPLED: When = When::If("the kernel provides it");
 const IN_CGROUP: When = When::If("the process is in a memory cgroup");
 const SNAPSHOT_MADE: When = When::If("a snapshot has been made since the start");
 
@@ -182,47 +182,47 @@ catalogue! {
         BUILD_INFO Gauge Bool ["version", "engine"] ALWAYS, "solkv_build_info",
             "Constant 1; its labels say which version runs on which engine";
         START_TIME Gauge UnixSeconds [] ALWAYS, "solkv_start_time_seconds", "When the service started";
-        READY Gauge Bool [] ALWAYS, "solkv_ready", "1 when lookups stand for the live chain, else 0";
+        READY Gauge Bool [] ALWAYS, "solkv_ready", "1 while lookups are up to date with the live chain, else 0";
         GAP_OPEN Gauge Bool [] ALWAYS, "solkv_gap", "1 while slots are missing and nothing is applied, else 0";
         GAP_FIRST_SLOT Gauge Slot [] GAP, "solkv_gap_first_slot", "First missing slot";
         GAP_LAST_SLOT Gauge Slot [] GAP, "solkv_gap_last_slot", "Last missing slot";
         INGEST_BUSY Gauge Seconds [] ALWAYS, "solkv_ingest_busy_seconds",
-            "How long the ingest thread has been at what it was last handed; 0 while it waits for more";
+            "How long the ingest thread has worked on its current message; 0 while it waits for one";
     }
     Lag {
         CONNECTED Gauge Bool [] ALWAYS, "solkv_connected", "1 when connected to the stream, else 0";
         CONNECTS Counter Count [] ALWAYS, "solkv_connects_total", "Connections made to the stream's server";
-        NEWEST_SLOT Gauge Slot [] HEARD, "solkv_newest_slot", "Newest slot heard of from the stream";
-        CHECKPOINT_SLOT Gauge Slot [] SLOT_KNOWN, "solkv_checkpoint_slot", "Last slot applied as a whole";
+        NEWEST_SLOT Gauge Slot [] HEARD, "solkv_newest_slot", "Newest slot known from the stream";
+        CHECKPOINT_SLOT Gauge Slot [] SLOT_KNOWN, "solkv_checkpoint_slot", "Last slot applied completely";
         CHECKPOINT_SEQ Gauge Seq [] ALWAYS, "solkv_checkpoint_seq", "Seq of the newest committed change";
         LAG_SLOTS Gauge Count [] HEARD, "solkv_lag_slots",
-            "Slots between the newest heard of and the newest applied";
+            "Number of slots from the newest applied one to the newest one known from the stream";
         LAG Gauge Seconds [] APPLIED, "solkv_lag_seconds",
-            "Age of the newest applied slot: from the creation of its block meta to its commit, and the time since once a \
-             second has passed without a slot";
+            "Age of the newest applied slot, from the creation of its block meta to its commit; after a second without \
+             a slot the time since is added";
         LAST_UPDATE_TIME Gauge UnixSeconds [] HEARD, "solkv_last_update_time_seconds",
-            "When updates of the stream were last handed on to the ingest";
+            "When updates of the stream were last passed to the ingest thread";
         LAST_COMMIT_TIME Gauge UnixSeconds [] APPLIED, "solkv_last_commit_time_seconds",
-            "When the ingest last committed";
+            "When the ingest thread last committed";
         QUEUE_BATCHES Gauge Count [] ALWAYS, "solkv_queue_batches",
-            "Batches of updates received and not yet taken in; at most 256";
+            "Batches of updates that wait for the ingest thread; at most 256";
     }
     Ingest {
         UPDATES_RECEIVED Counter Count [] ALWAYS, "solkv_updates_received_total", "Updates received from the stream";
         UPDATES_MALFORMED Counter Count [] ALWAYS, "solkv_updates_malformed_total",
-            "Updates that nothing can be made of; each ends its connection and is a gap until it comes well formed";
+            "Malformed updates; each ends its connection, and leaves a gap until it arrives well formed";
         UPDATES_DUPLICATE Counter Count [] ALWAYS, "solkv_updates_duplicate_total",
-            "Account updates dropped because their slot is whole already, as a replay sends them";
+            "Account updates dropped because their slot was complete already; a replay repeats such updates";
         EVENTS_APPLIED Counter Count [] ALWAYS, "solkv_events_applied_total", "Events applied to the store";
         EVENTS_WRITTEN Counter Count [] ALWAYS, "solkv_events_written_total", "Events that set a value";
         EVENTS_DELETED Counter Count [] ALWAYS, "solkv_events_deleted_total", "Events that removed a key";
-        SLOTS_APPLIED Counter Count [] ALWAYS, "solkv_slots_applied_total", "Slots applied as a whole";
+        SLOTS_APPLIED Counter Count [] ALWAYS, "solkv_slots_applied_total", "Slots applied";
         SLOTS_DEAD Counter Count [] ALWAYS, "solkv_slots_dead_total", "Slots dropped because they are not on the chain";
         SLOTS_DUPLICATE Counter Count [] ALWAYS, "solkv_slots_duplicate_total",
             "Slots dropped because they were applied before";
         COMMITS Counter Count [] ALWAYS, "solkv_commits_total", "Commits of the ingest path";
         COMMITS_WITHOUT_SPACE Counter Count [] ALWAYS, "solkv_commits_without_space_total",
-            "Attempts to commit that found no space on the disk; the batch is kept and tried again";
+            "Attempts to commit that found no space on the disk; the batch is kept and the commit is retried";
     }
     Latency {
         OP_LATENCY Histogram Seconds ["engine", OPS, SOURCES, "le"] ALWAYS,
@@ -232,64 +232,64 @@ catalogue! {
         OP_LATENCY_INSTRUMENT Gauge Seconds [] ALWAYS, export::INSTRUMENT.name, export::INSTRUMENT.help;
         LOOKUPS Counter Count [] ALWAYS, "solkv_lookups_total", "Keys looked up";
         LOOKUPS_REFUSED Counter Count [] ALWAYS, "solkv_lookups_refused_total",
-            "Lookup requests refused because too many waited";
+            "Lookup requests refused because too many were waiting";
         SLOW_REQUESTS Counter Count ["transport=grpc-tcp|grpc-uds|shm"] ALWAYS, "solkv_slow_requests_total",
-            "Lookup requests that took slow_request or longer; the log has their causes";
+            "Lookup requests that took slow_request or longer; the log gives their causes";
     }
     Memory {
         MEMORY_CAP Gauge Bytes [] SAMPLED, "solkv_memory_cap_bytes",
             "Memory that this process may use: its cgroup's limit, or the machine's memory";
         MEMORY Gauge Bytes ["kind=charged|anon|page_cache"] IN_CGROUP, "solkv_memory_bytes",
-            "What the cgroup with the cap is charged: all of it, anonymous memory, page cache";
+            "Memory charged to the cgroup that sets the cap: in all, anonymous memory, page cache";
         RESIDENT Gauge Bytes ["kind=anon|file"] SAMPLED, "solkv_memory_resident_bytes",
-            "Resident memory of this process: anonymous, and mapped files";
+            "Resident memory of this process: anonymous memory, mapped files";
         DISK_FREE Gauge Bytes [] SAMPLED, "solkv_disk_free_bytes", "Free space of the store's file system";
         DISK_SIZE Gauge Bytes [] SAMPLED, "solkv_disk_size_bytes", "Size of the store's file system";
-        ENGINE_DISK Gauge Bytes [] ALWAYS, "solkv_engine_disk_bytes", "Bytes the store occupies on disk";
+        ENGINE_DISK Gauge Bytes [] ALWAYS, "solkv_engine_disk_bytes", "Bytes that the store occupies on disk";
     }
     Engine {
         ENGINE_PAIRS Gauge Count [] ALWAYS, "solkv_engine_pairs",
             "Pairs in the store; exact for lmdb and redb, an estimate for rocksdb and strata";
         ENGINE_DETAIL Gauge Mixed ["name"] ALWAYS, "solkv_engine_detail",
-            "Figures of the engine's own, each in the unit at the end of its name";
+            "The engine's own figures, each in the unit at the end of its name";
     }
     Feed {
-        FEED_SEQ Gauge Seq [] WITH_FEED, "solkv_feed_seq", "The newest published change";
-        FEED_OLDEST_SEQ Gauge Seq [] WITH_FEED, "solkv_feed_oldest_seq", "The oldest change that is kept";
+        FEED_SEQ Gauge Seq [] WITH_FEED, "solkv_feed_seq", "Seq of the newest published change";
+        FEED_OLDEST_SEQ Gauge Seq [] WITH_FEED, "solkv_feed_oldest_seq", "Seq of the oldest change that is kept";
         FEED_LOG Gauge Bytes [] WITH_FEED, "solkv_feed_log_bytes", "Bytes of the feed's log on disk";
         FEED_SUBSCRIBERS Gauge Count [] WITH_FEED, "solkv_feed_subscribers", "Subscribers of the feed";
         FEED_SUBSCRIBER_LAG Gauge Count [] WITH_FEED, "solkv_feed_subscriber_lag",
-            "Changes that the subscriber furthest behind was not sent yet";
+            "Changes not yet sent to the subscriber that is furthest behind";
         FEED_CHANGES_SENT Counter Count [] WITH_FEED, "solkv_feed_changes_sent_total", "Changes sent to subscribers";
         FEED_CUT_OFF Counter Count [] WITH_FEED, "solkv_feed_cut_off_total",
             "Subscribers cut off because they did not read";
-        FEED_DUMPS Gauge Count [] WITH_FEED, "solkv_feed_dumps", "Subscribers that are being sent a dump; at most 8";
+        FEED_DUMPS Gauge Count [] WITH_FEED, "solkv_feed_dumps", "Subscribers that are receiving a dump; at most 8";
         VIEWS Gauge Count [] ALWAYS, "solkv_views",
-            "Views of the store held by dumps and by a snapshot: what they see stays on disk";
+            "Views of the store held by dumps and by a snapshot; the data in them stays on disk";
         VIEW_AGE Gauge Seconds [] ALWAYS, "solkv_view_age_seconds",
-            "For how long the oldest of these views has been held, 0 without one; a dump's is let go within a second";
+            "Age of the oldest of these views, 0 without one; a dump releases its view within a second";
     }
     Connections {
         CONNECTIONS Gauge Count [LISTENERS] ALWAYS, "solkv_connections", "Connections open now";
         CONNECTIONS_ACCEPTED Counter Count [LISTENERS] ALWAYS, "solkv_connections_accepted_total",
-            "Connections accepted, refused ones not among them";
+            "Connections accepted, without refused ones";
         CONNECTIONS_REFUSED Counter Count [LISTENERS] ALWAYS, "solkv_connections_refused_total",
-            "Connections closed because as many as allowed were open, or to make room before their first request";
+            "Connections closed because a limit was reached: new ones, or older ones that had made no request";
         CONNECTIONS_CUT Counter Count [LISTENERS] ALWAYS, "solkv_connections_cut_total",
-            "Connections ended by the service: nothing came in time, nothing was asked, or answers were not read";
+            "Connections ended by the service: nothing arrived in time, no request was made, or answers were not read";
         CONNECTIONS_ENDED Counter Count [ENDINGS] ALWAYS, "solkv_connections_ended_total",
-            "Connections turned away or ended by the service on all listeners, by the rule that they met";
+            "Connections refused or ended by the service on all listeners, by the rule that applied";
         PLACES_REFUSED Counter Count [PLACES, SCOPES] ALWAYS, "solkv_places_refused_total",
-            "Requests refused because a share of shared places was taken: whose share of which places";
+            "Requests refused because a share of the shared places was used up, by place and by the owner of the share";
         FOREIGN_HOSTS Counter Count [] ALWAYS, "solkv_http_foreign_hosts_total",
-            "HTTP requests refused because they name a host that is not among metrics_hosts";
+            "HTTP requests refused because they name an unknown host; metrics_hosts adds names";
         SHM_SESSIONS Gauge Count [] ALWAYS, "solkv_shm_sessions", "Clients on shared memory; at most 64";
         TLS_FAILED Counter Count [] ALWAYS, "solkv_tls_handshakes_failed_total",
             "TLS handshakes that failed or took too long";
         UNAUTHENTICATED Counter Count [] ALWAYS, "solkv_requests_unauthenticated_total",
-            "Requests without a bearer token that is accepted";
+            "Requests refused because they carried no valid bearer token";
         WIRE_REFUSED Counter Count [] ALWAYS, "solkv_wire_refused_total",
-            "Requests and answers refused: no room for their bytes";
+            "Requests and answers refused because there was no room for their bytes";
         WIRE Gauge Bytes [] ALWAYS, "solkv_wire_bytes",
             "Bytes of large requests and of answers not yet read; at most 64 MiB";
     }
@@ -303,22 +303,23 @@ catalogue! {
         OVERLAY_CONNECTED Gauge Bool [] WITH_PROCESSED, "solkv_overlay_connected",
             "1 when connected to the processed stream, else 0";
         OVERLAY_BANKS Gauge Count [] WITH_PROCESSED, "solkv_overlay_banks",
-            "Banks held that are not committed yet; at most 256";
+            "Banks that are not committed yet; at most 256";
         OVERLAY Gauge Bytes [] WITH_PROCESSED, "solkv_overlay_bytes", "Bytes that these banks take; at most 256 MiB";
         OVERLAY_OVERFLOWED Gauge Bool [] WITH_PROCESSED, "solkv_overlay_overflowed",
             "1 while processed lookups are refused because there were too many banks or bytes, else 0";
         OVERLAY_UPDATES Counter Count [] WITH_PROCESSED, "solkv_overlay_updates_received_total",
             "Updates received from the processed stream";
         OVERLAY_DROPPED Counter Count [REASONS] WITH_PROCESSED, "solkv_overlay_banks_dropped_total",
-            "Banks dropped, by reason: only committed, dead and abandoned are the chain's own";
+            "Banks dropped, by reason; of these, committed, dead and abandoned are normal on the chain";
     }
     Snapshots {
         SNAPSHOTS Counter Count ["result=made|failed"] ALWAYS, "solkv_snapshots_total",
-            "Snapshots of the store asked for on its admin socket: made, or failed";
+            "Snapshots of the store requested on its admin socket, by result";
         SNAPSHOT_RUNNING Gauge Bool [] ALWAYS, "solkv_snapshot_running", "1 while a snapshot is being made, else 0";
         SNAPSHOT_LAST_TIME Gauge UnixSeconds [] SNAPSHOT_MADE, "solkv_snapshot_last_time_seconds",
-            "When the newest whole snapshot was begun";
-        SNAPSHOT_LAST_TOOK Gauge Seconds [] SNAPSHOT_MADE, "solkv_snapshot_last_took_seconds", "What it took";
+            "When the newest complete snapshot was begun";
+        SNAPSHOT_LAST_TOOK Gauge Seconds [] SNAPSHOT_MADE, "solkv_snapshot_last_took_seconds",
+            "Duration of the newest complete snapshot";
     }
 }
 

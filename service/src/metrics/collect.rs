@@ -4,7 +4,6 @@
 //! family itself, or touch the engine; ingest-apply publishes the engine's figures. Threads: the blocking pool.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use prometheus_client::collector::Collector;
@@ -13,39 +12,34 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
+use super::Resources;
 use super::catalogue::{self as c, Kind, Metric};
-use crate::dashboard::Newest;
+use crate::chain::Commitment;
 use crate::feed::Feed;
-use crate::http::HttpState;
+use crate::figure::unix_ms;
+use crate::handles::Handles;
 use crate::net::figures::{Connections, Ending, Listener, Place, Scope};
-use crate::overlay::{Commitment, Overlay};
+use crate::overlay::Overlay;
 use crate::slow::Transport;
-use crate::status::{Shared, unix_ms};
+use crate::status::Status;
 
 /// All families of a scrape except the latencies.
 #[derive(Debug)]
 pub(super) struct Families {
-    engine: &'static str,
-    shared: Arc<Shared>,
-    feed: Option<Arc<Feed>>,
-    newest: Arc<Newest>,
+    handles: Handles,
+    resources: Resources,
 }
 
 impl Families {
-    pub(super) fn new(state: &HttpState) -> Self {
-        Self {
-            engine: state.engine,
-            shared: Arc::clone(&state.shared),
-            feed: state.feed.clone(),
-            newest: state.history.newest(),
-        }
+    pub(super) fn new(handles: Handles, resources: Resources) -> Self {
+        Self { handles, resources }
     }
 }
 
 impl Collector for Families {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut out = Out { encoder };
-        for (metric, value) in super::counters(&self.shared.counters) {
+        for (metric, value) in super::counters(&self.handles) {
             out.one(metric, value as f64)?;
         }
         self.health(&mut out)?;
@@ -53,73 +47,72 @@ impl Collector for Families {
         self.memory(&mut out)?;
         self.engine(&mut out)?;
         self.edge(&mut out)?;
-        if let Some(feed) = &self.feed {
+        if let Some(feed) = &self.handles.feed {
             self.feed(&mut out, feed)?;
         }
         self.views(&mut out)?;
-        self.overlay(&mut out, &self.shared.overlay)?;
+        self.overlay(&mut out, &self.handles.lookups.overlay)?;
         self.snapshots(&mut out)
     }
 }
 
 impl Families {
     fn health(&self, out: &mut Out<'_>) -> fmt::Result {
-        let shared = &self.shared;
-        let labels = [("version", env!("CARGO_PKG_VERSION")), ("engine", self.engine)];
+        let Status { engine, readiness, ingest, .. } = &self.handles.status;
+        let labels = [("version", env!("CARGO_PKG_VERSION")), ("engine", *engine)];
         sample(&c::BUILD_INFO, 1.0, out.family(&c::BUILD_INFO)?.encode_family(&labels)?)?;
-        out.one(&c::START_TIME, shared.start_unix_ms as f64 / 1e3)?;
-        let verdict = shared.verdict();
+        out.one(&c::START_TIME, self.handles.start_unix_ms as f64 / 1e3)?;
+        let verdict = readiness.verdict();
         out.one(&c::READY, flag(verdict.is_ready()))?;
         let gap = verdict.gap;
         out.one(&c::GAP_OPEN, flag(gap.is_some()))?;
         out.maybe(&c::GAP_FIRST_SLOT, gap.as_ref().map(|gap| gap.first_slot as f64))?;
         out.maybe(&c::GAP_LAST_SLOT, gap.as_ref().map(|gap| gap.last_slot as f64))?;
-        let since = Some(read(&shared.busy_since_unix_ms)).filter(|since| *since > 0);
+        let since = Some(read(&ingest.busy_since_unix_ms)).filter(|since| *since > 0);
         out.one(&c::INGEST_BUSY, since.map_or(0.0, |since| unix_ms().saturating_sub(since) as f64 / 1e3))
     }
 
     /// Writes the lag. A value that is unknown is absent rather than 0, because 0 would be read as a slot, a lag or a
     /// time.
     fn lag(&self, out: &mut Out<'_>) -> fmt::Result {
-        let shared = &self.shared;
-        let (checkpoint, newest) = (shared.checkpoint.load(), read(&shared.newest_slot));
-        out.one(&c::CONNECTED, is(&shared.connected))?;
-        out.one(&c::QUEUE_BATCHES, read(&shared.queue_batches) as f64)?;
+        let Status { published, readiness, ingest, .. } = &self.handles.status;
+        let checkpoint = published.checkpoint();
+        out.one(&c::CONNECTED, is(&ingest.connected))?;
+        out.one(&c::QUEUE_BATCHES, read(&ingest.queue_batches) as f64)?;
         out.one(&c::CHECKPOINT_SEQ, checkpoint.seq as f64)?;
         out.maybe(&c::CHECKPOINT_SLOT, checkpoint.slot.map(|slot| slot as f64))?;
-        let heard = newest > 0;
-        out.maybe(&c::NEWEST_SLOT, heard.then_some(newest as f64))?;
-        out.maybe(&c::LAG_SLOTS, shared.lag_slots().map(|lag| lag as f64))?;
-        out.maybe(&c::LAG, shared.verdict().lag_ms.map(|lag_ms| lag_ms as f64 / 1e3))?;
-        out.maybe(&c::LAST_UPDATE_TIME, time(&shared.last_update_unix_ms))?;
-        out.maybe(&c::LAST_COMMIT_TIME, time(&shared.last_commit_unix_ms))
+        out.maybe(&c::NEWEST_SLOT, readiness.newest_slot().map(|slot| slot as f64))?;
+        out.maybe(&c::LAG_SLOTS, readiness.lag_slots().map(|lag| lag as f64))?;
+        out.maybe(&c::LAG, readiness.verdict().lag_ms.map(|lag_ms| lag_ms as f64 / 1e3))?;
+        out.maybe(&c::LAST_UPDATE_TIME, time(&ingest.last_update_unix_ms))?;
+        out.maybe(&c::LAST_COMMIT_TIME, time(&ingest.last_commit_unix_ms))
     }
 
     fn memory(&self, out: &mut Out<'_>) -> fmt::Result {
-        let newest = &self.newest;
+        let resources = &self.resources;
         // The values are unknown before the sampler's first sample.
-        out.maybe(&c::MEMORY_CAP, Some(newest.cap_bytes as f64).filter(|bytes| *bytes > 0.0))?;
-        if let Some(group) = newest.group {
+        out.maybe(&c::MEMORY_CAP, Some(resources.cap_bytes as f64).filter(|bytes| *bytes > 0.0))?;
+        if let Some(group) = resources.group {
             let kinds =
                 [("charged", group.charged_bytes), ("anon", group.anon_bytes), ("page_cache", group.page_cache_bytes)];
             out.by(&c::MEMORY, "kind", kinds)?;
         }
-        if let Some(rss) = newest.rss {
+        if let Some(rss) = resources.rss {
             out.by(&c::RESIDENT, "kind", [("anon", rss.anon_bytes), ("file", rss.file_bytes)])?;
         }
-        out.maybe(&c::DISK_FREE, newest.space.map(|space| space.free_bytes as f64))?;
-        out.maybe(&c::DISK_SIZE, newest.space.map(|space| space.total_bytes as f64))
+        out.maybe(&c::DISK_FREE, resources.space.map(|space| space.free_bytes as f64))?;
+        out.maybe(&c::DISK_SIZE, resources.space.map(|space| space.total_bytes as f64))
     }
 
     fn engine(&self, out: &mut Out<'_>) -> fmt::Result {
-        let stats = self.shared.stats.load();
+        let stats = self.handles.status.ingest.stats.load();
         out.one(&c::ENGINE_PAIRS, stats.pairs_estimate as f64)?;
         out.one(&c::ENGINE_DISK, stats.disk_bytes as f64)?;
         out.by(&c::ENGINE_DETAIL, "name", stats.details.iter().copied())
     }
 
     fn edge(&self, out: &mut Out<'_>) -> fmt::Result {
-        let (net, shared) = (&self.shared.net, &self.shared);
+        let Handles { net, shm_sessions, lookups, .. } = &self.handles;
         let by_listener = |figure: fn(&Connections) -> &AtomicU64| {
             Listener::ALL.map(|listener| (listener.name(), read(figure(net.of(listener)))))
         };
@@ -135,13 +128,13 @@ impl Families {
             sample(&c::PLACES_REFUSED, value, refused.encode_family(&labels)?)?;
         }
         out.one(&c::FOREIGN_HOSTS, read(&net.foreign_hosts) as f64)?;
-        out.one(&c::SHM_SESSIONS, read(&shared.shm_sessions) as f64)?;
+        out.one(&c::SHM_SESSIONS, read(shm_sessions) as f64)?;
         out.one(&c::TLS_FAILED, read(&net.handshakes_failed) as f64)?;
         out.one(&c::UNAUTHENTICATED, read(&net.unauthenticated) as f64)?;
         let no_room = Scope::ALL.map(|scope| net.refused_places(Place::Bytes, scope)).iter().sum::<u64>();
         out.one(&c::WIRE_REFUSED, no_room as f64)?;
         out.one(&c::WIRE, read(&net.bytes_held) as f64)?;
-        let slow = Transport::ALL.map(|transport| (transport.name(), shared.slow.count(transport)));
+        let slow = Transport::ALL.map(|transport| (transport.name(), lookups.slow.count(transport)));
         out.by(&c::SLOW_REQUESTS, "transport", slow)
     }
 
@@ -160,7 +153,7 @@ impl Families {
     }
 
     fn views(&self, out: &mut Out<'_>) -> fmt::Result {
-        let (count, oldest) = self.shared.views.held();
+        let (count, oldest) = self.handles.views.held();
         out.one(&c::VIEWS, count as f64)?;
         out.one(&c::VIEW_AGE, oldest.as_secs_f64())
     }
@@ -180,7 +173,7 @@ impl Families {
     }
 
     fn snapshots(&self, out: &mut Out<'_>) -> fmt::Result {
-        let figures = &self.shared.snapshots;
+        let figures = &self.handles.snapshots;
         out.by(&c::SNAPSHOTS, "result", [("made", read(&figures.made)), ("failed", read(&figures.failed))])?;
         out.one(&c::SNAPSHOT_RUNNING, is(&figures.running))?;
         let last = time(&figures.last_unix_ms);

@@ -9,23 +9,20 @@ use super::catalogue::{ALL, Group, Metric, When};
 const HEAD: &str = "\
 # Metrics
 
-Made from the catalogue in `service/src/metrics/catalogue.rs` by `make metrics`; `make check` compares. What is scraped
-at `/metrics` is exactly this. A family without a condition is in every scrape; the others are absent rather than 0
-where they have no value. Counters begin at 0 with the process.
+Generated from the catalogue in `service/src/metrics/catalogue.rs` by `make metrics`; `make check` compares the two.
+`/metrics` has exactly these families. A family without a condition is in every scrape. A family with one is absent,
+rather than 0, while it has no value. Counters begin at 0 with the process.
 
-[deploy/grafana/solkv.json](deploy/grafana/solkv.json) is a dashboard of all of it: import it and choose the Prometheus.
+[deploy/grafana/solkv.json](deploy/grafana/solkv.json) is a dashboard of all of them: import it and choose your
+Prometheus as its data source.
 [deploy/prometheus](deploy/prometheus) has a scrape configuration, recording rules and alerts.
 ";
 
 pub fn markdown() -> String {
     let mut out = HEAD.to_owned();
     for group in Group::ALL {
-        write!(
-            out,
-            "\n## {}\n\n| name | type | unit | labels | what it says |\n|---|---|---|---|---|\n",
-            group.title()
-        )
-        .expect("a string takes every write");
+        write!(out, "\n## {}\n\n| name | type | unit | labels | meaning |\n|---|---|---|---|---|\n", group.title())
+            .expect("a string takes every write");
         ALL.iter().filter(|metric| metric.group == group).for_each(|metric| row(metric, &mut out));
     }
     out
@@ -36,7 +33,7 @@ fn row(metric: &Metric, out: &mut String) {
     let labels: Vec<String> = labels.iter().map(|label| label.replace('|', ", ").replacen('=', ": ", 1)).collect();
     let condition = match when {
         When::Always => String::new(),
-        When::If(condition) => format!(". Only while {condition}"),
+        When::If(condition) => format!(". Only if {condition}"),
     };
     let (kind, unit, labels) = (kind.name(), unit.name(), labels.join("; "));
     writeln!(out, "| `{name}` | {kind} | {unit} | {labels} | {help}{condition} |").expect("a string takes every write");

@@ -12,17 +12,30 @@ mod panels;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine_latency::{Snapshot, export};
+use probe::{GroupMemory, OwnRss, Space};
 use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::registry::Registry;
 
-use crate::http::HttpState;
-use crate::status::Counters;
+use crate::handles::Handles;
 use catalogue::Metric;
 
+/// Memory and disk, as the thread `sample` read them last.
+#[derive(Clone, Debug, Default)]
+pub struct Resources {
+    /// Memory of this process; `None` if the kernel does not report it.
+    pub rss: Option<OwnRss>,
+    /// Memory of the cgroup that sets the cap, or else of the process's own cgroup; `None` without a cgroup.
+    pub group: Option<GroupMemory>,
+    /// Memory that this process may use, in bytes; 0 before the first sample.
+    pub cap_bytes: u64,
+    /// Size and free space of the store's file system.
+    pub space: Option<Space>,
+}
+
 /// Returns a whole scrape in the Prometheus text format.
-pub fn prometheus(state: &HttpState, snapshot: &Snapshot) -> String {
+pub fn prometheus(handles: &Handles, resources: Resources, snapshot: &Snapshot) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(collect::Families::new(state)));
+    registry.register_collector(Box::new(collect::Families::new(handles.clone(), resources)));
     let (mut text, mut out) = (String::new(), String::new());
     encode_registry(&mut text, &registry).expect("a string takes every write");
     classic(&text, &mut out);
@@ -31,11 +44,11 @@ pub fn prometheus(state: &HttpState, snapshot: &Snapshot) -> String {
 }
 
 /// Returns the service's counters with their entries in the catalogue.
-pub fn counters(counters: &Counters) -> [(&'static Metric, u64); 14] {
+pub fn counters(handles: &Handles) -> [(&'static Metric, u64); 14] {
     use catalogue as c;
     // ORDERING: Relaxed: statistics, nothing is inferred from them.
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let of = counters;
+    let (of, lookups) = (&handles.status.ingest, &handles.lookups.figures);
     [
         (&c::UPDATES_RECEIVED, read(&of.updates_received)),
         (&c::UPDATES_MALFORMED, read(&of.updates_malformed)),
@@ -49,8 +62,8 @@ pub fn counters(counters: &Counters) -> [(&'static Metric, u64); 14] {
         (&c::SLOTS_DUPLICATE, read(&of.slots_duplicate)),
         (&c::COMMITS, read(&of.commits)),
         (&c::COMMITS_WITHOUT_SPACE, read(&of.commits_without_space)),
-        (&c::LOOKUPS, read(&of.lookups)),
-        (&c::LOOKUPS_REFUSED, read(&of.lookups_refused)),
+        (&c::LOOKUPS, read(&lookups.lookups)),
+        (&c::LOOKUPS_REFUSED, read(&lookups.refused)),
     ]
 }
 

@@ -54,7 +54,7 @@ panels! {
         curve "Lag" "s": "solkv_lag_seconds{@}" => "{{instance}}";
         curve "Lag in slots" "none": "solkv_lag_slots{@}" => "{{instance}}";
         curve "Slots" "none":
-            "solkv_newest_slot{@}" => "{{instance}} heard of",
+            "solkv_newest_slot{@}" => "{{instance}} newest known",
             "solkv_checkpoint_slot{@}" => "{{instance}} applied";
         curve "Since the last update and commit" "s":
             "time() - solkv_last_update_time_seconds{@}" => "{{instance}} update",
@@ -62,7 +62,7 @@ panels! {
         curve "Connected to the stream" "none":
             "solkv_connected{@}" => "{{instance}} connected",
             "increase(solkv_connects_total{@}[$__rate_interval])" => "{{instance}} connections made";
-        curve "Batches received and not taken in (at most 256)" "none": "solkv_queue_batches{@}" => "{{instance}}";
+        curve "Batches waiting for the ingest thread (at most 256)" "none": "solkv_queue_batches{@}" => "{{instance}}";
     }
     Ingest {
         curve "Updates received" "ops":
@@ -101,7 +101,7 @@ panels! {
             quantile!("0.999", "commit") => "{{instance}} {{source}} p99.9";
         curve "Longest since the start" "s":
             "solkv_op_latency_quantile_seconds{@,stat=\"max\"}" => "{{instance}} {{source}} {{op}}";
-        stat "Clock's share of each figure" "s": "solkv_op_latency_instrument_seconds{@}" => "{{instance}}";
+        stat "Cost of the clock in each figure" "s": "solkv_op_latency_instrument_seconds{@}" => "{{instance}}";
         curve "Lookups" "ops":
             "rate(solkv_lookups_total{@}[$__rate_interval])" => "{{instance}} keys",
             "rate(solkv_lookups_refused_total{@}[$__rate_interval])" => "{{instance}} requests refused";
@@ -152,9 +152,9 @@ panels! {
             "rate(solkv_connections_cut_total{@}[$__rate_interval])" => "{{instance}} {{listener}} cut";
         curve "Connections ended, by rule" "ops":
             "rate(solkv_connections_ended_total{@}[$__rate_interval])" => "{{instance}} {{rule}}";
-        curve "Requests without a place, by share" "ops":
+        curve "Requests refused, by share of places" "ops":
             "rate(solkv_places_refused_total{@}[$__rate_interval])" => "{{instance}} {{place}} {{scope}}";
-        curve "Requests turned away" "ops":
+        curve "Requests refused, by cause" "ops":
             "rate(solkv_tls_handshakes_failed_total{@}[$__rate_interval])" => "{{instance}} handshake failed",
             "rate(solkv_requests_unauthenticated_total{@}[$__rate_interval])" => "{{instance}} no token",
             "rate(solkv_wire_refused_total{@}[$__rate_interval])" => "{{instance}} no room",
@@ -177,9 +177,9 @@ panels! {
             "rate(solkv_overlay_banks_dropped_total{@}[$__rate_interval])" => "{{instance}} {{reason}}";
     }
     Snapshots {
-        stat "Snapshot under way" "bool_yes_no": "solkv_snapshot_running{@}" => "{{instance}}";
+        stat "Snapshot running" "bool_yes_no": "solkv_snapshot_running{@}" => "{{instance}}";
         stat "Newest snapshot's age" "s": "time() - solkv_snapshot_last_time_seconds{@}" => "{{instance}}";
-        stat "It took" "s": "solkv_snapshot_last_took_seconds{@}" => "{{instance}}";
+        stat "Newest snapshot's duration" "s": "solkv_snapshot_last_took_seconds{@}" => "{{instance}}";
         stat "Snapshots" "none": "solkv_snapshots_total{@}" => "{{instance}} {{result}}";
     }
 }

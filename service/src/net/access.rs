@@ -10,10 +10,10 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::Settings;
 use super::secrets::find;
 use super::tls::{Tls, TlsFiles};
 use super::tokens::Tokens;
-use crate::config::Config;
 
 /// Names of the systemd credentials, used where no setting names a file.
 const CERT: &str = "tls-cert";
@@ -31,15 +31,15 @@ pub struct Access {
 }
 
 impl Access {
-    /// Reads the files that the configuration names.
+    /// Reads the files that the settings name.
     ///
     /// # Errors
     /// A file is missing, unreadable, readable by everybody, or of another kind than its setting says; or a setting
     /// lacks the one that it needs.
-    pub fn open(config: &Config) -> Result<Self> {
-        let cert = find(config.tls_cert.as_deref(), CERT);
-        let key = find(config.tls_key.as_deref(), KEY);
-        let client_ca = find(config.tls_client_ca.as_deref(), CLIENT_CA);
+    pub fn open(settings: &Settings) -> Result<Self> {
+        let cert = find(settings.tls_cert.as_deref(), CERT);
+        let key = find(settings.tls_key.as_deref(), KEY);
+        let client_ca = find(settings.tls_client_ca.as_deref(), CLIENT_CA);
         let tls = match (cert, key) {
             (Some(cert), Some(key)) => Some(Tls::open(TlsFiles { cert, key, client_ca }).context("cannot set TLS up")?),
             (Some(_), None) => bail!("tls_cert without tls_key: give --tls-key FILE"),
@@ -49,8 +49,8 @@ impl Access {
             }
             (None, None) => None,
         };
-        let file = find(config.bearer_token_file.as_deref(), TOKENS);
-        let tokens = file.map(Tokens::open).transpose().context("cannot take the bearer tokens")?;
+        let file = find(settings.bearer_token_file.as_deref(), TOKENS);
+        let tokens = file.map(Tokens::open).transpose().context("cannot use the bearer tokens")?;
         Ok(Self { tls, tokens })
     }
 
@@ -78,7 +78,7 @@ impl Access {
                     Ok(Ok(())) => tracing::info!("SIGHUP: certificates and tokens are read again"),
                     Ok(Err(error)) => {
                         let error = format!("{error:#}");
-                        tracing::error!(error, "SIGHUP: what was in effect stays");
+                        tracing::error!(error, "SIGHUP: the earlier certificates and tokens stay in effect");
                     }
                     Err(error) => tracing::error!(%error, "SIGHUP: reading failed"),
                 }

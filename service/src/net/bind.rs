@@ -8,8 +8,7 @@ use std::net::{SocketAddr, ToSocketAddrs as _};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use tokio::net::{TcpListener, TcpSocket};
 
-use super::Access;
-use crate::config::Config;
+use super::{Access, Settings};
 use crate::failed::Failed;
 
 /// Connections that the kernel completes before they are accepted: the same as tokio's own listeners.
@@ -29,32 +28,32 @@ impl Addresses {
     ///
     /// # Errors
     /// An address cannot be resolved, or is refused; the error names the ways out.
-    pub fn of(config: &Config, access: &Access) -> Result<Self, Failed> {
+    pub fn of(settings: &Settings, access: &Access) -> Result<Self, Failed> {
         let addresses =
-            Self { listen: resolve("listen", &config.listen)?, metrics: resolve("metrics", &config.metrics)? };
-        addresses.check(config, access).map_err(Failed::wrong)?;
+            Self { listen: resolve("listen", &settings.listen)?, metrics: resolve("metrics", &settings.metrics)? };
+        addresses.check(settings, access).map_err(Failed::wrong)?;
         Ok(addresses)
     }
 
-    fn check(&self, config: &Config, access: &Access) -> Result<()> {
+    fn check(&self, settings: &Settings, access: &Access) -> Result<()> {
         let Self { listen, metrics } = self;
         ensure!(
             !collide(listen, metrics),
             "gRPC and HTTP cannot share a port: listen={} metrics={}: give one of them another",
-            config.listen,
-            config.metrics
+            settings.listen,
+            settings.metrics
         );
         ensure!(
-            access.tls.is_some() || config.insecure || loopback(listen),
-            "other machines could reach gRPC, and without encryption: listen={} is not loopback; give --tls-cert and \
+            access.tls.is_some() || settings.insecure || loopback(listen),
+            "other machines could reach gRPC without encryption: listen={} is not loopback; give --tls-cert and \
              --tls-key, or --insecure where the network is trusted",
-            config.listen
+            settings.listen
         );
         ensure!(
-            config.insecure || loopback(metrics),
+            settings.insecure || loopback(metrics),
             "other machines could reach HTTP, which is never encrypted: metrics={} is not loopback; give a loopback \
-             address and put a proxy before it, or --insecure where the network is trusted",
-            config.metrics
+             address and put a proxy in front of it, or --insecure where the network is trusted",
+            settings.metrics
         );
         Ok(())
     }
@@ -69,19 +68,19 @@ impl Addresses {
     }
 
     /// Logs a warning for each listener that is open to other machines.
-    pub fn warn(&self, config: &Config, access: &Access) {
+    pub fn warn(&self, settings: &Settings, access: &Access) {
         if !loopback(&self.metrics) {
-            tracing::warn!(metrics = config.metrics, "HTTP is open to other machines, without encryption");
+            tracing::warn!(metrics = settings.metrics, "HTTP is open to other machines, without encryption");
         }
         if loopback(&self.listen) {
             return;
         }
         if access.tls.is_none() {
-            tracing::warn!(listen = config.listen, "gRPC is open to other machines, without encryption");
+            tracing::warn!(listen = settings.listen, "gRPC is open to other machines, without encryption");
         }
         if access.tokens.is_none() && !access.tls.as_ref().is_some_and(super::Tls::mutual) {
-            let hint = "give tls_client_ca or bearer_token_file to choose who may ask";
-            tracing::warn!(listen = config.listen, hint, "gRPC answers whoever reaches it");
+            let hint = "give tls_client_ca or bearer_token_file to restrict access";
+            tracing::warn!(listen = settings.listen, hint, "gRPC answers every client that can reach it");
         }
     }
 }
@@ -161,19 +160,10 @@ fn loopback(addresses: &[SocketAddr]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Settings;
 
     fn addresses(listen: &str, metrics: &str, insecure: bool) -> Result<Addresses, Failed> {
-        let settings = Settings {
-            dir: Some("/store".into()),
-            geyser: Some("http://h:1".into()),
-            listen: Some(listen.into()),
-            metrics: Some(metrics.into()),
-            insecure: Some(insecure),
-            ..Settings::default()
-        };
-        let config = settings.resolve().unwrap();
-        Addresses::of(&config, &Access::open(&config).unwrap())
+        let settings = Settings { listen: listen.into(), metrics: metrics.into(), insecure, ..Settings::default() };
+        Addresses::of(&settings, &Access::open(&settings).unwrap())
     }
 
     #[test]
@@ -196,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_or_the_same_twice_can_never_work() {
+    fn wrong_or_equal_addresses_can_never_work() {
         for (listen, metrics, says) in [
             ("nowhere", "127.0.0.1:0", "cannot use listen=\"nowhere\": expected HOST:PORT"),
             ("127.0.0.1:0", "127.0.0.1:99999", "cannot use metrics="),

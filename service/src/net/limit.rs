@@ -17,9 +17,9 @@ use anyhow::{Context, Result, ensure};
 use futures::task::AtomicWaker;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::figures::{Ending, Listener};
+use super::figures::{Ending, Figures, Listener};
 use super::source::Source;
-use crate::status::{Shared, count};
+use crate::figure::count;
 
 /// One in this many gRPC connections is reserved for the Unix socket. A peer that takes every connection over the
 /// network does not lock out the machine's own processes.
@@ -69,7 +69,7 @@ pub struct Limit {
 
 #[derive(Debug)]
 struct Rooms {
-    shared: Arc<Shared>,
+    figures: Arc<Figures>,
     max: u32,
     network_max: u32,
     source_max: u32,
@@ -102,21 +102,21 @@ pub enum Refused {
 
 impl Limit {
     /// Returns the limits of gRPC on TCP and on the Unix socket.
-    pub fn grpc(limits: ConnectionLimits, shared: &Arc<Shared>) -> (Self, Self) {
-        let rooms = Rooms::new(limits.max, limits.max - limits.max / UDS_SHARE, limits.per_source, shared);
+    pub fn grpc(limits: ConnectionLimits, figures: &Arc<Figures>) -> (Self, Self) {
+        let rooms = Rooms::new(limits.max, limits.max - limits.max / UDS_SHARE, limits.per_source, figures);
         (Self { rooms: Arc::clone(&rooms), listener: Listener::GrpcTcp }, Self { rooms, listener: Listener::GrpcUds })
     }
 
     /// Returns the limit of HTTP connections.
-    pub fn http(shared: &Arc<Shared>) -> Self {
-        let rooms = Rooms::new(HTTP_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, HTTP_SOURCE_MAX, shared);
+    pub fn http(figures: &Arc<Figures>) -> Self {
+        let rooms = Rooms::new(HTTP_CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX, HTTP_SOURCE_MAX, figures);
         Self { rooms, listener: Listener::Http }
     }
 
     /// Returns a place for one more connection, held until it is dropped; `None`, counted as a refusal, if there is
     /// none. A connection over the Unix socket is settled at once, because the mode of the socket's file has let it in.
     pub fn admit(&self, source: Source) -> Option<Admission> {
-        let figures = self.rooms.shared.net.of(self.listener);
+        let figures = self.rooms.figures.of(self.listener);
         match self.rooms.enter(source, self.listener) {
             Ok(seat) => {
                 count(&figures.accepted, 1);
@@ -125,7 +125,7 @@ impl Limit {
             }
             Err(ending) => {
                 count(&figures.refused, 1);
-                self.rooms.shared.net.ended(ending);
+                self.rooms.figures.ended(ending);
                 None
             }
         }
@@ -133,9 +133,9 @@ impl Limit {
 }
 
 impl Rooms {
-    fn new(max: u32, network_max: u32, source_max: u32, shared: &Arc<Shared>) -> Arc<Self> {
-        let (shared, state) = (Arc::clone(shared), Mutex::default());
-        Arc::new(Self { shared, max, network_max, source_max, state })
+    fn new(max: u32, network_max: u32, source_max: u32, figures: &Arc<Figures>) -> Arc<Self> {
+        let (figures, state) = (Arc::clone(figures), Mutex::default());
+        Arc::new(Self { figures, max, network_max, source_max, state })
     }
 
     fn enter(self: &Arc<Self>, source: Source, listener: Listener) -> Result<Arc<Seat>, Ending> {
@@ -183,8 +183,8 @@ impl State {
         self.leave(&seat);
         // ORDERING: Release, and Acquire in the readers: pairs with nothing else; the waker does the waking.
         seat.state.store(EVICTED, Ordering::Release);
-        count(&rooms.shared.net.of(seat.listener).refused, 1);
-        rooms.shared.net.ended(Ending::Newcomer);
+        count(&rooms.figures.of(seat.listener).refused, 1);
+        rooms.figures.ended(Ending::Newcomer);
         seat.evicted.wake();
         true
     }
@@ -250,7 +250,7 @@ impl Seat {
         let max = self.rooms.source_max;
         let settled = state.settled.entry(self.source).or_default();
         if *settled >= max {
-            self.rooms.shared.net.ended(Ending::SourceShare);
+            self.rooms.figures.ended(Ending::SourceShare);
             return Err(Refused::Source { max });
         }
         *settled += 1;
@@ -282,14 +282,14 @@ impl Admission {
         &self.seat
     }
 
-    pub fn shared(&self) -> &Arc<Shared> {
-        &self.seat.rooms.shared
+    pub fn figures(&self) -> &Arc<Figures> {
+        &self.seat.rooms.figures
     }
 
     /// Counts that the service ends the connection, and the reason.
     pub fn cut(&self, ending: Ending) {
-        count(&self.shared().net.of(self.seat.listener).cut, 1);
-        self.shared().net.ended(ending);
+        count(&self.figures().of(self.seat.listener).cut, 1);
+        self.figures().ended(ending);
     }
 
     /// Waits until another connection has taken this one's place.
@@ -321,7 +321,7 @@ impl Drop for Admission {
         }
         drop(state);
         // ORDERING: Relaxed: a statistic; the limit uses the state.
-        self.shared().net.of(seat.listener).open.fetch_sub(1, Ordering::Relaxed);
+        self.figures().of(seat.listener).open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -368,8 +368,8 @@ pub(crate) mod tests {
 
     #[test]
     fn the_network_leaves_room_for_the_unix_socket() {
-        let shared = Shared::new(Default::default());
-        let (tcp, uds) = Limit::grpc(limits(16, 16), &shared);
+        let figures = Arc::<Figures>::default();
+        let (tcp, uds) = Limit::grpc(limits(16, 16), &figures);
         let settled = |limit: &Limit, source| {
             std::iter::from_fn(|| limit.admit(source).inspect(|admission| admission.seat.settle().unwrap()))
                 .collect::<Vec<_>>()
@@ -377,7 +377,7 @@ pub(crate) mod tests {
         let (network, local) = (settled(&tcp, source(1)), settled(&uds, Source::User(0)));
         assert_eq!((network.len(), local.len()), (14, 2));
         let of = |listener| {
-            let figures = shared.net.of(listener);
+            let figures = figures.of(listener);
             [&figures.open, &figures.accepted, &figures.refused].map(|figure| figure.load(Ordering::Relaxed))
         };
         assert_eq!((of(Listener::GrpcTcp), of(Listener::GrpcUds)), ([14, 14, 1], [2, 2, 1]));
@@ -388,8 +388,8 @@ pub(crate) mod tests {
 
     #[test]
     fn newcomers_give_way_the_oldest_of_the_most_numerous_source_first() {
-        let shared = Shared::new(Default::default());
-        let (tcp, uds) = Limit::grpc(limits(16, 16), &shared);
+        let figures = Arc::<Figures>::default();
+        let (tcp, uds) = Limit::grpc(limits(16, 16), &figures);
         let honest = tcp.admit(source(1)).unwrap();
         let settled = tcp.admit(source(2)).unwrap();
         settled.seat.settle().unwrap();
@@ -401,7 +401,7 @@ pub(crate) mod tests {
         assert_eq!(flood[0].seat.settle(), Err(Refused::Gone));
         let local: Vec<_> = (0..3).map(|_| uds.admit(Source::User(7)).unwrap()).collect();
         assert!(evicted(&flood[88]) && !evicted(&flood[89]), "the third takes a newcomer's place");
-        assert_eq!(shared.net.endings(Ending::Newcomer), 89);
+        assert_eq!(figures.endings(Ending::Newcomer), 89);
         drop((local, flood));
         let state = tcp.rooms.lock();
         assert_eq!((state.open, state.network, state.newcomers.len(), state.settled.len()), (2, 2, 0, 2));
@@ -409,8 +409,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_source_has_a_share_of_the_settled_ones() {
-        let shared = Shared::new(Default::default());
-        let (tcp, uds) = Limit::grpc(limits(16, 3), &shared);
+        let figures = Arc::<Figures>::default();
+        let (tcp, uds) = Limit::grpc(limits(16, 3), &figures);
         let mut of_one: Vec<_> = (0..4).map(|_| tcp.admit(source(1)).unwrap()).collect();
         let settled: Vec<_> = of_one.iter().map(|admission| admission.seat.settle()).collect();
         assert_eq!(settled, [Ok(()), Ok(()), Ok(()), Err(Refused::Source { max: 3 })]);
@@ -418,7 +418,7 @@ pub(crate) mod tests {
         drop(of_one.remove(0));
         of_one[2].seat.settle().unwrap();
         let local: Vec<_> = (0..4).filter_map(|_| uds.admit(Source::User(0))).collect();
-        assert_eq!((local.len(), shared.net.endings(Ending::SourceShare)), (3, 2));
+        assert_eq!((local.len(), figures.endings(Ending::SourceShare)), (3, 2));
         assert_eq!(ConnectionLimits::default_per_source(1024), 256);
         assert_eq!([1, 8, 16, 100].map(ConnectionLimits::default_per_source), [1, 8, 8, 25]);
     }

@@ -8,13 +8,14 @@ mod bind;
 pub mod figures;
 pub mod limit;
 pub mod secrets;
+pub mod socket;
 pub mod source;
 mod tls;
 mod tokens;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::config::Config;
 use crate::failed::Failed;
 
 pub use access::Access;
@@ -22,7 +23,22 @@ pub use bind::{Addresses, Ports};
 pub use tls::Tls;
 pub use tokens::{Refusal, Tokens};
 
-/// The configuration's settings of the network edge, read and checked.
+/// Settings of the network edge.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Address of the gRPC listener, as HOST:PORT.
+    pub listen: String,
+    /// Address of the HTTP listener, as HOST:PORT.
+    pub metrics: String,
+    /// Whether the listeners may be open to other machines without encryption.
+    pub insecure: bool,
+    pub tls_cert: Option<PathBuf>,
+    pub tls_key: Option<PathBuf>,
+    pub tls_client_ca: Option<PathBuf>,
+    pub bearer_token_file: Option<PathBuf>,
+}
+
+/// The settings of the network edge, read and checked.
 pub struct Edge {
     pub access: Arc<Access>,
     /// Addresses of the gRPC and HTTP listeners.
@@ -34,9 +50,15 @@ impl Edge {
     ///
     /// # Errors
     /// As [`Access::open`] and [`Addresses::of`].
-    pub fn open(config: &Config) -> Result<Self, Failed> {
-        let access = Access::open(config).map_err(Failed::wrong)?;
-        let addresses = Addresses::of(config, &access)?;
+    pub fn open(settings: &Settings) -> Result<Self, Failed> {
+        let access = Access::open(settings).map_err(Failed::wrong)?;
+        let addresses = Addresses::of(settings, &access)?;
         Ok(Self { access: Arc::new(access), addresses })
     }
+}
+
+/// Returns the machine's name, as the kernel has it.
+pub(crate) fn host_name() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }

@@ -33,7 +33,7 @@ pub fn read(path: &Path) -> Result<String> {
     let mode = file.metadata().with_context(|| format!("cannot inspect file={name}"))?.mode();
     ensure!(
         mode & OTHERS_READ == 0,
-        "everybody may read this secret, remove that with chmod o-r: file={name} mode={:04o}",
+        "every user may read this secret, forbid that with chmod o-r: file={name} mode={:04o}",
         mode & 0o7777
     );
     text(file, path)

@@ -84,7 +84,7 @@ fn read(files: &TlsFiles) -> Result<Arc<ServerConfig>> {
     };
     let chain = certificates(&files.cert)?;
     let mut config = builder.with_single_cert(chain, key(&files.key)?).with_context(|| {
-        format!("certificate and key do not fit together: cert={} key={}", files.cert.display(), files.key.display())
+        format!("certificate and key do not match: cert={} key={}", files.cert.display(), files.key.display())
     })?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(Arc::new(config))

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_named_by_its_line_and_the_old_ones_stay() {
+    fn a_wrong_token_is_named_by_its_line_and_the_old_ones_stay() {
         let dir = tempfile::tempdir().unwrap();
         let path = file(dir.path(), "tokens", "first-token-000001\n", 0o600);
         let tokens = Tokens::open(path.clone()).unwrap();

@@ -21,8 +21,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::view::{Block, View, Writes, is_parent};
-use crate::ingest::assemble::Base;
-use crate::ingest::event::Event;
+use crate::chain::{Base, Event};
 
 /// Maximum number of banks held: some hundred seconds of a chain that nothing confirms. A healthy chain has five to
 /// ten.
@@ -65,7 +64,7 @@ pub enum BankStatus {
 /// Bounds on the banks and bytes that may be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of banks, and of slots heard of.
+    /// Maximum number of banks, and of slots that any message has named.
     pub banks_max: usize,
     /// Maximum bytes of all banks and their writes.
     pub bytes_max: usize,

@@ -71,7 +71,7 @@ fn a_bank_is_whole_with_its_begin_its_meta_and_processed_in_any_order() {
 }
 
 #[test]
-fn a_bank_in_flight_when_connected_is_not_used_and_one_behind_a_first_shred_is() {
+fn a_bank_in_flight_when_connected_is_not_used_and_one_after_a_first_shred_is() {
     let mut banks = banks();
     feed(&mut banks, whole(base(11), base(10), 5).into_iter().skip(1));
     assert_eq!(path(&banks), [] as [u64; 0]);

@@ -15,11 +15,6 @@
 //! is known. The slot of the answer tells both.
 
 pub mod banks;
-mod convert;
-#[doc(hidden)]
-pub mod fuzzing;
-mod receive;
-mod run;
 pub mod undo;
 pub mod view;
 
@@ -30,24 +25,11 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use solana::ChainCheckpoint;
 use tokio::sync::{mpsc, watch};
 
-use crate::ingest::assemble::Base;
-use banks::Dropped;
+use crate::chain::{Base, Commitment};
+use crate::published::Published;
+use banks::{Banks, Dropped, Seen};
 use undo::{CHANGES_MAX, Change, Undo};
 use view::View;
-
-pub use run::start;
-
-/// How settled the data of an answer are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Commitment {
-    /// State of the newest bank on the processed fork, see [`banks`]; it may still vanish.
-    Processed,
-    /// State that the engine holds.
-    #[default]
-    Confirmed,
-    /// State at the newest rooted slot.
-    Finalized,
-}
 
 /// State for all three commitments. Shared by ingest-apply, the `overlay` thread, the receivers and the threads that
 /// answer lookups.
@@ -58,6 +40,15 @@ pub struct Overlay {
     reached: [watch::Sender<Option<u64>>; 3],
 }
 
+/// Message to the `overlay` thread.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// Inputs in the order in which they arrived.
+    Batch(Vec<Seen>),
+    /// The engine has committed, so the banks should follow it.
+    Moved,
+}
+
 /// Shared state of the processed fork. Written by the `overlay` thread, unless said otherwise.
 #[derive(Debug)]
 pub struct Processed {
@@ -65,7 +56,7 @@ pub struct Processed {
     /// The block that ingest-apply began to apply last. Written by ingest-apply.
     root: ArcSwapOption<Base>,
     /// Wakes the `overlay` thread. Set when that thread is started.
-    wake: OnceLock<mpsc::WeakSender<run::Message>>,
+    wake: OnceLock<mpsc::WeakSender<Message>>,
     /// Figures of the processed fork, for the metrics.
     pub(crate) figures: Figures,
 }
@@ -82,7 +73,7 @@ pub(crate) struct Figures {
 
 impl Overlay {
     /// Creates the state of a service whose store stands at `checkpoint`. `processed` says that processed slots are
-    /// followed, which [`start`] does. `engine_is_final` says that the engine takes in finalized slots only.
+    /// followed. `engine_is_final` says that the engine takes in finalized slots only.
     pub fn new(checkpoint: &ChainCheckpoint, processed: bool, engine_is_final: bool) -> Self {
         let slot = checkpoint.slot;
         let root = slot.map(|slot| Base { slot, blockhash: checkpoint.blockhash });
@@ -164,6 +155,22 @@ impl Overlay {
         *self.reached[commitment as usize].borrow()
     }
 
+    /// Called by the `overlay` thread: moves the banks on with the engine, and publishes the fork where it may have
+    /// changed.
+    pub(crate) fn show(&self, published: &Published, banks: &mut Banks, changed: bool) {
+        let Some(processed) = &self.processed else { return };
+        // In this order, so that the root never lags behind the published slot.
+        let committed = published.slot();
+        let root = processed.root();
+        if banks.advance(committed, root) | changed {
+            let view = banks.view();
+            let slot = view.tip().max(committed);
+            processed.view.store(Arc::new(view));
+            self.set_reached(Commitment::Processed, slot);
+        }
+        processed.record(banks);
+    }
+
     fn tell_final(&self) {
         if let Some(undo) = &self.undo {
             let slot = undo.read().slot();
@@ -190,14 +197,19 @@ impl Processed {
         self.root.load().as_deref().copied()
     }
 
+    /// Called before the `overlay` thread is started: `sender` leads to it.
+    pub(crate) fn wake_by(&self, sender: mpsc::WeakSender<Message>) {
+        self.wake.get_or_init(|| sender);
+    }
+
     fn wake(&self) {
         if let Some(sender) = self.wake.get().and_then(mpsc::WeakSender::upgrade) {
             // Where the queue is full the thread is awake, and it checks the engine after each message.
-            sender.try_send(run::Message::Moved).ok();
+            sender.try_send(Message::Moved).ok();
         }
     }
 
-    fn show(&self, banks: &banks::Banks) {
+    fn record(&self, banks: &Banks) {
         // ORDERING: Relaxed: statistics.
         self.figures.banks.store(banks.banks() as u64, Ordering::Relaxed);
         self.figures.bytes.store(banks.bytes() as u64, Ordering::Relaxed);

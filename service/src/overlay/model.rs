@@ -11,10 +11,8 @@ use engine_api::{Key, Value};
 use workload::Rng;
 
 use super::banks::{BankStatus, Banks, Limits, Seen};
-use super::run::publish;
-use crate::ingest::assemble::Base;
-use crate::ingest::event::Event;
-use crate::status::Shared;
+use crate::chain::{Base, Event};
+use crate::lookups::LookupState;
 
 pub(super) const KEYS: u64 = 24;
 pub(super) const BASE_SLOT: u64 = 100;
@@ -143,8 +141,8 @@ impl World {
     }
 
     /// Returns the block that ingest-apply began last.
-    pub(super) fn root(&self, shared: &Shared) -> usize {
-        let root = shared.overlay.processed().unwrap().root().unwrap();
+    pub(super) fn root(&self, state: &LookupState) -> usize {
+        let root = state.overlay.processed().unwrap().root().unwrap();
         self.chain.iter().copied().find(|&at| self.truths[at].base == root).unwrap()
     }
 
@@ -343,11 +341,10 @@ impl World {
     }
 
     /// Publishes the view, and computes its expected tip.
-    pub(super) fn publish(&mut self, shared: &Shared) {
-        let processed = shared.overlay.processed().unwrap();
+    pub(super) fn publish(&mut self, state: &LookupState) {
         let changed = std::mem::take(&mut self.changed);
-        publish(shared, processed, &mut self.banks, changed);
-        let root = self.root(shared);
+        state.overlay.show(&state.published, &mut self.banks, changed);
+        let root = self.root(state);
         let mut best: Option<((u64, u64, u64), usize)> = None;
         for at in 1..self.truths.len() {
             if self.truths[at].order == 0 {

@@ -10,9 +10,8 @@ use engines::{EngineKind, EngineOptions, OpenMode};
 use super::banks::Limits;
 use super::model::{KEYS, Map, Tally, Truth, World, key};
 use super::*;
-use crate::lookups::{Answer, LookupError};
+use crate::lookups::{Answer, LookupError, LookupState};
 use crate::reading::Reading;
-use crate::status::Shared;
 
 fn get_many(
     reading: &mut Reading<'_>,
@@ -27,14 +26,14 @@ fn get_many(
 impl World {
     /// Applies the next confirmed block in pieces, with ingest-apply's order of calls, and checks all lookups after
     /// each piece.
-    fn apply(&mut self, shared: &Shared, engine: &Measured, reading: &mut Reading<'_>, strict: bool) {
+    fn apply(&mut self, state: &LookupState, engine: &Measured, reading: &mut Reading<'_>, strict: bool) {
         if self.applied == self.confirmed {
             return;
         }
         let at = self.chain[self.applied];
         let before = self.truths[self.committed()].base;
         let block = self.truths[at].base;
-        shared.overlay.begin(block);
+        state.overlay.begin(block);
         let writes: Vec<(Key, Option<Value>)> =
             self.truths[at].writes.iter().map(|(key, value)| (*key, *value)).collect();
         let pieces = if self.rng.below(2) == 0 { 1 } else { 1 + self.rng.below(3) as usize };
@@ -67,25 +66,25 @@ impl World {
                     }
                 }
             }
-            shared.overlay.committing(changes.into_iter());
+            state.overlay.committing(changes.into_iter());
             txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
             if n + 1 == count {
                 self.applied += 1;
             } else {
                 self.seen.mid_slot += 1;
             }
-            shared.publish(checkpoint);
-            shared.overlay.published(checkpoint.slot);
-            self.check(shared, reading, strict);
+            state.published.publish(checkpoint);
+            state.overlay.published(checkpoint.slot);
+            self.check(state, reading, strict);
             if self.rng.below(2) == 0 {
-                self.publish(shared);
-                self.check(shared, reading, strict);
+                self.publish(state);
+                self.check(state, reading, strict);
             }
         }
     }
 
     /// Looks up every key at every commitment, and compares the answers with the model.
-    fn check(&mut self, shared: &Shared, reading: &mut Reading<'_>, strict: bool) {
+    fn check(&mut self, state: &LookupState, reading: &mut Reading<'_>, strict: bool) {
         let keys: Vec<Key> = (0..KEYS).map(key).collect();
         let values = |map: &Map| keys.iter().map(|key| map.get(key).copied()).collect::<Vec<_>>();
         let committed = self.truths[self.committed()].base.slot;
@@ -118,7 +117,7 @@ impl World {
         let n = self.rng.below(KEYS);
         let one = reading.get(&key(n), Commitment::Processed).unwrap();
         assert_eq!((one.value, one.slot), (found.value[n as usize], found.slot));
-        let expected = self.expected(shared);
+        let expected = self.expected(state);
         self.seen.ahead += u64::from(found.slot > Some(committed));
         if strict {
             let state = expected.map_or(&self.engine_map, |at| &self.truths[at].state);
@@ -135,9 +134,9 @@ impl World {
     }
 
     /// Returns the bank whose state a processed lookup has to answer; `None` for the engine's state.
-    fn expected(&self, shared: &Shared) -> Option<usize> {
+    fn expected(&self, state: &LookupState) -> Option<usize> {
         let committed = self.committed();
-        let root = self.root(shared);
+        let root = self.root(state);
         let path = self.tip.as_ref()?;
         let above: Vec<usize> =
             path.iter().copied().filter(|&at| self.truths[at].base.slot > self.truths[committed].base.slot).collect();
@@ -159,14 +158,15 @@ fn play(seed: u64, steps: u64, limits: Limits, strict: bool) -> Tally {
     let mut txn = engine.begin().unwrap();
     world.engine_map.iter().for_each(|(key, value)| txn.put(key, value).unwrap());
     txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
-    let shared = Shared::with_overlay(checkpoint, Overlay::new(&checkpoint, true, false));
-    let mut reading = Reading::new(&engine, &shared, "model");
+    let overlay = Arc::new(Overlay::new(&checkpoint, true, false));
+    let state = LookupState::new(Arc::new(Published::new(checkpoint)), overlay);
+    let mut reading = Reading::new(&engine, &state, "model");
     for _ in 0..steps {
         match world.rng.below(40) {
             0..=4 => world.grow(),
             5..=26 => world.deliver(),
             27..=30 => world.confirm(),
-            31..=34 => world.apply(&shared, &engine, &mut reading, strict),
+            31..=34 => world.apply(&state, &engine, &mut reading, strict),
             35 => match world.rng.below(8) {
                 0 => world.reconnect(),
                 _ => world.repeat(),
@@ -174,13 +174,13 @@ fn play(seed: u64, steps: u64, limits: Limits, strict: bool) -> Tally {
             36 => {
                 let at = world.chain[world.rng.below(world.confirmed as u64) as usize];
                 let slot = world.truths[at].base.slot;
-                shared.overlay.heard_final(slot);
+                state.overlay.heard_final(slot);
                 world.final_heard = world.final_heard.max(Some(slot));
-                shared.overlay.settle();
+                state.overlay.settle();
             }
-            _ => world.publish(&shared),
+            _ => world.publish(&state),
         }
-        world.check(&shared, &mut reading, strict);
+        world.check(&state, &mut reading, strict);
     }
     assert!(world.applied as u64 > steps / 40, "the world grew: applied={}", world.applied);
     world.seen

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use engine_api::{Key, Value};
 
-use crate::ingest::assemble::Base;
+use crate::chain::Base;
 
 /// Placeholder for an unknown blockhash, which a store loaded from outside a stream has.
 const UNKNOWN: [u8; 32] = [0; 32];

@@ -11,10 +11,9 @@
 use engine_api::{Key, Reader as _, Value};
 use engine_latency::Measured;
 
-use super::{Reading, Spent};
-use crate::lookups::LookupError;
-use crate::overlay::Commitment;
-use crate::status::{Shared, count};
+use super::{LookupError, LookupState, Reading, Spent};
+use crate::chain::Commitment;
+use crate::figure::count;
 
 /// Number of keys of one piece, which are read before single gets have their turn. That takes 0.1 ms in memory, and
 /// about 1 ms from a flash drive, which keeps 64 reads in flight.
@@ -37,9 +36,9 @@ pub(crate) struct BatchReading<'e> {
 
 impl<'e> BatchReading<'e> {
     /// Creates a reader without opening a snapshot. `source` is the label under which its lookups are recorded.
-    pub(crate) fn new(engine: &'e Measured, shared: &'e Shared, source: &'static str) -> Self {
+    pub(crate) fn new(engine: &'e Measured, state: &'e LookupState, source: &'static str) -> Self {
         Self {
-            reading: Reading::new(engine, shared, source),
+            reading: Reading::new(engine, state, source),
             keys: Vec::new(),
             values: Vec::new(),
             known: Vec::new(),
@@ -52,7 +51,7 @@ impl<'e> BatchReading<'e> {
     /// Fixes the state that [`BatchReading::keys`] are read from: the newest one at `commitment`.
     pub(crate) fn begin(&mut self, commitment: Commitment) -> Result<(), LookupError> {
         let reading = &mut self.reading;
-        count(&reading.shared.counters.lookups, self.keys.len() as u64);
+        count(&reading.figures.lookups, self.keys.len() as u64);
         self.values.clear();
         self.values.resize(self.keys.len(), None);
         self.known.clear();

@@ -15,11 +15,11 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::budget::{Budget, Peer};
 use super::socket::{Socket, Transport};
+use crate::figure::count;
 use crate::net::figures::Ending;
 use crate::net::limit::{Admission, Limit};
 use crate::net::source::Source;
 use crate::net::{Access, Tls};
-use crate::status::count;
 
 /// Limit on a TLS handshake, which takes two round trips. A slower client holds a connection that others could use.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -153,7 +153,7 @@ async fn handshake(
             format!("not done within {HANDSHAKE_TIMEOUT:?}")
         }
     };
-    count(&admission.shared().net.handshakes_failed, 1);
+    count(&admission.figures().handshakes_failed, 1);
     tracing::debug!(error = failed, %from, "TLS handshake failed");
     None
 }

@@ -12,10 +12,10 @@ use bytes::Bytes;
 use tonic::Status;
 
 use super::places::{Account, Places, Taken};
-use crate::net::figures::{Place, Scope};
+use crate::figure::count;
+use crate::net::figures::{Figures, Place, Scope};
 use crate::net::limit::Seat;
 use crate::net::source::Source;
-use crate::status::{Shared, count};
 
 /// Budget of all connections: twice the size of the largest requests that may be looked up at once with their answers
 /// (32 of up to 720 KB). Clients that read their answers never reach it.
@@ -32,16 +32,16 @@ pub(super) const SOURCE_BYTES_MAX: u64 = 32 << 20;
 /// used up.
 pub(super) const FREE_BYTES: usize = 1024;
 
-/// The budget of all connections. The count itself is `shared.net.bytes_held`, where the metrics read it.
+/// The budget of all connections. The count itself is `figures.bytes_held`, where the metrics read it.
 #[derive(Debug)]
 pub(super) struct Budget {
-    shared: Arc<Shared>,
+    figures: Arc<Figures>,
     pub(super) places: Places,
 }
 
 impl Budget {
-    pub(super) fn new(shared: Arc<Shared>) -> Arc<Self> {
-        Arc::new(Self { shared, places: Places::default() })
+    pub(super) fn new(figures: Arc<Figures>) -> Arc<Self> {
+        Arc::new(Self { figures, places: Places::default() })
     }
 }
 
@@ -98,8 +98,8 @@ impl Peer {
         extensions.get().ok_or_else(|| Status::internal("a request of no connection: this is a bug"))
     }
 
-    pub(super) fn shared(&self) -> &Shared {
-        &self.budget.shared
+    pub(super) fn figures(&self) -> &Figures {
+        &self.budget.figures
     }
 
     pub(super) fn source(&self) -> Source {
@@ -129,7 +129,7 @@ impl Peer {
     }
 
     fn take(&self, bytes: u64) -> bool {
-        let all = &self.budget.shared.net.bytes_held;
+        let all = &self.budget.figures.bytes_held;
         let scopes = [
             (Scope::Connection, &self.held, PEER_BYTES_MAX),
             (Scope::Source, &self.account.bytes, SOURCE_BYTES_MAX),
@@ -141,7 +141,7 @@ impl Peer {
                     // ORDERING: Relaxed: see `take`.
                     held.fetch_sub(bytes, Ordering::Relaxed);
                 }
-                self.budget.shared.net.no_place(Place::Bytes, *scope);
+                self.budget.figures.no_place(Place::Bytes, *scope);
                 return false;
             }
         }
@@ -213,7 +213,7 @@ impl Drop for Charge {
             // ORDERING: Relaxed: see `take`.
             self.peer.held.fetch_sub(bytes, Ordering::Relaxed);
             self.peer.account.bytes.fetch_sub(bytes, Ordering::Relaxed);
-            self.peer.budget.shared.net.bytes_held.fetch_sub(bytes, Ordering::Relaxed);
+            self.peer.budget.figures.bytes_held.fetch_sub(bytes, Ordering::Relaxed);
             count(&self.peer.released, 1);
         }
     }
@@ -234,7 +234,7 @@ mod tests {
     impl Peer {
         /// Returns a peer with a connection from `source`.
         pub(in super::super) fn of_test(budget: &Arc<Budget>, source: Source) -> Arc<Self> {
-            let (tcp, uds) = Limit::grpc(ROOMY, &budget.shared);
+            let (tcp, uds) = Limit::grpc(ROOMY, &budget.figures);
             let admission = if source.is_network() { tcp } else { uds }.admit(source).unwrap();
             Self::new(Arc::clone(budget), None, Arc::clone(admission.seat()))
         }
@@ -242,9 +242,9 @@ mod tests {
 
     #[test]
     fn a_peer_and_a_source_have_their_part_and_all_have_the_whole() {
-        let shared = Shared::new(Default::default());
-        let budget = Budget::new(Arc::clone(&shared));
-        let held = || shared.net.bytes_held.load(Ordering::Relaxed);
+        let figures = Arc::<Figures>::default();
+        let budget = Budget::new(Arc::clone(&figures));
+        let held = || figures.bytes_held.load(Ordering::Relaxed);
         let peers = [1, 1, 1, 2, 2, 3].map(|n| Peer::of_test(&budget, source(n)));
         let charges = peers.each_ref().map(Charge::new);
         for full in [0, 1, 3, 4] {
@@ -253,7 +253,7 @@ mod tests {
         assert!(!charges[2].grow(1), "its source has its part");
         assert!(!charges[5].grow(1), "the whole is taken");
         assert_eq!((held(), peers[2].progress(), peers[5].progress()), (BYTES_MAX, None, None));
-        let refused = |scope| shared.net.refused_places(Place::Bytes, scope);
+        let refused = |scope| figures.refused_places(Place::Bytes, scope);
         assert_eq!(Scope::ALL.map(refused), [4, 1, 0, 1]);
         drop(charges);
         assert_eq!((held(), peers[0].progress()), (0, None));
@@ -262,16 +262,16 @@ mod tests {
 
     #[test]
     fn bytes_are_held_until_the_last_of_them_is_dropped() {
-        let shared = Shared::new(Default::default());
-        let peer = Peer::of_test(&Budget::new(Arc::clone(&shared)), source(1));
+        let figures = Arc::<Figures>::default();
+        let peer = Peer::of_test(&Budget::new(Arc::clone(&figures)), source(1));
         let charge = Charge::new(&peer);
         assert!(charge.grow(5));
         let mut data = charge.hold(Bytes::from_static(b"12345"));
         let sent = data.split_to(2);
         assert_eq!((&data[..], peer.progress()), (&b"345"[..], Some(0)));
         drop(data);
-        assert_eq!(shared.net.bytes_held.load(Ordering::Relaxed), 5);
+        assert_eq!(figures.bytes_held.load(Ordering::Relaxed), 5);
         drop(sent);
-        assert_eq!((shared.net.bytes_held.load(Ordering::Relaxed), peer.progress()), (0, None));
+        assert_eq!((figures.bytes_held.load(Ordering::Relaxed), peer.progress()), (0, None));
     }
 }

@@ -24,8 +24,8 @@ use tonic::{Request, Response, Status};
 use super::budget::Peer;
 use super::places::{Places, Taking};
 use crate::feed::{DUMPS_MAX, Feed, FeedError, Filter, Head, NotDone, Registration, Scope, Tail, Workers};
+use crate::figure::unix_ms;
 use crate::net::figures::Place;
-use crate::status::unix_ms;
 
 /// Messages queued between a subscriber's task and its connection: about two megabytes with [`CHANGES_PER_MESSAGE`]. A
 /// longer queue would only cost memory, because the log holds the changes that the subscriber has not read.
@@ -74,7 +74,7 @@ impl FeedRpc for FeedService {
         let request = request.into_inner();
         if let Some(feed_id) = request.feed_id.filter(|id| *id != feed.id()) {
             let message = format!(
-                "this is another feed, its seqs are not continued: asked={feed_id:016x} feed_id={:016x}; subscribe with \
+                "this is another feed, with seqs of its own: asked={feed_id:016x} feed_id={:016x}; subscribe with \
                  dump_then_tail",
                 feed.id()
             );
@@ -113,7 +113,7 @@ impl FeedRpc for FeedService {
                 }
             };
             if let Err(Some(status)) = subscription.run(dump, &place).await {
-                tracing::info!(code = ?status.code(), reason = status.message(), "a subscriber was sent away");
+                tracing::info!(code = ?status.code(), reason = status.message(), "a subscriber was refused");
                 end.send(status).ok();
             }
         });
@@ -292,7 +292,7 @@ impl Subscription {
         self.feed.subscribers().cut_off.fetch_add(1, Ordering::Relaxed);
         let stalled = self.limits.stall_timeout;
         Status::resource_exhausted(format!(
-            "cut off, nothing was read for {stalled:?}: come back with the last seq, or with dump_from"
+            "cut off, because nothing was read for {stalled:?}: reconnect with the last seq, or with dump_from"
         ))
     }
 }
@@ -305,7 +305,7 @@ fn changes(tail: &mut Tail, scope: &Scope) -> Result<(Vec<Change>, Option<SlotEn
 }
 
 pub(super) fn closing() -> Status {
-    Status::unavailable("the service is shutting down: come back with the last seq, or with dump_from")
+    Status::unavailable("the service is shutting down: reconnect with the last seq, or with dump_from")
 }
 
 fn not_done(why: NotDone) -> Ended {

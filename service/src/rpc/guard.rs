@@ -19,9 +19,9 @@ use tonic::body::Body;
 use tower::{Layer, Service};
 
 use super::budget::{BYTES_MAX, Charge, FREE_BYTES, PEER_BYTES_MAX, Peer, SOURCE_BYTES_MAX, UnderWay};
+use crate::figure::count;
 use crate::net::limit::Refused;
 use crate::net::{Access, Refusal};
-use crate::status::count;
 
 /// Path prefix that needs no token: load balancers call health without one, and it says nothing about the data.
 const OPEN_PATHS: &str = "/grpc.health.v1.Health/";
@@ -102,7 +102,7 @@ impl GuardLayer {
         }
         if let Some(tokens) = self.access.tokens.as_ref().filter(|_| peer.from.is_some()) {
             tokens.check(request.headers().get(AUTHORIZATION)).map_err(|refusal| {
-                count(&peer.shared().net.unauthenticated, 1);
+                count(&peer.figures().unauthenticated, 1);
                 Status::unauthenticated(match refusal {
                     Refusal::Missing => "a bearer token is required: send metadata authorization: Bearer TOKEN",
                     Refusal::Unknown => "the bearer token is not among those of the service's bearer_token_file",

@@ -3,7 +3,6 @@
 //! Owns: reporting changes of readiness to the health service and the log. Must not: define readiness. Runs as
 //! one task on the tokio runtime of the network edge.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use proto::v1::feed_server::FeedServer;
@@ -16,7 +15,7 @@ use tracing::{info, warn};
 
 use super::feed::FeedService;
 use super::kv::KvService;
-use crate::status::Shared;
+use crate::status::Status;
 
 /// Interval at which readiness is checked: a client that watches hears of a change after at most this delay.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -34,21 +33,21 @@ pub(super) async fn begin(health: &HealthReporter) {
 }
 
 /// Follows readiness. Never returns; drop it at the shutdown.
-pub(super) async fn follow(health: HealthReporter, shared: Arc<Shared>) {
+pub(super) async fn follow(health: HealthReporter, status: Status) {
     let mut looks = interval(LOOK_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut was_ready = false;
     loop {
         looks.tick().await;
-        let verdict = shared.verdict();
+        let verdict = status.readiness.verdict();
         if verdict.is_ready() == was_ready {
             continue;
         }
         was_ready = verdict.is_ready();
-        let slot = shared.checkpoint.load().slot.unwrap_or(0);
+        let slot = status.published.slot().unwrap_or(0);
         match verdict.not_ready {
             None => info!(slot, "ready"),
-            Some(why) => warn!(slot, "not ready any more: {why}"),
+            Some(why) => warn!(slot, "no longer ready: {why}"),
         }
         set(&health, if was_ready { ServingStatus::Serving } else { ServingStatus::NotServing }).await;
     }

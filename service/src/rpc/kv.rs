@@ -6,8 +6,7 @@ use bytes::Bytes;
 use engine_api::{ErrorKind, Key, Value};
 use proto::v1::kv_server::Kv;
 use proto::v1::{
-    Checkpoint, Entry, GET_MANY_KEYS_MAX, Gap, GetManyRequest, GetManyResponse, GetRequest, GetResponse, StatusRequest,
-    StatusResponse,
+    Entry, GET_MANY_KEYS_MAX, GetManyRequest, GetManyResponse, GetRequest, GetResponse, StatusRequest, StatusResponse,
 };
 use tonic::{Request, Response, Status};
 
@@ -16,21 +15,20 @@ use super::places::Places;
 use super::wait::{Waits, Wanted};
 use crate::lookups::{GET_MANY_QUEUE, LookupError, Lookups, Origin};
 use crate::net::figures::Place;
+use crate::overlay::Overlay;
 use crate::slow::Transport;
-use crate::status::Shared;
+use crate::status;
 
 /// The methods' implementation, shared by both listeners.
 pub(super) struct KvService {
     lookups: Lookups,
-    shared: Arc<Shared>,
+    status: status::Status,
     waits: Waits,
-    engine: &'static str,
 }
 
 impl KvService {
-    pub(super) fn new(lookups: Lookups, shared: Arc<Shared>, engine: &'static str) -> Self {
-        let waits = Waits::new(Arc::clone(&shared));
-        Self { lookups, shared, waits, engine }
+    pub(super) fn new(lookups: Lookups, status: status::Status, overlay: Arc<Overlay>) -> Self {
+        Self { lookups, status, waits: Waits::new(overlay) }
     }
 
     /// Waits for the slot that the request names, and returns the time that this took, in ns. Most requests name none,
@@ -42,27 +40,6 @@ impl KvService {
         let start = self.lookups.clock();
         self.waits.until(wanted, keys, peer).await?;
         Ok(self.lookups.elapsed_ns(start))
-    }
-}
-
-/// Returns the service's account of itself, the answer to Status; `engine` is the engine's label.
-pub fn status_response(engine: &str, shared: &Shared) -> StatusResponse {
-    let checkpoint = shared.checkpoint.load();
-    let verdict = shared.verdict();
-    StatusResponse {
-        engine: engine.to_owned(),
-        pairs_estimate: shared.stats.load().pairs_estimate,
-        checkpoint: Some(Checkpoint {
-            seq: checkpoint.seq,
-            slot: checkpoint.slot,
-            blockhash: Bytes::copy_from_slice(&checkpoint.blockhash),
-        }),
-        lag_slots: shared.lag_slots(),
-        lag_ms: verdict.lag_ms,
-        ready: verdict.is_ready(),
-        not_ready_reason: verdict.not_ready.unwrap_or_default(),
-        gap: verdict.gap.map(|gap| Gap { first_slot: gap.first_slot, last_slot: gap.last_slot, detail: gap.detail }),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
     }
 }
 
@@ -103,7 +80,7 @@ impl Kv for KvService {
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        Ok(Response::new(status_response(self.engine, &self.shared)))
+        Ok(Response::new(self.status.response()))
     }
 }
 

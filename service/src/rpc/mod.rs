@@ -31,14 +31,15 @@ use tower::layer::util::{Identity, Stack};
 
 use crate::lookups::Lookups;
 use crate::net::Access;
+use crate::net::figures::Figures;
 use crate::net::limit::{ConnectionLimits, Limit};
-use crate::status::Shared;
+use crate::overlay::Overlay;
+use crate::status::Status;
 use accept::{Listening, Terms, connections};
 use budget::Budget;
 use guard::GuardLayer;
 
 pub use feed::{FeedLimits, FeedService};
-pub use kv::status_response;
 pub use uds::UdsListener;
 
 // Maximum memory of one connection, from any client. Its window of unread bytes takes 1 MiB
@@ -88,10 +89,11 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 pub struct Services {
     /// Access to the engine's lookup threads.
     pub lookups: Lookups,
-    pub shared: Arc<Shared>,
+    pub status: Status,
+    pub overlay: Arc<Overlay>,
     pub feed: FeedService,
-    /// Label of the engine in the answer to Status.
-    pub engine: &'static str,
+    /// Figures of the network edge.
+    pub net: Arc<Figures>,
 }
 
 /// The listeners, and the limits of their connections.
@@ -118,7 +120,7 @@ where
 {
     let (reporter, health_service) = tonic_health::server::health_reporter();
     health::begin(&reporter).await;
-    let Services { lookups, shared, feed, engine } = services;
+    let Services { lookups, status, overlay, feed, net } = services;
     let mut routes = Routes::builder();
     let feed = FeedServer::new(feed)
         .accept_compressed(CompressionEncoding::Gzip)
@@ -126,7 +128,7 @@ where
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     // Answers are sent uncompressed: compression would add more time to a lookup than it saves on a network.
-    let kv = KvServer::new(kv::KvService::new(lookups, Arc::clone(&shared), engine))
+    let kv = KvServer::new(kv::KvService::new(lookups, status.clone(), overlay))
         .accept_compressed(CompressionEncoding::Gzip)
         .accept_compressed(CompressionEncoding::Zstd)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -139,19 +141,18 @@ where
         // Older tools speak only this version.
         .add_service(reflection().build_v1alpha()?);
     let routes = routes.routes();
-    let figures = Arc::clone(&shared);
     let ended = async move {
         tokio::select! {
             () = shutdown => {}
-            () = health::follow(reporter.clone(), figures) => {}
+            () = health::follow(reporter.clone(), status) => {}
         }
         health::end(&reporter).await;
     }
     .boxed()
     .shared();
     let Door { tcp, uds, access, limits, request_timeout } = door;
-    let (tcp_limit, uds_limit) = Limit::grpc(limits, &shared);
-    let budget = Budget::new(shared);
+    let (tcp_limit, uds_limit) = Limit::grpc(limits, &net);
+    let budget = Budget::new(net);
     let guard = GuardLayer::new(Arc::clone(&access), request_timeout);
     let terms = |limit| Terms { limit, budget: Arc::clone(&budget), idle_timeout: limits.idle_timeout };
     let incoming = connections(Listening::Tcp(tcp, access), terms(tcp_limit));

@@ -108,7 +108,7 @@ impl Taking {
             // ORDERING: Relaxed: the sum alone decides; it guards no other memory.
             let taken = self.counter(scope).fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
             if taken.is_err() {
-                self.peer.shared().net.no_place(self.place, scope);
+                self.peer.figures().no_place(self.place, scope);
                 return Err(refusal(self.place, scope, share));
             }
             self.scopes += 1;
@@ -173,8 +173,8 @@ mod tests {
 
     use super::super::budget::Budget;
     use super::*;
+    use crate::net::figures::Figures;
     use crate::net::limit::tests::source;
-    use crate::status::Shared;
 
     const MAX: u64 = 16;
 
@@ -184,8 +184,8 @@ mod tests {
 
     #[test]
     fn a_connection_a_source_and_the_network_have_a_share_each_and_give_it_back() {
-        let shared = Shared::new(Default::default());
-        let budget = Budget::new(Arc::clone(&shared));
+        let figures = Arc::<Figures>::default();
+        let budget = Budget::new(Arc::clone(&figures));
         let peer = |source| Peer::of_test(&budget, source);
         let [one, two, three] = [(); 3].map(|()| peer(source(1)));
         let held = [take_all(&one), take_all(&two), take_all(&three)];
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(others.iter().map(Vec::len).collect::<Vec<_>>(), [4, 2, 0], "an eighth is not the network's");
         let local = take_all(&peer(Source::User(0)));
         assert_eq!(local.len(), 2);
-        let refused = |scope| shared.net.refused_places(Place::Waiters, scope);
+        let refused = |scope| figures.refused_places(Place::Waiters, scope);
         assert_eq!(Scope::ALL.map(refused), [3, 1, 2, 1]);
         let refused = Places::take(&three, Place::Waiters, 1, MAX).unwrap_err();
         assert_eq!(refused.code(), Code::ResourceExhausted);
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn the_accounts_of_sources_that_have_gone_are_not_kept() {
-        let budget = Budget::new(Shared::new(Default::default()));
+        let budget = Budget::new(Arc::<Figures>::default());
         for n in 0..10_000u32 {
             Peer::of_test(&budget, Source::User(n));
         }

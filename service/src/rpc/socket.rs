@@ -198,54 +198,53 @@ mod tests {
 
     use super::super::budget::{Budget, Charge, UnderWay};
     use super::*;
-    use crate::net::figures::Listener;
+    use crate::net::figures::{Figures, Listener};
     use crate::net::limit::tests::source;
     use crate::net::limit::{ConnectionLimits, Limit};
-    use crate::status::Shared;
 
     const IDLE: Duration = Duration::from_secs(300);
 
     /// Returns a connection over TCP, its other end, and the limit, with which one more connection evicts it.
-    fn socket(shared: &Arc<Shared>) -> (Socket, DuplexStream, Limit) {
+    fn socket(figures: &Arc<Figures>) -> (Socket, DuplexStream, Limit) {
         let (ours, theirs) = tokio::io::duplex(64);
         let limits = ConnectionLimits { max: 1, per_source: 1, idle_timeout: IDLE };
-        let limit = Limit::grpc(limits, shared).0;
+        let limit = Limit::grpc(limits, figures).0;
         let admission = limit.admit(source(1)).unwrap();
-        let peer = Peer::new(Budget::new(Arc::clone(shared)), None, Arc::clone(admission.seat()));
+        let peer = Peer::new(Budget::new(Arc::clone(figures)), None, Arc::clone(admission.seat()));
         (Socket::new(Box::new(ours), peer, admission, IDLE), theirs, limit)
     }
 
     /// Returns a connection as [`socket`] does, after the client has sent the opening line.
-    async fn greeted(shared: &Arc<Shared>) -> (Socket, DuplexStream, Limit) {
-        let (mut socket, mut theirs, limit) = socket(shared);
+    async fn greeted(figures: &Arc<Figures>) -> (Socket, DuplexStream, Limit) {
+        let (mut socket, mut theirs, limit) = socket(figures);
         theirs.write_all(&[0; 24]).await.unwrap();
         socket.read_exact(&mut [0; 24]).await.unwrap();
         (socket, theirs, limit)
     }
 
     /// Returns the number of connections cut by this rule, and by all rules.
-    fn cut(shared: &Shared, ending: Ending) -> (u64, u64) {
-        (shared.net.endings(ending), shared.net.of(Listener::GrpcTcp).cut.load(Ordering::Relaxed))
+    fn cut(figures: &Figures, ending: Ending) -> (u64, u64) {
+        (figures.endings(ending), figures.of(Listener::GrpcTcp).cut.load(Ordering::Relaxed))
     }
 
     #[tokio::test(start_paused = true)]
     async fn silence_is_cut_and_so_is_a_greeting_that_no_request_follows() {
-        let shared = Shared::new(Default::default());
-        let (mut silent, mut theirs, _limit) = socket(&shared);
+        let figures = Arc::<Figures>::default();
+        let (mut silent, mut theirs, _limit) = socket(&figures);
         theirs.write_all(b"PRI").await.unwrap();
         let error = silent.read_exact(&mut [0; 24]).await.unwrap_err();
-        assert_eq!((error.kind(), cut(&shared, Ending::Greeting)), (ErrorKind::TimedOut, (1, 1)));
-        let (mut greeted, _theirs, _limit) = greeted(&shared).await;
+        assert_eq!((error.kind(), cut(&figures, Ending::Greeting)), (ErrorKind::TimedOut, (1, 1)));
+        let (mut greeted, _theirs, _limit) = greeted(&figures).await;
         let begun = Instant::now();
         let error = greeted.read_u8().await.unwrap_err();
-        assert_eq!((error.kind(), cut(&shared, Ending::FirstRequest)), (ErrorKind::TimedOut, (1, 2)));
+        assert_eq!((error.kind(), cut(&figures, Ending::FirstRequest)), (ErrorKind::TimedOut, (1, 2)));
         assert!(begun.elapsed() >= FIRST_REQUEST_TIMEOUT && begun.elapsed() < FIRST_REQUEST_TIMEOUT * 2);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_settled_connection_is_cut_when_it_asks_nothing_and_has_nothing_under_way() {
-        let shared = Shared::new(Default::default());
-        let (mut socket, _theirs, _limit) = greeted(&shared).await;
+        let figures = Arc::<Figures>::default();
+        let (mut socket, _theirs, _limit) = greeted(&figures).await;
         socket.peer.seat().settle().unwrap();
         let peer = Arc::clone(&socket.peer);
         let subscription = UnderWay::new(&peer);
@@ -257,15 +256,15 @@ mod tests {
             let idle = tokio::time::timeout(IDLE - STALL_TICK, socket.read_u8()).await;
             assert!(idle.is_err(), "it asks now and then");
         }
-        assert_eq!(cut(&shared, Ending::Idle), (0, 0));
+        assert_eq!(cut(&figures, Ending::Idle), (0, 0));
         let error = socket.read_u8().await.unwrap_err();
-        assert_eq!((error.kind(), cut(&shared, Ending::Idle)), (ErrorKind::TimedOut, (1, 1)));
+        assert_eq!((error.kind(), cut(&figures, Ending::Idle)), (ErrorKind::TimedOut, (1, 1)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_newcomer_that_loses_its_place_ends_at_once() {
-        let shared = Shared::new(Default::default());
-        let (mut socket, _theirs, limit) = greeted(&shared).await;
+        let figures = Arc::<Figures>::default();
+        let (mut socket, _theirs, limit) = greeted(&figures).await;
         let begun = Instant::now();
         let next = async { limit.admit(source(2)).unwrap() };
         let (error, next) = tokio::join!(socket.read_u8(), next);
@@ -277,8 +276,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn answers_that_are_not_read_end_the_connection_and_slow_ones_do_not() {
-        let shared = Shared::new(Default::default());
-        let (mut socket, _theirs, _limit) = greeted(&shared).await;
+        let figures = Arc::<Figures>::default();
+        let (mut socket, _theirs, _limit) = greeted(&figures).await;
         let hold = |peer: &Arc<Peer>| {
             let charge = Charge::new(peer);
             assert!(charge.grow(1));
@@ -297,6 +296,6 @@ mod tests {
             () = slow => {}
         }
         let error = socket.read_u8().await.unwrap_err();
-        assert_eq!((error.kind(), cut(&shared, Ending::Unread)), (ErrorKind::TimedOut, (1, 1)));
+        assert_eq!((error.kind(), cut(&figures, Ending::Unread)), (ErrorKind::TimedOut, (1, 1)));
     }
 }

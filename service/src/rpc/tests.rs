@@ -14,8 +14,10 @@ use tonic_health::ServingStatus;
 
 use super::*;
 use crate::chain::{Gap, Phase};
-use crate::config::{SocketAccess, SocketMode};
+use crate::handles::Handles;
+use crate::lookups::LookupState;
 use crate::lookups::tests::{Pool, later};
+use crate::net::socket::{SocketAccess, SocketMode};
 use crate::readiness::Age;
 
 /// Longer than any request of these tests takes.
@@ -35,8 +37,8 @@ const NOT_SERVING: i32 = ServingStatus::NotServing as i32;
 impl Running {
     /// Sets readiness as after a slot that was applied.
     fn live(&self) {
-        self.pool.shared.readiness.slot_applied(Age::Known(Duration::from_millis(20)));
-        self.pool.shared.readiness.set_phase(Phase::Live);
+        self.pool.handles.status.readiness.slot_applied(Age::Known(Duration::from_millis(20)));
+        self.pool.handles.status.readiness.set_phase(Phase::Live);
     }
 }
 
@@ -56,7 +58,8 @@ async fn start_with(pool: Pool, request_timeout: Duration) -> Running {
     let limits =
         FeedLimits { subscribers: 1, heartbeat: Duration::from_millis(10), stall_timeout: Duration::from_secs(1) };
     let feed = FeedService::new(None, limits);
-    let services = Services { lookups: pool.lookups.clone(), shared: Arc::clone(&pool.shared), feed, engine: "redb" };
+    let Handles { status, lookups: LookupState { overlay, .. }, net, .. } = pool.handles.clone();
+    let services = Services { lookups: pool.lookups.clone(), status, overlay, feed, net };
     let server = tokio::spawn(serve(door, services, stopped.map(|_| ())));
     let client = KvClient::connect(format!("http://{address}")).await.unwrap();
     Running { pool, client, socket, stop, server }
@@ -158,7 +161,7 @@ async fn packed_batches_are_the_same_answers_in_less() {
 async fn status_names_the_gap_and_a_stopped_pool_is_unavailable() {
     let mut run = start().await;
     let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned() };
-    run.pool.shared.readiness.set_phase(Phase::Gap(gap));
+    run.pool.handles.status.readiness.set_phase(Phase::Gap(gap));
     let status = run.client.status(StatusRequest {}).await.unwrap().into_inner();
     assert_eq!((status.engine.as_str(), status.ready, status.lag_slots), ("redb", false, None));
     assert_eq!(status.checkpoint.unwrap().slot, Some(7));
@@ -203,7 +206,7 @@ async fn health_and_reflection_answer() {
         let asked = tonic_health::pb::HealthCheckRequest { service: service.to_owned() };
         assert_eq!(health.check(asked).await.unwrap().into_inner().status, status, "{service:?}");
     }
-    run.pool.shared.readiness.set_phase(Phase::CatchingUp);
+    run.pool.handles.status.readiness.set_phase(Phase::CatchingUp);
     assert_eq!(watch.message().await.unwrap().map(|answer| answer.status), Some(NOT_SERVING));
     for (service, status) in [("", NOT_SERVING), ("solkv.v1.Feed", NOT_SERVING), ("liveness", SERVING)] {
         let asked = tonic_health::pb::HealthCheckRequest { service: service.to_owned() };

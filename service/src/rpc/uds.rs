@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use tokio::net::UnixListener;
 
-pub(crate) use crate::config::SocketAccess;
+pub(crate) use crate::net::socket::SocketAccess;
 
 /// A bound Unix socket; dropping it removes its file.
 #[derive(Debug)]

@@ -11,9 +11,9 @@ use tonic::metadata::MetadataMap;
 
 use super::budget::Peer;
 use super::places::Places;
+use crate::chain::Commitment;
 use crate::net::figures::Place;
-use crate::overlay::Commitment;
-use crate::status::Shared;
+use crate::overlay::Overlay;
 
 /// Longest wait for a slot. A healthy service reaches an existing slot within a second or two, and a finalized one
 /// within about 13. A client that wants to wait longer asks again.
@@ -41,7 +41,7 @@ pub(super) struct Wanted {
 /// The requests that wait for a slot.
 #[derive(Debug)]
 pub(super) struct Waits {
-    shared: Arc<Shared>,
+    overlay: Arc<Overlay>,
 }
 
 impl Wanted {
@@ -85,8 +85,8 @@ impl Wanted {
 }
 
 impl Waits {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared }
+    pub(super) fn new(overlay: Arc<Overlay>) -> Self {
+        Self { overlay }
     }
 
     /// Waits until a lookup would read the wanted slot. Returns at once if it already would, or if no slot is wanted.
@@ -95,11 +95,11 @@ impl Waits {
         if wanted.min_context_slot.is_none() {
             return Ok(());
         }
-        if wanted.commitment == Commitment::Processed && self.shared.overlay.processed().is_none() {
+        if wanted.commitment == Commitment::Processed && self.overlay.processed().is_none() {
             // The lookup reports this; no wait would help.
             return Ok(());
         }
-        let mut reached = self.shared.overlay.reached(wanted.commitment);
+        let mut reached = self.overlay.reached(wanted.commitment);
         if wanted.is_in(*reached.borrow_and_update()) {
             return Ok(());
         }
@@ -109,7 +109,7 @@ impl Waits {
         match tokio::time::timeout(wanted.wait, arrives).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) => Err(Status::unavailable("the service is shutting down")),
-            Err(_) => Err(wanted.not_reached(*self.shared.overlay.reached(wanted.commitment).borrow())),
+            Err(_) => Err(wanted.not_reached(*self.overlay.reached(wanted.commitment).borrow())),
         }
     }
 }
@@ -140,15 +140,14 @@ mod tests {
     use super::super::budget::Budget;
     use super::*;
     use crate::net::limit::tests::source;
-    use crate::overlay::Overlay;
 
     fn waits(slot: u64) -> Waits {
         let checkpoint = ChainCheckpoint { slot: Some(slot), ..ChainCheckpoint::default() };
-        Waits::new(Shared::with_overlay(checkpoint, Overlay::new(&checkpoint, false, false)))
+        Waits::new(Arc::new(Overlay::new(&checkpoint, false, false)))
     }
 
-    fn peer(waits: &Waits) -> Arc<Peer> {
-        Peer::of_test(&Budget::new(Arc::clone(&waits.shared)), source(1))
+    fn peer() -> Arc<Peer> {
+        Peer::of_test(&Budget::new(Arc::default()), source(1))
     }
 
     fn wanted(min_context_slot: u64, timeout: &'static str) -> Wanted {
@@ -172,23 +171,23 @@ mod tests {
     #[tokio::test]
     async fn a_slot_is_waited_for_and_the_slot_reached_is_named() {
         let waits = waits(7);
-        let peer = peer(&waits);
+        let peer = peer();
         waits.until(&wanted(7, "8S"), 1, &peer).await.unwrap();
         let refused = waits.until(&wanted(9, "8m"), 1, &peer).await.unwrap_err();
         assert_eq!(refused.code(), Code::FailedPrecondition);
         assert!(refused.message().contains("min_context_slot=9") && refused.message().contains("slot=7"), "{refused}");
-        let shared = Arc::clone(&waits.shared);
+        let overlay = Arc::clone(&waits.overlay);
         let nine = wanted(9, "9S");
         let waiter = tokio::spawn(async move { waits.until(&nine, 1, &peer).await });
-        shared.overlay.published(Some(8));
-        shared.overlay.published(Some(9));
+        overlay.published(Some(8));
+        overlay.published(Some(9));
         waiter.await.unwrap().unwrap();
     }
 
     #[tokio::test]
     async fn those_that_wait_are_bounded() {
         let waits = Arc::new(waits(7));
-        let peer = peer(&waits);
+        let peer = peer();
         let (share, nine) = (WAITERS_MAX / 4, wanted(9, "8S"));
         let mut waiting: Vec<_> = (0..share).map(|_| Box::pin(waits.until(&nine, KEYS_PER_WAITER, &peer))).collect();
         for waiter in &mut waiting {

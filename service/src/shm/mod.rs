@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -28,10 +28,11 @@ use proto::shm::{hello, sleep_fence};
 use rustix::net::sockopt::socket_peercred;
 
 use crate::lookups::IDLE_REFRESH;
-use crate::pulse::Pulse;
+use crate::lookups::LookupState;
+use crate::pulse::{Pulse, Pulses};
 use crate::reading::{BatchReading, PIECE_KEYS, Reading};
 use crate::rpc::uds::{self, SocketAccess, SocketFile};
-use crate::status::Shared;
+use crate::status::Status;
 use crate::stop;
 use bells::Bells;
 use discard::Discard;
@@ -68,6 +69,15 @@ const ACCEPTS_A_LOOK: usize = 4;
 /// Source label under which these lookups' latencies are recorded.
 const SOURCE: &str = "shm";
 
+/// State of the service that the thread reads and writes.
+#[derive(Clone, Debug)]
+pub struct ShmState {
+    pub lookups: LookupState,
+    pub status: Status,
+    /// Number of clients connected at this moment.
+    pub sessions: Arc<AtomicU64>,
+}
+
 /// The running thread. Dropping this does not stop it; see [`ShmServer::join`].
 pub struct ShmServer {
     stop: Arc<AtomicBool>,
@@ -87,8 +97,8 @@ impl Doorbell {
 }
 
 impl ShmServer {
-    /// Binds `path` and starts the thread. `access` decides who may connect, `label` is the engine's, and `feed` is the
-    /// ring of changes for clients to read.
+    /// Binds `path` and starts the thread. `access` decides who may connect, and `feed` is the ring of changes for
+    /// clients to read.
     ///
     /// # Errors
     /// Another process listens at `path`, the file there is not a socket, or the system refuses.
@@ -96,8 +106,8 @@ impl ShmServer {
         path: &Path,
         access: &SocketAccess,
         engine: Arc<Measured>,
-        shared: Arc<Shared>,
-        label: &'static str,
+        state: ShmState,
+        pulses: &Pulses,
         feed: Option<OwnedFd>,
     ) -> anyhow::Result<Self> {
         let (listener, file) = uds::bind(path, access)?;
@@ -105,10 +115,10 @@ impl ShmServer {
         let bells = Bells::new(&doorbell, &listener).context("cannot watch the shared-memory socket")?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let pulse = shared.pulses.add("shm-lookup");
+        let pulse = pulses.add("shm-lookup");
         let run = move || {
             let _file: SocketFile = file;
-            let mut server = Server::new(listener, bells, &engine, &shared, label, feed);
+            let mut server = Server::new(listener, bells, &engine, &state, feed);
             server.run(&stopped, &pulse);
         };
         let thread = std::thread::Builder::new()
@@ -139,8 +149,7 @@ impl ShmServer {
 struct Server<'e> {
     listener: UnixListener,
     bells: Bells,
-    shared: &'e Shared,
-    label: &'static str,
+    state: &'e ShmState,
     feed: Option<OwnedFd>,
     sessions: Vec<Session>,
     /// Id that the next session gets.
@@ -171,21 +180,19 @@ impl<'e> Server<'e> {
         listener: UnixListener,
         bells: Bells,
         engine: &'e Measured,
-        shared: &'e Shared,
-        label: &'static str,
+        state: &'e ShmState,
         feed: Option<OwnedFd>,
     ) -> Self {
         Self {
             listener,
             bells,
-            shared,
-            label,
+            state,
             feed,
             sessions: Vec::new(),
             next_id: 0,
             scratch: Scratch::default(),
-            reading: Reading::new(engine, shared, SOURCE),
-            batches: BatchReading::new(engine, shared, SOURCE),
+            reading: Reading::new(engine, &state.lookups, SOURCE),
+            batches: BatchReading::new(engine, &state.lookups, SOURCE),
             under_way: None,
             waiting: 0,
             turn: 0,
@@ -227,7 +234,7 @@ impl<'e> Server<'e> {
     fn serve(&mut self) -> bool {
         let mut any = false;
         for session in &mut self.sessions {
-            match session.serve(&mut self.reading, &mut self.scratch, self.shared, self.label) {
+            match session.serve(&mut self.reading, &mut self.scratch, self.state) {
                 Served::Nothing => {}
                 Served::Answered => any = true,
                 Served::Batch => self.waiting += 1,
@@ -249,11 +256,11 @@ impl<'e> Server<'e> {
             let Some(keys) = session.batch_keys() else { continue };
             let own = self.under_way == Some(session.id());
             let answered = if keys <= PIECE_KEYS {
-                session.serve_short_batch(&mut self.reading, &mut self.scratch, self.shared);
+                session.serve_short_batch(&mut self.reading, &mut self.scratch, self.state);
                 true
             } else if own || self.under_way.is_none() {
                 let begun = own || session.begin_batch(&mut self.batches);
-                let answered = !begun || session.piece_of_batch(&mut self.batches, self.shared);
+                let answered = !begun || session.piece_of_batch(&mut self.batches, self.state);
                 self.under_way = (!answered).then_some(session.id());
                 answered
             } else {
@@ -345,7 +352,7 @@ impl<'e> Server<'e> {
         match session::deafen(&socket) {
             Ok(true) => {}
             Ok(false) => {
-                tracing::warn!("a shared-memory client is refused: it sends, which no client does");
+                tracing::warn!("a shared-memory client is refused: it sent data, which no correct client does");
                 self.discard.put(socket);
                 return self.pause();
             }
@@ -381,7 +388,7 @@ impl<'e> Server<'e> {
 
     fn count_sessions(&self, sessions: usize) {
         // ORDERING: Relaxed: a statistic.
-        self.shared.shm_sessions.store(sessions as u64, Ordering::Relaxed);
+        self.state.sessions.store(sessions as u64, Ordering::Relaxed);
     }
 }
 

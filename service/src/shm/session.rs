@@ -27,13 +27,11 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use rustix::thread::futex;
 
-use super::bells;
+use super::{ShmState, bells};
+use crate::chain;
 use crate::lookups::LookupError;
-use crate::overlay;
 use crate::reading::{BatchReading, PIECE_KEYS, Reading, Spent};
-use crate::rpc::status_response;
 use crate::slow::{Parts, Slow, Transport};
-use crate::status::Shared;
 
 /// A client's session, from its greeting on.
 pub(super) struct Session {
@@ -130,13 +128,7 @@ impl Session {
     }
 
     /// Looks for a request. Answers it at once unless it is a batch, which is recorded to wait for its turn.
-    pub(super) fn serve(
-        &mut self,
-        reading: &mut Reading<'_>,
-        scratch: &mut Scratch,
-        shared: &Shared,
-        label: &str,
-    ) -> Served {
+    pub(super) fn serve(&mut self, reading: &mut Reading<'_>, scratch: &mut Scratch, state: &ShmState) -> Served {
         let seq = self.segment.requested();
         if seq == self.answered || self.batch.is_some() {
             return Served::Nothing;
@@ -144,22 +136,22 @@ impl Session {
         let request = self.segment.request();
         let response = match refusal(&request) {
             Some(status) => Response { status, ..Response::default() },
-            None if request.op == op::STATUS => self.status(shared, label),
+            None if request.op == op::STATUS => self.status(state),
             None if request.count > 1 => {
                 self.batch = Some((seq, request));
                 return Served::Batch;
             }
-            None => return self.look_up(seq, &request, reading, scratch, shared),
+            None => return self.look_up(seq, &request, reading, scratch, state),
         };
         self.answer(seq, response);
         Served::Answered
     }
 
     /// Answers the waiting batch in one piece, because it has no more than [`PIECE_KEYS`] keys.
-    pub(super) fn serve_short_batch(&mut self, reading: &mut Reading<'_>, scratch: &mut Scratch, shared: &Shared) {
+    pub(super) fn serve_short_batch(&mut self, reading: &mut Reading<'_>, scratch: &mut Scratch, state: &ShmState) {
         if let Some((seq, request)) = self.batch.take() {
             debug_assert!(request.count as usize <= PIECE_KEYS, "a long one is read in pieces");
-            self.look_up(seq, &request, reading, scratch, shared);
+            self.look_up(seq, &request, reading, scratch, state);
         }
     }
 
@@ -173,7 +165,7 @@ impl Session {
     }
 
     /// Reads the next piece of the batch. Returns true if it was the last, or failed; the batch is then answered.
-    pub(super) fn piece_of_batch(&mut self, batches: &mut BatchReading<'_>, shared: &Shared) -> bool {
+    pub(super) fn piece_of_batch(&mut self, batches: &mut BatchReading<'_>, state: &ShmState) -> bool {
         match batches.piece() {
             Ok(false) => return false,
             Err(error) => self.end_batch(&error),
@@ -181,7 +173,7 @@ impl Session {
                 if let Some((seq, request)) = self.batch.take() {
                     let response = self.found(&request, batches.slot(), &batches.values);
                     self.answer(seq, response);
-                    report_slow(&request, response, batches.spent(), shared);
+                    report_slow(&request, response, batches.spent(), state);
                 }
             }
         }
@@ -207,8 +199,8 @@ impl Session {
         }
     }
 
-    fn status(&self, shared: &Shared, label: &str) -> Response {
-        let encoded = status_response(label, shared).encode_to_vec();
+    fn status(&self, state: &ShmState) -> Response {
+        let encoded = state.status.response().encode_to_vec();
         if encoded.len() > STATUS_BYTES_MAX {
             return Response { status: status::FAILED, ..Response::default() };
         }
@@ -223,7 +215,7 @@ impl Session {
         request: &Request,
         reading: &mut Reading<'_>,
         scratch: &mut Scratch,
-        shared: &Shared,
+        state: &ShmState,
     ) -> Served {
         let Scratch { keys, values } = scratch;
         self.segment.keys(request.count as usize, keys);
@@ -234,7 +226,7 @@ impl Session {
             Err(error) => Response { status: failure(&error), ..Response::default() },
         };
         self.answer(seq, response);
-        report_slow(request, response, reading.spent(), shared);
+        report_slow(request, response, reading.spent(), state);
         Served::Answered
     }
 
@@ -253,12 +245,18 @@ impl Session {
 }
 
 /// Logs a lookup if it was slow. The time that a batch waits between its pieces does not count: see [`Slow`].
-fn report_slow(request: &Request, response: Response, spent: Spent, shared: &Shared) {
+fn report_slow(request: &Request, response: Response, spent: Spent, state: &ShmState) {
     let Spent { overlay_ns, read_ns } = spent;
-    if response.status == status::OK && shared.slow.is_slow(overlay_ns + read_ns) {
+    if response.status == status::OK && state.lookups.slow.is_slow(overlay_ns + read_ns) {
         let parts = Parts { overlay_ns, read_ns, ..Parts::default() };
         let (keys, commitment) = (request.count as usize, commitment(request.commitment));
-        shared.slow.report(&Slow { transport: Transport::Shm, keys, commitment, total_ns: parts.sum_ns(), parts });
+        state.lookups.slow.report(&Slow {
+            transport: Transport::Shm,
+            keys,
+            commitment,
+            total_ns: parts.sum_ns(),
+            parts,
+        });
     }
 }
 
@@ -277,11 +275,11 @@ fn refusal(request: &Request) -> Option<u32> {
 }
 
 /// Converts a commitment that [`refusal`] has accepted.
-fn commitment(wire: i32) -> overlay::Commitment {
+fn commitment(wire: i32) -> chain::Commitment {
     match Commitment::try_from(wire) {
-        Ok(Commitment::Processed) => overlay::Commitment::Processed,
-        Ok(Commitment::Finalized) => overlay::Commitment::Finalized,
-        Ok(Commitment::Unspecified | Commitment::Confirmed) | Err(_) => overlay::Commitment::Confirmed,
+        Ok(Commitment::Processed) => chain::Commitment::Processed,
+        Ok(Commitment::Finalized) => chain::Commitment::Finalized,
+        Ok(Commitment::Unspecified | Commitment::Confirmed) | Err(_) => chain::Commitment::Confirmed,
     }
 }
 

@@ -12,6 +12,7 @@ use proto::v1::{Commitment, GET_MANY_KEYS_MAX, StatusResponse};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::*;
+use crate::handles::Handles;
 use crate::lookups::tests::{Pool, commit, later};
 
 struct Raw {
@@ -76,10 +77,15 @@ fn get(count: usize) -> Request {
     Request { version: VERSION, op: op::GET, count: count as u32, ..Request::default() }
 }
 
+fn state(pool: &Pool) -> ShmState {
+    let Handles { lookups, status, shm_sessions: sessions, .. } = pool.handles.clone();
+    ShmState { lookups, status, sessions }
+}
+
 fn start(pool: &Pool) -> (ShmServer, std::path::PathBuf) {
     let path = pool.dir.path().join("shm.sock");
-    let (engine, shared) = (Arc::clone(&pool.engine), Arc::clone(&pool.shared));
-    let server = ShmServer::start(&path, &SocketAccess::OWNER, engine, shared, "redb", None).unwrap();
+    let (engine, pulses) = (Arc::clone(&pool.engine), Pulses::default());
+    let server = ShmServer::start(&path, &SocketAccess::OWNER, engine, state(pool), &pulses, None).unwrap();
     (server, path)
 }
 
@@ -90,7 +96,8 @@ fn by_hand(test: impl FnOnce(&Pool, &mut Server<'_>, &dyn Fn(&mut Server<'_>) ->
     let (listener, _file) = uds::bind(&path, &SocketAccess::OWNER).unwrap();
     let own = bells::bell().unwrap();
     let bells = Bells::new(&own, &listener).unwrap();
-    let mut server = Server::new(listener, bells, &pool.engine, &pool.shared, "redb", None);
+    let state = state(&pool);
+    let mut server = Server::new(listener, bells, &pool.engine, &state, None);
     let join = |server: &mut Server<'_>| {
         let socket = UnixStream::connect(&path).unwrap();
         server.look_around(Some(Duration::ZERO));
@@ -176,9 +183,9 @@ fn one_client_too_many_is_refused_until_another_leaves() {
         assert_eq!(client.ask(request, &[[1; 32]]).status, status::OK);
     }
     // ORDERING: Relaxed: a statistic.
-    assert!(pool.shared.shm_sessions.load(Ordering::Relaxed) >= clients.len() as u64);
+    assert!(pool.handles.shm_sessions.load(Ordering::Relaxed) >= clients.len() as u64);
     server.join(later()).unwrap();
-    assert_eq!(pool.shared.shm_sessions.load(Ordering::Relaxed), 0);
+    assert_eq!(pool.handles.shm_sessions.load(Ordering::Relaxed), 0);
 }
 
 #[test]
@@ -190,7 +197,7 @@ fn a_get_waits_for_one_piece_at_most_and_no_batch_mixes_two_states() {
         while slots.len() < 10 {
             turns += 1;
             slot += 1;
-            commit(&pool.engine, &pool.shared, [1; 32], slot);
+            commit(&pool.engine, &pool.handles.lookups, [1; 32], slot);
             other.send(get(1), &[[1; 32]]);
             assert!(server.serve());
             // Answered within this turn, which reads at most one piece, and from the newest state.

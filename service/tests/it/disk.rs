@@ -48,7 +48,7 @@ impl Drop for Disk {
 }
 
 #[test]
-fn a_full_disk_is_said_lookups_go_on_and_space_mends_it() {
+fn a_full_disk_is_reported_lookups_continue_and_space_mends_it() {
     for options in columns() {
         let temp = tempfile::tempdir().unwrap();
         let Some(disk) = Disk::mount(temp.path().join("disk")) else { return };

@@ -309,10 +309,7 @@ fn slow_late_and_mistaken_subscribers_are_told() {
     assert!(service.metric("solkv_feed_log_bytes").unwrap() <= f64::from(18 << 20));
 
     client_runtime().block_on(async {
-        let refused = async |request| match subscribe(&uds, request).await {
-            Err(status) => (status.code(), status.message().to_owned()),
-            Ok(_) => panic!("not refused"),
-        };
+        let refused = async |request| refused(&uds, request).await;
         let mut first = subscribe(&uds, request(Start::FromSeq(newest))).await.unwrap();
         let Kind::Started(started) = first.message().await.unwrap().unwrap().kind.unwrap() else { panic!("first") };
         let feed_id = started.feed_id;
@@ -338,30 +335,7 @@ fn slow_late_and_mistaken_subscribers_are_told() {
         let filter = Filter { keys: vec![vec![1; 31].into()], ..Filter::default() };
         let wrong = SubscribeRequest { filter: Some(filter), ..request(Start::FromSeq(newest)) };
         assert_eq!(refused(wrong).await.0, Code::InvalidArgument);
-
-        // A subscriber that does not read is cut off, and its position is shown. When it comes back it misses nothing.
-        let mut slow = subscribe(&uds, request(Start::FromSeq(oldest))).await.unwrap();
-        let mut idle = subscribe(&uds, request(Start::FromSeq(newest + 1))).await.unwrap();
-        assert_eq!(refused(request(Start::FromSeq(newest))).await.0, Code::ResourceExhausted, "two are there");
-        while service.metric("solkv_feed_cut_off_total") != Some(1.0) {
-            let heartbeat = idle.message().await.unwrap().unwrap();
-            assert!(matches!(heartbeat.kind, Some(Kind::Started(_) | Kind::Heartbeat(_))), "{heartbeat:?}");
-        }
-        let mut seq = oldest - 1;
-        let status = loop {
-            match slow.message().await {
-                Ok(Some(message)) => seq = changes(message, seq),
-                Ok(None) => panic!("ended without a word"),
-                Err(status) => break status,
-            }
-        };
-        assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
-        assert!(status.message().contains("cut off") && seq < newest, "{status:?}");
-        let mut back = subscribe(&uds, request(Start::FromSeq(seq + 1))).await.unwrap();
-        while seq < newest {
-            seq = changes(back.message().await.unwrap().unwrap(), seq);
-        }
-        drop((idle, back, slow));
+        slow_is_cut_off(&mut service, &uds, oldest, newest).await;
         filtered(&uds, oldest, newest).await;
     });
     wait_for("the end of all subscriptions", || {
@@ -370,6 +344,40 @@ fn slow_late_and_mistaken_subscribers_are_told() {
     assert!(service.terminate().success());
     assert_eq!(digest(&dir, &options), end.digest);
     stream.stop().unwrap();
+}
+
+/// A subscriber that does not read is cut off, and its position is shown. When it comes back it misses nothing.
+async fn slow_is_cut_off(service: &mut Service, uds: &Path, oldest: u64, newest: u64) {
+    let mut slow = subscribe(uds, request(Start::FromSeq(oldest))).await.unwrap();
+    let mut idle = subscribe(uds, request(Start::FromSeq(newest + 1))).await.unwrap();
+    assert_eq!(refused(uds, request(Start::FromSeq(newest))).await.0, Code::ResourceExhausted, "two are there");
+    while service.metric("solkv_feed_cut_off_total") != Some(1.0) {
+        let heartbeat = idle.message().await.unwrap().unwrap();
+        assert!(matches!(heartbeat.kind, Some(Kind::Started(_) | Kind::Heartbeat(_))), "{heartbeat:?}");
+    }
+    let mut seq = oldest - 1;
+    let status = loop {
+        match slow.message().await {
+            Ok(Some(message)) => seq = changes(message, seq),
+            Ok(None) => panic!("ended without a word"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+    assert!(status.message().contains("cut off") && seq < newest, "{status:?}");
+    let mut back = subscribe(uds, request(Start::FromSeq(seq + 1))).await.unwrap();
+    while seq < newest {
+        seq = changes(back.message().await.unwrap().unwrap(), seq);
+    }
+    drop((idle, back, slow));
+}
+
+/// Returns the status of a subscription that is refused.
+async fn refused(uds: &Path, request: SubscribeRequest) -> (Code, String) {
+    match subscribe(uds, request).await {
+        Err(status) => (status.code(), status.message().to_owned()),
+        Ok(_) => panic!("not refused"),
+    }
 }
 
 /// Returns the sequence number after a message to a subscriber without a filter.

@@ -50,7 +50,7 @@ fn a_stream_that_no_longer_has_the_slots_is_a_gap() {
 }
 
 #[test]
-fn a_refused_token_is_said_and_not_shown() {
+fn a_refused_token_is_reported_and_not_shown() {
     let options = columns().remove(0);
     let temp = tempfile::tempdir().unwrap();
     let (good, bad) = (temp.path().join("good"), temp.path().join("bad"));

@@ -87,7 +87,7 @@ fn a_stream_that_is_silent_down_late_or_refused_is_not_ready_on_any_channel() {
     let said = if said.reason.contains("not allow") { said } else { followed.wait_until(false) };
     assert!(said.reason.contains("your plan has run out") && !said.reason.contains("token"), "{said:?}");
     let log = followed.service.log();
-    assert!(log.contains("not ready any more") && log.contains("ready slot="), "{log}");
+    assert!(log.contains("no longer ready") && log.contains("ready slot="), "{log}");
     followed.end();
 }
 
@@ -122,7 +122,7 @@ fn slots_that_are_not_of_the_chain_do_not_end_readiness_for_good() {
     let newest = followed.service.metric("solkv_newest_slot").unwrap();
     assert!(newest < 1e6, "one message is not believed: newest={newest}");
     let log = followed.service.log();
-    assert!(!log.contains("not ready any more"), "{log}");
+    assert!(!log.contains("no longer ready"), "{log}");
     followed.provider.set(Act::Foreign);
     wait_for("a gap", || {
         let said = followed.witness.ask();

@@ -178,7 +178,9 @@ fn certificates_and_tokens_are_read_again_at_sighup_and_bad_ones_change_nothing(
     new.valid().write(temp.path());
     std::fs::write(&tokens, "short").unwrap();
     service.signal(Signal::HUP);
-    wait_for("the refusal", || service.log().contains("what was in effect stays").then_some(()));
+    wait_for("the refusal", || {
+        service.log().contains("the earlier certificates and tokens stay in effect").then_some(())
+    });
     assert!(known(&old) && !known(&new), "half of it is taken");
     std::fs::write(&tokens, OTHER_TOKEN).unwrap();
     service.signal(Signal::HUP);
@@ -211,7 +213,7 @@ fn without_tls_only_loopback_is_listened_on_unless_told_so() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_refused_before_anything_starts() {
+fn contradicting_certificates_are_refused_before_anything_starts() {
     let temp = tempfile::tempdir().unwrap();
     let ca = Ca::new("ca");
     let (leaf, other) = (ca.valid(), ca.valid());
@@ -225,7 +227,7 @@ fn what_does_not_fit_together_is_refused_before_anything_starts() {
     let other_key = temp.path().join("other.pem");
     secret(&other_key, &other.key);
     let text = refusal(&temp, &["--tls-cert", cert, "--tls-key", other_key.to_str().unwrap()]);
-    assert!(text.contains("do not fit together"), "{text}");
+    assert!(text.contains("do not match"), "{text}");
     std::fs::set_permissions(key, std::fs::Permissions::from_mode(0o644)).unwrap();
     assert!(refusal(&temp, &["--tls-cert", cert, "--tls-key", key]).contains("chmod o-r"));
     assert!(refusal(&temp, &["--max-connections", "4000000"]).contains("max_connections"));

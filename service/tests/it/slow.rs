@@ -17,7 +17,7 @@ fn lines(service: &Service, words: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn each_transports_slow_requests_are_counted_and_their_parts_said() {
+fn each_transports_slow_requests_are_counted_and_their_parts_logged() {
     let options = columns().pop().unwrap();
     let temp = tempfile::tempdir().unwrap();
     let (dir, uds, shm) = (temp.path().join("store"), temp.path().join("kv.sock"), temp.path().join("shm.sock"));

@@ -261,7 +261,7 @@ fn info_of_a_store_that_is_served_is_the_services() {
 }
 
 #[test]
-fn a_log_filter_that_is_none_is_found_by_check_config_too() {
+fn an_invalid_log_filter_is_found_by_check_config_too() {
     for command in ["run", "check-config"] {
         let mut service = Command::new(env!("CARGO_BIN_EXE_service"));
         service.args([command, "--create-empty", "--geyser", NO_STREAM, "--dir", "/store"]);
@@ -304,7 +304,7 @@ fn settings_that_can_never_work_are_refused_before_the_store_is_touched() {
     for (more, says) in [
         (&["--uds", &path(&"x".repeat(108))][..], "max_bytes=107"),
         (&["--uds", &lock], "store's own LOCK"),
-        (&["--uds", &path("a"), "--shm", &path("a")], "uds and shm are one path"),
+        (&["--uds", &path("a"), "--shm", &path("a")], "uds and shm are the same path"),
         (&["--shm", &path("missing/a")], "no such directory"),
         (&["--x-token-file", &fifo], "not a regular file"),
         (&["--bearer-token-file", &fifo], "not a regular file"),

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use workload::Rng;
 
-use crate::ingest::assemble::Base;
+use crate::chain::Base;
 
 /// One write of an account, reduced to the key and value that the extraction yields.
 #[derive(Clone, Copy, Debug)]

@@ -29,6 +29,7 @@ use self::chain::Chain;
 use self::oracle::Oracle;
 use self::server::Server;
 use self::store::{Fault, KILLED, Opened, Store};
+use super::State;
 use super::apply::{Apply, ApplyConfig};
 use super::batch;
 use super::extract::Extract;
@@ -37,8 +38,8 @@ use super::provider::{Provider, Settings};
 use super::receive::{ReceiveConfig, receive_from};
 use super::subscribe::Commitment;
 use crate::feed::FRAME_CHANGES_MAX;
+use crate::pulse::Pulse;
 use crate::readiness::{Limits, Verdict};
-use crate::status::Shared;
 
 /// Maximum time for which the receiver keeps a connection that has shown a gap. The receiver checks after each message,
 /// and twice a second where none arrives.
@@ -89,7 +90,7 @@ fn a_commit_that_failed_and_changed_nothing_is_over() {
     let chain = Chain::new(&mut rng);
     let store = Store::create(&chain, true, Durability::Buffered, &mut rng);
     let Opened { engine, writer, feed: _, plan } = store.open();
-    let shared = Shared::new(ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's"));
+    let state = State::at(ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's"));
     let config = ApplyConfig {
         batch: batch::Limits { due: 1, most: FRAME_CHANGES_MAX },
         commit_interval: Duration::ZERO,
@@ -98,16 +99,17 @@ fn a_commit_that_failed_and_changed_nothing_is_over() {
         durability: Durability::Buffered,
     };
     let (_stop, stopped) = watch::channel(false);
-    let mut apply = Apply::new(Arc::clone(&engine), Arc::clone(&shared), Some(writer), config, stopped).expect("begun");
+    let mut apply =
+        Apply::new(Arc::clone(&engine), state.clone(), Some(writer), config, Pulse::default(), stopped).expect("begun");
     for fault in [Fault::FullAtCommit(1), Fault::WantAtCommit(1)] {
         *plan.lock().expect("a plan") = Some((0, fault));
         apply.commit(chain.base.slot).expect_err("the plan says so");
-        assert!(!shared.is_committing(), "{fault:?}");
+        assert!(!state.published.is_committing(), "{fault:?}");
     }
     let checkpoint = apply.commit(chain.base.slot).expect("no fault is left");
-    assert!(shared.is_committing(), "a reader may see it, and it is not published");
-    shared.publish(checkpoint);
-    assert!(!shared.is_committing());
+    assert!(state.published.is_committing(), "a reader may see it, and it is not published");
+    state.published.publish(checkpoint);
+    assert!(!state.published.is_committing());
 }
 
 /// Runs one chain and one store through as many lives as the chain takes.
@@ -211,14 +213,15 @@ impl Simulation {
         let started_at = self.oracle.slot();
         info!(?until, started_at, plan = ?*plan.lock().expect("a plan"), "a life begins");
         let checkpoint = engine.checkpoint().expect("a checkpoint");
-        let shared = Shared::new(ChainCheckpoint::read(&checkpoint).expect("a chain's"));
+        let state = State::at(ChainCheckpoint::read(&checkpoint).expect("a chain's"));
         let (stop, stopped) = watch::channel(false);
         let (messages, mut received) = mpsc::channel([1, 2, 4, 256][self.rng.below(4) as usize]);
         let receiver =
-            receive_from(self.server.clone(), self.receive.clone(), messages, Arc::clone(&shared), stopped.clone());
+            receive_from(self.server.clone(), self.receive.clone(), messages, state.clone(), stopped.clone());
         let receiver = tokio::spawn(receiver);
-        let mut apply = Apply::new(Arc::clone(&engine), Arc::clone(&shared), Some(writer), self.apply, stopped)
-            .expect("the engine has a checkpoint");
+        let mut apply =
+            Apply::new(Arc::clone(&engine), state.clone(), Some(writer), self.apply, Pulse::default(), stopped)
+                .expect("the engine has a checkpoint");
         apply.begin();
         let deadline = match until {
             Until::Stopped(at) | Until::AtTip(_, at) => at,
@@ -238,12 +241,12 @@ impl Simulation {
                 self.cut = true;
                 break true;
             }
-            self.oracle.check(&*engine, &feed, Some(&shared));
+            self.oracle.check(&*engine, &feed, Some(&state));
             if self.oracle.slot() != at_slot {
                 (at_slot, moved_at) = (self.oracle.slot(), Some(Instant::now()));
             }
-            self.check_readiness(&shared, started_at, moved_at);
-            self.check_given_up(&shared, &mut gap_shown);
+            self.check_readiness(&state, started_at, moved_at);
+            self.check_given_up(&state, &mut gap_shown);
             if let Until::AtTip(heals_at, _) = until {
                 if Instant::now() >= heals_at {
                     self.server.heal();
@@ -264,9 +267,9 @@ impl Simulation {
             self.cut = true;
             self.oracle.follow(&feed);
         } else {
-            self.oracle.check(&*engine, &feed, Some(&shared));
+            self.oracle.check(&*engine, &feed, Some(&state));
         }
-        let verdict = shared.verdict();
+        let verdict = state.readiness.verdict();
         info!(killed, slot = self.oracle.slot(), ?verdict, "a life ends");
         (verdict, taken > 0)
     }
@@ -283,8 +286,8 @@ impl Simulation {
     }
 
     /// Asserts that the verdict is true. `moved_at` is the time at which this life last applied a slot.
-    fn check_readiness(&self, shared: &Shared, started_at: u64, moved_at: Option<Instant>) {
-        let verdict = shared.verdict();
+    fn check_readiness(&self, state: &State, started_at: u64, moved_at: Option<Instant>) {
+        let verdict = state.readiness.verdict();
         let slot = self.oracle.slot();
         if verdict.is_ready() {
             assert!(slot > started_at, "ready at slot={slot}, and nothing was applied since the start");
@@ -303,8 +306,8 @@ impl Simulation {
 
     /// Asserts that a connection that has shown a gap is given up in time. `shown` holds the time at which the gap was
     /// first seen, and the newest connection at that time.
-    fn check_given_up(&self, shared: &Shared, shown: &mut Option<(Instant, u64)>) {
-        if shared.verdict().gap.is_none() {
+    fn check_given_up(&self, state: &State, shown: &mut Option<(Instant, u64)>) {
+        if state.readiness.verdict().gap.is_none() {
             *shown = None;
             return;
         }

@@ -13,7 +13,7 @@ use solana::{ChainCheckpoint, MapPhase};
 use super::chain::{Block, Chain};
 use super::store::Opened;
 use crate::feed::{Change, Cursor, Feed, Frame, SlotEnd};
-use crate::status::Shared;
+use crate::ingest::State;
 
 /// The model of one store over all of its lives.
 pub(super) struct Oracle {
@@ -81,10 +81,10 @@ impl Oracle {
     }
 
     /// Checks everything after a step. Cheap while nothing was committed.
-    pub(super) fn check(&mut self, engine: &dyn Engine, feed: &Feed, shared: Option<&Shared>) {
+    pub(super) fn check(&mut self, engine: &dyn Engine, feed: &Feed, state: Option<&State>) {
         let checkpoint = ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's");
-        if let Some(shared) = shared {
-            assert_eq!(**shared.checkpoint.load(), checkpoint, "what is published is what is committed");
+        if let Some(state) = state {
+            assert_eq!(**state.published.checkpoint(), checkpoint, "what is published is what is committed");
         }
         let head = *feed.head().borrow();
         assert_eq!((head.seq, head.slot), (checkpoint.seq, checkpoint.slot), "the feed stands where the store does");

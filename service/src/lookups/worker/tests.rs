@@ -27,8 +27,8 @@ fn commit_all(pool: &Pool, slot: u64) {
     let mut txn = pool.engine.begin().unwrap();
     (0..KEYS).for_each(|n| txn.put(&key(n), &[slot as u8; 32]).unwrap());
     txn.commit(&checkpoint.write(), Durability::Buffered).unwrap();
-    pool.shared.publish(checkpoint);
-    pool.shared.overlay.published(checkpoint.slot);
+    pool.handles.lookups.published.publish(checkpoint);
+    pool.handles.lookups.overlay.published(checkpoint.slot);
 }
 
 type BatchReply = Reply<Result<Answer<Vec<Option<Value>>>, LookupError>>;
@@ -51,7 +51,7 @@ fn with_worker(test: impl FnOnce(&Pool, &mut Worker<'_>, &Sender<Request>, &Batc
     let (requests, taken) = bounded(LOOKUP_QUEUE);
     let (_signal, stopped) = bounded(0);
     let (queue, pulse) = (BatchQueue::new(), Pulse::default());
-    let mut worker = Worker::new(&pool.engine, &pool.shared, &taken, &queue, &stopped, &pulse);
+    let mut worker = Worker::new(&pool.engine, &pool.handles.lookups, &taken, &queue, &stopped, &pulse);
     test(&pool, &mut worker, &requests, &queue);
 }
 

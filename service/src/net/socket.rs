@@ -77,7 +77,7 @@ impl SocketGroup {
     ///
     /// # Errors
     /// The system does not know the group, or the lookup failed.
-    pub(super) fn resolve(key: &str, name: Option<String>) -> Result<Option<Self>> {
+    pub(crate) fn resolve(key: &str, name: Option<String>) -> Result<Option<Self>> {
         let Some(name) = name else { return Ok(None) };
         let gid = match name.parse() {
             Ok(number) => Some(number),
@@ -108,7 +108,7 @@ impl SocketGroup {
         let privileged = || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::CHOWN));
         ensure!(
             member || privileged(),
-            "{key}={name}: the service's user is no member of this group: make it one (usermod -aG {name} USER, or \
+            "{key}={name}: the service's user is not a member of this group: make it one (usermod -aG {name} USER, or \
              SupplementaryGroups={name} in the unit)"
         );
         Ok(())
@@ -130,13 +130,12 @@ impl SocketAccess {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Settings;
     use super::*;
 
     #[test]
     fn socket_modes_are_octal() {
-        let parse = |text: &str| toml::from_str::<Settings>(&format!("uds_mode = {text:?}")).map(|s| s.uds_mode);
-        assert_eq!(parse("0600").unwrap().map(SocketMode::bits), Some(0o600));
+        let parse = |text: &str| serde_json::from_value::<SocketMode>(text.into());
+        assert_eq!(parse("0600").unwrap().bits(), 0o600);
         for wrong in ["0888", "1777", "rw", ""] {
             assert!(parse(wrong).unwrap_err().to_string().contains("octal"), "{wrong}");
         }

@@ -18,23 +18,23 @@ use tokio::sync::{mpsc, watch};
 use tracing::info;
 use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
-use super::banks::Seen;
 use super::convert::convert;
-use super::run::Message;
+use crate::figure::count;
 use crate::ingest::backoff::Waits;
 use crate::ingest::connect::{Connection, Ended, Next};
 use crate::ingest::receive::{BATCH_INPUTS, ReceiveConfig};
 use crate::ingest::subscribe::request_processed;
-use crate::status::{Shared, count};
+use crate::overlay::banks::Seen;
+use crate::overlay::{Message, Overlay};
 
 /// Receives until `stop` turns true, its sender is dropped, or the channel's receiving end is dropped.
 pub(super) async fn receive(
     config: ReceiveConfig,
     tx: mpsc::Sender<Message>,
-    shared: Arc<Shared>,
+    overlay: Arc<Overlay>,
     mut stop: watch::Receiver<bool>,
 ) {
-    let receiver = Receiver { config, tx, shared };
+    let receiver = Receiver { config, tx, overlay };
     tokio::select! {
         () = receiver.run() => {}
         // An error means that the sender of `stop` is gone, which counts as stop as well.
@@ -46,7 +46,7 @@ pub(super) async fn receive(
 struct Receiver {
     config: ReceiveConfig,
     tx: mpsc::Sender<Message>,
-    shared: Arc<Shared>,
+    overlay: Arc<Overlay>,
 }
 
 impl Receiver {
@@ -103,7 +103,7 @@ impl Receiver {
     /// Takes in one update. Returns the slot when the update is a block meta or a status, which concern a bank as a
     /// whole.
     async fn take(&self, update: SubscribeUpdate, batch: &mut Vec<Seen>) -> Result<Option<u64>, Ended> {
-        if let Some(processed) = self.shared.overlay.processed() {
+        if let Some(processed) = self.overlay.processed() {
             count(&processed.figures.updates, 1);
         }
         // A write that cannot be read leaves its bank incomplete, so end the connection: a new one forgets the banks in
@@ -127,7 +127,7 @@ impl Receiver {
     }
 
     fn set_connected(&self, connected: bool) {
-        if let Some(processed) = self.shared.overlay.processed() {
+        if let Some(processed) = self.overlay.processed() {
             // ORDERING: Relaxed: a statistic.
             processed.figures.connected.store(connected, Ordering::Relaxed);
         }

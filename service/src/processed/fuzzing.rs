@@ -5,10 +5,10 @@
 
 use yellowstone_grpc_proto::geyser::SubscribeUpdate;
 
-use super::banks::{Banks, Limits, Seen};
 use super::convert::convert;
-use crate::ingest::assemble::Base;
+use crate::chain::Base;
 use crate::ingest::follow::Selection;
+use crate::overlay::banks::{Banks, Limits, Seen};
 
 /// Limits of the banks, small so that the fuzzer reaches both.
 const LIMITS: Limits = Limits { banks_max: 8, bytes_max: 16 << 10 };

@@ -6,10 +6,11 @@
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
 
-use super::banks::{BankStatus, Seen};
-use crate::ingest::assemble::{Base, Input};
+use crate::chain::Base;
+use crate::ingest::assemble::Input;
 use crate::ingest::convert::{MalformedUpdate, account, block_meta};
 use crate::ingest::follow::Selection;
+use crate::overlay::banks::{BankStatus, Seen};
 
 /// Converts one message. Returns `None` when it does not matter to a bank.
 pub(super) fn convert(selection: Selection, update: SubscribeUpdate) -> Result<Option<Seen>, MalformedUpdate> {

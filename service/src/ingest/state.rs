@@ -1,0 +1,127 @@
+//! The state that receiver and ingest-apply share with each other and with those that read it.
+//!
+//! Owns: the ingest's figures, and the slot and the connections that ingest-apply tells the receiver. Must not: block;
+//! every write and read is wait-free. Figures are statistics, so their accesses are relaxed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use engine_api::Stats;
+use solana::ChainCheckpoint;
+
+use crate::overlay::Overlay;
+use crate::published::Published;
+use crate::readiness::{Limits, Readiness};
+
+/// State that the ingest writes. Clones share it.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// The newest commit, written by ingest-apply.
+    pub published: Arc<Published>,
+    /// The data with which lookups read at other commitments than the store's. Writers: ingest-apply; the receiver for
+    /// the finalized slots that it hears of.
+    pub overlay: Arc<Overlay>,
+    /// The events from which readiness is computed. Writers: ingest-apply and the receiver.
+    pub readiness: Arc<Readiness>,
+    pub figures: Arc<Figures>,
+    pub(super) resume: Arc<Resume>,
+}
+
+impl State {
+    /// Returns the state at start: no slot heard of, and not ready. The overlay decides the commitments that the
+    /// service follows.
+    pub fn new(checkpoint: ChainCheckpoint, overlay: Overlay, limits: Limits) -> Self {
+        let published = Arc::new(Published::new(checkpoint));
+        Self {
+            readiness: Arc::new(Readiness::new(Arc::clone(&published), limits)),
+            published,
+            overlay: Arc::new(overlay),
+            figures: Arc::default(),
+            resume: Arc::new(Resume::new(checkpoint.slot)),
+        }
+    }
+}
+
+#[cfg(test)]
+impl State {
+    /// Returns the state at the start of a service that does not follow processed slots.
+    pub(crate) fn at(checkpoint: ChainCheckpoint) -> Self {
+        Self::new(checkpoint, Overlay::new(&checkpoint, false, false), Limits::default())
+    }
+}
+
+/// Figures of the ingest since the start. Counters only grow.
+#[derive(Debug, Default)]
+pub struct Figures {
+    /// Engine statistics, refreshed about once a second. Writer: ingest-apply, as of all the following until
+    /// `connected`.
+    pub stats: ArcSwap<Stats>,
+    /// Time at which the newest commit was published, in ms since the Unix epoch; 0 before the first.
+    pub last_commit_unix_ms: AtomicU64,
+    /// Time since which ingest-apply has worked on its current message, in ms since the Unix epoch; 0 while it waits
+    /// for one.
+    pub busy_since_unix_ms: AtomicU64,
+    pub events_applied: AtomicU64,
+    pub events_written: AtomicU64,
+    pub events_deleted: AtomicU64,
+    pub slots_applied: AtomicU64,
+    pub slots_dead: AtomicU64,
+    pub slots_duplicate: AtomicU64,
+    pub updates_duplicate: AtomicU64,
+    pub commits: AtomicU64,
+    pub commits_without_space: AtomicU64,
+    /// Whether the stream is connected at this moment. Writer: the receiver, as of all the following.
+    pub connected: AtomicBool,
+    /// Time at which the newest updates of the stream were passed on, in ms since the Unix epoch; 0 before the first.
+    pub last_update_unix_ms: AtomicU64,
+    /// Number of batches in the queue between the receiver and ingest-apply.
+    pub queue_batches: AtomicU64,
+    pub connects: AtomicU64,
+    pub updates_received: AtomicU64,
+    pub updates_malformed: AtomicU64,
+}
+
+/// The value of an atomic slot that holds none; no chain ever reaches it.
+const NO_SLOT: u64 = u64::MAX;
+
+/// Word from ingest-apply to the receiver: where a new connection begins, and which connections are given up.
+#[derive(Debug)]
+pub(super) struct Resume {
+    /// The slot of [`Resume::slot`]; [`NO_SLOT`] before the first.
+    slot: AtomicU64,
+    /// Number of connections to the stream that ingest-apply has given up, counted from the first.
+    given_up: AtomicU64,
+}
+
+impl Resume {
+    fn new(slot: Option<u64>) -> Self {
+        Self { slot: AtomicU64::new(slot.unwrap_or(NO_SLOT)), given_up: AtomicU64::new(0) }
+    }
+
+    /// Returns the newest slot that ingest-apply has taken over from the assembler, committed or not: a new connection
+    /// replays the stream from it. After a restart it is the checkpoint's slot. `None` means to begin with new slots.
+    pub(super) fn slot(&self) -> Option<u64> {
+        // ORDERING: Relaxed: an older slot only makes the replay longer.
+        Some(self.slot.load(Ordering::Relaxed)).filter(|slot| *slot != NO_SLOT)
+    }
+
+    /// Sets the slot of [`Resume::slot`].
+    pub(super) fn set_slot(&self, slot: u64) {
+        // ORDERING: Relaxed: see the read.
+        self.slot.store(slot, Ordering::Relaxed);
+    }
+
+    /// Gives up the `connection`-th connection that the receiver has announced, and all earlier ones, because it does
+    /// not bring the missing slots and a new one may.
+    pub(super) fn give_up(&self, connection: u64) {
+        // ORDERING: Relaxed: the receiver only has to see it sooner or later.
+        self.given_up.fetch_max(connection, Ordering::Relaxed);
+    }
+
+    /// Whether the `connection`-th connection was given up.
+    pub(super) fn is_given_up(&self, connection: u64) -> bool {
+        // ORDERING: Relaxed: see the write.
+        connection <= self.given_up.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,62 @@
+//! The `overlay` thread: takes in the processed stream, follows the engine's commits, publishes views.
+//!
+//! Owns: the banks, and the connection that fills them. Must not: touch the engine, or make ingest-apply wait. Runs on
+//! the `overlay` thread from [`start`] until its receiver has ended; the receiver is a task on the tokio runtime.
+
+mod convert;
+#[doc(hidden)]
+pub mod fuzzing;
+mod receive;
+
+use std::io;
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+
+use crate::chain::Base;
+use crate::ingest::receive::ReceiveConfig;
+use crate::overlay::banks::{Banks, Limits};
+use crate::overlay::{Message, Overlay};
+use crate::published::Published;
+use receive::receive;
+
+/// Maximum number of batches in the channel between the overlay's receiver and the `overlay` thread, each of up to
+/// [`BATCH_INPUTS`](crate::ingest::receive::BATCH_INPUTS) inputs. This is about 9 MiB, a second of a full stream. The
+/// thread does no I/O, so it lags behind only while it gets no processor.
+const QUEUE_BATCHES: usize = 64;
+
+/// Starts to follow processed slots until `stop` turns true. Needs a tokio runtime. Does nothing when processed slots
+/// are not followed.
+///
+/// # Errors
+/// I/O errors of starting the thread.
+pub fn start(
+    config: ReceiveConfig,
+    overlay: &Arc<Overlay>,
+    published: &Arc<Published>,
+    stop: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let Some(processed) = overlay.processed() else { return Ok(()) };
+    let (tx, messages) = mpsc::channel(QUEUE_BATCHES);
+    // Weak, so that the thread ends once the receiver has ended.
+    processed.wake_by(tx.downgrade());
+    let (of_thread, published) = (Arc::clone(overlay), Arc::clone(published));
+    std::thread::Builder::new().name("overlay".to_owned()).spawn(move || run(&of_thread, &published, messages))?;
+    tokio::spawn(receive(config, tx, Arc::clone(overlay), stop));
+    Ok(())
+}
+
+fn run(overlay: &Overlay, published: &Published, mut messages: mpsc::Receiver<Message>) {
+    let checkpoint = **published.checkpoint();
+    let base = checkpoint.slot.map(|slot| Base { slot, blockhash: checkpoint.blockhash });
+    let mut banks = Banks::new(base, Limits::default());
+    while let Some(message) = messages.blocking_recv() {
+        let mut changed = false;
+        if let Message::Batch(batch) = message {
+            for seen in batch {
+                changed |= banks.push(seen);
+            }
+        }
+        overlay.show(published, &mut banks, changed);
+    }
+}
