@@ -99,11 +99,15 @@ torture: ## Kills, power losses and disk faults against every engine for SECONDS
 
 LIVES ?= 1000
 # SEED=1 is the demo's: only one that was given on the command line runs a single life again.
-torture-load: setup ## Loads killed, spills damaged, sources replaced, disks full, caps small, LIVES=1000 of them (24 are part of test).
+torture-load: setup ## Loads under kills, damaged spills, replaced sources, full disks and small caps: LIVES=1000 (24 are part of test).
 	TORTURE_LIVES=$(LIVES) $(if $(filter command,$(firstword $(origin SEED))),TORTURE_SEED=$(SEED)) \
 		$(CARGO) test --locked --release -p bootstrap $(call with,bootstrap) --test it loads_end_right -- --nocapture
 
-mutations: ## Breaks the code on purpose, one break at a time, in a copy: each must be caught (an hour).
+ARCHIVE_PAIRS ?= 20000000
+torture-archive: build ## Snapshot archives into each of ENGINES: digests, memory and disk against their bounds, 10 kills (ARCHIVE_PAIRS, SEED).
+	@deploy/torture-archive.py --bin "$(BIN)" --pairs $(ARCHIVE_PAIRS) --seed $(SEED) $(ENGINES)
+
+mutations: ## Breaks the code on purpose, one break at a time, in a copy: the tests must catch each (an hour).
 	@ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" engines/torture/mutations/run.sh $(ARGS)
 
 mutations-apply:
@@ -111,7 +115,7 @@ mutations-apply:
 
 check: setup fmt mutations-apply fuzz-locks clippy doc edges prose units catalogue tree prometheus ## Format, lints, docs, edges, prose, units, metric documents, rules, mutations apply.
 
-deny: ## Licences, sources, duplicates, known vulnerabilities of what is linked (needs cargo-deny, and for the last the network).
+deny: ## Licences, sources, duplicates and known vulnerabilities of the dependencies (needs cargo-deny and the network).
 	@cargo deny --version >/dev/null 2>&1 || { echo "needs: cargo install --locked cargo-deny" >&2; exit 1; }
 	cargo deny --locked check licenses bans sources
 	cargo deny --locked check advisories || \
@@ -164,13 +168,13 @@ SCENARIOS := $(wildcard loadgen/scenarios/*.toml)
 bench: build ## Measures every engine at a small size (ten minutes) and writes the report.
 	@BIN="$(BIN)" OUT="$(RESULTS)/small" deploy/bench.sh --pairs 1000000 --repeats 1 --seconds 1 --min-cap 40MiB
 
-bench-full: build ## The same at the scenarios' own sizes (hours).
+bench-full: build ## Measures every engine at the scenarios' own sizes (hours) and writes the report.
 	@BIN="$(BIN)" OUT="$(RESULTS)/full" deploy/bench.sh
 
-bench-targets: build ## Measures strata's targets against every other engine (two to three hours, 36 GB; PIECES="caps memory changes loads large").
+bench-targets: build ## Measures strata's targets against every other engine (three to four hours, 36 GB; PIECES="caps memory changes loads large").
 	@BIN="$(BIN)" OUT="$(RESULTS)/targets" deploy/bench-targets.sh $(PIECES)
 
-bench-settings: build ## Measures the engines' settings by turns: the scenarios of --set, then LMDB's versions and redb's (two hours, 30 GB).
+bench-settings: build ## Measures the engines' settings by turns: the scenarios of --set, then LMDB's versions and redb's (three to four hours, 30 GB).
 	@mkdir -p "$(RESULTS)/settings"
 	@for scenario in loadgen/scenarios/settings/*.toml; do \
 		"$(BIN)/loadgen" bench "$$scenario" --out "$(RESULTS)/settings/$$(basename "$$scenario" .toml).jsonl" || exit 1; \
@@ -181,6 +185,12 @@ bench-settings: build ## Measures the engines' settings by turns: the scenarios 
 bench-verify: build ## Compares `bootstrap verify` with a scan and the sort of its source (minutes).
 	@deploy/bench-verify.py --bin "$(BIN)" --limit 2 lmdb redb rocksdb strata
 
+ARCHIVE_GB ?= 10
+bench-archive: build ## Compares archives' parser, reading and loading with zstd and a sorted load, five times by turns (ARCHIVE_GB=10 unpacked).
+	cargo build --locked --release -p solana --example append_vec --example read
+	@mkdir -p "$(RESULTS)"
+	@deploy/bench-archive.py --bin "$(BIN)" --gigabytes $(ARCHIVE_GB) --out "$(RESULTS)/archive"
+
 bench-transports: build ## Compares lookups over shared memory, Unix socket and TCP (a minute).
 	@mkdir -p "$(RESULTS)"
 	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && \
@@ -189,12 +199,12 @@ bench-transports: build ## Compares lookups over shared memory, Unix socket and 
 			--out "$(RESULTS)/transports.jsonl"
 
 SOAK_SECONDS ?= 3600
-soak: build ## The whole service for SOAK_SECONDS=3600 under a cap that its data does not fit, sampled all along.
+soak: build ## Runs the whole service for SOAK_SECONDS=3600 under a memory cap smaller than its data, and samples it.
 	@mkdir -p "$(RESULTS)"
 	@BIN="$(BIN)" OUT="$(RESULTS)/soak-$(ENGINE).tsv" ENGINE="$(ENGINE)" SECONDS_LONG=$(SOAK_SECONDS) \
 		deploy/soak.sh
 
-bench-instrument: build ## Compares the instrument with minimal programs, one an engine.
+bench-instrument: build ## Compares loadgen's figures with those of minimal programs, one for each engine.
 	$(CARGO) build --locked --release -p loadgen --features instrument --example instrument
 	"$(BIN)/examples/instrument" "$(BIN)"
 
@@ -211,14 +221,14 @@ deb: build ## Makes the Debian package in results/packages, and solkv-dbgsym wit
 tree: catalogue
 	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && deploy/package/tree.sh "$(BIN)" "$$work/tree"
 
-tarball: build ## Makes the tarball of the same for systems without dpkg.
+tarball: build ## Makes a tarball of the same programs for systems without dpkg.
 	@deploy/package/tarball.sh "$(BIN)" "$(PACKAGES)"
 
 test-package: ## Installs, runs, upgrades, removes and purges the package on a clean Debian (root, mmdebstrap, nspawn).
 	@rm -rf "$(PACKAGES)" && $(MAKE) --no-print-directory deb
 	@DEB="$$(echo $(PACKAGES)/solkv_*.deb)" CACHE="$(SOLKV_CACHE)" deploy/test/package.sh
 
-test-readiness: build ## A provider that misbehaves for SECONDS (1200), and what the service says of itself, judged each second.
+test-readiness: build ## A provider misbehaves for SECONDS (1200); the readiness that the service reports is checked each second.
 	@BIN="$(BIN)" DURATION="$(if $(filter file,$(origin SECONDS)),1200,$(SECONDS))" deploy/test/readiness.sh
 
 test-systemd: build ## Runs the units under a real systemd: readiness, watchdog, memory cap, crashes (root, nspawn).

@@ -29,17 +29,17 @@ Examples:
   solkv-bootstrap repair --dir /data/solkv
   solkv-bootstrap info --dir /data/solkv --digest
 
-'load --help' explains the options of a load; the word load may be left out. With
---from-store it means migrate. Copies are made by 'solkv-service snapshot' and put back by
-'solkv-service restore'.
+'load --help' explains the options of a load. The word load may be left out, and so may
+migrate if --from-store is given. 'solkv-service snapshot' makes copies, and
+'solkv-service restore' puts them back.
 
 Exit codes:
   0         done
   1         the store differs (verify, compare, migrate), is damaged (scrub), lost
-            something (repair), or an error, said on stderr
+            something (repair), or an error that stderr explains
   2         wrong arguments or engine options, or a memory limit that is too small for a load
-  3         a memory fault with an LMDB store open, which is cut or damaged: stderr names it
-  130, 143  stopped by Ctrl-C or SIGTERM: everything so far is committed, --resume goes on";
+  3         a memory fault in an LMDB store whose file is cut or damaged: stderr names it
+  130, 143  stopped by Ctrl-C or SIGTERM: everything so far is committed, --resume continues";
 
 /// Exit code when a memory fault in a damaged LMDB file has ended the process.
 const FAULT: u8 = 3;
@@ -54,25 +54,25 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Load pairs into a new store, or go on with --resume
+    /// Load pairs into a new store, or continue a load with --resume
     Load(Box<load::LoadArgs>),
-    /// Take a store over into a new one, of another engine for instance, checkpoint included, and compare the two
+    /// Copy a store into a new one, for instance of another engine, with its checkpoint, and compare the two
     Migrate(Box<migrate::MigrateArgs>),
-    /// Tell whether a store holds exactly the pairs of a source, and which keys differ
+    /// Check whether a store holds exactly the pairs of a source, and name the keys that differ
     Verify(verify::VerifyArgs),
     /// Compare a store with another one, of any engine
     Compare(compare::CompareArgs),
-    /// Read everything stored and check it, by the engine's own checksums where it has them (LMDB has none)
+    /// Read the whole store and check it against the engine's own checksums (LMDB has none)
     Scrub(scrub::ScrubArgs),
-    /// Make a damaged store whole again, saying what is lost (strata); what cannot be read is set aside, not removed
+    /// Repair a damaged store and list the losses (strata); unreadable files are set aside, not removed
     Repair(repair::RepairArgs),
-    /// Say what is in a directory, also while a service has it open
+    /// Describe a store, even while a service has it open
     Info(info::InfoArgs),
     /// Count the pairs by a full scan
     Count(info::CountArgs),
     /// Print shell completions
     Completions {
-        /// Which shell
+        /// The shell to complete for
         shell: clap_complete::Shell,
     },
     /// Write the manual pages
@@ -119,7 +119,8 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
             tell!("{name}: {}", words(error.as_ref()));
             if is_damage_without_a_way_out(&error) {
                 tell!(
-                    "restore a snapshot or load the store again; of strata, `{name} repair --dir DIR` keeps what it can"
+                    "restore a snapshot or load the store again; with strata, `{name} repair --dir DIR` \
+                     keeps all that can be read"
                 );
             }
             // A service manager restarts the program after code 1, and not after 2.

@@ -14,6 +14,7 @@ use crate::info::open_to_scan;
 use crate::out::say;
 use crate::running::warn_of_part;
 use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
+use crate::undo::Undo;
 use crate::wrong::Wrong;
 
 /// Compares two stores.
@@ -25,7 +26,7 @@ pub(crate) struct CompareArgs {
     /// Directory of the store that it is compared with
     #[arg(long, value_name = "DIR")]
     pub(crate) with: PathBuf,
-    /// Differences to name
+    /// Number of differences to print
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) show: u64,
 }
@@ -60,8 +61,9 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8> {
 }
 
 fn compare(engine: &dyn Engine, other: &dyn Engine, show: u64) -> Result<Counts> {
+    let as_it_is = Undo::nothing();
     thread::scope(|scope| {
-        let (scanning, received) = sides::scan(scope, other, "other")?;
+        let (scanning, received) = sides::scan(scope, other, &as_it_is, "other")?;
         let mut both = Sides::new(received, show, name);
         let scanned = engine.reader().and_then(|mut reader| {
             reader.scan(&mut |key, value| {

@@ -64,5 +64,5 @@ pub(crate) fn check_after_reading(args: &LoadArgs, setup: &Setup, ordered: &Orde
         left_bytes = left_bytes.saturating_sub(now.spill_bytes).saturating_add(limits::twice_bytes(store_bytes));
     }
     probe::check_disk(&now.store, left_bytes.saturating_add(setup.options.disk_reserve_bytes()))
-        .context("the source has been read, and what was spilled of it is kept: --resume goes on")
+        .context("the source has been read, and its spill is kept: --resume continues")
 }

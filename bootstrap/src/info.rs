@@ -30,10 +30,10 @@ pub(crate) struct InfoArgs {
     /// Scan the whole store for its digest, which names its content whatever the engine
     #[arg(long)]
     pub(crate) digest: bool,
-    /// As JSON
+    /// Print JSON instead of one fact a line
     #[arg(long)]
     pub(crate) json: bool,
-    /// Memory of the engine: what it would be divided into, and what reads would cost (strata)
+    /// Memory of the engine; prints how strata would divide it, and the cost of reads with it
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub(crate) memory: Option<ByteSize>,
 }
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
     if let Some(served) = served::ask(&args.dir)? {
         ensure!(
             !args.digest && args.memory.is_none(),
-            "a running service has the store open: --digest and --memory need it stopped, or a snapshot of it: dir={}",
+            "a running service has the store open: dir={}: for --digest and --memory stop it, or use a snapshot",
             args.dir.display()
         );
         return print(args, &served, "service", None);
@@ -86,7 +86,7 @@ fn print_running(args: &InfoArgs, running: &Running) -> Result<u8> {
     let Running { pid, engine, progress } = running;
     ensure!(
         !args.digest && args.memory.is_none(),
-        "a load of this store is running: --digest and --memory need its end: dir={} pid={pid} {progress}",
+        "a load of this store is running: dir={} pid={pid} {progress}: --digest and --memory work once it has ended",
         args.dir.display()
     );
     let load = format!("running: pid={pid} {progress}");
@@ -188,10 +188,10 @@ fn load(dir: &Path, seq: u64) -> Result<String> {
     Ok(match State::read_or_tell(dir) {
         Some(State { pairs: Some(pairs), source, .. }) if complete => format!("complete: {pairs} pairs from {source}"),
         Some(State { records, source, .. }) if !complete => {
-            format!("interrupted: {seq} of {records} records from {source}; --resume goes on")
+            format!("interrupted: {seq} of {records} records from {source}; --resume continues")
         }
         _ if complete => "complete".to_owned(),
-        _ => "interrupted; --resume goes on".to_owned(),
+        _ => "interrupted; --resume continues".to_owned(),
     })
 }
 

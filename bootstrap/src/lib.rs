@@ -1,11 +1,12 @@
 //! `bootstrap`: fills a store with hundreds of millions of pairs, resumable and verified.
 //!
-//! Owns: sources (synthetic, raw records, CSV), their order (shuffled, sorted), duplicates, the load loop, resume,
+//! Owns: sources (synthetic, raw records, CSV, archives), their order (shuffled, sorted), duplicates, the load loop, resume,
 //! verification, comparison, the move of a store to another engine, and the report.
 //! Must not: hold the map in memory, load past an error, or know a concrete engine.
 //! Threads: the main thread writes; `sort` and `order` put pairs in order; `scan`, `other` and `store` read stores;
 //! `signal` waits for signals; `input` reads a pipe. Engines have background threads of their own.
 
+pub mod audit;
 pub mod cli;
 mod compare;
 mod disk;
@@ -27,10 +28,16 @@ mod running;
 mod sample;
 mod scrub;
 mod served;
+mod side_by_side;
 mod sides;
 mod signal;
 pub mod source;
 mod state;
 mod uncounted;
+mod undo;
 mod verify;
 mod wrong;
+
+pub use meaning::extraction;
+pub use signal::Stop;
+pub use wrong::Wrong;

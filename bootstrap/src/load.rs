@@ -44,23 +44,23 @@ pub(crate) struct LoadArgs {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
     /// Order in which keys reach the engine: random, or ascending through the engine's bulk path [default: sorted for
-    /// strata, lmdb and redb, whose loads are faster and smaller so; shuffled for rocksdb]
+    /// strata, lmdb and redb, because it makes their loads faster and smaller; shuffled for rocksdb]
     #[arg(long, value_enum)]
     pub(crate) order: Option<Order>,
     /// A key given twice with different values: stop, or take the last one in the source
     #[arg(long, value_enum, default_value = "error", requires = "input")]
     pub(crate) on_duplicate: OnDuplicate,
-    /// Go on with a load of the same source that was stopped or killed
+    /// Continue a load of the same source that was stopped or killed
     ///
-    /// The source is known by its content: a file by size and times, or where those have changed by reading it again. A
-    /// spill of another source is thrown away and made anew; a store that holds pairs of another source is refused. A
-    /// load that is complete ends well.
+    /// The source must have the same content. A file is recognized by its size and times, or, if those have changed, by
+    /// reading it again. The spill of another source is thrown away and made again; a store that holds pairs of another
+    /// source is refused. If the load is already complete, nothing is done and the exit code is 0.
     #[arg(long)]
     pub(crate) resume: bool,
-    /// Solana slot that the pairs stand for; the service starts following from it. A snapshot archive knows its own
+    /// Solana slot of the pairs, from which the service follows the stream; a snapshot archive names its own
     #[arg(long, value_name = "SLOT")]
     pub(crate) slot: Option<u64>,
-    /// Pairs per commit (shuffled order); fewer where lmdb or redb could not hold their pages in memory
+    /// Pairs per commit (shuffled order); fewer if lmdb or redb could not hold a commit's pages in memory
     /// [default: 10000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) batch: Option<u64>,
@@ -70,21 +70,21 @@ pub(crate) struct LoadArgs {
     /// Sample latencies every N pairs; the default is a 200th of the load
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) sample_every: Option<u64>,
-    /// Settle background work (RocksDB's compaction) before the end, and count it in
+    /// Finish background work (RocksDB's compaction) before the end, and include it in the figures
     #[arg(long)]
     pub(crate) settle: bool,
     /// Directory for the spill of a file or a sort, 73 bytes a pair at first; default: DIR with .work at the end
     ///
     /// The spill is given back to the file system while the store grows, so that both together take little more than
-    /// the larger of the two. The directory has to be missing, empty, or that of an earlier spill. One that is named
-    /// here and was there before stays.
+    /// the larger of the two. The directory must be missing, empty, or that of an earlier spill. A directory that is
+    /// named here and existed before the load is not removed.
     #[arg(long, value_name = "DIR")]
     pub(crate) work_dir: Option<PathBuf>,
     /// Memory for sorting, such as 64MiB; a source that fits into a quarter of it is not spilled [default: a share of
-    /// what the engine leaves of the cgroup's limit or the machine's memory]
+    /// the memory that the engine leaves of the cgroup's limit or the machine's]
     #[arg(long, value_name = "BYTES", value_parser = sort_memory)]
     pub(crate) sort_memory: Option<ByteSize>,
-    /// Start even where the disk looks too small
+    /// Start even if the disk looks too small
     #[arg(long)]
     pub(crate) skip_disk_check: bool,
     /// Write everything measured as JSON
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".work", &args.source)?;
     paths::check_outputs(args, &work.path)?;
     report::check_writable(args)?;
-    let source = Source::new(&args.source, args.meaning.extract())?;
+    let source = Source::new(&args.source, args.meaning.extract)?;
     // An archive knows its slot.
     let args = &LoadArgs { slot: source.slot(args.slot)?, ..args.clone() };
     let Some(setup) = setup(args, source, work)? else { return Ok(0) };
@@ -124,7 +124,10 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let started = Instant::now();
     let mut ordered = match order(args, &setup, stored, &stop) {
         Err(error) if Stopped::is_cause_of(&error) => {
-            tell!("stopped while the source was read, nothing more was loaded; the same command with --resume goes on");
+            tell!(
+                "stopped while the source was being read, nothing more was loaded; the same command with \
+                 --resume continues"
+            );
             return Ok(stop.asked().unwrap_or(1));
         }
         ordered => ordered?,
@@ -154,7 +157,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     if let Some(code) = stop.asked() {
         let seq = fill.end();
         close(args, engine)?;
-        tell!("stopped with {seq} pairs committed; the same command with --resume goes on");
+        tell!("stopped with {seq} pairs committed; the same command with --resume continues");
         return Ok(code);
     }
     fill.finish(tally)?;
@@ -184,7 +187,7 @@ fn setup(args: &LoadArgs, source: Source, work: WorkDir) -> Result<Option<Setup>
     if !args.resume && is_complete(&args.dir)? == Some(true) {
         engines::check(&args.dir, &options, OpenMode::Existing, &Terms::default())?;
         bail!(
-            "the directory already holds a complete load: dir={}: the same load with --resume ends well, `verify` compares \
+            "the directory already holds a complete load: dir={}: the same load with --resume does nothing, `verify` compares \
              the store with a source; name another directory for another load",
             args.dir.display()
         );
@@ -257,7 +260,7 @@ fn begin_giving_back(ordered: &mut Ordered, setup: &Setup) -> Result<()> {
     if ordered.is_spilled() && !ordered.gives_back() {
         tell!(
             "the spill stays whole until the load is complete, because its file system cannot make holes in files: dir={}: \
-             the load needs more disk for it, and nothing else changes",
+             the load needs more disk space, but is otherwise the same",
             setup.work.path.display()
         );
     }

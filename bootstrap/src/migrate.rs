@@ -33,10 +33,10 @@ pub(crate) struct MigrateArgs {
     /// Directory of the store to read; no process may write to it, and nothing in it is changed
     #[arg(long, value_name = "DIR")]
     pub(crate) from_store: PathBuf,
-    /// Engine of that store; the default is what its directory says
+    /// Engine of that store [default: that of its directory]
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub(crate) from_engine: Option<EngineKind>,
-    /// Memory for that engine; the default is an eighth of what this process may use
+    /// Memory for that engine [default: an eighth of the memory that this process may use]
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub(crate) from_memory: Option<ByteSize>,
     #[command(flatten)]
@@ -44,13 +44,13 @@ pub(crate) struct MigrateArgs {
     /// Directory of the new store: missing or empty, unless --resume
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// Go on with a migration of the same store that was stopped or killed
+    /// Continue a migration of the same store that was stopped or killed
     #[arg(long)]
     pub(crate) resume: bool,
-    /// Settle background work (RocksDB's compaction) before the comparison
+    /// Finish background work (RocksDB's compaction) before the comparison
     #[arg(long)]
     pub(crate) settle: bool,
-    /// Start even where the disk looks too small
+    /// Start even if the disk looks too small
     #[arg(long)]
     pub(crate) skip_disk_check: bool,
 }
@@ -89,7 +89,8 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let of_source = || ChainCheckpoint::read(&begun).is_ok_and(|begun| begun.source == id);
     ensure!(
         done || begun.seq == 0 || of_source(),
-        "the store was not begun from this one as it is now: dir={} from={}; remove it and start over",
+        "the migration was begun from another store, or from an earlier state of this one: dir={} from={}: remove the \
+         new store and start over",
         args.dir.display(),
         state.source
     );
@@ -100,14 +101,14 @@ pub(crate) fn run(args: &MigrateArgs) -> Result<u8> {
     let started = Instant::now();
     let read = migration.pairs(skip, estimate).with_context(|| {
         format!(
-            "the new store is half made: dir={}: remove it, or go on with --resume once the cause is gone",
+            "the new store is incomplete: dir={}: fix the cause and continue with --resume, or remove the store",
             args.dir.display()
         )
     })?;
     let Some(read) = read else {
         let seq = to.checkpoint()?.seq;
         to.close()?;
-        tell!("stopped after {seq} pairs, all of them committed; the same command with --resume goes on");
+        tell!("stopped after {seq} pairs, all of them committed; the same command with --resume continues");
         return Ok(stop.asked().unwrap_or(1));
     };
     to.begin()?.commit(&origin, Durability::Synced)?;
@@ -138,8 +139,8 @@ fn refuse_other_content(known: &Identity, origin: &Checkpoint, read: &Digest, di
     let loaded = known.loaded_at(origin.seq);
     if let Some(how) = loaded.and_then(|loaded| loaded.difference(read.pairs(), &read.to_string())) {
         bail!(
-            "the store to read does not hold what was loaded: dir={0} {how}: `scrub --dir {0}` says more; the new store holds \
-             the same: remove it",
+            "the store to read does not hold what was loaded: dir={0} {how}: `scrub --dir {0}` gives details; the new store holds \
+             the same wrong pairs: remove it",
             dir.display()
         );
     }
@@ -179,20 +180,23 @@ fn open_source(args: &MigrateArgs) -> Result<(Box<dyn Engine>, Identity)> {
     let held = identity.engine;
     if let Some(asked) = args.from_engine.filter(|asked| *asked != held) {
         return Err(Wrong::error(format!(
-            "the store to read is of another engine: dir={} engine={held} from_engine={asked}: leave --from-engine out",
+            "the store to read has another engine: dir={} engine={held} from_engine={asked}: leave --from-engine out",
             dir.display()
         )));
     }
     if is_complete(dir)? == Some(false) {
         let source = State::read(dir)?.map_or("unknown".to_owned(), |state| state.source);
-        bail!("the store to read is half loaded: dir={} from={source}: finish that load first", dir.display());
+        bail!(
+            "the load of the store to read is not complete: dir={} from={source}: finish that load first",
+            dir.display()
+        );
     }
     // The list of lost pairs is not copied, so the new store would look whole.
     let lost = engines::lost(dir)?;
     ensure!(
         lost == 0,
-        "a repair of the store to read has lost a part of it: dir={0} lost={lost}: {0}/data/LOST says what; bring those pairs \
-         back and remove that file, which says that they are back",
+        "a repair of the store to read has lost a part of it: dir={0} lost={lost}: {0}/data/LOST lists the losses: put those \
+         pairs back, then remove that file",
         dir.display()
     );
     Ok((info::open_to_scan(dir, args.from_engine, args.from_memory)?, identity))
@@ -214,7 +218,7 @@ fn damaged(dir: &Path, error: engine_api::Error) -> anyhow::Error {
         return error;
     }
     let dir = dir.display();
-    error.context(format!("the store to read is damaged: dir={dir}: `scrub --dir {dir}` says more"))
+    error.context(format!("the store to read is damaged: dir={dir}: `scrub --dir {dir}` gives details"))
 }
 
 /// Builds the state for the new store's directory. The source's description includes its checkpoint, so that a resume

@@ -44,7 +44,7 @@ pub(crate) use spill::Tell;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Order {
-    /// Random: the worst case for a B+tree, and what a live stream will look like.
+    /// Random: the worst case for a B+tree, and the order in which keys arrive in a live stream.
     Shuffled,
     /// Ascending by key, through the engine's bulk path.
     Sorted,
@@ -63,7 +63,7 @@ impl Order {
 /// How a key is treated that comes twice with different values. The same pair twice is harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum OnDuplicate {
-    /// Stop, naming both places.
+    /// Stop with an error that names both places.
     Error,
     /// The last one in the source wins.
     Last,

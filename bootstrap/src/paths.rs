@@ -36,7 +36,10 @@ impl WorkDir {
 /// dangling link.
 pub(crate) fn work_dir(dir: &Path, asked: Option<&Path>, ending: &str, source: &SourceArgs) -> Result<WorkDir> {
     if dir.is_symlink() && !dir.exists() {
-        return Err(Wrong::error(format!("the store's directory is a link that leads nowhere: dir={}", dir.display())));
+        return Err(Wrong::error(format!(
+            "the store's directory is a symbolic link to a missing directory: dir={}",
+            dir.display()
+        )));
     }
     let default = || WorkDir { path: beside(dir, ending), is_default: true };
     let work = asked.map_or_else(default, WorkDir::named);

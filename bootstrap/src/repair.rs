@@ -26,7 +26,7 @@ pub(crate) fn run(args: &RepairArgs) -> Result<u8> {
     let (dir, whole) = (args.dir.display(), refuse_part(&args.dir, &repaired.checkpoint));
     if repaired.findings.is_empty() && lost > 0 {
         say!(
-            "nothing was changed, and an earlier repair has lost a part: dir={dir} lost={lost}: {dir}/data/LOST says what"
+            "nothing was changed, and an earlier repair has lost a part: dir={dir} lost={lost}: {dir}/data/LOST lists it"
         );
         return Ok(1);
     }
@@ -42,6 +42,6 @@ pub(crate) fn run(args: &RepairArgs) -> Result<u8> {
     if repaired.lost.is_empty() {
         return Ok(0);
     }
-    say!("compare it with its source or with a copy before you serve it, or go back to a copy");
+    say!("before you serve it, compare it with its source or a copy; or restore a copy");
     Ok(1)
 }

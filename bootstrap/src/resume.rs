@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io::ErrorKind as Io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Error, Result, anyhow, ensure};
 use engine_api::{Checkpoint, ErrorKind};
@@ -51,7 +51,7 @@ pub(crate) fn check_directory(dir: &Path, resume: bool) -> Result<Found> {
 
 fn interrupted(dir: &Path) -> Error {
     anyhow!(
-        "the directory holds a load that was interrupted: dir={}: go on with --resume, or remove the directory",
+        "the directory holds a load that was interrupted: dir={}: continue with --resume, or remove the directory",
         dir.display()
     )
 }
@@ -85,7 +85,7 @@ fn look(dir: &Path) -> Result<Option<Checkpoint>> {
         // Most likely a service has it open.
         Err(error) if error.kind() == ErrorKind::Retry => Ok(None),
         Err(error) => Err(error)
-            .with_context(|| format!("the load is complete, and its store does not open: dir={}", dir.display())),
+            .with_context(|| format!("the load is complete, but its store cannot be opened: dir={}", dir.display())),
     }
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn refuse_part(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "the load of this store is complete, and its last commit is gone: dir={} phase=loading: restore a snapshot, or remove \
+        "the load of this store was complete, but its last commit is gone: dir={} phase=loading: restore a snapshot, or remove \
          the directory and load again",
         dir.display()
     );
@@ -148,16 +148,13 @@ pub(crate) fn end_complete(args: &LoadArgs, source: &Source, work: &WorkDir) -> 
     };
     let of = state.as_ref().map(|state| state.source.as_str());
     if let Some(removed) = remove_spill(work, of)? {
-        tell!("the spill of the load that is complete was removed: dir={} files={removed}", work.path.display());
+        tell!("the load is complete, and its spill was removed: dir={} files={removed}", work.path.display());
     }
     let pairs = state.as_ref().and_then(|state| state.pairs).map_or("unknown".to_owned(), |pairs| pairs.to_string());
     tell!("the load is complete, there is nothing to resume: dir={} pairs={pairs}{note}", args.dir.display());
     let unused = unused(args, state.as_ref())?;
     if !unused.is_empty() {
-        tell!(
-            "options that a complete load does nothing for: {}: nothing was changed or written for them",
-            unused.join(", ")
-        );
+        tell!("options without effect, because the load is complete: {}", unused.join(", "));
     }
     Ok(())
 }
@@ -185,7 +182,7 @@ fn unused(args: &LoadArgs, state: Option<&State>) -> Result<Vec<String>> {
             [("extract", holds.extract, known.holds.extract), ("cluster", holds.cluster, known.holds.cluster)];
         for (name, asked, held) in meanings {
             if let (Some(asked), None) = (asked, held) {
-                unused.push(format!("--{name} {asked} (the store says nothing of it; a service that follows it will)"));
+                unused.push(format!("--{name} {asked} (the store does not record it; the first service will)"));
             }
         }
     }
@@ -213,9 +210,9 @@ fn read_content(args: &LoadArgs, source: &Source) -> Result<Content> {
 /// `slot` if it is known. Returns a remark for the final line.
 fn compare_by_number(args: &LoadArgs, source: &Source, slot: Option<Option<u64>>) -> Result<&'static str> {
     let Some(load) = engines::inspect(&args.dir)?.and_then(|known| known.load) else {
-        return Ok(" (its source is not known, so that it was not compared)");
+        return Ok(" (its source is not known, so it was not compared)");
     };
-    tell!("the load's own file is gone, and the source is read, to compare it with what was loaded: {source}");
+    tell!("the load's own file is gone; the source is read, to compare it with the loaded pairs: {source}");
     let read = read_content(args, source)?;
     let by_order = |order| file_id(read.digest(), order, args.source.seed);
     let mut numbers = vec![by_order(Order::Sorted), by_order(Order::Shuffled)];
@@ -251,16 +248,25 @@ fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static s
         return Err(other(args, known, source, &slots(known.slot, args.slot)));
     }
     let words = source.to_string();
-    let Source::File { path, .. } = source else {
-        return if known.source == words { Ok("") } else { Err(other(args, known, source, "")) };
+    let files = source.files();
+    // Another extraction from an archive is another source. Synthetic pairs, and archives that would have to be
+    // downloaded again, are known by their words alone.
+    let by_words = match source {
+        Source::Synthetic { .. } => true,
+        Source::File { .. } => false,
+        Source::Archives(_) => known.source != words || files.is_none(),
     };
+    if by_words {
+        return if known.source == words { Ok("") } else { Err(other(args, known, source, "")) };
+    }
     let Some(content) = &known.content else {
         ensure!(known.source == words, other(args, known, source, ""));
-        return Ok(" (loaded by an earlier version, so that its source was not compared)");
+        return Ok(" (loaded by an earlier version, so its source was not compared)");
     };
-    let gone = !source.is_stdin() && matches!(fs::metadata(path), Err(error) if error.kind() == Io::NotFound);
+    let is_gone = |path: &PathBuf| matches!(fs::metadata(path), Err(error) if error.kind() == Io::NotFound);
+    let gone = files.is_some_and(|files| files.iter().any(is_gone));
     if gone && known.source == words {
-        return Ok(" (its source is gone, so that it was not compared)");
+        return Ok(" (its source is gone, so it was not compared)");
     }
     let stamp = Stamp::of(source)?;
     match (known.stamp, stamp) {
@@ -270,7 +276,7 @@ fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static s
         }
         _ => {}
     }
-    tell!("the source is read, to compare it with what was loaded: {words}");
+    tell!("the source is read, to compare it with the loaded pairs: {words}");
     let read = read_content(args, source)?;
     let digest = hex(read.digest());
     if digest != *content {
@@ -278,7 +284,10 @@ fn compare(args: &LoadArgs, source: &Source, known: &State) -> Result<&'static s
     }
     // Remember the file's stamp, so that the next start need not read the file again.
     if let Err(error) = (State { source: words, stamp, ..known.clone() }).write(&args.dir) {
-        tell!("the next start will read the source again, because this one cannot be remembered: {error:#}");
+        tell!(
+            "the next start will read the source again, because the result of this reading cannot be \
+             remembered: {error:#}"
+        );
     }
     Ok("")
 }

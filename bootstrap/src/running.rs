@@ -28,7 +28,7 @@ impl Running {
     pub(crate) fn refusal(&self, dir: &Path) -> Error {
         let Self { pid, progress, .. } = self;
         anyhow!(
-            "a load of this store is running: dir={} pid={pid} {progress}: wait for its end; `info` says how far it is",
+            "a load of this store is running: dir={} pid={pid} {progress}: wait until it ends; `info` shows its progress",
             dir.display()
         )
     }
@@ -78,7 +78,7 @@ pub(crate) fn warn_of_part(dir: &Path) -> Result<()> {
     if load.is_some_and(|load| load.state == LoadState::Loading) {
         tell!(
             "the load of this store was interrupted, so that it holds a part of its source: dir={}: the load's command \
-             with --resume goes on",
+             with --resume continues",
             dir.display()
         );
     }

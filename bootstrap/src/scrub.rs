@@ -20,7 +20,7 @@ pub(crate) struct ScrubArgs {
     /// Directory of the store; nothing in it is changed
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// Memory of the engine [default: an eighth of what this process may use]
+    /// Memory of the engine [default: an eighth of the memory that this process may use]
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub(crate) memory: Option<ByteSize>,
 }
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &ScrubArgs) -> Result<u8> {
             Some(failed) if failed.kind() == ErrorKind::DataDamaged => {
                 say!("damaged: {}", engine_api::words(error.as_ref()));
                 let repair = if known.is_some_and(|known| known.engine.has_repair()) {
-                    format!(", or see what `repair --dir {}` can keep", args.dir.display())
+                    format!(", or try `repair --dir {}`, which keeps all that can be read", args.dir.display())
                 } else {
                     String::new()
                 };
@@ -77,7 +77,7 @@ fn compare(dir: &Path, known: &Identity, engine: &dyn Engine, seq: u64) -> Resul
         (true, _) => Vec::new(),
         (false, Some(_)) => vec![format!("{unchecked}; its digest is that of the load, and it has not changed since")],
         (false, None) => {
-            vec![format!("{unchecked}, so that a changed value goes unnoticed: compare it with a copy")]
+            vec![format!("{unchecked}, so a changed value goes unnoticed: compare it with a copy")]
         }
     })
 }

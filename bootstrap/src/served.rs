@@ -64,7 +64,8 @@ pub(crate) fn ask(dir: &Path) -> Result<Option<Served>> {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
     ensure!(
         head.split(' ').nth(1) == Some("200"),
-        "the running service does not tell, is it of another version? socket={name} answer={:?}",
+        "the running service does not describe its store, perhaps because it is of another version: \
+         socket={name} answer={:?}",
         head.lines().next().unwrap_or_default()
     );
     serde_json::from_str(body).map(Some).with_context(|| format!("not an answer of the service: socket={name}"))

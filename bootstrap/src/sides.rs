@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 use engine_api::{Engine, Key, Value};
 
 use crate::limits::CHUNK_PAIRS;
+use crate::undo::{LostChanges, TakeBack, Undo};
 
 /// Largest number of chunks by which a scan is ahead of the merge: 16 MiB, so that neither side waits for the other's
 /// pauses.
@@ -20,30 +21,37 @@ const CHUNKS_AHEAD: usize = 64;
 
 pub(crate) type Pair = (Key, Value);
 
-/// Handle of a scanning thread, which returns the engine's error if the scan failed.
-pub(crate) type Scanning<'s> = ScopedJoinHandle<'s, engine_api::Result<()>>;
+/// Handle of a scanning thread, which returns the engine's error if the scan failed, and otherwise the changes that the
+/// store has lost.
+pub(crate) type Scanning<'s> = ScopedJoinHandle<'s, engine_api::Result<LostChanges>>;
 
-/// Scans `engine` on a new thread called `name`. The scan ends early when the receiver is dropped.
+/// Scans `engine` on a new thread called `name`, as the store was before the changes of `undo`. The scan ends early when
+/// the receiver is dropped.
 pub(crate) fn scan<'s>(
     scope: &'s Scope<'s, '_>,
     engine: &'s dyn Engine,
+    undo: &'s Undo,
     name: &str,
 ) -> Result<(Scanning<'s>, Receiver<Vec<Pair>>)> {
     let (chunks, received) = sync_channel::<Vec<Pair>>(CHUNKS_AHEAD);
     let scan = move || {
-        let mut chunk = Vec::with_capacity(CHUNK_PAIRS);
-        engine.reader()?.scan(&mut |key, value| {
-            chunk.push((*key, *value));
-            if chunk.len() < CHUNK_PAIRS {
-                return ControlFlow::Continue(());
+        let (mut chunk, mut is_wanted) = (Vec::with_capacity(CHUNK_PAIRS), true);
+        let mut pass_on = |pair| {
+            chunk.push(pair);
+            if chunk.len() == CHUNK_PAIRS {
+                let full = std::mem::replace(&mut chunk, Vec::with_capacity(CHUNK_PAIRS));
+                is_wanted = is_wanted && chunks.send(full).is_ok();
             }
-            match chunks.send(std::mem::replace(&mut chunk, Vec::with_capacity(CHUNK_PAIRS))) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(_) => ControlFlow::Break(()),
-            }
+            is_wanted
+        };
+        let mut back = TakeBack::new(undo);
+        engine.reader()?.scan(&mut |key, value| match back.push(key, value, &mut pass_on) {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
         })?;
+        let lost = back.finish(&mut pass_on);
         chunks.send(chunk).ok();
-        Ok(())
+        Ok(lost)
     };
     let scanning = Builder::new()
         .name(name.to_owned())

@@ -41,11 +41,14 @@ pub(crate) fn is_asked() -> bool {
 
 /// Tells which signal has asked the process to stop, if any.
 #[derive(Clone, Debug)]
-pub(crate) struct Stop(Arc<AtomicUsize>);
+pub struct Stop(Arc<AtomicUsize>);
 
 impl Stop {
     /// Installs handlers for SIGINT and SIGTERM for the rest of the process.
-    pub(crate) fn install() -> Result<Self> {
+    ///
+    /// # Errors
+    /// I/O errors of installing a handler, naming the signal.
+    pub fn install() -> Result<Self> {
         let number = Arc::new(AtomicUsize::new(0));
         let again = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
@@ -63,7 +66,7 @@ impl Stop {
     }
 
     /// Returns the exit code for the signal that arrived: 130 for SIGINT, 143 for SIGTERM. `None` before any signal.
-    pub(crate) fn asked(&self) -> Option<u8> {
+    pub fn asked(&self) -> Option<u8> {
         // ORDERING: Relaxed: the number is all that is communicated.
         match self.0.load(Ordering::Relaxed) {
             0 => None,

@@ -11,7 +11,7 @@ mod pipe;
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::io::{self, BufRead, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use solana::Extract;
 use workload::{Pairs, Values};
 
+use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
 pub(crate) use archive::{Archives, Files, has_no_value};
 use packed::Packing;
@@ -52,7 +53,7 @@ pub(crate) type TakePlaced<'a> = dyn FnMut(Record, Place) -> Result<()> + 'a;
 pub struct SourceArgs {
     /// Synthetic pairs: this many, computed from --seed, never stored
     ///
-    /// Such as 5000000, 5_000_000 or 5M; k, M and G are a thousand, a million and a billion.
+    /// For example 5000000, 5_000_000 or 5M; k, M and G are a thousand, a million and a billion.
     #[arg(long, value_name = "N", group = "source", allow_negative_numbers = true, value_parser = workload::count)]
     pub pairs: Option<u64>,
     /// Seed of the synthetic pairs, and of the shuffle of a file
@@ -75,14 +76,14 @@ pub struct SourceArgs {
     /// Incremental snapshot archive on top of the full one of --input
     #[arg(long, value_name = "ARCHIVE", requires = "input")]
     pub incremental: Option<PathBuf>,
-    /// What is in the file; the default goes by its name: .csv, .csv.gz and .csv.zst are csv, snapshot-... is an archive,
-    /// everything else raw
+    /// Format of the file [default by its name: .csv, .csv.gz and .csv.zst are csv, snapshot-... is an archive,
+    /// everything else is raw]
     #[arg(long, value_enum, value_name = "FORMAT", requires = "input")]
     pub format: Option<Format>,
-    /// Refuse a source that has not exactly this many records, those of a key that comes again included; of an archive,
-    /// every version of every account
+    /// Refuse a source that does not have exactly this many records. Repeated keys count each time, and so does every
+    /// version of an account in an archive
     ///
-    /// A file that was cut between two records looks whole: whoever wrote it knows how many there are.
+    /// A file that was cut between two records looks whole, so take the number from the program that wrote it.
     #[arg(long, value_name = "N", value_parser = workload::count)]
     pub expect_pairs: Option<u64>,
 }
@@ -95,7 +96,7 @@ impl SourceArgs {
     pub fn check_records(&self, records: u64) -> Result<()> {
         let Some(expected) = self.expect_pairs.filter(|expected| *expected != records) else { return Ok(()) };
         bail!(
-            "the source has not as many pairs as expected: records={records} expected_pairs={expected}: find out what is \
+            "the source does not have the expected number of pairs: records={records} expected_pairs={expected}: find out what is \
              missing or too many, or correct --expect-pairs"
         )
     }
@@ -109,7 +110,7 @@ pub enum Format {
     Raw,
     /// Two base58 columns a line, separated by a comma, without a header.
     Csv,
-    /// A Solana snapshot archive, of which --extract takes the values.
+    /// A Solana snapshot archive, from which --extract takes the values.
     Archive,
 }
 
@@ -307,8 +308,7 @@ fn read_file(path: &Path, format: Format, from: Place, take: &mut TakePlaced<'_>
         input = packed::checked(input, packing, format, path)?;
     } else if packing != Packing::None {
         // A packed file can only be unpacked from its start, so skip the unpacked bytes before `from`.
-        let skipped = io::copy(&mut input.by_ref().take(from.bytes), &mut io::sink()).context("cannot unpack")?;
-        ensure!(skipped == from.bytes, "shorter than before: bytes={skipped} expected_bytes={}", from.bytes);
+        skip(&mut input, from.bytes)?;
     }
     parse::read_from(format, input, from, take).map_err(|error| {
         let early = |cause: &io::Error| packing != Packing::None && cause.kind() == io::ErrorKind::UnexpectedEof;
@@ -319,6 +319,21 @@ fn read_file(path: &Path, format: Format, from: Place, take: &mut TakePlaced<'_>
             false => error,
         }
     })
+}
+
+/// Reads `bytes` unpacked bytes without a use for them, until a signal asks to stop.
+fn skip(input: &mut dyn BufRead, bytes: u64) -> Result<()> {
+    let mut left_bytes = bytes;
+    while left_bytes > 0 {
+        ensure!(!signal::is_asked(), Stopped);
+        let piece_bytes =
+            input.fill_buf().context("cannot unpack")?.len().min(left_bytes.try_into().unwrap_or(usize::MAX));
+        let skipped = bytes - left_bytes;
+        ensure!(piece_bytes > 0, "shorter than before: bytes={skipped} expected_bytes={bytes}");
+        input.consume(piece_bytes);
+        left_bytes -= piece_bytes as u64;
+    }
+    Ok(())
 }
 
 /// Refuses a file that was extended and not written to its end, because its zeros would load as a pair.

@@ -56,7 +56,9 @@ impl State {
             Some(Found::Damaged) => Err("its checksum differs".to_owned()),
         };
         let reason = match parsed {
-            Ok(state) if is_of_another_load(dir, &state)? => "it is of another load than the store".to_owned(),
+            Ok(state) if is_of_another_load(dir, &state)? => {
+                "it belongs to another load than the store does".to_owned()
+            }
             Ok(state) => return Ok(Some(state)),
             Err(reason) => reason,
         };

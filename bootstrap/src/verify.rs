@@ -15,22 +15,23 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bytesize::ByteSize;
-use engine_api::{Checkpoint, Engine, Key, Value};
-use engines::{EngineKind, EngineOptions};
+use engine_api::{Checkpoint, Engine};
+use engines::EngineKind;
+use solana::Extract;
 use workload::Digest;
 
-use crate::info::{open_to_scan, scan_memory};
-use crate::limits;
-use crate::meaning::Extract;
-use crate::order::{OnDuplicate, Order, Ordered};
+use crate::info::open_to_scan;
+use crate::meaning::extraction;
 use crate::out::{say, tell};
 use crate::paths::{self, WorkDir};
 use crate::progress::Progress;
 use crate::running::warn_of_part;
-use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
+use crate::side_by_side::SideBySide;
+use crate::sides::Counts;
 use crate::signal::Stop;
 use crate::source::{Source, SourceArgs};
 use crate::state::State;
+use crate::undo::Undo;
 
 /// Compares a store with a source
 ///
@@ -50,7 +51,7 @@ pub(crate) struct VerifyArgs {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
     /// What the values are, of a snapshot archive [default: what the store says]
-    #[arg(long, value_enum, value_name = "EXTRACT", requires = "input")]
+    #[arg(long, value_name = "EXTRACT", requires = "input", value_parser = extraction())]
     pub(crate) extract: Option<Extract>,
     /// Directory to sort the source in, should that be needed; default: DIR with .verify at the end
     #[arg(long, value_name = "DIR")]
@@ -60,8 +61,6 @@ pub(crate) struct VerifyArgs {
     pub(crate) skip_disk_check: bool,
 }
 
-/// Largest number of differences that are printed.
-const SHOWN_MAX: u64 = 10;
 /// Pairs between two updates of the progress, and two checks for a signal.
 const LOOK_EVERY_PAIRS: u64 = 1 << 16;
 /// Time between two updates of the progress while the other thread works alone.
@@ -89,9 +88,9 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<u8> {
 }
 
 /// Returns the asked extraction, or that of the store.
-fn extract(args: &VerifyArgs) -> Result<Option<solana::Extract>> {
+fn extract(args: &VerifyArgs) -> Result<Option<Extract>> {
     if args.extract.is_some() {
-        return Ok(args.extract.map(Into::into));
+        return Ok(args.extract);
     }
     let known = engines::inspect(&args.dir)?.and_then(|known| known.holds.extract);
     known.map(|name| Ok(name.parse()?)).transpose()
@@ -211,49 +210,20 @@ impl Verify<'_> {
     /// Sorts the source and merges it with a scan of the store. Returns the number of the source's records, and the
     /// differences.
     fn side_by_side(&self) -> Result<(u64, Counts)> {
-        let ordered = self.sort()?;
-        let mut merging = Progress::new(Some(self.stored()?), "comparing with the store");
-        let counts = thread::scope(|scope| {
-            let (scanning, received) = sides::scan(scope, self.engine, "store")?;
-            let mut both = Sides::new(received, SHOWN_MAX, name);
-            let mut merged = 0;
-            let tally = ordered.for_each(0, OnDuplicate::Last, &mut |chunk| {
-                chunk.pairs.iter().for_each(|(key, value)| both.push(key, value));
-                merged += chunk.pairs.len() as u64;
-                merging.set(merged);
-                Ok(self.stop.asked().is_none())
-            });
-            // Dropping the merge ends a scan of the store that is still going on.
-            let counts = tally.and_then(|_| self.look()).map(|()| both.finish());
-            // Return the scan's error first, because a scan that was cut short looks like missing pairs.
-            scanning.join().map_err(|_| anyhow!("the scan has panicked: this is a bug"))??;
-            counts
-        });
-        merging.clear();
-        let (records, counts) = (ordered.records, counts?);
-        ordered.discard()?;
-        Ok((records, counts))
-    }
-
-    /// Sorts the source by key. Goes on with the spill of an earlier verification of the same source.
-    fn sort(&self) -> Result<Ordered> {
-        let (args, work) = (self.args, &self.work);
-        let engine = engines::inspect(&args.dir)?.map_or_else(engines::default_engine, |known| known.engine);
-        let options = EngineOptions { memory: Some(scan_memory(args.memory)), ..EngineOptions::new(engine) };
-        let (_, buffers) = limits::divide(&options, Order::Sorted, 0)?;
-        let records = self.records.or_else(|| self.source.packed_count_hint());
-        if let (Some(records), false) = (records, args.skip_disk_check) {
-            let spill_bytes = limits::spill_bytes(records, &buffers);
-            probe::check_disk(&work.path, spill_bytes.saturating_sub(probe::disk_bytes(&work.path)))?;
-        }
-        let mut progress = Progress::of_source(self.source, "sorting the source")?;
-        let seed = args.source.seed;
-        let ordered = Ordered::prepare(self.source, Order::Sorted, seed, work, &buffers, 0, &mut |records| {
-            progress.set_read(self.source, records);
-            self.look()
-        });
-        progress.clear();
-        ordered.context("cannot sort the source")
+        let sides = SideBySide {
+            source: self.source,
+            seed: self.args.source.seed,
+            records: self.records,
+            engine: self.engine,
+            dir: &self.args.dir,
+            memory: self.args.memory,
+            undo: &Undo::nothing(),
+            work: &self.work,
+            skip_disk_check: self.args.skip_disk_check,
+            stop: self.stop,
+        };
+        let compared = sides.compare(&mut |line| say!("{line}"))?;
+        Ok((compared.records, compared.counts))
     }
 
     /// Returns the number of pairs in the store; for RocksDB it is an estimate.
@@ -267,14 +237,4 @@ impl Verify<'_> {
         }
         Ok(())
     }
-}
-
-fn name(key: &Key, expected: Option<&Value>, found: Option<&Value>) {
-    let what = match (expected, found) {
-        (Some(_), None) => "missing",
-        (None, _) => "only in store",
-        _ => "different",
-    };
-    let (expected, found) = (base58_or_nothing(expected), base58_or_nothing(found));
-    say!("{what}: key={} expected={expected} found={found}", base58(key));
 }

@@ -13,7 +13,7 @@ use engines::{EngineArgs, EngineOptions};
 
 /// The same command would fail each time. Its exit code is 2, after which a service manager does not restart it.
 #[derive(Debug)]
-pub(crate) struct Wrong(String);
+pub struct Wrong(String);
 
 impl Wrong {
     /// Makes an error of `message`, which has to name the way out.

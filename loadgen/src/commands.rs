@@ -18,8 +18,9 @@ const POLL_PERIOD: Duration = Duration::from_millis(50);
 
 /// Text after the options in `loadgen stream --help`.
 pub const STREAM_EXAMPLES: &str = "\
-Prints `listening=HOST:PORT` when it serves, and at the end \
-`final slot=… events=… slots=… digest=PAIRS:HEX`: what `solkv-bootstrap info --digest` must say of a follower's directory.
+Prints `listening=HOST:PORT` once it serves, and at the end \
+`final slot=… events=… slots=… digest=PAIRS:HEX`. `solkv-bootstrap info --digest` must give the same digest for a \
+follower's directory.
 
 Examples:
   solkv-loadgen stream --listen 127.0.0.1:10000 --pairs 2000000 --seed 1 --events 1000000
@@ -32,16 +33,16 @@ pub struct StreamArgs {
     /// Address to serve on; port 0 picks a free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:10000")]
     pub listen: String,
-    /// What is in the slots.
+    /// Content of the slots, which follows from a seed.
     #[command(flatten)]
     pub workload: Workload,
-    /// How they are delivered.
+    /// Pace and faults of the slots' delivery.
     #[command(flatten)]
     pub delivery: Delivery,
-    /// Keep serving for this long after the last slot; without it until SIGTERM or Ctrl-C
+    /// Time to keep serving after the last slot [default: until SIGTERM or Ctrl-C]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub linger: Option<Duration>,
-    /// Write the end of the run as JSON: options, last slot, digest
+    /// Write a summary of the run as JSON: options, last slot, digest
     #[arg(long, value_name = "FILE")]
     pub summary: Option<PathBuf>,
 }

@@ -13,9 +13,10 @@ use crate::access::Access;
 
 /// Text after the options in `loadgen follow --help`.
 pub const EXAMPLES: &str = "\
-Prints how far it is now and then, and a summary at the end; with --print every change: seq, slot, key, old value, new \
-value, in base58, `-` for none; and where a slot ends: seq of its last change, slot, the word end, blockhash, parent slot. \
-It goes on where it was when the service stops or is killed and comes back. Ctrl-C ends it.
+Prints its progress at intervals, and a summary at the end. With --print it also prints every change: seq, slot, key, old \
+value, new value, in base58, `-` for none; and the end of every slot: seq of its last change, slot, the word end, \
+blockhash, parent slot. If the service stops or is killed and comes back, it continues from the same position. \
+Ctrl-C ends it.
 
 Examples:
   solkv-loadgen follow --address unix:///run/solkv/kv.sock
@@ -33,25 +34,25 @@ const BEGIN: Duration = Duration::from_secs(30);
 /// Arguments of `loadgen follow`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct FollowArgs {
-    /// Where the service is: shm:///PATH, unix:///PATH, http://HOST:PORT or https://HOST:PORT
+    /// Address of the service: shm:///PATH, unix:///PATH, http://HOST:PORT or https://HOST:PORT
     #[arg(long, value_name = "URL")]
     address: String,
-    /// What the service may ask of whoever comes.
+    /// Token and certificates, if the service demands them.
     #[command(flatten)]
     access: Access,
     /// Where to begin: now, dump, or the seq of a change
     #[arg(long, value_name = "now|dump|SEQ", default_value = "now")]
     from: String,
-    /// The feed that the seq counts in, as an earlier run printed it
+    /// Id of the feed that the seq belongs to, as an earlier run printed it
     #[arg(long, value_name = "HEX", requires = "from")]
     feed_id: Option<String>,
     /// Print every change, and where slots end
     #[arg(long)]
     print: bool,
-    /// Time between two lines about how far it is
+    /// Time between two lines of progress
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "10s")]
     every: Duration,
-    /// End by itself this long after the feed has begun
+    /// Stop this long after the feed has begun
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     time: Option<Duration>,
 }
@@ -117,7 +118,7 @@ fn start(args: &FollowArgs) -> Result<Start> {
         ("now" | "dump", Some(_)) => bail!("a feed's id goes with the seq of a change: from={:?}", args.from),
         (seq, feed_id) => {
             let Ok(seq) = seq.parse() else { bail!("from={seq:?}: give now, dump, or the seq of a change") };
-            ensure!(feed_id.is_some(), "from={seq}: name the feed that it counts in with --feed-id");
+            ensure!(feed_id.is_some(), "from={seq}: name the feed that it belongs to with --feed-id");
             Ok(Start::From { seq, feed_id: feed_id.unwrap_or_default() })
         }
     }

@@ -28,10 +28,10 @@ enum Command {
     /// Play a Yellowstone server: slots of account updates from a seed, with filters, replay and faults
     #[command(after_help = commands::STREAM_EXAMPLES)]
     Stream(Box<commands::StreamArgs>),
-    /// Write snapshot archives of Solana that tell the story of the stream, for programs that load them
+    /// Write Solana snapshot archives with the stream's accounts, for programs that load such archives
     #[command(after_help = archive::EXAMPLES)]
     Archive(Box<archive::ArchiveArgs>),
-    /// Play a Yellowstone server that misbehaves by a script, and judge what a service says of its readiness
+    /// Play a Yellowstone server that misbehaves by a script, and check the readiness that a service reports
     #[command(after_help = provider::EXAMPLES)]
     Provider(Box<provider::ProviderArgs>),
     /// Run the service on a bootstrapped directory against a stream and print its latencies
@@ -40,7 +40,7 @@ enum Command {
     /// Measure engines: scenarios of runs under memory caps, one JSON line each
     #[command(after_help = bench::EXAMPLES)]
     Bench(Box<bench::BenchArgs>),
-    /// Ask a running service at given rates and verify its answers
+    /// Send lookups to a running service at given rates and verify its answers
     #[command(after_help = query::EXAMPLES)]
     Query(Box<query::QueryArgs>),
     /// Compare shared memory, Unix socket and TCP: round trips and batches, side by side
@@ -148,7 +148,7 @@ fn log_filter() -> Result<EnvFilter> {
     let text = if text.is_empty() { "warn,loadgen=info" } else { &text };
     EnvFilter::builder()
         .parse(text)
-        .with_context(|| format!("not a filter of logs: RUST_LOG={text}: such as info, or warn,loadgen=debug"))
+        .with_context(|| format!("not a log filter: RUST_LOG={text}: give for example info, or warn,loadgen=debug"))
 }
 
 /// Formats the error with its causes. Each text appears once, because a transport's error repeats that of its cause.

@@ -63,8 +63,7 @@ struct Record {
 pub(crate) fn snapshot(args: &SnapshotArgs) -> Result<()> {
     let to = std::path::absolute(&args.to).with_context(|| format!("cannot name dir={}", args.to.display()))?;
     let started = Instant::now();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let by = if runtime.block_on(by_service(&args.dir, &to))? {
+    let by = if by_service(&args.dir, &to)? {
         "service"
     } else {
         let store = open_whole(&args.dir, args.memory)?;
@@ -172,8 +171,16 @@ fn warn_of_part(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Asks the running service to make the copy; `false` if no service runs.
-async fn by_service(dir: &Path, to: &Path) -> Result<bool> {
+/// Asks the running service of the store in `dir` to copy it to `to`, an absolute path, and waits until it has; `false`
+/// if no service runs.
+///
+/// # Errors
+/// The service's refusal or failure, in its own words; errors of connecting to it.
+pub(crate) fn by_service(dir: &Path, to: &Path) -> Result<bool> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(ask_service(dir, to))
+}
+
+async fn ask_service(dir: &Path, to: &Path) -> Result<bool> {
     let none = "the service made no snapshot";
     let Some(mut service) = admin::connect(dir).await.context(none)? else { return Ok(false) };
     let to = to.to_str().with_context(|| format!("not a path in UTF-8: dir={}", to.display()))?;

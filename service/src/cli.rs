@@ -1,4 +1,4 @@
-//! The command line: `service [run] ...`, `snapshot`, `restore`, `check-config`, `completions`, `man`.
+//! The command line: `service [run] ...`, `snapshot`, `restore`, `audit`, `check-config`, `completions`, `man`.
 //!
 //! Owns: arguments, logging, exit codes. `run` may be left out. The program is called `solkv-service` where it is
 //! installed, which is the name in its help and its manual.
@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+use crate::audit;
 use crate::backup;
 use crate::config::{Config, LogFormat, Moment, Settings, file};
 use crate::failed::Failed;
@@ -27,15 +28,17 @@ Examples:
   solkv-service --dir /data/solkv --geyser https://geyser.example:443
   solkv-service snapshot --dir /data/solkv --to /data/snapshots/monday
   solkv-service restore --from /data/snapshots/monday --dir /data/solkv-again
+  solkv-service audit --dir /data/solkv --archive snapshot-312000000-HASH.tar.zst
 
 'run --help' explains every setting; each is also a key of the file, with _ for -.
 The word run may be left out. RUST_LOG sets the log level (default info).
 
 Exit codes:
-  0  stopped as asked
-  1  an error, said on stderr or in the log
-  2  wrong arguments, configuration or store: starting again will not help, and
-     check-config says the same";
+  0         stopped as asked, or done; of audit: equal
+  1         an error, said on stderr or in the log; of audit also: not equal
+  2         wrong arguments, configuration or store: starting again will not help, and
+            check-config says the same; of audit: archive and store cannot be compared
+  130, 143  an audit was stopped by Ctrl-C or SIGTERM";
 
 #[derive(Parser, Debug)]
 #[command(name = "solkv-service", version, after_help = AFTER_HELP)]
@@ -55,6 +58,8 @@ enum Command {
     Snapshot(backup::SnapshotArgs),
     /// Make a store of a snapshot; a service started on it catches up from there
     Restore(backup::RestoreArgs),
+    /// Tell whether a store, also of a running service, equals a snapshot archive of Solana, and which keys differ
+    Audit(audit::AuditArgs),
     /// Print what is made from the metric catalogue
     #[command(hide = true)]
     Metrics {
@@ -114,27 +119,28 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
     let outcome = match Cli::parse_from(args).command {
         Command::Run(args) => args.config().and_then(|config| {
             log(config.log_format).map_err(Failed::wrong)?;
-            run(&config)
+            run(&config).map(|()| 0)
         }),
-        Command::CheckConfig(args) => args.config().and_then(|config| check(&config)),
-        Command::Snapshot(args) => backup::snapshot(&args).map_err(Failed::from),
-        Command::Restore(args) => backup::restore(&args).map_err(Failed::from),
+        Command::CheckConfig(args) => args.config().and_then(|config| check(&config)).map(|()| 0),
+        Command::Snapshot(args) => backup::snapshot(&args).map(|()| 0).map_err(Failed::from),
+        Command::Restore(args) => backup::restore(&args).map(|()| 0).map_err(Failed::from),
+        Command::Audit(args) => audit::run(&args),
         Command::Metrics { format } => {
             let document = match format {
                 MetricsFormat::Markdown => metrics::document::markdown(),
                 MetricsFormat::Grafana => metrics::grafana::dashboard(),
             };
-            out::print(&document).map_err(Failed::from)
+            out::print(&document).map(|()| 0).map_err(Failed::from)
         }
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), name.as_str(), &mut script);
-            out::print(&String::from_utf8_lossy(&script)).map_err(Failed::from)
+            out::print(&String::from_utf8_lossy(&script)).map(|()| 0).map_err(Failed::from)
         }
-        Command::Man { dir } => man(&dir).map_err(Failed::from),
+        Command::Man { dir } => man(&dir).map(|()| 0).map_err(Failed::from),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(failed) => {
             out::tell(&format!("{name}: {failed}"));
             ExitCode::from(failed.code())

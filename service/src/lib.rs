@@ -5,6 +5,7 @@
 //! chain order, skip a gap, or touch the engine on a network thread. Threads: see [`run`].
 
 pub mod admin;
+mod audit;
 mod backup;
 pub mod chain;
 pub mod cli;

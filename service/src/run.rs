@@ -49,7 +49,7 @@ const NET_THREADS: usize = 2;
 const JOIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// Directory of the feed's log, in the store's directory next to the engine's.
-const FEED_DIR: &str = "feed";
+pub(crate) const FEED_DIR: &str = "feed";
 
 /// The resources that the configuration names, read and checked.
 pub struct Checked {

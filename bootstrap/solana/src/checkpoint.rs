@@ -97,7 +97,7 @@ impl ChainCheckpoint {
             return Err(Error::new(
                 ErrorKind::FixInput,
                 format!(
-                    "not a chain's checkpoint: bytes={}: another program than solkv's wrote this store",
+                    "not a chain's checkpoint: bytes={}: a program that is not solkv's wrote this store",
                     bytes.len()
                 ),
             ));
@@ -128,7 +128,7 @@ impl ChainCheckpoint {
         // Every checkpoint has exactly one encoding. This finds flags that are neither 0 nor 1, a slot without its
         // flag, and a healing key in another phase.
         if found.raw() != raw {
-            return Err(damaged("it says what is never written"));
+            return Err(damaged("it has a value that solkv never writes"));
         }
         Ok(found)
     }
@@ -145,8 +145,8 @@ impl ChainCheckpoint {
     pub fn refuse_unless_whole(&self) -> Result<()> {
         let way_out = match self.phase {
             MapPhase::Ready => return Ok(()),
-            MapPhase::Loading => "go on with bootstrap --resume, or remove the directory and load again",
-            MapPhase::Healing { .. } => "go on with the version of solkv that began to heal it, or load again",
+            MapPhase::Loading => "continue with bootstrap --resume, or remove the directory and load again",
+            MapPhase::Healing { .. } => "use the version of solkv that began to heal it, or load again",
         };
         Err(Error::new(
             ErrorKind::FixInput,

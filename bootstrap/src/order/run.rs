@@ -155,7 +155,7 @@ pub(crate) struct Writer {
     pending: Vec<u8>,
     /// Start of the last block in `pending`.
     block_at: usize,
-    /// Number of records pushed.
+    /// Number of records pushed so far, buffered ones included.
     records: u64,
     /// Number of bytes written to the file.
     written_bytes: u64,

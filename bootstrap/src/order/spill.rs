@@ -110,7 +110,7 @@ impl Spill<'_> {
         };
         let dir = work.dir().display();
         if let Some(difference) = self.difference(&manifest, stamp) {
-            tell!("the spill is of another load and is made anew: dir={dir} {difference}");
+            tell!("the spill is from another load and is made again: dir={dir} {difference}");
             work.keep(&[])?;
             return Ok(None);
         }
@@ -133,7 +133,7 @@ impl Spill<'_> {
                 tell!("the rest of the spill is used again: dir={dir} records={records} given_back_pairs={given}");
             }
             (true, true) => tell!("the spill is whole and is used again: dir={dir} records={records}"),
-            (true, false) => tell!("going on with the spill: dir={dir} records={records}"),
+            (true, false) => tell!("continuing the spill: dir={dir} records={records}"),
             (false, _) => tell!(
                 "the source is read again from its start, to compare it with the spill: dir={dir} records={records}"
             ),
@@ -178,11 +178,12 @@ impl Spill<'_> {
         let dir = work.dir().display().to_string();
         if stamp.is_none() {
             return Err(error.context(format!(
-                "cannot go on from {}: give the same as the first time, or remove dir={dir} and start again",
+                "cannot continue from {}: give the same source and options as the first time, or remove dir={dir} and \
+                 start again",
                 self.source
             )));
         }
-        tell!("the source has changed, and its spill is made anew: dir={dir} {}", self.source);
+        tell!("the source has changed, and its spill is made again: dir={dir} {}", self.source);
         work.keep(&[])?;
         self.read(work, &self.nothing(), stamp, tell)
     }
@@ -302,8 +303,8 @@ fn leave(work: &mut Work) -> Result<()> {
     let Some(manifest) = work.manifest()? else { return work.remove() };
     work.keep(&manifest.runs)?;
     tell!(
-        "what was read and flushed so far stays: dir={} records={}: --resume goes on from there; without need of it \
-         remove the directory",
+        "the part of the source that was read and flushed is kept: dir={} records={}: --resume continues from there; if you do not \
+         need it, remove the directory",
         work.dir().display(),
         manifest.records
     );

@@ -260,7 +260,7 @@ impl Work {
         match names.iter().find(foreign) {
             None => Ok(()),
             Some(foreign) => bail!(
-                "the work directory holds what is not a spill's: dir={} entry={foreign}: name an empty one with \
+                "the work directory has an entry that is not a spill's: dir={} entry={foreign}: name an empty one with \
                  --work-dir",
                 self.dir.display()
             ),

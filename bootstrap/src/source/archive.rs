@@ -17,6 +17,7 @@ use solana::Extract;
 use solana::archive::{Archive, Name, Version, is_url};
 
 use super::{Place, Record, TakePlaced};
+use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
 
 /// Bytes of a packed archive for each version of an account, at least. Address, owner and balance of an account are
@@ -52,7 +53,7 @@ impl Archives {
     ///
     /// # Errors
     /// [`Wrong`] for archives that do not belong together, or without an extraction; an archive that cannot be opened.
-    pub(super) fn new(full: &Path, incremental: Option<&Path>, extract: Option<Extract>) -> Result<Self> {
+    pub(crate) fn new(full: &Path, incremental: Option<&Path>, extract: Option<Extract>) -> Result<Self> {
         let Some(extract) = extract else {
             return Err(Wrong::error(
                 "an archive holds accounts, and several values can be taken from each: name one with --extract, such as \
@@ -111,6 +112,21 @@ impl Archives {
         }
     }
 
+    /// Returns the slot of the map. Reading refuses an archive of another slot from now on, even if its name does not
+    /// tell.
+    ///
+    /// # Errors
+    /// The same as [`Self::slot`].
+    pub(crate) fn fix_slot(&mut self, asked: Option<u64>) -> Result<u64> {
+        let slot = self.slot(asked)?;
+        if let (Some(known @ None), Some(shown)) = (self.slots.last_mut(), self.shown.last_mut()) {
+            *known = Some(slot);
+            // A spill of this archive that was taken for another slot is not gone on with.
+            *shown = format!("{shown} slot={slot}");
+        }
+        Ok(slot)
+    }
+
     /// Whether the archives can be read only once.
     pub(super) fn is_read_once(&self) -> bool {
         self.locations.iter().any(|location| location == "-")
@@ -163,14 +179,18 @@ impl Archives {
             let mut tell = |now: solana::archive::Progress| {
                 // ORDERING: Relaxed, see `progress_bytes`.
                 self.read_bytes.store(read_before + now.packed_bytes, Ordering::Relaxed);
-                Ok(())
+                // Here too, because `take` is not called while versions before `from` are skipped.
+                if signal::is_asked() { Err(Stopped.into()) } else { Ok(()) }
             };
             let read = Archive::open(location)?.read(&mut tell, &mut one);
             // The error of `take` itself, because callers look for its type.
             if let Some(error) = failed {
                 return Err(error);
             }
-            let summary = read?;
+            let summary = match read {
+                Err(solana::archive::Error::Stopped(stop)) if stop.is::<Stopped>() => return Err(Stopped.into()),
+                read => read?,
+            };
             let expected = slot.unwrap_or(summary.slot);
             ensure!(summary.slot == expected, "the archive is of slot={} expected_slot={expected}", summary.slot);
             read_before = self.read_bytes.load(Ordering::Relaxed);

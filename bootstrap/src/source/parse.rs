@@ -20,7 +20,7 @@ pub(super) fn read_from(format: Format, input: impl BufRead, from: Place, take: 
     match format {
         Format::Raw => read_raw(input, from, take),
         Format::Csv => read_csv(input, from, take),
-        Format::Archive => bail!("a snapshot archive holds accounts and not pairs: use --input with its location"),
+        Format::Archive => bail!("a snapshot archive holds accounts, not pairs: give its location with --input"),
     }
 }
 

@@ -91,7 +91,7 @@ fn a_reason_is_said_once() {
     fs::write(&file, "").unwrap();
     for command in ["info", "count", "scrub"] {
         let said = fails(1, &[command, "--dir", str(&file)]);
-        assert!(said.contains("not a directory but a file: dir="), "{said}");
+        assert!(said.contains("this is a file, not a directory: dir="), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }
     let engine = engines().next().unwrap();

@@ -19,6 +19,7 @@ mod archive;
 mod limits;
 mod places;
 mod repair;
+mod served;
 mod soundness;
 mod sources;
 mod spill;
@@ -278,7 +279,7 @@ fn ctrl_c_stops_between_batches_and_says_how_to_go_on() {
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", text(&output));
-    assert!(text(&output).contains("--resume goes on"), "{}", text(&output));
+    assert!(text(&output).contains("--resume continues"), "{}", text(&output));
     assert!(fails(1, &args).contains("--resume"), "an interrupted load is not started over by accident");
     let info = ok(&["info", "--dir", str(&store)]);
     assert!(info.contains("load=interrupted"), "{info}");

@@ -67,7 +67,7 @@ fn a_migration_is_refused_where_it_would_mix_or_miss() {
     assert!(migrate(&[]).contains("there is no store"));
     ok(&["--engine", engine, "--dir", str(&store), "--pairs", "1000"]);
     cut_short(&store);
-    assert!(migrate(&[]).contains("half loaded"));
+    assert!(migrate(&[]).contains("the load of the store to read is not complete"));
     ok(&["--resume", "--dir", str(&store), "--pairs", "1000"]);
     let other = engines().find(|other| *other != engine);
     if let Some(other) = other {
@@ -77,7 +77,7 @@ fn a_migration_is_refused_where_it_would_mix_or_miss() {
     }
     ok(&["--engine", engine, "--dir", str(&new), "--pairs", "500", "--seed", "9"]);
     cut_short(&new);
-    assert!(migrate(&["--resume"]).contains("was not begun from this one"));
+    assert!(migrate(&["--resume"]).contains("was begun from another store"));
     assert!(migrate(&[]).contains("interrupted"));
     fs::remove_dir_all(&new).unwrap();
     ok(&["--engine", engine, "--dir", str(&new), "--pairs", "500", "--seed", "9"]);

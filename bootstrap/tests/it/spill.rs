@@ -143,7 +143,7 @@ fn a_corrected_file_is_read_again_and_said_so() {
         let first = corrected.iter().next().map(|(key, value)| (*key, *value));
         raw_file(scene.home.path(), corrected.iter().map(|(key, value)| (*key, *value)).chain(first));
         let said = scene.ok(&[]);
-        assert!(said.contains("the source has changed, and its spill is made anew"), "{said}");
+        assert!(said.contains("the source has changed, and its spill is made again"), "{said}");
         scene.holds(&corrected);
     }
 }
@@ -161,7 +161,7 @@ fn a_spill_is_used_again_for_its_own_source_alone() {
     // A file that has grown is another source.
     fs::write(scene.file(), [&bytes[..], &[7; 64]].concat()).unwrap();
     let said = scene.fails(&[]);
-    assert!(said.contains("the spill is of another load and is made anew") && said.contains("was_bytes="), "{said}");
+    assert!(said.contains("the spill is from another load and is made again") && said.contains("was_bytes="), "{said}");
     // A work directory with a foreign file is left alone.
     let own = scene.home.path().join("own");
     fs::create_dir(&own).unwrap();
@@ -186,7 +186,7 @@ fn a_load_goes_on_with_what_was_read_before_it_was_killed() {
         child.wait().unwrap();
         let said = ok(&args);
         // The load may have read the whole source before the kill.
-        let went_on = said.contains("going on with the spill: dir=") || said.contains("is used again: dir=");
+        let went_on = said.contains("continuing the spill: dir=") || said.contains("is used again: dir=");
         assert!(went_on, "{engine} {order}: {said}");
         let info = ok(&["info", "--dir", str(&store), "--digest"]);
         assert!(info.contains(&digest(&synthetic(150_000, 8))), "{engine} {order}: {info}");
@@ -344,7 +344,7 @@ fn a_spill_of_a_complete_load_is_removed() {
         scene.ok(&["--on-duplicate", "last", "--work-dir", str(&elsewhere)]);
         assert!(scene.work().join("manifest.toml").exists());
         let said = scene.ok(&[]);
-        assert!(said.contains("the spill of the load that is complete was removed"), "{said}");
+        assert!(said.contains("the load is complete, and its spill was removed"), "{said}");
         scene.holds(&scene.map);
     }
 }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use torture::{Disk, Fault, FaultKind, Notice, Rng};
 
+use crate::archive::{self, Made};
 use crate::{Map, command, digest, engines, limits, str, text};
 
 /// Number of lives in an ordinary run of the tests.
@@ -27,6 +28,8 @@ const TURNS: u64 = 7;
 const PATIENCE: Duration = Duration::from_secs(240);
 /// Size of a life's disk, enough for all its stores and spills.
 const DISK_BYTES: u64 = 1 << 30;
+/// Slot of the archives among the sources.
+const ARCHIVE_SLOT: u64 = 200;
 
 #[test]
 fn loads_end_right_or_name_what_is_wrong() {
@@ -77,9 +80,20 @@ impl Input {
         self.records.iter().copied().collect()
     }
 
+    fn is_archive(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| file.extension().is_some_and(|ending| ending == "tar"))
+    }
+
     /// Writes the source's file, if it has one.
     fn write(&self) {
         let Some(file) = &self.file else { return };
+        if self.is_archive() {
+            // One file of accounts: the last version of a key counts, as in the other files with --on-duplicate last.
+            let version = |(key, value): &([u8; 32], [u8; 32])| Made::open(ARCHIVE_SLOT, *key, *value);
+            let versions: Vec<Made> = self.records.iter().map(version).collect();
+            assert_eq!(&archive::write_archive(file.parent().unwrap(), ARCHIVE_SLOT, &versions), file);
+            return;
+        }
         let text = |bytes: &[u8; 32]| bs58::encode(bytes).into_string();
         let bytes: Vec<u8> = if file.extension().is_some_and(|ending| ending == "csv") {
             self.records.iter().flat_map(|(k, v)| format!("{},{}\n", text(k), text(v)).into_bytes()).collect()
@@ -146,7 +160,8 @@ impl Life {
             (disk, trapped)
         });
         let count = rng.pick(&[1, 3000, 9000, 16_000, 32_000]) + rng.below(3000);
-        let file = rng.pick(&[None, Some("pairs.bin"), Some("pairs.bin"), Some("pairs.csv")]);
+        let archive = archive::full_name(ARCHIVE_SLOT);
+        let file = rng.pick(&[None, Some("pairs.bin"), Some("pairs.csv"), Some(archive.as_str())]);
         let file = file.map(|name| home.path().join(name));
         let mut input = Input { file, seed: rng.below(1 << 30), records: Vec::new() };
         fill(&mut input, count, &mut rng);
@@ -188,7 +203,11 @@ impl Life {
 
     fn run(&mut self, totals: &mut Totals) -> Result<(), String> {
         let (engine, order, disk) = (self.engine, self.order, self.disk.is_some());
-        self.say(format!("engine={engine} order={order} disk={disk} records={}", self.input.records.len()));
+        let (archive, records) = (self.input.is_archive(), self.input.records.len());
+        self.say(format!("engine={engine} order={order} disk={disk} archive={archive} records={records}"));
+        if self.input.is_archive() {
+            totals.count("from an archive");
+        }
         totals.count(if disk { "on a disk that loses power" } else { "on a plain disk" });
         for turn in 0..TURNS + 4 {
             let last = turn >= TURNS;
@@ -286,6 +305,9 @@ impl Life {
         args.extend(["--sort-memory", "1MiB", "--skip-disk-check"]);
         if self.input.file.is_some() {
             args.extend(["--on-duplicate", self.rule]);
+        }
+        if self.input.is_archive() {
+            args.extend(["--extract", "token-owner"]);
         }
         if self.order == "shuffled" {
             args.extend(["--batch", self.batch]);

@@ -11,11 +11,11 @@ fn options_that_a_complete_load_does_nothing_for_are_named() {
     let (store, report) = (dir.path().join("store"), dir.path().join("report.json"));
     let load = ["--engine", engine, "--dir", str(&store), "--pairs", "100", "--order", "sorted", "--resume"];
     ok(&load);
-    assert!(!ok(&load).contains("options that"));
+    assert!(!ok(&load).contains("options without effect"));
     for (more, named) in [
-        (&["--report", str(&report)][..], "does nothing for: --report:"),
+        (&["--report", str(&report)][..], "without effect, because the load is complete: --report"),
         (&["--settle"], "--settle"),
-        (&["--extract", "token-mint"], "--extract token-mint (the store says nothing of it"),
+        (&["--extract", "token-mint"], "--extract token-mint (the store does not record it"),
         (&["--cluster", "devnet"], "--cluster devnet"),
     ] {
         let said = ok(&[&load[..], more].concat());

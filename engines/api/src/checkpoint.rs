@@ -95,7 +95,7 @@ impl Checkpoint {
             Some(&version) if version > Self::VERSION => {
                 return Err(other_version("a newer", version, "use that version"));
             }
-            Some(1) => return Err(other_version("an older", 1, "load the store anew with bootstrap")),
+            Some(1) => return Err(other_version("an older", 1, "load the store again with bootstrap")),
             Some(0) => return Err(damaged("version=0")),
             _ => {}
         }
@@ -104,7 +104,7 @@ impl Checkpoint {
             .ok_or_else(|| damaged(&format!("bytes={} least={}", bytes.len(), Self::ENCODED_MIN)))?;
         let length = usize::from(u16::from_le_bytes([head[2], head[3]]));
         if head[1] != 0 || head[4..8] != [0; 4] || length > Self::BYTES_MAX {
-            return Err(damaged("its head says what is never written"));
+            return Err(damaged("its head has a value that solkv never writes"));
         }
         let (bytes, rest) = rest
             .split_at_checked(length)
@@ -195,7 +195,7 @@ mod tests {
         old[0] = 1;
         let older = Checkpoint::decode(&old).unwrap_err();
         assert_eq!(older.kind(), ErrorKind::FixInput);
-        assert!(older.to_string().contains("an older solkv: version=1 known=2: load the store anew"), "{older}");
+        assert!(older.to_string().contains("an older solkv: version=1 known=2: load the store again"), "{older}");
         let sound = Checkpoint::new(3, &[5; 20]).encode().unwrap();
         let mut newer = sound.clone();
         newer[0] = 3;

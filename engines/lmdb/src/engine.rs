@@ -239,7 +239,8 @@ impl LmdbEngine {
         }
         Err(Error::new(
             ErrorKind::Reopen,
-            "an earlier write of this LMDB store failed, so what is on disk is not known: close the process and open again",
+            "an earlier write of this LMDB store failed, so the state of the file is unknown: close the process and \
+             open again",
         ))
     }
 
@@ -290,7 +291,7 @@ impl Engine for LmdbEngine {
     }
 
     fn stats(&self) -> Result<Stats> {
-        const WHAT: &str = "LMDB cannot tell its statistics";
+        const WHAT: &str = "LMDB cannot report its statistics";
         let _map = self.map.hold();
         let info = self.env.info().map_err(|e| error::lmdb(WHAT, e))?;
         let txn = self.env.begin_ro_txn().map_err(|e| error::lmdb(WHAT, e))?;
@@ -348,7 +349,7 @@ impl Engine for LmdbEngine {
         if scanned != counted {
             return Err(Error::new(
                 ErrorKind::DataDamaged,
-                format!("LMDB's tree does not hold what it counts: pairs={scanned} counted={counted}"),
+                format!("LMDB's tree and its count of pairs differ: pairs={scanned} counted={counted}"),
             ));
         }
         Ok(scanned)
@@ -358,7 +359,7 @@ impl Engine for LmdbEngine {
     fn close(self: Box<Self>) -> Result<()> {
         // The flush of a poisoned engine has failed before and is not repeated.
         self.check_poisoned()?;
-        self.env.sync(true).map_err(|e| error::lmdb("LMDB cannot flush at closing", e))
+        self.env.sync(true).map_err(|e| error::lmdb("LMDB cannot flush while closing", e))
     }
 }
 

@@ -56,10 +56,14 @@
 //! | `MDB_WRITEMAP` with `MDB_MAPASYNC` for a load | rate of a shuffled load 4.5 (3.8 to 4.5), of a sorted one 0.75 (0.71 to 0.79) | no: as the two above |
 //! | readahead for every store (`readahead=true`) | file in memory's size, nothing of it read yet: time of a present get 0.09 (0.07 to 0.11), absent 0.06 (0.05 to 0.08), rate of a scan 9.0 (8.5 to 9.4). 20M pairs under a cap of 18%: gets 15,000 to 116 a second, of zipfian keys 33,800 to 126; rate of a scan 1.42 | only while the file takes less than three quarters of the memory |
 //!
-//! Not tried: `MDB_NOLOCK` (the readers and the writer of a process need the table of readers), `MDB_FIXEDMAP`
-//! (experimental), `MDB_INTEGERKEY` (keys have 32 bytes), `MDB_DUPSORT` with `MDB_DUPFIXED` (a pair would have to be a
-//! duplicate of a short prefix: 64 bytes a pair in place of 74, in a layout that no other program reads), pages of more
-//! than 4 KiB (0.9 takes the system's size), a prefaulted map (figures in memory are taken after it is mapped).
+//! Open, because nobody has measured them here: huge pages for the map of a file that fits into memory (`MADV_HUGEPAGE`, which
+//! strata asks for its own memory); a comparison made for keys of 32 bytes (`mdb_set_compare`); `MDB_DUPSORT` with `MDB_DUPFIXED`
+//! (a pair as a duplicate of a short prefix takes 64 bytes in place of 74, in a layout that no other program reads); LMDB 1.0,
+//! whose file has another format.
+//!
+//! Not tried on purpose: `MDB_NOLOCK` (the readers and the writer of a process need the table of readers), `MDB_FIXEDMAP`
+//! (experimental), `MDB_INTEGERKEY` (keys have 32 bytes), pages of more than 4 KiB (0.9 takes the system's size), a prefaulted
+//! map (figures in memory are taken after it is mapped).
 //!
 //! # A file that is cut or damaged
 //!

@@ -13,7 +13,9 @@ pub(crate) fn open(what: &str, error: DatabaseError) -> Error {
         ),
         DatabaseError::UpgradeRequired(version) => Error::with_source(
             ErrorKind::FixInput,
-            format!("file has an older redb format, bootstrap it anew: file={what} format={version}"),
+            format!(
+                "the file has an older redb format: file={what} format={version}: load the store again with bootstrap"
+            ),
             error,
         ),
         DatabaseError::Storage(StorageError::Io(source)) if source.kind() == std::io::ErrorKind::InvalidData => {
@@ -56,13 +58,13 @@ pub(crate) fn table(what: &str, error: TableError) -> Error {
         TableError::TableAlreadyOpen(..) => Error::with_source(ErrorKind::Internal, what, error),
         TableError::TableTypeMismatch { .. } => Error::with_source(
             ErrorKind::FixInput,
-            format!("{what}: file holds a table as another version of solkv makes it: reason={error}: load it anew"),
+            format!("{what}: the file has a table of another version of solkv: reason={error}: load the store again"),
             error,
         ),
         // A redb file with tables of another kind was made by another program.
         other => Error::with_source(
             ErrorKind::FixInput,
-            format!("{what}: file holds other tables than this engine's: reason={other}"),
+            format!("{what}: the file does not have this engine's tables: reason={other}"),
             other,
         ),
     }

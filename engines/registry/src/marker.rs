@@ -87,10 +87,14 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
         // This is the form of an earlier version, which begins with the format.
         Ok(Some(Found::Unchecked(text))) if text.starts_with("format") => text,
         Ok(Some(Found::Unchecked(_) | Found::Damaged)) => {
-            return Err(damaged(&path, "its checksum differs; whoever edits it removes that line"));
+            return Err(damaged(
+                &path,
+                "its checksum differs; if you edited the file, remove the line of the checksum",
+            ));
         }
         Err(e) if io_kind(&e) == Some(Io::NotADirectory) => {
-            let message = format!("not a directory but a file: dir={}: name the directory of a store", dir.display());
+            let message =
+                format!("this is a file, not a directory: dir={}: name the directory of a store", dir.display());
             return Err(Error::new(ErrorKind::FixInput, message));
         }
         Err(e) if io_kind(&e) == Some(Io::InvalidInput) => return Err(damaged(&path, e)),
@@ -101,7 +105,7 @@ pub(crate) fn read(dir: &Path) -> Result<Option<Identity>> {
         // A new engine comes with a newer format. So an unknown engine in this format is damage, like any other error.
         Ordering::Equal => return toml::from_str(&text).map(Some).map_err(|e| damaged(&path, e)),
         Ordering::Greater => ("a newer", "use that version"),
-        Ordering::Less => ("an older", "load it anew into another directory, or use that version"),
+        Ordering::Less => ("an older", "load it again into another directory, or use that version"),
     };
     Err(Error::new(
         ErrorKind::FixInput,

@@ -114,7 +114,7 @@ pub struct EngineOptions {
 /// the store's directory.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineArgs {
-    /// Storage engine of the store [default: the one that the directory says; for a new store strata]
+    /// Storage engine of the store [default: that of the directory; for a new store strata]
     ///
     /// A directory keeps the engine it was created with; naming another one is refused. A build without strata makes
     /// new stores with the first engine that it has.
@@ -124,14 +124,14 @@ pub struct EngineArgs {
     /// Bits per key of RocksDB's Bloom filter; 0 is none.
     ///
     /// With it most lookups of absent keys need no disk read. 10 bits let 1 in 100 through and take 1.25 GB per
-    /// billion keys, 20 bits 1 in 6000 and 2.5 GB. Without this option a store keeps what it was created with; a
-    /// different number holds for files written from now on.
+    /// billion keys, 20 bits 1 in 6000 and 2.5 GB. Without this option a store keeps the number that it was created
+    /// with; a different number holds for files written from now on.
     #[arg(long, value_name = "BITS")]
     pub bloom: Option<u32>,
 
-    /// How RocksDB is set up: as it comes, for memory, or for a memory cap [default: vanilla for a new store].
+    /// RocksDB's set of options: its defaults, for memory, or for a memory cap [default: vanilla for a new store].
     ///
-    /// vanilla is RocksDB as it comes, memory is for a store that fits in memory, tuned for one under a memory cap.
+    /// vanilla keeps RocksDB's defaults, memory is for a store that fits in memory, tuned for one under a memory cap.
     /// Without this option a store keeps the profile that it was last opened with.
     #[arg(long, value_enum, value_name = "PROFILE")]
     pub profile: Option<Profile>,
@@ -140,8 +140,8 @@ pub struct EngineArgs {
     ///
     /// All that strata holds in memory, RocksDB's block cache, or redb's page cache; LMDB has none, it reads through
     /// the kernel's page cache. The default is a part of this process's cgroup limit, or of the machine's memory where
-    /// there is no limit: five eighths for strata and tuned RocksDB, a half for RocksDB's profile for memory, a quarter
-    /// for RocksDB as it comes and redb; and at least 64 MiB, or half of a limit below twice that.
+    /// there is no limit: five eighths for strata and tuned RocksDB, a half for RocksDB's memory profile, a quarter
+    /// for vanilla RocksDB and for redb; and at least 64 MiB, or half of a limit below twice that.
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub memory: Option<ByteSize>,
 
@@ -154,10 +154,10 @@ pub struct EngineArgs {
 
     /// One of the engine's own settings, in place of the profile's; may be given several times.
     ///
-    /// For whoever knows the engine: `--set max_open_files=-1 --set block_size=8192`. RocksDB's names and values are
-    /// those of its options files. A name that is not known, or that would change what a commit survives, is refused
-    /// with the list of those that are taken. The directory does not keep it: a setting holds for this opening and for
-    /// the files that are written meanwhile.
+    /// For users who know the engine: `--set max_open_files=-1 --set block_size=8192`. RocksDB's names and values are
+    /// those of its options files. An unknown name is refused, and so is one that would make commits less durable;
+    /// the error lists the accepted names. The directory does not record the setting: it holds for this opening, and
+    /// for the files that are written during it.
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
     pub set: Vec<String>,
 }
@@ -236,7 +236,10 @@ impl EngineOptions {
             return store::check_settings(self);
         };
         let taken = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        let message = format!("no setting of engine={} that may be set: name={name}: it takes {taken}", self.engine);
+        let message = format!(
+            "this engine has no such setting, or it must not be set: engine={} name={name}: it takes {taken}",
+            self.engine
+        );
         Err(Error::new(ErrorKind::FixInput, message))
     }
 

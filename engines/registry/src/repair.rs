@@ -57,7 +57,7 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
             if !standing::has_log(dir, known.engine)? {
                 standing::check_seq(dir, &known, found)?;
             }
-            let ends = format!("the store ends with seq={found}, and its marker says seq={seq}");
+            let ends = format!("the store ends with seq={found}, but its marker has seq={seq}");
             repaired.findings.push(format!("the newest changes are cut off or damaged: {ends}"));
         }
         let changes = format!("the changes from seq={} to seq={seq}", found + 1);
@@ -104,8 +104,8 @@ fn by_engine(engine: EngineKind, data: &Path) -> Result<Repaired> {
         engine => Err(Error::new(
             ErrorKind::FixInput,
             format!(
-                "engine={engine} cannot be repaired by this build, which repairs strata alone: dir={}: go back to a copy, or \
-                 load the store anew",
+                "engine={engine} cannot be repaired by this build, which repairs only strata: dir={}: restore a copy, or \
+                 load the store again",
                 data.display()
             ),
         )),

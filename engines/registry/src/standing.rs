@@ -160,10 +160,10 @@ pub(crate) fn check_seq(dir: &Path, known: &Identity, found: u64) -> Result<()> 
         Some(seq) if found < seq => Err(Error::new(
             ErrorKind::DataDamaged,
             format!(
-                "the store has lost what it held: dir={} seq={found} marker_seq={seq}: files in {DATA} are missing or \
+                "the store has lost changes: dir={} seq={found} marker_seq={seq}: files in {DATA} are missing or \
                  older than the marker: {WAYS_OUT}{}",
                 dir.display(),
-                if can_be_repaired() { "; bootstrap repair goes on without what is lost" } else { "" }
+                if can_be_repaired() { "; bootstrap repair continues without the lost changes" } else { "" }
             ),
         )),
         _ => Ok(()),

@@ -308,7 +308,10 @@ pub(crate) fn with_way_out(dir: &Path, engine: EngineKind, error: Error) -> Erro
     if error.kind() != ErrorKind::DataDamaged || !engine.has_repair() || said.contains("bootstrap repair") {
         return error;
     }
-    let way_out = format!("restore a snapshot, or see what `bootstrap repair --dir {}` can keep", dir.display());
+    let way_out = format!(
+        "restore a snapshot, or try `bootstrap repair --dir {}`, which keeps all that can be read",
+        dir.display()
+    );
     Error::with_source(ErrorKind::DataDamaged, format!("{said}: {way_out}"), error)
 }
 

@@ -133,13 +133,13 @@ impl Terms {
         let unknown = Holds::default();
         let (known, asked) = (known.unwrap_or(&unknown), &self.holds);
         check_name("cluster", asked.cluster.as_deref())?;
-        let way_out = "leave the setting out to go on with what the store holds, or name another directory";
+        let way_out = "leave the setting out to use the store's own, or name another directory";
         let extract = one(dir, "extract", known.extract.as_ref(), asked.extract.as_ref(), way_out)?;
         let joined = |programs: &Vec<String>| programs.join(",");
         let (held, wanted) = (known.programs.as_ref().map(joined), asked.programs.as_ref().map(joined));
         one(dir, "programs", held.as_ref(), wanted.as_ref(), "name another directory, or load this store again")?;
         let way_out = format!(
-            "correct the setting, or file={} where the store's is wrong, and remove the checksum in its first line",
+            "correct the setting; or, if the store's own is wrong, correct file={} and remove the checksum in its first line",
             dir.join(MARKER).display()
         );
         let cluster = one(dir, "cluster", known.cluster.as_ref(), asked.cluster.as_ref(), &way_out)?;
@@ -191,7 +191,7 @@ fn not_finished(dir: &Path, source: &str) -> Error {
         _ => Error::new(
             ErrorKind::FixInput,
             format!(
-                "the load of this store has not finished: dir={dir_shown} source={source}: go on with bootstrap --resume, or \
+                "the load of this store has not finished: dir={dir_shown} source={source}: continue with bootstrap --resume, or \
                  remove the directory and load again"
             ),
         ),

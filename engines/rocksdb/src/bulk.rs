@@ -1,12 +1,14 @@
 //! Loads sorted pairs as files of their own, which RocksDB ingests without rewriting them.
 //!
-//! The files are written to `ingest/`, and are complete and synced before RocksDB ingests them. One step of the
-//! manifest ingests all files of a chunk, after everything committed before was flushed to sorted files, too. Leftovers
-//! of a crash in `ingest/` are removed at the next opening.
+//! The files are written to `ingest/`, half of a chunk by the caller's thread and half by `rocksdb-load`, and are complete
+//! and synced before RocksDB ingests them. One step of the manifest ingests all files of a chunk, after everything
+//! committed before was flushed to sorted files, too. Leftovers of a crash in `ingest/` are removed at the next opening.
 
 use std::fs;
 use std::ops::ControlFlow;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use engine_api::{BulkLoad, Checkpoint, Durability, Error, ErrorKind, Key, Result, Value};
 use rocksdb::{IngestExternalFileOptions, ReadOptions, SstFileWriter, WriteBatch};
@@ -15,8 +17,8 @@ use crate::engine::RocksdbEngine;
 use crate::{CHECKPOINT_KEY, error, reader, write};
 
 const INGEST: &str = "ingest";
-/// Number of pairs in one file: 256 MiB of user data.
-const FILE_PAIRS: usize = 4 << 20;
+/// Number of pairs in one file, 32 MiB of user data: half of one of bootstrap's chunks, so that two threads write it.
+const FILE_PAIRS: usize = 1 << 19;
 
 impl BulkLoad for RocksdbEngine {
     fn load_sorted(&self, pairs: &[(Key, Value)], checkpoint: &Checkpoint) -> Result<()> {
@@ -78,11 +80,7 @@ fn ingest(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<()> {
     let dir = engine.dir().join(INGEST);
     fs::create_dir_all(&dir)
         .map_err(|e| Error::io(format!("cannot create the load's directory: dir={} reason={e}", dir.display()), e))?;
-    let files = pairs
-        .chunks(FILE_PAIRS)
-        .enumerate()
-        .map(|(number, pairs)| write_file(engine, dir.join(format!("{number}.sst")), pairs))
-        .collect::<Result<Vec<_>>>()?;
+    let files = write_files(engine, &dir, pairs)?;
     // Each file may use up a sequence number that is in no log. So everything committed before has to be in sorted
     // files by then: otherwise the log would have a gap, and a power loss could keep these pairs and lose commits
     // before them.
@@ -92,11 +90,32 @@ fn ingest(engine: &RocksdbEngine, pairs: &[(Key, Value)]) -> Result<()> {
     engine.db().ingest_external_file_opts(&options, files).map_err(|e| {
         // The manifest may or may not name the files, and RocksDB has removed them.
         engine.poison();
-        error::write("RocksDB cannot take in sorted files; if it refuses to open the store now, load it anew", e)
+        error::write("RocksDB cannot take in sorted files; if it refuses to open the store now, load it again", e)
     })?;
     // RocksDB has moved every file out of the directory. If it stays, the next opening for writing removes it.
     fs::remove_dir(&dir).ok();
     Ok(())
+}
+
+/// Writes the pairs as files, half of them on a thread of its own, and returns the files in the order of their keys.
+fn write_files(engine: &RocksdbEngine, dir: &Path, pairs: &[(Key, Value)]) -> Result<Vec<PathBuf>> {
+    let parts: Vec<_> = pairs.chunks(FILE_PAIRS).enumerate().collect();
+    let write = |parts: &[(usize, &[(Key, Value)])]| -> Result<Vec<PathBuf>> {
+        parts.iter().map(|(number, pairs)| write_file(engine, dir.join(format!("{number}.sst")), pairs)).collect()
+    };
+    let (here, there) = parts.split_at(parts.len().div_ceil(2));
+    if there.is_empty() {
+        return write(here);
+    }
+    thread::scope(|scope| {
+        let other = thread::Builder::new()
+            .name("rocksdb-load".to_owned())
+            .spawn_scoped(scope, || write(there))
+            .map_err(|e| Error::io(format!("cannot start the second thread of a load: reason={e}"), e))?;
+        let mut files = write(here)?;
+        files.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic))?);
+        Ok(files)
+    })
 }
 
 fn write_file(engine: &RocksdbEngine, path: PathBuf, pairs: &[(Key, Value)]) -> Result<PathBuf> {

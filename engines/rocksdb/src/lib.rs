@@ -5,7 +5,7 @@
 //! 32-byte keys and the checkpoint under a one-byte key that sorts before all of them. So one log and one memtable hold
 //! both, and no second column family keeps old logs alive. Must not: know the marker file, the store's lock or any
 //! other engine. Threads: RocksDB's own pool for flushes and compactions, `max_background_jobs` of them (2; tuned up to
-//! 4).
+//! 4); `rocksdb-load`, which writes half of the sorted files of a chunk of a load.
 //!
 //! # Durability of a commit
 //!
@@ -31,10 +31,12 @@
 //! - **[`Profile::Memory`]** is for a store that fits in memory: a HyperClockCache, a hash index in data blocks, interpolation
 //!   search of the index (keys are uniform), and eight memtables of 16 MiB with filters of their own, of which four are flushed
 //!   as one file. Index and filters live outside the cache.
-//! - **[`Profile::Tuned`]** is for a memory cap. It has the same, puts partitioned filters and index into the cache, and keeps
-//!   them there for good where they take at most half of it at the opening; otherwise only their top level. Memtables are charged to the
-//!   cache. Files have 256 MiB, and reads are direct where the directory exceeds the memory limit at opening: the page cache
-//!   would then hold what the block cache holds.
+//! - **[`Profile::Tuned`]** is for a memory cap. It has the same, with Ribbon filters in place of Bloom filters, puts filters and
+//!   index into the cache, and keeps them there for good where they take at most seven eighths of it at the opening. Where they
+//!   do not fit, a get may read a whole filter first, which is a warning at the opening; partitions
+//!   (`index_type=kTwoLevelIndexSearch`, `partition_filters=true`) are then the better choice. Memtables are charged to the
+//!   cache. Files have 256 MiB, and reads are direct where the directory exceeds the memory limit at opening, because the page
+//!   cache would hold a second copy of the block cache's blocks.
 //! - **[`RocksdbOptions::set`]** comes after the profile.
 //! - **A filter that changes** from one opening to the next holds for files written from then on.
 //! - **Open files** have no limit, which is RocksDB's default, unless the process may open fewer than 131,072. Then it is half of
@@ -61,14 +63,30 @@
 //! | no adaptive yield of the writer | 0.80 (0.79 to 0.83); with memtables of 16 MiB 1.2 | no |
 //! | recycled logs | 0.97 (0.77 to 1.06) | no: recovery with them has lost batches before (RocksDB's own comment) |
 //! | one writer to a memtable; four background jobs; flushes of the log as it grows | 0.99; 0.87 (0.77 to 1.11); 0.80 (0.76 to 0.98) | the last in tuned |
-//! | tuned: filters and index pinned | 50M pairs, 4% cap, cold: 1.58 reads a get of a present key to 1.00, p50 141 to 105 us, p99 842 to 188 us; once | yes, where they fit |
-//! | tuned: one-level index and whole filters in the cache, pinned | 1.00 reads, p50 92 us, p99 184 us; once | no: whole filters that do not fit are read whole for one get |
+//! | tuned before, with a two-level index and partitioned Bloom filters: pinned or not | 50M pairs, cold, 4% cap: present p50 0.78, p99 0.46; absent mean 0.69, p99 0.46; 18% cap: within what repeats differ by | pinned, where they fit |
+//! | one-level index and whole filters, pinned, against partitions that are not | 4%: present p50 0.68, absent mean 0.39, p50 0.38; 18%: present p50 0.93, absent mean 0.63, p50 0.43 | yes |
+//! | the same with Ribbon filters | 4%: present p50 0.66, absent mean 0.38, p99 0.06; 18%: present p50 0.93, absent mean 0.58, p99 0.24 | yes |
 //! | tuned: filters and index outside of the cache | killed by the 4% cap | no |
 //! | the cache's part of an 18% cap | zipfian gets: tuned 1.23 at a quarter, 1.08 at five eighths, 1.13 at three quarters; vanilla level at a quarter and a half | five eighths, a quarter |
 //!
-//! Not tried: PlainTable and CuckooTable (no checksums of blocks), `unordered_write` and `manual_wal_flush` (they change what a
-//! commit survives), loads without a log (a killed load would begin again), `async_io` (needs coroutines, which the crate does
-//! not build), codecs (none is compiled in; with keys of 32 random bytes only values that repeat could gain).
+//! `mmap` reads were tried with a block cache, which takes no block that is mapped: each get then computes its block's checksum
+//! anew. `--set` cannot turn the cache off. Commits were measured for three seconds, in which few compactions end.
+//!
+//! Open, because nobody has measured them here:
+//!
+//! - PlainTable, with which RocksDB's own measurements in memory were made, and CuckooTable; neither has checksums of blocks,
+//!   as LMDB has none;
+//! - a row cache, which keeps more hot pairs in the same memory than a cache of blocks, for zipfian gets under a cap;
+//! - memtables of hash buckets, and batches in key order with an insertion hint, for commits;
+//! - `io_uring` for batches of gets: the crate compiles it in where liburing is installed, and RocksDB asks the program whether
+//!   to use it;
+//! - sorted files that are flushed while they are written, for sorted loads;
+//! - universal compaction, a rate limiter, recovery without a flush, gets into a buffer of the caller;
+//! - jemalloc, huge pages for the cache's blocks, and a build for the processor at hand;
+//! - LZ4, RocksDB's default, and zstd: no codec is compiled in. With keys of 32 random bytes only values that repeat gain.
+//!
+//! Not tried on purpose: `unordered_write` and `manual_wal_flush` (they change what a commit survives), loads without a log (a
+//! killed load would begin again), `async_io` (needs coroutines, which the crate does not build).
 //!
 //! # A manifest that is cut or damaged
 //!

@@ -178,7 +178,7 @@ fn compare(dir: &Path, number: u64) -> Result<(Known, Option<u64>)> {
         Io::NotFound => Error::new(
             ErrorKind::DataDamaged,
             format!(
-                "RocksDB's manifest is missing: file={}: restore a snapshot, or load the store anew",
+                "RocksDB's manifest is missing: file={}: restore a snapshot, or load the store again",
                 path.display()
             ),
         ),

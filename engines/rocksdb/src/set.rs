@@ -97,8 +97,8 @@ pub(crate) fn cache(bytes: usize, is_clock: bool, set: &[(String, String)]) -> R
     Ok(if is_clock { Cache::new_hyper_clock_cache(bytes, 0) } else { Cache::new_lru_cache(bytes) })
 }
 
-/// Applies `set` to the profile's options. `partitioned` says whether the profile partitions the index.
-pub(crate) fn apply(mut options: Options, set: &[(String, String)], partitioned: bool) -> Result<Options> {
+/// Applies `set` to the profile's options, none of which partitions the index.
+pub(crate) fn apply(mut options: Options, set: &[(String, String)]) -> Result<Options> {
     if set.is_empty() {
         return Ok(options);
     }
@@ -113,7 +113,7 @@ pub(crate) fn apply(mut options: Options, set: &[(String, String)], partitioned:
         let message = format!("not one value: name={name} value={value:?}: give each setting by itself");
         return Err(Error::new(ErrorKind::FixInput, message));
     }
-    let (tree, table) = (joined(TREE), joined(TABLE) + whole_filters(set, partitioned)?);
+    let (tree, table) = (joined(TREE), joined(TABLE) + whole_filters(set)?);
     // A nested string adds to the table's options that are set already.
     let table = if table.is_empty() { table } else { format!("block_based_table_factory={{{table}}};") };
     let text = tree + &table;
@@ -136,9 +136,9 @@ fn is_one_value(value: &str) -> bool {
 /// Returns the setting that turns partitioned filters off if the index is not partitioned, and refuses the combination
 /// if it was asked for. RocksDB corrects it for its own files, but its writer of sorted files does not and follows a
 /// null pointer.
-fn whole_filters(set: &[(String, String)], partitioned: bool) -> Result<&'static str> {
+fn whole_filters(set: &[(String, String)]) -> Result<&'static str> {
     let last = |wanted: &str| set.iter().rev().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str());
-    let partitioned = last("index_type").map_or(partitioned, |index| index == "kTwoLevelIndexSearch");
+    let partitioned = last("index_type") == Some("kTwoLevelIndexSearch");
     match last("partition_filters") {
         _ if partitioned => Ok(""),
         None => Ok("partition_filters=false;"),

@@ -36,7 +36,7 @@ const OPENINGS_MAX: u32 = 40;
 /// Number of refusals in a row after which the store is opened again.
 const REFUSALS_MAX: u32 = 30;
 
-/// What the supervisor asks for.
+/// The task of one agent process, as the supervisor passes it.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Task {
     /// The directory of this life.

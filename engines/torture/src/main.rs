@@ -16,8 +16,8 @@ use torture::{Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_p
 ///
 /// A supervisor lets an agent work on a store, ends it (SIGKILL, or a loss of power on a file system in memory that
 /// knows what was flushed), and lets the next one compare everything. The disk has faults: EIO on reads, writes and
-/// flushes, no space, read-only, slow. What happens in a store's life follows from its seed, which is printed; half of
-/// all options are switched off in each, at random.
+/// flushes, no space, read-only, slow. The events of a store's life follow from its seed, which is printed; half of all
+/// options are switched off in each life, at random.
 ///
 /// Exit code 0: no violation. 1: a violation, whose last line is the command that runs it again. 2: the torture itself
 /// could not go on.
@@ -26,22 +26,22 @@ use torture::{Column, Failure, Life, Rng, Swarm, Table, Task, Totals, can_lose_p
 struct Args {
     #[command(subcommand)]
     hidden: Option<Hidden>,
-    /// How long new lives are begun.
+    /// Seconds for which new lives are begun.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Only these engines, separated by commas; by default every one in this build.
+    /// Only these engines, separated by commas [default: every engine in this build].
     #[arg(long, value_delimiter = ',')]
     engine: Vec<Column>,
-    /// One life of that seed on each engine, whatever the time; as a violation names it.
+    /// Only the life of this seed on each engine, without a time limit; a violation prints its seed.
     #[arg(long)]
     seed: Option<u64>,
     /// SIGKILL alone, on the file system of --dir: needs no rights.
     #[arg(long)]
     kills_only: bool,
-    /// Prints everything that is said and done.
+    /// Prints every message and action.
     #[arg(long)]
     trace: bool,
-    /// Where stores are. By default in the system's directory for temporary files.
+    /// Directory for the stores [default: the system's directory for temporary files].
     #[arg(long)]
     dir: Option<PathBuf>,
 }

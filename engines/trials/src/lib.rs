@@ -1,4 +1,4 @@
-//! What the programs of this crate share: keys, copies of stores, times and the lines that they print.
+//! The shared code of this crate's programs: keys, copies of stores, times and the lines that they print.
 //!
 //! Owns: the form of a figure, `name=value`, one a line, which `turns` reads. Must not: know an engine. Each program runs
 //! on its main thread alone.
@@ -93,7 +93,7 @@ pub fn copy_store(file: &Path, work: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes `work` an empty directory. What it holds is removed only if an earlier run made it.
+/// Makes `work` an empty directory. Its content is removed only if an earlier run made it.
 ///
 /// # Errors
 /// The directory holds something else; else the file system's.
@@ -132,7 +132,7 @@ pub fn warm_cache(file: &Path) -> Result<()> {
 }
 
 /// Bytes that this process has handed to calls that write, from /proc/self/io. Not `write_bytes`: that counts whole folios
-/// of the page cache, which may be many times what was written. Writes through a map are in neither.
+/// of the page cache, which may be many times the bytes written. Writes through a map are in neither.
 ///
 /// # Errors
 /// The kernel does not say.

@@ -22,7 +22,7 @@ type Key = [u8; 32];
 /// As long as `loadgen` waits for an engine's threads before it measures.
 const REST: Duration = Duration::from_secs(4);
 
-/// What is compared.
+/// An operation whose time is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Op {
     ReadPositive,

@@ -49,12 +49,12 @@ Writes DIR/snapshot-SLOT-HASH.tar.zst, and DIR/incremental-snapshot-BASE-SLOT-HA
 at their slots: load one, follow the stream from its slot, and the map has the digest that the stream states at its end. \
 An incremental archive has every change since the full one: load the full one and the newest incremental one.
 
-Among the accounts are those by which a careless reader goes wrong, see --without. They leave no pair in the map \
-of the extraction that --extract names.
+Some of the accounts are there to mislead a careless reader, see --without. They leave no pair in the map that --extract \
+names.
 
 Prints a line for each archive when it is whole: `full slot=… blocks=… files=… records=… digest=PAIRS:HEX file=…`, and \
-`incremental base=… slot=…` with the digest of both together. The digest is what `solkv-bootstrap info --digest` must \
-say of the map. An archive that is not whole has a name that begins with `tmp-`, and is removed by Ctrl-C.
+`incremental base=… slot=…` with the digest of both together. `solkv-bootstrap info --digest` must print the same \
+digest for the map. The name of an unfinished archive begins with `tmp-`; Ctrl-C removes it.
 
 A stream begins at the slot of a full archive without --slots-after. For later archives start it with --no-wait and \
 enough --replay-slots, so that it has their slots when it is asked for them.

@@ -9,7 +9,7 @@ use clap::ValueEnum as _;
 /// Number of oddities that there are.
 const COUNT: usize = Oddity::Order as usize + 1;
 
-/// Something that real archives have, and by which a reader goes wrong that has not expected it.
+/// A feature of real archives that misleads a reader that does not expect it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Oddity {

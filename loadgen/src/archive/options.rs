@@ -16,11 +16,11 @@ pub struct Plan {
     /// The stream whose story is told.
     #[command(flatten)]
     pub workload: Workload,
-    /// The full archive is at the slot of the stream's N-th block; with 0 at the slot before the first one
+    /// Take the full archive at the slot of the stream's N-th block; 0 is the slot before the first block
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub slots_after: u64,
-    /// Write incremental archives on top of the full one, each after so many more of the stream's blocks: 5,10 makes
-    /// two
+    /// Write incremental archives on top of the full one, each this many blocks of the stream after the one before: 5,10
+    /// makes two
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     pub incremental_slots: Vec<u64>,
     /// How the archives are packed
@@ -37,13 +37,13 @@ pub struct Plan {
 /// Command line of `loadgen archive`: a plan, and places for its results.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ArchiveArgs {
-    /// Directory for the archives; it is made if it is not there
+    /// Directory for the archives; it is created if it is missing
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
     /// Accounts and oddities of the archives.
     #[command(flatten)]
     pub plan: Plan,
-    /// Write the options and everything that is known of each archive as JSON
+    /// Write the options and the facts about each archive as JSON
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 }

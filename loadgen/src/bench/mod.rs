@@ -38,7 +38,7 @@ const DEVICE_READS_TIME: Duration = Duration::from_millis(500);
 /// Text after the options in `loadgen bench --help`.
 pub const EXAMPLES: &str = "\
 A scenario is a TOML file; loadgen/scenarios holds the reviewed ones. Each run is one line of JSON in the result \
-file. Running the same command again does what is missing. Needs root, or a cgroup it may write, to cap memory.
+file. Running the same command again makes only the missing runs. Memory caps need root or a writable cgroup.
 
 Examples:
   solkv-loadgen bench loadgen/scenarios/read-under-cap.toml --out results/reads.jsonl
@@ -51,7 +51,7 @@ pub struct BenchArgs {
     /// Scenario files
     #[arg(required = true, value_name = "FILE")]
     scenarios: Vec<PathBuf>,
-    /// Result file; runs that are in it are not repeated
+    /// Result file; runs that it already has are not repeated
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Folder for the stores, on the device to be measured [default: the result file's name with .work]
@@ -63,19 +63,19 @@ pub struct BenchArgs {
     /// Repeats, instead of the scenarios' own
     #[arg(long, value_name = "N")]
     repeats: Option<u64>,
-    /// Seconds of a measured part, instead of the scenarios' own
+    /// Seconds for which each run is measured, instead of the scenarios' own
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
-    /// Leave out runs under a cap smaller than this: small stores make caps that no process fits in
+    /// Leave out runs under a smaller cap than this, because with a small store no process fits into such a cap
     #[arg(long, value_name = "SIZE", value_parser = engines::size)]
     min_cap: Option<ByteSize>,
     /// Only this engine, as the scenarios name it; may be given several times
     #[arg(long, value_name = "ENGINE")]
     engine: Vec<String>,
-    /// Keep the loaded stores for the next time
+    /// Keep the loaded stores for later runs
     #[arg(long)]
     keep: bool,
-    /// Only say what would be run
+    /// Print the runs without making them
     #[arg(long)]
     list: bool,
 }
@@ -107,7 +107,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let mut stores = Stores::new(&work);
     for (n, run) in missing.iter().enumerate() {
         // ORDERING: Relaxed: the flag carries no other data.
-        ensure!(!stop.load(std::sync::atomic::Ordering::Relaxed), "stopped by a signal; the same command goes on");
+        ensure!(!stop.load(std::sync::atomic::Ordering::Relaxed), "stopped by a signal; the same command continues");
         eprintln!("[{}/{}] {}", n + 1, missing.len(), title(run));
         let record = one(run, &mut stores, &work, baseline)?;
         eprintln!("        {}", summary(&record));
@@ -143,7 +143,7 @@ fn runs(args: &BenchArgs) -> Result<Vec<Run>> {
         };
         all.extend(scenario.runs()?.into_iter().filter(large));
     }
-    ensure!(!all.is_empty(), "nothing to run: no engine of the scenarios is left by --engine");
+    ensure!(!all.is_empty(), "nothing to run: --engine names no engine of the scenarios");
     Ok(all)
 }
 

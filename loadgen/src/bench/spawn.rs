@@ -83,7 +83,7 @@ pub(crate) fn measure(run: &Run, dir: &Path, work: &Path) -> Result<Measured> {
 }
 
 fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {
-    let own = std::env::current_exe().context("cannot find the own executable")?;
+    let own = std::env::current_exe().context("cannot find the path of this program")?;
     let mut command = match run.kind {
         Kind::Bootstrap => {
             let mut command = cap.command(&sibling("bootstrap")?)?;
@@ -145,7 +145,7 @@ fn sample(child: &mut Child, cap: &Cap, started: Instant) -> Result<(ExitStatus,
 
 /// Runs the process that makes the updates of an aged store.
 pub(crate) fn age(run: &Run, dir: &Path) -> Result<()> {
-    let own = std::env::current_exe().context("cannot find the own executable")?;
+    let own = std::env::current_exe().context("cannot find the path of this program")?;
     let output = Command::new(own).arg("bench-age").arg(serde_json::to_string(run)?).arg(dir).output();
     let output = output.context("cannot start the process that ages a store")?;
     ensure!(output.status.success(), "cannot age the store: {}", String::from_utf8_lossy(&output.stderr).trim());
@@ -154,7 +154,7 @@ pub(crate) fn age(run: &Run, dir: &Path) -> Result<()> {
 
 /// Runs a writer on the store and kills it.
 pub(crate) fn kill_a_writer(run: &Run, dir: &Path) -> Result<()> {
-    let own = std::env::current_exe().context("cannot find the own executable")?;
+    let own = std::env::current_exe().context("cannot find the path of this program")?;
     let mut command = Command::new(own);
     command.arg("bench-write").arg(serde_json::to_string(run)?).arg(dir).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot start the writer")?;

@@ -28,8 +28,8 @@ const INSTALLED: &str = "solkv-";
 
 /// Text after the options in `loadgen live --help`.
 pub const EXAMPLES: &str = "\
-Options of the service that loadgen does not know are passed on after `--`. A store that has followed a stream of the \
-same options already goes on from its slot: the command can be repeated.
+Options after `--` are passed on to the service. A store that has already followed a stream with the same options \
+continues from its slot, so the command can be repeated.
 
 Examples:
   solkv-bootstrap --engine rocksdb --bloom 20 --dir DIR --pairs 2000000 --seed 1
@@ -48,7 +48,7 @@ const STOP_BOUND: Duration = Duration::from_secs(120);
 /// Arguments of `loadgen live`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct LiveArgs {
-    /// Engine of the directory: rocksdb, lmdb, redb or strata [default: what the directory says]
+    /// Engine of the directory: rocksdb, lmdb, redb or strata [default: that of the directory]
     #[arg(long)]
     pub engine: Option<String>,
     /// Bloom filter bits per key (rocksdb)
@@ -66,26 +66,26 @@ pub struct LiveArgs {
     /// The bootstrapped directory; it is changed by the run
     #[arg(long, required_unless_present = "service_metrics")]
     pub dir: Option<PathBuf>,
-    /// What is in the slots.
+    /// Content of the slots, which follows from a seed.
     #[command(flatten)]
     pub workload: Workload,
-    /// How they are delivered.
+    /// Pace and faults of the slots' delivery.
     #[command(flatten)]
     pub delivery: Delivery,
     /// Where the stream listens; a service that is already running must be pointed at it
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     pub stream_listen: String,
     /// Run the service inside a cgroup with this much memory, page cache included. The store's pages are dropped from
-    /// the page cache first: those that another process has brought in are charged to that one
+    /// the page cache first, because pages that another process has read are charged to that process
     #[arg(long, value_name = "SIZE", value_parser = engines::size)]
     pub cap: Option<ByteSize>,
-    /// The service program; by default the one beside loadgen
+    /// The service program [default: the one next to loadgen]
     #[arg(long, value_name = "PATH")]
     pub service_bin: Option<PathBuf>,
     /// Measure a service that is already running instead of starting one: HOST:PORT of its metrics
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["dir", "cap", "verify"])]
     pub service_metrics: Option<String>,
-    /// At the end compare the directory's digest with the stream's (by `solkv-bootstrap info --digest`)
+    /// At the end compare the directory's digest with the stream's, using `solkv-bootstrap info --digest`
     #[arg(long)]
     pub verify: bool,
     /// Write the run as JSON
@@ -94,10 +94,10 @@ pub struct LiveArgs {
     /// Write the histograms as an HdrHistogram interval log
     #[arg(long, value_name = "FILE")]
     pub hlog: Option<PathBuf>,
-    /// The service's log; by default beside the directory
+    /// File for the service's log [default: next to the directory]
     #[arg(long, value_name = "FILE")]
     pub service_log: Option<PathBuf>,
-    /// Passed to the service as they are
+    /// Options that are passed on to the service unchanged
     #[arg(last = true)]
     pub service_args: Vec<String>,
 }
@@ -127,7 +127,7 @@ pub fn run(args: LiveArgs) -> Result<()> {
     let stand = stand_of(&args)?;
     let stream = Stream::start_at(args.workload.clone(), &args.delivery, &args.stream_listen, stand.as_ref())?;
     if let Some(Stand { slot, .. }) = &stand {
-        eprintln!("the store is at slot={slot}: the stream goes on from there");
+        eprintln!("the store is at slot={slot}: the stream continues from there");
     }
     let cap = args.cap.map_or_else(|| Cap::None("not asked for".to_owned()), |cap| Cap::create(cap.as_u64()));
     if let (Some(_), Cap::None(why)) = (args.cap, &cap) {
@@ -166,7 +166,7 @@ pub fn run(args: LiveArgs) -> Result<()> {
         std::fs::write(path, text).with_context(|| format!("cannot write report: file={}", path.display()))?;
     }
     if let Some(digest) = verified? {
-        println!("verified: the directory holds digest={digest}, as the stream says it must");
+        println!("verified: the directory holds digest={digest}, the same as the stream");
     }
     Ok(())
 }
@@ -216,7 +216,16 @@ fn start_service(args: &LiveArgs, cap: &Cap, stream: &Stream, metrics: &str) -> 
 /// that began at the first slot again would wait for the store for ever.
 fn stand_of(args: &LiveArgs) -> Result<Option<Stand>> {
     match (&args.dir, &args.service_metrics) {
-        (Some(dir), _) => stand::of_directory(&bootstrap(args)?, dir, args.verify),
+        (Some(dir), _) => {
+            let bootstrap = bootstrap(args)?;
+            let stand = stand::of_directory(&bootstrap, dir, args.verify)?;
+            match stand {
+                Some(found) if found.digest.is_none() && found.needs_digest(args.workload.start_slot) => {
+                    stand::of_directory(&bootstrap, dir, true)
+                }
+                stand => Ok(stand),
+            }
+        }
         (None, Some(metrics)) => stand::of_service(metrics),
         (None, None) => Ok(None),
     }
@@ -251,7 +260,7 @@ fn beside(program: &Path, name: &str) -> PathBuf {
 
 /// Returns the path of a program next to this one, which has to exist.
 pub(crate) fn sibling(name: &str) -> Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot find the own executable")?;
+    let own = std::env::current_exe().context("cannot find the path of this program")?;
     let path = beside(&own, name);
     ensure!(path.is_file(), "no {name} program: file={}; build it, or name it with --service-bin", path.display());
     Ok(path)

@@ -43,8 +43,14 @@ pub(super) fn slot(of: &Value) -> Option<u64> {
 }
 
 fn stand(of: &Value) -> Result<Option<Stand>> {
-    let (Some(slot), Some(text)) = (slot(of), of.get("blockhash").and_then(Value::as_str)) else { return Ok(None) };
+    let text = of.get("blockhash").and_then(Value::as_str);
     let mut blockhash = [0; 32];
+    let (slot, text) = match (slot(of), text) {
+        (Some(slot), Some(text)) => (slot, text),
+        // A store that was loaded at a slot has no blockhash yet. Slot 0 stands for none.
+        (Some(slot), None) if slot > 0 => return Ok(Some(Stand { slot, blockhash, digest: None })),
+        _ => return Ok(None),
+    };
     let bytes = bs58::decode(text).onto(&mut blockhash);
     ensure!(matches!(bytes, Ok(32)), "not a blockhash: text={text:?}");
     Ok(Some(Stand { slot, blockhash, digest: None }))

@@ -30,8 +30,8 @@ use crate::commands::stop_flag;
 
 /// Text after the options in `loadgen provider --help`.
 pub const EXAMPLES: &str = "\
-Prints `listening=HOST:PORT` when it serves. Then, once a second, asks the service on every channel whether it is ready, \
-and compares that with what was sent. Ends with 1 when the service was wrong at any second.
+Prints `listening=HOST:PORT` once it serves. Then, once a second, asks the service on every channel whether it is ready, \
+and compares the answers with the messages that were sent. Exits with 1 if the service was wrong at any second.
 
 Acts: serves, pings, down, refuses, lags (24 s), loses, small, restarts, confirms, metas, repeats, boasts, foreign, \
 ancient; each with its seconds. The script starts over until the time is up.
@@ -66,25 +66,25 @@ pub struct ProviderArgs {
     /// Time from one slot to the next, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 400)]
     pub slot_ms: u64,
-    /// The service's pages
+    /// Address of the service's HTTP pages
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7401")]
     pub http: String,
-    /// The service's gRPC
+    /// Address of the service's gRPC server
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7400")]
     pub grpc: String,
-    /// The unit that the service runs as: its status line is compared as well
+    /// The service's systemd unit, whose status line is then compared as well
     #[arg(long, value_name = "NAME")]
     pub unit: Option<String>,
-    /// The service's max_lag_ms
+    /// The max_lag_ms that the service is configured with
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     pub max_lag_ms: u64,
-    /// How long
+    /// Length of the run in seconds
     #[arg(long, value_name = "N", default_value_t = 1200)]
     pub seconds: u64,
-    /// The script
+    /// The script: acts and the seconds that each lasts
     #[arg(long, value_name = "ACT=SECONDS,...", default_value = ACTS)]
     pub acts: Script,
-    /// A JSON line a second: what the server did, what the service said, and whether that was right
+    /// Write a JSON line a second: the server's act, the service's answers, and whether they were right
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
 }

@@ -42,13 +42,13 @@ const KNEE_KEPT: f64 = 0.99;
 /// Arguments of `loadgen query`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct QueryArgs {
-    /// The service's gRPC address: HOST:PORT, or https://HOST:PORT of one with TLS
+    /// The service's gRPC address: HOST:PORT, or https://HOST:PORT for a service with TLS
     #[arg(long, value_name = "HOST:PORT", required_unless_present = "uds", conflicts_with = "uds")]
     target: Option<String>,
     /// The service's Unix socket
     #[arg(long, value_name = "PATH")]
     uds: Option<PathBuf>,
-    /// What the service may ask of whoever comes.
+    /// Token and certificates, if the service demands them.
     #[command(flatten)]
     access: Access,
     /// Pairs in the store, as `solkv-bootstrap --pairs N --seed S` loaded them
@@ -60,28 +60,28 @@ pub struct QueryArgs {
     /// Requests a second, one or several separated by commas, or max
     #[arg(long, value_name = "R|max", value_delimiter = ',', default_value = "1000")]
     rate: Vec<Rate>,
-    /// Length of each rate
+    /// Time for which each rate is measured
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "10s")]
     time: Duration,
-    /// Share of requests for keys that are not there; measured apart from the others
+    /// Share of requests for absent keys; their latency is reported separately
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     negative_share: f64,
     /// How requests spread over the keys: uniform or zipfian:EXPONENT
     #[arg(long, value_name = "SKEW", default_value = "uniform")]
     skew: SkewArg,
-    /// Keys of a request: 1 asks with Get, more with GetMany
+    /// Keys per request: 1 uses Get, more use GetMany
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     batch: u32,
     /// Connections that share the rate
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     connections: u32,
-    /// Requests under way on one connection: all the time with --rate max, at most otherwise
+    /// Requests under way on one connection: with --rate max exactly this many, otherwise at most
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     in_flight: u32,
     /// The store follows a stream: values may have changed since the load and are checked for their length only
     #[arg(long)]
     changed: bool,
-    /// Append what was measured to a result file for `solkv-loadgen report`
+    /// Append the measurements to a result file for `solkv-loadgen report`
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -141,7 +141,7 @@ impl QueryArgs {
     /// A share outside 0 to 1, no pairs, or an address of no known form. The error names the option.
     pub fn check(&self) -> Result<()> {
         ensure!((0.0..=1.0).contains(&self.negative_share), "negative-share={}: give 0 to 1", self.negative_share);
-        ensure!(self.pairs > 0, "pairs=0: give what the store was loaded with");
+        ensure!(self.pairs > 0, "pairs=0: give the number of pairs that the store was loaded with");
         self.target().map(drop)
     }
 

@@ -19,11 +19,12 @@ use crate::result::{Quantiles, Record};
 
 /// Text after the options in `loadgen best --help`.
 pub const EXAMPLES: &str = "\
-For each cell and figure: the median of the engine's repeats, the best median among the other engines of that very \
-cell, how many times better the engine is than that one (below 1: it is beaten) with the 95 % interval, and the verdict \
-beside all others: `ahead` of each of them, `behind` one of them, `level`, or `not decided`. Where the device was \
+For each cell and figure: the median of the engine's repeats, the best median among the other engines of the same \
+cell, how many times better the engine is than that one (below 1: worse; the geometric mean of the repeats, each \
+compared with its own turn) with the 95 % interval, and the verdict \
+against all others: `ahead` of each of them, `behind` one of them, `level`, or `not decided`. Where the device was \
 measured right before a run, latency is also given as a multiple of the device's own 4 KiB random read. A cell without a \
-figure says why. Below the table stand the rule, and every cell that an engine has no figure in.
+figure gives the reason. The rule, and every cell without a figure of some engine, follow below the table.
 
 Examples:
   solkv-loadgen best results.jsonl --engine strata > best.md";
@@ -34,7 +35,7 @@ pub struct BestArgs {
     /// Result files
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// The engine, as the report names it: by its label, or where that stands for several by all its options
+    /// The engine, as the report names it: by its label, or, if several share the label, by all its options
     #[arg(long, value_name = "ENGINE", default_value = "strata")]
     pub engine: String,
 }
@@ -121,7 +122,7 @@ impl Beside<'_> {
     fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         for op in self.group.ops() {
-            for stat in STATS.iter().filter(|stat| ["avg", "p50", "p99"].contains(&stat.name)) {
+            for stat in STATS.iter().filter(|stat| ["avg", "p50", "p99", "p99.9"].contains(&stat.name)) {
                 let name = format!("{} {}", format::op(op), stat.name);
                 let of = |cell: &Cell<'_>| cell.latency(op, stat.of);
                 rows.extend(self.row(name, Better::Lower, format::nanos, Some(op), of));
@@ -256,13 +257,15 @@ impl Row {
             let why = &self.why_not;
             return format!("{} | {} | {why} | none | nothing beside it | not decided", self.name, text(&own));
         };
-        let times = match self.better {
+        let of_best = self.others.iter().position(|(other, _)| other == engine).and_then(|at| judged.get(at));
+        // The interval's own middle, where there is one: the ratio of medians can lie outside of it.
+        let times = of_best.and_then(|judged| judged.times).unwrap_or(match self.better {
             Better::Lower => best.median / own.median,
             Better::Higher => own.median / best.median,
-        };
+        });
         // The ratio of zero bytes to zero bytes is undefined.
-        let times = if times.is_finite() { format!("{times:.2}") } else { "one is 0".to_owned() };
-        let of_best = self.others.iter().position(|(other, _)| other == engine).and_then(|at| judged.get(at));
+        let is_zero = own.median == 0.0 || best.median == 0.0;
+        let times = if is_zero { "one is 0".to_owned() } else { format!("{times:.2}") };
         let interval = of_best.and_then(|judged| judged.interval);
         let interval = interval.map_or_else(String::new, |(low, high)| format!(" ({low:.2}–{high:.2})"));
         let verdicts: Vec<Verdict> = judged.iter().map(|judged| judged.verdict).collect();

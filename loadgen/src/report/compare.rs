@@ -17,11 +17,11 @@ use crate::result::{Machine, Record, Workload};
 
 /// Text after the options in `loadgen compare --help`.
 pub const EXAMPLES: &str = "\
-Compared are the medians of cells with the same scenario, workload (seed and size included), engine and memory cap.
+Compares the medians of cells with the same scenario, workload (with its seed and size), engine and memory cap.
 
-The verdict is of B: `ahead`, `level`, `behind` or `not decided`, by the rule that is printed below the table. Five \
-repeats a side find what three do not. Engines of one file are compared repeat by repeat, because their runs were made by \
-turns; files are compared as a whole, because what was slow for one had nothing to do with the other.
+The verdict is about B: `ahead`, `level`, `behind` or `not decided`, by the rule that is printed below the table. Five \
+repeats a side find smaller differences than three. Engines of one file are compared repeat by repeat, because their runs \
+took turns. Two files are compared as a whole, because their runs were made at different times.
 
 Exit codes: 0 done; 1 with --fail-above, B is behind by more than that, or an error.
 
@@ -43,11 +43,11 @@ pub struct CompareArgs {
     /// Result file of the second side; without it --engines compares inside A
     #[arg(value_name = "B", required_unless_present = "engines")]
     pub b: Option<PathBuf>,
-    /// Compare two engines, as the report names them: X of the first file against Y of the second, or of the same file
-    /// without one
+    /// Compare two engines, as the report names them: X of the first file against Y of the second file, or of the
+    /// first if there is no second
     #[arg(long, value_name = "X,Y", value_parser = engine_pair)]
     pub engines: Option<(String, String)>,
-    /// Leave out of the table what is level or not decided
+    /// Leave out rows that are level or not decided
     #[arg(long, conflicts_with = "json")]
     pub changed: bool,
     /// Print JSON instead of a table
@@ -246,7 +246,7 @@ fn differences(
     add(None, "throughput", "ops_per_s", Better::Higher, rate(one.cell), rate(other.cell));
     let ops = distinct(one.cell.runs.iter().flat_map(|run| run.curves.iter().map(|curve| curve.op.as_str())));
     for op in ops {
-        for stat in STATS.iter().filter(|stat| ["avg", "p50", "p99"].contains(&stat.name)) {
+        for stat in STATS.iter().filter(|stat| ["avg", "p50", "p99", "p99.9"].contains(&stat.name)) {
             let of = |cell: &Cell<'_>| cell.latency(op, stat.of);
             add(Some(op), stat.name, "ns", Better::Lower, of(one.cell), of(other.cell));
         }

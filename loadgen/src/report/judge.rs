@@ -57,6 +57,8 @@ interval of the ratio is within 10 %. Else not decided.";
 /// How many times better one side is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Judged {
+    /// Mean over the repeats, geometric; `None` with too few of them.
+    pub(crate) times: Option<f64>,
     /// Lower and upper end of the 95 % interval; `None` with too few repeats.
     pub(crate) interval: Option<(f64, f64)>,
     pub(crate) verdict: Verdict,
@@ -147,7 +149,7 @@ impl Test {
 
 /// Judges one comparison. `limit`: greatest chance at which the table names a difference.
 fn judged(test: Option<&Test>, limit: Option<f64>) -> Judged {
-    let Some(test) = test else { return Judged { interval: None, verdict: Verdict::NotDecided } };
+    let Some(test) = test else { return Judged { times: None, interval: None, verdict: Verdict::NotDecided } };
     let reach = test.error * beyond(test.freedom);
     let (low, high) = (test.mean - reach, test.mean + reach);
     let apart = limit.is_some_and(|limit| test.chance() <= limit) && test.mean.abs() >= APART_MIN.ln();
@@ -157,7 +159,7 @@ fn judged(test: Option<&Test>, limit: Option<f64>) -> Judged {
         () if low.abs().max(high.abs()) <= LEVEL_WITHIN.ln() => Verdict::Level,
         () => Verdict::NotDecided,
     };
-    Judged { interval: Some((low.exp(), high.exp())), verdict }
+    Judged { times: Some(test.mean.exp()), interval: Some((low.exp(), high.exp())), verdict }
 }
 
 /// Returns the logarithm of a figure, with its sign chosen so that greater is better.

@@ -36,7 +36,7 @@ pub use judge::Verdict;
 pub const EXAMPLES: &str = "\
 Runs with the same scenario, engine, workload and memory cap are repeats of each other, whichever file they are in: \
 the report shows their median with the smallest and the largest. The page is one file that fetches nothing; open it \
-from disk. `?theme=dark` or `?theme=light` behind its address overrides what the system prefers.
+from disk. `?theme=dark` or `?theme=light` at the end of its address overrides the system's preference.
 
 Examples:
   solkv-loadgen report results/*.jsonl --html report.html --title 'NVMe, 700M pairs'

@@ -14,16 +14,16 @@ use crate::stream::account::Extract;
 /// The workload: a pure function of these and nothing else, so that two runs deliver the same slots.
 #[derive(clap::Args, Clone, Debug, serde::Serialize)]
 pub struct Workload {
-    /// Known keys: pair i < N is what `solkv-bootstrap --pairs N --seed S` loads
+    /// Number of known keys: those of the pairs that `solkv-bootstrap --pairs N --seed S` loads
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     pub pairs: u64,
-    /// Seed of keys, values and of everything random
+    /// Seed of the keys, the values and every other random choice
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
     /// Known keys from a file of base58 pubkeys, one a line, instead of the seed's; values still come from the seed
     #[arg(long, value_name = "FILE", conflicts_with = "pairs")]
     pub keys: Option<PathBuf>,
-    /// The known keys are not in the map at the start: the first event on a key creates it
+    /// Start without the known keys in the map: the first event on a key creates it
     #[arg(long)]
     pub base_empty: bool,
     /// Account updates in total, over all slots
@@ -32,7 +32,7 @@ pub struct Workload {
     /// Account updates per slot (mainnet: about 7000 before they are deduplicated)
     #[arg(long, value_name = "N", default_value_t = 2000)]
     pub events_per_slot: u32,
-    /// The first slot
+    /// Number of the first slot
     #[arg(long, value_name = "SLOT", default_value_t = 1000)]
     pub start_slot: u64,
     /// Where an extractor finds the value in an account
@@ -54,7 +54,7 @@ pub struct Workload {
     /// How events spread over the known keys: uniform or zipfian:EXPONENT
     #[arg(long, value_name = "SKEW", default_value = "uniform")]
     pub skew: SkewArg,
-    /// Fault: every K-th slot is dead: updates are sent under its number, it is never sealed, then reported DEAD
+    /// Fault: every K-th slot is dead: its updates are sent, it is never sealed, and then it is reported DEAD
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub dead_every: u64,
     /// Every K-th slot number is skipped: its child names an older parent, which is normal
@@ -63,25 +63,25 @@ pub struct Workload {
     /// Fault: every K-th slot arrives whole, but after the three slots that follow it
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub out_of_order_every: u64,
-    /// Every K-th slot is on a fork that is abandoned without a word, one or two blocks long: its child names an older
-    /// parent. Seen at processed alone, with --confirm-after
+    /// Every K-th slot is on a fork of one or two blocks that is abandoned without notice: its child names an older
+    /// parent. Only seen at processed, with --confirm-after
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub fork_every: u64,
-    /// Every K-th slot has a first bank that is given up half way. Seen at processed alone, with --confirm-after
+    /// Every K-th slot has a first bank that is given up half way. Only seen at processed, with --confirm-after
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub banks_every: u64,
-    /// Fault: this slot is missing for good: its child names a parent that never comes, by replay neither
+    /// Fault: this slot is never sent, not even by replay: its child names a parent that never comes
     #[arg(long, value_name = "SLOT")]
     pub gap_at: Option<u64>,
 }
 
-/// How the slots are delivered; changes when and how often a slot is sent, never what is in it.
+/// The delivery of the slots. It decides when and how often a slot is sent, and never changes the slot's content.
 #[derive(clap::Args, Clone, Debug, serde::Serialize)]
 pub struct Delivery {
     /// Events per second, or max: as fast as the slowest subscriber takes them
     #[arg(long, value_name = "R|max", default_value = "max")]
     pub rate: Rate,
-    /// Sealed slots kept for from_slot; older ones answer OUT_OF_RANGE as a real server does
+    /// Number of sealed slots kept for from_slot; an older one is answered with OUT_OF_RANGE, as by a real server
     #[arg(long, value_name = "N", default_value_t = 150)]
     pub replay_slots: usize,
     /// A slot is confirmed once N later ones are processed, and at processed updates come as they happen: several of an
@@ -89,8 +89,8 @@ pub struct Delivery {
     /// commitment
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub confirm_after: usize,
-    /// Do not wait for a first subscriber before the first slot. Until that one is confirmed the server is as one that
-    /// has just started: it has no slot to replay, and SubscribeReplayInfo answers 2^64-1
+    /// Send the first slot without waiting for a subscriber. Until that slot is confirmed, the server behaves like one
+    /// that has just started: it has no slot to replay, and SubscribeReplayInfo answers 2^64-1
     #[arg(long)]
     pub no_wait: bool,
     /// Require this token in x-token metadata: the file's first line

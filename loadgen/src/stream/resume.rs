@@ -25,16 +25,28 @@ pub struct Stand {
     pub digest: Option<String>,
 }
 
+impl Stand {
+    /// Whether only the digest tells the map's slot: the store was loaded, and at a slot that the stream has.
+    pub(crate) fn needs_digest(&self, first_slot: u64) -> bool {
+        self.blockhash == [0; 32] && self.slot >= first_slot
+    }
+}
+
 impl Chain {
     /// Goes on from `stand`. The chain must not have begun yet.
     pub(super) fn resume(&mut self, stand: &Stand) -> Result<()> {
         let (slot, first) = (stand.slot, self.first_slot());
-        if stand.blockhash == [0; 32] {
+        let is_loaded = stand.blockhash == [0; 32];
+        // A load from an archive of this stream holds the map at its slot, any other load the map at the first slot.
+        let is_of_archive = is_loaded
+            && slot >= first
+            && stand.digest.as_ref().is_some_and(|digest| *digest != self.digest().to_string());
+        if is_loaded && !is_of_archive {
             self.begin_at(slot.saturating_add(1));
             return Ok(());
         }
         ensure!(
-            stand.blockhash == self.hash_of(slot),
+            is_loaded || stand.blockhash == self.hash_of(slot),
             "the store stands on another chain: slot={slot} blockhash={}: give the --seed of the stream that it has \
              followed, or load a new store",
             bs58::encode(stand.blockhash).into_string()
@@ -104,6 +116,26 @@ mod tests {
             assert!(slots.iter().all(|slot| *slot > cut), "{slots:?}");
             assert_eq!((resumed.finish().slot, resumed.finish().digest), (again.slot, again.digest));
         }
+    }
+
+    #[test]
+    fn a_store_loaded_from_an_archive_is_followed_from_the_archives_slot() {
+        let workload = workload("");
+        let mut first = chain(&workload, None).unwrap();
+        let base = Some(first.digest().to_string());
+        let slot = std::iter::from_fn(|| first.next_sealed()).nth(4).unwrap().slot;
+        let digest = Some(first.digest().to_string());
+        let loaded = |digest| Stand { slot, blockhash: [0; 32], digest };
+        let mut resumed = chain(&workload, Some(&loaded(digest.clone()))).unwrap();
+        assert_eq!((resumed.base().slot, resumed.base().hash), (slot, first.hash_of(slot)));
+        assert_eq!(Some(resumed.digest().to_string()), digest);
+        assert_eq!(rest(&mut resumed)[0].slot, slot + 1);
+        // The pairs of the first slot, loaded as if they were of a later one.
+        let base =
+            chain(&workload, Some(&loaded(base.clone()))).map(|chain| chain.digest().to_string() == base.unwrap());
+        assert!(base.unwrap());
+        let other = chain(&workload, Some(&loaded(Some("1:00".to_owned())))).err().unwrap().to_string();
+        assert!(other.contains("options of the runs before"), "{other}");
     }
 
     #[test]

@@ -24,10 +24,10 @@ use drive::{Driven, Load, Transport};
 
 /// Text after the options in `loadgen transports --help`.
 pub const EXAMPLES: &str = "\
-One client asks in a closed loop: one key at a time for the round trip, then batches for keys a second. Transports take \
-turns within each repeat, so that what drifts on the machine falls on all alike; figures are medians over the repeats. \
-Every value is checked. With --dir a second service of its own, on an empty store, then follows a short stream, and what \
-commits take from there to a follower is measured, over shared memory and gRPC.
+One client sends lookups in a closed loop: one key at a time for the round trip, then batches for keys a second. \
+Transports take turns within each repeat, so that drift of the machine affects all of them alike; figures are medians over \
+the repeats. Every value is checked. With --dir a second service, on an empty store, then follows a short stream; the time \
+from a commit to its arrival at a follower is measured over shared memory and gRPC.
 
 Examples:
   solkv-bootstrap --dir DIR --pairs 1000000 --seed 1
@@ -47,20 +47,20 @@ pub struct TransportsArgs {
     /// A bootstrapped directory: a service is started on it, with every transport
     #[arg(long, required_unless_present = "address", conflicts_with = "address")]
     dir: Option<PathBuf>,
-    /// Engine of the directory: rocksdb, lmdb, redb or strata [default: what the directory says]
+    /// Engine of the directory: rocksdb, lmdb, redb or strata [default: that of the directory]
     #[arg(long)]
     engine: Option<String>,
     /// Memory of the engine's own caches
     #[arg(long, value_name = "SIZE", value_parser = engines::size)]
     memory: Option<ByteSize>,
-    /// The service program; by default the one beside loadgen
+    /// The service program [default: the one next to loadgen]
     #[arg(long, value_name = "PATH")]
     service_bin: Option<PathBuf>,
-    /// Instead of starting a service: where one runs, as shm:///PATH, unix:///PATH, http://HOST:PORT or https://HOST:PORT; several
-    /// times
+    /// Address of a running service, instead of starting one: shm:///PATH, unix:///PATH, http://HOST:PORT or
+    /// https://HOST:PORT; may be given several times
     #[arg(long, value_name = "URL")]
     address: Vec<String>,
-    /// What the service may ask of whoever comes; of it each address is given what its transport takes.
+    /// Token and certificates, if the service demands them. Each transport is given those that it can use.
     #[command(flatten)]
     access: Access,
     /// Pairs in the store, as `solkv-bootstrap --pairs N --seed S` loaded them
@@ -69,16 +69,16 @@ pub struct TransportsArgs {
     /// Seed of the pairs
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// Keys of a batch
+    /// Keys per batch
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=10_000))]
     batch: u32,
     /// Length of each run
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "2s")]
     time: Duration,
-    /// Rounds over all transports
+    /// Number of times that every transport is measured
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     repeats: u32,
-    /// Append what was measured to a result file for `solkv-loadgen report`
+    /// Append the measurements to a result file for `solkv-loadgen report`
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use engines::{EngineKind, Profile};
 use serde::{Deserialize, Serialize};
 
@@ -75,7 +74,7 @@ pub struct Settings {
     pub geyser_compression: Option<Compression>,
     /// Value taken from an account: its owner program, or a token account's owner or mint; a store keeps the first one
     /// that it is given, and any other is refused [default: the store's own; account-owner for a store without one]
-    #[arg(long, value_parser = extraction())]
+    #[arg(long, value_parser = bootstrap::extraction())]
     pub extract: Option<Extract>,
     /// Accounts that a token extraction asks for; the choice decides which changes it can miss [default: exact]
     ///
@@ -214,12 +213,6 @@ pub struct Settings {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub shutdown_timeout: Option<Duration>,
-}
-
-/// Parses the name of an extraction, and gives every name with its help.
-fn extraction() -> impl TypedValueParser<Value = Extract> {
-    let values = Extract::ALL.map(|extract| PossibleValue::new(extract.name()).help(extract.about()));
-    PossibleValuesParser::new(values).try_map(|name| name.parse::<Extract>())
 }
 
 /// The setting `durability`, as the file and the flags spell it.

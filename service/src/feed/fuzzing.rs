@@ -10,7 +10,7 @@ use engine_api::Durability;
 use solana::ChainCheckpoint;
 
 use super::record::{
-    Change, FRAME_HEADER_BYTES, Frame, Header, Identity, SEGMENT_HEADER_BYTES, SlotEnd, segment_header,
+    Beginning, Change, FRAME_HEADER_BYTES, Frame, Header, Identity, SEGMENT_HEADER_BYTES, SlotEnd, segment_header,
 };
 use super::segment::Segment;
 use super::{Cursor, FeedError, FeedWriter, Retention};
@@ -26,7 +26,8 @@ pub fn log(bytes: &[u8], dir: &Path) {
     let seqs = [FIRST_SEQ - 1, FIRST_SEQ, FIRST_SEQ + 2, FIRST_SEQ + 5, 1 << 62];
     let seq = seqs[usize::from(*pick) % seqs.len()];
     open(bytes, dir, seq);
-    let header = segment_header(Identity { feed_id: 9, boot: 0 }, FIRST_SEQ);
+    let begins = Beginning { first_seq: FIRST_SEQ, after_slot: None };
+    let header = segment_header(Identity { feed_id: 9, boot: 0 }, begins);
     let mut sample = header.to_vec();
     sample.extend_from_slice(bytes);
     open(&sample, dir, seq);

@@ -8,6 +8,7 @@ mod dump;
 mod filter;
 #[doc(hidden)]
 pub mod fuzzing;
+mod history;
 mod pool;
 mod record;
 mod ring;
@@ -29,6 +30,7 @@ use tokio::sync::watch;
 
 pub use dump::{DUMPS_MAX, DumpError, DumpRange};
 pub use filter::Filter;
+pub(crate) use history::History;
 pub use pool::NotDone;
 pub use record::{Change, FRAME_CHANGES_MAX, Frame, SlotEnd};
 pub use ring::Ring;

@@ -73,7 +73,9 @@ struct SegmentHeader {
     first_seq: U64,
     /// Id of the boot without flushes, or 0: see [`Identity::boot`].
     boot: U64,
-    reserved: [u8; 24],
+    /// [`Beginning::after_slot`] plus one, or 0 for `None`.
+    after_slot: U64,
+    reserved: [u8; 16],
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -126,26 +128,37 @@ pub(super) struct Identity {
     pub(super) boot: u64,
 }
 
-/// Returns the header of a segment that begins with the change `first_seq`.
-pub(super) fn segment_header(identity: Identity, first_seq: u64) -> [u8; SEGMENT_HEADER_BYTES as usize] {
+/// Place of a segment in the store's history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Beginning {
+    /// Sequence number of the segment's first change.
+    pub(super) first_seq: u64,
+    /// Slot that the store stood at before that change: every later slot's changes are in this segment and the next
+    /// ones. `None` where the store knew no slot.
+    pub(super) after_slot: Option<u64>,
+}
+
+/// Returns the header of a segment.
+pub(super) fn segment_header(identity: Identity, begins: Beginning) -> [u8; SEGMENT_HEADER_BYTES as usize] {
     let mut header = SegmentHeader {
         magic: MAGIC,
         version: VERSION.into(),
         crc: U32::ZERO,
         feed_id: identity.feed_id.into(),
-        first_seq: first_seq.into(),
+        first_seq: begins.first_seq.into(),
         boot: identity.boot.into(),
-        reserved: [0; 24],
+        after_slot: begins.after_slot.map_or(0, |slot| slot.saturating_add(1)).into(),
+        reserved: [0; 16],
     };
     header.crc = crc32c::crc32c(&header.as_bytes()[16..]).into();
     zerocopy::transmute!(header)
 }
 
-/// Decodes the identity and the first sequence number of a segment.
+/// Decodes the identity and the beginning of a segment.
 ///
 /// # Errors
 /// A description of the defect: too short, not a segment, of another version, or a wrong checksum.
-pub(super) fn read_segment_header(bytes: &[u8]) -> std::result::Result<(Identity, u64), String> {
+pub(super) fn read_segment_header(bytes: &[u8]) -> std::result::Result<(Identity, Beginning), String> {
     let header = SegmentHeader::ref_from_bytes(bytes).map_err(|_| format!("too short: bytes={}", bytes.len()))?;
     if header.magic != MAGIC {
         return Err("not a segment of a feed".to_owned());
@@ -156,7 +169,8 @@ pub(super) fn read_segment_header(bytes: &[u8]) -> std::result::Result<(Identity
     if header.crc.get() != crc32c::crc32c(&bytes[16..]) {
         return Err("the header's checksum does not match".to_owned());
     }
-    Ok((Identity { feed_id: header.feed_id.get(), boot: header.boot.get() }, header.first_seq.get()))
+    let begins = Beginning { first_seq: header.first_seq.get(), after_slot: header.after_slot.get().checked_sub(1) };
+    Ok((Identity { feed_id: header.feed_id.get(), boot: header.boot.get() }, begins))
 }
 
 /// Content at the place of a frame's header.
@@ -311,8 +325,11 @@ mod tests {
     #[test]
     fn a_segment_header_names_what_is_wrong() {
         let identity = Identity { feed_id: 5, boot: 7 };
-        let header = segment_header(identity, 6);
-        assert_eq!(read_segment_header(&header), Ok((identity, 6)));
+        let begins = Beginning { first_seq: 6, after_slot: Some(0) };
+        let header = segment_header(identity, begins);
+        assert_eq!(read_segment_header(&header), Ok((identity, begins)));
+        let unknown = Beginning { after_slot: None, ..begins };
+        assert_eq!(read_segment_header(&segment_header(identity, unknown)), Ok((identity, unknown)));
         let with = |at: usize| {
             let mut header = header;
             header[at] ^= 1;

@@ -11,7 +11,7 @@ use engine_api::{Error, ErrorKind, Result};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::record::{
-    FRAME_HEADER_BYTES, Frame, Header, Identity, SEGMENT_HEADER_BYTES, read_segment_header, segment_header,
+    Beginning, FRAME_HEADER_BYTES, Frame, Header, Identity, SEGMENT_HEADER_BYTES, read_segment_header, segment_header,
 };
 
 /// Entry of a segment's file in the list of segments.
@@ -45,13 +45,14 @@ impl Segment {
 
     /// Creates an empty segment of `bytes` bytes, durable before it returns. A file of that name is replaced, because
     /// it holds nothing that was published.
-    pub(super) fn create(dir: &Path, identity: Identity, first_seq: u64, bytes: u64) -> Result<(Self, File)> {
+    pub(super) fn create(dir: &Path, identity: Identity, begins: Beginning, bytes: u64) -> Result<(Self, File)> {
+        let first_seq = begins.first_seq;
         let path = Self::path(dir, first_seq);
         let failed = |source| Error::io(format!("cannot make a segment of the feed: file={}", path.display()), source);
         let make = || {
             let file = File::options().create(true).truncate(true).read(true).write(true).open(&path)?;
             reserve(&file, bytes)?;
-            file.write_all_at(&segment_header(identity, first_seq), 0)?;
+            file.write_all_at(&segment_header(identity, begins), 0)?;
             file.sync_all()?;
             File::open(dir)?.sync_all()?;
             Ok(file)
@@ -71,11 +72,7 @@ impl Segment {
         let failed = |source| Error::io(format!("cannot read a segment of the feed: file={}", path.display()), source);
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
-        let mut header = [0; SEGMENT_HEADER_BYTES as usize];
-        let held = read_up_to(&file, &mut header, 0).map_err(failed)?;
-        let (identity, first_seq) = read_segment_header(&header[..held]).map_err(|what| {
-            Error::new(ErrorKind::DataDamaged, format!("a segment of the feed is {what}: file={}", path.display()))
-        })?;
+        let (identity, Beginning { first_seq, .. }) = header(&file, path)?;
         let written =
             metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
         let segment = Self {
@@ -86,6 +83,19 @@ impl Segment {
         };
         Ok((segment, file, identity))
     }
+}
+
+/// Reads and checks a segment's header.
+///
+/// # Errors
+/// [`ErrorKind::DataDamaged`] for a header that no segment has; I/O errors of reading the file.
+pub(super) fn header(file: &File, path: &Path) -> Result<(Identity, Beginning)> {
+    let mut header = [0; SEGMENT_HEADER_BYTES as usize];
+    let held = read_up_to(file, &mut header, 0)
+        .map_err(|source| Error::io(format!("cannot read a segment of the feed: file={}", path.display()), source))?;
+    read_segment_header(&header[..held]).map_err(|what| {
+        Error::new(ErrorKind::DataDamaged, format!("a segment of the feed is {what}: file={}", path.display()))
+    })
 }
 
 /// Reserves space for `bytes` bytes, so that later writes never find a full disk.

@@ -23,7 +23,7 @@ use engine_api::{Durability, Error, ErrorKind, Result};
 use solana::ChainCheckpoint;
 use tracing::{info, warn};
 
-use super::record::{Change, FRAME_CHANGES_MAX, Frame, Identity, SEGMENT_HEADER_BYTES, SlotEnd};
+use super::record::{Beginning, Change, FRAME_CHANGES_MAX, Frame, Identity, SEGMENT_HEADER_BYTES, SlotEnd};
 use super::segment::{Found, Segment, clear, frame_at};
 use super::{Feed, Ring};
 use crate::status::unix_ms;
@@ -114,7 +114,8 @@ impl FeedWriter {
                     feed_id = shown,
                     next_seq, why, "a new feed begins: subscribers of an earlier one must start over"
                 );
-                Log::create(dir, Identity { feed_id, boot }, next_seq, segment_bytes)?
+                let begins = Beginning { first_seq: next_seq, after_slot: checkpoint.slot };
+                Log::create(dir, Identity { feed_id, boot }, begins, segment_bytes)?
             }
         };
         let feed_id = log.identity.feed_id;
@@ -232,7 +233,10 @@ impl FeedWriter {
 
     fn rotate(&mut self, first_seq: u64, needed: u64) -> Result<()> {
         let bytes = self.segment_bytes.max(SEGMENT_HEADER_BYTES + needed);
-        let (mut segment, file) = Segment::create(&self.dir, self.identity, first_seq, bytes)?;
+        // The store stands at the published head, because every commit is published before the next one is appended.
+        let after_slot = self.feed.head.borrow().slot;
+        let (mut segment, file) =
+            Segment::create(&self.dir, self.identity, Beginning { first_seq, after_slot }, bytes)?;
         segment.written_unix_ms = unix_ms();
         self.end = End { file, path: segment.path.clone(), at: SEGMENT_HEADER_BYTES, bytes };
         self.feed.add_segment(segment);
@@ -259,13 +263,13 @@ impl Ended {
 
 impl Log {
     /// Creates a new log without changes. All segments in `dir` are removed.
-    fn create(dir: &Path, identity: Identity, next_seq: u64, segment_bytes: u64) -> Result<Self> {
+    fn create(dir: &Path, identity: Identity, begins: Beginning, segment_bytes: u64) -> Result<Self> {
         for path in segment_paths(dir)? {
             fs::remove_file(&path).map_err(|source| {
                 Error::io(format!("cannot remove a segment of an earlier feed: file={}", path.display()), source)
             })?;
         }
-        let (mut segment, file) = Segment::create(dir, identity, next_seq, segment_bytes)?;
+        let (mut segment, file) = Segment::create(dir, identity, begins, segment_bytes)?;
         segment.written_unix_ms = unix_ms();
         let end = End { file, path: segment.path.clone(), at: SEGMENT_HEADER_BYTES, bytes: segment_bytes };
         Ok(Self { identity, segments: vec![segment], end })
@@ -346,7 +350,7 @@ impl Log {
 }
 
 /// Returns a number for this boot of the machine, never 0.
-fn boot_id() -> Result<u64> {
+pub(super) fn boot_id() -> Result<u64> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text = fs::read_to_string(path)
         .map_err(|source| Error::io(format!("cannot tell the machine's boots apart: file={path}"), source))?;
@@ -384,7 +388,7 @@ fn make_dir(dir: &Path) -> std::io::Result<()> {
 }
 
 /// Returns the path of every segment in `dir`, in the order of their sequence numbers.
-fn segment_paths(dir: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn segment_paths(dir: &Path) -> Result<Vec<PathBuf>> {
     let list = || -> std::io::Result<Vec<PathBuf>> {
         let mut paths = Vec::new();
         for entry in fs::read_dir(dir)? {

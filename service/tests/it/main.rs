@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod abuse;
+mod audit;
 mod backup;
 mod browser;
 mod crash;

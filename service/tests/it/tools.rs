@@ -47,7 +47,7 @@ fn a_live_run_can_be_repeated_on_one_store() {
         let said = said(&output);
         assert!(output.status.success() && said.contains("verified: the directory holds"), "{said}");
         assert!(said.contains(&format!("last slot {slot}")), "{said}");
-        assert_eq!(said.contains("the stream goes on from there"), turn > 0, "{said}");
+        assert_eq!(said.contains("the stream continues from there"), turn > 0, "{said}");
         // The store's pages are not cached at the start: a process that read them before would be charged for them.
         let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
         let start = |name: &str| report["start"][name].as_u64().unwrap();

@@ -71,7 +71,7 @@ fn read_file(
     let mut file = File::open(root.join(name)).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() {
-        return Err(failed(io::Error::new(ErrorKind::InvalidInput, "it is no plain file")));
+        return Err(failed(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file")));
     }
     reading.begin(&Header { path: name.to_owned(), kind: Kind::File, size: metadata.len() })?;
     let mut left = metadata.len();

@@ -47,7 +47,7 @@ pub enum Fault {
     #[error("the tar header has a bad number: field={0}")]
     HeaderNumber(&'static str),
     /// An entry of a kind that snapshots never have.
-    #[error("the tar entry is no plain file or directory: kind={0}")]
+    #[error("the tar entry is neither a regular file nor a directory: kind={0}")]
     Kind(&'static str),
     /// A name that points out of the archive, or cannot be shown.
     #[error("the tar entry's name is not allowed")]
@@ -56,7 +56,7 @@ pub enum Fault {
     #[error("unknown entry in a snapshot: expected version, snapshots/... or accounts/SLOT.ID")]
     UnknownEntry,
     /// A directory with bytes of its own.
-    #[error("a directory with data: size_bytes={0}")]
+    #[error("a directory entry has data: size_bytes={0}")]
     DirectoryData(u64),
     /// An entry larger than any that a validator writes.
     #[error("the entry is too large: size_bytes={size} limit_bytes={limit}")]
@@ -71,10 +71,10 @@ pub enum Fault {
     #[error("the manifest is of another slot: slot={found} expected={expected}")]
     ManifestSlot { found: u64, expected: u64 },
     /// An accounts file from after the archive's slot.
-    #[error("an accounts file of a later slot than the archive: slot={slot} archive_slot={archive}")]
+    #[error("an accounts file has a later slot than the archive: slot={slot} archive_slot={archive}")]
     SlotAbove { slot: u64, archive: u64 },
     /// An accounts file that an incremental archive cannot have.
-    #[error("an accounts file of no later slot than the base of an incremental archive: slot={slot} base={base}")]
+    #[error("an accounts file in an incremental archive is not newer than its base: slot={slot} base={base}")]
     SlotBelow { slot: u64, base: u64 },
     /// A format of snapshots that this reader does not know.
     #[error("unknown version of snapshots: version={0}: this program knows versions that begin with 1.")]
@@ -95,10 +95,10 @@ pub enum Fault {
     #[error("damaged account record: data_len={len} limit={limit}")]
     DataLength { len: u64, limit: u64 },
     /// A record that does not fit into its file.
-    #[error("damaged account record: it ends after its file: file_bytes={0}")]
+    #[error("damaged account record: it reaches beyond the end of its file: file_bytes={0}")]
     RecordEnd(u64),
     /// Something other than zeros after the last record.
-    #[error("damaged accounts file: its padding is not zero")]
+    #[error("damaged accounts file: its padding has bytes other than zero")]
     Padding,
     /// An accounts file that got more or fewer bytes than its size.
     #[error("the accounts file has another size than was said: file_bytes={0}")]

@@ -163,7 +163,7 @@ impl Download {
         self.at += read as u64;
         match self.length {
             Some(length) if self.at > length => {
-                return Err(for_good(format!("the server sends more than it said: length_bytes={length}")));
+                return Err(for_good(format!("the server sends more bytes than it announced: length_bytes={length}")));
             }
             Some(_) if read == 0 => return Err(for_now("the connection was closed early".to_owned())),
             _ => self.has_ended = read == 0,
@@ -318,9 +318,9 @@ fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
 
 fn check_encoding(headers: &HeaderMap) -> Result<(), Failed> {
     match text(headers, "content-encoding") {
-        Some(encoding) if !encoding.eq_ignore_ascii_case("identity") => {
-            Err(for_good(format!("the server packs the file anew, although it was asked not to: encoding={encoding}")))
-        }
+        Some(encoding) if !encoding.eq_ignore_ascii_case("identity") => Err(for_good(format!(
+            "the server compresses the file, although the request forbids it: encoding={encoding}"
+        ))),
         _ => Ok(()),
     }
 }
@@ -339,13 +339,13 @@ fn call_failed(error: ureq::Error) -> Failed {
         ureq::Error::Timeout(timeout) => for_now(format!("the server is too slow: timeout={timeout}")),
         ureq::Error::HostNotFound => for_now("the host is not found".to_owned()),
         ureq::Error::ConnectionFailed => for_now("the connection failed".to_owned()),
-        ureq::Error::Protocol(_) => for_now("the server's answer is no HTTP".to_owned()),
+        ureq::Error::Protocol(_) => for_now("the server's answer is not HTTP".to_owned()),
         ureq::Error::Rustls(error) => for_good(format!("the secure connection failed: {error}")),
         ureq::Error::Tls(text) => for_good(format!("the secure connection failed: {text}")),
         ureq::Error::TooManyRedirects | ureq::Error::RedirectFailed => {
-            for_good("the server redirects without end".to_owned())
+            for_good("the server redirects too many times".to_owned())
         }
-        ureq::Error::BadUri(_) => for_good("it is no valid URL".to_owned()),
+        ureq::Error::BadUri(_) => for_good("the URL is not valid".to_owned()),
         _ => for_good("the request cannot be sent".to_owned()),
     }
 }

@@ -69,7 +69,7 @@ impl Lz4 {
                     return Err(cut("lz4"));
                 }
             }
-            _ => return Err(bad("it begins no lz4 frame")),
+            _ => return Err(bad("this is not the start of an lz4 frame")),
         }
         (self.from, self.to) = (0, 0);
         Ok(true)
@@ -152,7 +152,7 @@ impl Lz4 {
 
     fn end_frame(&mut self, frame: Frame) -> io::Result<()> {
         if frame.content_bytes.is_some_and(|expected| expected != frame.decoded_bytes) {
-            return Err(bad("the lz4 frame has another length than its header tells"));
+            return Err(bad("the lz4 frame's length differs from the one in its header"));
         }
         if let Some(sum) = frame.content_sum
             && sum.digest() != u32::from_le_bytes(self.array()?)

@@ -189,7 +189,7 @@ mod tests {
             assert!(matches!(error, Fault::Kind(_)), "{flag}: {error}");
         }
         let error = Header::parse(&block("x", b'x', b"0")).unwrap_err();
-        assert_eq!(error.to_string(), "the tar entry is no plain file or directory: kind=PAX header");
+        assert_eq!(error.to_string(), "the tar entry is neither a regular file nor a directory: kind=PAX header");
     }
 
     #[test]

@@ -116,7 +116,7 @@ fn corpus() -> Vec<(Tar, Option<&'static str>, &'static str)> {
         ),
         (small().header("accounts/7.7", 0, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), None, "field=size"),
         (small().header("accounts/7.7", 0, b""), None, "field=size"),
-        (small().header("snapshots/8", b'5', b"10"), None, "a directory with data: size_bytes=8"),
+        (small().header("snapshots/8", b'5', b"10"), None, "a directory entry has data: size_bytes=8"),
         (small().file("version", b"1.2.0.0.0"), None, "too large: size_bytes=9 limit_bytes=8"),
         (small().file("/etc/passwd", b""), None, "entry=/etc/passwd offset=0: the tar entry's name is not allowed"),
         (small().file("accounts/../../x", b""), None, "the tar entry's name is not allowed"),
@@ -144,8 +144,12 @@ fn corpus() -> Vec<(Tar, Option<&'static str>, &'static str)> {
         // Records that are none.
         (with(second + 0x60, &[7]), None, "entry=accounts/8.1 offset=304: damaged account record: executable=7"),
         (with(0x08, &[0, 0, 0, 1]), None, "offset=0: damaged account record: data_len=16777216 limit=10485760"),
-        (with(second + 8, &[1]), None, "offset=304: damaged account record: it ends after its file: file_bytes=440"),
-        (Tar::snapshot(9).accounts(8, 1, &[0, 0, 0, 1]), None, "it ends after its file: file_bytes=4"),
+        (
+            with(second + 8, &[1]),
+            None,
+            "offset=304: damaged account record: it reaches beyond the end of its file: file_bytes=440",
+        ),
+        (Tar::snapshot(9).accounts(8, 1, &[0, 0, 0, 1]), None, "it reaches beyond the end of its file: file_bytes=4"),
         (Tar::snapshot(9).accounts(8, 1, &[vec![0; 500], vec![1]].concat()), None, "offset=500: damaged accounts file"),
     ]
 }

@@ -248,7 +248,7 @@ fn lies_are_errors() {
     for (server, expected) in [
         (other_range, "the server sends another range: from=100001 asked_from=100000"),
         (no_range, "no good Content-Range"),
-        (packed, "although it was asked not to: encoding=gzip"),
+        (packed, "although the request forbids it: encoding=gzip"),
     ] {
         let text = error(&server);
         assert!(text.starts_with("cannot read the archive: ") && text.contains(expected), "{text}");

@@ -105,7 +105,7 @@ fn a_store_with_an_older_checkpoint_is_refused_by_name() {
     drop(env);
     let error = LmdbEngine::open(dir.path(), &OPTIONS).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::FixInput);
-    assert!(error.to_string().contains("an older solkv: version=1 known=2: load the store anew"), "{error}");
+    assert!(error.to_string().contains("an older solkv: version=1 known=2: load the store again"), "{error}");
 }
 
 #[test]

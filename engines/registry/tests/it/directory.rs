@@ -313,7 +313,7 @@ fn a_marker_of_an_older_format_is_refused_by_name_and_left_as_it_is() {
             assert_eq!(refused.kind(), ErrorKind::FixInput);
             let message = refused.to_string();
             assert!(message.contains(&format!("an older solkv: file={}", marker.display())), "{message}");
-            assert!(message.contains(&format!("format={older} known=3: load it anew")), "{message}");
+            assert!(message.contains(&format!("format={older} known=3: load it again")), "{message}");
         }
         assert_eq!(fs::read_to_string(&marker).unwrap(), older_text);
     }

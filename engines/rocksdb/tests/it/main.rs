@@ -85,7 +85,7 @@ fn a_store_with_an_older_checkpoint_is_refused_by_name() {
     rocksdb::DB::open_default(dir.path()).unwrap().put([0], version_1).unwrap();
     let error = RocksdbEngine::open(dir.path(), &small()).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::FixInput);
-    assert!(error.to_string().contains("an older solkv: version=1 known=2: load the store anew"), "{error}");
+    assert!(error.to_string().contains("an older solkv: version=1 known=2: load the store again"), "{error}");
 }
 
 #[test]
@@ -129,12 +129,9 @@ fn settings_reach_rocksdb() {
             assert_eq!(has(setting), not_vanilla, "{label}: {setting}: {text}");
         }
         let tuned = options.profile == Profile::Tuned;
-        for setting in [
-            "index_type=kTwoLevelIndexSearch",
-            "partition_filters=true",
-            "cache_index_and_filter_blocks=true",
-            "target_file_size_base=268435456",
-        ] {
+        for setting in
+            ["filter_policy=ribbonfilter", "cache_index_and_filter_blocks=true", "target_file_size_base=268435456"]
+        {
             assert_eq!(has(setting), tuned, "{label}: {setting}: {text}");
         }
     }
@@ -160,8 +157,12 @@ fn what_is_set_comes_before_the_profile() {
         tuned_with(&[("max_open_files", "99"), ("block_size", "8192"), ("cache", "lru"), ("block_size", "2048")]);
     drop(RocksdbEngine::open(dir.path(), &other).unwrap());
     let text = options_file(dir.path());
-    for setting in ["max_open_files=99", "block_size=2048", "target_file_size_base=268435456", "partition_filters=true"]
-    {
+    for setting in [
+        "max_open_files=99",
+        "block_size=2048",
+        "target_file_size_base=268435456",
+        "cache_index_and_filter_blocks=true",
+    ] {
         assert!(text.contains(setting), "{setting}: {text}");
     }
     // A value that RocksDB refuses, an unknown kind of cache, and a name that would change the durability of a commit.
@@ -182,7 +183,7 @@ fn what_is_set_comes_before_the_profile() {
 }
 
 #[test]
-fn filters_and_index_stay_in_a_cache_that_has_room_for_twice_as_much() {
+fn filters_and_index_stay_in_a_cache_that_has_room_for_them() {
     let dir = tempfile::tempdir().unwrap();
     let of = |cache_bytes: u64| RocksdbOptions {
         profile: Profile::Tuned,
@@ -190,14 +191,14 @@ fn filters_and_index_stay_in_a_cache_that_has_room_for_twice_as_much() {
         cache_bytes,
         ..Default::default()
     };
-    let is_pinned = || options_file(dir.path()).contains("partition_pinning=kAll");
+    let is_pinned = || options_file(dir.path()).contains("unpartitioned_pinning=kAll");
     let engine = Box::new(RocksdbEngine::open(dir.path(), &of(8 << 20)).unwrap());
     assert!(!is_pinned(), "a new store may become any size");
     engine.load_sorted(&pairs(0, 20 * PAIRS), &mark(1)).unwrap();
     engine.close().unwrap();
-    // 100,000 pairs of 76 bytes, and 13 bits of each for filter and index: 160 KB. The log and the manifest count as
+    // 100,000 pairs of 76 bytes, and 10 bits of each for filter and index: 125 KB. The log and the manifest count as
     // well.
-    for (cache_bytes, pinned) in [(8 << 20, true), (1 << 20, true), (200 << 10, false)] {
+    for (cache_bytes, pinned) in [(8 << 20, true), (1 << 20, true), (120 << 10, false)] {
         let engine = Box::new(RocksdbEngine::open(dir.path(), &of(cache_bytes)).unwrap());
         assert_eq!(is_pinned(), pinned, "cache_bytes={cache_bytes}");
         assert_eq!(count(&engine), 20 * PAIRS);
@@ -208,15 +209,19 @@ fn filters_and_index_stay_in_a_cache_that_has_room_for_twice_as_much() {
 #[test]
 fn filters_are_partitioned_with_the_index_or_not_at_all() {
     let dir = tempfile::tempdir().unwrap();
-    let engine = RocksdbEngine::open(dir.path(), &tuned_with(&[("index_type", "kBinarySearch")])).unwrap();
-    assert!(options_file(dir.path()).contains("partition_filters=false"));
+    let partitions = ("partition_filters", "true");
+    let error = RocksdbEngine::open(dir.path(), &tuned_with(&[partitions])).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FixInput, "{error}");
+    let both = tuned_with(&[partitions, ("index_type", "kTwoLevelIndexSearch")]);
+    let engine = RocksdbEngine::open(dir.path(), &both).unwrap();
+    assert!(options_file(dir.path()).contains("partition_filters=true"));
     engine.load_sorted(&pairs(0, 20 * PAIRS), &mark(1)).unwrap();
     assert_eq!(count(&engine), 20 * PAIRS);
     drop(engine);
-    let both = tuned_with(&[("partition_filters", "true"), ("index_type", "kBinarySearch")]);
-    let error = RocksdbEngine::open(dir.path(), &both).map(drop).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::FixInput, "{error}");
-    drop(RocksdbEngine::open(dir.path(), &tuned_with(&[("partition_filters", "true")])).unwrap());
+    // The profile's own files beside those with partitions.
+    let engine = RocksdbEngine::open(dir.path(), &tuned_with(&[])).unwrap();
+    assert!(options_file(dir.path()).contains("partition_filters=false"));
+    assert_eq!(count(&engine), 20 * PAIRS);
 }
 
 #[test]

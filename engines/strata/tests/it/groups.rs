@@ -1,14 +1,15 @@
 //! Merges into a base of many segments, which replace one group of segments after the other: killed or without power at
 //! every change of the disk. Also the files that they leave behind.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use engine_api::{Durability, Engine};
+use engine_api::{Durability, Engine, Key, Value};
 use engine_strata::{Sizes, StrataEngine};
 
 use crate::faulty::{Fault, FaultyStorage};
 use crate::hooked::{Hooked, Hooks};
-use crate::support::{Map, OPTIONS, all, apply, assert_holds, batch, stat, try_commit};
+use crate::support::{Map, OPTIONS, all, apply, assert_holds, batch, key, stat, try_commit, value};
 use crate::wait_for;
 
 /// Memtables of a few batches. The base of [`batch`]'s keys then has six segments or more, each a group of its own.
@@ -116,6 +117,53 @@ fn a_base_merge_that_was_cut_goes_on_at_its_last_installed_group() {
     }
     assert!(went_on > changes / 3, "went_on={went_on} of {changes}");
     assert!(least < written / 3, "what was merged is not merged again: least={least} of {written}");
+}
+
+/// Returns a batch of new keys with this first byte.
+fn among(first: u8, numbers: Range<u64>) -> Vec<(Key, Option<Value>)> {
+    let placed = |n| {
+        let mut key = key(n);
+        key[0] = first;
+        (key, Some(value(n)))
+    };
+    numbers.map(placed).collect()
+}
+
+/// The records between two groups fill segments of their own, so the step of the first group ends among them.
+#[test]
+fn a_base_merge_of_many_records_between_two_groups_is_cut_anywhere_and_loses_nothing() {
+    let a_segment = SIZES.segment_records;
+    let storage = FaultyStorage::default();
+    let engine = open(&storage).unwrap();
+    let mut map = Map::new();
+    let mut seq = 0;
+    let mut commit = |changes: Vec<(Key, Option<Value>)>| {
+        for changes in changes.chunks(SIZES.mem_records) {
+            seq += 1;
+            try_commit(&engine, changes, seq, Durability::Synced).unwrap();
+            apply(&mut map, changes);
+        }
+    };
+    commit(among(0x10, 0..a_segment));
+    commit(among(0xf0, a_segment..2 * a_segment));
+    engine.settle().unwrap();
+    assert_eq!(stat(&engine, "segments"), 2, "each group is one segment");
+    commit(among(0x80, 2 * a_segment..5 * a_segment));
+    Box::new(engine).close().unwrap();
+    let before = storage.after_crash(0);
+    let whole = before.after_crash(0);
+    whole.set(Fault::None);
+    settle(&whole);
+    let (changes, ..) = whole.counts();
+    for cut_at in 1..=changes {
+        let storage = before.after_crash(0);
+        storage.set(Fault::CrashAt(cut_at));
+        settle(&storage);
+        storage.set(Fault::None);
+        let engine = open(&storage).unwrap();
+        engine.settle().unwrap();
+        assert!(all(&engine).unwrap() == map, "killed cut_at={cut_at}");
+    }
 }
 
 /// The records of an unreadable range are only in the deltas, so a merge interrupted after it must not go on beyond it.

@@ -135,6 +135,11 @@ fn assert_stays_within(memory_mib: u64, pairs: u64) {
 }
 
 #[test]
+fn anonymous_memory_stays_within_16_mib_and_16_more() {
+    assert_stays_within(16, 400_000);
+}
+
+#[test]
 fn anonymous_memory_stays_within_64_mib_and_16_more() {
     assert_stays_within(64, 500_000);
 }

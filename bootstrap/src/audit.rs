@@ -1,0 +1,139 @@
+//! Compares a store with Solana's snapshot archives of its slot or of an earlier one. The command is `service audit`.
+//!
+//! Owns: the archives, the comparison, and the lines that name keys. Must not: write to the store, or read the feed,
+//! which is the service's. Threads: see `side_by_side`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use bytesize::ByteSize;
+use engine_api::Engine;
+use solana::Extract;
+
+use crate::info::open_to_scan;
+use crate::paths::{WorkDir, beside};
+use crate::served;
+use crate::side_by_side::{Compared, SideBySide};
+use crate::sides::{Counts, base58, base58_or_nothing};
+use crate::signal::Stop;
+use crate::source::{Archives, Source};
+pub use crate::undo::{TooManyKeys, Undo};
+
+/// Archives that were opened, of a slot that is known.
+pub struct Archived {
+    source: Source,
+    slot: u64,
+}
+
+/// The store that is compared, and the means for it.
+pub struct Store<'a> {
+    /// The open store. Nobody may write to it meanwhile.
+    pub engine: &'a dyn Engine,
+    /// Directory of the store, whose marker names the engine.
+    pub dir: &'a Path,
+    /// Memory of the engine, if the user has named one.
+    pub memory: Option<ByteSize>,
+    /// The store's changes after the archive's slot, which are taken back first.
+    pub undo: &'a Undo,
+    /// Directory in which the archive is sorted: 73 bytes for each version of an account. Whoever is interrupted finds
+    /// the sorted part there again.
+    pub sort_dir: PathBuf,
+    /// Whether to sort even where the disk looks too small.
+    pub skip_disk_check: bool,
+    /// Ends the comparison with an error.
+    pub stop: &'a Stop,
+}
+
+/// Returns the default working directory of an audit of the store in `dir`, which is next to the store.
+pub fn work_dir(dir: &Path) -> PathBuf {
+    beside(dir, ".audit")
+}
+
+/// Returns seq and slot of the store that a running service has open in `dir`; `None` if no service runs.
+///
+/// # Errors
+/// The service cannot be reached, or does not answer.
+pub fn service_at(dir: &Path) -> Result<Option<(u64, Option<u64>)>> {
+    Ok(served::ask(dir)?.map(|served| (served.seq, served.slot)))
+}
+
+/// Opens the store in `dir` to read all of it, with an eighth of the process's memory unless `memory` is given.
+///
+/// # Errors
+/// Another process has the store open for writing; errors of opening the engine.
+pub fn open(dir: &Path, memory: Option<ByteSize>) -> Result<Box<dyn Engine>> {
+    open_to_scan(dir, None, memory)
+}
+
+/// Result of a comparison, in numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Audited {
+    /// Versions of accounts in the archives.
+    pub records: u64,
+    /// Pairs of the archive: accounts that have a value.
+    pub expected_pairs: u64,
+    /// Pairs of the store at the archive's slot.
+    pub stored_pairs: u64,
+    /// Keys with another value in the store.
+    pub different: u64,
+    /// Keys of the archive that the store lacks.
+    pub missing: u64,
+    /// Keys that the archive lacks.
+    pub only_in_store: u64,
+    /// Keys changed since the archive's slot whose newest value the store does not hold.
+    pub lost_changes: u64,
+}
+
+impl Audited {
+    /// Whether the store holds exactly the pairs of the archive, and the changes after it.
+    pub fn is_equal(&self) -> bool {
+        self.different + self.missing + self.only_in_store + self.lost_changes == 0
+    }
+}
+
+impl Archived {
+    /// Opens the archives at `full`, and `incremental` on top of it: files, directories or URLs, as `bootstrap --input`
+    /// takes them. `slot` is needed where their names do not tell it.
+    ///
+    /// # Errors
+    /// [`Wrong`](crate::Wrong) for archives that do not belong together, or whose slot is unknown or another one; an
+    /// archive that cannot be opened.
+    pub fn open(full: &Path, incremental: Option<&Path>, extract: Extract, slot: Option<u64>) -> Result<Self> {
+        let mut archives = Archives::new(full, incremental, Some(extract))?;
+        let slot = archives.fix_slot(slot)?;
+        Ok(Self { source: Source::Archives(archives), slot })
+    }
+
+    /// Slot of the newest archive.
+    pub fn slot(&self) -> u64 {
+        self.slot
+    }
+
+    /// Compares the store, with the changes taken back, with the archives. Calls `name` with a line for each of the
+    /// first keys that differ.
+    ///
+    /// # Errors
+    /// Errors of reading and sorting the archives, naming the place; errors of scanning the store; the stop.
+    pub fn compare(&self, store: &Store<'_>, name: &mut dyn FnMut(&str)) -> Result<Audited> {
+        let work = WorkDir { path: store.sort_dir.clone(), is_default: true };
+        let Store { engine, dir, memory, undo, skip_disk_check, stop, .. } = *store;
+        let (source, records) = (&self.source, None);
+        let sides =
+            SideBySide { source, seed: 0, records, engine, dir, memory, undo, work: &work, skip_disk_check, stop };
+        let Compared { records, counts, lost } = sides.compare(name)?;
+        for one in &lost.named {
+            let (expected, found) = (base58_or_nothing(one.expected.as_ref()), base58_or_nothing(one.found.as_ref()));
+            name(&format!("lost change: key={} expected={expected} found={found}", base58(&one.key)));
+        }
+        let Counts { pairs, other_pairs, only_here, only_there, different } = counts;
+        Ok(Audited {
+            records,
+            expected_pairs: pairs,
+            stored_pairs: other_pairs,
+            different,
+            missing: only_here,
+            only_in_store: only_there,
+            lost_changes: lost.count,
+        })
+    }
+}

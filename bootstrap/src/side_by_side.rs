@@ -1,0 +1,129 @@
+//! Sorts a source and merges it with a scan of a store: the comparison of `verify` and of an audit.
+//!
+//! Owns: the sorted source, and the order of the two steps. Must not: write to the store, or hold either map in memory.
+//! Threads: main sorts and merges; `store` scans the store.
+
+use std::path::Path;
+use std::thread;
+
+use anyhow::{Context, Result, anyhow, bail};
+use bytesize::ByteSize;
+use engine_api::{Engine, Key, Value};
+use engines::EngineOptions;
+
+use crate::info::scan_memory;
+use crate::limits;
+use crate::order::{OnDuplicate, Order, Ordered};
+use crate::paths::WorkDir;
+use crate::progress::Progress;
+use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
+use crate::signal::Stop;
+use crate::source::Source;
+use crate::undo::{LostChanges, Undo};
+
+/// Largest number of differences that are named.
+const SHOWN_MAX: u64 = 10;
+
+/// A source, and the store that it is compared with.
+pub(crate) struct SideBySide<'a> {
+    pub(crate) source: &'a Source,
+    /// Seed of a synthetic source.
+    pub(crate) seed: u64,
+    /// Number of records in the source, if it is known before reading.
+    pub(crate) records: Option<u64>,
+    pub(crate) engine: &'a dyn Engine,
+    /// Directory of the store, whose marker names the engine.
+    pub(crate) dir: &'a Path,
+    /// Memory of the engine, if the user has named one.
+    pub(crate) memory: Option<ByteSize>,
+    /// Changes of the store that are taken back first.
+    pub(crate) undo: &'a Undo,
+    /// Directory in which the source is sorted.
+    pub(crate) work: &'a WorkDir,
+    /// Whether to sort even where the disk looks too small.
+    pub(crate) skip_disk_check: bool,
+    pub(crate) stop: &'a Stop,
+}
+
+/// Result of comparing a source with a store.
+pub(crate) struct Compared {
+    /// Number of the source's records.
+    pub(crate) records: u64,
+    /// Differences, of which this side is the source.
+    pub(crate) counts: Counts,
+    /// Changed keys whose newest value is not in the store.
+    pub(crate) lost: LostChanges,
+}
+
+impl SideBySide<'_> {
+    /// Sorts the source and merges it with a scan of the store. Calls `name` with a line for each of the first keys that
+    /// differ.
+    ///
+    /// # Errors
+    /// Errors of reading and sorting the source, and of the scan; the stop.
+    pub(crate) fn compare(&self, name: &mut dyn FnMut(&str)) -> Result<Compared> {
+        let ordered = self.sort()?;
+        let mut merging = Progress::new(Some(self.engine.stats()?.pairs_estimate), "comparing with the store");
+        let compared = thread::scope(|scope| {
+            let (scanning, received) = sides::scan(scope, self.engine, self.undo, "store")?;
+            let mut both =
+                Sides::new(received, SHOWN_MAX, |key: &Key, expected: Option<&Value>, found: Option<&Value>| {
+                    name(&difference(key, expected, found));
+                });
+            let mut merged = 0;
+            let tally = ordered.for_each(0, OnDuplicate::Last, &mut |chunk| {
+                chunk.pairs.iter().for_each(|(key, value)| both.push(key, value));
+                merged += chunk.pairs.len() as u64;
+                merging.set(merged);
+                Ok(self.stop.asked().is_none())
+            });
+            // Dropping the merge ends a scan of the store that is still going on.
+            let counts = tally.and_then(|_| self.look()).map(|()| both.finish());
+            // Return the scan's error first, because a scan that was cut short looks like missing pairs.
+            let lost = scanning.join().map_err(|_| anyhow!("the scan has panicked: this is a bug"))??;
+            Ok::<_, anyhow::Error>((counts?, lost))
+        });
+        merging.clear();
+        let (records, (counts, lost)) = (ordered.records, compared?);
+        ordered.discard()?;
+        Ok(Compared { records, counts, lost })
+    }
+
+    /// Sorts the source by key. Goes on with the spill of an earlier comparison with the same source.
+    fn sort(&self) -> Result<Ordered> {
+        let engine = engines::inspect(self.dir)?.map_or_else(engines::default_engine, |known| known.engine);
+        let options = EngineOptions { memory: Some(scan_memory(self.memory)), ..EngineOptions::new(engine) };
+        let (_, buffers) = limits::divide(&options, Order::Sorted, self.undo.bytes())?;
+        let records = self.records.or_else(|| self.source.packed_count_hint());
+        if let (Some(records), false) = (records, self.skip_disk_check) {
+            let spill_bytes = limits::spill_bytes(records, &buffers);
+            probe::check_disk(&self.work.path, spill_bytes.saturating_sub(probe::disk_bytes(&self.work.path)))?;
+        }
+        let mut progress = Progress::of_source(self.source, "sorting the source")?;
+        let (order, mut look) = (Order::Sorted, |records| {
+            progress.set_read(self.source, records);
+            self.look()
+        });
+        let ordered = Ordered::prepare(self.source, order, self.seed, self.work, &buffers, 0, &mut look);
+        progress.clear();
+        ordered.context("cannot sort the source")
+    }
+
+    fn look(&self) -> Result<()> {
+        if self.stop.asked().is_some() {
+            bail!("stopped");
+        }
+        Ok(())
+    }
+}
+
+/// Names a key that differs, with its value in the source and in the store.
+fn difference(key: &Key, expected: Option<&Value>, found: Option<&Value>) -> String {
+    let kind = match (expected, found) {
+        (Some(_), None) => "missing",
+        (None, _) => "only in store",
+        _ => "different",
+    };
+    let (expected, found) = (base58_or_nothing(expected), base58_or_nothing(found));
+    format!("{kind}: key={} expected={expected} found={found}", base58(key))
+}
