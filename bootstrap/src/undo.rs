@@ -7,8 +7,6 @@ use std::fmt;
 
 use engine_api::{Key, Value};
 
-use crate::sides::Pair;
-
 /// 1/`COMPACT_SHARE` of the memory has to become free when several changes of a key are joined. With less, joining
 /// would take most of the time.
 const COMPACT_SHARE: usize = 8;
@@ -153,7 +151,7 @@ impl<'a> TakeBack<'a> {
 
     /// Takes the store's next pair, and passes on the pairs of the earlier slot up to its key. Returns whether
     /// `pass_on` wants more.
-    pub(crate) fn push(&mut self, key: &Key, value: &Value, pass_on: &mut impl FnMut(Pair) -> bool) -> bool {
+    pub(crate) fn push(&mut self, key: &Key, value: &Value, pass_on: &mut impl FnMut((Key, Value)) -> bool) -> bool {
         while let Some(change) = self.rest.as_slice().first().filter(|change| change.key <= *key) {
             self.rest.next();
             let found = (change.key == *key).then_some(*value);
@@ -166,7 +164,7 @@ impl<'a> TakeBack<'a> {
     }
 
     /// Passes on the pairs of the earlier slot after the store's last key. Returns the changes that the store has lost.
-    pub(crate) fn finish(mut self, pass_on: &mut impl FnMut(Pair) -> bool) -> LostChanges {
+    pub(crate) fn finish(mut self, pass_on: &mut impl FnMut((Key, Value)) -> bool) -> LostChanges {
         while let Some(change) = self.rest.next() {
             if !self.take_back(change, None, pass_on) {
                 break;
@@ -175,7 +173,12 @@ impl<'a> TakeBack<'a> {
         self.lost
     }
 
-    fn take_back(&mut self, change: &Joined, found: Option<Value>, pass_on: &mut impl FnMut(Pair) -> bool) -> bool {
+    fn take_back(
+        &mut self,
+        change: &Joined,
+        found: Option<Value>,
+        pass_on: &mut impl FnMut((Key, Value)) -> bool,
+    ) -> bool {
         let Joined { key, old, new: expected, .. } = *change;
         if found != expected {
             self.lost.count += 1;
