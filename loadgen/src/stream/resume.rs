@@ -122,7 +122,7 @@ mod tests {
     fn a_store_loaded_from_an_archive_is_followed_from_the_archives_slot() {
         let workload = workload("");
         let mut first = chain(&workload, None).unwrap();
-        let base = Some(first.digest().to_string());
+        let base = first.digest().to_string();
         let slot = std::iter::from_fn(|| first.next_sealed()).nth(4).unwrap().slot;
         let digest = Some(first.digest().to_string());
         let loaded = |digest| Stand { slot, blockhash: [0; 32], digest };
@@ -131,9 +131,8 @@ mod tests {
         assert_eq!(Some(resumed.digest().to_string()), digest);
         assert_eq!(rest(&mut resumed)[0].slot, slot + 1);
         // The pairs of the first slot, loaded as if they were of a later one.
-        let base =
-            chain(&workload, Some(&loaded(base.clone()))).map(|chain| chain.digest().to_string() == base.unwrap());
-        assert!(base.unwrap());
+        let early = chain(&workload, Some(&loaded(Some(base.clone())))).unwrap();
+        assert_eq!((early.base().slot, early.digest().to_string()), (slot, base));
         let other = chain(&workload, Some(&loaded(Some("1:00".to_owned())))).err().unwrap().to_string();
         assert!(other.contains("options of the runs before"), "{other}");
     }
