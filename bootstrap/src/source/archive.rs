@@ -17,6 +17,7 @@ use solana::Extract;
 use solana::archive::{Archive, Name, Version, is_url};
 
 use super::{Place, Record, TakePlaced};
+use crate::out::tell;
 use crate::signal::{self, Stopped};
 use crate::wrong::Wrong;
 
@@ -156,7 +157,7 @@ impl Archives {
     /// Everything that makes an archive unreadable or dubious, naming archive, entry and offset; errors of `take`.
     pub(super) fn for_each_from(&self, from: Place, take: &mut TakePlaced<'_>) -> Result<Files> {
         let (mut numbers, mut number, mut read_before) = (Numbers::default(), 0u64, 0);
-        for (location, slot) in self.locations.iter().zip(&self.slots) {
+        for ((location, slot), shown) in self.locations.iter().zip(&self.slots).zip(&self.shown) {
             let mut failed = None;
             let mut taken = |version: &Version<'_>| {
                 let place = numbers.of(version)?;
@@ -193,6 +194,12 @@ impl Archives {
             };
             let expected = slot.unwrap_or(summary.slot);
             ensure!(summary.slot == expected, "the archive is of slot={} expected_slot={expected}", summary.slot);
+            if !summary.is_listed {
+                tell!(
+                    "the layout of the archive's manifest is unknown, so that a file that is missing from the archive would not \
+                     be noticed: archive={shown}"
+                );
+            }
             read_before = self.read_bytes.load(Ordering::Relaxed);
         }
         Ok(numbers.files())

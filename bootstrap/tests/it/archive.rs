@@ -248,7 +248,7 @@ fn a_load_of_an_archive_that_was_killed_goes_on() {
 /// before that place is stopped.
 #[test]
 fn ctrl_c_stops_a_resumed_load_while_it_passes_over_what_it_has_read() {
-    const LONG_BYTES: u64 = 512 << 20;
+    const LONG_BYTES: u64 = 4 << 30;
     let home = tempfile::tempdir().unwrap();
     let made: Vec<Made> = versions(3).into_iter().take(9000).collect();
     let plain = fs::read(write_archive(home.path(), 200, &made)).unwrap();
@@ -275,7 +275,7 @@ fn ctrl_c_stops_a_resumed_load_while_it_passes_over_what_it_has_read() {
     let mut child = command(&load).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    while !line.contains("going on with the spill") {
+    while !line.contains("continuing the spill") {
         assert!(said.read_line(&mut line).unwrap() > 0, "{line}");
     }
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();

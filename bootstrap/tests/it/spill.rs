@@ -384,7 +384,10 @@ fn standard_input_is_given_again_and_compared() {
     let other = scene.home.path().join("other.bin");
     fs::write(&other, &fs::read(scene.file()).unwrap()[64..]).unwrap();
     let (code, said) = load(&other, &["--on-duplicate", "last"]);
-    assert!(code == Some(1) && said.contains("give the same as the first time, or remove dir="), "{said}");
+    assert!(
+        code == Some(1) && said.contains("give the same source and options as the first time, or remove dir="),
+        "{said}"
+    );
     let (code, said) = load(&scene.file(), &["--on-duplicate", "last"]);
     assert_eq!(code, Some(0), "{said}");
     scene.holds(&scene.map);

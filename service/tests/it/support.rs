@@ -1,6 +1,7 @@
 //! Common parts of the tests: a store loaded with the stream's known pairs, a stream, and the service as a child
 //! process.
 
+use std::collections::BTreeSet;
 use std::fs::{File, Permissions};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,6 +9,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
@@ -109,10 +111,15 @@ pub(crate) fn end(stream: &Stream) -> Final {
     wait_for("the stream's end", || stream.outcome().unwrap().cloned())
 }
 
-/// Returns an address of `host` with a port that was free a moment ago.
+/// Returns an address of `host` with a port that was free a moment ago, and that no other call has returned.
 pub(crate) fn free_address(host: &str) -> String {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    format!("{host}:{}", free.port())
+    static RETURNED: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    loop {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        if RETURNED.lock().unwrap().insert(port) {
+            return format!("{host}:{port}");
+        }
+    }
 }
 
 /// A running service; killed when dropped.

@@ -1,17 +1,18 @@
 //! [`Contents`]: the entries that a snapshot may have and must have.
 //!
-//! Owns: the rules for names, sizes, duplicates and slots. Must not: read an entry's bytes. Runs on the thread that
-//! reads the archive.
+//! Owns: the rules for names, sizes, duplicates and slots, and the comparison with the manifest's list of accounts files.
+//! Must not: read an entry's bytes. Runs on the thread that reads the archive.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::error::Fault;
+use super::manifest::Listed;
 use super::name::{Name, number};
 use super::tar::{Header, Kind};
 
 /// Most accounts files of an archive: agave's own limit for its entries, `MAX_SNAPSHOT_ARCHIVE_UNPACKED_COUNT`. Mainnet
-/// has one for nearly every slot of an epoch, 432,000. The set of their names is the only memory that grows with an
-/// archive, by at most 60 bytes for each.
+/// has one for nearly every slot of an epoch, 432,000. The table of them is the only memory that grows with an archive,
+/// by at most 80 bytes for each.
 pub(super) const ACCOUNTS_FILES_MAX: usize = 5_000_000;
 
 /// Most files next to the accounts: there are three, and nobody needs hundreds.
@@ -33,11 +34,26 @@ pub(super) struct Contents {
     slot: Option<u64>,
     manifest: Option<u64>,
     has_version: bool,
-    accounts: HashSet<(u64, u64)>,
+    /// Slot and number of each accounts file that was met or listed.
+    accounts: HashMap<(u64, u64), Sizes>,
+    /// Number of accounts files that were met.
+    files: u64,
+    /// Whether the manifest's list was read to its end.
+    is_listed: bool,
     others: HashSet<String>,
     /// The latest slot of an accounts file.
     highest: u64,
 }
+
+/// Lengths of an accounts file in bytes, [`NO_FILE`] where there is none.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    found: u64,
+    listed: u64,
+}
+
+/// Length of a file that was not met, or is not listed.
+const NO_FILE: u64 = u64::MAX;
 
 /// The role of an entry in its snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +62,8 @@ pub(super) enum Part {
     Version,
     /// A file of accounts that were written in one slot.
     Accounts { slot: u64, file: u64 },
+    /// The bank, with the list of all accounts files.
+    Manifest { slot: u64 },
     /// Bytes that only validators read.
     Ignored,
 }
@@ -58,7 +76,9 @@ impl Contents {
             slot: name.map(|name| name.slot),
             manifest: None,
             has_version: false,
-            accounts: HashSet::new(),
+            accounts: HashMap::new(),
+            files: 0,
+            is_listed: false,
             others: HashSet::new(),
             highest: 0,
         }
@@ -87,6 +107,7 @@ impl Contents {
                     && let (Some(slot), Some(same)) = (number(directory), number(file))
                 {
                     self.manifest(slot, same)?;
+                    return Ok(Part::Manifest { slot });
                 }
                 self.other(&path.join("/"))?;
                 Ok(Part::Ignored)
@@ -105,13 +126,55 @@ impl Contents {
         if !self.has_version {
             return Err(missing("version"));
         }
-        if self.accounts.is_empty() {
+        if self.files == 0 {
             return Err(missing("accounts files (accounts/SLOT.ID)"));
         }
         if self.highest > slot {
             return Err(Fault::SlotAbove { slot: self.highest, archive: slot });
         }
-        Ok((slot, self.accounts.len() as u64))
+        if self.is_listed {
+            self.compare_with_list()?;
+        }
+        Ok((slot, self.files))
+    }
+
+    /// Takes in an accounts file of the manifest's list. Returns whether there was room for it.
+    pub(super) fn list(&mut self, file: Listed) -> bool {
+        // An incremental archive has no files of its base.
+        if self.base.is_some_and(|base| file.slot <= base) {
+            return true;
+        }
+        let key = (file.slot, file.file);
+        if self.accounts.len() == ACCOUNTS_FILES_MAX && !self.accounts.contains_key(&key) {
+            return false;
+        }
+        self.accounts.entry(key).or_insert(Sizes { found: NO_FILE, listed: NO_FILE }).listed = file.bytes;
+        true
+    }
+
+    /// Ends the manifest's list, which counts only if `is_known`: it was read to its end.
+    pub(super) fn end_list(&mut self, is_known: bool) {
+        self.is_listed = is_known;
+        if !is_known {
+            self.accounts.retain(|_, sizes| sizes.found != NO_FILE);
+        }
+    }
+
+    /// Whether the accounts files were compared with a list of them at the end.
+    pub(super) fn is_listed(&self) -> bool {
+        self.is_listed
+    }
+
+    /// Checks that the archive has the files that its manifest lists, and no others. Old archives pad their files.
+    fn compare_with_list(&self) -> Result<(), Fault> {
+        let differs = |sizes: &Sizes| sizes.found == NO_FILE || sizes.listed == NO_FILE || sizes.found < sizes.listed;
+        let first = self.accounts.iter().filter(|(_, sizes)| differs(sizes)).min_by_key(|(key, _)| **key);
+        let Some((&(slot, file), &Sizes { found, listed })) = first else { return Ok(()) };
+        Err(match (found, listed) {
+            (NO_FILE, bytes) => Fault::FileMissing { slot, file, bytes },
+            (_, NO_FILE) => Fault::FileUnlisted { slot, file },
+            _ => Fault::FileShort { slot, file, found, listed },
+        })
     }
 
     fn accounts(&mut self, name: &str, size: u64) -> Result<Part, Fault> {
@@ -124,12 +187,14 @@ impl Contents {
         if let Some(base) = self.base.filter(|base| slot <= *base) {
             return Err(Fault::SlotBelow { slot, base });
         }
-        if self.accounts.len() == ACCOUNTS_FILES_MAX {
+        if self.files == ACCOUNTS_FILES_MAX as u64 {
             return Err(Fault::TooMany(ACCOUNTS_FILES_MAX));
         }
-        if !self.accounts.insert((slot, file)) {
+        let sizes = self.accounts.entry((slot, file)).or_insert(Sizes { found: NO_FILE, listed: NO_FILE });
+        if std::mem::replace(&mut sizes.found, size) != NO_FILE {
             return Err(Fault::Duplicate);
         }
+        self.files += 1;
         self.highest = self.highest.max(slot);
         Ok(Part::Accounts { slot, file })
     }
@@ -232,6 +297,35 @@ mod tests {
         assert_eq!(unnamed.enter(&file("snapshots/8/8", 0)), Err(Fault::ManifestSlot { found: 8, expected: 9 }));
         let mut two = Contents::new(None);
         assert_eq!(two.enter(&file("snapshots/8/9", 0)), Err(Fault::ManifestSlot { found: 9, expected: 8 }));
+    }
+
+    #[test]
+    fn the_files_are_those_that_the_manifest_lists() {
+        let of = |found: &[(&str, u64)], listed: &[(u64, u64, u64)], base| {
+            let mut contents = Contents::new(Some(&name(base, 9)));
+            for (path, size) in [("version", 5), ("snapshots/9/9", 5)].iter().chain(found) {
+                contents.enter(&file(path, *size)).unwrap();
+            }
+            assert!(listed.iter().all(|&(slot, file, bytes)| contents.list(Listed { slot, file, bytes })));
+            contents.end_list(true);
+            contents.finish()
+        };
+        let both = [("accounts/8.1", 500), ("accounts/9.2", 512)];
+        assert_eq!(of(&both, &[(8, 1, 500), (9, 2, 500)], None), Ok((9, 2)), "padded, or of exact length");
+        assert_eq!(of(&both, &[(9, 2, 512), (8, 1, 500), (4, 7, 1)], Some(4)), Ok((9, 2)), "the base's are elsewhere");
+        let missing = Fault::FileMissing { slot: 4, file: 7, bytes: 1 };
+        assert_eq!(of(&both, &[(9, 2, 512), (8, 1, 500), (4, 7, 1)], None), Err(missing));
+        let short = Fault::FileShort { slot: 8, file: 1, found: 500, listed: 501 };
+        assert_eq!(of(&both, &[(9, 2, 512), (8, 1, 501)], None), Err(short));
+        assert_eq!(of(&both, &[(9, 2, 512)], None), Err(Fault::FileUnlisted { slot: 8, file: 1 }));
+        // A list that was not read to its end counts for nothing.
+        let mut unknown = Contents::new(None);
+        [("version", 5), ("snapshots/9/9", 5), both[0]].iter().for_each(|(path, size)| {
+            unknown.enter(&file(path, *size)).unwrap();
+        });
+        assert!(unknown.list(Listed { slot: 9, file: 3, bytes: 1 }));
+        unknown.end_list(false);
+        assert_eq!((unknown.finish(), unknown.is_listed()), (Ok((9, 1)), false));
     }
 
     #[test]

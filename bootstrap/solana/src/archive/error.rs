@@ -100,6 +100,21 @@ pub enum Fault {
     /// Something other than zeros after the last record.
     #[error("damaged accounts file: its padding has bytes other than zero")]
     Padding,
+    /// An accounts file of the manifest's list that the archive does not have.
+    #[error(
+        "the archive has not all of its accounts: entry=accounts/{slot}.{file} is missing, which its manifest lists with \
+         bytes={bytes}: get the archive again"
+    )]
+    FileMissing { slot: u64, file: u64, bytes: u64 },
+    /// An accounts file that is shorter than the manifest's list says.
+    #[error(
+        "the archive has not all of its accounts: entry=accounts/{slot}.{file} bytes={found}, and its manifest lists \
+         bytes={listed}: get the archive again"
+    )]
+    FileShort { slot: u64, file: u64, found: u64, listed: u64 },
+    /// An accounts file that the manifest's list does not have.
+    #[error("entry=accounts/{slot}.{file} is not in the manifest's list of accounts files: get the archive again")]
+    FileUnlisted { slot: u64, file: u64 },
     /// An accounts file that got more or fewer bytes than its size.
     #[error("the accounts file has another size than was said: file_bytes={0}")]
     FileSize(u64),

@@ -11,8 +11,8 @@
 //!
 //! # Memory
 //! Whatever an archive's size: four buffers of 1 MiB, one of 256 KiB, and the decoder's window (512 KiB to 8 MiB for a
-//! validator's archives, never more than 128 MiB), and a set of the accounts files' names, at most 60 bytes each
-//! (mainnet: 432,000 files, 26 MB; never more than 5 million files, 300 MB). An entry is never held as a whole.
+//! validator's archives, never more than 128 MiB), and a table of the accounts files, at most 80 bytes each (mainnet:
+//! 432,000 files, 35 MB; never more than 5 million files, 400 MB). An entry is never held as a whole.
 
 pub mod append_vec;
 mod contents;
@@ -22,6 +22,7 @@ mod error;
 mod http;
 mod input;
 mod lz4;
+mod manifest;
 mod name;
 mod reading;
 mod stream;
@@ -88,6 +89,9 @@ pub struct Summary {
     pub slot: u64,
     /// Number of its accounts files.
     pub files: u64,
+    /// Whether these are the files that the manifest lists. Otherwise the manifest has a layout that this reader does not
+    /// know, and a file that is missing from the archive would not be noticed.
+    pub is_listed: bool,
     /// Number of versions in all of them.
     pub versions: u64,
     /// Length of the unpacked archive in bytes.

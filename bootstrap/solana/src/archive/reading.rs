@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::append_vec::{AppendVec, Refusal};
 use super::contents::{Contents, Part, VERSION_BYTES_MAX};
 use super::error::{Error, Fault};
+use super::manifest::Manifest;
 use super::name::Name;
 use super::tar::Header;
 use super::{Progress, Summary, Take, Tell};
@@ -45,6 +46,7 @@ struct Entry {
 enum Bytes {
     Version(Vec<u8>),
     Accounts(Box<AppendVec>),
+    Manifest(Manifest),
     Ignored,
 }
 
@@ -78,6 +80,7 @@ impl<'a> Reading<'a> {
         self.entry.bytes = match part {
             Part::Version => Bytes::Version(Vec::with_capacity(VERSION_BYTES_MAX as usize)),
             Part::Accounts { slot, file } => Bytes::Accounts(Box::new(AppendVec::new(slot, file, header.size))),
+            Part::Manifest { slot } => Bytes::Manifest(Manifest::new(slot)),
             Part::Ignored => Bytes::Ignored,
         };
         Ok(())
@@ -89,6 +92,10 @@ impl<'a> Reading<'a> {
             Bytes::Accounts(file) => file.push(bytes, self.take),
             Bytes::Version(text) => {
                 text.extend_from_slice(bytes);
+                Ok(())
+            }
+            Bytes::Manifest(manifest) => {
+                manifest.push(bytes, &mut |file| self.contents.list(file));
                 Ok(())
             }
             Bytes::Ignored => Ok(()),
@@ -107,6 +114,7 @@ impl<'a> Reading<'a> {
             Bytes::Version(text) if !text.starts_with(VERSION_KNOWN.as_bytes()) => {
                 return Err(self.entry_error(0, Fault::Version(text.escape_ascii().to_string())));
             }
+            Bytes::Manifest(manifest) => self.contents.end_list(manifest.finish()),
             Bytes::Version(_) | Bytes::Ignored => (),
         }
         Ok(())
@@ -126,7 +134,8 @@ impl<'a> Reading<'a> {
     pub(super) fn finish(mut self) -> Result<Summary, Error> {
         let (slot, files) = self.contents.finish().map_err(|fault| self.archive_error(fault))?;
         self.tell_progress()?;
-        Ok(Summary { slot, files, versions: self.versions, unpacked_bytes: self.unpacked })
+        let is_listed = self.contents.is_listed();
+        Ok(Summary { slot, files, is_listed, versions: self.versions, unpacked_bytes: self.unpacked })
     }
 
     /// Returns the error for a fault of the archive as a whole, at the current offset.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write as _};
+use std::ops::Range;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -10,7 +11,7 @@ use std::thread;
 use solana::archive::{Archive, Name, Packing, Summary};
 use solana::extract::Extract;
 
-use crate::support::{Accounts, FULL, INCREMENTAL, Row, add, data, rows, unpacked};
+use crate::support::{Accounts, FULL, INCREMENTAL, Row, add, chain, data, read, rows, unpacked};
 
 /// One line of a table of accounts: its columns by their names.
 type Line = BTreeMap<String, String>;
@@ -187,4 +188,38 @@ fn a_pipe_is_read_as_it_comes() {
     assert_eq!(archive.name().cloned(), Name::parse(FULL).map(Result::unwrap));
     assert!(rows(archive).unwrap() == expected);
     writing.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_file_that_is_missing_is_found_by_the_manifest() {
+    for (archive, base) in [(FULL, ""), (INCREMENTAL, "incremental ")] {
+        let bytes = unpacked(archive);
+        let (_, summary) = read(&bytes, None).unwrap();
+        assert!(summary.is_listed, "{base}{summary:?}");
+        let files = accounts_files(&bytes);
+        assert!(files.len() > 5);
+        for (name, entry) in files {
+            let without = [&bytes[..entry.start], &bytes[entry.end..]].concat();
+            let said = chain(&read(&without, None).unwrap_err());
+            assert!(said.contains(&format!("entry={name} is missing")), "{said}");
+        }
+    }
+}
+
+/// Returns the entries of the accounts files in a tar archive: their names, and the places of header and bytes.
+fn accounts_files(tar: &[u8]) -> Vec<(String, Range<usize>)> {
+    let (mut files, mut at) = (Vec::new(), 0);
+    while tar[at] != 0 {
+        let text = |field: Range<usize>| {
+            let field = &tar[at..][field];
+            String::from_utf8(field.iter().copied().take_while(|byte| *byte != 0).collect()).unwrap()
+        };
+        let size = usize::from_str_radix(text(124..135).trim(), 8).unwrap_or(0);
+        let end = at + 512 + size.next_multiple_of(512);
+        if text(0..100).starts_with("accounts/") && size > 0 {
+            files.push((text(0..100), at..end));
+        }
+        at = end;
+    }
+    files
 }
