@@ -27,7 +27,7 @@ enum Field {
     FileSlot,
     /// Number of an accounts file.
     FileNumber,
-    /// Length of that file.
+    /// Length of that accounts file in bytes.
     FileBytes,
 }
 
