@@ -114,9 +114,9 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".work", &args.source)?;
     paths::check_outputs(args, &work.path)?;
     report::check_writable(args)?;
-    let source = Source::new(&args.source, args.meaning.extract)?;
+    let mut source = Source::new(&args.source, args.meaning.extract)?;
     // An archive knows its slot.
-    let args = &LoadArgs { slot: source.slot(args.slot)?, ..args.clone() };
+    let args = &LoadArgs { slot: source.fix_slot(args.slot)?, ..args.clone() };
     let Some(setup) = setup(args, source, work)? else { return Ok(0) };
     let stored = stored(args, &setup)?;
     // Take the lock now, so that a second process learns of it before it reads its source.

@@ -166,13 +166,14 @@ impl Source {
         matches!(self, Self::Archives(_))
     }
 
-    /// Returns the slot that the pairs stand for: that of an archive, else the one asked for.
+    /// Returns the slot that the pairs stand for: that of an archive, else the one asked for. Reading refuses an archive
+    /// of another slot from now on, even if its name does not tell.
     ///
     /// # Errors
     /// [`Wrong`] if an archive is of another slot, or of an unknown one.
-    pub(crate) fn slot(&self, asked: Option<u64>) -> Result<Option<u64>> {
+    pub(crate) fn fix_slot(&mut self, asked: Option<u64>) -> Result<Option<u64>> {
         match self {
-            Self::Archives(archives) => archives.slot(asked).map(Some),
+            Self::Archives(archives) => archives.fix_slot(asked).map(Some),
             _ => Ok(asked),
         }
     }
@@ -301,7 +302,11 @@ fn read_file(path: &Path, format: Format, from: Place, take: &mut TakePlaced<'_>
         file.seek(SeekFrom::Start(from.bytes)).context("cannot seek")?;
     }
     if packing == Packing::None && format == Format::Raw && from.bytes == 0 {
+        // First, because another format may end in zeros.
+        let same = file.try_clone().context("cannot open")?;
+        packed::checked(packing.open_file(same)?, packing, format, path)?;
         refuse_unwritten_end(&mut file, bytes)?;
+        file.rewind().context("cannot seek")?;
     }
     let mut input = packing.open_file(file)?;
     if from.bytes == 0 {
@@ -346,7 +351,7 @@ fn refuse_unwritten_end(file: &mut File, bytes: u64) -> Result<()> {
         "the file ends in records of zeros, as if its end had never been written: bytes={bytes}: compare it with the \
          original, or cut them off with truncate"
     );
-    file.rewind().context("cannot seek")
+    Ok(())
 }
 
 /// Whether the input cannot be read from an earlier position again: standard input, a named pipe, or a device.

@@ -100,7 +100,7 @@ impl Archives {
     ///
     /// # Errors
     /// [`Wrong`] if the archive is of another slot than the one asked for, or if neither is known.
-    pub(crate) fn slot(&self, asked: Option<u64>) -> Result<u64> {
+    fn slot(&self, asked: Option<u64>) -> Result<u64> {
         match (self.slots.last().copied().flatten(), asked) {
             (Some(slot), Some(asked)) if slot != asked => Err(Wrong::error(format!(
                 "the archive is of another slot: slot={slot} asked_slot={asked}: leave --slot out"

@@ -17,6 +17,9 @@ use super::{Format, pipe};
 const BUFFER_BYTES: usize = 1 << 20;
 /// Bytes at the start of a file that are examined to recognize its kind.
 const LOOK_BYTES: u64 = 4096;
+/// Beginning of the mark in the first header of a tar archive, and its place.
+const TAR_MAGIC: &[u8] = b"ustar";
+const TAR_MAGIC_AT: usize = 257;
 /// First bytes of every gzip file.
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 0x08];
 /// First bytes of every zstd file.
@@ -110,6 +113,12 @@ pub(super) fn checked(
     };
     if let Some(way_out) = way_out {
         bail!("packed by {way_out}");
+    }
+    if first.get(TAR_MAGIC_AT..).is_some_and(|rest| rest.starts_with(TAR_MAGIC)) {
+        bail!(
+            "a tar archive, not pairs: a snapshot archive is known by its name, snapshot-SLOT-HASH.tar.zst: under another \
+             one, or from a pipe, load it with --format archive --slot SLOT"
+        );
     }
     if format == Format::Raw && is_text(&first) {
         bail!("text, not raw records of 64 bytes: for two base58 columns use --format csv");

@@ -309,6 +309,17 @@ fn archives_that_do_not_fit_together_are_refused() {
     assert!(slot.contains("slot=200 asked_slot=201"), "{slot}");
     let none = load(&["--pairs", "5", "--incremental", str(&incremental)]);
     assert!(none.contains("--input"), "{none}");
+    // Under another name an archive is no file of pairs, and its manifest knows its slot.
+    let unnamed = dir.join("latest.tar");
+    fs::copy(&full, &unnamed).unwrap();
+    let load_unnamed = |more: &[&str]| {
+        let store = dir.join(format!("unnamed-{}", more.len()));
+        fails(1, &[&["--dir", str(&store), "--input", str(&unnamed)][..], more].concat())
+    };
+    let pairs = load_unnamed(&[]);
+    assert!(pairs.contains("a tar archive, not pairs") && pairs.contains("--format archive --slot SLOT"), "{pairs}");
+    let archive = ["--format", "archive", "--extract", "token-owner", "--slot", "7"];
+    assert!(load_unnamed(&archive).contains("slot=200 expected_slot=7"));
     // An archive that was cut leaves no store that looks whole.
     let bytes = fs::read(&full).unwrap();
     fs::write(&full, &bytes[..bytes.len() - 1024]).unwrap();
