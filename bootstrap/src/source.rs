@@ -11,7 +11,8 @@ mod pipe;
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead, Read as _, Seek as _, SeekFrom};
+use std::io::{self, BufRead, Seek as _, SeekFrom};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -301,16 +302,14 @@ fn read_file(path: &Path, format: Format, from: Place, take: &mut TakePlaced<'_>
     if packing == Packing::None && from.bytes > 0 {
         file.seek(SeekFrom::Start(from.bytes)).context("cannot seek")?;
     }
-    if packing == Packing::None && format == Format::Raw && from.bytes == 0 {
-        // First, because another format may end in zeros.
-        let same = file.try_clone().context("cannot open")?;
-        packed::checked(packing.open_file(same)?, packing, format, path)?;
-        refuse_unwritten_end(&mut file, bytes)?;
-        file.rewind().context("cannot seek")?;
-    }
+    let whole = file.try_clone().context("cannot open")?;
     let mut input = packing.open_file(file)?;
     if from.bytes == 0 {
         input = packed::checked(input, packing, format, path)?;
+        // After the check of the format, because another one may end in zeros.
+        if packing == Packing::None && format == Format::Raw {
+            refuse_unwritten_end(&whole, bytes)?;
+        }
     } else if packing != Packing::None {
         // A packed file can only be unpacked from its start, so skip the unpacked bytes before `from`.
         skip(&mut input, from.bytes)?;
@@ -342,10 +341,10 @@ fn skip(input: &mut dyn BufRead, bytes: u64) -> Result<()> {
 }
 
 /// Refuses a file that was extended and not written to its end, because its zeros would load as a pair.
-fn refuse_unwritten_end(file: &mut File, bytes: u64) -> Result<()> {
+fn refuse_unwritten_end(file: &File, bytes: u64) -> Result<()> {
     let mut end = [0xff; 128];
     let Some(from) = bytes.checked_sub(end.len() as u64) else { return Ok(()) };
-    file.seek(SeekFrom::Start(from)).and_then(|_| file.read_exact(&mut end)).context("cannot read the end")?;
+    file.read_exact_at(&mut end, from).context("cannot read the end")?;
     ensure!(
         end != [0; 128],
         "the file ends in records of zeros, as if its end had never been written: bytes={bytes}: compare it with the \

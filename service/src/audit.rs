@@ -57,8 +57,8 @@ pub(crate) struct AuditArgs {
     memory: Option<ByteSize>,
     /// Directory for the copy of a live store and for sorting; default: DIR with .audit at the end
     ///
-    /// It is removed at the end. On the store's file system RocksDB and strata link their files; elsewhere, and for LMDB and redb, the copy is as
-    /// large as the store.
+    /// It is removed at the end. On the store's file system RocksDB and strata link their files; elsewhere, and for LMDB
+    /// and redb, the copy is as large as the store.
     #[arg(long, value_name = "DIR")]
     work_dir: Option<PathBuf>,
     /// Sort even where the disk looks too small

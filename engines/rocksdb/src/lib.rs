@@ -46,7 +46,7 @@
 //!
 //! `loadgen bench loadgen/scenarios/settings/rocksdb-*.toml` measures each setting by turns with the one that it is compared
 //! with. Ratios are medians, with the lowest and the highest, of two or three repeats on a virtual machine with two cores
-//! (`loadgen/results/2026-11-22/settings`). A ratio below 1 is a gain.
+//! (`loadgen/results/2026-11-22/settings`; the whole filters of tuned: 2026-11-23). A ratio below 1 is a gain.
 //!
 //! | setting | effect | kept |
 //! |---|---|---|
