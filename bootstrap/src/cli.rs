@@ -1,5 +1,5 @@
-//! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `compare`, `scrub`, `repair`, `info`, `count`,
-//! `completions`, `man`.
+//! The command line: `bootstrap [load] ...`, `migrate`, `verify`, `compare`, `scrub`, `repair`, `info`, `get`,
+//! `count`, `completions`, `man`.
 //!
 //! Owns: arguments and exit codes. The word `load` may be left out, because loading is the program's main job. The word
 //! `migrate` may be left out too, because --from-store implies it. The installed program is called `solkv-bootstrap`,
@@ -15,7 +15,7 @@ use engine_api::{ErrorKind, words};
 
 use crate::out::{self, say, tell};
 use crate::wrong::Wrong;
-use crate::{compare, info, load, migrate, repair, scrub, verify};
+use crate::{compare, get, info, load, migrate, repair, scrub, verify};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -28,16 +28,18 @@ Examples:
   solkv-bootstrap scrub --dir /data/solkv
   solkv-bootstrap repair --dir /data/solkv
   solkv-bootstrap info --dir /data/solkv --digest
+  solkv-bootstrap get --dir /data/solkv So11111111111111111111111111111111111111112
 
 'load --help' explains the options of a load. The word load may be left out, and so may
 migrate if --from-store is given. 'solkv-service snapshot' makes copies, and
 'solkv-service restore' puts them back.
 
 Exit codes:
-  0         done
+  0         done; of get also where a key is absent, of load also where it was complete before
   1         the store differs (verify, compare, migrate), is damaged (scrub), lost
             something (repair), or an error that stderr explains
-  2         wrong arguments or engine options, or a memory limit that is too small for a load
+  2         wrong arguments or engine options, archives that do not fit together, or a
+            memory limit that is too small for a load: the same command fails each time
   3         a memory fault in an LMDB store whose file is cut or damaged: stderr names it
   130, 143  stopped by Ctrl-C or SIGTERM: everything so far is committed, --resume continues";
 
@@ -68,6 +70,8 @@ enum Command {
     Repair(repair::RepairArgs),
     /// Describe a store, even while a service has it open
     Info(info::InfoArgs),
+    /// Look up keys in a store that no service has open
+    Get(get::GetArgs),
     /// Count the pairs by a full scan
     Count(info::CountArgs),
     /// Print shell completions
@@ -105,6 +109,7 @@ pub fn main(mut args: Vec<OsString>) -> ExitCode {
         Command::Scrub(args) => scrub::run(&args),
         Command::Repair(args) => repair::run(&args),
         Command::Info(args) => info::run(&args),
+        Command::Get(args) => get::run(&args),
         Command::Count(args) => info::count(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -58,6 +58,9 @@ pub(crate) fn run(args: &InfoArgs) -> Result<u8> {
     if let Some(running) = running::find(&args.dir)? {
         return print_running(args, &running);
     }
+    if let Some(load) = running::unread(&args.dir)? {
+        return print_unread(args, &load);
+    }
     let engine = engines::open_read_only(&args.dir, Some(scan_memory(args.memory)))?;
     let (checkpoint, stats) = (engine.checkpoint()?, engine.stats()?);
     let (chain, no_chain) = match ChainCheckpoint::read(&checkpoint) {
@@ -97,6 +100,24 @@ fn print_running(args: &InfoArgs, running: &Running) -> Result<u8> {
     }
     say!("engine={}", engine.unwrap_or("none"));
     say!("open_in=load");
+    say!("load={load}");
+    Ok(0)
+}
+
+/// Describes a load that was interrupted before it had a store.
+fn print_unread(args: &InfoArgs, load: &str) -> Result<u8> {
+    ensure!(
+        !args.digest && args.memory.is_none(),
+        "there is no store yet: dir={} load={load}: --digest and --memory need a store",
+        args.dir.display()
+    );
+    if args.json {
+        let json = json!({ "engine": null, "open_in": "none", "load": load });
+        say!("{json:#}");
+        return Ok(0);
+    }
+    say!("engine=none");
+    say!("open_in=none");
     say!("load={load}");
     Ok(0)
 }

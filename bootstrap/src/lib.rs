@@ -11,6 +11,7 @@ pub mod cli;
 mod compare;
 mod disk;
 mod fill;
+mod get;
 mod identity;
 mod info;
 mod limits;

@@ -17,6 +17,10 @@ pub(crate) const OWN_MEMORY_BYTES_MAX: usize = 512 << 20;
 /// Bytes of one record in a buffer or spill: source position, key, value.
 pub(crate) const RECORD_BYTES: usize = 8 + 64;
 
+/// Bytes of one record in a spill: one more, for the checksum that each block of 512 records has, and the header that
+/// each run has.
+pub(crate) const SPILLED_RECORD_BYTES: u64 = RECORD_BYTES as u64 + 1;
+
 /// Number of buffers of the external sort: one is filled while another is sorted and a third is written.
 pub(crate) const SORT_BUFFERS: usize = 3;
 /// Bytes that the buffers of the sort take together for each record that fits into one of them. The orders of two
@@ -245,8 +249,7 @@ pub(crate) fn store_bytes(engine: EngineKind, order: Order, pairs: u64) -> u64 {
 /// are merged because there are too many of them, a part is there twice. That part is at most a seventh: one in
 /// [`COMBINED_PARTS`], or 2 of the 15 runs that are too many for [`SORT_BYTES_MIN`].
 pub(crate) fn spill_bytes(records: u64, buffers: &Buffers) -> u64 {
-    // One byte for the checksum that each block of 512 records has, and the header that each run has.
-    let bytes = records.saturating_mul(RECORD_BYTES as u64 + 1);
+    let bytes = records.saturating_mul(SPILLED_RECORD_BYTES);
     let run_records = buffers.run_records() as u64;
     if records < run_records {
         0

@@ -23,7 +23,7 @@ use crate::out::{say, tell};
 use crate::paths::{self, WorkDir};
 use crate::progress::Progress;
 use crate::report::{self, Figures, Outcome};
-use crate::resume::{self, Found, check_directory, is_complete};
+use crate::resume::{self, Found, Known, check_directory, is_complete};
 use crate::running;
 use crate::signal::{Stop, Stopped};
 use crate::source::{Source, SourceArgs};
@@ -51,6 +51,9 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_enum, default_value = "error", requires = "input")]
     pub(crate) on_duplicate: OnDuplicate,
     /// Continue a load of the same source that was stopped or killed
+    ///
+    /// Once a store is begun, --extract, --slot and --order need not be given again, because the directory keeps them and
+    /// refuses others. --extract need not be given again either once a part of the source is spilled.
     ///
     /// The source must have the same content. A file is recognized by its size and times, or, if those have changed, by
     /// reading it again. The spill of another source is thrown away and made again; a store that holds pairs of another
@@ -114,9 +117,8 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".work", &args.source)?;
     paths::check_outputs(args, &work.path)?;
     report::check_writable(args)?;
-    let mut source = Source::new(&args.source, args.meaning.extract)?;
-    // An archive knows its slot.
-    let args = &LoadArgs { slot: source.fix_slot(args.slot)?, ..args.clone() };
+    let (args, source) = with_known(args, &work)?;
+    let args = &args;
     let Some(setup) = setup(args, source, work)? else { return Ok(0) };
     let stored = stored(args, &setup)?;
     // Take the lock now, so that a second process learns of it before it reads its source.
@@ -175,6 +177,16 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     ordered.discard()?;
     chosen(args, &setup);
     Ok(0)
+}
+
+/// Returns the source, and the options with its slot and extraction. An archive knows its slot; with --resume the
+/// directory knows an extraction and a slot that are not given again.
+fn with_known(args: &LoadArgs, work: &WorkDir) -> Result<(LoadArgs, Source)> {
+    let known = if args.resume { Known::of(&args.dir, &work.path) } else { Known::default() };
+    let meaning = MeaningArgs { extract: args.meaning.extract.or(known.extract), ..args.meaning.clone() };
+    let mut source = Source::new(&args.source, meaning.extract)?;
+    let slot = source.fix_slot(args.slot.or_else(|| known.slot_of(&source)))?;
+    Ok((LoadArgs { slot, meaning, ..args.clone() }, source))
 }
 
 /// Finds all mistakes that can be found before the source is read, because reading can take an hour. `None`: the load

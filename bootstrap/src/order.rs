@@ -283,6 +283,12 @@ pub(crate) fn spilled_records(dir: &Path) -> Option<u64> {
     work::read_manifest(dir).ok().flatten().map(|manifest| manifest.records)
 }
 
+/// Returns the source, as messages name it, that a load has spilled into `dir` so far; `None` if there is no spill. Takes
+/// no lock.
+pub(crate) fn spilled_source(dir: &Path) -> Option<String> {
+    work::read_manifest(dir).ok().flatten().map(|manifest| manifest.source)
+}
+
 /// Whether a load has read all of its source and spilled it into `dir`. Takes no lock.
 pub(crate) fn is_spilled(dir: &Path) -> bool {
     work::read_manifest(dir).ok().flatten().is_some_and(|manifest| manifest.complete)

@@ -92,7 +92,9 @@ pub(crate) fn print_and_write(outcome: Outcome<'_>) -> Result<()> {
         }
     }
     if outcome.tally.duplicates > 0 {
-        rows.push(row("  duplicates", table::grouped(outcome.tally.duplicates)));
+        // An archive holds older versions of its accounts; no key in it is given twice by mistake.
+        let name = if outcome.source.has_versions() { "  older versions" } else { "  duplicates" };
+        rows.push(row(name, table::grouped(outcome.tally.duplicates)));
     }
     if outcome.tally.absent > 0 {
         rows.push(row("  without a value", table::grouped(outcome.tally.absent)));

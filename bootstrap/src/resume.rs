@@ -11,16 +11,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Error, Result, anyhow, ensure};
 use engine_api::{Checkpoint, ErrorKind};
 use engines::LoadState;
-use solana::{ChainCheckpoint, MapPhase};
+use solana::{ChainCheckpoint, Extract, MapPhase};
 
 use crate::identity::{Content, Stamp};
 use crate::info;
 use crate::load::{LoadArgs, hex};
-use crate::order::{Order, Ordered, file_id, remove_spill};
+use crate::order::{Order, Ordered, file_id, remove_spill, spilled_source};
 use crate::out::tell;
 use crate::paths::WorkDir;
 use crate::running;
-use crate::source::Source;
+use crate::source::{Archives, Source};
 use crate::state::State;
 
 /// Progress of the load in a directory.
@@ -30,6 +30,33 @@ pub(crate) enum Found {
     Open,
     /// A load that is complete.
     Complete,
+}
+
+/// Options of a load that its directories know, so that they need not be given again.
+#[derive(Default)]
+pub(crate) struct Known {
+    pub(crate) extract: Option<Extract>,
+    state: Option<State>,
+}
+
+impl Known {
+    /// Takes the extraction from the marker of the store in `dir`, or from the spill in `work` before there is a store. A
+    /// file that cannot be read counts as missing here, because a later step refuses it with the way out.
+    pub(crate) fn of(dir: &Path, work: &Path) -> Self {
+        let marked = engines::inspect(dir).ok().flatten().and_then(|known| known.holds.extract);
+        let marked = marked.and_then(|name| name.parse().ok());
+        let extract = marked.or_else(|| Archives::extract_of(&spilled_source(work)?));
+        Self { extract, state: State::read(dir).ok().flatten() }
+    }
+
+    /// Returns the slot of the load that was begun. `None` if `source` is called otherwise than the source of that load,
+    /// because another source may be of another slot.
+    pub(crate) fn slot_of(&self, source: &Source) -> Option<u64> {
+        let state = self.state.as_ref()?;
+        let mut same = source.clone();
+        let slot = same.fix_slot(state.slot).ok()?;
+        slot.filter(|_| same.to_string() == state.source)
+    }
 }
 
 /// Refuses early, before the source is read, a directory that would be refused later. A complete load needs no

@@ -8,7 +8,7 @@ use anyhow::{Error, Result, anyhow};
 use engine_api::ErrorKind;
 use engines::LoadState;
 
-use crate::order::spilled_records;
+use crate::order::{spilled_records, spilled_source};
 use crate::out::tell;
 use crate::paths::beside;
 use crate::state::State;
@@ -61,6 +61,26 @@ pub(crate) fn find(dir: &Path) -> Result<Option<Running>> {
         }
     };
     Ok(Some(Running { pid, engine: known.map(|known| known.engine.as_str()), progress }))
+}
+
+/// Describes a load of `dir` that was interrupted before there was a store, most often while it read its source. `None`
+/// if there is a store, or no spill in the default place.
+///
+/// # Errors
+/// I/O errors of reading the store's marker; a damaged marker.
+pub(crate) fn unread(dir: &Path) -> Result<Option<String>> {
+    if engines::inspect(dir)?.is_some() {
+        return Ok(None);
+    }
+    let work = beside(dir, ".work");
+    let spilled = spilled_records(&work).zip(spilled_source(&work));
+    Ok(spilled.map(|(records, source)| {
+        format!(
+            "interrupted before there was a store: spilled_records={records} source={source:?} spill={}: the load's \
+             command with --resume continues",
+            work.display()
+        )
+    }))
 }
 
 /// Returns the running load's refusal if such a load may have caused `error`, otherwise `error` itself.

@@ -5,13 +5,14 @@
 
 use std::sync::mpsc::{Receiver, SyncSender};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use super::Rank;
 use super::run::{Ended, Run, Writer};
 use super::sort::Sorted;
 use super::work::{Manifest, Work};
 use crate::identity::Content;
+use crate::limits::SPILLED_RECORD_BYTES;
 use crate::source::{Files, Place, Record};
 
 /// Records on their way to a run, with the manifest's entries for the time when they are durable.
@@ -47,6 +48,7 @@ pub(super) fn write_runs(
         if let Some(before) = unflushed.take() {
             keep(before, work, &mut manifest)?;
         }
+        check_space(work, records.len() as u64)?;
         let run = write_run(work, &manifest, &records)?;
         unflushed = Some(Batch { records: run, place, content, end });
         let mut buffer = records.into_records();
@@ -58,6 +60,22 @@ pub(super) fn write_runs(
         keep(last, work, &mut manifest)?;
     }
     Ok(manifest)
+}
+
+/// Refuses to begin a run that the disk has no room for. The number of records in a pipe is not known before it has been
+/// read, so that no check at the beginning can cover it. A file system that does not state its size, such as ramfs, is
+/// not checked.
+fn check_space(work: &Work, records: u64) -> Result<()> {
+    let dir = work.dir();
+    let probe::Space { free_bytes, total_bytes } = probe::space(dir)?;
+    let needed_bytes = records.saturating_mul(SPILLED_RECORD_BYTES);
+    ensure!(
+        total_bytes == 0 || free_bytes >= needed_bytes,
+        "not enough disk for the next part of the spill: dir={} free_bytes={free_bytes} needed_bytes={needed_bytes}: free \
+         space, or name a directory on another disk with --work-dir",
+        dir.display()
+    );
+    Ok(())
 }
 
 /// Writes a run with a number of its own, and does not flush it. The manifest must name all earlier runs.

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 use solana::Extract;
-use solana::archive::{Archive, Name, Version, is_url};
+use solana::archive::append_vec::HEADER_BYTES;
+use solana::archive::{Archive, Name, Packing, Version, is_url};
 
 use super::{Place, Record, TakePlaced};
 use crate::out::tell;
@@ -24,6 +25,9 @@ use crate::wrong::Wrong;
 /// Bytes of a packed archive for each version of an account, at least. Address, owner and balance of an account are
 /// nearly random, so they take about as much packed as unpacked.
 const PACKED_VERSION_BYTES: u64 = 64;
+/// Bytes of an archive that is not packed for each version of an account, at least: the record of an account without
+/// data.
+const UNPACKED_VERSION_BYTES: u64 = HEADER_BYTES as u64;
 
 /// Archives that make one map together.
 #[derive(Clone, Debug)]
@@ -36,6 +40,8 @@ pub(crate) struct Archives {
     slots: Vec<Option<u64>>,
     extract: Extract,
     packed_bytes: Option<u64>,
+    /// Largest number of versions that archives of this length and packing can be expected to have.
+    versions_max: Option<u64>,
     /// Packed bytes that the present pass has read.
     read_bytes: Arc<AtomicU64>,
 }
@@ -62,7 +68,8 @@ impl Archives {
             ));
         };
         let (locations, shown, slots, read_bytes) = Default::default();
-        let mut all = Self { locations, shown, slots, extract, packed_bytes: Some(0), read_bytes };
+        let mut all =
+            Self { locations, shown, slots, extract, packed_bytes: Some(0), versions_max: Some(0), read_bytes };
         for path in [Some(full), incremental].into_iter().flatten() {
             let location = path.to_string_lossy().into_owned();
             let archive = Archive::open(&location)?;
@@ -70,9 +77,16 @@ impl Archives {
             all.shown.push(archive.shown().to_owned());
             all.slots.push(archive.name().map(|name| name.slot));
             all.packed_bytes = all.packed_bytes.zip(archive.packed_bytes()).map(|(sum, bytes)| sum + bytes);
+            all.versions_max = all.versions_max.zip(versions_max(&archive)).map(|(sum, versions)| sum + versions);
             all.locations.push(location);
         }
         Ok(all)
+    }
+
+    /// Returns the extraction that stands in the words of a source; `None` if the source is none of archives.
+    pub(crate) fn extract_of(words: &str) -> Option<Extract> {
+        let (_, name) = words.strip_prefix("archive=")?.rsplit_once(" extract=")?;
+        name.parse().ok()
     }
 
     /// Refuses a full archive in the place of an incremental one, and the other way round.
@@ -141,7 +155,7 @@ impl Archives {
 
     /// Returns the largest number of versions that archives of this length can be expected to have.
     pub(super) fn count_hint(&self) -> Option<u64> {
-        self.packed_bytes.map(|bytes| bytes / PACKED_VERSION_BYTES)
+        self.versions_max
     }
 
     /// Returns the paths of the archives, if all of them are plain files.
@@ -204,6 +218,14 @@ impl Archives {
         }
         Ok(numbers.files())
     }
+}
+
+/// Returns the largest number of versions that the archive can be expected to have. Without a name its packing is not
+/// known before it is read, so it is taken for a packed one, which has more of them in as many bytes.
+fn versions_max(archive: &Archive) -> Option<u64> {
+    let is_unpacked = archive.is_directory() || archive.name().is_some_and(|name| name.packing == Packing::None);
+    let version_bytes = if is_unpacked { UNPACKED_VERSION_BYTES } else { PACKED_VERSION_BYTES };
+    archive.packed_bytes().map(|bytes| bytes / version_bytes)
 }
 
 /// Writes what the spill and the store's own file are recognized by.
@@ -342,6 +364,23 @@ mod tests {
         let records = read.iter().map(|(slot, file)| (numbers.of(&version(*slot, *file)).unwrap(), [7; 32], [0; 32]));
         let records = records.collect();
         (records, numbers.files())
+    }
+
+    #[test]
+    fn versions_are_estimated_by_the_packing() {
+        const BYTES: usize = 13_600;
+        let dir = tempfile::tempdir().unwrap();
+        let hint = |path: &Path| Archives::new(path, None, Some(Extract::ALL[0])).unwrap().count_hint();
+        let name = format!("snapshot-9-{}", bs58::encode([5; 32]).into_string());
+        for (ending, versions) in [(".tar", 100), (".tar.zst", 212), (".tar.gz", 212), (".tar.lz4", 212)] {
+            let path = dir.path().join(format!("{name}{ending}"));
+            std::fs::write(&path, [0; BYTES]).unwrap();
+            assert_eq!(hint(&path), Some(versions), "{ending}");
+        }
+        let accounts = dir.path().join("unpacked/accounts");
+        std::fs::create_dir_all(&accounts).unwrap();
+        std::fs::write(accounts.join("9.1"), [0; BYTES]).unwrap();
+        assert_eq!(hint(&dir.path().join("unpacked")), Some(100));
     }
 
     #[test]

@@ -113,6 +113,10 @@ fn pairs_that_nobody_can_count_before_must_fit_on_the_disk_as_well() {
             assert!(said.contains("not enough disk") && said.contains("--resume"), "{engine} {input}: {said}");
             assert!(!said.lines().any(|line| line == "store"), "{engine} {input}: {said}");
         }
+        // A pipe that fills the disk with its spill is stopped before a write fails.
+        let args = ["--engine", engine, "--dir", str(&store), "--input", "-", "--sort-memory", "1MiB"];
+        let (code, said) = on_a_disk_of(4, &disk, &args, Some(&raw)).unwrap();
+        assert!(code == Some(1) && said.contains("not enough disk for the next part of the spill"), "{engine}: {said}");
         let packed_more = dir.path().join("more.bin.zst");
         fs::write(&packed_more, vec![0; 64 << 20]).unwrap();
         let args = ["--engine", engine, "--dir", str(&store), "--input", str(&packed_more)];

@@ -47,6 +47,13 @@ fn no_look_changes_a_store_not_even_one_whose_writer_was_killed() {
             let said = ok(&["scrub", "--dir", str(store)]);
             assert!(said.contains("pairs=1001 seq=1004 slot=78"), "{engine}: {said}");
             unchanged("scrub");
+            let keys: Vec<[u8; 32]> = synthetic(1000, 5).into_keys().take(2).collect();
+            let text = |key: &[u8; 32]| bs58::encode(key).into_string();
+            let (gone, changed) = (text(&keys[0]), text(&keys[1]));
+            let said = ok(&["get", "--dir", str(store), &changed, &gone, &changed]);
+            let line = format!("{changed} {}\n", text(&[9; 32]));
+            assert_eq!(said, format!("{line}{gone} -\n{line}"), "{engine}");
+            unchanged("get");
             let moved = store.with_extension("moved");
             ok(&["--from-store", str(store), "--engine", engine, "--dir", str(&moved)]);
             unchanged("migrate");
@@ -127,4 +134,19 @@ fn a_half_loaded_store_is_named_as_such() {
     let before = contents(&store);
     assert!(ok(&["info", "--dir", str(&store)]).contains("load=interrupted"));
     assert_eq!(contents(&store), before);
+}
+
+#[test]
+fn a_key_that_is_none_is_a_wrong_argument() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let short = bs58::encode([1; 31]).into_string();
+    let long = bs58::encode([1; 33]).into_string();
+    for (key, why) in [("0OIl", "not base58"), (short.as_str(), "bytes=31"), (long.as_str(), "it is longer")] {
+        let said = fails(2, &["get", "--dir", str(&store), key]);
+        assert!(said.contains(why), "{said}");
+    }
+    fails(2, &["get", "--dir", str(&store)]);
+    let said = fails(1, &["get", "--dir", str(&store), &bs58::encode([1; 32]).into_string()]);
+    assert!(said.contains("there is no store"), "{said}");
 }

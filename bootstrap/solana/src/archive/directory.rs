@@ -43,6 +43,13 @@ pub(super) fn read(root: &Path, count: &AtomicU64, reading: &mut Reading<'_>) ->
     accounts.iter().try_for_each(|name| file(&format!("accounts/{name}"), reading))
 }
 
+/// Returns the length of the accounts files, which are nearly all of a snapshot. A file that cannot be looked at counts as
+/// empty here, and is refused when it is read.
+pub(super) fn bytes(root: &Path) -> u64 {
+    let entries = fs::read_dir(root.join("accounts")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum()
+}
+
 fn exists(root: &Path, name: &str) -> bool {
     root.join(name).exists()
 }
@@ -82,8 +89,8 @@ fn read_file(
             Ok(read) => read,
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(source) => {
-                let archive = root.join(name).display().to_string();
-                return Err(Error::Io { archive, offset: metadata.len() - left, source });
+                let (archive, offset) = (root.display().to_string(), count.load(Ordering::Relaxed));
+                return Err(Error::Io { archive, offset, within: reading.within(), source });
             }
         };
         count.fetch_add(read as u64, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 //!
 //! Owns: the words of every message. Must not: hold a URL's user, password or query. Any thread.
 
-use std::io;
+use std::{fmt, io};
 
 use super::name::{BadName, Packing};
 
@@ -20,11 +20,11 @@ pub enum Error {
     #[error("cannot open the archive: archive={archive}")]
     Open { archive: String, source: io::Error },
     /// The archive's bytes cannot be had.
-    #[error("cannot read the archive: archive={archive} packed_offset={offset}")]
-    Io { archive: String, offset: u64, source: io::Error },
+    #[error("cannot read the archive: archive={archive} packed_offset={offset}{within}")]
+    Io { archive: String, offset: u64, within: Within, source: io::Error },
     /// The archive's bytes cannot be unpacked: they are damaged or cut short, and another copy is needed.
-    #[error("cannot unpack the archive: archive={archive} packing={packing} packed_offset={offset}")]
-    Unpack { archive: String, packing: Packing, offset: u64, source: io::Error },
+    #[error("cannot unpack the archive: archive={archive} packing={packing} packed_offset={offset}{within}")]
+    Unpack { archive: String, packing: Packing, offset: u64, within: Within, source: io::Error },
     /// The archive as a whole is not as snapshots are.
     #[error("bad snapshot archive: archive={archive} offset={offset}: {fault}")]
     Archive { archive: String, offset: u64, fault: Fault },
@@ -34,6 +34,32 @@ pub enum Error {
     /// The caller stopped the reading.
     #[error("{0}")]
     Stopped(Stop),
+}
+
+impl Error {
+    /// Adds the entry to an error of the bytes, which come from a thread that knows no entries.
+    pub(super) fn in_entry(self, within: Within) -> Self {
+        match self {
+            Self::Io { archive, offset, source, .. } => Self::Io { archive, offset, within, source },
+            Self::Unpack { archive, packing, offset, source, .. } => {
+                Self::Unpack { archive, packing, offset, within, source }
+            }
+            other => other,
+        }
+    }
+}
+
+/// The entry within which the bytes ended. `None` before the first entry, between two, and after the last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Within(pub(super) Option<(String, u64)>);
+
+impl fmt::Display for Within {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some((entry, offset)) => write!(f, " entry={entry} entry_offset={offset}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// A defect of an archive. It is damage, an unknown format, or an attack; only another archive helps.

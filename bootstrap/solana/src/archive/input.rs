@@ -8,8 +8,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::error::Error;
-use super::http;
 use super::name::Name;
+use super::{directory, http};
 
 /// The location that stands for standard input.
 const STDIN: &str = "-";
@@ -61,7 +61,8 @@ impl Input {
             // The name in full, for a location such as ".".
             let full = fs::canonicalize(path).map_err(failed)?;
             let name = full.file_name().and_then(|name| name.to_str()).and_then(Name::of_directory);
-            return Ok(Self { source: Source::Directory(path.to_owned()), name, shown, packed_bytes: None });
+            let packed_bytes = Some(directory::bytes(path));
+            return Ok(Self { source: Source::Directory(path.to_owned()), name, shown, packed_bytes });
         }
         let name = path.file_name().and_then(|name| name.to_str()).and_then(Name::parse).transpose()?;
         let file = File::open(path).map_err(failed)?;

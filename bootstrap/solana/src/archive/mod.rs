@@ -33,7 +33,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-pub use error::{Error, Fault, Stop};
+pub use error::{Error, Fault, Stop, Within};
 pub use http::is_url;
 use input::{Input, Source};
 pub use name::{BadName, Name, Packing};
@@ -129,9 +129,14 @@ impl Archive {
         &self.input.shown
     }
 
-    /// Returns the number of bytes that will be read, where it is known: of a plain file, and of most URLs.
+    /// Returns the number of bytes that will be read, where it is known: of a plain file, a directory, and most URLs.
     pub fn packed_bytes(&self) -> Option<u64> {
         self.input.packed_bytes
+    }
+
+    /// Whether the archive was unpacked into a directory.
+    pub fn is_directory(&self) -> bool {
+        matches!(self.input.source, Source::Directory(_))
     }
 
     /// Reads the whole archive in one pass. `take` gets every version of every account, in the archive's order;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::append_vec::{AppendVec, Refusal};
 use super::contents::{Contents, Part, VERSION_BYTES_MAX};
-use super::error::{Error, Fault};
+use super::error::{Error, Fault, Within};
 use super::manifest::Manifest;
 use super::name::Name;
 use super::tar::Header;
@@ -146,6 +146,11 @@ impl<'a> Reading<'a> {
     /// Returns the error for an archive that ends within the current entry.
     pub(super) fn cut(&self) -> Error {
         self.entry_error(self.entry.at, Fault::Cut("within this entry"))
+    }
+
+    /// Returns the current entry and the number of its bytes that were read.
+    pub(super) fn within(&self) -> Within {
+        Within(Some((self.entry.name.clone(), self.entry.at)))
     }
 
     fn tell_progress(&mut self) -> Result<(), Error> {

@@ -12,7 +12,7 @@ use super::unpack::Unpacked;
 /// Reads the archive up to its end, and checks that it has one.
 pub(super) fn read(unpacked: &mut Unpacked, reading: &mut Reading<'_>) -> Result<(), Error> {
     while let Some(header) = next_header(unpacked, reading)? {
-        entry(unpacked, &header, reading)?;
+        entry(unpacked, &header, reading).map_err(|error| error.in_entry(reading.within()))?;
     }
     loop {
         let bytes = unpacked.fill()?;

@@ -15,7 +15,7 @@ use std::thread::{self, JoinHandle};
 use flate2::bufread::MultiGzDecoder;
 
 use super::decode::{Feed, Zstd};
-use super::error::Error;
+use super::error::{Error, Within};
 use super::lz4::Lz4;
 use super::name::Packing;
 
@@ -124,6 +124,7 @@ impl Unpacked {
             Some(Err(_)) => Err(Error::Io {
                 archive: self.archive.clone(),
                 offset: 0,
+                within: Within::default(),
                 source: io::Error::other("the thread that unpacks has panicked"),
             }),
         }
@@ -144,17 +145,18 @@ impl Work {
         let packing = match packing.map_or_else(|| feed.packing(), Ok) {
             Ok(packing) => packing,
             Err(source) => {
-                let error = Error::Io { archive: self.archive.clone(), offset: state.offset(), source };
+                let (archive, within) = (self.archive.clone(), Within::default());
+                let error = Error::Io { archive, offset: state.offset(), within, source };
                 let _ = self.full.send(Message::Failed(error));
                 return;
             }
         };
         let failed = |source: io::Error| {
-            let (archive, offset) = (self.archive.clone(), state.offset());
+            let (archive, offset, within) = (self.archive.clone(), state.offset(), Within::default());
             if state.has_failed() {
-                Error::Io { archive, offset, source }
+                Error::Io { archive, offset, within, source }
             } else {
-                Error::Unpack { archive, packing, offset, source }
+                Error::Unpack { archive, packing, offset, within, source }
             }
         };
         let last = match decoder(feed, packing).and_then(|mut unpacked| self.pump(&mut *unpacked)) {

@@ -198,6 +198,14 @@ fn bytes_that_do_not_unpack_are_refused() {
         let begins = text.starts_with("cannot unpack the archive: archive=memory ");
         assert!(begins && text.contains(expected), "{name}: {text}");
     }
+    // The entry is named in which the unpacked bytes end, and the first bytes tell the packing.
+    let noise = |at: u64| at.wrapping_mul(at).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+    let noise: Vec<u8> = (0..200_000).flat_map(noise).collect();
+    let long = Tar::default().file("version", b"1.2.0").file("snapshots/status_cache", &noise).end();
+    let packed = zstd::encode_all(&long[..], 1).unwrap();
+    let text = error(&packed[..packed.len() / 2], None);
+    let entry = "entry=snapshots/status_cache entry_offset=";
+    assert!(text.starts_with("cannot unpack the archive: archive=memory ") && text.contains(entry), "{text}");
     // Packed bytes under the name of a plain tar file.
     assert!(error(&zstd, Some(NAME)).contains("archive=memory offset=0: "));
 }

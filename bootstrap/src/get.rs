@@ -1,0 +1,59 @@
+//! `bootstrap get`: looks up keys in a store at rest.
+//!
+//! Owns: the keys on the command line, and the printed pairs. Must not: write to the store, or open one that a service
+//! has open. Runs on the main thread.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use engine_api::Key;
+
+use crate::info::open_to_scan;
+use crate::out::say;
+use crate::running::warn_of_part;
+use crate::served;
+use crate::sides::base58;
+
+/// Looks up keys in a store
+///
+/// Prints a line for each key, in the order of the arguments: the key and its value, or the key and - if the store does
+/// not have it. Both are in base58. The exit code is 0 also for keys that are absent.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct GetArgs {
+    /// Directory of the store; nothing in it is changed
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Keys to look up, in base58
+    #[arg(value_name = "KEY", required = true, value_parser = key)]
+    pub(crate) keys: Vec<Key>,
+}
+
+/// Looks up the keys. The exit code is 0 once all of them were looked up.
+pub(crate) fn run(args: &GetArgs) -> Result<u8> {
+    ensure!(
+        served::ask(&args.dir)?.is_none(),
+        "a running service has the store open: dir={}: ask the service (GUIDE.md, Look up), or look into a snapshot of the store",
+        args.dir.display()
+    );
+    let engine = open_to_scan(&args.dir, None, None)?;
+    warn_of_part(&args.dir)?;
+    let mut reader = engine.reader()?;
+    for key in &args.keys {
+        let value = reader.get(key)?.map_or_else(|| "-".to_owned(), |value| base58(&value));
+        say!("{} {value}", base58(key));
+    }
+    drop(reader);
+    engine.close()?;
+    Ok(0)
+}
+
+/// Parses a key in base58.
+fn key(text: &str) -> Result<Key, String> {
+    let mut key = [0; 32];
+    match bs58::decode(text).onto(&mut key) {
+        Ok(32) => Ok(key),
+        Ok(bytes) => Err(format!("not a key of 32 bytes: bytes={bytes}")),
+        Err(bs58::decode::Error::BufferTooSmall) => Err("not a key of 32 bytes: it is longer".to_owned()),
+        Err(error) => Err(format!("not base58: {error}")),
+    }
+}
