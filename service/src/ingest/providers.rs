@@ -20,7 +20,7 @@ const ERROR_BYTES_MAX: usize = 300;
 #[derive(Debug)]
 pub struct Providers {
     all: Vec<Provider>,
-    /// Index of the provider that is followed, or was followed last.
+    /// Index of the provider of the newest subscription.
     followed: watch::Sender<usize>,
     /// How often another provider than the one before was followed.
     takeovers: AtomicU64,
@@ -108,7 +108,7 @@ impl Providers {
         self.all.get(index).map_or("", |provider| &provider.name)
     }
 
-    /// Returns the index of the followed provider, or of the last one, with a notice of each change.
+    /// Returns the index of the provider of the newest subscription, with a notice of each change.
     pub fn followed(&self) -> watch::Receiver<usize> {
         self.followed.subscribe()
     }
@@ -150,7 +150,7 @@ impl Providers {
         }
     }
 
-    /// Notes that this provider is followed from now on.
+    /// Notes a subscription to this provider.
     pub(super) fn follow(&self, index: usize) {
         if self.followed.send_if_modified(|followed| std::mem::replace(followed, index) != index) {
             count(&self.takeovers, 1);
@@ -198,8 +198,8 @@ impl Providers {
     fn condition(&self, index: usize) -> Condition {
         match () {
             () if self.is_distrusted(index) => Condition::Distrusted,
-            () if *self.followed.borrow() == index => Condition::Followed,
             () if self.is_failing(index) => Condition::Fails,
+            () if *self.followed.borrow() == index => Condition::Followed,
             () => Condition::StandsBy,
         }
     }

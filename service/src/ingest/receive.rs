@@ -136,10 +136,8 @@ impl<U: Upstream> Receiver<U> {
         let mut held_gap = None;
         loop {
             let applied = self.state.resume.slot();
-            roster.link().begin(applied);
-            let at = roster.at();
-            self.state.providers.follow(at);
-            let ended = match self.follow(applied, &mut roster, &mut connections).await {
+            let at = roster.begin(applied, &self.state.providers);
+            let ended = match self.follow(applied, &mut roster, &mut connections, &mut hangups).await {
                 Err(ended) => ended,
                 Ok(never) => match never {},
             };
@@ -226,6 +224,7 @@ impl<U: Upstream> Receiver<U> {
         applied: Option<u64>,
         roster: &mut Roster,
         connections: &mut u64,
+        hangups: &mut u64,
     ) -> Result<std::convert::Infallible, Ended> {
         let (at, from_slot) = (roster.at(), roster.link().begins_at.or(applied));
         let upstream = &self.upstreams[at];
@@ -237,11 +236,12 @@ impl<U: Upstream> Receiver<U> {
         // ORDERING: Relaxed: a statistic.
         self.state.figures.connected.store(true, Ordering::Relaxed);
         count(&self.state.figures.connects, 1);
+        self.state.providers.follow(at);
         info!(url = self.state.providers.name(at), from_slot, "subscribed");
         if !roster.link().idle {
             self.state.readiness.clear_trouble();
         }
-        let (mut heard, mut lag, mut hangups) = (Heard::new(applied), Lag::default(), self.hangups());
+        let (mut heard, mut lag) = (Heard::new(applied), Lag::default());
         self.tell_newest(at, &heard);
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
         let mut renewed = pin!(upstream.renewed());
@@ -254,7 +254,7 @@ impl<U: Upstream> Receiver<U> {
             match next {
                 Next::Tick => {
                     self.send(Message::Tick).await?;
-                    self.trust_again(&mut hangups);
+                    self.trust_again(hangups);
                     self.check_lag(roster, &heard, &mut lag)?;
                 }
                 Next::Update(update) => {

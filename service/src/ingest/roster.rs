@@ -52,7 +52,7 @@ impl Link {
     }
 
     /// Begins a connection to a store that stands at `applied`.
-    pub(super) fn begin(&mut self, applied: Option<u64>) {
+    fn begin(&mut self, applied: Option<u64>) {
         if applied != self.applied {
             self.applied = applied;
             self.waits.gap.reset();
@@ -100,6 +100,16 @@ impl Roster {
 
     /// Index of the provider that is followed, or was followed last.
     pub(super) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Begins a connection to a store that stands at `applied`. Returns the index of the provider to connect to.
+    pub(super) fn begin(&mut self, applied: Option<u64>, providers: &Providers) -> usize {
+        // ingest-apply may have seen the contradiction after the end of the connection.
+        if providers.is_distrusted(self.at) {
+            self.at = self.choose(Instant::now(), providers);
+        }
+        self.link().begin(applied);
         self.at
     }
 

@@ -94,12 +94,13 @@ impl Receiver {
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
         let mut newest = 0;
         let mut renewed = pin!(provider.renewed());
+        let mut changed = pin!(changed(followed));
         loop {
             let next = tokio::select! {
                 biased;
                 next = connection.next() => next?,
                 () = &mut renewed => return Err(Ended::Renewed),
-                () = changed(followed) => return Err(Ended::Renewed),
+                () = &mut changed => return Err(Ended::Renewed),
             };
             let Next::Update(update) = next else { continue };
             if let Some(slot) = self.take(update, &mut batch).await? {
