@@ -37,10 +37,10 @@ struct Provider {
     last_error: ArcSwapOption<String>,
 }
 
-/// Condition of a provider.
+/// How a provider does, as reports show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// Its stream is applied.
+    /// The newest subscription is with it, and works.
     Followed,
     /// It answers, and is not followed.
     StandsBy,
@@ -71,7 +71,7 @@ pub struct Report {
     pub name: String,
     #[serde(serialize_with = "by_name")]
     pub condition: Condition,
-    /// Number of slots by which it lags behind the newest slot of all trusted providers; `None` before it was heard of.
+    /// Number of slots from its newest one to the newest one of all trusted providers; `None` while it is unknown.
     pub lag_slots: Option<u64>,
     /// Ends of its stream and unanswered questions since the start.
     pub errors: u64,

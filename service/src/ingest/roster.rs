@@ -141,7 +141,7 @@ impl Roster {
         (0..self.links.len()).filter(|at| self.links[*at].retry_at > now && !providers.is_distrusted(*at)).collect()
     }
 
-    /// Follows this provider next.
+    /// Follows this provider next, although another one was chosen.
     pub(super) fn turn_to(&mut self, index: usize) {
         self.at = index;
     }

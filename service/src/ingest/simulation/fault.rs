@@ -54,7 +54,7 @@ pub(super) enum Nature {
     Honest,
     /// It becomes silent on every connection.
     Silent,
-    /// It refuses every subscription.
+    /// It refuses every subscription, whatever it asks for.
     Refuses,
     /// It contradicts the applied chain on every connection.
     Lies,

@@ -17,9 +17,9 @@ const TAKEOVER_MAX: Duration = Duration::from_secs(3);
 /// The timeouts of the ingest are checked twice a second.
 const TICKS: Duration = Duration::from_secs(1);
 
-/// Follows a server of this nature and then an honest one to the tip. Returns the longest pause, and the timeout of a
-/// silent server. `late` is the time from the chain's first slot to the service's start.
-fn follow(seed: u64, nature: Nature, late: Duration) -> (Duration, Duration) {
+/// Lets a service follow a server of this nature and then an honest one to the tip, from `late` after the chain's first
+/// slot on. Returns the simulation after that.
+fn follow(seed: u64, nature: Nature, late: Duration) -> Simulation {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -33,42 +33,33 @@ fn follow(seed: u64, nature: Nature, late: Duration) -> (Duration, Duration) {
         let (verdict, _) = simulation.life(Until::AtTip(now, now + Duration::from_secs(300))).await;
         let tip = simulation.chain.tip().slot;
         assert_eq!(simulation.oracle.slot(), tip, "seed={seed} {nature:?}: {verdict:?}");
-        (simulation.longest_pause, simulation.receive.idle_timeout)
+        simulation
     })
 }
 
 #[test]
 fn the_next_provider_takes_over_soon_after_a_failure() {
     for seed in 0..40 {
-        for nature in [Nature::Refuses, Nature::Lacks, Nature::Lies] {
-            let (pause, _) = follow(seed, nature, Duration::ZERO);
-            // Slots that the chain skips, one after the other, are a pause as well.
-            assert!(pause < TAKEOVER_MAX + TICKS, "seed={seed} {nature:?}: {pause:?}");
+        for nature in [Nature::Refuses, Nature::Lacks, Nature::Lies, Nature::Silent] {
+            let simulation = follow(seed, nature, Duration::ZERO);
+            let silence = match nature {
+                // A server may take ten seconds to answer the subscription.
+                Nature::Silent => simulation.receive.idle_timeout.max(Duration::from_secs(10)),
+                _ => Duration::ZERO,
+            };
+            // Skipped slots, one after the other, are a pause as well.
+            let pause = simulation.longest_pause;
+            assert!(pause < silence + TICKS + TAKEOVER_MAX, "seed={seed} {nature:?}: {pause:?} after {silence:?}");
         }
-        let (pause, idle_timeout) = follow(seed, Nature::Silent, Duration::ZERO);
-        // A server may take as long to answer the subscription.
-        let silence = idle_timeout.max(Duration::from_secs(10));
-        assert!(pause < silence + TAKEOVER_MAX + TICKS, "seed={seed}: {pause:?} after {silence:?}");
     }
 }
 
 #[test]
-fn a_provider_that_lags_is_left_and_one_that_catches_up_is_not() {
-    let mut left = 0;
-    for seed in 0..40 {
-        // 12 s, which the chain has begun before.
-        let late = Duration::from_secs(13);
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
-        runtime.block_on(async {
-            let mut simulation = Simulation::of(Rng::new(seed), seed, &[Nature::Lags(30), Nature::Honest]);
-            simulation.servers.iter().for_each(Server::heal);
-            advance(late).await;
-            let now = Instant::now();
-            simulation.life(Until::AtTip(now, now + Duration::from_secs(300))).await;
-            assert_eq!(simulation.oracle.slot(), simulation.chain.tip().slot);
-            left += simulation.servers[1].newest_connection();
-        });
-    }
-    assert!(left > 10, "the chain lasts long enough for a takeover with some seeds: {left}");
+fn a_provider_that_lags_is_left() {
+    // At that time a server that is 30 slots late has the store's slot.
+    let late = Duration::from_secs(13);
+    let simulations = (0..40).map(|seed| follow(seed, Nature::Lags(30), late));
+    let left = simulations.filter(|simulation| simulation.servers[1].newest_connection() > 0).count();
+    // Most chains end before the lag has lasted.
+    assert!(left > 2, "left={left}");
 }
