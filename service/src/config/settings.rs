@@ -56,7 +56,7 @@ pub struct Settings {
     /// Another server takes over if the followed one is silent, refuses, cannot be reached, lacks slots, lags, or
     /// contradicts the chain. In the file a server may be a table [[geyser]] with url, x_token_file, x_token_header,
     /// ca, cert, key and compression. The settings below that name secrets or certificates are those of the first.
-    #[arg(long, value_name = "URL", value_parser = geyser)]
+    #[arg(long, value_name = "URL")]
     #[serde(deserialize_with = "super::geyser::read", serialize_with = "super::geyser::write_given")]
     pub geyser: Option<Vec<Geyser>>,
     /// File whose first line is the server's token [default: the systemd credential x-token, if there is one]
@@ -222,10 +222,6 @@ pub struct Settings {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub shutdown_timeout: Option<Duration>,
-}
-
-fn geyser(url: &str) -> Result<Geyser, std::convert::Infallible> {
-    Ok(url.to_owned().into())
 }
 
 /// The setting `durability`, as the file and the flags spell it.

@@ -195,10 +195,12 @@ impl<U: Upstream> Receiver<U> {
     /// Waits until a provider that waits has other secrets than at its newest connection. Returns its index.
     async fn renewed(&self, roster: &Roster) -> usize {
         let waiting = roster.waiting(&self.state.providers).into_iter();
-        let renewed = waiting.map(|index| Box::pin(async move {
-            self.upstreams[index].renewed().await;
-            index
-        }));
+        let renewed = waiting.map(|index| {
+            Box::pin(async move {
+                self.upstreams[index].renewed().await;
+                index
+            })
+        });
         let renewed: Vec<_> = renewed.collect();
         if renewed.is_empty() {
             return std::future::pending().await;

@@ -22,7 +22,7 @@ fn follow(dir: &std::path::Path, first: &str, second: &str, more: &[&str]) -> Se
     idle.stop().unwrap();
     let options = columns().remove(0);
     load(dir, &options, &workload);
-    Service::start(dir, &options, first, &[&["--geyser", second], more].concat())
+    Service::start(dir, &options, first, &[&["--geyser", second][..], more].concat())
 }
 
 fn providers() -> [Provider; 2] {

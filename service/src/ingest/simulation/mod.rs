@@ -193,9 +193,8 @@ impl Simulation {
             full_retry: Duration::ZERO,
             durability,
         };
-        let server = |nature: &Nature| {
-            Server::new(Arc::clone(&chain), base_known, &receive, *nature, Rng::new(rng.next_u64()))
-        };
+        let server =
+            |nature: &Nature| Server::new(Arc::clone(&chain), base_known, &receive, *nature, Rng::new(rng.next_u64()));
         let servers = natures.iter().map(server).collect();
         let oracle = Oracle::new(Arc::clone(&chain), base_known, durability);
         Self { rng, chain, servers, store, oracle, receive, apply, cut: false, longest_pause: Duration::ZERO }
@@ -267,7 +266,8 @@ impl Simulation {
             }
             self.oracle.check(&*engine, &feed, Some(&state));
             if self.oracle.slot() != at_slot {
-                self.longest_pause = self.longest_pause.max(moved_at.map_or(Duration::ZERO, |at: Instant| at.elapsed()));
+                self.longest_pause =
+                    self.longest_pause.max(moved_at.map_or(Duration::ZERO, |at: Instant| at.elapsed()));
                 (at_slot, moved_at) = (self.oracle.slot(), Some(Instant::now()));
             }
             self.check_trust(&state);
@@ -321,7 +321,8 @@ impl Simulation {
             assert!(since < Limits::default().max_lag, "ready, and nothing was applied for {since:?}");
         }
         let several = self.servers.len() > 1;
-        let lost = self.servers.iter().find_map(|server| server.lost().filter(|lost| !several || lost.is_of_open(server)));
+        let lost =
+            self.servers.iter().find_map(|server| server.lost().filter(|lost| !several || lost.is_of_open(server)));
         let Some(lost) = lost.filter(|lost| slot < lost.slot) else { return };
         // Ticks come twice a second. Slots out of order may hide the loss for a few slots.
         if Instant::now() > lost.since + self.apply.gap_timeout + Duration::from_secs(5) {

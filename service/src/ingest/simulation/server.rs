@@ -81,13 +81,7 @@ pub(super) struct Lost {
 }
 
 impl Server {
-    pub(super) fn new(
-        chain: Arc<Chain>,
-        base_known: bool,
-        receive: &ReceiveConfig,
-        nature: Nature,
-        rng: Rng,
-    ) -> Self {
+    pub(super) fn new(chain: Arc<Chain>, base_known: bool, receive: &ReceiveConfig, nature: Nature, rng: Rng) -> Self {
         let asked = chain.base.slot;
         let world = World {
             chain,
