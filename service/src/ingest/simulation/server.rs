@@ -113,7 +113,7 @@ impl Server {
         self.world().lies = 0;
     }
 
-    /// Whether the server has contradicted the applied chain, and on how many connections of this life.
+    /// Number of connections of this life on which the server contradicts the applied chain.
     pub(super) fn lies(&self) -> u64 {
         self.world().lies
     }
