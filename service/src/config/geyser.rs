@@ -121,7 +121,6 @@ pub(super) fn write<S: Serializer>(all: &[Geyser], to: S) -> Result<S::Ok, S::Er
 #[cfg(test)]
 mod tests {
     use super::super::Settings;
-    use super::*;
 
     fn resolve(text: &str) -> anyhow::Result<super::super::Config> {
         toml::from_str::<Settings>(&format!("dir = \"/a\"\n{text}"))?.resolve()
