@@ -59,6 +59,8 @@ pub struct Gap {
     pub last_slot: u64,
     /// Observation that showed the gap, in words.
     pub detail: String,
+    /// Whether the stream contradicts a block that is applied, by a blockhash or a parent. Otherwise slots are missing.
+    pub contradicts: bool,
 }
 
 /// State of the service relative to the chain, as far as events show it. Readiness depends on the clock as well.

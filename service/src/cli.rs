@@ -13,7 +13,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::audit;
 use crate::backup;
-use crate::config::{Config, LogFormat, Moment, Settings, file};
+use crate::config::{Config, Geyser, LogFormat, Moment, Settings, file};
 use crate::failed::Failed;
 use crate::ingest::provider;
 use crate::metrics;
@@ -161,7 +161,8 @@ fn man(dir: &Path) -> Result<()> {
 
 fn check(config: &Config) -> Result<(), Failed> {
     // The URL may hold a secret in every part except host and port.
-    let shown = Config { geyser: provider::shown(&config.geyser), ..config.clone() };
+    let shown = |geyser: &Geyser| Geyser { url: provider::shown(&geyser.url), ..geyser.clone() };
+    let shown = Config { geyser: config.geyser.iter().map(shown).collect(), ..config.clone() };
     out::print(&toml::to_string(&shown).context("cannot print the configuration")?)?;
     out::print(&format!("# memory: {}\n", config.engine.division()))?;
     for note in engines::notes(&config.dir, &config.engine)? {
@@ -169,9 +170,13 @@ fn check(config: &Config) -> Result<(), Failed> {
     }
     // Make all checks of a start, by the same code.
     log_filter(std::env::var(EnvFilter::DEFAULT_ENV).ok().as_deref()).map_err(Failed::wrong)?;
-    let Checked { edge, provider } = Checked::of(config, Moment::Ahead)?;
-    let token = if provider.token_file.is_some() { "given" } else { "none" };
-    out::print(&format!("# {}: {token}\n# access: {}\n", provider.token_header, edge.access))?;
+    let Checked { edge, providers } = Checked::of(config, Moment::Ahead)?;
+    for of in &providers {
+        let token = if of.token_file.is_some() { "given" } else { "none" };
+        let name = if providers.len() == 1 { String::new() } else { format!(" of {}", provider::shown(&of.url)) };
+        out::print(&format!("# {}{name}: {token}\n", of.token_header))?;
+    }
+    out::print(&format!("# access: {}\n", edge.access))?;
     if !store::look(config.store())? {
         out::print("# store: another process has it open, so that its files were not looked at\n")?;
     }

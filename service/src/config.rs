@@ -6,6 +6,7 @@
 
 mod bounds;
 pub mod file;
+mod geyser;
 mod paths;
 mod resolve;
 mod settings;
@@ -25,6 +26,7 @@ use crate::net::socket::{SocketAccess, SocketGroup, SocketMode};
 use crate::net::{self, secrets};
 use crate::readiness::Limits;
 use crate::store::StoreSettings;
+pub use geyser::Geyser;
 pub use paths::Moment;
 pub use settings::{DurabilityArg, LogFormat, Settings};
 
@@ -44,7 +46,6 @@ pub struct Config {
     pub create_empty: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
-    pub geyser: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub x_token_file: Option<PathBuf>,
     pub x_token_header: String,
@@ -68,6 +69,7 @@ pub struct Config {
     pub idle_timeout: Duration,
     #[serde(with = "humantime_serde")]
     pub gap_timeout: Duration,
+    pub takeover_lag_slots: u64,
     pub max_lag_ms: u64,
     pub max_lag_slots: u64,
     pub listen: String,
@@ -113,6 +115,9 @@ pub struct Config {
     pub log_format: LogFormat,
     #[serde(with = "humantime_serde")]
     pub shutdown_timeout: Duration,
+    /// The providers in the order of preference. Last, because tables come after all other keys of a file.
+    #[serde(serialize_with = "geyser::write")]
+    pub geyser: Vec<Geyser>,
 }
 
 impl Config {
@@ -154,18 +159,38 @@ impl Config {
         SocketAccess { mode: self.shm_mode, group: self.shm_group.clone() }
     }
 
-    /// Returns the settings of the Yellowstone server. Its secrets are files: those of the settings, or else the
-    /// systemd credentials.
-    pub fn provider(&self) -> Provider {
-        Provider {
-            url: self.geyser.clone(),
-            token_file: secrets::find(self.x_token_file.as_deref(), TOKEN_CREDENTIAL),
-            token_header: self.x_token_header.clone(),
-            ca: secrets::find(self.geyser_ca.as_deref(), CA_CREDENTIAL),
-            cert: secrets::find(self.geyser_cert.as_deref(), CERT_CREDENTIAL),
-            key: secrets::find(self.geyser_key.as_deref(), KEY_CREDENTIAL),
-            compression: self.geyser_compression,
-        }
+    /// Returns the settings of the Yellowstone servers, in the order of preference. Their secrets are files: those of
+    /// the settings, or else, of the first server alone, the systemd credentials.
+    pub fn providers(&self) -> Vec<Provider> {
+        let provider = |(index, geyser): (usize, Geyser)| {
+            let find = |file: Option<PathBuf>, credential| match index {
+                0 => secrets::find(file.as_deref(), credential),
+                _ => file,
+            };
+            Provider {
+                url: geyser.url,
+                token_file: find(geyser.x_token_file, TOKEN_CREDENTIAL),
+                token_header: geyser.x_token_header.unwrap_or_else(|| self.x_token_header.clone()),
+                ca: find(geyser.ca, CA_CREDENTIAL),
+                cert: find(geyser.cert, CERT_CREDENTIAL),
+                key: find(geyser.key, KEY_CREDENTIAL),
+                compression: geyser.compression.unwrap_or(self.geyser_compression),
+            }
+        };
+        self.geysers().enumerate().map(provider).collect()
+    }
+
+    /// Returns the providers, the first one with the files that are named outside of its table.
+    fn geysers(&self) -> impl Iterator<Item = Geyser> {
+        let (first, others) = self.geyser.split_first().map_or((None, &[][..]), |(first, rest)| (Some(first), rest));
+        let first = first.cloned().map(|own| Geyser {
+            x_token_file: own.x_token_file.or_else(|| self.x_token_file.clone()),
+            ca: own.ca.or_else(|| self.geyser_ca.clone()),
+            cert: own.cert.or_else(|| self.geyser_cert.clone()),
+            key: own.key.or_else(|| self.geyser_key.clone()),
+            ..own
+        });
+        first.into_iter().chain(others.iter().cloned())
     }
 
     /// Returns the choice of accounts to follow, and the value taken from each.

@@ -108,7 +108,7 @@ async fn status(State(state): State<HttpState>) -> Response {
     page(JSON, status_json(&state.handles).to_string())
 }
 
-/// Returns every field of the Status rpc under its own name, and the counters.
+/// Returns every field of the Status rpc under its own name, the providers, and the counters.
 fn status_json(handles: &Handles) -> Value {
     let status = handles.status.response();
     let checkpoint = status.checkpoint.map(|checkpoint| {
@@ -134,6 +134,7 @@ fn status_json(handles: &Handles) -> Value {
         "not_ready_reason": status.not_ready_reason,
         "gap": gap,
         "version": status.version,
+        "providers": handles.status.providers.reports(),
         "counters": counters,
     })
 }
@@ -208,7 +209,7 @@ mod tests {
         pool.handles.status.readiness.slot_applied(Age::Known(Duration::from_millis(20)));
         pool.handles.status.readiness.set_phase(Phase::Live);
         assert_eq!(fetch(address, "/readyz").await.0, 200);
-        let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned() };
+        let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned(), contradicts: false };
         pool.handles.status.readiness.set_phase(Phase::Gap(gap));
         let (code, reason) = fetch(address, "/readyz").await;
         assert_eq!((code, reason.as_str()), (503, "slots are missing: first_slot=8 last_slot=9\n"));
@@ -240,7 +241,7 @@ mod tests {
         pool.lookups.get([1; 32], Commitment::Confirmed, Origin::default()).await.unwrap();
         let stats = engine_api::Stats { pairs_estimate: 1, disk_bytes: 2, details: vec![("cache_bytes", 3)] };
         pool.handles.status.ingest.stats.store(Arc::new(stats));
-        let gap = Gap { first_slot: 8, last_slot: 9, detail: String::new() };
+        let gap = Gap { first_slot: 8, last_slot: 9, detail: String::new(), contradicts: false };
         pool.handles.status.readiness.set_phase(Phase::Gap(gap));
         let (_, text) = fetch(address, "/metrics").await;
         for line in [

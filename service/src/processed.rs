@@ -25,7 +25,7 @@ use receive::receive;
 /// thread does no I/O, so it lags behind only while it gets no processor.
 const QUEUE_BATCHES: usize = 64;
 
-/// Starts to follow processed slots until `stop` turns true. Needs a tokio runtime. Does nothing when processed slots
+/// Starts to follow processed slots until `stop` turns true, of the provider whose index `followed` gives. Needs a tokio runtime. Does nothing when processed slots
 /// are not followed.
 ///
 /// # Errors
@@ -34,6 +34,7 @@ pub fn start(
     config: ReceiveConfig,
     overlay: &Arc<Overlay>,
     published: &Arc<Published>,
+    followed: watch::Receiver<usize>,
     stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let Some(processed) = overlay.processed() else { return Ok(()) };
@@ -42,7 +43,7 @@ pub fn start(
     processed.wake_by(tx.downgrade());
     let (of_thread, published) = (Arc::clone(overlay), Arc::clone(published));
     std::thread::Builder::new().name("overlay".to_owned()).spawn(move || run(&of_thread, &published, messages))?;
-    tokio::spawn(receive(config, tx, Arc::clone(overlay), stop));
+    tokio::spawn(receive(config, followed, tx, Arc::clone(overlay), stop));
     Ok(())
 }
 

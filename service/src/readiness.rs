@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn every_phase_but_live_is_a_reason() {
         let readiness = live(SECOND);
-        let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned() };
+        let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned(), contradicts: false };
         for (phase, why) in [
             (Phase::Starting, "starting"),
             (Phase::CatchingUp, "catching up with the stream"),

@@ -58,8 +58,8 @@ pub(crate) const FEED_DIR: &str = "feed";
 pub struct Checked {
     /// Addresses, certificates, and the tokens of clients.
     pub edge: Edge,
-    /// Settings of the stream's server. Its secrets were read once as a check, and are not kept.
-    pub provider: provider::Settings,
+    /// Settings of the stream's servers. Their secrets were read once as a check, and are not kept.
+    pub providers: Vec<provider::Settings>,
 }
 
 impl Checked {
@@ -75,10 +75,10 @@ impl Checked {
             // ahead.
             limit::open_files(config.max_connections).map_err(Failed::wrong)?;
         }
-        let provider = config.provider();
-        provider.check().map_err(Failed::wrong)?;
+        let providers = config.providers();
+        providers.iter().try_for_each(provider::Settings::check).map_err(Failed::wrong)?;
         store::check(config.store())?;
-        Ok(Self { edge, provider })
+        Ok(Self { edge, providers })
     }
 }
 
@@ -93,7 +93,8 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     let ports = edge.addresses.bind()?;
     let (engine, checkpoint) = open_store(config)?;
     let overlay = Overlay::new(&checkpoint, config.processed, config.commitment == Commitment::Finalized);
-    let state = ingest::State::new(checkpoint, overlay, config.readiness_limits());
+    let names = config.providers().into_iter().map(|provider| provider::shown(&provider.url));
+    let state = ingest::State::new(checkpoint, overlay, config.readiness_limits()).with_providers(names);
     let mut handles = Handles::new(engine.label(), &state);
     handles.lookups.slow.set_threshold_ns(config.slow_request.as_nanos() as u64);
     let pulses = Pulses::default();
@@ -252,7 +253,8 @@ async fn serve(
         admin: tokio::spawn(admin::serve(config.dir.clone(), admin, until(stopped.clone()))),
         receiver: tokio::spawn(receive(received_from, messages, state.clone(), stopped.clone())),
     };
-    processed::start(receive_config(config, &hangups), &state.overlay, &state.published, stopped.clone())
+    let followed = state.providers.followed();
+    processed::start(receive_config(config, &hangups), &state.overlay, &state.published, followed, stopped.clone())
         .context("cannot start the overlay thread")?;
     let apply = Apply::new(engine, state, writer, apply_config(config), pulses.add("ingest-apply"), stopped)?;
     let (ended, mut apply_ended) = oneshot::channel();
@@ -316,10 +318,11 @@ fn engine_failed(error: engine_api::Error) -> anyhow::Error {
 
 fn receive_config(config: &Config, hangups: &watch::Receiver<u64>) -> ReceiveConfig {
     ReceiveConfig {
-        provider: Provider::new(config.provider(), hangups.clone()),
+        providers: config.providers().into_iter().map(|of| Provider::new(of, hangups.clone())).collect(),
         selection: config.selection(),
         commitment: config.commitment,
         idle_timeout: config.idle_timeout,
+        takeover_lag_slots: config.takeover_lag_slots,
         // The random keys of the standard hasher are random enough for jitter.
         jitter_seed: RandomState::new().hash_one(0),
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use proto::v1::{Checkpoint, Gap, StatusResponse};
 
+use crate::ingest::providers::Providers;
 use crate::ingest::{self, Figures};
 use crate::published::Published;
 use crate::readiness::Readiness;
@@ -20,6 +21,7 @@ pub struct Status {
     pub published: Arc<Published>,
     pub readiness: Arc<Readiness>,
     pub ingest: Arc<Figures>,
+    pub providers: Arc<Providers>,
 }
 
 impl Status {
@@ -30,6 +32,7 @@ impl Status {
             published: Arc::clone(&state.published),
             readiness: Arc::clone(&state.readiness),
             ingest: Arc::clone(&state.figures),
+            providers: Arc::clone(&state.providers),
         }
     }
 

@@ -143,8 +143,18 @@ fn without_digits(text: &str) -> impl Iterator<Item = char> + '_ {
     text.chars().filter(|c| !c.is_ascii_digit())
 }
 
-/// Describes the state of the service in one line.
+/// Describes the state of the service in one line, and each provider where there are several.
 fn describe(of: &Status) -> String {
+    let reports = of.providers.reports();
+    let several = if reports.len() > 1 { reports.as_slice() } else { &[] };
+    let providers = several.iter().map(|report| {
+        let lag = report.lag_slots.map_or_else(String::new, |lag| format!(" lag {lag} slots"));
+        format!("; {} {}{lag} errors {}", report.name, report.condition.name(), report.errors)
+    });
+    providers.fold(describe_service(of), |line, provider| line + &provider)
+}
+
+fn describe_service(of: &Status) -> String {
     // ORDERING: Relaxed: a statistic.
     let connected = of.ingest.connected.load(Ordering::Relaxed);
     let (newest, slot) = (of.readiness.newest_slot().unwrap_or(0), of.published.slot());
@@ -188,8 +198,16 @@ mod tests {
         assert_eq!(describe(&of), "live at slot 7, lag 20 ms");
         of.ingest.connected.store(false, Ordering::Relaxed);
         assert_eq!(describe(&of), "live at slot 7, not connected to the stream, lag 20 ms");
-        set(Phase::Gap(Gap { first_slot: 8, last_slot: 9, detail: String::new() }));
+        set(Phase::Gap(Gap { first_slot: 8, last_slot: 9, detail: String::new(), contradicts: false }));
         assert_eq!(describe(&of), "not ready: gap: slots 8 to 9 are missing, at slot 7");
+    }
+
+    #[test]
+    fn each_of_several_providers_is_named() {
+        let checkpoint = ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() };
+        let state = ingest::State::at(checkpoint).with_providers(["http://a:1", "http://b:2"].map(str::to_owned));
+        let line = describe(&Status::new("redb", &state));
+        assert!(line.ends_with("; http://a:1 followed errors 0; http://b:2 standby errors 0"), "{line}");
     }
 
     #[test]

@@ -34,7 +34,7 @@ Prints `listening=HOST:PORT` once it serves. Then, once a second, asks the servi
 and compares the answers with the messages that were sent. Exits with 1 if the service was wrong at any second.
 
 Acts: serves, pings, down, refuses, lags (24 s), loses, small, restarts, confirms, metas, repeats, boasts, foreign, \
-ancient; each with its seconds. The script starts over until the time is up.
+ancient, lies; each with its seconds. The script starts over until the time is up.
 
 Examples:
   solkv-loadgen provider --seconds 1200 --log readiness.jsonl
@@ -121,6 +121,7 @@ fn step(text: &str) -> Result<(Act, u64)> {
         "boasts" => Act::Boasts,
         "foreign" => Act::Foreign,
         "ancient" => Act::Ancient,
+        "lies" => Act::Lies,
         _ => bail!("no such act: {name:?}; see --help"),
     };
     Ok((act, seconds.trim().parse().with_context(|| format!("not a number of seconds: {seconds:?}"))?))

@@ -118,7 +118,7 @@ impl Provider {
         let mut world = lock(&self.world);
         world.act = act;
         match act {
-            Act::Down | Act::Refuses | Act::Foreign => world.generation += 1,
+            Act::Down | Act::Refuses | Act::Foreign | Act::Lies => world.generation += 1,
             Act::Restarts => {
                 world.generation += 1;
                 world.restarted = Some(Instant::now());
@@ -222,6 +222,10 @@ impl Subscription {
         match act {
             _ if kept => return Ok(()),
             Act::Confirms => return self.tx.send(Ok(messages::confirmed(slot, unix_ms()))).await,
+            Act::Lies => {
+                self.tx.send(Ok(messages::meta_of_no_chain(slot, created_unix_ms))).await?;
+                return self.tx.send(Ok(messages::confirmed(slot, unix_ms()))).await;
+            }
             Act::Metas => return self.tx.send(Ok(messages::meta(slot, created_unix_ms))).await,
             Act::Foreign => return self.whole(slot + AHEAD_SLOTS, UPDATES, created_unix_ms).await,
             Act::Boasts => self.tx.send(Ok(messages::confirmed(slot + AHEAD_SLOTS, unix_ms()))).await?,

@@ -44,6 +44,8 @@ pub enum Act {
     Foreign,
     /// Sends every slot as if made at the beginning of 1970.
     Ancient,
+    /// Ends connections, then sends every slot with another parent than the chain has.
+    Lies,
 }
 
 /// Figures of the server so far.

@@ -42,6 +42,9 @@ const RETENTION_TIME_MAX: Duration = Duration::from_secs(3650 * 24 * 3600);
 /// Maximum lag in slots: a day of slots, after which a service is not ready by any measure.
 const LAG_SLOTS_MAX: u64 = 216_000;
 
+/// Maximum number of providers: each is asked for its newest slot every two seconds.
+const PROVIDERS_MAX: usize = 16;
+
 /// Checks all bounds.
 ///
 /// # Errors
@@ -74,6 +77,13 @@ pub(super) fn check(config: &Config) -> Result<()> {
         (1..=LAG_SLOTS_MAX).contains(&lag_slots),
         "max_lag_slots={lag_slots}: give 1 to {LAG_SLOTS_MAX}, such as 150"
     );
+    let takeover = config.takeover_lag_slots;
+    ensure!(
+        (1..=LAG_SLOTS_MAX).contains(&takeover),
+        "takeover_lag_slots={takeover}: give 1 to {LAG_SLOTS_MAX}, such as 50"
+    );
+    let providers = config.geyser.len();
+    ensure!(providers <= PROVIDERS_MAX, "geyser has {providers} providers: give {PROVIDERS_MAX} or fewer");
     check_durations(config)
 }
 
@@ -129,6 +139,7 @@ mod tests {
             ("feed_retention_bytes", &["\"1B\"", "\"16TiB\""], &["\"17TiB\"", "\"15EiB\""]),
             ("max_lag_ms", &["1", "86400000"], &["0", "86400001"]),
             ("max_lag_slots", &["1", "216000"], &["0", "216001"]),
+            ("takeover_lag_slots", &["1", "216000"], &["0", "216001"]),
         ] {
             good.iter().for_each(|value| resolve(&format!("{key} = {value}")).unwrap());
             for value in wrong {

@@ -113,7 +113,7 @@ mod tests {
         let error = format!("{:#}", installed.clone().resolve().unwrap_err());
         assert!(error.contains("geyser = "), "{error}");
         // Each commented-out default is the real default: with the comment sign removed it changes nothing.
-        let stream = Settings { geyser: Some("http://h:1".to_owned()), ..Settings::default() };
+        let stream = Settings { geyser: Some(vec!["http://h:1".to_owned().into()]), ..Settings::default() };
         let shown = |settings: Settings| toml::to_string(&settings.resolve().unwrap()).unwrap();
         let expected = shown(stream.clone().or(installed.clone()));
         let mut examples = Vec::new();

@@ -107,7 +107,7 @@ mod tests {
     fn check(dir: &Path, uds: Option<&Path>, shm: Option<&Path>) -> Result<()> {
         let settings = Settings {
             dir: Some(dir.to_owned()),
-            geyser: Some("http://h:1".to_owned()),
+            geyser: Some(vec!["http://h:1".to_owned().into()]),
             uds: uds.map(Path::to_owned),
             shm: shm.map(Path::to_owned),
             ..Settings::default()
@@ -157,7 +157,7 @@ mod tests {
         // The unit's runtime directory exists only while the unit runs.
         let settings = Settings {
             dir: Some(dir.clone()),
-            geyser: Some("http://h:1".to_owned()),
+            geyser: Some(vec!["http://h:1".to_owned().into()]),
             uds: Some("/run/solkv-of-no-unit/kv.sock".into()),
             ..Settings::default()
         };

@@ -3,6 +3,7 @@
 //! Owns: defaults, and the rules about settings that exclude one another; `bounds` has the bounds. Must not: open any
 //! file except the system's list of groups and the store's marker. Runs on `main`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use anyhow::{Result, bail, ensure};
 use bytesize::ByteSize;
 use engines::{EngineArgs, EngineOptions};
 
-use super::{Config, DurabilityArg, LogFormat, Settings, bounds};
+use super::{Config, DurabilityArg, Geyser, LogFormat, Settings, bounds};
 use crate::ingest::extract::Extract;
 use crate::ingest::follow::Follow;
 use crate::ingest::provider;
@@ -29,7 +30,7 @@ impl Settings {
         let Some(dir) = self.dir.clone() else { bail!("no store: give --dir DIR, or dir = \"DIR\" in the file") };
         let engine = self.engine_options(&dir)?;
         let kept_extract = if self.extract.is_none() { store::extract_of(&dir)? } else { None };
-        let Some(geyser) = self.geyser else {
+        let Some(geyser) = self.geyser.filter(|all| !all.is_empty()) else {
             bail!("no stream: give --geyser URL, or geyser = \"URL\" in the file");
         };
         let limits = Limits::default();
@@ -39,7 +40,6 @@ impl Settings {
             dir,
             create_empty: self.create_empty.unwrap_or(false),
             cluster: self.cluster,
-            geyser,
             x_token_file: self.x_token_file,
             x_token_header: self.x_token_header.unwrap_or_else(|| "x-token".to_owned()),
             geyser_ca: self.geyser_ca,
@@ -55,6 +55,7 @@ impl Settings {
             durability: self.durability.unwrap_or(DurabilityArg::Synced),
             idle_timeout: self.idle_timeout.unwrap_or(Duration::from_secs(30)),
             gap_timeout: self.gap_timeout.unwrap_or(Duration::from_secs(60)),
+            takeover_lag_slots: self.takeover_lag_slots.unwrap_or(50),
             max_lag_ms: self.max_lag_ms.unwrap_or(limits.max_lag.as_millis() as u64),
             max_lag_slots: self.max_lag_slots.unwrap_or(limits.max_lag_slots),
             listen: self.listen.unwrap_or_else(|| "127.0.0.1:7400".to_owned()),
@@ -87,6 +88,7 @@ impl Settings {
             lookup_threads: self.lookup_threads.unwrap_or(2),
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             shutdown_timeout: self.shutdown_timeout.unwrap_or(Duration::from_secs(10)),
+            geyser,
         };
         config.check_stream()?;
         config.check_hosts()?;
@@ -110,24 +112,28 @@ impl Settings {
 
 impl Config {
     fn check_stream(&self) -> Result<()> {
-        let (https, shown) = (self.geyser.starts_with("https://"), provider::shown(&self.geyser));
-        ensure!(
-            https || self.geyser.starts_with("http://"),
-            "not a URL of a Yellowstone server: geyser={shown:?} expected=http://HOST:PORT or https://HOST:PORT"
-        );
-        ensure!(
-            provider::has_usable_port(&self.geyser),
-            "no server can have this port: geyser={shown:?}: give 1 to 65535, or none"
-        );
-        provider::check_header(&self.x_token_header)?;
-        ensure!(
-            self.geyser_cert.is_some() == self.geyser_key.is_some(),
-            "geyser_cert and geyser_key go together: give both, or none"
-        );
-        ensure!(
-            https || self.geyser_ca.is_none() && self.geyser_cert.is_none(),
-            "geyser_ca and geyser_cert need a URL with https://: geyser={shown:?}"
-        );
+        let mut urls = BTreeSet::new();
+        for Geyser { url, x_token_header, ca, cert, key, .. } in self.geysers() {
+            let (https, shown) = (url.starts_with("https://"), provider::shown(&url));
+            ensure!(
+                https || url.starts_with("http://"),
+                "not a URL of a Yellowstone server: geyser={shown:?} expected=http://HOST:PORT or https://HOST:PORT"
+            );
+            ensure!(
+                provider::has_usable_port(&url),
+                "no server can have this port: geyser={shown:?}: give 1 to 65535, or none"
+            );
+            provider::check_header(x_token_header.as_ref().unwrap_or(&self.x_token_header))?;
+            ensure!(
+                cert.is_some() == key.is_some(),
+                "geyser_cert and geyser_key go together, as cert and key of a table: geyser={shown:?}: give both, or none"
+            );
+            ensure!(
+                https || ca.is_none() && cert.is_none(),
+                "geyser_ca and geyser_cert need a URL with https://: geyser={shown:?}"
+            );
+            ensure!(urls.insert(url), "a provider is given twice: geyser={shown:?}: leave one of them out");
+        }
         Ok(())
     }
 

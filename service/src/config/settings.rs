@@ -9,6 +9,7 @@ use bytesize::ByteSize;
 use engines::{EngineKind, Profile};
 use serde::{Deserialize, Serialize};
 
+use super::Geyser;
 use crate::ingest::extract::Extract;
 use crate::ingest::follow::Follow;
 use crate::ingest::provider::Compression;
@@ -50,9 +51,14 @@ pub struct Settings {
     /// Your name for the chain, such as mainnet; the store keeps the first one, and any other is refused
     #[arg(long, value_name = "NAME")]
     pub cluster: Option<String>,
-    /// URL of the Yellowstone gRPC server
+    /// URL of a Yellowstone gRPC server; given several times, the first is followed and the others take over from it
+    ///
+    /// Another server takes over if the followed one is silent, refuses, cannot be reached, lacks slots, lags, or
+    /// contradicts the chain. In the file a server may be a table [[geyser]] with url, x_token_file, x_token_header,
+    /// ca, cert, key and compression. The settings below that name secrets or certificates are those of the first.
     #[arg(long, value_name = "URL")]
-    pub geyser: Option<String>,
+    #[serde(deserialize_with = "super::geyser::read", serialize_with = "super::geyser::write_given")]
+    pub geyser: Option<Vec<Geyser>>,
     /// File whose first line is the server's token [default: the systemd credential x-token, if there is one]
     #[arg(long, value_name = "FILE")]
     pub x_token_file: Option<PathBuf>,
@@ -112,6 +118,9 @@ pub struct Settings {
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     #[serde(with = "humantime_serde")]
     pub gap_timeout: Option<Duration>,
+    /// Another provider takes over from one that lags by more slots than this and does not catch up [default: 50]
+    #[arg(long, value_name = "N")]
+    pub takeover_lag_slots: Option<u64>,
     /// Not ready once the newest applied slot is older than this, in milliseconds [default: 10000]
     #[arg(long, value_name = "MS")]
     pub max_lag_ms: Option<u64>,
@@ -242,7 +251,7 @@ impl Settings {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
         pick!(engine bloom profile memory lmdb_map_size set dir create_empty cluster geyser x_token_file x_token_header geyser_ca geyser_cert geyser_key geyser_compression extract follow commitment processed
-            commit_every commit_interval durability idle_timeout gap_timeout max_lag_ms max_lag_slots listen uds uds_mode
+            commit_every commit_interval durability idle_timeout gap_timeout takeover_lag_slots max_lag_ms max_lag_slots listen uds uds_mode
             uds_group shm shm_mode shm_group feed
             feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout
             metrics metrics_hosts tls_cert tls_key tls_client_ca bearer_token_file insecure max_connections

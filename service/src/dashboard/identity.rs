@@ -31,7 +31,7 @@ impl Identity {
             extract: word(config.extract),
             commitment: word(config.commitment),
             durability: word(config.durability),
-            provider: provider(&config.geyser),
+            provider: config.geyser.iter().map(|geyser| provider(&geyser.url)).collect::<Vec<_>>().join(", "),
         }
     }
 }
@@ -55,7 +55,8 @@ mod tests {
     #[test]
     fn what_is_shown_of_a_provider_is_host_and_port() {
         let url = "https://user:s3cret@geyser.example:8443/APIKEY?token=s3cret";
-        let settings = Settings { dir: Some("/data".into()), geyser: Some(url.to_owned()), ..Settings::default() };
+        let settings =
+            Settings { dir: Some("/data".into()), geyser: Some(vec![url.to_owned().into()]), ..Settings::default() };
         let identity = serde_json::to_string(&Identity::of(&settings.resolve().unwrap())).unwrap();
         assert!(identity.contains("\"provider\":\"geyser.example:8443\""), "{identity}");
         assert!(!identity.contains("s3cret") && !identity.contains("APIKEY"), "{identity}");

@@ -83,6 +83,7 @@ fn at_present(handles: &Handles) -> Value {
             "first_slot": gap.first_slot, "last_slot": gap.last_slot, "detail": gap.detail,
         })),
         "connected": connected,
+        "providers": handles.status.providers.reports(),
         "newest_slot": readiness.newest_slot(),
         "applied_slot": status.checkpoint.as_ref().and_then(|checkpoint| checkpoint.slot),
         "checkpoint_seq": status.checkpoint.map(|checkpoint| checkpoint.seq),

@@ -150,6 +150,7 @@ function start() {
     latency: buildLatency,
     stream: buildStream,
     storage: buildStorage,
+    providers: buildProviders,
     feed: buildFeed,
     engine: buildEngine,
   };

@@ -493,6 +493,23 @@ function buildEngine(host) {
   };
 }
 
+/** The providers of the stream, where there are several. */
+function buildProviders(host) {
+  const body = el('div', { class: 'scroll' });
+  host.append(body);
+  return ({ answer }) => {
+    host.toggleAttribute('hidden', answer.providers.length < 2);
+    const rows = answer.providers.map((one) => [
+      one.name,
+      one.condition,
+      count(one.lag_slots),
+      count(one.errors),
+      one.last_error ?? NONE,
+    ]);
+    body.replaceChildren(table('Providers', ['Provider', 'Condition', 'Slots behind', 'Errors', 'Last error'], rows));
+  };
+}
+
 function buildFeed(host) {
   const body = el('div', { class: 'scroll' });
   host.append(body);

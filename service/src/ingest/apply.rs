@@ -144,9 +144,13 @@ impl Apply {
                     self.input(input)?;
                 }
             }
-            Message::Reconnected => {
+            Message::Reconnected { provider } => {
                 // The replay may bring the missing slots, so the wait for a parent starts anew.
                 self.waiting_since = None;
+                if self.standing.follows(provider) {
+                    // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
+                    self.assembler.restart(self.complete);
+                }
                 self.input(Input::Reconnected)?;
             }
             Message::Tick => self.check_waiting()?,

@@ -207,7 +207,7 @@ impl Assembler {
                  below it",
                 last.slot
             );
-            return Some(Gap { first_slot: parent + 1, last_slot: last.slot, detail });
+            return Some(Gap { first_slot: parent + 1, last_slot: last.slot, detail, contradicts: true });
         }
         if parent == last.slot {
             let detail = format!(
@@ -215,7 +215,7 @@ impl Assembler {
                 base58(&first.parent_blockhash),
                 base58(&last.blockhash)
             );
-            return Some(Gap { first_slot: parent, last_slot: parent, detail });
+            return Some(Gap { first_slot: parent, last_slot: parent, detail, contradicts: true });
         }
         if self.whole.len() > self.limits.slots_max {
             return self.missing_parent(&format!("over slots_max={}", self.limits.slots_max));
@@ -241,7 +241,7 @@ impl Assembler {
             self.whole.len()
         );
         let first_slot = last.slot + 1;
-        Some(Gap { first_slot, last_slot: first.parent_slot.max(first_slot), detail })
+        Some(Gap { first_slot, last_slot: first.parent_slot.max(first_slot), detail, contradicts: false })
     }
 
     /// Number of slots of which any part is held.
@@ -277,7 +277,7 @@ impl Assembler {
     fn block_meta(&mut self, slot: u64, meta: Meta) -> Result<(), Gap> {
         if meta.parent_slot >= slot {
             let detail = format!("slot={slot} says parent_slot={}, which is not before it", meta.parent_slot);
-            return Err(Gap { first_slot: slot, last_slot: slot, detail });
+            return Err(Gap { first_slot: slot, last_slot: slot, detail, contradicts: false });
         }
         if self.is_past(slot) {
             self.dropped.duplicate_slots += 1;
@@ -355,7 +355,7 @@ impl Assembler {
             self.held_bytes,
             self.limits.bytes_max
         );
-        Gap { first_slot, last_slot: through.max(first_slot), detail }
+        Gap { first_slot, last_slot: through.max(first_slot), detail, contradicts: false }
     }
 
     fn check_remembered(&mut self, slot: u64, blockhash: [u8; 32]) -> Result<(), Gap> {
@@ -363,7 +363,8 @@ impl Assembler {
             return Ok(());
         };
         if self.remembered[at].blockhash != UNKNOWN {
-            return same_block(slot, self.remembered[at].blockhash, blockhash);
+            let same = same_block(slot, self.remembered[at].blockhash, blockhash);
+            return same.map_err(|gap| Gap { contradicts: true, ..gap });
         }
         // A base without a blockhash learns it from the replay, so that the base's child can be checked against it.
         self.remembered[at].blockhash = blockhash;
@@ -421,7 +422,7 @@ fn same_block(slot: u64, known: [u8; 32], heard: [u8; 32]) -> Result<(), Gap> {
         base58(&known),
         base58(&heard)
     );
-    Err(Gap { first_slot: slot, last_slot: slot, detail })
+    Err(Gap { first_slot: slot, last_slot: slot, detail, contradicts: false })
 }
 
 fn held(events: usize) -> usize {

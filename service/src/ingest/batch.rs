@@ -162,7 +162,7 @@ impl Batch {
         let detail = format!(
             "slot={slot} changes more keys than one commit can hold here: most={most}; give the service more memory"
         );
-        Gap { first_slot: slot, last_slot: slot, detail }
+        Gap { first_slot: slot, last_slot: slot, detail, contradicts: false }
     }
 }
 

@@ -71,6 +71,8 @@ pub(crate) enum Ended {
     Idle { why: String, heard: bool },
     /// A refusal that only a changed setting or a changed server can mend.
     Refused(String),
+    /// The server's slots come later than those of another provider.
+    Lags(String),
     /// Missing slots: the server no longer has them, or one of its messages cannot be read.
     Gap(Gap),
     /// The server's slots begin right after the slot that was asked for: ask for this slot instead.
@@ -181,7 +183,7 @@ impl Ended {
     /// server.
     pub(crate) fn trouble(&self) -> Option<&str> {
         match self {
-            Self::Retry(why) | Self::Refused(why) | Self::Idle { why, .. } => Some(why),
+            Self::Retry(why) | Self::Refused(why) | Self::Lags(why) | Self::Idle { why, .. } => Some(why),
             Self::Gap(_) | Self::BeginsAt(_) | Self::GivenUp | Self::Renewed | Self::Closed => None,
         }
     }
@@ -193,6 +195,7 @@ impl Ended {
             Self::Retry(why) => Self::Retry(mask(&why)),
             Self::Refused(why) => Self::Refused(mask(&why)),
             Self::Idle { why, heard } => Self::Idle { why: mask(&why), heard },
+            Self::Lags(why) => Self::Lags(mask(&why)),
             Self::Gap(gap) => Self::Gap(Gap { detail: mask(&gap.detail), ..gap }),
             Self::BeginsAt(_) | Self::GivenUp | Self::Renewed | Self::Closed => self,
         }
@@ -213,6 +216,11 @@ impl Ended {
             Self::Refused(why) => {
                 error!(url, retry_ms = SLOW_RETRY.as_millis() as u64, "{why}");
                 Some(SLOW_RETRY)
+            }
+            Self::Lags(why) => {
+                let wait = waits.gap.next_wait();
+                warn!(url, retry_ms = wait.as_millis() as u64, "another provider takes over: {why}");
+                Some(wait)
             }
             // ingest-apply logs the gap.
             Self::Gap(_) | Self::GivenUp => {
@@ -257,6 +265,7 @@ fn not_available(applied: u64, first_available: u64) -> Ended {
             "the server cannot replay from slot={applied}: first_available={first_available}; unless another server \
              behind this URL has the slots, load a newer snapshot"
         ),
+        contradicts: false,
     })
 }
 

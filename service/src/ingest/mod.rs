@@ -11,8 +11,11 @@ pub mod follow;
 #[doc(hidden)]
 pub mod fuzzing;
 mod heard;
+mod probe;
 pub mod provider;
+pub mod providers;
 pub mod receive;
+mod roster;
 #[cfg(test)]
 mod simulation;
 mod standing;

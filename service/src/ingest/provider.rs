@@ -19,8 +19,10 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status};
 use tracing::{error, info};
+use yellowstone_grpc_proto::geyser::GetSlotRequest;
 use yellowstone_grpc_proto::geyser::geyser_client::GeyserClient;
 
+use super::subscribe::Commitment;
 use crate::net::secrets;
 
 /// Maximum size of a message that is taken in, in bytes. An account has at most 10 MiB, and a server may ignore the
@@ -102,6 +104,8 @@ pub struct Provider {
     shown: String,
     /// Secrets that the newest connection was made with.
     used: Arc<Mutex<Option<Secrets>>>,
+    /// Connection for questions outside of a subscription, kept from one to the next.
+    asking: Arc<tokio::sync::Mutex<Option<ProviderClient>>>,
     hangups: watch::Receiver<u64>,
 }
 
@@ -257,7 +261,7 @@ impl Provider {
     /// Creates the server that `settings` describe. Its secret files are read again whenever `hangups` counts up.
     pub fn new(settings: Settings, hangups: watch::Receiver<u64>) -> Self {
         let shown = shown(&settings.url);
-        Self { settings, shown, used: Arc::default(), hangups }
+        Self { settings, shown, used: Arc::default(), asking: Arc::default(), hangups }
     }
 
     /// The server's URL without its secrets: see [`shown`].
@@ -291,7 +295,37 @@ impl Provider {
     pub(crate) async fn client(&self) -> Result<ProviderClient> {
         let secrets = self.read().await?;
         *self.used() = Some(secrets.clone());
-        let (token, endpoint) = (self.settings.token(&secrets)?, self.settings.endpoint(&secrets)?);
+        self.client_with(&secrets).await
+    }
+
+    /// Asks for the newest slot that the server has at `commitment`.
+    ///
+    /// # Errors
+    /// A secret file cannot be read; the server cannot be reached, or refuses to answer.
+    pub(crate) async fn newest_slot(&self, commitment: Commitment) -> Result<u64> {
+        let mut asking = self.asking.lock().await;
+        let mut client = match asking.take() {
+            Some(client) => client,
+            None => {
+                let secrets = self.read().await?;
+                // Without a stream's secrets the messages of the server are masked by these.
+                self.used().get_or_insert_with(|| secrets.clone());
+                self.client_with(&secrets).await?
+            }
+        };
+        let slot = client.get_slot(GetSlotRequest { commitment: Some(commitment.level() as i32) }).await?;
+        // A connection that failed is not kept.
+        *asking = Some(client);
+        Ok(slot.into_inner().slot)
+    }
+
+    /// Number of SIGHUPs so far.
+    pub(crate) fn hangups(&self) -> u64 {
+        *self.hangups.borrow()
+    }
+
+    async fn client_with(&self, secrets: &Secrets) -> Result<ProviderClient> {
+        let (token, endpoint) = (self.settings.token(secrets)?, self.settings.endpoint(secrets)?);
         let channel = endpoint.connect().await.context("cannot connect")?;
         let client = GeyserClient::with_interceptor(channel, token)
             .accept_compressed(CompressionEncoding::Zstd)

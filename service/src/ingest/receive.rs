@@ -1,6 +1,6 @@
 //! Receives the stream: connects, subscribes, answers pings, and passes compact inputs to ingest-apply in batches.
 //!
-//! Owns: when to connect again, and from which slot. Must not: block the runtime, keep updates beyond one batch, or log
+//! Owns: when to connect again, and from which slot; `roster` says to which provider. Must not: block the runtime, keep updates beyond one batch, or log
 //! the token. Runs as one task on the tokio runtime; the ingest-apply thread has the receiving end of the channel.
 //!
 //! Back pressure: while the channel is full the socket stays unread, so the server's own queue fills instead.
@@ -10,19 +10,22 @@ use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures::future::select_all;
 use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
 use tracing::info;
 use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeUpdate};
 
 use super::State;
 use super::assemble::Input;
-use super::backoff::Waits;
 use super::connect::{Connection, Ended, Next};
 use super::convert::{Converted, convert};
 use super::follow::Selection;
 use super::heard::Heard;
+use super::probe::probe;
 use super::provider::Provider;
+use super::roster::{Lag, Roster};
 use super::subscribe::{Commitment, request};
 use super::upstream::Upstream;
 use crate::chain::Gap;
@@ -56,17 +59,19 @@ fn batches_within(limit_bytes: u64) -> usize {
     batches.clamp(QUEUE_BATCHES_MIN, QUEUE_BATCHES_MAX)
 }
 
-/// Settings of the receiver: the server, the subscription and its timeouts.
+/// Settings of the receiver: the servers, the subscription and its timeouts.
 #[derive(Clone, Debug)]
 pub struct ReceiveConfig {
-    /// The Yellowstone server to connect to.
-    pub provider: Provider,
+    /// The Yellowstone servers, in the order of preference. One is followed, and the others may take over.
+    pub providers: Vec<Provider>,
     /// The accounts to subscribe to, and the value to take from them.
     pub selection: Selection,
     /// Commitment at which a slot is taken in.
     pub commitment: Commitment,
     /// The connection is given up after this long without a slot that was applied or can be.
     pub idle_timeout: Duration,
+    /// Another provider takes over from one that lags by more slots than this and does not catch up.
+    pub takeover_lag_slots: u64,
     /// Seed of the jitter in the waits between attempts, so that it differs from that of other clients.
     pub jitter_seed: u64,
 }
@@ -76,8 +81,9 @@ pub struct ReceiveConfig {
 pub enum Message {
     /// Inputs in the order they arrived; never empty.
     Batch(Vec<Input>),
-    /// The messages after this one come from a new connection: pass [`Input::Reconnected`] to the assembler.
-    Reconnected,
+    /// The messages after this one come from a new connection to the provider with this index: pass
+    /// [`Input::Reconnected`] to the assembler.
+    Reconnected { provider: usize },
     /// Half a second has passed on an open connection: check how long a slot has been waiting for its parent.
     Tick,
     /// The server cannot send these slots, or its stream lacks them.
@@ -90,21 +96,23 @@ pub enum Message {
 ///
 /// Each connection starts over from the newest slot that ingest-apply has taken over.
 pub async fn receive(config: ReceiveConfig, tx: mpsc::Sender<Message>, state: State, stop: watch::Receiver<bool>) {
-    receive_from(config.provider.clone(), config, tx, state, stop).await;
+    receive_from(config.providers.clone(), config, tx, state, stop).await;
 }
 
-/// Receives as [`receive`] does, from any upstream; the simulation passes a scripted server.
+/// Receives as [`receive`] does, from any upstreams, at least one; the simulation passes scripted servers.
 pub(super) async fn receive_from<U: Upstream>(
-    upstream: U,
+    upstreams: Vec<U>,
     config: ReceiveConfig,
     tx: mpsc::Sender<Message>,
     state: State,
     mut stop: watch::Receiver<bool>,
 ) {
-    let receiver = Receiver { upstream, config, tx, state };
+    let receiver = Receiver { upstreams, config, tx, state };
+    let asks = probe(&receiver.upstreams, &receiver.state.providers, receiver.config.commitment);
     tokio::select! {
         biased;
         () = receiver.run() => {}
+        () = asks => {}
         // An error means that the sender of `stop` is gone, which counts as stop as well.
         _ = stop.wait_for(|stop| *stop) => {}
     }
@@ -112,46 +120,9 @@ pub(super) async fn receive_from<U: Upstream>(
     receiver.state.figures.connected.store(false, Ordering::Relaxed);
 }
 
-/// State that the receiver keeps from one connection to the next.
-#[derive(Debug, Default)]
-struct Past {
-    /// The slot that the store stood at when the newest connection was made.
-    applied: Option<u64>,
-    /// Number of connections announced to ingest-apply.
-    connections: u64,
-    /// Whether the newest connection brought a slot that can be applied.
-    progressed: bool,
-    /// Whether the newest connection ended because it brought no slot that can be applied.
-    idle: bool,
-    /// The slot at which the server's slots begin, right after the applied one, if the server has said so.
-    begins_at: Option<u64>,
-}
-
-impl Past {
-    /// Remembers the slot at which the server says that its slots begin. A server that repeats this after being asked
-    /// for that very slot is retried later.
-    fn begin_at(&mut self, ended: Ended) -> Ended {
-        match ended {
-            Ended::BeginsAt(slot) if self.begins_at == Some(slot) => {
-                self.begins_at = None;
-                Ended::Retry(format!(
-                    "the server does not send slot={slot}, although it says that its slots begin there"
-                ))
-            }
-            Ended::BeginsAt(slot) => {
-                self.begins_at = Some(slot);
-                Ended::BeginsAt(slot)
-            }
-            ended => {
-                self.begins_at = None;
-                ended
-            }
-        }
-    }
-}
-
 struct Receiver<U> {
-    upstream: U,
+    /// In the order of preference.
+    upstreams: Vec<U>,
     config: ReceiveConfig,
     tx: mpsc::Sender<Message>,
     state: State,
@@ -159,64 +130,123 @@ struct Receiver<U> {
 
 impl<U: Upstream> Receiver<U> {
     async fn run(&self) {
-        let mut waits = Waits::new(self.config.jitter_seed);
-        let mut past = Past::default();
+        let mut roster = Roster::new(self.upstreams.len(), self.config.jitter_seed);
+        let (mut connections, mut hangups) = (0, self.hangups());
+        // A gap is one of the chain only once no other provider can be asked.
+        let mut held_gap = None;
         loop {
             let applied = self.state.resume.slot();
-            if applied != past.applied {
-                past.applied = applied;
-                waits.gap.reset();
-            }
-            let ended = match self.follow(applied, &mut past).await {
+            let at = roster.begin(applied, &self.state.providers);
+            let ended = match self.follow(applied, &mut roster, &mut connections, &mut hangups).await {
                 Err(ended) => ended,
                 Ok(never) => match never {},
             };
             // ORDERING: Relaxed: a statistic.
             self.state.figures.connected.store(false, Ordering::Relaxed);
-            if std::mem::take(&mut past.progressed) {
-                waits.broken.reset();
+            let link = roster.link();
+            if link.progressed {
+                link.waits.broken.reset();
+                held_gap = None;
             }
-            let ended = past.begin_at(ended).masked(|words| self.upstream.masked(words));
-            past.idle = matches!(ended, Ended::Idle { .. });
-            match ended.trouble() {
-                Some(why) => self.state.readiness.set_trouble(why),
-                // The earlier trouble is not the reason for this end.
-                None => self.state.readiness.clear_trouble(),
+            let ended = link.begin_at(ended).masked(|words| self.upstreams[at].masked(words));
+            link.idle = matches!(ended, Ended::Idle { .. });
+            self.tell_trouble(at, &ended);
+            let wait = ended.log_and_wait(self.state.providers.name(at), &mut link.waits);
+            let Some(wait) = wait else { return };
+            self.trust_again(&mut hangups);
+            let retry_at = roster.ended(&ended, wait, &self.state.providers);
+            if let Ended::Gap(gap) = ended {
+                held_gap = Some(gap);
             }
-            let Some(wait) = ended.log_and_wait(self.config.provider.shown(), &mut waits) else { return };
-            if let Ended::Gap(gap) = ended
+            if retry_at > Instant::now()
+                && let Some(gap) = held_gap.take()
                 && self.tx.send(Message::Gap(gap)).await.is_err()
             {
                 return;
             }
             tokio::select! {
                 biased;
-                () = tokio::time::sleep(wait) => {}
-                () = self.upstream.renewed() => {}
+                () = sleep_until(retry_at) => {}
+                index = self.renewed(&roster) => roster.turn_to(index),
                 () = self.tx.closed() => return,
             }
         }
     }
 
+    /// Publishes the reason for the end of a connection to the provider at `at`.
+    fn tell_trouble(&self, at: usize, ended: &Ended) {
+        let (readiness, providers) = (&self.state.readiness, &self.state.providers);
+        match ended.trouble() {
+            Some(why) => readiness.set_trouble(why),
+            // The earlier trouble is not the reason for this end.
+            None => readiness.clear_trouble(),
+        }
+        let error = match ended {
+            Ended::Gap(gap) => Some(gap.detail.as_str()),
+            // ingest-apply has noted the error of a distrusted provider.
+            Ended::GivenUp if !providers.is_distrusted(at) => Some("its stream lacks slots or contradicts itself"),
+            ended => ended.trouble(),
+        };
+        if let Some(error) = error {
+            providers.failed(at, error);
+        }
+    }
+
+    /// Waits until a provider that waits has other secrets than at its newest connection. Returns its index.
+    async fn renewed(&self, roster: &Roster) -> usize {
+        let waiting = roster.waiting(&self.state.providers).into_iter();
+        let renewed = waiting.map(|index| {
+            Box::pin(async move {
+                self.upstreams[index].renewed().await;
+                index
+            })
+        });
+        let renewed: Vec<_> = renewed.collect();
+        if renewed.is_empty() {
+            return std::future::pending().await;
+        }
+        select_all(renewed).await.0
+    }
+
+    fn hangups(&self) -> u64 {
+        self.upstreams.first().map_or(0, Upstream::hangups)
+    }
+
+    /// Trusts every provider again, if a SIGHUP has come since the last call.
+    fn trust_again(&self, hangups: &mut u64) {
+        let before = std::mem::replace(hangups, self.hangups());
+        if before != *hangups && self.state.providers.trust_all() {
+            info!("SIGHUP: every provider is trusted again");
+        }
+    }
+
     /// Runs one connection, from connecting to its end.
-    async fn follow(&self, applied: Option<u64>, past: &mut Past) -> Result<std::convert::Infallible, Ended> {
-        let from_slot = past.begins_at.or(applied);
+    async fn follow(
+        &self,
+        applied: Option<u64>,
+        roster: &mut Roster,
+        connections: &mut u64,
+        hangups: &mut u64,
+    ) -> Result<std::convert::Infallible, Ended> {
+        let (at, from_slot) = (roster.at(), roster.link().begins_at.or(applied));
+        let upstream = &self.upstreams[at];
         let subscription = request(self.config.selection, self.config.commitment, from_slot);
         let idle_timeout = self.config.idle_timeout;
-        let mut connection = Connection::open(&self.upstream, idle_timeout, subscription, applied).await?;
-        self.send(Message::Reconnected).await?;
-        past.connections += 1;
+        let mut connection = Connection::open(upstream, idle_timeout, subscription, applied).await?;
+        self.send(Message::Reconnected { provider: at }).await?;
+        *connections += 1;
         // ORDERING: Relaxed: a statistic.
         self.state.figures.connected.store(true, Ordering::Relaxed);
         count(&self.state.figures.connects, 1);
-        info!(url = self.config.provider.shown(), from_slot, "subscribed");
-        if !past.idle {
+        self.state.providers.follow(at);
+        info!(url = self.state.providers.name(at), from_slot, "subscribed");
+        if !roster.link().idle {
             self.state.readiness.clear_trouble();
         }
-        let mut heard = Heard::new(applied);
-        self.tell_newest(&heard);
+        let (mut heard, mut lag) = (Heard::new(applied), Lag::default());
+        self.tell_newest(at, &heard);
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
-        let mut renewed = pin!(self.upstream.renewed());
+        let mut renewed = pin!(upstream.renewed());
         loop {
             let next = tokio::select! {
                 biased;
@@ -224,18 +254,23 @@ impl<U: Upstream> Receiver<U> {
                 () = &mut renewed => return Err(Ended::Renewed),
             };
             match next {
-                Next::Tick => self.send(Message::Tick).await?,
+                Next::Tick => {
+                    self.send(Message::Tick).await?;
+                    self.trust_again(hangups);
+                    self.check_lag(roster, &heard, &mut lag)?;
+                }
                 Next::Update(update) => {
-                    let Some(progress) = self.take(update, &mut batch, &mut heard).await? else { continue };
+                    let Some(progress) = self.take(at, update, &mut batch, &mut heard).await? else { continue };
                     connection.heard_of_a_slot();
                     if progress {
-                        past.progressed = true;
+                        roster.link().progressed = true;
                         connection.progressed();
                         self.state.readiness.clear_trouble();
+                        self.state.providers.works(at);
                     }
                 }
             }
-            if self.state.resume.is_given_up(past.connections) {
+            if self.state.resume.is_given_up(*connections) {
                 return Err(Ended::GivenUp);
             }
         }
@@ -245,6 +280,7 @@ impl<U: Upstream> Receiver<U> {
     /// update made a slot whole, which can be applied now or later.
     async fn take(
         &self,
+        at: usize,
         update: SubscribeUpdate,
         batch: &mut Vec<Input>,
         heard: &mut Heard,
@@ -265,7 +301,7 @@ impl<U: Upstream> Receiver<U> {
                     heard.applied(applied);
                 }
                 let progress = heard.hear(&input);
-                self.tell_newest(heard);
+                self.tell_newest(at, heard);
                 (input, Some(progress))
             }
             Err(malformed) => {
@@ -275,6 +311,7 @@ impl<U: Upstream> Receiver<U> {
                     first_slot: malformed.slot,
                     last_slot: malformed.slot,
                     detail: malformed.detail,
+                    contradicts: false,
                 }));
             }
         };
@@ -287,8 +324,27 @@ impl<U: Upstream> Receiver<U> {
         Ok(boundary)
     }
 
-    fn tell_newest(&self, heard: &Heard) {
-        self.state.readiness.set_newest_slot(heard.newest().unwrap_or(0));
+    fn tell_newest(&self, at: usize, heard: &Heard) {
+        let newest = heard.newest().unwrap_or(0);
+        self.state.readiness.set_newest_slot(newest);
+        self.state.providers.set_newest_slot(at, newest);
+    }
+
+    /// Ends the connection where the provider lags too long after another one that could take over.
+    fn check_lag(&self, roster: &Roster, heard: &Heard, lag: &mut Lag) -> Result<(), Ended> {
+        let limit_slots = self.config.takeover_lag_slots;
+        // With a full queue the lag is that of ingest-apply, and another provider would not help.
+        let reads_freely = 2 * self.tx.capacity() > self.tx.max_capacity();
+        let newest = roster.newest_of_others(&self.state.providers).zip(heard.newest()).filter(|_| reads_freely);
+        let lag_slots = newest.map(|(other, own)| other.saturating_sub(own));
+        if !lag.lasts(lag_slots, limit_slots) {
+            return Ok(());
+        }
+        Err(Ended::Lags(format!(
+            "the server lags: newest_slot={} lag_slots={} takeover_lag_slots={limit_slots}",
+            heard.newest().unwrap_or(0),
+            lag_slots.unwrap_or(0)
+        )))
     }
 
     /// Turns the end of an idle connection into a gap where it brought parts of slots and none whole: it lacks the
@@ -296,7 +352,8 @@ impl<U: Upstream> Receiver<U> {
     fn is_gap(&self, ended: Ended, heard: &Heard) -> Ended {
         let (Ended::Idle { why, .. }, Some((slot, lacks))) = (&ended, heard.incomplete()) else { return ended };
         let first_slot = self.state.resume.slot().map_or(slot, |applied| applied + 1).min(slot);
-        Ended::Gap(Gap { first_slot, last_slot: slot, detail: format!("{why}: slot={slot} has {lacks}") })
+        let detail = format!("{why}: slot={slot} has {lacks}");
+        Ended::Gap(Gap { first_slot, last_slot: slot, detail, contradicts: false })
     }
 
     async fn send(&self, message: Message) -> Result<(), Ended> {

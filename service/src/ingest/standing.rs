@@ -7,6 +7,9 @@
 //! applied slot, and the receiver connects anew from there. The gap is over once its first slot, or a later one, is
 //! applied. Until then the service is not ready, and each connection that does not bring the slot reports the gap
 //! again.
+//!
+//! A provider that contradicts the applied chain is distrusted, and its connection is given up. That is no gap as long
+//! as another provider is trusted: the store stays where it is until the other one's slots arrive.
 
 use std::time::Duration;
 
@@ -30,12 +33,14 @@ pub(super) struct Standing {
     connections: u64,
     /// Whether the newest connection was given up: its remaining messages are skipped.
     given_up: bool,
+    /// Index of the provider of the newest connection; `None` before the first.
+    provider: Option<usize>,
 }
 
 impl Standing {
     /// Creates the standing at the start: catching up, before the first connection.
     pub(super) fn new(state: State) -> Self {
-        Self { state, live: false, gap: None, connections: 0, given_up: false }
+        Self { state, live: false, gap: None, connections: 0, given_up: false, provider: None }
     }
 
     /// Publishes the phase, before the first message.
@@ -46,7 +51,7 @@ impl Standing {
     /// Whether to skip a message because its connection was given up. A new connection is not skipped.
     pub(super) fn lets_go(&mut self, message: &Message) -> bool {
         match message {
-            Message::Reconnected => {
+            Message::Reconnected { .. } => {
                 self.connections += 1;
                 self.given_up = false;
                 false
@@ -56,6 +61,11 @@ impl Standing {
         }
     }
 
+    /// Notes the provider of the newest connection. Returns whether the connection before was of another one.
+    pub(super) fn follows(&mut self, provider: usize) -> bool {
+        self.provider.replace(provider).is_some_and(|before| before != provider)
+    }
+
     /// Whether the newest connection was given up.
     pub(super) fn has_given_up(&self) -> bool {
         self.given_up
@@ -63,6 +73,11 @@ impl Standing {
 
     /// Enters a gap: slots are missing on the newest connection, or the server says that it cannot send them.
     pub(super) fn gap(&mut self, mut gap: Gap) {
+        self.given_up = true;
+        if gap.contradicts && self.distrusts(&gap) {
+            self.state.resume.give_up(self.connections);
+            return;
+        }
         // A message may name any slot. The gap is over once slots are applied that were heard of when the gap was seen.
         // An older value only ends the gap earlier.
         let newest = self.state.readiness.newest_slot().max(self.state.resume.slot()).unwrap_or(0);
@@ -76,7 +91,6 @@ impl Standing {
         );
         self.live = false;
         self.gap = Some(gap);
-        self.given_up = true;
         self.state.resume.give_up(self.connections);
         self.tell();
     }
@@ -110,6 +124,21 @@ impl Standing {
         self.tell();
     }
 
+    /// Distrusts the provider of the newest connection. Returns false where it is the last one that is trusted.
+    fn distrusts(&self, gap: &Gap) -> bool {
+        let providers = &self.state.providers;
+        let Some(index) = self.provider.filter(|index| providers.distrust(*index)) else { return false };
+        let provider = providers.name(index);
+        error!(
+            provider,
+            detail = gap.detail,
+            "the provider contradicts the applied chain: another one takes over, and this one is asked again after a \
+             SIGHUP or a restart"
+        );
+        providers.failed(index, &gap.detail);
+        true
+    }
+
     fn tell(&self) {
         self.state.readiness.set_phase(match &self.gap {
             Some(gap) => Phase::Gap(gap.clone()),
@@ -126,7 +155,7 @@ mod tests {
     use super::*;
 
     fn gap(slot: u64) -> Gap {
-        Gap { first_slot: slot, last_slot: slot, detail: String::new() }
+        Gap { first_slot: slot, last_slot: slot, detail: String::new(), contradicts: false }
     }
 
     #[test]
@@ -134,14 +163,14 @@ mod tests {
         let state = State::at(ChainCheckpoint { slot: Some(7), ..ChainCheckpoint::default() });
         let mut standing = Standing::new(state.clone());
         standing.begin();
-        assert!(!standing.lets_go(&Message::Reconnected));
+        assert!(!standing.lets_go(&Message::Reconnected { provider: 0 }));
         standing.committed(8, 0);
         assert!(state.readiness.verdict().is_ready());
         state.readiness.set_newest_slot(11);
         standing.gap(gap(12));
         assert!(state.resume.is_given_up(1) && !state.resume.is_given_up(2));
         assert!(standing.lets_go(&Message::Tick) && standing.has_given_up());
-        assert!(!standing.lets_go(&Message::Reconnected) && !standing.lets_go(&Message::Tick));
+        assert!(!standing.lets_go(&Message::Reconnected { provider: 0 }) && !standing.lets_go(&Message::Tick));
         standing.committed(11, 0);
         assert_eq!(state.readiness.verdict().gap, Some(gap(12)), "the slots before it came again");
         standing.committed(13, 0);

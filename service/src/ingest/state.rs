@@ -10,6 +10,7 @@ use arc_swap::ArcSwap;
 use engine_api::Stats;
 use solana::ChainCheckpoint;
 
+use super::providers::Providers;
 use crate::overlay::Overlay;
 use crate::published::Published;
 use crate::readiness::{Limits, Readiness};
@@ -25,12 +26,14 @@ pub struct State {
     /// The events from which readiness is computed. Writers: ingest-apply and the receiver.
     pub readiness: Arc<Readiness>,
     pub figures: Arc<Figures>,
+    /// The providers of the stream. Writers: the receiver, and ingest-apply for distrust.
+    pub providers: Arc<Providers>,
     pub(super) resume: Arc<Resume>,
 }
 
 impl State {
-    /// Returns the state at start: no slot heard of, and not ready. The overlay decides the commitments that the
-    /// service follows.
+    /// Returns the state at start: no slot heard of, not ready, and one provider without a name. The overlay decides
+    /// the commitments that the service follows.
     pub fn new(checkpoint: ChainCheckpoint, overlay: Overlay, limits: Limits) -> Self {
         let published = Arc::new(Published::new(checkpoint));
         Self {
@@ -38,8 +41,14 @@ impl State {
             published,
             overlay: Arc::new(overlay),
             figures: Arc::default(),
+            providers: Arc::new(Providers::new([])),
             resume: Arc::new(Resume::new(checkpoint.slot)),
         }
+    }
+
+    /// Sets the names of the providers, in the order of preference.
+    pub fn with_providers(self, names: impl IntoIterator<Item = String>) -> Self {
+        Self { providers: Arc::new(Providers::new(names)), ..self }
     }
 }
 

@@ -27,14 +27,20 @@ pub enum Commitment {
     Finalized,
 }
 
+impl Commitment {
+    /// The commitment as requests spell it.
+    pub(super) const fn level(self) -> CommitmentLevel {
+        match self {
+            Self::Confirmed => CommitmentLevel::Confirmed,
+            Self::Finalized => CommitmentLevel::Finalized,
+        }
+    }
+}
+
 /// Returns the subscription for a selection. `from_slot` is the first slot to send again; with `None` the server starts
 /// with new slots.
 pub fn request(selection: Selection, commitment: Commitment, from_slot: Option<u64>) -> SubscribeRequest {
-    let level = match commitment {
-        Commitment::Confirmed => CommitmentLevel::Confirmed,
-        Commitment::Finalized => CommitmentLevel::Finalized,
-    };
-    request_at(selection, level, from_slot)
+    request_at(selection, commitment.level(), from_slot)
 }
 
 /// Returns the overlay's subscription: the same selection at processed, starting with new slots.

@@ -13,6 +13,7 @@ use yellowstone_grpc_proto::geyser::{SubscribeReplayInfoRequest, SubscribeReques
 
 use super::connect::Ended;
 use super::provider::{Provider, ProviderClient};
+use super::subscribe::Commitment;
 
 /// Maximum number of requests of one subscription that wait to be sent: the subscription, and the answers to pings.
 const REQUESTS: usize = 64;
@@ -38,6 +39,14 @@ pub(crate) trait Upstream: Send + Sync {
     /// Returns a server's message without the secrets that the server was sent.
     fn masked(&self, words: &str) -> String {
         words.to_owned()
+    }
+
+    /// Asks for the newest slot that the server has at this commitment, on a connection of its own.
+    fn newest_slot(&self, commitment: Commitment) -> impl Future<Output = Result<u64, Ended>> + Send;
+
+    /// Number of SIGHUPs so far.
+    fn hangups(&self) -> u64 {
+        0
     }
 }
 
@@ -75,6 +84,14 @@ impl Upstream for Provider {
 
     fn masked(&self, words: &str) -> String {
         Self::masked(self, words)
+    }
+
+    async fn newest_slot(&self, commitment: Commitment) -> Result<u64, Ended> {
+        Self::newest_slot(self, commitment).await.map_err(|error| Ended::Retry(chain(error.as_ref())))
+    }
+
+    fn hangups(&self) -> u64 {
+        Self::hangups(self)
     }
 }
 

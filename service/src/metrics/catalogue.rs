@@ -164,6 +164,7 @@ const REASONS: &str = "reason=committed|dead|abandoned|overflow|disconnected|dup
 const ENDINGS: &str = "rule=full|source_share|newcomer|handshake|greeting|first_request|idle|unread";
 const PLACES: &str = "place=subscribers|waiters|batches|dumps|bytes";
 const SCOPES: &str = "scope=connection|source|network|all";
+const CONDITIONS: &str = "condition=followed|standby|fails|distrusted";
 const LISTENERS: &str = "listener=grpc-tcp|grpc-uds|http";
 
 const ALWAYS: When = When::Always;
@@ -204,6 +205,14 @@ catalogue! {
             "When updates of the stream were last passed to the ingest thread";
         LAST_COMMIT_TIME Gauge UnixSeconds [] APPLIED, "solkv_last_commit_time_seconds",
             "When the ingest thread last committed";
+        PROVIDER_CONDITION Gauge Bool ["provider", CONDITIONS] ALWAYS, "solkv_provider_condition",
+            "1 for the present condition of each provider of the stream, else 0";
+        PROVIDER_LAG_SLOTS Gauge Count ["provider"] HEARD, "solkv_provider_lag_slots",
+            "Number of slots by which the provider lags behind the newest slot of all trusted ones";
+        PROVIDER_ERRORS Counter Count ["provider"] ALWAYS, "solkv_provider_errors_total",
+            "Failures of the provider: ends of its stream, and questions without an answer while it is not followed";
+        PROVIDER_TAKEOVERS Counter Count [] ALWAYS, "solkv_provider_takeovers_total",
+            "How often another provider than the one before was followed";
         QUEUE_BATCHES Gauge Count [] ALWAYS, "solkv_queue_batches",
             "Batches of updates that wait for the ingest thread; at most 256";
     }

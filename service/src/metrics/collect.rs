@@ -18,6 +18,7 @@ use crate::chain::Commitment;
 use crate::feed::Feed;
 use crate::figure::unix_ms;
 use crate::handles::Handles;
+use crate::ingest::providers::Condition;
 use crate::net::figures::{Connections, Ending, Listener, Place, Scope};
 use crate::overlay::Overlay;
 use crate::slow::Transport;
@@ -44,6 +45,7 @@ impl Collector for Families {
         }
         self.health(&mut out)?;
         self.lag(&mut out)?;
+        self.providers(&mut out)?;
         self.memory(&mut out)?;
         self.engine(&mut out)?;
         self.edge(&mut out)?;
@@ -86,6 +88,26 @@ impl Families {
         out.maybe(&c::LAG, readiness.verdict().lag_ms.map(|lag_ms| lag_ms as f64 / 1e3))?;
         out.maybe(&c::LAST_UPDATE_TIME, time(&ingest.last_update_unix_ms))?;
         out.maybe(&c::LAST_COMMIT_TIME, time(&ingest.last_commit_unix_ms))
+    }
+
+    fn providers(&self, out: &mut Out<'_>) -> fmt::Result {
+        let providers = &self.handles.status.providers;
+        let reports = providers.reports();
+        let mut conditions = out.family(&c::PROVIDER_CONDITION)?;
+        for (report, condition) in reports.iter().flat_map(|report| Condition::ALL.map(|condition| (report, condition)))
+        {
+            let labels = [("provider", report.name.as_str()), ("condition", condition.name())];
+            let value = flag(report.condition == condition);
+            sample(&c::PROVIDER_CONDITION, value, conditions.encode_family(&labels)?)?;
+        }
+        let lags = reports.iter().filter_map(|report| Some((report.name.as_str(), report.lag_slots?)));
+        let lags: Vec<_> = lags.collect();
+        if !lags.is_empty() {
+            out.by(&c::PROVIDER_LAG_SLOTS, "provider", lags)?;
+        }
+        let errors = reports.iter().map(|report| (report.name.as_str(), report.errors));
+        out.by(&c::PROVIDER_ERRORS, "provider", errors)?;
+        out.one(&c::PROVIDER_TAKEOVERS, providers.takeovers() as f64)
     }
 
     fn memory(&self, out: &mut Out<'_>) -> fmt::Result {

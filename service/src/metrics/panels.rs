@@ -62,6 +62,13 @@ panels! {
         curve "Connected to the stream" "none":
             "solkv_connected{@}" => "{{instance}} connected",
             "increase(solkv_connects_total{@}[$__rate_interval])" => "{{instance}} connections made";
+        curve "Provider followed" "none":
+            "solkv_provider_condition{@,condition=\"followed\"}" => "{{instance}} {{provider}}",
+            "increase(solkv_provider_takeovers_total{@}[$__rate_interval])" => "{{instance}} takeovers";
+        curve "Lag of each provider in slots" "none":
+            "solkv_provider_lag_slots{@}" => "{{instance}} {{provider}}";
+        curve "Errors of each provider" "none":
+            "increase(solkv_provider_errors_total{@}[$__rate_interval])" => "{{instance}} {{provider}}";
         curve "Batches waiting for the ingest thread (at most 256)" "none": "solkv_queue_batches{@}" => "{{instance}}";
     }
     Ingest {

@@ -22,6 +22,7 @@ use super::convert::convert;
 use crate::figure::count;
 use crate::ingest::backoff::Waits;
 use crate::ingest::connect::{Connection, Ended, Next};
+use crate::ingest::provider::Provider;
 use crate::ingest::receive::{BATCH_INPUTS, ReceiveConfig};
 use crate::ingest::subscribe::request_processed;
 use crate::overlay::banks::Seen;
@@ -30,11 +31,12 @@ use crate::overlay::{Message, Overlay};
 /// Receives until `stop` turns true, its sender is dropped, or the channel's receiving end is dropped.
 pub(super) async fn receive(
     config: ReceiveConfig,
+    followed: watch::Receiver<usize>,
     tx: mpsc::Sender<Message>,
     overlay: Arc<Overlay>,
     mut stop: watch::Receiver<bool>,
 ) {
-    let receiver = Receiver { config, tx, overlay };
+    let receiver = Receiver { config, followed, tx, overlay };
     tokio::select! {
         () = receiver.run() => {}
         // An error means that the sender of `stop` is gone, which counts as stop as well.
@@ -45,6 +47,8 @@ pub(super) async fn receive(
 
 struct Receiver {
     config: ReceiveConfig,
+    /// Index of the provider that the ingest follows.
+    followed: watch::Receiver<usize>,
     tx: mpsc::Sender<Message>,
     overlay: Arc<Overlay>,
 }
@@ -54,7 +58,9 @@ impl Receiver {
         let mut waits = Waits::new(self.config.jitter_seed);
         loop {
             let mut heard_slot = false;
-            let ended = match self.follow(&mut heard_slot).await {
+            let mut followed = self.followed.clone();
+            let provider = &self.config.providers[*followed.borrow_and_update()];
+            let ended = match self.follow(provider, &mut followed, &mut heard_slot).await {
                 Err(ended) => ended,
                 Ok(never) => match never {},
             };
@@ -62,31 +68,39 @@ impl Receiver {
             if heard_slot {
                 waits.broken.reset();
             }
-            let ended = ended.masked(|words| self.config.provider.masked(words));
-            let Some(wait) = ended.log_and_wait(self.config.provider.shown(), &mut waits) else { return };
+            let ended = ended.masked(|words| provider.masked(words));
+            let Some(wait) = ended.log_and_wait(provider.shown(), &mut waits) else { return };
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
-                () = self.config.provider.renewed() => {}
+                () = provider.renewed() => {}
+                () = changed(&mut followed) => {}
                 () = self.tx.closed() => return,
             }
         }
     }
 
     /// Runs one connection, from connecting to its end.
-    async fn follow(&self, heard_slot: &mut bool) -> Result<std::convert::Infallible, Ended> {
+    async fn follow(
+        &self,
+        provider: &Provider,
+        followed: &mut watch::Receiver<usize>,
+        heard_slot: &mut bool,
+    ) -> Result<std::convert::Infallible, Ended> {
         let request = request_processed(self.config.selection);
-        let mut connection = Connection::open(&self.config.provider, self.config.idle_timeout, request, None).await?;
+        let mut connection = Connection::open(provider, self.config.idle_timeout, request, None).await?;
         self.send(vec![Seen::Connected]).await?;
         self.set_connected(true);
-        info!(url = self.config.provider.shown(), "subscribed to processed slots");
+        info!(url = provider.shown(), "subscribed to processed slots");
         let mut batch = Vec::with_capacity(BATCH_INPUTS);
         let mut newest = 0;
-        let mut renewed = pin!(self.config.provider.renewed());
+        let mut renewed = pin!(provider.renewed());
+        let mut changed = pin!(changed(followed));
         loop {
             let next = tokio::select! {
                 biased;
                 next = connection.next() => next?,
                 () = &mut renewed => return Err(Ended::Renewed),
+                () = &mut changed => return Err(Ended::Renewed),
             };
             let Next::Update(update) = next else { continue };
             if let Some(slot) = self.take(update, &mut batch).await? {
@@ -131,5 +145,13 @@ impl Receiver {
             // ORDERING: Relaxed: a statistic.
             processed.figures.connected.store(connected, Ordering::Relaxed);
         }
+    }
+}
+
+/// Waits until the ingest follows another provider.
+async fn changed(followed: &mut watch::Receiver<usize>) {
+    if followed.changed().await.is_err() {
+        // The ingest has ended, so that this task is about to be stopped.
+        std::future::pending::<()>().await;
     }
 }

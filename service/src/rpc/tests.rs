@@ -160,7 +160,7 @@ async fn packed_batches_are_the_same_answers_in_less() {
 #[tokio::test]
 async fn status_names_the_gap_and_a_stopped_pool_is_unavailable() {
     let mut run = start().await;
-    let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned() };
+    let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned(), contradicts: false };
     run.pool.handles.status.readiness.set_phase(Phase::Gap(gap));
     let status = run.client.status(StatusRequest {}).await.unwrap().into_inner();
     assert_eq!((status.engine.as_str(), status.ready, status.lag_slots), ("redb", false, None));

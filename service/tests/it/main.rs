@@ -29,6 +29,7 @@ mod slow;
 mod store;
 mod support;
 mod systemd;
+mod takeover;
 mod tools;
 mod transports;
 mod whole;

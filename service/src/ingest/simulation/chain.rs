@@ -121,6 +121,16 @@ impl Chain {
         other
     }
 
+    /// Returns the same chain, in which the parents of all blocks after `applied` have other blockhashes.
+    pub(super) fn with_other_parents(&self, applied: u64, rng: &mut Rng) -> Self {
+        let mut other = self.clone();
+        for block in other.slots.iter_mut().filter_map(|slot| slot.block.as_mut()).filter(|block| block.slot > applied)
+        {
+            block.parent.blockhash = hash(rng);
+        }
+        other
+    }
+
     /// The blocks of the chain, the base first.
     pub(super) fn blocks(&self) -> impl Iterator<Item = &Block> {
         self.slots.iter().filter_map(|slot| slot.block.as_ref())

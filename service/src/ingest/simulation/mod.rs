@@ -7,11 +7,13 @@
 //! `SIM_SEEDS=100000` tries more seeds; `SIM_SEED=7` tries that one and prints its log.
 
 mod chain;
+mod fault;
 mod messages;
 mod oracle;
 mod script;
 mod server;
 mod store;
+mod takeover;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -26,6 +28,7 @@ use tracing::info;
 use workload::Rng;
 
 use self::chain::Chain;
+use self::fault::Nature;
 use self::oracle::Oracle;
 use self::server::Server;
 use self::store::{Fault, KILLED, Opened, Store};
@@ -34,7 +37,6 @@ use super::apply::{Apply, ApplyConfig};
 use super::batch;
 use super::extract::Extract;
 use super::follow::{Follow, Selection};
-use super::provider::{Provider, Settings};
 use super::receive::{ReceiveConfig, receive_from};
 use super::subscribe::Commitment;
 use crate::feed::FRAME_CHANGES_MAX;
@@ -125,13 +127,16 @@ fn simulate(seed: u64) {
 struct Simulation {
     rng: Rng,
     chain: Arc<Chain>,
-    server: Server,
+    /// The providers in the order of preference.
+    servers: Vec<Server>,
     store: Store,
     oracle: Oracle,
     receive: ReceiveConfig,
     apply: ApplyConfig,
     /// Whether the last life ended between the feed's append and the end of a commit.
     cut: bool,
+    /// Longest time without an applied slot in the last life, from its first slot to its last.
+    longest_pause: Duration,
 }
 
 /// How a life ends, unless a fault of the plan ends it earlier.
@@ -149,6 +154,18 @@ enum Until {
 impl Simulation {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
+        let natures = if rng.chance(0.5) {
+            vec![Nature::Alone]
+        } else {
+            let mut all: Vec<_> = (0..1 + rng.below(3)).map(|_| Nature::bad(&mut rng)).collect();
+            all.insert(rng.below(all.len() as u64 + 1) as usize, Nature::Honest);
+            all
+        };
+        Self::of(rng, seed, &natures)
+    }
+
+    /// Creates the simulation of a service that follows servers of these natures.
+    fn of(mut rng: Rng, seed: u64, natures: &[Nature]) -> Self {
         let chain = Arc::new(Chain::new(&mut rng));
         let extract = [Extract::TokenOwner, Extract::TokenMint, Extract::AccountOwner][rng.below(3) as usize];
         let follow = match extract {
@@ -162,10 +179,11 @@ impl Simulation {
         let store = Store::create(&chain, base_known, durability, &mut rng);
         let of = |all: &[u64], rng: &mut Rng| all[rng.below(all.len() as u64) as usize];
         let receive = ReceiveConfig {
-            provider: Provider::new(Settings::default(), watch::channel(0).1),
+            providers: Vec::new(),
             selection,
             commitment,
             idle_timeout: Duration::from_secs(of(&[5, 30], &mut rng)),
+            takeover_lag_slots: of(&[3, 10], &mut rng),
             jitter_seed: seed,
         };
         let apply = ApplyConfig {
@@ -175,13 +193,15 @@ impl Simulation {
             full_retry: Duration::ZERO,
             durability,
         };
-        let server = Server::new(Arc::clone(&chain), base_known, selection, commitment, Rng::new(rng.next_u64()));
+        let server =
+            |nature: &Nature| Server::new(Arc::clone(&chain), base_known, &receive, *nature, Rng::new(rng.next_u64()));
+        let servers = natures.iter().map(server).collect();
         let oracle = Oracle::new(Arc::clone(&chain), base_known, durability);
-        Self { rng, chain, server, store, oracle, receive, apply, cut: false }
+        Self { rng, chain, servers, store, oracle, receive, apply, cut: false, longest_pause: Duration::ZERO }
     }
 
     async fn run(mut self) {
-        let faulty_until = self.server.complete_at() + Duration::from_secs(self.rng.below(40));
+        let faulty_until = self.servers[0].complete_at() + Duration::from_secs(self.rng.below(40));
         while Instant::now() < faulty_until {
             // Long enough for a gap to show, or short enough for many restarts.
             let longest_ms = [2000, 5000, 20_000, 60_000][self.rng.below(4) as usize];
@@ -213,11 +233,14 @@ impl Simulation {
         let started_at = self.oracle.slot();
         info!(?until, started_at, plan = ?*plan.lock().expect("a plan"), "a life begins");
         let checkpoint = engine.checkpoint().expect("a checkpoint");
-        let state = State::at(ChainCheckpoint::read(&checkpoint).expect("a chain's"));
+        let names = self.servers.iter().map(|server| format!("{:?}", server.nature()));
+        let state = State::at(ChainCheckpoint::read(&checkpoint).expect("a chain's")).with_providers(names);
+        self.servers.iter().for_each(Server::begin_life);
+        self.longest_pause = Duration::ZERO;
         let (stop, stopped) = watch::channel(false);
         let (messages, mut received) = mpsc::channel([1, 2, 4, 256][self.rng.below(4) as usize]);
         let receiver =
-            receive_from(self.server.clone(), self.receive.clone(), messages, state.clone(), stopped.clone());
+            receive_from(self.servers.clone(), self.receive.clone(), messages, state.clone(), stopped.clone());
         let receiver = tokio::spawn(receiver);
         let mut apply =
             Apply::new(Arc::clone(&engine), state.clone(), Some(writer), self.apply, Pulse::default(), stopped)
@@ -243,13 +266,16 @@ impl Simulation {
             }
             self.oracle.check(&*engine, &feed, Some(&state));
             if self.oracle.slot() != at_slot {
+                self.longest_pause =
+                    self.longest_pause.max(moved_at.map_or(Duration::ZERO, |at: Instant| at.elapsed()));
                 (at_slot, moved_at) = (self.oracle.slot(), Some(Instant::now()));
             }
+            self.check_trust(&state);
             self.check_readiness(&state, started_at, moved_at);
             self.check_given_up(&state, &mut gap_shown);
             if let Until::AtTip(heals_at, _) = until {
                 if Instant::now() >= heals_at {
-                    self.server.heal();
+                    self.servers.iter().for_each(Server::heal);
                 }
                 if self.oracle.slot() == self.chain.tip().slot {
                     break false;
@@ -294,7 +320,10 @@ impl Simulation {
             let since = moved_at.expect("ready without a slot").elapsed();
             assert!(since < Limits::default().max_lag, "ready, and nothing was applied for {since:?}");
         }
-        let Some(lost) = self.server.lost().filter(|lost| slot < lost.slot) else { return };
+        let several = self.servers.len() > 1;
+        let lost =
+            self.servers.iter().find_map(|server| server.lost().filter(|lost| !several || lost.is_of_open(server)));
+        let Some(lost) = lost.filter(|lost| slot < lost.slot) else { return };
         // Ticks come twice a second. Slots out of order may hide the loss for a few slots.
         if Instant::now() > lost.since + self.apply.gap_timeout + Duration::from_secs(5) {
             let Some(gap) = &verdict.gap else {
@@ -305,14 +334,27 @@ impl Simulation {
     }
 
     /// Asserts that a connection that has shown a gap is given up in time. `shown` holds the time at which the gap was
-    /// first seen, and the newest connection at that time.
-    fn check_given_up(&self, state: &State, shown: &mut Option<(Instant, u64)>) {
+    /// first seen, and the followed server with its newest connection at that time.
+    fn check_given_up(&self, state: &State, shown: &mut Option<(Instant, usize, u64)>) {
         if state.readiness.verdict().gap.is_none() {
             *shown = None;
             return;
         }
-        let (since, connection) = *shown.get_or_insert_with(|| (Instant::now(), self.server.newest_connection()));
-        let kept = self.server.is_open(connection) && since.elapsed() > GIVEN_UP_WITHIN;
+        let (since, at, connection) = *shown.get_or_insert_with(|| {
+            let at = *state.providers.followed().borrow();
+            (Instant::now(), at, self.servers[at].newest_connection())
+        });
+        let kept = self.servers[at].is_open(connection) && since.elapsed() > GIVEN_UP_WITHIN;
         assert!(!kept, "connection={connection} has shown a gap and is kept");
+    }
+
+    /// Asserts that a server that has contradicted the applied chain is not followed again, and that no other one is
+    /// distrusted.
+    fn check_trust(&self, state: &State) {
+        for (index, server) in self.servers.iter().enumerate() {
+            let (nature, lies) = (server.nature(), server.lies());
+            assert!(lies <= 1 || nature == Nature::Alone, "server={index} {nature:?} is followed again: lies={lies}");
+            assert!(lies > 0 || !state.providers.is_distrusted(index), "server={index} {nature:?} is distrusted");
+        }
     }
 }

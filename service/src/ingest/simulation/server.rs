@@ -1,7 +1,7 @@
 //! The scripted Yellowstone server: the messages of each connection, faults included.
 //!
-//! Owns: the kinds of faults and how often each occurs. Each is something that a stock server, a load balancer in front
-//! of several, or a network does. Must not: lose an update of a slot without losing the slot's block meta or its
+//! Owns: the messages that each fault leads to. Each fault is something that a stock server, a load balancer in front of
+//! several, or a network does. Must not: lose an update of a slot without losing the slot's block meta or its
 //! confirmation, because no client could notice that.
 
 use std::collections::{HashSet, VecDeque};
@@ -20,15 +20,24 @@ use yellowstone_grpc_proto::geyser::subscribe_update::UpdateOneof;
 use yellowstone_grpc_proto::geyser::{SlotStatus, SubscribeRequest, SubscribeUpdate};
 
 use super::chain::{Block, Chain, Slot};
+use super::fault::{Fault, Nature};
 use super::messages;
 use super::script::{End, Pings, Script, play};
 use crate::ingest::connect::Ended;
 use crate::ingest::follow::Selection;
+use crate::ingest::receive::ReceiveConfig;
 use crate::ingest::subscribe::Commitment;
 use crate::ingest::upstream::{Client, Upstream};
 
 /// Time from one slot to the next.
 const SLOT_TIME: Duration = Duration::from_millis(400);
+
+impl Lost {
+    /// Whether the client still listens to the connection that withholds the slot.
+    pub(super) fn is_of_open(&self, server: &Server) -> bool {
+        server.is_open(self.connection)
+    }
+}
 
 /// The simulated server, with its memory of earlier connections.
 #[derive(Clone)]
@@ -45,8 +54,11 @@ struct World {
     /// When the base was confirmed.
     started: Instant,
     rng: Rng,
-    /// Whether the server is free of faults from now on.
+    nature: Nature,
+    /// Whether the server is free of faults from now on, unless they are its nature.
     healthy: bool,
+    /// Number of connections of this life that contradict the applied chain.
+    lies: u64,
     /// Slots whose failed bank was sent already; it is not sent twice.
     failed_told: HashSet<u64>,
     /// Number of connections made so far.
@@ -68,63 +80,19 @@ pub(super) struct Lost {
     connection: u64,
 }
 
-/// Fault of one connection, drawn by weight from [`FAULTS`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fault {
-    None,
-    Unreachable,
-    WrongToken,
-    JustStarted,
-    TooOldByInfo,
-    TooOldByStatus,
-    Refused,
-    SilentAtSubscribe,
-    Silent,
-    PingsOnly,
-    TooLarge,
-    OtherChain,
-    Loses,
-    Malformed,
-    Lags,
-    Breaks,
-}
-
-const FAULTS: [(Fault, u64); 16] = [
-    (Fault::None, 20),
-    (Fault::Breaks, 40),
-    (Fault::Lags, 8),
-    (Fault::Loses, 10),
-    (Fault::Malformed, 4),
-    (Fault::OtherChain, 5),
-    (Fault::Silent, 5),
-    (Fault::PingsOnly, 5),
-    (Fault::JustStarted, 3),
-    (Fault::SilentAtSubscribe, 2),
-    (Fault::TooLarge, 2),
-    (Fault::TooOldByInfo, 3),
-    (Fault::TooOldByStatus, 3),
-    (Fault::Unreachable, 4),
-    (Fault::WrongToken, 1),
-    (Fault::Refused, 1),
-];
-
 impl Server {
-    pub(super) fn new(
-        chain: Arc<Chain>,
-        base_known: bool,
-        selection: Selection,
-        commitment: Commitment,
-        rng: Rng,
-    ) -> Self {
+    pub(super) fn new(chain: Arc<Chain>, base_known: bool, receive: &ReceiveConfig, nature: Nature, rng: Rng) -> Self {
         let asked = chain.base.slot;
         let world = World {
             chain,
             base_known,
-            selection,
-            commitment,
+            selection: receive.selection,
+            commitment: receive.commitment,
             started: Instant::now(),
             rng,
+            nature,
             healthy: false,
+            lies: 0,
             failed_told: HashSet::new(),
             connections: 0,
             open: HashSet::new(),
@@ -138,6 +106,20 @@ impl Server {
     /// Stops all faults from now on.
     pub(super) fn heal(&self) {
         self.world().healthy = true;
+    }
+
+    /// Begins a new life of the service, which knows nothing of the lies of earlier ones.
+    pub(super) fn begin_life(&self) {
+        self.world().lies = 0;
+    }
+
+    /// Number of connections of this life on which the server contradicts the applied chain.
+    pub(super) fn lies(&self) -> u64 {
+        self.world().lies
+    }
+
+    pub(super) fn nature(&self) -> Nature {
+        self.world().nature
     }
 
     /// Returns when the last slot of the chain is confirmed.
@@ -181,6 +163,15 @@ impl Upstream for Server {
             return Err(Ended::Retry("nobody is there".to_owned()));
         }
         Ok(Connection { server: self.clone(), fault, connection })
+    }
+
+    async fn newest_slot(&self, _: Commitment) -> Result<u64, Ended> {
+        let mut world = self.world();
+        if world.nature == Nature::Refuses || !world.healthy && world.rng.chance(0.2) {
+            return Err(Ended::Retry("nobody is there".to_owned()));
+        }
+        let lag = SLOT_TIME * world.nature.lag_slots() as u32;
+        Ok(world.newest(Instant::now().checked_sub(lag).unwrap_or(world.started).max(world.started)))
     }
 }
 
@@ -270,18 +261,7 @@ impl Client for Connection {
 
 impl World {
     fn fault(&mut self) -> Fault {
-        if self.healthy {
-            return Fault::None;
-        }
-        let all = FAULTS.iter().map(|(_, weight)| weight).sum();
-        let mut at = self.rng.below(all);
-        for (fault, weight) in FAULTS {
-            match at.checked_sub(weight) {
-                Some(rest) => at = rest,
-                None => return fault,
-            }
-        }
-        Fault::None
+        self.nature.fault(self.healthy, &mut self.rng)
     }
 
     /// Returns the slot after `slot` as the server's first available one. `None` where the store would not know `slot`
@@ -299,9 +279,9 @@ impl World {
     }
 
     fn script(&mut self, fault: Fault, connection: u64, from_slot: u64, filter: &Filter) -> Result<Script, Status> {
-        let lag = match fault {
-            Fault::Lags => SLOT_TIME * (1 + self.rng.below(12) as u32),
-            _ => Duration::ZERO,
+        let lag = match (fault, self.nature.lag_slots()) {
+            (Fault::Lags, 0) => SLOT_TIME * (1 + self.rng.below(12) as u32),
+            (_, slots) => SLOT_TIME * slots as u32,
         };
         let now = Instant::now();
         // The server has nothing of that slot yet.
@@ -310,10 +290,17 @@ impl World {
         }
         // A client that begins at an announced slot has applied the slot before it.
         let applied = from_slot - u64::from(self.begins_at.contains(&from_slot));
+        let knows = self.base_known || applied > self.chain.base.slot;
+        self.lies += u64::from(match fault {
+            Fault::OtherChain => knows,
+            Fault::OtherParents => knows && applied < self.chain.tip().slot,
+            _ => false,
+        });
         let chain = match fault {
             // A store that knows no blockhash yet takes the first chain for its own. So does a store that resumes after
             // the slot where the fork begins: it cannot tell the fork from the chain.
-            Fault::OtherChain if self.base_known || applied > self.chain.base.slot => {
+            Fault::OtherParents if knows => Arc::new(self.chain.with_other_parents(applied, &mut self.rng)),
+            Fault::OtherChain if knows => {
                 let below = applied - self.chain.base.slot;
                 let from = applied - self.rng.below(below + 1);
                 Arc::new(self.chain.fork(from, &mut self.rng))

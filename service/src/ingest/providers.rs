@@ -1,0 +1,243 @@
+//! The stream's providers as everybody sees them: which one is followed, and the condition of each.
+//!
+//! Owns: their names, conditions and figures, and the rule that the last trusted provider stays trusted. Must not:
+//! choose the one to follow, which is the roster's task. Writers: the receiver's task, and ingest-apply for distrust.
+//! Readers: any thread. Figures are statistics, so their accesses are relaxed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use arc_swap::ArcSwapOption;
+use tokio::sync::watch;
+
+use crate::figure::count;
+
+/// Maximum length of the kept text of an error, in bytes. A server may send an error of any length.
+const ERROR_BYTES_MAX: usize = 300;
+
+/// All providers in the order of preference. Without names there is one, which has none.
+#[derive(Debug)]
+pub struct Providers {
+    all: Vec<Provider>,
+    /// Index of the provider of the newest subscription.
+    followed: watch::Sender<usize>,
+    /// How often another provider than the one before was followed.
+    takeovers: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Provider {
+    name: String,
+    distrusted: AtomicBool,
+    failing: AtomicBool,
+    /// The newest slot that the provider is known to have; 0 for none.
+    newest_slot: AtomicU64,
+    errors: AtomicU64,
+    last_error: ArcSwapOption<String>,
+}
+
+/// How a provider does, as reports show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// The newest subscription is with it, and works.
+    Followed,
+    /// It answers, and is not followed.
+    StandsBy,
+    /// Its last answer was an error, or it has not answered.
+    Fails,
+    /// It contradicted the applied chain, and is not asked again.
+    Distrusted,
+}
+
+impl Condition {
+    pub const ALL: [Self; 4] = [Self::Followed, Self::StandsBy, Self::Fails, Self::Distrusted];
+
+    /// The condition in one word, as labels and pages show it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Followed => "followed",
+            Self::StandsBy => "standby",
+            Self::Fails => "fails",
+            Self::Distrusted => "distrusted",
+        }
+    }
+}
+
+/// One provider at one moment, for reports.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Report {
+    /// Scheme, host and port of the URL. A number follows where an earlier provider has the same.
+    pub name: String,
+    #[serde(serialize_with = "by_name")]
+    pub condition: Condition,
+    /// Number of slots from its newest one to the newest one of all trusted providers; `None` while it is unknown.
+    pub lag_slots: Option<u64>,
+    /// Ends of its stream and unanswered questions since the start.
+    pub errors: u64,
+    /// Text of the newest of these errors.
+    pub last_error: Option<String>,
+}
+
+fn by_name<S: serde::Serializer>(condition: &Condition, out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_str(condition.name())
+}
+
+impl Providers {
+    /// Returns the state at start. `names` are in the order of preference.
+    pub fn new(names: impl IntoIterator<Item = String>) -> Self {
+        let mut seen = BTreeMap::new();
+        let mut all: Vec<Provider> = names.into_iter().map(|name| numbered(name, &mut seen)).collect();
+        if all.is_empty() {
+            all.push(Provider::default());
+        }
+        Self { all, followed: watch::channel(0).0, takeovers: AtomicU64::new(0) }
+    }
+
+    /// Returns the name of the provider with this index.
+    pub fn name(&self, index: usize) -> &str {
+        self.all.get(index).map_or("", |provider| &provider.name)
+    }
+
+    /// Returns the index of the provider of the newest subscription, with a notice of each change.
+    pub fn followed(&self) -> watch::Receiver<usize> {
+        self.followed.subscribe()
+    }
+
+    /// How often another provider took over since the start.
+    pub fn takeovers(&self) -> u64 {
+        self.takeovers.load(Ordering::Relaxed)
+    }
+
+    /// Whether the provider has contradicted the applied chain.
+    pub fn is_distrusted(&self, index: usize) -> bool {
+        // ORDERING: Relaxed: an older value costs one more attempt.
+        self.all.get(index).is_some_and(|provider| provider.distrusted.load(Ordering::Relaxed))
+    }
+
+    /// Returns a report of each provider, in the order of preference.
+    pub fn reports(&self) -> Vec<Report> {
+        let tip = self.all.iter().enumerate().filter(|(index, _)| !self.is_distrusted(*index));
+        let tip = tip.filter_map(|(index, _)| self.newest_slot(index)).max();
+        let report = |(index, provider): (usize, &Provider)| Report {
+            name: provider.name.clone(),
+            condition: self.condition(index),
+            lag_slots: self.newest_slot(index).map(|slot| tip.unwrap_or(slot).saturating_sub(slot)),
+            errors: provider.errors.load(Ordering::Relaxed),
+            last_error: provider.last_error.load().as_deref().cloned(),
+        };
+        self.all.iter().enumerate().map(report).collect()
+    }
+
+    pub(super) fn newest_slot(&self, index: usize) -> Option<u64> {
+        let slot = self.all.get(index)?.newest_slot.load(Ordering::Relaxed);
+        Some(slot).filter(|slot| *slot > 0)
+    }
+
+    /// Sets the newest slot that the provider is known to have; 0 for none.
+    pub(super) fn set_newest_slot(&self, index: usize, slot: u64) {
+        if let Some(provider) = self.all.get(index) {
+            provider.newest_slot.store(slot, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes a subscription to this provider.
+    pub(super) fn follow(&self, index: usize) {
+        if self.followed.send_if_modified(|followed| std::mem::replace(followed, index) != index) {
+            count(&self.takeovers, 1);
+        }
+    }
+
+    /// Notes an error of the provider. Returns whether the provider had answered before it.
+    pub(super) fn failed(&self, index: usize, why: &str) -> bool {
+        let Some(provider) = self.all.get(index) else { return false };
+        count(&provider.errors, 1);
+        let end = why.floor_char_boundary(ERROR_BYTES_MAX);
+        provider.last_error.store(Some(Arc::new(why[..end].to_owned())));
+        !provider.failing.swap(true, Ordering::Relaxed)
+    }
+
+    /// Notes that the provider does its work.
+    pub(super) fn works(&self, index: usize) {
+        if let Some(provider) = self.all.get(index) {
+            provider.failing.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the provider's last answer was an error.
+    pub(super) fn is_failing(&self, index: usize) -> bool {
+        self.all.get(index).is_some_and(|provider| provider.failing.load(Ordering::Relaxed))
+    }
+
+    /// Distrusts a provider that has contradicted the applied chain. Returns false and trusts it still where no other
+    /// one is trusted: nobody else would be left to ask, and a block that contradicts the chain is never applied.
+    pub(super) fn distrust(&self, index: usize) -> bool {
+        let others = (0..self.all.len()).any(|other| other != index && !self.is_distrusted(other));
+        if let Some(provider) = self.all.get(index).filter(|_| others) {
+            // ORDERING: Relaxed: see the read. Only ingest-apply sets it.
+            provider.distrusted.store(true, Ordering::Relaxed);
+        }
+        others
+    }
+
+    /// Trusts every provider again, at the word of the operator. Returns whether any was distrusted.
+    pub(super) fn trust_all(&self) -> bool {
+        // ORDERING: Relaxed: see `is_distrusted`.
+        self.all.iter().fold(false, |any, provider| provider.distrusted.swap(false, Ordering::Relaxed) || any)
+    }
+
+    fn condition(&self, index: usize) -> Condition {
+        match () {
+            () if self.is_distrusted(index) => Condition::Distrusted,
+            () if self.is_failing(index) => Condition::Fails,
+            () if *self.followed.borrow() == index => Condition::Followed,
+            () => Condition::StandsBy,
+        }
+    }
+}
+
+/// Returns a provider with this name. Two URLs may differ only in the parts that are not shown.
+fn numbered(name: String, seen: &mut BTreeMap<String, u64>) -> Provider {
+    let times = seen.entry(name.clone()).or_default();
+    *times += 1;
+    let name = if *times == 1 { name } else { format!("{name} ({times})") };
+    Provider { name, ..Provider::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn three() -> Providers {
+        Providers::new(["http://a", "http://b", "http://b"].map(str::to_owned))
+    }
+
+    #[test]
+    fn reports_name_each_provider_with_its_condition_lag_and_errors() {
+        let providers = three();
+        providers.follow(1);
+        providers.set_newest_slot(0, 90);
+        providers.set_newest_slot(1, 100);
+        assert!(providers.failed(0, "refused") && !providers.failed(0, &"x".repeat(1000)));
+        let reports = providers.reports();
+        let of = |index: usize| (reports[index].name.as_str(), reports[index].condition, reports[index].lag_slots);
+        assert_eq!(of(0), ("http://a", Condition::Fails, Some(10)));
+        assert_eq!(of(1), ("http://b", Condition::Followed, Some(0)));
+        assert_eq!(of(2), ("http://b (2)", Condition::StandsBy, None));
+        assert_eq!((reports[0].errors, reports[0].last_error.as_ref().map(String::len)), (2, Some(ERROR_BYTES_MAX)));
+        providers.works(0);
+        assert_eq!((providers.reports()[0].condition, providers.takeovers()), (Condition::StandsBy, 1));
+    }
+
+    #[test]
+    fn the_last_trusted_provider_stays_trusted() {
+        let providers = three();
+        assert!(providers.distrust(1) && providers.distrust(0));
+        assert!(!providers.distrust(2) && !providers.is_distrusted(2));
+        providers.set_newest_slot(0, 1 << 39);
+        providers.set_newest_slot(2, 7);
+        assert_eq!(providers.reports()[2].lag_slots, Some(0), "the slot of a distrusted provider does not count");
+        assert!(providers.trust_all() && !providers.is_distrusted(0) && !providers.trust_all());
+        assert!(!Providers::new([]).distrust(0), "the only one");
+    }
+}

@@ -1,0 +1,271 @@
+//! The receiver's record of each provider, and the choice of the one to follow.
+//!
+//! Owns: the order of preference, the waits of each provider, and the rule for leaving one that lags. Must not:
+//! connect, or publish anything. Runs on the receiver's task.
+//!
+//! A provider is followed until it fails. After a failure the most preferred provider that does not wait is next, so
+//! that the first one is only returned to when the present one fails: a takeover costs a replay. A stream that breaks
+//! after it brought slots is asked for once more first, because a restarted server or a load balancer ends streams
+//! too.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::backoff::Waits;
+use super::connect::Ended;
+use super::providers::Providers;
+
+/// How long a provider has to lag without catching up before another one takes over.
+const LAGS_FOR: Duration = Duration::from_secs(5);
+
+/// Minimum time between two takeovers because of lag. A provider may claim slots that it does not send, and a
+/// takeover costs a replay.
+const LAG_AGAIN: Duration = Duration::from_secs(300);
+
+/// The receiver's record of one provider, kept from one connection to the next.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) waits: Waits,
+    /// The slot that the store stood at when the newest connection was made.
+    applied: Option<u64>,
+    /// Whether the newest connection brought a slot that can be applied.
+    pub(super) progressed: bool,
+    /// Whether the newest connection ended because it brought no slot that can be applied.
+    pub(super) idle: bool,
+    /// The slot at which the server's slots begin, right after the applied one, if the server has said so.
+    pub(super) begins_at: Option<u64>,
+    /// End of the wait after the newest connection.
+    retry_at: Instant,
+}
+
+impl Link {
+    fn new(seed: u64) -> Self {
+        Self {
+            waits: Waits::new(seed),
+            applied: None,
+            progressed: false,
+            idle: false,
+            begins_at: None,
+            retry_at: Instant::now(),
+        }
+    }
+
+    /// Begins a connection to a store that stands at `applied`.
+    fn begin(&mut self, applied: Option<u64>) {
+        if applied != self.applied {
+            self.applied = applied;
+            self.waits.gap.reset();
+        }
+    }
+
+    /// Remembers the slot at which the server says that its slots begin. A server that repeats this after being asked
+    /// for that very slot is retried later.
+    pub(super) fn begin_at(&mut self, ended: Ended) -> Ended {
+        match ended {
+            Ended::BeginsAt(slot) if self.begins_at == Some(slot) => {
+                self.begins_at = None;
+                Ended::Retry(format!(
+                    "the server does not send slot={slot}, although it says that its slots begin there"
+                ))
+            }
+            Ended::BeginsAt(slot) => {
+                self.begins_at = Some(slot);
+                Ended::BeginsAt(slot)
+            }
+            ended => {
+                self.begins_at = None;
+                ended
+            }
+        }
+    }
+}
+
+/// All providers of one receiver, in the order of preference.
+#[derive(Debug)]
+pub(super) struct Roster {
+    links: Vec<Link>,
+    /// Index of the provider that is followed, or was followed last.
+    at: usize,
+    /// When a provider was last left because of its lag.
+    left_for_lag: Option<Instant>,
+}
+
+impl Roster {
+    /// Creates the records of `len` providers, at least one. The jitter of the waits depends on `seed`.
+    pub(super) fn new(len: usize, seed: u64) -> Self {
+        let links = (0..len.max(1)).map(|index| Link::new(seed.wrapping_add(index as u64))).collect();
+        Self { links, at: 0, left_for_lag: None }
+    }
+
+    /// Index of the provider that is followed, or was followed last.
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Begins a connection to a store that stands at `applied`. Returns the index of the provider to connect to.
+    pub(super) fn begin(&mut self, applied: Option<u64>, providers: &Providers) -> usize {
+        // ingest-apply may have seen the contradiction after the end of the connection.
+        if providers.is_distrusted(self.at) {
+            self.at = self.choose(Instant::now(), providers);
+        }
+        self.link().begin(applied);
+        self.at
+    }
+
+    /// The record of that provider.
+    pub(super) fn link(&mut self) -> &mut Link {
+        &mut self.links[self.at]
+    }
+
+    /// Notes the end of the newest connection, chooses the provider to follow next, and returns the time to connect to
+    /// it. `wait` is the wait of the provider that was followed.
+    pub(super) fn ended(&mut self, ended: &Ended, wait: Duration, providers: &Providers) -> Instant {
+        let now = Instant::now();
+        if matches!(ended, Ended::Lags(_)) {
+            self.left_for_lag = Some(now);
+        }
+        let broke_at_work = matches!(ended, Ended::Retry(_)) && self.link().progressed;
+        let stays = broke_at_work || matches!(ended, Ended::BeginsAt(_) | Ended::Renewed);
+        self.link().progressed = false;
+        self.link().retry_at = now + wait;
+        if !stays || providers.is_distrusted(self.at) {
+            self.at = self.choose(now, providers);
+        }
+        self.link().retry_at
+    }
+
+    /// Returns the providers that wait and may be asked earlier, because their secrets are renewed.
+    pub(super) fn waiting(&self, providers: &Providers) -> Vec<usize> {
+        let now = Instant::now();
+        (0..self.links.len()).filter(|at| self.links[*at].retry_at > now && !providers.is_distrusted(*at)).collect()
+    }
+
+    /// Follows this provider next, although another one was chosen.
+    pub(super) fn turn_to(&mut self, index: usize) {
+        self.at = index;
+    }
+
+    /// Returns the newest slot that another provider could take over at. `None` where none could now.
+    pub(super) fn newest_of_others(&self, providers: &Providers) -> Option<u64> {
+        let now = Instant::now();
+        if self.left_for_lag.is_some_and(|left| now.duration_since(left) < LAG_AGAIN) {
+            return None;
+        }
+        let others = (0..self.links.len()).filter(|at| *at != self.at && self.links[*at].retry_at <= now);
+        let able = others.filter(|at| !providers.is_distrusted(*at) && !providers.is_failing(*at));
+        able.filter_map(|at| providers.newest_slot(at)).max()
+    }
+
+    /// Returns the most preferred trusted provider whose wait is over; else the one whose wait ends first.
+    fn choose(&self, now: Instant, providers: &Providers) -> usize {
+        let trusted = || (0..self.links.len()).filter(|at| !providers.is_distrusted(*at));
+        let ready = trusted().find(|at| self.links[*at].retry_at <= now);
+        ready.or_else(|| trusted().min_by_key(|at| self.links[*at].retry_at)).unwrap_or(self.at)
+    }
+}
+
+/// The lag of one connection against the newest slot of another provider. A replay lags as well, but catches up.
+#[derive(Debug, Default)]
+pub(super) struct Lag {
+    /// When the lag was last over the limit and less than ever, and that lag.
+    least: Option<(Instant, u64)>,
+}
+
+impl Lag {
+    /// Notes the lag at this moment; `None` where it is unknown or not the provider's. Returns whether it has been over
+    /// `limit_slots` for [`LAGS_FOR`] without becoming less.
+    pub(super) fn lasts(&mut self, lag_slots: Option<u64>, limit_slots: u64) -> bool {
+        let now = Instant::now();
+        let Some(lag) = lag_slots.filter(|lag| *lag > limit_slots) else {
+            self.least = None;
+            return false;
+        };
+        match self.least {
+            Some((since, least)) if lag >= least => now.duration_since(since) >= LAGS_FOR,
+            _ => {
+                self.least = Some((now, lag));
+                false
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn three() -> (Roster, Providers) {
+        (Roster::new(3, 1), Providers::new(["a", "b", "c"].map(str::to_owned)))
+    }
+
+    fn silent() -> Ended {
+        Ended::Idle { why: "silent".to_owned(), heard: false }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_most_preferred_one_that_does_not_wait_takes_over() {
+        let (mut roster, providers) = three();
+        roster.ended(&silent(), SECOND * 10, &providers);
+        assert_eq!(roster.at(), 1);
+        advance(SECOND * 60).await;
+        assert_eq!(roster.at(), 1, "the first is not returned to while this one works");
+        roster.ended(&Ended::Refused("no".to_owned()), SECOND * 30, &providers);
+        assert_eq!(roster.at(), 0);
+        roster.ended(&silent(), SECOND * 20, &providers);
+        assert_eq!(roster.at(), 2);
+        let at = roster.ended(&silent(), SECOND * 25, &providers);
+        assert_eq!((roster.at(), at), (0, Instant::now() + SECOND * 20), "all wait, and its wait ends first");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_breaks_at_work_is_asked_for_once_more() {
+        let (mut roster, providers) = three();
+        let broke = Ended::Retry("broke".to_owned());
+        roster.link().progressed = true;
+        roster.ended(&broke, SECOND / 10, &providers);
+        assert_eq!(roster.at(), 0);
+        roster.ended(&broke, SECOND / 5, &providers);
+        assert_eq!(roster.at(), 1);
+        roster.ended(&Ended::BeginsAt(7), Duration::ZERO, &providers);
+        assert_eq!(roster.at(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_distrusted_one_is_not_chosen() {
+        let (mut roster, providers) = three();
+        roster.link().progressed = true;
+        assert!(providers.distrust(0));
+        roster.ended(&Ended::Retry("broke".to_owned()), Duration::ZERO, &providers);
+        assert_eq!(roster.at(), 1);
+        roster.ended(&silent(), SECOND, &providers);
+        roster.ended(&silent(), SECOND * 2, &providers);
+        assert_eq!((roster.at(), roster.waiting(&providers)), (1, vec![1, 2]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_lag_that_lasts_is_a_reason_and_a_replay_is_none() {
+        let mut lag = Lag::default();
+        for step in 0..100 {
+            assert!(!lag.lasts(Some(500 - step), 50), "it catches up");
+            advance(SECOND).await;
+        }
+        for _ in 0..4 {
+            assert!(!lag.lasts(Some(402), 50));
+            advance(SECOND).await;
+        }
+        assert!(lag.lasts(Some(402), 50));
+        assert!(!lag.lasts(Some(50), 50) && !lag.lasts(Some(402), 50), "it was over for a moment");
+        let (mut roster, providers) = three();
+        providers.set_newest_slot(1, 9);
+        assert_eq!(roster.newest_of_others(&providers), Some(9));
+        roster.ended(&Ended::Lags("late".to_owned()), SECOND, &providers);
+        advance(SECOND * 2).await;
+        providers.set_newest_slot(0, 1 << 30);
+        assert_eq!((roster.at(), roster.newest_of_others(&providers)), (1, None), "not again so soon");
+    }
+}

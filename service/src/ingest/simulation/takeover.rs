@@ -1,0 +1,65 @@
+//! Takeovers from a server with one lasting fault, by the one server that has none.
+//!
+//! Owns: one scenario for each nature of a server. Must not: reach into the receiver.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, advance};
+use workload::Rng;
+
+use super::fault::Nature;
+use super::server::Server;
+use super::{Simulation, Until};
+
+/// Maximum time from the end of the wait for a silent server to the next applied slot.
+const TAKEOVER_MAX: Duration = Duration::from_secs(3);
+
+/// The timeouts of the ingest are checked twice a second.
+const TICKS: Duration = Duration::from_secs(1);
+
+/// Lets a service follow a server of this nature and then an honest one to the tip, from `late` after the chain's first
+/// slot on. Returns the simulation after that.
+fn follow(seed: u64, nature: Nature, late: Duration) -> Simulation {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime without sockets");
+    runtime.block_on(async {
+        let mut simulation = Simulation::of(Rng::new(seed), seed, &[nature, Nature::Honest]);
+        simulation.servers.iter().for_each(Server::heal);
+        advance(late).await;
+        let now = Instant::now();
+        let (verdict, _) = simulation.life(Until::AtTip(now, now + Duration::from_secs(300))).await;
+        let tip = simulation.chain.tip().slot;
+        assert_eq!(simulation.oracle.slot(), tip, "seed={seed} {nature:?}: {verdict:?}");
+        simulation
+    })
+}
+
+#[test]
+fn the_next_provider_takes_over_soon_after_a_failure() {
+    for seed in 0..40 {
+        for nature in [Nature::Refuses, Nature::Lacks, Nature::Lies, Nature::Silent] {
+            let simulation = follow(seed, nature, Duration::ZERO);
+            let silence = match nature {
+                // A server may take ten seconds to answer the subscription.
+                Nature::Silent => simulation.receive.idle_timeout.max(Duration::from_secs(10)),
+                _ => Duration::ZERO,
+            };
+            // Skipped slots, one after the other, are a pause as well.
+            let pause = simulation.longest_pause;
+            assert!(pause < silence + TICKS + TAKEOVER_MAX, "seed={seed} {nature:?}: {pause:?} after {silence:?}");
+        }
+    }
+}
+
+#[test]
+fn a_provider_that_lags_is_left() {
+    // At that time a server that is 30 slots late has the store's slot.
+    let late = Duration::from_secs(13);
+    let simulations = (0..40).map(|seed| follow(seed, Nature::Lags(30), late));
+    let left = simulations.filter(|simulation| simulation.servers[1].newest_connection() > 0).count();
+    // Most chains end before the lag has lasted.
+    assert!(left > 2, "left={left}");
+}

@@ -1,0 +1,128 @@
+//! Several providers: the next one takes over from the checkpoint, and one that contradicts the chain is left for good.
+
+use loadgen::provider::{Act, Provider};
+use loadgen::stream::{Stream, Workload};
+use serde_json::Value;
+
+use crate::support::{BASE_SLOT, Service, Signal, columns, digest, end, load, stream, wait_for};
+
+const SLOT_MS: u64 = 100;
+
+/// A stream of 80 slots in four seconds, all of which can be replayed.
+const LINE: &str = "--pairs 2000 --events 40000 --events-per-slot 500 --change-share 0.5 --replay-slots 1000 \
+                    --rate 10000";
+
+fn url(address: std::net::SocketAddr) -> String {
+    format!("http://{address}")
+}
+
+/// Starts a service on an empty store that follows `first`, with `second` next in order.
+fn follow(dir: &std::path::Path, first: &str, second: &str, more: &[&str]) -> Service {
+    let (idle, workload) = stream("--pairs 500 --events 1");
+    idle.stop().unwrap();
+    let options = columns().remove(0);
+    load(dir, &options, &workload);
+    Service::start(dir, &options, first, &[&["--geyser", second][..], more].concat())
+}
+
+fn providers() -> [Provider; 2] {
+    [(); 2].map(|()| Provider::start("127.0.0.1:0", BASE_SLOT + 1, SLOT_MS).unwrap())
+}
+
+/// Waits until the provider with this index has this condition, on `/status.json` as in `/metrics`.
+#[track_caller]
+fn wait_for_condition(service: &mut Service, index: usize, condition: &str) {
+    wait_for(condition, || {
+        let status: Value = serde_json::from_str(&service.get("/status.json")?.1).ok()?;
+        let of = &status["providers"][index];
+        let sample = format!(
+            "solkv_provider_condition{{provider=\"{}\",condition=\"{condition}\"}}",
+            of["name"].as_str().unwrap_or_default()
+        );
+        (of["condition"] == condition && service.metric(&sample) == Some(1.0)).then_some(())
+    });
+}
+
+#[test]
+fn a_silent_provider_is_left_and_the_next_one_followed() {
+    let temp = tempfile::tempdir().unwrap();
+    let [first, second] = providers();
+    let more = ["--idle-timeout", "3s", "--processed"];
+    let mut service = follow(&temp.path().join("store"), &url(first.address()), &url(second.address()), &more);
+    service.wait_for_slot(BASE_SLOT + 5);
+    wait_for_condition(&mut service, 0, "followed");
+    wait_for_condition(&mut service, 1, "standby");
+    first.set(Act::Pings);
+    wait_for_condition(&mut service, 1, "followed");
+    let slot = service.slot().unwrap();
+    service.wait_for_slot(slot + 5);
+    assert!(service.metric("solkv_provider_takeovers_total").is_some_and(|takeovers| takeovers >= 1.0));
+    // The overlay follows the same provider.
+    wait_for("the second subscription", || (second.figures().subscriptions >= 2).then_some(()));
+    first.set(Act::Serves);
+    second.set(Act::Down);
+    wait_for_condition(&mut service, 0, "followed");
+    let slot = service.slot().unwrap();
+    service.wait_for_slot(slot + 5);
+    assert!(service.terminate().success());
+    first.stop().unwrap();
+    second.stop().unwrap();
+}
+
+#[test]
+fn a_provider_that_contradicts_the_chain_is_not_asked_again_until_sighup() {
+    let temp = tempfile::tempdir().unwrap();
+    let [first, second] = providers();
+    let mut service = follow(&temp.path().join("store"), &url(first.address()), &url(second.address()), &[]);
+    service.wait_for_slot(BASE_SLOT + 5);
+    first.set(Act::Lies);
+    wait_for_condition(&mut service, 0, "distrusted");
+    wait_for_condition(&mut service, 1, "followed");
+    let asked = first.figures().subscriptions;
+    let slot = service.slot().unwrap();
+    service.wait_for_slot(slot + 5);
+    second.set(Act::Restarts);
+    service.wait_for_slot(slot + 60);
+    assert_eq!(first.figures().subscriptions, asked, "the other one is waited for");
+    let log = service.log();
+    assert!(log.contains("contradicts the applied chain") && log.contains(&url(first.address())), "{log}");
+    assert!(!log.contains("slots are missing"), "{log}");
+    first.set(Act::Serves);
+    service.signal(Signal::HUP);
+    wait_for_condition(&mut service, 0, "standby");
+    second.set(Act::Refuses);
+    wait_for_condition(&mut service, 0, "followed");
+    assert!(service.terminate().success());
+    first.stop().unwrap();
+    second.stop().unwrap();
+}
+
+/// Starts the same stream twice. The second one does not wait for a subscriber.
+fn twice(first: &str) -> (Stream, Stream, Workload) {
+    let (one, workload) = stream(&format!("{LINE} {first}"));
+    let (two, _) = stream(&format!("{LINE} --no-wait"));
+    (one, two, workload)
+}
+
+#[test]
+fn the_map_is_whole_after_a_provider_is_killed_or_withholds_a_slot() {
+    for options in columns() {
+        for (killed, first) in [(true, ""), (false, "--gap-at 1020")] {
+            let temp = tempfile::tempdir().unwrap();
+            let dir = temp.path().join("store");
+            let (one, two, workload) = twice(first);
+            load(&dir, &options, &workload);
+            let more = ["--geyser", &url(two.address()), "--gap-timeout", "700ms"];
+            let mut service = Service::start(&dir, &options, &url(one.address()), &more);
+            service.wait_for_slot(1010);
+            if killed {
+                one.stop().unwrap();
+            }
+            let end = end(&two);
+            service.wait_for_slot(end.slot);
+            assert_eq!(service.metric("solkv_gap"), Some(0.0));
+            assert!(service.terminate().success());
+            assert_eq!(digest(&dir, &options), end.digest);
+        }
+    }
+}
