@@ -13,7 +13,7 @@ use workload::Rng;
 
 /// Number of recent blockhashes that a bank knows.
 const BLOCKHASHES: u64 = 301;
-/// Slots of an epoch.
+/// Number of slots in an epoch of mainnet.
 const EPOCH_SLOTS: u64 = 432_000;
 /// Number of vote accounts, and of delegations to them.
 const VOTE_ACCOUNTS: u64 = 3;
