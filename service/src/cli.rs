@@ -37,7 +37,8 @@ Exit codes:
   0         stopped as asked, or done; of audit: equal
   1         an error, said on stderr or in the log; of audit also: not equal
   2         wrong arguments, configuration or store: starting again will not help, and
-            check-config says the same; of audit: archive and store cannot be compared
+            check-config says the same; of audit: archive and store cannot be compared,
+            or the store is damaged
   130, 143  an audit was stopped by Ctrl-C or SIGTERM";
 
 #[derive(Parser, Debug)]

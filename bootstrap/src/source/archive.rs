@@ -94,8 +94,8 @@ impl Archives {
         let (base, full_slot) = (name.and_then(|name| name.base), self.slots.first().copied());
         let wrong = match (full_slot, base) {
             (None, Some(base)) => format!(
-                "an incremental archive holds changes only: archive={shown}: give the full archive of slot={base} as \
-                 --input, and this one as --incremental"
+                "an incremental archive holds changes only: archive={shown}: give the full archive of slot={base} \
+                 first, and this one as --incremental"
             ),
             (Some(Some(slot)), Some(base)) if slot != base => format!(
                 "the incremental archive adds to another full archive: archive={shown} base_slot={base} \

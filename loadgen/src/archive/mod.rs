@@ -4,13 +4,17 @@
 //! chain --blocks--> story --file of accounts--> writer: tar, hash, packing --> tmp-... --> snapshot-SLOT-HASH.tar.zst
 //! ```
 //! Owns: the run from options to whole archives with their digests. Must not: know the programs that load them. Runs on
-//! one thread. Memory: 4 bytes for each known key, one file of accounts (12 MiB at most), 16 bytes for each update of
-//! the blocks since the full archive, and some 20 bytes for each account that these touch.
+//! one thread. Memory: 4 bytes for each known key, one file of accounts (12 MiB at most), some 100 bytes for each such
+//! file, 16 bytes for each update of the blocks since the full archive, and some 20 bytes for each account that these
+//! touch.
+//!
+//! Every file of accounts is made twice, because the manifest comes before the files and lists their lengths.
 //!
 //! The archives of a workload tell the story of `loadgen stream` with the same options. A map that was loaded from the
 //! full archive, and then from an incremental one, and that has followed the stream from the archive's slot to its end,
 //! has the digest that the stream states.
 
+mod manifest;
 mod oddity;
 mod options;
 mod others;
@@ -140,6 +144,7 @@ pub fn write(plan: &Plan, dir: &Path, watch: &mut dyn Watch) -> Result<Vec<Archi
     let keys = Arc::new(Keys::load(&plan.workload)?);
     let mut chain = Chain::new(plan.workload.clone(), Arc::clone(&keys));
     let mut archives: Vec<Archived> = Vec::new();
+    let mut base_files = Vec::new();
     let mut blocks = Vec::new();
     let mut made = 0;
     for (number, more) in std::iter::once(&plan.slots_after).chain(&plan.incremental_slots).enumerate() {
@@ -151,7 +156,10 @@ pub fn write(plan: &Plan, dir: &Path, watch: &mut dyn Watch) -> Result<Vec<Archi
         let slot = blocks.last().map_or(plan.workload.start_slot - 1, |block| block.slot);
         let story = Story::new(&plan.workload, &keys, plan.oddities(), number as u64, (base, slot), &blocks);
         let mut writer = ArchiveWriter::create(dir, base, slot, plan.pack)?;
-        let counts = story.write(&mut writer, &mut |at| watch.at(at))?;
+        let mut files = story.list(&mut |at| watch.at(at))?;
+        // A bank has the files of its base too, although an incremental archive lacks them.
+        files.extend_from_slice(&base_files);
+        let counts = story.write(&mut writer, &files, &mut |at| watch.at(at))?;
         drop(story);
         let Written { path: file, unpacked_bytes, packed_bytes, .. } = writer.finish()?;
         let digest = chain.digest().to_string();
@@ -161,6 +169,7 @@ pub fn write(plan: &Plan, dir: &Path, watch: &mut dyn Watch) -> Result<Vec<Archi
         // An incremental archive has every change since the full one, which has all that came before.
         if base.is_none() {
             blocks.clear();
+            base_files = files;
         }
     }
     Ok(archives)

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use workload::Rng;
 
+use super::manifest::{Listed, manifest};
 use super::oddity::{Oddities, Oddity};
 use super::others::{EXTENDED_BYTES, FOREIGN_PROGRAM, Others};
 use super::page::{Counts, Page, Role};
@@ -43,10 +44,6 @@ const OBSOLETE: u32 = 1 << 29;
 const FILES_PER_PADDED: u64 = 4;
 /// Bytes of a status cache, about as many as agave writes after a few slots.
 const STATUS_CACHE_BYTES: usize = 10_658;
-/// Bytes of a manifest in addition to those for each file of accounts: the bank, its stakes and its hashes.
-const MANIFEST_BYTES: usize = 32_000;
-/// Bytes of a manifest for each file of accounts: slot, id and length.
-const MANIFEST_FILE_BYTES: usize = 32;
 
 /// File of a group, in the order in which their versions replace each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,24 +157,42 @@ impl<'a> Story<'a> {
         }
     }
 
-    /// Writes everything in the archive. `at` is called before each file, and its error ends the writing.
-    pub(super) fn write(&self, writer: &mut ArchiveWriter, at: &mut dyn FnMut(At) -> Result<()>) -> Result<Counts> {
-        let jobs = self.jobs();
+    /// Makes every file of the archive, and lists them for [`Story::write`], because the manifest comes before them and has
+    /// their lengths. `at` is called before each file, and its error ends the listing.
+    pub(super) fn list(&self, at: &mut dyn FnMut(At) -> Result<()>) -> Result<Vec<Listed>> {
         let mut page = Page::new(self.salt);
-        self.write_heads(writer, &mut page, jobs.len())?;
-        let blocks: u64 = self.blocks.iter().map(|block| block.updates.len() as u64).sum();
-        let mut progress = At { slot: self.slot, done: 0, total: self.grouped + blocks };
-        for job in jobs {
+        let mut files = Vec::new();
+        for job in self.jobs() {
+            at(At { slot: self.slot, done: 0, total: self.total() })?;
+            self.fill(&mut page, job);
+            if !page.bytes().is_empty() {
+                let (slot, id) = self.place(job);
+                files.push(Listed { slot, id, bytes: page.bytes().len() as u64 });
+            }
+            page.turn();
+        }
+        Ok(files)
+    }
+
+    /// Writes everything in the archive, whose manifest lists `files`: those of the archive and those of its base. `at` is
+    /// called before each file, and its error ends the writing.
+    pub(super) fn write(
+        &self,
+        writer: &mut ArchiveWriter,
+        files: &[Listed],
+        at: &mut dyn FnMut(At) -> Result<()>,
+    ) -> Result<Counts> {
+        let mut page = Page::new(self.salt);
+        self.write_heads(writer, &mut page, files)?;
+        let mut progress = At { slot: self.slot, done: 0, total: self.total() };
+        for job in self.jobs() {
             at(progress)?;
             progress.done += match job {
                 Job::Layer(group, Layer::Current) => self.bound(group + 1) - self.bound(group),
                 Job::Layer(..) => 0,
                 Job::Block(at) => self.blocks[at].updates.len() as u64,
             };
-            match job {
-                Job::Layer(group, layer) => self.fill_layer(&mut page, group, layer),
-                Job::Block(at) => self.fill_block(&mut page, at),
-            }
+            self.fill(&mut page, job);
             if page.bytes().is_empty() {
                 continue;
             }
@@ -191,10 +206,10 @@ impl<'a> Story<'a> {
         Ok(page.counts())
     }
 
-    /// Writes the status cache and the manifest. Nobody reads more of them than their names.
-    fn write_heads(&self, writer: &mut ArchiveWriter, page: &mut Page, files: usize) -> Result<()> {
+    /// Writes the status cache, of which nobody reads more than the name, and the manifest.
+    fn write_heads(&self, writer: &mut ArchiveWriter, page: &mut Page, files: &[Listed]) -> Result<()> {
         let status_cache = opaque(self.salt, STATUS_CACHE_BYTES);
-        let manifest = opaque(!self.salt, MANIFEST_BYTES + files * MANIFEST_FILE_BYTES);
+        let manifest = manifest(!self.salt, self.slot, files);
         if self.has(Oddity::Order) && self.base.is_none() {
             page.note(Oddity::Order);
             writer.manifest(&manifest)?;
@@ -202,6 +217,18 @@ impl<'a> Story<'a> {
         }
         writer.status_cache(&status_cache)?;
         writer.manifest(&manifest)
+    }
+
+    /// Number of accounts that the progress counts.
+    fn total(&self) -> u64 {
+        self.grouped + self.blocks.iter().map(|block| block.updates.len() as u64).sum::<u64>()
+    }
+
+    fn fill(&self, page: &mut Page, job: Job) {
+        match job {
+            Job::Layer(group, layer) => self.fill_layer(page, group, layer),
+            Job::Block(at) => self.fill_block(page, at),
+        }
     }
 
     fn has(&self, oddity: Oddity) -> bool {

@@ -358,3 +358,45 @@ fn what_cannot_be_compared_is_refused_with_the_way_out() {
     assert!(output.status.code() == Some(2) && text(&output).contains("there is no store"), "{}", text(&output));
     assert!(!nowhere.exists());
 }
+
+/// Removes the first accounts file of an unpacked archive, and returns its name.
+fn without_a_file(tar: &mut Vec<u8>) -> String {
+    let mut at = 0;
+    loop {
+        let field = |from: usize, to: usize| {
+            let text = std::str::from_utf8(&tar[at + from..at + to]).unwrap();
+            text.trim_end_matches('\0').to_owned()
+        };
+        let (name, size) = (field(0, 100), usize::from_str_radix(&field(124, 136), 8).unwrap());
+        let end = at + 512 + size.next_multiple_of(512);
+        if name.starts_with("accounts/") {
+            tar.drain(at..end);
+            return name;
+        }
+        at = end;
+    }
+}
+
+#[test]
+fn the_manifests_of_loadgen_list_the_files_of_its_archives() {
+    let temp = tempfile::tempdir().unwrap();
+    let line = "--pairs 3000 --seed 5 --without large --pack none --slots-after 3 --incremental-slots 4";
+    let plan = loadgen::archive::options(line).unwrap();
+    let archives = loadgen::archive::write(&plan, temp.path(), &mut ()).unwrap();
+    assert_eq!(archives.len(), 2);
+    for archive in archives {
+        let read =
+            || solana::archive::Archive::open(str(&archive.file)).unwrap().read(&mut |_| Ok(()), &mut |_| Ok(()));
+        let summary = read().unwrap();
+        assert!(summary.is_listed, "{archive:?}");
+        assert_eq!(
+            (summary.slot, summary.files, summary.versions),
+            (archive.slot, archive.counts.files, archive.counts.records)
+        );
+        let mut tar = fs::read(&archive.file).unwrap();
+        let name = without_a_file(&mut tar);
+        fs::write(&archive.file, tar).unwrap();
+        let refused = read().unwrap_err().to_string();
+        assert!(refused.contains(&format!("entry={name} is missing")), "{refused}");
+    }
+}
