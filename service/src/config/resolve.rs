@@ -38,6 +38,10 @@ impl Settings {
             engine,
             dir,
             create_empty: self.create_empty.unwrap_or(false),
+            create: self.create.unwrap_or(false),
+            snapshot: self.snapshot,
+            incremental: self.incremental,
+            spool_max_bytes: self.spool_max_bytes.unwrap_or(ByteSize::gib(16)),
             cluster: self.cluster,
             geyser,
             x_token_file: self.x_token_file,
@@ -89,6 +93,7 @@ impl Settings {
             shutdown_timeout: self.shutdown_timeout.unwrap_or(Duration::from_secs(10)),
         };
         config.check_stream()?;
+        config.check_creation()?;
         config.check_hosts()?;
         config.check_following()?;
         bounds::check(&config)?;
@@ -127,6 +132,22 @@ impl Config {
         ensure!(
             https || self.geyser_ca.is_none() && self.geyser_cert.is_none(),
             "geyser_ca and geyser_cert need a URL with https://: geyser={shown:?}"
+        );
+        Ok(())
+    }
+
+    fn check_creation(&self) -> Result<()> {
+        ensure!(
+            !(self.create && self.create_empty),
+            "create and create_empty exclude each other: create loads an archive, create_empty begins with nothing"
+        );
+        ensure!(
+            !self.create || self.snapshot.is_some(),
+            "create = true needs an archive: give --snapshot ARCHIVE, or snapshot = \"ARCHIVE\" in the file"
+        );
+        ensure!(
+            self.incremental.is_none() || self.snapshot.is_some(),
+            "incremental adds to a full archive: give that one with snapshot"
         );
         Ok(())
     }

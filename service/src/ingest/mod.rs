@@ -15,6 +15,7 @@ pub mod provider;
 pub mod receive;
 #[cfg(test)]
 mod simulation;
+pub mod spooling;
 mod standing;
 mod state;
 pub mod subscribe;
