@@ -68,7 +68,7 @@ simulate: setup ## Tries SEEDS=100000 seeds of the ingest's simulation (2000 are
 # Long inputs from the start: a sequence of operations does nothing of interest while it is short.
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= $(addprefix engines/strata/,page manifest wal footer ops) \
-	$(addprefix service/,stream feed config rpc shm) \
+	$(addprefix service/,stream feed config rpc shm spool) \
 	$(addprefix bootstrap/,source append_vec archive)
 fuzz: ## Runs every fuzz target, FUZZ_SECONDS=60 each (needs nightly and cargo-fuzz).
 	@cargo +nightly --version >/dev/null 2>&1 || { echo "needs: rustup toolchain install nightly" >&2; exit 1; }

@@ -52,7 +52,7 @@ impl<'a> Fill<'a> {
         stop: &'a Stop,
     ) -> Self {
         let every = args.sample_every.unwrap_or((ordered.records / 200).max(10_000));
-        let progress = Progress::new(Some(ordered.records), setup.options.label());
+        let progress = Progress::new(Some(ordered.records), setup.options.label()).seen_by(&args.seen);
         progress.start_at(begun.seq);
         Self {
             args,

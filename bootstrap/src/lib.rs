@@ -9,6 +9,7 @@
 pub mod audit;
 pub mod cli;
 mod compare;
+pub mod create;
 mod disk;
 mod fill;
 mod get;
@@ -28,6 +29,7 @@ mod resume;
 mod running;
 mod sample;
 mod scrub;
+mod seen;
 mod served;
 mod side_by_side;
 mod sides;
@@ -40,5 +42,6 @@ mod verify;
 mod wrong;
 
 pub use meaning::extraction;
+pub use seen::Seen;
 pub use signal::Stop;
 pub use wrong::Wrong;

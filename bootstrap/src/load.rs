@@ -25,6 +25,7 @@ use crate::progress::Progress;
 use crate::report::{self, Figures, Outcome};
 use crate::resume::{self, Found, Known, check_directory, is_complete};
 use crate::running;
+use crate::seen::Seen;
 use crate::signal::{Stop, Stopped};
 use crate::source::{Source, SourceArgs};
 use crate::state::State;
@@ -96,6 +97,9 @@ pub(crate) struct LoadArgs {
     /// Write the histograms as an HdrHistogram log
     #[arg(long, value_name = "FILE")]
     pub(crate) hlog: Option<PathBuf>,
+    /// Progress for a program that runs the load as its own part.
+    #[arg(skip)]
+    pub(crate) seen: Seen,
 }
 
 /// Everything about a load that is decided before its source is read.
@@ -113,7 +117,11 @@ pub(crate) struct Setup {
 
 /// Runs the load. The exit code is 0 when it is complete, and 128 + signal when it was asked to stop.
 pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
-    let stop = Stop::install()?;
+    run_until(args, &Stop::install()?)
+}
+
+/// Runs the load as [`run`] does, until `stop` asks to stop.
+pub(crate) fn run_until(args: &LoadArgs, stop: &Stop) -> Result<u8> {
     let work = paths::work_dir(&args.dir, args.work_dir.as_deref(), ".work", &args.source)?;
     paths::check_outputs(args, &work.path)?;
     report::check_writable(args)?;
@@ -124,7 +132,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     // Take the lock now, so that a second process learns of it before it reads its source.
     let held = hold(args, &setup)?;
     let started = Instant::now();
-    let mut ordered = match order(args, &setup, stored, &stop) {
+    let mut ordered = match order(args, &setup, stored, stop) {
         Err(error) if Stopped::is_cause_of(&error) => {
             tell!(
                 "stopped while the source was being read, nothing more was loaded; the same command with \
@@ -149,7 +157,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<u8> {
     let state = resume::state(args, &setup.source, setup.order, &ordered, &begun)?;
     engines::mark_load(&args.dir, load_of(LoadState::Loading, ordered.source_id), begun.seq)?;
     state.write(&args.dir)?;
-    let mut fill = Fill::new(args, &setup, &engine, &ordered, begun, &stop);
+    let mut fill = Fill::new(args, &setup, &engine, &ordered, begun, stop);
     let tally = fill.pairs()?;
     ensure!(
         tally.pairs > 0 || stop.asked().is_some(),
@@ -281,7 +289,7 @@ fn begin_giving_back(ordered: &mut Ordered, setup: &Setup) -> Result<()> {
 
 /// Reads the source, spills it if necessary, and returns it in order.
 fn order(args: &LoadArgs, setup: &Setup, stored: u64, stop: &Stop) -> Result<Ordered> {
-    let mut reading = Progress::of_source(&setup.source, "reading")?;
+    let mut reading = Progress::of_source(&setup.source, "reading")?.seen_by(&args.seen);
     let Setup { source, order, work, buffers, .. } = setup;
     let ordered = Ordered::prepare(source, *order, args.source.seed, work, buffers, stored, &mut |records| {
         reading.set_read(source, records);

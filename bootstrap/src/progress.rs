@@ -12,6 +12,7 @@ use engine_latency::table::grouped;
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use crate::out::tell;
+use crate::seen::Seen;
 use crate::source::Source;
 
 /// Time between two lines where standard error is not a terminal.
@@ -23,6 +24,7 @@ pub(crate) struct Progress {
     in_bytes: bool,
     /// Time of the last line; `None` on a terminal.
     line_at: Option<Instant>,
+    seen: Seen,
 }
 
 impl Progress {
@@ -69,7 +71,12 @@ impl Progress {
         if terminal {
             bar.enable_steady_tick(Duration::from_millis(500));
         }
-        Self { bar, in_bytes, line_at: (!terminal).then(Instant::now) }
+        Self { bar, in_bytes, line_at: (!terminal).then(Instant::now), seen: Seen::default() }
+    }
+
+    /// Also tells `seen` how far the work is.
+    pub(crate) fn seen_by(self, seen: &Seen) -> Self {
+        Self { seen: seen.clone(), ..self }
     }
 
     /// Starts counting at the pairs of an earlier run, so that rate and ETA are those of this run.
@@ -80,6 +87,11 @@ impl Progress {
 
     pub(crate) fn set(&mut self, done: u64) {
         self.bar.set_position(done);
+        if self.in_bytes {
+            self.seen.set_read(done, self.bar.length());
+        } else {
+            self.seen.set_pairs(done);
+        }
         if self.line_at.is_none_or(|at| at.elapsed() < LINE_EVERY) {
             return;
         }

@@ -65,6 +65,19 @@ impl Stop {
         Ok(stop)
     }
 
+    /// Makes a stop without handlers, for a program that takes its signals itself and calls [`Self::ask`].
+    pub fn without_handlers() -> Self {
+        let stop = Self(Arc::default());
+        INSTALLED.set(stop.clone()).ok();
+        stop
+    }
+
+    /// Asks to stop as SIGTERM does.
+    pub fn ask(&self) {
+        // ORDERING: Relaxed: see `asked`.
+        self.0.store(SIGTERM as usize, Ordering::Relaxed);
+    }
+
     /// Returns the exit code for the signal that arrived: 130 for SIGINT, 143 for SIGTERM. `None` before any signal.
     pub fn asked(&self) -> Option<u8> {
         // ORDERING: Relaxed: the number is all that is communicated.

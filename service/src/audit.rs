@@ -13,8 +13,8 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
+use bootstrap::Stop;
 use bootstrap::audit::{self, Archived, Audited, Undo};
-use bootstrap::{Stop, Wrong};
 use bytesize::ByteSize;
 use engine_api::{Engine, Error, ErrorKind};
 use solana::ChainCheckpoint;
@@ -71,7 +71,8 @@ pub(crate) struct AuditArgs {
 pub(crate) fn run(args: &AuditArgs) -> Result<u8, Failed> {
     let stop = Stop::install()?;
     let extract = extract(args)?;
-    let archived = Archived::open(&args.archive, args.incremental.as_deref(), extract, args.slot).map_err(by_remedy)?;
+    let archived =
+        Archived::open(&args.archive, args.incremental.as_deref(), extract, args.slot).map_err(Failed::by_remedy)?;
     let work_dir = args.work_dir.clone().unwrap_or_else(|| audit::work_dir(&args.dir));
     engines::refuse_nested(&args.dir, &work_dir)?;
     let service = audit::service_at(&args.dir)?;
@@ -93,12 +94,12 @@ pub(crate) fn run(args: &AuditArgs) -> Result<u8, Failed> {
 
 /// Compares the store, or a copy of it if a service runs. Returns the text to print and the exit code.
 fn in_place(args: &AuditArgs, archived: &Archived, place: &Workplace, stop: &Stop) -> Result<(String, u8), Failed> {
-    let copy = place.copy(&args.dir).map_err(by_remedy)?;
+    let copy = place.copy(&args.dir).map_err(Failed::by_remedy)?;
     if stop.asked().is_some() {
         return Err(anyhow!("stopped").into());
     }
     let dir = copy.as_deref().unwrap_or(&args.dir);
-    let engine = audit::open(dir, args.memory).map_err(by_remedy)?;
+    let engine = audit::open(dir, args.memory).map_err(Failed::by_remedy)?;
     let compared = at_rest(args, archived, place, (dir, &*engine), stop)?;
     engine.close()?;
     Ok(compared)
@@ -135,7 +136,7 @@ fn at_rest(
         said.push_str(line);
         said.push('\n');
     });
-    let audited = audited.map_err(by_remedy)?;
+    let audited = audited.map_err(Failed::by_remedy)?;
     report(&mut said, &at, &audited).context("cannot write the result")?;
     Ok((said, u8::from(!audited.is_equal())))
 }
@@ -146,7 +147,7 @@ fn extract(args: &AuditArgs) -> Result<Extract, Failed> {
     if engines::inspect(&args.dir)?.is_none() {
         return Err(Failed::wrong(anyhow!("there is no store: dir={dir}: correct the path")));
     }
-    match (args.extract, store::extract_of(&args.dir).map_err(by_remedy)?) {
+    match (args.extract, store::extract_of(&args.dir).map_err(Failed::by_remedy)?) {
         (Some(asked), Some(known)) if asked != known => Err(Failed::wrong(anyhow!(
             "the store holds other values: extract={} asked_extract={}: leave --extract out",
             known.name(),
@@ -205,11 +206,4 @@ fn report(said: &mut String, at: &str, audited: &Audited) -> std::fmt::Result {
         "not equal: {at} records={records} expected_pairs={expected_pairs} stored_pairs={stored_pairs} \
          different={different} missing={missing} only_in_store={only_in_store} lost_changes={lost_changes}"
     )
-}
-
-/// Gives an error the exit code of its kind.
-fn by_remedy(error: anyhow::Error) -> Failed {
-    let kind = error.downcast_ref::<Error>().map(Error::kind);
-    let lasts = error.is::<Wrong>() || matches!(kind, Some(ErrorKind::FixInput | ErrorKind::DataDamaged));
-    if lasts { Failed::wrong(error) } else { error.into() }
 }

@@ -68,6 +68,8 @@ pub struct Gap {
 pub enum Phase {
     /// The store is being opened.
     Starting,
+    /// The store is loaded from an archive; holds the progress in words.
+    Loading(String),
     /// No slot has been applied since the start, a gap, or a commit that had to wait.
     CatchingUp,
     /// The newest event is that a whole slot was applied.

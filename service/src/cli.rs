@@ -26,6 +26,8 @@ Examples:
   solkv-service --config /etc/solkv/solkv.toml
   solkv-service check-config --config /etc/solkv/solkv.toml
   solkv-service --dir /data/solkv --geyser https://geyser.example:443
+  solkv-service --dir /data/solkv --geyser https://geyser.example:443 --extract token-owner \\
+      --create --snapshot snapshot-312000000-HASH.tar.zst
   solkv-service snapshot --dir /data/solkv --to /data/snapshots/monday
   solkv-service restore --from /data/snapshots/monday --dir /data/solkv-again
   solkv-service audit --dir /data/solkv --archive snapshot-312000000-HASH.tar.zst
@@ -163,7 +165,12 @@ fn man(dir: &Path) -> Result<()> {
 fn check(config: &Config) -> Result<(), Failed> {
     // The URL may hold a secret in every part except host and port.
     let shown = |geyser: &Geyser| Geyser { url: provider::shown(&geyser.url), ..geyser.clone() };
-    let shown = Config { geyser: config.geyser.iter().map(shown).collect(), ..config.clone() };
+    let shown = Config {
+        geyser: config.geyser.iter().map(shown).collect(),
+        snapshot: config.snapshot.as_deref().map(shown_archive),
+        incremental: config.incremental.as_deref().map(shown_archive),
+        ..config.clone()
+    };
     out::print(&toml::to_string(&shown).context("cannot print the configuration")?)?;
     out::print(&format!("# memory: {}\n", config.engine.division()))?;
     for note in engines::notes(&config.dir, &config.engine)? {
@@ -185,6 +192,16 @@ fn check(config: &Config) -> Result<(), Failed> {
         out::print(&format!("# follow: {caution}\n"))?;
     }
     Ok(())
+}
+
+/// Returns an archive's location without the secrets that a URL may hold.
+fn shown_archive(location: &Path) -> PathBuf {
+    let text = location.to_string_lossy();
+    if text.starts_with("http://") || text.starts_with("https://") {
+        provider::shown(&text).into()
+    } else {
+        location.to_owned()
+    }
 }
 
 /// Returns the label of the store's engine. A Bloom filter that the configuration leaves out is taken from the

@@ -44,6 +44,12 @@ pub struct Config {
     pub engine: EngineOptions,
     pub dir: PathBuf,
     pub create_empty: bool,
+    pub create: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub incremental: Option<PathBuf>,
+    pub spool_max_bytes: ByteSize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -131,6 +137,7 @@ impl Config {
             dir: &self.dir,
             engine: &self.engine,
             create_empty: self.create_empty,
+            create: self.create,
             extract: self.extract,
             cluster: self.cluster.as_deref(),
         }

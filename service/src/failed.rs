@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use bootstrap::Wrong;
 use engine_api::ErrorKind;
 
 /// Exit code for an error that may pass.
@@ -24,6 +25,13 @@ impl Failed {
     /// store's directory.
     pub fn wrong(error: anyhow::Error) -> Self {
         Self { code: WRONG, error }
+    }
+
+    /// Gives an error of the loader the exit code of its kind.
+    pub fn by_remedy(error: anyhow::Error) -> Self {
+        let kind = error.downcast_ref::<engine_api::Error>().map(engine_api::Error::kind);
+        let lasts = error.is::<Wrong>() || matches!(kind, Some(ErrorKind::FixInput | ErrorKind::DataDamaged));
+        if lasts { Self::wrong(error) } else { error.into() }
     }
 
     pub fn code(&self) -> u8 {

@@ -6,12 +6,15 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use bootstrap::Seen;
+
 use crate::admin::SnapshotFigures;
 use crate::feed::Feed;
 use crate::figure::unix_ms;
 use crate::ingest;
 use crate::lookups::LookupState;
 use crate::net::figures::Figures;
+use crate::spool;
 use crate::status::Status;
 use crate::views::Views;
 
@@ -34,6 +37,10 @@ pub struct Handles {
     pub snapshots: Arc<SnapshotFigures>,
     /// Views of the store held by dumps and snapshots. Written by their threads.
     pub views: Arc<Views>,
+    /// The load of the store from an archive.
+    pub load: Seen,
+    /// Written by the thread `spool`.
+    pub spool: Arc<spool::Figures>,
 }
 
 impl Handles {
@@ -48,6 +55,13 @@ impl Handles {
             shm_sessions: Arc::default(),
             snapshots: Arc::default(),
             views: Arc::default(),
+            load: Seen::default(),
+            spool: Arc::default(),
         }
+    }
+
+    /// Returns the handles with the figures of a load and of a spool.
+    pub fn with(self, load: &Seen, spool: &Arc<spool::Figures>) -> Self {
+        Self { load: load.clone(), spool: Arc::clone(spool), ..self }
     }
 }

@@ -199,6 +199,7 @@ impl Readiness {
         let gap = if let Phase::Gap(gap) = &**phase { Some(gap.clone()) } else { None };
         let why = match &**phase {
             Phase::Starting => Some("starting".to_owned()),
+            Phase::Loading(progress) => Some(format!("loading: {progress}")),
             Phase::CatchingUp => Some(self.awaits().map_or_else(
                 || "catching up with the stream".to_owned(),
                 |awaits| format!("catching up with the stream: {awaits}"),
@@ -356,6 +357,7 @@ mod tests {
         let gap = Gap { first_slot: 8, last_slot: 9, detail: "parent".to_owned(), contradicts: false };
         for (phase, why) in [
             (Phase::Starting, "starting"),
+            (Phase::Loading("pairs=5".to_owned()), "loading: pairs=5"),
             (Phase::CatchingUp, "catching up with the stream"),
             (Phase::Gap(gap.clone()), "slots are missing: first_slot=8 last_slot=9"),
             (Phase::NoSpace("full".to_owned()), "no space: full"),

@@ -5,6 +5,7 @@
 //! history), and the feed's threads (see [`Workers`]).
 
 use std::hash::{BuildHasher as _, RandomState};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use engine_api::{Durability, Engine, ErrorKind};
 use engine_latency::{Latency, Measured};
 use engines::memory_limit;
 use solana::ChainCheckpoint;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -21,6 +23,7 @@ use tracing::{error, info, warn};
 
 use crate::admin::{self, Admin};
 use crate::config::{Config, DurabilityArg, Moment};
+use crate::creation::{self, Shown};
 use crate::dashboard::{Identity, Sampler};
 use crate::failed::Failed;
 use crate::feed::{Feed, FeedWriter, Retention, Ring, Workers};
@@ -30,7 +33,8 @@ use crate::ingest;
 use crate::ingest::apply::{Apply, ApplyConfig, FULL_RETRY};
 use crate::ingest::batch;
 use crate::ingest::provider::{self, Provider};
-use crate::ingest::receive::{ReceiveConfig, queue_batches, receive};
+use crate::ingest::receive::{Message, ReceiveConfig, queue_batches, receive};
+use crate::ingest::spooling::{Replay, Spooling};
 use crate::ingest::subscribe::Commitment;
 use crate::lookups::Lookups;
 use crate::net::limit::{self, ConnectionLimits};
@@ -91,21 +95,22 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         group.iter().try_for_each(|group| group.check_may_give(key)).map_err(Failed::wrong)?;
     }
     let ports = edge.addresses.bind()?;
+    let runtime = network_threads().context("cannot start the network threads")?;
+    let shown = Shown::default();
+    let Some(Prepared { ports, spooling, stops }) = runtime.block_on(prepare(config, ports, &shown))? else {
+        info!("stopped");
+        return Ok(());
+    };
     let (engine, checkpoint) = open_store(config)?;
+    let replay = runtime.block_on(replay_of(spooling, &checkpoint))?;
     let overlay = Overlay::new(&checkpoint, config.processed, config.commitment == Commitment::Finalized);
     let names = config.providers().into_iter().map(|provider| provider::shown(&provider.url));
     let state = ingest::State::new(checkpoint, overlay, config.readiness_limits()).with_providers(names);
-    let mut handles = Handles::new(engine.label(), &state);
+    let mut handles = Handles::new(engine.label(), &state).with(&shown.load, &shown.spool);
     handles.lookups.slow.set_threshold_ns(config.slow_request.as_nanos() as u64);
     let pulses = Pulses::default();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(NET_THREADS)
-        .thread_name("net")
-        .enable_all()
-        .build()
-        .context("cannot start the network threads")?;
     // Take over the signals before serving, so that a client that got an answer may stop the service in good order.
-    let stops = runtime.block_on(async { Stops::take_over() })?;
+    let stops = stops.map_or_else(|| runtime.block_on(async { Stops::take_over() }), Ok)?;
     let front = Front { ports, access: edge.access, stops };
     let (lookups, lookup_threads) =
         Lookups::start(Arc::clone(&engine), config.lookup_threads as usize, &handles.lookups, &pulses)
@@ -128,7 +133,7 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     let admin = Admin::new(&engine, status, snapshots, views);
     let feed_service = FeedService::new(handles.feed.clone().zip(workers.clone()), feed_limits(config));
     let doorbell = shm.as_ref().map(ShmServer::doorbell);
-    let apply = ApplyParts { engine: Arc::clone(&engine), state, pulses, writer, doorbell };
+    let apply = ApplyParts { engine: Arc::clone(&engine), state, pulses, writer, doorbell, replay };
     let http_state = HttpState {
         latency,
         handles,
@@ -144,6 +149,41 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         [workers, lookup_threads.join(deadline), sampler.join(deadline), shm.map_or(Ok(()), |shm| shm.join(deadline))];
     admin.wait_for_snapshot();
     close(engine, outcome, joined)
+}
+
+fn network_threads() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(NET_THREADS).thread_name("net").enable_all().build()
+}
+
+/// The state before the store is opened.
+struct Prepared {
+    ports: Ports,
+    /// Slots of the stream that the store lacks, if a start has begun to keep them.
+    spooling: Option<Spooling>,
+    /// The signals, if they were taken over already.
+    stops: Option<Stops>,
+}
+
+/// Loads the store if the configuration says so and there is none, or goes on with the spool of an earlier load.
+/// Returns `None` if a signal has ended the load.
+async fn prepare(config: &Config, ports: Ports, shown: &Shown) -> Result<Option<Prepared>, Failed> {
+    let stream = receive_config(config, &provider::hangups()?);
+    if !store::awaits_load(config.store())? {
+        let spooling = creation::resume(config, stream, shown)?;
+        return Ok(Some(Prepared { ports, spooling, stops: None }));
+    }
+    let (ports, http) = ports.listen_http()?;
+    let mut stops = Stops::take_over()?;
+    let spooling = creation::load(config, stream, shown, http, stops.next()).await?;
+    Ok(spooling.map(|spooling| Prepared { ports, spooling: Some(spooling), stops: Some(stops) }))
+}
+
+/// Finds the slots of the spool that the open store lacks. `None` without a spool, or if the store has passed it.
+async fn replay_of(spooling: Option<Spooling>, checkpoint: &ChainCheckpoint) -> Result<Option<Replay>, Failed> {
+    match spooling {
+        Some(spooling) => Replay::of(spooling, checkpoint).await.map_err(Failed::wrong),
+        None => Ok(None),
+    }
 }
 
 /// Opens the store, and logs its state, the division of the memory, and cautions. Returns its checkpoint as well.
@@ -204,6 +244,8 @@ struct ApplyParts {
     pulses: Pulses,
     writer: Option<FeedWriter>,
     doorbell: Option<Doorbell>,
+    /// Slots that came before the store was open.
+    replay: Option<Replay>,
 }
 
 /// The tasks that end once the service stops.
@@ -226,7 +268,7 @@ async fn serve(
     http_state: HttpState,
     admin: Admin,
 ) -> Result<()> {
-    let ApplyParts { engine, state, pulses, writer, doorbell } = apply;
+    let ApplyParts { engine, state, pulses, writer, doorbell, replay } = apply;
     let Handles { status, feed: log, net, .. } = http_state.handles.clone();
     let Front { ports, access, mut stops } = front;
     let (tcp, http) = ports.listen()?;
@@ -251,7 +293,7 @@ async fn serve(
         rpc: tokio::spawn(rpc::serve(door, services, until(stopped.clone()))),
         http: tokio::spawn(http::serve(http, http_state, until(stopped.clone()))),
         admin: tokio::spawn(admin::serve(config.dir.clone(), admin, until(stopped.clone()))),
-        receiver: tokio::spawn(receive(received_from, messages, state.clone(), stopped.clone())),
+        receiver: tokio::spawn(feed_ingest(replay, received_from, messages, state.clone(), stopped.clone())),
     };
     let followed = state.providers.followed();
     processed::start(receive_config(config, &hangups), &state.overlay, &state.published, followed, stopped.clone())
@@ -283,6 +325,23 @@ async fn serve(
         Ok(outcome) => outcome,
         Err(_) => bail!("not stopped within shutdown_timeout={limit:?}; everything committed is safe"),
     }
+}
+
+/// Sends ingest-apply the slots of the spool, if there is one, and then those of the stream.
+async fn feed_ingest(
+    replay: Option<Replay>,
+    stream: ReceiveConfig,
+    messages: mpsc::Sender<Message>,
+    state: ingest::State,
+    stopped: watch::Receiver<bool>,
+) {
+    if let Some(replay) = replay {
+        tokio::select! {
+            () = replay.run(&messages, &state) => {}
+            () = until(stopped.clone()) => {}
+        }
+    }
+    receive(stream, messages, state, stopped).await;
 }
 
 impl Tasks {

@@ -21,6 +21,8 @@ pub struct StoreSettings<'c> {
     pub engine: &'c EngineOptions,
     /// Whether to make an empty store where there is none.
     pub create_empty: bool,
+    /// Whether to load a store from an archive where there is none.
+    pub create: bool,
     /// The value taken from an account.
     pub extract: Extract,
     /// The operator's name for the chain.
@@ -40,12 +42,24 @@ pub(crate) fn extract_of(dir: &Path) -> Result<Option<Extract>> {
     Ok(Some(extract))
 }
 
-/// Refuses a store that [`open`] would refuse. Changes nothing.
+/// Whether there is no store yet, or only a part of one, and the settings say to load it from an archive.
+///
+/// # Errors
+/// The marker cannot be read.
+pub(crate) fn awaits_load(settings: StoreSettings<'_>) -> Result<bool, Failed> {
+    let is_missing = || Ok(engines::inspect(settings.dir)?.is_none_or(|known| known.is_loading()));
+    if settings.create { is_missing() } else { Ok(false) }
+}
+
+/// Refuses a store that [`open`] would refuse. Changes nothing. A store that is still to be loaded is left to its load.
 ///
 /// # Errors
 /// There is no store and the configuration does not ask for an empty one; the store's files are gone; its marker
 /// contradicts the configuration; its load has not finished; or its lock cannot be opened.
 pub(crate) fn check(settings: StoreSettings<'_>) -> Result<(), Failed> {
+    if awaits_load(settings)? {
+        return Ok(());
+    }
     let checked = engines::check(settings.dir, settings.engine, mode(settings), &terms(settings));
     checked.and_then(|()| engines::check_lock(settings.dir)).map_err(|error| explain(settings, error))
 }
@@ -56,7 +70,7 @@ pub(crate) fn check(settings: StoreSettings<'_>) -> Result<(), Failed> {
 /// # Errors
 /// As [`open`], if there is a store.
 pub(crate) fn look(settings: StoreSettings<'_>) -> Result<bool, Failed> {
-    if engines::inspect(settings.dir)?.is_none() {
+    if engines::inspect(settings.dir)?.is_none() || awaits_load(settings)? {
         return Ok(true);
     }
     let memory = Some(ByteSize::b(engines::MEMORY_MIN));
@@ -103,8 +117,8 @@ fn explain(settings: StoreSettings<'_>, error: engine_api::Error) -> Failed {
     let missing = !settings.create_empty && matches!(engines::inspect(settings.dir), Ok(None));
     if missing {
         return Failed::wrong(anyhow!(
-            "there is no store: dir={}: load one with bootstrap, correct the path, or begin with an empty map by \
-             --create-empty",
+            "there is no store: dir={}: load one with bootstrap, have the service load one with --create, correct \
+             the path, or begin with an empty map by --create-empty",
             settings.dir.display()
         ));
     }

@@ -24,12 +24,20 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// The numbers in a line change with each slot. A line that differs only in numbers waits this long.
 const SAME_EVERY: Duration = Duration::from_secs(5);
 
+/// How long systemd waits for the next status line of a start that takes long.
+const LOADING_LIMIT: Duration = Duration::from_secs(120);
+
 /// Checks within one period of the watchdog: three may find a thread stalled before the fourth would be overdue.
 const LOOKS_A_PERIOD: u32 = 4;
 
 /// Sets the status line that systemd shows.
 pub fn status(text: &str) {
     notify(&[NotifyState::Status(text)]);
+}
+
+/// Sets the status line of a start that takes long, and has systemd wait for it for another [`LOADING_LIMIT`].
+pub fn loading(text: &str) {
+    notify(&[NotifyState::Status(text), NotifyState::ExtendTimeoutUsec(LOADING_LIMIT.as_micros() as u32)]);
 }
 
 /// Reports that lookups are answered.

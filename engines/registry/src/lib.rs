@@ -47,7 +47,7 @@ pub use read_only::open_read_only;
 pub use regular::read_small;
 pub use repair::{Repaired, lost, repair};
 pub use store::{
-    OpenMode, check, compiled, default_engine, inspect, mark_load, open, open_existing, open_held, open_on,
+    OpenMode, SPOOL, check, compiled, default_engine, inspect, mark_load, open, open_existing, open_held, open_on,
     options_for, refuse_unless_compiled,
 };
 pub use terms::{Holds, Load, LoadState, LoadTerm, Loaded, Terms};

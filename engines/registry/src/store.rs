@@ -22,6 +22,10 @@ use crate::terms::{Load, LoadState, Terms};
 /// Name of the engine's own directory within the store's.
 pub(crate) const DATA: &str = "data";
 
+/// Name of the directory within the store's in which a service keeps slots of the stream until the store is loaded. It
+/// may be there before the store.
+pub const SPOOL: &str = "spool";
+
 /// Mode of a new store's directory, which is for its owner alone: others could otherwise open the lock file or the
 /// pairs.
 const DIR_MODE: u32 = 0o700;
@@ -273,7 +277,7 @@ fn check_mode(dir: &Path, engine: EngineKind, mode: OpenMode) -> Result<Option<I
         if mode == OpenMode::Existing {
             return Err(no_store(dir));
         }
-        let is_ours = |name: &str| name == MARKER_TEMPORARY || name == LOCK && lock::is_ours(dir);
+        let is_ours = |name: &str| [MARKER_TEMPORARY, SPOOL].contains(&name) || name == LOCK && lock::is_ours(dir);
         let foreign = names.iter().find(|name| !is_ours(name));
         return match foreign {
             Some(name) => refuse(format!(

@@ -136,6 +136,8 @@ mod tests {
             "geyser_key",
             "commit_every",
             "cluster",
+            "snapshot",
+            "incremental",
             "uds",
             "uds_group",
             "shm",

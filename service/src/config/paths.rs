@@ -29,7 +29,7 @@ pub enum Moment {
 }
 
 /// Names in a store's directory that belong to the store, so that no socket may use them.
-const STORE_NAMES: [&str; 6] = ["SOLKV", "SOLKV.tmp", "LOCK", "admin.sock", "data", "feed"];
+const STORE_NAMES: [&str; 7] = ["SOLKV", "SOLKV.tmp", "LOCK", "admin.sock", "data", "feed", "spool"];
 
 impl Config {
     /// Refuses sockets that cannot be bound. Their path is too long, their directory is missing or not writable, or
@@ -67,7 +67,9 @@ impl Config {
         let real = match above.canonicalize() {
             Ok(real) => real,
             // The store's directory is created before the socket.
-            Err(e) if e.kind() == Io::NotFound && self.create_empty && above == self.dir => return Ok(path.to_owned()),
+            Err(e) if e.kind() == Io::NotFound && (self.create_empty || self.create) && above == self.dir => {
+                return Ok(path.to_owned());
+            }
             Err(e) if e.kind() == Io::NotFound && at == Moment::Ahead && above.starts_with(RUNTIME_DIRS) => {
                 return Ok(path.to_owned());
             }

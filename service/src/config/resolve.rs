@@ -39,6 +39,10 @@ impl Settings {
             engine,
             dir,
             create_empty: self.create_empty.unwrap_or(false),
+            create: self.create.unwrap_or(false),
+            snapshot: self.snapshot,
+            incremental: self.incremental,
+            spool_max_bytes: self.spool_max_bytes.unwrap_or(ByteSize::gib(16)),
             cluster: self.cluster,
             x_token_file: self.x_token_file,
             x_token_header: self.x_token_header.unwrap_or_else(|| "x-token".to_owned()),
@@ -90,10 +94,7 @@ impl Settings {
             shutdown_timeout: self.shutdown_timeout.unwrap_or(Duration::from_secs(10)),
             geyser,
         };
-        config.check_stream()?;
-        config.check_hosts()?;
-        config.check_following()?;
-        bounds::check(&config)?;
+        check(&config)?;
         Ok(config)
     }
 
@@ -108,6 +109,14 @@ impl Settings {
         };
         Ok(engines::options_for(dir, &args)?)
     }
+}
+
+fn check(config: &Config) -> Result<()> {
+    config.check_stream()?;
+    config.check_creation()?;
+    config.check_hosts()?;
+    config.check_following()?;
+    bounds::check(config)
 }
 
 impl Config {
@@ -134,6 +143,22 @@ impl Config {
             );
             ensure!(urls.insert(url), "a provider is given twice: geyser={shown:?}: leave one of them out");
         }
+        Ok(())
+    }
+
+    fn check_creation(&self) -> Result<()> {
+        ensure!(
+            !(self.create && self.create_empty),
+            "create and create_empty exclude each other: create loads an archive, create_empty begins with nothing"
+        );
+        ensure!(
+            !self.create || self.snapshot.is_some(),
+            "create = true needs an archive: give --snapshot ARCHIVE, or snapshot = \"ARCHIVE\" in the file"
+        );
+        ensure!(
+            self.incremental.is_none() || self.snapshot.is_some(),
+            "incremental adds to a full archive: give that one with snapshot"
+        );
         Ok(())
     }
 

@@ -48,6 +48,23 @@ pub struct Settings {
     /// Make an empty store if there is none; only for a stream that brings every key [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub create_empty: Option<bool>,
+    /// Make the store of --snapshot if there is none, and keep the stream on disk until it is loaded [default: false]
+    ///
+    /// The stream is opened first, at the archive's slot. Its slots go to DIR/spool while the archive is loaded, and are
+    /// applied then. Lookups are refused until the store is loaded. A start that was interrupted at any point goes on
+    /// where it was. Without effect on a store that is complete.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub create: Option<bool>,
+    /// Solana snapshot archive for --create: a file, an unpacked directory, or an http(s) URL, with the slot in its name
+    #[arg(long, value_name = "ARCHIVE")]
+    pub snapshot: Option<PathBuf>,
+    /// Incremental snapshot archive on top of --snapshot
+    #[arg(long, value_name = "ARCHIVE")]
+    pub incremental: Option<PathBuf>,
+    /// Disk space for slots of the stream that come while the archive is loaded, about 45 bytes an update [default:
+    /// 16GiB]
+    #[arg(long, value_name = "BYTES", value_parser = engines::size)]
+    pub spool_max_bytes: Option<ByteSize>,
     /// Your name for the chain, such as mainnet; the store keeps the first one, and any other is refused
     #[arg(long, value_name = "NAME")]
     pub cluster: Option<String>,
@@ -250,7 +267,7 @@ impl Settings {
         macro_rules! pick {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
-        pick!(engine bloom profile memory lmdb_map_size set dir create_empty cluster geyser x_token_file x_token_header geyser_ca geyser_cert geyser_key geyser_compression extract follow commitment processed
+        pick!(engine bloom profile memory lmdb_map_size set dir create_empty create snapshot incremental spool_max_bytes cluster geyser x_token_file x_token_header geyser_ca geyser_cert geyser_key geyser_compression extract follow commitment processed
             commit_every commit_interval durability idle_timeout gap_timeout takeover_lag_slots max_lag_ms max_lag_slots listen uds uds_mode
             uds_group shm shm_mode shm_group feed
             feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout

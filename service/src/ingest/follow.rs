@@ -2,6 +2,8 @@
 //!
 //! Owns: [`Follow`], and the sentences about it that operators read. Must not: do I/O. Any thread.
 
+use std::fmt;
+
 use super::extract::Extract;
 
 /// Which accounts the service subscribes to. An account that leaves the token programs takes its key out of the map,
@@ -28,6 +30,18 @@ pub struct Selection {
     pub extract: Extract,
     /// Which accounts are subscribed to. Always [`Follow::Exact`] with [`Extract::AccountOwner`].
     pub follow: Follow,
+}
+
+/// Writes the settings `extract` and `follow`.
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let follow = match self.follow {
+            Follow::Exact => "exact",
+            Follow::Wallets => "wallets",
+            Follow::Closed => "closed",
+        };
+        write!(f, "{} {follow}", self.extract.name())
+    }
 }
 
 impl Selection {

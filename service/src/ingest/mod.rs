@@ -18,6 +18,7 @@ pub mod receive;
 mod roster;
 #[cfg(test)]
 mod simulation;
+pub mod spooling;
 mod standing;
 mod state;
 pub mod subscribe;

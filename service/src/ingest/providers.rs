@@ -183,7 +183,7 @@ impl Providers {
     /// Trusts every provider again, at the word of the operator. Returns whether any was distrusted.
     pub(super) fn trust_all(&self) -> bool {
         // ORDERING: Relaxed: see `is_distrusted`.
-        self.all.iter().fold(false, |any, provider| provider.distrusted.swap(false, Ordering::Relaxed) || any)
+        self.all.iter().filter(|provider| provider.distrusted.swap(false, Ordering::Relaxed)).count() > 0
     }
 
     fn condition(&self, index: usize) -> Condition {

@@ -67,6 +67,7 @@ pub enum Group {
     Health,
     Lag,
     Ingest,
+    Loading,
     Latency,
     Memory,
     Engine,
@@ -77,10 +78,11 @@ pub enum Group {
 }
 
 impl Group {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Health,
         Self::Lag,
         Self::Ingest,
+        Self::Loading,
         Self::Latency,
         Self::Memory,
         Self::Engine,
@@ -96,6 +98,7 @@ impl Group {
             Self::Health => "Health",
             Self::Lag => "Lag",
             Self::Ingest => "Ingest",
+            Self::Loading => "Load and spool",
             Self::Latency => "Latency and lookups",
             Self::Memory => "Memory and disk",
             Self::Engine => "Engine",
@@ -232,6 +235,21 @@ catalogue! {
         COMMITS Counter Count [] ALWAYS, "solkv_commits_total", "Commits of the ingest path";
         COMMITS_WITHOUT_SPACE Counter Count [] ALWAYS, "solkv_commits_without_space_total",
             "Attempts to commit that found no space on the disk; the batch is kept and the commit is retried";
+    }
+    Loading {
+        LOADING Gauge Bool [] ALWAYS, "solkv_loading",
+            "1 while the store is loaded from a snapshot archive and lookups are refused, else 0";
+        LOAD_READ Gauge Bytes [] ALWAYS, "solkv_load_read_bytes",
+            "Packed bytes of the archive that the load has read; 0 without a load since the start";
+        LOAD_ARCHIVE Gauge Bytes [] ALWAYS, "solkv_load_archive_bytes",
+            "Packed bytes of the archive; 0 without a load since the start, and while the length is unknown";
+        LOAD_PAIRS Gauge Count [] ALWAYS, "solkv_load_pairs",
+            "Pairs that the load has written to the store; 0 without a load since the start";
+        SPOOL Gauge Bytes [] ALWAYS, "solkv_spool_bytes",
+            "Bytes of the slots that are kept on disk until the store can take them; at most spool_max_bytes";
+        SPOOL_SLOTS Gauge Count [] ALWAYS, "solkv_spool_slots", "Slots that are kept on disk until the store can take them";
+        SPOOL_STOPPED Gauge Bool [] ALWAYS, "solkv_spool_stopped",
+            "1 once the spool takes no more slots, because it is full or the disk has failed, else 0";
     }
     Latency {
         OP_LATENCY Histogram Seconds ["engine", OPS, SOURCES, "le"] ALWAYS,

@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::Resources;
 use super::catalogue::{self as c, Kind, Metric};
-use crate::chain::Commitment;
+use crate::chain::{Commitment, Phase};
 use crate::feed::Feed;
 use crate::figure::unix_ms;
 use crate::handles::Handles;
@@ -46,6 +46,7 @@ impl Collector for Families {
         self.health(&mut out)?;
         self.lag(&mut out)?;
         self.providers(&mut out)?;
+        self.loading(&mut out)?;
         self.memory(&mut out)?;
         self.engine(&mut out)?;
         self.edge(&mut out)?;
@@ -108,6 +109,18 @@ impl Families {
         let errors = reports.iter().map(|report| (report.name.as_str(), report.errors));
         out.by(&c::PROVIDER_ERRORS, "provider", errors)?;
         out.one(&c::PROVIDER_TAKEOVERS, providers.takeovers() as f64)
+    }
+
+    fn loading(&self, out: &mut Out<'_>) -> fmt::Result {
+        let Handles { load, spool, status, .. } = &self.handles;
+        out.one(&c::LOADING, flag(matches!(status.readiness.phase(), Phase::Loading(_))))?;
+        out.one(&c::LOAD_READ, load.read_bytes() as f64)?;
+        out.one(&c::LOAD_ARCHIVE, load.archive_bytes().unwrap_or(0) as f64)?;
+        out.one(&c::LOAD_PAIRS, load.pairs() as f64)?;
+        let is_open = is(&spool.open);
+        out.one(&c::SPOOL, is_open * spool.flushed_bytes() as f64)?;
+        out.one(&c::SPOOL_SLOTS, is_open * read(&spool.slots) as f64)?;
+        out.one(&c::SPOOL_STOPPED, flag(spool.stopped().is_some()))
     }
 
     fn memory(&self, out: &mut Out<'_>) -> fmt::Result {

@@ -89,6 +89,16 @@ panels! {
             "rate(solkv_slots_duplicate_total{@}[$__rate_interval])" => "{{instance}} duplicate";
         curve "Changes committed" "ops": "rate(solkv_checkpoint_seq{@}[$__rate_interval])" => "{{instance}}";
     }
+    Loading {
+        stat "Loading" "bool_yes_no": "solkv_loading{@}" => "{{instance}}";
+        stat "Spool takes no more" "bool_yes_no": "solkv_spool_stopped{@}" => "{{instance}}";
+        curve "Archive read" "bytes":
+            "solkv_load_read_bytes{@}" => "{{instance}} read",
+            "solkv_load_archive_bytes{@}" => "{{instance}} all";
+        curve "Pairs loaded" "none": "solkv_load_pairs{@}" => "{{instance}}";
+        curve "Spool" "bytes": "solkv_spool_bytes{@}" => "{{instance}}";
+        curve "Slots in the spool" "none": "solkv_spool_slots{@}" => "{{instance}}";
+    }
     Latency {
         curve "Negative read" "s":
             quantile!("0.5", "read_negative") => "{{instance}} {{source}} p50",

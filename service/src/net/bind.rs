@@ -64,7 +64,7 @@ impl Addresses {
     /// # Errors
     /// An address cannot be bound; the error names the option.
     pub fn bind(&self) -> Result<Ports> {
-        Ok(Ports { listen: bound("listen", &self.listen)?, metrics: bound("metrics", &self.metrics)? })
+        Ok(Ports { listen: bound("listen", &self.listen)?, metrics: HttpPort::Bound(bound("metrics", &self.metrics)?) })
     }
 
     /// Logs a warning for each listener that is open to other machines.
@@ -89,21 +89,49 @@ impl Addresses {
 #[derive(Debug)]
 pub struct Ports {
     listen: TcpSocket,
-    metrics: TcpSocket,
+    metrics: HttpPort,
+}
+
+/// The port of HTTP, which may begin to listen before that of gRPC.
+#[derive(Debug)]
+enum HttpPort {
+    Bound(TcpSocket),
+    Listening(std::net::TcpListener),
 }
 
 impl Ports {
+    /// Lets clients connect to HTTP alone. Returns the ports, and a listener of HTTP for the time until
+    /// [`Self::listen`], which refuses no connection between the two. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// Another process has begun to listen there; the error names the option.
+    pub fn listen_http(self) -> Result<(Self, TcpListener)> {
+        let listening = self.metrics.listen()?.into_std()?;
+        let first = TcpListener::from_std(listening.try_clone()?)?;
+        Ok((Self { metrics: HttpPort::Listening(listening), ..self }, first))
+    }
+
     /// Lets clients connect. Returns the listeners of gRPC and of HTTP. Needs a tokio runtime.
     ///
     /// # Errors
     /// Another process has begun to listen there; the error names the option.
     pub fn listen(self) -> Result<(TcpListener, TcpListener)> {
-        let listen = |option: &str, socket: TcpSocket| {
-            let address = socket.local_addr()?;
-            socket.listen(BACKLOG).with_context(|| format!("cannot listen on {option}={address}"))
-        };
-        Ok((listen("listen", self.listen)?, listen("metrics", self.metrics)?))
+        Ok((listen("listen", self.listen)?, self.metrics.listen()?))
     }
+}
+
+impl HttpPort {
+    fn listen(self) -> Result<TcpListener> {
+        match self {
+            Self::Bound(socket) => listen("metrics", socket),
+            Self::Listening(listener) => Ok(TcpListener::from_std(listener)?),
+        }
+    }
+}
+
+fn listen(option: &str, socket: TcpSocket) -> Result<TcpListener> {
+    let address = socket.local_addr()?;
+    socket.listen(BACKLOG).with_context(|| format!("cannot listen on {option}={address}"))
 }
 
 /// Binds the first of the addresses that can be bound.

@@ -8,6 +8,7 @@ mod audit;
 mod backup;
 mod browser;
 mod crash;
+mod creation;
 mod dashboard;
 mod disk;
 mod dump;

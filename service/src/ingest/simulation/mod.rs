@@ -151,6 +151,16 @@ enum Until {
     AtTip(Instant, Instant),
 }
 
+impl Until {
+    /// Returns the time at which the life ends at the latest.
+    fn deadline(self) -> Instant {
+        match self {
+            Self::Stopped(at) | Self::AtTip(_, at) => at,
+            Self::Killed(_) => Instant::now() + Duration::from_secs(120),
+        }
+    }
+}
+
 impl Simulation {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
@@ -246,11 +256,7 @@ impl Simulation {
             Apply::new(Arc::clone(&engine), state.clone(), Some(writer), self.apply, Pulse::default(), stopped)
                 .expect("the engine has a checkpoint");
         apply.begin();
-        let deadline = match until {
-            Until::Stopped(at) | Until::AtTip(_, at) => at,
-            Until::Killed(_) => Instant::now() + Duration::from_secs(120),
-        };
-        let mut taken = 0;
+        let (deadline, mut taken) = (until.deadline(), 0);
         let (mut at_slot, mut moved_at, mut gap_shown) = (started_at, None, None);
         let killed = loop {
             let Ok(message) = timeout_at(deadline, received.recv()).await else { break false };
@@ -265,11 +271,7 @@ impl Simulation {
                 break true;
             }
             self.oracle.check(&*engine, &feed, Some(&state));
-            if self.oracle.slot() != at_slot {
-                self.longest_pause =
-                    self.longest_pause.max(moved_at.map_or(Duration::ZERO, |at: Instant| at.elapsed()));
-                (at_slot, moved_at) = (self.oracle.slot(), Some(Instant::now()));
-            }
+            self.note_pause(&mut at_slot, &mut moved_at);
             self.check_trust(&state);
             self.check_readiness(&state, started_at, moved_at);
             self.check_given_up(&state, &mut gap_shown);
@@ -298,6 +300,16 @@ impl Simulation {
         let verdict = state.readiness.verdict();
         info!(killed, slot = self.oracle.slot(), ?verdict, "a life ends");
         (verdict, taken > 0)
+    }
+
+    /// Updates the longest time between two applied slots of this life. `at_slot` is the slot that was applied last, at
+    /// `moved_at`.
+    fn note_pause(&mut self, at_slot: &mut u64, moved_at: &mut Option<Instant>) {
+        if self.oracle.slot() != *at_slot {
+            let pause = moved_at.map_or(Duration::ZERO, |at| at.elapsed());
+            self.longest_pause = self.longest_pause.max(pause);
+            (*at_slot, *moved_at) = (self.oracle.slot(), Some(Instant::now()));
+        }
     }
 
     fn fault(&mut self) -> Fault {

@@ -1,0 +1,83 @@
+//! The load of a snapshot archive as a part of another program: `service --create`.
+//!
+//! Owns: the defaults of such a load, which always continues one that was interrupted. Must not: take over signals; the
+//! caller does. Threads: see the crate.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use engines::{EngineArgs, EngineKind, EngineOptions};
+use solana::Extract;
+use workload::Values;
+
+use crate::load::{self, LoadArgs};
+use crate::meaning::MeaningArgs;
+use crate::order::OnDuplicate;
+use crate::seen::Seen;
+use crate::signal::Stop;
+use crate::source::SourceArgs;
+
+/// A store that is to be made from archives.
+#[derive(Clone, Copy, Debug)]
+pub struct NewStore<'a> {
+    /// Directory of the store: missing, empty, or with an interrupted load of the same archives.
+    pub dir: &'a Path,
+    pub engine: &'a EngineOptions,
+    /// The full archive: a file, an unpacked directory, or an http(s) URL.
+    pub archive: &'a Path,
+    /// An incremental archive on top of the full one.
+    pub incremental: Option<&'a Path>,
+    /// The value taken from an account.
+    pub extract: Extract,
+    /// The operator's name for the chain.
+    pub cluster: Option<&'a str>,
+}
+
+/// Loads the archives into the store, or goes on with their load. Returns whether the store is complete; it is not if
+/// `stop` asked to stop before.
+///
+/// # Errors
+/// Errors of reading the archives and of the engine, with the way out; a store that holds another load.
+pub fn load(store: &NewStore<'_>, seen: &Seen, stop: &Stop) -> Result<bool> {
+    let NewStore { dir, engine, archive, incremental, extract, cluster } = *store;
+    let args = LoadArgs {
+        engine: EngineArgs {
+            engine: Some(engine.engine),
+            bloom: engine.bloom,
+            profile: (engine.engine == EngineKind::Rocksdb).then_some(engine.profile),
+            memory: engine.memory,
+            lmdb_map_size: engine.lmdb_map_size,
+            set: engine.set.clone(),
+        },
+        dir: dir.to_owned(),
+        meaning: MeaningArgs { extract: Some(extract), cluster: cluster.map(str::to_owned) },
+        source: SourceArgs {
+            pairs: None,
+            seed: 1,
+            values: Values::Unique,
+            input: Some(archive.to_owned()),
+            incremental: incremental.map(Path::to_owned),
+            format: None,
+            expect_pairs: None,
+        },
+        order: None,
+        on_duplicate: OnDuplicate::Error,
+        resume: true,
+        slot: None,
+        batch: None,
+        synced: false,
+        sample_every: None,
+        settle: false,
+        work_dir: None,
+        sort_memory: None,
+        skip_disk_check: false,
+        report: None,
+        hlog: None,
+        seen: seen.clone(),
+    };
+    match load::run_until(&args, stop)? {
+        0 => Ok(true),
+        _ if stop.asked().is_some() => Ok(false),
+        code => bail!("the load ended without a reason: code={code}: this is a bug"),
+    }
+}

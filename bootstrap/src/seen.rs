@@ -1,0 +1,45 @@
+//! Progress of a load, for the program that runs it.
+//!
+//! Owns: the numbers. Must not: print, or decide anything. The load writes on the main thread; any thread reads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Progress of a load. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Seen(Arc<Numbers>);
+
+#[derive(Debug, Default)]
+struct Numbers {
+    read_bytes: AtomicU64,
+    /// 0 while the length is not known.
+    archive_bytes: AtomicU64,
+    pairs: AtomicU64,
+}
+
+// ORDERING: Relaxed: the numbers are only shown.
+impl Seen {
+    /// Packed bytes of the archives that were read so far.
+    pub fn read_bytes(&self) -> u64 {
+        self.0.read_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Packed bytes of the archives in all; `None` while their length is not known.
+    pub fn archive_bytes(&self) -> Option<u64> {
+        Some(self.0.archive_bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
+    }
+
+    /// Number of pairs that were written to the store so far.
+    pub fn pairs(&self) -> u64 {
+        self.0.pairs.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_read(&self, read_bytes: u64, archive_bytes: Option<u64>) {
+        self.0.read_bytes.store(read_bytes, Ordering::Relaxed);
+        self.0.archive_bytes.store(archive_bytes.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_pairs(&self, pairs: u64) {
+        self.0.pairs.store(pairs, Ordering::Relaxed);
+    }
+}

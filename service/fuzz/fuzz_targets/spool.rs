@@ -1,0 +1,17 @@
+//! Any bytes as the spool of slots: opened, continued and read.
+//!
+//! Owns: a directory for them. Must not: check more than `service::spool::fuzzing` does. One thread.
+
+#![no_main]
+
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use tempfile::TempDir;
+
+static DIR: LazyLock<TempDir> = LazyLock::new(|| {
+    // In memory, because a device would dominate the time of each run.
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory for the spool can be made")
+});
+
+fuzz_target!(|bytes: &[u8]| service::spool::fuzzing::file(bytes, &DIR.path().join("spool")));

@@ -1,0 +1,252 @@
+//! Makes the store of a snapshot archive while the stream is kept on disk: the phase before the store is opened.
+//!
+//! Owns: the order of stream, load and signals in this phase, and the pages that show it. Must not: apply slots; the
+//! replay does so once the store is open. Threads: `load` loads; the stream's receiver and HTTP
+//! run on the network threads; `spool` writes.
+//!
+//! The stream comes first: the archive's slot is asked for before a byte of the archive is read, because a server keeps
+//! its slots for a minute. Everything that is done is on disk: a start after a crash goes on with the load and with the
+//! spool.
+
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow};
+use bootstrap::audit::Archived;
+use bootstrap::create::{self, NewStore};
+use bootstrap::{Seen, Stop};
+use bytesize::ByteSize;
+use engine_latency::Latency;
+use solana::ChainCheckpoint;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::info;
+
+use crate::chain::{Base, Phase};
+use crate::config::Config;
+use crate::dashboard::{Identity, Sampler};
+use crate::failed::Failed;
+use crate::handles::Handles;
+use crate::http::{self, Hosts, HttpState};
+use crate::ingest;
+use crate::ingest::receive::ReceiveConfig;
+use crate::ingest::spooling::{SpoolConfig, Spooling};
+use crate::overlay::Overlay;
+use crate::spool;
+use crate::systemd;
+
+/// How often the progress is shown, and the stream is asked whether it has the archive's slot.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Time for the sampling thread to end.
+const JOIN_LIMIT: Duration = Duration::from_secs(5);
+
+/// Figures of this phase, which the pages of the later one show as well.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shown {
+    /// The load of the store from an archive.
+    pub load: Seen,
+    /// The spool of the stream's slots.
+    pub spool: Arc<spool::Figures>,
+}
+
+/// Goes on with a spool that an earlier start has left. `None` if there is none.
+///
+/// # Errors
+/// Errors of opening the spool.
+pub(crate) fn resume(config: &Config, stream: ReceiveConfig, shown: &Shown) -> Result<Option<Spooling>, Failed> {
+    let Some(found) = spool::look(&spool::dir_of(&config.dir))? else { return Ok(None) };
+    Ok(Some(follow(config, found.origin.base, stream, shown)?))
+}
+
+/// Loads the store, and returns the spool that was filled meanwhile; `None` if `asked` has ended the load.
+///
+/// # Errors
+/// Errors of the archives, the load and the spool; the stream no longer has the slots after the archive.
+pub(crate) async fn load(
+    config: &Config,
+    stream: ReceiveConfig,
+    shown: &Shown,
+    http: TcpListener,
+    asked: impl Future<Output = &'static str>,
+) -> Result<Option<Spooling>, Failed> {
+    let slot = archive_slot(config).await?;
+    make_way(&spool::dir_of(&config.dir), slot)?;
+    let base = Base { slot, blockhash: [0; 32] };
+    let spooling = follow(config, base, stream, shown)?;
+    let pages = Pages::open(config, &spooling, shown, http)?;
+    let stop = Stop::without_handlers();
+    let mut loading = start_load(config, shown.load.clone(), stop.clone())?;
+    let (mut asked, mut looks) = (pin!(asked), interval(LOOK_EVERY));
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut lacking, mut deadline) = (None, None);
+    let loaded = loop {
+        tokio::select! {
+            loaded = &mut loading => break loaded.context("the load has panicked: this is a bug")?,
+            signal = &mut asked, if deadline.is_none() => {
+                info!(signal, "stopping the load; the next start goes on with it");
+                stop.ask();
+                deadline = Some(Instant::now() + config.shutdown_timeout);
+            }
+            _ = looks.tick() => {
+                pages.show(&progress(slot, shown, &spooling));
+                lacking = lacking.or_else(|| spooling.lacks());
+                if lacking.is_some() && deadline.is_none() {
+                    stop.ask();
+                    deadline = Some(Instant::now() + config.shutdown_timeout);
+                }
+                // A load that waits for the archive's bytes does not see the stop. The end of the process ends it.
+                if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                    break Ok(false);
+                }
+            }
+        }
+    };
+    pages.close().await;
+    if let Some(gap) = lacking {
+        return Err(anyhow!(
+            "the stream does not have the slots after the archive: archive_slot={slot} missing_first_slot={} \
+             missing_last_slot={}: {}: give a newer archive, or a server that keeps more slots",
+            gap.first_slot,
+            gap.last_slot,
+            gap.detail
+        )
+        .into());
+    }
+    let complete = loaded.map_err(Failed::by_remedy)?;
+    Ok(complete.then_some(spooling))
+}
+
+/// Returns the slot of the archives. Their names tell it, so that the stream can be opened before they are read.
+async fn archive_slot(config: &Config) -> Result<u64, Failed> {
+    let (full, incremental, extract) = (archive(config)?.to_owned(), config.incremental.clone(), config.extract);
+    let opened = spawn_blocking(move || Archived::open(&full, incremental.as_deref(), extract, None));
+    let archived = opened.await.context("opening the archive has panicked: this is a bug")?;
+    Ok(archived.map_err(Failed::by_remedy)?.slot())
+}
+
+fn archive(config: &Config) -> Result<&Path> {
+    config.snapshot.as_deref().context("no archive: give --snapshot ARCHIVE")
+}
+
+/// Removes a spool that cannot follow an archive of this slot: it begins later, or ends before.
+fn make_way(dir: &Path, slot: u64) -> Result<()> {
+    let Some(found) = spool::look(dir)? else { return Ok(()) };
+    let (first, last) = (found.origin.base.slot, found.last.slot);
+    if (first..=last).contains(&slot) {
+        return Ok(());
+    }
+    info!(
+        archive_slot = slot,
+        spool_base_slot = first,
+        spool_last_slot = last,
+        "a spool of another archive is removed"
+    );
+    spool::remove(dir)
+}
+
+fn follow(config: &Config, base: Base, stream: ReceiveConfig, shown: &Shown) -> Result<Spooling> {
+    let settings = SpoolConfig {
+        dir: spool::dir_of(&config.dir),
+        bytes_max: config.spool_max_bytes.as_u64(),
+        gap_timeout: config.gap_timeout,
+        limits: config.readiness_limits(),
+    };
+    Spooling::start(settings, base, stream, Arc::clone(&shown.spool))
+}
+
+/// Starts the thread `load`. It is no task of the runtime, because a runtime's end waits for such tasks.
+fn start_load(config: &Config, seen: Seen, stop: Stop) -> Result<oneshot::Receiver<Result<bool>>> {
+    let (dir, engine, cluster) = (config.dir.clone(), config.engine.clone(), config.cluster.clone());
+    let (snapshot, incremental, extract) = (config.snapshot.clone(), config.incremental.clone(), config.extract);
+    let load = move || {
+        let store = NewStore {
+            dir: &dir,
+            engine: &engine,
+            archive: snapshot.as_deref().context("no archive: give --snapshot ARCHIVE")?,
+            incremental: incremental.as_deref(),
+            extract,
+            cluster: cluster.as_deref(),
+        };
+        create::load(&store, &seen, &stop)
+    };
+    let (ended, has_ended) = oneshot::channel();
+    thread::Builder::new()
+        .name("load".to_owned())
+        .spawn(move || ended.send(load()).ok())
+        .context("cannot start the thread of the load")?;
+    Ok(has_ended)
+}
+
+/// Describes how far load and spool are, and why the stream brings nothing if it does not.
+fn progress(slot: u64, shown: &Shown, spooling: &Spooling) -> String {
+    let Shown { load, spool } = shown;
+    let size = ByteSize::b;
+    let read = match load.archive_bytes() {
+        Some(all) => format!("{} of {}", size(load.read_bytes()), size(all)),
+        None => size(load.read_bytes()).to_string(),
+    };
+    // ORDERING: Relaxed: statistics.
+    let (slots, last) = (spool.slots.load(Ordering::Relaxed), spool.last_slot.load(Ordering::Relaxed));
+    let mut text = format!(
+        "archive of slot={slot}: read {read}, pairs={}; spool: slots={slots} last_slot={last} bytes={}",
+        load.pairs(),
+        spool.flushed_bytes()
+    );
+    let trouble = spool.stopped().or_else(|| spooling.state().readiness.verdict().not_ready);
+    if let Some(trouble) = trouble {
+        text.push_str(&format!("; stream: {trouble}"));
+    }
+    text
+}
+
+/// The pages of HTTP during the load.
+struct Pages {
+    state: ingest::State,
+    sampler: Sampler,
+    close: oneshot::Sender<()>,
+    served: JoinHandle<()>,
+}
+
+impl Pages {
+    fn open(config: &Config, spooling: &Spooling, shown: &Shown, http: TcpListener) -> Result<Self> {
+        let checkpoint = ChainCheckpoint::default();
+        let overlay = Overlay::new(&checkpoint, false, false);
+        let mut state = ingest::State::new(checkpoint, overlay, config.readiness_limits());
+        state.figures = Arc::clone(&spooling.state().figures);
+        state.readiness.set_phase(Phase::Loading("beginning".to_owned()));
+        let label = config.engine.label();
+        let handles = Handles::new(label, &state).with(&shown.load, &shown.spool);
+        let latency = Latency::new(label);
+        let (sampler, history) = Sampler::start(Arc::clone(&latency), handles.clone(), config.dir.clone())
+            .context("cannot start the sampling thread")?;
+        let state_of_http = HttpState {
+            latency,
+            handles,
+            history,
+            identity: Arc::new(Identity::of(config)),
+            hosts: Arc::new(Hosts::new(&config.metrics, &config.metrics_hosts)),
+        };
+        let (close, closed) = oneshot::channel();
+        let served = tokio::spawn(http::serve(http, state_of_http, async move { closed.await.unwrap_or_default() }));
+        Ok(Self { state, sampler, close, served })
+    }
+
+    fn show(&self, progress: &str) {
+        self.state.readiness.set_phase(Phase::Loading(progress.to_owned()));
+        systemd::loading(&format!("not ready: loading: {progress}"));
+    }
+
+    async fn close(self) {
+        self.close.send(()).ok();
+        self.served.await.ok();
+        // A thread that hangs is the later phase's to report.
+        let _stuck = self.sampler.join(Instant::now() + JOIN_LIMIT);
+    }
+}

@@ -1,0 +1,345 @@
+//! Follows the stream into the spool while the store is not there yet, and hands the spool over to the ingest.
+//!
+//! Owns: the receiver and the thread `spool` of that time; the slots that go from the spool to ingest-apply. Must not:
+//! touch the engine, or skip a gap. Threads: the receiver is a task; `spool` assembles and writes; the replay reads on
+//! the blocking pool.
+//!
+//! The spool goes on while it is replayed, because a replay may take longer than a server keeps its slots. It ends once
+//! the replay has reached its end. Then the ingest's own receiver begins at the newest applied slot, which every server
+//! still has.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use solana::ChainCheckpoint;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::Instant;
+use tracing::{error, info, warn};
+
+use super::State;
+use super::assemble::{Assembler, Input, Limits};
+use super::receive::{BATCH_INPUTS, Message, ReceiveConfig, queue_batches, receive};
+use super::standing::Standing;
+use crate::chain::{Base, Gap, Phase, WholeSlot};
+use crate::overlay::Overlay;
+use crate::readiness;
+use crate::spool::{Figures, Full, Origin, Reader, Writer};
+
+/// How often the end of a replay looks whether ingest-apply has applied the last slot.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Settings of the spool and of the slots that it takes.
+#[derive(Clone, Debug)]
+pub struct SpoolConfig {
+    /// Directory of the spool, which is made if it is missing.
+    pub dir: PathBuf,
+    /// Maximum size of the spool.
+    pub bytes_max: u64,
+    /// How long a whole slot waits for its parent before the parent counts as missing.
+    pub gap_timeout: Duration,
+    /// Limits of readiness, which a [`State`] needs.
+    pub limits: readiness::Limits,
+}
+
+/// A spool that follows the stream.
+pub struct Spooling {
+    dir: PathBuf,
+    figures: Arc<Figures>,
+    state: State,
+    /// The slot that the spool follows.
+    base: u64,
+    stop: watch::Sender<bool>,
+    receiver: JoinHandle<()>,
+    writer: JoinHandle<()>,
+}
+
+impl Spooling {
+    /// Opens the spool, or begins one after the block `base`, and follows the stream into it.
+    ///
+    /// # Errors
+    /// Errors of opening the spool; no thread can be started.
+    pub fn start(config: SpoolConfig, base: Base, stream: ReceiveConfig, figures: Arc<Figures>) -> Result<Self> {
+        let SpoolConfig { dir, bytes_max, gap_timeout, limits } = config;
+        let selection = stream.selection;
+        let origin = Origin { base, meaning: selection.to_string() };
+        let writer = Writer::open(&dir, &origin, bytes_max, Arc::clone(&figures))?;
+        let base = Reader::open(&dir)?.last().slot;
+        let last = writer.last();
+        info!(dir = %dir.display(), base, slot = last.slot, "the stream is kept on disk until the store is loaded");
+        let checkpoint =
+            ChainCheckpoint { slot: Some(last.slot), blockhash: last.blockhash, ..ChainCheckpoint::default() };
+        let names = stream.providers.iter().map(|provider| provider.shown().to_owned());
+        let state = State::new(checkpoint, Overlay::new(&checkpoint, false, false), limits).with_providers(names);
+        let (stop, stopped) = watch::channel(false);
+        let (messages, received) = mpsc::channel(queue_batches());
+        let spooler = Spooler {
+            writer,
+            figures: Arc::clone(&figures),
+            assembler: Assembler::new(Some(last), Limits::within(engines::memory_limit().bytes)),
+            standing: Standing::new(state.clone()),
+            state: state.clone(),
+            gap_timeout,
+            waiting_since: None,
+        };
+        let (ended, has_ended) = tokio::sync::oneshot::channel();
+        thread::Builder::new()
+            .name("spool".to_owned())
+            .spawn(move || {
+                spooler.run(received);
+                ended.send(()).ok();
+            })
+            .context("cannot start the thread of the spool")?;
+        let writer = tokio::spawn(async move { has_ended.await.unwrap_or_default() });
+        let receiver = tokio::spawn(receive(stream, messages, state.clone(), stopped));
+        Ok(Self { dir, figures, state, base, stop, receiver, writer })
+    }
+
+    /// State of the receiver and of the spool's place in the chain.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Returns the slots that the stream lacks right after the base, while the spool has none. A store that is loaded
+    /// at the base could not go on with this spool.
+    pub fn lacks(&self) -> Option<Gap> {
+        // ORDERING: Relaxed: a statistic.
+        let has_slots = self.figures.slots.load(std::sync::atomic::Ordering::Relaxed) > 0;
+        if has_slots { None } else { self.state.readiness.verdict().gap }
+    }
+
+    /// Ends the receiver and the thread, after the slots that were received are flushed.
+    async fn end(self) {
+        self.stop.send_replace(true);
+        self.receiver.await.ok();
+        self.writer.await.ok();
+    }
+}
+
+/// The state of the thread `spool`, which assembles and writes.
+struct Spooler {
+    writer: Writer,
+    figures: Arc<Figures>,
+    assembler: Assembler,
+    standing: Standing,
+    state: State,
+    gap_timeout: Duration,
+    waiting_since: Option<Instant>,
+}
+
+impl Spooler {
+    fn run(mut self, mut messages: mpsc::Receiver<Message>) {
+        self.standing.begin();
+        while let Some(message) = messages.blocking_recv() {
+            if let Err(Full(why)) = self.take(message, messages.is_empty()) {
+                error!(
+                    reason = why,
+                    slot = self.writer.last().slot,
+                    "the spool takes no more slots; the load goes on, and the stream is asked for the slots after it"
+                );
+                self.figures.stop(why);
+                return;
+            }
+        }
+        if let Err(Full(why)) = self.flush() {
+            error!(reason = why, "the spool's last slots are lost; the stream is asked for them");
+            self.figures.stop(why);
+        }
+    }
+
+    fn take(&mut self, message: Message, nothing_waits: bool) -> Result<(), Full> {
+        let let_go = self.standing.lets_go(&message);
+        match message {
+            _ if let_go => {}
+            Message::Batch(inputs) => inputs.into_iter().try_for_each(|input| self.input(input))?,
+            Message::Reconnected { provider } => {
+                self.waiting_since = None;
+                if self.standing.follows(provider) {
+                    // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
+                    self.assembler.restart(Some(self.writer.last()));
+                }
+                self.input(Input::Reconnected)?;
+            }
+            Message::Tick => self.check_waiting()?,
+            Message::Gap(gap) => self.start_over(gap)?,
+            Message::Beat => {}
+        }
+        if nothing_waits { self.flush() } else { Ok(()) }
+    }
+
+    fn input(&mut self, input: Input) -> Result<(), Full> {
+        if self.standing.has_given_up() {
+            return Ok(());
+        }
+        if let Err(gap) = self.assembler.push(input) {
+            return self.start_over(gap);
+        }
+        if matches!(input, Input::Account { .. }) {
+            return Ok(());
+        }
+        while let Some(slot) = self.assembler.next() {
+            self.writer.append(&slot)?;
+            self.state.resume.set_slot(slot.slot);
+            self.waiting_since = None;
+            self.standing.committed(slot.slot, slot.created_unix_ms);
+        }
+        match self.assembler.check_gap() {
+            Some(gap) => self.start_over(gap),
+            None => self.check_waiting(),
+        }
+    }
+
+    fn check_waiting(&mut self) -> Result<(), Full> {
+        if self.assembler.awaits_parent().is_none() {
+            self.waiting_since = None;
+            return Ok(());
+        }
+        let since = *self.waiting_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < self.gap_timeout {
+            return Ok(());
+        }
+        let gap = self.assembler.missing_parent(&format!("over gap_timeout={:?}", self.gap_timeout));
+        gap.map_or(Ok(()), |gap| self.start_over(gap))
+    }
+
+    fn start_over(&mut self, gap: Gap) -> Result<(), Full> {
+        self.flush()?;
+        self.assembler.restart(Some(self.writer.last()));
+        self.waiting_since = None;
+        self.standing.gap(gap);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Full> {
+        self.writer.flush()
+    }
+}
+
+/// A spool whose slots after the store's are given to ingest-apply.
+pub struct Replay {
+    spooling: Spooling,
+    reader: Reader,
+}
+
+impl Replay {
+    /// Finds the place in the spool of a store that stands at `checkpoint`. `None` if the store has passed the spool's
+    /// end: then the spool is ended and removed.
+    ///
+    /// # Errors
+    /// The store's slot is before the spool's first one, or is not on its chain; errors of reading the spool.
+    pub async fn of(spooling: Spooling, checkpoint: &ChainCheckpoint) -> Result<Option<Self>> {
+        let (dir, base) = (spooling.dir.clone(), spooling.base);
+        let applied = checkpoint.slot.with_context(|| {
+            format!("the store stands at no slot, so the spool cannot follow it: dir={}: remove it", dir.display())
+        })?;
+        let mut reader = Reader::open(&dir)?;
+        let until = spooling.figures.flushed_bytes();
+        ensure!(
+            applied >= base,
+            "the spool does not connect with the store: dir={} store_slot={applied} spool_base_slot={base} \
+             missing_first_slot={} missing_last_slot={base}: load an archive of slot={base} or later, or remove the \
+             directory of the spool to have the stream asked for the slots",
+            dir.display(),
+            applied + 1
+        );
+        while reader.last().slot < applied && reader.pass(until)? {}
+        let Base { slot, blockhash } = reader.last();
+        if slot < applied {
+            info!(store_slot = applied, spool_slot = slot, "the store has passed the spool, which is removed");
+            remove(spooling).await;
+            return Ok(None);
+        }
+        let known = [blockhash, checkpoint.blockhash].iter().all(|hash| *hash != [0; 32]);
+        ensure!(
+            slot == applied && (!known || blockhash == checkpoint.blockhash),
+            "the store's slot is not on the chain of the spool: dir={} store_slot={applied} spool_slot={slot}: remove \
+             the directory of the spool to have the stream asked for the slots after the store's",
+            dir.display()
+        );
+        Ok(Some(Self { spooling, reader }))
+    }
+
+    /// Sends the spool's slots to ingest-apply, which `state` belongs to. Ends the spool once all are sent, and removes
+    /// it once they are committed. Returns early when ingest-apply has ended or has found a gap.
+    pub async fn run(self, messages: &mpsc::Sender<Message>, state: &State) {
+        let Self { spooling, reader } = self;
+        info!(slot = reader.last().slot, "applying the slots that came during the load");
+        let provider = *state.providers.followed().borrow();
+        if messages.send(Message::Reconnected { provider }).await.is_err() {
+            return;
+        }
+        let (dir, figures) = (spooling.dir.clone(), Arc::clone(&spooling.figures));
+        let Some(reader) = replay(reader, &figures, messages, state).await else { return };
+        // The rest is what came until the spool's end.
+        spooling.end().await;
+        let Some(reader) = replay(reader, &figures, messages, state).await else { return };
+        let last = reader.last().slot;
+        while state.published.slot().is_none_or(|slot| slot < last) {
+            if messages.is_closed() || matches!(state.readiness.phase(), Phase::Gap(_)) {
+                return;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        info!(slot = last, "the slots that came during the load are applied");
+        drop(reader);
+        remove_dir(&dir, &figures);
+    }
+}
+
+/// Sends the slots up to the flushed end of the spool. `None` if ingest-apply has ended.
+async fn replay(
+    mut reader: Reader,
+    figures: &Arc<Figures>,
+    messages: &mpsc::Sender<Message>,
+    state: &State,
+) -> Option<Reader> {
+    let (figures, messages, readiness) = (Arc::clone(figures), messages.clone(), Arc::clone(&state.readiness));
+    let replaying = move || {
+        loop {
+            match reader.next(figures.flushed_bytes()) {
+                Ok(Some(slot)) => {
+                    // ORDERING: Relaxed: a statistic.
+                    readiness.set_newest_slot(figures.last_slot.load(std::sync::atomic::Ordering::Relaxed));
+                    send(slot, &messages).ok()?;
+                }
+                Ok(None) => return Some(reader),
+                Err(failed) => {
+                    let failed = format!("{failed:#}");
+                    error!(error = failed, "the rest of the spool cannot be read; the stream is asked for its slots");
+                    return Some(reader);
+                }
+            }
+        }
+    };
+    spawn_blocking(replaying).await.ok().flatten()
+}
+
+/// Sends a slot as the stream would have.
+fn send(whole: WholeSlot, messages: &mpsc::Sender<Message>) -> Result<()> {
+    let WholeSlot { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms, events } = whole;
+    let gone = |_| anyhow!("ingest-apply has ended");
+    for events in events.chunks(BATCH_INPUTS) {
+        let batch = events.iter().map(|&event| Input::Account { slot, event }).collect();
+        messages.blocking_send(Message::Batch(batch)).map_err(gone)?;
+    }
+    let meta = Input::BlockMeta { slot, blockhash, parent_slot, parent_blockhash, created_unix_ms };
+    let end = vec![meta, Input::Status { slot, confirmed: true, dead: false }];
+    messages.blocking_send(Message::Batch(end)).map_err(gone)
+}
+
+async fn remove(spooling: Spooling) {
+    let (dir, figures) = (spooling.dir.clone(), Arc::clone(&spooling.figures));
+    spooling.end().await;
+    remove_dir(&dir, &figures);
+}
+
+fn remove_dir(dir: &Path, figures: &Figures) {
+    // A spool that stays is passed at the next start.
+    if let Err(error) = std::fs::remove_dir_all(dir) {
+        warn!(%error, dir = %dir.display(), "cannot remove the spool");
+    }
+    figures.close();
+}
