@@ -219,7 +219,9 @@ impl Pages {
         let checkpoint = ChainCheckpoint::default();
         let overlay = Overlay::new(&checkpoint, false, false);
         let mut state = ingest::State::new(checkpoint, overlay, config.readiness_limits());
+        // The receiver of the spool counts and judges for these pages.
         state.figures = Arc::clone(&spooling.state().figures);
+        state.providers = Arc::clone(&spooling.state().providers);
         state.readiness.set_phase(Phase::Loading("beginning".to_owned()));
         let label = config.engine.label();
         let handles = Handles::new(label, &state).with(&shown.load, &shown.spool);
