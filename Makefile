@@ -108,6 +108,9 @@ given = $(if $(filter command,$(firstword $(origin $1))),$2 $($1))
 torture-archive: build ## Snapshot archives into each of ENGINES: digests, memory and disk against their bounds, 10 kills (PAIRS=20000000).
 	@deploy/torture-archive.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
 
+torture-create: build ## `service --create` from an archive and a stream on each of ENGINES: 20 kills each, digests (PAIRS=4000000).
+	@deploy/torture-create.py --bin "$(BIN)" $(call given,PAIRS,--pairs) $(call given,SEED,--seed) $(ENGINES)
+
 mutations: ## Breaks the code on purpose, one break at a time, in a copy: the tests must catch each (an hour).
 	@ROCKSDB_STATIC=1 ROCKSDB_LIB_DIR="$$(engines/rocksdb/static-lib.sh)" engines/torture/mutations/run.sh $(ARGS)
 
