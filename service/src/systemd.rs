@@ -35,7 +35,7 @@ pub fn status(text: &str) {
     notify(&[NotifyState::Status(text)]);
 }
 
-/// Sets the status line of a start that takes long, and has systemd wait for it for another [`LOADING_LIMIT`].
+/// Sets the status line of a start that takes long, and has systemd wait for it for another `LOADING_LIMIT`.
 pub fn loading(text: &str) {
     notify(&[NotifyState::Status(text), NotifyState::ExtendTimeoutUsec(LOADING_LIMIT.as_micros() as u32)]);
 }

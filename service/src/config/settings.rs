@@ -71,8 +71,9 @@ pub struct Settings {
     /// URL of a Yellowstone gRPC server; given several times, the first is followed and the others take over from it
     ///
     /// Another server takes over if the followed one is silent, refuses, cannot be reached, lacks slots, lags, or
-    /// contradicts the chain. In the file a server may be a table [[geyser]] with url, x_token_file, x_token_header,
-    /// ca, cert, key and compression. The settings below that name secrets or certificates are those of the first.
+    /// contradicts the chain. In the file a server may be a table of its own, geyser, with url, x_token_file,
+    /// x_token_header, ca, cert, key and compression. The settings below that name secrets or certificates are those
+    /// of the first.
     #[arg(long, value_name = "URL")]
     #[serde(deserialize_with = "super::geyser::read", serialize_with = "super::geyser::write_given")]
     pub geyser: Option<Vec<Geyser>>,
