@@ -70,6 +70,7 @@ pub struct Config {
     pub commit_every: Option<u32>,
     #[serde(with = "humantime_serde")]
     pub commit_interval: Duration,
+    pub ingest_depth: u32,
     pub durability: DurabilityArg,
     #[serde(with = "humantime_serde")]
     pub idle_timeout: Duration,

@@ -33,6 +33,11 @@ pub enum Op {
     ReadNegative,
     /// A get of a key that is present.
     ReadPositive,
+    /// Time of a `get_many` divided by its keys, recorded for each of them that is absent. No key was waited for that
+    /// long: each of them had its answer when the whole call had ended, which is [`Op::GetMany`].
+    ReadNegativePerItem,
+    /// The same for each key of a `get_many` that is present.
+    ReadPositivePerItem,
     /// One put into, or one delete from, the open transaction.
     Write,
     /// One whole commit, with its flush if it has one.
@@ -40,7 +45,8 @@ pub enum Op {
     /// Time of a commit divided by the number of events in its batch. Recorded once for each commit whose batch had an
     /// event.
     CommitPerItem,
-    /// One call of `get_many`, whatever the number of its keys. The service makes one call for each piece of a batch.
+    /// One call of `get_many`, whatever the number of its keys: the time that each of them was waited for. The service
+    /// makes one call for each piece of a batch.
     GetMany,
     /// One whole scan. The time that the caller's visitor takes is included.
     Scan,
@@ -48,9 +54,11 @@ pub enum Op {
 
 impl Op {
     /// Every operation, in the order in which reports list them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::ReadNegative,
         Self::ReadPositive,
+        Self::ReadNegativePerItem,
+        Self::ReadPositivePerItem,
         Self::Write,
         Self::Commit,
         Self::CommitPerItem,
@@ -58,12 +66,14 @@ impl Op {
         Self::Scan,
     ];
 
-    /// Returns the value of the `op` label: `read_negative`, `read_positive`, `write`, `commit`, `commit_per_item`,
-    /// `get_many` or `scan`.
+    /// Returns the value of the `op` label: `read_negative`, `read_positive`, `read_negative_per_item`,
+    /// `read_positive_per_item`, `write`, `commit`, `commit_per_item`, `get_many` or `scan`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ReadNegative => "read_negative",
             Self::ReadPositive => "read_positive",
+            Self::ReadNegativePerItem => "read_negative_per_item",
+            Self::ReadPositivePerItem => "read_positive_per_item",
             Self::Write => "write",
             Self::Commit => "commit",
             Self::CommitPerItem => "commit_per_item",

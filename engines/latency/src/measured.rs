@@ -12,8 +12,9 @@ use crate::{Latency, Op, Recorder};
 
 /// An engine whose readers and transactions record their latencies.
 ///
-/// A get counts as `read_positive` or `read_negative` by its result, inside a transaction too. A delete counts as a
-/// `write`. `commit_per_item` is the time of a commit divided by the number of events in its batch. That number is the
+/// A get counts as `read_positive` or `read_negative` by its result, inside a transaction too. A `get_many` counts as
+/// one `get_many`, and each of its keys as `read_positive_per_item` or `read_negative_per_item` with the time of the
+/// call divided by its keys. A delete counts as a `write`. `commit_per_item` is the time of a commit divided by the number of events in its batch. That number is the
 /// largest of three: the gets, the writes, and the number given to [`Measured::begin_for`]. An event that changes
 /// nothing is read and not written, and counts as an item all the same.
 ///
@@ -37,6 +38,14 @@ impl Measured {
     pub fn reader_for(&self, source: &'static str) -> Result<MeasuredReader<'_>> {
         let reader = self.engine.reader()?;
         Ok(MeasuredReader { reader, recorder: self.latency.recorder(source), last_ns: 0 })
+    }
+
+    /// Opens a reader that records under the source given to [`Measured::new`].
+    ///
+    /// # Errors
+    /// Any error of [`Engine::reader`].
+    pub fn own_reader(&self) -> Result<MeasuredReader<'_>> {
+        self.reader_for(self.source)
     }
 
     /// Begins a transaction for a batch that was made from `events` events. Some of them may change nothing and never
@@ -66,7 +75,7 @@ impl Engine for Measured {
     }
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        Ok(Box::new(self.reader_for(self.source)?))
+        Ok(Box::new(self.own_reader()?))
     }
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {
@@ -115,6 +124,29 @@ impl MeasuredReader<'_> {
         self.last_ns
     }
 
+    /// Looks up every `keys[i]` into `values[i]` with `look_up`, which gets the reader, and records this as one
+    /// `get_many`.
+    ///
+    /// # Errors
+    /// Any error of `look_up`.
+    pub fn get_many_with(
+        &mut self,
+        keys: &[Key],
+        values: &mut [Option<Value>],
+        look_up: impl FnOnce(&mut dyn Reader, &[Key], &mut [Option<Value>]) -> Result<()>,
+    ) -> Result<()> {
+        let start = self.recorder.start();
+        look_up(&mut *self.reader, keys, values)?;
+        self.record(Op::GetMany, start);
+        let (all, present) = (values.len() as u64, values.iter().flatten().count() as u64);
+        if all > 0 {
+            let nanos = self.last_ns.div_ceil(all);
+            self.recorder.record_n(Op::ReadPositivePerItem, nanos, present);
+            self.recorder.record_n(Op::ReadNegativePerItem, nanos, all - present);
+        }
+        Ok(())
+    }
+
     fn record(&mut self, op: Op, start: u64) {
         self.last_ns = self.recorder.elapsed_ns(start);
         self.recorder.record(op, self.last_ns);
@@ -130,10 +162,7 @@ impl Reader for MeasuredReader<'_> {
     }
 
     fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
-        let start = self.recorder.start();
-        self.reader.get_many(keys, values)?;
-        self.record(Op::GetMany, start);
-        Ok(())
+        self.get_many_with(keys, values, |reader, keys, values| reader.get_many(keys, values))
     }
 
     fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {

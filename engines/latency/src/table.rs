@@ -10,9 +10,11 @@ use crate::export::{Report, ReportSeries};
 /// Source that the table shows if a report has several: the stream's own path.
 const PREFERRED_SOURCE: &str = "ingest";
 
-const GROUPS: [(&str, Op); 4] = [
+const GROUPS: [(&str, Op); 6] = [
     ("Negative read", Op::ReadNegative),
     ("Positive read", Op::ReadPositive),
+    ("Negative read / item", Op::ReadNegativePerItem),
+    ("Positive read / item", Op::ReadPositivePerItem),
     ("Write", Op::Write),
     ("Commit / item", Op::CommitPerItem),
 ];
@@ -29,12 +31,13 @@ const ROWS: [(&str, Cell); 6] = [
 ];
 
 /// Returns a table of the performance on a live gRPC stream, with one column per engine. Its rows are avg, p90, p99,
-/// p99.9 and max of negative reads, positive reads, writes and commits per item, each with the number of recorded
-/// values. A cell is `-` if nothing was recorded.
+/// p99.9 and max of negative reads, positive reads, both per item of a batch, writes and commits per item, each with
+/// the number of recorded values. A cell is `-` if nothing was recorded, and a group that no column has is left out.
 pub fn live_table(columns: &[(String, &Report)]) -> String {
     let mut rows: Vec<Vec<String>> =
         vec![std::iter::once(String::new()).chain(columns.iter().map(|(name, _)| name.clone())).collect()];
-    for (title, op) in GROUPS {
+    let recorded = |op| columns.iter().any(|(_, report)| series_of(report, op).is_some());
+    for (title, op) in GROUPS.into_iter().filter(|(_, op)| recorded(*op)) {
         rows.push(vec![title.to_owned()]);
         for (name, cell) in ROWS {
             let values = columns.iter().map(|(_, report)| series_of(report, op).map_or_else(|| "-".to_owned(), cell));
@@ -122,9 +125,12 @@ mod tests {
         latency.recorder("bootstrap").record(Op::ReadPositive, 9_000);
         latency.recorder("ingest").record(Op::ReadPositive, 1_500);
         let report = export::report(&latency.snapshot());
-        let text = live_table(&[("redb".to_owned(), &report)]);
-        assert!(text.contains("Positive read\n  avg          1.50 µs\n"), "{text}");
-        assert!(text.contains("Negative read\n  avg                -\n"), "{text}");
-        assert!(text.contains("Commit / item\n"), "{text}");
+        let batched = Latency::new("strata");
+        batched.recorder("ingest").record(Op::ReadPositivePerItem, 500);
+        let batched = export::report(&batched.snapshot());
+        let text = live_table(&[("redb".to_owned(), &report), ("strata".to_owned(), &batched)]);
+        assert!(text.contains("Positive read\n  avg                 1.50 µs        -\n"), "{text}");
+        assert!(text.contains("Positive read / item\n  avg                       -  0.50 µs\n"), "{text}");
+        assert!(!text.contains("Negative read") && !text.contains("Commit / item"), "{text}");
     }
 }

@@ -15,7 +15,7 @@ pub use cap::{Cap, Charged};
 pub use device::{Baseline, DeviceCounts, Quantiles, baseline, device_counts, random_reads};
 pub use machine::{Machine, machine};
 pub use memory::{GroupMemory, OwnRss, group_memory, own_group, own_rss};
-pub use process::{ProcessCounts, process_counts, rss_bytes, rss_peak_bytes};
+pub use process::{ProcessCounts, process_counts, rss_bytes, rss_peak_bytes, thread_waits};
 pub use store::{
     Space, check_disk, disk_bytes, drop_page_cache, is_same_disk, page_cache_bytes, space, sync_file_system,
 };

@@ -54,6 +54,15 @@ pub fn process_counts(pid: u32) -> Result<ProcessCounts> {
     })
 }
 
+/// Returns how often the calling thread has slept for something, such as a read of a device, since it began.
+pub fn thread_waits() -> u64 {
+    // SAFETY: zero is a valid value of every field, because all are numbers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one `rusage`. The call cannot fail for a thread that asks for itself.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_nvcsw as u64
+}
+
 /// Returns the resident set of `pid` in bytes; 0 once the process is gone.
 pub fn rss_bytes(pid: u32) -> u64 {
     status_kib(pid, "VmRSS:") << 10

@@ -52,6 +52,15 @@ impl EngineKind {
             Self::Rocksdb | Self::Strata => 0,
         }
     }
+
+    /// Whether `get_many` waits for one read of the device after another. strata keeps many reads in flight, and LMDB
+    /// announces the pages of a batch to the kernel.
+    pub fn get_many_waits_in_turn(self) -> bool {
+        match self {
+            Self::Rocksdb | Self::Redb => true,
+            Self::Lmdb | Self::Strata => false,
+        }
+    }
 }
 
 impl fmt::Display for EngineKind {

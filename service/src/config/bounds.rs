@@ -42,6 +42,8 @@ const RETENTION_TIME_MAX: Duration = Duration::from_secs(3650 * 24 * 3600);
 /// Maximum lag in slots: a day of slots, after which a service is not ready by any measure.
 const LAG_SLOTS_MAX: u64 = 216_000;
 
+/// Maximum number of keys of the stream looked up together: nine mainnet slots.
+const INGEST_DEPTH_MAX: u32 = 1 << 16;
 /// Maximum number of providers: each is asked for its newest slot every two seconds.
 const PROVIDERS_MAX: usize = 16;
 
@@ -54,6 +56,11 @@ pub(super) fn check(config: &Config) -> Result<()> {
     if let Some(changes) = config.commit_every {
         ensure!((1..=most).contains(&changes), "commit_every={changes}: give 1 to {most}");
     }
+    let depth = config.ingest_depth;
+    ensure!(
+        (1..=INGEST_DEPTH_MAX).contains(&depth),
+        "ingest_depth={depth}: give 1 to {INGEST_DEPTH_MAX}, such as 1024"
+    );
     let threads = config.lookup_threads;
     ensure!((1..=LOOKUP_THREADS_MAX).contains(&threads), "lookup_threads={threads}: give 1 to {LOOKUP_THREADS_MAX}");
     let connections = config.max_connections;
@@ -133,6 +140,7 @@ mod tests {
     fn every_number_has_a_greatest_and_where_zero_is_senseless_a_least() {
         for (key, good, wrong) in [
             ("commit_every", &["1", "1048576"][..], &["0", "1048577"][..]),
+            ("ingest_depth", &["1", "65536"], &["0", "65537"]),
             ("lookup_threads", &["1", "256"], &["0", "257", "4294967295"]),
             ("max_connections", &["1", "65536"], &["0", "65537"]),
             ("feed_subscribers", &["1", "1024"], &["0", "1025", "1000000000"]),

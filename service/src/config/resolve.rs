@@ -15,6 +15,7 @@ use super::{Config, DurabilityArg, Geyser, LogFormat, Settings, bounds};
 use crate::ingest::extract::Extract;
 use crate::ingest::follow::Follow;
 use crate::ingest::provider;
+use crate::ingest::reads;
 use crate::ingest::subscribe::Commitment;
 use crate::net::limit::ConnectionLimits;
 use crate::net::socket::{SocketGroup, SocketMode};
@@ -56,6 +57,7 @@ impl Settings {
             processed: self.processed.unwrap_or(false),
             commit_every: self.commit_every,
             commit_interval: self.commit_interval.unwrap_or(Duration::from_secs(1)),
+            ingest_depth: self.ingest_depth.unwrap_or(reads::DEPTH as u32),
             durability: self.durability.unwrap_or(DurabilityArg::Synced),
             idle_timeout: self.idle_timeout.unwrap_or(Duration::from_secs(30)),
             gap_timeout: self.gap_timeout.unwrap_or(Duration::from_secs(60)),

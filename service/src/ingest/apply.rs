@@ -19,6 +19,7 @@ use tracing::warn;
 use super::State;
 use super::assemble::{Assembler, Input, Limits};
 use super::batch::{self, Batch};
+use super::reads::Reads;
 use super::receive::Message;
 use super::standing::Standing;
 use crate::chain::{Base, Gap, WholeSlot};
@@ -46,6 +47,10 @@ pub struct ApplyConfig {
     pub gap_timeout: Duration,
     /// Wait before a commit that failed for lack of space, or of something else that may come back, is retried.
     pub full_retry: Duration,
+    /// Number of keys that are looked up together; 1 looks up one after another.
+    pub depth: usize,
+    /// Whether the engine's `get_many` waits for one read of the device after another, so that threads have to help.
+    pub reads_in_turn: bool,
     /// Which failures a commit survives: a crash of the process only, or a power loss as well.
     pub durability: Durability,
 }
@@ -61,6 +66,7 @@ pub struct Apply {
     committed: ChainCheckpoint,
     /// Changes taken in since the last commit.
     batch: Batch,
+    reads: Reads,
     /// Writer of the feed, which gets every change of the map; `None` when there is no feed.
     feed: Option<FeedWriter>,
     /// The newest slot that is wholly in `batch` or committed.
@@ -92,6 +98,7 @@ impl Apply {
         let complete = committed.slot.map(|slot| Base { slot, blockhash: committed.blockhash });
         let standing = Standing::new(state.clone());
         Ok(Self {
+            reads: Reads::new(&engine, config.depth, config.reads_in_turn),
             engine,
             state,
             config,
@@ -226,8 +233,8 @@ impl Apply {
         }
         self.state.overlay.begin(base);
         // Opened for each slot, so that no reader is held while the engine commits.
-        let mut reader = self.engine.reader()?;
-        if let Some(gap) = self.batch.take(slot, &mut *reader, &self.pulse)? {
+        let mut reader = self.engine.own_reader()?;
+        if let Some(gap) = self.batch.take(slot, &mut self.reads, &mut reader, &self.pulse)? {
             return Ok(Some(gap));
         }
         drop(reader);

@@ -13,9 +13,11 @@
 
 use std::collections::HashMap;
 
-use engine_api::{Key, Reader, Result};
+use engine_api::{Key, Result};
+use engine_latency::MeasuredReader;
 use engines::EngineKind;
 
+use super::reads::Reads;
 use crate::chain::{Gap, WholeSlot};
 use crate::feed::{Change, FRAME_CHANGES_MAX, SlotEnd};
 use crate::pulse::Pulse;
@@ -114,23 +116,33 @@ impl Batch {
     ///
     /// # Errors
     /// Any error of the reader.
-    pub fn take(&mut self, slot: &WholeSlot, reader: &mut dyn Reader, pulse: &Pulse) -> Result<Option<Gap>> {
+    pub fn take(
+        &mut self,
+        slot: &WholeSlot,
+        reads: &mut Reads,
+        reader: &mut MeasuredReader<'_>,
+        pulse: &Pulse,
+    ) -> Result<Option<Gap>> {
         let before = self.changes.len();
-        for event in &slot.events {
+        let mut events = &slot.events[..];
+        while !events.is_empty() {
             pulse.beat();
-            let old = match self.newest.get(&event.key) {
-                Some(&at) => self.changes[at].new,
-                None => reader.get(&event.key)?,
-            };
-            if old == event.value {
-                continue;
+            let stored = reads.stored(reader, events, |key| self.newest.contains_key(key))?;
+            let (together, later) = events.split_at(stored.len());
+            for (event, stored) in together.iter().zip(stored) {
+                // A change of the batch is newer than the store, also one of a key that was looked up with this one.
+                let old = self.newest.get(&event.key).map_or(*stored, |&at| self.changes[at].new);
+                if old == event.value {
+                    continue;
+                }
+                if self.changes.len() == self.limits.most {
+                    self.forget_after(before);
+                    return Ok(Some(self.too_large(slot)));
+                }
+                self.newest.insert(event.key, self.changes.len());
+                self.changes.push(Change { slot: slot.slot, key: event.key, old, new: event.value });
             }
-            if self.changes.len() == self.limits.most {
-                self.forget_after(before);
-                return Ok(Some(self.too_large(slot)));
-            }
-            self.newest.insert(event.key, self.changes.len());
-            self.changes.push(Change { slot: slot.slot, key: event.key, old, new: event.value });
+            events = later;
         }
         if self.changes.len() > before {
             let WholeSlot { slot, blockhash, parent_slot, .. } = *slot;
@@ -168,7 +180,10 @@ impl Batch {
 
 #[cfg(test)]
 mod tests {
-    use engine_api::{Durability, Engine};
+    use std::sync::Arc;
+
+    use engine_api::Durability;
+    use engine_latency::{Latency, Measured};
     use engines::{EngineOptions, OpenMode};
     use solana::ChainCheckpoint;
 
@@ -190,28 +205,32 @@ mod tests {
     }
 
     /// A store in which key 1 holds value 1.
-    fn store(dir: &std::path::Path) -> Box<dyn Engine> {
+    fn store(dir: &std::path::Path) -> Arc<Measured> {
         let engine = engines::open(dir, &EngineOptions::new(engines::default_engine()), OpenMode::Create).unwrap();
         let mut txn = engine.begin().unwrap();
         txn.put(&[1; 32], &[1; 32]).unwrap();
         txn.commit(&ChainCheckpoint::default().write(), Durability::Buffered).unwrap();
-        engine
+        Arc::new(Measured::new(engine, Latency::new("test"), "ingest"))
     }
 
     #[test]
     fn a_commit_is_due_by_changes_and_a_change_is_counted_once() {
         let (dir, pulse) = (tempfile::tempdir().unwrap(), Pulses::default().add("test"));
         let engine = store(&dir.path().join("store"));
-        let mut reader = engine.reader().unwrap();
+        let mut reader = engine.own_reader().unwrap();
+        let mut reads = Reads::new(&engine, 64, false);
         let mut batch = Batch::new(FEW);
         for n in 2..50 {
-            assert_eq!(batch.take(&slot(n, &[(1, Some(1)), (9, None)]), &mut *reader, &pulse).unwrap(), None);
+            assert_eq!(
+                batch.take(&slot(n, &[(1, Some(1)), (9, None)]), &mut reads, &mut reader, &pulse).unwrap(),
+                None
+            );
         }
         assert!(!batch.is_due() && batch.changes().is_empty(), "nothing changed: {:?}", batch.changes());
         assert_eq!(batch.events(), 96);
         // A second event on a key is compared with the batch's newest value of that key.
-        batch.take(&slot(50, &[(1, Some(2)), (2, Some(5))]), &mut *reader, &pulse).unwrap();
-        batch.take(&slot(51, &[(1, Some(2)), (2, None)]), &mut *reader, &pulse).unwrap();
+        batch.take(&slot(50, &[(1, Some(2)), (2, Some(5))]), &mut reads, &mut reader, &pulse).unwrap();
+        batch.take(&slot(51, &[(1, Some(2)), (2, None)]), &mut reads, &mut reader, &pulse).unwrap();
         let seen: Vec<_> = batch.changes().iter().map(|c| (c.slot, c.key[0], c.old.map(|v| v[0]))).collect();
         assert_eq!(seen, [(50, 1, Some(1)), (50, 2, None), (51, 2, Some(5))]);
         assert!(batch.is_due());
@@ -225,17 +244,18 @@ mod tests {
     fn a_slot_is_taken_whole_or_not_at_all() {
         let (dir, pulse) = (tempfile::tempdir().unwrap(), Pulses::default().add("test"));
         let engine = store(&dir.path().join("store"));
-        let mut reader = engine.reader().unwrap();
+        let mut reader = engine.own_reader().unwrap();
+        let mut reads = Reads::new(&engine, 64, false);
         let mut batch = Batch::new(FEW);
         let five = [2, 3, 4, 5, 6].map(|key| (key, Some(key)));
-        batch.take(&slot(10, &five[..1]), &mut *reader, &pulse).unwrap();
+        batch.take(&slot(10, &five[..1]), &mut reads, &mut reader, &pulse).unwrap();
         assert!(batch.has_room(3) && !batch.has_room(4) && Batch::new(FEW).has_room(5));
-        let gap = batch.take(&slot(11, &five), &mut *reader, &pulse).unwrap().unwrap();
+        let gap = batch.take(&slot(11, &five), &mut reads, &mut reader, &pulse).unwrap().unwrap();
         assert_eq!((gap.first_slot, gap.last_slot), (11, 11));
         assert!(gap.detail.contains("most=4") && gap.detail.contains("memory"), "{gap:?}");
         assert_eq!((batch.changes().len(), batch.changes()[0].slot, batch.ends(0).len()), (1, 10, 1));
         // The batch has forgotten the keys of the slot that it refused.
-        batch.take(&slot(12, &[(3, None), (2, Some(2))]), &mut *reader, &pulse).unwrap();
+        batch.take(&slot(12, &[(3, None), (2, Some(2))]), &mut reads, &mut reader, &pulse).unwrap();
         assert_eq!(batch.changes().len(), 1);
     }
 

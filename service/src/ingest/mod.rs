@@ -14,6 +14,7 @@ mod heard;
 mod probe;
 pub mod provider;
 pub mod providers;
+pub mod reads;
 pub mod receive;
 mod roster;
 #[cfg(test)]

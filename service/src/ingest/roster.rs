@@ -3,8 +3,10 @@
 //! Owns: the order of preference, the waits of each provider, and the rule for leaving one that lags. Must not:
 //! connect, or publish anything. Runs on the receiver's task.
 //!
-//! A provider is followed until it fails. After a failure the most preferred provider that does not wait is next, so
-//! that the first one is only returned to when the present one fails: a takeover costs a replay. A stream that breaks
+//! A provider is followed until it fails. After a failure the next one is, of the providers that do not wait, the most
+//! preferred of those that have failed least often since a slot could last be applied. So the first one is only returned
+//! to when the present one fails, because a takeover costs a replay; and two that fail in turn do not hide a third. A
+//! stream that breaks
 //! after it brought slots is asked for once more first, because a restarted server or a load balancer ends streams
 //! too.
 
@@ -35,6 +37,8 @@ pub(super) struct Link {
     pub(super) idle: bool,
     /// The slot at which the server's slots begin, right after the applied one, if the server has said so.
     pub(super) begins_at: Option<u64>,
+    /// Number of connections that have failed since any provider last brought a slot that can be applied.
+    failures: u32,
     /// End of the wait after the newest connection.
     retry_at: Instant,
 }
@@ -47,6 +51,7 @@ impl Link {
             progressed: false,
             idle: false,
             begins_at: None,
+            failures: 0,
             retry_at: Instant::now(),
         }
     }
@@ -127,7 +132,10 @@ impl Roster {
         }
         let broke_at_work = matches!(ended, Ended::Retry(_)) && self.link().progressed;
         let stays = broke_at_work || matches!(ended, Ended::BeginsAt(_) | Ended::Renewed);
-        self.link().progressed = false;
+        if std::mem::take(&mut self.link().progressed) {
+            self.links.iter_mut().for_each(|link| link.failures = 0);
+        }
+        self.link().failures += u32::from(!stays);
         self.link().retry_at = now + wait;
         if !stays || providers.is_distrusted(self.at) {
             self.at = self.choose(now, providers);
@@ -157,10 +165,11 @@ impl Roster {
         able.filter_map(|at| providers.newest_slot(at)).max()
     }
 
-    /// Returns the most preferred trusted provider whose wait is over; else the one whose wait ends first.
+    /// Returns the trusted provider that has failed least often among those whose wait is over, the most preferred of
+    /// several; else the one whose wait ends first.
     fn choose(&self, now: Instant, providers: &Providers) -> usize {
         let trusted = || (0..self.links.len()).filter(|at| !providers.is_distrusted(*at));
-        let ready = trusted().find(|at| self.links[*at].retry_at <= now);
+        let ready = trusted().filter(|at| self.links[*at].retry_at <= now).min_by_key(|at| self.links[*at].failures);
         ready.or_else(|| trusted().min_by_key(|at| self.links[*at].retry_at)).unwrap_or(self.at)
     }
 }
@@ -214,12 +223,26 @@ mod tests {
         assert_eq!(roster.at(), 1);
         advance(SECOND * 60).await;
         assert_eq!(roster.at(), 1, "the first is not returned to while this one works");
+        roster.link().progressed = true;
         roster.ended(&Ended::Refused("no".to_owned()), SECOND * 30, &providers);
         assert_eq!(roster.at(), 0);
         roster.ended(&silent(), SECOND * 20, &providers);
         assert_eq!(roster.at(), 2);
         let at = roster.ended(&silent(), SECOND * 25, &providers);
         assert_eq!((roster.at(), at), (0, Instant::now() + SECOND * 20), "all wait, and its wait ends first");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_that_fail_in_turn_do_not_hide_a_third() {
+        let (mut roster, providers) = three();
+        let mut followed = Vec::new();
+        for _ in 0..6 {
+            followed.push(roster.at());
+            // The silence that ends a connection lasts longer than any wait.
+            advance(SECOND * 30).await;
+            roster.ended(&silent(), SECOND, &providers);
+        }
+        assert_eq!(followed, [0, 1, 2, 0, 1, 2]);
     }
 
     #[tokio::test(start_paused = true)]

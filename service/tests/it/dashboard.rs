@@ -213,10 +213,12 @@ fn controls(browser: &mut Browser) {
     }
     browser.eval("store.rows.shift()");
     for (op, sources) in [
-        ("read_positive", &["ingest", "rpc"][..]),
+        ("read_positive", &["rpc"][..]),
+        ("read_positive_per_item", &["ingest"]),
         ("write", &["ingest"]),
         ("commit", &["ingest"]),
-        ("read_negative", &["ingest", "rpc"]),
+        ("read_negative", &["rpc"]),
+        ("read_negative_per_item", &["ingest"]),
     ] {
         browser.click(&format!("input[name=op][value={op}]"));
         for source in sources {

@@ -98,6 +98,8 @@ fn a_commit_that_failed_and_changed_nothing_is_over() {
         commit_interval: Duration::ZERO,
         gap_timeout: Duration::from_secs(1),
         full_retry: Duration::ZERO,
+        depth: 1000,
+        reads_in_turn: false,
         durability: Durability::Buffered,
     };
     let (_stop, stopped) = watch::channel(false);
@@ -186,7 +188,7 @@ impl Simulation {
         let commitment = if rng.chance(0.25) { Commitment::Finalized } else { Commitment::Confirmed };
         let durability = if rng.chance(0.15) { Durability::Buffered } else { Durability::Synced };
         let base_known = rng.chance(0.7);
-        let store = Store::create(&chain, base_known, durability, &mut rng);
+        let mut store = Store::create(&chain, base_known, durability, &mut rng);
         let of = |all: &[u64], rng: &mut Rng| all[rng.below(all.len() as u64) as usize];
         let receive = ReceiveConfig {
             providers: Vec::new(),
@@ -196,11 +198,19 @@ impl Simulation {
             takeover_lag_slots: of(&[3, 10], &mut rng),
             jitter_seed: seed,
         };
+        // Numbers of their own: a seed's chain and faults stay the same.
+        let mut reads = Rng::new(seed ^ 0x5EAD);
+        let slow = reads.chance(0.02);
+        if slow {
+            store.slow_down();
+        }
         let apply = ApplyConfig {
             batch: batch::Limits { due: of(&[1, 2, 3, 7, 50, 1000], &mut rng) as usize, most: FRAME_CHANGES_MAX },
             commit_interval: Duration::from_millis(of(&[0, 100, 1000], &mut rng)),
             gap_timeout: Duration::from_secs(of(&[2, 20], &mut rng)),
             full_retry: Duration::ZERO,
+            depth: of(&[1, 2, 64, 1000], &mut reads) as usize,
+            reads_in_turn: slow,
             durability,
         };
         let server =

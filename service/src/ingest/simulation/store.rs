@@ -4,9 +4,10 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use engine_api::{
-    BulkLoad, Checkpoint, Durability, Engine, Error, ErrorKind, Key, Reader, Result, Stats, Value, WriteTxn,
+    BulkLoad, Checkpoint, Durability, Engine, Error, ErrorKind, Key, Reader, Result, Stats, Value, Visitor, WriteTxn,
 };
 use engine_latency::{Latency, Measured};
 use engines::{EngineKind, EngineOptions, OpenMode};
@@ -47,6 +48,8 @@ pub(super) struct Store {
     options: EngineOptions,
     durability: Durability,
     latency: Arc<Latency>,
+    /// Whether a batch of lookups waits, as if for a device, so that threads help the ingest.
+    waits: bool,
 }
 
 /// The opened store and feed of one life of the service.
@@ -75,13 +78,18 @@ impl Store {
         let checkpoint = ChainCheckpoint { seq, slot, blockhash, source: 7, phase: MapPhase::Ready };
         txn.commit(&checkpoint.write(), Durability::Synced).expect("a commit");
         engine.close().expect("closed");
-        Self { _temp: temp, dir, options, durability, latency: Latency::new("simulation") }
+        Self { _temp: temp, dir, options, durability, latency: Latency::new("simulation"), waits: false }
+    }
+
+    /// Makes batches of lookups wait as if for a device.
+    pub(super) fn slow_down(&mut self) {
+        self.waits = true;
     }
 
     pub(super) fn open(&self) -> Opened {
         let engine = engines::open(&self.dir, &self.options, OpenMode::Existing).expect("the store opens again");
         let plan = Arc::new(Mutex::new(None));
-        let engine = Box::new(Mortal { engine, plan: Arc::clone(&plan) });
+        let engine = Box::new(Mortal { engine, plan: Arc::clone(&plan), waits: self.waits });
         let engine = Arc::new(Measured::new(engine, Arc::clone(&self.latency), "ingest"));
         let checkpoint = ChainCheckpoint::read(&engine.checkpoint().expect("a checkpoint")).expect("a chain's");
         let retention = Retention { bytes: 1 << 20, time: std::time::Duration::from_secs(1 << 32) };
@@ -112,6 +120,33 @@ fn kind(rng: &mut Rng) -> EngineKind {
 struct Mortal {
     engine: Box<dyn Engine>,
     plan: Arc<Mutex<Plan>>,
+    waits: bool,
+}
+
+/// A reader whose batches of lookups wait.
+struct WaitingReader<'e>(Box<dyn Reader + 'e>);
+
+impl Reader for WaitingReader<'_> {
+    fn get(&mut self, key: &Key) -> Result<Option<Value>> {
+        self.0.get(key)
+    }
+
+    fn get_many(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
+        std::thread::sleep(Duration::from_nanos(1));
+        self.0.get_many(keys, values)
+    }
+
+    fn scan_from(&mut self, first: &Key, visit: &mut Visitor<'_>) -> Result<()> {
+        self.0.scan_from(first, visit)
+    }
+
+    fn checkpoint(&mut self) -> Result<Checkpoint> {
+        self.0.checkpoint()
+    }
+
+    fn refresh(&mut self) -> Result<()> {
+        self.0.refresh()
+    }
 }
 
 /// Message of an error that the plan caused. It tells a planned death from a fault of the engine.
@@ -146,7 +181,8 @@ impl Engine for Mortal {
     }
 
     fn reader(&self) -> Result<Box<dyn Reader + '_>> {
-        self.engine.reader()
+        let reader = self.engine.reader()?;
+        Ok(if self.waits { Box::new(WaitingReader(reader)) } else { reader })
     }
 
     fn begin(&self) -> Result<Box<dyn WriteTxn + '_>> {

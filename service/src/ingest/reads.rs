@@ -1,0 +1,348 @@
+//! The reads of the ingest: the keys of a slot, looked up together.
+//!
+//! Owns: how many keys are looked up at once, and the threads that do it for an engine whose `get_many` waits for one
+//! read of the device after another. Must not: hold a snapshot of the engine between two calls, because a snapshot
+//! keeps replaced pages; decide anything by a value.
+//! Runs on the ingest-apply thread, and on up to [`THREADS_MAX`] threads `ingest-read-N`, which start when they are
+//! first needed and end with [`Reads`].
+//!
+//! # Why the threads see the newest commit
+//!
+//! Each of them opens a reader for each piece of work. ingest-apply is the only writer, and it waits for all pieces
+//! before it goes on. A reader opened meanwhile therefore sees the newest commit, as ingest-apply's own does.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use engine_api::{Engine, Error, ErrorKind, Key, Reader, Result, Value};
+use engine_latency::{Measured, MeasuredReader};
+use tracing::warn;
+
+use crate::chain::Event;
+
+/// Default number of keys that are looked up together. With fewer, the device idles more often at the end of a batch:
+/// ARCHITECTURE.md has the rates.
+pub const DEPTH: usize = 1024;
+
+/// Maximum number of threads that read for ingest-apply: with 16 reads in flight a flash drive delivers most of its
+/// rate, and more threads would cost more in switches than they gain.
+const THREADS_MAX: usize = 16;
+
+/// Largest number of keys per wait for the device at which the threads are used. A hand-over to all threads and back
+/// costs less than one wait, and a lookup in memory costs less than a hundredth of one.
+const KEYS_A_WAIT: u64 = 32;
+
+/// Looks up the keys of slots.
+pub struct Reads {
+    depth: usize,
+    pool: Option<Pool>,
+    keys: Vec<Key>,
+    found: Vec<Option<Value>>,
+    /// Index of the event that each of `keys` belongs to.
+    places: Vec<usize>,
+    stored: Vec<Option<Value>>,
+}
+
+impl Reads {
+    /// Creates the reads of `engine`, `depth` keys at once; 1 looks up one key after another. `in_turn` says that the
+    /// engine's `get_many` waits for one read of the device after another.
+    pub fn new(engine: &Arc<Measured>, depth: usize, in_turn: bool) -> Self {
+        let depth = depth.max(1);
+        let pool = (in_turn && depth > 1).then(|| Pool::new(engine, depth.min(THREADS_MAX)));
+        Self { depth, pool, keys: Vec::new(), found: Vec::new(), places: Vec::new(), stored: Vec::new() }
+    }
+
+    /// Returns the values that the store holds for the keys of the first events, at least one event. `is_known` tells
+    /// the keys that need no lookup; their values are `None`. `reader` must see the newest commit.
+    ///
+    /// # Errors
+    /// Any error of the engine.
+    pub fn stored(
+        &mut self,
+        reader: &mut MeasuredReader<'_>,
+        events: &[Event],
+        is_known: impl Fn(&Key) -> bool,
+    ) -> Result<&[Option<Value>]> {
+        self.keys.clear();
+        self.places.clear();
+        let mut covered = 0;
+        for event in events {
+            if self.keys.len() == self.depth {
+                break;
+            }
+            if !is_known(&event.key) {
+                self.keys.push(event.key);
+                self.places.push(covered);
+            }
+            covered += 1;
+        }
+        self.found.clear();
+        self.found.resize(self.keys.len(), None);
+        match (&self.keys[..], &mut self.found[..]) {
+            ([], _) => {}
+            ([key], [value]) => *value = reader.get(key)?,
+            (keys, values) => reader.get_many_with(keys, values, |reader, keys, values| match &mut self.pool {
+                Some(pool) => pool.get_many(reader, keys, values),
+                None => reader.get_many(keys, values),
+            })?,
+        }
+        self.stored.clear();
+        self.stored.resize(covered, None);
+        for (place, value) in self.places.iter().zip(&self.found) {
+            self.stored[*place] = *value;
+        }
+        Ok(&self.stored)
+    }
+}
+
+/// Threads that look up keys, each a part of a call's.
+struct Pool {
+    engine: Arc<Measured>,
+    threads: usize,
+    workers: Vec<Worker>,
+    /// Whether the newest call waited for the device so often that the next one uses the threads.
+    cold: bool,
+    /// Index in the call of each of its keys, in the order of the keys.
+    order: Vec<usize>,
+}
+
+/// One of the threads. Both channels hold the one part that it works on.
+#[derive(Debug)]
+struct Worker {
+    parts: SyncSender<Part>,
+    done: Receiver<Part>,
+    /// The part's memory between two calls.
+    idle: Part,
+    thread: JoinHandle<()>,
+}
+
+/// A part of a call: keys that follow each other in its order.
+#[derive(Debug, Default)]
+struct Part {
+    keys: Vec<Key>,
+    values: Vec<Option<Value>>,
+    /// Number of times that the thread waited for the device.
+    waits: u64,
+    failed: Option<Error>,
+}
+
+impl Pool {
+    fn new(engine: &Arc<Measured>, threads: usize) -> Self {
+        Self { engine: Arc::clone(engine), threads, workers: Vec::new(), cold: false, order: Vec::new() }
+    }
+
+    /// Looks up every `keys[i]` into `values[i]`, with `reader` or, if the store is cold, with the threads.
+    fn get_many(&mut self, reader: &mut dyn Reader, keys: &[Key], values: &mut [Option<Value>]) -> Result<()> {
+        if self.cold {
+            self.start();
+        }
+        let waits = if self.cold && !self.workers.is_empty() {
+            self.get_apart(keys, values)?
+        } else {
+            let before = probe::thread_waits();
+            reader.get_many(keys, values)?;
+            probe::thread_waits().saturating_sub(before)
+        };
+        self.cold = waits * KEYS_A_WAIT >= keys.len() as u64;
+        Ok(())
+    }
+
+    /// Looks up the keys with the threads. Returns how often they waited for the device.
+    fn get_apart(&mut self, keys: &[Key], values: &mut [Option<Value>]) -> Result<u64> {
+        self.order.clear();
+        self.order.extend(0..keys.len());
+        // Neighbours share blocks and the upper pages of a tree.
+        self.order.sort_unstable_by_key(|&at| keys[at]);
+        let each = keys.len().div_ceil(self.workers.len());
+        for (places, worker) in self.order.chunks(each).zip(&mut self.workers) {
+            let mut part = std::mem::take(&mut worker.idle);
+            part.keys.clear();
+            part.keys.extend(places.iter().map(|&at| keys[at]));
+            worker.parts.send(part).map_err(|_| ended())?;
+        }
+        // Every part is waited for even if one has failed, because the next call must not find it.
+        let (mut waits, mut failed) = (0, None);
+        for (places, worker) in self.order.chunks(each).zip(&mut self.workers) {
+            let mut part = worker.done.recv().map_err(|_| ended())?;
+            for (place, value) in places.iter().zip(&part.values) {
+                values[*place] = *value;
+            }
+            waits += part.waits;
+            failed = failed.or(part.failed.take());
+            worker.idle = part;
+        }
+        failed.map_or(Ok(waits), Err)
+    }
+
+    /// Starts the threads that do not run yet. ingest-apply reads alone if none can be started.
+    fn start(&mut self) {
+        while self.workers.len() < self.threads {
+            let name = format!("ingest-read-{}", self.workers.len());
+            match Worker::start(name, Arc::clone(&self.engine)) {
+                Ok(worker) => self.workers.push(worker),
+                Err(failed) => {
+                    warn!(error = %failed, threads = self.workers.len(), "no more threads can read for the ingest");
+                    self.threads = self.workers.len();
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Pool {
+    /// Waits for the threads to end, because each holds the engine, which has to be closed after them.
+    fn drop(&mut self) {
+        for Worker { parts, done, thread, .. } in self.workers.drain(..) {
+            drop((parts, done));
+            // The panic of a thread has been reported to its caller already.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Worker {
+    fn start(name: String, engine: Arc<Measured>) -> std::io::Result<Self> {
+        let (parts, given) = sync_channel::<Part>(1);
+        let (finished, done) = sync_channel(1);
+        let work = move || {
+            while let Ok(mut part) = given.recv() {
+                part.look_up(engine.inner());
+                if finished.send(part).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(work)?;
+        Ok(Self { parts, done, idle: Part::default(), thread })
+    }
+}
+
+impl Part {
+    fn look_up(&mut self, engine: &dyn Engine) {
+        self.values.clear();
+        self.values.resize(self.keys.len(), None);
+        let before = probe::thread_waits();
+        let found = engine.reader().and_then(|mut reader| reader.get_many(&self.keys, &mut self.values));
+        self.waits = probe::thread_waits().saturating_sub(before);
+        self.failed = found.err();
+    }
+}
+
+/// The error of a thread that has ended by a panic, which it has printed.
+fn ended() -> Error {
+    Error::new(ErrorKind::Internal, "a thread that reads for the ingest has ended: see its panic in the log")
+}
+
+#[cfg(test)]
+mod tests {
+    use engine_api::{Durability, Engine};
+    use engine_latency::{Latency, Op};
+    use engines::{EngineOptions, OpenMode};
+    use solana::ChainCheckpoint;
+
+    use super::*;
+
+    const PAIRS: u16 = 5000;
+
+    fn key(number: u16) -> Key {
+        let mut key = [7; 32];
+        key[..2].copy_from_slice(&number.wrapping_mul(40_503).to_be_bytes());
+        key
+    }
+
+    fn value(number: u16) -> Value {
+        let mut value = [0; 32];
+        value[..2].copy_from_slice(&number.to_be_bytes());
+        value
+    }
+
+    fn events(numbers: impl IntoIterator<Item = u16>) -> Vec<Event> {
+        numbers.into_iter().map(|number| Event { key: key(number), value: None, write_version: 0 }).collect()
+    }
+
+    /// Runs `check` on each engine with a store of the even numbers below [`PAIRS`].
+    fn on_each_engine(check: impl Fn(Arc<Measured>)) {
+        for kind in engines::compiled() {
+            let dir = tempfile::tempdir().unwrap();
+            let engine =
+                engines::open(&dir.path().join("store"), &EngineOptions::new(*kind), OpenMode::Create).unwrap();
+            let mut txn = engine.begin().unwrap();
+            for number in (0..PAIRS).step_by(2) {
+                txn.put(&key(number), &value(number)).unwrap();
+            }
+            txn.commit(&ChainCheckpoint::default().write(), Durability::Buffered).unwrap();
+            check(Arc::new(Measured::new(engine, Latency::new(kind.as_str()), "ingest")));
+        }
+    }
+
+    #[test]
+    fn every_depth_finds_what_gets_find_and_says_how_it_has_read() {
+        on_each_engine(|engine| {
+            let events = events((0..PAIRS).rev());
+            for depth in [1, 2, 64, 1000, 1 << 20] {
+                let before = engine.latency().snapshot();
+                let mut reads = Reads::new(&engine, depth, true);
+                let mut reader = engine.own_reader().unwrap();
+                let mut rest = &events[..];
+                let mut asked = 0;
+                while let Some(first) = rest.first() {
+                    // Every seventh key needs no lookup.
+                    let is_known = |key: &Key| key[1] % 7 == 0;
+                    let stored = reads.stored(&mut reader, rest, is_known).unwrap();
+                    assert!(!stored.is_empty() && stored.len() <= rest.len(), "{first:?}");
+                    let (now, later) = rest.split_at(stored.len());
+                    for (event, stored) in now.iter().zip(stored) {
+                        let expected = engine.inner().reader().unwrap().get(&event.key).unwrap();
+                        let known = is_known(&event.key);
+                        assert_eq!(*stored, expected.filter(|_| !known), "{} depth={depth}", engine.label());
+                        asked += u64::from(!known);
+                    }
+                    rest = later;
+                }
+                let read = engine.latency().snapshot().since(&before);
+                let count = |op| read.get("ingest", op).map_or(0, |series| series.len());
+                let alone = count(Op::ReadPositive) + count(Op::ReadNegative);
+                let together = count(Op::ReadPositivePerItem) + count(Op::ReadNegativePerItem);
+                assert_eq!(alone + together, asked);
+                assert!(if depth == 1 { together == 0 } else { alone <= 1 }, "alone={alone} together={together}");
+            }
+        });
+    }
+
+    #[test]
+    fn threads_find_what_one_reader_finds() {
+        on_each_engine(|engine| {
+            for (threads, count) in [(1, 3), (3, 2), (16, 1), (16, 17), (16, 1000), (5, PAIRS)] {
+                let keys: Vec<Key> = (0..count).map(key).chain([key(2), key(2)]).collect();
+                let (mut values, mut expected) = (vec![Some([9; 32]); keys.len()], vec![None; keys.len()]);
+                let mut reader = engine.inner().reader().unwrap();
+                reader.get_many(&keys, &mut expected).unwrap();
+                let mut pool = Pool::new(&engine, threads);
+                for _ in 0..3 {
+                    pool.cold = true;
+                    pool.get_many(&mut *reader, &keys, &mut values).unwrap();
+                    assert_eq!(values, expected, "{} threads={threads} count={count}", engine.label());
+                }
+                assert_eq!(pool.workers.len(), threads);
+                drop(pool);
+            }
+            assert_eq!(Arc::strong_count(&engine), 1, "a thread that holds the engine would keep it from being closed");
+        });
+    }
+
+    #[test]
+    fn a_store_in_memory_needs_no_threads() {
+        on_each_engine(|engine| {
+            let keys: Vec<Key> = (0..PAIRS).map(key).collect();
+            let mut values = vec![None; keys.len()];
+            let mut pool = Pool::new(&engine, 4);
+            let mut reader = engine.inner().reader().unwrap();
+            for _ in 0..3 {
+                pool.get_many(&mut *reader, &keys, &mut values).unwrap();
+            }
+            assert!(!pool.cold, "{}", engine.label());
+            assert!(pool.workers.len() < 5);
+        });
+    }
+}
