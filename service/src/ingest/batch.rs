@@ -241,6 +241,35 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_the_batch_has_changed_is_compared_with_that_change() {
+        let (dir, pulse) = (tempfile::tempdir().unwrap(), Pulses::default().add("test"));
+        let engine = store(&dir.path().join("store"));
+        let mut reader = engine.own_reader().unwrap();
+        let of = |key: u8, old: Option<u8>, new: Option<u8>| (key, old, new);
+        for depth in [1, 2, 3, 64] {
+            let mut reads = Reads::new(&engine, depth, false);
+            let mut batch = Batch::new(Limits { due: 100, most: 100 });
+            // Within a slot, looked up together or not, and from one slot to the next.
+            let first = slot(10, &[(1, Some(2)), (1, Some(1)), (1, Some(1)), (2, Some(4)), (1, None), (2, None)]);
+            let second = slot(11, &[(2, Some(4)), (1, None), (1, Some(1)), (3, None)]);
+            batch.take(&first, &mut reads, &mut reader, &pulse).unwrap();
+            batch.take(&second, &mut reads, &mut reader, &pulse).unwrap();
+            let changes: Vec<_> =
+                batch.changes().iter().map(|c| of(c.key[0], c.old.map(|v| v[0]), c.new.map(|v| v[0]))).collect();
+            let expected = [
+                of(1, Some(1), Some(2)),
+                of(1, Some(2), Some(1)),
+                of(2, None, Some(4)),
+                of(1, Some(1), None),
+                of(2, Some(4), None),
+                of(2, None, Some(4)),
+                of(1, None, Some(1)),
+            ];
+            assert_eq!(changes, expected, "depth={depth}");
+        }
+    }
+
+    #[test]
     fn a_slot_is_taken_whole_or_not_at_all() {
         let (dir, pulse) = (tempfile::tempdir().unwrap(), Pulses::default().add("test"));
         let engine = store(&dir.path().join("store"));
