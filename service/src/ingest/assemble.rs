@@ -8,9 +8,9 @@
 //! duplicate, because a replay sends such slots again.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
-use crate::chain::{Base, Event, Gap, WholeSlot};
+use crate::chain::{Base, Event, Gap, KeyMap, WholeSlot};
 
 /// Number of handed-out slots whose blockhash is remembered, to tell a duplicate from another block in the same slot.
 /// It is more than the 150 slots that a stock server replays.
@@ -86,7 +86,7 @@ pub struct Assembler {
     /// Newest handed-out slots, ascending; at most [`REMEMBERED_SLOTS`].
     remembered: VecDeque<Base>,
     /// Position of each key's update in one slot. Kept between slots only to reuse its allocation.
-    positions: HashMap<[u8; 32], usize>,
+    positions: KeyMap<usize>,
     dropped: Dropped,
 }
 
@@ -131,7 +131,7 @@ impl Assembler {
             whole: BTreeMap::new(),
             held_bytes: 0,
             remembered: base.into_iter().collect(),
-            positions: HashMap::new(),
+            positions: KeyMap::default(),
             dropped: Dropped::default(),
         }
     }

@@ -221,7 +221,7 @@ proptest! {
         out.extend(feed(&mut assembler, &stream));
         prop_assert_eq!(numbers(&out), chain.iter().map(|(slot, _)| *slot).collect::<Vec<_>>());
         for (whole, (_, inputs)) in out.iter().zip(&chain) {
-            let mut last = HashMap::new();
+            let mut last = std::collections::HashMap::new();
             for input in inputs {
                 if let Input::Account { event, .. } = input {
                     last.insert(event.key, *event);

@@ -11,14 +11,12 @@
 //! [`Limits::most`] bounds. One block of the chain cannot write-lock more than some 330 thousand accounts (100 million
 //! compute units a block, 300 for each lock), so that bound matters only under a small memory limit.
 
-use std::collections::HashMap;
-
-use engine_api::{Key, Result};
+use engine_api::Result;
 use engine_latency::MeasuredReader;
 use engines::EngineKind;
 
 use super::reads::Reads;
-use crate::chain::{Gap, WholeSlot};
+use crate::chain::{Gap, KeyMap, WholeSlot};
 use crate::feed::{Change, FRAME_CHANGES_MAX, SlotEnd};
 use crate::pulse::Pulse;
 
@@ -63,7 +61,7 @@ pub struct Batch {
     /// Ends of the slots that change something. `seq` counts the batch's changes from 1.
     ends: Vec<SlotEnd>,
     /// Index in `changes` of the newest change of each key.
-    newest: HashMap<Key, usize>,
+    newest: KeyMap<usize>,
     events: u64,
 }
 
@@ -82,7 +80,7 @@ impl Limits {
 impl Batch {
     /// Creates an empty batch with these limits.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, changes: Vec::new(), ends: Vec::new(), newest: HashMap::new(), events: 0 }
+        Self { limits, changes: Vec::new(), ends: Vec::new(), newest: KeyMap::default(), events: 0 }
     }
 
     /// The changes, in the order of the chain.
@@ -156,7 +154,7 @@ impl Batch {
     pub fn clear(&mut self) {
         // Free the memory of a batch that grew while catching up.
         if self.changes.capacity() > self.limits.due {
-            (self.changes, self.newest) = (Vec::new(), HashMap::new());
+            (self.changes, self.newest) = (Vec::new(), KeyMap::default());
         }
         self.changes.clear();
         self.ends.clear();

@@ -17,11 +17,13 @@
 //! forgotten since. A change that is recorded and not yet in the snapshot does no harm: its old value is the value in
 //! the snapshot.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use engine_api::{Key, Value};
+
+use crate::chain::KeyMap;
 
 /// Maximum number of changes kept, about [`CHANGE_BYTES`] each: 64 MiB. Finality lags 32 slots behind, so there is room
 /// even if each of the 7000 updates of a mainnet slot changes a value; about one in a hundred does.
@@ -55,7 +57,7 @@ struct Inner {
     /// start, or were forgotten because there were too many. `None` before the first slot since the start.
     known_from: Option<u64>,
     /// Old values of each key by slot, ascending; no list is empty.
-    by_key: HashMap<Key, Vec<(u64, Option<Value>)>>,
+    by_key: KeyMap<Vec<(u64, Option<Value>)>>,
     /// Keys changed in each slot.
     by_slot: BTreeMap<u64, Vec<Key>>,
     changes: usize,
@@ -156,7 +158,7 @@ impl Inner {
         }
         if self.changes >= changes_max {
             // Without this change, the other ones kept are useless for any finalized slot before it.
-            self.by_key = HashMap::new();
+            self.by_key = KeyMap::default();
             self.by_slot.clear();
             self.changes = 0;
             self.known_from = Some(slot);
