@@ -178,8 +178,11 @@ bench: build ## Measures every engine at a small size (ten minutes) and writes t
 bench-full: build ## Measures every engine at the scenarios' own sizes (hours) and writes the report.
 	@BIN="$(BIN)" OUT="$(RESULTS)/full" deploy/bench.sh
 
-bench-targets: build ## Measures strata's targets against every other engine (three to four hours, 36 GB; PIECES="caps memory changes loads large").
+bench-targets: build ## Measures strata's targets against every other engine (five hours, 36 GB; PIECES="caps memory changes loads live large").
 	@BIN="$(BIN)" OUT="$(RESULTS)/targets" deploy/bench-targets.sh $(PIECES)
+
+bench-live: build ## Measures the service on a stream at full speed with every engine, under caps and without (an hour and a half, 25 GB).
+	@BIN="$(BIN)" OUT="$(RESULTS)/live" deploy/bench-targets.sh live
 
 bench-settings: build ## Measures the engines' settings by turns: the scenarios of --set, then LMDB's versions and redb's (three to four hours, 30 GB).
 	@mkdir -p "$(RESULTS)/settings"

@@ -6,6 +6,7 @@
 #   memory   reads of 20M pairs in memory, scans, recovery       12 GB
 #   changes  writes, readers during writes, aged stores          4 GB
 #   loads    loads of 20M pairs, shuffled and sorted             3 GB
+#   live     the service on a stream at full speed, 50M pairs    20 GB
 #   large    100M pairs under caps, once, and loads of 50M       75 GB; runs only if named
 set -eu
 : "${BIN:?folder of the built binaries; run this through make bench-targets}" "${OUT:?folder of the results}"
@@ -23,6 +24,7 @@ piece() {
         memory) for scenario in warm warm-more recover; do bench "$scenario" "$scenario"; done ;;
         changes) for scenario in writes batches beside aged values; do bench "$scenario" "$scenario"; done ;;
         loads) for scenario in loads-sorted loads-shuffled loads-shuffled-once; do bench loads "$scenario"; done ;;
+        live) bench live live ;;
         large)
             bench caps-100m caps --pairs 100000000 --repeats 1
             bench recover-100m recover --pairs 100000000 --repeats 1 --engine strata
@@ -30,12 +32,12 @@ piece() {
                 bench loads-50m "$scenario" --pairs 50000000 --repeats 1
             done
             ;;
-        *) echo "no such piece: $1: caps, memory, changes, loads or large" >&2; exit 2 ;;
+        *) echo "no such piece: $1: caps, memory, changes, loads, live or large" >&2; exit 2 ;;
     esac
     # The next piece cannot use the stores of this one.
     rm -rf "$work"
 }
-[ $# -gt 0 ] || set -- caps memory changes loads
+[ $# -gt 0 ] || set -- caps memory changes loads live
 for name in "$@"; do
     piece "$name"
 done

@@ -120,6 +120,31 @@ pub fn random_reads(dir: &Path, time: Duration) -> Result<Option<Quantiles>> {
     measure().with_context(|| format!("cannot measure the device: dir={}", dir.display()))
 }
 
+/// Measures 4 KiB reads at random offsets of all files in `dir`, `depth` of them at once on as many threads, bypassing
+/// the page cache. Returns the reads a second. `None` if no file has 1 MiB, or the file system has no direct reads.
+///
+/// # Errors
+/// Any I/O error of listing the directory, which the message names, or of opening and reading its files.
+pub fn random_reads_at_depth(dir: &Path, depth: u32, time: Duration) -> Result<Option<f64>> {
+    let measure = || {
+        let mut files = Vec::new();
+        if !open_large_files(dir, &mut files)? || files.is_empty() {
+            return Ok(None);
+        }
+        let started = Instant::now();
+        let read = || read_at_random(&files, u32::MAX, time).map(|histogram| histogram.len());
+        let reads = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..depth).map(|_| scope.spawn(read)).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("a loop of reads does not panic"))
+                .sum::<Result<u64>>()
+        })?;
+        anyhow::Ok(Some(reads as f64 / started.elapsed().as_secs_f64()))
+    };
+    measure().with_context(|| format!("cannot measure the device: dir={}", dir.display()))
+}
+
 /// Opens every file of 1 MiB or more below `dir` for direct reads, and notes its allocated bytes. Returns false if the
 /// file system has no direct reads.
 fn open_large_files(dir: &Path, files: &mut Vec<(File, u64)>) -> Result<bool> {

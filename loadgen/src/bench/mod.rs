@@ -33,6 +33,8 @@ use spawn::Measured;
 use store::Stores;
 
 /// Time for which the device alone is measured before each run from a cold start.
+/// Number of reads at once with which a device is compared that the service keeps busy.
+const DEVICE_DEPTH: u32 = 64;
 const DEVICE_READS_TIME: Duration = Duration::from_millis(500);
 
 /// Text after the options in `loadgen bench --help`.
@@ -174,6 +176,11 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
     }
     let device_read_ns =
         if is_cold && reads_a_store(run) { probe::random_reads(&dir, DEVICE_READS_TIME)? } else { None };
+    let device_reads_per_s = if is_cold && run.kind == Kind::Live {
+        probe::random_reads_at_depth(&dir, DEVICE_DEPTH, DEVICE_READS_TIME)?
+    } else {
+        None
+    };
     let start_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
     let Measured { answer, cap_by, memory, peak_bytes } = spawn::measure(run, &dir, work)?;
     if let (Some(cap), Some(peak)) = (run.cap_bytes, peak_bytes) {
@@ -211,6 +218,7 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
         pairs: answer.pairs,
         baseline,
         device_read_ns,
+        device_reads_per_s,
         open: answer.open,
         machine,
         notes,
@@ -220,7 +228,7 @@ fn one(run: &Run, stores: &mut Stores, work: &Path, baseline: Option<Baseline>) 
 }
 
 fn reads_a_store(run: &Run) -> bool {
-    matches!(run.kind, Kind::ReadNegative | Kind::ReadPositive | Kind::GetMany)
+    matches!(run.kind, Kind::ReadNegative | Kind::ReadPositive | Kind::GetMany | Kind::Live)
 }
 
 /// Keys of the runs that a result file has.

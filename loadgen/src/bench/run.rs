@@ -66,6 +66,9 @@ pub(crate) struct Run {
     pub(crate) write_rate: Option<f64>,
     /// Durability of a commit: synced or buffered.
     pub(crate) durability: String,
+    /// The service's `ingest_depth`, for `live`. `None`: its default.
+    #[serde(default)]
+    pub(crate) ingest_depth: Option<u32>,
     /// Number of events of `live`, or of puts before the kill of `recover`.
     pub(crate) events: u64,
     /// Order of a `bootstrap`: shuffled or sorted.
@@ -132,6 +135,9 @@ impl Run {
         }
         if self.state == State::Steady {
             more.insert("before_seconds".to_owned(), self.before_seconds.to_string());
+        }
+        if let Some(depth) = self.ingest_depth {
+            more.insert("ingest_depth".to_owned(), depth.to_string());
         }
         if self.events > 0 {
             more.insert("events".to_owned(), self.events.to_string());

@@ -109,6 +109,9 @@ pub(crate) struct Cell {
     /// Durability of a commit: synced or buffered.
     #[serde(default = "synced")]
     pub(crate) durability: String,
+    /// Values of the service's `ingest_depth`, one run of `live` for each. Empty: the service's default.
+    #[serde(default)]
+    pub(crate) ingest_depth: Vec<u32>,
     /// Number of events of `live`, or of puts before the kill of `recover` (0: as many as fit into two seconds).
     #[serde(default)]
     pub(crate) events: u64,
@@ -230,9 +233,12 @@ impl Scenario {
             for cell in &self.cells {
                 let caps: Vec<Option<f64>> =
                     if cell.caps.is_empty() { vec![None] } else { cell.caps.iter().copied().map(Some).collect() };
+                let depths = if cell.ingest_depth.is_empty() { &[None][..] } else { &some(&cell.ingest_depth) };
                 for (keys, threads) in cell.keys.iter().flat_map(|keys| cell.threads.iter().map(move |n| (keys, *n))) {
-                    for cap in &caps {
-                        runs.extend(engines.iter().map(|engine| self.run(cell, engine, keys, *cap, threads, repeat)));
+                    for (cap, depth) in caps.iter().flat_map(|cap| depths.iter().map(move |depth| (*cap, *depth))) {
+                        let run =
+                            |engine| Run { ingest_depth: depth, ..self.run(cell, engine, keys, cap, threads, repeat) };
+                        runs.extend(engines.iter().map(run));
                     }
                 }
             }
@@ -266,6 +272,7 @@ impl Scenario {
             batch_max: cell.batch_max,
             write_rate: cell.write_rate,
             durability: cell.durability.clone(),
+            ingest_depth: None,
             events: cell.events,
             order: cell.order.clone(),
             repeat,
@@ -285,10 +292,17 @@ impl Cell {
             self.batch_max,
             self.batch
         );
+        let live = self.workload == Kind::Live;
+        ensure!(live || self.ingest_depth.is_empty(), "ingest_depth is for live, not for {name}");
+        ensure!(!live || !self.keys.iter().any(|keys| keys == "sequential"), "live has no sequential keys");
         ensure!(self.write_rate.is_none() || writes, "write_rate is for write and beside, not for {name}");
         ensure!(self.write_rate.is_none_or(|rate| rate > 0.0), "write_rate={:?}: give more than 0", self.write_rate);
         Ok(())
     }
+}
+
+fn some(values: &[u32]) -> Vec<Option<u32>> {
+    values.iter().copied().map(Some).collect()
 }
 
 pub(crate) fn name_of(value: impl Serialize) -> String {

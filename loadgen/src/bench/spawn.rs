@@ -110,7 +110,7 @@ fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {
             if let Some(cap) = run.cap_bytes {
                 command.args(["--cap", &cap.to_string()]);
             }
-            command.arg("--report").arg(answer);
+            command.args(["--skew", &run.keys]).arg("--report").arg(answer);
             command
         }
         _ => {
@@ -122,6 +122,10 @@ fn command(run: &Run, dir: &Path, cap: &Cap, answer: &Path) -> Result<Command> {
     engine::args(&mut command, &run.engine);
     if let Some(memory) = run.engine.memory {
         command.args(["--memory", &memory.as_u64().to_string()]);
+    }
+    // Last, because these are the service's own options.
+    if let Some(depth) = run.ingest_depth {
+        command.args(["--", "--ingest-depth", &depth.to_string()]);
     }
     Ok(command)
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use super::cells::{Cell, Group, Sample, Scenario, Spread, curve, distinct, engines, scenarios};
 use super::figures::{
     BOOTSTRAP, BYTES_PER_LOADED, Better, COMMIT_PER_PUT, FIRST_READ, Figure, OPENING, PEAK_RSS, READS_PER_OP, STATS,
-    Stat, THROUGHPUT,
+    Stat, THROUGHPUT, THROUGHPUT_OF_DEVICE,
 };
 use super::judge::{Family, Judged, RULE, Verdict};
 use super::{format, input};
@@ -195,7 +195,7 @@ fn figures(group: &Group<'_>) -> Vec<Figure> {
         "read_positive" | "read_negative" | "get_many" if from_cold => {
             [READS_PER_OP].into_iter().chain(OPENING).collect()
         }
-        "live" | "query" => vec![THROUGHPUT],
+        "live" | "query" => vec![THROUGHPUT, THROUGHPUT_OF_DEVICE],
         _ => vec![THROUGHPUT, COMMIT_PER_PUT, PEAK_RSS, BYTES_PER_LOADED],
     }
 }

@@ -54,6 +54,14 @@ pub(crate) const STATS: [Stat; 6] = [
 pub(crate) const THROUGHPUT: Figure =
     Figure { name: "Throughput", better: Some(Better::Higher), of: throughput, text: format::per_second };
 
+/// Operations a second as a share of the device's random reads a second, measured right before with 64 at once.
+pub(crate) const THROUGHPUT_OF_DEVICE: Figure = Figure {
+    name: "Throughput / the device's random reads, 64 at once",
+    better: Some(Better::Higher),
+    of: |run| share(throughput(run)?, run.device_reads_per_s?),
+    text: format::digits,
+};
+
 /// Reads that the device completed for one operation.
 pub(crate) const READS_PER_OP: Figure = Figure {
     name: "Device reads per operation, of the whole machine",
@@ -123,8 +131,9 @@ pub(crate) const BYTES_PER_LOADED: Figure = Figure {
 };
 
 /// Costs of an operation in addition to its time.
-pub(crate) const COSTS: [Figure; 11] = [
+pub(crate) const COSTS: [Figure; 12] = [
     THROUGHPUT,
+    THROUGHPUT_OF_DEVICE,
     COMMIT_PER_PUT,
     READS_PER_OP,
     Figure {

@@ -61,6 +61,10 @@ pub struct Record {
     /// Latency of the device's 4 KiB random read on this store right before the run. Only for runs from a cold start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_read_ns: Option<Quantiles>,
+    /// Random 4 KiB reads a second of the device on this store with 64 at once, right before the run. Only for `live`
+    /// from a cold start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_reads_per_s: Option<f64>,
     /// Cost of opening the store, before the measured part. Only for runs whose own process opens a store. `None` in
     /// older files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
