@@ -118,7 +118,8 @@ pub struct Config {
     pub request_timeout: Duration,
     #[serde(with = "humantime_serde")]
     pub slow_request: Duration,
-    pub lookup_threads: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lookup_threads: Option<u32>,
     pub log_format: LogFormat,
     #[serde(with = "humantime_serde")]
     pub shutdown_timeout: Duration,

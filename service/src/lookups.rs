@@ -36,6 +36,13 @@ pub const LOOKUP_QUEUE: usize = 1024;
 /// until another one asks; `rpc::places` grants it fewer.
 pub const GET_MANY_QUEUE: usize = 32;
 
+/// Number of threads by default. Two answer from memory what the network threads can bring.
+const THREADS: usize = 2;
+
+/// Number of threads by default for a store that is larger than the memory. Nearly every get waits for the device then,
+/// which needs several reads at once to deliver its rate.
+const THREADS_WAITING: usize = 16;
+
 /// How often an idle reader is moved to the newest commit. While it holds its snapshot, LMDB and redb keep every page
 /// freed since. This bounds those pages to the commits of 200 ms.
 pub(crate) const IDLE_REFRESH: Duration = Duration::from_millis(200);
@@ -54,6 +61,11 @@ pub struct Origin {
     pub asked: u64,
     /// Time that the request waited for its minimum slot, in ns.
     pub slot_wait_ns: u64,
+}
+
+/// Returns the default number of threads for a store of this size in a process with this memory.
+pub fn default_threads(store_bytes: u64, memory_bytes: u64) -> usize {
+    if store_bytes > memory_bytes { THREADS_WAITING } else { THREADS }
 }
 
 /// Handle to the pool. Clones share the pool.

@@ -36,7 +36,7 @@ use crate::ingest::provider::{self, Provider};
 use crate::ingest::receive::{Message, ReceiveConfig, queue_batches, receive};
 use crate::ingest::spooling::{Replay, Spooling};
 use crate::ingest::subscribe::Commitment;
-use crate::lookups::Lookups;
+use crate::lookups::{self, Lookups};
 use crate::net::limit::{self, ConnectionLimits};
 use crate::net::{Access, Edge, Ports, Tokens};
 use crate::overlay::Overlay;
@@ -113,7 +113,7 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     let stops = stops.map_or_else(|| runtime.block_on(async { Stops::take_over() }), Ok)?;
     let front = Front { ports, access: edge.access, stops };
     let (lookups, lookup_threads) =
-        Lookups::start(Arc::clone(&engine), config.lookup_threads as usize, &handles.lookups, &pulses)
+        Lookups::start(Arc::clone(&engine), lookup_thread_count(config), &handles.lookups, &pulses)
             .context("cannot start the lookup threads")?;
     let (mut writer, feed) = open_feed(config, &checkpoint)?.unzip();
     handles.feed = feed;
@@ -439,6 +439,12 @@ fn durability(config: &Config) -> Durability {
         DurabilityArg::Buffered => Durability::Buffered,
         DurabilityArg::Synced => Durability::Synced,
     }
+}
+
+/// Returns the number of lookup threads: that of the settings, or the default for a store of this size.
+fn lookup_thread_count(config: &Config) -> usize {
+    let default = || lookups::default_threads(probe::disk_bytes(&config.dir), memory_limit().bytes);
+    config.lookup_threads.map_or_else(default, |threads| threads as usize)
 }
 
 fn apply_config(config: &Config) -> ApplyConfig {

@@ -61,8 +61,12 @@ pub(super) fn check(config: &Config) -> Result<()> {
         (1..=INGEST_DEPTH_MAX).contains(&depth),
         "ingest_depth={depth}: give 1 to {INGEST_DEPTH_MAX}, such as 1024"
     );
-    let threads = config.lookup_threads;
-    ensure!((1..=LOOKUP_THREADS_MAX).contains(&threads), "lookup_threads={threads}: give 1 to {LOOKUP_THREADS_MAX}");
+    if let Some(threads) = config.lookup_threads {
+        ensure!(
+            (1..=LOOKUP_THREADS_MAX).contains(&threads),
+            "lookup_threads={threads}: give 1 to {LOOKUP_THREADS_MAX}"
+        );
+    }
     let connections = config.max_connections;
     ensure!((1..=CONNECTIONS_MAX).contains(&connections), "max_connections={connections}: give 1 to {CONNECTIONS_MAX}");
     let per_address = config.max_connections_per_address;

@@ -138,6 +138,7 @@ mod tests {
             "cluster",
             "snapshot",
             "incremental",
+            "lookup_threads",
             "uds",
             "uds_group",
             "shm",

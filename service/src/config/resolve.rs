@@ -91,7 +91,7 @@ impl Settings {
             idle_connection_timeout: self.idle_connection_timeout.unwrap_or(Duration::from_secs(600)),
             request_timeout: self.request_timeout.unwrap_or(Duration::from_secs(10)),
             slow_request: self.slow_request.unwrap_or(Duration::from_millis(10)),
-            lookup_threads: self.lookup_threads.unwrap_or(2),
+            lookup_threads: self.lookup_threads,
             log_format: self.log_format.unwrap_or(LogFormat::Text),
             shutdown_timeout: self.shutdown_timeout.unwrap_or(Duration::from_secs(10)),
             geyser,
