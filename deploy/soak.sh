@@ -38,8 +38,11 @@ group=$(awk -F: '$2 == "memory" { print "/sys/fs/cgroup/memory" $3 } $1 == 0 { p
     "/proc/$service/cgroup" | head -1)
 charged() { cat "$group/memory.usage_in_bytes" 2>/dev/null || cat "$group/memory.current"; }
 
-printf 'seconds\trss_anon_kib\trss_file_kib\trss_shmem_kib\tcharged_kib\tfds\tthreads\tlookup_p50_us\tlookup_p99_us\n' >"$OUT"
-start=$SECONDS
+metrics=$(grep -o 'http://[0-9.:]*/metrics' "$work/live.err" | head -1)
+lag_slots() { curl -s --max-time 2 "$metrics" | awk '$1 == "solkv_lag_slots" { print $2 }'; }
+
+printf 'seconds\trss_anon_kib\trss_file_kib\trss_shmem_kib\tcharged_kib\tfds\tthreads\tlookup_p50_us\tlookup_p99_us\tlag_slots_max\n' >"$OUT"
+start=$SECONDS most=0
 while kill -0 "$live" 2>/dev/null && status=$(cat "/proc/$service/status" 2>/dev/null); do
     field() { awk -v name="$1:" '$1 == name { print $2 }' <<<"$status"; }
     "$BIN/loadgen" query --uds "$work/kv.sock" --pairs "$pairs" --rate 500 --time 5s --changed --negative-share 0.2 \
@@ -50,10 +53,12 @@ quantiles = [c["quantiles_ns"] for c in json.load(sys.stdin)["curves"] if c["op"
 print(quantiles["p50"] / 1e3, quantiles["p99"] / 1e3, sep="\t")')
     # The service may end between two samples.
     fds=$(find "/proc/$service/fd" -mindepth 1 2>/dev/null | wc -l) || break
-    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' $((SECONDS - start)) "$(field RssAnon)" "$(field RssFile)" \
-        "$(field RssShmem)" "$(($(charged) / 1024))" "$fds" "$(field Threads)" "$lookups" >>"$OUT"
+    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' $((SECONDS - start)) "$(field RssAnon)" "$(field RssFile)" \
+        "$(field RssShmem)" "$(($(charged) / 1024))" "$fds" "$(field Threads)" "$lookups" "$most" >>"$OUT"
+    most=0
     for _ in $(seq $((every - 5))); do
         kill -0 "$live" 2>/dev/null || break
+        lag=$(lag_slots) && [ "${lag:-0}" -gt "$most" ] && most=$lag
         sleep 1
     done
 done
@@ -75,6 +80,7 @@ for name, column in (("rss_anon_kib", 1), ("fds", 5), ("threads", 6)):
     first, second = worst(rows[:half], column), worst(rows[half:], column)
     print(f"{name}: highest in the first half {first:.0f}, in the second {second:.0f}")
     assert second <= first * 1.05 + 4096 * (name == "rss_anon_kib"), f"{name} grows"
+print(f"lag_slots: highest {worst(rows, 9):.0f}, the median of the highest of each sample {sorted(float(row[9]) for row in rows)[len(rows) // 2]:.0f}")
 median = lambda rows, column: sorted(float(row[column]) for row in rows)[len(rows) // 2]
 for name, column in (("lookup_p50_us", 7), ("lookup_p99_us", 8)):
     print(f"{name}: median of the first half {median(rows[:half], column):.0f}, of the second {median(rows[half:], column):.0f}")
