@@ -138,6 +138,7 @@ mod tests {
             "cluster",
             "snapshot",
             "incremental",
+            "heal_from",
             "uds",
             "uds_group",
             "shm",
