@@ -1,4 +1,5 @@
-//! Compares a store with Solana's snapshot archives of its slot or of an earlier one. The command is `service audit`.
+//! Compares a store with Solana's snapshot archives: for `service audit`, and for a service that brings its store to the
+//! slot of an archive.
 //!
 //! Owns: the archives, the comparison, and the lines that name keys. Must not: write to the store, or read the feed,
 //! which is the service's. Threads: see `side_by_side`.
@@ -12,8 +13,9 @@ use solana::Extract;
 
 use crate::info::open_to_scan;
 use crate::paths::{WorkDir, beside};
+use crate::seen::Seen;
 use crate::served;
-use crate::side_by_side::{Compared, SideBySide};
+use crate::side_by_side::{Compared, Differs, SideBySide};
 use crate::sides::{Counts, base58, base58_or_nothing};
 use crate::signal::Stop;
 use crate::source::{Archives, Source};
@@ -116,11 +118,7 @@ impl Archived {
     /// Errors of reading and sorting the archives, naming the place; errors of scanning the store; the stop.
     pub fn compare(&self, store: &Store<'_>, name: &mut dyn FnMut(&str)) -> Result<Audited> {
         let work = WorkDir { path: store.sort_dir.clone(), is_default: true };
-        let Store { engine, dir, memory, undo, skip_disk_check, stop, .. } = *store;
-        let (source, records) = (&self.source, None);
-        let sides =
-            SideBySide { source, seed: 0, records, engine, dir, memory, undo, work: &work, skip_disk_check, stop };
-        let Compared { records, counts, lost } = sides.compare(name)?;
+        let Compared { records, counts, lost } = self.side_by_side(store, &work).compare(name)?;
         for one in &lost.named {
             let (expected, found) = (base58_or_nothing(one.expected.as_ref()), base58_or_nothing(one.found.as_ref()));
             name(&format!("lost change: key={} expected={expected} found={found}", base58(&one.key)));
@@ -135,5 +133,23 @@ impl Archived {
             only_in_store: only_there,
             lost_changes: lost.count,
         })
+    }
+
+    /// Calls `take` for every key in which the store differs from the archives, in ascending order, with the archive's
+    /// value and the store's. `seen` is told how far it is. Returns the number of the archive's pairs. Nothing is taken
+    /// before the archives were read to their end.
+    ///
+    /// # Errors
+    /// Those of [`Self::compare`].
+    pub fn differences(&self, store: &Store<'_>, seen: &Seen, take: &mut Differs<'_>) -> Result<u64> {
+        let work = WorkDir { path: store.sort_dir.clone(), is_default: true };
+        let compared = self.side_by_side(store, &work).differences(u64::MAX, seen, take)?;
+        Ok(compared.counts.pairs)
+    }
+
+    fn side_by_side<'a>(&'a self, store: &'a Store<'_>, work: &'a WorkDir) -> SideBySide<'a> {
+        let Store { engine, dir, memory, undo, skip_disk_check, stop, .. } = *store;
+        let (source, records) = (&self.source, None);
+        SideBySide { source, seed: 0, records, engine, dir, memory, undo, work, skip_disk_check, stop }
     }
 }

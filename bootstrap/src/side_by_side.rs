@@ -16,6 +16,7 @@ use crate::limits;
 use crate::order::{OnDuplicate, Order, Ordered};
 use crate::paths::WorkDir;
 use crate::progress::Progress;
+use crate::seen::Seen;
 use crate::sides::{self, Counts, Sides, base58, base58_or_nothing};
 use crate::signal::Stop;
 use crate::source::Source;
@@ -23,6 +24,9 @@ use crate::undo::{LostChanges, Undo};
 
 /// Largest number of differences that are named.
 const SHOWN_MAX: u64 = 10;
+
+/// Takes a key that differs, with its value in the source and in the store.
+pub(crate) type Differs<'a> = dyn FnMut(&Key, Option<&Value>, Option<&Value>) + 'a;
 
 /// A source, and the store that it is compared with.
 pub(crate) struct SideBySide<'a> {
@@ -62,14 +66,25 @@ impl SideBySide<'_> {
     /// # Errors
     /// Errors of reading and sorting the source, and of the scan; the stop.
     pub(crate) fn compare(&self, name: &mut dyn FnMut(&str)) -> Result<Compared> {
-        let ordered = self.sort()?;
-        let mut merging = Progress::new(Some(self.engine.stats()?.pairs_estimate), "comparing with the store");
+        self.differences(SHOWN_MAX, &Seen::default(), &mut |key, expected, found| {
+            name(&difference(key, expected, found));
+        })
+    }
+
+    /// Does the same, and calls `take` for each of the first `show` keys that differ, in ascending order, with its value
+    /// in the source and in the store.
+    ///
+    /// # Errors
+    /// Those of [`Self::compare`].
+    pub(crate) fn differences(&self, show: u64, seen: &Seen, take: &mut Differs<'_>) -> Result<Compared> {
+        let ordered = self.sort(seen)?;
+        let pairs = self.engine.stats()?.pairs_estimate;
+        let mut merging = Progress::new(Some(pairs), "comparing with the store").seen_by(seen);
         let compared = thread::scope(|scope| {
             let (scanning, received) = sides::scan(scope, self.engine, self.undo, "store")?;
-            let mut both =
-                Sides::new(received, SHOWN_MAX, |key: &Key, expected: Option<&Value>, found: Option<&Value>| {
-                    name(&difference(key, expected, found));
-                });
+            let mut both = Sides::new(received, show, |key: &Key, expected: Option<&Value>, found: Option<&Value>| {
+                take(key, expected, found);
+            });
             let mut merged = 0;
             let tally = ordered.for_each(0, OnDuplicate::Last, &mut |chunk| {
                 chunk.pairs.iter().for_each(|(key, value)| both.push(key, value));
@@ -90,7 +105,7 @@ impl SideBySide<'_> {
     }
 
     /// Sorts the source by key. Goes on with the spill of an earlier comparison with the same source.
-    fn sort(&self) -> Result<Ordered> {
+    fn sort(&self, seen: &Seen) -> Result<Ordered> {
         let engine = engines::inspect(self.dir)?.map_or_else(engines::default_engine, |known| known.engine);
         let options = EngineOptions { memory: Some(scan_memory(self.memory)), ..EngineOptions::new(engine) };
         let (_, buffers) = limits::divide(&options, Order::Sorted, self.undo.bytes())?;
@@ -99,7 +114,7 @@ impl SideBySide<'_> {
             let spill_bytes = limits::spill_bytes(records, &buffers);
             probe::check_disk(&self.work.path, spill_bytes.saturating_sub(probe::disk_bytes(&self.work.path)))?;
         }
-        let mut progress = Progress::of_source(self.source, "sorting the source")?;
+        let mut progress = Progress::of_source(self.source, "sorting the source")?.seen_by(seen);
         let (order, mut look) = (Order::Sorted, |records| {
             progress.set_read(self.source, records);
             self.look()

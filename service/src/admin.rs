@@ -29,6 +29,7 @@ use tonic::{Request, Status};
 use tower::service_fn;
 
 use crate::figure::{count, unix_ms};
+use crate::published::between_slots;
 use crate::rpc::uds::{self, SocketAccess, SocketFile};
 use crate::status;
 use crate::views::Views;
@@ -98,6 +99,9 @@ impl Admin {
         let mut running = self.inner.running();
         if *running {
             return Err(Status::resource_exhausted("a snapshot is under way, try again later"));
+        }
+        if self.inner.status.published.is_healing() {
+            return Err(Status::unavailable(between_slots().to_string()));
         }
         let (answer, answered) = oneshot::channel();
         let inner = Arc::clone(&self.inner);

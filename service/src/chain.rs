@@ -84,6 +84,8 @@ pub enum Phase {
     Live,
     /// Slots are missing. The service asks the stream for them repeatedly.
     Gap(Gap),
+    /// A gap is being closed from snapshot archives; holds the progress in words.
+    Healing(String),
     /// The disk is full; holds the engine's message. The commit is retried.
     NoSpace(String),
     /// A commit lacks another resource that may become available, such as file descriptors; holds the engine's message.

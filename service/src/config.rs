@@ -49,6 +49,8 @@ pub struct Config {
     pub snapshot: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub incremental: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub heal_from: Vec<String>,
     pub spool_max_bytes: ByteSize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
@@ -140,6 +142,7 @@ impl Config {
             engine: &self.engine,
             create_empty: self.create_empty,
             create: self.create,
+            heals: !self.heal_from.is_empty(),
             extract: self.extract,
             cluster: self.cluster.as_deref(),
         }

@@ -62,7 +62,7 @@ pub(crate) struct Shown {
 /// Errors of opening the spool.
 pub(crate) fn resume(config: &Config, stream: ReceiveConfig, shown: &Shown) -> Result<Option<Spooling>, Failed> {
     let Some(found) = spool::look(&spool::dir_of(&config.dir))? else { return Ok(None) };
-    Ok(Some(follow(config, found.origin.base, stream, shown)?))
+    Ok(Some(follow(config, Some(found.origin.base), stream, shown)?))
 }
 
 /// Loads the store, and returns the spool that was filled meanwhile; `None` if `asked` has ended the load.
@@ -79,7 +79,7 @@ pub(crate) async fn load(
     let slot = archive_slot(config).await?;
     make_way(&spool::dir_of(&config.dir), slot)?;
     let base = Base { slot, blockhash: [0; 32] };
-    let spooling = follow(config, base, stream, shown)?;
+    let spooling = follow(config, Some(base), stream, shown)?;
     let pages = Pages::open(config, &spooling, shown, http)?;
     let stop = Stop::without_handlers();
     let mut loading = start_load(config, shown.load.clone(), stop.clone())?;
@@ -151,7 +151,8 @@ fn make_way(dir: &Path, slot: u64) -> Result<()> {
     spool::remove(dir)
 }
 
-fn follow(config: &Config, base: Base, stream: ReceiveConfig, shown: &Shown) -> Result<Spooling> {
+/// Follows the stream into the spool, which begins after `base`, or with the stream's next slot.
+pub(crate) fn follow(config: &Config, base: Option<Base>, stream: ReceiveConfig, shown: &Shown) -> Result<Spooling> {
     let settings = SpoolConfig {
         dir: spool::dir_of(&config.dir),
         bytes_max: config.spool_max_bytes.as_u64(),

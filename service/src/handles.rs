@@ -41,6 +41,8 @@ pub struct Handles {
     pub load: Seen,
     /// Written by the thread `spool`.
     pub spool: Arc<spool::Figures>,
+    /// Written by the task that heals, and by ingest-apply.
+    pub healing: Arc<ingest::healing::Figures>,
 }
 
 impl Handles {
@@ -57,6 +59,7 @@ impl Handles {
             views: Arc::default(),
             load: Seen::default(),
             spool: Arc::default(),
+            healing: Arc::clone(&ingest.healing),
         }
     }
 

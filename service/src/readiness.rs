@@ -207,6 +207,7 @@ impl Readiness {
             Phase::Gap(gap) => {
                 Some(format!("slots are missing: first_slot={} last_slot={}", gap.first_slot, gap.last_slot))
             }
+            Phase::Healing(progress) => Some(format!("healing: {progress}")),
             Phase::NoSpace(why) => Some(format!("no space: {why}")),
             Phase::CommitWaits(why) => Some(format!("a commit has to wait: {why}")),
             Phase::Live => self.behind(since, age, lag, lag_slots),

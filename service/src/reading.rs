@@ -8,7 +8,8 @@
 //!
 //! **Confirmed** is one snapshot of the engine, and nothing else. Every commit ends where a slot ends, so a snapshot
 //! never holds a part of a slot. The slot that an answer names is read from that snapshot, so two answers with the same
-//! slot stand for the same state.
+//! slot stand for the same state. The exception are the commits that bring the store to the slot of an archive: while
+//! they go on, a snapshot from before stays where it is, and a new one is refused.
 //!
 //! **Processed** is a view and a snapshot, in this order: load the view, move the snapshot to the newest commit, load
 //! the root. A bank leaves the view only once the commit of its slot was published, and a snapshot taken after that
@@ -29,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use arc_swap::Guard;
-use engine_api::{Error, Key, Reader, Value};
+use engine_api::{Error, ErrorKind, Key, Reader, Value};
 use engine_latency::{Measured, MeasuredReader};
 use solana::ChainCheckpoint;
 
@@ -38,7 +39,7 @@ use crate::figure::count;
 use crate::overlay::Overlay;
 use crate::overlay::undo::Undo;
 use crate::overlay::view::newest_write;
-use crate::published::Published;
+use crate::published::{Published, between_slots, is_between_slots};
 use crate::slow::SlowLog;
 
 pub(crate) use batch::{BatchReading, PIECE_KEYS};
@@ -69,6 +70,8 @@ pub enum LookupError {
     /// Old values of changes after the finalized slot are missing, because the service has started recently or there
     /// were too many changes.
     NotFinal,
+    /// The store is being healed, and no view from before is left.
+    Healing,
     /// The engine returned this error.
     Engine(Error),
 }
@@ -298,7 +301,10 @@ impl<'e> Reading<'e> {
 
     fn failed(&mut self, error: engine_api::Error) -> LookupError {
         self.snapshot = None;
-        LookupError::Engine(error)
+        match error.kind() {
+            ErrorKind::Retry if self.published.is_healing() => LookupError::Healing,
+            _ => LookupError::Engine(error),
+        }
     }
 
     /// Moves to the newest commit.
@@ -310,6 +316,8 @@ impl<'e> Reading<'e> {
     /// checkpoint would be published: see [`Published::committing`].
     fn refresh(&mut self) -> engine_api::Result<&mut Snapshot<'e>> {
         let mut snapshot = match self.snapshot.take() {
+            // The newest commits hold a part of a slot.
+            Some(held) if self.published.is_healing() => return Ok(self.snapshot.insert(held)),
             Some(mut snapshot) => {
                 snapshot.reader.refresh()?;
                 snapshot
@@ -323,6 +331,9 @@ impl<'e> Reading<'e> {
         let stays = snapshot.published.as_ref().is_some_and(|own| Arc::ptr_eq(own, &published));
         if committing || !stays {
             let own = ChainCheckpoint::read(&snapshot.reader.checkpoint()?)?;
+            if is_between_slots(&own) {
+                return Err(between_slots());
+            }
             snapshot.base = own.slot.map(|slot| Base { slot, blockhash: own.blockhash });
             snapshot.published = (own == **published).then(|| Guard::into_inner(published));
         }

@@ -28,13 +28,14 @@ use crate::dashboard::{Identity, Sampler};
 use crate::failed::Failed;
 use crate::feed::{Feed, FeedWriter, Retention, Ring, Workers};
 use crate::handles::Handles;
+use crate::heal::Healer;
 use crate::http::{self, Hosts, HttpState};
 use crate::ingest;
 use crate::ingest::apply::{Apply, ApplyConfig, FULL_RETRY};
 use crate::ingest::batch;
 use crate::ingest::provider::{self, Provider};
-use crate::ingest::receive::{Message, ReceiveConfig, queue_batches, receive};
-use crate::ingest::spooling::{Replay, Spooling};
+use crate::ingest::receive::{ReceiveConfig, queue_batches};
+use crate::ingest::spooling::Spooling;
 use crate::ingest::subscribe::Commitment;
 use crate::lookups::{self, Lookups};
 use crate::net::limit::{self, ConnectionLimits};
@@ -44,6 +45,7 @@ use crate::processed;
 use crate::pulse::Pulses;
 use crate::rpc::{self, Door, FeedLimits, FeedService, UdsListener};
 use crate::shm::{Doorbell, ShmServer, ShmState};
+use crate::slots::{Begin, Slots};
 use crate::stop::Stuck;
 use crate::store;
 use crate::systemd::{self, Sleepers};
@@ -102,7 +104,7 @@ pub fn run(config: &Config) -> Result<(), Failed> {
         return Ok(());
     };
     let (engine, checkpoint) = open_store(config)?;
-    let replay = runtime.block_on(replay_of(spooling, &checkpoint))?;
+    let begin = runtime.block_on(Begin::of(config, spooling, &checkpoint))?;
     let overlay = Overlay::new(&checkpoint, config.processed, config.commitment == Commitment::Finalized);
     let names = config.providers().into_iter().map(|provider| provider::shown(&provider.url));
     let state = ingest::State::new(checkpoint, overlay, config.readiness_limits()).with_providers(names);
@@ -133,7 +135,8 @@ pub fn run(config: &Config) -> Result<(), Failed> {
     let admin = Admin::new(&engine, status, snapshots, views);
     let feed_service = FeedService::new(handles.feed.clone().zip(workers.clone()), feed_limits(config));
     let doorbell = shm.as_ref().map(ShmServer::doorbell);
-    let apply = ApplyParts { engine: Arc::clone(&engine), state, pulses, writer, doorbell, replay };
+    let healer = Healer::new(config, &engine, &shown);
+    let apply = ApplyParts { engine: Arc::clone(&engine), state, pulses, writer, doorbell, begin, healer };
     let http_state = HttpState {
         latency,
         handles,
@@ -178,14 +181,6 @@ async fn prepare(config: &Config, ports: Ports, shown: &Shown) -> Result<Option<
     Ok(spooling.map(|spooling| Prepared { ports, spooling: Some(spooling), stops: Some(stops) }))
 }
 
-/// Finds the slots of the spool that the open store lacks. `None` without a spool, or if the store has passed it.
-async fn replay_of(spooling: Option<Spooling>, checkpoint: &ChainCheckpoint) -> Result<Option<Replay>, Failed> {
-    match spooling {
-        Some(spooling) => Replay::of(spooling, checkpoint).await.map_err(Failed::wrong),
-        None => Ok(None),
-    }
-}
-
 /// Opens the store, and logs its state, the division of the memory, and cautions. Returns its checkpoint as well.
 fn open_store(config: &Config) -> Result<(Arc<Measured>, ChainCheckpoint), Failed> {
     systemd::status(&format!("opening and recovering the store in {}", config.dir.display()));
@@ -193,7 +188,7 @@ fn open_store(config: &Config) -> Result<(Arc<Measured>, ChainCheckpoint), Faile
     let label = engine.label();
     let engine = Arc::new(Measured::new(engine, Latency::new(label), "ingest"));
     let checkpoint = ChainCheckpoint::read(&engine.checkpoint()?)?;
-    checkpoint.refuse_unless_whole()?;
+    store::refuse_part(&checkpoint, !config.heal_from.is_empty())?;
     info!(engine = label, dir = %config.dir.display(), seq = checkpoint.seq, slot = checkpoint.slot, "store is open");
     let division = config.engine.division();
     info!(
@@ -244,8 +239,8 @@ struct ApplyParts {
     pulses: Pulses,
     writer: Option<FeedWriter>,
     doorbell: Option<Doorbell>,
-    /// Slots that came before the store was open.
-    replay: Option<Replay>,
+    begin: Begin,
+    healer: Option<Healer>,
 }
 
 /// The tasks that end once the service stops.
@@ -268,7 +263,7 @@ async fn serve(
     http_state: HttpState,
     admin: Admin,
 ) -> Result<()> {
-    let ApplyParts { engine, state, pulses, writer, doorbell, replay } = apply;
+    let ApplyParts { engine, state, pulses, writer, doorbell, begin, healer } = apply;
     let Handles { status, feed: log, net, .. } = http_state.handles.clone();
     let Front { ports, access, mut stops } = front;
     let (tcp, http) = ports.listen()?;
@@ -288,12 +283,14 @@ async fn serve(
     let sleepers = Sleepers { apply: messages.downgrade(), shm: doorbell };
     let overlay = Arc::clone(&state.overlay);
     let services = rpc::Services { lookups: lookups.clone(), status: status.clone(), overlay, feed, net };
-    let received_from = receive_config(config, &hangups);
+    let upstream = Slots { begin, healer, stream: receive_config(config, &hangups), stopped: stopped.clone() };
+    // A store between two slots answers no lookup.
+    let answers = !state.published.is_healing();
     let tasks = Tasks {
         rpc: tokio::spawn(rpc::serve(door, services, until(stopped.clone()))),
         http: tokio::spawn(http::serve(http, http_state, until(stopped.clone()))),
         admin: tokio::spawn(admin::serve(config.dir.clone(), admin, until(stopped.clone()))),
-        receiver: tokio::spawn(feed_ingest(replay, received_from, messages, state.clone(), stopped.clone())),
+        receiver: tokio::spawn(upstream.feed(messages, state.clone())),
     };
     let followed = state.providers.followed();
     processed::start(receive_config(config, &hangups), &state.overlay, &state.published, followed, stopped.clone())
@@ -304,7 +301,10 @@ async fn serve(
         .name("ingest-apply".to_owned())
         .spawn(move || ended.send(apply.run(received)))
         .context("cannot start the ingest thread")?;
-    lookups.probe().await.map_err(|failed| anyhow!("the store is open, but no lookup is answered: {failed:?}"))?;
+    if answers {
+        let probed = lookups.probe().await;
+        probed.map_err(|failed| anyhow!("the store is open, but no lookup is answered: {failed:?}"))?;
+    }
     systemd::ready();
     let watch = tokio::spawn(systemd::watch(status, pulses, sleepers));
     let early = tokio::select! {
@@ -325,23 +325,6 @@ async fn serve(
         Ok(outcome) => outcome,
         Err(_) => bail!("not stopped within shutdown_timeout={limit:?}; everything committed is safe"),
     }
-}
-
-/// Sends ingest-apply the slots of the spool, if there is one, and then those of the stream.
-async fn feed_ingest(
-    replay: Option<Replay>,
-    stream: ReceiveConfig,
-    messages: mpsc::Sender<Message>,
-    state: ingest::State,
-    stopped: watch::Receiver<bool>,
-) {
-    if let Some(replay) = replay {
-        tokio::select! {
-            () = replay.run(&messages, &state) => {}
-            () = until(stopped.clone()) => {}
-        }
-    }
-    receive(stream, messages, state, stopped).await;
 }
 
 impl Tasks {

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, anyhow};
 use bytesize::ByteSize;
 use engine_api::{Engine, ErrorKind};
 use engines::{EngineOptions, Holds, LoadTerm, OpenMode, Terms};
-use solana::ChainCheckpoint;
+use solana::{ChainCheckpoint, MapPhase};
 
 use crate::failed::Failed;
 use crate::ingest::extract::Extract;
@@ -23,6 +23,8 @@ pub struct StoreSettings<'c> {
     pub create_empty: bool,
     /// Whether to load a store from an archive where there is none.
     pub create: bool,
+    /// Whether a store is opened that is being brought to an archive's slot.
+    pub heals: bool,
     /// The value taken from an account.
     pub extract: Extract,
     /// The operator's name for the chain.
@@ -80,8 +82,20 @@ pub(crate) fn look(settings: StoreSettings<'_>) -> Result<bool, Failed> {
     };
     let checkpoint = engine.checkpoint()?;
     engine.close()?;
-    ChainCheckpoint::read(&checkpoint)?.refuse_unless_whole()?;
+    refuse_part(&ChainCheckpoint::read(&checkpoint)?, settings.heals)?;
     Ok(true)
+}
+
+/// Refuses a store that holds only a part of the map. With `heals` a store that is being healed is none, because the
+/// service goes on with it.
+///
+/// # Errors
+/// [`ErrorKind::FixInput`] with the phase.
+pub(crate) fn refuse_part(checkpoint: &ChainCheckpoint, heals: bool) -> engine_api::Result<()> {
+    match checkpoint.phase {
+        MapPhase::Healing { .. } if heals => Ok(()),
+        _ => checkpoint.refuse_unless_whole(),
+    }
 }
 
 /// Opens the store. A store whose marker names no extraction gets the configuration's, and keeps it.

@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{error, warn};
 
+use crate::chain::Phase;
 use crate::ingest::receive::Message;
 use crate::pulse::Pulses;
 use crate::readiness::Verdict;
@@ -172,6 +173,7 @@ fn describe_service(of: &Status) -> String {
         (Some(gap), _) => {
             format!("not ready: gap: slots {} to {} are missing, at {at}", gap.first_slot, gap.last_slot)
         }
+        (None, Some(why)) if matches!(of.readiness.phase(), Phase::Healing(_)) => format!("not ready: {why}: at {at}"),
         (None, Some(why)) if connected && newest > slot.unwrap_or(0) => {
             format!("not ready: {why}: replaying, {at} of {newest}")
         }
@@ -187,7 +189,7 @@ mod tests {
     use solana::ChainCheckpoint;
 
     use super::*;
-    use crate::chain::{Gap, Phase};
+    use crate::chain::Gap;
     use crate::ingest;
     use crate::readiness::Age;
 

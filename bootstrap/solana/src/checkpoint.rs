@@ -146,7 +146,7 @@ impl ChainCheckpoint {
         let way_out = match self.phase {
             MapPhase::Ready => return Ok(()),
             MapPhase::Loading => "continue with bootstrap --resume, or remove the directory and load again",
-            MapPhase::Healing { .. } => "use the version of solkv that began to heal it, or load again",
+            MapPhase::Healing { .. } => "start the service with --heal-from, which goes on with it, or load again",
         };
         Err(Error::new(
             ErrorKind::FixInput,

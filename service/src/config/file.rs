@@ -139,6 +139,7 @@ mod tests {
             "snapshot",
             "incremental",
             "lookup_threads",
+            "heal_from",
             "uds",
             "uds_group",
             "shm",

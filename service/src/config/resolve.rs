@@ -43,6 +43,7 @@ impl Settings {
             create: self.create.unwrap_or(false),
             snapshot: self.snapshot,
             incremental: self.incremental,
+            heal_from: self.heal_from.unwrap_or_default(),
             spool_max_bytes: self.spool_max_bytes.unwrap_or(ByteSize::gib(16)),
             cluster: self.cluster,
             x_token_file: self.x_token_file,

@@ -61,8 +61,17 @@ pub struct Settings {
     /// Incremental snapshot archive on top of --snapshot
     #[arg(long, value_name = "ARCHIVE")]
     pub incremental: Option<PathBuf>,
-    /// Disk space for slots of the stream that come while the archive is loaded, about 45 bytes an update [default:
-    /// 16GiB]
+    /// Close a gap from snapshot archives: a directory in which a validator writes them, or the http(s) URL of a
+    /// validator's RPC or of an archive; may be given several times [default: a gap waits for its slots]
+    ///
+    /// Once no server has the missing slots, the stream is kept on disk from its newest slot on. The first archive of
+    /// that slot or a later one, full or full and incremental, is sorted in DIR/heal and compared with the store. Only
+    /// the differences are applied, and then the slots that were kept. Lookups are answered as of the slot before the gap
+    /// meanwhile. After a restart while differences are applied, lookups are refused until that is done.
+    #[arg(long, value_name = "DIR_OR_URL")]
+    pub heal_from: Option<Vec<String>>,
+    /// Disk space for slots of the stream that come while the archive is loaded or the store is healed, about 45
+    /// bytes an update [default: 16GiB]
     #[arg(long, value_name = "BYTES", value_parser = engines::size)]
     pub spool_max_bytes: Option<ByteSize>,
     /// Your name for the chain, such as mainnet; the store keeps the first one, and any other is refused
@@ -271,7 +280,7 @@ impl Settings {
         macro_rules! pick {
             ($($field:ident)+) => { Self { $($field: self.$field.or(file.$field)),+ } };
         }
-        pick!(engine bloom profile memory lmdb_map_size set dir create_empty create snapshot incremental spool_max_bytes cluster geyser x_token_file x_token_header geyser_ca geyser_cert geyser_key geyser_compression extract follow commitment processed
+        pick!(engine bloom profile memory lmdb_map_size set dir create_empty create snapshot incremental heal_from spool_max_bytes cluster geyser x_token_file x_token_header geyser_ca geyser_cert geyser_key geyser_compression extract follow commitment processed
             commit_every commit_interval ingest_depth durability idle_timeout gap_timeout takeover_lag_slots max_lag_ms max_lag_slots listen uds uds_mode
             uds_group shm shm_mode shm_group feed
             feed_retention_bytes feed_retention_time feed_subscribers feed_heartbeat feed_stall_timeout

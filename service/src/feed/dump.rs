@@ -32,6 +32,7 @@ use solana::ChainCheckpoint;
 
 use super::Filter;
 use super::pool::{NotDone, Pool};
+use crate::published::{between_slots, is_between_slots};
 use crate::stop;
 use crate::views::Views;
 
@@ -140,6 +141,9 @@ impl Source {
         let mut reader = engine.inner().reader().map_err(DumpError::Engine)?;
         let checkpoint =
             reader.checkpoint().and_then(|found| ChainCheckpoint::read(&found)).map_err(DumpError::Engine)?;
+        if is_between_slots(&checkpoint) {
+            return Err(DumpError::Engine(between_slots()));
+        }
         let mut copy = Copy { filter, stop: &self.stop, begun: Instant::now(), looked: 0, range: DumpRange::default() };
         (copy.range.seq, copy.range.slot) = (checkpoint.seq, checkpoint.slot);
         let first = after.map_or(Some([0; 32]), following);

@@ -1,7 +1,7 @@
 //! Applies whole slots to the engine: collects their changes and commits them with the checkpoint.
 //!
 //! Owns: the only write path of the service. Must not: apply anything out of chain order or past a gap, or commit a
-//! part of a slot.
+//! part of a slot, except of the differences to an archive, whose commits say so in the checkpoint.
 //! Runs on its own OS thread, `ingest-apply`, from the first message until the channel is closed. It takes the time
 //! from tokio's clock, which is the machine's clock outside of a simulation.
 
@@ -11,19 +11,20 @@ use std::time::Duration;
 
 use engine_api::{Durability, Engine, Error, ErrorKind, Result};
 use engine_latency::Measured;
-use solana::ChainCheckpoint;
+use solana::{ChainCheckpoint, MapPhase};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::State;
 use super::assemble::{Assembler, Input, Limits};
 use super::batch::{self, Batch};
+use super::healing::{Heal, successor};
 use super::reads::Reads;
 use super::receive::Message;
 use super::standing::Standing;
 use crate::chain::{Base, Gap, WholeSlot};
-use crate::feed::FeedWriter;
+use crate::feed::{FeedWriter, SlotEnd};
 use crate::figure::{count, unix_ms};
 use crate::pulse::Pulse;
 use crate::readiness::Awaited;
@@ -162,6 +163,7 @@ impl Apply {
             }
             Message::Tick => self.check_waiting()?,
             Message::Gap(gap) => self.start_over(gap)?,
+            Message::Heal(heal) => self.heal(*heal)?,
             Message::Beat => {}
         }
         // The queue is empty, so commit now instead of waiting for a fuller batch.
@@ -253,9 +255,65 @@ impl Apply {
     fn flush(&mut self) -> Result<()> {
         let newest = self.complete.map(|base| base.slot);
         let Some(slot) = newest.filter(|slot| self.committed.slot != Some(*slot)) else { return Ok(()) };
+        self.commit_and_publish(self.up_to(slot))?;
+        self.standing.committed(slot, self.created_unix_ms);
+        Ok(())
+    }
+
+    /// Brings the store to the block of an archive, in commits as large as any. Only the last one is at that block's
+    /// slot; the ones before it name the first key that is not healed yet. Ends early when the service stops: the next
+    /// start finds the phase in the checkpoint.
+    fn heal(&mut self, heal: Heal) -> Result<()> {
+        let Heal { mut differences, from, to, done } = heal;
+        self.flush()?;
+        if self.committed != from {
+            info!(
+                slot = self.committed.slot,
+                "the store has gone on since it was compared: the differences are not used"
+            );
+            return Ok(());
+        }
+        let parent_slot = self.committed.slot.unwrap_or(0);
+        self.state.published.heal();
+        self.state.overlay.begin(to);
+        while !*self.stop.borrow() {
+            let changes = differences.next(to.slot, self.config.batch.due)?;
+            let count = changes.len();
+            let is_last = differences.left() == 0;
+            let next = match changes.last() {
+                Some(last) if !is_last => {
+                    let phase = MapPhase::Healing { to_slot: to.slot, next_key: successor(&last.key) };
+                    ChainCheckpoint { phase, ..self.committed }
+                }
+                _ => ChainCheckpoint {
+                    slot: Some(to.slot),
+                    blockhash: to.blockhash,
+                    phase: MapPhase::Ready,
+                    ..self.committed
+                },
+            };
+            let end = SlotEnd { seq: 0, slot: to.slot, blockhash: to.blockhash, parent_slot };
+            self.batch.heal(changes, is_last.then_some(end));
+            self.commit_and_publish(next)?;
+            self.state.healing.applied(count);
+            if is_last {
+                self.complete = Some(to);
+                self.assembler.restart(self.complete);
+                self.state.resume.set_slot(to.slot);
+                self.standing.healed();
+                done.send(()).ok();
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Commits the batch with the checkpoint `next`, whose seq is counted here, as soon as that is possible, and
+    /// publishes it.
+    fn commit_and_publish(&mut self, next: ChainCheckpoint) -> Result<()> {
         let checkpoint = loop {
             self.pulse.beat();
-            match self.commit(slot) {
+            match self.commit(next) {
                 Ok(checkpoint) => break checkpoint,
                 Err(failed) if may_pass(&failed) && !*self.stop.borrow() => {
                     let no_space = failed.kind() == ErrorKind::FreeSpace;
@@ -271,16 +329,22 @@ impl Apply {
         self.committed = checkpoint;
         self.batch.clear();
         self.last_commit = Instant::now();
-        self.publish(checkpoint, slot);
+        self.publish(checkpoint);
         if self.last_stats.is_none_or(|at| at.elapsed() >= STATS_EVERY) {
             self.refresh_stats();
         }
         Ok(())
     }
 
-    /// Writes the batch, which ends with `slot`, and commits it. The feed gets the changes before the engine commits
-    /// them. Returns the new checkpoint.
-    pub(super) fn commit(&mut self, slot: u64) -> Result<ChainCheckpoint> {
+    /// Returns the checkpoint of a batch that ends with `slot`, without its seq.
+    pub(super) fn up_to(&self, slot: u64) -> ChainCheckpoint {
+        let blockhash = self.complete.map_or([0; 32], |base| base.blockhash);
+        ChainCheckpoint { slot: Some(slot), blockhash, ..self.committed }
+    }
+
+    /// Writes the batch and commits it with the checkpoint `next`. The feed gets the changes before the engine commits
+    /// them. Returns the new checkpoint, which counts the changes.
+    pub(super) fn commit(&mut self, next: ChainCheckpoint) -> Result<ChainCheckpoint> {
         let changes = self.batch.changes();
         let mut txn = self.engine.begin_for(self.batch.events())?;
         for change in changes {
@@ -290,12 +354,7 @@ impl Apply {
                 None => txn.delete(&change.key)?,
             }
         }
-        let checkpoint = ChainCheckpoint {
-            seq: self.committed.seq + changes.len() as u64,
-            slot: Some(slot),
-            blockhash: self.complete.map_or([0; 32], |base| base.blockhash),
-            ..self.committed
-        };
+        let checkpoint = ChainCheckpoint { seq: self.committed.seq + changes.len() as u64, ..next };
         let (all, deleted) = (changes.len(), changes.iter().filter(|change| change.new.is_none()).count());
         self.state.overlay.committing(changes.iter().map(|change| (change.slot, change.key, change.old)));
         if let Some(feed) = &mut self.feed {
@@ -321,7 +380,7 @@ impl Apply {
         Ok(checkpoint)
     }
 
-    fn publish(&mut self, checkpoint: ChainCheckpoint, slot: u64) {
+    fn publish(&mut self, checkpoint: ChainCheckpoint) {
         self.state.published.publish(checkpoint);
         self.state.overlay.published(checkpoint.slot);
         if let Some(feed) = &mut self.feed {
@@ -329,7 +388,6 @@ impl Apply {
         }
         // ORDERING: Relaxed: a statistic.
         self.state.figures.last_commit_unix_ms.store(unix_ms(), Ordering::Relaxed);
-        self.standing.committed(slot, self.created_unix_ms);
     }
 
     fn refresh_stats(&mut self) {

@@ -150,6 +150,14 @@ impl Batch {
         Ok(None)
     }
 
+    /// Fills an empty batch with changes that lead to the slot of an archive, and the end of that slot if it is reached.
+    pub fn heal(&mut self, changes: Vec<Change>, end: Option<SlotEnd>) {
+        debug_assert!(self.changes.is_empty(), "a heal follows a commit");
+        self.events = changes.len() as u64;
+        self.ends.extend(end.map(|end| SlotEnd { seq: changes.len() as u64, ..end }).filter(|end| end.seq > 0));
+        self.changes = changes;
+    }
+
     /// Empties the batch after a commit.
     pub fn clear(&mut self) {
         // Free the memory of a batch that grew while catching up.

@@ -10,6 +10,7 @@ pub mod extract;
 pub mod follow;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod healing;
 mod heard;
 mod probe;
 pub mod provider;

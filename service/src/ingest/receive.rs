@@ -22,6 +22,7 @@ use super::assemble::Input;
 use super::connect::{Connection, Ended, Next};
 use super::convert::{Converted, convert};
 use super::follow::Selection;
+use super::healing::Heal;
 use super::heard::Heard;
 use super::probe::probe;
 use super::provider::Provider;
@@ -88,6 +89,8 @@ pub enum Message {
     Tick,
     /// The server cannot send these slots, or its stream lacks them.
     Gap(Gap),
+    /// The store is brought to the slot of an archive. No connection is open meanwhile.
+    Heal(Box<Heal>),
     /// A sign of life is wanted: whoever sends this checks that ingest-apply reads its queue.
     Beat,
 }

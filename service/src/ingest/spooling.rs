@@ -50,36 +50,43 @@ pub struct Spooling {
     dir: PathBuf,
     figures: Arc<Figures>,
     state: State,
-    /// The slot that the spool follows.
-    base: u64,
     stop: watch::Sender<bool>,
     receiver: JoinHandle<()>,
     writer: JoinHandle<()>,
 }
 
 impl Spooling {
-    /// Opens the spool, or begins one after the block `base`, and follows the stream into it.
+    /// Opens the spool, or begins one after the block `base`, and follows the stream into it. Without a base the spool
+    /// begins with the first whole slot of the stream.
     ///
     /// # Errors
     /// Errors of opening the spool; no thread can be started.
-    pub fn start(config: SpoolConfig, base: Base, stream: ReceiveConfig, figures: Arc<Figures>) -> Result<Self> {
+    pub fn start(
+        config: SpoolConfig,
+        base: Option<Base>,
+        stream: ReceiveConfig,
+        figures: Arc<Figures>,
+    ) -> Result<Self> {
         let SpoolConfig { dir, bytes_max, gap_timeout, limits } = config;
-        let selection = stream.selection;
-        let origin = Origin { base, meaning: selection.to_string() };
-        let writer = Writer::open(&dir, &origin, bytes_max, Arc::clone(&figures))?;
-        let base = Reader::open(&dir)?.last().slot;
-        let last = writer.last();
-        info!(dir = %dir.display(), base, slot = last.slot, "the stream is kept on disk until the store is loaded");
-        let checkpoint =
-            ChainCheckpoint { slot: Some(last.slot), blockhash: last.blockhash, ..ChainCheckpoint::default() };
+        figures.begin();
+        let place = Place { dir: dir.clone(), meaning: stream.selection.to_string(), bytes_max };
+        let writer = base.map(|base| place.open(base, &figures)).transpose()?;
+        let last = writer.as_ref().map(Writer::last);
+        info!(dir = %dir.display(), slot = last.map(|last| last.slot), "the stream is kept on disk until the store can take it");
+        let checkpoint = last.map_or_else(ChainCheckpoint::default, |last| ChainCheckpoint {
+            slot: Some(last.slot),
+            blockhash: last.blockhash,
+            ..ChainCheckpoint::default()
+        });
         let names = stream.providers.iter().map(|provider| provider.shown().to_owned());
         let state = State::new(checkpoint, Overlay::new(&checkpoint, false, false), limits).with_providers(names);
         let (stop, stopped) = watch::channel(false);
         let (messages, received) = mpsc::channel(queue_batches());
         let spooler = Spooler {
+            place,
             writer,
             figures: Arc::clone(&figures),
-            assembler: Assembler::new(Some(last), Limits::within(engines::memory_limit().bytes)),
+            assembler: Assembler::new(last, Limits::within(engines::memory_limit().bytes)),
             standing: Standing::new(state.clone()),
             state: state.clone(),
             gap_timeout,
@@ -95,7 +102,7 @@ impl Spooling {
             .context("cannot start the thread of the spool")?;
         let writer = tokio::spawn(async move { has_ended.await.unwrap_or_default() });
         let receiver = tokio::spawn(receive(stream, messages, state.clone(), stopped));
-        Ok(Self { dir, figures, state, base, stop, receiver, writer })
+        Ok(Self { dir, figures, state, stop, receiver, writer })
     }
 
     /// State of the receiver and of the spool's place in the chain.
@@ -111,6 +118,34 @@ impl Spooling {
         if has_slots { None } else { self.state.readiness.verdict().gap }
     }
 
+    /// The block that the spool follows; `None` before the first slot.
+    ///
+    /// # Errors
+    /// I/O errors; a file that is no spool.
+    pub fn base(&self) -> Result<Option<Base>> {
+        // ORDERING: Relaxed: the file was begun before, or is found at the next look.
+        let is_open = self.figures.open.load(std::sync::atomic::Ordering::Relaxed);
+        is_open.then(|| Ok(Reader::open(&self.dir)?.last())).transpose()
+    }
+
+    /// Finds the block of `slot` in the spool. `None` if the spool has not reached it.
+    ///
+    /// # Errors
+    /// The slot is not on the chain of the spool; errors of reading.
+    pub fn find(&self, slot: u64) -> Result<Option<Base>> {
+        let until = self.figures.flushed_bytes();
+        let mut reader = Reader::open(&self.dir)?;
+        while reader.last().slot < slot && reader.pass(until)? {}
+        let last = reader.last();
+        ensure!(last.slot <= slot, "the slot is not on the chain of the stream: slot={slot} next_slot={}", last.slot);
+        Ok((last.slot == slot).then_some(last))
+    }
+
+    /// Ends the spool and removes its slots.
+    pub async fn discard(self) {
+        remove(self).await;
+    }
+
     /// Ends the receiver and the thread, after the slots that were received are flushed.
     async fn end(self) {
         self.stop.send_replace(true);
@@ -121,7 +156,9 @@ impl Spooling {
 
 /// The state of the thread `spool`, which assembles and writes.
 struct Spooler {
-    writer: Writer,
+    place: Place,
+    /// `None` before the first slot of a spool without a base.
+    writer: Option<Writer>,
     figures: Arc<Figures>,
     assembler: Assembler,
     standing: Standing,
@@ -137,8 +174,8 @@ impl Spooler {
             if let Err(Full(why)) = self.take(message, messages.is_empty()) {
                 error!(
                     reason = why,
-                    slot = self.writer.last().slot,
-                    "the spool takes no more slots; the load goes on, and the stream is asked for the slots after it"
+                    slot = self.last().map(|last| last.slot),
+                    "the spool takes no more slots; the work on the store goes on, and the stream is asked for the slots after it"
                 );
                 self.figures.stop(why);
                 return;
@@ -159,13 +196,14 @@ impl Spooler {
                 self.waiting_since = None;
                 if self.standing.follows(provider) {
                     // Whole slots that wait for a parent are the earlier provider's word, which nothing has confirmed.
-                    self.assembler.restart(Some(self.writer.last()));
+                    self.assembler.restart(self.last());
                 }
                 self.input(Input::Reconnected)?;
             }
             Message::Tick => self.check_waiting()?,
             Message::Gap(gap) => self.start_over(gap)?,
-            Message::Beat => {}
+            // A spool gets its messages from the receiver alone, which sends no heal.
+            Message::Heal(_) | Message::Beat => {}
         }
         if nothing_waits { self.flush() } else { Ok(()) }
     }
@@ -181,7 +219,7 @@ impl Spooler {
             return Ok(());
         }
         while let Some(slot) = self.assembler.next() {
-            self.writer.append(&slot)?;
+            self.writer_for(&slot)?.append(&slot)?;
             self.state.resume.set_slot(slot.slot);
             self.waiting_since = None;
             self.standing.committed(slot.slot, slot.created_unix_ms);
@@ -207,14 +245,44 @@ impl Spooler {
 
     fn start_over(&mut self, gap: Gap) -> Result<(), Full> {
         self.flush()?;
-        self.assembler.restart(Some(self.writer.last()));
+        self.assembler.restart(self.last());
         self.waiting_since = None;
         self.standing.gap(gap);
         Ok(())
     }
 
     fn flush(&mut self) -> Result<(), Full> {
-        self.writer.flush()
+        self.writer.as_mut().map_or(Ok(()), Writer::flush)
+    }
+
+    fn last(&self) -> Option<Base> {
+        self.writer.as_ref().map(Writer::last)
+    }
+
+    /// Returns the writer, or begins the spool before its first slot.
+    fn writer_for(&mut self, first: &WholeSlot) -> Result<&mut Writer, Full> {
+        let writer = match self.writer.take() {
+            Some(writer) => writer,
+            None => {
+                let base = Base { slot: first.parent_slot, blockhash: first.parent_blockhash };
+                self.place.open(base, &self.figures).map_err(|error| Full(format!("{error:#}")))?
+            }
+        };
+        Ok(self.writer.insert(writer))
+    }
+}
+
+/// The place of a spool on disk, and the meaning of its events.
+struct Place {
+    dir: PathBuf,
+    meaning: String,
+    bytes_max: u64,
+}
+
+impl Place {
+    fn open(&self, base: Base, figures: &Arc<Figures>) -> Result<Writer> {
+        let origin = Origin { base, meaning: self.meaning.clone() };
+        Writer::open(&self.dir, &origin, self.bytes_max, Arc::clone(figures))
     }
 }
 
@@ -231,11 +299,12 @@ impl Replay {
     /// # Errors
     /// The store's slot is before the spool's first one, or is not on its chain; errors of reading the spool.
     pub async fn of(spooling: Spooling, checkpoint: &ChainCheckpoint) -> Result<Option<Self>> {
-        let (dir, base) = (spooling.dir.clone(), spooling.base);
+        let dir = spooling.dir.clone();
         let applied = checkpoint.slot.with_context(|| {
             format!("the store stands at no slot, so the spool cannot follow it: dir={}: remove it", dir.display())
         })?;
         let mut reader = Reader::open(&dir)?;
+        let base = reader.last().slot;
         let until = spooling.figures.flushed_bytes();
         ensure!(
             applied >= base,
@@ -338,7 +407,9 @@ async fn remove(spooling: Spooling) {
 
 fn remove_dir(dir: &Path, figures: &Figures) {
     // A spool that stays is passed at the next start.
-    if let Err(error) = std::fs::remove_dir_all(dir) {
+    if let Err(error) = std::fs::remove_dir_all(dir)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
         warn!(%error, dir = %dir.display(), "cannot remove the spool");
     }
     figures.close();

@@ -57,7 +57,7 @@ impl Standing {
                 false
             }
             Message::Batch(_) | Message::Tick => self.given_up,
-            Message::Gap(_) | Message::Beat => false,
+            Message::Gap(_) | Message::Heal(_) | Message::Beat => false,
         }
     }
 
@@ -121,6 +121,12 @@ impl Standing {
             );
         }
         self.live = self.gap.is_none();
+        self.tell();
+    }
+
+    /// Publishes that the store was brought to the slot of an archive: the slots after it are next.
+    pub(super) fn healed(&mut self) {
+        (self.gap, self.live) = (None, false);
         self.tell();
     }
 

@@ -10,6 +10,7 @@ use arc_swap::ArcSwap;
 use engine_api::Stats;
 use solana::ChainCheckpoint;
 
+use super::healing;
 use super::providers::Providers;
 use crate::overlay::Overlay;
 use crate::published::Published;
@@ -26,6 +27,8 @@ pub struct State {
     /// The events from which readiness is computed. Writers: ingest-apply and the receiver.
     pub readiness: Arc<Readiness>,
     pub figures: Arc<Figures>,
+    /// Figures of healing from snapshot archives.
+    pub healing: Arc<healing::Figures>,
     /// The providers of the stream. Writers: the receiver, and ingest-apply for distrust.
     pub providers: Arc<Providers>,
     pub(super) resume: Arc<Resume>,
@@ -41,6 +44,7 @@ impl State {
             published,
             overlay: Arc::new(overlay),
             figures: Arc::default(),
+            healing: Arc::default(),
             providers: Arc::new(Providers::new([])),
             resume: Arc::new(Resume::new(checkpoint.slot)),
         }

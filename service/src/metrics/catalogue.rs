@@ -98,7 +98,7 @@ impl Group {
             Self::Health => "Health",
             Self::Lag => "Lag",
             Self::Ingest => "Ingest",
-            Self::Loading => "Load and spool",
+            Self::Loading => "Load, spool and heal",
             Self::Latency => "Latency and lookups",
             Self::Memory => "Memory and disk",
             Self::Engine => "Engine",
@@ -240,16 +240,24 @@ catalogue! {
         LOADING Gauge Bool [] ALWAYS, "solkv_loading",
             "1 while the store is loaded from a snapshot archive and lookups are refused, else 0";
         LOAD_READ Gauge Bytes [] ALWAYS, "solkv_load_read_bytes",
-            "Packed bytes of the archive that the load has read; 0 without a load since the start";
+            "Packed bytes of the archive that the load or the heal has read; 0 without one since the start";
         LOAD_ARCHIVE Gauge Bytes [] ALWAYS, "solkv_load_archive_bytes",
-            "Packed bytes of the archive; 0 without a load since the start, and while the length is unknown";
+            "Packed bytes of the archive; 0 without a load or a heal since the start, and while the length is unknown";
         LOAD_PAIRS Gauge Count [] ALWAYS, "solkv_load_pairs",
-            "Pairs that the load has written to the store; 0 without a load since the start";
+            "Pairs that the load has written to the store, or the heal has compared with it; 0 without one since the start";
         SPOOL Gauge Bytes [] ALWAYS, "solkv_spool_bytes",
             "Bytes of the slots that are kept on disk until the store can take them; at most spool_max_bytes";
         SPOOL_SLOTS Gauge Count [] ALWAYS, "solkv_spool_slots", "Slots that are kept on disk until the store can take them";
         SPOOL_STOPPED Gauge Bool [] ALWAYS, "solkv_spool_stopped",
             "1 once the spool takes no more slots, because it is full or the disk has failed, else 0";
+        HEALING Gauge Bool [] ALWAYS, "solkv_healing",
+            "1 while a gap is closed from snapshot archives, the wait for one included, else 0";
+        HEAL_DIFFERENCES Gauge Count [] ALWAYS, "solkv_heal_differences",
+            "Keys in which the store differed from the archive of the newest heal; 0 without one since the start";
+        HEAL_APPLIED Gauge Count [] ALWAYS, "solkv_heal_applied", "Number of these differences that were applied";
+        HEALS Counter Count [] ALWAYS, "solkv_heals_total", "Gaps that were closed from snapshot archives";
+        HEAL_FAILURES Counter Count [] ALWAYS, "solkv_heal_failures_total",
+            "Attempts to heal with an archive that could not be used";
     }
     Latency {
         OP_LATENCY Histogram Seconds ["engine", OPS, SOURCES, "le"] ALWAYS,

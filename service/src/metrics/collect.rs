@@ -112,7 +112,7 @@ impl Families {
     }
 
     fn loading(&self, out: &mut Out<'_>) -> fmt::Result {
-        let Handles { load, spool, status, .. } = &self.handles;
+        let Handles { load, spool, healing, status, .. } = &self.handles;
         out.one(&c::LOADING, flag(matches!(status.readiness.phase(), Phase::Loading(_))))?;
         out.one(&c::LOAD_READ, load.read_bytes() as f64)?;
         out.one(&c::LOAD_ARCHIVE, load.archive_bytes().unwrap_or(0) as f64)?;
@@ -120,7 +120,12 @@ impl Families {
         let is_open = is(&spool.open);
         out.one(&c::SPOOL, is_open * spool.flushed_bytes() as f64)?;
         out.one(&c::SPOOL_SLOTS, is_open * read(&spool.slots) as f64)?;
-        out.one(&c::SPOOL_STOPPED, flag(spool.stopped().is_some()))
+        out.one(&c::SPOOL_STOPPED, flag(spool.stopped().is_some()))?;
+        out.one(&c::HEALING, flag(matches!(status.readiness.phase(), Phase::Healing(_))))?;
+        out.one(&c::HEAL_DIFFERENCES, read(&healing.differences) as f64)?;
+        out.one(&c::HEAL_APPLIED, read(&healing.applied) as f64)?;
+        out.one(&c::HEALS, read(&healing.healed) as f64)?;
+        out.one(&c::HEAL_FAILURES, read(&healing.failed) as f64)
     }
 
     fn memory(&self, out: &mut Out<'_>) -> fmt::Result {

@@ -98,6 +98,13 @@ panels! {
         curve "Pairs loaded" "none": "solkv_load_pairs{@}" => "{{instance}}";
         curve "Spool" "bytes": "solkv_spool_bytes{@}" => "{{instance}}";
         curve "Slots in the spool" "none": "solkv_spool_slots{@}" => "{{instance}}";
+        stat "Healing" "bool_yes_no": "solkv_healing{@}" => "{{instance}}";
+        curve "Heal" "none":
+            "solkv_heal_differences{@}" => "{{instance}} differences",
+            "solkv_heal_applied{@}" => "{{instance}} applied";
+        curve "Heals" "none":
+            "increase(solkv_heals_total{@}[$__rate_interval])" => "{{instance}} healed",
+            "increase(solkv_heal_failures_total{@}[$__rate_interval])" => "{{instance}} archive not usable";
     }
     Latency {
         curve "Negative read" "s":

@@ -16,6 +16,7 @@ use super::wait::{Waits, Wanted};
 use crate::lookups::{GET_MANY_QUEUE, LookupError, Lookups, Origin};
 use crate::net::figures::Place;
 use crate::overlay::Overlay;
+use crate::published::between_slots;
 use crate::slow::Transport;
 use crate::status;
 
@@ -169,6 +170,7 @@ fn status(error: LookupError) -> Status {
                  try again later",
             );
         }
+        LookupError::Healing => return Status::unavailable(between_slots().to_string()),
         LookupError::Engine(error) => error,
     };
     tracing::error!(%error, kind = ?error.kind(), "a lookup failed");

@@ -59,6 +59,15 @@ impl Figures {
         self.stopped.load().as_deref().cloned()
     }
 
+    /// Resets the figures to those of a service without a spool.
+    pub fn begin(&self) {
+        self.close();
+        self.stopped.store(None);
+        // ORDERING: Relaxed: nobody reads a spool that is not open.
+        self.slots.store(0, Ordering::Relaxed);
+        self.flushed_bytes.store(0, Ordering::Relaxed);
+    }
+
     /// Records why the spool takes no more slots.
     pub fn stop(&self, why: String) {
         self.stopped.store(Some(why.into()));

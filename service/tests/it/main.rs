@@ -16,6 +16,7 @@ mod feed;
 mod follow;
 mod fork;
 mod gap;
+mod heal;
 mod hostile;
 mod leaving;
 mod metrics;

@@ -107,10 +107,10 @@ fn a_commit_that_failed_and_changed_nothing_is_over() {
         Apply::new(Arc::clone(&engine), state.clone(), Some(writer), config, Pulse::default(), stopped).expect("begun");
     for fault in [Fault::FullAtCommit(1), Fault::WantAtCommit(1)] {
         *plan.lock().expect("a plan") = Some((0, fault));
-        apply.commit(chain.base.slot).expect_err("the plan says so");
+        apply.commit(apply.up_to(chain.base.slot)).expect_err("the plan says so");
         assert!(!state.published.is_committing(), "{fault:?}");
     }
-    let checkpoint = apply.commit(chain.base.slot).expect("no fault is left");
+    let checkpoint = apply.commit(apply.up_to(chain.base.slot)).expect("no fault is left");
     assert!(state.published.is_committing(), "a reader may see it, and it is not published");
     state.published.publish(checkpoint);
     assert!(!state.published.is_committing());

@@ -1,0 +1,466 @@
+//! Closes a gap that no server can close: brings the store to the slot of a snapshot archive by the differences alone.
+//!
+//! Owns: when a gap counts as such, the choice of an archive, and the order of spool, comparison, differences and
+//! replay. Must not: write to the engine; ingest-apply does. Threads: a task of the runtime waits; `heal` sorts the
+//! archive and compares it with the store, together with bootstrap's threads; the spool has its own.
+//!
+//! The stream comes first, as in a load: its slots are kept from the newest one on, so that an archive of that slot or a
+//! later one joins them without a hole. Nobody writes to the store while it is compared. All of an archive is read
+//! before the first difference is known, and all differences are known before the first is applied, so that an archive
+//! that cannot be used changes nothing.
+
+mod archives;
+
+use std::collections::HashMap;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use bootstrap::audit::{Archived, Store, Undo};
+use bootstrap::{Seen, Stop};
+use bytesize::ByteSize;
+use engine_api::Engine;
+use engine_latency::Measured;
+use solana::{ChainCheckpoint, MapPhase};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{block_in_place, spawn_blocking};
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{error, info, warn};
+
+use crate::chain::{Base, Phase};
+use crate::config::Config;
+use crate::creation::{self, Shown};
+use crate::figure::count;
+use crate::ingest::State;
+use crate::ingest::healing::{DifferenceWriter, Differences, Heal};
+use crate::ingest::receive::{Message, ReceiveConfig};
+use crate::ingest::spooling::{Replay, Spooling};
+use crate::spool;
+use archives::{Found, Search, search};
+
+/// Name of the directory within the store's in which archives are sorted.
+const HEAL_DIR: &str = "heal";
+const DIR_MODE: u32 = 0o700;
+
+/// How long a gap has to last. Another provider takes over within less.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often the phase and the progress are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// How often the sources are asked for new archives.
+const SEARCH_EVERY: Duration = Duration::from_secs(2);
+
+/// How long an archive that could not be used is left alone, after the first failure. Each further one doubles it.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
+/// Largest number of these doublings: about an hour.
+const DOUBLINGS_MAX: u32 = 6;
+
+/// How long a stop waits for the comparison to end.
+const STOP_GRACE: Duration = Duration::from_secs(3);
+
+/// Bytes of a change in the feed's log.
+const FEED_CHANGE_BYTES: u64 = 112;
+
+/// The end of a heal because the service stops.
+#[derive(Debug)]
+pub(crate) struct Stopped;
+
+/// Heals the store of a service.
+pub(crate) struct Healer {
+    config: Config,
+    engine: Arc<Measured>,
+    shown: Shown,
+    refused: HashMap<String, Refused>,
+}
+
+/// Differences that were found, and the states that they lie between.
+struct Compared {
+    from: ChainCheckpoint,
+    to: Base,
+    differences: Differences,
+}
+
+/// An archive that could not be used.
+struct Refused {
+    until: Instant,
+    failures: u32,
+    why: String,
+}
+
+impl Healer {
+    /// Creates the healer of the store that `engine` has open. `None` if the configuration names no archives.
+    pub(crate) fn new(config: &Config, engine: &Arc<Measured>, shown: &Shown) -> Option<Self> {
+        let (config, engine, shown) = (config.clone(), Arc::clone(engine), shown.clone());
+        (!config.heal_from.is_empty()).then(|| Self { config, engine, shown, refused: HashMap::new() })
+    }
+
+    /// Returns once slots have been missing for so long that only an archive can help. A stream that contradicts the
+    /// store is for a person to judge.
+    pub(crate) async fn needed(&self, state: &State) {
+        let mut since = None;
+        loop {
+            since = match state.readiness.phase() {
+                Phase::Gap(gap) if !gap.contradicts => since.or_else(|| Some(Instant::now())),
+                _ => None,
+            };
+            if since.is_some_and(|since: Instant| since.elapsed() >= PATIENCE) {
+                return;
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Heals the store: waits for an archive that joins the spool, applies the differences, and returns the slots to
+    /// apply next. Goes on with `spooling`, or begins a spool. `None` if the stream has to be asked for the next slots.
+    ///
+    /// # Errors
+    /// The service stops.
+    pub(crate) async fn heal(
+        &mut self,
+        mut spooling: Option<Spooling>,
+        stream: &ReceiveConfig,
+        messages: &mpsc::Sender<Message>,
+        state: &State,
+        mut stopped: watch::Receiver<bool>,
+    ) -> Result<Option<Replay>, Stopped> {
+        let tell = |text: String| state.readiness.set_phase(Phase::Healing(text));
+        let mut broken_since: Option<Instant> = None;
+        info!(slot = state.published.slot(), "healing begins: the store goes to the slot of a snapshot archive");
+        loop {
+            // A spool that lacks slots itself cannot be joined by the archives that come now.
+            let is_broken = spooling.as_ref().is_some_and(|spool| spool.state().readiness.verdict().gap.is_some());
+            broken_since = is_broken.then(|| broken_since.unwrap_or_else(Instant::now));
+            let is_lasting = broken_since.is_some_and(|since| since.elapsed() >= PATIENCE);
+            if let Some(broken) = spooling.take_if(|_| is_lasting) {
+                warn!("the kept slots have a gap of their own: they are dropped, and the newest slots are kept");
+                broken.discard().await;
+            }
+            let begun = spooling.take().map_or_else(|| self.begin_spool(stream), Ok);
+            match begun {
+                Ok(spool) => match self.step(&spool, state, &tell, &mut stopped).await? {
+                    Some(heal) => {
+                        if self.apply(heal, messages, state, &tell).await? {
+                            return Ok(self.replay(spool, state).await);
+                        }
+                        spooling = Some(spool);
+                    }
+                    None => spooling = Some(spool),
+                },
+                Err(failed) => {
+                    error!(error = format!("{failed:#}"), "the stream cannot be kept on disk");
+                    tell(format!("the stream cannot be kept on disk: {failed:#}"));
+                }
+            }
+            pause(SEARCH_EVERY, &mut stopped).await?;
+        }
+    }
+
+    /// Keeps the stream from its next slot on. A spool that the store could not be brought to is removed.
+    fn begin_spool(&self, stream: &ReceiveConfig) -> Result<Spooling> {
+        let dir = spool::dir_of(&self.config.dir);
+        if spool::look(&dir)?.is_some() {
+            spool::remove(&dir)?;
+        }
+        creation::follow(&self.config, None, stream.clone(), &self.shown)
+    }
+
+    /// Looks for an archive, and compares it with the store. `None` if there is none that can be used now.
+    async fn step(
+        &mut self,
+        spooling: &Spooling,
+        state: &State,
+        tell: &impl Fn(String),
+        stopped: &mut watch::Receiver<bool>,
+    ) -> Result<Option<Compared>, Stopped> {
+        let tell = &|text| {
+            mirror(spooling.state(), state);
+            tell(text);
+        };
+        let first = match spooling.base() {
+            Ok(Some(base)) => base.slot,
+            Ok(None) => {
+                let trouble = spooling.state().readiness.verdict().not_ready.unwrap_or_default();
+                tell(format!("waiting for the next slot of the stream: {trouble}"));
+                return Ok(None);
+            }
+            Err(failed) => {
+                tell(format!("{failed:#}"));
+                return Ok(None);
+            }
+        };
+        let (found, needed) = match self.choose(first, state).await {
+            Ok(chosen) => chosen,
+            Err(why) => {
+                tell(why);
+                return Ok(None);
+            }
+        };
+        let to = match block_in_place(|| spooling.find(found.slot)) {
+            Ok(Some(base)) => base,
+            // The spool has ended before the archive's slot, so the stream is asked for the slots after it.
+            Ok(None) if self.shown.spool.stopped().is_some() => Base { slot: found.slot, blockhash: [0; 32] },
+            Ok(None) => {
+                tell(format!("waiting for the stream to reach the archive's slot={} needed_slot={needed}", found.slot));
+                return Ok(None);
+            }
+            Err(failed) => {
+                self.refuse(&found, &failed, state);
+                return Ok(None);
+            }
+        };
+        let from = **state.published.checkpoint();
+        match self.compare(&found, tell, stopped).await? {
+            Ok(differences) => Ok(Some(Compared { from, to, differences })),
+            Err(failed) => {
+                self.refuse(&found, &failed, state);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Chooses the newest archive that joins a spool after the slot `first` and is not older than the store. Returns it
+    /// with the slot that it needs at least.
+    ///
+    /// # Errors
+    /// The reason why there is none, in words.
+    async fn choose(&mut self, first: u64, state: &State) -> Result<(Found, u64), String> {
+        let checkpoint = **state.published.checkpoint();
+        let healed_to = match checkpoint.phase {
+            MapPhase::Healing { to_slot, .. } => to_slot,
+            MapPhase::Ready | MapPhase::Loading => 0,
+        };
+        let needed = first.max(healed_to).max(checkpoint.slot.unwrap_or(0));
+        let sources = self.config.heal_from.clone();
+        let asked = spawn_blocking(move || search(&sources)).await;
+        let Search { found, failed } =
+            asked.map_err(|_| "the search for archives has panicked: this is a bug".to_owned())?;
+        let newest = found.first().map(|found| found.slot);
+        let now = Instant::now();
+        let rested = |found: &Found| self.refused.get(found.newest()).is_none_or(|refused| refused.until <= now);
+        let mut usable = found.iter().filter(|found| found.slot >= needed && rested(found));
+        let newer = usable.next();
+        // The rest of an interrupted heal belongs to the same slot as its beginning, if the archive is still there.
+        let same = newer.into_iter().chain(usable).find(|found| found.slot == healed_to);
+        if let Some(found) = same.or(newer) {
+            return Ok((found.clone(), needed));
+        }
+        let mut why = format!("waiting for a snapshot archive of slot={needed} or later");
+        match newest {
+            Some(newest) if newest < needed => why += &format!(": the newest one is too old: slot={newest}"),
+            Some(_) => {}
+            None => why += ": there is none",
+        }
+        let refused = found.iter().find_map(|found| self.refused.get(found.newest()));
+        for reason in refused.map(|refused| &refused.why).into_iter().chain(&failed) {
+            why += &format!("; {reason}");
+        }
+        Err(why)
+    }
+
+    /// Notes that an archive cannot be used. It is tried again later, because a download or a disk may have failed.
+    fn refuse(&mut self, found: &Found, failed: &anyhow::Error, state: &State) {
+        let refused = self.refused.entry(found.newest().to_owned()).or_insert(Refused {
+            until: Instant::now(),
+            failures: 0,
+            why: String::new(),
+        });
+        refused.until = Instant::now() + REFUSED_FOR * (1 << refused.failures.min(DOUBLINGS_MAX));
+        refused.failures += 1;
+        refused.why = format!("archive_slot={}: {failed:#}", found.slot);
+        count(&state.healing.failed, 1);
+        error!(
+            slot = found.slot,
+            error = format!("{failed:#}"),
+            "the archive cannot be used: nothing was changed, and a newer one is waited for"
+        );
+        state.readiness.set_phase(Phase::Healing(refused.why.clone()));
+    }
+
+    /// Compares the store with the archive on the thread `heal`.
+    async fn compare(
+        &self,
+        found: &Found,
+        tell: &impl Fn(String),
+        stopped: &mut watch::Receiver<bool>,
+    ) -> Result<Result<Differences>, Stopped> {
+        info!(slot = found.slot, archive = shown(found.newest()), "the store is compared with a snapshot archive");
+        let (stop, seen) = (Stop::without_handlers(), self.shown.load.clone());
+        let work = Comparison {
+            engine: Arc::clone(&self.engine),
+            config: self.config.clone(),
+            found: found.clone(),
+            seen: seen.clone(),
+            stop: stop.clone(),
+        };
+        let (ended, mut has_ended) = oneshot::channel();
+        let started = thread::Builder::new().name("heal".to_owned()).spawn(move || ended.send(work.run()).ok());
+        if let Err(error) = started {
+            return Ok(Err(anyhow::Error::from(error).context("cannot start the thread of a heal")));
+        }
+        loop {
+            tokio::select! {
+                compared = &mut has_ended => {
+                    return Ok(compared.context("the comparison has panicked: this is a bug").flatten());
+                }
+                () = until(stopped) => {
+                    stop.ask();
+                    // A comparison that waits for the archive's bytes ends with the process.
+                    timeout(STOP_GRACE, has_ended).await.ok();
+                    return Err(Stopped);
+                }
+                () = sleep(LOOK_EVERY) => tell(progress(found.slot, &seen)),
+            }
+        }
+    }
+
+    /// Has ingest-apply apply the differences. Returns false if the store has gone on since it was compared.
+    async fn apply(
+        &self,
+        compared: Compared,
+        messages: &mpsc::Sender<Message>,
+        state: &State,
+        tell: &impl Fn(String),
+    ) -> Result<bool, Stopped> {
+        let Compared { from, to, differences } = compared;
+        let left = differences.left();
+        let exceeds_feed = left.saturating_mul(FEED_CHANGE_BYTES) > self.config.feed_retention_bytes.as_u64();
+        info!(
+            slot = to.slot,
+            differences = left,
+            "the differences are applied{}",
+            if self.config.feed && exceeds_feed {
+                "; they exceed feed_retention_bytes, so that a subscriber that does not keep up has to begin with a dump"
+            } else {
+                ""
+            }
+        );
+        // ORDERING: Relaxed: statistics.
+        state.healing.differences.store(left, Ordering::Relaxed);
+        state.healing.applied.store(0, Ordering::Relaxed);
+        tell(format!("applying differences={left} to reach slot={}", to.slot));
+        let (done, mut is_done) = oneshot::channel();
+        let heal = Message::Heal(Box::new(Heal { differences, from, to, done }));
+        messages.send(heal).await.map_err(|_| Stopped)?;
+        loop {
+            tokio::select! {
+                applied = &mut is_done => match applied {
+                    Ok(()) => break,
+                    Err(_) if messages.is_closed() => return Err(Stopped),
+                    Err(_) => return Ok(false),
+                },
+                () = sleep(LOOK_EVERY) => {
+                    let applied = state.healing.applied.load(Ordering::Relaxed);
+                    tell(format!("applied={applied} of differences={left} to reach slot={}", to.slot));
+                }
+            }
+        }
+        // No other message is under way that could have published a later phase.
+        state.readiness.set_phase(Phase::CatchingUp);
+        count(&state.healing.healed, 1);
+        info!(slot = to.slot, differences = left, "the store is healed: the slots after the archive's are next");
+        remove(&heal_dir(&self.config.dir));
+        Ok(true)
+    }
+
+    /// Returns the kept slots after the healed store's.
+    async fn replay(&self, spooling: Spooling, state: &State) -> Option<Replay> {
+        let checkpoint = **state.published.checkpoint();
+        match Replay::of(spooling, &checkpoint).await {
+            Ok(replay) => replay,
+            Err(failed) => {
+                error!(error = format!("{failed:#}"), "the kept slots cannot be applied; the stream is asked for them");
+                None
+            }
+        }
+    }
+}
+
+/// Shows the stream as the spool's receiver sees it, because no other one is connected.
+fn mirror(spool: &State, shown: &State) {
+    let (from, to) = (&spool.figures, &shown.figures);
+    // ORDERING: Relaxed: statistics.
+    to.connected.store(from.connected.load(Ordering::Relaxed), Ordering::Relaxed);
+    to.last_update_unix_ms.fetch_max(from.last_update_unix_ms.load(Ordering::Relaxed), Ordering::Relaxed);
+    if let Some(newest) = spool.readiness.newest_slot() {
+        shown.readiness.set_newest_slot(newest);
+    }
+}
+
+/// The work of the thread `heal`.
+struct Comparison {
+    engine: Arc<Measured>,
+    config: Config,
+    found: Found,
+    seen: Seen,
+    stop: Stop,
+}
+
+impl Comparison {
+    fn run(self) -> Result<Differences> {
+        let Found { slot, full, incremental } = &self.found;
+        let archived =
+            Archived::open(Path::new(full), incremental.as_deref().map(Path::new), self.config.extract, None)?;
+        ensure!(archived.slot() == *slot, "the archive is of another slot: slot={} named_slot={slot}", archived.slot());
+        let dir = heal_dir(&self.config.dir);
+        let made = DirBuilder::new().recursive(true).mode(DIR_MODE).create(&dir);
+        made.with_context(|| format!("cannot make dir={}", dir.display()))?;
+        let mut writer = DifferenceWriter::create(&dir.join("differences"))?;
+        // Not the measured engine, because a scan is no lookup.
+        let engine: &dyn Engine = self.engine.inner();
+        let cache_bytes = self.config.engine.division().cache_bytes;
+        let store = Store {
+            engine,
+            dir: &self.config.dir,
+            memory: (cache_bytes > 0).then(|| ByteSize::b(cache_bytes)),
+            undo: &Undo::nothing(),
+            sort_dir: dir.join("sorted"),
+            skip_disk_check: false,
+            stop: &self.stop,
+        };
+        let pairs = archived.differences(&store, &self.seen, &mut |key, new, old| writer.push(key, old, new))?;
+        let estimate = engine.stats()?.pairs_estimate;
+        ensure!(pairs > 0 || estimate == 0, "the archive has no pairs, but the store has: stored_pairs={estimate}");
+        writer.finish()
+    }
+}
+
+/// Describes how far the comparison is.
+fn progress(slot: u64, seen: &Seen) -> String {
+    let read = ByteSize::b(seen.read_bytes());
+    let read = seen.archive_bytes().map_or_else(|| read.to_string(), |all| format!("{read} of {}", ByteSize::b(all)));
+    format!("comparing with the archive of slot={slot}: read {read}, compared_pairs={}", seen.pairs())
+}
+
+/// Returns a location without the secrets of a URL.
+fn shown(location: &str) -> &str {
+    let plain = location.split(['?', '#']).next().unwrap_or_default();
+    plain.rsplit('/').next().unwrap_or_default()
+}
+
+fn heal_dir(store: &Path) -> PathBuf {
+    store.join(HEAL_DIR)
+}
+
+fn remove(dir: &Path) {
+    if let Err(error) = fs::remove_dir_all(dir) {
+        warn!(%error, dir = %dir.display(), "cannot remove the directory of a heal");
+    }
+}
+
+async fn pause(time: Duration, stopped: &mut watch::Receiver<bool>) -> Result<(), Stopped> {
+    tokio::select! {
+        () = sleep(time) => Ok(()),
+        () = until(stopped) => Err(Stopped),
+    }
+}
+
+async fn until(stopped: &mut watch::Receiver<bool>) {
+    // An error means that the sender is gone, which means stop as well.
+    let _ = stopped.wait_for(|stopped| *stopped).await;
+}

@@ -1,0 +1,285 @@
+//! Gaps that are closed from snapshot archives: the map, the feed and the lookups stay exact, with kills, and with
+//! archives that are too old, cut or late.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use bytes::Bytes;
+use engines::EngineOptions;
+use loadgen::stream::{Final, Stream, Workload};
+use proto::v1::GetRequest;
+use proto::v1::kv_client::KvClient;
+use proto::v1::subscribe_request::Start;
+use solana::{ChainCheckpoint, MapPhase};
+use tempfile::TempDir;
+use tonic::Code;
+use workload::Pairs;
+use yellowstone_grpc_proto::geyser::GetSlotRequest;
+use yellowstone_grpc_proto::geyser::geyser_client::GeyserClient;
+
+use crate::feed::{Follower, Map, UNKNOWN, held};
+use crate::support::{BASE_SLOT, Service, client_runtime, columns, digest, end, load, stream, uds_channel, wait_for};
+
+const STORY: &str = "--pairs 4000 --events 40000 --events-per-slot 100 --unknown-share 0.05 --change-share 0.4 \
+                     --close-share 0.05 --skip-every 11";
+/// The server keeps a second of slots, and sends for twelve.
+const DELIVERY: &str = "--rate 3300 --replay-slots 33";
+/// Slot at which the service is stopped before the outage.
+const LEFT: u64 = BASE_SLOT + 10;
+/// Slots sent when it comes back: more than the server keeps after `LEFT`.
+const OUTAGE: u64 = 90;
+
+/// A store that stands before the oldest slot that the stream's server still has.
+struct Run {
+    temp: TempDir,
+    dir: PathBuf,
+    archives: PathBuf,
+    uds: PathBuf,
+    stream: Stream,
+    workload: Workload,
+    options: EngineOptions,
+}
+
+impl Run {
+    fn new(options: EngineOptions) -> Self {
+        let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let dir = temp.path().join("store");
+        let (archives, uds) = (temp.path().join("archives"), temp.path().join("solkv.sock"));
+        fs::create_dir(&archives).unwrap();
+        let (stream, workload) = stream(&format!("{STORY} {DELIVERY}"));
+        load(&dir, &options, &workload);
+        Self { temp, dir, archives, uds, stream, workload, options }
+    }
+
+    fn start(&self, more: &[&str]) -> Service {
+        let geyser = format!("http://{}", self.stream.address());
+        let always = ["--uds", self.uds.to_str().unwrap(), "--heal-from", self.archives.to_str().unwrap()];
+        Service::start(&self.dir, &self.options, &geyser, &[&always[..], more].concat())
+    }
+
+    /// Follows the first slots, and is away for longer than the server keeps its slots.
+    fn fall_behind(&self) {
+        let mut service = self.start(&[]);
+        let reached = service.wait_for_slot(LEFT);
+        service.kill();
+        let url = format!("http://{}", self.stream.address());
+        client_runtime().block_on(async {
+            let mut server = GeyserClient::connect(url).await.unwrap();
+            loop {
+                let newest = server.get_slot(GetSlotRequest::default()).await.unwrap().into_inner().slot;
+                if newest >= reached + OUTAGE {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+    }
+
+    /// Writes the archive of the stream's block `block` to the directory that is watched, and returns its slot.
+    fn archive(&self, block: u64) -> u64 {
+        write_archive(&self.archives, block)
+    }
+
+    /// Waits for the stream's end in the store, and returns it.
+    fn reach_end(&self, service: &mut Service) -> Final {
+        let end = end(&self.stream).clone();
+        service.wait_for_slot(end.slot);
+        wait_for("the end of the spool", || (!self.dir.join("spool").exists()).then_some(()));
+        end
+    }
+
+    fn phase(&self) -> MapPhase {
+        let engine = engines::open(&self.dir, &self.options, engines::OpenMode::Existing).unwrap();
+        let checkpoint = ChainCheckpoint::read(&engine.checkpoint().unwrap()).unwrap();
+        engine.close().unwrap();
+        checkpoint.phase
+    }
+
+    /// Compares the store with the stream, and returns its map.
+    fn finish(self, service: Service, end: &Final) -> Map {
+        assert!(service.terminate().success());
+        assert_eq!(digest(&self.dir, &self.options), end.digest, "{:?}", self.options);
+        assert!(!self.dir.join("heal").exists(), "nothing of the heal is left");
+        self.stream.stop().unwrap();
+        let map = held(&self.dir, &self.options);
+        drop(self.temp);
+        map
+    }
+}
+
+fn write_archive(dir: &Path, block: u64) -> u64 {
+    let plan = loadgen::archive::options(&format!("{STORY} --without large --slots-after {block}")).unwrap();
+    loadgen::archive::write(&plan, dir, &mut ()).unwrap()[0].slot
+}
+
+/// Waits until the service waits for an archive, and returns the slot that it needs and the whole reason.
+fn wait_for_need(service: &mut Service, words: &str) -> (u64, String) {
+    let needs = "healing: waiting for a snapshot archive of slot=";
+    let (_, reason) = wait_for("the wait for an archive", || {
+        service.get("/readyz").filter(|(code, body)| *code == 503 && body.contains(needs) && body.contains(words))
+    });
+    let slot = reason.split_once("archive of slot=").unwrap().1.split(' ').next().unwrap();
+    (slot.parse().unwrap(), reason)
+}
+
+/// Returns the value of a key as a lookup answers it.
+fn get(uds: &Path, key: &[u8; 32]) -> Result<Option<Bytes>, tonic::Status> {
+    client_runtime().block_on(async {
+        let channel = uds_channel(uds).await.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
+        let request = GetRequest { key: Bytes::copy_from_slice(key), ..GetRequest::default() };
+        Ok(KvClient::new(channel).get(request).await?.into_inner().value)
+    })
+}
+
+/// A client that reads while the store is healed.
+struct Reader;
+
+impl Reader {
+    /// Reads until an answer is of a later slot than `before`, and returns that slot. All answers of `before` have to be
+    /// equal, and none may be refused.
+    fn start(run: &Run, before: u64) -> JoinHandle<u64> {
+        let pairs = Pairs::new(run.workload.seed);
+        let keys: Vec<[u8; 32]> = (0..200).map(|index| pairs.key(index)).collect();
+        let channel = run.uds.clone();
+        let (read, has_read) = std::sync::mpsc::channel();
+        let reader = thread::spawn(move || {
+            client_runtime().block_on(async {
+                let mut client = KvClient::new(uds_channel(&channel).await.unwrap());
+                let mut first = Vec::new();
+                for at in 0.. {
+                    let key = Bytes::copy_from_slice(&keys[at % keys.len()]);
+                    let found = client.get(GetRequest { key, ..GetRequest::default() }).await.unwrap().into_inner();
+                    match found.slot {
+                        Some(slot) if slot > before => return slot,
+                        slot => assert_eq!(slot, Some(before)),
+                    }
+                    if at < keys.len() {
+                        first.push(found.value);
+                    } else {
+                        assert_eq!(
+                            first[at % keys.len()],
+                            found.value,
+                            "a value of a later slot is called one of before"
+                        );
+                    }
+                    if at == keys.len() {
+                        read.send(()).unwrap();
+                    }
+                }
+                unreachable!("the keys are read again and again")
+            })
+        });
+        has_read.recv().unwrap();
+        reader
+    }
+}
+
+fn base_map(workload: &Workload) -> Map {
+    let pairs = Pairs::new(workload.seed);
+    (0..workload.pairs).map(|n| (pairs.key(n).to_vec(), pairs.value(n, 0).to_vec())).collect()
+}
+
+#[test]
+fn a_gap_is_closed_from_the_archive_that_comes_and_subscribers_stay_exact() {
+    for options in columns() {
+        let run = Run::new(options);
+        let last_seq = Arc::new(AtomicU64::new(UNKNOWN));
+        let pairs = run.workload.pairs;
+        let follower = Follower::new(&run.uds, 1, Start::FromSeq(pairs + 1), (base_map(&run.workload), pairs));
+        let follower = follower.follow(Arc::clone(&last_seq));
+        run.fall_behind();
+        let mut service = run.start(&["--commit-every", "40", "--feed-heartbeat", "50ms"]);
+        let before = wait_for("the store", || service.slot());
+        let (needed, _) = wait_for_need(&mut service, "there is none");
+        assert!(needed > before + 33, "needed={needed} before={before}");
+        assert_eq!(run.archive(0), BASE_SLOT);
+        wait_for_need(&mut service, &format!("the newest one is too old: slot={BASE_SLOT}"));
+        assert_eq!((service.metric("solkv_healing"), service.slot()), (Some(1.0), Some(before)));
+        assert!(get(&run.uds, &Pairs::new(run.workload.seed).key(7)).is_ok(), "lookups go on");
+        let reader = Reader::start(&run, before);
+        let slot = run.archive(needed - BASE_SLOT);
+        let seen_slot = reader.join().unwrap();
+        assert!(seen_slot >= slot, "the first slot after the view from before is the archive's or later: {seen_slot}");
+        let end = run.reach_end(&mut service);
+        assert_eq!(service.metric("solkv_heals_total"), Some(1.0));
+        let (differences, applied) = ("solkv_heal_differences", "solkv_heal_applied");
+        let differences = service.metric(differences).unwrap();
+        assert!(differences > 1000.0 && service.metric(applied) == Some(differences), "{differences}");
+        let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
+        // ORDERING: Relaxed: a number that is set once.
+        last_seq.store(seq, Ordering::Relaxed);
+        let followed = follower.join().unwrap();
+        let map = run.finish(service, &end);
+        assert!(followed.seq == seq && followed.map == map, "each change came once, and the map is the store's");
+    }
+}
+
+#[test]
+fn killed_while_it_heals_it_goes_on_and_answers_nothing_between_two_slots() {
+    for options in columns() {
+        let run = Run::new(options);
+        let last_seq = Arc::new(AtomicU64::new(UNKNOWN));
+        let pairs = run.workload.pairs;
+        let follower = Follower::new(&run.uds, 2, Start::FromSeq(pairs + 1), (base_map(&run.workload), pairs));
+        let follower = follower.follow(Arc::clone(&last_seq));
+        run.fall_behind();
+        let small = ["--commit-every", "5", "--feed-heartbeat", "50ms"];
+        let mut service = run.start(&small);
+        let (needed, _) = wait_for_need(&mut service, "there is none");
+        // Killed while it waits: the spool stays, and its first slot with it.
+        service.kill();
+        let mut service = run.start(&small);
+        assert_eq!(wait_for_need(&mut service, "there is none").0, needed);
+        let slot = run.archive(needed - BASE_SLOT);
+        wait_for("some differences", || service.metric("solkv_heal_applied").filter(|applied| *applied > 50.0));
+        service.kill();
+        assert!(matches!(run.phase(), MapPhase::Healing { to_slot, .. } if to_slot == slot), "{:?}", run.phase());
+        // Without the archive it waits between two slots, and no lookup is answered from there.
+        let away = run.temp.path().join("away");
+        fs::rename(&run.archives, &away).unwrap();
+        let mut service = run.start(&small);
+        wait_for_need(&mut service, "cannot list");
+        let refused = get(&run.uds, &Pairs::new(run.workload.seed).key(7)).unwrap_err();
+        assert!(refused.code() == Code::Unavailable && refused.message().contains("snapshot archive"), "{refused:?}");
+        fs::rename(&away, &run.archives).unwrap();
+        wait_for("more differences", || service.metric("solkv_heal_applied").filter(|applied| *applied > 50.0));
+        service.kill();
+        let mut service = run.start(&small);
+        service.wait_for_slot(slot);
+        let end = run.reach_end(&mut service);
+        assert!(get(&run.uds, &Pairs::new(run.workload.seed).key(7)).is_ok(), "lookups are back");
+        let seq = service.metric("solkv_checkpoint_seq").unwrap() as u64;
+        // ORDERING: Relaxed: a number that is set once.
+        last_seq.store(seq, Ordering::Relaxed);
+        let followed = follower.join().unwrap();
+        let map = run.finish(service, &end);
+        assert!(followed.seq == seq && followed.map == map, "each change came once, and the map is the store's");
+    }
+}
+
+#[test]
+fn an_archive_that_cannot_be_used_changes_nothing_and_a_newer_one_heals() {
+    let run = Run::new(columns().remove(0));
+    run.fall_behind();
+    let mut service = run.start(&[]);
+    let before = wait_for("the store", || service.slot());
+    let (needed, _) = wait_for_need(&mut service, "there is none");
+    let elsewhere = run.temp.path().join("elsewhere");
+    let cut = write_archive(&elsewhere, needed - BASE_SLOT);
+    let file = fs::read_dir(&elsewhere).unwrap().next().unwrap().unwrap();
+    let bytes = fs::read(file.path()).unwrap();
+    fs::write(run.archives.join(file.file_name()), &bytes[..bytes.len() / 2]).unwrap();
+    wait_for("a refusal", || service.metric("solkv_heal_failures_total").filter(|failures| *failures == 1.0));
+    wait_for_need(&mut service, &format!("archive_slot={cut}: "));
+    assert_eq!((service.slot(), service.metric("solkv_heal_differences")), (Some(before), Some(0.0)));
+    assert!(get(&run.uds, &Pairs::new(run.workload.seed).key(7)).is_ok(), "lookups go on");
+    let slot = run.archive(needed - BASE_SLOT + 10);
+    assert!(slot > cut);
+    service.wait_for_slot(slot);
+    let end = run.reach_end(&mut service);
+    run.finish(service, &end);
+}
