@@ -105,6 +105,7 @@
 //! [`ErrorKind::Reopen`]: engine_api::ErrorKind::Reopen
 
 mod bulk;
+mod descriptor;
 mod engine;
 mod error;
 mod frame;
@@ -116,6 +117,7 @@ mod set;
 mod settings;
 mod write;
 
+pub use descriptor::DESCRIPTOR;
 pub use engine::RocksdbEngine;
 pub use set::settings;
 
