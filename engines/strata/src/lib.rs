@@ -87,7 +87,6 @@ pub use descriptor::DESCRIPTOR;
 pub use engine::StrataEngine;
 #[doc(hidden)]
 pub use sizes::Sizes;
-pub use write::repair::Repaired;
 
 /// Settings of a strata store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
