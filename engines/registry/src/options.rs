@@ -189,7 +189,7 @@ impl EngineOptions {
     }
 
     /// Whether the engine has the option with this name.
-    pub(crate) fn takes(&self, option: &str) -> bool {
+    pub fn takes(&self, option: &str) -> bool {
         self.engine.descriptor().options.contains(&option)
     }
 

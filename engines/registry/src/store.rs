@@ -392,12 +392,11 @@ pub fn refuse_unless_compiled(engine: EngineKind) -> Result<()> {
     ))
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "rocksdb"))]
 mod tests {
     use super::*;
     use crate::options::Profile;
 
-    #[cfg(feature = "rocksdb")]
     #[test]
     fn a_profile_that_is_not_named_is_the_one_that_the_store_keeps() {
         let dir = tempfile::tempdir().unwrap();
