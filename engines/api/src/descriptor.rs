@@ -48,18 +48,18 @@ pub struct Repaired {
 /// Functions of an engine that can repair a store. Each takes the directory of the engine's files.
 #[derive(Clone, Copy, Debug)]
 pub struct Repair {
-    /// Makes the store sound again.
+    /// Makes the store sound again, as far as its files allow.
     pub run: fn(&Path) -> Result<Repaired>,
     /// Returns the recorded losses, a line each.
     pub lost: fn(&Path) -> Result<Vec<String>>,
-    /// Records a loss.
+    /// Adds a line to the recorded losses.
     pub remember_lost: fn(&Path, &str) -> Result<()>,
 }
 
 /// Commits with [`Durability::Buffered`](crate::Durability::Buffered) that a power loss spares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffered {
-    /// All of them.
+    /// Every acknowledged commit is spared.
     All,
     /// All but the newest one, which may be missing, whole.
     AllButNewest,
@@ -82,9 +82,9 @@ pub struct Share {
 /// Bytes of a store on disk per pair, at its peak during a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairBytes {
-    /// In random order.
+    /// After a load in random order.
     pub shuffled: u64,
-    /// In key order.
+    /// After a load in key order.
     pub sorted: u64,
 }
 
@@ -92,10 +92,10 @@ pub struct PairBytes {
 /// the caller asks again once the store is open.
 pub type Open = fn(&Path, &Settings, &dyn Fn(&Checkpoint) -> Result<()>) -> Result<Box<dyn Engine>>;
 
-/// Description of an engine.
+/// Facts about an engine, and the functions that open its stores.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor {
-    /// A line for the help.
+    /// A line about the engine for the help.
     pub line: &'static str,
     /// Options of the command line that the engine takes, apart from those that every engine takes.
     pub options: &'static [&'static str],
@@ -111,7 +111,7 @@ pub struct Descriptor {
     /// Bytes of pages that a transaction holds in memory for each key it changes, if the keys are far apart: one leaf in
     /// a B+tree, none in an engine that collects changes in a log.
     pub page_bytes: u64,
-    /// Bytes of a store per pair.
+    /// Bytes that a store takes on disk per pair.
     pub pair_bytes: PairBytes,
     /// Whether a load is in key order, unless an order is set.
     pub loads_sorted: bool,
